@@ -10,7 +10,8 @@ from tests.conv.test_conv_dtypes import ROUNDING
 from tests.conv.test_workspace import SHAPES, operands, problem_of
 from tests.helpers.dispatch_count import DispatchCount, count_step
 from yolo_lightning.conv.algorithms import column_batches
-from yolo_lightning.conv.algorithms.table import Operation, candidates, gradient_candidates
+from yolo_lightning.conv.algorithms.algorithm import Operation
+from yolo_lightning.conv.algorithms.table import candidates, gradient_candidates
 from yolo_lightning.model.graph import build_graph
 
 # Forward and backward of YOLOv8n, 8 gray images of 640 pixels, float32, channels_last, without compiled kernels. Lower

@@ -15,8 +15,9 @@ from tests.conv.test_conv2d import CASES, Case, derivatives, lay_out, random
 from tests.conv.test_conv_dtypes import ROUNDING
 from yolo_lightning.conv import Plan, conv2d
 from yolo_lightning.conv.algorithms import column_batches, depthwise, shared, table
+from yolo_lightning.conv.algorithms.algorithm import Operation
 from yolo_lightning.conv.algorithms.problem import Problem, make_problem
-from yolo_lightning.conv.algorithms.table import Candidate, Operation, candidates
+from yolo_lightning.conv.algorithms.table import Candidate, candidates
 from yolo_lightning.conv.plan import PlanKey
 
 NOTHING: dict[str, Any] = {"bias": None, "stride": 1, "padding": 0, "dilation": 1, "groups": 1}
@@ -56,10 +57,13 @@ FORCED = [
 ]
 
 
+PLAIN = problem_of((2, 8, 9, 9), (8, 8, 3, 3), {}, True)
+
+
 def test_the_cases_cover_every_row_of_the_table() -> None:
     reached = {parameters.values[0].removeprefix("mirrored ").partition(" in ")[0] for parameters in FORCED}
     # Disabled kernels and kernels for accelerators have separate tests.
-    rows = {row.name for row in table._TABLE} - {"native depthwise", "fused"}
+    rows = {one.name for one in table.algorithms(PLAIN, "cpu")} - {"native depthwise", "fused"}
     assert reached == rows | {"zeros", table.SEPARATE}
 
 
@@ -243,7 +247,7 @@ def test_native_depthwise_is_for_cuda_devices_and_even_padding() -> None:
         ("cuda", (2, 2)): "depthwise",
     }
     for cropping in ((-1, -1, 0, 0), (0, 0, -1, -1)):
-        assert not depthwise.native_accepts(replace(even, padding=cropping))
+        assert not depthwise.NATIVE.serves(replace(even, padding=cropping), torch.float32, "cuda")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA or ROCm device")

@@ -121,7 +121,7 @@ GRID = [
 def test_first_and_second_derivatives(
     size: int, kernel: int, stride: int, padding: int, dilation: int, groups: int
 ) -> None:
-    # Two groups of one channel are depthwise, one group is row lowering; the test below covers the others.
+    # Two groups of one channel are depthwise, one group is im2col; the test below covers the others.
     tensors = [random(2, 2, size, size - 1), random(2, 2 // groups, kernel, kernel), random(2)]
     tensors = [tensor.requires_grad_() for tensor in tensors]
 

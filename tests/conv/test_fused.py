@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from tests.conv.emulation import Fenced, Guarded
 from tests.conv.test_conv2d import CASES, Case, random
+from yolo_lightning.conv.algorithms.algorithm import Operation
 from yolo_lightning.conv.algorithms.problem import Problem, make_problem
 from yolo_lightning.conv.kernels import fused_launch, launcher
 from yolo_lightning.conv.kernels.launcher import Launch, Launcher, LaunchRecorder
@@ -290,5 +291,5 @@ def test_tiles_for_lists_the_tiles_of_the_launches(emulated: Guarded) -> None:
     before = len(emulated.launches)
     fused_launch.input_gradient(emulated, nhwc(random(1, 20, 5, 5, dtype=torch.float32)), weight, problem)
     used = {name.split("_")[1] for name, *_ in emulated.launches[before:]}
-    tiles = fused_launch.tiles_for("input_gradient", problem, torch.float32)
+    tiles = fused_launch.tiles_for(Operation.INPUT_GRADIENT, problem, torch.float32)
     assert {f"{tile.rows}x{tile.columns}" for tile in tiles} == used

@@ -14,7 +14,7 @@ from tests.conv.emulation import Guarded
 from tests.conv.test_conv2d import random
 from tests.conv.test_fused import nhwc, problem_of
 from yolo_lightning.conv import DEFAULT_PLAN, Plan
-from yolo_lightning.conv.algorithms import rows_channels_last
+from yolo_lightning.conv.algorithms import im2col
 from yolo_lightning.conv.algorithms.problem import Problem
 from yolo_lightning.conv.kernels import fused
 from yolo_lightning.conv.kernels.build import make_launcher
@@ -115,8 +115,9 @@ def test_each_product_is_verified_once_per_problem_and_dtype(
         return count
 
     names = ("forward", "input_gradient", "weight_gradient")
-    for name in names:
-        monkeypatch.setattr(rows_channels_last, name, counted(name, getattr(rows_channels_last, name)))
+    products = im2col.ALGORITHM.products
+    for operation in products:
+        monkeypatch.setitem(products, operation, counted(operation, products[operation]))
     enable(emulated)
     input, weight, grads = INPUT.to(dtype), WEIGHT.to(dtype), nhwc(EXPECTED.to(dtype))
     for _ in range(2):

@@ -19,9 +19,10 @@ from torch.nn import functional as F
 from tests.conv.test_conv2d import random
 from yolo_lightning.conv import DEFAULT_PLAN, AutotunedPlan, GemmConv2d, Plan, conv2d
 from yolo_lightning.conv import plan as plan_module
-from yolo_lightning.conv.algorithms import rows
+from yolo_lightning.conv.algorithms import im2col
+from yolo_lightning.conv.algorithms.algorithm import Operation
 from yolo_lightning.conv.algorithms.problem import Problem, Tensors
-from yolo_lightning.conv.algorithms.table import SEPARATE, Candidate, Operation, candidates
+from yolo_lightning.conv.algorithms.table import SEPARATE, Candidate, candidates
 
 PROBLEM = Problem((1, 1, 4, 4), (1, 1, 3, 3), (1, 1), (0, 0, 0, 0), (1, 1), 1, False)
 OTHER = Problem((2, 1, 4, 4), (1, 1, 3, 3), (1, 1), (0, 0, 0, 0), (1, 1), 1, False)
@@ -77,8 +78,8 @@ def table(monkeypatch: pytest.MonkeyPatch) -> Table:
     ("weight_size", "stride", "groups", "defaults"),
     [
         ((8, 8, 1, 1), 1, 1, ["pointwise"] * 3),
-        ((8, 8, 3, 3), 1, 1, ["rows", "mirrored rows", "rows"]),
-        ((8, 8, 3, 3), 2, 1, ["rows", "rows", "rows"]),
+        ((8, 8, 3, 3), 1, 1, ["im2col", "mirrored im2col", "im2col"]),
+        ((32, 8, 3, 3), 1, 1, ["im2col", "mirrored im2col", "im2col"]),
         ((8, 4, 3, 3), 2, 2, ["im2col", "im2col", "im2col"]),
         ((8, 1, 3, 3), 1, 8, ["depthwise", "mirrored depthwise", "depthwise"]),
     ],
@@ -86,15 +87,18 @@ def table(monkeypatch: pytest.MonkeyPatch) -> Table:
 def test_defaults_of_contiguous_float32(
     weight_size: tuple[int, int, int, int], stride: int, groups: int, defaults: list[str]
 ) -> None:
-    problem = Problem((2, 8, 9, 9), weight_size, (stride, stride), (0, 0, 0, 0), (1, 1), groups, False)
-    found = [candidates(operation, problem, torch.float32, "cpu")[0].name for operation in list(Operation)[:3]]
-    assert found == defaults
+    for channels_last in (True, False):
+        problem = Problem((2, 8, 9, 9), weight_size, (stride, stride), (0, 0, 0, 0), (1, 1), groups, channels_last)
+        found = [candidates(operation, problem, torch.float32, "cpu")[0].name for operation in list(Operation)[:3]]
+        assert [name.removesuffix(" in NHWC") for name in found] == defaults
 
 
-def test_rows_are_no_candidate_for_half_types() -> None:
-    for dtype in (torch.float16, torch.bfloat16):
-        for operation in Operation:
-            assert not [c.name for c in candidates(operation, PROBLEM, dtype, "cpu") if "rows" in c.name]
+def test_winograd_computes_wide_layers_on_a_cpu_only() -> None:
+    problem = Problem((2, 32, 9, 9), (32, 32, 3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1, True)
+    for operation in (Operation.FORWARD, Operation.WEIGHT_GRADIENT, Operation.GRADIENTS):
+        assert candidates(operation, problem, torch.float32, "cpu")[0].name == "winograd"
+        for dtype, device_type in ((torch.float16, "cpu"), (torch.bfloat16, "cpu"), (torch.float32, "cuda")):
+            assert not [c.name for c in candidates(operation, problem, dtype, device_type) if "winograd" in c.name]
 
 
 def test_names_are_unique() -> None:
@@ -357,14 +361,14 @@ def test_the_buffers_of_a_failed_attempt_are_freed_before_the_next(monkeypatch: 
 
 def test_a_convolution_falls_back_to_another_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> Tensor:
-        raise torch.OutOfMemoryError("no memory for rows")
+        raise torch.OutOfMemoryError("no memory for windows")
 
     tensors = [random(2, 4, 9, 8).requires_grad_(), random(6, 4, 3, 3).requires_grad_()]
-    for function in ("forward", "input_gradient", "weight_gradient"):
-        monkeypatch.setattr(rows, function, fail)
-    with pytest.warns(UserWarning, match="forward.*'rows' failed"):
+    for operation in im2col.ALGORITHM.products:
+        monkeypatch.setitem(im2col.ALGORITHM.products, operation, fail)
+    with pytest.warns(UserWarning, match="forward.*'im2col in NHWC' failed"):
         output = conv2d(*tensors, stride=2, plan=Plan())
-    with pytest.warns(UserWarning, match="_gradient.*'rows' failed"):
+    with pytest.warns(UserWarning, match="_gradient.*'im2col in NHWC' failed"):
         gradients = torch.autograd.grad(output.square().sum(), tensors)
     reference = F.conv2d(*tensors, stride=2)
     torch.testing.assert_close(

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from tests.helpers.peak_memory import PeakMemory
+from yolo_lightning.conv.algorithms.algorithm import Operation
 from yolo_lightning.conv.algorithms.problem import Problem, make_problem
-from yolo_lightning.conv.algorithms.table import Candidate, Operation, candidates
+from yolo_lightning.conv.algorithms.table import Candidate, candidates
 
 # Input, weight, stride; padding is half of the kernel. The first three are layers of YOLOv8n.
 SHAPES = [
@@ -66,12 +67,12 @@ def test_no_candidate_takes_more_than_it_declares(
                 assert candidate.workspace <= 4 * taken + prod(problem.weight_size) * 64 + (1 << 20), about
 
 
-def test_rows_are_followed_by_smaller_candidates_only() -> None:
-    """Neither im2col nor Winograd may follow the default of an accelerator, which they exceed several times."""
+def test_the_default_is_followed_by_smaller_candidates_only() -> None:
+    """im2col may not follow the default of an accelerator after an out-of-memory error: it needs several times more."""
     problem = problem_of((8, 64, 80, 80), (64, 64, 3, 3), 1, channels_last=True)
     for operation in Operation:
         default, *others = candidates(operation, problem, torch.float32, "cuda")
         assert default.name.removeprefix("mirrored ") == "column_batches"
         smaller = {one.name.removeprefix("mirrored ") for one in others if one.workspace < default.workspace}
         assert "column_batches by sample" in smaller
-        assert not [name for name in smaller if name.split()[0] in ("winograd", "channels_last", "im2col")]
+        assert not [name for name in smaller if name.startswith("im2col")]

@@ -16,9 +16,10 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
+from yolo_lightning.conv.algorithms.algorithm import Operation
 from yolo_lightning.conv.algorithms.problem import Problem, Tensors
 from yolo_lightning.conv.algorithms.shared import have_data, is_capturing
-from yolo_lightning.conv.algorithms.table import Candidate, Operation, candidates, gradient_candidates
+from yolo_lightning.conv.algorithms.table import Candidate, candidates, gradient_candidates
 from yolo_lightning.conv.measurement_cache import MeasurementCache, describe_environment
 
 # Largest number of decisions in memory. A plan that exceeds it clears them all and decides again, which bounds the

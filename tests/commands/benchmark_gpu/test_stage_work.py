@@ -31,6 +31,7 @@ from yolo_lightning.commands.benchmark_gpu.stage_runner import RunSettings, chec
 from yolo_lightning.commands.benchmark_gpu.variant_speed import excluded
 from yolo_lightning.conv import disable_gpu_kernels
 from yolo_lightning.conv.algorithms import im2col
+from yolo_lightning.conv.algorithms.algorithm import Operation
 from yolo_lightning.conv.kernels import fused, fused_norm
 from yolo_lightning.conv.kernels.verified import assume_available
 
@@ -44,7 +45,7 @@ def context(tmp_path: Path) -> StageContext:
 
 
 def test_a_wrong_algorithm_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = im2col.forward
+    products, right = im2col.ALGORITHM.products, im2col.forward
     layer = next(layer for layer in distinct_layers(64) if layer.label.startswith("32 to 32, 3x3, stride 1"))
     reference = reference_products(layer, CPU)
 
@@ -54,9 +55,9 @@ def test_a_wrong_algorithm_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         return found
 
     assert all(one.largest_error < 1e-5 for one in errors().values())
-    monkeypatch.setattr(im2col, "forward", lambda *arguments: right(*arguments).roll(1, -1))
+    monkeypatch.setitem(products, Operation.FORWARD, lambda *arguments: right(*arguments).roll(1, -1))
     wrong = {name for (name, _), one in errors().items() if one.largest_error > 0.1}
-    assert wrong == {"im2col", "mirrored im2col"}
+    assert wrong == {"im2col in NHWC", "mirrored im2col in NHWC"}
 
 
 @pytest.fixture

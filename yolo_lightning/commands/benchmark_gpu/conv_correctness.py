@@ -13,8 +13,9 @@ from yolo_lightning.commands.benchmark.passes import Layer, convolution_names, f
 from yolo_lightning.commands.benchmark_gpu.devices import open_device, supports_float64
 from yolo_lightning.commands.benchmark_gpu.stage_process import StageContext
 from yolo_lightning.conv import enable_gpu_kernels
+from yolo_lightning.conv.algorithms.algorithm import Operation
 from yolo_lightning.conv.algorithms.problem import Tensors, make_problem
-from yolo_lightning.conv.algorithms.table import Candidate, Operation, candidates
+from yolo_lightning.conv.algorithms.table import Candidate, candidates
 from yolo_lightning.conv.kernels import fused_norm
 from yolo_lightning.conv.kernels.verified import is_accelerator
 from yolo_lightning.utils.files import cache_folder

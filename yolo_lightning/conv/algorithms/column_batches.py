@@ -9,32 +9,47 @@ lowering, one product and a workspace of 3 times the input (im2col: 9 times). Ev
 half types: a matrix product accumulates in float32.
 
 The weight gradient has one partial sum per output column, which occupies an accelerator where a single product would
-have a small result and a long inner dimension. Stride `s` divides the input gradient into `s * s` images (see
-`rows_channels_last`), each of which is a product on the lowered output gradient.
+have a small result and a long inner dimension. Stride `s` divides the input into `s * s` images, one per remainder
+of row and column modulo `s`. Each of these images is read by some of the taps only, and its gradient is a product on
+the lowered output gradient, without a scatter operation.
 
-The algorithm suits accelerators, where launches limit the speed; `rows_channels_last` is faster on a CPU, because its
-tiles stay in the cache.
+The algorithm suits accelerators, where launches limit the speed; `im2col` and `winograd` are faster on a CPU, because
+their tiles stay in the cache.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 
 import torch
 from torch import Tensor
 
 from yolo_lightning.conv.algorithms import shared
+from yolo_lightning.conv.algorithms.algorithm import Algorithm, Operation, Product
 from yolo_lightning.conv.algorithms.problem import Problem
-from yolo_lightning.conv.algorithms.rows_channels_last import Remainder, remainders_of
 from yolo_lightning.conv.algorithms.shared import channels_last_strides, overlap
 
 PARTIAL_ELEMENTS = 1 << 23
 """Limit for the partial sums of a weight gradient, in elements (32 MiB in float32), unless one alone is larger."""
 
 
-def accepts(problem: Problem) -> bool:
-    """Return whether horizontal taps are adjacent and there is one group."""
-    return problem.groups == 1 and not problem.is_pointwise and (problem.dilation[1] == 1 or problem.kernel[1] == 1)
+@dataclass(frozen=True)
+class _Tap:
+    """A kernel tap along one axis: its index, and the offset of its pixels from those of the result."""
+
+    index: int
+    shift: int
+
+
+@dataclass(frozen=True)
+class _Remainder:
+    """Input positions with one remainder modulo the stride, along one axis."""
+
+    taps: tuple[_Tap, ...]  # taps that read these positions: position `q`, counted in strides, for output `q - shift`
+    first: int  # first position inside the input, counted in strides
+    pixels: slice  # the positions as input pixels
+    count: int  # number of positions
 
 
 def forward(input: Tensor, weight: Tensor, problem: Problem, *, by_sample: bool = False) -> Tensor:
@@ -68,29 +83,6 @@ def gradients(
         return _gradients(input, grad_output, weight, problem, by_sample)
     grad_input = input_gradient(grad_output, weight, problem, by_sample=by_sample)
     return grad_input, weight_gradient(input, grad_output, problem, by_sample=by_sample)
-
-
-def workspace(operation: str, problem: Problem, *, by_sample: bool = False) -> int:
-    """Return the elements of all temporary tensors of an operation."""
-    size = prod(problem.weight_size)
-    partial = max(size, min(PARTIAL_ELEMENTS, size * problem.output_size[3]))
-    sums = partial + size
-    by_input = _lowered_input(problem).elements(_samples_per_tile(_lowered_input(problem), problem, by_sample))
-    by_grads = _grads_buffer(problem, by_sample)
-    # The mirrored weight, the matrix of one remainder, and a result that cannot be written in place.
-    by_grads += 2 * size + prod(problem.input_size) * any(
-        size % step for size, step in zip(problem.input_size[2:], problem.stride, strict=True)
-    )
-    if operation == "forward":
-        return by_input + size
-    if operation == "weight_gradient":
-        return by_input + sums
-    if operation == "input_gradient":
-        return by_grads
-    if problem.stride == (1, 1):
-        width = problem.input_size[3]
-        return by_grads + max(size, min(PARTIAL_ELEMENTS, size * width)) + 2 * size
-    return max(by_grads, by_input + sums)
 
 
 def _input_windows(
@@ -140,8 +132,8 @@ def _gradients(
     if input is not None:
         total = _ColumnSums(input, (*problem.kernel[::-1], *problem.weight_size[:2]), (2, 3, 1, 0))
     buffer = grad_output.new_empty(_grads_buffer(problem, by_sample))
-    all_columns = remainders_of(1, problem)
-    for rows in remainders_of(0, problem):
+    all_columns = _remainders_of(1, problem)
+    for rows in _remainders_of(0, problem):
         columns = [one for one in all_columns if one.taps and rows.taps]
         if len(columns) < len(all_columns):
             grad_input[:, :, rows.pixels].zero_()
@@ -160,11 +152,11 @@ def _gradients(
     return grad_input, mirrored[:0] if total is None else total.result(problem).flip(2, 3)
 
 
-def _positions(images: Tensor, rows: Remainder, columns: Remainder, problem: Problem) -> Tensor:
+def _positions(images: Tensor, rows: _Remainder, columns: _Remainder, problem: Problem) -> Tensor:
     return images if problem.stride == (1, 1) else images[:, :, rows.pixels, columns.pixels]
 
 
-def _mirrored_matrix(mirrored: Tensor, rows: Remainder, columns: Remainder, problem: Problem) -> Tensor:
+def _mirrored_matrix(mirrored: Tensor, rows: _Remainder, columns: _Remainder, problem: Problem) -> Tensor:
     """Return the taps of the remainders from the rotated weight, `(taps * O, C)`."""
     for axis, taps in enumerate((rows.taps, columns.taps)):
         size = problem.kernel[axis]
@@ -393,11 +385,11 @@ def _lowered_input(problem: Problem) -> _Lowering:
     )
 
 
-def _lowered_grads(rows: Remainder, problem: Problem) -> _Lowering:
+def _lowered_grads(rows: _Remainder, problem: Problem) -> _Lowering:
     """Return the lowering of the output gradient for the input rows of a remainder, which must have taps."""
     _, outputs, height, width = problem.output_size
     gap = 0
-    for columns in remainders_of(1, problem):
+    for columns in _remainders_of(1, problem):
         if columns.taps:
             first = columns.first - columns.taps[-1].shift
             last = columns.first + columns.count - 1 - columns.taps[0].shift
@@ -417,10 +409,68 @@ def _lowered_grads(rows: Remainder, problem: Problem) -> _Lowering:
 
 def _grads_buffer(problem: Problem, by_sample: bool) -> int:
     """Return the elements of the lowered output gradient; the input rows of all remainders share one buffer."""
-    lowerings = [_lowered_grads(rows, problem) for rows in remainders_of(0, problem) if rows.taps]
+    lowerings = [_lowered_grads(rows, problem) for rows in _remainders_of(0, problem) if rows.taps]
     return max((one.elements(_samples_per_tile(one, problem, by_sample)) for one in lowerings), default=0)
 
 
 def _samples_per_tile(lowering: _Lowering, problem: Problem, by_sample: bool) -> int:
     fitting = shared.ACCELERATOR_TILE_ELEMENTS // max(1, lowering.rows * lowering.pitch)
     return 1 if by_sample else max(1, min(problem.input_size[0], fitting))
+
+
+def _remainders_of(axis: int, problem: Problem) -> list[_Remainder]:
+    """Return the remainders that occur inside the input along an axis."""
+    stride, before, size = problem.stride[axis], problem.padding[2 * axis], problem.input_size[2 + axis]
+    found = []
+    for remainder in range(stride):
+        start = (remainder - before) % stride
+        reached = [(index, index * problem.dilation[axis] - remainder) for index in range(problem.kernel[axis])]
+        taps = tuple(_Tap(index, reach // stride) for index, reach in reached if reach % stride == 0)
+        count = len(range(start, size, stride))
+        if count:
+            found.append(_Remainder(taps, (start + before - remainder) // stride, slice(start, None, stride), count))
+    return found
+
+
+def _serves(problem: Problem, dtype: torch.dtype, device_type: str) -> bool:
+    """Return whether horizontal taps are adjacent and there is one group."""
+    has_adjacent_taps = problem.dilation[1] == 1 or problem.kernel[1] == 1
+    return problem.channels_last and problem.groups == 1 and not problem.is_pointwise and has_adjacent_taps
+
+
+def _workspace(
+    operation: Operation, problem: Problem, dtype: torch.dtype, device_type: str, *, by_sample: bool = False
+) -> int:
+    size = prod(problem.weight_size)
+    sums = max(size, min(PARTIAL_ELEMENTS, size * problem.output_size[3])) + size
+    by_input = _lowered_input(problem).elements(_samples_per_tile(_lowered_input(problem), problem, by_sample))
+    by_grads = _grads_buffer(problem, by_sample)
+    # The mirrored weight, the matrix of one remainder, and a result that cannot be written in place.
+    by_grads += 2 * size + prod(problem.input_size) * any(
+        size % step for size, step in zip(problem.input_size[2:], problem.stride, strict=True)
+    )
+    by_both = max(by_grads, by_input + sums)
+    if problem.stride == (1, 1):
+        by_both = by_grads + max(size, min(PARTIAL_ELEMENTS, size * problem.input_size[3])) + 2 * size
+    elements = {
+        Operation.FORWARD: by_input + size,
+        Operation.WEIGHT_GRADIENT: by_input + sums,
+        Operation.INPUT_GRADIENT: by_grads,
+        Operation.GRADIENTS: by_both,
+    }
+    return elements[operation] * dtype.itemsize + 2 * size * shared.accumulation_dtype(dtype).itemsize
+
+
+_PRODUCTS: dict[Operation, Product] = {
+    Operation.FORWARD: forward,
+    Operation.INPUT_GRADIENT: input_gradient,
+    Operation.WEIGHT_GRADIENT: weight_gradient,
+    Operation.GRADIENTS: gradients,
+}
+ALGORITHM = Algorithm("column_batches", _PRODUCTS, _serves, _workspace)
+BY_SAMPLE = Algorithm(
+    "column_batches by sample",
+    {operation: partial(product, by_sample=True) for operation, product in _PRODUCTS.items()},
+    lambda problem, dtype, device_type: problem.input_size[0] > 1 and _serves(problem, dtype, device_type),
+    partial(_workspace, by_sample=True),
+)

@@ -1,10 +1,13 @@
 """Depthwise convolution: one multiply-add over the whole image per kernel tap, or ATen's kernel for CUDA and ROCm."""
 
+from math import prod
+
 import torch
 from torch import Tensor
 
+from yolo_lightning.conv.algorithms.algorithm import Algorithm, Operation
 from yolo_lightning.conv.algorithms.problem import Problem
-from yolo_lightning.conv.algorithms.shared import accumulation_dtype, crop, pad, tap
+from yolo_lightning.conv.algorithms.shared import accumulation_dtype, crop, pad, padded_elements, tap
 
 
 def forward(input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
@@ -44,7 +47,7 @@ def weight_gradient(input: Tensor, grad_output: Tensor, problem: Problem) -> Ten
     return torch.stack(products, -1).to(input.dtype).view(problem.weight_size)
 
 
-def native_forward(input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
+def _native_forward(input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
     """Return the output, contiguous, by ATen's kernel for CUDA and ROCm devices, which needs no vendor library.
 
     Half types accumulate in float32. Raises `RuntimeError` if the tensors are too large for 32-bit indices, or this
@@ -58,10 +61,11 @@ def native_forward(input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
     return output
 
 
-def native_accepts(problem: Problem) -> bool:
-    """Return whether the padding is >= 0 and equal on opposite sides, as ATen's operator requires."""
+def _native_serves(problem: Problem, dtype: torch.dtype, device_type: str) -> bool:
+    """Return whether the padding is >= 0 and equal on opposite sides, as ATen's operator requires, on a GPU."""
     top, bottom, left, right = problem.padding
-    return top == bottom >= 0 and left == right >= 0
+    is_symmetric = top == bottom >= 0 and left == right >= 0
+    return device_type == "cuda" and not problem.channels_last and problem.is_depthwise and is_symmetric
 
 
 def _taps(weight: Tensor, problem: Problem) -> Tensor:
@@ -74,3 +78,23 @@ def _taps(weight: Tensor, problem: Problem) -> Tensor:
 def _grouped_output(problem: Problem) -> tuple[int, int, int, int, int]:
     samples, outputs, height, width = problem.output_size
     return samples, problem.groups, outputs // problem.groups, height, width
+
+
+def _workspace(operation: Operation, problem: Problem, dtype: torch.dtype, device_type: str) -> int:
+    images = 2 * padded_elements(problem) + 3 * prod(problem.output_size) + prod(problem.input_size)
+    return (images + 2 * prod(problem.weight_size)) * accumulation_dtype(dtype).itemsize
+
+
+ALGORITHM = Algorithm(
+    "depthwise",
+    {
+        Operation.FORWARD: forward,
+        Operation.INPUT_GRADIENT: input_gradient,
+        Operation.WEIGHT_GRADIENT: weight_gradient,
+    },
+    lambda problem, dtype, device_type: problem.is_depthwise,
+    _workspace,
+)
+NATIVE = Algorithm(
+    "native depthwise", {Operation.FORWARD: _native_forward}, _native_serves, lambda *about: 0, may_refuse=True
+)

@@ -102,6 +102,11 @@ def tap(axis: int, index: int, problem: Problem) -> slice:
     return slice(start, start + (problem.output_size[2 + axis] - 1) * problem.stride[axis] + 1, problem.stride[axis])
 
 
+def padded_elements(problem: Problem) -> int:
+    """Return the number of elements of the padded input."""
+    return prod(problem.input_size[:2]) * prod(problem.padded_size)
+
+
 def items_per_tile(elements_per_item: int, items: int, device: torch.device) -> int:
     """Return the number of items (samples or image rows) to lower at once."""
     cpu_tile = CPU_TILE_ELEMENTS * torch.get_num_threads()
@@ -151,10 +156,6 @@ class Tile:
 
     samples: slice
     rows: slice
-
-    def pixels(self, width: int) -> slice:
-        """Return the rows as a slice of the pixels of an image of this width."""
-        return slice(self.rows.start * width, self.rows.stop * width)
 
 
 def tiles(samples: int, rows: int, rows_per_tile: int) -> Iterator[Tile]:

@@ -13,18 +13,15 @@ steps. The views that a transform reads and writes are created once per tile sha
 
 from collections.abc import Iterator
 from functools import lru_cache, partial
+from math import prod
 
 import torch
 from torch import Tensor, nn
 
+from yolo_lightning.conv.algorithms.algorithm import Algorithm, Operation
 from yolo_lightning.conv.algorithms.problem import Problem
 from yolo_lightning.conv.algorithms.shared import Tile, correlation, items_per_tile, scratch_of, tiles
 from yolo_lightning.conv.algorithms.winograd_transforms import KERNEL_TRANSFORM, OUTPUTS, PATCH_VALUES, Workspace
-
-
-def accepts(problem: Problem) -> bool:
-    """Return whether the problem has a 3x3 kernel, stride 1, dilation 1 and one group."""
-    return problem.kernel == (3, 3) and problem.stride == problem.dilation == (1, 1) and problem.groups == 1
 
 
 def forward(input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
@@ -124,3 +121,31 @@ def _tiles_with_workspace(images: Tensor, problem: Problem) -> Iterator[tuple[Ti
             used[shape] = scratch.prepared(key, make)
             used[shape].clear_borders()
         yield tile, used[shape]
+
+
+def _serves(problem: Problem, dtype: torch.dtype, device_type: str) -> bool:
+    # On a CPU the transforms run in the cache and cost less than the saved products; an accelerator is memory-bound.
+    is_plain = problem.kernel == (3, 3) and problem.stride == problem.dilation == (1, 1) and problem.groups == 1
+    return device_type == "cpu" and problem.channels_last and is_plain and dtype in (torch.float32, torch.float64)
+
+
+def _workspace(operation: Operation, problem: Problem, dtype: torch.dtype, device_type: str) -> int:
+    samples, outputs, height, width = problem.output_size
+    channels = problem.input_size[1]
+    if operation is Operation.GRADIENTS:
+        channels, outputs = outputs, channels
+        height, width = problem.input_size[2:]
+    patch_rows, columns = -(-height // OUTPUTS), -(-width // OUTPUTS)
+    numbers = PATCH_VALUES * columns * max(channels, outputs)
+    step = items_per_tile(numbers, samples * patch_rows, torch.device(device_type))
+    # Patches, their first half, the band of the image and a spare buffer; products and their first half, both ways.
+    patches = step * (columns + 1) * (100 * channels + 150 * outputs)
+    return (patches + 16 * prod(problem.weight_size)) * dtype.itemsize
+
+
+ALGORITHM = Algorithm(
+    "winograd",
+    {Operation.FORWARD: forward, Operation.WEIGHT_GRADIENT: weight_gradient, Operation.GRADIENTS: gradients},
+    _serves,
+    _workspace,
+)

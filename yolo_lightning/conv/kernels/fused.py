@@ -10,14 +10,15 @@ problem first uses them (see build.py).
 
 from collections.abc import Sequence
 from functools import lru_cache
+from math import prod
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from yolo_lightning.conv.algorithms import rows_channels_last
+from yolo_lightning.conv.algorithms import im2col
+from yolo_lightning.conv.algorithms.algorithm import Algorithm, Operation
 from yolo_lightning.conv.algorithms.problem import Problem
 from yolo_lightning.conv.algorithms.shared import have_data
 from yolo_lightning.conv.kernels import fused_launch
@@ -28,7 +29,8 @@ from yolo_lightning.conv.kernels.representative import compared
 from yolo_lightning.conv.kernels.verified import OptionalKernels, is_accelerator
 
 KERNELS = OptionalKernels("fused convolution kernels")
-_REFERENCE: ModuleType = rows_channels_last
+_PARTIAL_ELEMENTS = 1 << 24
+"""Largest partial sums of the kernels for a weight gradient, in elements."""
 
 
 def enable(build_folder: Path) -> None:
@@ -58,18 +60,18 @@ def accepts(problem: Problem, dtype: torch.dtype, device_type: str) -> bool:
 
 
 def forward(input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
-    return _compute("forward", input, weight, problem, ())
+    return _compute(Operation.FORWARD, input, weight, problem, ())
 
 
 def input_gradient(grad_output: Tensor, weight: Tensor, problem: Problem) -> Tensor:
-    return _compute("input_gradient", grad_output, weight, problem, problem.input_size)
+    return _compute(Operation.INPUT_GRADIENT, grad_output, weight, problem, problem.input_size)
 
 
 def weight_gradient(input: Tensor, grad_output: Tensor, problem: Problem) -> Tensor:
-    return _compute("weight_gradient", input, grad_output, problem, problem.weight_size)
+    return _compute(Operation.WEIGHT_GRADIENT, input, grad_output, problem, problem.weight_size)
 
 
-def _compute(operation: str, first: Tensor, second: Tensor, problem: Problem, size: tuple[int, ...]) -> Tensor:
+def _compute(operation: Operation, first: Tensor, second: Tensor, problem: Problem, size: tuple[int, ...]) -> Tensor:
     """Compute a product with the kernels if possible, else with the reference."""
     arguments = (first, second, *([size] if size else []), problem.stride, problem.padding, problem.dilation)
     results = None
@@ -79,19 +81,13 @@ def _compute(operation: str, first: Tensor, second: Tensor, problem: Problem, si
             (operation, problem, dtype),
             device,
             lambda: (_OPERATORS[operation](*arguments),),
-            lambda: compared(operation, problem, dtype, device, KERNELS.required(device), _REFERENCE),
+            lambda: compared(operation, problem, dtype, device, KERNELS.required(device)),
         )
     if results is not None:
         return results[0]
-    return _reference(operation, first, second, problem)
-
-
-def _reference(operation: str, first: Tensor, second: Tensor, problem: Problem) -> Tensor:
-    """Compute with the reference, which accumulates in the dtype of its operands and therefore needs float32."""
-    half = first.dtype in (torch.float16, torch.bfloat16)
-    operands = (first.float(), second.float()) if half else (first, second)
-    result: Tensor = getattr(_REFERENCE, operation)(*operands, problem)
-    return result.to(first.dtype)
+    result = im2col.ALGORITHM.products[operation](first, second, problem)
+    assert isinstance(result, Tensor)
+    return result
 
 
 @lru_cache(maxsize=1024)
@@ -173,4 +169,29 @@ def _weight_gradient(
     return fused_launch.weight_gradient(launch, input, grad_output, problem)
 
 
-_OPERATORS = {"forward": _forward, "input_gradient": _input_gradient, "weight_gradient": _weight_gradient}
+_OPERATORS = {
+    Operation.FORWARD: _forward,
+    Operation.INPUT_GRADIENT: _input_gradient,
+    Operation.WEIGHT_GRADIENT: _weight_gradient,
+}
+
+
+def _serves(problem: Problem, dtype: torch.dtype, device_type: str) -> bool:
+    return accepts(problem, dtype, device_type) and available(torch.device(device_type))
+
+
+def _workspace(operation: Operation, problem: Problem, dtype: torch.dtype, device_type: str) -> int:
+    partial = _PARTIAL_ELEMENTS if operation is Operation.WEIGHT_GRADIENT else 0
+    return (4 * prod(problem.weight_size) + partial) * dtype.itemsize
+
+
+# The kernels split the sum over pixels of a weight gradient; a BLAS product with a small result uses few compute units.
+# The other products of a 1x1 convolution are large BLAS products. The table therefore has two entries.
+WEIGHT_GRADIENT = Algorithm("fused", {Operation.WEIGHT_GRADIENT: weight_gradient}, _serves, _workspace, may_refuse=True)
+PRODUCTS = Algorithm(
+    "fused",
+    {Operation.FORWARD: forward, Operation.INPUT_GRADIENT: input_gradient},
+    _serves,
+    _workspace,
+    may_refuse=True,
+)

@@ -4,12 +4,13 @@ The device depends on the `Launcher` only; the tests use an emulation on the CPU
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from yolo_lightning.conv.algorithms.algorithm import Operation
 from yolo_lightning.conv.algorithms.problem import Problem
 from yolo_lightning.conv.kernels.launcher import (
     ELEMENTS,
@@ -132,19 +133,24 @@ def weight_gradient(
     return result
 
 
-def tiles_for(operation: str, problem: Problem, dtype: torch.dtype) -> list[KernelTile]:
+PRODUCTS: dict[Operation, Callable[..., Tensor]] = {
+    Operation.FORWARD: forward,
+    Operation.INPUT_GRADIENT: input_gradient,
+    Operation.WEIGHT_GRADIENT: weight_gradient,
+}
+
+
+def tiles_for(operation: Operation, problem: Problem, dtype: torch.dtype) -> list[KernelTile]:
     """Return the tiles that the function `operation` of this module selects for a problem, without computing it."""
     record = LaunchRecorder()
     sizes = {
-        "input_gradient": (problem.output_size, problem.weight_size),
-        "forward": (problem.input_size, problem.weight_size),
+        Operation.INPUT_GRADIENT: (problem.output_size, problem.weight_size),
+        Operation.FORWARD: (problem.input_size, problem.weight_size),
     }
     first, second = sizes.get(operation, (problem.input_size, problem.output_size))
     images = torch.empty(first, dtype=dtype, device="meta", memory_format=torch.channels_last)
     other = torch.empty(second, dtype=dtype, device="meta", memory_format=torch.channels_last)
-    {"forward": forward, "input_gradient": input_gradient, "weight_gradient": weight_gradient}[operation](
-        record, images, other, problem
-    )
+    PRODUCTS[operation](record, images, other, problem)
     return [tile for tile in TILES if any(f"_{tile.rows}x{tile.columns}_" in name for name, *_ in record.launches)]
 
 

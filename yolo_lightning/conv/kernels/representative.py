@@ -1,12 +1,13 @@
 """Small convolutions that use the kernels of a large one, for the verification of kernels."""
 
 from dataclasses import replace
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from yolo_lightning.conv.algorithms import im2col
+from yolo_lightning.conv.algorithms.algorithm import Operation
 from yolo_lightning.conv.algorithms.problem import Problem, Tensors
 from yolo_lightning.conv.kernels import fused_launch
 from yolo_lightning.conv.kernels.verified import Pairs, generated
@@ -31,29 +32,29 @@ def small_problem(problem: Problem) -> Problem:
 
 
 def compared(
-    operation: str,
+    operation: Operation,
     problem: Problem,
     dtype: torch.dtype,
     device: torch.device,
     kernels: Any,
-    reference: ModuleType,
 ) -> Pairs:
-    """Yield results of the kernels for a small problem, each with the result of the reference in float32.
+    """Yield results of the kernels for a small problem, each with the result of `im2col` in float32.
 
-    `reference` has a function `operation`. Every tile that `fused_launch` selects for the problem is computed.
+    Every tile that `fused_launch` selects for the problem is computed.
     """
     small = small_problem(problem)
     input = _images(small.input_size, dtype, device, 1)
     grads = _images(small.output_size, dtype, device, 2)
     weight = generated(*small.weight_size, dtype=dtype, device=device, seed=3)
-    operands: dict[str, Tensors] = {
-        "forward": (input, weight),
-        "input_gradient": (grads, weight),
-        "weight_gradient": (input, grads),
+    operands: dict[Operation, Tensors] = {
+        Operation.FORWARD: (input, weight),
+        Operation.INPUT_GRADIENT: (grads, weight),
+        Operation.WEIGHT_GRADIENT: (input, grads),
     }
-    exact: Tensor = getattr(reference, operation)(*(tensor.float() for tensor in operands[operation]), small)
+    exact = im2col.ALGORITHM.products[operation](*(tensor.float() for tensor in operands[operation]), small)
+    assert isinstance(exact, Tensor)
     for tile in fused_launch.tiles_for(operation, problem, dtype):
-        found: Tensor = getattr(fused_launch, operation)(kernels, *operands[operation], small, tiles=(tile,))
+        found = fused_launch.PRODUCTS[operation](kernels, *operands[operation], small, tiles=(tile,))
         yield found.float(), exact
 
 
