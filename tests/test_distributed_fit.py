@@ -10,9 +10,12 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from lightning.pytorch.cli import LightningCLI
+from torch.distributed import DistStoreError
 
 from tests.conftest import REPOSITORY, TINY
 
@@ -265,3 +268,31 @@ def test_answers_of_two_processes_are_those_of_one(
             answers[processes, subcommand] = json.loads((tmp_path / f"of-{processes}" / name).read_text())
     assert answers[1, "test"] == answers[2, "test"] == answers[4, "test"]
     assert answers[1, "predict"] == answers[4, "predict"]
+
+
+def test_distributed_sampler_of_lightning_is_refused(
+    run: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run("fit", "--trainer.use_distributed_sampler", "true")
+    assert ended.value.code == 2
+    assert "trainer.use_distributed_sampler must be false, got true" in capsys.readouterr().err
+
+
+def test_batch_norm_over_processes_is_refused_on_a_cpu(
+    run: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run("fit", "--trainer.sync_batchnorm", "true", "--trainer.devices", "2", "--trainer.strategy", "ddp")
+    assert ended.value.code == 2
+    assert "trainer.sync_batchnorm must be false on a CPU, got true" in capsys.readouterr().err
+
+
+def test_missing_process_is_reported_in_a_line(run: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    def time_out(cli: LightningCLI, subcommand: str) -> None:
+        assert cli.trainer.strategy._timeout == timedelta(seconds=90)
+        raise DistStoreError("Timed out after 91 seconds waiting for clients. 1/2 clients joined.")
+
+    monkeypatch.setattr(LightningCLI, "_run_subcommand", time_out)
+    with pytest.raises(SystemExit, match=r"error: a process is missing.*1/2 clients joined.*configs/engine/ddp.yaml"):
+        run("fit", "--trainer.strategy", "DDPStrategy", "--trainer.strategy.timeout", "0:01:30")
