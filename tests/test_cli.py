@@ -343,7 +343,7 @@ allow_pickle: true
         self, resolved: Callable[..., dict], tmp_path: Path
     ) -> None:
         (tmp_path / "base.yaml").write_text("data: {batch_size: 2, image_size: 96}\n")
-        data = resolved("fit", CONFIG=str(tmp_path / "base.yaml"), DATA__MAX_BAD_FRAMES="9")["data"]
+        data = resolved("fit", CONFIG=str(tmp_path / "base.yaml"), DATA__LIMITS__MAX_BAD_FRAMES="9")["data"]
         assert (data["batch_size"], data["image_size"], data["limits"]["max_bad_frames"]) == (4, 96, 9)
 
     def test_bad_value_of_a_variable_is_named(
