@@ -29,7 +29,7 @@ def fuse_group(boxes: Floats, weighted: Floats, iou_threshold: float, sources: i
     for box, score in zip(boxes, weighted, strict=True):
         place = used
         if used:
-            overlaps = iou(means[:used], box)
+            overlaps = _iou(means[:used], box)
             best = int(overlaps.argmax())
             place = best if overlaps[best] > iou_threshold else used
         if place == used:
@@ -43,7 +43,7 @@ def fuse_group(boxes: Floats, weighted: Floats, iou_threshold: float, sources: i
     return means[:used], np.minimum(totals / counts * np.minimum(counts, sources), 1.0)
 
 
-def iou(boxes: Floats, box: Floats) -> npt.NDArray[np.float64]:
+def _iou(boxes: Floats, box: Floats) -> npt.NDArray[np.float64]:
     """Return the IoU of each of `(N, 4)` xyxy boxes with one box; 0 if both have no area."""
     sides = np.minimum(boxes[:, 2:], box[2:]) - np.maximum(boxes[:, :2], box[:2])
     shared = np.maximum(sides, 0).prod(axis=1)

@@ -50,7 +50,7 @@ class ClipReader:
         ]
         while len(self._decoded) > self.offsets[-1] - self.offsets[0] + 1:
             del self._decoded[next(iter(self._decoded))]
-        return merged(frames)
+        return _merged(frames)
 
     def _clip(self, path: Path) -> list[tuple[int, str]]:
         pattern, number = numbered(path.name)
@@ -87,7 +87,7 @@ def with_neighbours(frames: Iterable[InputImage], offsets: tuple[int, ...]) -> I
     place = 0
 
     def next_image() -> InputImage:
-        channels = merged([grays[other] for other in clamped(place, place + len(waiting), offsets)])
+        channels = _merged([grays[other] for other in clamped(place, place + len(waiting), offsets)])
         grays.pop(place + offsets[0], None)
         return replace(waiting.popleft(), channels=channels)
 
@@ -104,10 +104,10 @@ def with_neighbours(frames: Iterable[InputImage], offsets: tuple[int, ...]) -> I
 
 def channels_of(image: InputImage, offsets: tuple[int, ...]) -> Image:
     """Return the channels `(H, W, C)` of an image; the frame itself is all of them if its neighbours are unknown."""
-    return merged([gray(image.pixels)] * len(offsets)) if image.channels is None else image.channels
+    return _merged([gray(image.pixels)] * len(offsets)) if image.channels is None else image.channels
 
 
-def merged(frames: list[Image]) -> Image:
+def _merged(frames: list[Image]) -> Image:
     return np.asarray(cv2.merge(frames), dtype=np.uint8)
 
 

@@ -119,13 +119,13 @@ def find_files(sources: Sequence[str]) -> list[Path]:
     for source in sources:
         path = Path(source).expanduser()
         if os.path.isdir(path):
-            found = sorted(file for file in map(Path, regular_files(path)) if is_known(file))
+            found = sorted(file for file in map(Path, regular_files(path)) if _is_known(file))
         elif os.path.isfile(path):
-            if not is_known(path):
+            if not _is_known(path):
                 raise ValueError(f"{source} must end in one of {', '.join(sorted(SUFFIXES))}.")
             found = [path]
         elif has_magic(source):
-            found = sorted(file for file in map(Path, glob(str(path), recursive=True)) if is_regular(file))
+            found = sorted(file for file in map(Path, glob(str(path), recursive=True)) if _is_regular(file))
         else:
             raise ValueError(f"{source} does not exist")
         if not found:
@@ -139,11 +139,11 @@ def absolute(path: Path) -> Path:
     return Path(os.path.abspath(path))
 
 
-def is_regular(path: Path) -> bool:
-    return is_known(path) and os.path.isfile(path)
+def _is_regular(path: Path) -> bool:
+    return _is_known(path) and os.path.isfile(path)
 
 
-def is_known(path: Path) -> bool:
+def _is_known(path: Path) -> bool:
     return path.suffix.lower() in SUFFIXES
 
 
@@ -154,13 +154,13 @@ def read_pictures(path: Path, ranges: RawRanges | None = None) -> Iterator[Input
     """
     if not is_video(path):
         content = read_regular(path, FrameLimits().max_bytes)
-        yield InputImage(path, None, decode_picture(content, path, ranges))
+        yield InputImage(path, None, _decode_picture(content, path, ranges))
         return
     video = cv2.VideoCapture(str(path))
     try:
         if not video.isOpened():
             raise ValueError(f"{path} cannot be opened as a video")
-        refuse_raw_video(video, path)
+        _refuse_raw_video(video, path)
         number = 0
         while (answer := video.read())[0]:
             yield InputImage(path, number, np.asarray(cv2.cvtColor(answer[1], cv2.COLOR_BGR2RGB), dtype=np.uint8))
@@ -171,7 +171,7 @@ def read_pictures(path: Path, ranges: RawRanges | None = None) -> Iterator[Input
         video.release()
 
 
-def decode_picture(content: bytes, path: Path, ranges: RawRanges | None) -> npt.NDArray[np.uint8]:
+def _decode_picture(content: bytes, path: Path, ranges: RawRanges | None) -> npt.NDArray[np.uint8]:
     """Return `(H, W, 3)` uint8, RGB; a gray image with 16 bits is mapped by `ranges` if they have a mode."""
     if ranges is not None and ranges.pixel_range.mode is not None:
         with suppress(BitDepthError):  # an image with 8 bits needs no mapping
@@ -180,7 +180,7 @@ def decode_picture(content: bytes, path: Path, ranges: RawRanges | None) -> npt.
     return np.asarray(decode_frame(content, str(path), channels=3), dtype=np.uint8)
 
 
-def refuse_raw_video(video: cv2.VideoCapture, path: Path) -> None:
+def _refuse_raw_video(video: cv2.VideoCapture, path: Path) -> None:
     """Raise a `FrameError` for a gray video with more than 8 bits per pixel.
 
     OpenCV would keep the upper 8 bits, which makes the frames nearly black. Colour videos with 10 and 12 bits use their

@@ -39,7 +39,7 @@ environment_lock = Lock()
 MAIN_GUARD = 'if __name__ == "__main__":'
 
 
-def require_main_guard() -> None:
+def _require_main_guard() -> None:
     """End the process with one line if the statement of the script that is running would run again in each worker.
 
     Every new worker imports the script of the training process. Without a guard the worker would start the training
@@ -108,7 +108,7 @@ class SpawnedWorker(EndsWithTrainer, SpawnProcess):
     importing: Connection
 
     def start(self) -> None:
-        with thread_environment(self.threads), stop_signals_blocked():
+        with thread_environment(self.threads), _stop_signals_blocked():
             super().start()
         self.importing.close()
 
@@ -128,7 +128,7 @@ class SpawnedWorker(EndsWithTrainer, SpawnProcess):
 def start_fork_server(threads: int) -> None:
     """Start the fork server, whose workers have `threads` OpenMP and BLAS threads, unless it runs; do not await it."""
     ForkServerContext().set_forkserver_preload(PRELOADED)
-    with thread_environment(threads), stop_signals_blocked():
+    with thread_environment(threads), _stop_signals_blocked():
         forkserver.ensure_running()
 
 
@@ -139,7 +139,7 @@ class ForkServedWorker(EndsWithTrainer, ForkServerProcess):
 
     def start(self) -> None:
         start_fork_server(self.threads)
-        with stop_signals_blocked():
+        with _stop_signals_blocked():
             super().start()
 
 
@@ -151,7 +151,7 @@ class SpawningContext(SpawnContext):
     """
 
     def __init__(self, threads: int) -> None:
-        require_main_guard()
+        _require_main_guard()
         self.threads = threads
         self._importing: list[Connection] = []
 
@@ -176,7 +176,7 @@ class ForkServingContext(ForkServerContext):
     """Python's forkserver context, with `threads` OpenMP and BLAS threads per process."""
 
     def __init__(self, threads: int) -> None:
-        require_main_guard()
+        _require_main_guard()
         self.threads = threads
 
     def Process(self, *arguments: Any, **keywords: Any) -> ForkServedWorker:  # type: ignore[override]
@@ -215,7 +215,7 @@ def end_with_parent(recorded: Process | None = None) -> None:
 
 
 @contextmanager
-def stop_signals_blocked() -> Iterator[None]:
+def _stop_signals_blocked() -> Iterator[None]:
     """Block SIGINT and SIGTERM in processes started inside, from their first instruction on.
 
     Processes inherit the signal mask. A handler would be missing during the start, and torch replaces the handler of

@@ -82,7 +82,7 @@ def decode(path: Path, kind: str = LTDV2_FILE) -> AnnotationFile:
         content = path.read_bytes().removeprefix(BYTE_ORDER_MARK)
     except OSError as error:
         raise ValueError(f"annotation file {path} cannot be read: {error}") from error
-    decoded = decode_content(path, content, kind)
+    decoded = _decode_content(path, content, kind)
     for number, image in enumerate(decoded.images):
         longest = max(len(image.file_name), len(image.id) if isinstance(image.id, str) else 0)
         if longest > LONGEST_NAME:  # an array of names is as wide as the longest one
@@ -90,7 +90,7 @@ def decode(path: Path, kind: str = LTDV2_FILE) -> AnnotationFile:
     return decoded
 
 
-def decode_content(path: Path, content: bytes, kind: str) -> AnnotationFile:
+def _decode_content(path: Path, content: bytes, kind: str) -> AnnotationFile:
     try:
         try:
             return msgspec.json.decode(content, type=AnnotationFile)
@@ -101,13 +101,13 @@ def decode_content(path: Path, content: bytes, kind: str) -> AnnotationFile:
             content = pattern.sub(b"null", content)
         return msgspec.json.decode(content, type=AnnotationFile)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{path} is not {kind}: {one_line(fault_in(content, error))}") from error
+        raise ValueError(f"{path} is not {kind}: {one_line(_fault_in(content, error))}") from error
 
 
-def fault_in(content: bytes, error: Exception) -> str:
+def _fault_in(content: bytes, error: Exception) -> str:
     """Return the reason why `content` cannot be decoded, with the damaged record or the text before the error."""
     if isinstance(error, msgspec.ValidationError):
-        return invalid_record(content) or str(error)
+        return _invalid_record(content) or str(error)
     if isinstance(error, RecursionError):
         return "the JSON is nested too deeply"
     if isinstance(error, UnicodeDecodeError):
@@ -119,7 +119,7 @@ def fault_in(content: bytes, error: Exception) -> str:
     return f"{reason}; text before the error: {shown(content[max(0, stop - SHOWN_BYTES) : stop])}"
 
 
-def invalid_record(content: bytes) -> str | None:
+def _invalid_record(content: bytes) -> str | None:
     """Return the first record of the wrong type as `array[number] text: reason`, or None."""
     try:
         arrays = msgspec.json.decode(content, type=dict[str, msgspec.Raw])

@@ -148,14 +148,14 @@ def check_boxes(index: SplitIndex, limits: Limits, origin: str) -> None:
 
 def check_depth(names: Sequence[str], storage: Storage) -> None:
     """Decode a sample of the frames to check their bit depth; damaged frames are skipped."""
-    results = list(decode_sample(names, storage))
+    results = list(_decode_sample(names, storage))
     depths = [result for result in results if isinstance(result, BitDepthError)]
     refuse_other_depth(depths, sum(isinstance(result, np.ndarray) for result in results))
 
 
 def describe_values(names: Sequence[str], storage: Storage) -> str:
     """Return percentiles of the pixel values of a sample of the frames, which have 16 bits, in one line."""
-    frames = [frame for frame in decode_sample(names, storage) if isinstance(frame, np.ndarray)]
+    frames = [frame for frame in _decode_sample(names, storage) if isinstance(frame, np.ndarray)]
     if not frames:
         return "pixel values: no sampled frame can be read"
     counts = sum((value_counts(np.asarray(frame, dtype=np.uint16)) for frame in frames), start=np.zeros((), np.int64))
@@ -181,13 +181,13 @@ def refuse_other_depth(found: Sequence[BitDepthError], usable: int, what: str = 
 
 def needed_channels(index: SplitIndex, storage: Storage) -> Channels:
     """Return 3 if a sampled frame of `storage`, which must return RGB frames, has a coloured pixel, else 1."""
-    for frame in decode_sample([index.file_name(position) for position in sampled(len(index))], storage):
+    for frame in _decode_sample([index.file_name(position) for position in sampled(len(index))], storage):
         if isinstance(frame, np.ndarray) and (frame != frame[..., :1]).any():
             return 3
     return 1
 
 
-def decode_sample(names: Sequence[str], storage: Storage) -> Iterator[Frame | FrameError]:
+def _decode_sample(names: Sequence[str], storage: Storage) -> Iterator[Frame | FrameError]:
     """Yield the pixels or the error of each sampled frame."""
     for position in sampled(len(names)):
         try:

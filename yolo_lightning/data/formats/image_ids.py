@@ -61,7 +61,7 @@ def image_id_texts(path: Path, ids: Sequence[int | float | str], file_names: Seq
             f"images[{second}] {file_names[second]!r} has id {ids[second]} of images[{first}] {file_names[first]!r}"
             for first, second in repeated[:NAMED_RECORDS]
         )
-        rounded = all(is_rounded(text) for text in positions)
+        rounded = all(_is_rounded(text) for text in positions)
         raise ValueError(
             f"{path}: {len(repeated):,} image ids are not unique: {named}"
             + ("; ..." if len(repeated) > NAMED_RECORDS else "")
@@ -70,7 +70,7 @@ def image_id_texts(path: Path, ids: Sequence[int | float | str], file_names: Seq
     return positions
 
 
-def is_rounded(text: str) -> bool:
+def _is_rounded(text: str) -> bool:
     """Return whether an id has LTDv2's length and is exact in float64."""
     return len(text) == ID_DIGITS and text.isdecimal() and int(text) % SPACING == 0
 
@@ -127,7 +127,7 @@ def unknown_image_hint(value: int | float | str, known: Collection[str]) -> str:
     if id_text(value) is None:
         return f", which was converted to a float: {ADVICE}"
     text = str(value)
-    if is_rounded(text):
+    if _is_rounded(text):
         for candidate in range(int(text) - SPACING // 2, int(text) + SPACING // 2 + 1):
             if str(candidate) in known and int(float(candidate)) == int(text):
                 return f", which is image {candidate} converted to a float: {ADVICE}"

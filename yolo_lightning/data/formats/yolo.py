@@ -108,7 +108,7 @@ class YoloSplit:
         self.limits = limits
         self.key = key
         places = description.places(key)
-        found = [file for place in places for file in files_at(place, description.root)]
+        found = [file for place in places for file in _files_at(place, description.root)]
         images = [file for file in found if suffix(file) in IMAGE_SUFFIXES]
         if not images:
             raise ValueError(
@@ -117,7 +117,7 @@ class YoloSplit:
             )
         self.files = sorted(set(images))
         if not limits.outside_root:
-            refuse_outside(description, places, self.files)
+            _refuse_outside(description, places, self.files)
         for file in self.files:
             if file.encode(errors="replace") != file.encode(errors="surrogateescape"):
                 raise ValueError(f"{description.file}: the name of the image {file!r} is not UTF-8")
@@ -132,7 +132,7 @@ class YoloSplit:
         content = sha256()
         for image in self.files:
             for file in (image, label_file(image)):
-                content.update(f"{file}\0{size_and_time(file)}\n".encode(errors="surrogateescape"))
+                content.update(f"{file}\0{_size_and_time(file)}\n".encode(errors="surrogateescape"))
         return {
             "path": f"{self.description.file}:{self.key}",
             "root": str(self.description.root),
@@ -206,7 +206,7 @@ def label_file(image: str) -> str:
     return LABELS.join(image.rsplit(IMAGES, 1)).rpartition(".")[0] + ".txt"
 
 
-def size_and_time(file: str) -> tuple[int, int] | None:
+def _size_and_time(file: str) -> tuple[int, int] | None:
     """Return size in bytes and modification time in nanoseconds, None if the file does not exist."""
     try:
         status = os.stat(file)
@@ -222,7 +222,7 @@ def image_ids(names: list[str]) -> list[str]:
     return [stem if counts[stem] == 1 else name for stem, name in zip(stems, names, strict=True)]
 
 
-def files_at(place: Path, root: Path) -> Iterable[str]:
+def _files_at(place: Path, root: Path) -> Iterable[str]:
     """Return the files below a folder, or the files in a list of images.
 
     In a list, `./` is the folder of the list. Other relative names are relative to the folder of the list, the dataset
@@ -244,7 +244,7 @@ def files_at(place: Path, root: Path) -> Iterable[str]:
     ]
 
 
-def refuse_outside(description: DataDescription, places: Iterable[Path], files: Iterable[str]) -> None:
+def _refuse_outside(description: DataDescription, places: Iterable[Path], files: Iterable[str]) -> None:
     """Refuse images of a list outside of the dataset folder, the folder of the list and the folders of `places`."""
     folders = {description.root, description.file.parent}
     folders |= {place if place.is_dir() else place.parent for place in places}

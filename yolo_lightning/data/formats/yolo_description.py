@@ -59,7 +59,7 @@ def read_description(file: Path, root: Path | None = None) -> DataDescription:
         raise ValueError(f"data.format {file} cannot be read as YAML: {one_line(str(error))}") from error
     if not isinstance(content, dict):
         raise ValueError(f"data.format {file} is not a data.yaml: it must have keys such as 'train', 'val' and 'names'")
-    root = find_root(file, content.get("path")) if root is None else root
+    root = _find_root(file, content.get("path")) if root is None else root
     if content.get("val") is None:
         content["val"] = content.get("validation")
     entries: dict[Key, tuple[str, ...]] = {}
@@ -101,7 +101,7 @@ def shown(text: str) -> str:
     return one_line(text, SHOWN_CHARACTERS)
 
 
-def find_root(file: Path, path: object) -> Path:
+def _find_root(file: Path, path: object) -> Path:
     """Return the dataset folder: `path` relative to the folder of the file, else to the working folder."""
     if path is None or path == "":
         return file.parent

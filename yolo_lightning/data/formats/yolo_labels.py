@@ -54,7 +54,7 @@ def read_labels(path: Path, classes: int, keypoint_columns: int = 0) -> Labels |
         if keypoint_columns and len(words) == BOX_COLUMNS + keypoint_columns:
             words = words[:BOX_COLUMNS]
         try:
-            lines.setdefault(parsed(words), number)
+            lines.setdefault(_parsed(words), number)
         except ValueError as error:
             reason = one_line(str(error), 2 * SHOWN_CHARACTERS)
             raise ValueError(f"{path}, line {number}: {reason}: {line[:SHOWN_CHARACTERS]!r}") from error
@@ -77,7 +77,7 @@ def read_labels(path: Path, classes: int, keypoint_columns: int = 0) -> Labels |
     return Labels(indices.astype(np.int64), centres, count - len(lines))
 
 
-def parsed(words: list[str]) -> tuple[float, ...]:
+def _parsed(words: list[str]) -> tuple[float, ...]:
     row = tuple(float(word) for word in words)
     if len(row) != BOX_COLUMNS and (len(row) < 7 or len(row) % 2 == 0):
         raise ValueError(

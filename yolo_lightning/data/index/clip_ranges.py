@@ -44,11 +44,11 @@ def clip_ranges(index: SplitIndex, storage: Storage, pixel_range: PixelRange, in
     }
     name = f"clip-ranges-{sha256(repr(source).encode()).hexdigest()[:16]}"
     folder = index_root / name
-    if (stored := load(folder, source)) is not None:
+    if (stored := _load(folder, source)) is not None:
         return stored
     try:
         with index_folder.sole_builder(index_root, name):
-            if (stored := load(folder, source)) is not None:
+            if (stored := _load(folder, source)) is not None:
                 return stored
             ranges = np.full((int(clips.max()) + 1, 2), np.nan, dtype=np.float32)
             with ThreadPoolExecutor(available_cores()) as pool:
@@ -77,7 +77,7 @@ def evenly_spread(frames: Sequence[Item]) -> list[Item]:
     return [frames[place * len(frames) // count] for place in range(count)]
 
 
-def load(folder: Path, source: dict[str, object]) -> Ranges | None:
+def _load(folder: Path, source: dict[str, object]) -> Ranges | None:
     """Return stored ranges; None if they are missing, damaged or of another source."""
     if not index_folder.is_current(folder, source):
         return None

@@ -234,8 +234,8 @@ def open_packed(
     """
     while True:
         source = {"format": FORMAT, **describe()}
-        name = f"{stem}-{short_hash(source['path'])}"
-        folder = index_root / f"{name}-{short_hash(repr(sorted(source.items())))}"
+        name = f"{stem}-{_short_hash(source['path'])}"
+        folder = index_root / f"{name}-{_short_hash(repr(sorted(source.items())))}"
         if not index_folder.is_current(folder, source):
             try:
                 with index_folder.sole_builder(index_root, name):
@@ -253,7 +253,7 @@ def open_packed(
         return index
 
 
-def short_hash(text: str) -> str:
+def _short_hash(text: str) -> str:
     return sha256(text.encode()).hexdigest()[:16]
 
 

@@ -55,12 +55,12 @@ class SeededDataset(Dataset[Any]):
         return len(self.dataset)
 
     def __getitem__(self, key: SampleKey) -> Any:
-        with seeded(self.seed, key.epoch, key.frame):
+        with _seeded(self.seed, key.epoch, key.frame):
             return self.dataset[key.frame]
 
 
 @contextmanager
-def seeded(*numbers: int) -> Iterator[None]:
+def _seeded(*numbers: int) -> Iterator[None]:
     """Seed the generators of Python, NumPy and torch (CPU) in the block; restore their states after it."""
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     words = np.random.SeedSequence((GENERATOR_STREAM, *numbers)).generate_state(3)

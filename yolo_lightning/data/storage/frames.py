@@ -87,18 +87,18 @@ def decode_frame(
     if problem := limits.problem_of_content(content):
         raise FrameError(f"{name}: {problem}")
     if limits.bits == 16:
-        return decode_16_bits(content, name)
+        return _decode_16_bits(content, name)
     if content.startswith(TIFF_STARTS):  # OpenCV cannot convert float RGB pixels to gray, and prints lines to stderr
-        refuse_other_types(content, name, decode(content, cv2.IMREAD_UNCHANGED))
+        _refuse_other_types(content, name, decode(content, cv2.IMREAD_UNCHANGED))
     flag = cv2.IMREAD_GRAYSCALE if channels == 1 else cv2.IMREAD_COLOR
     frame = decode(content, flag | cv2.IMREAD_ANYDEPTH)
     if frame is None:
         raise FrameError(f"{name}: not an image that can be decoded ({len(content)} bytes)")
-    refuse_other_types(content, name, frame)
+    _refuse_other_types(content, name, frame)
     return np.asarray(cv2.cvtColor(frame, cv2.COLOR_BGR2RGB) if channels == 3 else frame, dtype=np.uint8)
 
 
-def decode_16_bits(content: bytes, name: str) -> npt.NDArray[np.uint16]:
+def _decode_16_bits(content: bytes, name: str) -> npt.NDArray[np.uint16]:
     """Decode a gray image file with 16 bits to `(H, W)` uint16; see `decode_frame`."""
     frame = decode(content, cv2.IMREAD_ANYDEPTH | cv2.IMREAD_ANYCOLOR)
     if frame is None:
@@ -118,7 +118,7 @@ def decode(content: bytes, flags: int) -> npt.NDArray[Any] | None:
         return None
 
 
-def refuse_other_types(content: bytes, name: str, frame: npt.NDArray[Any] | None) -> None:
+def _refuse_other_types(content: bytes, name: str, frame: npt.NDArray[Any] | None) -> None:
     """Raise `BitDepthError`, with the range of all channels of the file, if a decoded frame is not uint8."""
     if frame is not None and frame.dtype != np.uint8:
         stored = decode(content, cv2.IMREAD_UNCHANGED)

@@ -68,7 +68,7 @@ def header_size(content: bytes) -> tuple[int, int] | None:
     if content.startswith(PNG_START):
         return PNG_SIZE.unpack_from(content) if len(content) >= PNG_SIZE.size else None
     if content.startswith(JPEG_START):
-        return jpeg_size(content)
+        return _jpeg_size(content)
     file = io.BytesIO(content)
     try:
         with Image.open(file) as image:
@@ -76,10 +76,10 @@ def header_size(content: bytes) -> tuple[int, int] | None:
     except Image.DecompressionBombError:
         return REFUSED_BY_PILLOW
     except Exception:  # Pillow raises many types of exceptions for damaged headers, also struct.error
-        return tiff_size(content) if content.startswith(TIFF_STARTS) else None
+        return _tiff_size(content) if content.startswith(TIFF_STARTS) else None
 
 
-def jpeg_size(content: bytes) -> tuple[int, int] | None:
+def _jpeg_size(content: bytes) -> tuple[int, int] | None:
     """Return width and height in the first frame header, found as libjpeg finds it: other bytes are skipped."""
     position = len(JPEG_START)
     while (position := content.find(b"\xff", position)) >= 0:
@@ -99,7 +99,7 @@ def jpeg_size(content: bytes) -> tuple[int, int] | None:
     return None
 
 
-def tiff_size(content: bytes) -> tuple[int, int] | None:
+def _tiff_size(content: bytes) -> tuple[int, int] | None:
     """Return width and height of a TIFF file whose kind of pixels Pillow does not know, such as float RGB."""
     try:
         header = content[:16] if content[2:3] == b"+" or content[3:4] == b"+" else content[:8]

@@ -104,7 +104,7 @@ def complete_shards(store: Path) -> tuple[list[ShardFrames], list[str]]:
     complete: list[ShardFrames] = []
     broken: list[str] = []
     seen: set[str] = set()
-    for path in shard_files(store):
+    for path in _shard_files(store):
         frames = read_description(path.with_suffix(".json"))
         if frames is None or frames.shard.file != path.name or not seen.isdisjoint(frames.names):
             broken.append(path.name)
@@ -126,7 +126,7 @@ def read_description(path: Path) -> ShardFrames | None:
         return None
 
 
-def shard_files(store: Path) -> list[Path]:
+def _shard_files(store: Path) -> list[Path]:
     """Return the path of every shard whose file or description exists."""
     return sorted({path.with_suffix(SHARD_SUFFIX) for path in store.glob(f"{SHARD_PREFIX}*")})
 
@@ -162,7 +162,7 @@ def process_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
 
     Forked processes would inherit held locks and stall ROCm's queues.
     """
-    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=prepare_process)
+    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_prepare_process)
     try:
         yield pool
     except BrokenProcessPool as error:
@@ -171,7 +171,7 @@ def process_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
         pool.shutdown(cancel_futures=True)
 
 
-def prepare_process() -> None:
+def _prepare_process() -> None:
     """Use one core, leave Ctrl-C to the parent process, and exit with the parent, even if the parent is killed."""
     cv2.setNumThreads(0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -206,7 +206,7 @@ def write_index(
         temporary.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
     index_folder.remove_leftovers(store, INDEX_PREFIX)
     used = {shard.file for shard in manifest.shards} | {manifest.index}
-    for path in shard_files(store):
+    for path in _shard_files(store):
         if path.name not in used:
             remove_shard(store, path.name)
     for path in store.glob(f"{INDEX_PREFIX}*"):

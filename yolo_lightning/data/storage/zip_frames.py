@@ -64,7 +64,7 @@ class ZipFrames(EncodedStorage):
         self.archive = archive
         self.index_root = index_root
         self.limits = limits
-        names, self._members, manifest = open_directory(archive, index_root)
+        names, self._members, manifest = _open_directory(archive, index_root)
         self._names = NameTable(names)
         self.fingerprint: str = manifest["fingerprint"]
         self._file = PositionedFile(archive, manifest["source"]["bytes"], manifest["source"]["modified_ns"])
@@ -135,7 +135,7 @@ def _reopen(archive: Path, index_root: Path, limits: FrameLimits, fingerprint: s
     return storage
 
 
-def open_directory(archive: Path, index_root: Path) -> Directory:
+def _open_directory(archive: Path, index_root: Path) -> Directory:
     """Open the packed directory of `archive` under `index_root`; it is built if it is missing or out of date.
 
     If several processes open it, one builds it under a lock and renames it to its final name.
@@ -145,20 +145,20 @@ def open_directory(archive: Path, index_root: Path) -> Directory:
     status, path = archive.stat(), str(archive.resolve())
     source = {"format": FORMAT, "path": path, "bytes": status.st_size, "modified_ns": status.st_mtime_ns}
     folder = index_root / f"{archive.name}-{sha256(path.encode()).hexdigest()[:16]}"
-    if (directory := load_directory(folder, source)) is not None:
+    if (directory := _load_directory(folder, source)) is not None:
         return directory
     try:
         with index_folder.sole_builder(index_root, folder.name):
-            if (directory := load_directory(folder, source)) is None:
-                build_directory(archive, folder, source)
-                directory = load_directory(folder, source)
+            if (directory := _load_directory(folder, source)) is None:
+                _build_directory(archive, folder, source)
+                directory = _load_directory(folder, source)
     except OSError as error:
         raise ValueError(f"cannot write the directory of {archive} under {index_root}: {error}") from error
     assert directory is not None
     return directory
 
 
-def load_directory(folder: Path, source: dict[str, Any]) -> Directory | None:
+def _load_directory(folder: Path, source: dict[str, Any]) -> Directory | None:
     """Map the arrays; None if they are missing, damaged or belong to another state of the archive."""
     if not index_folder.is_current(folder, source):
         return None
@@ -172,7 +172,7 @@ def load_directory(folder: Path, source: dict[str, Any]) -> Directory | None:
     return names, members, manifest
 
 
-def build_directory(archive: Path, folder: Path, source: dict[str, Any]) -> None:
+def _build_directory(archive: Path, folder: Path, source: dict[str, Any]) -> None:
     """Read the central directory of an archive and write its arrays and their fingerprint into `folder`."""
     names, members = read_directory(archive)
     fingerprint = sha256(names.tobytes())

@@ -140,7 +140,7 @@ def _draw(
                 own = annotations[clip.split]
                 for class_index, box in labels:
                     boxes[clip.split][CLASS_NAMES[class_index]] += 1
-                    own.append(annotation_entry(len(own) + 1, entry["id"], class_index + 1, box))
+                    own.append(_annotation_entry(len(own) + 1, entry["id"], class_index + 1, box))
             bar.advance(task, clip.frames)
     for split, name in SPLIT_FILES.items():
         content = {"info": {"description": "Synthetic LTDv2 look-alike"}, "images": images[split]}
@@ -148,7 +148,7 @@ def _draw(
         (root / name).write_text(json.dumps({**content, **labelled, "categories": CATEGORIES}))
 
 
-def annotation_entry(number: int, image_id: int, category_id: int, box: Box) -> dict[str, Any]:
+def _annotation_entry(number: int, image_id: int, category_id: int, box: Box) -> dict[str, Any]:
     return {
         "id": number,
         "image_id": image_id,

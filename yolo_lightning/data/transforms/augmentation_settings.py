@@ -158,7 +158,7 @@ class Augmentation:
         if self.close_mosaic_epochs < 0:
             raise ValueError(f"data.augmentation.close_mosaic_epochs must be >= 0, got {self.close_mosaic_epochs}")
         if self.pixel_transforms:
-            build_pipeline(json.dumps(self.pixel_transforms))
+            _build_pipeline(json.dumps(self.pixel_transforms))
 
 
 def apply_pixel_transforms(
@@ -168,7 +168,7 @@ def apply_pixel_transforms(
 
     The pipeline is seeded for each sample; otherwise albumentations has the same random stream in every loader worker.
     """
-    pipeline = build_pipeline(json.dumps(transforms))
+    pipeline = _build_pipeline(json.dumps(transforms))
     seed = int(generator.integers(2**32))
     channels = np.split(np.atleast_3d(image), image.shape[2] if image.ndim == 3 else 1, axis=2) if is_gray else [image]
     changed = []
@@ -179,14 +179,14 @@ def apply_pixel_transforms(
 
 
 @cache
-def build_pipeline(transforms: str) -> Any:
+def _build_pipeline(transforms: str) -> Any:
     """Return an `albumentations.Compose` of transforms in JSON, each of which has been applied to a gray image."""
     import albumentations  # takes 1 s
 
-    return albumentations.Compose([build_transform(albumentations, one) for one in json.loads(transforms)])
+    return albumentations.Compose([_build_transform(albumentations, one) for one in json.loads(transforms)])
 
 
-def build_transform(albumentations: Any, transform: dict[str, Any]) -> Any:
+def _build_transform(albumentations: Any, transform: dict[str, Any]) -> Any:
     name = transform.pop("name", None)
     transform_class = getattr(albumentations, str(name), None)
     if not (isinstance(transform_class, type) and issubclass(transform_class, albumentations.ImageOnlyTransform)):

@@ -126,7 +126,7 @@ def paste(target: Labelled, source: Labelled, region: Region, left: int, top: in
         patch += there[border].mean(axis=0, dtype=np.float32) - patch[border].mean(axis=0)
     weights = weights.reshape(*weights.shape, *[1] * (image.ndim - 2))
     blended = np.asarray(there + weights * (patch - there), dtype=np.float32)
-    there[...] = as_levels(blended, image.dtype)
+    there[...] = _as_levels(blended, image.dtype)
     moved = source.boxes[region.members] + np.array([left - region.left, top - region.top] * 2, dtype=np.float32)
     boxes, labels = (target.boxes, moved), (target.labels, source.labels[region.members])
     return Labelled(image, np.concatenate(boxes), np.concatenate(labels), target.gain)
@@ -138,7 +138,7 @@ def ramp(before: int, inside: int, after: int) -> FloatArray:
     return np.concatenate((rising, np.ones(inside, dtype=np.float32), falling[::-1]))
 
 
-def as_levels(values: FloatArray, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+def _as_levels(values: FloatArray, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """Return `values` as `dtype`; integers are rounded and limited to the range of the type."""
     if not np.issubdtype(dtype, np.integer):
         return values.astype(dtype)

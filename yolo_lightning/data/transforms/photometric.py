@@ -51,12 +51,12 @@ def random_photometry(
             same drift and transforms, and independent noise.
         settings: Strength of the changes.
         generator: Source of all randomness.
-        reference: As in `random_drift`; None for colour frames.
+        reference: As in `_random_drift`; None for colour frames.
         is_gray: Whether the channels are gray frames; None for images with two dimensions.
     """
     is_gray = image.ndim == 2 if is_gray is None else is_gray
     if is_gray:
-        image = random_drift(image, settings, generator, reference)
+        image = _random_drift(image, settings, generator, reference)
     else:
         image = random_colour(image, settings, generator)
     if settings.pixel_transforms:
@@ -86,7 +86,7 @@ def random_colour(image: Image, settings: Augmentation, generator: np.random.Gen
     return np.asarray(cv2.cvtColor(changed, cv2.COLOR_HSV2RGB), dtype=np.uint8)
 
 
-def random_drift(
+def _random_drift(
     image: Image, settings: Augmentation, generator: np.random.Generator, reference: Image | None = None
 ) -> Image:
     """Simulate ambient heat, gain control, sensor noise and focus drift on `(H, W)` or `(H, W, C)` gray frames, uint8.
@@ -188,8 +188,8 @@ def random_pattern(image: Image, settings: Augmentation, generator: np.random.Ge
         field = generator.standard_normal((SHADING_WAVES, SHADING_WAVES))
         field[0, 0] = 0  # no constant offset
         amplitude = generator.uniform(0, settings.shading) / np.abs(field).sum()
-        left.append(waves(height))
-        right.append(amplitude * field @ waves(width).T)
+        left.append(_waves(height))
+        right.append(amplitude * field @ _waves(width).T)
     if not left:
         return image
     pattern = np.hstack(left).astype(np.float32) @ np.vstack(right).astype(np.float32)
@@ -199,7 +199,7 @@ def random_pattern(image: Image, settings: Augmentation, generator: np.random.Ge
 
 
 @cache
-def waves(length: int) -> npt.NDArray[np.float32]:
+def _waves(length: int) -> npt.NDArray[np.float32]:
     """Return `(length, SHADING_WAVES)` cosines along an axis, the first constant."""
     position = (np.arange(length, dtype=np.float32) + 0.5) / length
     return np.cos(np.pi * position[:, None] * np.arange(SHADING_WAVES)).astype(np.float32)
