@@ -67,11 +67,11 @@ def test_channels_are_the_frames_of_the_clip(frames: LabelledFrames) -> None:
         around = [order[min(max(place + offset, 0), len(order) - 1)] for offset in OFFSETS]
         same_clip = [other if index.clips()[other] == index.clips()[position] else position for other in around]
         edges += same_clip != around
-        expected = np.stack([plain.read(other)[0].image for other in same_clip], axis=-1)
-        read, problem = frames.read(position)
-        assert problem is None
+        expected = np.stack([plain.read(other).image for other in same_clip], axis=-1)
+        read = frames.read(position)
+        assert read.problem is None
         assert np.array_equal(read.image, expected)
-        assert np.array_equal(read.boxes, plain.read(position)[0].boxes)
+        assert np.array_equal(read.boxes, plain.read(position).boxes)
     assert 0 < edges < len(order)
 
 
@@ -115,11 +115,11 @@ def test_bad_neighbour_is_replaced_and_named(root: Path, index_root: Path, tmp_p
     index = next(position for position in range(FRAMES) if len(set(frames.neighbours.places(position))) == 3)
     _, own, after = frames.neighbours.places(index)
     (copy / frames.index.file_name(after)).write_bytes(b"torn")
-    expected = LabelledFrames(frames.index, frames.storage).read(own)[0].image
+    expected = LabelledFrames(frames.index, frames.storage).read(own).image
     sample = EvaluationDataset(frames, 96)[index]
     problems: list[str] = []
-    read, problem = frames.read(index, problems=problems)
-    assert problem is None
+    read = frames.read(index, problems=problems)
+    assert read.problem is None
     assert np.array_equal(read.image[..., 2], expected)
     assert not np.array_equal(read.image[..., 0], expected)
     assert sample.readable

@@ -127,9 +127,9 @@ def test_16_bit_frames_are_the_8_bit_twins(raw_set: Path, tmp_path: Path) -> Non
     twin = draw_dataset(tmp_path / "twin", **FRAMES)
     raw, gray = data(raw_set).open("train", "folder"), data(twin, PixelRange()).open("train")
     for position in range(0, 16, 5):
-        difference = raw.read(position)[0].image.astype(int) - gray.read(position)[0].image
+        difference = raw.read(position).image.astype(int) - gray.read(position).image
         assert np.abs(difference).mean() < 1.5, "JPEG"
-        assert np.array_equal(raw.read(position)[0].boxes, gray.read(position)[0].boxes)
+        assert np.array_equal(raw.read(position).boxes, gray.read(position).boxes)
 
 
 def test_ranges_of_clips_are_percentiles_of_their_frames_and_are_stored(
@@ -152,12 +152,12 @@ def test_clip_without_a_readable_frame_has_no_range(raw_set: Path, tmp_path: Pat
     (tmp_path / "frames").mkdir()
     (tmp_path / "Train.json").write_bytes((raw_set / "Train.json").read_bytes())
     frames = data(tmp_path, PixelRange("clip")).open("train")
-    assert "No such file" in str(frames.read(0)[1])
+    assert "No such file" in str(frames.read(0).problem)
     assert not list((tmp_path / "index").glob("clip-ranges-*/")), "not stored: the frames may be missing for a while"
     name = frames.index.file_name(0)
     (tmp_path / name).parent.mkdir(parents=True)
     (tmp_path / name).write_bytes((raw_set / name).read_bytes())
-    assert frames.read(0)[1] == f"{name}: no sampled frame of the clip can be read"
+    assert frames.read(0).problem == f"{name}: no sampled frame of the clip can be read"
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_coco_and_yolo_datasets_are_mapped(raw_set: Path, yolo_set: Callable[...
         path.write_bytes(cv2.imencode(".tif", image)[1].tobytes())
     module = data_module(format=str(file), pixel_range=FIXED, index_root=str(file.parent / "index"))
     frames = module.open("train")
-    assert np.array_equal(frames.read(0)[0].image, Span(RAW_LOW, RAW_LOW + 255 * RAW_PER_LEVEL).levels(image))
+    assert np.array_equal(frames.read(0).image, Span(RAW_LOW, RAW_LOW + 255 * RAW_PER_LEVEL).levels(image))
 
 
 @pytest.mark.whole_run
@@ -237,7 +237,7 @@ def test_clip_of_a_picture_is_its_folder(raw_set: Path) -> None:
     ranges = RawRanges(PixelRange("clip"))
     for position in (0, 15):
         (picture,) = read_pictures(raw_set / frames.index.file_name(position), ranges)
-        assert np.array_equal(picture.pixels[..., 0], frames.read(position)[0].image)
+        assert np.array_equal(picture.pixels[..., 0], frames.read(position).image)
     with pytest.raises(ValueError, match=r"^pixel_range\.mode must be fixed or frame for 16-bit arrays"):
         from_array(np.zeros((4, 4), np.uint16), ranges=ranges)
 

@@ -63,8 +63,8 @@ def test_converted_dataset_has_the_same_images_boxes_and_classes(
         mine, other = ours.open(split), theirs.open(split)  # type: ignore[arg-type]
         assert len(mine) == len(other) > 0
         for number in range(len(mine)):
-            (image, problem), (copy, other_problem) = mine.read(number), other.read(number)
-            assert problem is other_problem is None
+            image, copy = mine.read(number), other.read(number)
+            assert image.problem is copy.problem is None
             np.testing.assert_array_equal(image.image, copy.image)
             np.testing.assert_allclose(image.boxes, copy.boxes, atol=1e-3)
             np.testing.assert_array_equal(image.labels, copy.labels)

@@ -24,7 +24,7 @@ PASTE_STREAM, MIXUP_STREAM, SECOND_PASTE_STREAM, DRIFT_STREAM = 4, 5, 6, 7
 not change other choices."""
 
 MIXUP_BETA = 32.0  # Both parameters of the distribution of the mixup ratio, as in Ultralytics
-Reader = Callable[..., tuple[Labelled, str | None]]  # `LabelledFrames.read` with the drift of a sample
+Reader = Callable[..., Labelled]  # `LabelledFrames.read` with the drift of a sample
 UNAUGMENTED = Letterbox(1.0, 0, 0)  # Letterbox of training samples, which are never mapped back to the frame
 
 
@@ -65,19 +65,18 @@ class TrainingDataset(Dataset[Sample]):
         drift = None
         if self.has_raw_frames:
             drift = random_range_drift(self.augmentation, self._generator(DRIFT_STREAM, key))
-        bad_neighbours: list[str] = []
+        problems: list[str] = []
         # The sensor of a sample drifts once; the lender keeps its own histogram.
-        read = partial(self.frames.read, drift=drift, problems=bad_neighbours)
-        parts, problems = self._read(read, indices, has_own=True)
+        read = partial(self.frames.read, drift=drift, problems=problems)
+        parts = [read(part, place > 0) for place, part in enumerate(indices)]
+        is_readable = parts[0].problem is None
         reference = None
         if lender is not None:
-            lent, problem = self.frames.read(lender, is_partner=True)
-            reference = lent.image if problem is None else None
-            problems.append(problem)
-        parts = self._with_objects(read, PASTE_STREAM, key, indices, parts, problems)
-        labelled = self._compose(parts, generator)
+            lent = self.frames.read(lender, is_partner=True, problems=problems)
+            reference = lent.image if lent.problem is None else None
+        labelled = self._compose(self._with_objects(read, PASTE_STREAM, key, indices, parts), generator)
         if key.epoch < self.mosaic_epochs and self.augmentation.mixup:
-            labelled = self._with_second(read, key, labelled, problems)
+            labelled = self._with_second(read, key, labelled)
         labelled = random_flip(labelled, self.augmentation, generator)
         return Sample(
             image=random_photometry(
@@ -88,8 +87,8 @@ class TrainingDataset(Dataset[Sample]):
             image_id=self.frames.index.image_id(index),
             frame_shape=self.frames.index.shape(index),
             letterbox=UNAUGMENTED,
-            readable=problems[0] is None,
-            bad_frames=(*(problem for problem in problems if problem is not None), *bad_neighbours),
+            readable=is_readable,
+            bad_frames=tuple(problems),
         )
 
     def _generator(self, stream: int, key: SampleKey) -> np.random.Generator:
@@ -104,11 +103,6 @@ class TrainingDataset(Dataset[Sample]):
             return [index, *(generator.integers(len(self), size=3).tolist() if partners is None else partners)]
         return [index]
 
-    def _read(self, read: Reader, indices: list[int], *, has_own: bool) -> tuple[list[Labelled], list[str | None]]:
-        """Return frames and the reasons of unreadable ones; with `has_own`, the first is the sample's own."""
-        found = [read(part, not has_own or place > 0) for place, part in enumerate(indices)]
-        return [frame for frame, _ in found], [problem for _, problem in found]
-
     def _compose(self, parts: list[Labelled], generator: np.random.Generator) -> Labelled:
         """Return the mosaic of four frames, or one letterboxed frame, after the affine map."""
         if len(parts) > 1:
@@ -118,35 +112,23 @@ class TrainingDataset(Dataset[Sample]):
         return random_affine(labelled, self.image_size, self.augmentation, generator)
 
     def _with_objects(
-        self,
-        read: Reader,
-        stream: int,
-        key: SampleKey,
-        indices: list[int],
-        parts: list[Labelled],
-        problems: list[str | None],
+        self, read: Reader, stream: int, key: SampleKey, indices: list[int], parts: list[Labelled]
     ) -> list[Labelled]:
-        """Return the frames `indices` of a sample after box paste; append the reasons of unreadable frames."""
+        """Return the frames `indices` of a sample after box paste."""
         if self.paster is None or key.epoch >= self.mosaic_epochs:
             return parts
-        readable = [problem is None for problem in problems[: len(parts)]]
-        pasted, bad = self.paster(
-            indices, parts, readable, partial(read, is_partner=True), self._generator(stream, key)
-        )
-        problems += bad
-        return pasted
+        return self.paster(indices, parts, partial(read, is_partner=True), self._generator(stream, key))
 
-    def _with_second(self, read: Reader, key: SampleKey, first: Labelled, problems: list[str | None]) -> Labelled:
-        """Return `first`, in some samples after mixup with a second sample; append the reasons of unreadable frames."""
+    def _with_second(self, read: Reader, key: SampleKey, first: Labelled) -> Labelled:
+        """Return `first`, in some samples after mixup with a second sample."""
         generator = self._generator(MIXUP_STREAM, key)
         if generator.random() >= self.augmentation.mixup:
             return first
         ratio = generator.beta(MIXUP_BETA, MIXUP_BETA)
         index, *partners = key.second or generator.integers(len(self), size=4).tolist()
         indices = self._tiles(key.epoch, index, tuple(partners), generator)
-        parts, bad = self._read(read, indices, has_own=False)
-        parts = self._with_objects(read, SECOND_PASTE_STREAM, key, indices, parts, bad)
-        problems += bad
+        parts = [read(part, True) for part in indices]
+        parts = self._with_objects(read, SECOND_PASTE_STREAM, key, indices, parts)
         return mixup(first, self._compose(parts, generator), ratio)
 
 
@@ -161,8 +143,8 @@ class EvaluationDataset(Dataset[Sample]):
         return len(self.frames)
 
     def __getitem__(self, index: int) -> Sample:
-        bad_neighbours: list[str] = []
-        frame, problem = self.frames.read(index, problems=bad_neighbours)
+        problems: list[str] = []
+        frame = self.frames.read(index, problems=problems)
         labelled, placement = letterbox(frame, self.image_size, shrink_by_area=True)
         return Sample(
             image=labelled.image,
@@ -171,7 +153,7 @@ class EvaluationDataset(Dataset[Sample]):
             image_id=self.frames.index.image_id(index),
             frame_shape=self.frames.index.shape(index),
             letterbox=placement,
-            readable=problem is None,
-            bad_frames=tuple(bad_neighbours) if problem is None else (problem,),
+            readable=frame.problem is None,
+            bad_frames=tuple(problems),
             month=self.frames.index.month(index),
         )

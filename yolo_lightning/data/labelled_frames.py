@@ -84,27 +84,29 @@ class LabelledFrames:
 
     def read(
         self, index: int, is_partner: bool = False, drift: Drift | None = None, problems: list[str] | None = None
-    ) -> tuple[Labelled, str | None]:
-        """Return frame `index` and None, or an empty gray frame without boxes and the reason.
+    ) -> Labelled:
+        """Return frame `index`, or an empty gray frame without boxes if it cannot be used.
 
         `drift` is applied to frames with 16 bits before they are mapped to 8 bits. A neighbour that cannot be used is
-        replaced by the frame, and the reason is appended to `problems`.
+        replaced by the frame. The reasons are appended to `problems`.
         """
+        problems = [] if problems is None else problems
         height, width = self.index.shape(index)
         image_id = self.index.image_id(index)  # read by the supervisor from the stack of a worker that hangs here
         try:
             image = self._frame(index, index, is_partner, drift)
             if self.neighbours is not None:
-                image = self._with_neighbours(index, image, is_partner, drift, [] if problems is None else problems)
+                image = self._with_neighbours(index, image, is_partner, drift, problems)
         except FrameError as error:
             channels = self.channels if self.neighbours is None else len(self.neighbours.offsets)
             shape = (height, width) if channels == 1 else (height, width, channels)
             empty = np.full(shape, PADDING, dtype=np.uint8)
-            return Labelled(empty, np.zeros((0, 4), np.float32), np.zeros(0, np.int64)), str(error)
+            problems.append(str(error))
+            return Labelled(empty, np.zeros((0, 4), np.float32), np.zeros(0, np.int64), problem=str(error))
         except Exception as error:
             error.add_note(f"while reading image id={image_id}")  # read by the supervisor from the log
             raise
-        return Labelled(image, self.index.boxes(index), self.index.labels(index)), None
+        return Labelled(image, self.index.boxes(index), self.index.labels(index))
 
     def _frame(self, place: int, index: int, is_partner: bool, drift: Drift | None) -> Image:
         """Return the gray levels of the frame at a place of `Neighbours`, which must have the size of frame `index`."""

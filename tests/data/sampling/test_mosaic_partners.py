@@ -79,7 +79,7 @@ def frames_of(length: int, own_window: int, budget: int = 1) -> LabelledFrames:
 def read_samples(frames: LabelledFrames, keys: list[SampleKey]) -> None:
     for key in keys:
         for place, index in enumerate((key.frame, *(key.partners or ()))):
-            image = frames.read(index, is_partner=place > 0)[0].image
+            image = frames.read(index, is_partner=place > 0).image
             assert image[0, 0] == index % 251
 
 

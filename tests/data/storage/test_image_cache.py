@@ -72,7 +72,7 @@ def test_oldest_frames_are_dropped_beyond_either_limit() -> None:
 
 def test_a_cached_frame_cannot_be_changed(split: LabelledFrames) -> None:
     with pytest.raises(ValueError, match="read-only"):
-        split.cached(1, WINDOW).read(0)[0].image[0] = 7
+        split.cached(1, WINDOW).read(0).image[0] = 7
 
 
 def test_a_worker_is_not_sent_what_was_decoded(split: LabelledFrames) -> None:
@@ -82,7 +82,7 @@ def test_a_worker_is_not_sent_what_was_decoded(split: LabelledFrames) -> None:
     assert len(pickle.dumps(kept)) == before
     copy = pickle.loads(pickle.dumps(kept))
     assert (copy.cache.max_frames, copy.cache.keep_partners, len(copy.cache)) == (16, True, 0)
-    assert np.array_equal(copy.read(3)[0].image, split.read(3)[0].image)
+    assert np.array_equal(copy.read(3).image, split.read(3).image)
 
 
 @pytest.mark.parametrize("budget", [1, 0])
@@ -107,7 +107,7 @@ def test_a_split_that_fits_is_decoded_once_and_what_cannot_be_read_each_time(
     assert kept.quarantined == {5}
     assert kept.describe_cache() == "image cache of 16 frames per process"
     for _ in range(2):
-        problems = [kept.read(index, is_partner=index % 2 > 0)[1] for index in range(16)]
+        problems = [kept.read(index, is_partner=index % 2 > 0).problem for index in range(16)]
         assert [place for place, problem in enumerate(problems) if problem] == [3, 5]
     assert len(source.asked) == 16
     assert len(set(source.asked)) == 15

@@ -23,8 +23,8 @@ BELONGS_ABOVE = 0.1
 FEATHER_SHARE, FEATHER_RANGE = 0.25, (2, 8)
 """Width of the soft border outside of the objects: fraction of the shorter side, and limits in pixels."""
 
-Read = Callable[[int], tuple[Labelled, str | None]]
-"""Returns frame i of the split and None, or an empty frame and the reason."""
+Read = Callable[[int], Labelled]
+"""Returns frame i of the split; its `problem` is not None if it cannot be read."""
 
 
 class Region(NamedTuple):
@@ -158,31 +158,26 @@ class ObjectPaster:
         self,
         indices: Sequence[int],
         frames: Sequence[Labelled],
-        readable: Sequence[bool],
         read: Read,
         generator: np.random.Generator,
-    ) -> tuple[list[Labelled], list[str]]:
-        """Return the frames, some of them with pasted objects, and the reasons of sources that could not be read.
+    ) -> list[Labelled]:
+        """Return the frames, some of them with pasted objects.
 
         Args:
             indices: Positions of the frames in the split.
-            frames: The frames; their arrays are not changed.
-            readable: Flag per frame; an unreadable frame receives no object.
+            frames: The frames; their arrays are not changed. An unreadable frame receives no object.
             read: Reads a frame of the split.
             generator: Source of all random choices, none of which depends on pixels.
         """
-        pasted, problems = [], []
-        for index, frame, is_readable in zip(indices, frames, readable, strict=True):
-            if is_readable and generator.random() < self.settings.probability:
+        pasted = []
+        for index, frame in zip(indices, frames, strict=True):
+            if frame.problem is None and generator.random() < self.settings.probability:
                 for _ in range(generator.integers(1, self.settings.count, endpoint=True)):
-                    frame, problem = self._with_object(index, frame, read, generator)
-                    problems += [problem] if problem is not None else []
+                    frame = self._with_object(index, frame, read, generator)
             pasted.append(frame)
-        return pasted, problems
+        return pasted
 
-    def _with_object(
-        self, index: int, frame: Labelled, read: Read, generator: np.random.Generator
-    ) -> tuple[Labelled, str | None]:
+    def _with_object(self, index: int, frame: Labelled, read: Read, generator: np.random.Generator) -> Labelled:
         """Return `frame` with an object, or unchanged if no drawn object fits or its source is unreadable."""
         for _ in range(ATTEMPTS):
             candidate = self.candidates.draw(self.index.month(index), generator)
@@ -194,6 +189,6 @@ class ObjectPaster:
                 continue
             place = random_place(region, shape, frame, self.settings, generator)
             if place is not None:
-                source, problem = read(candidate.frame)
-                return (frame if problem is not None else paste(frame, source, region, *place)), problem
-        return frame, None
+                source = read(candidate.frame)
+                return paste(frame, source, region, *place) if source.problem is None else frame
+        return frame

@@ -17,13 +17,14 @@ class Labelled(NamedTuple):
     """An image `(H, W)` or `(H, W, 3)` uint8 with boxes `(N, 4)` xyxy in its pixels and labels `(N,)`.
 
     `gain` is the scaling still to be applied, input pixels per pixel of `image`; it differs from 1 only between mosaic
-    and affine map.
+    and affine map. `problem` is the reason why a frame could not be used, in whose place the image is gray.
     """
 
     image: Image
     boxes: FloatArray
     labels: npt.NDArray[np.int64]
     gain: float = 1.0
+    problem: str | None = None
 
 
 def blank(size: tuple[int, int], like: Image) -> Image:
