@@ -21,6 +21,9 @@ def main() -> None:
     from yolo_lightning.commands.answers import answer
 
     answer(sys.argv[1:])
+    from yolo_lightning.supervision import remove_files_of_dead_processes
+
+    remove_files_of_dead_processes()
     if len(sys.argv) > 1 and sys.argv[1] in WITHOUT_TORCH:  # also where torch does not load
         from yolo_lightning.commands.command_line import main as run_tool
 

@@ -62,11 +62,8 @@ from yolo_lightning.supervision import (
     heartbeat,
     is_supervised,
     level_of_launch,
-    live_heartbeat,
     mark_process,
     quarantined,
-    remove_files_of_dead_processes,
-    remove_temporary_folder,
     run_lock,
 )
 from yolo_lightning.supervision.heartbeat import Phase
@@ -455,12 +452,7 @@ class YOLOCLI(LightningCLI):
         folder, launch = Path(self.trainer.default_root_dir), launch_id()
         if subcommand == "fit":
             mark_process()
-        with run_lock(folder) if alone else nullcontext() as before:
-            if alone:
-                remove_files_of_dead_processes()
-                if before is not None and before.marker:  # of a supervisor that was killed
-                    remove_temporary_folder(before.marker)
-                    live_heartbeat.remove(before.marker)
+        with run_lock(folder) if alone else nullcontext():
             if alone and launch is not None:
                 run_folder.note_launch(folder, launch)
             try:

@@ -276,10 +276,14 @@ def damage_heartbeat(run: Run, damage: Damage) -> None:
     damage(run.heartbeat_file())
 
 
-def replace_by_folder(path: Path) -> None:
-    """Replace a file by a folder, which root cannot read as a file either."""
-    path.unlink()
-    path.mkdir()
+def replace_by(make: Damage) -> Damage:
+    """Return the damage that deletes a file and calls `make` with its path."""
+
+    def damage(path: Path) -> None:
+        path.unlink()
+        make(path)
+
+    return damage
 
 
 def replace_by_copy(path: Path) -> None:

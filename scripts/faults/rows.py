@@ -112,6 +112,10 @@ def finished_entirely(run: Run) -> list[str]:
     return [] if (run.run_folder / FINISHED_FILE).exists() else [f"{FINISHED_FILE} is missing"]
 
 
+def link_to_zero(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
 def date_checkpoints_ahead(run: Run) -> None:
     """Set the times of all checkpoints a day ahead, as if the clock had been set back after they were written."""
     future_s = time.time() + DAY_S
@@ -356,7 +360,7 @@ CASES: tuple[Case, ...] = (
          timeouts_s=STEP | {"fetch_s": 3.0}, environment={"FAULTS_CLOCK": "{folder}/clock"}, check=one_trainer),
     Case("30a", "heartbeat file deleted", (), (at_step(8, do.damage_heartbeat(Path.unlink)),),
          log=("no heartbeat: the heartbeat file does not exist",)),
-    Case("30b", "heartbeat file unreadable", (), (at_step(8, do.damage_heartbeat(do.replace_by_folder)),),
+    Case("30b", "heartbeat file unreadable", (), (at_step(8, do.damage_heartbeat(do.replace_by(Path.mkdir))),),
          log=("no heartbeat: the heartbeat file cannot be read",)),
     Case("30c", "heartbeat file truncated while the trainer writes it", (),
          (at_step(8, do.damage_heartbeat(do.empty)),), (Report(UNKNOWN, ("SIGBUS",), within_s=AT_ONCE_S),)),
@@ -367,6 +371,9 @@ CASES: tuple[Case, ...] = (
          ("lock @ step 12",), (at_step(8, do.damage_heartbeat(Path.unlink)),),
          (Report(UNKNOWN, ("lock (",), within_s=LARGEST_S + 10.0),),
          timeouts_s={field.name: LARGEST_S for field in fields(PhaseTimeouts)}, supervision={"factor": 1.0}),
+    *(Case(name, f"heartbeat file replaced by a {kind}", (), (at_step(8, do.damage_heartbeat(do.replace_by(make))),),
+           log=("no heartbeat: the heartbeat file cannot be read",))
+      for name, kind, make in (("30f", "FIFO", os.mkfifo), ("30g", "link to /dev/zero", link_to_zero))),
     Case("31", "supervisor: SIGKILL; then fit --resume", (), (at_step(8, send(SIGKILL, "supervisor")),),
          codes=(-SIGKILL, 0), workers=2),
     Case("32", "a second supervisor on the same run folder", ("slow @ step 8", "slow @ step 9", "slow @ step 10"),
@@ -411,6 +418,9 @@ CASES: tuple[Case, ...] = (
          (at_step(8, send(SIGKILL, "supervisor", TRAINER_GROUP)),), codes=(-SIGKILL, 0), workers=2),
     Case("40c", "without a supervisor: SIGKILL to the process group; then fit --resume", (),
          (at_step(8, send(SIGKILL, TRAINER_GROUP)),), codes=(-SIGKILL, 0), **UNSUPERVISED),
+    Case("40d", "without a supervisor: SIGKILL to the main process while its workers start; then the same command", (),
+         (in_phase(Phase.FIRST_BATCH, KILL),), codes=(-SIGKILL, 2), exact=False, lost_steps=None,
+         log=("nothing to resume",), **UNSUPERVISED),
     Case("41a", "learning rate and number of epochs changed between attempts", (),
          (at_step(8, do.edit(model__recipe__lr0=0.02, trainer__max_epochs=3), KILL),), KILLED, exact=False,
          log=("changed since the checkpoint: model.recipe.lr0 was 0.01, now 0.02 (used)",

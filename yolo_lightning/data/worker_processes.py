@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from multiprocessing import (
     Pipe,
     forkserver,
-    parent_process,
     popen_forkserver,
     popen_spawn_posix,
     resource_tracker,
@@ -94,7 +93,7 @@ class EndsWithTrainer:
         util.get_temp_dir()  # workers inherit the folder of their sockets, which this process deletes at its end
 
     def run(self) -> None:
-        Thread(target=end_with_parent, args=(self.trainer,), name="end with parent", daemon=True).start()
+        Thread(target=end_with_trainer, args=(self.trainer,), name="end with trainer", daemon=True).start()
         super().run()  # type: ignore[misc]
 
 
@@ -203,13 +202,9 @@ def thread_environment(threads: int) -> Iterator[None]:
                 os.environ[THREADS_VARIABLE] = before
 
 
-def end_with_parent(recorded: Process | None = None) -> None:
-    """Wait until the recorded process, or without one (no /proc) the parent process, has exited, then exit."""
-    if recorded is None:
-        parent = parent_process()
-        assert parent is not None
-        parent.join()
-    while recorded is not None and is_same(recorded):
+def end_with_trainer(trainer: Process | None) -> None:
+    """Wait until the recorded training process has exited, then exit; without /proc nothing is recorded."""
+    while trainer is None or is_same(trainer):
         time.sleep(CHECK_TRAINER_S)
     os._exit(1)
 

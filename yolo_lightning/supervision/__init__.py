@@ -18,7 +18,7 @@ from yolo_lightning.supervision.kill import mark_process, remove_files_of_dead_p
 from yolo_lightning.supervision.notify import NotifySettings
 from yolo_lightning.supervision.restart_policy import quarantined
 from yolo_lightning.supervision.run_lock import RunInUseError, run_lock
-from yolo_lightning.supervision.trainer import end_with_launcher, is_supervised, remove_temporary_folder
+from yolo_lightning.supervision.trainer import end_with_launcher, is_supervised
 
 __all__ = [
     "Job",
@@ -32,6 +32,5 @@ __all__ = [
     "mark_process",
     "quarantined",
     "remove_files_of_dead_processes",
-    "remove_temporary_folder",
     "run_lock",
 ]

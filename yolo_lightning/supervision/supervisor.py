@@ -17,7 +17,7 @@ from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.supervision.helper_process import SUPERVISOR_SIGNALS
 from yolo_lightning.supervision.incident import Incident
 from yolo_lightning.supervision.job import Job
-from yolo_lightning.supervision.kill import adopt_orphans, kill_tree, remove_files_of_dead_processes
+from yolo_lightning.supervision.kill import adopt_orphans, kill_tree
 from yolo_lightning.supervision.outcome import (
     Space,
     ended_by_full_disk,
@@ -119,7 +119,6 @@ class Supervisor:
             killed = kill_tree(None, marker_of(before.marker), self.settings.kill_wait_s)
             if killed.processes:
                 self.recorder.log(f"killed {len(killed.processes)} processes of an earlier supervisor")
-        self.disk.post(remove_files_of_dead_processes)
         kept = self.disk.ask(FallbackState.read, self.run_folder / STATE_FILE)
         self.state = kept.for_new_supervisor(len(self.levels))
         learned = self.disk.ask(AdaptiveTimeouts.read, self.run_folder / PHASE_TIMEOUTS_FILE)

@@ -7,6 +7,7 @@ same name.
 
 import errno
 import multiprocessing
+import os
 import signal
 import threading
 import zlib
@@ -36,8 +37,9 @@ from yolo_lightning.data.storage.packed_frames import (
     map_index,
 )
 from yolo_lightning.data.storage.storage import EncodedStorage, Storage
-from yolo_lightning.data.worker_processes import end_with_parent
+from yolo_lightning.data.worker_processes import end_with_trainer
 from yolo_lightning.utils.files import replacing
+from yolo_lightning.utils.process_identity import Process, read_process
 
 SHARD_PREFIX, SHARD_SUFFIX = "shard-", ".u8"
 INDEX_PREFIX = "index-"
@@ -162,7 +164,8 @@ def process_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
 
     Forked processes would inherit held locks and stall ROCm's queues.
     """
-    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_prepare_process)
+    context, own = multiprocessing.get_context("spawn"), read_process(os.getpid())
+    pool = ProcessPoolExecutor(workers, context, initializer=_prepare_process, initargs=(own,))
     try:
         yield pool
     except BrokenProcessPool as error:
@@ -171,11 +174,11 @@ def process_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
         pool.shutdown(cancel_futures=True)
 
 
-def _prepare_process() -> None:
+def _prepare_process(parent: Process | None) -> None:
     """Use one core, leave Ctrl-C to the parent process, and exit with the parent, even if the parent is killed."""
     cv2.setNumThreads(0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_trainer, args=(parent,), daemon=True).start()
 
 
 def write_index(
