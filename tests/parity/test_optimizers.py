@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
@@ -19,14 +20,13 @@ from yolo_lightning.model.layers import ConvolutionSettings
 from yolo_lightning.module import YOLOModule
 from yolo_lightning.training.musgd import MuSGD
 from yolo_lightning.training.optimizers import (
-    OptimizerName,
     automatic,
     check_same_optimizer,
+    make_optimizer,
     muon_groups,
-    optimizer_maker,
     parameter_groups,
 )
-from yolo_lightning.training.recipe import CLASS_HEAD_FACTOR, Recipe
+from yolo_lightning.training.recipe import CLASS_HEAD_FACTOR, OptimizerName, Recipe
 
 pytestmark = pytest.mark.whole_run
 
@@ -43,10 +43,10 @@ def network() -> nn.Module:
 
 @pytest.mark.parametrize("name", sorted({*get_args(OptimizerName)} - {"MuSGD"}))
 def test_named_optimizers_equal_those_of_ultralytics(name: str) -> None:
-    recipe, twin = Recipe(lr0=0.02, momentum=0.8), network()
+    recipe, twin = Recipe(name, lr0=0.02, momentum=0.8), network()  # type: ignore[arg-type]
     trainer: Any = SimpleNamespace(args=SimpleNamespace(), data={})
     theirs = BaseTrainer.build_optimizer(trainer, twin, name=name, lr=0.02, momentum=0.8, decay=5e-4)
-    ours = optimizer_maker(name, recipe)(parameter_groups(twin, 5e-4), scaled=False)  # type: ignore[arg-type]
+    ours = make_optimizer(recipe, parameter_groups(twin, 5e-4))
     assert type(ours) is type(theirs)
     expected = {group["param_group"].replace("bn", "normalisation"): group for group in theirs.param_groups}
     for group in ours.param_groups:
@@ -60,8 +60,7 @@ def test_musgd_has_the_groups_of_ultralytics(variant: str) -> None:
     trainer: Any = SimpleNamespace(args=SimpleNamespace(), data={})
     graph = YOLOModule(variant=variant).graph
     theirs = BaseTrainer.build_optimizer(trainer, graph, name="MuSGD", lr=0.02, momentum=0.8, decay=5e-4)
-    make = optimizer_maker("MuSGD", Recipe(lr0=0.02, momentum=0.8))
-    ours: Any = make(muon_groups(graph, 5e-4), scaled=False)
+    ours: Any = make_optimizer(Recipe("MuSGD", lr0=0.02, momentum=0.8), muon_groups(graph, 5e-4))
     assert (ours.muon, ours.sgd) == (theirs.muon, theirs.sgd)
     assert len({group["name"] for group in ours.param_groups}) == 8
     for group, other in zip(ours.param_groups, theirs.param_groups, strict=True):
@@ -113,9 +112,9 @@ def test_automatic_choice_is_that_of_ultralytics(
     trainer: Any = SimpleNamespace(args=SimpleNamespace(lr0=0.5), data={"nc": classes})
     graph = YOLOModule().graph
     theirs = BaseTrainer.build_optimizer(trainer, graph, name="auto", lr=0.5, momentum=0.937, iterations=updates)
-    name, recipe = automatic(Recipe(lr0=0.5), classes=classes, updates=updates, epochs=epochs)
-    assert (name, recipe.lr0, recipe.momentum) == expected
-    assert (name, recipe.lr0, recipe.warmup_bias_lr) == (
+    recipe = automatic(Recipe(lr0=0.5), classes=classes, updates=updates, epochs=epochs)
+    assert (recipe.optimizer, recipe.lr0, recipe.momentum) == expected
+    assert (recipe.optimizer, recipe.lr0, recipe.warmup_bias_lr) == (
         type(theirs).__name__,
         trainer.args.lr0,
         trainer.args.warmup_bias_lr,
@@ -124,25 +123,25 @@ def test_automatic_choice_is_that_of_ultralytics(
 
 def test_automatic_choice_of_a_checkpoint_is_kept() -> None:
     for saved, updates in (("AdamW", 99_999), ("MuSGD", 1)):
-        assert automatic(Recipe(), classes=4, updates=updates, epochs=9, saved=saved)[0] == saved
+        assert automatic(Recipe(), classes=4, updates=updates, epochs=9, saved=saved).optimizer == saved
 
 
 def test_unknown_name_is_refused() -> None:
     with pytest.raises(ValueError, match=r"model\.recipe\.optimizer must be one of SGD, Adam, AdamW.* got 'Lion'"):
-        optimizer_maker("Lion", Recipe())  # type: ignore[arg-type]
+        Recipe("Lion")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("given", [{"lr": 0.5}, {"weight_decay": 0.5}])
 def test_class_path_may_not_set_what_the_recipe_decides(given: dict[str, float]) -> None:
-    make = optimizer_maker(lambda groups: torch.optim.Adagrad(groups, **given), Recipe())  # type: ignore[arg-type]
+    recipe = Recipe(lambda groups: torch.optim.Adagrad(groups, **given))  # type: ignore[arg-type, return-value]
     with pytest.raises(ValueError, match=rf"Adagrad got {next(iter(given))} 0.5; set model\."):
-        make(parameter_groups(network(), 0.0), scaled=False)
+        make_optimizer(recipe, parameter_groups(network(), 0.0))
 
 
 def test_fused_optimizer_is_refused_where_clipping_comes_before_unscaling() -> None:
     def make(recipe: Recipe, *, scaled: bool) -> torch.optim.Optimizer:
-        build = optimizer_maker(lambda groups: torch.optim.AdamW(groups, fused=True), recipe)
-        return build(parameter_groups(network(), 0.0), scaled=scaled)
+        fused = replace(recipe, optimizer=lambda groups: torch.optim.AdamW(groups, fused=True))
+        return make_optimizer(fused, parameter_groups(network(), 0.0), scaled=scaled)
 
     with pytest.raises(ValueError, match=r"set fused to false, or model\.recipe\.clip_norm to 0"):
         make(Recipe(), scaled=True)
