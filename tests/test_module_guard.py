@@ -20,7 +20,7 @@ from yolo_lightning.commands.command_line import is_ours
 from yolo_lightning.data.batch import Batch, TrainingFacts, collate
 from yolo_lightning.data.loader import LoaderSettings
 from yolo_lightning.model.layers import ConvolutionSettings
-from yolo_lightning.model.loss import LossSettings
+from yolo_lightning.model.loss import DetectionLoss, LossSettings
 from yolo_lightning.module import YOLOModule
 from yolo_lightning.supervision.outcome import is_recoverable
 
@@ -48,19 +48,32 @@ def out_of_memory(module: YOLOModule, total: Tensor) -> Tensor:
     raise torch.OutOfMemoryError("tried to allocate 7 GiB")
 
 
+class FaultyLoss(DetectionLoss):
+    """Applies the fault of the step of a module, and notes the images of each pass."""
+
+    def __init__(self, module: "Faulty") -> None:
+        super().__init__(module.graph, module.loss_settings)
+        self.module = module
+
+    def __call__(self, raw: Any, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        total, parts = super().__call__(raw, batch)
+        module = self.module
+        module.seen.append((module._steps, batch.image_ids))
+        fault = module.faults.get(module._steps)
+        if fault is None or (fault is out_of_memory and len(batch) <= 1):
+            return total, parts
+        return fault(module, total), parts
+
+
 class Faulty(YOLOModule):
-    """Has faults at given steps, and writes down its batches and what it weighed after each."""
+    """Has faults at given steps."""
 
     faults: dict[int, Fault]
     seen: list[tuple[int, tuple[str, ...]]]
 
-    def _compute(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor], Tensor]:
-        total, parts, scores = super()._compute(batch)
-        self.seen.append((self._steps, batch.image_ids))
-        fault = self.faults.get(self._steps)
-        if fault is out_of_memory and len(batch) <= 1:
-            return total, parts, scores
-        return (fault(self, total) if fault else total), parts, scores
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.detection_loss = FaultyLoss(self)
 
 
 class Weights(Callback):
@@ -241,7 +254,7 @@ def test_memory_that_runs_out_halves_the_batch_for_good(fit: Callable[..., Any],
     with pytest.raises(Interrupt):
         fit({5: out_of_memory}, StopBefore(8))
     first = content(tmp_path / "run")
-    assert first["halving"] == {"images_at_once": 1, "halvings": 1}
+    assert first["splitting"] == {"images_at_once": 1, "splits": 1}
     module, _ = fit({13: out_of_memory}, resume=True)
     assert {len(batch) for _, batch in module.seen} == {1}
     assert [step for step, _ in module.seen] == [step for step in range(7, 17) for _ in range(2)]

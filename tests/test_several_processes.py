@@ -38,7 +38,7 @@ def test_gradients_and_losses_are_those_of_one_process(found: list[dict[str, Any
     """With normalisation by running statistics; those of a batch differ, as each process has its own."""
     rig = Rig(batch_norm=False)
     batch = _slice(make_batch(), *EDGES[name])
-    losses = rig.step.run(batch)
+    losses = rig.run(batch)
     for of_rank in found:
         of_share = of_rank["gradients"][name]
         torch.testing.assert_close(of_share["gradients"], rig.gradients(), rtol=1e-5, atol=1e-5)

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 from yolo_lightning.callbacks.mean_ap import MeanAP
-from yolo_lightning.checkpoints.checkpoint_file import INPUT
 from yolo_lightning.data.batch import Batch, Prediction, Target, TrainingFacts, targets
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.data.image_size import ImageSize
@@ -44,6 +43,7 @@ from yolo_lightning.model.tta import tta_predictions
 from yolo_lightning.training.device_transforms import ONE_CLASS, as_one_class, resized, training_size
 from yolo_lightning.training.freezing import Freeze, freeze_parts, keep_norms_frozen
 from yolo_lightning.training.guarded_step import Accumulation, GuardedStep, Losses
+from yolo_lightning.training.module_state import ModuleState
 from yolo_lightning.training.nonfinite import GuardSettings, NonFiniteGuard, roll_back
 from yolo_lightning.training.optimizers import (
     AUTO_MOMENTUM,
@@ -162,7 +162,7 @@ class YOLOModule(LightningModule):
         self.detection_loss = DetectionLoss(self.graph, self.loss_settings)
         self._accumulation = Accumulation()
         self._guard = NonFiniteGuard(guard)
-        self._guarded_step = GuardedStep(self._compute, self.manual_backward, guard.max_oom_splits)
+        self._guarded_step = GuardedStep(guard.max_oom_splits)
         self._steps = 0
         self._facts = TrainingFacts(batch_size=1)
         self._folded_graph: FoldedGraph | None = None
@@ -198,21 +198,32 @@ class YOLOModule(LightningModule):
         return self.graph(self._network_input(images))
 
     def training_step(self, batch: Batch, batch_idx: int) -> None:
-        """Add the gradients of one batch, and update the weights when enough gradients are summed."""
-        self._steps = steps_begun(self.trainer)
-        settings = self._apply_settings(batch_idx)
-        assert self.trainer.max_epochs is not None
-        self.detection_loss.set_epoch(self.current_epoch, self.trainer.max_epochs)
-        size, facts = ImageSize(*batch.images.shape[-2:]), self._facts
-        self._input_record = input_record(batch.images.shape[1], size, facts.neighbours, facts.pixel_range)
+        """Forward pass, loss and backward pass of one batch, and an optimizer step when enough gradients are summed."""
+        settings = self._begin_step(batch, batch_idx)
         if self.hparams["single_class"]:
             batch = as_one_class(batch)
-        losses = self._guarded_step.run(batch)
+        for attempt in self._guarded_step.attempts(batch):  # with fewer images at once after an out-of-memory error
+            raw: Any = None  # `raw` and `loss` keep the activations of an attempt that ran out of memory
+            loss: Any = None
+            with attempt:  # gradients and running statistics change only if the attempt succeeds
+                for part in attempt:
+                    raw = self.graph(self._training_input(part.images))
+                    loss = attempt.weighted(part, *self.detection_loss(raw, part), self.detection_loss.target_scores)
+                    raw = None  # the backward pass frees the outputs
+                    if attempt.is_finite:
+                        self.manual_backward(loss)
+        losses = attempt.losses
         must_roll_back = self._guard.check_loss(losses.is_finite, batch.image_ids, self._steps, losses.parts)
         if losses.is_finite:
             self._accumulation.steps += 1
-            if self._accumulation.steps >= settings.accumulate:
-                must_roll_back = self._update()
+        if losses.is_finite and self._accumulation.steps >= settings.accumulate:
+            is_finite = self._clip_gradients()
+            optimizer = self.optimizers()
+            assert not isinstance(optimizer, list)
+            if is_finite:
+                optimizer.step()
+            self._accumulation.reset(self.graph)
+            must_roll_back = self._guard.check_gradient(is_finite, self._steps)
         if must_roll_back:
             self._roll_back()
         self._log_step(losses, settings, len(batch))
@@ -278,7 +289,7 @@ class YOLOModule(LightningModule):
         return chosen
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Clip the summed gradients if a scaler has just unscaled them; otherwise `_update` has clipped them."""
+        """Clip the summed gradients if a scaler has just unscaled them; else `_clip_gradients` has clipped them."""
         if self.trainer.scaler is not None and self.recipe.clip_norm:
             clip_grad_norm_(self.graph.parameters(), self.recipe.clip_norm)
 
@@ -302,6 +313,7 @@ class YOLOModule(LightningModule):
         self._accumulation.restore(self.graph, self.trainer.scaler)
         summed = partial(self.trainer.strategy.reduce, reduce_op="sum")
         self._guarded_step.prepare(self.graph, self.trainer.world_size, summed)
+        self.detection_loss.reaches_all_outputs = self.trainer.world_size > 1
         self._facts = facts = TrainingFacts.from_trainer(self.trainer)
         before = self._input_record
         if before and facts.image_size is not None:
@@ -324,37 +336,43 @@ class YOLOModule(LightningModule):
         """Keep the gradients, which are carried across the end of an epoch; Lightning would set them to None."""
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["accumulation"] = self._accumulation.state_dict(self.graph, self.trainer.scaler)
-        checkpoint["steps"] = self._steps
-        checkpoint[INPUT] = self._input_record
-        checkpoint["nonfinite"] = self._guard.state_dict()
-        checkpoint["halving"] = self._guarded_step.state_dict()
-        checkpoint["optimizer"] = type(self.trainer.optimizers[0]).__name__
+        state = ModuleState(
+            steps=self._steps,
+            optimizer=type(self.trainer.optimizers[0]).__name__,
+            accumulation=self._accumulation.state_dict(self.graph, self.trainer.scaler),
+            nonfinite=self._guard.state_dict(),
+            splitting=self._guarded_step.state_dict(),
+            input=self._input_record,
+        )
+        checkpoint.update(state.keys())
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Raise a ValueError if another network was saved; keep the summed gradients until training starts."""
-        saved = checkpoint.get("hyper_parameters", {})
+        saved, state = checkpoint.get("hyper_parameters", {}), ModuleState.of(checkpoint)
         same_graph = "architecture" in saved and is_same_architecture(saved["architecture"], self.hparams)
         for name in ("class_names",) if same_graph else ("variant", "class_names"):
             if name in saved and saved[name] != self.hparams[name]:
                 raise ValueError(f"model.{name} must be {saved[name]}, as in the checkpoint, got {self.hparams[name]}")
         channels, own = saved.get("input_channels", INPUT_CHANNELS), self.hparams["input_channels"]
         if channels != own:
-            recorded = checkpoint.get(INPUT, {}).get("neighbours", [])
+            recorded = state.input.get("neighbours", [])
             raise ValueError(
                 f"data.input.neighbours must be {recorded}, as in the checkpoint, whose network has {channels} input "
                 f"channels, got a network with {own}"
             )
-        self._saved_optimizer = checkpoint.get("optimizer")
-        self._steps = checkpoint.get("steps", 0)
-        self._input_record = checkpoint.get(INPUT, {})
-        self._guard.load_state_dict(checkpoint.get("nonfinite", {}))
-        self._guarded_step.load_state_dict(checkpoint.get("halving", self._guarded_step.state_dict()))
-        self._accumulation.load_state_dict(checkpoint.get("accumulation", {"steps": 0, "gradients": {}}))
+        self._steps, self._saved_optimizer, self._input_record = state.steps, state.optimizer, state.input
+        self._accumulation.load_state_dict(state.accumulation)
+        self._guard.load_state_dict(state.nonfinite)
+        self._guarded_step.load_state_dict(state.splitting)
 
-    def _apply_settings(self, batch_idx: int) -> OptimizerSettings:
+    def _begin_step(self, batch: Batch, batch_idx: int) -> OptimizerSettings:
+        """Set the state that depends on the position in training, and return the settings of the optimizer."""
+        self._steps = steps_begun(self.trainer)
         assert self.trainer.max_epochs is not None
-        batch_size = self._facts.batch_size * self.trainer.world_size
+        self.detection_loss.set_epoch(self.current_epoch, self.trainer.max_epochs)
+        size, facts = ImageSize(*batch.images.shape[-2:]), self._facts
+        self._input_record = input_record(batch.images.shape[1], size, facts.neighbours, facts.pixel_range)
+        batch_size = facts.batch_size * self.trainer.world_size
         settings = settings_at(
             self.recipe,
             step=schedule_step(self.trainer, batch_idx),
@@ -366,34 +384,19 @@ class YOLOModule(LightningModule):
         apply_settings(self.trainer.optimizers[0], settings, scaled_weight_decay(self.recipe, batch_size))
         return settings
 
-    def _compute(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor], Tensor]:
-        images = self._network_input(batch.images)
-        if self.recipe.multi_scale:
-            longer = max(images.shape[-2:])
-            stride = graph_stride(self.graph)
-            size = training_size(longer, self.recipe.multi_scale, self._facts.seed, self._steps - 1, stride)
-            images = resized(images, size, stride)
-        raw = self.graph(images)
-        total, parts = self.detection_loss(raw, batch)
-        if self.trainer.world_size > 1:
-            total = self.detection_loss.reaching_all_outputs(total, raw)
-        return total, parts, self.detection_loss.target_scores
+    def _training_input(self, images: Tensor) -> Tensor:
+        images = self._network_input(images)
+        if not self.recipe.multi_scale:
+            return images
+        longer, stride = max(images.shape[-2:]), graph_stride(self.graph)
+        size = training_size(longer, self.recipe.multi_scale, self._facts.seed, self._steps - 1, stride)
+        return resized(images, size, stride)
 
-    def _update(self) -> bool:
-        """Clip the summed gradients and update if they are finite; return whether to restore a checkpoint.
-
-        A gradient scaler skips non-finite gradients itself.
-        """
-        optimizer = self.optimizers()
-        assert not isinstance(optimizer, list)
-        is_finite = True
-        if self.trainer.scaler is None:
-            norm = clip_grad_norm_(self.graph.parameters(), self.recipe.clip_norm or float("inf"))
-            is_finite = bool(norm.isfinite())
-        if is_finite:
-            optimizer.step()
-        self._accumulation.reset(self.graph)
-        return self._guard.check_gradient(is_finite, self._steps)
+    def _clip_gradients(self) -> bool:
+        """Clip the summed gradients; return whether they are finite. A gradient scaler does both at the step."""
+        if self.trainer.scaler is not None:
+            return True
+        return bool(clip_grad_norm_(self.graph.parameters(), self.recipe.clip_norm or float("inf")).isfinite())
 
     def _log_step(self, losses: Losses, settings: OptimizerSettings, images: int) -> None:
         """Log without waiting for the device.

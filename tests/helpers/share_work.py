@@ -21,7 +21,7 @@ sys.path.insert(0, str(TESTS.parent))
 
 from tests.callbacks.tiny_training import TinyModule, loader  # noqa: E402
 from tests.evaluation.detections import CLASS_NAMES, random_frames  # noqa: E402
-from tests.training.test_guarded_step import Rig, make_batch  # noqa: E402
+from tests.training.test_guarded_step import Rig, make_batch, run  # noqa: E402
 from yolo_lightning.callbacks import (  # noqa: E402
     EMA,
     BestCheckpoint,
@@ -56,7 +56,7 @@ class SharingNetwork(nn.Module):
     def forward(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor], Tensor]:
         raw = self.graph(batch.images / 255)
         total, parts = self.rig.loss(raw, batch)
-        return self.rig.loss.reaching_all_outputs(total, raw), parts, self.rig.loss.target_scores
+        return total, parts, self.rig.loss.target_scores
 
 
 def own_share(edges: tuple[int, ...]) -> Batch:
@@ -72,10 +72,10 @@ def summed(tensor: Tensor) -> Tensor:
 def gradients_of_share(batch: Batch) -> dict[str, Any]:
     """Gradients and losses of a step, to which each process brings its part of a batch."""
     rig = Rig(batch_norm=False)
+    rig.loss.reaches_all_outputs = True
     network = DistributedDataParallel(SharingNetwork(rig))
-    rig.step.compute, rig.step.backward = network, torch.Tensor.backward
     rig.step.prepare(rig.graph, dist.get_world_size(), summed)
-    losses = rig.step.run(batch)
+    losses = run(rig.step, batch, network)
     return {"gradients": rig.gradients(), "losses": losses.parts, "total": losses.total / len(batch)}
 
 

@@ -28,8 +28,8 @@ GIB = 1 << 30
 
 DOCUMENTED_WAITS = {
     # Whether a batch is skipped must be known before its backward pass, and an update before it changes the weights.
-    "local_scalar_dense in yolo_lightning/training/guarded_step.py:GuardedStep._are_finite": 1,
-    "local_scalar_dense in yolo_lightning/module.py:YOLOModule._update": 1,
+    "local_scalar_dense in yolo_lightning/training/guarded_step.py:GuardedStep.are_finite": 1,
+    "local_scalar_dense in yolo_lightning/module.py:YOLOModule._clip_gradients": 1,
     # The numbers of boxes and of assigned anchors are sizes of tensors.
     "unique2 in ultralytics/utils/loss.py:v8DetectionLoss.preprocess": 1,
     "local_scalar_dense in ultralytics/utils/loss.py:v8DetectionLoss.preprocess": 1,

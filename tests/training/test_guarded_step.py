@@ -1,4 +1,4 @@
-"""A step leaves its gradients entirely or not at all, and memory that runs out halves it."""
+"""Gradients are added completely or not at all. After an out-of-memory error the batch is computed in parts."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ from yolo_lightning.data.batch import Batch, in_parts
 from yolo_lightning.data.boxes import Letterbox
 from yolo_lightning.model.graph import build_graph
 from yolo_lightning.model.loss import DetectionLoss
-from yolo_lightning.training.guarded_step import GuardedStep
+from yolo_lightning.training.guarded_step import GuardedStep, Losses
 
 SIZE, IMAGES = 64, 6
 BOXES = (3, 0, 1, 2, 0, 4)
@@ -36,6 +36,22 @@ def make_batch(seed: int = 0) -> Batch:
     )
 
 
+Compute = Callable[[Batch], tuple[Tensor, dict[str, Tensor], Tensor]]
+
+
+def run(
+    step: GuardedStep, batch: Batch, compute: Compute, backward: Callable[[Tensor], None] = Tensor.backward
+) -> Losses:
+    """Compute the gradients of a batch as `YOLOModule.training_step` does."""
+    for attempt in step.attempts(batch):
+        with attempt:
+            for part in attempt:
+                loss = attempt.weighted(part, *compute(part))
+                if attempt.is_finite:
+                    backward(loss)
+    return attempt.losses
+
+
 class Rig:
     """A network with its loss, and faults that can be injected into the forward or the backward pass."""
 
@@ -47,12 +63,13 @@ class Rig:
                 if isinstance(layer, nn.BatchNorm2d):
                     layer.eval()
         self.loss = DetectionLoss(self.graph)
-        self.step = GuardedStep(self.compute, self.backward, max_oom_splits)
+        self.step = GuardedStep(max_oom_splits)
         self.step.prepare(self.graph)
         self.seen: list[int] = []
         self.spoil: Callable[[int, Tensor], Tensor] = lambda call, total: total
         self.fails_backward: Callable[[int], bool] = lambda images: False
         self.fails_forward: Callable[[int], bool] = lambda images: False
+        self.scaled: Callable[[Tensor], Tensor] = lambda total: total
         self.error: RuntimeError = torch.OutOfMemoryError("tried to allocate 7 GiB\nand more")
 
     def compute(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor], Tensor]:
@@ -62,8 +79,11 @@ class Rig:
             raise self.error
         return self.spoil(len(self.seen), total), parts, self.loss.target_scores
 
+    def run(self, batch: Batch) -> Losses:
+        return run(self.step, batch, self.compute, self.backward)
+
     def backward(self, total: Tensor) -> None:
-        total.backward()
+        self.scaled(total).backward()
         if self.fails_backward(self.seen[-1]):
             raise torch.OutOfMemoryError("tried to allocate 7 GiB\nand more")
 
@@ -81,7 +101,7 @@ def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor], **tolera
 def test_gradients_are_those_of_torch_bit_for_bit_over_two_batches() -> None:
     rig, plain = Rig(), Rig()
     for seed in range(2):
-        losses = rig.step.run(make_batch(seed))
+        losses = rig.run(make_batch(seed))
         total, _, _ = plain.compute(make_batch(seed))
         total.backward()
         assert losses.is_finite
@@ -93,10 +113,10 @@ def test_gradients_are_those_of_torch_bit_for_bit_over_two_batches() -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_loss_that_is_not_finite_leaves_no_trace(value: float) -> None:
     rig = Rig()
-    rig.step.run(make_batch(0))
+    rig.run(make_batch(0))
     gradients, buffers = rig.gradients(), rig.buffers()
     rig.spoil = lambda call, total: total * value
-    assert not rig.step.run(make_batch(1)).is_finite
+    assert not rig.run(make_batch(1)).is_finite
     assert_equal(rig.gradients(), gradients)
     assert_equal(rig.buffers(), buffers)
 
@@ -106,7 +126,7 @@ def test_activation_that_is_not_finite_does_not_reach_running_statistics() -> No
     buffers = rig.buffers()
     with torch.no_grad():
         rig.graph.model[0].conv.weight[0, 0, 0, 0] = float("nan")
-    assert not rig.step.run(make_batch()).is_finite
+    assert not rig.run(make_batch()).is_finite
     assert_equal(rig.buffers(), buffers)
     assert rig.gradients() == {}
 
@@ -116,7 +136,7 @@ def test_statistic_that_overflows_counts_though_the_loss_is_finite() -> None:
     with torch.no_grad():
         rig.graph.model[0].conv.weight[0] *= 1e20  # its square is beyond float32; normalised it is finite again
     buffers = rig.buffers()
-    losses = rig.step.run(make_batch())
+    losses = rig.run(make_batch())
     assert losses.total.isfinite()
     assert not losses.is_finite
     assert_equal(rig.buffers(), buffers)
@@ -125,39 +145,39 @@ def test_statistic_that_overflows_counts_though_the_loss_is_finite() -> None:
 def test_all_processes_leave_the_batch_out_where_one_does() -> None:
     rig = Rig()
     rig.step.prepare(rig.graph, 2, lambda own: own + torch.eye(len(own))[0])  # the other rank reports a failure
-    assert not rig.step.run(make_batch()).is_finite
+    assert not rig.run(make_batch()).is_finite
     assert rig.gradients() == {}
 
 
 @pytest.mark.parametrize("where", ["fails_forward", "fails_backward"])
-def test_out_of_memory_halves_this_batch_and_all_later_ones(where: str) -> None:
+def test_out_of_memory_splits_this_batch_and_all_later_ones(where: str) -> None:
     rig = Rig()
     setattr(rig, where, lambda images: images > 3)
     with pytest.warns(UserWarning, match=r"out of memory with 6 of 6 images.*3 images are computed at once.*7 GiB\)$"):
-        rig.step.run(make_batch(0))
-    rig.step.run(make_batch(1))
+        rig.run(make_batch(0))
+    rig.run(make_batch(1))
     assert rig.seen == [6, 3, 3, 3, 3]
-    assert rig.step.state_dict() == {"images_at_once": 3, "halvings": 1}
+    assert rig.step.state_dict() == {"images_at_once": 3, "splits": 1}
 
 
 @pytest.mark.parametrize("images_at_once", [1, 4])
 def test_losses_of_both_branches_of_a_head_are_weighted_by_their_own_scores(images_at_once: int) -> None:
-    halved, whole = (Rig(batch_norm=False, variant="yolo26n") for _ in range(2))
-    halved.step.images_at_once = images_at_once
-    found, expected = halved.step.run(make_batch()), whole.step.run(make_batch())
+    split, whole = (Rig(batch_norm=False, variant="yolo26n") for _ in range(2))
+    split.step.images_at_once = images_at_once
+    found, expected = split.run(make_batch()), whole.run(make_batch())
     torch.testing.assert_close(found.total, expected.total, rtol=1e-5, atol=0)
     assert_equal(found.parts, expected.parts, rtol=1e-5, atol=1e-7)
     many, one = whole.loss.target_scores.tolist()
     assert abs(many - one) > 0.1 * many, "the case is too easy"
     for name, gradient in whole.gradients().items():
-        error = (halved.gradients()[name] - gradient).norm() / gradient.norm().clamp(min=1e-3)
+        error = (split.gradients()[name] - gradient).norm() / gradient.norm().clamp(min=1e-3)
         assert error < 1e-4, name
 
 
 def test_share_of_a_rank_is_weighted_per_branch() -> None:
     whole, rank = Rig(batch_norm=False, variant="yolo26n"), Rig(batch_norm=False, variant="yolo26n")
     rank.step.prepare(rank.graph, 2, lambda own: own * 2)  # the other rank has the same share
-    expected, found = whole.step.run(make_batch()), rank.step.run(make_batch())
+    expected, found = whole.run(make_batch()), rank.run(make_batch())
     torch.testing.assert_close(found.parts, expected.parts, rtol=1e-5, atol=1e-7)
     torch.testing.assert_close(found.total, expected.total, rtol=1e-5, atol=0)
     for name, gradient in whole.gradients().items():  # of two equal shares, averaged by DistributedDataParallel
@@ -169,14 +189,14 @@ def test_share_of_a_rank_is_weighted_per_branch() -> None:
     "images_at_once", [1, 4, *(pytest.param(other, marks=pytest.mark.whole_run) for other in (2, 3, 5))]
 )
 def test_parts_give_the_gradients_and_losses_of_the_whole_batch_without_batch_norm(images_at_once: int) -> None:
-    halved, whole = Rig(batch_norm=False), Rig(batch_norm=False)
-    halved.step.images_at_once = images_at_once
+    split, whole = Rig(batch_norm=False), Rig(batch_norm=False)
+    split.step.images_at_once = images_at_once
     for seed in range(2):
-        found, expected = halved.step.run(make_batch(seed)), whole.step.run(make_batch(seed))
+        found, expected = split.run(make_batch(seed)), whole.run(make_batch(seed))
     torch.testing.assert_close(found.total, expected.total, rtol=1e-5, atol=0)
     assert_equal(found.parts, expected.parts, rtol=1e-5, atol=1e-7)
     for name, gradient in whole.gradients().items():
-        error = (halved.gradients()[name] - gradient).norm() / gradient.norm().clamp(min=1e-3)
+        error = (split.gradients()[name] - gradient).norm() / gradient.norm().clamp(min=1e-3)
         assert error < 1e-4, name
 
 
@@ -185,7 +205,7 @@ def test_parts_give_the_gradients_and_losses_of_the_whole_batch_without_batch_no
 def test_parts_are_weighted_by_their_target_scores(score: float, images_at_once: int) -> None:
     """A loss that is divided as YOLOv8's, by the scores of all boxes; two of the six images have none."""
 
-    def step() -> tuple[nn.Linear, GuardedStep]:
+    def step(at_once: int | None) -> tuple[nn.Linear, Losses]:
         layer = nn.Linear(SIZE * SIZE, 1, dtype=torch.float64)
         nn.init.constant_(layer.weight, 1e-4)
         nn.init.zeros_(layer.bias)
@@ -195,25 +215,24 @@ def test_parts_are_weighted_by_their_target_scores(score: float, images_at_once:
             loss = layer(batch.images.double().flatten(1)).square().sum() / scores.clamp(min=1)
             return loss * len(batch), {"part": loss.detach()}, scores
 
-        guarded = GuardedStep(compute, lambda total: total.backward())
+        guarded = GuardedStep()
         guarded.prepare(layer)
-        return layer, guarded
+        guarded.images_at_once = at_once
+        return layer, run(guarded, make_batch(), compute)
 
-    (one, halved), (other, whole) = step(), step()
-    halved.images_at_once = images_at_once
-    found, expected = halved.run(make_batch()), whole.run(make_batch())
+    (one, found), (other, expected) = step(images_at_once), step(None)
     torch.testing.assert_close((found.total, found.parts), (expected.total, expected.parts))
     torch.testing.assert_close([one.weight.grad], [other.weight.grad])
 
 
 @pytest.mark.filterwarnings("ignore:out of memory")
-def test_halving_keeps_the_gradients_of_earlier_batches() -> None:
+def test_split_keeps_the_gradients_of_earlier_batches() -> None:
     rig, expected = Rig(batch_norm=False), Rig(batch_norm=False)
     for one in (rig, expected):
-        one.step.run(make_batch(0))
+        one.run(make_batch(0))
     rig.fails_backward = lambda images: images > 3  # when it has added its gradients already
     for one in (rig, expected):
-        one.step.run(make_batch(1))
+        one.run(make_batch(1))
     for name, gradient in expected.gradients().items():
         assert (rig.gradients()[name] - gradient).norm() <= 1e-4 * gradient.norm().clamp(min=1e-3), name
 
@@ -221,10 +240,10 @@ def test_halving_keeps_the_gradients_of_earlier_batches() -> None:
 def test_loss_of_a_part_that_is_not_finite_leaves_no_trace() -> None:
     rig = Rig()
     rig.step.images_at_once = 3
-    rig.step.run(make_batch(0))
+    rig.run(make_batch(0))
     gradients, buffers = rig.gradients(), rig.buffers()
     rig.spoil = lambda call, total: total * (float("nan") if call == 4 else 1)
-    assert not rig.step.run(make_batch(1)).is_finite
+    assert not rig.run(make_batch(1)).is_finite
     assert_equal(rig.gradients(), gradients)
     assert_equal(rig.buffers(), buffers)
 
@@ -235,7 +254,7 @@ def test_out_of_memory_again_is_an_error(max_oom_splits: int, passes: list[int])
     rig = Rig(max_oom_splits)
     rig.fails_forward = lambda images: True
     with pytest.raises(torch.OutOfMemoryError, match="7 GiB"):
-        rig.step.run(make_batch())
+        rig.run(make_batch())
     assert rig.seen == passes
     assert rig.gradients() == {}
 
@@ -245,19 +264,19 @@ def test_out_of_memory_among_several_processes_is_an_error() -> None:
     rig.fails_forward = lambda images: True
     rig.step.prepare(rig.graph, 2, lambda own: own)
     with pytest.raises(torch.OutOfMemoryError):
-        rig.step.run(make_batch())
+        rig.run(make_batch())
     assert rig.seen == [6]
 
 
 @pytest.mark.filterwarnings("ignore:out of memory")
-def test_resumed_step_begins_halved_and_has_used_its_halving_up() -> None:
+def test_resumed_step_begins_split_and_has_no_split_left() -> None:
     first, again = Rig(), Rig()
     first.fails_forward = lambda images: images > 3
-    first.step.run(make_batch())
+    first.run(make_batch())
     again.step.load_state_dict(first.step.state_dict())
     again.fails_forward = lambda images: images > 2
     with pytest.raises(torch.OutOfMemoryError):
-        again.step.run(make_batch())
+        again.run(make_batch())
     assert again.seen == [3]
 
 
@@ -278,11 +297,11 @@ def test_parts_hold_all_of_a_batch_once(images_at_once: int, sizes: list[int]) -
 
 
 @pytest.mark.filterwarnings("ignore:out of memory")
-def test_error_of_a_backend_without_an_own_type_halves_the_batch() -> None:
+def test_error_of_a_backend_without_an_own_type_splits_the_batch() -> None:
     rig = Rig()
     rig.error = RuntimeError("MPS backend out of memory (MPS allocated: 8.8 GiB, max allowed: 9.0 GiB)")
     rig.fails_forward = lambda images: images == IMAGES
-    assert rig.step.run(make_batch()).is_finite
+    assert rig.run(make_batch()).is_finite
     assert rig.seen == [6, 3, 3]
 
 
@@ -291,7 +310,7 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory() -> None:
     rig.error = RuntimeError("expected scalar type Half but found Float")
     rig.fails_forward = lambda images: True
     with pytest.raises(RuntimeError, match="Half"):
-        rig.step.run(make_batch())
+        rig.run(make_batch())
     assert rig.seen == [6]
 
 
@@ -300,11 +319,11 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory() -> None:
 def test_gradients_with_a_scaler_are_scaled_and_losses_are_not(at_once: int | None) -> None:
     plain, scaled = Rig(), Rig()
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    scaled.step.backward = lambda total: scaler.scale(total).backward()
+    scaled.scaled = scaler.scale
     found = []
     for rig in (plain, scaled):
         rig.step.images_at_once = at_once
-        found.append([rig.step.run(make_batch(seed)) for seed in range(2)])  # two steps, summed
+        found.append([rig.run(make_batch(seed)) for seed in range(2)])  # two steps, summed
     gradients = {name: gradient / 1024 for name, gradient in scaled.gradients().items()}
     assert_equal(gradients, plain.gradients())
     assert [float(one.total) for one in found[0]] == [float(one.total) for one in found[1]]
@@ -314,10 +333,10 @@ def test_gradients_with_a_scaler_are_scaled_and_losses_are_not(at_once: int | No
 def test_overflowing_gradient_is_left_to_the_scaler() -> None:
     rig = Rig()
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
-    rig.step.backward = lambda total: scaler.scale(total).backward()
+    rig.scaled = scaler.scale
     optimizer = torch.optim.SGD(rig.graph.parameters(), lr=1.0)
     before = {name: one.detach().clone() for name, one in rig.graph.named_parameters()}
-    assert rig.step.run(make_batch()).is_finite
+    assert rig.run(make_batch()).is_finite
     assert not all(gradient.isfinite().all() for gradient in rig.gradients().values())
     scaler.step(optimizer)
     scaler.update()

@@ -10,6 +10,7 @@ from yolo_lightning.checkpoints.torch_archive import load_checkpoint
 from yolo_lightning.commands.option_errors import unknown_key
 from yolo_lightning.model.detection_settings import DetectionSettings
 from yolo_lightning.model.network_settings import NetworkSettings
+from yolo_lightning.training.module_state import ModuleState
 from yolo_lightning.utils.old_layout import RENAMED_KEYS, current_hyperparameters, current_layout, new_key
 
 
@@ -65,10 +66,13 @@ def test_hyperparameters_become_nested() -> None:
 
 def test_old_checkpoint_is_read_in_the_layout_of_today(tmp_path: Path) -> None:
     file = tmp_path / "old.ckpt"
-    torch.save({"hyper_parameters": OLD, "config": {"model": {"momentum": 0.5}}}, file)
+    state = {"halving": {"images_at_once": 3, "halvings": 1}, "steps": 7}
+    torch.save({"hyper_parameters": OLD, "config": {"model": {"momentum": 0.5}}} | state, file)
     content = load_checkpoint(file, "meta")
     assert content["hyper_parameters"] == CURRENT
     assert NetworkSettings.of(content["hyper_parameters"]).detections == DetectionSettings(score_threshold=0.2)
+    assert ModuleState.of(state) == ModuleState.of(content)
+    assert ModuleState.of(content) == ModuleState(steps=7, splitting={"images_at_once": 3, "splits": 1})
     options = remembered(tmp_path, content)
     assert (options["model.recipe.lr0"], options["model.recipe.momentum"]) == (0.1, 0.5)
 

@@ -1,20 +1,19 @@
 """Reading of archives of torch.save of unknown origin: no code runs, and no more memory is used than the file has."""
 
 import zipfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from yolo_lightning.utils.old_layout import current_hyperparameters
+from yolo_lightning.utils.old_layout import current_checkpoint
 from yolo_lightning.utils.plain_text import one_line
 
 
 def load_checkpoint(path: Path, map_location: Literal["cpu", "meta"] = "cpu") -> dict[str, Any]:
     """Return the content of a checkpoint of tensors and plain Python objects; "meta" reads no tensors.
 
-    Hyperparameters of an earlier layout are returned in the layout of today.
+    The layout of earlier versions is converted to that of today.
 
     Raises:
         ValueError: If the file is damaged, contains other objects or is no dictionary.
@@ -26,9 +25,7 @@ def load_checkpoint(path: Path, map_location: Literal["cpu", "meta"] = "cpu") ->
         raise ValueError(f"checkpoint {path} cannot be loaded: {reason(error)}") from error
     if not isinstance(content, dict):
         raise ValueError(f"checkpoint {path} must contain a dictionary, got {type(content).__name__}")
-    if isinstance(stored := content.get("hyper_parameters"), Mapping):
-        content["hyper_parameters"] = current_hyperparameters(stored)
-    return content
+    return current_checkpoint(content)
 
 
 def check_archive(path: Path) -> None:

@@ -76,6 +76,16 @@ def current_layout(flat: Mapping[str, Any]) -> dict[str, Any]:
     return {new_key(name) or name: value for name, value in flat.items()}
 
 
+def current_checkpoint(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of a checkpoint, possibly of an earlier version, in the layout of today."""
+    current = dict(content)
+    if isinstance(stored := current.get("hyper_parameters"), Mapping):
+        current["hyper_parameters"] = current_hyperparameters(stored)
+    if isinstance(state := current.pop("halving", None), Mapping):
+        current["splitting"] = {"images_at_once": state.get("images_at_once"), "splits": state.get("halvings", 0)}
+    return current
+
+
 def current_hyperparameters(stored: Mapping[str, Any]) -> dict[str, Any]:
     """Return the hyperparameters in a checkpoint, or the settings in an exported file, in the nested layout of today.
 

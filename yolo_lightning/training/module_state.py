@@ -1,0 +1,29 @@
+"""The part of a checkpoint that `YOLOModule` writes."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Self
+
+from yolo_lightning.utils.old_layout import current_checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleState:
+    """Progress of a module. The names of the fields are the keys in a checkpoint, beside those of Lightning."""
+
+    steps: int = 0  # begun since training began
+    optimizer: str | None = None  # name of the class; None if unknown
+    accumulation: dict[str, Any] = field(default_factory=dict)  # see `Accumulation`
+    nonfinite: dict[str, int] = field(default_factory=dict)  # see `NonFiniteGuard`
+    splitting: dict[str, Any] = field(default_factory=dict)  # see `GuardedStep`
+    input: dict[str, Any] = field(default_factory=dict)  # preprocessing of the training images, see `input_record`
+
+    @classmethod
+    def of(cls, checkpoint: Mapping[str, Any]) -> Self:
+        """Return the state in a checkpoint, possibly of an earlier version; missing keys have their defaults."""
+        current = current_checkpoint(checkpoint)
+        return cls(**{one.name: current[one.name] for one in fields(cls) if one.name in current})
+
+    def keys(self) -> dict[str, Any]:
+        """Return the keys of a checkpoint with their values."""
+        return {one.name: getattr(self, one.name) for one in fields(self)}
