@@ -90,19 +90,19 @@ class GuardedStep:
         self._statistics = [buffer for buffer in graph.buffers() if buffer.is_floating_point()]
         self.one_to_one = {id(one) for name, one in graph.named_parameters() if ONE_TO_ONE in name}
 
-    def attempts(self, batch: Batch) -> Iterator["Attempt"]:
+    def attempts(self, batch: Batch) -> Iterator["BatchAttempt"]:
         """Yield attempts at `batch`, which is on the device, until one does not run out of memory.
 
         With several ranks, `batch` is the share of this rank.
         """
-        kind: type[Attempt]
+        kind: type[BatchAttempt]
         while True:
             if self.world_size > 1:
                 kind = ShareAttempt
             elif self.images_at_once is not None and len(batch) > self.images_at_once:
                 kind = SplitAttempt
             else:
-                kind = Attempt
+                kind = BatchAttempt
             attempt = kind(self, batch)
             yield attempt
             if not attempt.ran_out_of_memory:
@@ -134,7 +134,7 @@ class GuardedStep:
         return bool(torch.stack([total.detach(), *(norm.to(total) for norm in norms)]).isfinite().all())
 
 
-class Attempt:
+class BatchAttempt:
     """Context for the passes over one batch. Leaves gradients and running statistics unchanged unless they succeed.
 
     An out-of-memory error that splits the batch ends the context without an exception.
@@ -209,7 +209,7 @@ class Attempt:
         self.step.restore_buffers()
 
 
-class ShareAttempt(Attempt):
+class ShareAttempt(BatchAttempt):
     """The share of one of several ranks."""
 
     def weighted(self, part: Batch, totals: Tensor, parts: dict[str, Tensor], scores: Tensor) -> Tensor:
@@ -228,7 +228,7 @@ class ShareAttempt(Attempt):
         return share.sum()
 
 
-class SplitAttempt(Attempt):
+class SplitAttempt(BatchAttempt):
     """Parts with fewer images. Their weights depend on the scores of all parts and are applied to the gradients."""
 
     def __init__(self, step: GuardedStep, batch: Batch) -> None:
