@@ -10,9 +10,7 @@ SUBCOMMANDS = {
 
 TOOLS = {
     "average": "average the last checkpoints of a run, or interpolate between checkpoints",
-    "benchmark": "compare the speed and memory of convolution implementations",
-    "benchmark_gpu": "measure a new GPU in minutes: correctness, speed, memory, stability, as one page",
-    "benchmark_loader": "measure samples per second from each storage, and the start of the workers",
+    "benchmark": "measure convolutions (layers, graph), a training step (step), the loader, or all of a new GPU (gpu)",
     "bootstrap": "intervals of the scores of a validation or test",
     "contact_sheet": "draw the input of the network with its boxes",
     "doctor": "inspect this machine and recommend settings",
@@ -27,5 +25,8 @@ TOOLS = {
 }
 """Purpose by name."""
 
-WITHOUT_TORCH = frozenset({"benchmark_gpu", "doctor", "monitor", "supervise"})
+RENAMED = {"benchmark_gpu": "benchmark gpu", "benchmark_loader": "benchmark loader"}
+"""New words of former commands."""
+
+WITHOUT_TORCH = frozenset({"benchmark", "doctor", "monitor", "supervise"})
 """Commands that do not import torch: they start quickly, and work if torch cannot be imported."""

@@ -25,6 +25,8 @@ from yolo_lightning.utils.plain_text import printable
 PACKAGE = "yolo_lightning"
 BOUND = "bound_by_weights"
 """Name of an optional function of a command's module: the data options that the weights determine."""
+SECTIONS = "function_of"
+"""Name of an optional function of a command's module: the function that the first words select, and its words."""
 SWITCH_VALUES = ("true", "false", "yes", "no")
 
 
@@ -56,8 +58,9 @@ def run_tool(name: str, words: Sequence[str]) -> None:
     module = import_module(f"yolo_lightning.commands.{name}")
     if hasattr(module, "__path__"):  # a command in its own folder
         module = import_module(f"yolo_lightning.commands.{name}.command")
-    function: Callable[..., Any] | dict[str, Callable[..., Any]] = getattr(module, name)
+    function: Callable[..., Any] | dict[str, Callable[..., Any]]
     program = f"{PROGRAM} {name}"
+    function, words = module.function_of(words) if hasattr(module, SECTIONS) else (getattr(module, name), words)
     if isinstance(function, dict):
         auto_cli(
             function,

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from inspect import signature
 from typing import Any, NoReturn
 
+from yolo_lightning.commands import RENAMED
 from yolo_lightning.utils.exit_codes import ExitCode
 from yolo_lightning.utils.old_layout import RENAMED_KEYS, new_key
 from yolo_lightning.utils.suggestions import did_you_mean, similar
@@ -35,8 +36,6 @@ SYNONYMS = {
     "save_dir": ("output", "trainer.default_root_dir"),
     "seed": ("seed_everything",),
     "conv": ("conv_backend",),
-    "conv_plan": ("conv_algorithm",),
-    "conv_plan_budget_s": ("conv_algorithm_budget_s",),
     "confidence": ("score_threshold",),
     "overlap": ("iou_threshold",),
     "augment": ("tta",),
@@ -175,6 +174,8 @@ def rejected_option(message: str) -> str | None:
 
 
 def unknown_command(typed: str, known: Collection[str]) -> str:
+    if typed in RENAMED:
+        return f"{typed} is now {RENAMED[typed]}."
     return f"unknown command {typed}{did_you_mean(similar(typed, known))} The commands are {', '.join(known)}."
 
 

@@ -1,104 +1,102 @@
-"""`python -m yolo_lightning benchmark`: speed and memory of the convolutions, compared with baselines."""
+"""`python -m yolo_lightning benchmark SECTION`: convolutions, training step, loader, or everything on a GPU."""
 
-from collections.abc import Sequence
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
-import torch
-from rich.console import Console
+from yolo_lightning.commands.benchmark.findings import FORMAT
+from yolo_lightning.commands.benchmark.page import answer, page
+from yolo_lightning.commands.benchmark.stages import DEFAULT_BUDGET_S, Stage, StageState, read_record, run_stages
+from yolo_lightning.utils.exit_codes import INTERRUPTED, ExitCode
+from yolo_lightning.utils.files import replacing, write_json
+from yolo_lightning.utils.stop_signals import pasteable
 
-from yolo_lightning.commands.benchmark.baselines import DESCRIPTIONS, Implementation, variants
-from yolo_lightning.commands.benchmark.run import (
-    BenchmarkReport,
-    BenchmarkSettings,
-    ConvAlgorithm,
-    Precision,
-    Section,
-    new_report,
-    run,
-)
-from yolo_lightning.commands.benchmark.tables import show
-from yolo_lightning.commands.command_line import wide_console
-from yolo_lightning.utils.choices import chosen_device
+PAGE, RESULTS = "gpu.md", "gpu.json"
+CONVOLUTIONS = ("layers", "graph", "step")
 
 
-def benchmark(
+def function_of(words: Sequence[str]) -> tuple[Callable[..., None], list[str]]:
+    """Return the function of the section that the first word names, and the words of its command line.
+
+    Raises:
+        ValueError: If the first word is no section.
+    """
+    name = "".join(words[:1])
+    if name == "gpu":
+        return gpu, list(words[1:])
+    if name == "loader":
+        from yolo_lightning.commands.benchmark.loader import loader
+
+        return loader, list(words[1:])
+    if name in (*CONVOLUTIONS, "-h", "--help"):
+        from yolo_lightning.commands.benchmark.speed import convolutions
+
+        return convolutions, list(words)
+    sections = ", ".join([*CONVOLUTIONS, "loader", "gpu"])
+    raise ValueError(
+        f"benchmark needs a section, one of {sections}, got {name or 'none'}; for example: benchmark gpu OUT"
+    )
+
+
+def gpu(
+    out: Path,
     *,
     device: str = "auto",
-    threads: int | None = None,
-    sections: Section | tuple[Section, ...] = ("layers", "graph", "step", "stability"),
-    skip: Implementation | tuple[Implementation, ...] = (),
-    batch_size: int = 4,
-    image_size: int | Sequence[int] = 640,
-    repeats: int = 7,
-    precision: Precision = "32-true",
-    vendor_search: bool = False,
-    conv_algorithm: ConvAlgorithm = "auto",
-    conv_algorithm_budget_s: float = 60.0,
-    stability_steps: int = 100,
-    frames: int = 329_299,
-    epochs: int = 15,
-    profile: bool = True,
-    json: Path | None = None,
+    quick: bool = False,
+    budget_s: float = DEFAULT_BUDGET_S,
+    stages: list[Stage] | None = None,
 ) -> None:
-    """Compare the convolutions of yolo_lightning.conv (gemm) with native PyTorch convolutions and two more baselines.
+    """Measure everything that matters on a new GPU in ten minutes, and write one page and one JSON file.
 
-    Runs YOLOv8n on random images, forward and backward: six layers, the whole network and a whole training step.
-    All variants run in one process and take turns. The stability section then trains twice from one seed: the losses
-    must be finite and equal bit for bit, and the memory use must not grow. Otherwise the exit code is 1.
+    The page answers: does it compute right, is it faster than native and by how much per layer, does training run, does
+    kill and resume hold, which settings to use. Each stage runs in a child process with a time limit and its result is
+    written at once: a crash or hang loses one stage only. A second call with the same options runs the stages that have
+    not finished.
 
-    A variant that raises an error is listed with the error. If a variant hangs, `json` contains all earlier sections.
+    Exit code 0 if no stage failed, crashed or timed out, else 1; 130 after Ctrl-C.
 
     Args:
-        device: auto, cpu, cuda, cuda:1, ...; auto selects the accelerator if there is one.
-        threads: Number of PyTorch's CPU threads; null keeps PyTorch's default.
-        sections: One section, or several as [layers,graph,step,stability].
-        skip: Implementations to skip, one, or several as [native,slow]. A vendor kernel that hangs cannot be
-            interrupted; skip native in this case.
-        batch_size: Images per step.
-        image_size: Size of the input in pixels, multiples of 32: the side of a square, or `[height, width]`.
-        repeats: Number of rounds. Every round measures each variant once; the order rotates and the median is reported.
-        precision: 32-true, or bf16-mixed for bfloat16 under autocast.
-        vendor_search: Let cuDNN or MIOpen search for the fastest kernel first, which can take very long with MIOpen.
-        conv_algorithm: Algorithm choice of gemm. table uses a table; auto also uses compiled kernels on a GPU; autotune
-            measures the candidates of auto during the warm-up.
-        conv_algorithm_budget_s: Time limit in seconds for the measurements of conv_algorithm autotune.
-        stability_steps: Steps of each of the two trainings, >= 10; on a CPU, their images have at most 160 px.
-        frames: Frames per epoch for the estimate of the training time; the default is the size of LTDv2.
-        epochs: Number of epochs for the estimate of the training time.
-        profile: Run torch.profiler, which counts launches.
-        json: Output file for all results; rewritten after every section.
+        out: Folder for the results: gpu.md, gpu.json, and one JSON file per stage.
+        device: auto, cpu, cuda, cuda:1, xpu, mps; auto selects the accelerator if there is one.
+        quick: Rehearse all stages with small shapes and few repetitions; its times say nothing about speed.
+        budget_s: Time limit for this call in seconds, at least 60. Stages that do not fit do not run.
+        stages: The stages to run, all by default.
 
     Raises:
         ValueError: If a value is not allowed.
-        SystemExit: With code 1 if the stability section failed.
+        SystemExit: With code 1 or 130, see above.
     """
-    options = dict(locals()) | {
-        "device": chosen_device(device),
-        "sections": (sections,) if isinstance(sections, str) else tuple(sections),
-        "skip": (skip,) if isinstance(skip, str) else tuple(skip),
-    }
-    report = new_report(BenchmarkSettings(**options))
-    threads_before = torch.get_num_threads()
-    torch.set_num_threads(threads or threads_before)
+    if not 60 <= budget_s < float("inf"):
+        raise ValueError(f"budget_s must be finite and >= 60, got {budget_s}")
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"out must be a folder, got the file {out}")
+    out, settings = out.expanduser().resolve(), {"device": device, "quick": quick}
+    command = pasteable([sys.executable, "-m", "yolo_lightning", *sys.argv[1:]])
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    code = 0
     try:
-        console = wide_console()
-        _show_settings(report, console)
-        run(report)
-        show(report, console)
-    finally:
-        torch.set_num_threads(threads_before)
-    if report.stability is not None and not report.stability.passed:
-        raise SystemExit(1)
+        run_stages(out, settings, [one for one in Stage if one in (stages or Stage)], budget_s)
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+        print(f"benchmark: interrupted; run the other stages with: {command}", file=sys.stderr)
+    states = write_results(out, settings, command)
+    print(f"page: {out / PAGE}")
+    if code or any(state is not StageState.PASSED for state in states):
+        raise SystemExit(code or ExitCode.FAILED)
 
 
-def _show_settings(report: BenchmarkReport, console: Console) -> None:
-    settings, environment = report.settings, report.environment
-    console.print(f"{environment['device']} ({settings.device}), driver {environment['driver']}")
-    console.print(f"torch {environment['torch']}, {torch.get_num_threads()} threads; {environment['date']}")
-    console.print(f"YOLOv8n, batch {settings.batch_size}, {settings.image_size} px, {settings.precision}")
-    console.print(f"{settings.repeats} rounds: {', '.join(settings.sections)}")
-    shown = variants(settings.skip)
-    for variant in filter(shown.__contains__, DESCRIPTIONS):
-        console.print(f"  {variant.value:<16}{DESCRIPTIONS[variant]}")
-    if any(variant.value.endswith("nhwc") for variant in shown):
-        console.print("  ...-nhwc        the same implementation in channels_last layout")
+def write_results(out: Path, settings: dict[str, Any], command: str) -> list[StageState]:
+    """Write the page and the JSON file from the records of all stages, print the answers, and return the states."""
+    records = [record for stage in Stage if (record := read_record(out, stage, settings)) is not None]
+    date = datetime.now().astimezone().isoformat(timespec="seconds")
+    environment = {"date": date, "command": command.replace(sys.executable, "python"), **settings}
+    content = {"format": FORMAT, **environment, "stages": {record.stage: asdict(record) for record in records}}
+    write_json(out / RESULTS, content)
+    with replacing(out / PAGE) as temporary:
+        temporary.write_text(page(records, environment), encoding="utf-8")
+    print("\n".join(answer(record, record.stage) for record in records))
+    return [record.state for record in records]

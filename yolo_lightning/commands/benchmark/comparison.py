@@ -1,8 +1,6 @@
-"""Measurement of variants of the same work in turns, in one process: times, memory and kernel launches."""
+"""Measurement of variants of the same work in turns, in one process."""
 
-import gc
 import math
-import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,91 +8,54 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
 
-from yolo_lightning.commands.benchmark.baselines import Variant, libraries
+from yolo_lightning.commands.benchmark.findings import NOT_MEASURED, first_line, ms, table
+from yolo_lightning.commands.benchmark.section import Section, free_cached_memory
+from yolo_lightning.commands.benchmark.variants import Variant, settings_of
 
 T = TypeVar("T")
+Timer = Callable[[int], float]
+"""Runs a work a number of times and returns the mean duration in seconds."""
 
 MIN_SAMPLE_S = 0.01
-MAX_PASSES_PER_SAMPLE = 20
+MAX_CALLS_PER_SAMPLE = 20
 
-REFERENCES = ("native", "slow", "unfold", "gemm")
-"""Implementations that ratios may refer to; the first one that was measured is the reference."""
 
-METADATA_OPERATORS = frozenset(
+@dataclass(slots=True)
+class Result:
+    """Times of one variant, or its failure."""
+
+    variant: Variant
+    samples_s: list[float] = field(default_factory=list)  # one value per round, seconds; empty after a failure
+    failure: str | None = None  # type and first line of the error, or None
+
+    @property
+    def median_s(self) -> float:
+        """Median of the samples in seconds; NaN after a failure."""
+        return statistics.median(self.samples_s or [math.nan])
+
+
+def time_calls(device: torch.device, work: Callable[[], object], calls: int) -> float:
+    """Run a function `calls` times and return the mean duration in seconds.
+
+    On CUDA and ROCm, events on the stream record the time; on other devices the host waits for the device.
     """
-    alias as_strided as_strided_ broadcast_tensors chunk contiguous detach empty empty_like empty_strided expand
-    expand_as flatten lift_fresh narrow new_empty new_empty_strided numpy_T permute reshape resize_ resolve_conj
-    resolve_neg result_type select set_ size slice split split_with_sizes squeeze stride swapaxes t to transpose
-    unbind unfold unsqueeze view view_as _reshape_alias _unsafe_view
-    """.split()  # noqa: SIM905 - forty quoted words are harder to read
-)
-"""ATen operators that copy no data by themselves: views, shape queries and allocation."""
 
-
-@dataclass
-class Spread:
-    """Repeated measurements of one duration: one value per round, their median, minimum and maximum, in seconds."""
-
-    samples_s: tuple[float, ...]
-    median_s: float = field(init=False)
-    minimum_s: float = field(init=False)
-    maximum_s: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.median_s = statistics.median(self.samples_s)
-        self.minimum_s, self.maximum_s = min(self.samples_s), max(self.samples_s)
-
-    def ratio_to(self, other: "Spread") -> float:
-        """Return the median over the rounds of `self / other`; a slowdown of a whole round cancels."""
-        return statistics.median(own / theirs for own, theirs in zip(self.samples_s, other.samples_s, strict=True))
-
-
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """Work to be measured."""
-
-    # Name and function of each stage. A function receives the result of the previous stage, the first None.
-    stages: tuple[tuple[str, Callable[[Any], Any]], ...]
-    parameters: tuple[Tensor, ...]  # tensors that are in memory before and after the pass
-
-    def run(self) -> Any:
-        """Run all stages once and return the result of the last one."""
-        value = None
-        for _, function in self.stages:
-            value = function(value)
-        return value
-
-    def time(self, device: torch.device, calls: int = 1) -> dict[str, float]:
-        """Run the pass `calls` times and return the mean seconds of each stage.
-
-        On CUDA and ROCm, events on the stream record the time, so that the host does not wait between stages. On other
-        devices the host waits for the device after every stage.
-        """
-
-        def mark() -> Any:
-            if device.type == "cuda":
-                event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-                event.record()
-                return event
-            synchronize(device)
-            return time.perf_counter()
-
-        marks: list[tuple[str, Any, Any]] = []
-        for _ in range(calls):
-            start, value = mark(), None
-            for name, function in self.stages:
-                value = function(value)
-                end = mark()
-                marks.append((name, start, end))
-                start = end
+    def mark() -> Any:
+        if device.type == "cuda":
+            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            event.record()
+            return event
         synchronize(device)
-        totals_s = dict.fromkeys((name for name, _ in self.stages), 0.0)
-        for name, start, end in marks:
-            totals_s[name] += end - start if isinstance(end, float) else start.elapsed_time(end) / 1000
-        return {name: total_s / calls for name, total_s in totals_s.items()}
+        return time.perf_counter()
+
+    start = mark()
+    for _ in range(calls):
+        work()
+    end = mark()
+    synchronize(device)
+    duration_s = end - start if isinstance(end, float) else start.elapsed_time(end) / 1000
+    return float(duration_s) / calls
 
 
 def synchronize(device: torch.device) -> None:
@@ -110,155 +71,76 @@ def rounds(order: Sequence[T], count: int) -> Iterator[tuple[T, ...]]:
         yield (*order[start:], *order[:start])
 
 
-@dataclass(frozen=True, slots=True)
-class Footprint:
-    """Memory and launches of one forward and backward pass."""
-
-    saved_bytes: int  # stored between forward and backward pass; each storage counts once, parameters do not count
-    peak_bytes: int | None  # highest GPU memory use above the use before the pass; None on other devices
-    launches: int | None  # kernels and copies; on a CPU the innermost ATen operators that compute
-
-
-@dataclass(slots=True)
-class Result:
-    """Times of one variant, or its failure."""
-
-    variant: Variant  # the measured variant
-    stages: dict[str, Spread] = field(default_factory=dict)  # time of each stage of a pass; empty if the variant failed
-    total: Spread | None = None  # time of the pass; None if the variant failed
-    footprint: Footprint | None = None  # memory and launches; None if they were not requested
-    failure: str | None = None  # type and first line of the error, or None
-    reference: Variant | None = None  # variant that `ratio_to_reference` refers to
-    ratio_to_reference: float | None = None  # none if one of the two was not measured
-    ratio_to_slow: float | None = None  # none if one of the two was not measured
-
-
-def compare(
-    passes: Mapping[Variant, Callable[[], Pass]],
-    device: torch.device,
-    *,
-    repeats: int,
-    footprints: bool,
-    profiled: bool,
-    vendor_search: bool = False,
-) -> list[Result]:
+def compare(section: Section, works: Mapping[Variant, Callable[[], Timer]], calls: int | None = None) -> list[Result]:
     """Measure every variant once per round; the variant that starts changes from round to round.
 
-    All variants are prepared by the functions in `passes` before the first is timed. A warm-up pass determines the
-    number of passes per sample; `repeats` rounds follow. With `footprints`, memory and launches are measured, too, the
-    launches only if `profiled`. A variant that raises an error is excluded from later rounds, and its result contains
-    the error.
+    All variants are prepared before the first is timed. Later rounds are left out if the section has less time left
+    than the longest round took. A variant that raises an error is excluded from later rounds, and its result contains
+    the error. `works` prepares the work of each variant, `calls` is the number of calls per measurement; None selects a
+    number by the duration of a warm-up call.
     """
-    results = {variant: Result(variant) for variant in passes}
-    prepared: dict[Variant, tuple[Pass, int]] = {}
-    samples: dict[Variant, list[dict[str, float]]] = {variant: [] for variant in passes}
+    results = {variant: Result(variant) for variant in works}
+    prepared: dict[Variant, tuple[Timer, int]] = {}
+    longest_s = 0.0
 
     def measure(variant: Variant) -> None:
         if variant in prepared:
-            work, calls = prepared[variant]
-            samples[variant].append(work.time(device, calls))
+            timer, number = prepared[variant]
+            results[variant].samples_s.append(timer(number))
             return
-        work = passes[variant]()
-        work.run()
-        if footprints:
-            results[variant].footprint = measure_footprint(work, device, profiled)
-        warm_s = sum(work.time(device).values())
-        calls = min(max(math.ceil(MIN_SAMPLE_S / max(warm_s, 1e-9)), 1), MAX_PASSES_PER_SAMPLE)
-        prepared[variant] = work, calls
+        timer = works[variant]()
+        timer(1)
+        fitting = 0 if calls else math.ceil(MIN_SAMPLE_S / max(timer(1), 1e-9))
+        prepared[variant] = timer, calls or min(max(fitting, 1), MAX_CALLS_PER_SAMPLE)
 
-    for order in (tuple(passes), *rounds(tuple(passes), repeats)):
+    for number, order in enumerate((tuple(works), *rounds(tuple(works), section.rounds))):
+        began_s = time.monotonic()
+        if number > 1 and section.left_s() < longest_s:
+            break
         for variant in order:
-            if results[variant].failure is not None:
+            if results[variant].failure:
                 continue
             try:
-                with libraries(variant, device, vendor_search):
+                with settings_of(variant, section.device):
                     measure(variant)
             except Exception as error:  # any failure of a baseline is a result and must not end the comparison
-                lines = str(error).strip().splitlines() or [""]
-                results[variant] = Result(variant, failure=f"{type(error).__name__}: {lines[0]}".rstrip(": "))
+                results[variant] = Result(variant, failure=first_line(error))
                 prepared.pop(variant, None)
                 error.__traceback__ = None  # its frames refer to the tensors that may have filled the memory
-            if results[variant].failure is not None:
-                gc.collect()
-                if device.type == "cuda":
-                    torch.cuda.empty_cache()
-    for variant, result in results.items():
-        if result.failure is None:
-            stages = samples[variant][0]
-            result.stages = {name: Spread(tuple(sample[name] for sample in samples[variant])) for name in stages}
-            result.total = Spread(tuple(sum(sample.values()) for sample in samples[variant]))
-    native, slow = reference([*results.values()]), reference([*results.values()], ("slow",))
-    for result in results.values():
-        result.reference = None if native is None else native.variant
-        result.ratio_to_reference, result.ratio_to_slow = ratio(result, native), ratio(result, slow)
+            if results[variant].failure:
+                free_cached_memory(section.device)
+        longest_s = max(longest_s, time.monotonic() - began_s)
     return [*results.values()]
 
 
-def reference(results: list[Result], implementations: tuple[str, ...] = REFERENCES) -> Result | None:
-    """Return the fastest variant without TF32 of the first implementation that was measured, or None if none was."""
-    comparable = [result for result in results if not result.variant.uses_tf32]
-    for implementation in implementations:
-        own = [(r.total.median_s, r) for r in comparable if r.variant.implementation == implementation and r.total]
-        if own:
-            return min(own, key=lambda pair: pair[0])[1]
-    return None
+def fastest(results: Sequence[Result], *implementations: str) -> Result | None:
+    """Return the fastest variant of the implementations without TF32, or None if none was measured."""
+    comparable = [one for one in results if one.samples_s and not one.variant.uses_tf32]
+    own = [one for one in comparable if one.variant.implementation in implementations]
+    return min(own, key=lambda one: one.median_s, default=None)
 
 
-def ratio(result: Result, to: Result | None) -> float | None:
-    """Return the time of `result` divided by the time of `to`, or None if one of them was not measured."""
-    return result.total.ratio_to(to.total) if result.total and to and to.total else None
+def ratio(result: Result | None, to: Result | None) -> float:
+    """Return the median over the rounds of the ratio of two times; a slowdown of a whole round cancels.
 
-
-def measure_footprint(one_pass: Pass, device: torch.device, profiled: bool) -> Footprint:
-    """Run a pass up to three times, untimed, and return its memory and, if `profiled`, its launches.
-
-    The pass must have run before, so that gradients and caches exist.
+    The result is NaN if one of the two was not measured.
     """
-    saved_bytes, peak_bytes = _saved_bytes(one_pass), None
-    if device.type == "cuda":
-        synchronize(device)
-        before = torch.cuda.memory_allocated(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        one_pass.run()
-        synchronize(device)
-        peak_bytes = torch.cuda.max_memory_allocated(device) - before
-    return Footprint(saved_bytes, peak_bytes, _launches(one_pass, device) if profiled else None)
+    if result is None or to is None or not result.samples_s or not to.samples_s:
+        return math.nan
+    return statistics.median(own / other for own, other in zip(result.samples_s, to.samples_s, strict=True))
 
 
-def _saved_bytes(one_pass: Pass) -> int:
-    """Return the size of the storages that the first stage saves; storages of later stages do not count."""
-    parameters = {tensor.untyped_storage().data_ptr() for tensor in one_pass.parameters}
-    saved: dict[int, int] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        saved[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    (_, forward), *others = one_pass.stages
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        value = forward(None)
-    for _, function in others:
-        value = function(value)
-    return sum(size for pointer, size in saved.items() if pointer not in parameters)
-
-
-def _launches(one_pass: Pass, device: torch.device) -> int | None:
-    def computes(event: Any) -> bool:
-        namespace, _, name = event.name.partition("::")
-        return namespace == "aten" and name not in METADATA_OPERATORS
-
-    def contains_computation(event: Any) -> bool:
-        return computes(event) or any(map(contains_computation, event.cpu_children))
-
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
-    # Ultralytics sets a lower level, at which the profiler logs every start and stop on stderr.
-    os.environ["KINETO_LOG_LEVEL"] = "99"
-    with profile(activities=activities) as trace:
-        one_pass.run()
-        synchronize(device)
-    if device.type == "cpu":
-        return sum(
-            computes(event) and not any(map(contains_computation, event.cpu_children)) for event in trace.events()
-        )
-    return sum(event.device_type.name == "CUDA" for event in trace.events()) or None
+def result_table(results: Sequence[Result], batch_size: int) -> list[str]:
+    """Return a Markdown table of times, rates and ratios to the fastest native and slow variants, and the failures."""
+    references = [one for name in ("native", "slow") if (one := fastest(results, name)) is not None]
+    headings = ["variant", "median ms", "range ms", "images/s", *(f"ratio to {one.variant}" for one in references)]
+    rows = []
+    for one in results:
+        if one.failure:
+            rows.append([f"{one.variant} (failed)", *[NOT_MEASURED] * (len(headings) - 1)])
+            continue
+        cells = [ms(one.median_s), f"{ms(min(one.samples_s))} to {ms(max(one.samples_s))}"]
+        rates = [f"{batch_size / one.median_s:.1f}", *(f"{ratio(one, to):.2f}" for to in references)]
+        rows.append([one.variant.value, *cells, *rates])
+    failures = [f"- `{one.variant}` failed: {one.failure}" for one in results if one.failure]
+    return [*table(headings, rows), *([""] if failures else []), *failures]

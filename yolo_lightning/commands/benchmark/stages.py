@@ -1,0 +1,237 @@
+"""Stages of `benchmark gpu`: child processes within a time budget, and one record for each.
+
+Without torch, except in the process of a stage: `python -m yolo_lightning.commands.benchmark.stages STAGE OPTIONS`.
+"""
+
+import faulthandler
+import json
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from yolo_lightning.commands.benchmark.findings import PROGRESS, Findings
+from yolo_lightning.supervision.child_process import Ended, run_child
+from yolo_lightning.utils.files import write_json
+
+MODULE = "yolo_lightning.commands.benchmark.stages"
+STAGES_FOLDER = "stages"
+KEPT_LINES = 12
+PAGE_S = 5.0
+"""Part of the budget for killing a process and writing the page, seconds."""
+FINISHING_S = 10.0
+"""Part of a time limit in which a stage should end by itself, seconds: 1/10 of the limit, at most this."""
+DEFAULT_BUDGET_S, LEAST_S = 600.0, 10.0
+
+
+class Stage(StrEnum):
+    """The stages in the order in which they run; the value is the name of the result file."""
+
+    MACHINE = "machine"
+    CORRECTNESS = "correctness"
+    LAYERS = "layers"
+    NETWORK = "network"
+    STEP = "step"
+    MEMORY = "memory"
+    TRAINING = "training"
+    RESUME = "resume"
+
+
+WORK = {
+    Stage.MACHINE: ("machine", 110),
+    Stage.CORRECTNESS: ("correctness", 100),
+    Stage.LAYERS: ("speed", 60),
+    Stage.NETWORK: ("speed", 60),
+    Stage.STEP: ("speed", 70),
+    Stage.MEMORY: ("training", 60),
+    Stage.TRAINING: ("training", 60),
+    Stage.RESUME: ("kill_and_resume", 80),
+}
+"""Module with a function of the stage's name, which is called with a `Section`; part of the remaining time that the
+stage may use. A stage that ends early leaves time to the later ones."""
+UNOPENED = (Stage.MACHINE, Stage.RESUME)
+"""Stages that start processes: a process that uses a GPU must not fork."""
+
+
+class StageState(StrEnum):
+    """How a stage ended."""
+
+    PASSED = "passed"
+    FAILED = "failed"  # a check failed
+    CRASHED = "crashed"
+    TIMED_OUT = "timed out"
+
+
+FINISHED = frozenset({StageState.PASSED, StageState.FAILED})
+"""States of stages that a second call does not run again."""
+
+
+FULL, QUICK = (8, 640, 7), (2, 64, 1)
+"""Images per batch, pixels and rounds."""
+TRAINING_PIXELS = 320
+USABLE = ("works", "is slower")
+"""Outcomes of doctor's test of the native convolutions after which they can be measured."""
+
+
+@dataclass(kw_only=True)
+class StageRecord:
+    """What is stored of a stage."""
+
+    stage: Stage
+    state: StageState
+    settings: Mapping[str, Any]  # device as given, and whether the benchmark was rehearsed
+    seconds: float = 0.0  # duration of the child process
+    reason: str = ""  # which checks failed, why the process was killed, or how it crashed
+    last_lines: list[str] = field(default_factory=list)  # last lines of stderr, unless the stage passed
+    findings: Findings = field(default_factory=Findings)
+
+
+def record_path(out: Path, stage: Stage) -> Path:
+    """Return the file of a record."""
+    return out / STAGES_FOLDER / f"{stage}.json"
+
+
+def partial_path(out: Path, stage: Stage) -> Path:
+    """Return the file into which the process of a stage writes its findings."""
+    return out / STAGES_FOLDER / f"{stage}.partial.json"
+
+
+def read_record(out: Path, stage: Stage, settings: Mapping[str, Any]) -> StageRecord | None:
+    """Return the record of a stage, or None if there is none with these settings that can be read."""
+    try:
+        content = json.loads(record_path(out, stage).read_text(encoding="utf-8"))
+        state, findings = StageState(content["state"]), Findings(**content["findings"])
+        record = StageRecord(**content | {"stage": stage, "state": state, "findings": findings})
+        return record if record.settings == settings else None
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def read_partial(out: Path, stage: Stage) -> Findings | None:
+    """Return what the process of a stage has written; None if nothing can be read."""
+    try:
+        return Findings(**json.loads(partial_path(out, stage).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def launch_stage(out: Path, settings: Mapping[str, Any], stage: Stage, limit_s: float) -> Ended:
+    """Run the process of a stage; it is killed after `limit_s` seconds."""
+    options = {"settings": settings, "out": str(out), "limit_s": limit_s - min(limit_s / 10, FINISHING_S)}
+    return run_child([sys.executable, "-m", MODULE, stage, json.dumps(options)], limit_s)
+
+
+def run_stages(
+    out: Path,
+    settings: Mapping[str, Any],
+    stages: Sequence[Stage],
+    budget_s: float,
+    launch: Callable[..., Ended] = launch_stage,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Run the stages that the folder `out` contains no finished record of, in this order, within `budget_s` seconds.
+
+    `settings` are the device as given by the user, and whether the benchmark is rehearsed. A stage whose part of the
+    remaining time is too short does not run. `launch` and `clock` are replaced in tests.
+    """
+    began_s = clock()
+    (out / STAGES_FOLDER).mkdir(parents=True, exist_ok=True)
+    known = {stage: read_record(out, stage, settings) for stage in stages}
+    waiting = [stage for stage in stages if (one := known[stage]) is None or one.state not in FINISHED]
+    for stage in stages:
+        if stage not in waiting:
+            _say(f"{stage}: finished in an earlier call")
+            continue
+        left_s = budget_s - PAGE_S - (clock() - began_s)
+        limit_s = left_s * WORK[stage][1] / sum(WORK[one][1] for one in waiting)
+        waiting.remove(stage)
+        if limit_s < LEAST_S:
+            _say(
+                f"{stage}: not run, {max(left_s, 0):.0f} s of {budget_s:g} s are left; call the command again to run it"
+            )
+            continue
+        _say(f"{stage}: started, at most {limit_s:.0f} s")
+        partial_path(out, stage).unlink(missing_ok=True)
+        ended = launch(out, settings, stage, limit_s)
+        record = record_of_end(stage, settings, limit_s, ended, read_partial(out, stage))
+        write_json(record_path(out, stage), asdict(record))
+        _say(f"{stage}: {record.state}, {record.seconds:.1f} s" + (f": {record.reason}" if record.reason else ""))
+
+
+def record_of_end(
+    stage: Stage, settings: Mapping[str, Any], limit_s: float, ended: Ended, findings: Findings | None
+) -> StageRecord:
+    """Return the record of a stage whose process has ended, or was killed after `limit_s` seconds."""
+    operations = [line.removeprefix(PROGRESS) for line in ended.err if line.startswith(PROGRESS)]
+    place = f", in: {operations[-1]}" if operations else ""
+    record = StageRecord(stage=stage, state=StageState.PASSED, settings=settings, seconds=ended.seconds)
+    record.findings = findings or record.findings
+    if ended.code is None:
+        record.state, record.reason = StageState.TIMED_OUT, f"killed after {limit_s:.0f} s{place}"
+    elif ended.code != 0 or findings is None:
+        record.state, record.reason = StageState.CRASHED, f"{ended.signal_name or f'exit code {ended.code}'}{place}"
+    elif not findings.passed:
+        record.state, record.reason = StageState.FAILED, findings.reason
+    record.reason += "".join(f"; process {pid} cannot be ended: {state}" for pid, state in ended.survivors.items())
+    if record.state is not StageState.PASSED:
+        record.last_lines = [line for line in ended.err if not line.startswith(PROGRESS)][-KEPT_LINES:]
+    return record
+
+
+def _say(text: str) -> None:
+    print(f"benchmark: {text}", file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    """Run the stage of the command line."""
+    began_s = time.monotonic()
+    stage, options = Stage(sys.argv[1]), json.loads(sys.argv[2])
+    out, settings = Path(options["out"]), options["settings"]
+    faulthandler.enable()
+    # Decisions and kernels of a user's earlier runs must not influence the results.
+    os.environ["XDG_CACHE_HOME"] = str(out / "cache")
+    warnings.filterwarnings("ignore", category=DeprecationWarning)
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    print(f"{PROGRESS}the imports of torch and of the package", file=sys.stderr, flush=True)
+    from yolo_lightning.commands.benchmark.section import Section, device_called, open_device
+    from yolo_lightning.data.image_size import ImageSize
+
+    batch_size, pixels, rounds = QUICK if settings["quick"] else FULL
+    pixels = min(pixels, TRAINING_PIXELS) if stage is Stage.TRAINING else pixels
+    section = Section(
+        device=(device_called if stage in UNOPENED else open_device)(settings["device"]),
+        batch_size=batch_size,
+        image_size=ImageSize(pixels, pixels),
+        rounds=rounds,
+        quick=settings["quick"],
+        folder=out / "work",
+        partial=partial_path(out, stage),
+        limit_s=options["limit_s"],
+        began_s=began_s,
+        skipped=("native",) if (reason := native_problem(read_record(out, Stage.MACHINE, settings))) else (),
+    )
+    if reason:
+        section.findings.add(f"The native convolutions are not measured: {reason}")
+    getattr(import_module(f"yolo_lightning.commands.benchmark.{WORK[stage][0]}"), stage)(section)
+    section.save()
+
+
+def native_problem(record: StageRecord | None) -> str:
+    """Return why the native convolutions cannot be measured on this machine, by doctor; empty if they can."""
+    if record is None:
+        return ""
+    if record.state is StageState.TIMED_OUT:
+        return f"the tests of doctor hang: {record.reason}"
+    probes = {one["probe"]: one for one in record.findings.measured.get("doctor", {}).get("probes", ())}
+    probe = probes.get("convolution")
+    return "" if probe is None or probe["outcome"] in USABLE else f"{probe['outcome']}: {probe['detail']}"
+
+
+if __name__ == "__main__":
+    main()
