@@ -454,7 +454,7 @@ class TestTools:
     @pytest.mark.parametrize(
         ("words", "message"),
         [
-            (["benchmark", "--batch_size", "0"], "batch_size must be >= 1, got 0"),
+            (["benchmark", "graph", "--batch_size", "0"], "batch_size must be >= 1, got 0"),
             (["prepare", "--root", "nowhere"], "nowhere"),
             (["contact_sheet", "--data.root", "nowhere", "--samples", "0"], "samples must be 1 to 16, got 0"),
             (["prepare", "--roof", "x"], "unknown key roof. Did you mean --root x?"),

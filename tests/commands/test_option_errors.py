@@ -100,7 +100,7 @@ def test_every_suggestion_is_an_option(capsys: pytest.CaptureFixture[str]) -> No
     from yolo_lightning.commands import TOOLS
 
     helps = []
-    for command in ("fit", "predict", "sweep", "prepare", "export", "benchmark"):
+    for command in ("fit", "predict", "sweep", "prepare", "export"):
         with pytest.raises(SystemExit):
             main([command, *(["a.jpg"] if command == "predict" else []), "--help.full"])
         helps.append(capsys.readouterr().out)

@@ -65,33 +65,30 @@ def gpu(
         quick: Rehearse all stages with small shapes and few repetitions; its times say nothing about speed.
         budget_s: Time limit for this call in seconds, at least 60. Stages that do not fit do not run.
         stages: The stages to run, all by default.
-
-    Raises:
-        ValueError: If a value is not allowed.
-        SystemExit: With code 1 or 130, see above.
     """
     if not 60 <= budget_s < float("inf"):
         raise ValueError(f"budget_s must be finite and >= 60, got {budget_s}")
     if out.exists() and not out.is_dir():
         raise ValueError(f"out must be a folder, got the file {out}")
     out, settings = out.expanduser().resolve(), {"device": device, "quick": quick}
+    folder = out / ("rehearsal" if quick else "stages") / device
     command = pasteable([sys.executable, "-m", "yolo_lightning", *sys.argv[1:]])
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     code = 0
     try:
-        run_stages(out, settings, [one for one in Stage if one in (stages or Stage)], budget_s)
+        run_stages(folder, settings, [one for one in Stage if one in (stages or Stage)], budget_s)
     except KeyboardInterrupt:
         code = INTERRUPTED
         print(f"benchmark: interrupted; run the other stages with: {command}", file=sys.stderr)
-    states = write_results(out, settings, command)
+    states = write_results(out, folder, settings, command)
     print(f"page: {out / PAGE}")
     if code or any(state is not StageState.PASSED for state in states):
         raise SystemExit(code or ExitCode.FAILED)
 
 
-def write_results(out: Path, settings: dict[str, Any], command: str) -> list[StageState]:
+def write_results(out: Path, folder: Path, settings: dict[str, Any], command: str) -> list[StageState]:
     """Write the page and the JSON file from the records of all stages, print the answers, and return the states."""
-    records = [record for stage in Stage if (record := read_record(out, stage, settings)) is not None]
+    records = [record for stage in Stage if (record := read_record(folder, stage)) is not None]
     date = datetime.now().astimezone().isoformat(timespec="seconds")
     environment = {"date": date, "command": command.replace(sys.executable, "python"), **settings}
     content = {"format": FORMAT, **environment, "stages": {record.stage: asdict(record) for record in records}}

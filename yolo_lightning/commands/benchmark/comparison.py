@@ -5,7 +5,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -13,7 +13,6 @@ from yolo_lightning.commands.benchmark.findings import NOT_MEASURED, first_line,
 from yolo_lightning.commands.benchmark.section import Section, free_cached_memory
 from yolo_lightning.commands.benchmark.variants import Variant, settings_of
 
-T = TypeVar("T")
 Timer = Callable[[int], float]
 """Runs a work a number of times and returns the mean duration in seconds."""
 
@@ -36,26 +35,13 @@ class Result:
 
 
 def time_calls(device: torch.device, work: Callable[[], object], calls: int) -> float:
-    """Run a function `calls` times and return the mean duration in seconds.
-
-    On CUDA and ROCm, events on the stream record the time; on other devices the host waits for the device.
-    """
-
-    def mark() -> Any:
-        if device.type == "cuda":
-            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            event.record()
-            return event
-        synchronize(device)
-        return time.perf_counter()
-
-    start = mark()
+    """Run a function `calls` times and return the mean duration in seconds; the host waits before and after."""
+    synchronize(device)
+    began_s = time.perf_counter()
     for _ in range(calls):
         work()
-    end = mark()
     synchronize(device)
-    duration_s = end - start if isinstance(end, float) else start.elapsed_time(end) / 1000
-    return float(duration_s) / calls
+    return (time.perf_counter() - began_s) / calls
 
 
 def synchronize(device: torch.device) -> None:
@@ -64,7 +50,7 @@ def synchronize(device: torch.device) -> None:
         torch.accelerator.synchronize(device)
 
 
-def rounds(order: Sequence[T], count: int) -> Iterator[tuple[T, ...]]:
+def rounds(order: Sequence[Any], count: int) -> Iterator[tuple[Any, ...]]:
     """Yield `count` rotations of `order`; each starts one item later than the previous one."""
     for position in range(count):
         start = position % len(order) if order else 0

@@ -49,9 +49,6 @@ def loader(
         samples: Samples per measurement, on one core.
         repeats: Measurements per storage; the median is reported.
         json: Output file for all results.
-
-    Raises:
-        ValueError: If an option is out of range, or the data cannot be used.
     """
     check_range("samples", samples, ">= 1")
     check_range("repeats", repeats, ">= 1")
@@ -100,7 +97,7 @@ def training_datasets(data: DetectionDataModule) -> dict[str, TrainingDataset]:
             problems.append(f"{storage}: {error}")
         else:
             window = frames_to_cache(len(frames), 1, data.batch_size, has_mixup=settings.mixup > 0)
-            frames = frames.cached(data.image_cache_mib, window)
+            frames = frames.cached(data.storage.image_cache_mib, window)
             datasets[storage] = TrainingDataset(frames, data.image_size, settings, ALL_EPOCHS, data.seed)
     if not datasets:
         raise ValueError("; ".join(problems))

@@ -20,7 +20,8 @@ activations. `native` is PyTorch (cuDNN, MIOpen or oneDNN), also in channels_las
 library disabled (`slow`). TF32 products are off except in the variants with `tf32` in their name. Times are medians
 over rounds in which all variants take turns; the range is the fastest and the slowest round. A ratio below 1 means:
 faster than the reference. `-` means: not measured."""
-BACKEND, ALGORITHM, FORMAT = "model.conv_backend", "model.conv_algorithm", "model.memory_format"
+BACKEND, ALGORITHM = "model.convolution.backend", "model.convolution.algorithm"
+FORMAT = "model.convolution.memory_format"
 SETTINGS_OF = {
     "gemm": {BACKEND: "gemm", ALGORITHM: "table"},
     "gemm-kernels": {BACKEND: "gemm", ALGORITHM: "auto"},

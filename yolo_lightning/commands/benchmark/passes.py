@@ -16,6 +16,7 @@ from yolo_lightning.data.batch import Batch
 from yolo_lightning.data.boxes import Letterbox
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.data.image_size import ImageSize
+from yolo_lightning.model.layers import ConvolutionSettings
 from yolo_lightning.module import YOLOModule
 
 BOXES_PER_IMAGE = 9
@@ -138,4 +139,4 @@ def make_module(**options: Any) -> YOLOModule:
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return YOLOModule("yolov8n", conv_backend="native", **options).train()
+        return YOLOModule("yolov8n", **options, convolution=ConvolutionSettings(backend="native")).train()

@@ -34,7 +34,7 @@ def convolutions(
     device: str = "auto",
     skip: list[Implementation] | None = None,
     batch_size: int = 4,
-    image_size: int = 640,
+    image_size: int | Sequence[int] = 640,
     repeats: int = 7,
     precision: Precision = "32-true",
     json: Path | None = None,
@@ -50,13 +50,10 @@ def convolutions(
         device: auto, cpu, cuda, cuda:1, xpu, mps; auto selects the accelerator if there is one.
         skip: Implementations to skip. A vendor kernel that hangs cannot be interrupted; skip native in this case.
         batch_size: Images per step.
-        image_size: Side of the square input in pixels, a multiple of 32.
+        image_size: Size of the input in pixels, multiples of 32: the side of a square, or `[height, width]`.
         repeats: Number of rounds. Every round measures each variant once; the order rotates and the median is reported.
         precision: 32-true, or bf16-mixed for bfloat16 under autocast.
         json: Output file for all results.
-
-    Raises:
-        ValueError: If a value is not allowed.
     """
     check_range("batch_size", batch_size, ">= 1")
     check_range("repeats", repeats, ">= 1")
@@ -78,28 +75,25 @@ def convolutions(
 
 def layers(section: Section) -> None:
     """Measure every distinct convolution of YOLOv8n alone, forward and backward."""
-    whole = (Variant.GEMM_TF32, Variant.GEMM_CHECKPOINTING, Variant.NATIVE_TF32)  # no property of a convolution
-    variants = section.variants(*(variant for variant in Variant if variant not in whole))
+    variants = section.variants(*(variant for variant in Variant if variant is not Variant.GEMM_CHECKPOINTING))
     graph, rows, measured = make_module().graph, [], []
     sums_s: list[float] = []  # of each variant, of the fastest ones of this package, and of the fastest native ones
     found = find_layers(graph, section.image_size, section.batch_size)
     for layer in found[:2] if section.quick else found:
-        if section.left_s() < 0:
-            break
         section.announce(f"layer {layer.label}")
         works = {variant: partial(time_layer, section, layer, graph, variant) for variant in variants}
         results = compare(section, works)
         ours, native = fastest(results, "gemm"), fastest(results, "native")
         times_s = [one.median_s if one else math.nan for one in (*results, ours, native)]
         relative = ratio(ours, native)
-        rows.append(
-            [layer.label, layer.count, f"{layer.operations / 1e9:.2f}", *map(ms, times_s[:-2]), number(relative)]
-        )
+        operations = f"{layer.operations / 1e9:.2f}"
+        rows.append([layer.label, layer.count, operations, *map(ms, times_s[:-2]), number(relative)])
         measured.append(asdict(layer) | {"results": [asdict(one) for one in results], "ratio": relative})
         section.save(layers=measured)
-        sums_s = [
-            layer.count * time_s + sum_s for time_s, sum_s in zip(times_s, sums_s or [0.0] * len(times_s), strict=True)
-        ]
+        before_s = sums_s or [0.0] * len(times_s)
+        sums_s = [layer.count * time_s + sum_s for time_s, sum_s in zip(times_s, before_s, strict=True)]
+        if section.left_s() < 0:
+            break
     total = sums_s[-2] / sums_s[-1]
     rows.append(["sum", sum(one["count"] for one in measured), "", *map(ms, sums_s[:-2]), number(total)])
     section.findings.add(f"Single convolutions, forward and backward, {section.conditions}.")

@@ -21,7 +21,8 @@ from yolo_lightning.supervision.child_process import Ended, run_child
 from yolo_lightning.utils.files import write_json
 
 MODULE = "yolo_lightning.commands.benchmark.stages"
-STAGES_FOLDER = "stages"
+PARTIAL = "{}.partial.json"
+"""File into which the process of a stage writes its findings, by the name of the stage."""
 KEPT_LINES = 12
 PAGE_S = 5.0
 """Part of the budget for killing a process and writing the page, seconds."""
@@ -85,64 +86,52 @@ class StageRecord:
 
     stage: Stage
     state: StageState
-    settings: Mapping[str, Any]  # device as given, and whether the benchmark was rehearsed
     seconds: float = 0.0  # duration of the child process
     reason: str = ""  # which checks failed, why the process was killed, or how it crashed
     last_lines: list[str] = field(default_factory=list)  # last lines of stderr, unless the stage passed
     findings: Findings = field(default_factory=Findings)
 
 
-def record_path(out: Path, stage: Stage) -> Path:
-    """Return the file of a record."""
-    return out / STAGES_FOLDER / f"{stage}.json"
-
-
-def partial_path(out: Path, stage: Stage) -> Path:
-    """Return the file into which the process of a stage writes its findings."""
-    return out / STAGES_FOLDER / f"{stage}.partial.json"
-
-
-def read_record(out: Path, stage: Stage, settings: Mapping[str, Any]) -> StageRecord | None:
-    """Return the record of a stage, or None if there is none with these settings that can be read."""
+def read_record(folder: Path, stage: Stage) -> StageRecord | None:
+    """Return the record of a stage, or None if there is none that can be read."""
     try:
-        content = json.loads(record_path(out, stage).read_text(encoding="utf-8"))
+        content = json.loads((folder / f"{stage}.json").read_text(encoding="utf-8"))
         state, findings = StageState(content["state"]), Findings(**content["findings"])
-        record = StageRecord(**content | {"stage": stage, "state": state, "findings": findings})
-        return record if record.settings == settings else None
+        return StageRecord(**content | {"stage": stage, "state": state, "findings": findings})
     except (OSError, ValueError, TypeError, KeyError):
         return None
 
 
-def read_partial(out: Path, stage: Stage) -> Findings | None:
+def read_partial(folder: Path, stage: Stage) -> Findings | None:
     """Return what the process of a stage has written; None if nothing can be read."""
     try:
-        return Findings(**json.loads(partial_path(out, stage).read_text(encoding="utf-8")))
+        return Findings(**json.loads((folder / PARTIAL.format(stage)).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None
 
 
-def launch_stage(out: Path, settings: Mapping[str, Any], stage: Stage, limit_s: float) -> Ended:
+def launch_stage(folder: Path, settings: Mapping[str, Any], stage: Stage, limit_s: float) -> Ended:
     """Run the process of a stage; it is killed after `limit_s` seconds."""
-    options = {"settings": settings, "out": str(out), "limit_s": limit_s - min(limit_s / 10, FINISHING_S)}
+    options = {**settings, "folder": str(folder), "limit_s": limit_s - min(limit_s / 10, FINISHING_S)}
     return run_child([sys.executable, "-m", MODULE, stage, json.dumps(options)], limit_s)
 
 
 def run_stages(
-    out: Path,
+    folder: Path,
     settings: Mapping[str, Any],
     stages: Sequence[Stage],
     budget_s: float,
     launch: Callable[..., Ended] = launch_stage,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Run the stages that the folder `out` contains no finished record of, in this order, within `budget_s` seconds.
+    """Run the stages that `folder` contains no finished record of, in this order, within `budget_s` seconds.
 
     `settings` are the device as given by the user, and whether the benchmark is rehearsed. A stage whose part of the
     remaining time is too short does not run. `launch` and `clock` are replaced in tests.
     """
     began_s = clock()
-    (out / STAGES_FOLDER).mkdir(parents=True, exist_ok=True)
-    known = {stage: read_record(out, stage, settings) for stage in stages}
+    folder.mkdir(parents=True, exist_ok=True)
+    known = {stage: read_record(folder, stage) for stage in stages}
     waiting = [stage for stage in stages if (one := known[stage]) is None or one.state not in FINISHED]
     for stage in stages:
         if stage not in waiting:
@@ -152,26 +141,20 @@ def run_stages(
         limit_s = left_s * WORK[stage][1] / sum(WORK[one][1] for one in waiting)
         waiting.remove(stage)
         if limit_s < LEAST_S:
-            _say(
-                f"{stage}: not run, {max(left_s, 0):.0f} s of {budget_s:g} s are left; call the command again to run it"
-            )
+            _say(f"{stage}: not run, {max(left_s, 0):.0f} s of {budget_s:g} s are left; call the command again")
             continue
         _say(f"{stage}: started, at most {limit_s:.0f} s")
-        partial_path(out, stage).unlink(missing_ok=True)
-        ended = launch(out, settings, stage, limit_s)
-        record = record_of_end(stage, settings, limit_s, ended, read_partial(out, stage))
-        write_json(record_path(out, stage), asdict(record))
+        (folder / PARTIAL.format(stage)).unlink(missing_ok=True)
+        record = record_of_end(stage, limit_s, launch(folder, settings, stage, limit_s), read_partial(folder, stage))
+        write_json(folder / f"{stage}.json", asdict(record))
         _say(f"{stage}: {record.state}, {record.seconds:.1f} s" + (f": {record.reason}" if record.reason else ""))
 
 
-def record_of_end(
-    stage: Stage, settings: Mapping[str, Any], limit_s: float, ended: Ended, findings: Findings | None
-) -> StageRecord:
+def record_of_end(stage: Stage, limit_s: float, ended: Ended, findings: Findings | None) -> StageRecord:
     """Return the record of a stage whose process has ended, or was killed after `limit_s` seconds."""
     operations = [line.removeprefix(PROGRESS) for line in ended.err if line.startswith(PROGRESS)]
     place = f", in: {operations[-1]}" if operations else ""
-    record = StageRecord(stage=stage, state=StageState.PASSED, settings=settings, seconds=ended.seconds)
-    record.findings = findings or record.findings
+    record = StageRecord(stage=stage, state=StageState.PASSED, seconds=ended.seconds, findings=findings or Findings())
     if ended.code is None:
         record.state, record.reason = StageState.TIMED_OUT, f"killed after {limit_s:.0f} s{place}"
     elif ended.code != 0 or findings is None:
@@ -192,29 +175,29 @@ def main() -> None:
     """Run the stage of the command line."""
     began_s = time.monotonic()
     stage, options = Stage(sys.argv[1]), json.loads(sys.argv[2])
-    out, settings = Path(options["out"]), options["settings"]
+    folder, quick = Path(options["folder"]), options["quick"]
     faulthandler.enable()
     # Decisions and kernels of a user's earlier runs must not influence the results.
-    os.environ["XDG_CACHE_HOME"] = str(out / "cache")
+    os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     warnings.filterwarnings("ignore", category=FutureWarning)
     print(f"{PROGRESS}the imports of torch and of the package", file=sys.stderr, flush=True)
     from yolo_lightning.commands.benchmark.section import Section, device_called, open_device
     from yolo_lightning.data.image_size import ImageSize
 
-    batch_size, pixels, rounds = QUICK if settings["quick"] else FULL
+    batch_size, pixels, rounds = QUICK if quick else FULL
     pixels = min(pixels, TRAINING_PIXELS) if stage is Stage.TRAINING else pixels
     section = Section(
-        device=(device_called if stage in UNOPENED else open_device)(settings["device"]),
+        device=(device_called if stage in UNOPENED else open_device)(options["device"]),
         batch_size=batch_size,
         image_size=ImageSize(pixels, pixels),
         rounds=rounds,
-        quick=settings["quick"],
-        folder=out / "work",
-        partial=partial_path(out, stage),
+        quick=quick,
+        folder=folder / "work",
+        partial=folder / PARTIAL.format(stage),
         limit_s=options["limit_s"],
         began_s=began_s,
-        skipped=("native",) if (reason := native_problem(read_record(out, Stage.MACHINE, settings))) else (),
+        skipped=("native",) if (reason := native_problem(read_record(folder, Stage.MACHINE))) else (),
     )
     if reason:
         section.findings.add(f"The native convolutions are not measured: {reason}")

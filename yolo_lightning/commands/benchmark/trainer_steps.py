@@ -6,18 +6,19 @@ import warnings
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.utils.data import DataLoader
 
 from yolo_lightning.commands.benchmark.comparison import synchronize
 from yolo_lightning.commands.benchmark.passes import make_module, synthetic_batch
 from yolo_lightning.commands.benchmark.section import Section
 from yolo_lightning.commands.benchmark.variants import Variant, convert
-from yolo_lightning.data.batch import TrainingFacts
+from yolo_lightning.training.nonfinite import GuardSettings
+from yolo_lightning.training.recipe import Recipe
 from yolo_lightning.utils.tensorboard import Curves
 
 BATCHES = 4
-"""Different batches, which repeat."""
+"""Different batches, which repeat; in page-locked memory if there is a GPU."""
 WARM_STEPS = 2
 NOMINAL_BATCH = 64
 
@@ -25,7 +26,7 @@ NOMINAL_BATCH = 64
 class TrainerSteps:
     """Training steps of one variant, in as many epochs as `train` is called; other variants can take turns.
 
-    An optimizer step follows after `nominal_batch` images. `max_oom_splits` is the argument of `YOLOModule`.
+    An optimizer step follows after `nominal_batch` images. A batch is split at most `max_oom_splits` times.
     """
 
     def __init__(
@@ -39,10 +40,14 @@ class TrainerSteps:
         for name in ("lightning.pytorch", "lightning.fabric"):  # reports of the hardware and advice
             logging.getLogger(name).setLevel(logging.ERROR)
         warnings.filterwarnings("ignore", module=r"lightning\.")
-        self.module = make_module(warmup_epochs=0.0, nominal_batch=nominal_batch, max_oom_splits=max_oom_splits)
+        self.module = make_module(
+            recipe=Recipe(warmup_epochs=0.0, nominal_batch=nominal_batch),
+            guard=GuardSettings(max_oom_splits=max_oom_splits),
+        )
         convert(self.module.graph, variant)
         self._clock = StepClock(section.device)
-        self._data = RepeatedBatches(batch_size, section)
+        made = [synthetic_batch(batch_size, section.image_size, seed) for seed in range(BATCHES)]
+        self._batches = [batch.pin_memory() for batch in made] if section.device.type in ("cuda", "xpu") else made
         self._trainer = Trainer(
             accelerator=section.device.type,
             devices=1 if section.device.index is None else [section.device.index],
@@ -64,10 +69,12 @@ class TrainerSteps:
 
     def train(self, steps: int, warm_steps: int = 0) -> dict[str, torch.Tensor]:
         """Train `warm_steps + steps` batches, the last `steps` of which are timed; return the logged values."""
-        self._data.length = self._clock.last = warm_steps + steps
-        self._clock.first = warm_steps
+        self._clock.first, self._clock.last = warm_steps, warm_steps + steps
+        size = len(self._batches[0])
+        positions: Any = range((warm_steps + steps) * size)
+        loader = DataLoader(positions, size, collate_fn=lambda images: self._batches[images[0] // size % BATCHES])
         self._trainer.fit_loop.max_epochs = self._trainer.current_epoch + 1
-        self._trainer.fit(self.module, datamodule=self._data)
+        self._trainer.fit(self.module, train_dataloaders=loader)
         return dict(self._trainer.callback_metrics)
 
 
@@ -93,20 +100,3 @@ class StepClock(Callback):
     def _now_s(self) -> float:
         synchronize(self.device)
         return time.perf_counter()
-
-
-class RepeatedBatches(LightningDataModule):
-    """A few random batches in page-locked memory, repeated `length` times per epoch."""
-
-    def __init__(self, batch_size: int, section: Section) -> None:
-        super().__init__()
-        self.batch_size, self.length = batch_size, 1
-        made = [synthetic_batch(batch_size, section.image_size, seed) for seed in range(BATCHES)]
-        self.batches = [batch.pin_memory() for batch in made] if section.device.type in ("cuda", "xpu") else made
-
-    def training_facts(self) -> TrainingFacts:
-        return TrainingFacts(self.batch_size)
-
-    def train_dataloader(self) -> DataLoader[Any]:
-        repeated: Any = [self.batches[step % BATCHES] for step in range(self.length)]
-        return DataLoader(repeated, batch_size=None)

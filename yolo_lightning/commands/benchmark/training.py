@@ -3,8 +3,6 @@
 import math
 import os
 import warnings
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +11,7 @@ from yolo_lightning.commands.benchmark.findings import MIB, NOT_MEASURED, first_
 from yolo_lightning.commands.benchmark.section import Section, free_cached_memory, memory_bytes
 from yolo_lightning.commands.benchmark.trainer_steps import TrainerSteps
 from yolo_lightning.commands.benchmark.variants import Variant, settings_of
-from yolo_lightning.supervision.processes import read_process
+from yolo_lightning.utils.process_identity import read_process
 
 STEPS, QUICK_STEPS = 200, 10
 CPU_GROWTH_BYTES = 32 * MIB
@@ -97,21 +95,12 @@ def used_bytes(device: torch.device) -> int:
 
 def memory(section: Section) -> None:
     """Measure the largest batch within the limit; a device without a limit, as a CPU, trains a few images only."""
-    device, found = section.device, []
-    is_limited = limit_memory(device, LIMIT_BYTES)
-
-    def steps(variant: Variant, images: int, max_oom_splits: int = 0) -> TrainerSteps:
-        section.announce(f"memory, {variant}, {images} images")
-        return TrainerSteps(section, variant, images, max_oom_splits=max_oom_splits)
-
+    is_limited, found = limit_memory(section.device), []
     most = QUICK_MOST_IMAGES if section.quick or not is_limited else MOST_IMAGES
     for variant in section.variants(*(LIMITED[:1] if section.quick else LIMITED)):
-        if section.left_s() < 0:
-            break
-        with settings_of(variant, device):
-            found.append({"variant": variant.value, **largest_batch(section, partial(steps, variant), most)})
-        section.save(limit_bytes=LIMIT_BYTES, within_limit=found)
-    limit_memory(device, None)
+        if section.left_s() > 0:
+            found.append({"variant": variant.value, **largest_batch(section, variant, most)})
+            section.save(limit_bytes=LIMIT_BYTES, within_limit=found)
     section.findings.add(
         f"Largest batch (a power of two up to {most}) within {LIMIT_BYTES / 2**30:g} GiB of PyTorch's allocator"
         f"{'' if is_limited else ', which this device cannot limit'}, and a step with the next size, which the guarded"
@@ -125,36 +114,37 @@ def memory(section: Section) -> None:
     section.findings.fail(failures)
 
 
-def largest_batch(section: Section, steps: Callable[..., TrainerSteps], most: int) -> dict[str, Any]:
-    """Return the largest power of two of images that trains, and what happens with twice as many images.
-
-    `steps` is called with a number of images, and with the number of allowed splits.
-    """
+def largest_batch(section: Section, variant: Variant, most: int) -> dict[str, Any]:
+    """Return the largest power of two of images that trains, and what happens with twice as many images."""
     row: dict[str, Any] = dict.fromkeys(COLUMNS.keys() - {"variant"}) | {"largest": 0}
     images = 1
     try:
-        while images <= most and section.left_s() > 0:
-            try:
-                steps(images).train(1)
-            except torch.OutOfMemoryError:
-                row["out_of_memory_at"] = images
-                break
-            row["largest"], images = images, images * 2
+        with settings_of(variant, section.device):
+            while images <= most and section.left_s() > 0:
+                section.announce(f"memory, {variant}, {images} images")
+                try:
+                    TrainerSteps(section, variant, images).train(1)
+                except torch.OutOfMemoryError:
+                    row["out_of_memory_at"] = images
+                    break
+                row["largest"], images = images, images * 2
+                free_cached_memory(section.device)
             free_cached_memory(section.device)
-        free_cached_memory(section.device)
-        if row["out_of_memory_at"] is not None and row["largest"]:
-            work = steps(images, MOST_SPLITS)
-            work.train(1)
-            row["images_at_once"] = work.module._guarded_step.images_at_once
+            if row["out_of_memory_at"] is not None and row["largest"]:
+                section.announce(f"memory, {variant}, {images} images, split")
+                work = TrainerSteps(section, variant, images, max_oom_splits=MOST_SPLITS)
+                work.train(1)
+                row["images_at_once"] = work.module._guarded_step.images_at_once
     except Exception as error:  # also a library that reports a lack of memory by another error
         row["failure"] = f"{images} images: {first_line(error)}"
+    free_cached_memory(section.device)
     return row
 
 
-def limit_memory(device: torch.device, limit_bytes: int | None) -> bool:
-    """Limit the memory that torch may allocate; None removes the limit. Return whether the device supports a limit."""
+def limit_memory(device: torch.device) -> bool:
+    """Limit the memory that torch may allocate in this process; return whether the device supports the limit."""
     total = memory_bytes(device)
-    if total is None or (limit_bytes is not None and limit_bytes >= total):
+    if total is None or total <= LIMIT_BYTES:
         return False
-    torch.get_device_module(device).set_per_process_memory_fraction(1.0 if limit_bytes is None else limit_bytes / total)
+    torch.get_device_module(device).set_per_process_memory_fraction(LIMIT_BYTES / total)
     return True

@@ -2,14 +2,14 @@
 
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from enum import StrEnum
 
 import torch
 from torch import nn
 
 from yolo_lightning.conv import AutotunedPlan, Plan, enable_gpu_kernels, swap_convs
-from yolo_lightning.conv.kernels import compiled_kernels_enabled, compiled_kernels_paused
+from yolo_lightning.conv.kernels import gpu_kernels_enabled, gpu_kernels_paused
 from yolo_lightning.model.layers import arrange
 from yolo_lightning.utils.files import cache_folder
 
@@ -59,7 +59,7 @@ def convert(module: nn.Module, variant: Variant) -> None:
 
     The plan selects algorithms at the first use of each layer, which must be in a block of `settings_of`.
     """
-    if variant.uses_kernels and not compiled_kernels_enabled():
+    if variant.uses_kernels and not gpu_kernels_enabled():
         enable_gpu_kernels(cache_folder() / "kernels")
     plan = AutotunedPlan(AUTOTUNE_S) if variant is Variant.GEMM_AUTOTUNE else Plan()
     is_gemm = variant.implementation == "gemm"
@@ -86,21 +86,24 @@ def settings_of(variant: Variant, device: torch.device) -> Iterator[None]:
 
     Disables the vendor library for `slow` and enables it for all others, allows TF32 for the variants that use it only,
     and pauses the GPU kernels of this package, which all models of a process share, unless the variant uses them.
+    Raises `RuntimeError` if `GEMM_KERNELS` has run without kernels: its result would be that of another variant.
     """
-    enabled = variant is not Variant.SLOW
-    with nullcontext() if variant.uses_kernels else compiled_kernels_paused():
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.enabled, cudnn.allow_tf32, matmul.allow_tf32
+    with ExitStack() as stack:
+        if not variant.uses_kernels:
+            stack.enter_context(gpu_kernels_paused())
         if device.type == "cpu":
-            with warnings.catch_warnings():
-                # The flag context also sets oneDNN's TF32, and torch warns that only Intel GPUs support it.
-                warnings.filterwarnings("ignore", "TF32 acceleration on top of oneDNN")
-                with torch.backends.mkldnn.flags(enabled=enabled):
-                    yield
-            return
-        cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-        before = cudnn.enabled, cudnn.allow_tf32, matmul.allow_tf32
-        # Not cudnn.flags(): that context also sets the float32 precision of all CUDA libraries.
-        cudnn.enabled, cudnn.allow_tf32, matmul.allow_tf32 = enabled, variant.uses_tf32, variant.uses_tf32
+            # The flag context also sets oneDNN's TF32, and torch warns that only Intel GPUs support it.
+            stack.enter_context(warnings.catch_warnings())
+            warnings.filterwarnings("ignore", "TF32 acceleration on top of oneDNN")
+            stack.enter_context(torch.backends.mkldnn.flags(enabled=variant is not Variant.SLOW))
         try:
+            # Not cudnn.flags(): that context also sets the float32 precision of all CUDA libraries.
+            cudnn.enabled = variant is not Variant.SLOW
+            cudnn.allow_tf32 = matmul.allow_tf32 = variant.uses_tf32
             yield
         finally:
             cudnn.enabled, cudnn.allow_tf32, matmul.allow_tf32 = before
+    if variant is Variant.GEMM_KERNELS and not gpu_kernels_enabled():
+        raise RuntimeError("the GPU kernels cannot be used on this device; a warning contains the reason")
