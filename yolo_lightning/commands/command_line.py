@@ -60,7 +60,11 @@ def run_tool(name: str, words: Sequence[str]) -> None:
         module = import_module(f"yolo_lightning.commands.{name}.command")
     function: Callable[..., Any] | dict[str, Callable[..., Any]]
     program = f"{PROGRAM} {name}"
-    function, words = module.function_of(words) if hasattr(module, SECTIONS) else (getattr(module, name), words)
+    if hasattr(module, SECTIONS):
+        program = f"{program} {''.join(words[:1])}"
+        function, words = getattr(module, SECTIONS)(words)
+    else:
+        function = getattr(module, name)
     if isinstance(function, dict):
         auto_cli(
             function,

@@ -151,6 +151,11 @@ def test_ctrl_c_keeps_results_and_prints_the_command_that_continues(
     assert (out / "gpu.md").read_text().startswith("# GPU benchmark: cpu\n")
 
 
+def test_unknown_stage_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"stages must contain some of machine, .*, resume, got sped"):
+        gpu(tmp_path / "out", stages=["machine", "sped"])
+
+
 @pytest.mark.parametrize("budget_s", [59.0, float("nan"), float("inf")])
 def test_budget_must_be_finite_and_long_enough(tmp_path: Path, budget_s: float) -> None:
     with pytest.raises(ValueError, match="budget_s must be finite and >= 60"):

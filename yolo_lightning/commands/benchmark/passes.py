@@ -19,8 +19,6 @@ from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.model.layers import ConvolutionSettings
 from yolo_lightning.module import YOLOModule
 
-BOXES_PER_IMAGE = 9
-
 
 @dataclass
 class Layer:
@@ -115,7 +113,7 @@ def time_graph(section: Section, *order: Variant) -> dict[Variant, Callable[[], 
 def synthetic_batch(batch_size: int, image_size: ImageSize, seed: int) -> Batch:
     """Return noise images with 5 to 13 boxes each, whose sides are 2 to 20 % of those of the image; on the CPU."""
     generator = torch.Generator().manual_seed(seed)
-    counts = torch.randint(BOXES_PER_IMAGE - 4, BOXES_PER_IMAGE + 5, (batch_size,), generator=generator)
+    counts = torch.randint(5, 14, (batch_size,), generator=generator)
     number = int(counts.sum())
     sides = 0.02 + 0.18 * torch.rand(number, 2, generator=generator)
     centres = sides / 2 + (1 - sides) * torch.rand(number, 2, generator=generator)
