@@ -14,8 +14,9 @@ from yolo_lightning.commands.benchmark.findings import NOT_MEASURED, table
 from yolo_lightning.commands.benchmark.passes import Layer, find_layers, make_module
 from yolo_lightning.commands.benchmark.section import Section
 from yolo_lightning.conv import enable_gpu_kernels
+from yolo_lightning.conv.algorithms.algorithm import Operation
 from yolo_lightning.conv.algorithms.problem import Tensors, make_problem
-from yolo_lightning.conv.algorithms.table import Operation, candidates
+from yolo_lightning.conv.algorithms.table import candidates
 from yolo_lightning.conv.kernels import fused_norm
 from yolo_lightning.conv.kernels.verified import is_accelerator
 from yolo_lightning.utils.files import cache_folder

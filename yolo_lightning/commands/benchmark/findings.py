@@ -66,11 +66,6 @@ def ms(seconds: float) -> str:
     return f"{value:.3f}" if value < 1 else f"{value:.2f}" if value < 100 else f"{value:,.0f}"
 
 
-def mib(size: float | None) -> str:
-    """Return a number of MiB."""
-    return NOT_MEASURED if size is None else f"{size / MIB:,.0f}"
-
-
 def first_line(error: Exception) -> str:
     """Return the type and the first line of an error."""
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}".rstrip(": ")
