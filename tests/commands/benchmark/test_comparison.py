@@ -22,9 +22,9 @@ from yolo_lightning.commands.benchmark.comparison import (
     rounds,
     time_calls,
 )
+from yolo_lightning.commands.benchmark.conv_variants import Variant, absent, convert, settings_of
 from yolo_lightning.commands.benchmark.passes import find_layers, make_module, synthetic_batch
 from yolo_lightning.commands.benchmark.section import Section
-from yolo_lightning.commands.benchmark.variants import Variant, absent, convert, settings_of
 from yolo_lightning.conv import GemmConv2d, disable_gpu_kernels
 from yolo_lightning.conv.kernels import gpu_kernels_enabled
 from yolo_lightning.data.image_size import ImageSize

@@ -16,6 +16,7 @@ import torch
 
 from tests.conv.emulation import Guarded
 from yolo_lightning.commands.benchmark import correctness, training
+from yolo_lightning.commands.benchmark.conv_variants import Variant
 from yolo_lightning.commands.benchmark.correctness import (
     FUSED,
     NORMALIZATION,
@@ -30,7 +31,6 @@ from yolo_lightning.commands.benchmark.correctness import (
 from yolo_lightning.commands.benchmark.kill_and_resume import problems
 from yolo_lightning.commands.benchmark.section import Section
 from yolo_lightning.commands.benchmark.stages import Stage
-from yolo_lightning.commands.benchmark.variants import Variant
 from yolo_lightning.conv import disable_gpu_kernels
 from yolo_lightning.conv.kernels import fused, fused_norm
 from yolo_lightning.conv.kernels.verified import assume_available

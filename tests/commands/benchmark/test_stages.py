@@ -12,7 +12,7 @@ import pytest
 from yolo_lightning.commands.benchmark import command
 from yolo_lightning.commands.benchmark.command import function_of, gpu
 from yolo_lightning.commands.benchmark.findings import PROGRESS, Findings, table
-from yolo_lightning.commands.benchmark.page import page
+from yolo_lightning.commands.benchmark.gpu_page import page
 from yolo_lightning.commands.benchmark.stages import (
     DEFAULT_BUDGET_S,
     PARTIAL,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from yolo_lightning.commands.benchmark.findings import FORMAT
-from yolo_lightning.commands.benchmark.page import answer, page
+from yolo_lightning.commands.benchmark.gpu_page import answer, page
 from yolo_lightning.commands.benchmark.stages import DEFAULT_BUDGET_S, Stage, StageState, read_record, run_stages
 from yolo_lightning.utils.exit_codes import INTERRUPTED, ExitCode
 from yolo_lightning.utils.files import replacing, write_json
@@ -29,7 +29,7 @@ def function_of(words: Sequence[str]) -> tuple[Callable[..., None], list[str]]:
     if name == "gpu":
         return gpu, list(words[1:])
     if name == "loader":
-        from yolo_lightning.commands.benchmark.loader import loader
+        from yolo_lightning.commands.benchmark.loader_speed import loader
 
         return loader, list(words[1:])
     if name in (*CONVOLUTIONS, "-h", "--help"):

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from yolo_lightning.commands.benchmark.conv_variants import Variant, settings_of
 from yolo_lightning.commands.benchmark.findings import NOT_MEASURED, first_line, ms, table
 from yolo_lightning.commands.benchmark.section import Section, free_cached_memory
-from yolo_lightning.commands.benchmark.variants import Variant, settings_of
 
 Timer = Callable[[int], float]
 """Runs a work a number of times and returns the mean duration in seconds."""

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from yolo_lightning.commands.benchmark.comparison import Timer, time_calls
+from yolo_lightning.commands.benchmark.conv_variants import Variant, convert
 from yolo_lightning.commands.benchmark.section import Section
-from yolo_lightning.commands.benchmark.variants import Variant, convert
 from yolo_lightning.data.batch import Batch
 from yolo_lightning.data.boxes import Letterbox
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES

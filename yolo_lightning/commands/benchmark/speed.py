@@ -11,11 +11,11 @@ from typing import Literal
 import torch
 
 from yolo_lightning.commands.benchmark.comparison import Result, Timer, compare, fastest, ratio, result_table
+from yolo_lightning.commands.benchmark.conv_variants import Variant
 from yolo_lightning.commands.benchmark.findings import NOT_MEASURED, ms, table
 from yolo_lightning.commands.benchmark.passes import find_layers, make_module, time_graph, time_layer
 from yolo_lightning.commands.benchmark.section import Section, open_device
 from yolo_lightning.commands.benchmark.trainer_steps import TrainerSteps
-from yolo_lightning.commands.benchmark.variants import Variant
 from yolo_lightning.data.image_size import STRIDE, ImageSize
 from yolo_lightning.utils.choices import check_range
 

@@ -45,7 +45,7 @@ class Stage(StrEnum):
 
 
 WORK = {
-    Stage.MACHINE: ("machine", 110),
+    Stage.MACHINE: ("machine_facts", 110),
     Stage.CORRECTNESS: ("correctness", 100),
     Stage.LAYERS: ("speed", 60),
     Stage.NETWORK: ("speed", 60),

@@ -10,9 +10,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.utils.data import DataLoader
 
 from yolo_lightning.commands.benchmark.comparison import synchronize
+from yolo_lightning.commands.benchmark.conv_variants import Variant, convert
 from yolo_lightning.commands.benchmark.passes import make_module, synthetic_batch
 from yolo_lightning.commands.benchmark.section import Section
-from yolo_lightning.commands.benchmark.variants import Variant, convert
 from yolo_lightning.training.nonfinite import GuardSettings
 from yolo_lightning.training.recipe import Recipe
 from yolo_lightning.utils.tensorboard import Curves

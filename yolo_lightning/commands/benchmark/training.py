@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from yolo_lightning.commands.benchmark.conv_variants import Variant, settings_of
 from yolo_lightning.commands.benchmark.findings import MIB, NOT_MEASURED, first_line, table
 from yolo_lightning.commands.benchmark.section import Section, free_cached_memory, memory_bytes
 from yolo_lightning.commands.benchmark.trainer_steps import TrainerSteps
-from yolo_lightning.commands.benchmark.variants import Variant, settings_of
 from yolo_lightning.utils.process_identity import read_process
 
 STEPS, QUICK_STEPS = 200, 10
