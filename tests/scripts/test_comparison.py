@@ -133,17 +133,6 @@ def test_speed_ignores_the_first_of_several_epochs(tmp_path: Path) -> None:
         }
 
 
-def test_tile_contains_boxes_of_which_it_shows_a_large_enough_part(tmp_path: Path) -> None:
-    crowns = script("tree_crowns")
-    boxes = np.array([[10.0, 10, 30, 30], [90, 40, 120, 60], [95, 70, 125, 90]])  # 10 and 5 of 30 columns in tile 0
-    counts = crowns.write_tiles(tmp_path, "val", "a", np.zeros((100, 160, 3), np.uint8), boxes, 100, 100)
-    assert counts == [1, 2]
-    assert (tmp_path / "labels" / "val" / "a_0_0.txt").read_text() == "0 0.200000 0.200000 0.200000 0.200000\n"
-    lines = (tmp_path / "labels" / "val" / "a_0_100.txt").read_text().splitlines()
-    assert lines[0] == f"0 {10 / 60:.6f} 0.500000 {20 / 60:.6f} 0.200000"
-    assert sorted(path.name for path in (tmp_path / "images" / "val").iterdir()) == ["a_0_0.png", "a_0_100.png"]
-
-
 @pytest.mark.slow
 def test_both_trainers_take_turns_and_are_compared(
     look_alike: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
