@@ -2,14 +2,14 @@
 
 Imports neither torch nor Lightning: the supervisor uses no GPU, no threads and little memory. Reading order::
 
-    job                         settings and command lines      supervisor          attempts and restarts
+    job                         settings, commands, progress    supervisor          attempts and restarts
     attempt                     one attempt                     trainer             the trainer process, its output
     heartbeat, live_heartbeat   the heartbeat file              watch               detection of stalls
     phase_timeouts              timeout of each phase           classify            class of a stall (pure)
     evidence, incident          the incident report             outcome             meaning of an exit, full disk
     kill                        ends all processes              restart_policy      what follows an attempt (pure)
     run_disk, helper_process    file access that cannot block   fallback            loader settings, fast to safe
-    announcer, notify           status file and notifications  progress            progress between two attempts
+    announcer, notify           status file and notifications
 """
 
 from yolo_lightning.supervision.fallback import level_of_launch

@@ -1,5 +1,6 @@
-"""Settings of the supervisor, the command lines of the attempts, and the start of the supervisor of a `fit`."""
+"""Job of a supervisor: settings, command lines of the attempts, progress between two attempts, and the start."""
 
+import glob
 import json
 import os
 import sys
@@ -8,8 +9,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import NoReturn, Self
 
+from yolo_lightning.supervision.heartbeat import Heartbeat
 from yolo_lightning.supervision.notify import NotifySettings
 from yolo_lightning.supervision.phase_timeouts import PhaseTimeouts
+from yolo_lightning.utils import run_files
 
 JOB_VARIABLE = "YOLO_LIGHTNING_JOB"  # environment variable that contains the job of a supervisor
 RUN_FOLDER_OPTION = "--trainer.default_root_dir"
@@ -85,18 +88,12 @@ class Job:
     @classmethod
     def from_json(cls, text: str) -> Self:
         content = json.loads(text)
-        phase_timeouts = PhaseTimeouts(**content["settings"].pop("phase_timeouts"))
-        notify = NotifySettings(**content["settings"].pop("notify"))
-        settings = SuperviseSettings(phase_timeouts=phase_timeouts, notify=notify, **content["settings"])
+        settings = content.pop("settings")
+        settings["phase_timeouts"] = PhaseTimeouts(**settings["phase_timeouts"])
+        settings["notify"] = NotifySettings(**settings["notify"])
         words = {name: tuple(content[name]) for name in ("command", "restart_command", "smoke_test")}
-        return cls(
-            workers=content["workers"],
-            settings=settings,
-            any_command=content["any_command"],
-            checkpoints=content["checkpoints"],
-            fallbacks=tuple(map(tuple, content["fallbacks"])),
-            **words,
-        )
+        fallbacks = tuple(map(tuple, content["fallbacks"]))
+        return cls(**content | words | {"settings": SuperviseSettings(**settings), "fallbacks": fallbacks})
 
 
 def job(words: Sequence[str], folder: Path, *, workers: int, settings: SuperviseSettings, on_gpu: bool) -> Job:
@@ -124,6 +121,35 @@ def resume_words(words: Sequence[str], folder: Path) -> list[str]:
         else:
             kept.append(word)
     return [*kept, f"{RUN_FOLDER_OPTION}={folder}", "--resume"]
+
+
+def saved_marks(run: Path, job: Job) -> frozenset[int]:
+    """Return one number per checkpoint: trained steps for a fit, the time of the last change for another command."""
+    if not job.any_command:
+        return run_files.saved_steps(run)
+    found = set()
+    for name in glob.glob(job.checkpoints, recursive=True) if job.checkpoints else ():
+        try:
+            found.add(os.stat(name).st_mtime_ns)
+        except OSError:  # replaced meanwhile
+            continue
+    return frozenset(found)
+
+
+def can_resume(run: Path, job: Job, furthest_step: int) -> bool:
+    """Return whether the next attempt uses the restart command; `furthest_step` is the largest of any heartbeat."""
+    if not job.any_command:
+        return run_files.has_checkpoint(run)
+    return bool(saved_marks(run, job)) if job.checkpoints else furthest_step > 0
+
+
+def has_progressed(
+    job: Job, before: frozenset[int], after: frozenset[int], heartbeat: Heartbeat | None, furthest_step: int
+) -> bool:
+    """Return whether an attempt got further than the earlier ones, whose largest step is `furthest_step`."""
+    if job.any_command and not job.checkpoints:
+        return heartbeat is not None and heartbeat.step > furthest_step
+    return run_files.has_saved(before, after)
 
 
 def become_supervisor(run: Path, job: Job) -> NoReturn:

@@ -16,7 +16,7 @@ from yolo_lightning.supervision.fallback import levels_below, levels_of_words
 from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.supervision.helper_process import SUPERVISOR_SIGNALS
 from yolo_lightning.supervision.incident import Incident
-from yolo_lightning.supervision.job import Job
+from yolo_lightning.supervision.job import Job, can_resume, has_progressed, saved_marks
 from yolo_lightning.supervision.kill import adopt_orphans, kill_tree
 from yolo_lightning.supervision.outcome import (
     Space,
@@ -28,7 +28,6 @@ from yolo_lightning.supervision.outcome import (
     space_of,
 )
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts
-from yolo_lightning.supervision.progress import can_resume, has_progressed, saved_marks
 from yolo_lightning.supervision.restart_policy import FallbackState, decide
 from yolo_lightning.supervision.run_disk import STOP_WAIT_S, DiskHangsError, Recorder, RunDisk
 from yolo_lightning.supervision.run_lock import Holder, RunInUseError, run_lock
