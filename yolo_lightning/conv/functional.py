@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -10,15 +11,18 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 from yolo_lightning.conv import operators
+from yolo_lightning.conv.algorithms.algorithm import Operation
 from yolo_lightning.conv.algorithms.problem import (
     IntOrPair,
     Problem,
+    Tensors,
     check_operands,
     make_problem,
     spatial_arguments,
     wants_channels_last,
 )
 from yolo_lightning.conv.algorithms.shared import exports_to_onnx, without_autocast
+from yolo_lightning.conv.derivatives import MaybeTensor, derivatives
 from yolo_lightning.conv.plan import DEFAULT_PLAN, Plan
 
 P = ParamSpec("P")
@@ -119,7 +123,7 @@ def input_gradient(grad_output: Tensor, weight: Tensor, problem: Problem, plan: 
             plan.handle,
         )
         return compiled
-    result: Tensor = _InputGradient.apply(grad_output, weight, problem, plan)
+    result: Tensor = _Product.apply(Operation.INPUT_GRADIENT, problem, plan, grad_output, weight)
     return result
 
 
@@ -137,23 +141,10 @@ def _autocast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.to(dtype) if tensor.is_floating_point() and tensor.dtype != torch.float64 else tensor
 
 
-# Convolution is linear in the input and in the weight, so the derivatives of each function below are compositions of
-# the other functions. Double backward therefore needs no further formulas and never differentiates through an
-# algorithm, which may write into buffers.
-
-MaybeTensor = Tensor | None
-
-
 def _with_signature(function: Callable[P, T]) -> Callable[P, T]:
     """Cache the signature: `Function.apply` calls `inspect.signature` on every call, which takes about 25 us."""
     function.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
     return function
-
-
-def _apply(function: type[Function], ctx: Any, *tensors: MaybeTensor) -> Tensor:
-    """Apply another function with the problem and plan of the context."""
-    result: Tensor = function.apply(*tensors, ctx.problem, ctx.plan)
-    return result
 
 
 def _whole(tensor: Tensor) -> Tensor:
@@ -161,7 +152,36 @@ def _whole(tensor: Tensor) -> Tensor:
     return tensor.data if tensor._is_view() else tensor
 
 
+class _Product(Function):
+    """Any operation of a convolution; see `derivatives`."""
+
+    @staticmethod
+    @_with_signature
+    def forward(operation: Operation, problem: Problem, plan: Plan, *tensors: Tensor) -> Tensor | Tensors:
+        with without_autocast(tensors[0]):
+            results = plan.compute(operation, problem, tensors)
+        return _whole(results[0]) if len(results) == 1 else results
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor | Tensors) -> None:
+        ctx.operation, *ctx.about = inputs[:3]
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*inputs[3:])
+
+    @staticmethod
+    def backward(ctx: Any, *directions: MaybeTensor) -> tuple[MaybeTensor, ...]:
+        product = partial(_apply, *ctx.about)
+        grads = derivatives(ctx.operation, product, ctx.saved_tensors, ctx.needs_input_grad[3:], directions)
+        return None, None, None, *grads
+
+
+def _apply(problem: Problem, plan: Plan, operation: Operation, *tensors: Tensor, like: MaybeTensor = None) -> Any:
+    return _Product.apply(operation, problem, plan, *tensors)
+
+
 class _Convolution(Function):
+    """The output with a bias. The backward pass needs the input only for the weight gradient, and vice versa."""
+
     @staticmethod
     @_with_signature
     def forward(input: Tensor, weight: Tensor, bias: MaybeTensor, problem: Problem, plan: Plan) -> Tensor:
@@ -171,100 +191,12 @@ class _Convolution(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, MaybeTensor, Problem, Plan], output: Tensor) -> None:
-        input, weight, _, ctx.problem, ctx.plan = inputs
+        input, weight, _, *ctx.about = inputs
         needs_input, needs_weight = ctx.needs_input_grad[:2]
         ctx.save_for_backward(input if needs_weight else None, weight if needs_input else None)
 
     @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[MaybeTensor, MaybeTensor, MaybeTensor, None, None]:
-        input, weight = ctx.saved_tensors
-        needs_input, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        grad_input = grad_weight = None
-        if needs_input and needs_weight:
-            grad_input, grad_weight = _Gradients.apply(input, grad_output, weight, ctx.problem, ctx.plan)
-        elif needs_input:
-            grad_input = _apply(_InputGradient, ctx, grad_output, weight)
-        elif needs_weight:
-            grad_weight = _apply(_WeightGradient, ctx, input, grad_output)
-        grad_bias = grad_output.sum((0, 2, 3)) if needs_bias else None
-        return grad_input, grad_weight, grad_bias, None, None
-
-
-class _Product(Function):
-    """A product of two tensors, both of which are saved for the backward pass."""
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Problem, Plan], output: Tensor) -> None:
-        first, second, ctx.problem, ctx.plan = inputs
-        ctx.save_for_backward(first, second)
-
-
-class _InputGradient(_Product):
-    @staticmethod
-    @_with_signature
-    def forward(grad_output: Tensor, weight: Tensor, problem: Problem, plan: Plan) -> Tensor:
-        with without_autocast(grad_output):
-            return _whole(plan.input_gradient(grad_output, weight, problem))
-
-    @staticmethod
-    def backward(ctx: Any, direction: Tensor) -> tuple[MaybeTensor, MaybeTensor, None, None]:
-        grad_output, weight = ctx.saved_tensors
-        needs_grad_output, needs_weight = ctx.needs_input_grad[:2]
-        by_grad_output = _apply(_Convolution, ctx, direction, weight, None) if needs_grad_output else None
-        by_weight = _apply(_WeightGradient, ctx, direction, grad_output) if needs_weight else None
-        return by_grad_output, by_weight, None, None
-
-
-class _WeightGradient(_Product):
-    @staticmethod
-    @_with_signature
-    def forward(input: Tensor, grad_output: Tensor, problem: Problem, plan: Plan) -> Tensor:
-        with without_autocast(input):
-            return plan.weight_gradient(input, grad_output, problem)
-
-    @staticmethod
-    def backward(ctx: Any, direction: Tensor) -> tuple[MaybeTensor, MaybeTensor, None, None]:
-        input, grad_output = ctx.saved_tensors
-        needs_input, needs_grad_output = ctx.needs_input_grad[:2]
-        by_input = _apply(_InputGradient, ctx, grad_output, direction) if needs_input else None
-        by_grad_output = _apply(_Convolution, ctx, input, direction, None) if needs_grad_output else None
-        return by_input, by_grad_output, None, None
-
-
-class _Gradients(Function):
-    """Both gradients in one call, for algorithms that share a lowered tensor between them."""
-
-    @staticmethod
-    @_with_signature
-    def forward(
-        input: Tensor, grad_output: Tensor, weight: Tensor, problem: Problem, plan: Plan
-    ) -> tuple[Tensor, Tensor]:
-        with without_autocast(input):
-            return plan.gradients(input, grad_output, weight, problem)
-
-    @staticmethod
-    def setup_context(
-        ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, Problem, Plan], output: tuple[Tensor, Tensor]
-    ) -> None:
-        input, grad_output, weight, ctx.problem, ctx.plan = inputs
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(input, grad_output, weight)
-
-    @staticmethod
-    def backward(
-        ctx: Any, along_input: MaybeTensor, along_weight: MaybeTensor
-    ) -> tuple[MaybeTensor, MaybeTensor, MaybeTensor, None, None]:
-        """Return the vector-Jacobian product; either of the gradients of the two outputs may be None."""
-        input, grad_output, weight = ctx.saved_tensors
-        needs_input, needs_grad_output, needs_weight = ctx.needs_input_grad[:3]
-        by_input = by_grad_output = by_weight = None
-        if along_weight is not None and needs_input:
-            by_input = _apply(_InputGradient, ctx, grad_output, along_weight)
-        if along_input is not None and needs_weight:
-            by_weight = _apply(_WeightGradient, ctx, along_input, grad_output)
-        if needs_grad_output:
-            pairs = ((along_input, weight), (input, along_weight))
-            whole = [pair for pair in pairs if pair[0] is not None and pair[1] is not None]
-            terms = [_apply(_Convolution, ctx, *pair, None) for pair in whole]
-            by_grad_output = sum(terms[1:], terms[0]) if terms else None
-        return by_input, by_grad_output, by_weight, None, None
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[MaybeTensor, ...]:
+        product, needs = partial(_apply, *ctx.about), ctx.needs_input_grad
+        grads = derivatives(Operation.FORWARD, product, ctx.saved_tensors, needs, [grad_output])
+        return *grads, grad_output.sum((0, 2, 3)) if needs[2] else None, None, None

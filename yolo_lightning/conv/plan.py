@@ -100,17 +100,17 @@ class Plan:
         self._seconds: dict[PlanKey, dict[str, float]] = {}  # shortest run of each timed candidate
 
     def forward(self, input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
-        return self._compute(Operation.FORWARD, problem, (input, weight))[0]
+        return self.compute(Operation.FORWARD, problem, (input, weight))[0]
 
     def input_gradient(self, grad_output: Tensor, weight: Tensor, problem: Problem) -> Tensor:
-        return self._compute(Operation.INPUT_GRADIENT, problem, (grad_output, weight))[0]
+        return self.compute(Operation.INPUT_GRADIENT, problem, (grad_output, weight))[0]
 
     def weight_gradient(self, input: Tensor, grad_output: Tensor, problem: Problem) -> Tensor:
-        return self._compute(Operation.WEIGHT_GRADIENT, problem, (input, grad_output))[0]
+        return self.compute(Operation.WEIGHT_GRADIENT, problem, (input, grad_output))[0]
 
     def gradients(self, input: Tensor, grad_output: Tensor, weight: Tensor, problem: Problem) -> tuple[Tensor, Tensor]:
         """Return the input gradient and the weight gradient."""
-        grad_input, grad_weight = self._compute(Operation.GRADIENTS, problem, (input, grad_output, weight))
+        grad_input, grad_weight = self.compute(Operation.GRADIENTS, problem, (input, grad_output, weight))
         return grad_input, grad_weight
 
     def describe(self) -> list[PlannedConvolution]:
@@ -126,8 +126,8 @@ class Plan:
     def __reduce__(self) -> tuple[Any, ...]:
         return _default_plan, ()
 
-    def _compute(self, operation: Operation, problem: Problem, tensors: Tensors) -> Tensors:
-        """Compute with the first candidate that is allowed and succeeds."""
+    def compute(self, operation: Operation, problem: Problem, tensors: Tensors) -> Tensors:
+        """Compute an operation with the first candidate that is allowed and succeeds."""
         key = PlanKey(operation, problem, tensors[0].dtype, tensors[0].device)
         order = self._orders.get(key) or self._decide(key, tensors)
         limit = self._workspace_limit(key) if self._demotions else math.inf

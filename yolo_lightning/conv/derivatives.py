@@ -1,0 +1,78 @@
+"""Derivatives of the products of a convolution, for the autograd functions and for the registered operators.
+
+Convolution is linear in the input and in the weight, so the derivatives of each product are compositions of the other
+products. Double backward therefore needs no further formulas and never differentiates through an algorithm, which may
+write into buffers.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from yolo_lightning.conv.algorithms.algorithm import Operation
+
+MaybeTensor = Tensor | None
+Gradients = tuple[MaybeTensor, ...]
+"""One gradient per tensor of the operation; None if it is not needed or zero."""
+
+
+class DifferentiableProduct(Protocol):
+    """Computes an operation of one convolution, as a function that autograd can differentiate."""
+
+    def __call__(self, operation: Operation, *tensors: Tensor, like: MaybeTensor = None) -> Any:
+        """Return the result of the operation; for one of the single gradients, `like` has the size of the result.
+
+        `like` is None if the tensor was not saved, because autograd functions know the size without it.
+        """
+
+
+def derivatives(
+    operation: Operation,
+    product: DifferentiableProduct,
+    saved: Sequence[Tensor],
+    needs: Sequence[bool],
+    directions: Sequence[MaybeTensor],
+) -> Gradients:
+    """Return the vector-Jacobian product of an operation.
+
+    Args:
+        operation: The operation.
+        product: Computes further operations of the same convolution.
+        saved: The tensors of the operation. A tensor may be None if no derivative needs it.
+        needs: Whether the gradient of each tensor is needed.
+        directions: The gradient of each result of the operation; None for zero.
+    """
+    if all(direction is None for direction in directions):
+        return (None,) * len(saved)
+    if operation is Operation.GRADIENTS:
+        return _of_gradients(product, saved, needs, directions)
+    (along,), (first, second) = directions, saved
+    assert along is not None
+    if operation is Operation.FORWARD:
+        if needs[0] and needs[1]:
+            by_both: Gradients = product(Operation.GRADIENTS, first, along, second)
+            return by_both
+        by_input = product(Operation.INPUT_GRADIENT, along, second, like=first) if needs[0] else None
+        return by_input, product(Operation.WEIGHT_GRADIENT, first, along, like=second) if needs[1] else None
+    if operation is Operation.INPUT_GRADIENT:
+        by_grad_output = product(Operation.FORWARD, along, second) if needs[0] else None
+        return by_grad_output, product(Operation.WEIGHT_GRADIENT, along, first, like=second) if needs[1] else None
+    by_input = product(Operation.INPUT_GRADIENT, second, along, like=first) if needs[0] else None
+    return by_input, product(Operation.FORWARD, first, along) if needs[1] else None
+
+
+def _of_gradients(
+    product: DifferentiableProduct, saved: Sequence[Tensor], needs: Sequence[bool], directions: Sequence[MaybeTensor]
+) -> Gradients:
+    (input, grad_output, weight), (along_input, along_weight) = saved, directions
+    by_input = by_grad_output = by_weight = None
+    if along_weight is not None and needs[0]:
+        by_input = product(Operation.INPUT_GRADIENT, grad_output, along_weight, like=input)
+    if along_input is not None and needs[2]:
+        by_weight = product(Operation.WEIGHT_GRADIENT, along_input, grad_output, like=weight)
+    if needs[1]:
+        pairs = ((along_input, weight), (input, along_weight))
+        terms = [product(Operation.FORWARD, one, two) for one, two in pairs if one is not None and two is not None]
+        by_grad_output = sum(terms[1:], terms[0])
+    return by_input, by_grad_output, by_weight
