@@ -1,5 +1,6 @@
 """Keys of the old layout: every new name is an option, and stored settings are converted."""
 
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from yolo_lightning.checkpoints.resume import remembered
 from yolo_lightning.checkpoints.torch_archive import load_checkpoint
 from yolo_lightning.commands.option_errors import unknown_key
+from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.model.detection_settings import DetectionSettings
 from yolo_lightning.model.network_settings import NetworkSettings
 from yolo_lightning.training.module_state import ModuleState
@@ -21,6 +23,12 @@ from yolo_lightning.utils.old_layout import RENAMED_KEYS, current_hyperparameter
         ("model.conv", "model.convolution.backend"),
         ("model.optimizer.class_path", "model.recipe.optimizer.class_path"),
         ("supervision.floors.step_s", "supervision.phase_timeouts.step_s"),
+        ("data.train_file", "data.files.train"),
+        ("data.storage", "data.storage.kind"),
+        ("data.frames", "data.storage.kind"),
+        ("data.pixel_range.mode", "data.input.pixel_range.mode"),
+        ("data.storage.kind", None),
+        ("data.storage.index_root", None),
         ("model.recipe.lr0", None),
         ("model.variant", None),
         ("model.lr00", None),
@@ -32,6 +40,13 @@ def test_new_key(old: str, new: str | None) -> None:
 
 def test_no_new_key_is_an_old_one() -> None:
     assert [old for old, new in RENAMED_KEYS.items() if new_key(new)] == []
+
+
+def test_new_keys_of_the_data_are_settings_of_the_data_module() -> None:
+    parameters = signature(DetectionDataModule).parameters
+    for new in [new for new in RENAMED_KEYS.values() if new.startswith("data.")]:
+        _, group, *name = new.split(".")
+        assert not name or hasattr(parameters[group].default, name[0]), new
 
 
 def test_error_names_the_new_key_only_where_it_exists() -> None:
@@ -78,7 +93,15 @@ def test_old_checkpoint_is_read_in_the_layout_of_today(tmp_path: Path) -> None:
 
 
 def test_options_of_an_old_run_folder_are_compared_by_their_new_names(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text("model: {lr0: 0.3, optimizer: {class_path: torch.optim.Adagrad}}\n")
-    expected = {"model.recipe.lr0": 0.3, "model.recipe.optimizer.class_path": "torch.optim.Adagrad"}
+    (tmp_path / "config.yaml").write_text(
+        "model: {lr0: 0.3, optimizer: {class_path: torch.optim.Adagrad}}\n"
+        "data: {storage: zip, train_fraction: 0.5, root: here, quarantine: [index=1]}\n"
+    )
+    data = {"data.storage.kind": "zip", "data.split.train_fraction": 0.5, "data.root": "here"}
+    expected = data | {
+        "data.limits.quarantine": ["index=1"],
+        "model.recipe.lr0": 0.3,
+        "model.recipe.optimizer.class_path": "torch.optim.Adagrad",
+    }
     assert remembered(tmp_path, {}) == expected
     assert current_layout(expected) == expected

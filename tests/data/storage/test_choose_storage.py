@@ -2,12 +2,13 @@
 
 import shutil
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
 
 from tests.helpers.archives import drawn_frames, pixels, write_zip
-from yolo_lightning.data.storage.choose_storage import open_frames
+from yolo_lightning.data.storage.choose_storage import STORAGES, open_frames
 from yolo_lightning.data.storage.folder_frames import FolderFrames
 from yolo_lightning.data.storage.packed_frames import PackedFrames
 from yolo_lightning.data.storage.packing import describe, write_index, write_shard
@@ -44,6 +45,10 @@ def root(tmp_path: Path) -> Path:
 def open_(root: Path, storage: StorageKind = "auto", store: Path | None = None) -> Storage:
     where = None if store is None else str(store)
     return open_frames(root, StorageSettings(kind=storage, store=where, index_root=str(root / "index")))
+
+
+def test_every_storage_has_a_name_of_the_option() -> None:
+    assert get_args(StorageKind) == ("auto", *(storage.kind for storage in STORAGES))
 
 
 @pytest.mark.parametrize("storage", ["folder", "zip", "packed"])
