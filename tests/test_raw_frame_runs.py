@@ -125,7 +125,9 @@ def test_predict_maps_16_bit_files_by_the_range_of_the_weights(
     detector = Detector(weights, device="cpu")
     found = [*detector(tmp_path / "frames"), detector(raw), detector(FIXED.of_frame(raw).levels(raw))]
     assert len(found[0]) > 0
-    assert all(np.array_equal(one.boxes, found[0].boxes) for one in found)
+    for one in found:  # PyTorch's convolutions round a batch of two images in another order than one image
+        assert np.array_equal(one.image, found[0].image)
+        np.testing.assert_allclose(one.boxes, found[0].boxes, rtol=0, atol=1e-3)
     other = Detector(weights, device="cpu", pixel_range=PixelRange("fixed", 0, 65535))(raw)
     assert not np.array_equal(other.image, found[0].image)
     cli.main(["predict", str(tmp_path / "frames"), "--weights", str(weights), "--output", str(tmp_path / "out")])
