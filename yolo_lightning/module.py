@@ -3,6 +3,7 @@
 import math
 from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 from yolo_lightning.callbacks.mean_ap import MeanAP
+from yolo_lightning.checkpoints.torch_archive import load_checkpoint
 from yolo_lightning.data.batch import Batch, Prediction, Target, TrainingFacts, targets
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.data.image_size import ImageSize
@@ -60,7 +62,7 @@ from yolo_lightning.training.recipe import (
     scaled_weight_decay,
     settings_at,
 )
-from yolo_lightning.utils.choices import group_of
+from yolo_lightning.utils.choices import as_settings
 from yolo_lightning.utils.host import keep_freed_memory
 from yolo_lightning.utils.loop_position import schedule_step, steps_begun
 from yolo_lightning.utils.mlflow_files import refuse_file_store
@@ -118,10 +120,10 @@ class YOLOModule(LightningModule):
         guard: GuardSettings = GuardSettings(),  # noqa: B008 - frozen
     ) -> None:
         super().__init__()
-        self.recipe, self.loss_settings = group_of(Recipe, recipe), group_of(LossSettings, loss)
-        self.convolution = group_of(ConvolutionSettings, convolution)
-        self.detections = group_of(DetectionSettings, detections)
-        guard = group_of(GuardSettings, guard)
+        self.recipe, self.loss_settings = as_settings(Recipe, recipe), as_settings(LossSettings, loss)
+        self.convolution = as_settings(ConvolutionSettings, convolution)
+        self.detections = as_settings(DetectionSettings, detections)
+        guard = as_settings(GuardSettings, guard)
         if single_class and self.loss_settings.class_weight_power:
             raise ValueError(
                 "model.loss.class_weight_power must be 0 with model.single_class, got "
@@ -168,6 +170,12 @@ class YOLOModule(LightningModule):
         self._folded_graph: FoldedGraph | None = None
         self._saved_optimizer: str | None = None
         self._input_record: dict[str, Any] = {}
+
+    @classmethod
+    def load_from_checkpoint(cls, checkpoint_path: Any, *arguments: Any, **options: Any) -> Self:
+        """Return the module of a checkpoint, possibly of an earlier layout; `options` override its settings."""
+        stored = load_checkpoint(Path(checkpoint_path), "meta").get("hyper_parameters", {})
+        return super().load_from_checkpoint(checkpoint_path, *arguments, **(stored | options))
 
     def setup(self, stage: str) -> None:
         """Check the image size, and choose the convolution implementation for `backend: auto`.

@@ -6,12 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.helpers.networks import module_of
 from yolo_lightning.checkpoints.resume import remembered
 from yolo_lightning.checkpoints.torch_archive import load_checkpoint
 from yolo_lightning.commands.option_errors import unknown_key
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.model.detection_settings import DetectionSettings
 from yolo_lightning.model.network_settings import NetworkSettings
+from yolo_lightning.module import YOLOModule
 from yolo_lightning.training.module_state import ModuleState
 from yolo_lightning.utils.old_layout import RENAMED_KEYS, current_hyperparameters, current_layout, new_key
 
@@ -105,3 +107,21 @@ def test_options_of_an_old_run_folder_are_compared_by_their_new_names(tmp_path: 
     }
     assert remembered(tmp_path, {}) == expected
     assert current_layout(expected) == expected
+
+
+@pytest.mark.parametrize("is_old", [True, False])
+def test_module_of_a_checkpoint_has_its_settings(tmp_path: Path, is_old: bool) -> None:
+    module = module_of(backend="native", score_threshold=0.2, lr0=0.1)
+    stored = dict(module.hparams)
+    if is_old:
+        stored |= OLD | {"class_names": stored["class_names"]}
+        for group in ("recipe", "loss", "convolution", "detections"):
+            del stored[group]
+    content = {"hyper_parameters": stored, "state_dict": module.state_dict(), "pytorch-lightning_version": "2.6.0"}
+    torch.save(content, tmp_path / "a.ckpt")
+    again = YOLOModule.load_from_checkpoint(tmp_path / "a.ckpt", weights_only=True, freeze=1)
+    assert (again.recipe.lr0, again.detections.score_threshold) == (0.1, 0.2)
+    assert torch.equal(
+        again.graph.state_dict()["model.0.conv.weight"], module.graph.state_dict()["model.0.conv.weight"]
+    )
+    assert not next(again.graph.parameters()).requires_grad

@@ -6,7 +6,7 @@ from typing import Any, TypeVar, get_args
 
 import torch
 
-Group = TypeVar("Group")
+Settings = TypeVar("Settings")
 
 COMPARISONS = {">=": operator.ge, ">": operator.gt, "<=": operator.le, "<": operator.lt}
 
@@ -18,7 +18,7 @@ def check_choices(name: str, values: Iterable[str], choices: Any) -> None:
             raise ValueError(f"{name} must be one of {', '.join(get_args(choices))}, got {value!r}")
 
 
-def group_of(kind: type[Group], value: Group | Mapping[str, Any]) -> Group:
+def as_settings(kind: type[Settings], value: Settings | Mapping[str, Any]) -> Settings:
     """Return a group of settings, which a checkpoint stores as a dictionary."""
     return value if isinstance(value, kind) else kind(**value)  # type: ignore[arg-type]
 
