@@ -3,6 +3,7 @@
 import csv
 import math
 import time
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from yolo_lightning.utils.files import replacing
 from yolo_lightning.utils.loop_position import steps_begun
 from yolo_lightning.utils.optional_file import OptionalFile
+from yolo_lightning.utils.regular_files import open_regular, read_regular
 from yolo_lightning.utils.run_files import METRICS
 
 FIXED_COLUMNS = ("epoch", "step", "time_s")
@@ -98,7 +100,7 @@ def read_rows(path: Path, up_to: float = math.inf) -> list[dict[str, str]]:
     """Return the rows of a metrics file up to a step, without an incomplete last row; none if the file is missing."""
     if not path.is_file():
         return []
-    with path.open(newline="") as file:
+    with StringIO(read_regular(path).decode(errors="replace"), newline="") as file:
         rows = [row for row in csv.DictReader(file) if None not in row.values() and row["step"].isdigit()]
     return [row for row in rows if int(row["step"]) <= up_to]
 
@@ -116,8 +118,8 @@ def append_rows(path: Path, rows: list[dict[str, Any]]) -> None:
     """Append rows, or replace the file if they have a new column."""
     columns: list[str] = []
     if path.is_file():
-        with path.open(newline="") as file:
-            columns = next(csv.reader(file), [])
+        with open_regular(path) as file:
+            columns = next(csv.reader([file.readline(1 << 20).decode(errors="replace")]), [])
     if any(not row.keys() <= set(columns) for row in rows):
         write_rows(path, [*read_rows(path), *rows])
         return

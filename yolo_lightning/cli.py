@@ -72,6 +72,7 @@ from yolo_lightning.utils.addresses import redacted, refuse_secrets
 from yolo_lightning.utils.distributed import launch_id, machines_of_launch, restarts_are_unsafe
 from yolo_lightning.utils.host import worker_count
 from yolo_lightning.utils.optional_file import OptionalFile
+from yolo_lightning.utils.paths import user_path
 from yolo_lightning.utils.plain_text import printable
 from yolo_lightning.utils.tensorboard import Curves
 from yolo_lightning.utils.yaml_file import flatten
@@ -313,7 +314,7 @@ class YOLOCLI(LightningCLI):
     def _weights_file(self) -> Path | None:
         """Return the file of `model.weights`; None if there is none, for example for an address."""
         weights = self.config[self.config.subcommand].model.weights
-        path = Path(weights or "").expanduser()
+        path = user_path(weights or "")
         return path if weights and path.is_file() else None
 
     def _leave_out(self, suspects: Sequence[str]) -> None:

@@ -27,6 +27,7 @@ from yolo_lightning.model.network_settings import read_settings
 from yolo_lightning.model.postprocess import predictions
 from yolo_lightning.model.tta import tta_predictions
 from yolo_lightning.utils.choices import check_choices, check_range, chosen_device
+from yolo_lightning.utils.paths import user_path
 
 Pixels = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
 """`(H, W)` gray or `(H, W, 3)` RGB of uint8, or `(H, W)` gray of uint16."""
@@ -211,8 +212,8 @@ def weights_file(weights: str | PathLike[str]) -> Path:
     Raises:
         ValueError: If there is no such file, it is damaged, or the folder contains no checkpoint.
     """
-    if Path(weights).expanduser().is_dir():
-        return checkpoint_to_evaluate(Path(weights).expanduser())
+    if user_path(weights).is_dir():
+        return checkpoint_to_evaluate(user_path(weights))
     file = local_checkpoint(str(weights))
     if file.suffix == ".ckpt" or not file.is_file():
         require_whole(file, "weights")
@@ -221,14 +222,14 @@ def weights_file(weights: str | PathLike[str]) -> Path:
 
 def is_single(source: str | PathLike[str]) -> bool:
     """Return whether a path is one image, not a video, folder or glob pattern."""
-    path = Path(source).expanduser()
+    path = user_path(source)
     return path.is_file() and not is_video(path)
 
 
 def single_image(source: Any, reader: ClipReader) -> Iterator[InputImage]:
     """Yield the image of an array or of a path of one image file."""
     if isinstance(source, str | PathLike):
-        file = Path(source).expanduser()
+        file = user_path(source)
         if file.exists() and not is_single(file):
             raise ValueError(f"{source} must be an image: lists contain arrays and image files only.")
         yield from chain.from_iterable(map(reader.read, find_files([str(file)])))

@@ -22,6 +22,8 @@ from yolo_lightning.checkpoints.checkpoint_file import (
 )
 from yolo_lightning.utils.addresses import redacted, resolved
 from yolo_lightning.utils.files import cache_folder, temporary_prefix
+from yolo_lightning.utils.paths import user_path
+from yolo_lightning.utils.regular_files import read_regular
 from yolo_lightning.utils.run_files import BEST_CHECKPOINT, CHECKSUM_SUFFIX, STEP_CHECKPOINTS
 
 SCHEME = "://"
@@ -83,12 +85,12 @@ class RemoteFolder:
         """Whether the folder contains the same checkpoint as `path`, by its checksum file."""
         with self._connected() as store, suppress(FileNotFoundError):
             stored = store.cat_file(f"{self._root}/{checksum_path(path).name}")
-            return bool(stored == checksum_path(path).read_bytes())
+            return bool(stored == read_regular(checksum_path(path)))
         return False
 
     def upload(self, path: Path) -> None:
         """Copy a local checkpoint into the folder, and its checksum file last."""
-        checksum = checksum_path(path).read_bytes()
+        checksum = read_regular(checksum_path(path))
         self.remove(checksum_path(path).name)
         with self._connected() as store:
             store.makedirs(self._root, exist_ok=True)
@@ -122,7 +124,7 @@ def to_mirror(folder: Path) -> dict[Path, bytes]:
     found = {}
     for path in (*sorted(folder.glob(STEP_CHECKPOINTS), key=training_age)[-1:], folder / BEST_CHECKPOINT):
         with suppress(FileNotFoundError):  # the checksum file is written last
-            found[path] = checksum_path(path).read_bytes()
+            found[path] = read_regular(checksum_path(path))
     return found
 
 
@@ -164,7 +166,7 @@ def local_checkpoint(name: str) -> Path:
     if name.startswith(LOCAL):
         return Path(name.removeprefix(LOCAL))
     if not is_address(name):
-        return Path(name).expanduser()
+        return user_path(name)
     address, _, file = name.rpartition("/")
     remote = RemoteFolder(address)
     target = cache_folder() / "remote" / sha256(address.encode()).hexdigest()[:16] / file

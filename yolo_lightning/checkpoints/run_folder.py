@@ -15,9 +15,12 @@ from yolo_lightning.checkpoints.checkpoint_file import find_damage, training_age
 from yolo_lightning.checkpoints.remote import RemoteFolder, is_address
 from yolo_lightning.utils.addresses import redacted
 from yolo_lightning.utils.files import DISK_FULL, first_free, replacing
+from yolo_lightning.utils.paths import real_path
+from yolo_lightning.utils.regular_files import read_regular
 from yolo_lightning.utils.run_files import CHECKPOINTS, LAUNCH, STARTED, has_checkpoint
 
 DEFAULT_RUN = "runs/yolo"
+LONGEST_NOTE = 1000  # bytes
 
 
 def configured_folder(text: str) -> Path:
@@ -72,7 +75,7 @@ def note_launch(folder: Path, launch: str) -> None:
 def run_of_launch(base: Path, launch: str) -> Path | None:
     """Return the folder among `base`, `base-2`, ... in which `launch` trained last, or None."""
     notes = [note for folder in numbered_folders(base) if (note := folder / LAUNCH).is_file()]
-    own = [note.parent for note in notes if note.read_text().strip() == launch]
+    own = [note.parent for note in notes if read_regular(note, LONGEST_NOTE).decode().strip() == launch]
     return max(own, key=start_order, default=None)
 
 
@@ -94,7 +97,7 @@ def note_start(folder: Path) -> None:
 def start_number(folder: Path) -> int:
     """Return the number of the last fit in a run folder, from 1; 0 if no number can be read."""
     try:
-        return int((folder / STARTED).read_text())
+        return int(read_regular(folder / STARTED, LONGEST_NOTE))
     except (OSError, ValueError):
         return 0
 
@@ -138,7 +141,7 @@ def folder_to_fit(base: Path, checkpoint: Path | None, mirror: str | None = None
     the copies replace none of another run.
     """
     own = run_of(checkpoint) if checkpoint is not None else None
-    if checkpoint is not None and own is not None and own.resolve() in [folder.resolve() for folder in runs(base)]:
+    if checkpoint is not None and own is not None and real_path(own) in [real_path(folder) for folder in runs(base)]:
         steps = training_age(checkpoint)[0]
         later = [path for path in checkpoint.parent.glob("*.ckpt") if training_age(path)[0] > steps]
         if all(find_damage(path) is not None for path in later):

@@ -8,6 +8,7 @@ import torch
 
 from yolo_lightning.utils.old_layout import current_checkpoint
 from yolo_lightning.utils.plain_text import one_line
+from yolo_lightning.utils.regular_files import open_regular
 
 
 def load_checkpoint(path: Path, map_location: Literal["cpu", "meta"] = "cpu") -> dict[str, Any]:
@@ -31,7 +32,7 @@ def load_checkpoint(path: Path, map_location: Literal["cpu", "meta"] = "cpu") ->
 def check_archive(path: Path) -> None:
     """Raise a ValueError unless a file is a zip archive of uncompressed members, as torch.save writes it."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_regular(path) as file, zipfile.ZipFile(file) as archive:
             members = archive.infolist()
     except (zipfile.BadZipFile, ValueError, NotImplementedError, OSError, EOFError) as error:
         raise ValueError(f"it is not an archive of torch.save ({reason(error)})") from error

@@ -11,6 +11,7 @@ from yolo_lightning.checkpoints.checkpoint_file import write_checkpoint
 from yolo_lightning.checkpoints.remote import local_checkpoint
 from yolo_lightning.commands.console import writing
 from yolo_lightning.model.graph import INPUT_CHANNELS, build_graph, read_network
+from yolo_lightning.utils.paths import real_path, user_path
 from yolo_lightning.utils.run_files import AVERAGE_CHECKPOINT, CHECKPOINTS
 
 PREFIX = "graph."  # of the network's tensors in a checkpoint
@@ -45,15 +46,15 @@ def average(
         raise ValueError(f"last must be >= 2, got {last}.")
     if weights is not None and checkpoints is None:
         raise ValueError(f"weights requires --checkpoints, which names the file of each weight, got {weights}.")
-    folder = Path(run).expanduser() / CHECKPOINTS
+    folder = user_path(run) / CHECKPOINTS
     if not folder.is_dir():
         raise ValueError(f"run must be a run folder with a folder {CHECKPOINTS}, got {run}.")
-    target = Path(output).expanduser() if output else folder / AVERAGE_CHECKPOINT
+    target = user_path(output) if output else folder / AVERAGE_CHECKPOINT
     if target.suffix != ".ckpt":
         raise ValueError(f"output must end in .ckpt, got {target}.")
     try:
         files = named(folder, checkpoints) if checkpoints else newest_steps(folder, last)
-        if target.resolve() in [file.resolve() for file in files]:
+        if real_path(target) in [real_path(file) for file in files]:
             raise ValueError(f"output must differ from the checkpoints to average, got {target}.")
         content = average_checkpoints(files, weights, start_state)
     except FileNotFoundError as error:

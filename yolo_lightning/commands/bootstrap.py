@@ -1,6 +1,5 @@
 """`python -m yolo_lightning bootstrap RUN`: intervals of the monthly scores and the balanced score of an evaluation."""
 
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -13,6 +12,7 @@ from yolo_lightning.evaluation.score_intervals import MIN_BOOTSTRAP_SAMPLES
 from yolo_lightning.evaluation.score_intervals import bootstrap as sampled
 from yolo_lightning.evaluation.score_table import number_table, score_text
 from yolo_lightning.utils.choices import check_choices, check_range
+from yolo_lightning.utils.paths import user_path
 from yolo_lightning.utils.run_files import evaluation_record
 
 Evaluated = Literal["val", "test"]
@@ -44,7 +44,7 @@ def bootstrap(
     check_range("samples", samples, f">= {MIN_BOOTSTRAP_SAMPLES}")
     check_range("confidence", confidence, "> 0", "< 1")
     check_range("seed", seed, ">= 0")
-    path = Path(run).expanduser() / evaluation_record(stage)
+    path = user_path(run) / evaluation_record(stage)
     try:
         record = EvaluationRecord.load(path)
     except FileNotFoundError:

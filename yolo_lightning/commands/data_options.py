@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from jsonargparse import ArgumentParser, Namespace
 
 from yolo_lightning.data.datamodule import DetectionDataModule
+from yolo_lightning.utils.yaml_file import read_yaml
 
 SECTION = "data"
 
@@ -56,8 +56,8 @@ def call_with_data(
 def set_defaults(parser: ArgumentParser, file: Path) -> None:
     """Use the data options of a configuration file as defaults; raise `ValueError` if the file is invalid."""
     try:
-        content = yaml.safe_load(file.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        content = read_yaml(file)
+    except (OSError, ValueError) as error:
         raise ValueError(f"configuration {file} cannot be read: {error}") from error
     section = content.get(SECTION, {}) if isinstance(content, dict) else None
     if not isinstance(section, dict):

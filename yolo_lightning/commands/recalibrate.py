@@ -37,6 +37,7 @@ from yolo_lightning.supervision import heartbeat
 from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.training.normalisation_statistics import recompute_statistics
 from yolo_lightning.utils.choices import check_choices, check_range, chosen_device
+from yolo_lightning.utils.paths import real_path, user_path
 from yolo_lightning.utils.run_files import RECALIBRATED_CHECKPOINT
 
 Inputs = Literal["evaluation", "training"]
@@ -79,8 +80,8 @@ def recalibrate(
     """
     check_options(images, inputs, output)
     file = checkpoint_file(run, checkpoint)
-    target = Path(output).expanduser() if output else file.with_name(RECALIBRATED_CHECKPOINT)
-    if target.resolve() == file.resolve():
+    target = user_path(output) if output else file.with_name(RECALIBRATED_CHECKPOINT)
+    if real_path(target) == real_path(file):
         raise ValueError(f"--output must differ from the checkpoint, got {target}.")
     with writing(target):  # fails before the minutes of the scores, not after them
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -19,6 +19,7 @@ from yolo_lightning.evaluation.drift import organisers_scores
 from yolo_lightning.evaluation.score_table import score_table
 from yolo_lightning.utils.choices import check_range
 from yolo_lightning.utils.files import write_json
+from yolo_lightning.utils.paths import real_path
 from yolo_lightning.utils.plain_text import printable
 
 
@@ -31,7 +32,7 @@ def check(file: str, template: str | None = None, fix: str | None = None) -> Non
         fix: Write a repaired copy here, .json or .zip, if all errors can be repaired without guessing.
     """
     path, copy = Path(file), Path(fix) if fix else None
-    if copy and (copy.suffix not in (".json", ".zip") or copy.resolve() == path.resolve()):
+    if copy and (copy.suffix not in (".json", ".zip") or real_path(copy) == real_path(path)):
         raise ValueError(f"fix must be another file than {path} and end in .json or .zip, got {copy}")
     expected = read_truth(Path(template))[0] if template else None
     report = check_submission(path, expected)
@@ -108,7 +109,7 @@ def fuse(
     check_range("iou_threshold", iou_threshold, "> 0", "< 1")
     check_range("score_threshold", score_threshold, ">= 0", "< 1")
     target = Path(output)
-    if target.suffix not in (".json", ".zip") or target.resolve() in [Path(file).resolve() for file in files]:
+    if target.suffix not in (".json", ".zip") or real_path(target) in [real_path(Path(file)) for file in files]:
         raise ValueError(f"output must be another file than those to fuse and end in .json or .zip, got {output}")
     if len(files) < 2:
         raise ValueError(f"files must name 2 or more submissions, got {len(files)}")

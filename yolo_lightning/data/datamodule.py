@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -48,6 +47,7 @@ from yolo_lightning.data.transforms.augmentation_settings import Augmentation
 from yolo_lightning.utils.accelerator import uses_pinned_memory
 from yolo_lightning.utils.host import worker_count
 from yolo_lightning.utils.loop_position import epochs_trained, recount
+from yolo_lightning.utils.paths import user_path
 
 RGB_CHANNELS = 3
 
@@ -126,7 +126,7 @@ class DetectionDataModule(LightningDataModule):
         for name, value, least in (("batch_size", batch_size, 1), ("seed", seed, 0)):
             if value < least:
                 raise ValueError(f"data.{name} must be >= {least}, got {value}")
-        folder = None if root is None else Path(root).expanduser()
+        folder = None if root is None else user_path(root)
         self.dataset_format = open_format(DatasetSettings(folder, format, files, split, storage, limits, input))
         self.root = self.dataset_format.root
         self.input = input

@@ -19,6 +19,7 @@ from yolo_lightning.data.storage.folder_frames import ImageFiles
 from yolo_lightning.data.storage.frames import IMAGE_SUFFIXES, BitDepthError, FrameError, decode_frame
 from yolo_lightning.data.storage.image_header import FrameLimits
 from yolo_lightning.data.transforms.pixel_range import PixelRange, Span
+from yolo_lightning.utils.paths import user_path
 from yolo_lightning.utils.regular_files import read_regular, regular_files
 
 VIDEO_SUFFIXES = frozenset({".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm", ".wmv"})
@@ -117,7 +118,7 @@ def find_files(sources: Sequence[str]) -> list[Path]:
     """
     files: dict[Path, None] = {}
     for source in sources:
-        path = Path(source).expanduser()
+        path = user_path(source)
         if os.path.isdir(path):
             found = sorted(file for file in map(Path, regular_files(path)) if _is_known(file))
         elif os.path.isfile(path):

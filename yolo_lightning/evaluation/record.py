@@ -25,6 +25,8 @@ from yolo_lightning.evaluation.matching import Matches, match
 from yolo_lightning.evaluation.ultralytics_matching import UltralyticsMatches, match_as_ultralytics
 from yolo_lightning.utils.files import replacing
 from yolo_lightning.utils.optional_file import OptionalFile
+from yolo_lightning.utils.plain_text import one_line
+from yolo_lightning.utils.regular_files import open_regular
 from yolo_lightning.utils.run_files import evaluation_record
 
 Stage = Literal["val", "test"]
@@ -87,7 +89,7 @@ class EvaluationRecord:
     def load(cls, path: Path) -> Self:
         """Read a file written by `save`. A file that is damaged or of another version raises a `ValueError`."""
         try:
-            with np.load(path, allow_pickle=False) as arrays:
+            with open_regular(path) as file, np.load(file, allow_pickle=False) as arrays:
                 content = arrays[HEADER].tobytes()
                 version = msgspec.json.decode(content)["format"]
                 if version != FORMAT:
@@ -99,7 +101,7 @@ class EvaluationRecord:
         except FileNotFoundError:
             raise
         except DAMAGE as error:
-            raise ValueError(f"{path} is not a complete evaluation record: {error}") from error
+            raise ValueError(f"{path} is not a complete evaluation record: {one_line(str(error), 300)}") from error
         return cls(header.stage, header.class_names, header.image_ids, matches, ultralytics, header.epoch, header.steps)
 
 

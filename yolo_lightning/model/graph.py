@@ -15,6 +15,7 @@ from yolo_lightning.model.description import MOST_CHANNELS, checked_description
 from yolo_lightning.model.layers import Convolution, MemoryFormat, arrange, has_one_to_one_branch, image_layers
 from yolo_lightning.model.pt_file import PtFile, read_pt
 from yolo_lightning.model.variants import description_of, is_file_of_user
+from yolo_lightning.utils.paths import user_path
 
 OWN_SETTINGS = "yolo_lightning"  # key of `NetworkSettings`, as plain Python, in a `.pt` file that this package exported
 INPUT_CHANNELS = 3
@@ -131,7 +132,7 @@ def load_weights(graph: Any, path: str, *, allow_pickle: bool = False) -> None:
     own `.ckpt` file. A `.pt` file is a pickle and can run code when it is opened. Without `allow_pickle` only layers of
     PyTorch and Ultralytics are created, which suffices for detection graphs.
     """
-    file = Path(path).expanduser()
+    file = user_path(path)
     if not file.is_file():
         raise ValueError(f"model.weights must be an existing file (nothing is downloaded), got {path}")
     source = read_network(file, allow_pickle=allow_pickle)

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from yolo_lightning.utils.paths import user_path
 from yolo_lightning.utils.suggestions import did_you_mean, similar
 from yolo_lightning.utils.yaml_file import read_yaml
 
@@ -49,7 +50,7 @@ def description_of(variant: str) -> dict[str, Any]:
         ValueError: If the name is unknown, or the file does not describe a detection graph.
     """
     if is_file_of_user(variant):
-        file = Path(variant).expanduser()
+        file = user_path(variant)
         if not file.is_file():
             raise ValueError(f"model.variant must be an existing .yaml file or the name of a graph, got {variant!r}")
     elif variant in variants():

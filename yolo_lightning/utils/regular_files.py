@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+LARGEST_BYTES = 256 << 20
+
 
 def open_regular(path: Path | str) -> BinaryIO:
     """Open a regular file for reading; raise an OSError for any other file."""
@@ -21,7 +23,7 @@ def open_regular(path: Path | str) -> BinaryIO:
     return file
 
 
-def read_regular(path: Path | str, most_bytes: int) -> bytes:
+def read_regular(path: Path | str, most_bytes: int = LARGEST_BYTES) -> bytes:
     """Return the content of a regular file; raise an OSError for any other file, and for more than `most_bytes`."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size

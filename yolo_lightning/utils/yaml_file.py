@@ -23,11 +23,17 @@ def read_yaml(path: Path, most_bytes: int = LARGEST_BYTES) -> Any:
     """
     try:
         text = read_regular(path, most_bytes).decode("utf-8-sig")
-        aliases = depth = 0
+        aliases, opened = 0, []
         for event in yaml.parse(text, Loader=LOADER):
-            aliases += isinstance(event, yaml.AliasEvent)
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if aliases > MOST_ALIASES or depth > DEEPEST:
+            if isinstance(event, yaml.CollectionStartEvent):
+                opened.append(event.anchor)
+            elif isinstance(event, yaml.CollectionEndEvent):
+                opened.pop()
+            elif isinstance(event, yaml.AliasEvent):
+                aliases += 1
+                if event.anchor in opened:
+                    raise ValueError(f"the alias {event.anchor} contains itself")
+            if aliases > MOST_ALIASES or len(opened) > DEEPEST:
                 raise ValueError(f"more than {MOST_ALIASES} aliases or {DEEPEST} levels")
         return yaml.load(text, Loader=LOADER)
     except OSError:

@@ -4,7 +4,6 @@ import json as json_format
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import yaml
 from rich import box
@@ -25,6 +24,7 @@ from yolo_lightning.commands.doctor.machine_findings import (
 )
 from yolo_lightning.commands.doctor.probes import Outcome, Probe, ProbeOutcome, probe_findings, run_probes
 from yolo_lightning.utils.exit_codes import INTERRUPTED
+from yolo_lightning.utils.paths import user_path
 from yolo_lightning.utils.sensors import Vendor
 
 STYLES = {Severity.OK: "green", Severity.NOTE: "cyan", Severity.WARNING: "yellow", Severity.BAD: "bold red"}
@@ -88,10 +88,10 @@ def doctor(
     check_device(device)
     if not probe_timeout_s > 0:
         raise ValueError(f"--probe_timeout_s must be > 0, got {probe_timeout_s}.")
-    data = None if data_root is None else Path(data_root).expanduser()
+    data = None if data_root is None else user_path(data_root)
     if data is not None and not data.is_dir():
         raise ValueError(f"--data_root must be an existing folder, got '{data}'.")
-    machine = inspect_machine(Path(run).expanduser(), data)
+    machine = inspect_machine(user_path(run), data)
     try:
         results = run_probes(device, probe_timeout_s) if probes else []
     except KeyboardInterrupt:

@@ -22,6 +22,7 @@ from yolo_lightning.model.graph import check_one_to_one
 from yolo_lightning.model.layers import graph_stride
 from yolo_lightning.model.network_settings import read_settings
 from yolo_lightning.utils.choices import check_choices
+from yolo_lightning.utils.paths import real_path
 
 Format = Literal["pt", "onnx", "torchscript"]
 
@@ -102,7 +103,7 @@ def export(
         require_packages()
     beside = Path(file.name) if checkpoint and is_address(checkpoint) else file
     target = Path(output) if output else beside.with_suffix(f".{format}")
-    if target.resolve() == file.resolve():
+    if real_path(target) == real_path(file):
         raise ValueError(f"output must differ from the checkpoint, got {target}.")
     say = Console(highlight=False).print
     graph = plain_network(file)

@@ -20,6 +20,7 @@ from yolo_lightning.model.layers import Convolution
 from yolo_lightning.utils.choices import check_choices
 from yolo_lightning.utils.exit_codes import ExitCode
 from yolo_lightning.utils.files import first_free
+from yolo_lightning.utils.paths import user_path
 
 
 def predict(
@@ -104,7 +105,7 @@ def predict(
             if len(depths) == len(bad):
                 refuse_other_depth(depths, 0, "files")
             raise ValueError(f"none of the {len(bad):,} files can be read: {name_some(reasons(bad))}")
-        folder = first_free(Path(output).expanduser())
+        folder = first_free(user_path(output))
         folder.mkdir(parents=True)
         with Results(folder, kinds, base) as results:
             for result in detector.detect(chain([first], found)):

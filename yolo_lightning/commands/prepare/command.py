@@ -31,6 +31,7 @@ from yolo_lightning.data.storage.packing import (
 from yolo_lightning.data.storage.storage import STORE, EncodedStorage, StorageSettings
 from yolo_lightning.utils.files import DISK_FULL, sole_writer
 from yolo_lightning.utils.host import available_cores
+from yolo_lightning.utils.paths import user_path
 
 LOCK = "prepare.lock"
 SPARE_BYTES = 64 << 20  # Space that remains free for the index and for other writers on the same disk
@@ -84,11 +85,11 @@ def prepare(
         if value < 1:
             raise ValueError(f"{option} must be >= 1, got {value}")
     source = StorageSettings(kind=storage, index_root=index_root)
-    folder = None if root is None else Path(root).expanduser()
+    folder = None if root is None else user_path(root)
     dataset = open_format(DatasetSettings(folder, format, storage=StorageSettings(index_root=index_root)))
     limits = FrameLimits(bits=bits)
     if summary:
-        indexes = summarise(dataset, annotations, Path(output).expanduser())
+        indexes = summarise(dataset, annotations, user_path(output))
         if bits == 16 and "packed" in dataset.storages:
             names = [name for index in indexes.values() for name in index.file_names()]
             print(describe_values(names, open_original(dataset.root, source, limits)))
@@ -110,7 +111,7 @@ def prepare(
     check_depth(list(frame_bytes), original)
     if bits == 16:
         print(describe_values(list(frame_bytes), original), flush=True)
-    target = Path(store).expanduser() if store else folder / STORE
+    target = user_path(store) if store else folder / STORE
     try:
         target.mkdir(parents=True, exist_ok=True)
         with sole_writer(target / LOCK):

@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from yolo_lightning.utils.regular_files import read_regular
+
 Floats = npt.NDArray[np.float64]
 LONGEST_LINE = 100_000  # characters; csv raises an error for a longer cell
 FIXED_COLUMNS = ("epoch", "step", "time_s")
@@ -75,7 +77,7 @@ class Metrics:
 def read_metrics(path: Path) -> Metrics:
     """Return the curves of a file. Lines that cannot be parsed are counted and skipped."""
     rows: list[dict[str, float]] = []
-    lines = path.read_text(errors="replace").replace("\0", "").splitlines()
+    lines = read_regular(path).decode(errors="replace").replace("\0", "").splitlines()
     table = csv.reader(line for line in lines if len(line) <= LONGEST_LINE)
     header = next(table, [])
     for cells in table:

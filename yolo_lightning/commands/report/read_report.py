@@ -19,6 +19,8 @@ from yolo_lightning.supervision.incident import IncidentReport, read_incident
 from yolo_lightning.supervision.supervisor_status import SupervisorStatus
 from yolo_lightning.utils import run_files
 from yolo_lightning.utils.addresses import redacted
+from yolo_lightning.utils.paths import real_path
+from yolo_lightning.utils.regular_files import read_regular
 from yolo_lightning.utils.yaml_file import read_yaml
 
 EVENT_FILE = re.compile(r"events\.out\.tfevents\.(\d{9,11})\.")
@@ -112,7 +114,7 @@ class Reader:
             return None
 
     def read_json(self, path: Path, kind: type[Content]) -> Content | None:
-        return self.read(path, lambda path: msgspec.json.decode(path.read_bytes(), type=kind))
+        return self.read(path, lambda path: msgspec.json.decode(read_regular(path), type=kind))
 
     def add(self, path: Path, sentence: str) -> None:
         self.problems.append(f"{path.relative_to(self.folder)} {sentence}")
@@ -121,7 +123,7 @@ class Reader:
 def read_contents(folder: Path) -> Contents:
     """Read everything that the report shows. A folder without a run raises a `ValueError`."""
     check_holds_run(folder)
-    folder, now_s = folder.resolve(), time.time()
+    folder, now_s = real_path(folder), time.time()
     reader = Reader(folder)
     metrics = reader.read(folder / run_files.METRICS, read_metrics) or Metrics()
     if metrics.unreadable:
@@ -198,7 +200,7 @@ def read_evaluation(folder: Path, stage: str, metrics: Metrics, reader: Reader) 
 
 
 def read_picture(path: Path) -> bytes:
-    content = path.read_bytes()
+    content = read_regular(path)
     if not content.startswith(b"\xff\xd8\xff") or not content.rstrip(b"\0").endswith(b"\xff\xd9"):
         raise ValueError("not a complete JPEG")
     return content

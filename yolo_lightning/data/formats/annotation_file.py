@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from yolo_lightning.data.formats.image_ids import id_text, unknown_image_hint
 from yolo_lightning.utils.plain_text import one_line
+from yolo_lightning.utils.regular_files import open_regular, read_regular
 
 LTDV2_FILE = "an LTDv2 annotation file (COCO JSON)"
 COCO_FILE = "a COCO annotation file"
@@ -30,6 +31,7 @@ NON_NUMBERS = tuple(
 )
 """Non-finite numbers as Python's `json` writes them. They are not valid JSON."""
 
+LARGEST_FILE = 8 << 30  # Bytes; LTDv2's Train.json has 1.1e9
 CROWD = -2  # Class index of crowd regions while the records are read
 BYTE_POSITION = re.compile(r"\(byte (\d+)\)")
 LONGEST_NAME = 1024  # Characters of a file name or id
@@ -79,7 +81,11 @@ def decode(path: Path, kind: str = LTDV2_FILE) -> AnnotationFile:
     if not os.path.isfile(path):  # Path.is_file raises an error for a name of more than 255 bytes
         raise ValueError(f"annotation file {path} does not exist")
     try:
-        content = path.read_bytes().removeprefix(BYTE_ORDER_MARK)
+        with open_regular(path) as file:
+            head = file.read(SHOWN_BYTES).removeprefix(BYTE_ORDER_MARK)
+            if head.strip() and not head.lstrip().startswith((b"{", b"[")):  # such as a sparse file of zeros
+                raise ValueError(f"{path} is not {kind}: it begins with {shown(head)}")
+        content = read_regular(path, LARGEST_FILE).removeprefix(BYTE_ORDER_MARK)
     except OSError as error:
         raise ValueError(f"annotation file {path} cannot be read: {error}") from error
     decoded = _decode_content(path, content, kind)

@@ -23,6 +23,7 @@ from yolo_lightning.data.storage.folder_frames import ImageFiles
 from yolo_lightning.data.storage.frames import IMAGE_SUFFIXES, Channels, FrameError, decode_frame
 from yolo_lightning.data.storage.image_header import FrameLimits
 from yolo_lightning.data.storage.storage import Storage, StorageKind
+from yolo_lightning.utils.paths import user_path
 from yolo_lightning.utils.plain_text import one_line
 from yolo_lightning.utils.regular_files import open_regular, read_regular, regular_files
 
@@ -54,7 +55,7 @@ class YoloFormat(DatasetFormat):
                     f"data.files.{name} must not be set with data.format {settings.format}, which names the splits, "
                     f"got {value}"
                 )
-        self.description = read_description(Path(settings.format).expanduser(), settings.root)
+        self.description = read_description(user_path(settings.format), settings.root)
         self.root = self.description.root
         self.class_names = self.description.class_names
         self.category_ids = tuple(range(len(self.class_names)))
@@ -62,7 +63,7 @@ class YoloFormat(DatasetFormat):
 
     @classmethod
     def accepts(cls, value: str) -> bool:
-        path = Path(value).expanduser()
+        path = user_path(value)
         return path.suffix in (".yaml", ".yml") or path.is_dir()
 
     def name(self, split: Split) -> str:

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 from yolo_lightning.data.formats.annotations import distinct_names
 from yolo_lightning.data.storage.frames import Channels
+from yolo_lightning.utils.paths import real_path, user_path
 from yolo_lightning.utils.plain_text import one_line
 from yolo_lightning.utils.yaml_file import read_yaml
 
@@ -33,7 +34,7 @@ class DataDescription:
         """Return the existing folders and image lists of a split; a superfluous leading `../` is ignored."""
         places = []
         for entry in self.entries[key]:
-            tried = [self.root / Path(entry).expanduser()]
+            tried = [self.root / user_path(entry)]
             if entry.startswith("../"):
                 tried.append(self.root / entry.removeprefix("../"))
             place = next((path for path in tried if os.path.exists(path)), None)
@@ -44,7 +45,7 @@ class DataDescription:
                     "Nothing is downloaded, and Ultralytics' setting datasets_dir is not used: correct 'path', or set "
                     "data.root"
                 )
-            places.append(place.resolve())
+            places.append(real_path(place))
         return places
 
 
@@ -88,8 +89,8 @@ def read_description(file: Path, root: Path | None = None) -> DataDescription:
             f"{shown(repr(keypoints))}"
         )
     return DataDescription(
-        file=file.resolve(),
-        root=root.resolve(),
+        file=real_path(file),
+        root=real_path(root),
         entries=entries,
         class_names=class_names(file, content.get("names"), content.get("nc")),
         channels=channels,
@@ -107,7 +108,7 @@ def _find_root(file: Path, path: object) -> Path:
         return file.parent
     if not isinstance(path, str):
         raise ValueError(f"{file}: 'path' must be a folder, got {shown(repr(path))}")
-    tried = [file.parent / Path(path).expanduser(), Path.cwd() / Path(path).expanduser()]
+    tried = [file.parent / user_path(path), Path.cwd() / user_path(path)]
     for folder in tried:
         if os.path.isdir(folder):
             return folder

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from yolo_lightning.data.formats.annotations import WEATHER, Annotations, BoxCounts
 from yolo_lightning.data.index import index_folder
+from yolo_lightning.utils.paths import real_path
 
 FORMAT = 5
 IDENTIFYING = ("image_ids", "file_names", "shapes", "box_offsets", "boxes", "labels")
@@ -214,7 +215,7 @@ def open_index(annotation_file: Path, index_root: Path, read: Callable[[Path], A
     def describe() -> State:
         status = annotation_file.stat()
         return {
-            "path": str(annotation_file.resolve()),
+            "path": str(real_path(annotation_file)),
             "reader": read.__name__,
             "bytes": status.st_size,
             "modified_ns": status.st_mtime_ns,

@@ -9,6 +9,7 @@ from typing import Self
 from yolo_lightning.data.storage.frames import Channels, FrameError
 from yolo_lightning.data.storage.image_header import FrameLimits
 from yolo_lightning.data.storage.storage import EncodedStorage, StorageSettings
+from yolo_lightning.utils.paths import real_path
 from yolo_lightning.utils.regular_files import read_regular
 
 FOLDER = "frames"
@@ -36,7 +37,7 @@ class ImageFiles(EncodedStorage):
         return str(self.base)
 
     def origin(self) -> dict[str, str]:
-        return {"path": str(self.base.resolve())}
+        return {"path": str(real_path(self.base))}
 
     def state(self, names: Sequence[str]) -> str:
         """Return size and modification time of the files."""
@@ -99,4 +100,4 @@ class FolderFrames(ImageFiles):
         return str(self.base / FOLDER)
 
     def origin(self) -> dict[str, str]:
-        return {"path": str((self.base / FOLDER).resolve())}
+        return {"path": str(real_path(self.base / FOLDER))}

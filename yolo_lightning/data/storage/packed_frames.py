@@ -24,6 +24,7 @@ from yolo_lightning.data.storage.image_header import FrameLimits
 from yolo_lightning.data.storage.storage import Storage, StorageSettings
 from yolo_lightning.utils.files import PositionedFile
 from yolo_lightning.utils.plain_text import one_line
+from yolo_lightning.utils.regular_files import read_regular
 
 FORMAT_OF_BITS = {8: 1, 16: 2}
 """Version of the layout by bits per pixel."""
@@ -156,7 +157,7 @@ def read_manifest(store: Path) -> Manifest:
     """Read the manifest of a finished store."""
     path = store / MANIFEST
     try:
-        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+        manifest = msgspec.json.decode(read_regular(path), type=Manifest)
     except FileNotFoundError as error:
         raise ValueError(f"{store} is not a finished packed store ({MANIFEST} is missing): run prepare") from error
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -40,6 +40,7 @@ from yolo_lightning.data.storage.storage import EncodedStorage, Storage
 from yolo_lightning.data.worker_processes import end_with_trainer
 from yolo_lightning.utils.files import replacing
 from yolo_lightning.utils.process_identity import Process, read_process
+from yolo_lightning.utils.regular_files import read_regular
 
 SHARD_PREFIX, SHARD_SUFFIX = "shard-", ".u8"
 INDEX_PREFIX = "index-"
@@ -119,7 +120,7 @@ def complete_shards(store: Path) -> tuple[list[ShardFrames], list[str]]:
 def read_description(path: Path) -> ShardFrames | None:
     """Return the description of a shard; None if it is damaged, or the shard is missing or truncated."""
     try:
-        checksum, _, content = path.read_bytes().partition(b"\n")
+        checksum, _, content = read_regular(path).partition(b"\n")
         if int(checksum, 16) != zlib.crc32(content):
             return None
         frames = msgspec.json.decode(content, type=ShardFrames)

@@ -9,6 +9,7 @@ from typing import ClassVar, Literal, Self, get_args
 from yolo_lightning.data.storage.frames import Channels, Frame, decode_frame
 from yolo_lightning.data.storage.image_header import FrameLimits
 from yolo_lightning.utils.files import cache_folder
+from yolo_lightning.utils.paths import user_path
 
 STORE = "packed"
 StorageKind = Literal["auto", "packed", "folder", "zip"]
@@ -41,12 +42,12 @@ class StorageSettings:
 
     def store_in(self, root: Path) -> Path:
         """Return the folder of the packed store of the dataset in `root`."""
-        return root / STORE if self.store is None else Path(self.store).expanduser()
+        return root / STORE if self.store is None else user_path(self.store)
 
     @property
     def index_folder(self) -> Path:
         """Folder of the packed indexes."""
-        return cache_folder() / "index" if self.index_root is None else Path(self.index_root).expanduser()
+        return cache_folder() / "index" if self.index_root is None else user_path(self.index_root)
 
 
 class Storage(ABC):

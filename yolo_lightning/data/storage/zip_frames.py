@@ -22,6 +22,7 @@ from yolo_lightning.data.storage.frames import FrameError
 from yolo_lightning.data.storage.image_header import FrameLimits
 from yolo_lightning.data.storage.storage import EncodedStorage, StorageSettings
 from yolo_lightning.utils.files import PositionedFile
+from yolo_lightning.utils.paths import real_path
 from yolo_lightning.utils.plain_text import one_line
 
 ARCHIVE = "frames.zip"
@@ -142,7 +143,7 @@ def _open_directory(archive: Path, index_root: Path) -> Directory:
     """
     if not archive.is_file():
         raise ValueError(f"frame archive {archive} does not exist")
-    status, path = archive.stat(), str(archive.resolve())
+    status, path = archive.stat(), str(real_path(archive))
     source = {"format": FORMAT, "path": path, "bytes": status.st_size, "modified_ns": status.st_mtime_ns}
     folder = index_root / f"{archive.name}-{sha256(path.encode()).hexdigest()[:16]}"
     if (directory := _load_directory(folder, source)) is not None:

@@ -1,0 +1,17 @@
+"""Paths that a user has written, without errors for what no file system can resolve. Standard library only."""
+
+import os
+from pathlib import Path
+
+
+def user_path(text: str | os.PathLike[str]) -> Path:
+    """Return a path with the home folder in place of `~`.
+
+    Unlike `Path.expanduser`, a user without a home folder (`~nobody`) is no error: the file does not exist.
+    """
+    return Path(os.path.expanduser(text))
+
+
+def real_path(path: Path) -> Path:
+    """Return the absolute path without symbolic links; a loop of links, an error in `Path.resolve`, stays as it is."""
+    return Path(os.path.realpath(path))
