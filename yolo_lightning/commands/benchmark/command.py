@@ -13,6 +13,7 @@ from yolo_lightning.commands.benchmark.gpu_page import answer, page
 from yolo_lightning.commands.benchmark.stages import DEFAULT_BUDGET_S, Stage, StageState, read_record, run_stages
 from yolo_lightning.utils.exit_codes import INTERRUPTED, ExitCode
 from yolo_lightning.utils.files import replacing, write_json
+from yolo_lightning.utils.paths import real_path, user_path
 from yolo_lightning.utils.stop_signals import pasteable
 
 PAGE, RESULTS = "gpu.md", "gpu.json"
@@ -72,7 +73,7 @@ def gpu(
         raise ValueError(f"out must be a folder, got the file {out}")
     if unknown := set(stages or ()) - set(Stage):
         raise ValueError(f"stages must contain some of {', '.join(Stage)}, got {', '.join(sorted(unknown))}")
-    out, settings = out.expanduser().resolve(), {"device": device, "quick": quick}
+    out, settings = real_path(user_path(out)), {"device": device, "quick": quick}
     folder = out / ("rehearsal" if quick else "stages") / device
     command = pasteable([sys.executable, "-m", "yolo_lightning", *sys.argv[1:]])
     signal.signal(signal.SIGTERM, signal.default_int_handler)
