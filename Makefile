@@ -42,10 +42,11 @@ test-runs: environment ## complete trainings: faults, resume, every configuratio
 test-all: environment ## all tests, including the slow ones
 	$(PYTHON) -m pytest -n auto --maxprocesses 4 --dist worksteal -m "slow or not slow"
 
-check: environment ## ruff, formatting, mypy --strict
+check: environment ## ruff, formatting, mypy (strict for the product)
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m mypy
+	$(PYTHON) -m mypy --config-file tests/mypy.ini
 
 docs: environment ## the documentation as a site in build/site; needs the extra `docs`
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict

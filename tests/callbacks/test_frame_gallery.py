@@ -172,7 +172,8 @@ def test_frames_of_a_batch_are_scored_apart() -> None:
     found, truth = zip(right(0), empty(1), wrong(2), half(3), strict=True)
     counted = [above(one, 0.25) for one in found]
     assert frame_scores(counted, truth, 2) == [
-        frame_scores([a], [b], 2)[0] for a, b in zip(counted, truth, strict=True)
+        frame_scores([a], [b], 2)[0]  # type: ignore[list-item]
+        for a, b in zip(counted, truth, strict=True)
     ]
     assert [one and one.image_id for one in frame_scores(counted, truth, 2)] == ["id-0", None, "id-2", "id-3"]
 

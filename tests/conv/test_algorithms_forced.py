@@ -94,7 +94,7 @@ def test_output_and_gradients(
     # One gradient at a time, where the plan above computed both at once.
     alone = [
         plan.input_gradient(grad_output, tensors[1], problem),
-        plan.weight_gradient(*tensors[:1], grad_output, problem),
+        plan.weight_gradient(tensors[0], grad_output, problem),
     ]
     references = derivatives(F.conv2d, tensors, grad_output, arguments)
     torch.testing.assert_close(mine, references, rtol=1e-9, atol=1e-9)

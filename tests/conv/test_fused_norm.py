@@ -50,7 +50,7 @@ def make_case(
     weight, bias, mean, var = (random(channels, seed=seed, dtype=torch.float32).abs() + 0.2 for seed in range(4))
     exact = [tensor.double().requires_grad_() for tensor in (input, weight, bias)]
     running = [mean.double(), var.double()]
-    output = F.silu(F.batch_norm(exact[0], *running, *exact[1:], True, 0.3, 1e-3))
+    output = F.silu(F.batch_norm(exact[0], *running, *exact[1:], True, 0.3, 1e-3))  # type: ignore[call-arg]
     by_input, by_weight, by_bias = torch.autograd.grad(output, exact, grads.double())
     expected = {"output": output.detach(), "running mean": running[0], "running variance": running[1]}
     expected |= {"input": by_input, "bias": by_bias, "weight": by_weight}

@@ -393,7 +393,7 @@ def test_layers_are_checked_on_a_device_without_float64(monkeypatch: pytest.Monk
         def double(self) -> Any:
             raise TypeError("Cannot convert a MPS Tensor to float64 dtype")
 
-        def cpu(self) -> Any:
+        def cpu(self) -> Any:  # type: ignore[override]
             return self.as_subclass(torch.Tensor)
 
     monkeypatch.setattr(trial, "CASES", (trial.ProbeCase(4, 6, 3, 1, 12),))

@@ -3,6 +3,7 @@
 import pickle
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -41,7 +42,7 @@ class CountingSource:
         self.source = source
         self.names: list[str] = []
 
-    def read(self, name: str) -> npt.NDArray[np.uint8]:
+    def read(self, name: str) -> npt.NDArray[Any]:
         self.names.append(name)
         return self.source.read(name)
 

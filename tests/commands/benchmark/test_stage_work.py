@@ -62,7 +62,7 @@ def test_a_wrong_algorithm_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def with_a_wrong_one(*arguments: Any) -> list[Any]:
         first, *others = right(*arguments)
         wrong = replace(
-            first, name="wrong", compute=lambda tensors: [one.roll(1, -1) for one in first.compute(tensors)]
+            first, name="wrong", compute=lambda tensors: tuple(one.roll(1, -1) for one in first.compute(tensors))
         )
         return [first, *others, wrong]
 

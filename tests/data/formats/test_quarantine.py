@@ -32,7 +32,7 @@ class Trap:
     def __init__(self, source: Storage, name: str) -> None:
         self.source, self.name = source, name
 
-    def read(self, name: str) -> npt.NDArray[np.uint8]:
+    def read(self, name: str) -> npt.NDArray[Any]:
         assert name != self.name
         return self.source.read(name)
 

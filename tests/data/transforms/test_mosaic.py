@@ -400,7 +400,7 @@ def test_mixup_equals_ultralytics(shape: tuple[int, ...], monkeypatch: pytest.Mo
     monkeypatch.setattr(np.random, "beta", lambda *parameters: drawn.append(parameters) or ratio)
     dataset = type("Dataset", (), {"__len__": lambda _: 2, "get_image_and_label": lambda _, index: theirs[1]})()
     expected = MixUp(dataset, p=1.0)(theirs[0])
-    found = mixup(*samples, ratio)
+    found = mixup(*samples, ratio)  # type: ignore[call-arg]
     assert drawn == [(32.0, 32.0)] == [(MIXUP_BETA, MIXUP_BETA)]
     assert found.image.dtype == expected["img"].dtype
     assert np.array_equal(found.image, expected["img"])
