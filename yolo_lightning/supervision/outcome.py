@@ -17,8 +17,8 @@ AT_SAMPLE = re.compile(r"^while reading image (id=\S+)$")
 """Note that the data room adds to an unexpected error."""
 
 ERROR_LINE = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Warning|Exit))(?::|$)")
-AT_EXIT = re.compile(r"resource_tracker|\d%\||^wandb: ")
-"""Output of an interpreter that ends: leaked semaphores, the last state of a progress bar, a logger."""
+AT_EXIT = re.compile(r"^while reading image id=|resource_tracker|\d%\||^wandb: ")
+"""Lines after an error that ends a program: the note of the data room, leaked semaphores, a progress bar, a logger."""
 
 PERMANENT_ERRORS = frozenset(
     {
