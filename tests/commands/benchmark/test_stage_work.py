@@ -268,3 +268,13 @@ def test_invalid_value_is_rejected_with_the_accepted_ones(name: str, value: obje
 
     with pytest.raises(ValueError, match=told):
         convolutions("graph", **{name: value})
+
+
+def test_memory_is_limited_by_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    shares: list[float] = []
+    cuda = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", shares.append)
+    for total in (4 * training.LIMIT_BYTES, training.LIMIT_BYTES, None):
+        monkeypatch.setattr(training, "memory_bytes", lambda device, total=total: total)
+        assert training.limit_memory(cuda) is (total == 4 * training.LIMIT_BYTES)
+    assert shares == [0.25]

@@ -143,8 +143,8 @@ def largest_batch(section: Section, variant: Variant, most: int) -> dict[str, An
 
 def limit_memory(device: torch.device) -> bool:
     """Limit the memory that torch may allocate in this process; return whether the device supports the limit."""
-    total = memory_bytes(device)
-    if total is None or total <= LIMIT_BYTES:
+    total, module = memory_bytes(device), torch.get_device_module(device)
+    if total is None or total <= LIMIT_BYTES or not hasattr(module, "set_per_process_memory_fraction"):
         return False
-    torch.get_device_module(device).set_per_process_memory_fraction(LIMIT_BYTES / total)
+    module.set_per_process_memory_fraction(LIMIT_BYTES / total)
     return True
