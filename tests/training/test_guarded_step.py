@@ -11,6 +11,7 @@ from yolo_lightning.data.batch import Batch, in_parts
 from yolo_lightning.data.boxes import Letterbox
 from yolo_lightning.model.graph import build_graph
 from yolo_lightning.model.loss import DetectionLoss
+from yolo_lightning.training import guarded_step
 from yolo_lightning.training.guarded_step import GuardedStep, Losses
 
 SIZE, IMAGES = 64, 6
@@ -158,6 +159,25 @@ def test_out_of_memory_splits_this_batch_and_all_later_ones(where: str) -> None:
     rig.run(make_batch(1))
     assert rig.seen == [6, 3, 3, 3, 3]
     assert rig.step.state_dict() == {"images_at_once": 3, "splits": 1}
+
+
+@pytest.mark.filterwarnings("ignore:out of memory")
+def test_cached_memory_is_freed_after_the_caller_has_released_the_failed_attempt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layer, events = nn.Linear(1, 1), []
+    step = GuardedStep()
+    step.prepare(layer)
+    monkeypatch.setattr(guarded_step, "free_cached_memory", lambda device: events.append("freed"))
+    for attempt in step.attempts(make_batch()):
+        events.append("released")
+        with attempt:
+            for part in attempt:
+                if len(part) == IMAGES:
+                    raise torch.OutOfMemoryError("7 GiB")
+                scores = torch.ones(())
+                attempt.weighted(part, layer.weight.sum(), {"part": scores}, scores).backward()
+    assert events == ["released", "released", "freed"]
 
 
 @pytest.mark.parametrize("images_at_once", [1, 4])

@@ -96,6 +96,7 @@ class GuardedStep:
         With several ranks, `batch` is the share of this rank.
         """
         kind: type[BatchAttempt]
+        is_retry = False
         while True:
             if self.world_size > 1:
                 kind = ShareAttempt
@@ -103,11 +104,11 @@ class GuardedStep:
                 kind = SplitAttempt
             else:
                 kind = BatchAttempt
-            attempt = kind(self, batch)
+            attempt = kind(self, batch, is_retry=is_retry)
             yield attempt
-            if not attempt.ran_out_of_memory:
+            is_retry = attempt.ran_out_of_memory
+            if not is_retry:
                 return
-            free_cached_memory(self.parameters[0].device)
 
     def split(self, images: int, error: BaseException) -> bool:
         """Halve the number of images computed at once after an out-of-memory error; return whether this is allowed."""
@@ -145,13 +146,15 @@ class BatchAttempt:
         ran_out_of_memory: Whether the batch has to be computed again in smaller parts.
     """
 
-    def __init__(self, step: GuardedStep, batch: Batch) -> None:
-        self.step, self.batch = step, batch
+    def __init__(self, step: GuardedStep, batch: Batch, *, is_retry: bool = False) -> None:
+        self.step, self.batch, self._is_retry = step, batch, is_retry
         self.is_finite, self.ran_out_of_memory = True, False
         self.losses: Losses
         self._earlier: list[Tensor | None] = []
 
     def __enter__(self) -> Self:
+        if self._is_retry:  # the caller has released the tensors of the failed attempt
+            free_cached_memory(self.step.parameters[0].device)
         self._earlier = [parameter.grad for parameter in self.step.parameters]
         for parameter in self.step.parameters:
             parameter.grad = None
@@ -231,8 +234,8 @@ class ShareAttempt(BatchAttempt):
 class SplitAttempt(BatchAttempt):
     """Parts with fewer images. Their weights depend on the scores of all parts and are applied to the gradients."""
 
-    def __init__(self, step: GuardedStep, batch: Batch) -> None:
-        super().__init__(step, batch)
+    def __init__(self, step: GuardedStep, batch: Batch, *, is_retry: bool = False) -> None:
+        super().__init__(step, batch, is_retry=is_retry)
         self._scores, self._undivided = torch.zeros(()), torch.zeros(())
         self._parts: dict[str, Tensor] = {}
 
