@@ -3,6 +3,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import asdict
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -99,6 +100,9 @@ def test_lock_says_who_held_it_and_is_free_after_the_block(tmp_path: Path) -> No
     with run_lock(tmp_path, "token") as before:
         assert before is None
         assert read_holder(tmp_path / LOCK_FILE) == Holder(os.getpid(), os.uname().nodename, "token")
+        for marker in ("x" * 300, "../../home", "- -"):
+            (tmp_path / "other").write_text(json.dumps(asdict(Holder(1, "host", marker))))
+            assert read_holder(tmp_path / "other") is None
         with pytest.raises(RunInUseError, match=f"process {os.getpid()} on .* trains in"), run_lock(tmp_path):
             pass
         assert read_holder(tmp_path / LOCK_FILE) is not None  # the refused process wrote nothing

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import re
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -11,6 +12,8 @@ from pathlib import Path
 
 from yolo_lightning.utils.json_record import read_record
 from yolo_lightning.utils.run_files import LOCK_FILE
+
+MARKER = re.compile(r"[\w-]{0,100}", re.ASCII)  # part of the names of folders, which are deleted
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,5 +60,6 @@ def run_lock(folder: Path, marker: str = "") -> Iterator[Holder | None]:
 
 
 def read_holder(path: Path) -> Holder | None:
-    """Return the content of a lock file, or None if it is missing or damaged."""
-    return read_record(path, Holder)
+    """Return the content of a lock file, or None if it is missing or damaged, or its marker names no folder."""
+    found = read_record(path, Holder)
+    return found if found is not None and MARKER.fullmatch(found.marker) else None
