@@ -363,12 +363,9 @@ class TestBadInput:
             (["--model.recipe.lr0", "-1"], "model.recipe.lr0 must be > 0, got -1.0"),
             (["--model.variant", "yolov9n"], "yolov9n"),
             (["--model.convolution.backend", "cudnn"], "cudnn"),
-            (["--model.lrr", "1"], "unknown key model.lrr. Did you mean model.recipe.lrf?"),
-            (
-                ["--model.confidence", "0.1"],
-                "unknown key model.confidence. Did you mean model.detections.score_threshold?",
-            ),
-            (["--data.loader.workers", "3"], "unknown key data.loader.workers. Did you mean data.loader.num_workers?"),
+            (["--model.lrr", "1"], "unknown key model.lrr. Did you mean --model.recipe.lrf 1?"),
+            (["--model.confidence", "0.1"], "model.confidence is now model.detections.score_threshold"),
+            (["--data.loader.workers", "3"], "data.loader.workers is now data.loader.num_workers"),
             (["--model.weights", "nowhere.pt"], "(nothing is downloaded), got nowhere.pt"),
             (["--data.image_size", "100"], "image_size must be a multiple of 32 and >= 32, got 100"),
             (

@@ -5,80 +5,55 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
-from itertools import takewhile
+from itertools import dropwhile, takewhile
 from pathlib import Path
 from typing import Any
 
 import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.accelerators import CUDAAccelerator, MPSAccelerator
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.plugins import CheckpointIO
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info
 from torch.distributed import DistStoreError
 
 from yolo_lightning import callbacks
 from yolo_lightning.callbacks.default_callbacks import with_default_callbacks
 from yolo_lightning.callbacks.run_config import SaveRunConfig
 from yolo_lightning.checkpoints import run_folder
-from yolo_lightning.checkpoints.checkpoint_file import steps_trained
 from yolo_lightning.checkpoints.checkpoint_io import AtomicCheckpointIO
-from yolo_lightning.checkpoints.resume import (
-    checkpoint_to_fit,
-    checkpoint_to_score,
-    content_of,
-    epochs_done,
-    fetch_from_mirror,
-    folder_after_restart,
-    remembered,
-    report_differences,
-)
+from yolo_lightning.checkpoints.resume import download
 from yolo_lightning.commands import TOOLS
 from yolo_lightning.commands.answers import PROGRAM, learn
 from yolo_lightning.commands.command_line import run_tool, user_errors
 from yolo_lightning.commands.endings import full_disk_reported, reported
 from yolo_lightning.commands.fit_summary import end_fit, start_lines
 from yolo_lightning.commands.option_errors import ShortErrors, rejected_option
-from yolo_lightning.commands.option_layers import PREFIX, layered
-from yolo_lightning.commands.start_supervisor import MAX_EPOCHS, needs_supervisor, supervise_fit, training_finished
+from yolo_lightning.commands.option_layers import PREFIX, GivenOptions, given_options, layered
+from yolo_lightning.commands.run_plan import FROM_DATA, plan_run
+from yolo_lightning.commands.start_supervisor import MAX_EPOCHS, supervise_fit
 from yolo_lightning.data.datamodule import DetectionDataModule
-from yolo_lightning.data.formats.choose_format import format_class
-from yolo_lightning.model.network_settings import (
-    bound_options,
-    checkpoint_record,
-    read_record,
-    report_changes,
-    report_precedence,
-)
 from yolo_lightning.module import YOLOModule
 from yolo_lightning.supervision import (
     SuperviseSettings,
     end_with_launcher,
     heartbeat,
     is_supervised,
-    level_of_launch,
     mark_process,
-    quarantined,
     run_lock,
 )
 from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.utils import run_files
 from yolo_lightning.utils.addresses import redacted, refuse_secrets
-from yolo_lightning.utils.distributed import launch_id, machines_of_launch, restarts_are_unsafe
-from yolo_lightning.utils.host import worker_count
+from yolo_lightning.utils.distributed import launch_id, machines_of_launch
 from yolo_lightning.utils.optional_file import OptionalFile
-from yolo_lightning.utils.paths import user_path
 from yolo_lightning.utils.plain_text import printable
 from yolo_lightning.utils.tensorboard import Curves
-from yolo_lightning.utils.yaml_file import flatten
+from yolo_lightning.utils.yaml_file import flatten, nested
 
-FROM_DATA = frozenset({"class_names", "input_channels"})
-"""Arguments of the model that the data module determines."""
 HARMLESS_WARNINGS = (
     r"`isinstance\(treespec, LeafSpec\)` is deprecated",  # Lightning 2.6 with torch 2.13 and newer
     "Consider setting `persistent_workers=True`",  # evaluation workers end after each evaluation
@@ -162,7 +137,6 @@ class YOLOCLI(LightningCLI):
 
     def __init__(self, *positional: Any, **named: Any) -> None:
         self._arguments: ArgsType = named.get("args")
-        self._bound: dict[str, Any] = {}
         self._epochs_trained: int | None = None  # of a fit without its last files; see `run_files.epochs_trained`
         super().__init__(*positional, **named)
 
@@ -177,7 +151,7 @@ class YOLOCLI(LightningCLI):
         subcommand, typed = words[len(before) : len(before) + 1], words[len(before) + 1 :]
         if subcommand:
             typed = learn(subcommand[0], self._parser(subcommand[0]), typed)
-            typed = layered(typed, self._parser(subcommand[0]), os.environ, self._bound)
+            typed = layered(typed, self._parser(subcommand[0]), os.environ)
         self.config = parser.parse_args([*before, *subcommand, *typed])
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
@@ -243,130 +217,29 @@ class YOLOCLI(LightningCLI):
         return self._arguments if isinstance(self._arguments, list) else []
 
     def _parse_ckpt_path(self) -> None:
-        """Find run folder and checkpoint. Lightning's method lets checkpoints override command-line options."""
-        config = self.config[self.config.subcommand]
-        base = run_folder.configured_folder(config.trainer.default_root_dir)
-        if needs_supervisor(self._words, options := self._options()):
+        """Plan the run and carry the plan out. Lightning's method lets checkpoints override command-line options."""
+        command, options = self.config.subcommand, self._options()
+        words = list(dropwhile(lambda word: word != command, self._words))
+        given = given_options(words, os.environ) if words else GivenOptions(typed=self._passed(command))
+        run = plan_run(words or [command], options, given)
+        if run.becomes_supervisor:
             supervise_fit(self._words, options)
-        is_fit = self.config.subcommand == "fit"
-        check_accelerator(config.trainer.accelerator)
-        if is_fit and (config.trainer.max_epochs is None or config.trainer.max_epochs < 1):
-            raise ValueError(f"trainer.max_epochs must be >= 1, for the schedules, got {config.trainer.max_epochs}.")
-        if config.recalibrate_images != 0 and config.recalibrate_images < 2:
-            raise ValueError(f"recalibrate_images must be 0 or >= 2, got {config.recalibrate_images}")
-        folder, checkpoint = self._find_fit(base) if is_fit else self._find_evaluation(base)
-        config = self.config[self.config.subcommand]
-        run_folder.prepare(folder)
-        config.trainer.default_root_dir = str(folder)
-        config.ckpt_path = None if checkpoint is None else str(checkpoint)
-        rank_zero_info(f"run folder: {folder}" + (f", checkpoint: {checkpoint}" if checkpoint else ""))
-        if is_fit and config.supervision.enabled and not is_supervised():
-            rank_zero_info("supervision.enabled is ignored: torchrun restarts the processes (--max-restarts)")
-        weights = self._weights_file()
-        if is_fit and checkpoint is None and weights is not None:
-            record = read_record(weights, allow_pickle=config.allow_pickle)
-            report_changes(self._bound_by(record), self._options(), f"the weights {config.model.weights}")
-        if restarts_are_unsafe():
-            rank_zero_warn("torchrun's restarts may hang: set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 before starting it")
+        if run.download is not None:
+            download(run.folder, options["mirror"], run.download)
+            run = plan_run(words or [command], options, given, may_download=False)
+        run.report()
+        if run.is_finished:
+            raise SystemExit(0)
+        run_folder.prepare(run.folder)
+        checkpoint = None if run.checkpoint is None else str(run.checkpoint)
+        changed = {**run.options, "trainer.default_root_dir": str(run.folder), "ckpt_path": checkpoint}
+        self.config[command] = self._parser(command).parse_object(nested(changed), cfg_base=self.config[command])
+        self._epochs_trained = run.epochs_trained
         heartbeat.enter(Phase.INDEX)
 
-    def _find_fit(self, base: Path) -> tuple[Path, Path | None]:
-        """Return the run folder of a fit, and the checkpoint to resume from or None."""
-        config = self.config.fit
-        resumes = config.resume or config.ckpt_path == "last"
-        restarted = folder_after_restart(base)
-        if restarted is not None and run_files.has_checkpoint(restarted):
-            checkpoint = checkpoint_to_fit(restarted, None, True, exactly=True)
-        else:
-            if config.mirror is not None and resumes:
-                fetch_from_mirror(base, config.mirror, exactly=is_supervised())
-            checkpoint = checkpoint_to_fit(base, config.ckpt_path, config.resume, exactly=is_supervised())
-        # The supervisor has chosen the folder of its training process.
-        folder = restarted or run_folder.folder_to_fit(base, checkpoint, None if is_supervised() else config.mirror)
-        self._leave_out(quarantined(folder))
-        self._use_fallback_level(folder)
-        if checkpoint is not None:
-            content = content_of(checkpoint)
-            if resumes:
-                self._epochs_trained = run_files.epochs_trained(
-                    folder, steps_trained(checkpoint), config.trainer.max_epochs
-                )
-                self._end_if_finished(folder, content)
-            self._continue_network(content.get("hyper_parameters", {}))
-            report_differences(remembered(folder, content), self._options())
-        return folder, checkpoint
-
-    def _find_evaluation(self, base: Path) -> tuple[Path, Path | None]:
-        """Return run folder and checkpoint of an evaluation, and apply the settings stored with the weights."""
-        config = self.config[self.config.subcommand]
-        checkpoint = checkpoint_to_score(base, config.ckpt_path, config.model.weights)
-        if checkpoint is not None:
-            content = content_of(checkpoint)
-            self._use_as_defaults(content.get("hyper_parameters", {}))
-            self._use_settings(checkpoint_record(content))
-            self.config[self.config.subcommand].model.weights = None
-            return run_folder.run_of(checkpoint) or base, checkpoint
-        weights = self._weights_file()
-        if weights is not None:
-            self._use_settings(read_record(weights, allow_pickle=config.allow_pickle))
-        return base, None
-
-    def _weights_file(self) -> Path | None:
-        """Return the file of `model.weights`; None if there is none, for example for an address."""
-        weights = self.config[self.config.subcommand].model.weights
-        path = user_path(weights or "")
-        return path if weights and path.is_file() else None
-
-    def _leave_out(self, suspects: Sequence[str]) -> None:
-        """Add samples to the quarantine of the data module."""
-        data = self.config[self.config.subcommand].data
-        added = [suspect for suspect in suspects if suspect not in data.limits.quarantine]
-        if added:
-            rank_zero_warn(f"quarantined after repeated failures: {', '.join(added)}")
-            data.limits.quarantine = (*data.limits.quarantine, *added)
-
-    def _use_fallback_level(self, folder: Path) -> None:
-        """Apply the fallback level of a torchrun launch, which no supervisor restarts with other options."""
-        launch, loader = launch_id(), self.config[self.config.subcommand].data.loader
-        if launch is None:
-            return
-        level = level_of_launch(folder, launch, worker_count(loader.num_workers))
-        for name, value in level.settings.items():
-            loader[name] = value
-        if level.settings:
-            rank_zero_info(f"loader: fallback level '{level.name}' after a loader stall")
-
-    def _end_if_finished(self, run: Path, content: dict[str, Any]) -> None:
-        """Exit if the run to resume has finished all epochs; under a supervisor, training has to record the end."""
-        done, wanted = epochs_done(content), self.config[self.config.subcommand].trainer.max_epochs
-        if is_supervised() or wanted is None or not 0 < wanted <= done or not run_files.is_finished(run):
-            return
-        rank_zero_info(training_finished(run, done, wanted))
-        raise SystemExit(0)
-
-    def _continue_network(self, saved: dict[str, Any]) -> None:
-        """Configure the network of the checkpoint, without the weights that the run started from."""
-        model = self.config[self.config.subcommand].model
-        model.weights = None
-        model.class_width = saved.get("class_width")
-
-    def _use_as_defaults(self, saved: dict[str, Any]) -> None:
-        """Use the hyperparameters of the checkpoint as defaults of the model."""
-        subcommand = self.config.subcommand
-        stored = flatten({"model": saved})
-        known = self._options().keys() - {f"model.{name}" for name in FROM_DATA}
-        self._parser(subcommand).set_defaults({name: stored[name] for name in known & stored.keys()})
-
-    def _use_settings(self, record: dict[str, Any]) -> None:
-        """Evaluate with the settings stored with the weights, unless the command line overrides them."""
-        configured = self._options()
-        self._bound = self._bound_by(record)
-        self._parser(self.config.subcommand).set_defaults(self._bound)
-        self.parse_arguments(self.parser, self._arguments)
-        report_precedence(self._bound, configured, self._options())
-
-    def _bound_by(self, record: dict[str, Any]) -> dict[str, Any]:
-        return bound_options(record, is_gray=format_class(self.config[self.config.subcommand].data.format).is_gray)
+    def _passed(self, command: str) -> dict[str, Any]:
+        """Return the options that were passed as a dictionary, by full name."""
+        return flatten(self._arguments.get(command, {})) if isinstance(self._arguments, dict) else {}
 
     def _options(self) -> dict[str, Any]:
         """Return all options of the subcommand as plain Python values by full name."""
@@ -469,17 +342,6 @@ class ShortErrorParser(ShortErrors, LightningArgumentParser):
     """Parser of LightningCLI."""
 
     commands = tuple(TOOLS)
-
-
-def check_accelerator(accelerator: Any) -> None:
-    """Raise a ValueError if the name of an accelerator is unknown or this machine does not have it."""
-    gpus = {"cuda": CUDAAccelerator.is_available(), "mps": MPSAccelerator.is_available()}
-    available = ["auto", "cpu", *(["gpu"] if any(gpus.values()) else []), *(name for name in gpus if gpus[name])]
-    if isinstance(accelerator, str) and accelerator not in available:
-        raise ValueError(
-            f"trainer.accelerator must be {' or '.join(available)} on this machine, got {accelerator!r}."
-            + ("" if any(gpus.values()) else " PyTorch finds no GPU; the command doctor inspects the machine.")
-        )
 
 
 def seed_of(seed_everything: bool | int) -> int:

@@ -346,7 +346,7 @@ def weights(folder: Path) -> Target:
 
 
 def configuration(folder: Path) -> Target:
-    from yolo_lightning.checkpoints.resume import remembered, report_differences
+    from yolo_lightning.checkpoints.resume import differences, remembered
     from yolo_lightning.commands.report.read_report import Reader
     from yolo_lightning.commands.report.read_report import configuration as shown
 
@@ -356,7 +356,7 @@ def configuration(folder: Path) -> Target:
     )
 
     def read() -> None:
-        report_differences(remembered(folder, {}), {"data.batch_size": 4})
+        differences(remembered(folder, {}), {"data.batch_size": 4})
         Reader(folder).read(file, shown)
 
     return Target(file, [content, b"trainer: {max_epochs: 3, callbacks: []}\nmodel: &m {a: 1}\nother: *m\n"], read)

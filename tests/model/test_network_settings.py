@@ -26,9 +26,9 @@ from yolo_lightning.model.network_settings import (
     bound_options,
     check_same_input,
     input_record,
+    precedence,
     read_record,
     read_settings,
-    report_precedence,
 )
 
 Run = Callable[..., None]
@@ -269,7 +269,7 @@ def test_other_inputs_are_refused_and_another_size_is_not() -> None:
         check_same_input(before, input_record(1, ImageSize(96, 96), pixel_range=PixelRange("fixed", 7000, 9040)))
 
 
-def test_precedence_is_one_line_and_names_what_was_chosen(caplog: pytest.LogCaptureFixture) -> None:
+def test_precedence_is_one_line_and_names_what_was_chosen() -> None:
     bound = {
         "data.image_size": 96,
         "data.input.channels": 3,
@@ -282,8 +282,7 @@ def test_precedence_is_one_line_and_names_what_was_chosen(caplog: pytest.LogCapt
         "model.detections.iou_threshold": 0.7,
         "model.detections.score_threshold": 0.2,
     }
-    report_precedence(bound, before, bound | {"model.detections.score_threshold": 0.2})
-    assert caplog.messages == [
+    assert precedence(bound, before, bound | {"model.detections.score_threshold": 0.2}) == [
         "changed since the checkpoint: model.detections.score_threshold was 0.1, now 0.2 (used)",
         "taken from the checkpoint: data.image_size 96 (instead of 640), "
         "model.detections.iou_threshold 0.6 (instead of 0.7)",

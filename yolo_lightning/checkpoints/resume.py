@@ -114,18 +114,28 @@ def warn_of(damaged: Mapping[Any, str]) -> None:
 
 def fetch_from_mirror(base: Path, mirror: str, *, exactly: bool = False) -> None:
     """If there is no run, as on a new machine, download the newest run of the mirror; see `checkpoint_to_fit`."""
+    if (name := run_to_download(base, mirror, exactly=exactly)) is not None:
+        download(base, mirror, name)
+
+
+def run_to_download(base: Path, mirror: str, *, exactly: bool = False) -> str | None:
+    """Return the name of the newest run of the mirror if there is no run here; see `checkpoint_to_fit`."""
     if run_files.has_checkpoint(base) if exactly else run_folder.runs(base):
-        return
-    names = [name for name in run_folder.mirrored_runs(base, mirror) if name == base.absolute().name or not exactly]
-    for name in names[:1]:
-        folder = base.absolute().with_name(name) / run_files.CHECKPOINTS
-        try:
-            path, damaged = fetch_run(RemoteFolder(mirror).folder(name), folder)
-        except OSError as error:
-            raise ValueError(f"mirror {redacted(mirror)}/{name} cannot be downloaded: {error}") from error
-        warn_of(damaged)
-        if path is not None:
-            rank_zero_info(f"downloaded {path} from {redacted(mirror)}")
+        return None
+    names = run_folder.mirrored_runs(base, mirror)
+    return next((name for name in names if name == base.absolute().name or not exactly), None)
+
+
+def download(base: Path, mirror: str, name: str) -> None:
+    """Download the newest undamaged checkpoint of a mirrored run to the folder `name` beside `base`."""
+    folder = base.absolute().with_name(name) / run_files.CHECKPOINTS
+    try:
+        path, damaged = fetch_run(RemoteFolder(mirror).folder(name), folder)
+    except OSError as error:
+        raise ValueError(f"mirror {redacted(mirror)}/{name} cannot be downloaded: {error}") from error
+    warn_of(damaged)
+    if path is not None:
+        rank_zero_info(f"downloaded {path} from {redacted(mirror)}")
 
 
 def folder_after_restart(base: Path) -> Path | None:
@@ -192,9 +202,11 @@ def storable(config: Any, prefix: str = "") -> Any:
     }
 
 
-def report_differences(saved: Mapping[str, Any], now: Mapping[str, Any], source: str = "the checkpoint") -> None:
-    """Log the options, by full name, whose value differs from the saved one; the new value is used."""
+def differences(saved: Mapping[str, Any], now: Mapping[str, Any], source: str = "the checkpoint") -> list[str]:
+    """Return a line for each option, by full name, whose value differs from the saved one; the new value is used."""
+    lines = []
     for name in sorted((saved.keys() & now.keys()) - NOT_COMPARED):
         if saved[name] != now[name]:
             before = one_line(str(saved[name]), LONGEST_VALUE)
-            rank_zero_info(f"changed since {source}: {one_line(name)} was {before}, now {now[name]} (used)")
+            lines.append(f"changed since {source}: {one_line(name)} was {before}, now {now[name]} (used)")
+    return lines

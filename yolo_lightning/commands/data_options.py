@@ -42,12 +42,17 @@ def call_with_data(
         set_defaults(parser, file)
     options = parser.parse_args(arguments)
     if bound is not None:
-        from yolo_lightning.model.network_settings import report_precedence
+        from lightning.pytorch.utilities import rank_zero_info
+
+        from yolo_lightning.model.network_settings import precedence
 
         values = bound(options)
         parser.set_defaults(values)
         configured, options = options, parser.parse_args(arguments)
-        report_precedence(values, *({name: found.get(name) for name in values} for found in (configured, options)))
+        for line in precedence(
+            values, *({name: found.get(name) for name in values} for found in (configured, options))
+        ):
+            rank_zero_info(line)
     given = parser.instantiate_classes(options).as_dict()
     del given["config"]
     return function(**given)

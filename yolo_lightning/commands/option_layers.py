@@ -1,4 +1,4 @@
-"""Sources of options: command line, environment variables, weights, configuration files, defaults, in this precedence.
+"""Sources of options: command line, environment variables and configuration files, in this precedence.
 
 Torch and jsonargparse are not imported: the supervisor of a fit reads the few options that it needs from here.
 """
@@ -86,10 +86,8 @@ def value_of(text: str) -> Any:
         return text
 
 
-def layered(
-    words: Sequence[str], parser: "ArgumentParser", environment: Mapping[str, str], bound: Mapping[str, Any]
-) -> list[str]:
-    """Return the command line with the options of all sources, in ascending precedence.
+def layered(words: Sequence[str], parser: "ArgumentParser", environment: Mapping[str, str]) -> list[str]:
+    """Return the command line with the options of configuration files, environment and words, in ascending precedence.
 
     jsonargparse gives the file of `--config` precedence over environment variables. Therefore all sources are converted
     to one command line, in which later words override earlier ones.
@@ -98,11 +96,9 @@ def layered(
         words: Command line after the subcommand.
         parser: Parser of the subcommand.
         environment: Environment variables; jsonargparse itself reads the variable of the configuration file.
-        bound: Options that the weights determine, by full name.
     """
     files, others = separated(words)
-    values = [f"--{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in bound.items()]
-    return [*files, *values, *words_of_environment(parser, environment), *others]
+    return [*files, *words_of_environment(parser, environment), *others]
 
 
 def separated(words: Sequence[str]) -> tuple[list[str], list[str]]:

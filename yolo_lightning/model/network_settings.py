@@ -11,7 +11,7 @@ from typing import Any, Self
 from lightning.pytorch.utilities import rank_zero_info
 
 from yolo_lightning.checkpoints.checkpoint_file import INPUT
-from yolo_lightning.checkpoints.resume import report_differences
+from yolo_lightning.checkpoints.resume import differences
 from yolo_lightning.checkpoints.torch_archive import load_checkpoint
 from yolo_lightning.data.image_size import STRIDE, ImageSize
 from yolo_lightning.data.input_settings import check_neighbours
@@ -114,7 +114,8 @@ class NetworkSettings:
         except ValueError as error:  # the option of a command or of `Detector` has no prefix
             raise ValueError(str(error).removeprefix("model.detections.")) from error
         size = self.image_size if image_size is None else ImageSize.of("image_size", image_size)
-        report_changes(recorded, wanted | {"image_size": size, "channels": channels, PIXEL_RANGE: pixel_range})
+        for line in changes(recorded, wanted | {"image_size": size, "channels": channels, PIXEL_RANGE: pixel_range}):
+            rank_zero_info(line)
         if self.pixel_range.mode is not None and pixel_range is None:
             rank_zero_info(f"taken from the checkpoint: pixel_range {self.pixel_range} for 16-bit images")
         if size is None:
@@ -130,10 +131,10 @@ class NetworkSettings:
         )
 
 
-def report_changes(recorded: Mapping[str, Any], used: Mapping[str, Any], source: str = "the checkpoint") -> None:
-    """Log the options whose value differs from the recorded one; None is not compared."""
+def changes(recorded: Mapping[str, Any], used: Mapping[str, Any], source: str = "the checkpoint") -> list[str]:
+    """Return a line for each option whose value differs from the recorded one; None is not compared."""
     both = {name for name in recorded.keys() & used.keys() if None not in (recorded[name], used[name])}
-    report_differences({name: recorded[name] for name in both}, used, source)
+    return differences({name: recorded[name] for name in both}, used, source)
 
 
 def letterbox_in(image_size: ImageSize) -> str:
@@ -214,14 +215,12 @@ def bound_options(record: Mapping[str, Any], *, is_gray: bool) -> dict[str, Any]
     return bound | {f"model.detections.{name}": detections[name] for name in known}
 
 
-def report_precedence(bound: Mapping[str, Any], before: Mapping[str, Any], used: Mapping[str, Any]) -> None:
-    """Log which values of `bound_options` replace configured ones (`before`), and which ones the user overrides."""
-    report_changes(bound, used)
+def precedence(bound: Mapping[str, Any], before: Mapping[str, Any], used: Mapping[str, Any]) -> list[str]:
+    """Return which values of `bound_options` replace configured ones (`before`), and which ones the user overrides."""
     replaced = [
         f"{name} {value} (instead of {before[name]})"
         for name, value in bound.items()
         if used.get(name) == value != before.get(name)
         and (before.get(name) is not None or name.startswith(f"data.input.{PIXEL_RANGE}."))  # null: 8-bit frames
     ]
-    if replaced:
-        rank_zero_info(f"taken from the checkpoint: {', '.join(replaced)}")
+    return [*changes(bound, used), *([f"taken from the checkpoint: {', '.join(replaced)}"] if replaced else [])]

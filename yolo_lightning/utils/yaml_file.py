@@ -48,3 +48,15 @@ def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     for name, value in tree.items():
         flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
     return flat
+
+
+def nested(flat: dict[str, Any]) -> dict[str, Any]:
+    """Return the nested mappings of values by full key; the inverse of `flatten`."""
+    tree: dict[str, Any] = {}
+    for key, value in flat.items():
+        *groups, name = key.split(".")
+        place = tree
+        for group in groups:
+            place = place.setdefault(group, {})
+        place[name] = value
+    return tree

@@ -1,0 +1,200 @@
+"""The plan of a run: run folder, checkpoint and changed options of a command line, found before anything is done.
+
+`plan_run` reads run folders, checkpoints, the state of the supervisor and the names in a mirror, and changes nothing.
+`YOLOCLI` prints the plan and carries it out.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.accelerators import CUDAAccelerator, MPSAccelerator
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+
+from yolo_lightning.checkpoints import run_folder
+from yolo_lightning.checkpoints.checkpoint_file import steps_trained
+from yolo_lightning.checkpoints.resume import (
+    checkpoint_to_fit,
+    checkpoint_to_score,
+    content_of,
+    differences,
+    epochs_done,
+    folder_after_restart,
+    remembered,
+    run_to_download,
+)
+from yolo_lightning.commands.option_layers import GivenOptions
+from yolo_lightning.commands.start_supervisor import folder_of, needs_supervisor, resumes, training_finished
+from yolo_lightning.data.formats.choose_format import format_class
+from yolo_lightning.model.network_settings import (
+    bound_options,
+    changes,
+    checkpoint_record,
+    precedence,
+    read_record,
+)
+from yolo_lightning.supervision import is_supervised, level_of_launch, quarantined
+from yolo_lightning.utils import run_files
+from yolo_lightning.utils.distributed import launch_id, restarts_are_unsafe
+from yolo_lightning.utils.host import worker_count
+from yolo_lightning.utils.paths import user_path
+from yolo_lightning.utils.yaml_file import flatten
+
+FROM_DATA = frozenset({"class_names", "input_channels"})
+"""Arguments of the model that the data module determines."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What happens before a training or an evaluation begins."""
+
+    folder: Path  # run folder
+    checkpoint: Path | None = None  # to resume or to evaluate
+    becomes_supervisor: bool = False  # whether this process becomes the supervisor of the fit in `folder`
+    download: str | None = None  # run of the mirror that is downloaded before a second plan is made
+    is_finished: bool = False  # whether all epochs are trained, so that the process ends
+    epochs_trained: int | None = None  # of a fit without its last files; see `run_files.epochs_trained`
+    options: dict[str, Any] = field(default_factory=dict)  # changed options by full name
+    warnings: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
+
+    def report(self) -> None:
+        """Print the plan on the first rank."""
+        for warning in self.warnings:
+            rank_zero_warn(warning)
+        for line in self.lines:
+            rank_zero_info(line)
+
+
+def plan_run(
+    words: Sequence[str], options: Mapping[str, Any], given: GivenOptions, *, may_download: bool = True
+) -> Run:
+    """Return the plan of a run.
+
+    Args:
+        words: Command line, from the subcommand on.
+        options: All options of the subcommand by full name, parsed.
+        given: Options that the user has set; all others may be replaced by those of a checkpoint.
+        may_download: Whether the run may be downloaded from the mirror.
+
+    Raises:
+        ValueError: If an option cannot be used, or there is no checkpoint to resume or to evaluate.
+    """
+    base = run_folder.configured_folder(options["trainer.default_root_dir"])
+    if needs_supervisor(words, options):
+        return Run(folder_of(options)[0], becomes_supervisor=True)
+    is_fit = words[0] == "fit"
+    check_options(options, is_fit)
+    if is_fit and resumes(options) and may_download and options["mirror"] is not None:
+        name = run_to_download(base, options["mirror"], exactly=is_supervised())
+        if name is not None:
+            return Run(base.absolute().with_name(name), download=name)
+    run = plan_fit(base, options) if is_fit else plan_evaluation(base, options, given)
+    if run.is_finished:
+        return run
+    place = f"run folder: {run.folder}" + (f", checkpoint: {run.checkpoint}" if run.checkpoint else "")
+    lines, warnings = [*run.lines, place], list(run.warnings)
+    if is_fit and options["supervision.enabled"] and not is_supervised():
+        lines.append("supervision.enabled is ignored: torchrun restarts the processes (--max-restarts)")
+    if is_fit and run.checkpoint is None and (weights := weights_file(options)) is not None:
+        lines += changes(bound_by(weights_record(weights, options), options), options, f"the weights {weights}")
+    if restarts_are_unsafe():
+        warnings.append("torchrun's restarts may hang: set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 before starting it")
+    return replace(run, lines=tuple(lines), warnings=tuple(warnings))
+
+
+def plan_fit(base: Path, options: Mapping[str, Any]) -> Run:
+    """Return the run folder of a fit, the checkpoint to resume from, and the options of a restart."""
+    restarted = folder_after_restart(base)
+    if restarted is not None and run_files.has_checkpoint(restarted):
+        checkpoint = checkpoint_to_fit(restarted, None, True, exactly=True)
+    else:
+        checkpoint = checkpoint_to_fit(base, options["ckpt_path"], options["resume"], exactly=is_supervised())
+    # The supervisor has chosen the folder of its training process.
+    mirror = None if is_supervised() else options["mirror"]
+    folder = restarted or run_folder.folder_to_fit(base, checkpoint, mirror)
+    changed: dict[str, Any] = {}
+    lines, warnings = [], []
+    left_out = options["data.limits.quarantine"]
+    if suspects := [one for one in quarantined(folder) if one not in left_out]:
+        warnings.append(f"quarantined after repeated failures: {', '.join(suspects)}")
+        changed["data.limits.quarantine"] = [*left_out, *suspects]
+    if (launch := launch_id()) is not None:  # no supervisor restarts the fit with other options
+        level = level_of_launch(folder, launch, worker_count(options["data.loader.num_workers"]))
+        changed |= {f"data.loader.{name}": value for name, value in level.settings.items()}
+        lines += [f"loader: fallback level '{level.name}' after a loader stall"] if level.settings else []
+    epochs = None
+    if checkpoint is not None:
+        content, wanted = content_of(checkpoint), options["trainer.max_epochs"]
+        if resumes(options):
+            epochs = run_files.epochs_trained(folder, steps_trained(checkpoint), wanted)
+            done = epochs_done(content)
+            # Under a supervisor, training has to record the end.
+            if not is_supervised() and 0 < wanted <= done and run_files.is_finished(folder):
+                return Run(folder, is_finished=True, lines=(training_finished(folder, done, wanted),))
+        saved = content.get("hyper_parameters", {})
+        changed |= {"model.weights": None, "model.class_width": saved.get("class_width")}
+        lines += differences(remembered(folder, content), {**options, **changed})
+    return Run(folder, checkpoint, epochs_trained=epochs, options=changed, lines=tuple(lines), warnings=tuple(warnings))
+
+
+def plan_evaluation(base: Path, options: Mapping[str, Any], given: GivenOptions) -> Run:
+    """Return run folder and checkpoint of an evaluation, and the settings that are stored with the weights.
+
+    Options on the command line and in the environment override the settings of the input and of the detections;
+    configuration files override all other hyperparameters.
+    """
+    checkpoint = checkpoint_to_score(base, options["ckpt_path"], options["model.weights"])
+    weights, changed = weights_file(options), {}
+    if checkpoint is not None:
+        content = content_of(checkpoint)
+        record = checkpoint_record(content)
+        saved = flatten({"model": content.get("hyper_parameters", {})})
+        known = options.keys() & saved.keys() - {f"model.{name}" for name in FROM_DATA} - given.all.keys()
+        changed = {name: saved[name] for name in known} | {"model.weights": None}
+    elif weights is not None:
+        record = weights_record(weights, options)
+    else:
+        return Run(base)
+    bound = bound_by(record, options)
+    changed |= {name: value for name, value in bound.items() if name not in given.typed}
+    lines = precedence(bound, options, {**options, **changed})
+    folder = (run_folder.run_of(checkpoint) if checkpoint is not None else None) or base
+    return Run(folder, checkpoint, options=changed, lines=tuple(lines))
+
+
+def weights_file(options: Mapping[str, Any]) -> Path | None:
+    """Return the file of `model.weights`; None if there is none, for example for an address."""
+    weights = options["model.weights"]
+    path = user_path(weights or "")
+    return path if weights and path.is_file() else None
+
+
+def weights_record(weights: Path, options: Mapping[str, Any]) -> dict[str, Any]:
+    return read_record(weights, allow_pickle=options["allow_pickle"])
+
+
+def bound_by(record: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    return bound_options(record, is_gray=format_class(options["data.format"]).is_gray)
+
+
+def check_options(options: Mapping[str, Any], is_fit: bool) -> None:
+    """Raise a ValueError for an option that no constructor checks."""
+    check_accelerator(options["trainer.accelerator"])
+    epochs, images = options["trainer.max_epochs"], options["recalibrate_images"]
+    if is_fit and (epochs is None or epochs < 1):
+        raise ValueError(f"trainer.max_epochs must be >= 1, for the schedules, got {epochs}.")
+    if images != 0 and images < 2:
+        raise ValueError(f"recalibrate_images must be 0 or >= 2, got {images}")
+
+
+def check_accelerator(accelerator: Any) -> None:
+    """Raise a ValueError if the name of an accelerator is unknown or this machine does not have it."""
+    gpus = {"cuda": CUDAAccelerator.is_available(), "mps": MPSAccelerator.is_available()}
+    available = ["auto", "cpu", *(["gpu"] if any(gpus.values()) else []), *(name for name in gpus if gpus[name])]
+    if isinstance(accelerator, str) and accelerator not in available:
+        raise ValueError(
+            f"trainer.accelerator must be {' or '.join(available)} on this machine, got {accelerator!r}."
+            + ("" if any(gpus.values()) else " PyTorch finds no GPU; the command doctor inspects the machine.")
+        )
