@@ -78,11 +78,12 @@ def check(words: Sequence[str], table: Table) -> None:
         print(table["help"])
         raise SystemExit(0)
     options = table["options"]
+    leaves = [key for key, choices in options.items() if choices is not None]
     files, others = separated(words)
     for name, value in named_values(others):
         key = name if accepts(options, name) else name.replace("-", "_")
         if not accepts(options, key):
-            fail(unknown_key(name, options, value=value.removeprefix(TRUE), hyphens="--"))
+            fail(unknown_key(name, leaves, value=value.removeprefix(TRUE), hyphens="--"))
         if (choices := options.get(key)) and value and value not in choices:
             fail(wrong_choice(key, value, choices))
     for path in (Path(word.removeprefix("--config=")) for word in files):
@@ -97,7 +98,7 @@ def check(words: Sequence[str], table: Table) -> None:
             fail(f"the file {path} of --config must contain keys and values, as 'data: {{root: PATH}}', got {got}")
         for key in flatten(content) if "trainer" in options else ():  # other commands read the section `data` only
             if not accepts(options, key):
-                fail(unknown_key(key, options, source=f" in {path}"))
+                fail(unknown_key(key, leaves, source=f" in {path}"))
 
 
 def accepts(options: Mapping[str, Any], key: str) -> bool:

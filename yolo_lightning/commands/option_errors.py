@@ -236,10 +236,13 @@ def unknown_key(key: str, keys: Collection[str], *, source: str = "", value: str
 
 
 def nearest_key(key: str, keys: Collection[str]) -> str | None:
-    """Return the accepted key that most likely was meant: a new name, a synonym, the same last part, a similar text."""
+    """Return the accepted key that most likely was meant: a new name, a synonym, a similar last part, a similar text."""
     short = [new for old, new in RENAMED_KEYS.items() if last_part(old) == key]  # a command has no `model.` or `data.`
     same_last_part = sorted(name for name in keys if last_part(name) == key)
-    candidates = [*map(last_part, short), *short, *SYNONYMS.get(key, ()), *same_last_part]
+    section = key.partition(".")[0]
+    in_section = {last_part(name): name for name in keys if name.startswith(f"{section}.")}
+    similar_part = [in_section[one] for one in similar(last_part(key), in_section)]
+    candidates = [*map(last_part, short), *short, *SYNONYMS.get(key, ()), *same_last_part, *similar_part]
     return next((name for name in candidates if name in keys), None) or next(iter(similar(key, keys)), None)
 
 
