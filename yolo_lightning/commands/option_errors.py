@@ -236,7 +236,7 @@ def unknown_key(key: str, keys: Collection[str], *, source: str = "", value: str
 
 
 def nearest_key(key: str, keys: Collection[str]) -> str | None:
-    """Return the accepted key that most likely was meant: a new name, a synonym, a similar last part, a similar text."""
+    """Return the accepted key that most likely was meant: a new name, a synonym, a similar part or a similar text."""
     short = [new for old, new in RENAMED_KEYS.items() if last_part(old) == key]  # a command has no `model.` or `data.`
     same_last_part = sorted(name for name in keys if last_part(name) == key)
     section = key.partition(".")[0]
