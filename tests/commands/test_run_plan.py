@@ -1,0 +1,152 @@
+"""The plan of a run is made without side effects."""
+
+import json
+from dataclasses import asdict
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from yolo_lightning.checkpoints.checkpoint_file import Checksum, checksum_path, write_checkpoint
+from yolo_lightning.commands.option_layers import GivenOptions
+from yolo_lightning.commands.run_plan import check_accelerator, plan_run
+from yolo_lightning.supervision.restart_policy import FallbackState
+from yolo_lightning.supervision.trainer import MARKER_VARIABLE
+from yolo_lightning.utils.distributed import LAUNCH_VARIABLE
+from yolo_lightning.utils.files import write_json
+from yolo_lightning.utils.run_files import FINISHED_FILE, STATE_FILE
+
+LOOPS = {"fit_loop": {"epoch_progress": {"current": {"processed": 3}}}}
+
+
+@pytest.fixture(autouse=True)
+def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(MARKER_VARIABLE, raising=False)
+    monkeypatch.delenv(LAUNCH_VARIABLE, raising=False)
+
+
+def options(**changed: Any) -> dict[str, Any]:
+    found = {
+        "trainer.default_root_dir": "run",
+        "trainer.accelerator": "cpu",
+        "trainer.max_epochs": 3,
+        "recalibrate_images": 0,
+        "supervision.enabled": False,
+        "allow_pickle": False,
+        "mirror": None,
+        "resume": False,
+        "ckpt_path": None,
+        "data.format": "coco",
+        "data.image_size": 640,
+        "data.limits.quarantine": [],
+        "data.loader.num_workers": 4,
+        "model.weights": None,
+        "model.variant": "yolov8n",
+        "model.recipe.lr0": 0.01,
+        "model.detections.score_threshold": 0.001,
+    }
+    return found | {name.replace("__", "."): value for name, value in changed.items()}
+
+
+def save(run: str, steps: int = 5, **content: Any) -> Path:
+    path = Path(run) / "checkpoints" / f"step-{steps:09d}.ckpt"
+    write_checkpoint({"state_dict": {}, "steps": steps, **content}, path)
+    return path
+
+
+def test_new_fit_has_a_fresh_folder_which_the_plan_does_not_create(tmp_path: Path) -> None:
+    run = plan_run(["fit"], options(), GivenOptions())
+    assert (run.folder, run.checkpoint, run.options) == (Path("run"), None, {})
+    assert run.lines == ("run folder: run",)
+    assert list(tmp_path.iterdir()) == []
+    save("run")
+    assert plan_run(["fit"], options(), GivenOptions()).folder == Path("run-2")
+
+
+def test_resumed_fit_has_checkpoint_quarantine_and_the_changed_options() -> None:
+    checkpoint = save("run", hyper_parameters={"recipe": {"lr0": 0.02}, "class_width": 80}, loops=LOOPS)
+    Path("run", STATE_FILE).write_text(json.dumps(asdict(FallbackState(quarantined=("index=3",)))))
+    run = plan_run(["fit"], options(resume=True, data__limits__quarantine=["id=a"]), GivenOptions())
+    assert (run.folder, run.checkpoint) == (Path("run"), checkpoint)
+    assert run.options == {
+        "data.limits.quarantine": ["id=a", "index=3"],
+        "model.weights": None,
+        "model.class_width": 80,
+    }
+    assert run.warnings == ("quarantined after repeated failures: index=3",)
+    assert run.lines[0] == "changed since the checkpoint: model.recipe.lr0 was 0.02, now 0.01 (used)"
+
+
+def test_finished_run_ends_the_process() -> None:
+    save("run", loops=LOOPS)
+    Path("run", FINISHED_FILE).write_text("{}")
+    run = plan_run(["fit"], options(resume=True), GivenOptions())
+    assert run.is_finished
+    assert run.lines == (
+        "run: the training is finished, 3 of 3 epochs are done. "
+        "To train longer, set --trainer.max_epochs to 4 or more.",
+    )
+    assert not plan_run(["fit"], options(resume=True, trainer__max_epochs=4), GivenOptions()).is_finished
+
+
+def test_supervised_fit_becomes_a_supervisor(monkeypatch: pytest.MonkeyPatch) -> None:
+    supervised = options(supervision__enabled=True)
+    assert plan_run(["fit"], supervised, GivenOptions()).becomes_supervisor
+    assert not plan_run(["test"], supervised | {"model.weights": "a.pt"}, GivenOptions()).becomes_supervisor
+    monkeypatch.setenv(MARKER_VARIABLE, "token")
+    assert not plan_run(["fit"], supervised, GivenOptions()).becomes_supervisor
+
+
+def test_mirrored_run_is_downloaded_before_the_second_plan(tmp_path: Path) -> None:
+    mirror = f"file://{tmp_path}/away"
+    (tmp_path / "away" / "run-7").mkdir(parents=True)
+    for name in ("step-000000001.ckpt", "step-000000001.ckpt.json"):
+        (tmp_path / "away" / "run-7" / name).write_text("{}")
+    run = plan_run(["fit"], options(resume=True, mirror=mirror), GivenOptions())
+    assert (run.folder.name, run.download) == ("run-7", "run-7")
+    assert not run.folder.exists()
+    with pytest.raises(ValueError, match="nothing to resume"):
+        plan_run(["fit"], options(resume=True, mirror=mirror), GivenOptions(), may_download=False)
+
+
+def test_evaluation_takes_the_settings_of_the_weights_unless_they_are_typed() -> None:
+    recorded = {"variant": "yolo11n", "recipe": {"lr0": 0.5}, "detections": {"score_threshold": 0.2}}
+    save("run", hyper_parameters=recorded, input={"image_size": [96, 96]})
+    given = GivenOptions(
+        configured={"model.recipe.lr0": 0.01, "data.image_size": 640}, typed={"model.detections.score_threshold": 0.001}
+    )
+    run = plan_run(["test"], options(), given)
+    assert run.options["model.variant"] == "yolo11n"
+    assert run.options["data.image_size"] == [96, 96], "the record overrides a configuration file"
+    assert "model.recipe.lr0" not in run.options, "a configuration file overrides other hyperparameters"
+    assert "model.detections.score_threshold" not in run.options
+    assert any("model.detections.score_threshold was 0.2, now 0.001" in line for line in run.lines)
+    assert any(line.startswith("taken from the checkpoint: ") for line in run.lines)
+
+
+def test_damaged_checkpoint_is_passed_over(recwarn: pytest.WarningsRecorder) -> None:
+    whole = save("run", 1)
+    torn = save("run", 2)
+    write_json(checksum_path(torn), asdict(Checksum(sha256().hexdigest(), 7, 0, 2)))
+    assert plan_run(["fit"], options(resume=True), GivenOptions()).checkpoint == whole
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"trainer__max_epochs": None}, "trainer.max_epochs must be >= 1, for the schedules, got None"),
+        ({"recalibrate_images": 1}, "recalibrate_images must be 0 or >= 2, got 1"),
+        ({"trainer__default_root_dir": "s3://bucket"}, "must be a local folder, got s3://bucket"),
+        ({"resume": True}, "nothing to resume"),
+    ],
+)
+def test_options_that_cannot_be_used(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        plan_run(["fit"], options(**changed), GivenOptions())
+
+
+def test_unknown_accelerator_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"trainer\.accelerator must be auto or cpu"):
+        check_accelerator("cud")
