@@ -66,9 +66,10 @@ def test_gather_carries_any_dtype_and_unequal_lengths(found: list[dict[str, Any]
         assert {one.dtype for one in of_rank["scores"]["uneven"]} == {torch.int16}
 
 
-def test_checkpoint_that_the_first_cannot_write_counts_for_none(found: list[dict[str, Any]]) -> None:
-    """The score of the first epoch, 0.5, and its checkpoint are lost; the later 0.3 and 0.4 are saved."""
-    assert [of_rank["full_disk"]["best"] for of_rank in found] == pytest.approx([0.4, 0.4])
+def test_best_checkpoint_that_a_full_disk_rejects_is_written_later(found: list[dict[str, Any]]) -> None:
+    """The disk rejects the best checkpoint of the first epoch, score 0.5; both ranks agree that it is saved later."""
+    assert [of_rank["full_disk"]["best"] for of_rank in found] == pytest.approx([0.5, 0.5])
+    assert [of_rank["full_disk"]["best_epoch"] for of_rank in found] == [0, 0]
 
 
 def test_averaged_weights_are_equal_in_all_processes(found: list[dict[str, Any]]) -> None:
