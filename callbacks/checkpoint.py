@@ -35,12 +35,12 @@ STOP_PAUSES_S = (1.0, 2.0, 4.0)
 """Seconds before each further attempt after a stop signal: schedulers and the supervisor send SIGKILL after 20 s."""
 
 
-def checkpoint_folder(trainer: Trainer) -> Path:
+def _checkpoint_folder(trainer: Trainer) -> Path:
     return Path(trainer.default_root_dir) / run_files.CHECKPOINTS
 
 
 @contextmanager
-def failing_together(trainer: Trainer) -> Iterator[None]:
+def _failing_together(trainer: Trainer) -> Iterator[None]:
     """Raise an OSError of the block, in which the first rank writes a checkpoint, in all ranks.
 
     The other ranks wait in a barrier at the end of `save_checkpoint`, which the first rank does not reach on an error.
@@ -91,7 +91,7 @@ class BestCheckpoint(ModelCheckpoint):
         )
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self.dirpath = str(checkpoint_folder(trainer))
+        self.dirpath = str(_checkpoint_folder(trainer))
         super().setup(trainer, pl_module, stage)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -103,7 +103,7 @@ class BestCheckpoint(ModelCheckpoint):
         """Use the step checkpoint in place of a best checkpoint that an earlier process could not write."""
         if self.lost_steps is None:
             return
-        source = checkpoint_folder(trainer) / run_files.STEP_CHECKPOINT.format(steps=self.lost_steps)
+        source = _checkpoint_folder(trainer) / run_files.STEP_CHECKPOINT.format(steps=self.lost_steps)
         best, is_saved = source.with_name(run_files.BEST_CHECKPOINT), False
         if trainer.is_global_zero:
             is_saved = steps_trained(best) == self.lost_steps
@@ -155,7 +155,7 @@ class BestCheckpoint(ModelCheckpoint):
         return candidates
 
     def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
-        with failing_together(trainer):
+        with _failing_together(trainer):
             super()._save_checkpoint(trainer, filepath)
 
     def _update_best_and_save(self, current: Tensor, trainer: Trainer, monitor_candidates: dict[str, Tensor]) -> None:
@@ -178,7 +178,7 @@ class BestCheckpoint(ModelCheckpoint):
             if self._unsaved is None:
                 return None
             try:
-                with failing_together(trainer):
+                with _failing_together(trainer):
                     trainer.strategy.save_checkpoint(self._unsaved[0], self.best_model_path)
                     trainer.strategy.barrier("Trainer.save_checkpoint")
                 self._unsaved = None
@@ -210,7 +210,7 @@ class EpochCheckpoint(ModelCheckpoint):
         )
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self.dirpath = str(checkpoint_folder(trainer))
+        self.dirpath = str(_checkpoint_folder(trainer))
         super().setup(trainer, pl_module, stage)
 
     def format_checkpoint_name(
@@ -227,7 +227,7 @@ class EpochCheckpoint(ModelCheckpoint):
 
     def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
         try:
-            with failing_together(trainer):
+            with _failing_together(trainer):
                 super()._save_checkpoint(trainer, filepath)
         except OSError as error:
             rank_zero_warn(f"could not save {filepath} ({error.strerror}); training continues")
@@ -282,10 +282,10 @@ class LastCheckpoint(Checkpoint):
 
     def _save(self, trainer: Trainer, pauses_s: Sequence[float] = ()) -> None:
         """Save; after a failure again after each of `pauses_s`, which must be equal in all ranks."""
-        path = checkpoint_folder(trainer) / run_files.STEP_CHECKPOINT.format(steps=steps_begun(trainer))
+        path = _checkpoint_folder(trainer) / run_files.STEP_CHECKPOINT.format(steps=steps_begun(trainer))
         for pause_s in (*pauses_s, None):
             try:
-                with failing_together(trainer):
+                with _failing_together(trainer):
                     trainer.save_checkpoint(path, weights_only=False)
                 if trainer.is_global_zero:
                     link_checkpoint(path, path.with_name(run_files.LAST_CHECKPOINT))

@@ -48,25 +48,25 @@ class EpochRow:
             duration_text(self.duration_s),
         ]
         first = f"{self.epoch}/{self.epochs}" if self.epochs else str(self.epoch)
-        return GAP.join([first.rjust(first_width(self.epochs)), *map(str.rjust, values, WIDTHS)])
+        return GAP.join([first.rjust(_first_width(self.epochs)), *map(str.rjust, values, WIDTHS)])
 
 
 def heading(epochs: int | None) -> str:
     """Return the two lines above the rows."""
-    first = first_width(epochs)
+    first = _first_width(epochs)
     loss_width = sum(WIDTHS[:3]) + 2 * len(GAP)
     groups = GAP.join(["".ljust(first), " train loss ".center(loss_width, "-"), " val loss ".center(loss_width, "-")])
     return f"{groups}\n" + GAP.join(["epoch".rjust(first), *map(str.rjust, HEADINGS, WIDTHS)])
 
 
-def losses_of(values: Mapping[str, float], stage: str) -> tuple[float | None, ...]:
+def _losses_of(values: Mapping[str, float], stage: str) -> tuple[float | None, ...]:
     """Return the losses of a stage by column; None if a loss is unknown."""
     return tuple(
         next((values.get(f"{stage}/{name}") for name in names if f"{stage}/{name}" in values), None) for names in LOSSES
     )
 
 
-def first_width(epochs: int | None) -> int:
+def _first_width(epochs: int | None) -> int:
     return max(len("epoch"), 2 * len(str(epochs)) + 1 if epochs else 0)
 
 
@@ -136,10 +136,10 @@ class EpochTable(Callback):
         row = EpochRow(
             epoch,
             trainer.max_epochs if trainer.max_epochs and trainer.max_epochs > 0 else None,
-            losses_of(known, "train"),
-            losses_of(self._scores, "val"),
-            valid_score(self._scores.get(MAP_50)),
-            valid_score(self._scores.get(MAP)),
+            _losses_of(known, "train"),
+            _losses_of(self._scores, "val"),
+            _valid_score(self._scores.get(MAP_50)),
+            _valid_score(self._scores.get(MAP)),
             known.get("lr/pg0"),
             self._images / self._training_s if self._images and self._training_s > 0 else None,
             time.monotonic() - self._began_s,
@@ -154,6 +154,6 @@ class EpochTable(Callback):
         self._images, self._training_s, self._resting_s, self._scores = 0, 0.0, 0.0, {}
 
 
-def valid_score(score: float | None) -> float | None:
+def _valid_score(score: float | None) -> float | None:
     """Return None for a score that is not defined: without annotated objects, it is -1 or NaN."""
     return None if score is None or math.isnan(score) or score < 0 else score

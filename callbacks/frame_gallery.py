@@ -68,7 +68,7 @@ class FrameGallery(Callback):
     def on_validation_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Batch, *_: Any
     ) -> None:
-        if not is_used(trainer):
+        if not _is_used(trainer):
             return
         classes = len(pl_module.hparams["class_names"])
         found = [above(prediction, self.score_threshold) for prediction in outputs["preds"]]
@@ -80,7 +80,7 @@ class FrameGallery(Callback):
                 self._consider(score, batch, position, prediction, target)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not is_used(trainer):
+        if not _is_used(trainer):
             return
         assert trainer.state.fn is not None
         folder = Path(trainer.default_root_dir) / FRAMES
@@ -125,7 +125,7 @@ class FrameGallery(Callback):
         write_json(index, content | {"frames": listed, "sizes": self._sizes.as_json()})
 
 
-def is_used(trainer: Trainer) -> bool:
+def _is_used(trainer: Trainer) -> bool:
     """Return whether this rank uses the frames of this validation: in a fit, only those of the last epoch."""
     is_final = trainer.state.fn != "fit" or is_last_epoch(trainer)
     return trainer.is_global_zero and not trainer.sanity_checking and is_final

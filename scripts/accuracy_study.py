@@ -126,7 +126,7 @@ def main() -> None:
         ]:
             future.result()
     found = outcomes(options)
-    text = f"{conditions_line(options)}\n\n{table(found)}\n"
+    text = f"{_conditions_line(options)}\n\n{table(found)}\n"
     write_json(options.work / "accuracy-study.json", {"conditions": conditions(options), "runs": found})
     with replacing(options.work / "accuracy-study.md") as temporary:
         temporary.write_text(text)
@@ -304,7 +304,7 @@ def table(found: Sequence[dict[str, Any]]) -> str:
     arms: dict[str, dict[int, dict[str, Any]]] = {one["arm"]: {} for one in found}
     for one in found:
         arms[one["arm"]][one["seed"]] = one
-    classes = sorted({name for one in found for name in one["scores"] if is_class(name)})
+    classes = sorted({name for one in found for name in one["scores"] if _is_class(name)})
     names = [name for name in SCORES if any(name in one["scores"] for one in found)]
     compared = [*(name for name in names if name != "map"), *classes]
     rows = []
@@ -322,7 +322,7 @@ def table(found: Sequence[dict[str, Any]]) -> str:
     return markdown_table([*columns, "x processor time", "x memory"], rows)
 
 
-def is_class(name: str) -> bool:
+def _is_class(name: str) -> bool:
     """Return whether a score is the mAP50 of a class."""
     return name.startswith("map_50/") and not short(name)[:1].isdecimal()
 
@@ -355,7 +355,7 @@ def interval(differences: Sequence[float]) -> str:
     return f"**{text}**" if abs(middle) > half else text
 
 
-def conditions_line(options: argparse.Namespace) -> str:
+def _conditions_line(options: argparse.Namespace) -> str:
     parts = [f"{name} {value}" for name, value in conditions(options).items() if name != "root"]
     chosen = options.root or (options.data and options.data.parent)
     return f"{chosen.resolve().name if chosen else 'drawn frames'}: {', '.join(parts)}; YOLOv8n, random weights"

@@ -47,10 +47,10 @@ def benchmark_evaluation(
         metrics[REFERENCE] = TorchmetricsMeanAveragePrecision(backend="faster_coco_eval")
         metrics[REFERENCE].warn_on_many_detections = False
     spent_s = {name: np.zeros(2) for name in metrics}
-    before_mb, matching_s = peak_mb(), np.zeros(2)
+    before_mb, matching_s = _peak_mb(), np.zeros(2)
     for start in range(0, frames, BATCH):
         batch = [
-            random_frame(number, detections, objects, months[number * len(months) // frames], generator)
+            _random_frame(number, detections, objects, months[number * len(months) // frames], generator)
             for number in range(start, min(start + BATCH, frames))
         ]
         found, truth = [one for one, _ in batch], [one for _, one in batch]
@@ -71,14 +71,14 @@ def benchmark_evaluation(
     print(f"{frames:,} frames, {frames * detections:,} detections, {annotated:,} objects, {len(scores.monthly)} months")
     for name, (processor_s, wall_s) in (("matching", matching_s), ("scoring with months", scoring_s)):
         print(f"{name}: {processor_s:.1f} s processor time, {wall_s:.1f} s wall time")
-    print(f"peak memory: {peak_mb():,.0f} MB, {before_mb:,.0f} MB before")
+    print(f"peak memory: {_peak_mb():,.0f} MB, {before_mb:,.0f} MB before")
     results = {}
     for name, metric in metrics.items():
         begun_s = now_s()
         results[name] = {key: float(value) for key, value in metric.compute().items() if value.numel() == 1}
         spent_s[name] += now_s() - begun_s
         processor_s, wall_s = spent_s[name]
-        memory = f"peak memory {peak_mb():,.0f} MB"
+        memory = f"peak memory {_peak_mb():,.0f} MB"
         print(f"{name}: {processor_s:.1f} s processor time, {wall_s:.1f} s wall time, {memory}")
     if reference:
         processor, wall = spent_s[REFERENCE] / spent_s[METRIC]
@@ -94,14 +94,14 @@ def now_s() -> npt.NDArray[np.float64]:
     return np.array([time.process_time(), time.perf_counter()])
 
 
-def random_frame(
+def _random_frame(
     number: int, detections: int, objects: float, month: int, generator: torch.Generator
 ) -> tuple[Prediction, Target]:
     """Return a frame with up to four detections near each object, and others anywhere with lower scores."""
     count = int(torch.poisson(torch.tensor(objects), generator=generator))
-    boxes, labels = random_objects(count, generator)
+    boxes, labels = _random_objects(count, generator)
     near = torch.arange(count).repeat(4)[:detections]
-    other_boxes, other_labels = random_objects(detections - len(near), generator)
+    other_boxes, other_labels = _random_objects(detections - len(near), generator)
     shifted = boxes[near] + 2 * torch.randn(len(near), 2, generator=generator).repeat(1, 2)
     scores = torch.rand(detections, generator=generator)
     scores[len(near) :] *= 0.3
@@ -111,7 +111,7 @@ def random_frame(
     return prediction, Target(str(number), boxes, labels, month)
 
 
-def random_objects(count: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+def _random_objects(count: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
     """Return boxes `(count, 4)` xyxy, most smaller than 32 pixels as in LTDv2, and labels `(count,)` int64."""
     sides = 5 + 60 * torch.rand(count, 2, generator=generator) ** 3
     corner = torch.rand(count, 2, generator=generator) * (FRAME - sides)
@@ -119,7 +119,7 @@ def random_objects(count: int, generator: torch.Generator) -> tuple[torch.Tensor
     return torch.cat((corner, corner + sides), dim=1), torch.bucketize(draws, CLASS_SHARES.cumsum(0)[:-1])
 
 
-def peak_mb() -> float:
+def _peak_mb() -> float:
     """Return the peak resident memory of this process in MB of 10^6 bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
 

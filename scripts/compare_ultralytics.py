@@ -52,7 +52,7 @@ def main() -> None:
                 run = make_run(arguments, arm, seed, arguments.work / f"{arm}-{seed}", converted, words[arm])
                 train(run)
                 measure(run, dataset)
-    turns = take_turns(arguments, module, converted, str(config))
+    turns = _take_turns(arguments, module, converted, str(config))
     if results := finished(arguments.work):
         (arguments.work / "results.json").write_text(json.dumps(results, indent=2) + "\n")
     show(results, turns)
@@ -109,7 +109,7 @@ def make_run(
     return Training(arm, seed, str(folder), str(data), words, epochs=epochs or arguments.epochs, **settings)  # type: ignore[arg-type]
 
 
-def take_turns(
+def _take_turns(
     arguments: argparse.Namespace, module: DetectionDataModule, converted: Path, config: str
 ) -> dict[str, list[Result]]:
     """Return the speeds of each arm in alternating short trainings, including those of earlier calls."""

@@ -122,7 +122,7 @@ def draw(data: Path, options: argparse.Namespace) -> None:
     frames = {"train_frames": options.frames, "valid_frames": options.test_frames, "test_frames": 8}
     draw_dataset(data, **frames, width=options.width, height=options.width * 3 // 4, progress=True)
     content = json.loads((data / "Train.json").read_text())
-    content["images"] = warm_frames(content["images"])
+    content["images"] = _warm_frames(content["images"])
     kept = {image["id"] for image in content["images"]}
     content["annotations"] = [one for one in content["annotations"] if one["image_id"] in kept]
     text = json.dumps(content)
@@ -132,7 +132,7 @@ def draw(data: Path, options: argparse.Namespace) -> None:
             temporary.write_text(text)
 
 
-def warm_frames(images: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _warm_frames(images: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the frames of the first clips of each month, as many as `MONTH_SHARES` defines."""
     clips: dict[int, dict[Path, None]] = {}
     for image in images:

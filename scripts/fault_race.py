@@ -56,7 +56,7 @@ def main() -> None:
     missing = {name: reason for name in options.systems if (reason := SYSTEMS[name].missing())}
     for name in options.systems:
         if name not in missing:
-            run_missing(name, training, work, faults, rules, results_file)
+            _run_missing(name, training, work, faults, rules, results_file)
     results = finished(results_file)
     text = chart.table(results, missing)
     print(text)
@@ -127,7 +127,7 @@ def draw(work: Path, training: Any) -> Path:
     return convert(module, work / "yolo-format")
 
 
-def run_missing(name: str, training: Any, work: Path, faults: Any, rules: Any, results_file: Path) -> None:
+def _run_missing(name: str, training: Any, work: Path, faults: Any, rules: Any, results_file: Path) -> None:
     """Carry out the runs of a system that the results do not contain; store each when it ends."""
     from race.contest import Contest
     from race.systems import SYSTEMS

@@ -110,15 +110,15 @@ def mermaid(between: Mapping[str, set[str]]) -> str:
         lines.append("  end")
     for room in sorted(between, key=lambda name: (-floor_of(name), name)):
         below = between[room]
-        implied = {far for near in below for far in reachable(near, between)}
+        implied = {far for near in below for far in _reachable(near, between)}
         lines += [f"  {room.strip('_')} --> {target.strip('_')}" for target in sorted(below - implied)]
     return "\n".join(lines) + "\n"
 
 
-def reachable(room: str, between: Mapping[str, set[str]]) -> set[str]:
+def _reachable(room: str, between: Mapping[str, set[str]]) -> set[str]:
     """Return the rooms that `room` imports, directly or through other rooms."""
     near = between.get(room, set())
-    return near | {far for target in near for far in reachable(target, between)}
+    return near | {far for target in near for far in _reachable(target, between)}
 
 
 def with_diagram(text: str, diagram: str) -> str:

@@ -131,7 +131,7 @@ def _kinds(lines: Sequence[str]) -> Counter[str]:
     return kinds
 
 
-def compile_nvidia(nvcc: str, architecture: str, kernels: Sequence[str]) -> list[CompiledKernel]:
+def _compile_nvidia(nvcc: str, architecture: str, kernels: Sequence[str]) -> list[CompiledKernel]:
     """Return the resources that ptxas reports for the kernels. Raises `RuntimeError` with its messages on failure."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "kernels.cu"
@@ -195,7 +195,7 @@ def main() -> None:
         if compiler is None:
             parts.append(f"No compiler for {architecture} was found.\n")
             continue
-        compile_for = compile_amd if architecture in AMD else compile_nvidia
+        compile_for = compile_amd if architecture in AMD else _compile_nvidia
         kernels = compile_for(compiler, architecture, names)
         halves = [kernel for kernel in kernels if kernel.name.endswith(("_half", "_bfloat16"))]
         parts.append(describe([kernel for kernel in kernels if kernel not in halves]) + "\n")

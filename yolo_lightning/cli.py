@@ -88,7 +88,7 @@ def main(args: ArgsType = None) -> None:
     Args:
         args: Words after the program name; None for those of the process.
     """
-    hide_harmless_messages()
+    _hide_harmless_messages()
     words = sys.argv[1:] if args is None else args
     with user_errors():
         if isinstance(words, list) and words and words[0] in TOOLS:
@@ -97,10 +97,10 @@ def main(args: ArgsType = None) -> None:
             run_tool("predict", [json.dumps(pictures), *words[1 + len(pictures) :]])
         else:
             with full_disk_reported():
-                run_trainer(args)
+                _run_trainer(args)
 
 
-def run_trainer(args: ArgsType) -> None:
+def _run_trainer(args: ArgsType) -> None:
     end_with_launcher(launch_id() is not None)
     YOLOCLI(
         YOLOModule,
@@ -364,7 +364,7 @@ class CurrentStderr(logging.Handler):
             self.handleError(record)
 
 
-def is_worth_a_line(record: logging.LogRecord) -> bool:
+def _is_worth_a_line(record: logging.LogRecord) -> bool:
     message = record.getMessage()
     return not any(part in message for part in HARMLESS_LOG_LINES)
 
@@ -375,11 +375,11 @@ def make_printable(record: logging.LogRecord) -> bool:
     return True
 
 
-def hide_harmless_messages() -> None:
+def _hide_harmless_messages() -> None:
     """Filter the log lines and the warnings above; let Lightning's log lines appear above a progress bar."""
     for name in ("pytorch.utilities.rank_zero", "fabric.utilities.rank_zero", "fabric.utilities.seed"):
         logger = logging.getLogger(f"lightning.{name}")
-        logger.addFilter(is_worth_a_line)
+        logger.addFilter(_is_worth_a_line)
         logger.addFilter(make_printable)
     for name in ("lightning.pytorch", "lightning.fabric"):
         logger = logging.getLogger(name)

@@ -166,11 +166,11 @@ class Detector:
         """
         reader = ClipReader(self.settings.neighbours, self.raw_ranges)
         if isinstance(source, list | tuple):
-            return list(self.detect(image for one in source for image in single_image(one, reader)))
-        if isinstance(source, str | PathLike) and not is_single(source):
+            return list(self.detect(image for one in source for image in _single_image(one, reader)))
+        if isinstance(source, str | PathLike) and not _is_single(source):
             files = find_files([str(source)])
             return self.detect(image for file in files for image in reader.read(file))
-        (result,) = self.detect(single_image(source, reader))
+        (result,) = self.detect(_single_image(source, reader))
         return result
 
     @torch.inference_mode()
@@ -220,17 +220,17 @@ def weights_file(weights: str | PathLike[str]) -> Path:
     return file
 
 
-def is_single(source: str | PathLike[str]) -> bool:
+def _is_single(source: str | PathLike[str]) -> bool:
     """Return whether a path is one image, not a video, folder or glob pattern."""
     path = user_path(source)
     return path.is_file() and not is_video(path)
 
 
-def single_image(source: Any, reader: ClipReader) -> Iterator[InputImage]:
+def _single_image(source: Any, reader: ClipReader) -> Iterator[InputImage]:
     """Yield the image of an array or of a path of one image file."""
     if isinstance(source, str | PathLike):
         file = user_path(source)
-        if file.exists() and not is_single(file):
+        if file.exists() and not _is_single(file):
             raise ValueError(f"{source} must be an image: lists contain arrays and image files only.")
         yield from chain.from_iterable(map(reader.read, find_files([str(file)])))
     elif isinstance(source, np.ndarray):

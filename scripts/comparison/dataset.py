@@ -91,7 +91,7 @@ def convert(module: DetectionDataModule, target: Path) -> Path:
             lines = [f"{label} " + " ".join(f"{share:.8f}" for share in row) + "\n" for label, row in rows]
             (making / "images" / name / f"{number:06d}{Path(file).suffix}").symlink_to(base / file)
             (making / "labels" / name / f"{number:06d}.txt").write_text("".join(lines))
-    write_description(making / "data.yaml", target, module.class_names, "images/train", "images/val", head)
+    _write_description(making / "data.yaml", target, module.class_names, "images/train", "images/val", head)
     try:
         making.rename(target)
     except OSError:  # another process has created the target
@@ -107,11 +107,11 @@ def short_list(converted: Path, class_names: tuple[str, ...], images: int) -> Pa
     chosen = [every[number * len(every) // count] for number in range(count)]
     (folder / "short.txt").write_text("".join(f"{path}\n" for path in chosen))
     description = folder / "short.yaml"
-    write_description(description, folder, class_names, "short.txt", "short.txt")
+    _write_description(description, folder, class_names, "short.txt", "short.txt")
     return description
 
 
-def write_description(
+def _write_description(
     file: Path, root: Path, class_names: tuple[str, ...], train: str, val: str, head: str = ""
 ) -> None:
     """Write a `data.yaml` with an absolute path; Ultralytics resolves a relative path from the working folder."""

@@ -108,13 +108,13 @@ def show(results: Sequence[Result], turns: dict[str, list[Result]]) -> None:
     for title in ("trainer", "seeds", *shown):
         table.add_column(title, justify="left" if title == "trainer" else "right")
     for arm in ARMS:
-        if own := own_results(results, arm):
+        if own := _own_results(results, arm):
             cells = [spread([one[name] for one in own], digits) for name, digits in shown.values()]
             table.add_row(arm, str(len(own)), *cells)
     console = Console(width=TABLE_WIDTH)
     console.print(table)
-    if any(len(own_results(results, arm)) > 1 for arm in ARMS):
-        console.print(interval_table(results, f"{about}; mean and 95 % interval of the mean over seeds (Student's t)"))
+    if any(len(_own_results(results, arm)) > 1 for arm in ARMS):
+        console.print(_interval_table(results, f"{about}; mean and 95 % interval of the mean over seeds (Student's t)"))
     for trainer, own in turns.items():
         for unit, name in (("images/s", "images_per_wall_s"), ("images/processor s", "images_per_processor_s")):
             rates = [one[name] for one in own]
@@ -122,7 +122,7 @@ def show(results: Sequence[Result], turns: dict[str, list[Result]]) -> None:
             print(f"{len(rates)} turns, {trainer}: median {middle:.2f} {unit} ({extremes})")
 
 
-def interval_table(results: Sequence[Result], title: str) -> Table:
+def _interval_table(results: Sequence[Result], title: str) -> Table:
     """Return the scores of all classes and of each class, for the arms with several seeds."""
     present = dict.fromkeys(name for one in results for name in one)
     names = [name for name in SCORES if name in present] + [name for name in present if name.startswith(PER_CLASS)]
@@ -130,7 +130,7 @@ def interval_table(results: Sequence[Result], title: str) -> Table:
     for column in ("trainer", "seeds", *(SCORES.get(name, f"mAP50 {name.removeprefix(PER_CLASS)}") for name in names)):
         table.add_column(column, justify="left" if column == "trainer" else "right")
     for arm in ARMS:
-        own = own_results(results, arm)
+        own = _own_results(results, arm)
         if len(own) > 1:
             columns = [[one[name] for one in own if name in one] for name in names]  # earlier results lack classes
             found = [mean_interval(values) if len(values) == len(own) else None for values in columns]
@@ -138,5 +138,5 @@ def interval_table(results: Sequence[Result], title: str) -> Table:
     return table
 
 
-def own_results(results: Sequence[Result], arm: str) -> list[Result]:
+def _own_results(results: Sequence[Result], arm: str) -> list[Result]:
     return [result for result in results if result["arm"] == arm]

@@ -76,7 +76,7 @@ def train_ours(run: Training) -> None:
     yolo_lightning(["fit", *run.words, *words, *run.options])
 
 
-def train_ultralytics(run: Training) -> None:
+def _train_ultralytics(run: Training) -> None:
     """Run the trainer of Ultralytics with SGD, float32 and random weights."""
     folder = Path(run.folder).resolve()
     settings = folder.with_name("ultralytics-settings")
@@ -110,4 +110,4 @@ def train_ultralytics(run: Training) -> None:
 
 if __name__ == "__main__":
     described = Training(**json.loads(sys.argv[1]))
-    (train_ultralytics if described.arm == "ultralytics" else train_ours)(described)
+    (_train_ultralytics if described.arm == "ultralytics" else train_ours)(described)

@@ -148,12 +148,12 @@ def to_all(run: Run, number: signal.Signals) -> None:
 @effect
 def limit_files(run: Run, size_bytes: int | None, *, of_supervisor: bool = False) -> None:
     """Limit the size of the files of one process, which simulates a full disk; None removes the limit."""
-    for pid in supervisor_and_helpers(run) if of_supervisor else [run.trainer]:
+    for pid in _supervisor_and_helpers(run) if of_supervisor else [run.trainer]:
         hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)[1]
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (hard if size_bytes is None else size_bytes, hard))
 
 
-def supervisor_and_helpers(run: Run) -> list[int]:
+def _supervisor_and_helpers(run: Run) -> list[int]:
     """Return the process ids of the supervisor and of its children with the same command line, which write files."""
     pid = run.process.pid
     command = Path(f"/proc/{pid}/cmdline").read_bytes()

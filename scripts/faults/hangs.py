@@ -100,7 +100,7 @@ def memory() -> None:
 
 def stuck_child_at_exit() -> None:
     """Start a child that stays in state D; multiprocessing waits for the child when the interpreter ends."""
-    child = get_context("spawn").Process(target=d_state_without_sigterm, daemon=True)
+    child = get_context("spawn").Process(target=_d_state_without_sigterm, daemon=True)
     child.start()
     in_state_d = 0
     while in_state_d < 5:  # in state D only once, the child may be reading a file
@@ -109,7 +109,7 @@ def stuck_child_at_exit() -> None:
         time.sleep(0.1)
 
 
-def d_state_without_sigterm() -> None:
+def _d_state_without_sigterm() -> None:
     """Enter a state D that only SIGKILL ends, like that of a device driver."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     d_state()

@@ -110,7 +110,7 @@ def judge(run: Run, expected: FinalState | None) -> Verdict:
     wrong = [f"did not end within {case.limit_s:g} s"] if run.hung else []
     if tuple(run.codes) != case.codes:
         wrong.append(f"exit codes {run.codes} instead of {list(case.codes)}")
-    wrong += wrong_reports(case, incidents, noticed, run)
+    wrong += _wrong_reports(case, incidents, noticed, run)
     if left:
         wrong.append(f"left behind: {', '.join(left)}")
     output = run.output() + run.log_file()
@@ -155,7 +155,7 @@ def leftovers(run: Run) -> list[str]:
     return found + [f"/dev/shm/{name}" for name in traces.orphaned_shared_memory(run.shared_memory_before)]
 
 
-def wrong_reports(case: Case, incidents: list[dict[str, Any]], noticed: list[float], run: Run) -> list[str]:
+def _wrong_reports(case: Case, incidents: list[dict[str, Any]], noticed: list[float], run: Run) -> list[str]:
     """Compare the incident reports with the expected ones."""
     if len(incidents) != len(case.reports):
         sentences = "; ".join(incident["sentence"] for incident in incidents)
@@ -168,13 +168,13 @@ def wrong_reports(case: Case, incidents: list[dict[str, Any]], noticed: list[flo
         sentence = incident["sentence"]
         wrong += [f"{text!r} is not in {sentence!r}" for text in report.words if text not in sentence]
     for report, incident, seconds in zip(case.reports, incidents, noticed, strict=False):
-        limit_s = report_limit_s(report, incident, run)
+        limit_s = _report_limit_s(report, incident, run)
         if seconds > limit_s:
             wrong.append(f"reported after {seconds:.1f} s, limit {limit_s:.1f} s")
     return wrong
 
 
-def report_limit_s(report: Report, incident: dict[str, Any], run: Run) -> float:
+def _report_limit_s(report: Report, incident: dict[str, Any], run: Run) -> float:
     """Return the seconds within which a fault must be reported."""
     if report.within_s is not None:
         return report.within_s * run.busyness

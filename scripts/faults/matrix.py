@@ -61,7 +61,7 @@ def reference(root: Path, epochs: int) -> FinalState:
 BY_HAND = "\n## Fuzzing"  # beginning of the part of the page that is not generated
 
 
-def run_case(case: Case, root: Path, expected: FinalState, keep: bool) -> Verdict:
+def _run_case(case: Case, root: Path, expected: FinalState, keep: bool) -> Verdict:
     """Run and judge one case. Its files are deleted unless the case failed and `keep` is set."""
     if reason := case.unavailable():
         return Verdict(case.name, case.fault, skipped=reason)
@@ -91,7 +91,7 @@ def run_cases(cases: Sequence[Case], root: Path, *, at_a_time: int, keep: bool, 
     found: dict[str, Verdict] = {}
     with ThreadPoolExecutor(at_a_time) as pool:
         longest_first = sorted(cases, key=lambda case: -len(case.reports) - len(case.codes))
-        waiting = [pool.submit(run_case, case, root, expected, keep) for case in longest_first]
+        waiting = [pool.submit(_run_case, case, root, expected, keep) for case in longest_first]
         try:
             for future in as_completed(waiting):
                 verdict = future.result()
@@ -105,7 +105,7 @@ def run_cases(cases: Sequence[Case], root: Path, *, at_a_time: int, keep: bool, 
     return [found[case.name] for case in cases]
 
 
-def format_number(value: float | None) -> str:
+def _format_number(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f}" if isinstance(value, float) else str(value)
 
 
@@ -115,10 +115,10 @@ def cells(verdict: Verdict) -> tuple[str, ...]:
     return (
         verdict.name,
         verdict.fault,
-        format_number(verdict.noticed_s),
+        _format_number(verdict.noticed_s),
         verdict.reported or "-",
-        format_number(verdict.lost_steps),
-        format_number(verdict.recovered_s),
+        _format_number(verdict.lost_steps),
+        _format_number(verdict.recovered_s),
         ", ".join(verdict.leftovers) or ("-" if verdict.skipped else "none"),
         ", ".join(map(str, verdict.codes)) or "-",
         f"skipped: {verdict.skipped}" if verdict.skipped else failed,

@@ -53,25 +53,25 @@ def hang(*words: str, phase: str = "step", kind: StallClass = UNKNOWN) -> tuple[
     return (Report(kind, words, phase),)
 
 
-def levels_taken(run: Run) -> list[str]:
+def _levels_taken(run: Run) -> list[str]:
     """Check the fallback levels of row 26."""
     taken = [line.text.split(", ")[1] for line in run.lines if line.text.startswith("train loader:")]
     expected = ["4 spawn workers", "2 spawn workers", "no workers"]
     return [] if taken == expected else [f"the fallback levels were {taken} instead of {expected}"]
 
 
-def save_rarely(run: Run) -> None:
+def _save_rarely(run: Run) -> None:
     """Write no checkpoint within an epoch."""
     (last,) = (one for one in run.configuration["trainer"]["callbacks"] if one["class_path"] == "LastCheckpoint")
     last["init_args"]["interval_steps"] = 100
 
 
-def load_plug_in(run: Run) -> None:
+def _load_plug_in(run: Run) -> None:
     """Add a callback whose import hangs."""
     run.configuration["trainer"]["callbacks"].append({"class_path": "faults.plug_in.PlugIn"})
 
 
-def recovers_in_time(run: Run) -> list[str]:
+def _recovers_in_time(run: Run) -> list[str]:
     """Check the time from the stall to the next step: phase timeout, wait before the kill, at most 20 s of restart."""
     (fired_s,) = run.fired_s()
     first = run.beats[0].process
@@ -80,43 +80,43 @@ def recovers_in_time(run: Run) -> list[str]:
     return [] if took_s <= limit_s else [f"the next step came {took_s:.1f} s after the stall, limit {limit_s:g} s"]
 
 
-def one_trainer(run: Run) -> list[str]:
+def _one_trainer(run: Run) -> list[str]:
     """Check that nothing was restarted."""
     count = len({beat.process for beat in run.beats})
     return [] if count == 1 else [f"{count} trainers instead of one"]
 
 
-def one_trainer_and_second_refused(run: Run) -> list[str]:
+def _one_trainer_and_second_refused(run: Run) -> list[str]:
     """Check that a second supervisor on the same run folder was refused."""
     code, output = run.notes["second"]
     refused = code == 78 and f"process {run.process.pid} on" in output
-    return one_trainer(run) + ([] if refused else [f"the second supervisor ended with {code}: {output[-200:]}"])
+    return _one_trainer(run) + ([] if refused else [f"the second supervisor ended with {code}: {output[-200:]}"])
 
 
-def checkpoints_untouched(run: Run) -> list[str]:
+def _checkpoints_untouched(run: Run) -> list[str]:
     return [] if do.checkpoints(run) == run.notes["damaged"] else ["damaged checkpoints were changed"]
 
 
-def trained_three_epochs(run: Run) -> list[str]:
+def _trained_three_epochs(run: Run) -> list[str]:
     last = run.beats[-1].step
     return [] if last == 48 else [f"{last} steps trained instead of 48"]
 
 
-def recalibrates(run: Run) -> bool:
+def _recalibrates(run: Run) -> bool:
     in_batches = run.fresh is not None and run.fresh.phase is Phase.VALIDATE
     return in_batches and (run.run_folder / TRAINED_FILE).exists()
 
 
-def finished_entirely(run: Run) -> list[str]:
+def _finished_entirely(run: Run) -> list[str]:
     """Check that the work after the last step was done again."""
     return [] if (run.run_folder / FINISHED_FILE).exists() else [f"{FINISHED_FILE} is missing"]
 
 
-def link_to_zero(path: Path) -> None:
+def _link_to_zero(path: Path) -> None:
     path.symlink_to("/dev/zero")
 
 
-def date_checkpoints_ahead(run: Run) -> None:
+def _date_checkpoints_ahead(run: Run) -> None:
     """Set the times of all checkpoints a day ahead, as if the clock had been set back after they were written."""
     future_s = time.time() + DAY_S
     for path in (run.run_folder / "checkpoints").iterdir():
@@ -145,7 +145,7 @@ def serve(run: Run, code: int) -> str:
     return f"http://127.0.0.1:{server.server_port}/"
 
 
-def own_disk_and_webhook(run: Run) -> None:
+def _own_disk_and_webhook(run: Run) -> None:
     """Give the run folder its own file system, and record the messages of the supervisor."""
     run.run_folder.mkdir()
     if error := do.mount(run.folder / "disk.img", run.run_folder, do.DISK_BYTES):
@@ -153,14 +153,14 @@ def own_disk_and_webhook(run: Run) -> None:
     put(run.configuration, "supervision.notify.webhook", serve(run, 200))
 
 
-def deaf_webhook_and_failing_ping(run: Run) -> None:
+def _deaf_webhook_and_failing_ping(run: Run) -> None:
     """Notify a webhook that accepts connections and never answers, and a ping that answers 500."""
     deaf = run.notes["deaf"] = socket.create_server(("127.0.0.1", 0))
     put(run.configuration, "supervision.notify.webhook", f"http://127.0.0.1:{deaf.getsockname()[1]}/")
     put(run.configuration, "supervision.notify.ping", serve(run, 500))
 
 
-def redirecting_webhook_and_dripping_ping(run: Run) -> None:
+def _redirecting_webhook_and_dripping_ping(run: Run) -> None:
     """Notify a webhook that answers with a redirect, and a ping that sends one byte of its answer per second."""
     drip = run.notes["deaf"] = socket.create_server(("127.0.0.1", 0))
 
@@ -168,14 +168,14 @@ def redirecting_webhook_and_dripping_ping(run: Run) -> None:
         with suppress(OSError):
             while True:
                 connection, _ = drip.accept()
-                threading.Thread(target=send_slowly, args=(connection,), daemon=True).start()
+                threading.Thread(target=_send_slowly, args=(connection,), daemon=True).start()
 
     threading.Thread(target=answer, daemon=True).start()
     put(run.configuration, "supervision.notify.webhook", serve(run, 302))
     put(run.configuration, "supervision.notify.ping", f"http://127.0.0.1:{drip.getsockname()[1]}/")
 
 
-def send_slowly(connection: socket.socket) -> None:
+def _send_slowly(connection: socket.socket) -> None:
     with suppress(OSError), connection:
         for byte in b"HTTP/1.1 200 OK\r\nX-Slow: " + b"x" * 600:
             connection.sendall(bytes([byte]))
@@ -191,26 +191,26 @@ def clean_up(run: Run) -> None:
         run.notes["server"].server_close()
 
 
-def notified_before_thaw(run: Run) -> list[str]:
+def _notified_before_thaw(run: Run) -> list[str]:
     """Check that notifications of the stall and of its cause were sent while the disk was frozen."""
     early = [text for at_s, text in run.notes["messages"] if at_s < run.notes["thawed_s"]]
     words = ("stalled", "waits for storage")
     return [f"no notification of {word!r} before the thaw" for word in words if not any(word in one for one in early)]
 
 
-def notified_once_of_full_disk(run: Run) -> list[str]:
+def _notified_once_of_full_disk(run: Run) -> list[str]:
     count = sum('disk full"' in text for _, text in run.notes["messages"])
     return [] if count == 1 else [f"{count} notifications of the full disk instead of one"]
 
 
-def needs_apprise() -> str:
+def _needs_apprise() -> str:
     """Return why notifications cannot be sent, an empty string if they can."""
     return "" if find_spec("apprise") else "needs the package apprise"
 
 
 OWN_DISK: dict[str, Any] = {
-    **{"prepare": own_disk_and_webhook, "clean_up": clean_up},
-    "unavailable": lambda: needs_apprise() or do.cannot_mount(),
+    **{"prepare": _own_disk_and_webhook, "clean_up": clean_up},
+    "unavailable": lambda: _needs_apprise() or do.cannot_mount(),
 }
 
 
@@ -272,7 +272,7 @@ CASES: tuple[Case, ...] = (
     Case("12b", "trainer: C call in a function named like a synchronization with the GPU", ("synchronize @ step 8",),
          reports=hang("synchronize (", "waits for the GPU", kind=GPU), timeouts_s=STEP),
     Case("12c", "trainer: C call, with the default intervals of the supervisor", ("c_call @ step 8",),
-         reports=hang("c_call ("), timeouts_s={"step_s": 30.0}, supervision=INTERVALS, check=recovers_in_time),
+         reports=hang("c_call ("), timeouts_s={"step_s": 30.0}, supervision=INTERVALS, check=_recovers_in_time),
     Case("13", "trainer: C call that holds the interpreter lock", ("c_call_with_lock @ step 8",),
          reports=hang("c_call_with_lock (", "state S"), timeouts_s=STEP),
     Case("14a", "trainer: state D", ("d_state @ step 8",), reports=hang("d_state (", "state D"), timeouts_s=STEP),
@@ -296,8 +296,8 @@ CASES: tuple[Case, ...] = (
     Case("19c", "trainer: SIGKILL at the end of an epoch", ("kill @ epoch end 0",), reports=KILLED),
     Case("19d", "trainer: SIGKILL before the first batch of an epoch", ("kill @ epoch start 1",), reports=KILLED),
     Case("19e", "trainer: SIGKILL in the recalibration after the last step", (),
-         (when(recalibrates, KILL),), KILLED,
-         config={"recalibrate_images": 8}, lost_steps=0, log=("recalibrated with 8 frames",), check=finished_entirely),
+         (when(_recalibrates, KILL),), KILLED,
+         config={"recalibrate_images": 8}, lost_steps=0, log=("recalibrated with 8 frames",), check=_finished_entirely),
     Case("20", "trainer: SIGKILL twice in the second epoch", ("kill @ step 23", "kill @ step 29"), reports=KILLED * 2),
     # Checkpoints and disks.
     Case("21a", "newest checkpoint cut in half", (), damaged(halve), KILLED,
@@ -309,11 +309,12 @@ CASES: tuple[Case, ...] = (
     Case("21d", "newest checkpoint replaced by a text file", (),
          damaged(lambda path: path.write_text("not a checkpoint")), KILLED, lost_steps=10, log=("skipped",)),
     Case("21e", "clock set back by a day, then four kills: all older checkpoints have later dates", (),
-         (at_step(17, do.pause_trainer, date_checkpoints_ahead, KILL), *(at_step(step, KILL) for step in (22, 27, 29))),
+         (at_step(17, do.pause_trainer, _date_checkpoints_ahead, KILL),
+          *(at_step(step, KILL) for step in (22, 27, 29))),
          KILLED * 4),
     Case("22", "all checkpoints damaged", (), damaged(halve, None), KILLED + REFUSED,
          codes=(2,), log=("nothing to resume: every checkpoint of", "a restart cannot correct this error"),
-         exact=False, lost_steps=None, check=checkpoints_untouched),
+         exact=False, lost_steps=None, check=_checkpoints_untouched),
     Case("23a", "disk full for some saves", (), disk_full(17, 27, 1 << 20),
          log=("could not save", "training continues")),
     Case("23b", "disk full at the save of the best checkpoint", (), disk_full(13, 20, 1 << 20),
@@ -325,39 +326,39 @@ CASES: tuple[Case, ...] = (
          timeouts_s={"fetch_s": 3.0, "step_s": 3.0, "save_s": 3.0, "epoch_end_s": 3.0},
          supervision={"part_timeout_s": 2.0, "kill_wait_s": 1.0},
          log=("SIGKILL takes effect when the disk responds", "the killed processes ended"),
-         check=notified_before_thaw, **OWN_DISK),
+         check=_notified_before_thaw, **OWN_DISK),
     Case("23s", "disk of the run folder full: the trainer ends because it cannot write; space is freed after 10 s",
          ("needs_space @ step 8",),
          (at_step(6, do.fill_disk), do.when_printed("for space on the disk"), do.after(10.0, do.free_disk)),
          (Report(StallClass.DISK_FULL, ("is full: 0.0 MB free",), within_s=20.0),),
-         log=("restart in 0 s: there is space again",), check=notified_once_of_full_disk, **OWN_DISK),
+         log=("restart in 0 s: there is space again",), check=_notified_once_of_full_disk, **OWN_DISK),
     # The supervisor, and what it cannot repair.
     Case("24", "trainer survives SIGKILL (simulated: os.kill of the supervisor does nothing)", ("lock @ step 8",),
          (at_step(3, do.write_number("unkillable", lambda run: run.trainer)),), hang("lock ("),
          codes=(77,), timeouts_s=STEP, supervision={"kill_wait_s": 1.0}, exact=False,
          log=("needs reboot: SIGKILL did not end process",),
-         environment={"FAULTS_UNKILLABLE": "{folder}/unkillable"}, check=one_trainer),
+         environment={"FAULTS_UNKILLABLE": "{folder}/unkillable"}, check=_one_trainer),
     Case("25", "GPU does not answer after a stall (simulated by a smoke test that hangs)", ("synchronize @ step 8",),
          reports=hang("synchronize (", kind=GPU), codes=(77,), timeouts_s=STEP, supervision={"smoke_test_s": 1.0},
          exact=False, log=("needs reboot: the GPU has not responded for 1 s",),
-         smoke_test=(sys.executable, "-c", "import time; time.sleep(1000)"), check=one_trainer),
+         smoke_test=(sys.executable, "-c", "import time; time.sleep(1000)"), check=_one_trainer),
     Case("26", "worker: endless sleep at every fallback level", ("sleep @ frame 16 always",),
          reports=hang("sleep (", phase="fetch", kind=LOADER_STALL) * 3, codes=(76,), timeouts_s={"fetch_s": 6.0},
          workers=4, fallback_level=2, exact=False, lost_steps=None, log=("gave up: 3 attempts in a row",),
-         prepare=save_rarely, check=levels_taken),
+         prepare=_save_rarely, check=_levels_taken),
     Case("27", "trainer: hangs at the same step in every attempt, without workers", ("lock @ step 2 always",),
          reports=hang("lock (") * 3, codes=(76,), timeouts_s=STEP, exact=False, log=("gave up: 3 attempts in a row",)),
     Case("28", "slow but alive: first batch, a step of ten times the usual duration, validation, save",
          ("slow @ step 0", "half_a_second @ step 9", "slow @ validation 0", "slow @ save 2"),
-         timeouts_s=STEP | {"fetch_s": 2.0}, check=one_trainer),
+         timeouts_s=STEP | {"fetch_s": 2.0}, check=_one_trainer),
     Case("29a", "all processes suspended for longer than any phase timeout", (),
          (at_step(8, do.to_all(SIGSTOP)), do.after(7.0, do.to_all(signal.SIGCONT))),
          timeouts_s=STEP | {"fetch_s": 3.0, "save_s": 3.0}, workers=2,
-         log=("the watching process was suspended for",), check=one_trainer),
+         log=("the watching process was suspended for",), check=_one_trainer),
     Case("29b", "wall clock jumps one hour forward, then two hours back (simulated clock)", (),
          (at_step(5, do.write_number("clock", lambda run: HOUR_S)),
           at_step(20, do.write_number("clock", lambda run: -HOUR_S))),
-         timeouts_s=STEP | {"fetch_s": 3.0}, environment={"FAULTS_CLOCK": "{folder}/clock"}, check=one_trainer),
+         timeouts_s=STEP | {"fetch_s": 3.0}, environment={"FAULTS_CLOCK": "{folder}/clock"}, check=_one_trainer),
     Case("30a", "heartbeat file deleted", (), (at_step(8, do.damage_heartbeat(Path.unlink)),),
          log=("no heartbeat: the heartbeat file does not exist",)),
     Case("30b", "heartbeat file unreadable", (), (at_step(8, do.damage_heartbeat(do.replace_by(Path.mkdir))),),
@@ -373,11 +374,11 @@ CASES: tuple[Case, ...] = (
          timeouts_s={field.name: LARGEST_S for field in fields(PhaseTimeouts)}, supervision={"factor": 1.0}),
     *(Case(name, f"heartbeat file replaced by a {kind}", (), (at_step(8, do.damage_heartbeat(do.replace_by(make))),),
            log=("no heartbeat: the heartbeat file cannot be read",))
-      for name, kind, make in (("30f", "FIFO", os.mkfifo), ("30g", "link to /dev/zero", link_to_zero))),
+      for name, kind, make in (("30f", "FIFO", os.mkfifo), ("30g", "link to /dev/zero", _link_to_zero))),
     Case("31", "supervisor: SIGKILL; then fit --resume", (), (at_step(8, send(SIGKILL, "supervisor")),),
          codes=(-SIGKILL, 0), workers=2),
     Case("32", "a second supervisor on the same run folder", ("slow @ step 8", "slow @ step 9", "slow @ step 10"),
-         (at_step(7, do.start_second),), check=one_trainer_and_second_refused),
+         (at_step(7, do.start_second),), check=_one_trainer_and_second_refused),
     Case("33a", "supervisor: SIGTERM during normal training; then fit --resume", (),
          (at_step(8, send(SIGTERM, "supervisor")),), codes=(128 + SIGTERM, 0), lost_steps=0, workers=2),
     Case("33b", "supervisor: Ctrl-C during normal training; then fit --resume", (),
@@ -387,12 +388,12 @@ CASES: tuple[Case, ...] = (
     Case("34", "trainer: SIGTERM from outside", (), (at_step(9, send(SIGTERM, "trainer")),),
          (Report(UNKNOWN, ("stopped by SIGTERM (exit code 143)",), within_s=5.0),), lost_steps=0),
     Case("35a", "trainer: hangs when the interpreter ends", ("sleep_at_exit @ fit end",),
-         reports=hang("sleep (", phase="exit"), timeouts_s={"exit_s": 3.0}, check=one_trainer),
+         reports=hang("sleep (", phase="exit"), timeouts_s={"exit_s": 3.0}, check=_one_trainer),
     Case("35b", "trainer: waits for a child in state D when the interpreter ends", ("stuck_child_at_exit @ fit end",),
-         reports=(Report(UNKNOWN, (), "exit", within_s=12.0),), timeouts_s={"exit_s": 3.0}, check=one_trainer),
+         reports=(Report(UNKNOWN, (), "exit", within_s=12.0),), timeouts_s={"exit_s": 3.0}, check=_one_trainer),
     Case("36a", "trainer: hangs in the import of a plug-in",
          reports=hang("sleep (", phase="import") * 2, codes=(76,), timeouts_s={"import_s": 15.0}, exact=False,
-         prepare=load_plug_in),
+         prepare=_load_plug_in),
     Case("36b", "trainer: hangs during set-up", ("sleep @ setup always",),
          reports=hang("sleep (", phase="setup") * 2, codes=(76,), timeouts_s={"setup_s": 6.0}, exact=False),
     Case("37", "trainer: the loss is not finite", ("poison @ step 20",), exact=False, log=("not finite",)),
@@ -403,15 +404,15 @@ CASES: tuple[Case, ...] = (
          (Report(LOADER_STALL, ("workers are idle", "unable to allocate shared memory"), "fetch", 30.0),),
          timeouts_s=FETCH, workers=2, fallback_level=1, small_shared_memory=True, unavailable=do.cannot_unshare),
     Case("39a", "notifications: a webhook that never answers, a ping that answers 500; the trainer is killed", (),
-         (at_step(8, KILL),), KILLED, prepare=deaf_webhook_and_failing_ping, log=("webhook", "ping"),
-         clean_up=clean_up, unavailable=needs_apprise),
+         (at_step(8, KILL),), KILLED, prepare=_deaf_webhook_and_failing_ping, log=("webhook", "ping"),
+         clean_up=clean_up, unavailable=_needs_apprise),
     Case("39b", "notifications: a host name that does not exist; the trainer is killed", (),
          (at_step(8, KILL),), KILLED, log=("webhook",),
-         config={"supervision.notify.webhook": "http://notify.invalid/hook"}, unavailable=needs_apprise),
+         config={"supervision.notify.webhook": "http://notify.invalid/hook"}, unavailable=_needs_apprise),
     Case("39c", "notifications: a webhook that redirects, a ping that sends one byte per second; the trainer is killed",
-         (), (at_step(8, KILL),), KILLED, prepare=redirecting_webhook_and_dripping_ping,
+         (), (at_step(8, KILL),), KILLED, prepare=_redirecting_webhook_and_dripping_ping,
          log=("HTTP status 302, a redirect, which is not followed", "ping not sent"),
-         clean_up=clean_up, unavailable=needs_apprise),
+         clean_up=clean_up, unavailable=_needs_apprise),
     Case("40a", "trainer: SIGKILL to its process group, with workers and resource tracker", (),
          (at_step(8, send(SIGKILL, TRAINER_GROUP)),), KILLED, workers=2),
     Case("40b", "SIGKILL to supervisor, trainer, workers and resource tracker at once; then fit --resume", (),
@@ -424,7 +425,7 @@ CASES: tuple[Case, ...] = (
     Case("41a", "learning rate and number of epochs changed between attempts", (),
          (at_step(8, do.edit(model__recipe__lr0=0.02, trainer__max_epochs=3), KILL),), KILLED, exact=False,
          log=("changed since the checkpoint: model.recipe.lr0 was 0.01, now 0.02 (used)",
-              "changed since the checkpoint: trainer.max_epochs was 2, now 3 (used)"), check=trained_three_epochs),
+              "changed since the checkpoint: trainer.max_epochs was 2, now 3 (used)"), check=_trained_three_epochs),
     Case("41b", "number of workers changed between attempts", (),
          (at_step(8, do.edit(data__loader__num_workers=2), KILL),), KILLED,
          log=("changed since the checkpoint: data.loader.num_workers was 0, now 2 (used)",)),

@@ -45,7 +45,7 @@ def kill(trigger: str, step: int, generator: random.Random) -> Action:
     return in_phase(phase, lambda run: time.sleep(pause_s), *effects, step=first_step)
 
 
-def random_case(seed: int) -> Case:
+def _random_case(seed: int) -> Case:
     """Return a case of row 42: two faults of the trainer and one of a worker, at random steps of one run."""
     generator = random.Random(seed)
     first, second, third = generator.randrange(3, 9), generator.randrange(12, 18), generator.randrange(21, 27)
@@ -64,4 +64,4 @@ def random_case(seed: int) -> Case:
     )
 
 
-RANDOM_CASES = tuple(random_case(seed) for seed in range(3))
+RANDOM_CASES = tuple(_random_case(seed) for seed in range(3))

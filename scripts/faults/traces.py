@@ -44,14 +44,14 @@ def shared_memory() -> set[str]:
 
 def orphaned_shared_memory(before: set[str]) -> list[str]:
     """Return names that are new since `before` and stay unused; other programs also create and delete files there."""
-    suspects = unused_names() - before
+    suspects = _unused_names() - before
     if suspects:
         time.sleep(SETTLE_S)
-        suspects &= unused_names()
+        suspects &= _unused_names()
     return sorted(suspects)
 
 
-def unused_names() -> set[str]:
+def _unused_names() -> set[str]:
     """Return the names in /dev/shm whose files no process has mapped."""
     with os.scandir(SHARED_MEMORY) as entries:
         names = {entry.inode(): entry.name for entry in entries if entry.is_file()}

@@ -26,21 +26,21 @@ LARGEST_GROWTH = 1 << 20  # bytes
 
 def mutated(content: bytes, chance: random.Random) -> bytes:
     """Return a file with one to eight random changes."""
-    if chance.random() < 0.4 and (changed := json_mutated(content, chance)) is not None:
+    if chance.random() < 0.4 and (changed := _json_mutated(content, chance)) is not None:
         return changed
     for _ in range(1 if chance.random() < 0.5 else chance.randint(2, 8)):
         content = chance.choice(CHANGES)(content, chance)
     return content
 
 
-def json_mutated(content: bytes, chance: random.Random) -> bytes | None:
+def _json_mutated(content: bytes, chance: random.Random) -> bytes | None:
     """Return JSON in which values have been replaced, removed, repeated or nested; None if the file is not JSON."""
     try:
         tree = json.loads(content)
     except (ValueError, RecursionError):
         return None
     for _ in range(chance.randint(1, 3)):
-        tree = changed_tree(tree, chance)
+        tree = _changed_tree(tree, chance)
     text = json.dumps(tree)
     if chance.random() < 0.03:
         depth = chance.choice((100, 2000, 200_000))
@@ -48,7 +48,7 @@ def json_mutated(content: bytes, chance: random.Random) -> bytes | None:
     return text.encode(errors="surrogatepass")
 
 
-def changed_tree(tree: Any, chance: random.Random) -> Any:
+def _changed_tree(tree: Any, chance: random.Random) -> Any:
     if not isinstance(tree, dict | list) or not tree or chance.random() < 0.15:
         return deepcopy(chance.choice(VALUES))
     key = chance.choice(list(tree) if isinstance(tree, dict) else range(len(tree)))
@@ -60,7 +60,7 @@ def changed_tree(tree: Any, chance: random.Random) -> Any:
     elif kind < 0.3 and isinstance(tree, dict):
         tree[str(chance.choice(VALUES))[:300]] = deepcopy(tree[key])
     else:
-        tree[key] = changed_tree(tree[key], chance)
+        tree[key] = _changed_tree(tree[key], chance)
     return tree
 
 
@@ -109,10 +109,10 @@ def text(content: bytes, chance: random.Random) -> bytes:
     return content[:place] + chance.choice(TEXTS) + content[place:]
 
 
-def nest(content: bytes, chance: random.Random) -> bytes:
+def _nest(content: bytes, chance: random.Random) -> bytes:
     depth, place = chance.choice((100, 100, 100, 5000, 5000, 100_000)), chance.randrange(len(content) + 1)
     opening, closing = chance.choice(((b"[", b"]"), (b'{"a":', b"}"), (b"- ", b"")))
     return content[:place] + opening * depth + closing * depth + content[place:]
 
 
-CHANGES = (flip, flip, overwrite, overwrite, cut, repeat, number, number, text, text, nest)
+CHANGES = (flip, flip, overwrite, overwrite, cut, repeat, number, number, text, text, _nest)

@@ -86,7 +86,7 @@ def labels(folder: Path) -> Target:
     return Target(file, contents, lambda: (read_labels(file, 4), read_labels(file, 4, 6)))
 
 
-def data_yaml(folder: Path) -> Target:
+def _data_yaml(folder: Path) -> Target:
     from yolo_lightning.data.formats.yolo_description import read_description
 
     for name in ("images/train", "images/val"):
@@ -102,7 +102,7 @@ def data_yaml(folder: Path) -> Target:
     )
 
 
-def image_list(folder: Path) -> Target:
+def _image_list(folder: Path) -> Target:
     from yolo_lightning.data.formats.yolo import YoloSplit
     from yolo_lightning.data.formats.yolo_description import read_description
 
@@ -145,7 +145,7 @@ def image(folder: Path) -> Target:
     return Target(file, pictures(), read)
 
 
-def raw_image(folder: Path) -> Target:
+def _raw_image(folder: Path) -> Target:
     import cv2
     import numpy as np
 
@@ -162,7 +162,7 @@ def raw_image(folder: Path) -> Target:
         try:
             files.read("a.png")
         except FrameError as error:
-            check_text(str(error))
+            _check_text(str(error))
         list(read_pictures(file, RawRanges(PixelRange("clip"))))
 
     return Target(file, [cv2.imencode(suffix, pixels)[1].tobytes() for suffix in (".png", ".tif")], read)
@@ -190,7 +190,7 @@ def zip_frames(folder: Path) -> Target:
             try:
                 frames.read(f"frames/20200502/clip_1_1142/image_{number:04d}.jpg")
             except FrameError as error:
-                check_text(str(error))
+                _check_text(str(error))
 
     return Target(file, [archive(zipfile.ZIP_STORED), archive(zipfile.ZIP_DEFLATED)], read)
 
@@ -225,7 +225,7 @@ def packed(folder: Path) -> Target:
                 try:
                     frames.read(name)
                 except FrameError as error:
-                    check_text(str(error))
+                    _check_text(str(error))
         finally:
             path.write_bytes(valid[path])
 
@@ -250,18 +250,18 @@ def check(file: Path) -> Callable[[], None]:
             report = check_submission(file, one)
             repaired(report, one)
             for problem in report.problems:
-                check_text(problem.what)
+                _check_text(problem.what)
 
     return read
 
 
-def submission_json(folder: Path) -> Target:
+def _submission_json(folder: Path) -> Target:
     result = {"image_id": 1, "category_id": 1, "bbox": [1, 2, 3, 4], "score": 0.5}
     file = folder / "predictions.json"
     return Target(file, [submission(), json.dumps([result, result]).encode()], check(file))
 
 
-def submission_zip(folder: Path) -> Target:
+def _submission_zip(folder: Path) -> Target:
     contents = []
     for compression in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA):
         buffer = io.BytesIO()
@@ -422,7 +422,7 @@ def run_files(folder: Path) -> Target:
             json.dumps(as_json(state, None))
             console = Console(file=io.StringIO(), width=100)
             console.print(screen(state, None))
-            check_text(console.file.getvalue())  # type: ignore[attr-defined]
+            _check_text(console.file.getvalue())  # type: ignore[attr-defined]
             if name in ("metrics.csv", "environment.json", "test_scores.json"):
                 read_contents(run)
         finally:
@@ -448,7 +448,7 @@ def evaluation(folder: Path) -> Target:
     return Target(file, [file.read_bytes()], lambda: EvaluationRecord.load(file))
 
 
-def check_text(text: str) -> None:
+def _check_text(text: str) -> None:
     """Raise an AssertionError if a text for a terminal contains control characters."""
     found = {one for one in text if (one < " " and one not in "\n\t") or "\x7f" <= one < "\xa0"}
     assert not found, f"control characters {sorted(found)} in {text[:200]!r}"
@@ -458,14 +458,14 @@ READERS = (
     FileReader("annotations (LTDv2)", ltdv2),
     FileReader("annotations (COCO)", coco),
     FileReader("labels", labels),
-    FileReader("data.yaml", data_yaml),
-    FileReader("image list", image_list),
+    FileReader("data.yaml", _data_yaml),
+    FileReader("image list", _image_list),
     FileReader("image", image),
-    FileReader("image (16 bits)", raw_image),
+    FileReader("image (16 bits)", _raw_image),
     FileReader("frames.zip", zip_frames),
     FileReader("packed store", packed),
-    FileReader("submission (JSON)", submission_json),
-    FileReader("submission (zip)", submission_zip),
+    FileReader("submission (JSON)", _submission_json),
+    FileReader("submission (zip)", _submission_zip),
     FileReader("ground truth", truth),
     FileReader("heartbeat", heartbeat),
     FileReader("checkpoint", checkpoint),

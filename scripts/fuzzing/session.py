@@ -92,15 +92,15 @@ def wait_for(child: subprocess.Popen[bytes], current: Path, seconds: float) -> N
 def run_session(reader: FileReader, seconds: float, seed: int, most_inputs: int, folder: Path, keep: Path) -> None:
     """Run a session in this process and write its report."""
     warnings.simplefilter("ignore")
-    signal.signal(signal.SIGALRM, end_input)
-    signal.signal(signal.SIGPROF, end_input)
+    signal.signal(signal.SIGALRM, _end_input)
+    signal.signal(signal.SIGPROF, _end_input)
     work = folder / "work"
     work.mkdir()
     target = reader.prepare(work)
     chance, report, places = random.Random(f"{reader.name} {seed}"), SessionReport(reader.name), set[str]()
     for content in target.contents:  # valid files: here the reader imports what it needs
         target.file.write_bytes(content)
-        read_valid(target)
+        _read_valid(target)
     limit_memory()
     end_s = time.monotonic() + seconds
     while time.monotonic() < end_s and (not most_inputs or report.inputs < most_inputs):
@@ -120,7 +120,7 @@ def run_session(reader: FileReader, seconds: float, seed: int, most_inputs: int,
     (folder / "answer.json").write_text(json.dumps(asdict(report)))
 
 
-def read_valid(target: Target) -> None:
+def _read_valid(target: Target) -> None:
     """Read a valid file, without the time limits, because the reader imports libraries; a foreign error is raised."""
     try:
         target.read()
@@ -144,7 +144,7 @@ def outcome(read: object) -> BaseException | None:
     return None
 
 
-def end_input(*_: object) -> None:
+def _end_input(*_: object) -> None:
     raise TimeLimitError
 
 

@@ -21,7 +21,7 @@ def is_finite(content: Any) -> bool:
     return all(map(is_finite, content)) if isinstance(content, list | tuple) else True
 
 
-def is_usable(path: Path) -> bool:
+def _is_usable(path: Path) -> bool:
     """Whether a checkpoint can be loaded and is finite."""
     try:
         return is_finite(torch.load(path, map_location="cpu", weights_only=False))
@@ -34,7 +34,7 @@ def main(folder: Path) -> None:
     """Print and delete the unusable checkpoints; a link whose file has been deleted is unusable as well."""
     paths = [path for path in sorted(folder.rglob("*")) if path.suffix in SUFFIXES]
     for path in sorted(paths, key=Path.is_symlink):
-        if not is_usable(path):
+        if not _is_usable(path):
             print(f"deleted {path}")
             path.unlink()
 

@@ -40,11 +40,11 @@ def check_submission(path: Path, template: Template | None = None) -> Submission
     report = read_submission(path)
     if report.content is None:
         return report
-    found = check_content(report.content, template, is_results_list=report.is_results_list)
+    found = _check_content(report.content, template, is_results_list=report.is_results_list)
     return replace(report, problems=(*report.problems, *found))
 
 
-def check_content(
+def _check_content(
     content: Content, template: Template | None, *, is_results_list: bool = False
 ) -> list[SubmissionProblem]:
     """Return the problems of the content in the order of repair."""
@@ -52,7 +52,7 @@ def check_content(
     if not len(content.scores):
         return [*problems, SubmissionProblem("no image has a detection", len(content.image_ids), "", Certainty.LIKELY)]
     frame_size = LTDV2_FRAME_SIZE if template is None else template.frame_size
-    problems += of_detections(
+    problems += _of_detections(
         content,
         not_finite(content),
         "detections contain NaN, Infinity or null",
@@ -62,10 +62,10 @@ def check_content(
     problems += check_boxes(content, frame_size, is_results_list)
     problems += check_labels(content)
     invalid = (content.scores < 0) | (content.scores > 1)
-    return problems + of_detections(content, invalid, "scores are not between 0 and 1")
+    return problems + _of_detections(content, invalid, "scores are not between 0 and 1")
 
 
-def of_detections(
+def _of_detections(
     content: Content, detections: Flags, what: str, named: int = 1, **options: Any
 ) -> list[SubmissionProblem]:
     """Return the problem of some detections, of which it names the first ones; nothing if there are none."""
@@ -91,7 +91,7 @@ def repaired(
         fixed += errors
         if content is None:
             return None, fixed
-        errors = SubmissionReport(content, tuple(check_content(content, template))).errors
+        errors = SubmissionReport(content, tuple(_check_content(content, template))).errors
         if not errors:
             return content if template is None else content.with_frames(template.image_ids), fixed
     return None, fixed
@@ -106,7 +106,7 @@ def check_labels(content: Content) -> list[SubmissionProblem]:
     labels = content.labels
     wrong = np.isfinite(labels) & ~np.isin(labels, CATEGORY_IDS)
     if not wrong.any():
-        return check_frequencies(content)
+        return _check_frequencies(content)
     given, counts = np.unique(labels[np.isfinite(labels)], return_counts=True)
     listed = ", ".join(f"{label:g}" for label in given[:8]) + (", ..." if len(given) > 8 else "")
     what = f"labels must be {', '.join(map(str, CATEGORY_IDS))}, got {listed}"
@@ -125,7 +125,7 @@ def check_labels(content: Content) -> list[SubmissionProblem]:
     return [SubmissionProblem(what, len(labels), example, remedy=f"add {shift:+d} to all labels", repair=repair)]
 
 
-def check_frequencies(content: Content) -> list[SubmissionProblem]:
+def _check_frequencies(content: Content) -> list[SubmissionProblem]:
     """Return a note if motorcycles outweigh vehicles, which are 22 times as frequent: labels may be swapped."""
     motorcycle, vehicle = (float(content.scores[content.labels == label].sum()) for label in (3, 4))
     if len(content.labels) < FEWEST_DETECTIONS or not motorcycle > vehicle:
@@ -147,14 +147,14 @@ def check_boxes(content: Content, frame_size: tuple[int, int] | None, is_results
     are_fractions = bool(np.abs(boxes).max() <= LARGEST_SHARE and (boxes != 0).any())
     unit = (frame_size or (1, 1)) if are_fractions else (1, 1)
     fitting = [layout for layout in LAYOUTS if frame_size and fits(corners(boxes, layout, unit), frame_size)]
-    inverted = is_inverted(content.boxes)
+    inverted = _is_inverted(content.boxes)
     if are_fractions or is_results_list or (inverted.any() and fitting and "xyxy" not in fitting):
         example = content.first(inverted) if inverted.any() and not are_fractions else content.record(0)
-        return [layout_problem(content, example, fitting, unit, are_fractions, is_results_list)]
+        return [_layout_problem(content, example, fitting, unit, are_fractions, is_results_list)]
     what = "boxes have x2 < x1 or y2 < y1, and no layout fits all boxes"
-    problems = of_detections(content, inverted, what, NAMED_BOXES, tolerated=True)
+    problems = _of_detections(content, inverted, what, NAMED_BOXES, tolerated=True)
     empty = is_empty(content.boxes)
-    problems += of_detections(
+    problems += _of_detections(
         content,
         empty,
         "boxes have no area",
@@ -168,11 +168,11 @@ def check_boxes(content: Content, frame_size: tuple[int, int] | None, is_results
         outside = ((content.boxes[:, :2] >= frame_size) | (content.boxes[:, 2:] <= 0)).any(axis=1) & ~empty
         size = f"{frame_size[0]} x {frame_size[1]}"
         what = f"boxes are outside the frame of {size} pixels, possibly because they refer to another frame size"
-        problems += of_detections(content, outside, what, certainty=Certainty.LIKELY, tolerated=True)
+        problems += _of_detections(content, outside, what, certainty=Certainty.LIKELY, tolerated=True)
     return problems
 
 
-def layout_problem(
+def _layout_problem(
     content: Content,
     example: str,
     fitting: Sequence[str],
@@ -220,10 +220,10 @@ def corners(boxes: Floats, layout: str, unit: tuple[int, int] = (1, 1)) -> Float
 def fits(boxes: Floats, frame_size: tuple[int, int]) -> bool:
     """Return whether all xyxy boxes are inside the frame, up to the slack, and none is inverted."""
     inside = boxes.min() >= -SLACK and (boxes.reshape(-1, 2).max(axis=0) <= np.add(frame_size, SLACK)).all()
-    return bool(inside) and not is_inverted(boxes).any()
+    return bool(inside) and not _is_inverted(boxes).any()
 
 
-def is_inverted(boxes: Floats) -> Flags:
+def _is_inverted(boxes: Floats) -> Flags:
     return np.asarray((boxes[:, 2] < boxes[:, 0]) | (boxes[:, 3] < boxes[:, 1]))
 
 

@@ -47,8 +47,8 @@ def check_against(content: Content, template: Template) -> list[SubmissionProble
     """Return the problems of ids, given those of the split."""
     expected, given = frozenset(template.image_ids), frozenset(content.image_ids)
     foreign = [image_id for image_id in content.image_ids if image_id not in expected]
-    sources = damaged_ids(foreign, rounding(content.image_ids), template.image_ids)
-    problems = [rounded_ids(sources, given)] if sources else []
+    sources = _damaged_ids(foreign, rounding(content.image_ids), template.image_ids)
+    problems = [_rounded_ids(sources, given)] if sources else []
     restored = {found[0] for found in sources.values() if len(found) == 1}
     is_this_split = len(given & expected | restored) >= LEAST_SHARE * len(expected)
     unexpected = [image_id for image_id in foreign if image_id not in sources]
@@ -72,7 +72,7 @@ def check_against(content: Content, template: Template) -> list[SubmissionProble
     return problems
 
 
-def rounded_ids(sources: dict[str, list[str]], given: frozenset[str]) -> SubmissionProblem:
+def _rounded_ids(sources: dict[str, list[str]], given: frozenset[str]) -> SubmissionProblem:
     """Return the problem of rounded ids, with a repair if each has one possible source that no other id claims."""
     claims = Counter(source for found in sources.values() for source in found)
     clear = all(len(found) == 1 and claims[found[0]] == 1 and found[0] not in given for found in sources.values())
@@ -96,7 +96,7 @@ def rounding(image_ids: Sequence[str]) -> int:
     return max((unit for unit in candidates if values and all(value % unit == 0 for value in values)), default=1)
 
 
-def damaged_ids(foreign: Sequence[str], spacing: int, image_ids: Sequence[str]) -> dict[str, list[str]]:
+def _damaged_ids(foreign: Sequence[str], spacing: int, image_ids: Sequence[str]) -> dict[str, list[str]]:
     """Return the foreign keys that are rounded ids of the split, with the ids that each may have been.
 
     `spacing` is the rounding unit of keys without decimal point or exponent; 1 if they were not rounded.

@@ -66,7 +66,7 @@ def read_submission(path: Path) -> SubmissionReport:
         raise ValueError(f"submission {path} cannot be read: {error.strerror}") from error
     problems: list[SubmissionProblem] = []
     if zipfile.is_zipfile(io.BytesIO(data)) or path.suffix == ".zip":
-        unpacked, problems = unzip(data)
+        unpacked, problems = _unzip(data)
         if unpacked is None:
             return SubmissionReport(None, tuple(problems))
         data = unpacked
@@ -76,9 +76,9 @@ def read_submission(path: Path) -> SubmissionReport:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return SubmissionReport(None, (*problems, unreadable(data, error)))
     if isinstance(decoded, list):
-        content, problem = from_results(decoded)
+        content, problem = _from_results(decoded)
         return SubmissionReport(content, (*problems, problem), is_results_list=True)
-    content, found = from_entries(decoded)
+    content, found = _from_entries(decoded)
     repeated = [(key.decode(errors="replace"), count) for key, count in Counter(KEY.findall(data)).items() if count > 1]
     repeated = [(key, count) for key, count in repeated if key in decoded]
     if repeated:
@@ -87,7 +87,7 @@ def read_submission(path: Path) -> SubmissionReport:
     return SubmissionReport(content, (*problems, *found))
 
 
-def unzip(data: bytes) -> tuple[bytes | None, list[SubmissionProblem]]:
+def _unzip(data: bytes) -> tuple[bytes | None, list[SubmissionProblem]]:
     """Return the submission in an archive."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
@@ -146,7 +146,7 @@ def unreadable(data: bytes, error: Exception) -> SubmissionProblem:
     return SubmissionProblem(f"the file is not JSON: {error}", 1, last)
 
 
-def from_entries(entries: dict[str, msgspec.Raw]) -> tuple[Content, list[SubmissionProblem]]:
+def _from_entries(entries: dict[str, msgspec.Raw]) -> tuple[Content, list[SubmissionProblem]]:
     """Return the content of an object keyed by image id; malformed entries are reported and left empty."""
     decoder = msgspec.json.Decoder(EntryRecord)
     chunks = dict.fromkeys(entries, arrays([], [], []))
@@ -172,7 +172,7 @@ def from_entries(entries: dict[str, msgspec.Raw]) -> tuple[Content, list[Submiss
     return join(chunks), problems
 
 
-def from_results(records: Sequence[msgspec.Raw]) -> tuple[Content | None, SubmissionProblem]:
+def _from_results(records: Sequence[msgspec.Raw]) -> tuple[Content | None, SubmissionProblem]:
     """Return the content of a COCO results list, grouped by image in order of first appearance, boxes unchanged."""
     what = "the file is a COCO results list instead of an object keyed by image id"
     decoder = msgspec.json.Decoder(ResultRecord)

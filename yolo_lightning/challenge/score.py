@@ -38,7 +38,7 @@ def read_truth(path: Path) -> tuple[Template, Content]:
         reason = one_line(str(error))
         raise ValueError(f"{path} is neither the JSON of a split nor an object keyed by image id: {reason}") from error
     try:
-        frame_size, truth = read_coco(path) if "images" in outermost else read_keyed(path, outermost)
+        frame_size, truth = read_coco(path) if "images" in outermost else _read_keyed(path, outermost)
     except OverflowError as error:
         raise ValueError(f"{path} contains a number that is too large") from error
     except ValueError as error:  # ids and values in the message are of unknown length
@@ -50,7 +50,7 @@ def read_truth(path: Path) -> tuple[Template, Content]:
     return Template(truth.image_ids, frame_size), truth
 
 
-def read_keyed(path: Path, entries: dict[str, msgspec.Raw]) -> tuple[FrameSize, Content]:
+def _read_keyed(path: Path, entries: dict[str, msgspec.Raw]) -> tuple[FrameSize, Content]:
     decoder = msgspec.json.Decoder(TruthEntry)
     counts, boxes, labels = [], [], []
     for image_id, raw in entries.items():
@@ -102,11 +102,11 @@ def match_submission(content: Content, truth: Content) -> Matches:
     image_ids = truth.image_ids
     months = [month_of_id(image_id) for image_id in image_ids]
     return match_frames(
-        box_table(content.with_frames(image_ids)), box_table(truth), len(CATEGORY_IDS), image_ids, months
+        _box_table(content.with_frames(image_ids)), _box_table(truth), len(CATEGORY_IDS), image_ids, months
     )
 
 
-def box_table(content: Content) -> BoxTable:
+def _box_table(content: Content) -> BoxTable:
     """Return boxes as float32 and category ids as class indices from 0."""
     return BoxTable(
         sized(content.boxes.astype(np.float32)),

@@ -41,7 +41,7 @@ def average_states(states: Sequence[Mapping[str, Tensor]], weights: Sequence[flo
     """
     newest = states[-1]
     for state in states:
-        check_same_tensors(state, newest)
+        _check_same_tensors(state, newest)
 
     def mean(name: str) -> Tensor:
         total = torch.zeros_like(newest[name], dtype=torch.float64)
@@ -69,7 +69,7 @@ def shares(weights: Sequence[float], count: int, key: str = "weights") -> list[f
     return [weight / total for weight in weights]
 
 
-def check_same_tensors(state: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
+def _check_same_tensors(state: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
     different = [name for name in other if name not in state or state[name].shape != other[name].shape]
     different += [name for name in state if name not in other]
     if different:
@@ -118,18 +118,18 @@ def average_checkpoints(
     checkpoints = [read(file) for file in ordered]
     newest = checkpoints[-1]
     for file, checkpoint in zip(ordered, checkpoints, strict=True):
-        check_network(file, checkpoint, ordered[-1], newest)
+        _check_network(file, checkpoint, ordered[-1], newest)
     states = [checkpoint["state_dict"] for checkpoint in checkpoints]
     if read_start is not None:
         states[:0] = [read_start(file, newest) for file in starts]
     ordered[:0] = starts
-    check_distinct(ordered, states)
+    _check_distinct(ordered, states)
     average = {name: newest[name] for name in OF_NETWORK if name in newest}
     average["state_dict"] = average_states(states, None if by_file is None else [by_file[file] for file in ordered])
     return average | {AVERAGED: [file.name for file in ordered]}
 
 
-def check_distinct(files: Sequence[Path], states: Sequence[Mapping[str, Tensor]]) -> None:
+def _check_distinct(files: Sequence[Path], states: Sequence[Mapping[str, Tensor]]) -> None:
     """Raise a ValueError if two files contain the same weights: copies, or best.ckpt and the step it was saved at."""
     for number, state in enumerate(states):
         for other in range(number):
@@ -145,7 +145,7 @@ def read(file: Path) -> dict[str, Any]:
     return {name: content[name] for name in ("state_dict", *OF_NETWORK) if name in content}
 
 
-def check_network(file: Path, checkpoint: Mapping[str, Any], other: Path, newest: Mapping[str, Any]) -> None:
+def _check_network(file: Path, checkpoint: Mapping[str, Any], other: Path, newest: Mapping[str, Any]) -> None:
     """Raise a ValueError for a checkpoint of another network than `newest`, or with non-finite values."""
     own, theirs = (flatten(one.get("hyper_parameters", {})) for one in (checkpoint, newest))
     for name in NETWORK:
@@ -157,7 +157,7 @@ def check_network(file: Path, checkpoint: Mapping[str, Any], other: Path, newest
         if found != expected:
             raise ValueError(f"the input's {name} is {found} in {file} and {expected} in {other}")
     try:
-        check_same_tensors(checkpoint["state_dict"], newest["state_dict"])
+        _check_same_tensors(checkpoint["state_dict"], newest["state_dict"])
     except ValueError as error:
         raise ValueError(f"{file} and {other}: {error}") from error
     bad = [name for name, tensor in checkpoint["state_dict"].items() if not tensor.isfinite().all()]

@@ -72,7 +72,7 @@ def checkpoint_to_fit(base: Path, ckpt_path: str | None, resume: bool, *, exactl
         path = checked(ckpt_path, base)
     else:
         path, damaged = checkpoint_to_resume(base, exactly=exactly)
-        warn_of(damaged)
+        _warn_of(damaged)
     kinds = {AVERAGED: "an average", RECALIBRATED: "a recalibrated checkpoint"}
     content = {} if path is None else content_of(path)
     kind = next((kind for key, kind in kinds.items() if key in content), None)
@@ -103,11 +103,11 @@ def latest_checkpoint(folder: str | Path, mirror: str | None = None) -> Path | N
     if not run_files.has_checkpoint(base):
         return None
     path, damaged = checkpoint_to_resume(base, exactly=True)
-    warn_of(damaged)
+    _warn_of(damaged)
     return path
 
 
-def warn_of(damaged: Mapping[Any, str]) -> None:
+def _warn_of(damaged: Mapping[Any, str]) -> None:
     for file, reason in damaged.items():
         rank_zero_warn(f"skipped {file}: {reason}")
 
@@ -133,7 +133,7 @@ def download(base: Path, mirror: str, name: str) -> None:
         path, damaged = fetch_run(RemoteFolder(mirror).folder(name), folder)
     except OSError as error:
         raise ValueError(f"mirror {redacted(mirror)}/{name} cannot be downloaded: {error}") from error
-    warn_of(damaged)
+    _warn_of(damaged)
     if path is not None:
         rank_zero_info(f"downloaded {path} from {redacted(mirror)}")
 

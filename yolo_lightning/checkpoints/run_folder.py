@@ -53,7 +53,7 @@ def numbered(base: Path) -> re.Pattern[str]:
     return re.compile(re.escape(base.absolute().name) + r"(?:-(\d+))?")
 
 
-def numbered_folders(base: Path) -> list[Path]:
+def _numbered_folders(base: Path) -> list[Path]:
     """Return the existing folders among `base`, `base-2`, ..., in no particular order."""
     base = base.absolute() if not base.name else base
     folders = base.parent.iterdir() if base.parent.is_dir() else ()
@@ -74,9 +74,9 @@ def note_launch(folder: Path, launch: str) -> None:
 
 def run_of_launch(base: Path, launch: str) -> Path | None:
     """Return the folder among `base`, `base-2`, ... in which `launch` trained last, or None."""
-    notes = [note for folder in numbered_folders(base) if (note := folder / LAUNCH).is_file()]
+    notes = [note for folder in _numbered_folders(base) if (note := folder / LAUNCH).is_file()]
     own = [note.parent for note in notes if read_regular(note, LONGEST_NOTE).decode().strip() == launch]
-    return max(own, key=start_order, default=None)
+    return max(own, key=_start_order, default=None)
 
 
 def note_start(folder: Path) -> None:
@@ -88,13 +88,13 @@ def note_start(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     siblings = re.compile(re.escape(re.sub(r"(-\d+)+$", "", folder.name)) + r"(-\d+)*")
     others = (path for path in folder.parent.iterdir() if siblings.fullmatch(path.name) and path != folder)
-    newest = max(map(start_number, others), default=0)
-    if start_number(folder) <= newest:
+    newest = max(map(_start_number, others), default=0)
+    if _start_number(folder) <= newest:
         with replacing(folder / STARTED) as temporary:
             temporary.write_text(f"{newest + 1}\n")
 
 
-def start_number(folder: Path) -> int:
+def _start_number(folder: Path) -> int:
     """Return the number of the last fit in a run folder, from 1; 0 if no number can be read."""
     try:
         return int(read_regular(folder / STARTED, LONGEST_NOTE))
@@ -102,15 +102,15 @@ def start_number(folder: Path) -> int:
         return 0
 
 
-def start_order(folder: Path) -> tuple[int, int]:
+def _start_order(folder: Path) -> tuple[int, int]:
     """Return the sort key of a run folder by age: the number of its last fit, then the number in its name."""
     number = re.search(r"-(\d+)$", folder.name)
-    return start_number(folder), int(number[1]) if number else 1
+    return _start_number(folder), int(number[1]) if number else 1
 
 
 def runs(base: Path) -> list[Path]:
     """Return the folders with checkpoints among `base`, `base-2`, ..., by the start of the last fit, newest first."""
-    return sorted(filter(has_checkpoint, numbered_folders(base)), key=start_order, reverse=True)
+    return sorted(filter(has_checkpoint, _numbered_folders(base)), key=_start_order, reverse=True)
 
 
 def run_of(checkpoint: Path) -> Path | None:

@@ -61,7 +61,7 @@ def learn(command: str, parser: Any, words: Sequence[str]) -> list[str]:
     if FULL_HELP not in words and command in (*SUBCOMMANDS, *TOOLS) and parser._subcommands_action is None:
         table = stored(command)
         if table is None:
-            table = {"stamp": stamp(), "help": short_help(command, parser), "options": options_of(parser)}
+            table = {"stamp": stamp(), "help": _short_help(command, parser), "options": _options_of(parser)}
             with suppress(OSError):  # the next start learns again
                 table_file(command).parent.mkdir(parents=True, exist_ok=True)
                 write_json(table_file(command), table, indent=None)
@@ -108,14 +108,14 @@ def accepts(options: Mapping[str, Any], key: str) -> bool:
     return known is not None and (known == key or options[known] is not None)
 
 
-def options_of(parser: Any) -> dict[str, list[str] | None]:
+def _options_of(parser: Any) -> dict[str, list[str] | None]:
     """Return the accepted values of each option of a parser; none for all values, None for a group of options."""
     known = {name.removeprefix("--"): one for one in parser._actions for name in one.option_strings}
     groups = {key for key in known if any(other.startswith(f"{key}.") and other != f"{key}.help" for other in known)}
-    return {key: None if key in groups else choices_of(action) for key, action in known.items()}
+    return {key: None if key in groups else _choices_of(action) for key, action in known.items()}
 
 
-def choices_of(action: Any) -> list[str]:
+def _choices_of(action: Any) -> list[str]:
     kind = getattr(action, "_typehint", None)
     kinds = [kind] if get_origin(kind) is Literal else get_args(kind)
     if any(get_origin(one) is not Literal and one is not NoneType for one in kinds):
@@ -123,7 +123,7 @@ def choices_of(action: Any) -> list[str]:
     return [str(value) for one in kinds for value in get_args(one) or ("null",)]
 
 
-def short_help(command: str, parser: Any) -> str:
+def _short_help(command: str, parser: Any) -> str:
     """Return the help of a command: of fit, validate, test and predict the common options, of others all but `data.*`.
 
     Names of Ultralytics are in brackets.
@@ -139,7 +139,7 @@ def short_help(command: str, parser: Any) -> str:
         theirs = ", ".join(name for name, keys in SYNONYMS.items() if one.dest in keys and name not in one.dest)
         name = f"--{one.dest}" if one.option_strings else one.dest.upper()
         lines.append(f"  {name}{default}{f' [{theirs}]' if theirs else ''}")
-        purpose = " | ".join(choices_of(one)) or (one.help or "").partition(". ")[0]
+        purpose = " | ".join(_choices_of(one)) or (one.help or "").partition(". ")[0]
         lines += textwrap.wrap(purpose, 114, initial_indent=" " * 6, subsequent_indent=" " * 6)
     return "\n".join([*lines, "", f"all options: {PROGRAM} {command} {FULL_HELP}"])
 

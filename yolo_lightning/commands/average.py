@@ -56,7 +56,7 @@ def average(
         files = named(folder, checkpoints) if checkpoints else newest_steps(folder, last)
         if real_path(target) in [real_path(file) for file in files]:
             raise ValueError(f"output must differ from the checkpoints to average, got {target}.")
-        content = average_checkpoints(files, weights, start_state)
+        content = average_checkpoints(files, weights, _start_state)
     except FileNotFoundError as error:
         raise ValueError(
             f"{error.filename} was deleted while it was read: a running fit keeps only its newest checkpoints."
@@ -75,7 +75,7 @@ def named(folder: Path, names: Sequence[str]) -> list[Path]:
     return [folder / name if (folder / name).is_file() else local_checkpoint(name) for name in names]
 
 
-def start_state(file: Path, checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
+def _start_state(file: Path, checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return the `state_dict` of the checkpoint's network after loading the start weights of a `.pt` file.
 
     As in a fit with `model.weights`, rows of the class head are copied for classes with the same name. Layers of the

@@ -68,7 +68,7 @@ def run_tool(name: str, words: Sequence[str]) -> None:
     if isinstance(function, dict):
         auto_cli(
             function,
-            args=[*words[:1], *with_options(function, words)],
+            args=[*words[:1], *_with_options(function, words)],
             as_positional=True,
             parser_class=ToolParser,
             prog=program,
@@ -95,15 +95,15 @@ def run_tool(name: str, words: Sequence[str]) -> None:
     )
 
 
-def with_options(functions: Mapping[str, Callable[..., Any]], words: Sequence[str]) -> list[str]:
+def _with_options(functions: Mapping[str, Callable[..., Any]], words: Sequence[str]) -> list[str]:
     """Return the words after the name of a subcommand, spelled out; leading words are one list if one is expected."""
     if not words or words[0] not in functions:
         return list(words[1:])
     parameters = signature(functions[words[0]]).parameters
     first, rest = next(iter(parameters.values())), list(words[1:])
-    files = leading_values(rest) if list_of(first) is not None else []
+    files = leading_values(rest) if _list_of(first) is not None else []
     if files:
-        rest = [list_text(files, list_of(first)), *rest[len(files) :]]
+        rest = [_list_text(files, _list_of(first)), *rest[len(files) :]]
     return spelled_out(rest, parameters)
 
 
@@ -125,10 +125,10 @@ def spelled_out(words: Sequence[str], parameters: Mapping[str, Parameter]) -> li
         name = typed.replace("-", "_")
         if not word.startswith("--") or name not in parameters:
             found.append(word)
-        elif list_of(parameters[name]) is not None:
+        elif _list_of(parameters[name]) is not None:
             values = [value] if equals else leading_values(words[at:])
             at += 0 if equals else len(values)
-            found.append(f"--{name}={list_text(values, list_of(parameters[name]))}")
+            found.append(f"--{name}={_list_text(values, _list_of(parameters[name]))}")
         else:
             has_value = bool(equals) or "".join(words[at : at + 1]).lower() in SWITCH_VALUES
             is_switch = parameters[name].annotation is bool
@@ -136,21 +136,21 @@ def spelled_out(words: Sequence[str], parameters: Mapping[str, Parameter]) -> li
     return found
 
 
-def list_of(parameter: Parameter) -> type | None:
+def _list_of(parameter: Parameter) -> type | None:
     """Return the type of the elements of an argument that is a list, None for other arguments."""
     annotations = (parameter.annotation, *get_args(parameter.annotation))
     return next((get_args(one)[0] for one in annotations if get_origin(one) is list), None)
 
 
-def list_text(values: Sequence[str], element: type | None) -> str:
+def _list_text(values: Sequence[str], element: type | None) -> str:
     """Return the values as one JSON list; a single word may be a list itself, as `[a, b]`, or `null`."""
     if len(values) == 1 and (values[0].startswith("[") or values[0] == "null"):
         return values[0]
     given = [one.strip() for word in values for one in word.split(",") if one.strip()]
-    return f"[{', '.join(one if element is float and is_number(one) else json.dumps(one) for one in given)}]"
+    return f"[{', '.join(one if element is float and _is_number(one) else json.dumps(one) for one in given)}]"
 
 
-def is_number(text: str) -> bool:
+def _is_number(text: str) -> bool:
     try:
         float(text)
     except ValueError:
@@ -160,7 +160,7 @@ def is_number(text: str) -> bool:
 
 def leading_values(words: Sequence[str]) -> list[str]:
     """Return the words before the first option; a negative number is no option."""
-    return list(takewhile(lambda word: not word.startswith("-") or is_number(word), words))
+    return list(takewhile(lambda word: not word.startswith("-") or _is_number(word), words))
 
 
 @contextmanager

@@ -71,17 +71,17 @@ def contact_sheet(
     if frame is not None and not 0 <= frame < len(frames):
         raise ValueError(f"frame must be 0 to {len(frames) - 1}, got {frame}")
     chosen = spread_frames(frames, samples)
-    shown = busiest(frames, chosen) if frame is None else frame
+    shown = _busiest(frames, chosen) if frame is None else frame
     rows = sample_rows(data, frames, chosen, shown, epoch)
-    note = neighbours_note(data.input.offsets)
-    draw_rows(rows, data.class_names, output, note, has_pasted=data.augmentation.paste.probability > 0)
+    note = _neighbours_note(data.input.offsets)
+    _draw_rows(rows, data.class_names, output, note, has_pasted=data.augmentation.paste.probability > 0)
     last = frames.index.file_name(shown)
     print(f"{output}: {len(chosen)} of {len(frames):,} training frames; the last row shows {last}")
     if note:
         print(note)
 
 
-def neighbours_note(offsets: Sequence[int]) -> str:
+def _neighbours_note(offsets: Sequence[int]) -> str:
     """Return which frames are drawn as red, green and blue; empty without neighbours."""
     if not offsets:
         return ""
@@ -98,10 +98,10 @@ def spread_frames(frames: LabelledFrames, count: int) -> list[int]:
     """
     starts = np.linspace(0, len(frames), min(count, len(frames)), endpoint=False).astype(int).tolist()
     ends = [*starts[1:], len(frames)]
-    return [busiest(frames, range(start, min(start + 8, end))) for start, end in zip(starts, ends, strict=True)]
+    return [_busiest(frames, range(start, min(start + 8, end))) for start, end in zip(starts, ends, strict=True)]
 
 
-def busiest(frames: LabelledFrames, indices: Sequence[int]) -> int:
+def _busiest(frames: LabelledFrames, indices: Sequence[int]) -> int:
     return max(indices, key=lambda index: len(frames.index.labels(index)))
 
 
@@ -118,7 +118,7 @@ def sample_rows(
         without = replace(settings, paste=replace(settings.paste, probability=0.0))
         datasets = [TrainingDataset(frames, size, each, ALL_EPOCHS, data.seed) for each in (settings, without)]
         pairs = [[dataset[epoch, index] for dataset in datasets] for index in chosen]
-        return [Shown(sample, added_boxes(sample, other)) for sample, other in pairs]
+        return [Shown(sample, _added_boxes(sample, other)) for sample, other in pairs]
 
     rows = {"without augmentation": [Shown(recorded[index]) for index in chosen]}
     rows["augmented, without mosaic"] = [Shown(plain[epoch, index]) for index in chosen]
@@ -135,13 +135,13 @@ def sample_rows(
     return rows
 
 
-def added_boxes(sample: Sample, other: Sample) -> frozenset[int]:
+def _added_boxes(sample: Sample, other: Sample) -> frozenset[int]:
     """Return the positions of the boxes of `sample` that `other`, the same sample without box paste, lacks."""
     present = set(map(tuple, other.boxes.tolist()))
     return frozenset(place for place, box in enumerate(sample.boxes.tolist()) if tuple(box) not in present)
 
 
-def draw_rows(
+def _draw_rows(
     rows: dict[str, list[Shown]], class_names: Sequence[str], path: Path, note: str = "", *, has_pasted: bool = False
 ) -> None:
     """Draw rows of samples, all of the same length, with headings, a legend of the classes and a note into a PNG."""

@@ -76,12 +76,12 @@ def end(trainer: Trainer, words: Sequence[str], reason: str, code: int) -> NoRet
     """Print the reason, the step and how to resume on the first rank, and exit."""
     if trainer.is_global_zero:
         folder, steps = Path(trainer.default_root_dir), steps_begun(trainer)
-        hint = "the fit had finished" if trainer.state.finished else hint_to_resume(words, folder, steps)
+        hint = "the fit had finished" if trainer.state.finished else _hint_to_resume(words, folder, steps)
         print(f"{reason} after step {steps}; {hint}", file=sys.stderr, flush=True)
     raise SystemExit(code)
 
 
-def hint_to_resume(words: Sequence[str], folder: Path, steps: int) -> str:
+def _hint_to_resume(words: Sequence[str], folder: Path, steps: int) -> str:
     """Return what is saved of a fit of `steps` steps, and the command that resumes from there."""
     newest, _ = newest_checkpoint(folder / CHECKPOINTS)
     if newest is None:

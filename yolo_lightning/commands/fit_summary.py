@@ -73,19 +73,19 @@ def end_fit(
     best, last = (run / CHECKPOINTS / name for name in (BEST_CHECKPOINT, LAST_CHECKPOINT))
     files: dict[str, Path | None] = {"best checkpoint": best, "last checkpoint": last}
     if with_pt and best.is_file():
-        files["Ultralytics file"] = attempted(best.with_suffix(".pt"), lambda path: write_pt(best, path))
+        files["Ultralytics file"] = _attempted(best.with_suffix(".pt"), lambda path: write_pt(best, path))
     outcome: list[str] = []
     if recalibrate is not None and best.is_file():
         target = best.with_name(RECALIBRATED_CHECKPOINT)
-        files[RECALIBRATED] = attempted(target, lambda _: outcome.append(recalibrate(best)))
-    files["report"] = attempted(run / REPORT, lambda path: write_report(run, path))
+        files[RECALIBRATED] = _attempted(target, lambda _: outcome.append(recalibrate(best)))
+    files["report"] = _attempted(run / REPORT, lambda path: write_report(run, path))
     existing = {label: path for label, path in files.items() if path is not None and path.is_file()}
-    lines = [finish_line(trainer, best), *outcome, *table_lines(scores, model.hparams["class_names"])]
+    lines = [_finish_line(trainer, best), *outcome, *_table_lines(scores, model.hparams["class_names"])]
     lines += [f"{label:<{LABEL_WIDTH}}{path}" for label, path in existing.items()]
-    rank_zero_info("\n".join([*lines, "next:", *(f"  {command}" for command in next_commands(run, existing))]))
+    rank_zero_info("\n".join([*lines, "next:", *(f"  {command}" for command in _next_commands(run, existing))]))
 
 
-def attempted(path: Path, write: Callable[[Path], None]) -> Path | None:
+def _attempted(path: Path, write: Callable[[Path], None]) -> Path | None:
     """Write an additional file of a finished fit and return its path; after an error, warn and return None."""
     try:
         write(path)
@@ -114,7 +114,7 @@ def write_report(run: Path, path: Path) -> None:
         temporary.write_text(page, encoding="utf-8")
 
 
-def finish_line(trainer: Trainer, best: Path) -> str:
+def _finish_line(trainer: Trainer, best: Path) -> str:
     """Return the number of trained epochs, and the epoch and score of the best checkpoint."""
     epochs = count_text(trainer.current_epoch, "epoch")
     checksum = read_checksum(best) if best.is_file() else None
@@ -128,7 +128,7 @@ def finish_line(trainer: Trainer, best: Path) -> str:
     return f"finished {epochs}; best epoch {checksum.epoch + 1}{shown}{note}"
 
 
-def table_lines(scores: ValidationScores | None, class_names: Sequence[str]) -> list[str]:
+def _table_lines(scores: ValidationScores | None, class_names: Sequence[str]) -> list[str]:
     """Return the class table of the last validation as plain lines; none if nothing was scored."""
     if scores is None:
         return []
@@ -138,7 +138,7 @@ def table_lines(scores: ValidationScores | None, class_names: Sequence[str]) -> 
     return ["scores by class in the last validation:", *(line.rstrip() for line in text.getvalue().splitlines())]
 
 
-def next_commands(run: Path, files: dict[str, Path]) -> list[str]:
+def _next_commands(run: Path, files: dict[str, Path]) -> list[str]:
     """Return commands for the terminal that use the finished run."""
     program = ("python", "-m", "yolo_lightning") if Path(sys.argv[0]).name.endswith(".py") else (sys.argv[0],)
     chosen = ("--ckpt_path", str(files[RECALIBRATED])) if RECALIBRATED in files else ()

@@ -102,7 +102,7 @@ class ShortErrors:
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print the message in one line and exit with code 2; jsonargparse prints the usage and a tip before it."""
-        shortened = short_message(message, known_keys(self), self.commands)
+        shortened = short_message(message, _known_keys(self), self.commands)
         if not self.exit_on_error:  # type: ignore[attr-defined]
             super().error(shortened, ex)  # type: ignore[misc]
         fail(shortened, ex)
@@ -114,13 +114,13 @@ def fail(message: str, cause: Exception | None = None) -> NoReturn:
     raise SystemExit(ExitCode.USAGE) from cause
 
 
-def known_keys(parser: Any) -> set[str]:
+def _known_keys(parser: Any) -> set[str]:
     """Return the keys that a parser and its subcommands accept, without leading hyphens."""
     keys = set()
     for action in parser._actions:
         keys |= {option.removeprefix("--") for option in action.option_strings if option.startswith("--")}
         for subparser in (getattr(action, "_name_parser_map", None) or {}).values():
-            keys |= known_keys(subparser)
+            keys |= _known_keys(subparser)
     return keys
 
 
@@ -147,9 +147,9 @@ def short_message(message: str, keys: Collection[str], commands: Collection[str]
         group = sorted(name for name in keys if name.startswith(f"{found['key']}."))
         return f"{found['key']} must be set by its keys {', '.join(group)}, got {found['value']!r}."
     if found := PROBLEM_OF_CLASS.search(message):
-        return f"{found['key']}: {last_part(found['path'])}: {found['problem']}"
+        return f"{found['key']}: {_last_part(found['path'])}: {found['problem']}"
     if found := WRONG_CLASS_OPTION.search(message):
-        name, known = last_part(found["path"]), options_of_class(found["path"])
+        name, known = _last_part(found["path"]), _options_of_class(found["path"])
         listed = f" The options of {name} are {', '.join(known)}." if known else ""
         meant = did_you_mean(similar(found["option"], known))
         return f"{found['key']}: {name} does not have the option {found['option']}{meant}{listed}"
@@ -160,7 +160,7 @@ def short_message(message: str, keys: Collection[str], commands: Collection[str]
         return f"{CALLBACKS}: there is no callback {found['name']}{meant} The callbacks are {listed}."
     if found := MISSING_FILE.search(message):
         return f"the file {found['file']} of --config does not exist"
-    if (found := WRONG_VALUE.search(message)) and (accepted := accepted_values(message)):
+    if (found := WRONG_VALUE.search(message)) and (accepted := _accepted_values(message)):
         return wrong_choice(found["key"], found["value"].strip(), accepted)
     return message
 
@@ -170,7 +170,7 @@ def rejected_option(message: str) -> str | None:
     found = REJECTED_OPTION.search(message)
     if found is None or ".callbacks." not in found["path"]:
         return None
-    return f"{CALLBACKS}: {last_part(found['path'])}: {found['problem']}"
+    return f"{CALLBACKS}: {_last_part(found['path'])}: {found['problem']}"
 
 
 def unknown_command(typed: str, known: Collection[str]) -> str:
@@ -188,7 +188,7 @@ def wrong_choice(key: str, value: str, accepted: Sequence[str]) -> str:
     )
 
 
-def options_of_class(path: str) -> list[str]:
+def _options_of_class(path: str) -> list[str]:
     """Return the names of the arguments of an imported class; none if there is no such class."""
     module, _, name = path.rpartition(".")
     found = getattr(sys.modules.get(module), name, None)
@@ -200,7 +200,7 @@ def public_names(module: str) -> list[str]:
     return sorted(getattr(sys.modules.get(module), "__all__", ()))
 
 
-def accepted_values(message: str) -> list[str]:
+def _accepted_values(message: str) -> list[str]:
     """Return the values and types that a type error of jsonargparse lists, without duplicates."""
     accepted = []
     union = SUBTYPES.search(message)
@@ -237,14 +237,14 @@ def unknown_key(key: str, keys: Collection[str], *, source: str = "", value: str
 
 def nearest_key(key: str, keys: Collection[str]) -> str | None:
     """Return the accepted key that most likely was meant: a new name, a synonym, a similar part or a similar text."""
-    short = [new for old, new in RENAMED_KEYS.items() if last_part(old) == key]  # a command has no `model.` or `data.`
-    same_last_part = sorted(name for name in keys if last_part(name) == key)
+    short = [new for old, new in RENAMED_KEYS.items() if _last_part(old) == key]  # a command has no `model.` or `data.`
+    same_last_part = sorted(name for name in keys if _last_part(name) == key)
     section = key.partition(".")[0]
-    in_section = {last_part(name): name for name in keys if name.startswith(f"{section}.")}
-    similar_part = [in_section[one] for one in similar(last_part(key), in_section)]
-    candidates = [*map(last_part, short), *short, *SYNONYMS.get(key, ()), *same_last_part, *similar_part]
+    in_section = {_last_part(name): name for name in keys if name.startswith(f"{section}.")}
+    similar_part = [in_section[one] for one in similar(_last_part(key), in_section)]
+    candidates = [*map(_last_part, short), *short, *SYNONYMS.get(key, ()), *same_last_part, *similar_part]
     return next((name for name in candidates if name in keys), None) or next(iter(similar(key, keys)), None)
 
 
-def last_part(key: str) -> str:
+def _last_part(key: str) -> str:
     return key.rpartition(".")[2]

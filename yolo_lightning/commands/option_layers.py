@@ -56,14 +56,14 @@ def given_options(words: Sequence[str], environment: Mapping[str, str]) -> Given
     configured: dict[str, Any] = {}
     texts = [word.removeprefix(f"{FILE_OPTION}=").removeprefix(SHORT_FILE_OPTION) for word in files]
     for text in [*first, *(text for text in texts if text and text != FILE_OPTION)]:
-        tree = read_yaml(Path(text)) if Path(text).is_file() else value_of(text)
+        tree = read_yaml(Path(text)) if Path(text).is_file() else _value_of(text)
         if not isinstance(tree, dict):
             raise ValueError(f"{text} is no configuration")
         configured |= flatten(tree)
     typed: dict[str, Any] = {}
     for key, text in [*variables.items(), *named_values(others)]:
         is_file = key in GROUPS and Path(text).is_file()
-        typed |= flatten({key: read_yaml(Path(text)) if is_file else value_of(text)})
+        typed |= flatten({key: read_yaml(Path(text)) if is_file else _value_of(text)})
     return GivenOptions(configured, typed)
 
 
@@ -79,7 +79,7 @@ def named_values(words: Sequence[str]) -> list[tuple[str, str]]:
     return found
 
 
-def value_of(text: str) -> Any:
+def _value_of(text: str) -> Any:
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError:
@@ -98,7 +98,7 @@ def layered(words: Sequence[str], parser: "ArgumentParser", environment: Mapping
         environment: Environment variables; jsonargparse itself reads the variable of the configuration file.
     """
     files, others = separated(words)
-    return [*files, *words_of_environment(parser, environment), *others]
+    return [*files, *_words_of_environment(parser, environment), *others]
 
 
 def separated(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -116,18 +116,18 @@ def separated(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return files, others
 
 
-def words_of_environment(parser: "ArgumentParser", environment: Mapping[str, str]) -> list[str]:
+def _words_of_environment(parser: "ArgumentParser", environment: Mapping[str, str]) -> list[str]:
     """Return the options of environment variables such as `YOLO_LIGHTNING_FIT__MODEL__RECIPE__LR0` as words.
 
     Raises:
         ValueError: If a variable has the name of a key of the old layout.
     """
-    accepted = {variable_name(parser, action.dest): action for action in parser._actions}
+    accepted = {_variable_name(parser, action.dest): action for action in parser._actions}
     for old, new in RENAMED_KEYS.items():
-        variable = variable_name(parser, old)
+        variable = _variable_name(parser, old)
         if variable in environment and variable not in accepted:
             raise ValueError(
-                f"{old} is now {new}: rename the environment variable {variable} to {variable_name(parser, new)}"
+                f"{old} is now {new}: rename the environment variable {variable} to {_variable_name(parser, new)}"
             )
     words = []
     for variable, action in accepted.items():
@@ -141,5 +141,5 @@ def words_of_environment(parser: "ArgumentParser", environment: Mapping[str, str
     return words
 
 
-def variable_name(parser: "ArgumentParser", key: str) -> str:
+def _variable_name(parser: "ArgumentParser", key: str) -> str:
     return f"{parser.env_prefix}_{key}".replace(".", "__").upper()

@@ -209,7 +209,7 @@ def recalibrated(
     checkpoint = load_checkpoint(file)
     graph = arranged_network(file, device, conv_backend)
     used = [0]
-    recompute_statistics(graph, training_inputs(data, images, inputs, device, used))
+    recompute_statistics(graph, _training_inputs(data, images, inputs, device, used))
     new = {f"{PREFIX}{name}": one.cpu() for name, one in graph.state_dict().items() if name.endswith(STATISTICS)}
     state = checkpoint["state_dict"]
     assert new.keys() <= state.keys(), "the graph has the layers of the checkpoint"
@@ -218,7 +218,7 @@ def recalibrated(
     return content | {RECALIBRATED: {"from": file.name, "images": used[0], "inputs": inputs}}, graph
 
 
-def training_inputs(
+def _training_inputs(
     data: DetectionDataModule, images: int, inputs: Inputs, device: torch.device, used: list[int]
 ) -> Iterator[Tensor]:
     """Yield inputs of the network from random training frames; add the number of frames to `used[0]`.

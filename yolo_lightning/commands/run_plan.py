@@ -90,7 +90,7 @@ def plan_run(
         name = run_to_download(base, options["mirror"], exactly=is_supervised())
         if name is not None:
             return Run(base.absolute().with_name(name), download=name)
-    run = plan_fit(base, options) if is_fit else plan_evaluation(base, options, given)
+    run = _plan_fit(base, options) if is_fit else _plan_evaluation(base, options, given)
     if run.is_finished:
         return run
     place = f"run folder: {run.folder}" + (f", checkpoint: {run.checkpoint}" if run.checkpoint else "")
@@ -98,13 +98,13 @@ def plan_run(
     if is_fit and options["supervision.enabled"] and not is_supervised():
         lines.append("supervision.enabled is ignored: torchrun restarts the processes (--max-restarts)")
     if is_fit and run.checkpoint is None and (weights := weights_file(options)) is not None:
-        lines += changes(bound_by(weights_record(weights, options), options), options, f"the weights {weights}")
+        lines += changes(_bound_by(_weights_record(weights, options), options), options, f"the weights {weights}")
     if restarts_are_unsafe():
         warnings.append("torchrun's restarts may hang: set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 before starting it")
     return replace(run, lines=tuple(lines), warnings=tuple(warnings))
 
 
-def plan_fit(base: Path, options: Mapping[str, Any]) -> Run:
+def _plan_fit(base: Path, options: Mapping[str, Any]) -> Run:
     """Return the run folder of a fit, the checkpoint to resume from, and the options of a restart."""
     restarted = folder_after_restart(base)
     if restarted is not None and run_files.has_checkpoint(restarted):
@@ -139,7 +139,7 @@ def plan_fit(base: Path, options: Mapping[str, Any]) -> Run:
     return Run(folder, checkpoint, epochs_trained=epochs, options=changed, lines=tuple(lines), warnings=tuple(warnings))
 
 
-def plan_evaluation(base: Path, options: Mapping[str, Any], given: GivenOptions) -> Run:
+def _plan_evaluation(base: Path, options: Mapping[str, Any], given: GivenOptions) -> Run:
     """Return run folder and checkpoint of an evaluation, and the settings that are stored with the weights.
 
     Options on the command line and in the environment override the settings of the input and of the detections;
@@ -154,10 +154,10 @@ def plan_evaluation(base: Path, options: Mapping[str, Any], given: GivenOptions)
         known = options.keys() & saved.keys() - {f"model.{name}" for name in FROM_DATA} - given.all.keys()
         changed = {name: saved[name] for name in known} | {"model.weights": None}
     elif weights is not None:
-        record = weights_record(weights, options)
+        record = _weights_record(weights, options)
     else:
         return Run(base)
-    bound = bound_by(record, options)
+    bound = _bound_by(record, options)
     changed |= {name: value for name, value in bound.items() if name not in given.typed}
     lines = precedence(bound, options, {**options, **changed})
     folder = (run_folder.run_of(checkpoint) if checkpoint is not None else None) or base
@@ -171,11 +171,11 @@ def weights_file(options: Mapping[str, Any]) -> Path | None:
     return path if weights and path.is_file() else None
 
 
-def weights_record(weights: Path, options: Mapping[str, Any]) -> dict[str, Any]:
+def _weights_record(weights: Path, options: Mapping[str, Any]) -> dict[str, Any]:
     return read_record(weights, allow_pickle=options["allow_pickle"])
 
 
-def bound_by(record: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+def _bound_by(record: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
     return bound_options(record, is_gray=format_class(options["data.format"]).is_gray)
 
 

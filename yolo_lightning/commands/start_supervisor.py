@@ -74,7 +74,7 @@ def supervise_fit(words: Sequence[str], options: Mapping[str, Any]) -> NoReturn:
     """
     settings = supervise_settings(options)
     folder, checkpoint = folder_of(options)
-    if resumes(options) and (line := finished_line(folder, options.get("trainer.max_epochs", MAX_EPOCHS))):
+    if resumes(options) and (line := _finished_line(folder, options.get("trainer.max_epochs", MAX_EPOCHS))):
         print(line, file=sys.stderr)
         raise SystemExit(0)
     run_folder.prepare(folder)
@@ -103,7 +103,7 @@ def resumes(options: Mapping[str, Any]) -> bool:
     return bool(options.get("resume")) or options.get("ckpt_path") == "last"
 
 
-def finished_line(folder: Path, max_epochs: Any) -> str | None:
+def _finished_line(folder: Path, max_epochs: Any) -> str | None:
     """Return the line that reports that all epochs of a run are trained, or None if they are not."""
     try:
         done = int(read_json(folder / FINISHED_FILE)["epochs"])

@@ -120,14 +120,14 @@ def fuse(
     if validation is not None and len(validation) != len(files):
         raise ValueError(f"validation must name {len(files)} files, one per submission, got {len(validation)}")
     chosen = shares([1.0] * len(files) if weights is None else weights, len(files))
-    submissions = contents_of(files, read_truth(Path(template))[0] if template else None)
+    submissions = _contents_of(files, read_truth(Path(template))[0] if template else None)
     if validation is not None and truth is not None:
         expected, objects = read_truth(Path(truth))
         if not len(objects.labels):
             raise ValueError(f"{truth} has no annotated box: use a labelled split")
-        known = [content.with_frames(expected.image_ids) for content in contents_of(validation, expected)]
+        known = [content.with_frames(expected.image_ids) for content in _contents_of(validation, expected)]
         choice = choose_weights(known, objects, iou_threshold, score_threshold)
-        show_choice(choice)
+        _show_choice(choice)
         chosen = list(choice.weights)
     result = fused(submissions, chosen, iou_threshold, score_threshold)
     with writing(target):
@@ -136,7 +136,7 @@ def fuse(
     print(f"{target}: {len(result.image_ids):,} images, {len(result.scores):,} detections; {parts}")
 
 
-def contents_of(files: Sequence[str], template: Template | None) -> list[Content]:
+def _contents_of(files: Sequence[str], template: Template | None) -> list[Content]:
     """Return the contents of submissions without errors that have the images of `template`, if any, or equal ones."""
     contents: list[Content] = []
     for file in files:
@@ -153,7 +153,7 @@ def contents_of(files: Sequence[str], template: Template | None) -> list[Content
     return contents
 
 
-def show_choice(choice: WeightChoice) -> None:
+def _show_choice(choice: WeightChoice) -> None:
     """Print the weights, and the scores on the halves on which they were not chosen."""
     for number, half in enumerate(choice.halves, start=1):
         print(

@@ -140,7 +140,7 @@ class Plan:
             try:
                 results = candidate.compute(tensors)
             except RuntimeError as error:
-                if not allows_fallback(candidate, error):
+                if not _allows_fallback(candidate, error):
                     raise
                 # Without the traceback, which refers to the buffers of the failed attempt.
                 failures[candidate.name] = error.with_traceback(None)
@@ -155,7 +155,7 @@ class Plan:
                 if is_out_of_memory:
                     self._demote(key, int(limit), candidate, failures)
                 else:
-                    warn_of_failure(key, failures, f"using {candidate.name!r}")
+                    _warn_of_failure(key, failures, f"using {candidate.name!r}")
             return results
         raise next(iter(failures.values()))
 
@@ -172,7 +172,7 @@ class Plan:
         before = self._demotions.get(key)
         calls = FIRST_DEMOTION_CALLS if before is None else min(2 * before.calls, LONGEST_DEMOTION_CALLS)
         self._demotions[key] = _Demotion(workspace, calls, calls)
-        warn_of_failure(key, failures, f"using {candidate.name!r} for the next {calls} calls")
+        _warn_of_failure(key, failures, f"using {candidate.name!r} for the next {calls} calls")
 
     def _decide(self, key: PlanKey, tensors: Tensors) -> tuple[Candidate, ...]:
         """Return and remember the candidates for a new key, the selected one first."""
@@ -211,7 +211,7 @@ def _default_plan() -> Plan:
     return DEFAULT_PLAN
 
 
-def allows_fallback(candidate: Candidate, error: RuntimeError) -> bool:
+def _allows_fallback(candidate: Candidate, error: RuntimeError) -> bool:
     """Return whether the next candidate may be tried: out of memory, or the candidate may reject problems."""
     return ran_out_of_memory(error) or candidate.may_refuse
 
@@ -221,7 +221,7 @@ def ran_out_of_memory(error: RuntimeError) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in OUT_OF_MEMORY_MESSAGES)
 
 
-def warn_of_failure(key: PlanKey, failures: Mapping[str, RuntimeError], consequence: str) -> None:
+def _warn_of_failure(key: PlanKey, failures: Mapping[str, RuntimeError], consequence: str) -> None:
     """Warn about candidates that failed for a problem, with their errors and the consequence."""
     reasons = ", ".join(
         f"{name!r} failed ({str(error).partition(chr(10))[0][:200]})" for name, error in failures.items()
@@ -304,7 +304,7 @@ class AutotunedPlan(Plan):
         if not seconds:
             raise next(iter(failures.values()))
         if failures:
-            warn_of_failure(key, failures, f"choosing among {', '.join(seconds)}")
+            _warn_of_failure(key, failures, f"choosing among {', '.join(seconds)}")
         self._seconds[key] = seconds
         self._cache.store(self._environments[key.device], {key.in_words(): seconds})
         return seconds
@@ -333,7 +333,7 @@ def _shortest_runs(order: tuple[Candidate, ...], tensors: Tensors) -> tuple[dict
             try:
                 run_s = run_seconds(partial(candidate.compute, tensors), tensors[0].device)
             except RuntimeError as error:
-                if not allows_fallback(candidate, error):
+                if not _allows_fallback(candidate, error):
                     raise
                 failures[candidate.name] = error.with_traceback(None)
                 seconds.pop(candidate.name, None)

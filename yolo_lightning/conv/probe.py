@@ -147,7 +147,7 @@ def _probe(
             return ProbeResult("crashed", f"cannot start the child process: {error}", may_pass=True)
         has_compiled = False
         try:
-            has_compiled = _wait(child, limits, err, [Path(temporary), *compiler_caches()])
+            has_compiled = _wait(child, limits, err, [Path(temporary), *_compiler_caches()])
         finally:
             code = child.returncode
             if code is None:
@@ -175,7 +175,7 @@ def _wait(child: "subprocess.Popen[bytes]", limits: TrialLimits, err: IO[str], f
     return has_compiled
 
 
-def compiler_caches() -> list[Path]:
+def _compiler_caches() -> list[Path]:
     """Return the folders in which vendor libraries store compiled kernels on this machine."""
     return [Path(os.environ.get(name) or default).expanduser() for name, default in COMPILER_CACHES.items()]
 

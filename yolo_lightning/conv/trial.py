@@ -132,7 +132,7 @@ def run_trial(device: torch.device, settings: TrialSettings) -> Trial:
     except Exception as error:
         gemm_failure = f"{type(error).__name__}: {error}"
     announce("timing")
-    moved = {name: inputs_for(path, inputs) for name, path in paths.items()}
+    moved = {name: _inputs_for(path, inputs) for name, path in paths.items()}
     times: dict[str, list[float]] = {"native": [], "gemm": [float("inf")] if gemm_failure else []}
     for _ in range(REPEATS):
         # In turns, so that other work on the device slows both.
@@ -170,7 +170,7 @@ def largest_error(
     `tested` are layers for `CASES` on the tested device, computed within `precision`; `references` are the same layers
     on the CPU, which are computed in float64. `name` is printed on stderr with the case before each computation.
     """
-    largest, moved = 0.0, inputs_for(tested, inputs)
+    largest, moved = 0.0, _inputs_for(tested, inputs)
     for case, layer, reference, input, on_device in zip(CASES, tested, references, inputs, moved, strict=True):
         sizes = f"{case.kernel}x{case.kernel}, stride {case.stride}, {case.size}x{case.size}"
         announce(f"{name}, {case.channels} to {case.outputs} channels, {sizes}")
@@ -184,7 +184,7 @@ def largest_error(
     return largest
 
 
-def inputs_for(layers: Sequence[nn.Module], inputs: Sequence[Tensor]) -> list[Tensor]:
+def _inputs_for(layers: Sequence[nn.Module], inputs: Sequence[Tensor]) -> list[Tensor]:
     """Return inputs on the device and in the memory format of layers, as preceding layers would give them."""
     weights = [parameter for layer in layers for parameter in layer.parameters()]
     is_channels_last = any(weight.ndim == 4 and looks_channels_last(weight) for weight in weights)

@@ -36,7 +36,7 @@ def draw_pictures(pictures: Sequence[LabelledImage], class_names: Sequence[str],
     rows = -(-len(pictures) // columns)
     height, width = pictures[0].frame.shape[:2]
     cell_height = FRAME_WIDTH_INCHES * height / width + 0.25
-    lines = legend_lines(pictures, class_names)
+    lines = _legend_lines(pictures, class_names)
     per_row = (2, 5, 8)[min(columns, 3) - 1]
     legend_height = 0.25 + 0.25 * -(-len(lines) // per_row)
     figure = Figure(figsize=(FRAME_WIDTH_INCHES * columns, cell_height * rows + legend_height), dpi=DOTS_PER_INCH)
@@ -44,7 +44,7 @@ def draw_pictures(pictures: Sequence[LabelledImage], class_names: Sequence[str],
     for axis in axes:
         axis.set_axis_off()
     for axis, picture in zip(axes, pictures, strict=False):
-        draw_picture(axis, picture, class_names)
+        _draw_picture(axis, picture, class_names)
     figure.legend(handles=lines, loc="lower center", ncols=per_row, frameon=False, fontsize=9)
     inches = figure.get_figheight()
     figure.subplots_adjust(0.005, legend_height / inches, 0.995, 1 - 0.22 / inches, 0.02, 0.1)
@@ -52,7 +52,7 @@ def draw_pictures(pictures: Sequence[LabelledImage], class_names: Sequence[str],
     figure.savefig(path)
 
 
-def draw_picture(axis: Axes, picture: LabelledImage, class_names: Sequence[str]) -> None:
+def _draw_picture(axis: Axes, picture: LabelledImage, class_names: Sequence[str]) -> None:
     height, width = picture.frame.shape[:2]
     axis.imshow(picture.frame, cmap="gray", vmin=0, vmax=255, extent=(0, width, height, 0))
     axis.set_title(without_math(picture.prediction.image_id), fontsize=8, pad=3)
@@ -94,7 +94,7 @@ def false_colour(image: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     return image if count in (1, 3) else image[..., [0, count // 2, count - 1]]
 
 
-def legend_lines(pictures: Sequence[LabelledImage], class_names: Sequence[str]) -> list[Line2D]:
+def _legend_lines(pictures: Sequence[LabelledImage], class_names: Sequence[str]) -> list[Line2D]:
     """Return the legend: a line per class, and one for annotations if there are any."""
     lines = [Line2D([], [], color=class_colour(i), label=without_math(name)) for i, name in enumerate(class_names)]
     if any(picture.target is not None for picture in pictures):

@@ -96,8 +96,8 @@ class EvaluationRecord:
                     raise ValueError(f"format must be {FORMAT}, got {version}")
                 header = msgspec.json.decode(content, type=Header)
                 classes, frames = len(header.class_names), len(header.image_ids)
-                matches = read_table(arrays, "matches", match([], [], classes), frames)
-                ultralytics = read_table(arrays, "ultralytics", match_as_ultralytics([], [], classes), frames)
+                matches = _read_table(arrays, "matches", match([], [], classes), frames)
+                ultralytics = _read_table(arrays, "ultralytics", match_as_ultralytics([], [], classes), frames)
         except FileNotFoundError:
             raise
         except DAMAGE as error:
@@ -105,7 +105,7 @@ class EvaluationRecord:
         return cls(header.stage, header.class_names, header.image_ids, matches, ultralytics, header.epoch, header.steps)
 
 
-def read_table(arrays: Mapping[str, Any], name: str, empty: Records, frames: int) -> Records:
+def _read_table(arrays: Mapping[str, Any], name: str, empty: Records, frames: int) -> Records:
     """Return a table of `frames` frames; its dtypes and number of classes must be those of `empty`."""
     columns = {field: torch.from_numpy(arrays[f"{name}.{field}"]) for field in empty.names()}
     items = int(columns["counts"].sum())

@@ -107,8 +107,8 @@ def bootstrap(matches: Matches, image_ids: Sequence[str], samples: int, seed: in
         for members in strata:
             np.add.at(drawn, generator.choice(members, len(members)), 1)
         counts = drawn[clips]
-        map_50 = mean_precision(overall, counts)
-        by_month = {month: mean_precision(classes, counts) for month, classes in monthly.items()}
+        map_50 = _mean_precision(overall, counts)
+        by_month = {month: _mean_precision(classes, counts) for month, classes in monthly.items()}
         compared = [one for month, one in by_month.items() if month in CHALLENGE_MONTHS.values() and np.isfinite(one)]
         variation = coefficient_of_variation(compared) if len(compared) > 1 else None
         values["map_50"][sample] = map_50
@@ -120,7 +120,7 @@ def bootstrap(matches: Matches, image_ids: Sequence[str], samples: int, seed: in
     return BootstrapScores(values, tuple(single))
 
 
-def mean_precision(classes: Sequence[RankedClass], counts: Integers) -> float:
+def _mean_precision(classes: Sequence[RankedClass], counts: Integers) -> float:
     """Return the mean over the classes that have objects; NaN if there is none."""
     found = [one for one in (ranked.average_precision(counts) for ranked in classes) if not np.isnan(one)]
     return float(np.mean(found)) if found else float("nan")

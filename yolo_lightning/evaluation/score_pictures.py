@@ -74,27 +74,27 @@ def draw_evaluation(record: EvaluationRecord, scores: UltralyticsScores, folder:
 
 def precision_recall_figure(scores: UltralyticsScores, class_names: Sequence[str]) -> Figure:
     """Plot precision over recall at IoU 0.5, per annotated class and on average."""
-    figure, axes = curve_axes("Recall", "Precision", "Precision and recall at IoU 0.5")
+    figure, axes = _curve_axes("Recall", "Precision", "Precision and recall at IoU 0.5")
     at_50 = scores.average_precision[:, AT_50]
     names = [
         f"{without_math(class_names[label])} {value:.3f}" for label, value in zip(scores.labels, at_50, strict=True)
     ]
     mean = scores.precision_by_recall.mean(axis=0)
-    draw_curves(figure, axes, scores.precision_by_recall, scores.labels, names, mean, f"all {at_50.mean():.3f}")
+    _draw_curves(figure, axes, scores.precision_by_recall, scores.labels, names, mean, f"all {at_50.mean():.3f}")
     figure.legends[0].set_title("Ultralytics' mAP50")
     return figure
 
 
 def score_threshold_figure(values: Floats, scores: UltralyticsScores, class_names: Sequence[str], name: str) -> Figure:
     """Plot `values`, `(K, 1000)`, over the score threshold, per annotated class and on average."""
-    figure, axes = curve_axes("Score threshold", name, f"{name} at IoU 0.5, by score threshold")
+    figure, axes = _curve_axes("Score threshold", name, f"{name} at IoU 0.5, by score threshold")
     mean = running_mean(values.mean(axis=0), SMOOTHED_POINTS)
     names = [without_math(class_names[label]) for label in scores.labels]
-    draw_curves(figure, axes, values, scores.labels, names, mean, f"all {mean.max():.2f} at {GRID[mean.argmax()]:.3f}")
+    _draw_curves(figure, axes, values, scores.labels, names, mean, f"all {mean.max():.2f} at {GRID[mean.argmax()]:.3f}")
     return figure
 
 
-def curve_axes(horizontal: str, vertical: str, title: str) -> tuple[Figure, Axes]:
+def _curve_axes(horizontal: str, vertical: str, title: str) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(9, 6), dpi=DOTS_PER_INCH, layout="constrained")
     axes = figure.subplots()
     axes.set(xlim=(0, 1), ylim=(0, 1.005), xlabel=horizontal, ylabel=vertical, title=title)
@@ -103,7 +103,7 @@ def curve_axes(horizontal: str, vertical: str, title: str) -> tuple[Figure, Axes
     return figure, axes
 
 
-def draw_curves(
+def _draw_curves(
     figure: Figure,
     axes: Axes,
     values: Floats,

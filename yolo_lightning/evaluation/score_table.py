@@ -52,7 +52,7 @@ def score_table(scores: DriftScores, class_names: Sequence[str]) -> Table | str:
         counts = f"{overall.frames:,} frames, {overall.annotated.sum():,} objects"
         first = ", ".join(filter(None, (counts, scores_text(overall.scalars(), ("map_50", "map")))))
         return f"{first}\n{summary}".strip()
-    headings = ("frames", "objects", *NARROW_HEADINGS, *map(cell_text, class_names))
+    headings = ("frames", "objects", *NARROW_HEADINGS, *map(_cell_text, class_names))
     caption = f"{summary}\ncolumns of classes: {SCORE_LABELS['map_50']}".strip()
     table = number_table("", headings, caption)
     table.add_row("all", *cells(overall))
@@ -73,11 +73,11 @@ def class_table(scores: DriftScores, ultralytics: UltralyticsScores, class_names
     for label in ultralytics.labels.tolist():
         coco = scores.overall.of_class(label)
         values = (*ultralytics.of_class(label).values(), coco["map_50"], coco["map"])
-        table.add_row(cell_text(class_names[label]), f"{annotated[label]:,}", *map(score_text, values))
+        table.add_row(_cell_text(class_names[label]), f"{annotated[label]:,}", *map(score_text, values))
     return table
 
 
-def cell_text(name: str) -> str:
+def _cell_text(name: str) -> str:
     """Return a class name for a cell or heading, in which rich interprets text in square brackets as a style."""
     return escape(one_line(name))
 

@@ -67,7 +67,7 @@ def match_as_ultralytics(
     objects, object_labels, object_owners = flattened([(one.boxes, one.labels) for one in targets])
     annotated = np.bincount(object_owners * classes + object_labels, minlength=frames * classes)
     finder, other = pairs_of_group(owners, object_owners)
-    overlaps = intersection_over_union_float32(objects[other], boxes[finder])
+    overlaps = _intersection_over_union_float32(objects[other], boxes[finder])
     close = overlaps > np.float32(CONFUSION_IOU_THRESHOLD)  # the lower one of both thresholds
     finder, other, overlaps = finder[close], other[close], overlaps[close]
 
@@ -91,7 +91,7 @@ def match_as_ultralytics(
     )
 
 
-def intersection_over_union_float32(one: Singles, other: Singles) -> Singles:
+def _intersection_over_union_float32(one: Singles, other: Singles) -> Singles:
     """Return the IoU of N pairs of boxes `(N, 4)` xyxy, by the operations of Ultralytics in their order."""
     sides = np.maximum(np.minimum(one[:, 2:], other[:, 2:]) - np.maximum(one[:, :2], other[:, :2]), np.float32(0))
     size, other_size = one[:, 2:] - one[:, :2], other[:, 2:] - other[:, :2]

@@ -42,7 +42,7 @@ def checked_description(description: Any) -> dict[str, Any]:
         raise ValueError(f"its number of channels must be 1 to {MOST_CHANNELS}, got {shown(kept['channels'])}")
     if (activation := kept.get("activation")) is not None:
         call = ACTIVATION.fullmatch(activation) if isinstance(activation, str) else None
-        if call is None or not is_layer(call[1]):
+        if call is None or not _is_layer(call[1]):
             raise ValueError(f"its activation must be like nn.ReLU(), got {shown(activation)}")
     for key in ("scale", "scales", "depth_multiple", "width_multiple", "kpt_shape", "end2end", "reg_max", "inplace"):
         if not is_plain(list(kept[key].values()) if isinstance(kept.get(key), dict) else kept.get(key), any_text=True):
@@ -51,21 +51,21 @@ def checked_description(description: Any) -> dict[str, Any]:
     if not 0 < len(rows) <= MOST_LAYERS:
         raise ValueError(f"its network must have 1 to {MOST_LAYERS} layers, got {len(rows)}")
     for row in rows:
-        check_layer(row)
+        _check_layer(row)
     return kept
 
 
-def check_layer(row: Any) -> None:
+def _check_layer(row: Any) -> None:
     if not (isinstance(row, list | tuple) and len(row) == 4):
         raise ValueError(f"layer {shown(row)} must be a list of source, repeats, name, arguments")
     sources, repeats, name, arguments = row
-    if not is_layer(name):
+    if not _is_layer(name):
         raise ValueError(f"its layers must be of torch.nn or of Ultralytics' YOLOv3 to YOLO26, got {shown(name)}")
     if not (type(repeats) is int and 0 < repeats <= MOST_REPEATS and is_plain(sources) and is_plain(arguments)):
         raise ValueError(f"layer {shown(row)} has unsupported repeats or arguments")
 
 
-def is_layer(name: Any) -> bool:
+def _is_layer(name: Any) -> bool:
     """Return whether a name in a description is that of an accepted layer."""
     if not isinstance(name, str):
         return False

@@ -57,10 +57,10 @@ def build_graph(
         variant: A name in `variants`, or the path of a `.yaml` file.
         class_names: Index 0 first, at least one.
         convolution: See `arrange`.
-        weights: File with initial weights, see `load_weights`; None for random weights.
+        weights: File with initial weights, see `_load_weights`; None for random weights.
         class_width: Channels of the hidden layers of the class head; None for the default of Ultralytics for this
             number of classes, or the width in `weights`.
-        allow_pickle: See `load_weights`.
+        allow_pickle: See `_load_weights`.
         memory_format: See `arrange`.
         architecture: Description of the graph, as stored in checkpoints; None: the description of `variant`.
         input_channels: Channels of the images, >= 1.
@@ -81,7 +81,7 @@ def build_graph(
     if class_width is not None and class_width != head_class_width(graph):
         graph.load(plain_graph(description, class_width, input_channels), verbose=False)
     if weights is not None:
-        load_weights(graph, weights, allow_pickle=allow_pickle)
+        _load_weights(graph, weights, allow_pickle=allow_pickle)
     arrange(graph, convolution, memory_format=memory_format)
     module: nn.Module = graph
     return module
@@ -125,7 +125,7 @@ def head_class_width(graph: Any) -> int:
     return int(graph.model[-1].cv3[0][-1].in_channels)
 
 
-def load_weights(graph: Any, path: str, *, allow_pickle: bool = False) -> None:
+def _load_weights(graph: Any, path: str, *, allow_pickle: bool = False) -> None:
     """Copy all weights whose shapes match from a file into the graph.
 
     Rows of the classification head are copied for classes with the same name. `path` is an Ultralytics `.pt` file or an
@@ -148,7 +148,7 @@ def load_weights(graph: Any, path: str, *, allow_pickle: bool = False) -> None:
 
 
 def read_network(file: Path, *, allow_pickle: bool = False) -> Any:
-    """Return the network in an own `.ckpt` file or an Ultralytics `.pt` file, float32; see `load_weights`."""
+    """Return the network in an own `.ckpt` file or an Ultralytics `.pt` file, float32; see `_load_weights`."""
     return read_checkpoint(file) if file.suffix == ".ckpt" else open_ultralytics(file, allow_pickle=allow_pickle)[1]
 
 
@@ -164,7 +164,7 @@ def open_ultralytics(file: Path, *, allow_pickle: bool) -> tuple[dict[str, Any],
         content, _ = torch_safe_load(str(file), safe_only=False)
         return content, (content.get("ema") or content["model"]).float()
     except Exception as error:
-        foreign = [] if allow_pickle else foreign_globals(file)
+        foreign = [] if allow_pickle else _foreign_globals(file)
         if foreign:
             raise ValueError(
                 f"model.weights {file} is a pickle that would run {', '.join(foreign)}; if you trust its origin, "
@@ -210,7 +210,7 @@ def ultralytics_description(file: Path, *, allow_pickle: bool = False) -> dict[s
     return {**content.get(OWN_SETTINGS, {}), **recorded}
 
 
-def foreign_globals(file: Path) -> list[str]:
+def _foreign_globals(file: Path) -> list[str]:
     """Return the names in a pickle from other packages than those of layers; empty if they cannot be listed."""
     try:
         names = torch.serialization.get_unsafe_globals_in_checkpoint(file)

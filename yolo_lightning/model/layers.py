@@ -221,10 +221,10 @@ def trial_settings(settings: ConvolutionSettings, precision: str = "32-true") ->
     budget_s = min(settings.autotune_budget_s, settings.probe_timeout_s / 4)
     options = asdict(replace(settings, autotune_budget_s=budget_s))
     del options["backend"], options["probe_timeout_s"]  # on which the layers do not depend
-    return TrialSettings(f"{__name__}:{arrange_trial.__name__}", options, autocast)
+    return TrialSettings(f"{__name__}:{_arrange_trial.__name__}", options, autocast)
 
 
-def arrange_trial(trial: nn.Module, convolution: Literal["gemm", "native"], **options: Any) -> None:
+def _arrange_trial(trial: nn.Module, convolution: Literal["gemm", "native"], **options: Any) -> None:
     """Arrange `conv.trial.ProbedLayers` as `YOLOModule` arranges its graph; `options` are `ConvolutionSettings`."""
     settings = ConvolutionSettings(**options)
     plan = make_plan(settings) if convolution == "gemm" else DEFAULT_PLAN

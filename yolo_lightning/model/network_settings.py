@@ -127,7 +127,7 @@ class NetworkSettings:
             channels=channels or self.channels,
             pixel_range=pixel_range or self.pixel_range,
             image_size=size,
-            letterbox=letterbox_in(size),
+            letterbox=_letterbox_in(size),
         )
 
 
@@ -137,7 +137,7 @@ def changes(recorded: Mapping[str, Any], used: Mapping[str, Any], source: str = 
     return differences({name: recorded[name] for name in both}, used, source)
 
 
-def letterbox_in(image_size: ImageSize) -> str:
+def _letterbox_in(image_size: ImageSize) -> str:
     return LETTERBOX if image_size.height == image_size.width else RECTANGULAR_LETTERBOX
 
 
@@ -152,7 +152,7 @@ def input_record(
     `channels` are those of the images; neighbouring frames are gray. The range of the pixels is recorded only if the
     frames have 16 bits.
     """
-    own, letterbox = 1 if neighbours else channels, letterbox_in(image_size)
+    own, letterbox = 1 if neighbours else channels, _letterbox_in(image_size)
     settings = NetworkSettings(image_size=image_size, channels=own, letterbox=letterbox, neighbours=neighbours).plain()
     ranges = {} if pixel_range.mode is None else {PIXEL_RANGE: asdict(pixel_range)}
     return {name: settings[name] for name in (*OF_DATA, "letterbox", "normalisation")} | ranges

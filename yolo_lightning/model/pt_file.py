@@ -72,8 +72,8 @@ def read_pt(file: Path) -> PtFile:
     names = names if isinstance(names, dict) else dict(enumerate(names)) if isinstance(names, list | tuple) else {}
     arguments = attributes.get("args", {})
     description = checked_description(attributes.get("yaml"))
-    tensors = dict(tensors_of(network))
-    check_tensors(tensors)
+    tensors = dict(_tensors_of(network))
+    _check_tensors(tensors)
     return PtFile(
         content,
         description,
@@ -96,7 +96,7 @@ def load(file: Path) -> Any:
         return torch.serialization.load(file, map_location="cpu", weights_only=True)
 
 
-def tensors_of(network: Record) -> Iterator[tuple[str, Tensor]]:
+def _tensors_of(network: Record) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors of `state_dict` by full name."""
     waiting: list[tuple[str, Any, int]] = [("", network, 0)]
     for visited, (prefix, module, depth) in enumerate(waiting):
@@ -116,7 +116,7 @@ def entries(group: Any) -> Iterator[tuple[str, Any]]:
         yield from ((str(name), value) for name, value in group.items())
 
 
-def check_tensors(tensors: Mapping[str, Tensor]) -> None:
+def _check_tensors(tensors: Mapping[str, Tensor]) -> None:
     """Raise a ValueError if a tensor is not stored completely: an expanded one can have any size."""
     for name, tensor in tensors.items():
         if tensor.layout is not torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:

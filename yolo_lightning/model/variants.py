@@ -31,7 +31,7 @@ def variants() -> dict[str, Path]:
     found = {}
     for file in sorted(folder.glob("*/*.yaml"), key=lambda file: (len(file.parent.name), file.parent.name, file.stem)):
         description = read_yaml(file)
-        if head_of(description) not in HEADS:
+        if _head_of(description) not in HEADS:
             continue
         if SCALE_OF_NAME.match(file.stem) or not description.get("scales"):
             found[file.stem] = file
@@ -61,7 +61,7 @@ def description_of(variant: str) -> dict[str, Any]:
         description: dict[str, Any] = read_yaml(file)
     except (OSError, ValueError) as error:
         raise ValueError(f"model.variant {variant} cannot be read: {error}") from error
-    head = head_of(description)
+    head = _head_of(description)
     if head not in HEADS:
         raise ValueError(
             f"model.variant {variant} must describe a detection graph (lists {' and '.join(PARTS)} of layers [inputs, "
@@ -77,7 +77,7 @@ def is_file_of_user(variant: str) -> bool:
     return variant.endswith((".yaml", ".yml"))
 
 
-def head_of(description: Any) -> str | None:
+def _head_of(description: Any) -> str | None:
     """Return the name of the last module of a description; None if it does not describe a graph."""
     try:
         layers = [layer for part in PARTS for layer in description[part]]

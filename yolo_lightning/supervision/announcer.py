@@ -68,7 +68,7 @@ class Announcer:
             self._check = None
         if self._check is None and time.monotonic() >= self._next_check_s:
             self._next_check_s = time.monotonic() + CHECK_INTERVAL_S
-            self._check = self._disk.begin(check_run, self.run, self.settings.disk_free_share, self._began_s)
+            self._check = self._disk.begin(_check_run, self.run, self.settings.disk_free_share, self._began_s)
 
     def attempt_started(self, trainer: int, level: str, restarts: int) -> None:
         """Report the start of an attempt as process `trainer`."""
@@ -140,7 +140,7 @@ class Announcer:
         self._disk.post(write_json, self.run / SUPERVISOR_FILE, asdict(self._status), replaces=SUPERVISOR_FILE)
 
 
-def check_run(run: Path, disk_free_share: float, since_s: float) -> list[tuple[str, str]]:
+def _check_run(run: Path, disk_free_share: float, since_s: float) -> list[tuple[str, str]]:
     """Return events for a free share of the disk below `disk_free_share`, and for losses that are not finite.
 
     A status file written before `since_s`, seconds since 1970, is ignored. May wait for a disk that hangs.

@@ -123,7 +123,7 @@ class Diagnosis:
 
 def classify(evidence: Evidence) -> Diagnosis:
     """Return the diagnosis of the first matching rule; the strongest evidence is tested first."""
-    for rule in (loader_crash, loader_stall, gpu_stall, storage, livelock):
+    for rule in (_loader_crash, _loader_stall, _gpu_stall, storage, livelock):
         diagnosis = rule(evidence)
         if diagnosis is not None:
             return diagnosis
@@ -132,7 +132,7 @@ def classify(evidence: Evidence) -> Diagnosis:
     return Diagnosis(StallClass.UNKNOWN, sentence)
 
 
-def loader_crash(evidence: Evidence) -> Diagnosis | None:
+def _loader_crash(evidence: Evidence) -> Diagnosis | None:
     """Detect a worker that has ended while the trainer waits for it."""
     waits = innermost(evidence.trainer, WAITS_FOR_LOADER, depth=len(evidence.trainer.stack)) is not None
     dead = [process for process in evidence.others if process.state in GONE and waits]
@@ -144,7 +144,7 @@ def loader_crash(evidence: Evidence) -> Diagnosis | None:
     return Diagnosis(StallClass.LOADER_CRASH, what + (f"; kernel log: {killed[-1].strip()}" if killed else ""))
 
 
-def loader_stall(evidence: Evidence) -> Diagnosis | None:
+def _loader_stall(evidence: Evidence) -> Diagnosis | None:
     """Detect a trainer that waits for a batch."""
     trainer = evidence.trainer
     waiting = innermost(trainer, WAITS_FOR_LOADER, depth=len(trainer.stack))
@@ -154,7 +154,7 @@ def loader_stall(evidence: Evidence) -> Diagnosis | None:
     if any(frame.function == EPOCH_RESET for frame in trainer.stack):
         sentence += f", at the start of an epoch in {EPOCH_RESET}"
     workers = [process for process in evidence.others if process.is_worker and process.state not in GONE]
-    busy = sorted((one for one in workers if not is_idle(one)), key=lambda one: one.state not in STOPPED)
+    busy = sorted((one for one in workers if not _is_idle(one)), key=lambda one: one.state not in STOPPED)
     suspect = ""
     if workers and not busy:
         sentence += f"; its {len(workers)} workers are idle"
@@ -162,7 +162,7 @@ def loader_stall(evidence: Evidence) -> Diagnosis | None:
         sentence += f"; a batch may have been lost: {lost[-1]}" if lost else ""
     else:
         culprit = busy[0] if busy else trainer
-        suspect = sample_of(culprit)
+        suspect = _sample_of(culprit)
         slow = f"worker process {culprit.pid} ({culprit.described_state}) has not delivered the batch"
         sentence += f"; {slow}" if busy else "; it has no workers"
         sentence += f"; it is in {culprit.function}"
@@ -173,7 +173,7 @@ def loader_stall(evidence: Evidence) -> Diagnosis | None:
     return Diagnosis(StallClass.LOADER_STALL, sentence, moves_down=down, suspect=suspect)
 
 
-def gpu_stall(evidence: Evidence) -> Diagnosis | None:
+def _gpu_stall(evidence: Evidence) -> Diagnosis | None:
     """Detect a trainer that waits for the GPU; only an increase of `evicted_ms` proves that its queues are stopped."""
     trainer = evidence.trainer
     evicted = bool(evidence.evicted_ms)
@@ -212,7 +212,7 @@ def livelock(evidence: Evidence) -> Diagnosis | None:
     return Diagnosis(StallClass.LIVELOCK, sentence)
 
 
-def is_idle(worker: ProcessEvidence) -> bool:
+def _is_idle(worker: ProcessEvidence) -> bool:
     """Return whether a running worker waits for the next list of samples."""
     functions = [frame.function for frame in worker.stack]
     if worker.state in STOPPED or worker.state == "D" or WORKER_LOOP not in functions:
@@ -225,7 +225,7 @@ def innermost(process: ProcessEvidence, functions: frozenset[str], depth: int = 
     return next((frame for frame in process.stack[:depth] if frame.function in functions), None)
 
 
-def sample_of(process: ProcessEvidence) -> str:
+def _sample_of(process: ProcessEvidence) -> str:
     """Return the sample that a process loads, from the variables on its stack; empty if unknown.
 
     `id=` of the frame that is being read, which can be any frame of a mosaic, else `index=N` of the dataset's sample.

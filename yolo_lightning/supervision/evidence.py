@@ -78,15 +78,15 @@ def collect(request: Request, keep: Keep = keep) -> Evidence:
         "heartbeat.json": json.dumps(heartbeat, indent=2) + "\n",
         "log.txt": "\n".join(request.log_lines) + "\n",
         "environment.txt": bounded(lambda: allowed_environment(trainer_id), limit_s) or "",
-        "system.txt": bounded(system_state, limit_s) or "",
+        "system.txt": bounded(_system_state, limit_s) or "",
     }.items():
         keep(request.folder / name, text)
     by_faulthandler = stacks_by_signal(request, keep)
     descendants = [one.pid for one in processes.tree(trainer_id) if one.pid != trainer_id]
     zombies = [one.pid for one in processes.all_processes() if one.parent == trainer_id and one.is_gone]
-    looks = [look_at(pid, request, keep) for pid in [trainer_id, *descendants, *zombies][:PROCESSES_LOOKED_AT]]
+    looks = [_look_at(pid, request, keep) for pid in [trainer_id, *descendants, *zombies][:PROCESSES_LOOKED_AT]]
     time.sleep(request.resample_s)
-    later_stack = parse_py_spy(bounded(lambda: py_spy(trainer_id, ()), limit_s) or "")
+    later_stack = parse_py_spy(bounded(lambda: _py_spy(trainer_id, ()), limit_s) or "")
     evicted_after = bounded(lambda: evicted_ms(trainer_id), limit_s)
     evidence = Evidence(
         phase=request.phase,
@@ -104,7 +104,7 @@ def without_secrets(keep: Keep) -> Keep:
     return lambda path, text: keep(path, redacted(text))
 
 
-def system_state() -> str:
+def _system_state() -> str:
     """Return memory, pressure and shared memory as text."""
     parts = []
     for name in SYSTEM_FILES:
@@ -162,23 +162,23 @@ def stacks_by_signal(request: Request, keep: Keep) -> tuple[Frame, ...]:
     return parse_faulthandler(text)
 
 
-def look_at(pid: int, request: Request, keep: Keep) -> ProcessEvidence:
+def _look_at(pid: int, request: Request, keep: Keep) -> ProcessEvidence:
     """Return the state and the stack of one process."""
     limit_s = request.part_timeout_s
-    keep(request.folder / f"process-{pid}.txt", bounded(lambda: kernel_view(pid), limit_s) or "")
-    text = bounded(lambda: py_spy(pid, () if pid == request.trainer else ("--locals",)), limit_s) or ""
+    keep(request.folder / f"process-{pid}.txt", bounded(lambda: _kernel_view(pid), limit_s) or "")
+    text = bounded(lambda: _py_spy(pid, () if pid == request.trainer else ("--locals",)), limit_s) or ""
     keep(request.folder / f"py-spy-{pid}.txt", text)
     process = read_process(pid)
     return ProcessEvidence(
         pid=pid,
         command=bounded(lambda: processes.command_line_now(pid), limit_s) or "",
         state=process.state if process else "X",
-        wait_channel=" ".join((processes.wait_channel(pid), bounded(lambda: gpu_call(pid), limit_s) or "")).strip(),
+        wait_channel=" ".join((processes.wait_channel(pid), bounded(lambda: _gpu_call(pid), limit_s) or "")).strip(),
         stack=parse_py_spy(text),
     )
 
 
-def kernel_view(pid: int) -> str:
+def _kernel_view(pid: int) -> str:
     """Return the content of /proc for each thread as text. The kernel stack is readable only for root."""
     parts = []
     try:
@@ -196,7 +196,7 @@ def kernel_view(pid: int) -> str:
     return "".join(parts)
 
 
-def gpu_call(pid: int) -> str:
+def _gpu_call(pid: int) -> str:
     """Return the GPU device of the current system call of the main thread; empty if it is in no such call."""
     words = (PROC / str(pid) / "syscall").read_text().split()
     if len(words) < 3 or not words[1].startswith("0x"):
@@ -208,7 +208,7 @@ def gpu_call(pid: int) -> str:
     return f"call of {device}" if GPU_DEVICES.match(device) else ""
 
 
-def py_spy(pid: int, options: Sequence[str]) -> str:
+def _py_spy(pid: int, options: Sequence[str]) -> str:
     """Return the Python stacks of a process; empty if py-spy is not installed or not permitted.
 
     Without `--nonblocking`, py-spy waits forever for a process that hangs in the kernel.

@@ -142,7 +142,7 @@ class Helper:
     def _start(self) -> None:
         self._connection, other = Pipe()
         # Ctrl-C reaches the whole group, and the supervisor still writes.
-        self._child = fork(lambda: make_calls(other), other.fileno(), signal.SIG_IGN)
+        self._child = fork(lambda: _make_calls(other), other.fileno(), signal.SIG_IGN)
         other.close()
 
     def _send(self) -> None:
@@ -164,7 +164,7 @@ class Helper:
         self._start()
 
 
-def make_calls(connection: Connection) -> None:
+def _make_calls(connection: Connection) -> None:
     """Make the calls that arrive through a connection until it is closed."""
     while True:
         function, arguments = connection.recv()
@@ -215,10 +215,10 @@ def bounded(function: Callable[[], Result], timeout_s: float) -> Result | None:
         return None
     finally:
         end.close()
-        kill_without_waiting(child)
+        _kill_without_waiting(child)
 
 
-def kill_without_waiting(child: int) -> None:
+def _kill_without_waiting(child: int) -> None:
     """Kill a child; if it does not end within 0.1 s, a later call of `bounded` reads its exit code."""
     os.kill(child, signal.SIGKILL)
     for _ in range(50):

@@ -102,7 +102,7 @@ def kill_tree(leader: int | None, marker: str, wait_s: float = 5.0) -> Killed:
     """
     members = snapshot(leader, marker)
     pids = [process.pid for process in members]
-    files = bounded(lambda: mapped_now(pids), LOOK_TIMEOUT_S) or []
+    files = bounded(lambda: _mapped_now(pids), LOOK_TIMEOUT_S) or []
     others = [process for process in members if not is_resource_tracker(process.pid)]
     end(others)
     wait_until_gone(others, wait_s)
@@ -117,7 +117,7 @@ def kill_tree(leader: int | None, marker: str, wait_s: float = 5.0) -> Killed:
     left = wait_until_gone([*members, *late], wait_s)
     dead = tuple(process.pid for process in [*members, *late] if process not in left)
     survivors = {process.pid: where_it_is(process) for process in left}
-    return Killed(dead, survivors, remove_shared_memory(dead, files), tuple(left))
+    return Killed(dead, survivors, _remove_shared_memory(dead, files), tuple(left))
 
 
 def snapshot(leader: int | None, marker: str) -> list[Process]:
@@ -160,7 +160,7 @@ def where_it_is(process: Process) -> str:
     return f"{process.name}, state {now.state}, waits in {wait_channel(process.pid) or 'an unknown place'}"
 
 
-def mapped_now(pids: Iterable[int]) -> list[Path]:
+def _mapped_now(pids: Iterable[int]) -> list[Path]:
     """Return the files in /dev/shm that processes have mapped; can block forever.
 
     Files are compared by inode, because the C library creates a semaphore under another name and links it.
@@ -179,7 +179,7 @@ def mapped_now(pids: Iterable[int]) -> list[Path]:
     return [SHARED_MEMORY / name for name in sorted(found) if OURS_IN_SHARED_MEMORY.fullmatch(name)]
 
 
-def remove_shared_memory(dead: Iterable[int], mapped: Iterable[Path]) -> tuple[Path, ...]:
+def _remove_shared_memory(dead: Iterable[int], mapped: Iterable[Path]) -> tuple[Path, ...]:
     """Delete the files of ended processes in /dev/shm: mapped files, and files with the process id or mark as name."""
     of_torch = (path for pid in dead for path in SHARED_MEMORY.glob(f"torch_{pid}_*"))
     return (*remove([*mapped, *of_torch]), *remove_files_of_dead_processes())

@@ -60,7 +60,7 @@ class LastResort:
         self._child.communicate()
 
 
-def pulses_stop(process: int, limit_s: float) -> bool:
+def _pulses_stop(process: int, limit_s: float) -> bool:
     """Read pulses from the standard input until no pulse arrives in time. A pulse is a new `limit_s`.
 
     Returns:
@@ -84,7 +84,7 @@ def pulses_stop(process: int, limit_s: float) -> bool:
 def main() -> None:
     """Watch the process of the command line; kill it and store its stacks if the pulses stop."""
     process, limit_s, run, heartbeat, suffix = sys.argv[1:]
-    if not pulses_stop(int(process), float(limit_s)):
+    if not _pulses_stop(int(process), float(limit_s)):
         return
     os.kill(int(process), STACKS_SIGNAL)
     time.sleep(WRITE_STACKS_S)

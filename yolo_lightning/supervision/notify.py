@@ -56,7 +56,7 @@ class NotifySettings:
         for name in ADDRESSES:
             address = getattr(self, name)
             if address is not None and not REFERENCE.fullmatch(address):
-                check_address(name, address)
+                _check_address(name, address)
         if not self.ping_interval_s >= 1:
             raise ValueError(f"supervision.notify.ping_interval_s must be >= 1, got {self.ping_interval_s}")
         if not 0 <= self.disk_free_share < 1:
@@ -77,7 +77,7 @@ class NotifySettings:
         return replace(self, **found)
 
 
-def check_address(name: str, address: str) -> None:
+def _check_address(name: str, address: str) -> None:
     """Check an address; the `ValueError` does not contain it, because it may contain a password."""
     try:
         parts = urlsplit(address)
@@ -119,12 +119,12 @@ class Notifier:
         body = f"{title}: {text}" if text else title
         body += f" ({suppressed} earlier messages suppressed)" if suppressed else ""
         for name in ("webhook", "apprise"):
-            self._begin(name, f"message '{event}'", send_message, title, body)
+            self._begin(name, f"message '{event}'", _send_message, title, body)
 
     def ping(self) -> None:
         """Queue a ping, unless the previous one has not been answered."""
         if not any(name == "ping" for name, _, _ in self._calls):
-            self._begin("ping", "ping", send_ping)
+            self._begin("ping", "ping", _send_ping)
 
     def serve(self) -> None:
         """Take answers, send what is queued, and log failures; returns at once."""
@@ -154,11 +154,11 @@ class Notifier:
 
     def _begin(self, name: str, what: str, send: Callable[..., None], *arguments: str) -> None:
         if name in self._helpers:
-            call = self._helpers[name].begin(without_address, send, self._addresses[name], *arguments)
+            call = self._helpers[name].begin(_without_address, send, self._addresses[name], *arguments)
             self._calls.append((name, what, call))
 
 
-def without_address(send: Callable[..., None], *arguments: str) -> None:
+def _without_address(send: Callable[..., None], *arguments: str) -> None:
     """Call `send`; the `OSError` that it raises does not contain the address."""
     try:
         send(*arguments)
@@ -170,7 +170,7 @@ def without_address(send: Callable[..., None], *arguments: str) -> None:
         raise OSError(getattr(reason, "strerror", None) or type(reason).__name__) from None
 
 
-def send_message(address: str, title: str, body: str) -> None:
+def _send_message(address: str, title: str, body: str) -> None:
     apprise: Any = import_module("apprise")  # optional
     logging.getLogger("apprise").setLevel(logging.CRITICAL)  # its messages may contain the address
     service = apprise.Apprise()
@@ -206,7 +206,7 @@ def post(address: str, content: dict[str, str]) -> None:
         answer.read(1)
 
 
-def send_ping(address: str) -> None:
+def _send_ping(address: str) -> None:
     from urllib.request import Request, urlopen  # needs 5 MB, which the supervisor itself does not use
 
     with urlopen(Request(address, headers={"User-Agent": USER_AGENT}), timeout=SOCKET_TIMEOUT_S) as answer:

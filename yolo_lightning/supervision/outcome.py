@@ -51,7 +51,7 @@ def error_of(log_lines: Sequence[str]) -> str:
     return ""
 
 
-def sample_of_error(log_lines: Sequence[str]) -> str:
+def _sample_of_error(log_lines: Sequence[str]) -> str:
     """Return the name of the frame whose reading raised the last error, or an empty string."""
     found = (AT_SAMPLE.match(line.strip()) for line in reversed(log_lines))
     return next((match[1] for match in found if match), "")
@@ -61,7 +61,7 @@ def is_recoverable(code: int, log_lines: Sequence[str]) -> bool:
     """Return whether a restart may help after exit code `code`. It may after the death of a worker and a bad sample."""
     if code == ExitCode.USAGE:
         return False
-    if sample_of_error(log_lines) or code <= 0 or code == ExitCode.STALLED:
+    if _sample_of_error(log_lines) or code <= 0 or code == ExitCode.STALLED:
         return True
     if any(DEAD_WORKER.search(line) for line in log_lines) or code != ExitCode.FAILED:  # that of an exception
         return True
@@ -84,7 +84,7 @@ def diagnose_exit(code: int, log_lines: Sequence[str]) -> Diagnosis:
         return Diagnosis(StallClass.UNKNOWN, "the trainer exited before training was finished (exit code 0)")
     if code in map(of_signal, STOP_SIGNALS):
         return Diagnosis(StallClass.UNKNOWN, f"the trainer was stopped by {signal_name(code - 128)} (exit code {code})")
-    error, sample = error_of(log_lines), sample_of_error(log_lines)
+    error, sample = error_of(log_lines), _sample_of_error(log_lines)
     sentence = f"the trainer ended with exit code {code}" + (f": {error}" if error else "")
     return Diagnosis(StallClass.UNKNOWN, sentence + (f", at the sample {sample}" if sample else ""), suspect=sample)
 

@@ -72,15 +72,15 @@ def marked(marker: str) -> list[Process]:
 
 def tracer(pid: int) -> int:
     """Return the id of the debugger that traces a process; 0 for none."""
-    return int(status_field(pid, "TracerPid") or 0)
+    return int(_status_field(pid, "TracerPid") or 0)
 
 
 def catches(pid: int, number: int) -> bool:
     """Return whether a process has a handler for a signal. Without a handler, most signals end a process."""
-    return bool(int(status_field(pid, "SigCgt") or "0", 16) >> (number - 1) & 1)
+    return bool(int(_status_field(pid, "SigCgt") or "0", 16) >> (number - 1) & 1)
 
 
-def status_field(pid: int, name: str) -> str:
+def _status_field(pid: int, name: str) -> str:
     """Return the first word of a field of `/proc/<pid>/status`; empty if it cannot be read."""
     try:
         lines = (PROC / str(pid) / "status").read_text(errors="replace").splitlines()

@@ -89,7 +89,7 @@ class Recorder:
         self._terminal = Helper()
 
     def record(self, content: bytes) -> None:
-        self._terminal.append(write_to_descriptor, 1, content=content)
+        self._terminal.append(_write_to_descriptor, 1, content=content)
         self._disk.append(append_to_log, self._log, content=content)
 
     def log(self, text: str) -> None:
@@ -105,7 +105,7 @@ class Recorder:
         self._terminal.close(wait_s)
 
 
-def write_to_descriptor(descriptor: int, content: bytes) -> None:
+def _write_to_descriptor(descriptor: int, content: bytes) -> None:
     """Write `content` to a file that is open in the helper, such as the standard output."""
     rest = memoryview(content)
     while rest:

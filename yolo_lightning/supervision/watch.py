@@ -36,7 +36,7 @@ class Look:
     reason: str = ""  # reason of `EXCUSED` and `NO_HEARTBEAT`; else empty
 
 
-def boot_clock_s() -> float:
+def _boot_clock_s() -> float:
     """Return the seconds since boot, suspended time included, so that a suspend appears as a gap."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
@@ -58,7 +58,7 @@ class Watch:
         excuse: Callable[[], str | None],
         timeouts: AdaptiveTimeouts,
         poll_s: float,
-        clock: Callable[[], float] = boot_clock_s,
+        clock: Callable[[], float] = _boot_clock_s,
     ) -> None:
         self.read, self.excuse, self.timeouts, self.clock = read, excuse, timeouts, clock
         self.gap_s = max(GAP_LEAST_S, GAP_POLLS * poll_s)

@@ -294,7 +294,7 @@ class Accumulation:
 
     def state_dict(self, graph: nn.Module, scaler: torch.amp.GradScaler | None = None) -> dict[str, Any]:
         """Return the number of steps and the gradients of `graph`, divided by the scale of `scaler`."""
-        scale = scale_of(scaler)
+        scale = _scale_of(scaler)
         gradients = {name: parameter.grad for name, parameter in graph.named_parameters() if parameter.grad is not None}
         return {
             "steps": self.steps,
@@ -307,7 +307,7 @@ class Accumulation:
 
     def restore(self, graph: nn.Module, scaler: torch.amp.GradScaler | None = None) -> None:
         """Set the loaded gradients of all trainable parameters; call it when they are on their device."""
-        scale = scale_of(scaler)
+        scale = _scale_of(scaler)
         for name, parameter in graph.named_parameters():
             if name in self._loaded and parameter.requires_grad:
                 parameter.grad = self._loaded[name].to(parameter) * scale
@@ -318,6 +318,6 @@ class Accumulation:
         self.steps = 0
 
 
-def scale_of(scaler: torch.amp.GradScaler | None) -> float:
+def _scale_of(scaler: torch.amp.GradScaler | None) -> float:
     """Return the current loss scale: a power of two, so that dividing gradients by it is exact."""
     return 1.0 if scaler is None else float(scaler.get_scale())

@@ -65,7 +65,7 @@ class MuSGD(Optimizer):
         gradients: Any = [parameter.grad for parameter in parameters]
         buffer = "momentum_buffer"
         if group["use_muon"]:
-            updates = muon_updates(gradients, self._buffers(parameters, buffer), momentum, nesterov=nesterov)
+            updates = _muon_updates(gradients, self._buffers(parameters, buffer), momentum, nesterov=nesterov)
             torch._foreach_add_(parameters, updates, alpha=-(rate * self.muon))
             rate *= self.sgd
             buffer = "momentum_buffer_SGD"
@@ -84,7 +84,7 @@ class MuSGD(Optimizer):
         return [self.state[parameter][name] for parameter in parameters]
 
 
-def muon_updates(gradients: list[Tensor], buffers: list[Tensor], momentum: float, *, nesterov: bool) -> list[Tensor]:
+def _muon_updates(gradients: list[Tensor], buffers: list[Tensor], momentum: float, *, nesterov: bool) -> list[Tensor]:
     """Return Muon's updates, each with the shape, memory format and dtype of its gradient; `buffers` are advanced.
 
     A weight `(O, I, H, W)` is a matrix with O rows. Matrices with equal columns are orthogonalised in one batch, padded
@@ -98,7 +98,7 @@ def muon_updates(gradients: list[Tensor], buffers: list[Tensor], momentum: float
         torch._foreach_add_(updates, gradients, alpha=1 - momentum)
     alike = defaultdict(list)
     for index, update in enumerate(updates):
-        matrix = as_matrix(update)
+        matrix = _as_matrix(update)
         scale = max(1, update.size(-2) / update.size(-1)) ** 0.5
         alike[matrix.size(1), scale, matrix.device, matrix.dtype].append((index, matrix))
     for (columns, scale, device, dtype), members in alike.items():
@@ -116,7 +116,7 @@ def muon_updates(gradients: list[Tensor], buffers: list[Tensor], momentum: float
     return updates
 
 
-def as_matrix(weight: Tensor) -> Tensor:
+def _as_matrix(weight: Tensor) -> Tensor:
     """Return a weight with its first dimension as rows, its columns in the order of its memory."""
     if is_channels_last(weight):
         return weight.permute(0, 2, 3, 1).flatten(1)
@@ -124,7 +124,7 @@ def as_matrix(weight: Tensor) -> Tensor:
 
 
 def like(matrix: Tensor, weight: Tensor) -> Tensor:
-    """Return the result of `as_matrix` in the shape and memory format of the weight."""
+    """Return the result of `_as_matrix` in the shape and memory format of the weight."""
     if is_channels_last(weight):
         count, channels, height, width = weight.shape
         return matrix.view(count, height, width, channels).permute(0, 3, 1, 2)

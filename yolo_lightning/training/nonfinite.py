@@ -117,7 +117,7 @@ def roll_back(trainer: Trainer, module: LightningModule) -> Path | None:
         if training_age(path)[0] > steps_begun(trainer) or find_damage(path) is not None:
             continue
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        if is_good(checkpoint):
+        if _is_good(checkpoint):
             module.load_state_dict(checkpoint["state_dict"])
             for callback in trainer.callbacks:  # type: ignore[attr-defined]
                 callback.on_load_checkpoint(trainer, module, checkpoint)  # EMA restores average and current weights
@@ -126,17 +126,17 @@ def roll_back(trainer: Trainer, module: LightningModule) -> Path | None:
     return None
 
 
-def is_good(checkpoint: dict[str, Any]) -> bool:
+def _is_good(checkpoint: dict[str, Any]) -> bool:
     """Whether all values of a training checkpoint are finite, and no non-finite value preceded it directly."""
     tally = checkpoint.get("nonfinite", {})
     follows_nonfinite = tally.get("losses_in_a_row", 0) or tally.get("gradients_in_a_row", 0)
     states = [checkpoint.get(name) for name in ("state_dict", "current_model_state", "optimizer_states")]
-    return bool(checkpoint.get("optimizer_states")) and not follows_nonfinite and all(map(all_finite, states))
+    return bool(checkpoint.get("optimizer_states")) and not follows_nonfinite and all(map(_all_finite, states))
 
 
-def all_finite(tree: Any) -> bool:
+def _all_finite(tree: Any) -> bool:
     if isinstance(tree, Tensor):
         return bool(tree.isfinite().all())
     if isinstance(tree, dict | list):
-        return all(all_finite(branch) for branch in (tree.values() if isinstance(tree, dict) else tree))
+        return all(_all_finite(branch) for branch in (tree.values() if isinstance(tree, dict) else tree))
     return True

@@ -31,14 +31,14 @@ def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, A
     members: dict[Group, list[nn.Parameter]] = {group: [] for group in (Group.BIAS, Group.WEIGHT, Group.NORMALISATION)}
     for part in module.modules():
         for name, parameter in part.named_parameters(recurse=False):
-            members[group_of(part, name)].append(parameter)
+            members[_group_of(part, name)].append(parameter)
     return [
         {"params": parameters, "name": group.value, "weight_decay": weight_decay if group is Group.WEIGHT else 0.0}
         for group, parameters in members.items()
     ]
 
 
-def group_of(part: nn.Module, name: str) -> Group:
+def _group_of(part: nn.Module, name: str) -> Group:
     """Return the group of the parameter `name` of a layer."""
     if "bias" in name:
         return Group.BIAS
@@ -61,7 +61,7 @@ def muon_groups(graph: Any, weight_decay: float) -> list[dict[str, Any]]:
     }
     for part in graph.modules():
         for name, parameter in part.named_parameters(recurse=False):
-            role = "muon" if parameter.ndim in (2, 4) else group_of(part, name).value
+            role = "muon" if parameter.ndim in (2, 4) else _group_of(part, name).value
             members[role, id(parameter) in boosted].append(parameter)
     return [
         {

@@ -105,14 +105,14 @@ class OptimizerSettings:
         return replace(self, learning_rates=rates, class_head_rates=head_rates)
 
 
-def full_accumulation(recipe: Recipe, batch_size: int) -> int:
+def _full_accumulation(recipe: Recipe, batch_size: int) -> int:
     """Return the number of steps per update after warm-up: the nominal batch divided by the batch size, at least 1."""
     return max(round(recipe.nominal_batch / batch_size), 1)
 
 
 def scaled_weight_decay(recipe: Recipe, batch_size: int) -> float:
     """Return the weight decay, scaled by the ratio of the images per update to the nominal batch."""
-    return recipe.weight_decay * batch_size * full_accumulation(recipe, batch_size) / recipe.nominal_batch
+    return recipe.weight_decay * batch_size * _full_accumulation(recipe, batch_size) / recipe.nominal_batch
 
 
 def decay_factor(recipe: Recipe, epoch: int, epochs: int) -> float:
@@ -134,7 +134,7 @@ def settings_at(
     """
     decay = decay_factor(recipe, epoch, epochs)
     targets = (recipe.lr0 * decay, recipe.lr0 * CLASS_HEAD_FACTOR * decay)
-    accumulate = min(full_accumulation(recipe, batch_size), steps_per_epoch * epochs)
+    accumulate = min(_full_accumulation(recipe, batch_size), steps_per_epoch * epochs)
     warmup = max(round(min(recipe.warmup_epochs, epochs - 1) * steps_per_epoch), 0)
     if step > warmup or warmup == 0:
         rates, head_rates = (dict.fromkeys(Group, target) for target in targets)

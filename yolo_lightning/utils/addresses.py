@@ -48,7 +48,7 @@ def refuse_secrets(words: Sequence[str]) -> None:
         # Also within a value, as of --supervision '{notify: {webhook: ...}}'; JSON and YAML can write a slash as \\/.
         addresses = [found[0] for found in ADDRESS.finditer(value.replace("\\/", "/"))]
         is_secret = NOTIFY_OPTIONS.search(f"{name} {value}") and any(redacted(one) != one for one in addresses)
-        if is_secret or any(map(has_password, [value, *addresses])):
+        if is_secret or any(map(_has_password, [value, *addresses])):
             option = name or "an argument"
             raise ValueError(
                 f"{option} must not contain credentials, because all users of the machine can read a command line. "
@@ -57,7 +57,7 @@ def refuse_secrets(words: Sequence[str]) -> None:
             )
 
 
-def has_password(value: str) -> bool:
+def _has_password(value: str) -> bool:
     try:
         return "://" in value and urlsplit(value).password is not None
     except ValueError:

@@ -45,11 +45,11 @@ def converted(value: Any, kind: Any) -> Any:
     """
     origin = get_origin(kind)
     if origin in (Union, UnionType):
-        return of_union(value, get_args(kind))
+        return _of_union(value, get_args(kind))
     if kind is NoneType and value is None:
         return None
     if is_dataclass(kind) and isinstance(kind, type) and isinstance(value, Mapping):
-        return of_dataclass(value, kind)
+        return _of_dataclass(value, kind)
     if isinstance(kind, type) and issubclass(kind, Enum):
         return kind(value)
     if origin is tuple and isinstance(value, list):
@@ -67,7 +67,7 @@ def converted(value: Any, kind: Any) -> Any:
     raise ValueError(f"must be {getattr(kind, '__name__', kind)}, got {type(value).__name__}")
 
 
-def of_union(value: Any, kinds: tuple[Any, ...]) -> Any:
+def _of_union(value: Any, kinds: tuple[Any, ...]) -> Any:
     for kind in kinds:
         try:
             return converted(value, kind)
@@ -76,7 +76,7 @@ def of_union(value: Any, kinds: tuple[Any, ...]) -> Any:
     raise ValueError(f"must be one of {kinds}, got {type(value).__name__}")
 
 
-def of_dataclass(content: Mapping[str, Any], kind: type[Any]) -> Any:
+def _of_dataclass(content: Mapping[str, Any], kind: type[Any]) -> Any:
     hints, values = get_type_hints(kind), {}
     for field in fields(kind):
         if field.name in content:

@@ -60,7 +60,7 @@ class StopRequest:
             say(f"{signal.Signals(number).name}: {NOTICE}; Ctrl-C again ends it at once, without saving")
         elif number == signal.SIGINT:  # SIGTERM often arrives twice: from a service manager and from the supervisor
             say("SIGINT: ended at once")
-            end_at_once(number)
+            _end_at_once(number)
 
 
 request = StopRequest()
@@ -79,7 +79,7 @@ def pasteable(words: Sequence[str]) -> str:
     return redacted(shlex.join(["python" if shutil.which("python") == program else program, *rest]))
 
 
-def end_at_once(number: int) -> None:
+def _end_at_once(number: int) -> None:
     """Kill the loader workers, which ignore the signal, delete their sockets, and exit without any other cleanup."""
     if "multiprocessing.util" in sys.modules:
         for child in sys.modules["multiprocessing"].active_children():

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 
-def number_in(path: str) -> float:
+def _number_in(path: str) -> float:
     """Return the number in a file, 0 without a file."""
     try:
         return float(Path(path).read_text())
@@ -23,16 +23,16 @@ clock = os.environ.get("FAULTS_CLOCK", "")
 kill, now_s = os.kill, time.time
 
 
-def kill_most(process: int, number: int) -> None:
-    if number != signal.SIGKILL or process != number_in(unkillable):
+def _kill_most(process: int, number: int) -> None:
+    if number != signal.SIGKILL or process != _number_in(unkillable):
         kill(process, number)
 
 
-def wrong_time_s() -> float:
-    return now_s() + number_in(clock)
+def _wrong_time_s() -> float:
+    return now_s() + _number_in(clock)
 
 
 if unkillable:
-    os.kill = kill_most
+    os.kill = _kill_most
 if clock:
-    time.time = wrong_time_s
+    time.time = _wrong_time_s

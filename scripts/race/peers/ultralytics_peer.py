@@ -31,16 +31,16 @@ class RaceTrainer(DetectionTrainer):  # type: ignore[misc]
         return batch
 
 
-def epoch_starts(trainer: RaceTrainer) -> None:
+def _epoch_starts(trainer: RaceTrainer) -> None:
     trainer.race_step = trainer.epoch * len(trainer.train_loader)
 
 
-def batch_ends(trainer: RaceTrainer) -> None:
+def _batch_ends(trainer: RaceTrainer) -> None:
     trainer.race_step += 1
     trainer.hook.step(trainer.race_step, trainer.loss)
 
 
-def training_ends(trainer: RaceTrainer) -> None:
+def _training_ends(trainer: RaceTrainer) -> None:
     trainer.hook.finish(trainer.model.state_dict())
 
 
@@ -50,9 +50,9 @@ def main() -> None:
     RaceTrainer.hook, RaceTrainer.training = Hook(), training
     last = Path(training.run_folder) / "train" / "weights" / "last.pt"
     model = YOLO(last if os.path.exists(last) else "yolov8n.yaml")
-    model.add_callback("on_train_epoch_start", epoch_starts)
-    model.add_callback("on_train_batch_end", batch_ends)
-    model.add_callback("on_train_end", training_ends)
+    model.add_callback("on_train_epoch_start", _epoch_starts)
+    model.add_callback("on_train_batch_end", _batch_ends)
+    model.add_callback("on_train_end", _training_ends)
     if os.path.exists(last):
         model.train(trainer=RaceTrainer, resume=True)
         return

@@ -66,7 +66,7 @@ def correctness(section: Section) -> None:
             for dtype, layout in itertools.product(TOLERANCES, LAYOUTS):
                 section.announce(f"{layer.label}, {dtype}, {layout}")
                 check_convolution(reference, dtype, layout, section.device, found)
-                check_normalization(reference, dtype, layout, section.device, found)
+                _check_normalization(reference, dtype, layout, section.device, found)
             section.save(shapes=done, errors=[(*key, len(own), *max(own)) for key, own in found.items()])
             if section.left_s() < 0:
                 break
@@ -74,7 +74,7 @@ def correctness(section: Section) -> None:
     worst = {key: max(errors) for key, errors in found.items()}
     wrong = {key: one for key, one in worst.items() if one[0] > TOLERANCES[key[1]]}
     section.findings.fail([f"{', '.join(key)}: error {error:.2g} in {case}" for key, (error, case) in wrong.items()])
-    section.findings.fail(absent_kernels(found) if is_accelerator(section.device.type) else [])
+    section.findings.fail(_absent_kernels(found) if is_accelerator(section.device.type) else [])
     section.findings.fail([message for message in messages if "are disabled" in message])
     limits = ", ".join(f"{dtype} {limit:g}" for dtype, limit in TOLERANCES.items())
     section.findings.add(
@@ -96,7 +96,7 @@ def correctness(section: Section) -> None:
     section.findings.answer = "largest error: " + ", ".join(f"{dtype} {error:.1e}" for dtype, error in largest.items())
 
 
-def absent_kernels(found: Found) -> list[str]:
+def _absent_kernels(found: Found) -> list[str]:
     """Return a message for each dtype and kind of GPU kernels of this package that computed nothing."""
     pairs = itertools.product((FUSED, NORMALIZATION), TOLERANCES)
     return [" computed nothing in ".join(pair) for pair in pairs if pair not in found]
@@ -158,7 +158,7 @@ def check_convolution(reference: Reference, dtype: str, layout: str, device: tor
                 found[candidate.name, dtype].append((relative_error(product, expected), case))
 
 
-def check_normalization(reference: Reference, dtype: str, layout: str, device: torch.device, found: Found) -> None:
+def _check_normalization(reference: Reference, dtype: str, layout: str, device: torch.device, found: Found) -> None:
     """Compare the kernels for batch normalization with SiLU, applied to the output of a convolution, with float64."""
     kind = getattr(torch, dtype)
     exact = reference.products[Operation.FORWARD][0].cpu().to(kind).double()

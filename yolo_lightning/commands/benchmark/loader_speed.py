@@ -104,7 +104,7 @@ def training_datasets(data: DetectionDataModule) -> dict[str, TrainingDataset]:
     return datasets
 
 
-def sample_keys(dataset: TrainingDataset, batch_size: int) -> EpochBatchSampler:
+def _sample_keys(dataset: TrainingDataset, batch_size: int) -> EpochBatchSampler:
     """Return the batches of samples of an epoch, as in training."""
     order = SampledOrder(dataset.frames.index, Sampling(), dataset.seed)
     return EpochBatchSampler(order, batch_size, has_mixup=dataset.augmentation.mixup > 0)
@@ -112,7 +112,7 @@ def sample_keys(dataset: TrainingDataset, batch_size: int) -> EpochBatchSampler:
 
 def sample_maker(dataset: TrainingDataset) -> Callable[[], object]:
     """Return a function that makes the next sample, in the order of the epochs, which use each frame once."""
-    keys = sample_keys(dataset, batch_size=1)
+    keys = _sample_keys(dataset, batch_size=1)
 
     def samples() -> Iterator[object]:
         for keys.epoch in itertools.count():
@@ -147,7 +147,7 @@ def first_batch(data: DetectionDataModule, dataset: TrainingDataset, workers: in
     arguments = settings.arguments(on_gpu=False, persistent=False)
     others = {process.pid for process in active_children()}
     began_s = time.perf_counter()
-    keys = sample_keys(dataset, data.batch_size)
+    keys = _sample_keys(dataset, data.batch_size)
     batches = iter(DataLoader(dataset, batch_sampler=keys, collate_fn=collate, **arguments))
     next(batches)
     first_batch_s = time.perf_counter() - began_s

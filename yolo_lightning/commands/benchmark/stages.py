@@ -102,7 +102,7 @@ def read_record(folder: Path, stage: Stage) -> StageRecord | None:
         return None
 
 
-def read_partial(folder: Path, stage: Stage) -> Findings | None:
+def _read_partial(folder: Path, stage: Stage) -> Findings | None:
     """Return what the process of a stage has written; None if nothing can be read."""
     try:
         return Findings(**json.loads((folder / PARTIAL.format(stage)).read_text(encoding="utf-8")))
@@ -110,7 +110,7 @@ def read_partial(folder: Path, stage: Stage) -> Findings | None:
         return None
 
 
-def launch_stage(folder: Path, settings: Mapping[str, Any], stage: Stage, limit_s: float) -> Ended:
+def _launch_stage(folder: Path, settings: Mapping[str, Any], stage: Stage, limit_s: float) -> Ended:
     """Run the process of a stage; it is killed after `limit_s` seconds."""
     options = {**settings, "folder": str(folder), "limit_s": limit_s - min(limit_s / 10, FINISHING_S)}
     return run_child([sys.executable, "-m", MODULE, stage, json.dumps(options)], limit_s)
@@ -121,7 +121,7 @@ def run_stages(
     settings: Mapping[str, Any],
     stages: Sequence[Stage],
     budget_s: float,
-    launch: Callable[..., Ended] = launch_stage,
+    launch: Callable[..., Ended] = _launch_stage,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Run the stages that `folder` contains no finished record of, in this order, within `budget_s` seconds.
@@ -145,7 +145,7 @@ def run_stages(
             continue
         _say(f"{stage}: started, at most {limit_s:.0f} s")
         (folder / PARTIAL.format(stage)).unlink(missing_ok=True)
-        record = record_of_end(stage, limit_s, launch(folder, settings, stage, limit_s), read_partial(folder, stage))
+        record = record_of_end(stage, limit_s, launch(folder, settings, stage, limit_s), _read_partial(folder, stage))
         write_json(folder / f"{stage}.json", asdict(record))
         _say(f"{stage}: {record.state}, {record.seconds:.1f} s" + (f": {record.reason}" if record.reason else ""))
 

@@ -33,7 +33,7 @@ def training(section: Section) -> None:
     steps, rows, runs = QUICK_STEPS if section.quick else STEPS, [], {}
     for variant in section.variants(Variant.GEMM, Variant.GEMM_KERNELS):
         section.announce(f"two trainings, {variant}")
-        runs[variant.value] = run = two_trainings(section, variant, steps)
+        runs[variant.value] = run = _two_trainings(section, variant, steps)
         # The few steps of a rehearsal end before the memory use of a CPU has settled.
         grows = not section.quick and run["growth_bytes"] > allowed
         checks = {"is not finite": run["finite"], "differs": run["equal"], "memory grows": not grows}
@@ -53,7 +53,7 @@ def training(section: Section) -> None:
     section.findings.answer = ", ".join(f"{row[0]}: loss {row[-1]} in {steps} steps" for row in rows)
 
 
-def two_trainings(section: Section, variant: Variant, steps: int) -> dict[str, Any]:
+def _two_trainings(section: Section, variant: Variant, steps: int) -> dict[str, Any]:
     """Train twice from one seed on the same batches, with an optimizer step in every step; an error is recorded.
 
     On an accelerator, deterministic algorithms of PyTorch are enabled where they exist.

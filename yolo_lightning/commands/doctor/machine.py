@@ -97,7 +97,7 @@ def version_numbers(version: str) -> tuple[int, ...]:
 
 def inspect_machine(run: Path, data: Path | None, root: Path = sensors.ROOT) -> MachineFacts:
     """Return the facts about this machine; `run` need not exist, `root` contains proc, sys, dev and opt."""
-    shared, kfd, torchvision = root / "dev/shm", root / "dev/kfd", find_build("torchvision")
+    shared, kfd, torchvision = root / "dev/shm", root / "dev/kfd", _find_build("torchvision")
     packages = {} if torchvision is None else {"torchvision": torchvision.version}
     for name in PACKAGES:
         with suppress(importlib.metadata.PackageNotFoundError):
@@ -118,7 +118,7 @@ def inspect_machine(run: Path, data: Path | None, root: Path = sensors.ROOT) -> 
         # Permissions only: opening the device would create a GPU context.
         kfd_opens=os.access(kfd, os.R_OK | os.W_OK) if kfd.exists() else None,
         rocm=sensors.text(root / "opt/rocm/.info/version"),
-        torch=find_build("torch"),
+        torch=_find_build("torch"),
         packages=packages,
         environment={
             name: value
@@ -138,7 +138,7 @@ def disk(path: Path) -> Capacity | None:
     return bounded(lambda: sensors.disk(next(folder for folder in folders if folder.exists())), ANSWER_S)
 
 
-def find_build(package: str) -> TorchBuild | None:
+def _find_build(package: str) -> TorchBuild | None:
     """Return the build of torch or torchvision that an import would load, or None."""
     with suppress(ImportError, ValueError):
         spec = importlib.util.find_spec(package)

@@ -84,10 +84,10 @@ DISK_RULES = {
 
 def machine_findings(machine: MachineFacts) -> list[Finding]:
     """Return the findings of all rules, in the order of the report."""
-    return [*gpu_findings(machine), *software_findings(machine), *system_findings(machine)]
+    return [*_gpu_findings(machine), *_software_findings(machine), *_system_findings(machine)]
 
 
-def gpu_findings(machine: MachineFacts) -> Iterator[Finding]:
+def _gpu_findings(machine: MachineFacts) -> Iterator[Finding]:
     """Yield findings about GPUs, the torch build, drivers, ROCm and the architecture override."""
     yield from map(_graphics_card, machine.gpus)
     if not machine.gpus:
@@ -191,7 +191,7 @@ def _override(machine: MachineFacts) -> Finding:
     )
 
 
-def software_findings(machine: MachineFacts) -> Iterator[Finding]:
+def _software_findings(machine: MachineFacts) -> Iterator[Finding]:
     """Yield findings about Python, packages and environment variables."""
     python = ".".join(map(str, machine.python))
     yield Finding("Python", f"{python}, default start method of multiprocessing: {machine.start_method}")
@@ -267,7 +267,7 @@ def _py_spy(machine: MachineFacts) -> Finding:
     return Finding(check, f"{found}: no process can read the stacks of another until a reboot", Severity.WARNING)
 
 
-def system_findings(machine: MachineFacts) -> Iterator[Finding]:
+def _system_findings(machine: MachineFacts) -> Iterator[Finding]:
     """Yield findings about processor, memory, disks and kernel settings."""
     memory, kernel = machine.memory, machine.kernel
     found = f"{machine.processor}, {machine.cores} {'core' if machine.cores == 1 else 'cores'} for this process"
@@ -275,16 +275,16 @@ def system_findings(machine: MachineFacts) -> Iterator[Finding]:
         yield Finding("processor", f"{found}: workers and training share one core", Severity.WARNING)
     else:
         yield Finding("processor", found, Severity.NOTE if machine.cores < 4 else Severity.OK)
-    found = f"{gib(memory.free_bytes)} of {gib(memory.total_bytes)} free"
+    found = f"{_gib(memory.free_bytes)} of {_gib(memory.total_bytes)} free"
     if memory.free_bytes < SCORING_BYTES:
-        found += f": scoring LTDv2's validation frames needs {gib(SCORING_BYTES)}"
+        found += f": scoring LTDv2's validation frames needs {_gib(SCORING_BYTES)}"
         yield Finding("memory", found, Severity.WARNING, "lower model.detections.max_detections, or free memory")
     else:
         yield Finding("memory", found)
     numa_balancing = {None: "not supported by this kernel", True: "on", False: "off"}[kernel.numa_balancing]
     huge_pages, swap = kernel.huge_pages or "not supported by this kernel", machine.swap_bytes
     for check, found, moves_pages, advice in (
-        ("swap", gib(swap) if swap else "none", swap > 0, "sudo swapoff -a, if memory is sufficient"),
+        ("swap", _gib(swap) if swap else "none", swap > 0, "sudo swapoff -a, if memory is sufficient"),
         ("huge pages", huge_pages, kernel.huge_pages == "always", "see the commands below"),
         ("NUMA balancing", numa_balancing, kernel.numa_balancing, "see the commands below"),
     ):
@@ -301,7 +301,7 @@ def system_findings(machine: MachineFacts) -> Iterator[Finding]:
         yield Finding("kernel log", "readable")
 
 
-def gib(size_bytes: int) -> str:
+def _gib(size_bytes: int) -> str:
     """Return a size in GiB, or in MiB below one GiB."""
     return f"{size_bytes / GIB:.1f} GiB" if size_bytes >= GIB else f"{size_bytes / MIB:.0f} MiB"
 
@@ -310,7 +310,7 @@ def _free_space(check: str, space: Capacity | None) -> Finding:
     limits, advice = DISK_RULES[check]
     if space is None:
         return Finding(check, "does not exist or does not answer", Severity.BAD, advice)
-    found = f"{gib(space.free_bytes)} of {gib(space.total_bytes)} free"
+    found = f"{_gib(space.free_bytes)} of {_gib(space.total_bytes)} free"
     for limit_bytes, (severity, reason) in limits.items():
         if space.free_bytes < limit_bytes:
             return Finding(check, f"{found}: {reason}", severity, advice)

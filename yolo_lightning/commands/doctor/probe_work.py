@@ -76,7 +76,7 @@ def packages(probe: Probe, device: str, timeout_s: float) -> Answer:
     return Answer(Outcome.WORKS, f"torch, torchvision, OpenCV {cv2.__version__}")
 
 
-def torch_device(probe: Probe, device: str, timeout_s: float) -> Answer:
+def _torch_device(probe: Probe, device: str, timeout_s: float) -> Answer:
     """Find the device that torch uses, and compute a sum on it."""
     announce("import torch")
     import torch
@@ -128,11 +128,11 @@ def layer(probe: Probe, device: str, timeout_s: float) -> Answer:
         references = [block.bn for block in references]
         tested = [copy.deepcopy(reference).to(device) for reference in references]
     else:
-        tested = arranged("gemm", torch.device(device), default_settings(timeout_s))
+        tested = arranged("gemm", torch.device(device), _default_settings(timeout_s))
     return judge_error(largest_error(f"{probe} on {device}", tested, references, inputs), LAYER_TOLERANCE)
 
 
-def default_settings(timeout_s: float) -> Any:
+def _default_settings(timeout_s: float) -> Any:
     """Return the settings of a trial for the default options of the model, with a budget within the time limit."""
     from yolo_lightning.model.layers import ConvolutionSettings, trial_settings
 
@@ -153,7 +153,7 @@ def convolution(probe: Probe, device: str, timeout_s: float) -> Answer:
 
     announce(f"PyTorch's own convolutions on {device}")
     limit_s = max(timeout_s - SPARE_S, timeout_s / 2)
-    result = probe_native(torch.device(device), limit_s, settings=default_settings(limit_s), longest_s=limit_s)
+    result = probe_native(torch.device(device), limit_s, settings=_default_settings(limit_s), longest_s=limit_s)
     outcomes = {"crashed": Outcome.CRASHES, "hung": Outcome.HANGS, "wrong": Outcome.WRONG, "slower": Outcome.SLOWER}
     return Answer(outcomes.get(result.outcome, Outcome.WORKS), result.detail)
 
@@ -194,7 +194,7 @@ def loader(probe: Probe, device: str, timeout_s: float) -> Answer:
 
 WORK: dict[Probe, Callable[[Probe, str, float], Answer]] = {
     Probe.PACKAGES: packages,
-    Probe.DEVICE: torch_device,
+    Probe.DEVICE: _torch_device,
     Probe.LOADER: loader,
     Probe.MATMUL_FLOAT32: matmul,
     Probe.MATMUL_FLOAT16: matmul,

@@ -118,7 +118,7 @@ def write_onnx_file(network: InferenceNetwork, path: Path, settings: NetworkSett
 
     assert settings.image_size is not None
     image_size = settings.image_size
-    model = decoding_model(network, image_size)
+    model = _decoding_model(network, image_size)
     if nms:
         tail = suppression_model(network.classes, settings.detections)
         tail.ir_version = model.ir_version
@@ -134,7 +134,7 @@ def write_onnx_file(network: InferenceNetwork, path: Path, settings: NetworkSett
     return differences
 
 
-def decoding_model(network: InferenceNetwork, image_size: Sequence[int]) -> Any:
+def _decoding_model(network: InferenceNetwork, image_size: Sequence[int]) -> Any:
     example = sample_images(2, network.channels, image_size)  # torch.export would treat a batch of 1 as a constant
     height, width = (network.stride * torch.export.Dim(name, min=1) for name in ("rows", "columns"))
     quiet = logging.getLogger("torch.onnx")

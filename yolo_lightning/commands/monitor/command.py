@@ -77,7 +77,7 @@ def as_json(state: RunState, deadline: datetime | None) -> dict[str, Any]:
     return content
 
 
-def read_machine(folder: Path) -> SensorReadings:
+def _read_machine(folder: Path) -> SensorReadings:
     """Read all sensors once, and the file system of `folder`."""
     gpus = tuple(sensors.amd_gpus() + sensors.nvidia_gpus())
     return SensorReadings(gpus, sensors.memory(), sensors.disk(folder))
@@ -86,7 +86,7 @@ def read_machine(folder: Path) -> SensorReadings:
 class MachineReader:
     """Daemon thread that reads the sensors every `interval_s` seconds, because a read blocks while a driver hangs."""
 
-    def __init__(self, folder: Path, interval_s: float, read: Callable[[Path], SensorReadings] = read_machine) -> None:
+    def __init__(self, folder: Path, interval_s: float, read: Callable[[Path], SensorReadings] = _read_machine) -> None:
         self.folder, self.interval_s, self._read = folder, interval_s, read
         self._latest = SensorReadings()
         self._at_s = time.monotonic()

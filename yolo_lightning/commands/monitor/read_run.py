@@ -55,29 +55,29 @@ def read_run(folder: Path, machine: SensorReadings | None = None) -> RunState:
     now_s = time.time()
     found = HeartbeatReader(heartbeat_of(folder)).read()
     status, standing = read_status(folder / STATUS_FILE), SupervisorStatus.read(folder / SUPERVISOR_FILE)
-    trainer, lives = find_trainer(found, status, standing, now_s)
+    trainer, lives = _find_trainer(found, status, standing, now_s)
     heartbeat = found if isinstance(found, Heartbeat) else None
     timeouts = AdaptiveTimeouts.read(folder / PHASE_TIMEOUTS_FILE) or AdaptiveTimeouts(PhaseTimeouts(), {})
     if heartbeat is not None:
         timeouts = timeouts.learn(heartbeat.longest_s, 0.0)
-    waited_s = seconds_since_heartbeat(heartbeat, status, now_s) if lives else None
+    waited_s = _seconds_since_heartbeat(heartbeat, status, now_s) if lives else None
     facts = Facts(
         now_s=now_s,
         found=found,
         trainer_lives=lives,
         waited_s=waited_s,
         timeouts=timeouts,
-        finished_s=time_of(folder / FINISHED_FILE),
+        finished_s=_time_of(folder / FINISHED_FILE),
         standing=standing,
         supervisor_lives=standing is not None
-        and is_here(standing.host)
-        and lives_since(standing.process, standing.process_started_ticks),
-        last_sign_s=max((sign for name in SIGNS if (sign := time_of(folder / name)) is not None), default=None),
+        and _is_here(standing.host)
+        and _lives_since(standing.process, standing.process_started_ticks),
+        last_sign_s=max((sign for name in SIGNS if (sign := _time_of(folder / name)) is not None), default=None),
     )
     phase = heartbeat.phase if heartbeat is not None else None
-    batch = trained_batches(heartbeat, status)
+    batch = _trained_batches(heartbeat, status)
     epoch = heartbeat.epoch if heartbeat is not None else status.epoch if status is not None else None
-    is_visible = lives and (status is None or is_here(status.host))
+    is_visible = lives and (status is None or _is_here(status.host))
     return RunState(
         folder=str(folder),
         now_s=now_s,
@@ -107,43 +107,43 @@ def check_holds_run(folder: Path) -> None:
         raise ValueError(f"The folder {folder} contains no run: it has none of {', '.join(TRACES)}.")
 
 
-def find_trainer(
+def _find_trainer(
     found: Heartbeat | NoHeartbeat, status: Status | None, standing: SupervisorStatus | None, now_s: float
 ) -> tuple[int, bool]:
     """Return the process id of the trainer, 0 if unknown, and whether that process lives.
 
     If the heartbeat file is unreadable, the process id comes from the status file or from the supervisor's file.
     """
-    if status is not None and not is_here(status.host):
+    if status is not None and not _is_here(status.host):
         return status.process, now_s < status.written_s + MISSED_WRITINGS * status.interval_s
     if isinstance(found, Heartbeat):
-        return found.process, lives_since(found.process, found.process_started_ticks)
-    if status is not None and lives_since(status.process, status.process_started_ticks):
+        return found.process, _lives_since(found.process, found.process_started_ticks)
+    if status is not None and _lives_since(status.process, status.process_started_ticks):
         return status.process, True
-    if standing is not None and standing.trainer and is_here(standing.host):
+    if standing is not None and standing.trainer and _is_here(standing.host):
         return standing.trainer, read_process(standing.trainer) is not None
     return 0, False
 
 
-def is_here(host: str) -> bool:
+def _is_here(host: str) -> bool:
     """Return whether `host` is this machine. Processes of other machines cannot be seen."""
     return host == socket.gethostname()
 
 
-def lives_since(pid: int, started_ticks: int) -> bool:
+def _lives_since(pid: int, started_ticks: int) -> bool:
     """Return whether the process with this start time (clock ticks since boot, 0 for any) still runs."""
     found = read_process(pid)
     return found is not None and not found.is_gone and started_ticks in (0, found.started_ticks)
 
 
-def seconds_since_heartbeat(heartbeat: Heartbeat | None, status: Status | None, now_s: float) -> float | None:
+def _seconds_since_heartbeat(heartbeat: Heartbeat | None, status: Status | None, now_s: float) -> float | None:
     """Return the age of the heartbeat; for another machine, whose monotonic clock differs, of the status file."""
-    if status is not None and not is_here(status.host):
+    if status is not None and not _is_here(status.host):
         return max(0.0, now_s - status.written_s - status.interval_s)
     return None if heartbeat is None else max(0.0, time.monotonic() - heartbeat.phase_began_s)
 
 
-def trained_batches(heartbeat: Heartbeat | None, status: Status | None) -> int | None:
+def _trained_batches(heartbeat: Heartbeat | None, status: Status | None) -> int | None:
     """Return the batches trained in the epoch; during a validation, the heartbeat counts its batches instead."""
     if heartbeat is not None and heartbeat.phase in (Phase.FETCH, Phase.STEP):
         return heartbeat.batch
@@ -174,7 +174,7 @@ def incidents(folder: Path) -> list[IncidentReport]:
     return found
 
 
-def time_of(path: Path) -> float | None:
+def _time_of(path: Path) -> float | None:
     """Return when a file was last modified, in seconds since 1970; None if it does not exist."""
     try:
         return os.stat(path).st_mtime

@@ -133,7 +133,7 @@ class Facts:
 def judge(facts: Facts) -> Judgement:
     """Return the state of a run: by the heartbeat if the trainer lives, else by the report of the supervisor."""
     if facts.trainer_lives:
-        return judge_living(facts)
+        return _judge_living(facts)
     if facts.finished_s is not None:
         return Judgement(RunVerdict.FINISHED, facts.finished_s)
     standing = facts.standing
@@ -142,7 +142,7 @@ def judge(facts: Facts) -> Judgement:
         if standing.state in ENDS and (facts.supervisor_lives or not is_stale):
             return Judgement(ENDS[standing.state], standing.since_s, standing.sentence)
         if facts.supervisor_lives:
-            return judge_between_attempts(standing)
+            return _judge_between_attempts(standing)
     if isinstance(facts.found, Heartbeat) and facts.found.phase is Phase.EXIT:
         return Judgement(RunVerdict.INTERRUPTED, facts.last_sign_s, "the process ended before training was finished")
     supervisor = " and the supervisor" if standing is not None else ""
@@ -150,7 +150,7 @@ def judge(facts: Facts) -> Judgement:
     return Judgement(RunVerdict.GONE, facts.last_sign_s, f"the trainer{supervisor} disappeared{unreadable}")
 
 
-def judge_living(facts: Facts) -> Judgement:
+def _judge_living(facts: Facts) -> Judgement:
     """Return the state of a run whose trainer process exists."""
     if facts.finished_s is not None:
         return Judgement(RunVerdict.FINISHED, facts.finished_s, "the process is exiting")
@@ -165,7 +165,7 @@ def judge_living(facts: Facts) -> Judgement:
     return Judgement(RunVerdict.STALLED, facts.now_s - facts.waited_s, sentence)
 
 
-def judge_between_attempts(standing: SupervisorStatus) -> Judgement:
+def _judge_between_attempts(standing: SupervisorStatus) -> Judgement:
     """Return the state of a run whose supervisor lives and has no trainer."""
     if standing.state is SupervisorState.RUNNING and standing.restarts == 0:
         return Judgement(RunVerdict.STARTING, standing.since_s)
@@ -197,10 +197,10 @@ def remaining(status: Status, epoch: int, batch: int, phase: Phase | None) -> Re
 
 def red_flags(state: RunState) -> list[str]:
     """Return one line per warning: first about the training, then about the machine."""
-    return [*training_flags(state), *machine_flags(state)]
+    return [*_training_flags(state), *_machine_flags(state)]
 
 
-def training_flags(state: RunState) -> Iterator[str]:
+def _training_flags(state: RunState) -> Iterator[str]:
     """Yield warnings about missing progress, losses and loader workers."""
     is_waiting = state.judgement.verdict in ALIVE and state.phase in TRAINING
     if is_waiting and state.phase_s is not None and state.phase_s > MAX_BATCH_S:
@@ -212,7 +212,7 @@ def training_flags(state: RunState) -> Iterator[str]:
             yield f"loader worker {worker.pid} is {WORKER_STATES[worker.state]} ({worker.state})"
 
 
-def machine_flags(state: RunState) -> Iterator[str]:
+def _machine_flags(state: RunState) -> Iterator[str]:
     """Yield warnings about sensors, GPUs, memory and disk."""
     machine = state.machine
     if machine.silent_s:

@@ -37,13 +37,13 @@ def screen(state: RunState, deadline: datetime | None = None) -> RenderableType:
     rows = Table.grid(padding=(0, 1), expand=True)
     rows.add_column(style="bold", width=7, no_wrap=True)
     rows.add_column(ratio=1)
-    for part in (progress_rows(state), time_rows(state, deadline), score_rows(state.status), machine_rows(state)):
+    for part in (_progress_rows(state), _time_rows(state, deadline), _score_rows(state.status), _machine_rows(state)):
         for label, content in part:
             rows.add_row(label, content)
-    parts: list[RenderableType] = [headline(state), rows]
+    parts: list[RenderableType] = [_headline(state), rows]
     parts += [Text(f"! {flag}", style="bold red") for flag in red_flags(state)]
     parts += [
-        incident_line(one, state.now_s, whole=number == 0)
+        _incident_line(one, state.now_s, whole=number == 0)
         for number, one in enumerate(reversed(state.incidents))
         if one.sentence != state.judgement.sentence
     ]
@@ -57,7 +57,7 @@ def screen(state: RunState, deadline: datetime | None = None) -> RenderableType:
     )
 
 
-def headline(state: RunState) -> Text:
+def _headline(state: RunState) -> Text:
     """Return the state of the run, its start time, the number of restarts and the reason."""
     judgement, verdict, plain = state.judgement, state.judgement.verdict, "not bold default"
     text = Text(verdict.value.upper(), style=f"bold {COLOURS.get(verdict, 'red')}")
@@ -74,7 +74,7 @@ def headline(state: RunState) -> Text:
     return text
 
 
-def progress_rows(state: RunState) -> Rows:
+def _progress_rows(state: RunState) -> Rows:
     """Yield the phase of the training loop, and progress bars of epoch and run."""
     if state.phase is not None and state.judgement.verdict in ALIVE and state.phase_s is not None:
         timeout = f", timeout {duration(state.phase_timeout_s)}" if state.phase_timeout_s is not None else ""
@@ -99,7 +99,7 @@ def bar(done: int, total: int, text: str) -> RenderableType:
     return line
 
 
-def time_rows(state: RunState, deadline: datetime | None) -> Rows:
+def _time_rows(state: RunState, deadline: datetime | None) -> Rows:
     """Yield speed, estimated time of arrival and deadline."""
     status, verdict, left = state.status, state.judgement.verdict, state.remaining
     if status is None:
@@ -141,7 +141,7 @@ def buffer_s(state: RunState, deadline: datetime) -> float | None:
     return deadline.timestamp() - state.now_s - left.run_s
 
 
-def score_rows(status: Status | None) -> Rows:
+def _score_rows(status: Status | None) -> Rows:
     """Yield losses, learning rates and the latest scores."""
     if status is None:
         return
@@ -158,7 +158,7 @@ def score_rows(status: Status | None) -> Rows:
         yield "mAP50", Text(f"{', '.join(maps[-3:])}; best {number(status.best_map_50)}")
 
 
-def machine_rows(state: RunState) -> Rows:
+def _machine_rows(state: RunState) -> Rows:
     """Yield GPUs, memory, disk, loader workers and checkpoints."""
     machine = state.machine
     for gpu in machine.gpus:
@@ -196,7 +196,7 @@ def machine_rows(state: RunState) -> Rows:
         yield "saved", Text("; ".join(shown))
 
 
-def incident_line(one: IncidentReport, now_s: float, *, whole: bool) -> Text:
+def _incident_line(one: IncidentReport, now_s: float, *, whole: bool) -> Text:
     """Return time, cause and outcome of an incident; cut to one line unless `whole` is set."""
     sentence = one.sentence if one.sentence.startswith(one.kind) else f"{one.kind}: {one.sentence}"
     text = Text(f"{moment(one.time_s, now_s)} ", "yellow", no_wrap=not whole, overflow=None if whole else "ellipsis")

@@ -98,7 +98,7 @@ def predict(
     base = Path(commonpath([absolute(file).parent for file in files]))
     with counter("predicted", sum(map(image_count, files))) as advance:
         reader = ClipReader(detector.settings.neighbours, detector.raw_ranges)
-        found = pictures_of(files, reader, bad, advance)
+        found = _pictures_of(files, reader, bad, advance)
         first = next(found, None)
         if first is None:
             depths = [error for error in bad.values() if isinstance(error, BitDepthError)]
@@ -120,7 +120,7 @@ def predict(
         raise SystemExit(ExitCode.FAILED)
 
 
-def pictures_of(
+def _pictures_of(
     files: Sequence[Path], reader: ClipReader, bad: dict[str, Exception], advance: Callable[[int], None]
 ) -> Iterator[InputImage]:
     """Yield the images of all files, mapped by `ranges` if they have 16 bits.

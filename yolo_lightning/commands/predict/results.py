@@ -71,14 +71,14 @@ class Pictures:
     def write(self, result: DetectionResult) -> None:
         scene = np.ascontiguousarray(result.plot()[..., ::-1])
         if result.frame is None:
-            path = place(file_of(result), self._base, self._folder, ".jpg")
+            path = place(_file_of(result), self._base, self._folder, ".jpg")
             if not cv2.imwrite(str(path), scene):
                 raise OSError(f"{path} cannot be written")
             return
         if result.source != self._source:
             self.close()
-            path = place(file_of(result), self._base, self._folder, ".mp4")
-            self._video = open_video(path, scene.shape[1], scene.shape[0], frames_per_second(file_of(result)))
+            path = place(_file_of(result), self._base, self._folder, ".mp4")
+            self._video = open_video(path, scene.shape[1], scene.shape[0], frames_per_second(_file_of(result)))
             self._source = result.source
         assert self._video is not None
         self._video.write(scene)
@@ -145,13 +145,13 @@ class TextFiles:
             f"{label} " + " ".join(f"{value:.6f}" for value in (*box, score)) + "\n"
             for box, score, label in zip(shares.tolist(), result.scores.tolist(), result.labels.tolist(), strict=True)
         ]
-        place(file_of(result), self._base, self._folder, ending).write_text("".join(lines))
+        place(_file_of(result), self._base, self._folder, ending).write_text("".join(lines))
 
     def close(self) -> None:
         pass
 
 
-def file_of(result: DetectionResult) -> Path:
+def _file_of(result: DetectionResult) -> Path:
     assert result.source is not None, "the inputs of the command are files"
     return result.source
 

@@ -97,7 +97,7 @@ def prepare(
     if not isinstance(dataset, JsonFormat) or "packed" not in dataset.storages:
         raise ValueError(f"format must be ltdv2, got {format}: other datasets are read without packing, see summary")
     folder = dataset.root
-    indexes = existing_indexes(dataset, annotations)
+    indexes = _existing_indexes(dataset, annotations)
     original = open_original(folder, source, limits)
     frame_bytes: dict[str, int] = {}
     for index in indexes.values():
@@ -115,7 +115,7 @@ def prepare(
     try:
         target.mkdir(parents=True, exist_ok=True)
         with sole_writer(target / LOCK):
-            pack_store(target, original, frame_bytes, workers, shard_frames, verify=verify)
+            _pack_store(target, original, frame_bytes, workers, shard_frames, verify=verify)
     except OSError as error:
         if error.errno in DISK_FULL:
             raise ValueError(
@@ -128,7 +128,7 @@ def prepare(
         raise SystemExit(INTERRUPTED) from None
 
 
-def existing_indexes(dataset: DatasetFormat, annotations: list[str] | None) -> dict[str, SplitIndex]:
+def _existing_indexes(dataset: DatasetFormat, annotations: list[str] | None) -> dict[str, SplitIndex]:
     """Return the indexes of the annotation files, or of the existing parts of a dataset, by name."""
     if annotations is not None and isinstance(dataset, JsonFormat):
         indexes = {name: dataset.open_file(name) for name in annotations}
@@ -144,7 +144,7 @@ def existing_indexes(dataset: DatasetFormat, annotations: list[str] | None) -> d
 
 def summarise(dataset: DatasetFormat, annotations: list[str] | None, output: Path) -> dict[str, SplitIndex]:
     """Print and draw the counts of the annotation files, or of the splits of a dataset; return their indexes."""
-    indexes = existing_indexes(dataset, annotations)
+    indexes = _existing_indexes(dataset, annotations)
     for name, index in indexes.items():
         counts = monthly_counts(index)
         picture = output / f"summary-{Path(name).stem}.png"
@@ -156,7 +156,7 @@ def summarise(dataset: DatasetFormat, annotations: list[str] | None, output: Pat
     return indexes
 
 
-def pack_store(
+def _pack_store(
     store: Path,
     original: EncodedStorage,
     frame_bytes: dict[str, int],
@@ -171,7 +171,7 @@ def pack_store(
     shards are verified first.
     """
     source = describe(original)
-    shards = existing_shards(store, source, workers, verify=verify)
+    shards = _existing_shards(store, source, workers, verify=verify)
     packed = {name for frames in shards for name in frames.names}
     to_pack = [name for name in frame_bytes if name not in packed]
     missing = set(original.missing(to_pack))
@@ -213,7 +213,7 @@ def pack_store(
         print(f"left out {len(missing):,} missing frames: {name_some(sorted(missing))}", flush=True)
 
 
-def existing_shards(store: Path, source: dict[str, str], workers: int, *, verify: bool) -> list[ShardFrames]:
+def _existing_shards(store: Path, source: dict[str, str], workers: int, *, verify: bool) -> list[ShardFrames]:
     """Return the complete shards of earlier runs, and delete the others."""
     shards, broken = complete_shards(store)
     other = next((frames.source for frames in shards if frames.source != source), None)

@@ -69,10 +69,10 @@ def monthly_counts(index: SplitIndex) -> MonthlyCounts:
 
 def tables(counts: MonthlyCounts) -> list[Table]:
     """Return the counts by month and, if there are many classes, by class."""
-    return [table(counts)] + ([] if len(counts.class_names) <= MOST_CLASS_COLUMNS else [class_counts_table(counts)])
+    return [table(counts)] + ([] if len(counts.class_names) <= MOST_CLASS_COLUMNS else [_class_counts_table(counts)])
 
 
-def class_counts_table(counts: MonthlyCounts) -> Table:
+def _class_counts_table(counts: MonthlyCounts) -> Table:
     """Return the boxes of each class and their share, the most frequent class first."""
     result = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0)
     result.add_column("class")
@@ -131,13 +131,13 @@ def save_picture(counts: MonthlyCounts, path: Path) -> None:
     With many classes, the boxes of the most frequent ones are drawn instead.
     """
     if len(counts.class_names) > MOST_CLASS_COLUMNS:
-        save_class_picture(counts, path)
+        _save_class_picture(counts, path)
         return
     panels = [(draw_frames, FRAMES_HEIGHT_INCHES)]
     if counts.boxes.any():
-        panels.append((draw_boxes, BOXES_HEIGHT_INCHES))
+        panels.append((_draw_boxes, BOXES_HEIGHT_INCHES))
     if not np.isnan(counts.temperature).all():
-        panels.append((draw_temperature, TEMPERATURE_HEIGHT_INCHES))
+        panels.append((_draw_temperature, TEMPERATURE_HEIGHT_INCHES))
     heights = [height for _, height in panels]
     width = max(LEAST_WIDTH_INCHES, 2 + MONTH_WIDTH_INCHES * len(counts.months))
     figure = Figure(figsize=(width, sum(heights)), dpi=DOTS_PER_INCH, layout="constrained")
@@ -155,7 +155,7 @@ def save_picture(counts: MonthlyCounts, path: Path) -> None:
         figure.savefig(temporary, format="png")
 
 
-def save_class_picture(counts: MonthlyCounts, path: Path) -> None:
+def _save_class_picture(counts: MonthlyCounts, path: Path) -> None:
     """Draw the boxes of the most frequent classes as bars on a log scale."""
     boxes = counts.boxes.sum(axis=0)
     chosen = np.argsort(-boxes, kind="stable")[:MOST_CLASS_BARS]
@@ -189,7 +189,7 @@ def draw_frames(axis: Axes, counts: MonthlyCounts, places: Counts) -> None:
     finish(axis, f"{counts.frames.sum():,} frames in {counts.clips.sum():,} clips{boxes}", "frames")
 
 
-def draw_boxes(axis: Axes, counts: MonthlyCounts, places: Counts) -> None:
+def _draw_boxes(axis: Axes, counts: MonthlyCounts, places: Counts) -> None:
     """Draw bars per class on a log scale: the rarest class has a 200th of the boxes of the most frequent class."""
     bar = 0.8 / len(counts.class_names)
     for label, name in enumerate(counts.class_names):
@@ -200,7 +200,7 @@ def draw_boxes(axis: Axes, counts: MonthlyCounts, places: Counts) -> None:
     finish(axis, f"{counts.boxes.sum():,} boxes", "boxes, log scale")
 
 
-def draw_temperature(axis: Axes, counts: MonthlyCounts, places: Counts) -> None:
+def _draw_temperature(axis: Axes, counts: MonthlyCounts, places: Counts) -> None:
     known = ~np.isnan(counts.temperature)
     axis.plot(places[known], counts.temperature[known], "o", color=TEMPERATURE_COLOUR, markersize=5)
     axis.set_ylabel("°C")

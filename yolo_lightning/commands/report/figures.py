@@ -100,7 +100,7 @@ def loss_figure(metrics: Metrics, incidents: Sequence[IncidentReport]) -> str | 
         colour, name = COLOURS[number % len(COLOURS)], part.removesuffix("_loss")
         lines.append(CurveLine(metrics.series(f"train/{part}"), name, colour))
         lines.append(CurveLine(metrics.series(f"val/{part}"), f"{name}, validation", colour, "o:"))
-    return step_figure("loss", "loss", lines, metrics, incidents, scale="robust")
+    return _step_figure("loss", "loss", lines, metrics, incidents, scale="robust")
 
 
 def score_figure(metrics: Metrics, incidents: Sequence[IncidentReport]) -> str | None:
@@ -108,7 +108,7 @@ def score_figure(metrics: Metrics, incidents: Sequence[IncidentReport]) -> str |
     names = (*SHOWN_SCORES, "balanced") if len(metrics.series("val/cov")) else SHOWN_SCORES
     scores = zip(names, COLOURS, strict=False)
     lines = [CurveLine(metrics.series(f"val/{name}"), SCORE_LABELS[name], colour, "o-") for name, colour in scores]
-    return step_figure("scores", "validation score", lines, metrics, incidents, scale="scores")
+    return _step_figure("scores", "validation score", lines, metrics, incidents, scale="scores")
 
 
 def rate_figure(metrics: Metrics, incidents: Sequence[IncidentReport]) -> str | None:
@@ -119,7 +119,7 @@ def rate_figure(metrics: Metrics, incidents: Sequence[IncidentReport]) -> str | 
         )
         for number, name in enumerate(metrics.names("lr/"))
     ]
-    return step_figure("rates", "learning rate", lines, metrics, incidents, scale="logarithmic")
+    return _step_figure("rates", "learning rate", lines, metrics, incidents, scale="logarithmic")
 
 
 def pace_figure(metrics: Metrics, incidents: Sequence[IncidentReport]) -> str | None:
@@ -130,10 +130,10 @@ def pace_figure(metrics: Metrics, incidents: Sequence[IncidentReport]) -> str | 
     median = float(np.median(pace.values))
     level = CurveLine(Series(pace.steps[[0, -1]], np.full(2, median)), f"median {median:.3g}", INK, ":")
     lines = [CurveLine(pace, "batches per second", COLOURS[0]), level]
-    return step_figure("pace", "batches / s", lines, metrics, incidents, scale="from zero")
+    return _step_figure("pace", "batches / s", lines, metrics, incidents, scale="from zero")
 
 
-def step_figure(
+def _step_figure(
     name: str,
     label: str,
     lines: Sequence[CurveLine],
@@ -148,25 +148,25 @@ def step_figure(
     lines = [line for line in lines if len(line.series)]
     if not lines:
         return None
-    figure, axes = one_plot()
+    figure, axes = _one_plot()
     for line in lines:
-        draw_line(axes, line)
+        _draw_line(axes, line)
     axes.set(xlabel="batches trained", ylabel=label)
     steps = metrics.columns["step"]
     axes.set_xlim(min(0.0, float(steps.min())), 1.015 * max(1.0, float(steps.max())))  # the last marker is complete
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    scale_vertically(axes, lines, scale)
+    _scale_vertically(axes, lines, scale)
     for number, incident in enumerate(incidents, 1):
         if incident.step is not None:
             axes.axvline(incident.step, color=ALARM, linewidth=1, linestyle="--")
             axes.text(incident.step, 0.98, f" {number}", transform=axes.get_xaxis_transform(), color=ALARM, va="top")
     show_training_time(axes, steps, metrics.columns["time_s"])
     figure.legend(loc="outside lower center", ncols=4, columnspacing=1.2, handlelength=1.6)
-    return as_svg(figure, name, f"{label} over the batches trained")
+    return _as_svg(figure, name, f"{label} over the batches trained")
 
 
-def scale_vertically(axes: Axes, lines: Sequence[CurveLine], scale: Scale) -> None:
+def _scale_vertically(axes: Axes, lines: Sequence[CurveLine], scale: Scale) -> None:
     """Set the vertical axis of drawn lines: `robust` clips outliers and marks them."""
     curves = [line.series.values for line in lines]
     lowest, highest = (float(pick([pick(values) for values in curves])) for pick in (min, max))
@@ -186,7 +186,7 @@ def scale_vertically(axes: Axes, lines: Sequence[CurveLine], scale: Scale) -> No
         axes.plot([], [], "^", color=FAINT, markersize=6, label=f"above the axis, up to {highest:.4g}")
 
 
-def draw_line(axes: Axes, line: CurveLine) -> None:
+def _draw_line(axes: Axes, line: CurveLine) -> None:
     """Plot a line; of more than `MAX_POINTS` points, the mean of neighbours in the band of their extremes."""
     steps, values = line.series.steps, line.series.values
     if len(steps) > MAX_POINTS and "o" not in line.style:
@@ -209,7 +209,7 @@ def timeline_figure(contents: Contents) -> str | None:
     rows = [row for row in rows if row[1]]
     if not rows:
         return None
-    figure, axes = one_plot(0.8 + 0.3 * len(rows))
+    figure, axes = _one_plot(0.8 + 0.3 * len(rows))
     for height, (name, times_s, marker, colour) in enumerate(rows):
         moments = [float(date2num(datetime.fromtimestamp(time_s))) for time_s in times_s]
         axes.plot(moments, [height] * len(moments), marker, color=colour, markersize=8, markeredgecolor=PAPER)
@@ -218,7 +218,7 @@ def timeline_figure(contents: Contents) -> str | None:
     axes.set_yticks(range(len(rows)), [row[0] for row in rows])
     axes.set_ylim(-0.6, len(rows) - 0.4)
     show_clock(axes, [time_s for _, times_s, _, _ in rows for time_s in times_s])
-    return as_svg(figure, "timeline", "starts, incidents and checkpoints over time")
+    return _as_svg(figure, "timeline", "starts, incidents and checkpoints over time")
 
 
 def month_figure(stage: str, months: Mapping[str, float], overall: float | None) -> str | None:
@@ -229,7 +229,7 @@ def month_figure(stage: str, months: Mapping[str, float], overall: float | None)
     if len(months) < 2:
         return None
     names = sorted(months)
-    figure, axes = one_plot()
+    figure, axes = _one_plot()
     colours = [COLOURS[0] if name in COMPARED_MONTHS else FAINT for name in names]
     is_crowded = len(names) > 12
     bars = axes.bar(range(len(names)), [months[name] for name in names], color=colours, width=0.7)
@@ -242,7 +242,7 @@ def month_figure(stage: str, months: Mapping[str, float], overall: float | None)
     axes.set_ylabel("mAP50")
     show_scores(axes, [*months.values(), overall or 0.0])
     axes.grid(visible=False, axis="x")
-    return as_svg(figure, f"{stage}-months", "mAP at IoU 0.5 by month")
+    return _as_svg(figure, f"{stage}-months", "mAP at IoU 0.5 by month")
 
 
 def class_curves_figure(stage: str, record: EvaluationRecord) -> str | None:
@@ -253,7 +253,7 @@ def class_curves_figure(stage: str, record: EvaluationRecord) -> str | None:
     figure = precision_recall_figure(scores, record.class_names)
     figure.set_size_inches(WIDTH_INCHES, 3.4)
     figure.axes[0].set_title("")
-    return as_svg(figure, f"{stage}-precision-recall", "precision over recall of each class at IoU 0.5")
+    return _as_svg(figure, f"{stage}-precision-recall", "precision over recall of each class at IoU 0.5")
 
 
 def size_figure(stage: str, gallery: Gallery) -> str | None:
@@ -263,7 +263,7 @@ def size_figure(stage: str, gallery: Gallery) -> str | None:
     if not len(filled):
         return None
     shown = slice(int(filled[0]), int(filled[-1]) + 1)
-    figure, axes = one_plot()
+    figure, axes = _one_plot()
     places = np.arange(shown.stop - shown.start)
     for number, name in enumerate(("annotated", f"detected, score >= {gallery.score_threshold:g}")):
         axes.bar(places + 0.4 * number - 0.2, counts[number, shown], width=0.4, color=COLOURS[number], label=name)
@@ -274,15 +274,15 @@ def size_figure(stage: str, gallery: Gallery) -> str | None:
     axes.set(xlabel="square root of a box's area, frame pixels", ylabel="boxes")
     axes.grid(visible=False, axis="x")
     figure.legend(loc="outside lower center", ncols=2)
-    return as_svg(figure, f"{stage}-sizes", "sizes of annotated and detected boxes")
+    return _as_svg(figure, f"{stage}-sizes", "sizes of annotated and detected boxes")
 
 
-def one_plot(height_inches: float = 2.9) -> tuple[Figure, Axes]:
+def _one_plot(height_inches: float = 2.9) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(WIDTH_INCHES, height_inches), layout="constrained")
     return figure, figure.subplots()
 
 
-def as_svg(figure: Figure, name: str, title: str) -> str:
+def _as_svg(figure: Figure, name: str, title: str) -> str:
     """Return an `<svg>` element with the page's colours. Its ids get the prefix `name`; screen readers read `title`."""
     text = StringIO()
     FigureCanvasSVG(figure).print_svg(text, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})

@@ -38,13 +38,13 @@ def render(contents: Contents) -> str:
     parts = [
         section("summary", "Summary", summary(contents)),
         section("curves", "Training", training(contents)),
-        *(split_section(evaluation) for evaluation in contents.evaluations),
+        *(_split_section(evaluation) for evaluation in contents.evaluations),
     ]
     if not contents.evaluations:
         parts.append(section("evaluation", "Evaluation", note("No validation and no test yet.")))
     parts += [
         section("events", "Incidents and restarts", events(contents)),
-        section("checkpoints", "Checkpoints", checkpoint_table(contents)),
+        section("checkpoints", "Checkpoints", _checkpoint_table(contents)),
         section("setup", "Environment and configuration", setup(contents)),
     ]
     links = {"curves": "training"} | {one.stage: STAGE_NAMES[one.stage].lower() for one in contents.evaluations}
@@ -65,7 +65,7 @@ def summary(contents: Contents) -> str:
         steps, times_s = metrics.columns["step"], metrics.columns["time_s"]
         pairs["trained"] = f"{steps.max():,.0f} batches, {duration(times_s.max())}"
     for evaluation in contents.evaluations:
-        if text := scores_text(evaluation.scores, ("map_50", "map", *challenge_scores(evaluation))):
+        if text := scores_text(evaluation.scores, ("map_50", "map", *_challenge_scores(evaluation))):
             pairs[STAGE_NAMES[evaluation.stage].lower()] = text
     if len(pace := metrics.pace()):
         pairs["pace"] = f"{statistics.median(pace.values.tolist()):.3g} batches/s (median)"
@@ -87,7 +87,7 @@ def training(contents: Contents) -> str:
     ) + (note("Numbered dashed lines: incidents, listed below.") if has_marks else "")
 
 
-def split_section(evaluation: Evaluation) -> str:
+def _split_section(evaluation: Evaluation) -> str:
     """Return scores, figures and frames of one split."""
     stage, scores, record, gallery = evaluation.stage, evaluation.scores, evaluation.record, evaluation.gallery
     months = {
@@ -102,7 +102,7 @@ def split_section(evaluation: Evaluation) -> str:
     curves = confusion = sizes = None
     if record is not None:
         curves = figures.class_curves_figure(stage, record)
-        confusion = confusion_table(record.class_names, record.ultralytics.confusion())
+        confusion = _confusion_table(record.class_names, record.ultralytics.confusion())
     if gallery is not None:
         sizes = figures.size_figure(stage, gallery)
     no_curves = NO_RECORD if record is None else "there are no annotated objects."
@@ -113,15 +113,15 @@ def split_section(evaluation: Evaluation) -> str:
         figure("Sizes of objects and detections", sizes, no_sizes),
         figure(f"Confusion matrix, detections with a score > {CONFUSION_SCORE_THRESHOLD:g}", confusion, NO_RECORD),
     )
-    return section(stage, STAGE_NAMES[stage], score_section(evaluation), charts, frame_gallery(evaluation))
+    return section(stage, STAGE_NAMES[stage], _score_section(evaluation), charts, frame_gallery(evaluation))
 
 
-def challenge_scores(evaluation: Evaluation) -> tuple[str, ...]:
+def _challenge_scores(evaluation: Evaluation) -> tuple[str, ...]:
     """Return the names of the challenge's scores, which need two months to compare; empty for other data."""
     return ("balanced", "cov") if is_defined(evaluation.scores.get("cov")) else ()
 
 
-def score_section(evaluation: Evaluation) -> str:
+def _score_section(evaluation: Evaluation) -> str:
     """Return the table of scores, and the scores without a column."""
     scores, record, drift = evaluation.scores, evaluation.record, evaluation.drift
     if not scores:
@@ -132,12 +132,12 @@ def score_section(evaluation: Evaluation) -> str:
         weights = note(f"Weights after {record.steps:,} batches{epoch}.")
     months = sorted(match[1] for name in scores if (match := MONTH_SCORE.fullmatch(name)))
     classes = [name.removeprefix("map_50/") for name in scores if CLASS_SCORE.match(name)]
-    others = scores_text(scores, challenge_scores(evaluation)) if drift is None else drift_summary(drift)
-    rows = month_table(evaluation, months, classes) if months else class_table(evaluation, classes)
+    others = scores_text(scores, _challenge_scores(evaluation)) if drift is None else drift_summary(drift)
+    rows = _month_table(evaluation, months, classes) if months else class_table(evaluation, classes)
     return weights + rows + "".join(note(line) for line in others.splitlines())
 
 
-def month_table(evaluation: Evaluation, months: Sequence[str], classes: Sequence[str]) -> str:
+def _month_table(evaluation: Evaluation, months: Sequence[str], classes: Sequence[str]) -> str:
     """Return a table with a row for all frames and each month, and columns of scores and of each class."""
     scores, drift = evaluation.scores, evaluation.drift
     parts = {} if drift is None else {"all": drift.overall} | {month_name(m): p for m, p in drift.monthly.items()}
@@ -182,12 +182,12 @@ def frame_gallery(evaluation: Evaluation) -> str:
     page += f'<p class="key">{colours}</p>\n'
     for group, heading in {"best": "Best frames", "worst": "Worst frames"}.items():
         shown = [one for one in gallery.frames if one.group == group and one.file in evaluation.pictures]
-        pictures = "".join(frame_picture(one, evaluation.pictures[one.file]) for one in shown)
+        pictures = "".join(_frame_picture(one, evaluation.pictures[one.file]) for one in shown)
         page += f'<h3>{heading}</h3>\n<div class="grid">{pictures}</div>\n' if shown else note(f"{heading}: none.")
     return page
 
 
-def frame_picture(frame: GalleryFrame, jpeg: bytes) -> str:
+def _frame_picture(frame: GalleryFrame, jpeg: bytes) -> str:
     counts = f"objects {frame.objects}, missed {frame.misses}, false alarms {frame.false_alarms}"
     return (
         f'<figure class="frame"><img alt="annotated and detected boxes of frame {escape(frame.image_id)}" '
@@ -197,7 +197,7 @@ def frame_picture(frame: GalleryFrame, jpeg: bytes) -> str:
 
 
 def events(contents: Contents) -> str:
-    items = "".join(map(incident_item, contents.incidents))
+    items = "".join(map(_incident_item, contents.incidents))
     return (
         note(f"Starts of the training: {len(contents.starts_s) or 'none recorded'}.")
         + figure("Timeline", figures.timeline_figure(contents), "no recorded times.")
@@ -205,7 +205,7 @@ def events(contents: Contents) -> str:
     )
 
 
-def incident_item(incident: IncidentReport) -> str:
+def _incident_item(incident: IncidentReport) -> str:
     step = "" if incident.step is None else f", step {incident.step:,.0f}"
     is_named = incident.sentence.startswith(incident.kind)
     sentence = escape(incident.sentence if is_named else f"{incident.kind}: {incident.sentence}")
@@ -214,7 +214,7 @@ def incident_item(incident: IncidentReport) -> str:
     return f"<li><b>{timestamp(incident.time_s)}{step}</b> {sentence}{outcome} {place}</li>\n"
 
 
-def checkpoint_table(contents: Contents) -> str:
+def _checkpoint_table(contents: Contents) -> str:
     if not contents.checkpoints:
         return note("There is no checkpoint.")
     rows = []
@@ -267,7 +267,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, numbers_from: i
     return f'<div class="wide"><table>{top}<tbody>\n{body}</tbody></table></div>\n'
 
 
-def confusion_table(class_names: Sequence[str], counts: npt.NDArray[np.int64]) -> str:
+def _confusion_table(class_names: Sequence[str], counts: npt.NDArray[np.int64]) -> str:
     """Return a confusion matrix, coloured by the shares of the annotated objects.
 
     Rows are detected classes and columns annotated ones, as in the PNG files of the evaluation.

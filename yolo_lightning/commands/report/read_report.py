@@ -130,7 +130,7 @@ def read_contents(folder: Path) -> Contents:
         reader.add(folder / run_files.METRICS, f"has {metrics.unreadable} lines that cannot be parsed")
     environment = reader.read_json(folder / run_files.ENVIRONMENT, dict[str, Any]) or {}
     texts = {path.name: reader.read(path, configuration) for path in sorted(folder.glob("config*.yaml"))}
-    evaluations = (read_evaluation(folder, stage, metrics, reader) for stage in ("val", "test"))
+    evaluations = (_read_evaluation(folder, stage, metrics, reader) for stage in ("val", "test"))
     reports = sorted((folder / run_files.INCIDENTS).glob(f"*/{run_files.INCIDENT_FILE}"))[-MAX_INCIDENTS:]
     incidents = [reader.read(path, read_incident) for path in reports]
     starts = (EVENT_FILE.match(path.name) for path in (folder / run_files.TENSORBOARD).glob("events.out.tfevents.*"))
@@ -174,7 +174,7 @@ def without_secrets(content: Any, is_secret: bool = False) -> Any:
     return HIDDEN if is_secret and isinstance(content, str) and not content.startswith("$") else content
 
 
-def read_evaluation(folder: Path, stage: str, metrics: Metrics, reader: Reader) -> Evaluation | None:
+def _read_evaluation(folder: Path, stage: str, metrics: Metrics, reader: Reader) -> Evaluation | None:
     """Return the stored results of a split, or None. Scores come from the record, else from the file of scores."""
     record = reader.read(folder / run_files.evaluation_record(stage), EvaluationRecord.load)
     gallery = reader.read_json(folder / run_files.FRAMES / f"{stage}.json", Gallery)
@@ -192,14 +192,14 @@ def read_evaluation(folder: Path, stage: str, metrics: Metrics, reader: Reader) 
     pictures = {}
     for frame in gallery.frames if gallery is not None else ():
         path = folder / run_files.FRAMES / Path(frame.file).name  # never outside the folder
-        if (jpeg := reader.read(path, read_picture)) is not None:
+        if (jpeg := reader.read(path, _read_picture)) is not None:
             pictures[frame.file] = jpeg
         elif not path.exists():
             reader.add(path, "is listed but missing")
     return Evaluation(stage, scores, record, drift, gallery, pictures)
 
 
-def read_picture(path: Path) -> bytes:
+def _read_picture(path: Path) -> bytes:
     content = read_regular(path)
     if not content.startswith(b"\xff\xd8\xff") or not content.rstrip(b"\0").endswith(b"\xff\xd9"):
         raise ValueError("not a complete JPEG")

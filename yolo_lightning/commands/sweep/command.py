@@ -118,7 +118,7 @@ def sweep(
     known = replace(known, one_to_one=known.one_to_one and not tta)  # every view detects the same objects
     # Without suppression every IoU threshold gives the same boxes.
     limits = [known.iou_threshold] if known.one_to_one else sorted({*iou_thresholds, known.iou_threshold})
-    found = score_all(parts, data, known, len(names), thresholds, limits)
+    found = _score_all(parts, data, known, len(names), thresholds, limits)
     options = best(found.scored).setting.options() + (" --model.detections.tta true" if tta else "")
     if data.image_size != (recorded.image_size or data.image_size):
         options += f" --data.image_size {quote(str(data.image_size))}"
@@ -154,7 +154,7 @@ def data_options_of(file: Path, options: Namespace) -> dict[str, Any]:
     return {name: value for name, value in bound.items() if name.startswith("data.")}
 
 
-def score_all(
+def _score_all(
     parts: Sequence[Candidates],
     data: DetectionDataModule,
     known: DetectionSettings,
@@ -210,10 +210,10 @@ def show(found: Sweep, names: Sequence[str]) -> None:
             halves.add_row(f"the checkpoint's on half {3 - number}", *cells(pair.usual), end_section=True)
         console.print(halves)
     if found.points:
-        console.print(points_table(found.points, names))
+        console.print(_points_table(found.points, names))
 
 
-def points_table(points: Sequence[OperatingPoint], class_names: Sequence[str]) -> Table:
+def _points_table(points: Sequence[OperatingPoint], class_names: Sequence[str]) -> Table:
     """Return one row per month with the best F1 of each class and its score threshold."""
     table = number_table("best F1 at score threshold", class_names)
     for month, own in groupby(points, lambda point: point.month):

@@ -25,13 +25,13 @@ from yolo_lightning.conv.algorithms.winograd_transforms import KERNEL_TRANSFORM,
 
 
 def forward(input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
-    output, _ = _convolve(input, transform_weight(weight).transpose(1, 2), None, problem)
+    output, _ = _convolve(input, _transform_weight(weight).transpose(1, 2), None, problem)
     return output
 
 
 def weight_gradient(input: Tensor, grad_output: Tensor, problem: Problem) -> Tensor:
     _, total = _convolve(input, None, grad_output, problem)
-    return weight_gradient_of(total)
+    return _weight_gradient_of(total)
 
 
 def gradients(input: Tensor, grad_output: Tensor, weight: Tensor, problem: Problem) -> tuple[Tensor, Tensor]:
@@ -40,18 +40,18 @@ def gradients(input: Tensor, grad_output: Tensor, weight: Tensor, problem: Probl
     The input gradient is a convolution of the output gradient with the mirrored weight. In that convolution the input
     has the role of the output gradient.
     """
-    grad_input, total = _convolve(grad_output, transform_weight(weight, mirrored=True), input, correlation(problem))
-    return grad_input, weight_gradient_of(total, mirrored=True)
+    grad_input, total = _convolve(grad_output, _transform_weight(weight, mirrored=True), input, correlation(problem))
+    return grad_input, _weight_gradient_of(total, mirrored=True)
 
 
-def transform_weight(weight: Tensor, mirrored: bool = False) -> Tensor:
+def _transform_weight(weight: Tensor, mirrored: bool = False) -> Tensor:
     """Return the transformed weight, `(36, O, C)`; `mirrored` rotates the weight by 180 degrees first."""
     outputs, channels = weight.shape[:2]
     taps = weight.permute(2, 3, 0, 1).reshape(9, -1)
     return (_transform(weight, mirrored) @ taps).view(PATCH_VALUES, outputs, channels)
 
 
-def weight_gradient_of(total: Tensor, mirrored: bool = False) -> Tensor:
+def _weight_gradient_of(total: Tensor, mirrored: bool = False) -> Tensor:
     """Return the weight gradient `(O, C, 3, 3)` from that of the transformed weight.
 
     The latter is `(36, C, O)`, or `(36, O, C)` for a mirrored weight.

@@ -28,7 +28,7 @@ MOST_LANES = 64
 KERNELS = ("batch_statistics", "normalise_silu", "silu_gradient_sums", "normalise_silu_gradient")
 
 
-def kernel_name(kernel: str, channels_last: bool, by_four: bool, dtype: torch.dtype) -> str:
+def _kernel_name(kernel: str, channels_last: bool, by_four: bool, dtype: torch.dtype) -> str:
     """Return the name of an instance of one of `KERNELS`."""
     layout, width = "nhwc" if channels_last else "nchw", "by_four" if by_four else "by_one"
     return f"{kernel}_{layout}_{width}{ELEMENTS[dtype].suffix}"
@@ -37,8 +37,8 @@ def kernel_name(kernel: str, channels_last: bool, by_four: bool, dtype: torch.dt
 def instances() -> dict[str, str]:
     """Return the C++ line that defines each kernel, by kernel name."""
     return {
-        kernel_name(kernel, channels_last, by_four, dtype): f"{kernel.upper()}("
-        f"{kernel_name(kernel, channels_last, by_four, dtype)}, {element.cpp_type}, {str(channels_last).lower()}, "
+        _kernel_name(kernel, channels_last, by_four, dtype): f"{kernel.upper()}("
+        f"{_kernel_name(kernel, channels_last, by_four, dtype)}, {element.cpp_type}, {str(channels_last).lower()}, "
         f"{4 if by_four else 1})"
         for dtype, element in ELEMENTS.items()
         for kernel in KERNELS
@@ -58,7 +58,7 @@ class _Layout(NamedTuple):
     plane: int  # height * width
 
     def name(self, kernel: str) -> str:
-        return kernel_name(kernel, self.channels_last, self.by_four, self.dtype)
+        return _kernel_name(kernel, self.channels_last, self.by_four, self.dtype)
 
     def lanes(self) -> tuple[int, int]:
         """Return the number of threads along the channels and the number of blocks along the channels."""

@@ -92,7 +92,7 @@ class LibraryLauncher:
 
     def __call__(self, name: str, grid: Grid, operands: Operands, numbers: Sequence[int | float]) -> None:
         slots = argument_slots(operands, numbers)
-        device = device_of(operands)
+        device = _device_of(operands)
         blocks = map(ctypes.c_uint, grid)
         if device.type == "cuda":
             with torch.cuda.device(device):
@@ -123,7 +123,7 @@ def argument_slots(operands: Operands, numbers: Sequence[int | float]) -> Argume
     return ArgumentSlots(slots, addresses)
 
 
-def device_of(operands: Operands) -> torch.device:
+def _device_of(operands: Operands) -> torch.device:
     return next(tensor.device for tensor in operands.tensors if tensor is not None)
 
 

@@ -32,7 +32,7 @@ def suspicions(
         file_names: Files of the images.
     """
     if not len(boxes):
-        return "", "".join(shared_files(file_names))
+        return "", "".join(_shared_files(file_names))
     if len(owner) > SAMPLE:
         apart = len(owner) // SAMPLE + 1
         chosen = np.flatnonzero(owner % apart == owner[0] % apart)
@@ -41,7 +41,7 @@ def suspicions(
     corners, sides = boxes[:, :2], boxes[:, 2:] - boxes[:, :2]
     beyond = (np.maximum(-corners, boxes[:, 2:] - shapes[owner][:, ::-1]) > EDGE).any(axis=1)
     across = int(beyond.sum())
-    unlikely = [*repeated(owner, boxes, labels), *shared_files(file_names)]
+    unlikely = [*repeated(owner, boxes, labels), *_shared_files(file_names)]
     if (sides < 1).all():
         return f"all {count:,} examined boxes are smaller than 1 pixel: are they relative to the image?", ""
     if count < FEWEST:
@@ -71,7 +71,7 @@ def repeated(owner: npt.NDArray[np.int64], boxes: Boxes, labels: npt.NDArray[np.
     return [f"{count:,} of {len(rows):,} examined boxes repeat another box of their image: are objects listed twice?"]
 
 
-def shared_files(file_names: Sequence[str]) -> list[str]:
+def _shared_files(file_names: Sequence[str]) -> list[str]:
     """Return a text if several images are in the same file."""
     count = len(file_names) - len(set(file_names))
     if not count:
