@@ -183,7 +183,15 @@ def test_start_loads_neither_torch_nor_lightning(tmp_path: Path) -> None:
 @pytest.mark.whole_run
 def test_wrong_option_of_the_training_process_ends_in_one_line_and_is_not_restarted(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "yolo_lightning", "fit", "--supervision.enabled=true", "--model.recipe.lr0=-1"],
+        [
+            sys.executable,
+            "-m",
+            "yolo_lightning",
+            "fit",
+            "--supervision.enabled=true",
+            "--model.recipe.lr0=-1",
+            "--data.root=.",
+        ],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
         capture_output=True,
