@@ -154,6 +154,19 @@ def test_every_command_has_help(capsys: pytest.CaptureFixture[str], name: str) -
     assert shown == table["help"] + "\n"
 
 
+def test_predict_for_pictures_and_for_a_dataset_have_tables_of_their_own(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for words in (["predict", "street.jpg", "--help"], ["predict", "--help"]):
+        with pytest.raises(SystemExit):
+            main(words)
+    answer(["predict", "--trainer.accelerator", "cpu"])
+    answer(["predict", "street.jpg", "--run", "runs/ltdv2"])
+    capsys.readouterr()
+    assert "unknown key rnu. Did you mean --run x?" in answered(capsys, "predict", "street.jpg", "--rnu", "x")[1]
+
+
 @pytest.mark.parametrize("words", [["fit", "--help"], ["fit", "--epochs", "3"], ["export", "--help"], ["monitr"]])
 def test_answers_load_neither_torch_nor_lightning(words: list[str]) -> None:
     done = subprocess.run(

@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
+from itertools import dropwhile
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
@@ -24,6 +25,8 @@ from yolo_lightning.utils.yaml_file import flatten, read_yaml
 PROGRAM = "python -m yolo_lightning"
 PACKAGE = Path(__file__).resolve().parents[1]
 HELP_WORDS, FULL_HELP = ("-h", "--help"), "--help.full"
+PICTURES = "predict PICTURES"
+"""The command for images and videos, whose options differ from those of `predict` for a dataset."""
 SHOWN = (
     *("config", "resume", "ckpt_path", "mirror", "supervision.enabled", "data.root", "data.format", "data.image_size"),
     *("data.batch_size", "data.loader.num_workers", "data.split.train_fraction", "data.augmentation.mosaic"),
@@ -51,14 +54,16 @@ def answer(words: Sequence[str]) -> None:
     command, rest = words[0], words[1:]
     if command not in SUBCOMMANDS and command not in TOOLS and not command.startswith("-"):
         fail(unknown_command(command, [*SUBCOMMANDS, *TOOLS]))
-    takes_pictures = command == "predict" and bool(rest) and not rest[0].startswith("-")
-    if not takes_pictures and (table := stored(command)) is not None:
+    if command == "predict" and rest and not rest[0].startswith("-"):
+        command = PICTURES
+        rest = list(dropwhile(lambda word: not word.startswith("-"), rest))
+    if (table := stored(command)) is not None:
         check(rest, table)
 
 
 def learn(command: str, parser: Any, words: Sequence[str]) -> list[str]:
     """Store the table of a parser unless it is stored, answer the words or return them for the parser."""
-    if FULL_HELP not in words and command in (*SUBCOMMANDS, *TOOLS) and parser._subcommands_action is None:
+    if FULL_HELP not in words and command in (*SUBCOMMANDS, *TOOLS, PICTURES) and parser._subcommands_action is None:
         table = stored(command)
         if table is None:
             table = {"stamp": stamp(), "help": _short_help(command, parser), "options": _options_of(parser)}
@@ -128,7 +133,7 @@ def _short_help(command: str, parser: Any) -> str:
 
     Names of Ultralytics are in brackets.
     """
-    shown = [one for one in parser._actions if one.dest in SHOWN or (command in TOOLS and one.dest[:5] != "data.")]
+    shown = [one for one in parser._actions if one.dest in SHOWN or (command not in SUBCOMMANDS and one.dest[:5] != "data.")]
     lines = [f"usage: {PROGRAM} {command} [options]", ""]
     lines += [f"       {PROGRAM} predict PICTURES [options]    any images and videos", ""] * (command == "predict")
     lines += [*textwrap.wrap(SUBCOMMANDS.get(command) or parser.description or "", 120), ""]
@@ -155,7 +160,7 @@ def stored(command: str) -> Table | None:
 
 
 def table_file(command: str) -> Path:
-    return cache_folder() / "options" / f"{command}-{crc32(bytes(PACKAGE)):08x}.json"
+    return cache_folder() / "options" / f"{command.replace(' ', '-')}-{crc32(bytes(PACKAGE)):08x}.json"
 
 
 def stamp() -> list[int]:

@@ -16,7 +16,7 @@ from typing import Any, get_args, get_origin
 from jsonargparse import ArgumentParser, auto_cli
 
 from yolo_lightning.commands import WITHOUT_TORCH
-from yolo_lightning.commands.answers import PROGRAM, learn
+from yolo_lightning.commands.answers import PICTURES, PROGRAM, learn
 from yolo_lightning.commands.option_errors import ShortErrors
 from yolo_lightning.utils.addresses import redacted, refuse_secrets
 from yolo_lightning.utils.exit_codes import ExitCode
@@ -36,6 +36,7 @@ class ToolParser(ShortErrors, ArgumentParser):  # type: ignore[misc]
     def parse_args(self, args: Sequence[str] | None = None, *rest: Any, **named: Any) -> Any:
         """Parse the words after the command, unless they can be answered without the parser."""
         command = (self.prog or "").removeprefix(f"{PROGRAM} ")
+        command = PICTURES if command == "predict" else command
         return super().parse_args(learn(command, self, list(args or ())), *rest, **named)
 
 
