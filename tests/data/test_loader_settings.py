@@ -269,7 +269,7 @@ def test_overlay_lies_over_the_recipe(path: Path) -> None:
 def test_auto_workers_are_the_available_cores_up_to_four(
     cores: int, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("yolo_lightning.data.loader.available_cores", lambda: cores)
+    monkeypatch.setattr("yolo_lightning.utils.host.available_cores", lambda: cores)
     assert LoaderSettings().arguments(on_gpu=False, persistent=True)["num_workers"] == workers
     assert LoaderSettings(num_workers=7).arguments(on_gpu=False, persistent=True)["num_workers"] == 7
 

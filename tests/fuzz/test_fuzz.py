@@ -51,9 +51,9 @@ def test_errors_of_other_packages_are_findings(error: Exception, expected: bool,
 
 
 def test_own_errors_are_allowed() -> None:
-    from yolo_lightning.data.storage.image_header import FrameLimits
+    from yolo_lightning.data.formats.frame_checks import Limits
 
-    error = outcome(lambda: FrameLimits(0))
+    error = outcome(lambda: Limits(max_image_pixels=0))
     assert error is not None
     assert is_allowed(error)
     assert INPUT_TIMEOUT_S < SECONDS

@@ -133,7 +133,8 @@ def _short_help(command: str, parser: Any) -> str:
 
     Names of Ultralytics are in brackets.
     """
-    shown = [one for one in parser._actions if one.dest in SHOWN or (command not in SUBCOMMANDS and one.dest[:5] != "data.")]
+    is_tool = command not in SUBCOMMANDS
+    shown = [one for one in parser._actions if one.dest in SHOWN or (is_tool and one.dest[:5] != "data.")]
     lines = [f"usage: {PROGRAM} {command} [options]", ""]
     lines += [f"       {PROGRAM} predict PICTURES [options]    any images and videos", ""] * (command == "predict")
     lines += [*textwrap.wrap(SUBCOMMANDS.get(command) or parser.description or "", 120), ""]

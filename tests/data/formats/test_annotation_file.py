@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -155,9 +156,9 @@ def test_bytes_that_are_not_utf8_are_named_with_the_record_before(coco: Coco, wr
 def test_file_that_may_not_be_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "Train.json").write_text("{}")
 
-    def refuse(_: Path) -> bytes:
+    def refuse(*_: object) -> int:  # root may read every file
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(ValueError, match=r"Train\.json cannot be read: .*Permission denied"):
         decode(tmp_path / "Train.json")

@@ -46,7 +46,7 @@ def convolutions(
 
     Args:
         section: layers (each distinct convolution, forward and backward), graph (the network, forward and backward) or
-            step (a training step in a Lightning Trainer).
+            step (a training step of YOLOModule under Lightning).
         device: auto, cpu, cuda, cuda:1, xpu, mps; auto selects the accelerator if there is one.
         skip: Implementations to skip. A vendor kernel that hangs cannot be interrupted; skip native in this case.
         batch_size: Images per step.
