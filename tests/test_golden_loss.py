@@ -13,7 +13,7 @@ from tests.helpers.data_module import data_module
 from yolo_lightning.callbacks import EMA
 from yolo_lightning.data.loader import LoaderSettings
 from yolo_lightning.data.synthetic import draw_dataset
-from yolo_lightning.model.layers import ConvolutionSettings
+from yolo_lightning.model.conv_backend import ConvolutionSettings
 from yolo_lightning.module import YOLOModule
 from yolo_lightning.training.recipe import Recipe
 

@@ -17,8 +17,9 @@ from yolo_lightning.conv import GemmConv2d
 from yolo_lightning.conv.normalization import RecomputedBatchNormSiLU2d
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.loader import LoaderSettings
+from yolo_lightning.model.conv_backend import ConvolutionSettings, trial_settings
 from yolo_lightning.model.detection_settings import DetectionSettings
-from yolo_lightning.model.layers import ConvolutionSettings, FoldedGraph, trial_settings
+from yolo_lightning.model.layers import FoldedGraph
 from yolo_lightning.module import YOLOModule
 from yolo_lightning.training.recipe import Recipe
 
@@ -102,7 +103,7 @@ def choice(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         asked.append((device, settings, precision))
         return "gemm", settings.memory_format
 
-    monkeypatch.setattr(module_file.layers, "choose_convolution", choose)
+    monkeypatch.setattr(module_file.conv_backend, "choose_convolution", choose)
     return asked
 
 
@@ -118,7 +119,7 @@ def test_auto_is_the_default_and_native_in_channels_last_on_a_cpu(
     data: DetectionDataModule,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module_file.layers, "probe_native", None)
+    monkeypatch.setattr(module_file.conv_backend, "probe_native", None)
     module, watch = module_of(nominal_batch=4, memory_format=memory_format), Watch()
     trainer(tmp_path, watch, precision=precision).fit(module, data)
     assert watch.gemm == [False] * 3

@@ -19,7 +19,7 @@ from yolo_lightning.checkpoints.checkpoint_io import AtomicCheckpointIO
 from yolo_lightning.commands.command_line import is_ours
 from yolo_lightning.data.batch import Batch, TrainingFacts, collate
 from yolo_lightning.data.loader import LoaderSettings
-from yolo_lightning.model.layers import ConvolutionSettings
+from yolo_lightning.model.conv_backend import ConvolutionSettings
 from yolo_lightning.model.loss import DetectionLoss, LossSettings
 from yolo_lightning.module import YOLOModule
 from yolo_lightning.supervision.outcome import is_recoverable

@@ -21,13 +21,8 @@ from yolo_lightning.model.postprocess import predictions
 from yolo_lightning.training.optimizers import (
     parameter_groups,
 )
-from yolo_lightning.training.recipe import (
-    Group,
-    Recipe,
-    decay_factor,
-    scaled_weight_decay,
-    settings_at,
-)
+from yolo_lightning.training.recipe import Group, Recipe
+from yolo_lightning.training.schedule import decay_factor, scaled_weight_decay, settings_at
 
 SIZE = 96
 GAINS = {"box": 7.5, "cls": 0.5, "dfl": 1.5}

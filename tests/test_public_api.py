@@ -13,7 +13,7 @@ import yolo_lightning
 from tests.conftest import REPOSITORY
 from tests.helpers.data_module import data_module
 from yolo_lightning.callbacks import MeanAP
-from yolo_lightning.model.layers import ConvolutionSettings
+from yolo_lightning.model.conv_backend import ConvolutionSettings
 
 
 @pytest.mark.parametrize("name", yolo_lightning.__all__)

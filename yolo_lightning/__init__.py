@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from yolo_lightning.data.sampling.seeded_dataset import resumable_loader
     from yolo_lightning.detector import Detector
     from yolo_lightning.evaluation.mean_average_precision import MeanAveragePrecision
+    from yolo_lightning.model.conv_backend import ConvolutionSettings
     from yolo_lightning.model.detection_settings import DetectionSettings
-    from yolo_lightning.model.layers import ConvolutionSettings
     from yolo_lightning.model.loss import LossSettings
     from yolo_lightning.module import YOLOModule
     from yolo_lightning.supervision.heartbeat import heartbeat
@@ -74,7 +74,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "AtomicCheckpointIO": "yolo_lightning.checkpoints.checkpoint_io",
     "CheckpointMirror": "yolo_lightning.callbacks.checkpoint_mirror",
-    "ConvolutionSettings": "yolo_lightning.model.layers",
+    "ConvolutionSettings": "yolo_lightning.model.conv_backend",
     "DetectionDataModule": "yolo_lightning.data.datamodule",
     "DetectionSettings": "yolo_lightning.model.detection_settings",
     "Detector": "yolo_lightning.detector",

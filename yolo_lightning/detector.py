@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from yolo_lightning.checkpoints.checkpoint_file import require_whole
-from yolo_lightning.checkpoints.remote import local_checkpoint
+from yolo_lightning.checkpoints.mirror import local_checkpoint
 from yolo_lightning.checkpoints.resume import checkpoint_to_evaluate
 from yolo_lightning.data.batch import Prediction, Sample, collate
 from yolo_lightning.data.input_clips import ClipReader, channels_of
@@ -20,9 +20,10 @@ from yolo_lightning.data.input_images import InputImage, RawRanges, find_files, 
 from yolo_lightning.data.transforms.letterbox import Labelled, letterbox
 from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.evaluation.detection_result import DetectionResult
+from yolo_lightning.model.conv_backend import ConvolutionSettings, choose_convolution
 from yolo_lightning.model.detection_settings import TTA
 from yolo_lightning.model.graph import check_one_to_one, network_input, read_network
-from yolo_lightning.model.layers import Convolution, ConvolutionSettings, FoldedGraph, arrange, choose_convolution
+from yolo_lightning.model.layers import Convolution, FoldedGraph, arrange
 from yolo_lightning.model.network_settings import read_settings
 from yolo_lightning.model.postprocess import predictions
 from yolo_lightning.model.tta import tta_predictions

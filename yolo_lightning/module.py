@@ -18,7 +18,8 @@ from yolo_lightning.checkpoints.torch_archive import load_checkpoint
 from yolo_lightning.data.batch import Batch, Prediction, Target, TrainingFacts, targets
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.data.image_size import ImageSize
-from yolo_lightning.model import layers
+from yolo_lightning.model import conv_backend, layers
+from yolo_lightning.model.conv_backend import ConvolutionSettings
 from yolo_lightning.model.detection_settings import DetectionSettings
 from yolo_lightning.model.graph import (
     INPUT_CHANNELS,
@@ -30,14 +31,7 @@ from yolo_lightning.model.graph import (
     network_input,
     stored_architecture,
 )
-from yolo_lightning.model.layers import (
-    Convolution,
-    ConvolutionSettings,
-    FoldedGraph,
-    MemoryFormat,
-    graph_stride,
-    of_branch,
-)
+from yolo_lightning.model.layers import Convolution, FoldedGraph, MemoryFormat, graph_stride, of_branch
 from yolo_lightning.model.loss import DetectionLoss, LossSettings, class_weights
 from yolo_lightning.model.network_settings import check_same_input, input_record
 from yolo_lightning.model.postprocess import predictions
@@ -56,12 +50,8 @@ from yolo_lightning.training.optimizers import (
     muon_groups,
     parameter_groups,
 )
-from yolo_lightning.training.recipe import (
-    OptimizerSettings,
-    Recipe,
-    scaled_weight_decay,
-    settings_at,
-)
+from yolo_lightning.training.recipe import Recipe
+from yolo_lightning.training.schedule import OptimizerSettings, scaled_weight_decay, settings_at
 from yolo_lightning.utils.choices import as_settings
 from yolo_lightning.utils.host import keep_freed_memory
 from yolo_lightning.utils.loop_position import schedule_step, steps_begun
@@ -133,7 +123,7 @@ class YOLOModule(LightningModule):
         self._arrange = partial(
             layers.arrange,
             activation_checkpointing=self.convolution.activation_checkpointing,
-            plan=layers.make_plan(self.convolution),
+            plan=conv_backend.make_plan(self.convolution),
             memory_format=self.convolution.memory_format,
         )
         names = (ONE_CLASS,) if single_class else tuple(class_names)
@@ -194,7 +184,7 @@ class YOLOModule(LightningModule):
             return
         chosen: tuple[Convolution, MemoryFormat] = "native", self.convolution.memory_format
         if self.trainer.is_global_zero:  # one test for all ranks: simultaneous tests would slow each other
-            chosen = layers.choose_convolution(strategy.root_device, self.convolution, self.trainer.precision)
+            chosen = conv_backend.choose_convolution(strategy.root_device, self.convolution, self.trainer.precision)
         convolution, memory_format = strategy.broadcast(chosen)
         self._arrange(self.graph, convolution, memory_format=memory_format)
 

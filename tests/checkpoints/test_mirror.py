@@ -11,8 +11,8 @@ import torch
 
 from yolo_lightning.callbacks.checkpoint_mirror import CheckpointMirror
 from yolo_lightning.checkpoints.checkpoint_file import write_checkpoint
-from yolo_lightning.checkpoints.remote import RemoteFolder, to_mirror
-from yolo_lightning.checkpoints.remote import mirror as copy
+from yolo_lightning.checkpoints.mirror import RemoteFolder, to_mirror
+from yolo_lightning.checkpoints.mirror import mirror as copy
 from yolo_lightning.checkpoints.resume import checkpoint_to_fit, fetch_from_mirror
 from yolo_lightning.checkpoints.run_folder import folder_to_fit
 

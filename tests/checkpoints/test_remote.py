@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from yolo_lightning.checkpoints.checkpoint_file import find_damage, read_checksum, write_checkpoint
-from yolo_lightning.checkpoints.remote import RemoteFolder, fetch_run, local_checkpoint, to_mirror
-from yolo_lightning.checkpoints.remote import mirror as copy
+from yolo_lightning.checkpoints.mirror import RemoteFolder, fetch_run, local_checkpoint, to_mirror
+from yolo_lightning.checkpoints.mirror import mirror as copy
 from yolo_lightning.commands.average import average
 
 MEMORY = fsspec.filesystem("memory")

@@ -27,8 +27,8 @@ from yolo_lightning.data.dataset import TrainingDataset
 from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.labelled_frames import LabelledFrames
 from yolo_lightning.data.loader import LoaderSettings, prepare_worker
+from yolo_lightning.data.sampling.epoch_order import Sampling
 from yolo_lightning.data.sampling.resumable_loader import limited
-from yolo_lightning.data.sampling.sampling_rules import Sampling
 from yolo_lightning.data.storage.folder_frames import FolderFrames
 from yolo_lightning.data.storage.storage import StorageSettings
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation

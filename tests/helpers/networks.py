@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 import torch
 
 from yolo_lightning.checkpoints.checkpoint_file import write_checkpoint
+from yolo_lightning.model.conv_backend import ConvolutionSettings
 from yolo_lightning.model.detection_settings import DetectionSettings
-from yolo_lightning.model.layers import ConvolutionSettings
 from yolo_lightning.model.loss import LossSettings
 from yolo_lightning.module import YOLOModule
 from yolo_lightning.training.nonfinite import GuardSettings

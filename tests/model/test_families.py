@@ -16,9 +16,10 @@ from tests.helpers.operators import operators, vendor_operators
 from tests.test_parity import GAINS, as_input, random_batch
 from yolo_lightning.data.batch import Batch
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
+from yolo_lightning.model.conv_backend import ConvolutionSettings
 from yolo_lightning.model.detection_settings import DetectionSettings
 from yolo_lightning.model.graph import build_graph
-from yolo_lightning.model.layers import ConvolutionSettings, FoldedGraph, has_one_to_one_branch, image_layers, restore
+from yolo_lightning.model.layers import FoldedGraph, has_one_to_one_branch, image_layers, restore
 from yolo_lightning.model.loss import DetectionLoss
 from yolo_lightning.model.postprocess import best_boxes, predictions
 from yolo_lightning.module import YOLOModule

@@ -16,8 +16,8 @@ from tests.helpers.operators import operators, vendor_operators
 from tests.test_parity import as_input, random_batch
 from yolo_lightning.conv import GemmConv2d, VendorFreeBatchNorm2d
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
+from yolo_lightning.model.conv_backend import ConvolutionSettings
 from yolo_lightning.model.graph import build_graph, head_class_width
-from yolo_lightning.model.layers import ConvolutionSettings
 from yolo_lightning.model.loss import DetectionLoss
 from yolo_lightning.module import YOLOModule
 

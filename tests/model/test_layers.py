@@ -20,16 +20,9 @@ from yolo_lightning.conv.layer import GrayConv2d, GrayGemmConv2d
 from yolo_lightning.conv.probe import ProbeResult
 from yolo_lightning.conv.trial import TrialSettings
 from yolo_lightning.conv.trial import arranged as arranged_blocks
-from yolo_lightning.model import layers
-from yolo_lightning.model.layers import (
-    ConvolutionSettings,
-    FoldedGraph,
-    arrange,
-    blocks,
-    choose_convolution,
-    make_plan,
-    restore,
-)
+from yolo_lightning.model import conv_backend
+from yolo_lightning.model.conv_backend import ConvolutionSettings, choose_convolution, make_plan
+from yolo_lightning.model.layers import FoldedGraph, arrange, blocks, restore
 
 ARRANGEMENTS = list(itertools.product(("native", "gemm"), (False, True)))
 OURS = [arrangement for arrangement in ARRANGEMENTS if arrangement != ("native", False)]
@@ -275,7 +268,9 @@ def test_plans_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_probed_layers_are_arranged_like_the_graph(native: Any, kind: Any, options: dict[str, Any]) -> None:
     graph = copy.deepcopy(native)
     arrange(graph, kind, **options)
-    stem, other = arranged_blocks(kind, torch.device("cpu"), layers.trial_settings(ConvolutionSettings(**options)))[:2]
+    stem, other = arranged_blocks(
+        kind, torch.device("cpu"), conv_backend.trial_settings(ConvolutionSettings(**options))
+    )[:2]
     for probed, block in ((stem, graph.model[0]), (other, graph.model[1])):
         for one, same in ((probed.conv, block.conv), (probed.bn, block.bn), (probed.act, block.act)):
             assert type(one) is type(same)
@@ -283,7 +278,7 @@ def test_probed_layers_are_arranged_like_the_graph(native: Any, kind: Any, optio
 
 
 def test_cpu_is_not_probed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layers, "probe_native", None)
+    monkeypatch.setattr(conv_backend, "probe_native", None)
     assert choose_convolution(torch.device("cpu"), ConvolutionSettings()) == ("native", "channels_last")
     assert choose_convolution(torch.device("cpu"), ConvolutionSettings(memory_format="contiguous"))[1] == "contiguous"
 
@@ -303,7 +298,7 @@ def test_accelerator_is_probed(
         return ProbeResult(outcome, "as seen")
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(layers, "probe_native", probe)
+    monkeypatch.setattr(conv_backend, "probe_native", probe)
     caplog.set_level("INFO")
     settings = ConvolutionSettings(probe_timeout_s=7.0)
     assert choose_convolution(torch.device("cuda", 1), settings, "16-mixed") == (expected, "auto")

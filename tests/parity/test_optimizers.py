@@ -16,7 +16,7 @@ from ultralytics.optim import MuSGD as UltralyticsMuSGD
 
 from tests.helpers.networks import module_of
 from tests.parity.training_twins import Frames, Recorder, make_trainer, random_batches, train_ours
-from yolo_lightning.model.layers import ConvolutionSettings
+from yolo_lightning.model.conv_backend import ConvolutionSettings
 from yolo_lightning.module import YOLOModule
 from yolo_lightning.training.musgd import MuSGD
 from yolo_lightning.training.optimizers import (
@@ -26,7 +26,8 @@ from yolo_lightning.training.optimizers import (
     muon_groups,
     parameter_groups,
 )
-from yolo_lightning.training.recipe import CLASS_HEAD_FACTOR, OptimizerName, Recipe
+from yolo_lightning.training.recipe import OptimizerName, Recipe
+from yolo_lightning.training.schedule import CLASS_HEAD_FACTOR
 
 pytestmark = pytest.mark.whole_run
 

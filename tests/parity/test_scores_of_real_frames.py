@@ -24,7 +24,8 @@ from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.data.loader import LoaderSettings
 from yolo_lightning.evaluation.record import EvaluationRecord
 from yolo_lightning.evaluation.ultralytics_matching import CONFUSION_SCORE_THRESHOLD
-from yolo_lightning.model.layers import ConvolutionSettings, restore
+from yolo_lightning.model.conv_backend import ConvolutionSettings
+from yolo_lightning.model.layers import restore
 from yolo_lightning.module import YOLOModule
 
 HEIGHT, WIDTH = 160, 192

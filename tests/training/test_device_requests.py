@@ -17,8 +17,8 @@ from yolo_lightning.conv import Plan
 from yolo_lightning.conv.kernels.verified import assume_available
 from yolo_lightning.data.batch import Batch, TrainingFacts
 from yolo_lightning.data.boxes import Letterbox
-from yolo_lightning.model import layers
-from yolo_lightning.model.layers import ConvolutionSettings
+from yolo_lightning.model import conv_backend
+from yolo_lightning.model.conv_backend import ConvolutionSettings
 from yolo_lightning.model.loss import LossSettings
 from yolo_lightning.module import YOLOModule
 from yolo_lightning.training.recipe import Recipe
@@ -102,7 +102,7 @@ def second_step(backend: str, activation_checkpointing: bool) -> tuple[Requests,
         patch.setattr(TrainingFacts, "from_trainer", lambda trainer: facts)
         patch.setattr(Tensor, "is_pinned", lambda tensor: tensor.device.type == "cpu")
         # Its own decisions: those on the meta device must not leave this function.
-        patch.setattr(layers, "DEFAULT_PLAN", Plan())
+        patch.setattr(conv_backend, "DEFAULT_PLAN", Plan())
         trainer.fit(module, loader)
     return recorder.steps[1]
 

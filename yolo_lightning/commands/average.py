@@ -8,7 +8,7 @@ from torch import Tensor
 
 from yolo_lightning.checkpoints.averaging import AVERAGED, average_checkpoints, newest_steps, shares
 from yolo_lightning.checkpoints.checkpoint_file import write_checkpoint
-from yolo_lightning.checkpoints.remote import local_checkpoint
+from yolo_lightning.checkpoints.mirror import local_checkpoint
 from yolo_lightning.commands.console import writing
 from yolo_lightning.model.graph import INPUT_CHANNELS, build_graph, read_network
 from yolo_lightning.utils.paths import real_path, user_path

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from yolo_lightning.checkpoints import run_folder
-from yolo_lightning.checkpoints.remote import is_address
+from yolo_lightning.checkpoints.mirror import is_address
 from yolo_lightning.commands.command_line import ToolParser
 from yolo_lightning.commands.option_layers import given_options
 from yolo_lightning.data.worker_processes import start_fork_server

@@ -31,6 +31,7 @@ from yolo_lightning.data.index.splits import Shares, Split, describe_split
 from yolo_lightning.data.input_settings import InputSettings
 from yolo_lightning.data.labelled_frames import LabelledFrames
 from yolo_lightning.data.loader import LoaderSettings, describe
+from yolo_lightning.data.sampling.epoch_order import SampledOrder, Sampling
 from yolo_lightning.data.sampling.mosaic_partners import frames_to_cache
 from yolo_lightning.data.sampling.paste_candidates import paste_candidates
 from yolo_lightning.data.sampling.resumable_loader import (
@@ -40,7 +41,6 @@ from yolo_lightning.data.sampling.resumable_loader import (
     ResumableLoader,
     limited,
 )
-from yolo_lightning.data.sampling.sampling_rules import SampledOrder, Sampling
 from yolo_lightning.data.storage.frames import Channels
 from yolo_lightning.data.storage.storage import StorageKind, StorageSettings
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation

@@ -18,7 +18,7 @@ from yolo_lightning.data.transforms.letterbox import Labelled, letterbox
 from yolo_lightning.data.transforms.mosaic import mixup, mosaic, random_affine, random_flip
 from yolo_lightning.data.transforms.photometric import random_photometry, random_range_drift, reference_index
 
-SAMPLE_STREAM = 2  # Seed component of the samples; `sampling_rules.ORDER_STREAM` is 1
+SAMPLE_STREAM = 2  # Seed component of the samples; `epoch_order.ORDER_STREAM` is 1
 PASTE_STREAM, MIXUP_STREAM, SECOND_PASTE_STREAM, DRIFT_STREAM = 4, 5, 6, 7
 """Streams of box paste, of the second sample in mixup, of box paste there, and of the drift of 16-bit frames; they do
 not change other choices."""

@@ -6,64 +6,18 @@ applied in this order.
 
 from collections.abc import Iterator
 from copy import deepcopy
-from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import torch
-from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
-from yolo_lightning.conv import (
-    DEFAULT_PLAN,
-    AutotunedPlan,
-    GemmConv2d,
-    Plan,
-    enable_gpu_kernels,
-    swap_convs,
-    unswap_convs,
-)
+from yolo_lightning.conv import DEFAULT_PLAN, GemmConv2d, Plan, swap_convs, unswap_convs
 from yolo_lightning.conv.layer import GrayConv2d, GrayGemmConv2d
 from yolo_lightning.conv.normalization import BatchNormSiLU2d, RecomputedBatchNormSiLU2d
-from yolo_lightning.conv.probe import probe_native
-from yolo_lightning.conv.trial import TrialSettings
 from yolo_lightning.data.image_size import STRIDE
-from yolo_lightning.utils.choices import check_choices, check_range
-from yolo_lightning.utils.files import cache_folder
 
 Convolution = Literal["auto", "gemm", "native"]
-ConvAlgorithm = Literal["auto", "table", "autotune"]
 MemoryFormat = Literal["auto", "contiguous", "channels_last"]
-
-
-@dataclass(frozen=True)
-class ConvolutionSettings:
-    """Implementation of the layers.
-
-    Attributes:
-        backend: Convolution implementation. `gemm` needs no vendor library; `native` is PyTorch's own. On a CPU,
-            `auto` is native in channels_last. On a GPU, `auto` is native if a test in a child process shows that it
-            works and is not slower, else gemm.
-        algorithm: Algorithm choice of `gemm`. `table` uses a fixed table; `auto` also uses, on a GPU, kernels that
-            are compiled and verified at first use; `autotune` measures the candidates of `auto` at first use.
-        memory_format: Memory format of weights and activations; `auto` selects the faster one for `backend`.
-        activation_checkpointing: Store fewer activations for the backward pass and recompute the others: less memory,
-            more time.
-        probe_timeout_s: Seconds without progress after which the test of `backend: auto` counts as hung, > 0.
-        autotune_budget_s: Time limit in seconds for the measurements of `autotune`, per process, >= 0.
-    """
-
-    backend: Convolution = "auto"
-    algorithm: ConvAlgorithm = "auto"
-    memory_format: MemoryFormat = "auto"
-    activation_checkpointing: bool = False
-    probe_timeout_s: float = 60.0
-    autotune_budget_s: float = 60.0
-
-    def __post_init__(self) -> None:
-        for name, kind in (("backend", Convolution), ("algorithm", ConvAlgorithm), ("memory_format", MemoryFormat)):
-            check_choices(f"model.convolution.{name}", [getattr(self, name)], kind)
-        check_range("model.convolution.probe_timeout_s", self.probe_timeout_s, "> 0")
-        check_range("model.convolution.autotune_budget_s", self.autotune_budget_s, ">= 0")
 
 
 BLOCK_PARTS = (nn.Conv2d, nn.BatchNorm2d, nn.Module)
@@ -210,59 +164,3 @@ class FoldedGraph:
 
 def _keep_branches() -> None:
     """Replace Ultralytics' `fuse` of a head, which removes a branch."""
-
-
-def trial_settings(settings: ConvolutionSettings, precision: str = "32-true") -> TrialSettings:
-    """Return the settings of a trial that computes layers as training does; `precision` is that of the Trainer.
-
-    The trial may spend a quarter of its time limit on measurements of `autotune`, which later trials need not repeat.
-    """
-    autocast = {"16-mixed": "float16", "bf16-mixed": "bfloat16"}.get(precision)
-    budget_s = min(settings.autotune_budget_s, settings.probe_timeout_s / 4)
-    options = asdict(replace(settings, autotune_budget_s=budget_s))
-    del options["backend"], options["probe_timeout_s"]  # on which the layers do not depend
-    return TrialSettings(f"{__name__}:{_arrange_trial.__name__}", options, autocast)
-
-
-def _arrange_trial(trial: nn.Module, convolution: Literal["gemm", "native"], **options: Any) -> None:
-    """Arrange `conv.trial.ProbedLayers` as `YOLOModule` arranges its graph; `options` are `ConvolutionSettings`."""
-    settings = ConvolutionSettings(**options)
-    plan = make_plan(settings) if convolution == "gemm" else DEFAULT_PLAN
-    arrange(trial, convolution, settings.activation_checkpointing, plan, settings.memory_format)
-
-
-def choose_convolution(
-    device: torch.device, settings: ConvolutionSettings, precision: str = "32-true"
-) -> tuple[Literal["gemm", "native"], MemoryFormat]:
-    """Return the convolution implementation and the memory format of `backend: auto` on a device, and log them.
-
-    On a CPU these are PyTorch's convolutions in channels_last, without a test. On other devices, native convolutions
-    are tested on layers of `settings` in the `precision` of the Trainer. A memory format other than `auto` is kept.
-    """
-    if device.type == "cpu":
-        memory_format: MemoryFormat = "channels_last" if settings.memory_format == "auto" else settings.memory_format
-        rank_zero_info(f"model.convolution.backend auto: native, {memory_format}, on a CPU")
-        return "native", memory_format
-    timeout_s = settings.probe_timeout_s
-    rank_zero_info(
-        f"model.convolution.backend auto: testing native convolutions on {device}, at most {timeout_s:g} s without "
-        "progress"
-    )
-    cache_file = cache_folder() / "convolution_probe.json"
-    result = probe_native(device, timeout_s, cache_file, settings=trial_settings(settings, precision))
-    convolution: Literal["gemm", "native"] = "native" if result.works else "gemm"
-    rank_zero_info(f"model.convolution.backend auto: {convolution}; {result}")
-    return convolution, settings.memory_format
-
-
-def make_plan(settings: ConvolutionSettings) -> Plan:
-    """Return the plan for all `gemm` convolutions of a graph; its results are stored in the user's cache folder.
-
-    On a GPU, `auto` and `autotune` use the verified kernels of this package where they can be built. On a CPU, `auto`
-    is the table.
-    """
-    if settings.algorithm in ("auto", "autotune"):
-        enable_gpu_kernels(cache_folder() / "kernels")
-    if settings.algorithm != "autotune":
-        return DEFAULT_PLAN
-    return AutotunedPlan(settings.autotune_budget_s, cache_folder() / "convolution_plan.json")

@@ -15,7 +15,7 @@ from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import TrainingDataset
 from yolo_lightning.data.index.splits import Split
 from yolo_lightning.data.loader import LoaderSettings
-from yolo_lightning.data.sampling.sampling_rules import Sampling
+from yolo_lightning.data.sampling.epoch_order import Sampling
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
 
 YoloSet = Callable[..., Path]

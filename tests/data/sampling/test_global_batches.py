@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import Dataset
 
+from yolo_lightning.data.sampling.epoch_order import SampledOrder
 from yolo_lightning.data.sampling.resumable_loader import (
     EpochBatchSampler,
     FileOrderBatches,
@@ -16,7 +17,6 @@ from yolo_lightning.data.sampling.resumable_loader import (
     ResumableLoader,
     SampleKey,
 )
-from yolo_lightning.data.sampling.sampling_rules import SampledOrder
 
 PLACES = {"batch_size": st.integers(1, 5), "processes": st.integers(1, 5), "extra": st.integers(0, 40)}
 

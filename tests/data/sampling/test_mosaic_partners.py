@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from yolo_lightning.data.labelled_frames import LabelledFrames
+from yolo_lightning.data.sampling.epoch_order import SampledOrder
 from yolo_lightning.data.sampling.mosaic_partners import (
     LARGEST_STRIDE,
     frames_to_cache,
@@ -17,7 +18,6 @@ from yolo_lightning.data.sampling.mosaic_partners import (
     window,
 )
 from yolo_lightning.data.sampling.resumable_loader import EpochBatchSampler, SampleKey
-from yolo_lightning.data.sampling.sampling_rules import SampledOrder
 from yolo_lightning.data.storage.folder_frames import ImageFiles
 
 LENGTH = 4992

@@ -18,9 +18,9 @@ from yolo_lightning.data.batch import Batch, collate
 from yolo_lightning.data.dataset import TrainingDataset
 from yolo_lightning.data.labelled_frames import LabelledFrames
 from yolo_lightning.data.loader import prepare_worker
+from yolo_lightning.data.sampling.epoch_order import SampledOrder, Sampling, occurrences
 from yolo_lightning.data.sampling.mosaic_partners import MIXUP_RULER, mosaic_partners
 from yolo_lightning.data.sampling.resumable_loader import EpochBatchSampler, ResumableLoader, SampleKey
-from yolo_lightning.data.sampling.sampling_rules import SampledOrder, Sampling, occurrences
 from yolo_lightning.data.storage.choose_storage import open_frames
 from yolo_lightning.data.storage.folder_frames import FolderFrames
 from yolo_lightning.data.storage.packing import describe, write_index, write_shard

@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from tests.data.sampling.test_sampling_rules import make_index
+from tests.data.sampling.test_epoch_order import make_index
 from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.sampling.paste_candidates import AnnotatedObject, PasteCandidates, paste_candidates
 

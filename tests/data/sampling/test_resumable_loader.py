@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
+from yolo_lightning.data.sampling.epoch_order import SampledOrder
 from yolo_lightning.data.sampling.resumable_loader import EpochBatchSampler, ResumableLoader, SampleKey
-from yolo_lightning.data.sampling.sampling_rules import SampledOrder
 
 COUNT, BATCH_SIZE, SEED = 7, 2, 3
 EPOCH_BATCHES = 4

@@ -18,9 +18,9 @@ from yolo_lightning.commands.benchmark.findings import Findings, table
 from yolo_lightning.data.batch import collate
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import TrainingDataset
+from yolo_lightning.data.sampling.epoch_order import SampledOrder, Sampling
 from yolo_lightning.data.sampling.mosaic_partners import frames_to_cache
 from yolo_lightning.data.sampling.resumable_loader import EpochBatchSampler
-from yolo_lightning.data.sampling.sampling_rules import SampledOrder, Sampling
 from yolo_lightning.utils.choices import check_range
 
 STARTS = 3

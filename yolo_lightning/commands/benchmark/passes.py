@@ -16,7 +16,7 @@ from yolo_lightning.data.batch import Batch
 from yolo_lightning.data.boxes import Letterbox
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.data.image_size import ImageSize
-from yolo_lightning.model.layers import ConvolutionSettings
+from yolo_lightning.model.conv_backend import ConvolutionSettings
 from yolo_lightning.module import YOLOModule
 
 

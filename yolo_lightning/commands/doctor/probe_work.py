@@ -134,7 +134,7 @@ def layer(probe: Probe, device: str, timeout_s: float) -> Answer:
 
 def _default_settings(timeout_s: float) -> Any:
     """Return the settings of a trial for the default options of the model, with a budget within the time limit."""
-    from yolo_lightning.model.layers import ConvolutionSettings, trial_settings
+    from yolo_lightning.model.conv_backend import ConvolutionSettings, trial_settings
 
     return trial_settings(ConvolutionSettings(probe_timeout_s=timeout_s))
 

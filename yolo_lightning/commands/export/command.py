@@ -8,7 +8,7 @@ from typing import Literal
 from rich.console import Console
 
 from yolo_lightning.checkpoints.checkpoint_file import require_whole
-from yolo_lightning.checkpoints.remote import is_address, local_checkpoint
+from yolo_lightning.checkpoints.mirror import is_address, local_checkpoint
 from yolo_lightning.checkpoints.resume import checkpoint_to_evaluate
 from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN
 from yolo_lightning.commands.export.export_network import (

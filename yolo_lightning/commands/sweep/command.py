@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from yolo_lightning.checkpoints.checkpoint_file import require_whole
-from yolo_lightning.checkpoints.remote import local_checkpoint
+from yolo_lightning.checkpoints.mirror import local_checkpoint
 from yolo_lightning.checkpoints.resume import checkpoint_to_evaluate
 from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN
 from yolo_lightning.commands.console import counter, finite, write_results

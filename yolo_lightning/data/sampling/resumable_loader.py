@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import DataLoader, Sampler
 
+from yolo_lightning.data.sampling.epoch_order import occurrences
 from yolo_lightning.data.sampling.mosaic_partners import MIXUP_RULER, mosaic_partners
-from yolo_lightning.data.sampling.sampling_rules import occurrences
 
 
 class SampleKey(NamedTuple):

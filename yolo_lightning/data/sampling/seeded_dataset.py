@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 SHUFFLE_STREAM = 6
 GENERATOR_STREAM = 7
-"""Seed components that separate these random numbers from others of the same seed; see `sampling_rules`."""
+"""Seed components that separate these random numbers from others of the same seed; see `epoch_order`."""
 
 
 class ShuffledOrder:

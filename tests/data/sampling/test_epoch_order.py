@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from yolo_lightning.data.index.split_index import SplitIndex
-from yolo_lightning.data.sampling.sampling_rules import (
+from yolo_lightning.data.sampling.epoch_order import (
     SampledOrder,
     Sampling,
     grid_offset,

@@ -1,0 +1,77 @@
+"""Schedules: learning rates, momentum and accumulation as functions of the position in training.
+
+A *step* is one forward and backward pass. The gradients of several steps are summed, not averaged, into one optimizer
+step, until the nominal batch size is reached.
+"""
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+import numpy as np
+
+from yolo_lightning.training.recipe import Group, Recipe
+
+CLASS_HEAD_FACTOR = 3.0
+"""Factor of the learning rates of the class branches of the head, as in Ultralytics; only MuSGD uses them."""
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerSettings:
+    """Settings of one step."""
+
+    learning_rates: dict[Group, float]
+    momentum: float  # of all groups, if the optimizer has one
+    accumulate: int  # number of steps whose gradients are summed into one update
+    class_head_rates: dict[Group, float] = field(default_factory=dict)  # learning rates of groups with `class_head`
+
+    def slowed(self, factor: float) -> Self:
+        rates, head_rates = (
+            {group: rate * factor for group, rate in rates.items()}
+            for rates in (self.learning_rates, self.class_head_rates)
+        )
+        return replace(self, learning_rates=rates, class_head_rates=head_rates)
+
+
+def _full_accumulation(recipe: Recipe, batch_size: int) -> int:
+    """Return the number of steps per update after warm-up: the nominal batch divided by the batch size, at least 1."""
+    return max(round(recipe.nominal_batch / batch_size), 1)
+
+
+def scaled_weight_decay(recipe: Recipe, batch_size: int) -> float:
+    """Return the weight decay, scaled by the ratio of the images per update to the nominal batch."""
+    return recipe.weight_decay * batch_size * _full_accumulation(recipe, batch_size) / recipe.nominal_batch
+
+
+def decay_factor(recipe: Recipe, epoch: int, epochs: int) -> float:
+    """Return the fraction of `lr0` in `epoch` (from 0) of `epochs`: 1 at first, decreasing towards `lrf`."""
+    progress = epoch / epochs
+    if recipe.cosine:
+        return (1 - math.cos(progress * math.pi)) / 2 * (recipe.lrf - 1) + 1
+    return max(1 - progress, 0) * (1 - recipe.lrf) + recipe.lrf
+
+
+def settings_at(
+    recipe: Recipe, *, step: int, epoch: int, epochs: int, steps_per_epoch: int, batch_size: int
+) -> OptimizerSettings:
+    """Return learning rates, momentum and accumulation of one step.
+
+    Accumulation never exceeds the number of steps of the whole training: a short training would end without an update.
+    The last epoch never belongs to the warm-up. `step` and `epoch` count from 0 since training began, `batch_size` is
+    the number of images per step over all ranks.
+    """
+    decay = decay_factor(recipe, epoch, epochs)
+    targets = (recipe.lr0 * decay, recipe.lr0 * CLASS_HEAD_FACTOR * decay)
+    accumulate = min(_full_accumulation(recipe, batch_size), steps_per_epoch * epochs)
+    warmup = max(round(min(recipe.warmup_epochs, epochs - 1) * steps_per_epoch), 0)
+    if step > warmup or warmup == 0:
+        rates, head_rates = (dict.fromkeys(Group, target) for target in targets)
+        return OptimizerSettings(rates, recipe.momentum, accumulate, head_rates)
+
+    def ramp(start: float, end: float) -> float:
+        return float(np.interp(step, (0, warmup), (start, end)))
+
+    starts = {Group.WEIGHT: 0.0, Group.NORMALISATION: 0.0, Group.BIAS: recipe.warmup_bias_lr}
+    rates, head_rates = ({group: ramp(start, target) for group, start in starts.items()} for target in targets)
+    momentum = ramp(recipe.warmup_momentum, recipe.momentum)
+    return OptimizerSettings(rates, momentum, max(1, round(ramp(1, accumulate))), head_rates)
