@@ -19,16 +19,16 @@ def fuse(
 ) -> Content:
     """Return the fused detections of K checked contents with the frames of the first.
 
-    In each frame and class, boxes join, in descending order of score times weight, the group whose mean box has the
-    largest IoU above the threshold, or begin a new one. The box of a group is the mean of its boxes, weighted by score
-    times weight. Its score is the mean of score times weight over its boxes, multiplied by the number of its boxes, at
-    most K: an object found by all files has the weighted mean of their scores, an object that only one file contains
-    its score times the weight of that file. Scores are at most 1.
+    The boxes of each frame and class are taken in descending order of score times weight. A box joins the group whose
+    mean box has the largest IoU with this box, if that IoU is above the threshold. Otherwise the box begins a new group.
+    The box of a group is the mean of its boxes, weighted by score times weight. The score of a group is
+    `mean(score * weight) * min(n, K)` for its n boxes, and at most 1. An object found by all files has the weighted mean
+    of the scores. An object that only one file contains has its score times the weight of that file.
 
     Args:
         contents: Boxes xyxy in pixels, scores 0 to 1, labels 1 to 4; frames are matched by their ids.
         weights: Weight of each content, > 0, with the sum 1.
-        iou_threshold: See above, 0 to 1.
+        iou_threshold: Smallest IoU of a box with the mean box of its group, 0 to 1.
         score_threshold: Detections with a score up to this one are left out before fusion, 0 to 1.
 
     Returns:

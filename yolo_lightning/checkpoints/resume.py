@@ -181,7 +181,7 @@ def remembered(folder: Path, content: dict[str, Any]) -> dict[str, Any]:
         try:
             loaded = read_yaml(path)
             if not isinstance(loaded, dict):
-                raise ValueError("it contains no options")
+                raise ValueError("the file contains no options")
             configured = loaded
         except (OSError, ValueError) as error:
             instead = "those in the checkpoint" if configured else "none"

@@ -203,7 +203,7 @@ DEFAULT_PLAN = Plan()
 
 
 def plan_of(handle: str) -> Plan:
-    """Return the plan with a handle; the default plan if it does not exist, or not any more."""
+    """Return the plan registered under `handle`, or the default plan if it was never created or has been freed."""
     return _plans.get(handle, DEFAULT_PLAN)
 
 

@@ -31,16 +31,16 @@ def arrange(
     plan: Plan = DEFAULT_PLAN,
     memory_format: MemoryFormat = "auto",
 ) -> None:
-    """Set the implementation of all layers of a detection graph, in place, whatever implementation they have.
+    """Set the implementation of all layers of a detection graph, in place. The graph may have any implementation before.
 
     The layers that read the image also accept images with one channel.
 
     Args:
         graph: The graph.
         convolution: `gemm` computes convolutions and batch normalisation without a vendor library; `native` uses
-            PyTorch's own layers, and so does `auto`, which is replaced when the device is known.
-        activation_checkpointing: Whether each block stores two activations for the backward pass instead of three and
-            recomputes the third. Batch normalisation then runs on ATen's own kernels for any `convolution`.
+            the layers of PyTorch. `auto` uses them as well, until the device is known and `auto` is replaced.
+        activation_checkpointing: Each block stores two activations for the backward pass instead of three, and
+            recomputes the third. Batch normalisation then uses the kernels of ATen for any `convolution`.
         plan: Selects the algorithm of `gemm` convolutions.
         memory_format: Memory format of weights and activations. `auto` is channels_last for `gemm`, whose algorithms
             are faster with it, and contiguous for `native`.

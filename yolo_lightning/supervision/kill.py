@@ -1,8 +1,9 @@
-"""End of a trainer with all its descendants, and deletion of the files that ended processes leave behind.
+"""Kill a trainer with all its descendants, and delete the files that ended processes leave behind.
 
-After SIGKILL to a whole process group, which includes multiprocessing's resource tracker, no process unlinks the
-semaphores in /dev/shm and the folder of sockets in the temporary folder. Their usual names (`sem.mp-<random>`,
-`pymp-<random>`) do not contain their owner; `mark_process` chooses names that do.
+SIGKILL to a process group also kills the resource tracker of multiprocessing. No process is left that unlinks the
+semaphores in /dev/shm and the folder of sockets in the temporary folder. The usual names of these files
+(`sem.mp-<random>`, `pymp-<random>`) do not show which process created them. `mark_process` chooses names that contain
+the process id.
 """
 
 import ctypes

@@ -1,4 +1,7 @@
-"""Position of the training loop, read from the Trainer. No other module reads the counters of Trainer's loops.
+"""Position of the training loop, computed from the counters of Trainer's loops.
+
+Two other modules read such counters: `callbacks/status_file.py` reads the batch within the epoch from the Trainer, and
+`checkpoints/resume.py` reads the finished epochs from a checkpoint.
 
 The step count and the schedule step are equal while all epochs have the same number of batches. They differ after a
 resume with another batch size: the step count continues, the schedule step follows the new length of an epoch.
