@@ -69,7 +69,7 @@ class ResultsFile(Callback):
         self._write(trainer)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        """Sum the losses on their device, without a synchronisation."""
+        """Sum the losses on their device, without a synchronization."""
         for name in LOSSES:
             if (loss := trainer.callback_metrics.get(f"train/{name}")) is None:
                 continue

@@ -71,7 +71,7 @@ class Scoring:
 
     arm: str = BASE
     options: Mapping[str, Any] = field(default_factory=dict)  # of `test`
-    inputs: str = ""  # of `recalibrate`, if the statistics of batch normalisation are computed anew
+    inputs: str = ""  # of `recalibrate`, if the statistics of batch normalization are computed anew
 
 
 SCORED = {
@@ -87,7 +87,7 @@ OUTCOME = "outcome.json"
 
 
 class BatchNormMomentum(Callback):
-    """Sets the momentum of batch normalisation to PyTorch's 0.1; Ultralytics' is 0.03."""
+    """Sets the momentum of batch normalization to PyTorch's 0.1; Ultralytics' is 0.03."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         for module in pl_module.modules():

@@ -218,7 +218,7 @@ measured on a GPU.
 `fused.cu` computes convolutions as matrix products, in one launch for each product: `correlate` the output and the
 input gradient, `sum_products` the weight gradient. The tiles are {tiles} (places x
 channels).
-`batch_norm.cu` computes batch normalisation with SiLU in two launches forward and two backward:
+`batch_norm.cu` computes batch normalization with SiLU in two launches forward and two backward:
 {names}. The last block of a launch
 to arrive combines the partial results of the others. `by_four` kernels read four adjacent elements at once, and need
 channel counts that are multiples of four. Elements are float32, float16 or bfloat16; sums and statistics are float32.

@@ -1,4 +1,4 @@
-"""Bad values of options that were added beside Ultralytics' recipe end a fit before it starts, with one line."""
+"""Invalid values of options end a fit before training starts, with an error of one line."""
 
 import re
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The command line in-process: what wins over what, and what bad input says."""
+"""The command line in-process: precedence of options, and messages for invalid input."""
 
 import json
 import logging

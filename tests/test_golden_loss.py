@@ -1,4 +1,4 @@
-"""Twenty steps of the tiny configuration reproduce a stored loss curve: a change of maths must be on purpose.
+"""Twenty steps of the tiny configuration reproduce a stored loss curve. A change of the maths fails.
 
 After such a change: `python -m tests.test_golden_loss > tests/golden_loss.txt`, and say why in the CHANGELOG.
 """

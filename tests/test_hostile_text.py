@@ -1,4 +1,4 @@
-"""Names from files at the boundaries to a terminal, a picture, a log and a message: no control characters."""
+"""Names from untrusted files in a terminal, a picture, a log and a message contain no control characters."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""The rooms of the package, the arrows between them and the names in them, read from the source files."""
+"""Rooms of the package, imports between rooms, and names, read from the source files."""
 
 import ast
 import sys

@@ -1,4 +1,4 @@
-"""Any logger of Lightning, or several, by class path; TensorBoard where none is named."""
+"""Loggers of Lightning by class path, one or several; TensorBoard is the default."""
 
 import csv
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The module and its convolution: what `auto` becomes, what a checkpoint holds, which copy evaluates."""
+"""Convolutions of the module: the result of `auto`, stored settings, and the copy for evaluation."""
 
 from pathlib import Path
 from typing import Any

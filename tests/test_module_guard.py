@@ -1,4 +1,4 @@
-"""A fit of the real network that meets losses and gradients that are not finite, and memory that runs out."""
+"""A fit of the complete network with non-finite losses, non-finite gradients and out-of-memory errors."""
 
 import csv
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Parts that stand alone: the examples of their pages, what these import, and checkpoints under Lightning's Trainer."""
+"""Parts that stand alone: the examples of their pages run, imports are few, checkpoints work under a Trainer."""
 
 import os
 import signal

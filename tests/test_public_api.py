@@ -1,4 +1,4 @@
-"""What `import yolo_lightning` offers."""
+"""Public names of `yolo_lightning`."""
 
 import subprocess
 import sys

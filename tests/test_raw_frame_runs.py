@@ -1,4 +1,4 @@
-"""Whole runs on 16-bit frames: as on the mapped frames, resumed exactly, and predicted without an option."""
+"""Whole runs on 16-bit frames: equal to runs on mapped frames, exact resume, prediction without an option."""
 
 import csv
 import shutil

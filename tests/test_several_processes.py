@@ -1,4 +1,4 @@
-"""Two processes find what one finds: gradients, scores, what is gathered; and they fail together."""
+"""Two processes give the results of one: gradients, scores, gathered values; an error ends both."""
 
 import subprocess
 import sys
@@ -35,7 +35,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("name", EDGES)
 def test_gradients_and_losses_are_those_of_one_process(found: list[dict[str, Any]], name: str) -> None:
-    """With normalisation by running statistics; those of a batch differ, as each process has its own."""
+    """With normalization by running statistics; those of a batch differ, as each process has its own."""
     rig = Rig(batch_norm=False)
     batch = _slice(make_batch(), *EDGES[name])
     losses = rig.run(batch)

@@ -64,8 +64,8 @@ Evaluation = dict[str, list[Prediction] | list[Target]]
 class YOLOModule(LightningModule):
     """A YOLO network with Ultralytics' recipe: warm-up, gradients summed up to the nominal batch, and clipped.
 
-    Optimization is manual: Lightning averages accumulated gradients and forces an update at the end of an epoch, while
-    Ultralytics sums them and carries them over. Learning rate, momentum and decay are set before every step from the
+    Optimization is manual: Lightning averages accumulated gradients and forces an optimizer step at the end of an epoch.
+    Ultralytics sums gradients and carries them over to the next epoch. Learning rate, momentum and decay are set before every step from the
     position in training alone, so that a resumed run uses the current options.
 
     `fit` needs the batch size, and for some options more, from the data module's `training_facts()`. With a plain
@@ -82,7 +82,7 @@ class YOLOModule(LightningModule):
         class_width: Channels of the hidden class layers; null for the default for these classes or weights.
         single_class: Train and evaluate all classes as one, `object`.
         freeze: The first n layers, or a list of layer numbers (0 to 22) and names of parts (`22.cv3`), whose weights
-            and normalisation statistics are not trained.
+            and normalization statistics are not trained.
         recipe: Optimization.
         loss: Weights of the parts of the loss.
         convolution: Implementation of the layers.
@@ -239,7 +239,7 @@ class YOLOModule(LightningModule):
         return self._predict(self._infer(batch.images), batch)
 
     def on_validation_epoch_start(self) -> None:
-        """Fold normalisation into convolutions, except within a fit, where the weights still change."""
+        """Fold normalization into convolutions, except within a fit, where the weights still change."""
         within_fit = self.trainer.state.fn == "fit"
         self._folded_graph = None if within_fit else FoldedGraph(self.graph, one_to_one=self.detections.one_to_one)
 
@@ -301,7 +301,7 @@ class YOLOModule(LightningModule):
             raise ValueError(f"trainer.strategy must be ddp with several ranks, got {type(trainer.strategy).__name__}")
         is_synchronised = any(isinstance(layer, nn.SyncBatchNorm) for layer in self.graph.modules())
         if is_synchronised and self.convolution.activation_checkpointing:
-            # Lightning replaces a layer of normalisation and activation by normalisation alone.
+            # Lightning replaces a layer of normalization and activation by normalization alone.
             raise ValueError(
                 "trainer.sync_batchnorm must be false if model.convolution.activation_checkpointing is true"
             )
@@ -325,7 +325,7 @@ class YOLOModule(LightningModule):
             self.detection_loss.class_weights = class_weights(self._facts.class_counts, power)
 
     def train(self, mode: bool = True) -> Self:
-        """Set training or evaluation mode; the normalisation of frozen parts stays in evaluation mode."""
+        """Set training or evaluation mode; the normalization of frozen parts stays in evaluation mode."""
         super().train(mode)
         keep_norms_frozen(self.graph, self._frozen)
         return self

@@ -1,4 +1,4 @@
-"""Which callbacks a run has: the defaults, and those of the configuration in their place."""
+"""Callbacks of a run: the defaults, and the callbacks of the configuration that replace them."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A stop signal ends a fit between two steps, or at once where there is nothing to save."""
+"""A stop signal ends a fit between two steps, or immediately if there is nothing to save."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Frames, predictions and a module that returns them: what the evaluation callbacks look at."""
+"""Frames, predictions and a module that returns them, for tests of the evaluation callbacks."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace

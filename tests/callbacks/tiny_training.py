@@ -1,4 +1,4 @@
-"""A network small enough that a fit takes a fraction of a second, and what the callbacks expect around it."""
+"""A network whose fit takes a fraction of a second, with the attributes that the callbacks need."""
 
 from collections.abc import Sequence
 from pathlib import Path

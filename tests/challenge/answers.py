@@ -1,4 +1,4 @@
-"""A right answer file for a small split, to be spoilt."""
+"""A correct answer file for a small split; tests insert errors."""
 
 import json
 from pathlib import Path

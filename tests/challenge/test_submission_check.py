@@ -1,4 +1,4 @@
-"""Every mistake that public projects made with the challenge's answer files, and some more."""
+"""Detection of the errors that occur in answer files of public projects, and of further ones."""
 
 import json
 import pickle

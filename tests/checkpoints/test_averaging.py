@@ -1,4 +1,4 @@
-"""The mean of checkpoints: values, and what is refused."""
+"""Mean of checkpoints: values, and rejected combinations."""
 
 import math
 import os

@@ -1,4 +1,4 @@
-"""A run that was killed and resumed ends with the weights of one that was not, bit for bit."""
+"""A killed and resumed run has the final weights of an uninterrupted run, bit for bit."""
 
 import csv
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Checkpoints in stores of fsspec: its own memory, and a local folder in the place of a bucket."""
+"""Checkpoints in stores of fsspec: the memory store, and a local folder instead of a bucket."""
 
 import json
 import os

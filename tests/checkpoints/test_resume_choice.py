@@ -1,4 +1,4 @@
-"""Which run folder a fit continues in, and what finding it costs."""
+"""Selection of the run folder that a fit resumes, and the number of files read for it."""
 
 import warnings
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The command: from the checkpoints of a run to one that other commands take, and that training refuses."""
+"""The command `average`: its file is accepted by other commands and rejected by `fit`."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Tools as typed: switches, hyphens, errors of our own, and the doctor without torch."""
+"""Command lines of tools: switches, hyphens, errors of this package, and the doctor without torch."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""What tools print while they work."""
+"""Progress output of tools."""
 
 import pytest
 

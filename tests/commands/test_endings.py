@@ -1,4 +1,4 @@
-"""What a stop signal does to the process; and what a fit says that has not finished."""
+"""Exit of the process after a stop signal, and messages of a fit that has not finished."""
 
 import errno
 import signal

@@ -1,4 +1,4 @@
-"""The command `recalibrate`: the file it writes, what it recommends, and what it refuses."""
+"""The command `recalibrate`: written file, recommendation, and rejected input."""
 
 import json
 from collections.abc import Callable

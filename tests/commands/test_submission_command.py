@@ -1,4 +1,4 @@
-"""`submission check` and `submission score` from the user's side."""
+"""The commands `submission check` and `submission score`: output and exit codes."""
 
 import json
 import sys

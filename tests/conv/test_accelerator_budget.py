@@ -1,4 +1,4 @@
-"""What a training step asks of an accelerator, counted on the meta device, which takes the accelerator's choices."""
+"""Launches, copies and memory of a training step as on an accelerator, counted on the meta device."""
 
 from typing import Any
 

@@ -248,7 +248,7 @@ def test_a_wrong_kernel_is_disabled_before_its_first_use() -> None:
     ours, native = twins()
     input = random(2, 8, 6, 5, dtype=torch.float32)
     try:
-        with assume_available("cpu"), pytest.warns(UserWarning, match="batch normalisation forward.* has an error of"):
+        with assume_available("cpu"), pytest.warns(UserWarning, match="batch normalization forward.* has an error of"):
             output = ours(input)
         assert not fused_norm.KERNELS.enabled
     finally:

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.whole_run
 
 
 class Planes(nn.Module):
-    """Strided, grouped, dilated and transposed convolutions, unequal padding, and a normalisation."""
+    """Strided, grouped, dilated and transposed convolutions, unequal padding, and a normalization."""
 
     def __init__(self) -> None:
         super().__init__()

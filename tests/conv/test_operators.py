@@ -68,7 +68,7 @@ def test_second_derivatives(stride: int, channels_last: bool) -> None:
 
 
 class Network(nn.Module):
-    """A convolution with a bias, one with stride, groups and a normalisation, and one with 'same' padding."""
+    """A convolution with a bias, one with stride, groups and a normalization, and one with 'same' padding."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Samples: reproducible from (seed, epoch, index), and what becomes of frames that cannot be used."""
+"""Samples: reproducible from (seed, epoch, index), and the replacement of unusable frames."""
 
 import pickle
 from collections.abc import Callable, Iterable

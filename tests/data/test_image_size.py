@@ -1,4 +1,4 @@
-"""`ImageSize`, which reads one number or two."""
+"""`ImageSize` from one number or two."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What a path means, and what comes out of it."""
+"""Paths of input images: accepted forms, and the images that result."""
 
 import csv
 import os

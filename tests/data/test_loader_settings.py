@@ -1,4 +1,4 @@
-"""What a real worker process finds, and what the overlays in configs/loader set."""
+"""Environment of a real worker process, and the settings of the overlays in configs/loader."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Changed files end in success or in one line of this package, within limits of time and memory."""
+"""Readers of changed files succeed or raise an error of one line, within limits of time and memory."""
 
 import random
 import sys

@@ -1,4 +1,4 @@
-"""Count what a computation asks of an accelerator on the meta device: launches, uploads, dispatches, traffic, time."""
+"""Count launches, uploads, dispatches, traffic and time of a computation on the meta device."""
 
 from collections import Counter
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Datasets that tell of the worker process that reads them. The process imports this file, so it imports little."""
+"""Datasets that report the worker process that reads them. Workers import this file, so imports are few."""
 
 import atexit
 import os

@@ -1,4 +1,4 @@
-"""Networks with random weights that find something everywhere."""
+"""Networks with random weights that return detections for every image."""
 
 from dataclasses import fields
 from pathlib import Path

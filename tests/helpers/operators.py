@@ -1,4 +1,4 @@
-"""Operators that a profiled piece of code called."""
+"""Names of the operators in a profiler trace."""
 
 from typing import Any
 

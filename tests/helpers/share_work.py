@@ -1,4 +1,4 @@
-"""What each of some processes finds as they work together: torchrun ... share_work.py FOLDER writes FOLDER/RANK.pt."""
+"""Results of several processes: torchrun ... share_work.py FOLDER writes FOLDER/RANK.pt."""
 
 import errno
 import os

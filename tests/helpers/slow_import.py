@@ -1,4 +1,4 @@
-"""Stands for what a worker imports: takes its time while it is unpickled."""
+"""A module whose import takes a configurable time, in the place of a worker's imports."""
 
 import time
 from pathlib import Path

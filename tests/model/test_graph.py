@@ -1,4 +1,4 @@
-"""The graph: which convolutions it holds, which operators a step calls, and what weights it takes over."""
+"""The graph: its convolutions, the operators of a training step, and initial weights."""
 
 import os
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""How the layers of a graph compute: every arrangement gives the same numbers, and memory is what it should be."""
+"""Layers of a graph: every arrangement computes equal numbers, within the expected memory."""
 
 import copy
 import itertools
@@ -66,7 +66,7 @@ def train(graph: Any, batches: list[Tensor]) -> dict[str, Tensor]:
     for step, batch in enumerate(batches):
         output = graph.train()(batch)
         optimizer.zero_grad()
-        # Normalised: the plain sum of squares explodes within two steps.
+        # Normalized: the plain sum of squares explodes within two steps.
         sum(output[name].pow(2).mean() for name in ("boxes", "scores")).backward()
         seen |= {f"{step} output {name}": output[name].detach() for name in ("boxes", "scores")}
         seen |= {

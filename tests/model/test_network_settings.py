@@ -1,4 +1,4 @@
-"""Weights are used with the settings that they were trained with, unless the user types others."""
+"""Settings stored with the weights are used unless the command line sets others."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Ultralytics `.pt` files without trust: the network is built from its description, and nothing in the file runs."""
+"""Untrusted `.pt` files: the network is built from its description, and no code of the file runs."""
 
 import zipfile
 from collections.abc import Callable

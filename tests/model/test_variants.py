@@ -1,4 +1,4 @@
-"""Names of graphs, and descriptions in files of the user."""
+"""Names of graphs, and graph descriptions in `.yaml` files."""
 
 from pathlib import Path
 from typing import Any

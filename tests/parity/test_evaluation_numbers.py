@@ -1,4 +1,4 @@
-"""What evaluation shows the network, and what suppression leaves, against Ultralytics."""
+"""Inputs of the network in evaluation, and results of suppression, compared with Ultralytics."""
 
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Frozen parts: what they are called, and that nothing of them moves. `test_training_parity` compares whole runs."""
+"""Frozen parts: names, and unchanged weights and statistics. `test_training_parity` compares whole runs."""
 
 from pathlib import Path
 
@@ -43,7 +43,7 @@ def test_only_the_named_parts_lose_their_gradients(freeze: Freeze, layers: set[s
 
 
 class Normalisation(Callback):
-    """Notes which normalisation layers are in training mode in each step."""
+    """Notes which normalization layers are in training mode in each step."""
 
     def __init__(self) -> None:
         self.training: list[set[str]] = []

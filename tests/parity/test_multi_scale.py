@@ -1,4 +1,4 @@
-"""Input sizes: drawn and resized as Ultralytics does, but from (seed, step) alone."""
+"""Multi-scale input sizes: distribution and resizing as in Ultralytics, determined by (seed, step)."""
 
 import random
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Optimizers: by name as Ultralytics makes them, by class path as the user says, under our groups and schedules."""
+"""Optimizers by name equal Ultralytics'; optimizers by class path use the groups and schedules of this package."""
 
 from collections.abc import Callable
 from copy import deepcopy

@@ -1,4 +1,4 @@
-"""Precision 32, bf16-mixed and 16-mixed: what a step does, and what a checkpoint carries."""
+"""Precision 32, bf16-mixed and 16-mixed: result of a step, and content of a checkpoint."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Scores of one network on the same real thermal frames, by Ultralytics' `YOLO.val` and by ours."""
+"""Scores of one network on the same real thermal frames, by `YOLO.val` and by this package."""
 
 import json
 from copy import deepcopy

@@ -1,4 +1,4 @@
-"""Patience, time limit, saving every N epochs, search for a batch size: Lightning's parts on our command line."""
+"""Patience, time limit, saving every N epochs, search for a batch size: Lightning's callbacks by options."""
 
 import json
 import os

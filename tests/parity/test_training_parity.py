@@ -1,4 +1,4 @@
-"""Whole trainings: Ultralytics' own loop and ours end with the same weights, by way of the same steps."""
+"""Whole trainings: the loop of Ultralytics and this package have equal weights after every step."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""One training twice, on the same batches and from the same weights: by Ultralytics' own trainer, and by ours."""
+"""Run one training twice with equal batches and weights: by Ultralytics' trainer and by this package."""
 
 from collections.abc import Iterator
 from copy import deepcopy

@@ -1,4 +1,4 @@
-"""A supervisor of the stand-in trainer, in a process of its own, and what it left behind."""
+"""A supervisor of the stand-in trainer in a child process, and the files of its run."""
 
 import json
 import os

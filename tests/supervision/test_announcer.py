@@ -1,4 +1,4 @@
-"""What a supervisor says of itself: in `supervisor.json`, and when it pings."""
+"""State of the supervisor in `supervisor.json`, and the times of its pings."""
 
 import json
 import os

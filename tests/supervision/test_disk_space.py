@@ -1,4 +1,4 @@
-"""A trainer that a full disk has ended waits for space, and its attempt does not count."""
+"""After a full disk has ended the trainer, the next attempt waits for space and is not counted."""
 
 import os
 import shutil

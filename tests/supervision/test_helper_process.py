@@ -1,4 +1,4 @@
-"""Calls in a helper process. A fifo that nobody writes to stands for a disk that hangs."""
+"""Calls in a helper process. A FIFO without a writer simulates a disk that hangs."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""A run folder on a disk that stops answering: an ext4 file system on a loop device, frozen by fsfreeze."""
+"""A run folder on a disk that does not respond: an ext4 file system on a loop device, frozen by fsfreeze."""
 
 import os
 import shutil

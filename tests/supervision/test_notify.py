@@ -1,4 +1,4 @@
-"""Addresses, which are never shown, and messages, which never delay the supervisor: real processes, real servers."""
+"""Notifications: addresses are never shown, and messages never delay the supervisor (real servers)."""
 
 import os
 import signal

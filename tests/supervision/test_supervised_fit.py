@@ -1,4 +1,4 @@
-"""What fit hands to a supervisor, and a fit under one."""
+"""Options that `fit` passes to the supervisor, and a complete fit under a supervisor."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Small hostile programs under `supervise`: how often each is started, how the run ends, and what is left."""
+"""Misbehaving programs under `supervise`: number of starts, end of the run, remaining processes."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What a trainer is started with."""
+"""Command, environment and limits with which the trainer is started."""
 
 import os
 import subprocess

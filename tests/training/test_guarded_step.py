@@ -135,7 +135,7 @@ def test_activation_that_is_not_finite_does_not_reach_running_statistics() -> No
 def test_statistic_that_overflows_counts_though_the_loss_is_finite() -> None:
     rig = Rig()
     with torch.no_grad():
-        rig.graph.model[0].conv.weight[0] *= 1e20  # its square is beyond float32; normalised it is finite again
+        rig.graph.model[0].conv.weight[0] *= 1e20  # its square is beyond float32; normalized it is finite again
     buffers = rig.buffers()
     losses = rig.run(make_batch())
     assert losses.total.isfinite()

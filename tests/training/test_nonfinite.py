@@ -1,4 +1,4 @@
-"""What follows when losses or gradients are not finite."""
+"""Reactions to non-finite losses and gradients: skipped batches, roll-back, end of the fit."""
 
 import math
 

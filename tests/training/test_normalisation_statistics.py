@@ -1,4 +1,4 @@
-"""Statistics of batch normalisation computed anew: values, and what stays unchanged."""
+"""Recalibration of batch normalization: computed statistics, and unchanged tensors."""
 
 from copy import deepcopy
 
@@ -64,7 +64,7 @@ def test_nothing_else_changes() -> None:
 def test_what_cannot_be_computed_is_refused() -> None:
     with pytest.raises(ValueError, match="there is no batch"):
         recompute_statistics(network(), [])
-    with pytest.raises(ValueError, match="no batch normalisation"):
+    with pytest.raises(ValueError, match="no batch normalization"):
         recompute_statistics(nn.Linear(2, 2), [torch.zeros(1, 2)])
     with pytest.raises(ValueError, match="statistics of 1 are not finite"):
         recompute_statistics(network(), [torch.full((2, 3, 8, 8), torch.inf)])

@@ -1,4 +1,4 @@
-"""Accelerators of other vendors, played by stubs of torch's modules."""
+"""Accelerators of other vendors, with stubs of torch's modules."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Blocks that a step frees and the next one asks for again."""
+"""Reuse of freed memory by the allocator between steps."""
 
 import platform
 import subprocess

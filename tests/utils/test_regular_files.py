@@ -1,4 +1,4 @@
-"""Regular files only, and each of them once."""
+"""Only regular files are read, and each one once."""
 
 import os
 import tracemalloc

@@ -20,10 +20,10 @@ def fuse(
     """Return the fused detections of K checked contents with the frames of the first.
 
     The boxes of each frame and class are taken in descending order of score times weight. A box joins the group whose
-    mean box has the largest IoU with this box, if that IoU is above the threshold. Otherwise the box begins a new group.
-    The box of a group is the mean of its boxes, weighted by score times weight. The score of a group is
-    `mean(score * weight) * min(n, K)` for its n boxes, and at most 1. An object found by all files has the weighted mean
-    of the scores. An object that only one file contains has its score times the weight of that file.
+    mean box has the largest IoU with this box, if that IoU is above the threshold. Otherwise the box begins a new
+    group. The box of a group is the mean of its boxes, weighted by score times weight. The score of a group is
+    `mean(score * weight) * min(n, K)` for its n boxes, and at most 1. An object found by all files has the weighted
+    mean of the scores. An object that only one file contains has its score times the weight of that file.
 
     Args:
         contents: Boxes xyxy in pixels, scores 0 to 1, labels 1 to 4; frames are matched by their ids.

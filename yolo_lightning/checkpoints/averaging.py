@@ -32,7 +32,7 @@ NAMED_TENSORS = 3
 def average_states(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | None = None) -> dict[str, Tensor]:
     """Return the mean of floating-point tensors, computed in float64; other tensors (counters) are those of the last.
 
-    The running statistics of batch normalisation are averaged like the weights. They approximate those of the averaged
+    The running statistics of batch normalization are averaged like the weights. They approximate those of the averaged
     weights well for checkpoints near each other; Izmailov et al. recompute them from data, see `recalibrate`.
 
     Args:

@@ -17,7 +17,7 @@ TOOLS = {
     "export": "write the trained network for Ultralytics, ONNX Runtime or TorchScript",
     "monitor": "show the state of a run, live or afterwards",
     "prepare": "pack frames into a store, verify a store, or summarise a dataset",
-    "recalibrate": "compute the statistics of batch normalisation anew, and compare the scores",
+    "recalibrate": "compute the statistics of batch normalization anew, and compare the scores",
     "report": "write a run as one HTML file: curves, scores, frames, incidents, configuration",
     "submission": "check, score or fuse submission files of the LTDv2 challenge",
     "supervise": "restart any training command after hangs and crashes",

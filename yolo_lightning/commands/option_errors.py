@@ -125,7 +125,7 @@ def _known_keys(parser: Any) -> set[str]:
 
 
 def short_message(message: str, keys: Collection[str], commands: Collection[str] = ()) -> str:
-    """Return a message of jsonargparse in the form of this package's own errors, in one line if it is recognised.
+    """Return a message of jsonargparse in the form of this package's own errors, in one line if it is recognized.
 
     Args:
         message: Message of jsonargparse.

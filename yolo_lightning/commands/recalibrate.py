@@ -1,4 +1,4 @@
-"""`python -m yolo_lightning recalibrate RUN`: statistics of batch normalisation computed anew from training frames."""
+"""`python -m yolo_lightning recalibrate RUN`: statistics of batch normalization computed anew from training frames."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -61,7 +61,7 @@ def recalibrate(
     output: str | None = None,
     json: str | None = None,
 ) -> None:
-    """Compute the statistics of batch normalisation anew with training frames, and compare the validation scores.
+    """Compute the statistics of batch normalization anew with training frames, and compare the validation scores.
 
     The checkpoint is written in any case, and recommended only if its balanced score is higher on both halves of the
     validation clips. The weights are not changed.

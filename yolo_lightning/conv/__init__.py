@@ -1,4 +1,4 @@
-"""Convolution and batch normalisation without a vendor library (MIOpen, cuDNN, oneDNN convolutions).
+"""Convolution and batch normalization without a vendor library (MIOpen, cuDNN, oneDNN convolutions).
 
     from yolo_lightning.conv import swap_convs
     swap_convs(model)  # any torch model, in place: Conv, ConvTranspose and BatchNorm in 1-D, 2-D and 3-D, also lazy

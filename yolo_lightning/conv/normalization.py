@@ -1,4 +1,4 @@
-"""Batch normalisation that never dispatches to cuDNN or MIOpen, also combined with SiLU."""
+"""Batch normalization that never dispatches to cuDNN or MIOpen, also combined with SiLU."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from yolo_lightning.conv.kernels import fused_norm
 
 
 class _VendorFreeBatchNorm(_BatchNorm):
-    """Batch normalisation of `torch.nn` computed by ATen kernels, forward and backward.
+    """Batch normalization of `torch.nn` computed by ATen kernels, forward and backward.
 
     `torch.batch_norm` may dispatch to a vendor library in both directions. `torch.native_batch_norm` and its derivative
     are ATen operators without this dispatch, so that no global switch is needed. Semantics, constructor and state_dict
@@ -22,7 +22,7 @@ class _VendorFreeBatchNorm(_BatchNorm):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalise `(N, C, ...)` over all dimensions except C; the result has the shape and dtype of the input."""
+        """Normalize `(N, C, ...)` over all dimensions except C; the result has the shape and dtype of the input."""
         self._check_input_dim(input)  # type: ignore[no-untyped-call]
         # torch.native_batch_norm does not check the channel count.
         if input.size(1) != self.num_features:
@@ -46,7 +46,7 @@ class _VendorFreeBatchNorm(_BatchNorm):
         return torch.native_batch_norm(*arguments)[0]
 
     def _scale(self, input: Tensor) -> Tensor:
-        """Return `input * weight + bias` in the dtype of the input, without normalisation."""
+        """Return `input * weight + bias` in the dtype of the input, without normalization."""
         per_channel = (1, -1, *(1,) * (input.dim() - 2))
         output = input.clone() if self.weight is None else input * self.weight.view(per_channel)
         output = output if self.bias is None else output + self.bias.view(per_channel)
@@ -98,7 +98,7 @@ class BatchNormSiLU2d(VendorFreeBatchNorm2d):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalise `(N, C, H, W)` over N, H and W and apply SiLU, in the shape and dtype of the input."""
+        """Normalize `(N, C, H, W)` over N, H and W and apply SiLU, in the shape and dtype of the input."""
         if self._uses_kernels(input):
             return self._fused(input)
         return super().forward(input)
@@ -132,8 +132,8 @@ class BatchNormSiLU2d(VendorFreeBatchNorm2d):
 class RecomputedBatchNormSiLU2d(BatchNormSiLU2d):
     """`BatchNormSiLU2d` that saves less memory for the backward pass also without kernels.
 
-    A convolution, its batch normalisation and its SiLU save three activations: the input of each. The input of the SiLU
-    is a per-channel affine function of the input of the normalisation, so this layer does not save it and recomputes it
+    A convolution, its batch normalization and its SiLU save three activations: the input of each. The input of the SiLU
+    is a per-channel affine function of the input of the normalization, so this layer does not save it and recomputes it
     in the backward pass. The SiLU is computed in place in the forward pass; the saved allocation compensates for the
     recomputation. Derivatives of any order are supported; higher ones save what autograd saves.
     """

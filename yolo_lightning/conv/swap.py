@@ -54,7 +54,7 @@ _WITHOUT_EFFECT = frozenset(
 
 
 def swap_convs(module: ModuleT, *, plan: Plan = DEFAULT_PLAN, skip: Collection[str] = ()) -> ModuleT:
-    """Convert all convolution and batch normalisation layers of `torch.nn` to their vendor-free classes, in place.
+    """Convert all convolution and batch normalization layers of `torch.nn` to their vendor-free classes, in place.
 
     These are `Conv1d`, `Conv2d`, `Conv3d`, `ConvTranspose1d`, `ConvTranspose2d`, `ConvTranspose3d`, `BatchNorm1d`,
     `BatchNorm2d`, `BatchNorm3d` and their lazy forms. A `Conv2d` becomes a `GemmConv2d`, and so on. A subclass that
@@ -73,8 +73,8 @@ def swap_convs(module: ModuleT, *, plan: Plan = DEFAULT_PLAN, skip: Collection[s
 
     Raises:
         ValueError: If `skip` contains an unknown name, or if a layer outside `skip` would keep PyTorch's dispatch,
-            which may use the vendor library: a synchronised or instance normalisation, or a convolution or
-            normalisation that is parametrized or a subclass with methods of its own. The message lists the layers; no
+            which may use the vendor library: a synchronized or instance normalization, or a convolution or
+            normalization that is parametrized or a subclass with methods of its own. The message lists the layers; no
             layer has been changed.
     """
     skipped = {id(submodule) for name in skip for submodule in _named(module, name).modules()}

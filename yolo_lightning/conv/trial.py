@@ -36,7 +36,7 @@ Kind = Literal["native", "gemm"]
 
 
 class ProbeCase(NamedTuple):
-    """A convolution without bias, then batch normalisation and SiLU, in training."""
+    """A convolution without bias, then batch normalization and SiLU, in training."""
 
     channels: int  # of the input
     outputs: int  # channels of the output
@@ -79,7 +79,7 @@ class Trial:
 
 
 class ProbedBlock(nn.Module):
-    """Convolution, batch normalisation and activation, named as in Ultralytics' `Conv`."""
+    """Convolution, batch normalization and activation, named as in Ultralytics' `Conv`."""
 
     def __init__(self, case: ProbeCase) -> None:
         super().__init__()
@@ -197,7 +197,7 @@ def _results(layer: nn.Module, input: Tensor, precision: Callable[[], AbstractCo
     leaf = input.clone().requires_grad_()
     with precision():
         output = layer(leaf)
-    # Not the plain sum, whose gradients vanish after normalisation.
+    # Not the plain sum, whose gradients vanish after normalization.
     direction = torch.randn(output.shape, generator=_generator()).to(leaf)
     gradients = torch.autograd.grad(output.to(leaf).square().mul(direction).sum(), [leaf, *layer.parameters()])
     return [output.detach(), *gradients, *(buffer for buffer in layer.buffers() if buffer.is_floating_point())]

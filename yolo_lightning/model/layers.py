@@ -1,6 +1,6 @@
 """Implementation of the layers of a detection graph; parameters, buffers and their names never change.
 
-A block is Ultralytics' `Conv`: a module with a convolution `conv`, a normalisation `bn` and an activation `act`,
+A block is Ultralytics' `Conv`: a module with a convolution `conv`, a normalization `bn` and an activation `act`,
 applied in this order.
 """
 
@@ -31,16 +31,16 @@ def arrange(
     plan: Plan = DEFAULT_PLAN,
     memory_format: MemoryFormat = "auto",
 ) -> None:
-    """Set the implementation of all layers of a detection graph, in place. The graph may have any implementation before.
+    """Set the implementation of all layers of a detection graph, in place, from any other implementation.
 
     The layers that read the image also accept images with one channel.
 
     Args:
         graph: The graph.
-        convolution: `gemm` computes convolutions and batch normalisation without a vendor library; `native` uses
+        convolution: `gemm` computes convolutions and batch normalization without a vendor library; `native` uses
             the layers of PyTorch. `auto` uses them as well, until the device is known and `auto` is replaced.
         activation_checkpointing: Each block stores two activations for the backward pass instead of three, and
-            recomputes the third. Batch normalisation then uses the kernels of ATen for any `convolution`.
+            recomputes the third. Batch normalization then uses the kernels of ATen for any `convolution`.
         plan: Selects the algorithm of `gemm` convolutions.
         memory_format: Memory format of weights and activations. `auto` is channels_last for `gemm`, whose algorithms
             are faster with it, and contiguous for `native`.
@@ -126,7 +126,7 @@ def graph_stride(graph: Any) -> int:
 
 
 class FoldedGraph:
-    """Copy of a graph for inference, with batch normalisation folded into the convolutions.
+    """Copy of a graph for inference, with batch normalization folded into the convolutions.
 
     It is not a module, so that it never becomes part of a checkpoint. Later changes of the graph do not affect it.
 

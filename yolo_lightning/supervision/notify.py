@@ -36,7 +36,7 @@ class NotifySettings:
     variable `NAME` and keeps the address out of `config.yaml`.
 
     Attributes:
-        webhook: http or https address. apprise recognises the addresses of Slack, Discord and others; any other address
+        webhook: http or https address. apprise recognizes the addresses of Slack, Discord and others; any other address
             receives one JSON object per event by POST, with `title` and `text`. Redirects are not followed.
         apprise: Address of the package apprise (`mailto://...`, `tgram://...`), or several, separated by commas.
         ping: Address that receives a GET request while training makes progress (dead man's switch, as of

@@ -37,7 +37,7 @@ def tree(leader: int, processes: Iterable[Process] | None = None) -> list[Proces
 def loader_workers(trainer: int) -> list[Process]:
     """Return the DataLoader workers among the child processes of a trainer, zombies included.
 
-    Workers are recognised by process name, which can be read without blocking.
+    Workers are recognized by process name, which can be read without blocking.
     """
     return [process for process in all_processes() if process.parent == trainer and process.name == WORKER_NAME]
 

@@ -1,4 +1,4 @@
-"""Frozen parts of the graph: no gradients, and batch normalisation with fixed statistics."""
+"""Frozen parts of the graph: no gradients, and batch normalization with fixed statistics."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -29,7 +29,7 @@ def freeze_parts(graph: Any, freeze: Freeze) -> tuple[str, ...]:
 
 
 def keep_norms_frozen(graph: nn.Module, names: tuple[str, ...]) -> None:
-    """Put the batch normalisation of the named parts into evaluation mode.
+    """Put the batch normalization of the named parts into evaluation mode.
 
     Layers are looked up by name, because some are replaced after construction (SyncBatchNorm).
     """

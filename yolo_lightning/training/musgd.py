@@ -1,4 +1,4 @@
-"""MuSGD: SGD with momentum, plus Muon's orthogonalised momentum for matrices and convolution weights.
+"""MuSGD: SGD with momentum, plus Muon's orthogonalized momentum for matrices and convolution weights.
 
 As in Ultralytics 8.4 (`ultralytics.optim.MuSGD`), with equal results. Muon: Jordan et al. 2024, "Muon: An optimizer for
 hidden layers in neural networks".
@@ -19,7 +19,7 @@ MAX_ROW_RATIO = 16
 
 
 class MuSGD(Optimizer):
-    """SGD with momentum; groups with `use_muon` also move along the orthogonalised momentum of the gradient.
+    """SGD with momentum; groups with `use_muon` also move along the orthogonalized momentum of the gradient.
 
     Args:
         params: Parameters or groups. All parameters of a group with `use_muon` have two or more dimensions.
@@ -87,7 +87,7 @@ class MuSGD(Optimizer):
 def _muon_updates(gradients: list[Tensor], buffers: list[Tensor], momentum: float, *, nesterov: bool) -> list[Tensor]:
     """Return Muon's updates, each with the shape, memory format and dtype of its gradient; `buffers` are advanced.
 
-    A weight `(O, I, H, W)` is a matrix with O rows. Matrices with equal columns are orthogonalised in one batch, padded
+    A weight `(O, I, H, W)` is a matrix with O rows. Matrices with equal columns are orthogonalized in one batch, padded
     with rows of zeros, which stay zero.
     """
     torch._foreach_mul_(buffers, momentum)

@@ -1,4 +1,4 @@
-"""Recalibration of batch normalisation: its running statistics computed anew for fixed weights.
+"""Recalibration of batch normalization: its running statistics computed anew for fixed weights.
 
 During training the running mean and variance are exponential averages over the last batches, in which the weights were
 still changing; with `EMA`, they are averaged once more. Source of the method: "Rethinking 'Batch' in BatchNorm" (Wu and
@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 @torch.no_grad()
 def recompute_statistics(network: nn.Module, batches: Iterable[Tensor]) -> int:
-    """Replace the running statistics of all batch normalisation layers by their means over the batches.
+    """Replace the running statistics of all batch normalization layers by their means over the batches.
 
     All batches have the same weight, as with `momentum=None` of `torch.nn.BatchNorm2d`. Weights, counters
     (`num_batches_tracked`) and momentums are not changed. The network is in evaluation mode afterwards.
@@ -36,7 +36,7 @@ def recompute_statistics(network: nn.Module, batches: Iterable[Tensor]) -> int:
         if isinstance(layer, _BatchNorm) and layer.running_mean is not None
     }
     if not layers:
-        raise ValueError("the network has no batch normalisation with running statistics")
+        raise ValueError("the network has no batch normalization with running statistics")
     network.eval()
     momentums = [layer.momentum for layer in layers.values()]
     counters = [None if one.num_batches_tracked is None else one.num_batches_tracked.clone() for one in layers.values()]

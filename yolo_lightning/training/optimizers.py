@@ -25,7 +25,7 @@ FROM_RECIPE = {"lr": "lr0", "weight_decay": "weight_decay", "momentum": "momentu
 
 
 def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Split the parameters of a module into biases, weights and normalisation weights; only weights decay.
+    """Split the parameters of a module into biases, weights and normalization weights; only weights decay.
 
     Parameters without gradient are included: optimizers skip them.
     """

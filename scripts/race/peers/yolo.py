@@ -14,7 +14,7 @@ from ultralytics.utils.loss import v8DetectionLoss
 from race.systems import Training
 
 Sample = tuple[Tensor, Tensor]
-"""Image `(3, size, size)` float32 from 0 to 1; boxes `(N, 5)` of class and xywh, normalised to the image."""
+"""Image `(3, size, size)` float32 from 0 to 1; boxes `(N, 5)` of class and xywh, normalized to the image."""
 
 
 class Frames(Dataset[Sample]):

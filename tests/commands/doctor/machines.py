@@ -1,4 +1,4 @@
-"""Invented machines for the tests of the doctor."""
+"""Descriptions of machines for the tests of the doctor."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Every rule on a machine that it applies to."""
+"""Every rule of the doctor, on a machine to which the rule applies."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Files for others, opened by others: in a process in which this project cannot be imported."""
+"""Exported files open in a process in which this package cannot be imported."""
 
 import json
 import os

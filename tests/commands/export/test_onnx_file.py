@@ -1,4 +1,4 @@
-"""The ONNX file against PyTorch and against this project's own suppression."""
+"""The ONNX file against PyTorch and against the suppression of this package."""
 
 from pathlib import Path
 

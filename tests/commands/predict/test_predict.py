@@ -1,4 +1,4 @@
-"""The command, from a checkpoint and pictures to files."""
+"""The command `predict`, from a checkpoint and pictures to result files."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""Parts of a split: whole clips of every month, the same for every run, one inside the other."""
+"""Parts of a split: whole clips of every month, equal in every run; a smaller part is contained in a larger one."""
 
 import json
 import pickle

@@ -1,4 +1,4 @@
-"""Which frames an epoch holds: fixed length, equal shares, every frame in turn, and (seed, epoch) alone."""
+"""Frames of an epoch: fixed length, equal shares, rotation over all frames, dependence on (seed, epoch) only."""
 
 from collections import Counter
 from math import sqrt

@@ -1,4 +1,4 @@
-"""How samples are dealt to the processes of a distributed training."""
+"""Distribution of samples to the processes of a distributed training."""
 
 from itertools import islice
 

@@ -1,4 +1,4 @@
-"""Order and pixels of an epoch are the same however, and from wherever, the frames are read."""
+"""Order and pixels of an epoch do not depend on storage, workers or the start position."""
 
 import hashlib
 import pickle

@@ -1,4 +1,4 @@
-"""Which settings of the augmentation are allowed."""
+"""Accepted and rejected settings of the augmentation."""
 
 from dataclasses import fields
 from typing import Any

@@ -1,4 +1,4 @@
-"""Every effect does what its setting says, and photometry depends on its generator alone."""
+"""Every setting has its documented effect, and results depend on the random generator only."""
 
 from collections.abc import Callable
 from dataclasses import replace

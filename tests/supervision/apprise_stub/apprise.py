@@ -1,4 +1,4 @@
-"""Stands in for the package apprise: `json://` addresses, with the options that `json_address` uses."""
+"""Stub of the package apprise: `json://` addresses, with the options that `json_address` uses."""
 
 import json
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit

@@ -42,7 +42,7 @@ def have_data(tensors: Tensors) -> bool:
 def exports_to_onnx() -> bool:
     """Return whether `torch.onnx.export` traces the call, with either of its exporters.
 
-    ONNX has operators for convolution and batch normalisation, so the layers then call those of PyTorch, which the
+    ONNX has operators for convolution and batch normalization, so the layers then call those of PyTorch, which the
     exporters translate. No kernel of a vendor library runs: the tensors of a trace are fake, or those of one example.
     """
     if torch.compiler.is_dynamo_compiling():

@@ -1,4 +1,4 @@
-"""Launches of the kernels in batch_norm.cu for a batch normalisation followed by SiLU."""
+"""Launches of the kernels in batch_norm.cu for a batch normalization followed by SiLU."""
 
 from typing import NamedTuple
 

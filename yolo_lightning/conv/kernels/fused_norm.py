@@ -1,4 +1,4 @@
-"""Optional batch normalisation followed by SiLU on a GPU (batch_norm.cu): two launches forward, two backward."""
+"""Optional batch normalization followed by SiLU on a GPU (batch_norm.cu): two launches forward, two backward."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from yolo_lightning.conv.kernels.launcher import ELEMENTS, MOST_ELEMENTS, Launch
 from yolo_lightning.conv.kernels.registered import operator
 from yolo_lightning.conv.kernels.verified import OptionalKernels, Pairs, generated, is_accelerator
 
-KERNELS = OptionalKernels("fused batch normalisation kernels")
+KERNELS = OptionalKernels("fused batch normalization kernels")
 
 
 def enable(build_folder: Path) -> None:
@@ -68,7 +68,7 @@ def backward(grad_output: Tensor, input: Tensor, weight: Tensor, bias: Tensor, s
 
 def _key(operation: str, input: Tensor) -> tuple[Any, ...]:
     """Return what the selection of kernels and of their threads depends on."""
-    return f"batch normalisation {operation}", input.size(1), batch_norm_launch.is_channels_last(input), input.dtype
+    return f"batch normalization {operation}", input.size(1), batch_norm_launch.is_channels_last(input), input.dtype
 
 
 _FORWARD, _BACKWARD = slice(0, 4), slice(4, 6)

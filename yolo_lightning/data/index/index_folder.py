@@ -1,7 +1,7 @@
 """Folders of `.npy` arrays that are complete or absent, never change, and are not deleted while in use; name search.
 
 A folder is written to a temporary folder, flushed and renamed. A reader holds a shared `flock` on the manifest, by
-which any process that deletes old folders recognises a folder in use. The kernel releases the lock of a dead process.
+which any process that deletes old folders recognizes a folder in use. The kernel releases the lock of a dead process.
 """
 
 import fcntl
