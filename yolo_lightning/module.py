@@ -64,9 +64,9 @@ Evaluation = dict[str, list[Prediction] | list[Target]]
 class YOLOModule(LightningModule):
     """A YOLO network with Ultralytics' recipe: warm-up, gradients summed up to the nominal batch, and clipped.
 
-    Optimization is manual: Lightning averages accumulated gradients and forces an optimizer step at the end of an epoch.
-    Ultralytics sums gradients and carries them over to the next epoch. Learning rate, momentum and decay are set before every step from the
-    position in training alone, so that a resumed run uses the current options.
+    Optimization is manual: Lightning averages accumulated gradients and forces an optimizer step at the end of an
+    epoch. Ultralytics sums gradients and carries them over to the next epoch. Learning rate, momentum and decay are
+    set before every step from the position in training alone, so that a resumed run uses the current options.
 
     `fit` needs the batch size, and for some options more, from the data module's `training_facts()`. With a plain
     DataLoader over `Batch` the batch size is taken from the loader.
