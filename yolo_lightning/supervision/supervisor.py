@@ -107,7 +107,8 @@ class Supervisor:
             raise
         finally:
             code, reason = end
-            if code != ExitCode.USAGE or self.job.any_command:  # else the fit has printed its error in one line
+            # A fit that cannot start has printed its error in one line. A later refusal is a part of the run's history.
+            if code != ExitCode.USAGE or self.job.any_command or self.state.restarts:
                 self.recorder.log(reason)
             self.announcer.ended(code, reason)
         return code
