@@ -21,6 +21,12 @@ TINY = ["--data.image_size", "64", "--trainer.num_sanity_val_steps", "0"]
 """Options that make any run small."""
 
 
+def data_options(root: Path, index_root: Path) -> list[str]:
+    """Return the options for a dataset that is loaded without worker processes."""
+    options = {"data.root": root, "data.storage.index_root": index_root, "data.loader.num_workers": 0}
+    return [word for name, value in options.items() for word in (f"--{name}", str(value))]
+
+
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 hypothesis.settings.load_profile("repeatable")
 
@@ -125,14 +131,7 @@ def run(tmp_path: Path, look_alike: Path, index_root: Path, monkeypatch: pytest.
 
     def call(subcommand: str, *options: str, config: Path | None = None) -> None:
         first = ["--config", str(config)] if config else []
-        data = [
-            "--data.root",
-            str(look_alike),
-            "--data.storage.index_root",
-            str(index_root),
-            "--data.loader.num_workers",
-            "0",
-        ]
+        data = data_options(look_alike, index_root)
         alone = ["--supervision.enabled", "false"] if subcommand == "fit" else []
         main([subcommand, *first, "--trainer.accelerator", "cpu", *data, *TINY, *alone, *options])
 

@@ -14,7 +14,7 @@ import torch
 import yaml
 from lightning.pytorch import LightningModule, Trainer
 
-from tests.conftest import TINY
+from tests.conftest import TINY, data_options
 from yolo_lightning import cli
 from yolo_lightning.callbacks import StatusFile
 from yolo_lightning.challenge.content import CATEGORY_IDS
@@ -58,14 +58,7 @@ def saved(path: Path) -> dict:
 def finished_run(tmp_path_factory: pytest.TempPathFactory, look_alike: Path, index_root: Path) -> Path:
     """A run folder with a checkpoint, made in one step."""
     folder = tmp_path_factory.mktemp("finished") / RUN
-    data = [
-        "--data.root",
-        str(look_alike),
-        "--data.storage.index_root",
-        str(index_root),
-        "--data.loader.num_workers",
-        "0",
-    ]
+    data = data_options(look_alike, index_root)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["yolo_lightning"])
         options = [*ONE_STEP, "--model.recipe.lr0", "0.02", "--trainer.default_root_dir", str(folder)]

@@ -27,7 +27,7 @@ from yolo_lightning.checkpoints import run_folder
 from yolo_lightning.checkpoints.checkpoint_io import AtomicCheckpointIO
 from yolo_lightning.checkpoints.resume import download
 from yolo_lightning.commands import TOOLS
-from yolo_lightning.commands.answers import PROGRAM, learn
+from yolo_lightning.commands.answers import PROGRAM, learn, pictures_of
 from yolo_lightning.commands.command_line import run_tool, user_errors
 from yolo_lightning.commands.endings import full_disk_reported, reported
 from yolo_lightning.commands.fit_summary import end_fit, start_lines
@@ -93,7 +93,7 @@ def main(args: ArgsType = None) -> None:
     with user_errors():
         if isinstance(words, list) and words and words[0] in TOOLS:
             run_tool(words[0], words[1:])
-        elif isinstance(words, list) and words[:1] == ["predict"] and (pictures := leading_values(words[1:])):
+        elif isinstance(words, list) and (pictures := pictures_of(words)):
             run_tool("predict", [json.dumps(pictures), *words[1 + len(pictures) :]])
         else:
             with full_disk_reported():
@@ -126,10 +126,6 @@ def _run_trainer(args: ArgsType) -> None:
             "env_prefix": PREFIX,
         },
     )
-
-
-def leading_values(words: list[str]) -> list[str]:
-    return list(takewhile(lambda word: not word.startswith("-"), words))
 
 
 class YOLOCLI(LightningCLI):

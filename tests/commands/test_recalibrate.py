@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.conftest import data_options
 from tests.helpers.networks import lively_checkpoint
 from yolo_lightning.checkpoints.resume import checkpoint_to_fit
 from yolo_lightning.cli import main
@@ -27,14 +28,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def recalibrate(look_alike: Path, index_root: Path, tmp_path: Path, weights: Path) -> Callable[..., dict[str, Any]]:
     def call(*words: str) -> dict[str, Any]:
-        data = [
-            "--data.root",
-            str(look_alike),
-            "--data.storage.index_root",
-            str(index_root),
-            "--data.loader.num_workers",
-            "0",
-        ]
+        data = data_options(look_alike, index_root)
         more = ["--data.image_size", "64", "--device", "cpu", "--data.batch_size", "4", "--checkpoint", str(weights)]
         files = ["--json", str(tmp_path / "found.json"), "--output", str(tmp_path / "recalibrated.ckpt")]
         main(["recalibrate", *data, *more, *files, *words])

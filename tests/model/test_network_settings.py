@@ -10,6 +10,7 @@ import pytest
 import torch
 import yaml
 
+from tests.conftest import data_options
 from tests.helpers.networks import lively_checkpoint
 from yolo_lightning.checkpoints.averaging import average_checkpoints
 from yolo_lightning.checkpoints.checkpoint_file import write_checkpoint
@@ -76,14 +77,7 @@ def untyped(tmp_path: Path, look_alike: Path, index_root: Path, monkeypatch: pyt
     monkeypatch.setattr(sys, "argv", ["yolo_lightning"])
 
     def call(subcommand: str, *options: str, config: Path | None = None) -> None:
-        data = [
-            "--data.root",
-            str(look_alike),
-            "--data.storage.index_root",
-            str(index_root),
-            "--data.loader.num_workers",
-            "0",
-        ]
+        data = data_options(look_alike, index_root)
         small = [
             "--trainer.accelerator",
             "cpu",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import REPOSITORY, TINY
+from tests.conftest import REPOSITORY, TINY, data_options
 
 
 @pytest.mark.slow
@@ -17,14 +17,7 @@ def test_two_processes_of_ray_finish_a_fit(tmp_path: Path, look_alike: Path, ind
     pytest.importorskip("ray.train")
     words = [sys.executable, str(REPOSITORY / "scripts" / "fit_on_ray.py"), "2", "fit", "--trainer.accelerator", "cpu"]
     words += ["--config", str(REPOSITORY / "configs" / "engine" / "ray.yaml"), "--trainer.max_epochs", "1", *TINY]
-    words += [
-        "--data.root",
-        str(look_alike),
-        "--data.storage.index_root",
-        str(index_root),
-        "--data.loader.num_workers",
-        "0",
-    ]
+    words += data_options(look_alike, index_root)
     settings = {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
     options = ["--data.batch_size", "4", "--trainer.default_root_dir", "run"]
     subprocess.run([*words, *options], cwd=tmp_path, env=os.environ | settings, check=True, timeout=500)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import REPOSITORY, TINY
+from tests.conftest import REPOSITORY, TINY, data_options
 from yolo_lightning.cli import main
 from yolo_lightning.supervision import SuperviseSettings, run_lock
 from yolo_lightning.supervision.job import RUN_FOLDER_OPTION, job, resume_words
@@ -44,14 +44,7 @@ def test_folder_that_somebody_trains_in_is_refused(
     look_alike: Path, index_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "run"
-    data = [
-        "--data.root",
-        str(look_alike),
-        "--data.storage.index_root",
-        str(index_root),
-        "--data.loader.num_workers",
-        "0",
-    ]
+    data = data_options(look_alike, index_root)
     with run_lock(folder), pytest.raises(SystemExit) as stopped:
         main(["fit", "--trainer.accelerator", "cpu", *data, *TINY, "--trainer.default_root_dir", str(folder)])
     assert stopped.value.code == 2

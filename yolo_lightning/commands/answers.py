@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
-from itertools import dropwhile
+from itertools import takewhile
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
@@ -54,11 +54,15 @@ def answer(words: Sequence[str]) -> None:
     command, rest = words[0], words[1:]
     if command not in SUBCOMMANDS and command not in TOOLS and not command.startswith("-"):
         fail(unknown_command(command, [*SUBCOMMANDS, *TOOLS]))
-    if command == "predict" and rest and not rest[0].startswith("-"):
-        command = PICTURES
-        rest = list(dropwhile(lambda word: not word.startswith("-"), rest))
+    if pictures := pictures_of(words):
+        command, rest = PICTURES, rest[len(pictures) :]
     if (table := stored(command)) is not None:
         check(rest, table)
+
+
+def pictures_of(words: Sequence[str]) -> list[str]:
+    """Return PICTURES of `predict PICTURES`; an empty list for another command and for `predict` with a dataset."""
+    return list(takewhile(lambda word: not word.startswith("-"), words[1:])) if list(words[:1]) == ["predict"] else []
 
 
 def learn(command: str, parser: Any, words: Sequence[str]) -> list[str]:
