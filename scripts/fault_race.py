@@ -2,6 +2,7 @@
 
     python scripts/fault_race.py                              all systems: undisturbed, with the faults, undisturbed
     python scripts/fault_race.py --systems ours lightning     some of them
+    python scripts/fault_race.py --seeds 0 1 2                three schedules of faults
     python scripts/fault_race.py --write docs/faults.md       also write table and chart into a page
 
 The faults: SIGKILL to the training process, a loader worker that stops (SIGSTOP), SIGKILL while a checkpoint is
@@ -32,6 +33,7 @@ def main() -> None:
     """Run what is missing in the work folder, and print the table. Imports late, so that --help needs no torch."""
     from faults.actions import cannot_mount
     from race import chart
+    from race.chart import Result
     from race.contest import Rules
     from race.schedule import draw_schedule
     from race.systems import SYSTEMS, Training
@@ -44,24 +46,28 @@ def main() -> None:
     if "disk" in kinds and (reason := cannot_mount()):
         print(f"without the full disk: {reason}", flush=True)
         kinds = tuple(kind for kind in kinds if kind != "disk")
-    try:
-        faults = draw_schedule(kinds, options.steps, options.seed)
-        settings = {name: getattr(options, name) for name in ("steps", "image_size", "seed", "reaction")}
-        results_file = prepare(work, settings | {"faults": [[fault.kind, fault.step] for fault in faults]})
-    except ValueError as error:
-        sys.exit(f"{Path(__file__).name}: {error}")
-    training = Training("", str(work / "data"), "", options.steps, options.seed, options.image_size)
-    training = replace(training, yolo_data=str(draw(work, training)))
-    rules = Rules(reaction_s=options.reaction, limit_s=options.limit * 60)
     missing = {name: reason for name in options.systems if (reason := SYSTEMS[name].missing())}
-    for name in options.systems:
-        if name not in missing:
-            _run_missing(name, training, work, faults, rules, results_file)
-    results = finished(results_file)
+    rules = Rules(reaction_s=options.reaction, limit_s=options.limit * 60)
+    results: dict[str, list[Result]] = {}
+    for seed in options.seeds:
+        folder = work / str(seed)
+        try:
+            faults = draw_schedule(kinds, options.steps, seed)
+            settings = {name: getattr(options, name) for name in ("steps", "image_size", "reaction")} | {"seed": seed}
+            results_file = prepare(folder, settings | {"faults": [[fault.kind, fault.step] for fault in faults]})
+        except ValueError as error:
+            sys.exit(f"{Path(__file__).name}: {error}")
+        training = Training("", str(folder / "data"), "", options.steps, seed, options.image_size)
+        training = replace(training, yolo_data=str(draw(folder, training)))
+        for name in options.systems:
+            if name not in missing:
+                _run_missing(name, training, folder, faults, rules, results_file)
+        for name, result in finished(results_file).items():
+            results.setdefault(name, []).append(result)
     text = chart.table(results, missing)
     print(text)
     (work / "table.md").write_text(text + "\n")
-    chart.draw(results, work / "race.png")
+    chart.draw({name: of_seeds[0] for name, of_seeds in results.items()}, work / "race.png")
     if options.write:
         write_page(options.write, text, work / "race.png")
 
@@ -77,7 +83,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--image_size", type=int, help="pixels, a multiple of 32 (default: 160)")
     parser.add_argument("--reaction", type=float, help="seconds until a person intervenes (default: 60)")
     parser.add_argument("--limit", type=float, default=15.0, help="minutes after which a run ends as not finished")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the faults and of the training")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="of the faults and of the training")
     parser.add_argument("--quick", action="store_true", help="30 steps of 32 pixels, reaction after 40 s: a rehearsal")
     parser.add_argument("--work", type=Path, default=Path("runs/race"), help="work folder")
     parser.add_argument("--write", type=Path, metavar="FILE", help="page whose section on the race is replaced")

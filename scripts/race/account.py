@@ -1,14 +1,9 @@
 """The record of a run and its figures."""
 
 import json
-import statistics
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
-
-PAUSE_S = 3.0
-"""Longer than a step with a save on a busy machine, and shorter than a restart."""
 
 
 @dataclass(frozen=True)
@@ -73,17 +68,14 @@ class Outcome:
         return len(self.steps) - len({step for _, step, finite in self.steps if finite})
 
     @property
-    def idle_s(self) -> float:
-        """Time after the first step in longer pauses between two steps: hangs, restarts, a person's reaction."""
-        return sum(pause for pause in self._pauses() if pause > PAUSE_S)
-
-    @property
-    def step_s(self) -> float:
-        """Mean time of a step, without the longer pauses."""
-        return statistics.fmean(pause for pause in self._pauses() if pause <= PAUSE_S)
-
-    def _pauses(self) -> list[float]:
-        return [after - before for (before, _, _), (after, _, _) in pairwise(self.steps)]
+    def recovery_s(self) -> list[float]:
+        """Seconds from each fault to the first finite step beyond all steps before the fault."""
+        found = []
+        for fault_s, _ in self.faults:
+            furthest = max((step for at_s, step, finite in self.steps if at_s <= fault_s and finite), default=0)
+            ends = (at_s for at_s, step, finite in self.steps if at_s > fault_s and finite and step > furthest)
+            found += [end_s - fault_s for end_s in ends][:1]
+        return found
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Self:

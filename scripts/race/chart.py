@@ -1,6 +1,8 @@
 """The table and the chart of the race."""
 
 import os
+import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +15,11 @@ from race.systems import SYSTEMS
 
 COLUMNS = (
     "system",
-    "undisturbed, before and after (s)",
+    "undisturbed (s)",
     "with the faults (s)",
     "ratio",
-    "ratio at equal load",
-    "without steps (s)",
+    "time to recover (s)",
+    "longest time to recover (s)",
     "steps lost",
     "final weights equal",
     "manual interventions",
@@ -40,14 +42,6 @@ class Result:
         return finished_s / undisturbed_s if finished_s and undisturbed_s else None
 
     @property
-    def ratio_at_equal_load(self) -> float | None:
-        """The ratio if a step had taken as long with the faults as without: pauses and lost steps over that time."""
-        undisturbed_s = self.undisturbed.finished_s
-        if self.ratio is None or not undisturbed_s:
-            return None
-        return 1 + (self.raced.idle_s + self.raced.lost * self.undisturbed.step_s) / undisturbed_s
-
-    @property
     def equal(self) -> str:
         """Whether the final weights equal the undisturbed ones, which must be equal in both undisturbed runs."""
         if self.ratio is None:
@@ -57,38 +51,50 @@ class Result:
         return "yes" if self.raced.digest == self.undisturbed.digest else "no"
 
 
-def table(results: Mapping[str, Result], missing: Mapping[str, str]) -> str:
+def table(results: Mapping[str, Sequence[Result]], missing: Mapping[str, str]) -> str:
     """Return the table in Markdown.
 
     Args:
-        results: By the names in `SYSTEMS`.
+        results: By the names in `SYSTEMS`, one per seed.
         missing: Reasons why systems did not take part, by the same names.
     """
     rows = []
     for name, system in SYSTEMS.items():
         if name in results:
-            rows.append((system.title, *cells(results[name])))
+            rows.append((system.title, *_cells(results[name])))
         elif name in missing:
             rows.append((system.title, missing[name], *["-"] * (len(COLUMNS) - 2)))
     return markdown_table(COLUMNS, rows)
 
 
-def cells(result: Result) -> tuple[str, ...]:
-    """Return the texts of a row without the title."""
-    undisturbed = [seconds(run) for run in (result.undisturbed, result.repeated) if run is not None]
+def _cells(results: Sequence[Result]) -> tuple[str, ...]:
+    """Return the texts of a row without the title: medians and ranges over the seeds."""
+    undisturbed = [run for one in results for run in (one.undisturbed, one.repeated) if run is not None]
+    raced = [one.raced for one in results]
+    recoveries = [one.recovery_s for one in raced if one.recovery_s]
     return (
-        ", ".join(undisturbed),
-        seconds(result.raced),
-        *("-" if ratio is None else f"{ratio:.1f}" for ratio in (result.ratio, result.ratio_at_equal_load)),
-        f"{result.raced.idle_s:.0f}",
-        str(result.raced.lost),
-        result.equal,
-        str(len(result.raced.interventions)),
+        _spread([run.finished_s for run in undisturbed]),
+        _spread([run.finished_s for run in raced]),
+        _spread([one.ratio for one in results], digits=1),
+        _spread([statistics.median(one) for one in recoveries]),
+        _spread([max(one) for one in recoveries]),
+        _spread([run.lost for run in raced]),
+        ", ".join(
+            f"{text} ({count})" if len(results) > 1 else text
+            for text, count in Counter(one.equal for one in results).items()
+        ),
+        _spread([len(run.interventions) for run in raced]),
     )
 
 
-def seconds(outcome: Outcome) -> str:
-    return "not finished" if outcome.finished_s is None else f"{outcome.finished_s:.0f}"
+def _spread(values: Sequence[float | None], digits: int = 0) -> str:
+    """Return the median of values and, if they differ, their range; None is a run that did not finish."""
+    known = [round(value, digits) for value in values if value is not None]
+    if len(known) < len(values) or not known:
+        return f"{len(values) - len(known)} of {len(values)} not finished" if values else "-"
+    middle = f"{statistics.median(known):.{digits}f}"
+    low, high = min(known), max(known)
+    return middle if low == high else f"{middle} ({low:.{digits}f} to {high:.{digits}f})"
 
 
 def draw(results: Mapping[str, Result], path: Path) -> None:

@@ -64,17 +64,16 @@ def test_outcome_counts_repeated_and_nonfinite_steps() -> None:
     entries.insert(6, Entry(105.5, 7, fault="nan"))
     found = Outcome.of([*entries, Entry(110.0, 7, digest="d")], 90.0, [(103.5, "kill")], [104.0])
     assert found.lost == 3
-    assert found.idle_s == 0.0
     assert (found.finished_s, found.digest) == (20.0, "d")
     assert found.faults == [(13.5, "kill"), (15.5, "nan")]
     assert found.interventions == [14.0]
     assert Outcome.of([*entries, Entry(110.0, 7, digest="d", finite=False)], 90.0, [], []).finished_s is None
 
 
-def test_pauses_between_steps_are_idle() -> None:
-    steps = [(10.0, 1, True), (11.0, 2, True), (31.0, 3, True), (33.0, 4, True), (38.0, 4, True)]
-    assert Outcome(40.0, "d", steps).idle_s == 25.0
-    assert Outcome(40.0, "d", steps).step_s == 1.5
+def test_time_to_recover_ends_with_the_first_step_beyond_the_fault() -> None:
+    steps = [(10.0, 1, True), (11.0, 2, True), (31.0, 2, True), (33.0, 3, True), (38.0, 4, False), (40.0, 5, True)]
+    found = Outcome(50.0, "d", steps, [(11.5, "kill"), (37.0, "nan"), (45.0, "hang")])
+    assert found.recovery_s == [21.5, 3.0]
 
 
 def test_record_is_read_while_a_line_is_written(tmp_path: Path) -> None:
@@ -124,12 +123,21 @@ def test_table_compares_each_system_with_itself() -> None:
     other = chart.Result(undisturbed, outcome(1, 2, digest="b", interventions=1), undisturbed)
     stopped = chart.Result(undisturbed, outcome(1, digest="", finished_s=None), undisturbed)
     random = chart.Result(undisturbed, undisturbed, outcome(1, 2, digest="c"))
-    results = {"ours": equal, "lightning": other, "torchrun": stopped, "ultralytics": random}
+    results = {"ours": [equal], "lightning": [equal, other], "torchrun": [stopped], "ultralytics": [random]}
     rows = chart.table(results, {"nvrx": "is not installed"})
     cells = [[cell.strip() for cell in row.split("|")[2:-1]] for row in rows.splitlines()[2:]]
-    assert cells[0] == ["10, 14", "24", "2.4", "1.1", "0", "1", "yes", "0"]
-    assert cells[1] == ["10, 10", "10", "1.0", "1.0", "0", "0", "no", "1"]
-    assert cells[2] == ["10, 10", "not finished", "-", "-", "0", "0", "-", "0"]
+    assert cells[0] == ["12 (10 to 14)", "24", "2.4", "-", "-", "1", "yes", "0"]
+    assert cells[1] == [
+        "10 (10 to 14)",
+        "17 (10 to 24)",
+        "1.7 (1.0 to 2.4)",
+        "-",
+        "-",
+        "0 (0 to 1)",
+        "yes (1), no (1)",
+        "0 (0 to 1)",
+    ]
+    assert cells[2][1:3] == ["1 of 1 not finished", "1 of 1 not finished"]
     assert cells[3][6] == "no (two undisturbed runs differ)"
     assert cells[4] == ["is not installed", *["-"] * 7]
 
@@ -182,7 +190,7 @@ def test_rehearsal(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPTS / "fault_race.py"), *options]
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
     subprocess.run(command, env=environment, check=True)
-    runs = json.loads((tmp_path / "results.json").read_text())["torchrun"]
+    runs = json.loads((tmp_path / "0" / "results.json").read_text())["torchrun"]
     undisturbed, raced, repeated = (Outcome.from_json(runs[kind]) for kind in ("undisturbed", "raced", "repeated"))
     assert [kind for _, kind in raced.faults] == ["kill"]
     assert undisturbed.digest
