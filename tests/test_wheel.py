@@ -16,7 +16,7 @@ import pytest
 
 from tests.conftest import REPOSITORY
 
-FIT = ("-m", "yolo_lightning", "fit", "--config", str(REPOSITORY / "configs" / "demo.yaml"), "--print_config")
+FIT = ("-m", "yolo_lightning", "fit", "--config", "demo", "--print_config")
 PICKLING = """
 import pickle
 from yolo_lightning.callbacks import EMA
@@ -71,6 +71,8 @@ def test_wheel_installs_no_global_package_but_its_own(wheel: Path) -> None:
     assert {name.split("/")[0].split("-")[0] for name in names} == {"yolo_lightning"}
     for path in (REPOSITORY / "callbacks").glob("*.py"):
         assert f"yolo_lightning/callbacks/{path.name}" in names
+    for path in (REPOSITORY / "configs").rglob("*.yaml"):
+        assert f"yolo_lightning/{path.relative_to(REPOSITORY)}" in names
     for folder in ("yolo_lightning/conv/kernels", "yolo_lightning/commands"):
         for path in (REPOSITORY / folder).rglob("*"):
             if path.suffix in (".py", ".cpp", ".cu", ".cuh", ".h", ".html"):

@@ -14,7 +14,7 @@ import pytest
 from tests.conftest import REPOSITORY
 from yolo_lightning.checkpoints.checkpoint_file import Checksum, checksum_path
 from yolo_lightning.commands import start_supervisor
-from yolo_lightning.commands.option_layers import given_options
+from yolo_lightning.commands.option_layers import configuration_file, given_options
 from yolo_lightning.commands.start_supervisor import folder_of, needs_supervisor, start_processes, supervise_settings
 from yolo_lightning.supervision import Job
 from yolo_lightning.supervision.trainer import MARKER_VARIABLE
@@ -75,6 +75,23 @@ def test_last_source_of_an_option_counts(
     Path("second.yaml").write_text(json.dumps({"data": {"loader": {"num_workers": 4}}, "model": {"lr0": 0.1}}))
     Path("loader.yaml").write_text("num_workers: 9\n")
     assert given_options(["fit", *words], environment).all.get(KEY) == value
+
+
+@pytest.mark.parametrize("words", [["--config", "ltdv2"], ["--config=configs/ltdv2.yaml"], ["-cltdv2.yaml"]])
+def test_configurations_of_the_package_are_found_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert given_options(["fit", *words], {}).all["data.root"].endswith("LTDv2")
+    for name in ("ltdv2", "ltdv2.yaml", "configs/ltdv2.yaml"):  # a file of the user comes first
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text("data: {format: coco}")
+    assert given_options(["fit", *words], {}).all["data.format"] == "coco"
+
+
+@pytest.mark.parametrize("name", ["missing", "../configs/ltdv2", "{data: {format: coco}}"])
+def test_other_names_of_configurations_stay(name: str) -> None:
+    assert configuration_file(name) == name
 
 
 @pytest.mark.parametrize(

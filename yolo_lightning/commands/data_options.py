@@ -7,6 +7,7 @@ from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
+from yolo_lightning.commands.option_layers import configuration_file
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.utils.yaml_file import read_yaml
 
@@ -37,9 +38,9 @@ def call_with_data(
     parser.add_class_arguments(DetectionDataModule, SECTION)
     parser.add_function_arguments(function, skip={SECTION}, as_group=False)
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    first.add_argument("--config", action="append", default=[], type=Path)
+    first.add_argument("--config", action="append", default=[], type=configuration_file)
     for file in first.parse_known_args(arguments)[0].config:
-        set_defaults(parser, file)
+        set_defaults(parser, Path(file))
     options = parser.parse_args(arguments)
     if bound is not None:
         from lightning.pytorch.utilities import rank_zero_info

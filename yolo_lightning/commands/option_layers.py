@@ -102,7 +102,10 @@ def layered(words: Sequence[str], parser: "ArgumentParser", environment: Mapping
 
 
 def separated(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the words that name configuration files, and all other words."""
+    """Return the words that name configuration files, and all other words.
+
+    `ltdv2`, `yolo.yaml` and `configs/loader/single.yaml` name files of the package where no such file exists.
+    """
     files: list[str] = []
     others: list[str] = []
     at = 0
@@ -111,9 +114,32 @@ def separated(words: Sequence[str]) -> tuple[list[str], list[str]]:
         has_value = word in FILE_WORDS
         is_file = has_value or word.startswith((f"{FILE_OPTION}=", SHORT_FILE_OPTION))
         taken = words[at : at + 1 + has_value]
+        if has_value and len(taken) > 1:
+            taken = [word, configuration_file(taken[1])]
+        elif is_file and not has_value:
+            name = FILE_OPTION + "=" if word.startswith(FILE_OPTION) else SHORT_FILE_OPTION
+            taken = [name + configuration_file(word.removeprefix(name))]
         (files if is_file else others).extend(taken)
         at += len(taken)
     return files, others
+
+
+def configuration_folder() -> Path:
+    """Return the folder of the configurations that belong to the package."""
+    package = Path(__file__).resolve().parents[1]
+    return next(one for one in (package / "configs", package.parent / "configs") if one.is_dir())
+
+
+def configuration_file(text: str) -> str:
+    """Return the path of a configuration of the package that is given by its name, or the text itself."""
+    try:
+        if Path(text).exists():
+            return text
+        name = Path(text).with_suffix(".yaml").as_posix().removeprefix("configs/")
+        path = configuration_folder() / name
+        return str(path) if path.is_file() and not Path(name).is_absolute() and ".." not in Path(name).parts else text
+    except (OSError, ValueError):  # a configuration as text
+        return text
 
 
 def _words_of_environment(parser: "ArgumentParser", environment: Mapping[str, str]) -> list[str]:
