@@ -1,7 +1,8 @@
 """YOLO training with PyTorch Lightning on GPUs without a working vendor convolution library.
 
 Importing the package sets the environment switches below, unless the user has set them: the package never uses the
-network, installs packages or sends telemetry on its own. No other file changes the process environment at import.
+network, installs packages or sends telemetry on its own, and MIOpen does not search for minutes. No other file changes
+the process environment at import.
 The classes and functions of `__all__` are imported at first use, so that `import yolo_lightning` stays cheap.
 """
 
@@ -59,6 +60,7 @@ ENVIRONMENT_SWITCHES = {
     "YOLO_VERBOSE": "0",  # ultralytics: errors only
     "NO_ALBUMENTATIONS_UPDATE": "1",  # albumentations: no version request per process, loader workers included
     "MLFLOW_DISABLE_TELEMETRY": "true",  # mlflow, if it is the logger: no request when it is imported
+    "MIOPEN_FIND_MODE": "FAST",  # MIOpen: a convolution without a measurement in its database is not measured
 }
 
 for _name, _value in ENVIRONMENT_SWITCHES.items():

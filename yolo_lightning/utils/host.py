@@ -1,8 +1,10 @@
-"""CPU cores and memory allocator of this process."""
+"""CPU cores and memory allocator of this process, and the services of its user."""
 
 import ctypes
 import os
+import pwd
 import sys
+from pathlib import Path
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's `mallopt`, from `malloc.h`."""
@@ -27,6 +29,16 @@ def keep_freed_memory() -> bool:
 
 def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def lingers(root: Path = Path("/")) -> bool | None:
+    """Return whether systemd keeps the services of this user running after a logout; None without systemd."""
+    if not (root / "run/systemd/system").is_dir():
+        return None
+    try:
+        return (root / "var/lib/systemd/linger" / pwd.getpwuid(os.getuid()).pw_name).exists()
+    except KeyError:  # the user has no name, as in some containers
+        return False
 
 
 def worker_count(num_workers: int | str) -> int:

@@ -96,12 +96,14 @@ def test_batches_are_pinned_on_amd() -> None:
 def test_an_unneeded_override_is_unset() -> None:
     machine = replace(AMD, environment={OVERRIDE: "10.3.0"})
     assert commands(machine, results()) == [f"unset {OVERRIDE}"]
-    assert commands(machine, with_facts(results(), architectures=["gfx1030"])) == [], "the override is needed"
 
 
-def test_an_override_is_recommended_if_torch_does_not_support_the_card() -> None:
-    assert commands(AMD, with_facts(results(), architectures=["gfx1030"])) == [f"export {OVERRIDE}=10.3.0"]
-    assert commands(AMD, with_facts(results(), architectures=["gfx1100"])) == [], "torch contains no suitable kernels"
+@pytest.mark.parametrize("built", ["gfx1030", "gfx1100"])
+def test_a_build_for_the_card_is_recommended_and_no_override(built: str) -> None:
+    found = with_facts(results(), architectures=[built])
+    install = "pip install 'torch[device-gfx1010]' 'torchvision[device-gfx1010]'"
+    assert commands(AMD, found) == [install]
+    assert commands(replace(AMD, environment={OVERRIDE: "10.3.0"}), found) == [install, f"unset {OVERRIDE}"]
     assert commands(AMD, results()) == []
 
 

@@ -1,5 +1,6 @@
 """Facts from fake proc and sys, and facts about this machine without an import of torch."""
 
+import getpass
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from yolo_lightning.commands.doctor.machine import (
     RUN_DISK,
     SHARED_MEMORY,
     TorchBuild,
+    architectures,
     inspect_machine,
     read_build,
     version_numbers,
@@ -90,3 +92,22 @@ print(sorted({"torch", "lightning", "cv2", "numpy"} & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
+
+
+def test_architectures_are_read_from_file_names(tmp_path: Path) -> None:
+    names = ("TensileLibrary_lazy_gfx1010.dat", "Kernels.so-000-gfx90a.hsaco", "gfx1030_36.HIP.fdb.txt", "other.txt")
+    write(tmp_path, {f"opt/{name}": "" for name in names})
+    assert architectures([tmp_path / "opt", tmp_path / "none"]) == ("gfx1010", "gfx1030", "gfx90a")
+    assert architectures([tmp_path / "none"]) is None
+
+
+def test_files_of_the_system(tmp_path: Path) -> None:
+    files = ("opt/rocm/lib/rocblas/library/Tensile_gfx1010.dat", "var/log/journal/1/system.journal")
+    write(tmp_path, {"etc/os-release": 'NAME="Arch Linux"\nID=arch', **dict.fromkeys(files, "")})
+    machine = inspect_machine(tmp_path, None, tmp_path)
+    assert (machine.distribution, machine.reads_journal, machine.lingers) == ("arch", True, None)
+    assert machine.libraries["rocBLAS"] == ("gfx1010",)
+    (tmp_path / "run/systemd/system").mkdir(parents=True)
+    assert inspect_machine(tmp_path, None, tmp_path).lingers is False
+    write(tmp_path, {f"var/lib/systemd/linger/{getpass.getuser()}": ""})
+    assert inspect_machine(tmp_path, None, tmp_path).lingers

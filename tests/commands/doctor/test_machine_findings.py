@@ -11,7 +11,9 @@ from yolo_lightning.commands.doctor.machine_findings import Finding, Severity, m
 from yolo_lightning.utils.sensors import Capacity, KernelSettings, PciGpu, Vendor
 
 OVERRIDE = "HSA_OVERRIDE_GFX_VERSION"
-GOOD_AMD = replace(PLAIN, gpus=(NAVI,), torch=ROCM, kfd_opens=True)
+LIBRARIES = {"rocBLAS": ("gfx1010", "gfx1030"), "MIOpen": ("gfx1030",)}
+GOOD_AMD = replace(PLAIN, gpus=(NAVI,), torch=ROCM, kfd_opens=True, libraries=LIBRARIES)
+OVERRIDDEN = replace(GOOD_AMD, environment={OVERRIDE: "10.3.0"})
 GOOD_NVIDIA = replace(PLAIN, gpus=(H200,), torch=CUDA, nvidia_driver="575.57.08")
 BOTH_OPENCV = {"opencv-python": "5.0.0.93", "opencv-python-headless": "5.0.0.93"}
 
@@ -64,12 +66,8 @@ CASES = [
     (replace(GOOD_AMD, torch=TorchBuild("2", hip="unknown")), "ROCm", Severity.NOTE, "unknown version format"),
     # override
     (GOOD_AMD, "override", Severity.OK, "is not set"),
-    (
-        replace(GOOD_AMD, environment={OVERRIDE: "10.3.0"}),
-        "override",
-        Severity.WARNING,
-        "gfx1010 runs code for",
-    ),
+    (OVERRIDDEN, "override", Severity.WARNING, "gfx1010 runs code for gfx1030"),
+    (OVERRIDDEN, "override", Severity.WARNING, "crash an RX 5700"),
     (
         replace(GOOD_AMD, environment={OVERRIDE: "10.1.0"}),
         "override",
@@ -78,6 +76,13 @@ CASES = [
     ),
     (replace(GOOD_AMD, environment={OVERRIDE: "gfx1030"}), "override", Severity.BAD, "=gfx1030 is no architecture"),
     (replace(PLAIN, environment={OVERRIDE: "10.3.0"}), "override", Severity.NOTE, "has no effect"),
+    # libraries of AMD
+    (GOOD_AMD, "rocBLAS", Severity.OK, "files for gfx1010"),
+    (GOOD_AMD, "MIOpen", Severity.NOTE, "no file for gfx1010 (only gfx1030)"),
+    (replace(GOOD_AMD, libraries={"rocBLAS": ("gfx90a",)}), "rocBLAS", Severity.BAD, "training is not possible"),
+    (replace(GOOD_AMD, libraries={"rocBLAS": ("gfx101018",)}), "rocBLAS", Severity.OK, "files for gfx1010"),
+    (replace(OVERRIDDEN, libraries={"rocBLAS": ("gfx1010",)}), "rocBLAS", Severity.BAD, "no file for gfx1030"),
+    (replace(GOOD_AMD, libraries={"rocBLAS": None}), "rocBLAS", Severity.OK, "no files beside torch"),
     # packages
     (PLAIN, "Python", Severity.OK, "3.11.7"),
     (with_packages(lightning="2.6.2"), "lightning", Severity.BAD, "malicious"),
@@ -136,6 +141,9 @@ CASES = [
     (kernel(PLAIN, numa_balancing=True), "NUMA balancing", Severity.OK, "on"),
     (kernel(PLAIN, log_restricted=True), "kernel log", Severity.NOTE, "readable by root only"),
     (replace(kernel(PLAIN, log_restricted=True), is_root=True), "kernel log", Severity.OK, "readable"),
+    (replace(kernel(PLAIN, log_restricted=True), reads_journal=True), "kernel log", Severity.OK, "readable"),
+    (replace(PLAIN, lingers=True), "linger", Severity.OK, "survive"),
+    (replace(PLAIN, lingers=False), "linger", Severity.NOTE, "end with the last logout"),
 ]
 
 
@@ -155,6 +163,14 @@ def test_a_good_machine_causes_no_warning(machine: MachineFacts) -> None:
 def test_bad_findings_contain_advice(machine: MachineFacts, check: str) -> None:
     found = finding(machine, check)
     assert found.advice or found.verdict is not Severity.BAD
+
+
+@pytest.mark.parametrize("check", ["override", "rocBLAS"])
+def test_a_card_without_code_is_told_which_builds_have_it(check: str) -> None:
+    found = finding(replace(OVERRIDDEN, libraries={"rocBLAS": ()}, distribution="arch"), check)
+    assert "torch[device-gfx1010]" in found.advice
+    assert "python-pytorch-rocm" in found.advice
+    assert "Arch" not in finding(OVERRIDDEN, "override").advice
 
 
 def test_kernel_without_the_settings() -> None:

@@ -4,6 +4,8 @@ import signal
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ import torch
 from tests.commands.doctor.machines import results
 from yolo_lightning.commands.doctor import probes
 from yolo_lightning.commands.doctor.machine_findings import Finding, Severity, worst
-from yolo_lightning.commands.doctor.probe_work import judge_error, layer
+from yolo_lightning.commands.doctor.probe_work import WORK, judge_error, layer, missing_code
 from yolo_lightning.commands.doctor.probes import (
     MEANING,
     Outcome,
@@ -211,3 +213,39 @@ def test_wrong_layers_are_found(probe: Probe, monkeypatch: pytest.MonkeyPatch) -
 def test_every_probe_works_on_this_cpu(probe: Probe) -> None:
     result = run_probe(probe, "cpu", 120)
     assert result.works, result
+
+
+@pytest.mark.parametrize(
+    ("architecture", "built", "has"),
+    [
+        ("gfx1010", ["gfx1010", "gfx1030"], True),
+        ("gfx1010", ["gfx1030"], False),
+        ("gfx1010:xnack-", ["gfx1010"], True),
+        ("gfx1012", ["gfx10-1-generic"], True),
+        ("gfx1030", ["gfx10-1-generic"], False),
+        ("sm_90", ["sm_90a"], True),
+        ("sm_89", ["sm_80", "sm_90"], True),
+        ("sm_75", ["sm_80", "compute_80"], False),
+        ("sm_120", ["sm_90", "compute_90"], True),
+        ("sm_120", ["sm_90"], False),
+    ],
+)
+def test_code_of_a_torch_build_for_a_gpu(architecture: str, built: list[str], has: bool) -> None:
+    assert (missing_code(architecture, built) == "") is has
+    assert missing_code(architecture, []) == "", "unknown"
+
+
+def test_a_device_without_code_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = SimpleNamespace(name="a card", gcnArchName="gfx1010:xnack-", major=10, minor=1)
+    monkeypatch.setattr(torch.version, "hip", "7.1")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["gfx1030"])
+
+    def arange(*arguments: Any, **named: Any) -> None:
+        raise RuntimeError("HIP error: invalid device function\nmore")
+
+    monkeypatch.setattr(torch, "arange", arange)
+    answer = WORK[Probe.DEVICE](Probe.DEVICE, "cuda", 1.0)
+    assert answer.outcome is Outcome.FAILS
+    assert answer.detail == "HIP error: invalid device function; torch contains code for gfx1030, but not for gfx1010"
+    assert answer.facts["architectures"] == ["gfx1030"], "a suitable build is recommended"

@@ -20,6 +20,8 @@ from yolo_lightning.commands.doctor.machine_findings import (
     Finding,
     Severity,
     machine_findings,
+    own_architectures,
+    own_build,
     worst,
 )
 from yolo_lightning.commands.doctor.probes import Outcome, Probe, ProbeOutcome, probe_findings, run_probes
@@ -186,13 +188,14 @@ def recommended_commands(machine: MachineFacts, results: Sequence[ProbeOutcome])
     if not machine.has(Vendor.AMD):
         return []
     supported = {name for result in results for name in result.facts.get("architectures", ())}
-    cards = {gpu.architecture for gpu in machine.cards if gpu.vendor is Vendor.AMD and gpu.architecture}
-    lacking, has_override, commands = cards - supported, OVERRIDE in machine.environment, []
-    if supported and cards and not lacking and has_override:
-        commands.append(Command(f"unset {OVERRIDE}", f"this torch build supports {' and '.join(sorted(cards))}"))
-    elif lacking & RDNA1 and not has_override and "gfx1030" in supported:
-        reason = f"this torch build does not support {' and '.join(sorted(lacking))}; prefer one that does"
-        commands.append(Command(f"export {OVERRIDE}=10.3.0", reason))
+    cards = own_architectures(machine)
+    lacking, commands = cards - supported, []
+    if supported and lacking & RDNA1:
+        extras = ",".join(f"device-{name}" for name in sorted(lacking & RDNA1))
+        words = f"pip install 'torch[{extras}]' 'torchvision[{extras}]'"
+        commands.append(Command(words, f"this torch build lacks the card; {own_build(machine)}"))
+    if supported and cards and OVERRIDE in machine.environment:
+        commands.append(Command(f"unset {OVERRIDE}", "a torch build for the card itself needs no override"))
     reason = "fewer pages move under registered buffers"
     if machine.kernel.huge_pages == "always":
         commands.append(Command("echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled", reason))

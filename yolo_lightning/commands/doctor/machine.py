@@ -10,14 +10,16 @@ import os
 import platform
 import re
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from yolo_lightning import ENVIRONMENT_SWITCHES
 from yolo_lightning.supervision.evidence import SECRET
 from yolo_lightning.supervision.helper_process import bounded
 from yolo_lightning.utils import sensors
-from yolo_lightning.utils.host import available_cores
+from yolo_lightning.utils.host import available_cores, lingers
 from yolo_lightning.utils.sensors import Capacity, KernelSettings, PciGpu, Vendor
 
 INTEGRATED_BYTES = 3 << 30
@@ -27,6 +29,10 @@ OPENCV = ("opencv-python", "opencv-python-headless", "opencv-contrib-python", "o
 PACKAGES = ("torch", "torchvision", "lightning", "pytorch-lightning", "ultralytics", "py-spy", *OPENCV)
 ENVIRONMENT = re.compile(r"(OMP|MKL|HSA|HIP|ROCR?|GPU|CUDA|NVIDIA|PYTORCH|TORCH|MIOPEN|AMD)_\w+")
 ASSIGNMENT = re.compile(r"^(__version__|hip|cuda)\b[^=\n]*= *['\"](.+)['\"]", re.MULTILINE)
+LIBRARIES = {"rocBLAS": "lib/rocblas/library", "MIOpen": "share/miopen/db"}
+"""AMD's libraries whose files name the GPU architectures in file names, and the folders of these files."""
+JOURNALS = ("var/log/journal", "run/log/journal")
+GFX = re.compile(r"gfx\d+[0-9a-f]")
 ANSWER_S = 5.0
 """Time limit for a driver or a file system, in seconds."""
 
@@ -66,6 +72,9 @@ class MachineFacts:
     nvidia_driver: str = ""  # version; empty if the driver is not loaded
     kfd_opens: bool | None = None  # whether this user can open /dev/kfd (AMD GPUs); None if it does not exist
     rocm: str = ""  # version installed on the system; a torch wheel contains its own ROCm
+    # Architectures in the file names of `LIBRARIES` by library; None without a folder of such files
+    libraries: dict[str, tuple[str, ...] | None] = field(default_factory=dict)
+    distribution: str = ""  # of Linux, for example arch or debian
     torch: TorchBuild | None = None
     packages: dict[str, str] = field(default_factory=dict)  # versions by name
     environment: dict[str, str] = field(default_factory=dict)  # variables that affect GPUs and libraries
@@ -73,6 +82,8 @@ class MachineFacts:
     start_method: str = "fork"  # default of Python's multiprocessing
     kernel: KernelSettings = field(default_factory=KernelSettings)
     is_root: bool = False
+    reads_journal: bool = False  # whether this user can read the system journal
+    lingers: bool | None = None  # whether services of this user survive a logout; None without systemd
 
     @property
     def cards(self) -> tuple[PciGpu, ...]:
@@ -118,18 +129,39 @@ def inspect_machine(run: Path, data: Path | None, root: Path = sensors.ROOT) -> 
         # Permissions only: opening the device would create a GPU context.
         kfd_opens=os.access(kfd, os.R_OK | os.W_OK) if kfd.exists() else None,
         rocm=sensors.text(root / "opt/rocm/.info/version"),
+        libraries={name: architectures(_folders_of(folder, root)) for name, folder in LIBRARIES.items()},
+        distribution=dict(re.findall(r"(?m)^(\w+)=\"?([\w.-]+)", sensors.text(root / "etc/os-release"))).get("ID", ""),
         torch=_find_build("torch"),
         packages=packages,
         environment={
             name: value
             for name, value in sorted(os.environ.items())
-            if ENVIRONMENT.fullmatch(name) and not SECRET.search(name)
+            if ENVIRONMENT.fullmatch(name) and not SECRET.search(name) and value != ENVIRONMENT_SWITCHES.get(name)
         },
         python=sys.version_info[:3],
         start_method=multiprocessing.get_all_start_methods()[0],  # the default; get_start_method() would fix it
         kernel=sensors.kernel_settings(root),
         is_root=os.geteuid() == 0,
+        reads_journal=any(
+            os.access(file, os.R_OK) for name in JOURNALS for file in (root / name).glob("*/system.journal")
+        ),
+        lingers=lingers(root),
     )
+
+
+def _folders_of(folder: str, root: Path) -> list[Path]:
+    """Return the folders of a library of AMD: those of the installed torch wheel, else that of /opt/rocm."""
+    spec = importlib.util.find_spec("torch")
+    torch = Path(spec.origin).parent if spec is not None and spec.origin is not None else root / "none"
+    # `_rocm_sdk_*`: packages on which the wheels of TheRock depend.
+    wheels = [torch / folder, *(home / folder for home in sorted(torch.parent.glob("_rocm_sdk*")))]
+    return [one for one in wheels if one.is_dir()] or [root / "opt/rocm" / folder]
+
+
+def architectures(folders: Sequence[Path]) -> tuple[str, ...] | None:
+    """Return the GPU architectures in the names of files, for example `gfx1010`; None if no folder exists."""
+    found = {name for one in folders if one.is_dir() for path in one.iterdir() for name in GFX.findall(path.name)}
+    return tuple(sorted(found)) if any(one.is_dir() for one in folders) else None
 
 
 def disk(path: Path) -> Capacity | None:

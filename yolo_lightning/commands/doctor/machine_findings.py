@@ -48,6 +48,18 @@ FORK_BUG_SINCE, FORK_BUG_UNTIL = (6, 2), (7, 1)
 combined like a bit mask, fixed by rocm-systems #356. The limits are derived from release dates."""
 
 OVERRIDE = "HSA_OVERRIDE_GFX_VERSION"
+NO_LIBRARY = {
+    "rocBLAS": (
+        Severity.BAD,
+        "matrix products fail, and with them both native and own convolutions: training is not possible",
+    ),
+    "MIOpen": (
+        Severity.NOTE,
+        "native convolutions are selected without measurements and compiled at first use, which takes minutes",
+    ),
+}
+"""Severity and consequence if a library contains no file for the card."""
+
 INSTALL = "install torch and torchvision together, with the command that pytorch.org shows for "
 
 MALICIOUS_LIGHTNING = frozenset({"2.6.2", "2.6.3"})
@@ -97,6 +109,7 @@ def _gpu_findings(machine: MachineFacts) -> Iterator[Finding]:
     if machine.has(Vendor.AMD) and torch_vendor is Vendor.AMD:
         yield _amd_access(machine.kfd_opens)
         yield _rocm(machine)
+        yield from _libraries(machine)
     if machine.has(Vendor.NVIDIA) and machine.nvidia_driver:
         yield Finding("NVIDIA driver", machine.nvidia_driver)
     elif machine.has(Vendor.NVIDIA):
@@ -177,18 +190,53 @@ def _override(machine: MachineFacts) -> Finding:
     if not machine.has(Vendor.AMD):
         return Finding(check, f"{setting} has no effect without an AMD card", Severity.NOTE)
     if len(version) != 3:
-        return Finding(check, f"{setting} is no architecture", Severity.BAD, "use three numbers, for example 10.3.0")
-    target = f"gfx{version[0]}{version[1]:x}{version[2]:x}"
-    real = {gpu.architecture for gpu in machine.cards if gpu.vendor is Vendor.AMD and gpu.architecture}
+        return Finding(check, f"{setting} is no architecture", Severity.BAD, "unset it")
+    (target,), real = used_architectures(machine), own_architectures(machine)
     if real == {target}:
         return Finding(check, f"{setting} is the architecture of the card already", Severity.NOTE, "unset it")
     return Finding(
         check,
-        f"{setting}: {' and '.join(sorted(real)) or 'the card'} runs code for {target}, whose instructions it may lack",
+        f"{setting}: {' and '.join(sorted(real)) or 'the card'} runs code for {target}, whose instructions it may "
+        "lack; 10.3.0 is reported to crash an RX 5700",
         Severity.WARNING,
-        "a torch build for the card's own architecture needs no override (ROCm has gfx101X wheels again since 2026); "
-        "with another build keep the override, and compare both with `benchmark`",
+        "unset it" + (f"; {own_build(machine)}" if real & RDNA1 else ", with a torch build for the card itself"),
     )
+
+
+def own_architectures(machine: MachineFacts) -> set[str]:
+    """Return the architectures of the AMD cards, as far as the driver reports them."""
+    return {gpu.architecture for gpu in machine.cards if gpu.vendor is Vendor.AMD and gpu.architecture}
+
+
+def used_architectures(machine: MachineFacts) -> set[str]:
+    """Return the architectures for which AMD's libraries compute: that of the override, else those of the cards."""
+    version = version_numbers(machine.environment.get(OVERRIDE, ""))
+    return {f"gfx{version[0]}{version[1]:x}{version[2]:x}"} if len(version) == 3 else own_architectures(machine)
+
+
+def own_build(machine: MachineFacts) -> str:
+    """Return where a torch build for gfx101x cards comes from."""
+    extras = ",".join(f"device-{name}" for name in sorted(own_architectures(machine) & RDNA1))
+    packages = ", or Arch's package python-pytorch-rocm" if machine.distribution == "arch" else ""
+    return f"install torch[{extras}] from TheRock's multi-architecture wheels{packages}; neither needs an override"
+
+
+def _libraries(machine: MachineFacts) -> Iterator[Finding]:
+    """Yield one finding for each library of AMD whose files name the architectures of GPUs."""
+    used = sorted(used_architectures(machine))
+    for name, found in machine.libraries.items():
+        if found is None or not used:
+            yield Finding(name, "no files beside torch or in /opt/rocm" if found is None else "the card is unknown")
+            continue
+        # A file name may continue with the number of compute units.
+        lacking = [one for one in used if not any(other.startswith(one) for other in found)]
+        if not lacking:
+            yield Finding(name, f"contains files for {', '.join(used)}")
+            continue
+        severity, consequence = NO_LIBRARY[name]
+        listed = f" (only {', '.join(found)})" if found else ""
+        advice = own_build(machine) if own_architectures(machine) & RDNA1 else INSTALL + "this card"
+        yield Finding(name, f"contains no file for {', '.join(lacking)}{listed}: {consequence}", severity, advice)
 
 
 def _software_findings(machine: MachineFacts) -> Iterator[Finding]:
@@ -294,11 +342,15 @@ def _system_findings(machine: MachineFacts) -> Iterator[Finding]:
             yield Finding(check, found)
     for check, space in machine.disks.items():
         yield _free_space(check, space)
-    advice = "sudo sysctl kernel.dmesg_restrict=0 adds lines of the kernel log to incident reports"
-    if kernel.log_restricted and not machine.is_root:
+    advice = "sudo usermod -aG systemd-journal $USER adds lines of the kernel log to incident reports"
+    if kernel.log_restricted and not machine.is_root and not machine.reads_journal:
         yield Finding("kernel log", "readable by root only", Severity.NOTE, advice)
     else:
         yield Finding("kernel log", "readable")
+    if machine.lingers is not None:
+        found = "services of this user " + ("survive a logout" if machine.lingers else "end with the last logout")
+        advice = "" if machine.lingers else "loginctl enable-linger, for runs that a service starts or restarts"
+        yield Finding("linger", found, Severity.OK if machine.lingers else Severity.NOTE, advice)
 
 
 def _gib(size_bytes: int) -> str:

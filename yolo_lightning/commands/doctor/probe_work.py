@@ -8,7 +8,7 @@ import faulthandler
 import json
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -86,18 +86,44 @@ def _torch_device(probe: Probe, device: str, timeout_s: float) -> Answer:
     announce("find the device")
     device = accelerator_type() if device == "auto" else device
     facts: dict[str, Any] = {"device": device, "name": "", "architectures": [], "capability": None}
-    announce(f"compute on {device}")
-    total = torch.arange(1000.0, device=device).sum().item()
+    missing = ""
     if device.startswith("cuda"):
         properties, is_rocm = torch.cuda.get_device_properties(device), bool(torch.version.hip)
-        facts["name"] = f"{properties.name} {getattr(properties, 'gcnArchName', '') if is_rocm else ''}".strip()
+        architecture = properties.gcnArchName if is_rocm else f"sm_{properties.major}{properties.minor}"
+        facts["name"] = f"{properties.name} {architecture if is_rocm else ''}".strip()
         facts["architectures"] = torch.cuda.get_arch_list()
         facts["capability"] = None if is_rocm else [properties.major, properties.minor]
+        missing = missing_code(architecture, facts["architectures"])
     elif not device.startswith("cpu"):
         facts["name"] = device_name(torch.device(device))
+    announce(f"compute on {device}{missing}")
+    try:
+        total = torch.arange(1000.0, device=device).sum().item()
+    except RuntimeError as error:
+        return Answer(Outcome.FAILS, f"{str(error).partition(chr(10))[0]}{missing}", facts)
     if total != 499_500.0:
         return Answer(Outcome.WRONG, f"the sum of 0 to 999 is {total} on {device}", facts)
-    return Answer(Outcome.WORKS, f"{device} {facts['name']}".strip(), facts)
+    return Answer(Outcome.WORKS, f"{device} {facts['name']}".strip() + missing, facts)
+
+
+def missing_code(architecture: str, built: Sequence[str]) -> str:
+    """Return an addition to a finding if torch was built without code for a GPU, else an empty string.
+
+    Args:
+        architecture: Of the GPU, for example gfx90a:sramecc+ or sm_89.
+        built: Result of `torch.cuda.get_arch_list()`.
+    """
+    name = architecture.partition(":")[0]
+    if name.startswith("sm_"):
+        # Code for an older GPU of the same major version also runs, and PTX (compute_80) is compiled for newer GPUs.
+        number = int(name[3:])
+        kinds = [(one.partition("_")[0], int("".join(filter(str.isdigit, one.partition("_")[2])))) for one in built]
+        has = any(other <= number and (kind == "compute" or other // 10 == number // 10) for kind, other in kinds)
+    else:
+        # gfx10-1-generic is code for gfx1010 to gfx1013.
+        generic = [one.removesuffix("-generic").replace("-", "") for one in built if one.endswith("-generic")]
+        has = name in [one.partition(":")[0] for one in built] or name.startswith(tuple(generic))
+    return "" if has or not built else f"; torch contains code for {', '.join(built)}, but not for {name}"
 
 
 def matmul(probe: Probe, device: str, timeout_s: float) -> Answer:
