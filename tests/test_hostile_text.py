@@ -94,14 +94,14 @@ def test_monitor_shows_no_escape_sequences(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", ["x", [], {}, None, -1.5, True, 1 << 70, "1"])
-@pytest.mark.parametrize("key", ["level", "attempts", "suspicions", "quarantined", "suspicious_epoch"])
+@pytest.mark.parametrize("key", ["loader", "attempts", "suspicions", "quarantined", "suspicious_epoch"])
 def test_supervision_file_of_other_types_is_as_none(key: str, value: object, tmp_path: Path) -> None:
-    content = asdict(FallbackState(level=2)) | {key: value}
+    content = asdict(FallbackState(restarts=2)) | {key: value}
     path = tmp_path / "supervision.json"
     path.write_text(json.dumps(content))
     found = FallbackState.read(path)
-    is_valid = (key, value) in (("suspicions", {}), ("quarantined", []))
-    assert found == (FallbackState(level=2) if is_valid else FallbackState())
+    is_valid = (key, value) in (("loader", {}), ("suspicions", {}), ("quarantined", []))
+    assert found == (FallbackState(restarts=2) if is_valid else FallbackState())
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"level": ' * 50_000, "\xff", "", "[]", "1e999"])

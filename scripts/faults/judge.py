@@ -15,14 +15,14 @@ from torch import Tensor
 
 from faults import traces
 from faults.run import MARK_VARIABLE, Beat, Case, OutputLine, Report, Run
+from yolo_lightning.supervision.classify import StallClass
+from yolo_lightning.supervision.fallback import levels_below
 from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts
 from yolo_lightning.supervision.restart_policy import FallbackState
 from yolo_lightning.utils.run_files import PHASE_TIMEOUTS_FILE, STATE_FILE
 
-REPORTED = re.compile(
-    r"^supervisor: \S+(?: \S+)? (?:stalled: )?((?:loader|GPU|storage|livelock|disk full|unknown)[^:]*: .*)$"
-)
+REPORTED = re.compile(rf"^supervisor: \S+(?: \S+)? (?:stalled: )?((?:{'|'.join(StallClass)}): .*)$")
 RESTARTED = re.compile(r"^supervisor: \S+(?: \S+)? restart in ")
 SLACK_S = 5.0
 RECOVERY_LIMIT_S = 20.0  # from the restart to the next step, on an idle machine
@@ -115,9 +115,11 @@ def judge(run: Run, expected: FinalState | None) -> Verdict:
         wrong.append(f"left behind: {', '.join(left)}")
     output = run.output() + run.log_file()
     wrong += [f"the output does not contain {text!r}" for text in case.log if text not in output]
-    level = FallbackState.read(run.run_folder / STATE_FILE).level
-    if level != case.fallback_level:
-        wrong.append(f"fallback level {level} instead of {case.fallback_level}")
+    state = FallbackState.read(run.run_folder / STATE_FILE)
+    levels = state.loader.name, state.computation.name
+    expected_levels = levels_below(case.workers)[case.fallback_level].name, case.computation
+    if levels != expected_levels:
+        wrong.append(f"fallback levels {levels} instead of {expected_levels}")
     lost, recovered = restarts(run.beats, run.lines)
     if lost and case.lost_steps is not None and max(lost) > case.lost_steps:
         wrong.append(f"{max(lost)} steps lost, limit {case.lost_steps}")

@@ -19,6 +19,7 @@ from faults import traces
 from faults.hangs import FIRED_FILE, LIBRARY_VARIABLE, record_fired
 from yolo_lightning.supervision import SuperviseSettings, live_heartbeat
 from yolo_lightning.supervision.classify import StallClass
+from yolo_lightning.supervision.fallback import AS_CONFIGURED
 from yolo_lightning.supervision.heartbeat import Heartbeat, HeartbeatReader, Phase
 from yolo_lightning.supervision.job import JOB_VARIABLE, job
 from yolo_lightning.supervision.phase_timeouts import PhaseTimeouts
@@ -71,7 +72,8 @@ class Case:
     typed: bool = False
     limit_s: float = 600.0  # after this time the run is ended as hung
     # Expected outcome.
-    fallback_level: int = 0
+    fallback_level: int = 0  # of the loader
+    computation: str = AS_CONFIGURED  # fallback level of the computation
     exact: bool = True  # whether the final state must equal that of the uninterrupted run, bit for bit
     lost_steps: int | None = 5  # largest number of steps that a restart may repeat; None for any
     log: tuple[str, ...] = ()  # texts that the output must contain

@@ -412,7 +412,7 @@ def run_files(folder: Path) -> Target:
         name = names[content[0] % len(names)] if content else names[0]
         (run / name).write_bytes(content[1:])
         try:
-            FallbackState.read(run / "supervision.json").for_new_supervisor(3)
+            FallbackState.read(run / "supervision.json").for_new_supervisor()
             quarantined(run)
             saved_steps(run)
             loader_stalls(run, "1")

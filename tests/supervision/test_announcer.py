@@ -15,6 +15,7 @@ import pytest
 from tests.supervision.supervised import Supervised, floors
 from yolo_lightning.supervision import NotifySettings
 from yolo_lightning.supervision.announcer import Announcer
+from yolo_lightning.supervision.fallback import LevelState
 from yolo_lightning.supervision.heartbeat import Heartbeat, Phase
 from yolo_lightning.supervision.helper_process import Call
 from yolo_lightning.supervision.restart_policy import FallbackState
@@ -22,6 +23,8 @@ from yolo_lightning.supervision.supervisor_status import SupervisorState, Superv
 from yolo_lightning.utils.exit_codes import ExitCode
 
 RECORD = Heartbeat(1, 1, 0, 2, 0, 10, 10, Phase.STEP, 0.0, {}, ())
+
+NO_WORKERS = LevelState("no workers", "loader stall at step 47", "2026-11-23T22:00:00+0000")
 
 
 @dataclass
@@ -118,33 +121,36 @@ def test_batches_of_a_validation_are_headway(tmp_path: Path, clock: list[float])
 
 def test_recovery_is_told_at_the_first_trained_batch_with_what_was_lost(tmp_path: Path) -> None:
     made, spy = announcer(tmp_path)
-    made.attempt_started(1, "as configured", 0)
-    made.restarting(None, "it slept", FallbackState(level=1, attempts=1, restarts=1), "no workers", 37)
-    made.attempt_started(2, "no workers", 1)
+    made.attempt_started(1, FallbackState())
+    made.restarting(None, "it slept", FallbackState(NO_WORKERS, attempts=1, restarts=1), 37)
+    made.attempt_started(2, FallbackState(NO_WORKERS, restarts=1))
     made.progress_made(replace(RECORD, phase=Phase.FIRST_BATCH))
     assert [event for event, _ in spy.sent] == ["started", "degraded"]
     made.progress_made(RECORD)
     made.progress_made(RECORD)
     assert [event for event, _ in spy.sent] == ["started", "degraded", "recovered"]
-    assert spy.sent[-1][1] == "training resumed from step 10, 37 steps lost, fallback level 'no workers'"
+    assert (
+        spy.sent[-1][1]
+        == f"training resumed from step 10, 37 steps lost, fallback level: {FallbackState(NO_WORKERS).line}"
+    )
 
 
 def test_status_follows_the_run(tmp_path: Path) -> None:
     made, _ = announcer(tmp_path)
-    made.attempt_started(4711, "as configured", 0)
+    made.attempt_started(4711, FallbackState())
     assert (status(tmp_path).state, status(tmp_path).trainer) == (SupervisorState.RUNNING, 4711)
     made.stalled("it sleeps")
     assert (status(tmp_path).state, status(tmp_path).sentence) == (SupervisorState.STALLED, "it sleeps")
     made.recovered()
     assert (status(tmp_path).state, status(tmp_path).sentence) == (SupervisorState.RUNNING, "")
-    made.restarting("crashed", "it died", FallbackState(attempts=1, restarts=5), "x", None)
+    made.restarting("crashed", "it died", FallbackState(attempts=1, restarts=5), None)
     found = status(tmp_path)
     assert (found.state, found.attempt, found.attempts, found.restarts, found.fallback_level) == (
         SupervisorState.RESTARTING,
         2,
         3,
         5,
-        "x",
+        "as configured",
     )
     assert (found.process, found.host) == (os.getpid(), os.uname().nodename)
 
@@ -167,7 +173,7 @@ def test_exit_code_says_how_it_ended(code: int, state: SupervisorState, tmp_path
 
 def test_folder_that_cannot_be_written_ends_nothing(tmp_path: Path) -> None:
     made, _ = announcer(tmp_path / "gone")
-    made.attempt_started(1, "x", 0)
+    made.attempt_started(1, FallbackState())
     made.ended(0, "finished")
 
 

@@ -1,12 +1,28 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from yolo_lightning.supervision.classify import Diagnosis, StallClass
-from yolo_lightning.supervision.fallback import FALLBACK_LEVELS, level_of_launch, levels_below
-from yolo_lightning.supervision.restart_policy import Decision, FallbackState, decide, quarantined
+from yolo_lightning.supervision.fallback import (
+    AS_CONFIGURED,
+    COMPUTATION_LEVELS,
+    LOADER_LEVELS,
+    LevelState,
+    computation_levels,
+    level_of_launch,
+    levels_below,
+)
+from yolo_lightning.supervision.restart_policy import Decision, FallbackState, Levels, climb, decide, quarantined
 from yolo_lightning.utils.run_files import STATE_FILE
+
+LEVELS = Levels(LOADER_LEVELS, computation_levels({}, cpu=True))
+GEMM, PLAIN, HALF = (level.name for level in COMPUTATION_LEVELS[1:])
+
+
+def lowered_loader(number: int) -> LevelState:
+    return LevelState(LOADER_LEVELS[number].name)
 
 
 def step(
@@ -18,15 +34,18 @@ def step(
     suspect: str = "",
     epoch: int = 0,
     max_attempts: int = 3,
+    in_kernel: bool = False,
 ) -> Decision:
     return decide(
         state,
-        Diagnosis(kind, "", moves_down=down),
-        FALLBACK_LEVELS,
+        Diagnosis(kind, "", moves_down=down, in_kernel=in_kernel),
+        LEVELS,
         saved=saved,
         suspects=(suspect,) if suspect else (),
         epoch=epoch,
         max_attempts=max_attempts,
+        place=" at step 31,204",
+        now="2026-11-23T22:00:00+0000",
         pause_s=10,
         max_pause_s=15,
     )
@@ -40,37 +59,168 @@ def test_levels_have_fewer_workers_than_configured(workers: int, below: list[int
 
 
 def test_first_level_is_the_configuration_itself() -> None:
-    assert FALLBACK_LEVELS[0].overrides == ()
+    assert LOADER_LEVELS[0].overrides == ()
 
 
-@pytest.mark.parametrize("kind", [StallClass.STORAGE, StallClass.UNKNOWN, StallClass.LIVELOCK, StallClass.GPU_STALL])
-def test_other_classes_keep_the_level(kind: StallClass) -> None:
+@pytest.mark.parametrize("kind", [StallClass.STORAGE, StallClass.UNKNOWN, StallClass.LIVELOCK, StallClass.DISK_FULL])
+def test_other_classes_keep_both_levels(kind: StallClass) -> None:
     state = FallbackState()
     for _ in range(2):
         state = step(state, kind).state
-    assert state.level == 0
+    assert (state.loader, state.computation) == (LevelState(), LevelState())
+
+
+COMPUTATION_FAILS = ("GPU_STALL", "DEVICE_ERROR", "WRONG_RESULT", "NOT_FINITE")
+
+
+@pytest.mark.parametrize("kind", COMPUTATION_FAILS)
+def test_incident_of_the_computation_lowers_its_level_alone(kind: str) -> None:
+    state, names = FallbackState(), []
+    for _ in range(5):
+        state = step(state, StallClass[kind]).state
+        names.append(state.computation.name)
+    assert names == [GEMM, PLAIN, HALF, "CPU", "CPU"]
+    assert state.loader == LevelState()
+    assert state.computation.reason == f"{StallClass[kind]} at step 31,204"
+    assert state.computation.failures == {AS_CONFIGURED: 1, GEMM: 1, PLAIN: 1, HALF: 1}
+
+
+def test_lack_of_memory_lowers_the_computation_to_the_next_level_that_saves_memory() -> None:
+    state = step(FallbackState(), StallClass.OUT_OF_MEMORY).state
+    assert state.computation.name == HALF
+    assert step(state, StallClass.OUT_OF_MEMORY).state.computation.name == "CPU"
+
+
+def test_crash_lowers_the_computation_if_it_repeats_or_occurs_in_a_convolution() -> None:
+    once = step(FallbackState(), StallClass.CRASH).state
+    assert once.computation.name == AS_CONFIGURED
+    between = step(once, StallClass.UNKNOWN, saved=True).state
+    twice = step(between, StallClass.CRASH, saved=True).state
+    assert (twice.computation.name, twice.crashes) == (GEMM, 0)
+    assert step(twice, StallClass.CRASH).state.computation.name == GEMM
+    assert step(FallbackState(), StallClass.CRASH, in_kernel=True).state.computation.name == GEMM
+
+
+def test_stopped_gpu_queues_lower_the_loader_and_then_the_computation() -> None:
+    state, taken = FallbackState(), []
+    for _ in range(3):
+        state = step(state, StallClass.GPU_STALL, down=True).state
+        taken.append((state.loader.name, state.computation.name))
+    assert taken == [
+        (LOADER_LEVELS[1].name, AS_CONFIGURED),
+        (LOADER_LEVELS[2].name, AS_CONFIGURED),
+        (LOADER_LEVELS[2].name, GEMM),
+    ]
+
+
+def test_attempts_are_counted_anew_at_a_lower_level_of_the_computation() -> None:
+    state, restarts = FallbackState(), 0
+    while (decision := step(state, StallClass.DEVICE_ERROR)).restart:
+        state, restarts = decision.state, restarts + 1
+        assert restarts < 10
+    assert restarts == 4 + 2  # one per level, then the attempts at the last level
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({}, [AS_CONFIGURED, GEMM, PLAIN, HALF]),
+        ({"model.convolution.backend": "native", "data.batch_size": 4}, [AS_CONFIGURED, GEMM, PLAIN, HALF]),
+        ({"model.convolution.backend": "gemm"}, [AS_CONFIGURED, PLAIN, HALF]),
+        ({"model.convolution.algorithm": "table"}, [AS_CONFIGURED, GEMM, HALF]),
+        ({"model.convolution.backend": "gemm", "model.convolution.algorithm": "table"}, [AS_CONFIGURED, HALF]),
+    ],
+)
+def test_levels_equal_to_the_configuration_are_skipped(options: dict[str, object], names: list[str]) -> None:
+    assert [level.name for level in computation_levels(options)] == names
+    assert [level.name for level in computation_levels(options, cpu=True)] == [*names, "CPU"]
+    assert computation_levels(options | {"trainer.accelerator": "cpu"}, cpu=True)[-1].name == HALF
+
+
+def test_overrides_of_both_levels() -> None:
+    state = FallbackState(lowered_loader(2), LevelState(PLAIN))
+    assert LEVELS.overrides(state) == (
+        "--data.loader.num_workers=0",
+        "--data.loader.persistent_workers=false",
+        "--data.loader.prefetch_factor=2",
+        "--data.loader.worker_threads=1",
+        "--model.convolution.backend=gemm",
+        "--model.convolution.algorithm=table",
+    )
+    assert LEVELS.overrides(FallbackState(LevelState("of another version"))) == ()
+
+
+def test_line_names_lowered_levels_with_time_and_reason() -> None:
+    assert FallbackState().line == AS_CONFIGURED
+    state = step(FallbackState(), StallClass.GPU_STALL).state
+    expected = "computation: gemm since 2026-11-23T22:00:00+0000 (GPU stall at step 31,204)"
+    assert state.line == expected
+    both = step(state, StallClass.LOADER_STALL, down=True).state
+    assert both.line == (
+        f"loader: 2 workers, not persistent since 2026-11-23T22:00:00+0000 (loader stall at step 31,204); {expected}"
+    )
+
+
+def climbed(state: FallbackState) -> FallbackState:
+    after = climb(state, LEVELS, "12 h without incidents", "2026-11-24T10:00:00+0000")
+    assert after is not None
+    return after
+
+
+def test_levels_are_taken_back_one_by_one_the_loader_first() -> None:
+    state = step(FallbackState(lowered_loader(1)), StallClass.OUT_OF_MEMORY).state
+    taken = []
+    while (after := climb(state, LEVELS, "", "")) is not None:
+        taken.append((after.on_trial, after.loader.name, after.computation.name))
+        state = after
+    assert taken == [
+        ("loader", AS_CONFIGURED, HALF),
+        ("computation", AS_CONFIGURED, PLAIN),
+        ("computation", AS_CONFIGURED, GEMM),
+        ("computation", AS_CONFIGURED, AS_CONFIGURED),
+    ]
+
+
+def test_level_that_failed_twice_is_not_tried_again() -> None:
+    state = climbed(step(FallbackState(), StallClass.GPU_STALL).state)
+    assert (state.computation.name, state.failed_climbs) == (AS_CONFIGURED, 0)
+    state = step(state, StallClass.GPU_STALL, saved=True).state
+    assert (state.computation.name, state.failed_climbs) == (GEMM, 1)
+    assert climb(state, LEVELS, "", "") is None
+    lower = step(state, StallClass.GPU_STALL).state
+    assert (lower.computation.name, lower.failed_climbs) == (PLAIN, 1)
+    assert climbed(lower).computation.name == GEMM
+
+
+def test_any_failure_before_a_checkpoint_lowers_a_level_that_was_taken_back() -> None:
+    low = step(FallbackState(), StallClass.GPU_STALL).state
+    assert step(climbed(low), StallClass.UNKNOWN).state.computation.name == GEMM
+    proved = step(climbed(low), StallClass.UNKNOWN, saved=True).state
+    assert (proved.computation.name, proved.on_trial) == (AS_CONFIGURED, "")
+    assert step(proved, StallClass.UNKNOWN).state.computation.name == AS_CONFIGURED
 
 
 def test_loader_stall_and_evicted_queues_move_down_to_the_last_level() -> None:
     state = FallbackState()
     for level in (1, 2, 2, 2):
         state = step(state, StallClass.LOADER_STALL, saved=True, down=True).state
-        assert state.level == level
+        assert state.loader.number(LOADER_LEVELS) == level
+    assert state.computation == LevelState()
 
 
 def test_second_loader_crash_in_a_row_moves_down() -> None:
     once = step(FallbackState(), StallClass.LOADER_CRASH).state
-    assert once.level == 0
-    assert step(once, StallClass.LOADER_CRASH).state.level == 1
+    assert once.loader == LevelState()
+    assert step(once, StallClass.LOADER_CRASH).state.loader.number(LOADER_LEVELS) == 1
     between = step(once, StallClass.UNKNOWN, saved=True).state
-    assert step(between, StallClass.LOADER_CRASH).state.level == 0
+    assert step(between, StallClass.LOADER_CRASH).state.loader.number(LOADER_LEVELS) == 0
 
 
 def test_second_stall_before_the_first_batch_in_a_row_moves_down() -> None:
     once = step(FallbackState(), StallClass.LOADER_STALL).state
-    assert once.level == 0
-    assert step(once, StallClass.LOADER_STALL).state.level == 1
-    assert step(once, StallClass.LOADER_CRASH).state.level == 1
+    assert once.loader == LevelState()
+    assert step(once, StallClass.LOADER_STALL).state.loader.number(LOADER_LEVELS) == 1
+    assert step(once, StallClass.LOADER_CRASH).state.loader.number(LOADER_LEVELS) == 1
 
 
 def test_gives_up_after_three_attempts_in_a_row_without_a_checkpoint() -> None:
@@ -116,7 +266,9 @@ def test_run_names_the_samples_to_leave_out(tmp_path: Path) -> None:
 
 def test_state_survives_its_file(tmp_path: Path) -> None:
     path = tmp_path / "supervision.json"
-    state = FallbackState(2, 1, 5, 1, {"index=7": 2}, 3, ("index=7",))
+    state = FallbackState(
+        lowered_loader(1), attempts=1, restarts=5, suspicions={"index=7": 2}, quarantined=("index=7",)
+    )
     state.write(path)
     assert FallbackState.read(path) == state
     assert [entry.name for entry in tmp_path.iterdir()] == ["supervision.json"]
@@ -130,8 +282,9 @@ def test_damaged_state_is_the_beginning(text: str | None, tmp_path: Path) -> Non
 
 
 def test_started_by_a_person_the_level_stays_and_attempts_do_not() -> None:
-    state = FallbackState(2, 3, 5, 1, {"index=7": 1}, ("id=3",)).for_new_supervisor(2)
-    assert state == FallbackState(1, 0, 5, 0, {"index=7": 1}, ("id=3",))
+    kept = FallbackState(lowered_loader(2), LevelState(GEMM), restarts=5, suspicions={"index=7": 1})
+    state = replace(kept, attempts=3, loader_crashes=1, on_trial="loader")
+    assert state.for_new_supervisor() == kept
 
 
 def report(run: Path, name: str, **content: object) -> None:

@@ -129,8 +129,10 @@ def test_stalled_degraded_recovered_finished_are_told_in_this_order(tmp_path: Pa
         _, stalled, degraded, recovered, _ = endpoint.posts
     assert "__getitem__" in stalled["text"]
     assert stalled["text"].startswith(f"run on {socket.gethostname()}: stalled: loader stall: ")
-    assert degraded["text"].endswith("fallback level '2 workers, not persistent' instead of 'as configured'")
-    assert ", 1 steps lost, fallback level '2 workers, not persistent'" in recovered["text"]  # stalled at 5, saved at 4
+    assert degraded["text"].endswith("before: as configured")
+    assert (
+        ", 1 steps lost, fallback level: loader: 2 workers, not persistent since" in recovered["text"]
+    )  # stalled at 5, saved at 4
     assert "SECRET" not in supervised.log()
     assert supervised.left() == []
 

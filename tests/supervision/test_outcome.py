@@ -60,6 +60,62 @@ def test_end_is_described(code: int, words: str) -> None:
     assert words in diagnose_exit(code, ()).sentence
 
 
+CRASH_IN_CONVOLUTION = """Fatal Python error: Segmentation fault
+
+Thread 0x00007f0a6ffff700 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 324 in wait
+
+Current thread 0x00007f0b00000740 (most recent call first):
+  File "/site-packages/torch/nn/modules/conv.py", line 543 in _conv_forward
+  File "/site-packages/torch/nn/modules/conv.py", line 548 in forward"""
+
+
+@pytest.mark.parametrize(
+    ("code", "lines", "kind", "in_kernel"),
+    [
+        (1, "RuntimeError: HIP error: unspecified launch failure", StallClass.DEVICE_ERROR, False),
+        (
+            1,
+            "torch.AcceleratorError: CUDA error: an illegal memory access was encountered\n"
+            "CUDA kernel errors might be asynchronously reported at some other API call.\n"
+            "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n",
+            StallClass.DEVICE_ERROR,
+            False,
+        ),
+        (1, "RuntimeError: miopenStatusUnknownError", StallClass.DEVICE_ERROR, False),
+        (1, "RuntimeError: cuDNN error: CUDNN_STATUS_EXECUTION_FAILED", StallClass.DEVICE_ERROR, False),
+        (-6, "Memory access fault by GPU node-1 on address 0x7f1. Reason: Unknown.", StallClass.DEVICE_ERROR, False),
+        (1, "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 20 MiB", StallClass.OUT_OF_MEMORY, False),
+        (1, "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling", StallClass.OUT_OF_MEMORY, False),
+        (
+            1,
+            "yolo_lightning.training.self_check.WrongResultError: layer model.3, error 0.4",
+            StallClass.WRONG_RESULT,
+            False,
+        ),
+        (
+            2,
+            "error: step 41: the loss is not finite (box nan); images 7: 5 consecutive non-finite values after 3 "
+            "rollbacks (model.guard.max_rollbacks); lower model.recipe.lr0 or check these images",
+            StallClass.NOT_FINITE,
+            False,
+        ),
+        (-11, "", StallClass.CRASH, False),
+        (-11, CRASH_IN_CONVOLUTION, StallClass.CRASH, True),
+        (-7, CRASH_IN_CONVOLUTION.replace("_conv_forward", "read"), StallClass.CRASH, False),
+        (-9, CRASH_IN_CONVOLUTION, StallClass.UNKNOWN, False),
+        (1, "OSError: [Errno 5] Input/output error", StallClass.UNKNOWN, False),
+        (1, "RuntimeError: the decoder has failed", StallClass.UNKNOWN, False),
+        (1, "RuntimeError: wrong number of errors in the cuda kernels", StallClass.UNKNOWN, False),
+        (3, "RuntimeError: HIP error: a program that handled the error", StallClass.UNKNOWN, False),
+    ],
+)
+def test_class_of_an_end_by_the_computation(code: int, lines: str, kind: StallClass, in_kernel: bool) -> None:
+    found = diagnose_exit(code, (*TRACE, *lines.split("\n")))
+    assert (found.kind, found.in_kernel) == (kind, in_kernel), found.sentence
+    assert not found.moves_down  # that of the loader
+
+
 def test_exit_codes_are_those_of_the_page_and_below_those_of_shells() -> None:
     page = (REPOSITORY / "docs/usage.md").read_text()
     assert [int(code) for code in re.findall(r"^\| (\d+) \|", page, re.MULTILINE)] == list(ExitCode)

@@ -168,9 +168,9 @@ def test_log_keeps_two_files_of_limited_size(tmp_path: Path, monkeypatch: pytest
     assert [(tmp_path / name).read_bytes() for name in ("run.log.1", "run.log")] == [b"line4line5", b"line6"]
 
 
-@pytest.mark.parametrize("level", [-9, 10**30, "1"])
+@pytest.mark.parametrize("level", [-9, {"name": 1}, {"name": "gemm", "failures": {"native": 10**30}}])
 def test_impossible_fallback_level_is_not_used(level: object, tmp_path: Path) -> None:
-    (tmp_path / "supervision.json").write_text(json.dumps({"level": level, "restarts": 7}))
+    (tmp_path / "supervision.json").write_text(json.dumps({"computation": level, "restarts": 7}))
     assert FallbackState.read(tmp_path / "supervision.json") == FallbackState()
 
 

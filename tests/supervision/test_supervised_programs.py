@@ -264,7 +264,7 @@ def test_supervisor_can_be_stopped_while_the_heartbeat_is_a_fifo(tmp_path: Path)
 
 
 STATES = {
-    "level": ("supervision.json", {"level": -9}),
+    "level": ("supervision.json", {"loader": -9}),
     "duration": ("phase_timeouts.json", {"minimum": {}, "factor": 5, "longest_s": {"step": 1e9}}),
 }
 

@@ -12,6 +12,7 @@ import pytest
 from tests.supervision.supervised import PATIENT_S, REPOSITORY, TRAINER, Supervised, floors
 from yolo_lightning.supervision import Job, SuperviseSettings
 from yolo_lightning.supervision.classify import StallClass
+from yolo_lightning.supervision.fallback import levels_below
 from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts, PhaseTimeouts
 from yolo_lightning.supervision.run_lock import read_holder
@@ -78,7 +79,7 @@ def test_stall_is_reported_ended_and_resumed(fault: Fault, tmp_path: Path) -> No
     assert incident["waited_s"] >= SHORT_S
     assert [word for word in fault.words if word not in incident["sentence"]] == []
     assert [start["first_step"] for start in supervised.starts()] == [0, 4]
-    assert supervised.state()["level"] == fault.level
+    assert supervised.state()["loader"]["name"] == levels_below(4)[fault.level].name
     assert supervised.left() == []
     assert set(supervised.new_shared_memory()) == set()
 
@@ -97,7 +98,7 @@ def test_evidence_of_a_stall_is_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "stall_class", "words"),
     [
-        ("segfault", UNKNOWN, "SIGSEGV"),
+        ("segfault", StallClass.CRASH, "SIGSEGV"),
         ("kill", UNKNOWN, "SIGKILL"),
         ("leave_children_and_die", UNKNOWN, "exit code 9"),
         ("exit_0", UNKNOWN, "before training was finished"),

@@ -122,7 +122,7 @@ def _plan_fit(base: Path, options: Mapping[str, Any]) -> Run:
         changed["data.limits.quarantine"] = [*left_out, *suspects]
     if (launch := launch_id()) is not None:  # no supervisor restarts the fit with other options
         level = level_of_launch(folder, launch, worker_count(options["data.loader.num_workers"]))
-        changed |= {f"data.loader.{name}": value for name, value in level.settings.items()}
+        changed |= level.settings
         lines += [f"loader: fallback level '{level.name}' after a loader stall"] if level.settings else []
     epochs = None
     if checkpoint is not None:

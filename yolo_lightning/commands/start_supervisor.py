@@ -83,7 +83,8 @@ def supervise_fit(words: Sequence[str], options: Mapping[str, Any]) -> NoReturn:
     workers = options.get("data.loader.num_workers", "auto")
     on_gpu = options.get("trainer.accelerator", "auto") != "cpu"
     number = worker_count(workers) if isinstance(workers, int | str) else 0  # the training process refuses other types
-    become_supervisor(folder, job(words, folder, workers=number, settings=settings, on_gpu=on_gpu))
+    made = job(words, folder, workers=number, settings=settings, on_gpu=on_gpu, options=options)
+    become_supervisor(folder, made)
 
 
 def folder_of(options: Mapping[str, Any]) -> tuple[Path, Path | None]:

@@ -70,11 +70,11 @@ class Announcer:
             self._next_check_s = time.monotonic() + CHECK_INTERVAL_S
             self._check = self._disk.begin(_check_run, self.run, self.settings.disk_free_share, self._began_s)
 
-    def attempt_started(self, trainer: int, level: str, restarts: int) -> None:
+    def attempt_started(self, trainer: int, state: FallbackState) -> None:
         """Report the start of an attempt as process `trainer`."""
-        self._update(SupervisorState.RUNNING, "", trainer=trainer, fallback_level=level, restarts=restarts)
+        self._update(SupervisorState.RUNNING, "", trainer=trainer, fallback_level=state.line, restarts=state.restarts)
         if not self._started:
-            self.notifier.send("started", f"fallback level '{level}'")
+            self.notifier.send("started", f"fallback level: {state.line}")
         self._started = True
 
     def progress_made(self, progress: Heartbeat) -> None:
@@ -98,16 +98,17 @@ class Announcer:
         self._update(SupervisorState.RUNNING, "")
         self.notifier.send("recovered", "without a restart, 0 steps lost")
 
-    def restarting(self, event: str | None, sentence: str, state: FallbackState, level: str, lost: int | None) -> None:
-        """Report that an attempt has ended because of `sentence`, and that another one follows.
+    def restarting(self, event: str | None, sentence: str, state: FallbackState, lost: int | None) -> None:
+        """Report that an attempt has ended because of `sentence`, and that another one follows with `state`.
 
-        `event` is None if the end was reported before. The next attempt has the state `state` and the fallback level
-        `level`; `lost` is the number of steps trained since the last checkpoint, if known.
+        `event` is None if the end was reported before; `lost` is the number of steps trained since the last checkpoint,
+        if known.
         """
         if event is not None:
             self.notifier.send(event, sentence)
-        if level != self._status.fallback_level:
-            self.notifier.send("degraded", f"fallback level '{level}' instead of '{self._status.fallback_level}'")
+        if state.line != self._status.fallback_level:
+            event = "restored" if state.on_trial else "degraded"
+            self.notifier.send(event, f"fallback level: {state.line}; before: {self._status.fallback_level}")
         if lost is not None:
             self._steps_lost = lost
         self._update(
@@ -115,7 +116,7 @@ class Announcer:
             sentence,
             attempt=state.attempts + 1,
             restarts=state.restarts,
-            fallback_level=level,
+            fallback_level=state.line,
             trainer=0,
         )
 
@@ -131,7 +132,7 @@ class Announcer:
     def _report_recovery(self, what: str) -> None:
         if self._steps_lost is not None:
             level = self._status.fallback_level
-            self.notifier.send("recovered", f"{what}, {self._steps_lost} steps lost, fallback level '{level}'")
+            self.notifier.send("recovered", f"{what}, {self._steps_lost} steps lost, fallback level: {level}")
             self._steps_lost = None
 
     def _update(self, state: SupervisorState, sentence: str, **changed: str | int) -> None:

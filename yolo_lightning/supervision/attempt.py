@@ -9,13 +9,13 @@ from yolo_lightning.supervision import live_heartbeat
 from yolo_lightning.supervision.announcer import Announcer
 from yolo_lightning.supervision.classify import WRITES_IN_KERNEL, Diagnosis, StallClass, classify
 from yolo_lightning.supervision.evidence import Request, collect, keep
-from yolo_lightning.supervision.fallback import FallbackLevel
 from yolo_lightning.supervision.heartbeat import RECORD_BYTES, Heartbeat, HeartbeatReader, Phase, parse
 from yolo_lightning.supervision.incident import Incident
 from yolo_lightning.supervision.job import SuperviseSettings
 from yolo_lightning.supervision.kill import Killed, kill_tree, reap_orphans
 from yolo_lightning.supervision.outcome import FAULTS, diagnose_exit, signal_name
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts
+from yolo_lightning.supervision.restart_policy import FallbackState
 from yolo_lightning.supervision.run_disk import PROBE_S, Recorder, RunDisk
 from yolo_lightning.supervision.trainer import RunningTrainer, make_temporary_folder, marker_of, remove_temporary_folder
 from yolo_lightning.supervision.watch import Health, Look, Watch, excuse_for
@@ -70,7 +70,7 @@ class AttemptRunner:
         self._copied_s = 0.0
         self._reader: HeartbeatReader
 
-    def run(self, command: Sequence[str], level: FallbackLevel, restarts: int) -> Attempt:
+    def run(self, command: Sequence[str], overrides: Sequence[str], state: FallbackState) -> Attempt:
         self.disk.ask(run_files.clear, self.run_folder)
         self.disk.ask(make_temporary_folder, self.token)
         self._incidents |= self.disk.ask(run_files.incident_names, self.run_folder)
@@ -79,12 +79,12 @@ class AttemptRunner:
         self._keep_timeouts()
         incident: Incident | None = None
         try:
-            trainer = RunningTrainer([*command, *level.overrides], self._reader.path, self.token, self.recorder.record)
+            trainer = RunningTrainer([*command, *overrides], self._reader.path, self.token, self.recorder.record)
         except OSError:
             self.disk.post(remove_temporary_folder, self.token)
             raise
         try:
-            self.announcer.attempt_started(trainer.process.pid, level.name, restarts)
+            self.announcer.attempt_started(trainer.process.pid, state)
             incident = self._watch(trainer)
         finally:
             killed = self._end(trainer, incident)

@@ -32,6 +32,10 @@ GET_SAMPLE, SAMPLE_INDEX = "__getitem__", ("index", "idx", "i", "key")
 
 WAITS_FOR_LOADER = frozenset({*LOADER_WAITS, *RECEIVE_TENSOR, SPAWN_WAIT})
 WAITS_FOR_GPU = frozenset({"synchronize", "item", "cpu", "tolist", "numpy"})
+KERNEL_CALLS = frozenset({"_conv_forward", "_engine_run_backward"})
+"""Functions of torch, innermost of the stack while a convolution or a backward pass computes."""
+
+ENGINE = re.compile(r"yolo_lightning/conv/")
 WRITES = frozenset({"fsync", "flush", "write", "write_bytes", "write_text", "save", "_save", "link", "replace"})
 
 LIBRARY = re.compile(r"(^|/)(multiprocessing|threading\.py|selectors\.py|queue\.py|socket\.py|subprocess\.py)")
@@ -53,6 +57,11 @@ class StallClass(StrEnum):
     LOADER_CRASH = "loader crash"
     LOADER_STALL = "loader stall"
     GPU_STALL = "GPU stall"
+    DEVICE_ERROR = "device error"
+    WRONG_RESULT = "wrong result"
+    NOT_FINITE = "not finite"
+    OUT_OF_MEMORY = "out of memory"
+    CRASH = "crash"
     STORAGE = "storage stall"
     DISK_FULL = "disk full"
     LIVELOCK = "livelock"
@@ -119,6 +128,7 @@ class Diagnosis:
     sentence: str  # description with process, function and worker
     moves_down: bool = False  # whether the next loader fallback level can help
     suspect: str = ""  # sample at which a worker hangs; empty if unknown
+    in_kernel: bool = False  # whether the trainer crashed in a convolution
 
 
 def classify(evidence: Evidence) -> Diagnosis:
@@ -179,6 +189,8 @@ def _gpu_stall(evidence: Evidence) -> Diagnosis | None:
     evicted = bool(evidence.evicted_ms)
     in_kernel = bool(GPU_IN_KERNEL.search(trainer.wait_channel))
     waits = innermost(trainer, WAITS_FOR_GPU) if evidence.phase in COMPUTES else None
+    if waits is None and evidence.phase in COMPUTES and trainer.state not in STOPPED:
+        waits = kernel_call(trainer.stack)
     if not (evicted or in_kernel or waits):
         return None
     sentence = f"the trainer (process {trainer.pid}, state {trainer.state}) waits for the GPU"
@@ -223,6 +235,11 @@ def _is_idle(worker: ProcessEvidence) -> bool:
 def innermost(process: ProcessEvidence, functions: frozenset[str], depth: int = 3) -> Frame | None:
     """Return the innermost of the last `depth` frames whose function is one of `functions`."""
     return next((frame for frame in process.stack[:depth] if frame.function in functions), None)
+
+
+def kernel_call(stack: Sequence[Frame], depth: int = 3) -> Frame | None:
+    """Return the innermost frame of a convolution or of a backward pass among the last `depth` frames."""
+    return next((one for one in stack[:depth] if one.function in KERNEL_CALLS or ENGINE.search(one.place)), None)
 
 
 def _sample_of(process: ProcessEvidence) -> str:

@@ -1,16 +1,18 @@
-"""Fallback levels of the loader, from fast to safe."""
+"""Fallback levels of the loader and of the computation, from fast to safe."""
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from yolo_lightning.supervision.incident import loader_stalls
+
+AS_CONFIGURED = "as configured"
 
 
 @dataclass(frozen=True, slots=True)
 class FallbackLevel:
-    """Loader settings, from fast to safe.
+    """Settings of the trainer at one level.
 
     The threads of the trainer itself are the same at all levels: their number decides the order of sums, and so the
     last bits of every weight.
@@ -18,43 +20,89 @@ class FallbackLevel:
 
     name: str
     num_workers: int | None = None  # loader processes; None for the configured number
-    settings: dict[str, int | bool] = field(default_factory=dict)  # keys of `data.loader` that are replaced
+    settings: dict[str, Any] = field(default_factory=dict)  # options that are replaced, by full key
     words: tuple[str, ...] = ()  # options of another command than `fit`
+    saves_memory: bool = False  # whether the level needs less memory of the GPU than the levels above it
 
     @property
     def overrides(self) -> tuple[str, ...]:
         """The settings as command-line options of the trainer."""
-        return self.words + tuple(f"--data.loader.{name}={json.dumps(value)}" for name, value in self.settings.items())
+        return self.words + tuple(
+            f"--{key}={str(value).lower() if isinstance(value, bool) else value}"
+            for key, value in self.settings.items()
+        )
 
 
-FALLBACK_LEVELS = (
-    FallbackLevel("as configured"),
-    FallbackLevel(
-        "2 workers, not persistent",
-        2,
-        {"num_workers": 2, "persistent_workers": False, "prefetch_factor": 2, "worker_threads": 2},
-    ),
-    FallbackLevel(
-        "no workers", 0, {"num_workers": 0, "persistent_workers": False, "prefetch_factor": 2, "worker_threads": 1}
-    ),
+def _loader(num_workers: int, prefetch_factor: int, worker_threads: int) -> dict[str, Any]:
+    settings = {"num_workers": num_workers, "persistent_workers": False, "prefetch_factor": prefetch_factor}
+    return {f"data.loader.{key}": value for key, value in (settings | {"worker_threads": worker_threads}).items()}
+
+
+LOADER_LEVELS = (
+    FallbackLevel(AS_CONFIGURED),
+    FallbackLevel("2 workers, not persistent", 2, _loader(2, 2, 2)),
+    FallbackLevel("no workers", 0, _loader(0, 2, 1)),
 )
+
+BACKEND, ALGORITHM = "model.convolution.backend", "model.convolution.algorithm"
+_GEMM = {BACKEND: "gemm"}
+_PLAIN = {**_GEMM, ALGORITHM: "table"}
+COMPUTATION_LEVELS = (
+    FallbackLevel(AS_CONFIGURED),
+    FallbackLevel("gemm", settings=_GEMM),
+    FallbackLevel("gemm without GPU kernels", settings=_PLAIN),
+    FallbackLevel("half the images at once", settings={**_PLAIN, "model.guard.oom_splits": 1}, saves_memory=True),
+)
+CPU_LEVEL = FallbackLevel(
+    "CPU",
+    settings={"trainer.accelerator": "cpu", "trainer.devices": 1, "trainer.precision": "32-true", BACKEND: "auto"},
+    saves_memory=True,
+)
+COMPUTATION_KEYS = frozenset(key for level in (*COMPUTATION_LEVELS, CPU_LEVEL) for key in level.settings)
 
 
 def levels_below(num_workers: int) -> tuple[FallbackLevel, ...]:
-    """Return the configured level and those with fewer than `num_workers` workers."""
-    return tuple(one for one in FALLBACK_LEVELS if one.num_workers is None or one.num_workers < num_workers)
+    """Return the configured level of the loader, and the levels with fewer than `num_workers` workers."""
+    return tuple(one for one in LOADER_LEVELS if one.num_workers is None or one.num_workers < num_workers)
+
+
+def computation_levels(options: Mapping[str, Any], *, cpu: bool = False) -> tuple[FallbackLevel, ...]:
+    """Return the levels of the computation that differ from one another for the given `options`, by full key.
+
+    With `cpu`, the last level trains on the CPU.
+    """
+    configured = {key: value for key, value in options.items() if key in COMPUTATION_KEYS}
+    kept = [COMPUTATION_LEVELS[0]]
+    for level in COMPUTATION_LEVELS[1:]:
+        if configured | level.settings != configured | kept[-1].settings:
+            kept.append(level)
+    return (*kept, CPU_LEVEL) if cpu and options.get("trainer.accelerator") != "cpu" else tuple(kept)
 
 
 def levels_of_words(fallbacks: Sequence[tuple[str, ...]]) -> tuple[FallbackLevel, ...]:
     """Return the levels of a command that gets the words of `fallbacks` in addition, from fast to safe."""
-    return FALLBACK_LEVELS[0], *(FallbackLevel(" ".join(words), words=words) for words in fallbacks)
+    return LOADER_LEVELS[0], *(FallbackLevel(" ".join(words), words=words) for words in fallbacks)
 
 
 def level_of_launch(run: Path, launch: str, num_workers: int) -> FallbackLevel:
-    """Return the fallback level for a torchrun launch. Every loader stall in the same launch lowers it by one.
+    """Return the loader's fallback level for a torchrun launch. Every loader stall in the launch lowers it by one.
 
     No supervisor runs under torchrun: all ranks read the incident reports of their stall monitors. Another `launch`
     starts with the configured level, of `num_workers` loader workers.
     """
     levels = levels_below(num_workers)
     return levels[min(loader_stalls(run, launch), len(levels) - 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class LevelState:
+    """Level of the loader or of the computation, and its history in the run."""
+
+    name: str = AS_CONFIGURED
+    reason: str = ""  # incident that lowered the level, or the time without incidents that raised it
+    since: str = ""  # ISO 8601
+    failures: dict[str, int] = field(default_factory=dict)  # incidents that lowered the level, by name of the level
+
+    def number(self, levels: Sequence[FallbackLevel]) -> int:
+        """Return the position in `levels`; 0 for a name that is not one of them."""
+        return next((number for number, level in enumerate(levels) if level.name == self.name), 0)

@@ -27,6 +27,11 @@ class Incident:
     waited_s: float = 0.0  # seconds without a heartbeat; 0 after an exit
     blames_samples: bool = True  # whether the current samples can be the cause
 
+    @property
+    def place(self) -> str:
+        """Position of the incident, after its class; empty if unknown."""
+        return f" at step {self.heartbeat.step:,}" if self.heartbeat else ""
+
     def sentence(self) -> str:
         """Return class, place and description in one line."""
         place = f"in phase {self.phase.label}"

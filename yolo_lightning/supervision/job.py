@@ -4,11 +4,12 @@ import glob
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import NoReturn, Self
+from typing import Any, NoReturn, Self
 
+from yolo_lightning.supervision.fallback import COMPUTATION_KEYS
 from yolo_lightning.supervision.heartbeat import Heartbeat
 from yolo_lightning.supervision.notify import NotifySettings
 from yolo_lightning.supervision.phase_timeouts import PhaseTimeouts
@@ -42,6 +43,9 @@ class SuperviseSettings:
         pause_s: Pause before the second restart in a row without a new checkpoint, seconds; each further pause is twice
             as long. The first restart follows at once.
         max_pause_s: Longest pause, seconds.
+        cpu_fallback: Whether the last fallback level of the computation trains on the CPU.
+        climb_after_h: Hours without an incident after which one fallback level is taken back, loader first. Each level
+            that fails again doubles the time. 0 keeps all levels.
         notify: Recipients of notifications.
     """
 
@@ -58,13 +62,15 @@ class SuperviseSettings:
     attempts: int = 3
     pause_s: float = 10.0
     max_pause_s: float = 600.0
+    cpu_fallback: bool = False
+    climb_after_h: float = 12.0
     notify: NotifySettings = field(default_factory=NotifySettings)
 
     def __post_init__(self) -> None:
         for name in ("factor", "poll_s", "kill_wait_s", "part_timeout_s", "smoke_test_s", "attempts"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"supervision.{name} must be > 0, got {getattr(self, name)}")
-        for name in ("kill_after_s", "grace_s", "resample_s", "pause_s", "max_pause_s"):
+        for name in ("kill_after_s", "grace_s", "resample_s", "pause_s", "max_pause_s", "climb_after_h"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"supervision.{name} must be >= 0, got {getattr(self, name)}")
 
@@ -81,6 +87,7 @@ class Job:
     any_command: bool = False  # whether the command is not a `fit`: exit code 0 means that it has finished
     checkpoints: str = ""  # absolute pattern of the checkpoint files of `any_command`; empty if unknown
     fallbacks: tuple[tuple[str, ...], ...] = ()  # words that `any_command` gets at each fallback level
+    options: dict[str, Any] = field(default_factory=dict)  # configured computation, see `computation_levels`
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -96,13 +103,22 @@ class Job:
         return cls(**content | words | {"settings": SuperviseSettings(**settings), "fallbacks": fallbacks})
 
 
-def job(words: Sequence[str], folder: Path, *, workers: int, settings: SuperviseSettings, on_gpu: bool) -> Job:
+def job(
+    words: Sequence[str],
+    folder: Path,
+    *,
+    workers: int,
+    settings: SuperviseSettings,
+    on_gpu: bool,
+    options: Mapping[str, Any] | None = None,
+) -> Job:
     """Return the job of a supervisor for the fit with the command line `words`, from the subcommand on."""
     program = (sys.executable, "-m", "yolo_lightning")
     return Job(
         command=(*program, *words, f"{RUN_FOLDER_OPTION}={folder}"),
         restart_command=(*program, *resume_words(words, folder)),
         workers=workers,
+        options={key: value for key, value in (options or {}).items() if key in COMPUTATION_KEYS},
         settings=settings,
         smoke_test=(sys.executable, "-c", GPU_SMOKE_TEST) if on_gpu else (),
     )

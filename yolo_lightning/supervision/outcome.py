@@ -3,11 +3,11 @@
 import os
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from yolo_lightning.supervision.classify import DEAD_WORKER, Diagnosis, StallClass
+from yolo_lightning.supervision.classify import DEAD_WORKER, Diagnosis, StallClass, kernel_call, parse_faulthandler
 from yolo_lightning.utils.exit_codes import ExitCode, of_signal
 from yolo_lightning.utils.run_files import CHECKPOINT_PATTERN, CHECKPOINTS
 from yolo_lightning.utils.stop_signals import STOP_SIGNALS
@@ -28,6 +28,27 @@ PERMANENT_ERRORS = frozenset(
     }
 )
 """Errors in the program or in its input. The order of samples is deterministic, so they occur again after a restart."""
+
+NOT_FINITE = re.compile(r"consecutive non-finite values after \d+ rollbacks")
+"""Error of the guard against non-finite values (`training/nonfinite.py`) when rollbacks have not helped."""
+
+CLASSES_OF_ERRORS = (
+    (StallClass.WRONG_RESULT, re.compile(r"^(\w+\.)*WrongResultError\b")),
+    (
+        StallClass.OUT_OF_MEMORY,
+        re.compile(r"^(\w+\.)*OutOfMemoryError\b|\b(CUDA|HIP|XPU)( error:)? out of memory|STATUS_ALLOC_FAILED", re.I),
+    ),
+    (
+        StallClass.DEVICE_ERROR,
+        re.compile(
+            r"^(\w+\.)*AcceleratorError\b|\b(CUDA|HIP) (driver )?error\b|\b(hip|cuda|miopen)(Error|Status)[A-Z]\w*"
+            r"|\b(CUDNN|CUBLAS|HIPBLAS|ROCBLAS)_STATUS_\w+|\bHSA_STATUS_ERROR|memory access fault by GPU|device lost"
+            r"|GPU is lost|(cuDNN|MIOpen|rocBLAS|cuBLAS)\b.* error|ERROR_DEVICE_LOST",
+            re.I,
+        ),
+    ),
+)
+"""Classes of errors of the computation, by the last error in the output."""
 
 FAULTS = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL})
 """Signals that a program causes itself, possibly while processing certain samples."""
@@ -75,7 +96,9 @@ def diagnose_exit(code: int, log_lines: Sequence[str]) -> Diagnosis:
     if starved:  # fewer workers need less memory
         return Diagnosis(StallClass.LOADER_CRASH, starved[-1], moves_down=True)
     if code < 0:  # its workers then report lost connections
-        return Diagnosis(StallClass.UNKNOWN, f"the trainer was killed by {signal_name(-code)}")
+        return _diagnose_signal(-code, log_lines)
+    if code in (ExitCode.FAILED, ExitCode.USAGE) and (line := _last(NOT_FINITE.search, log_lines)):
+        return Diagnosis(StallClass.NOT_FINITE, f"the trainer ended with exit code {code}: {line}")
     dead = [line.strip() for line in log_lines if DEAD_WORKER.search(line)]
     if dead:
         prefix = "" if "DataLoader worker" in dead[-1] else "a DataLoader worker died: "
@@ -84,9 +107,30 @@ def diagnose_exit(code: int, log_lines: Sequence[str]) -> Diagnosis:
         return Diagnosis(StallClass.UNKNOWN, "the trainer exited before training was finished (exit code 0)")
     if code in map(of_signal, STOP_SIGNALS):
         return Diagnosis(StallClass.UNKNOWN, f"the trainer was stopped by {signal_name(code - 128)} (exit code {code})")
+    # Messages of CUDA and HIP have several lines, so that other lines may follow the last error.
+    failure = _last(ERROR_LINE.match, log_lines) if code == ExitCode.FAILED else ""
+    if kind := next((kind for kind, pattern in CLASSES_OF_ERRORS if pattern.search(failure)), None):
+        return Diagnosis(kind, f"the trainer ended with exit code {code}: {failure}")
     error, sample = error_of(log_lines), _sample_of_error(log_lines)
     sentence = f"the trainer ended with exit code {code}" + (f": {error}" if error else "")
     return Diagnosis(StallClass.UNKNOWN, sentence + (f", at the sample {sample}" if sample else ""), suspect=sample)
+
+
+def _diagnose_signal(number: int, log_lines: Sequence[str]) -> Diagnosis:
+    """Return why a signal killed the trainer. ROCm reports a device error and then aborts the process."""
+    sentence = f"the trainer was killed by {signal_name(number)}"
+    if number not in FAULTS:
+        return Diagnosis(StallClass.UNKNOWN, sentence)
+    device_error = CLASSES_OF_ERRORS[-1][1]
+    if line := _last(device_error.search, log_lines):
+        return Diagnosis(StallClass.DEVICE_ERROR, f"{sentence}: {line}")
+    call = kernel_call(parse_faulthandler("\n".join(log_lines)))
+    return Diagnosis(StallClass.CRASH, sentence + (f" in {call}" if call else ""), in_kernel=call is not None)
+
+
+def _last(matches: Callable[[str], object], log_lines: Sequence[str]) -> str:
+    """Return the last line that `matches`, or an empty string."""
+    return next((line.strip() for line in reversed(log_lines) if matches(line)), "")
 
 
 def signal_name(number: int) -> str:

@@ -12,7 +12,7 @@ from yolo_lightning.supervision.announcer import Announcer
 from yolo_lightning.supervision.attempt import Attempt, AttemptRunner
 from yolo_lightning.supervision.child_process import run_child
 from yolo_lightning.supervision.classify import Diagnosis, StallClass
-from yolo_lightning.supervision.fallback import levels_below, levels_of_words
+from yolo_lightning.supervision.fallback import computation_levels, levels_below, levels_of_words
 from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.supervision.helper_process import SUPERVISOR_SIGNALS
 from yolo_lightning.supervision.incident import Incident
@@ -28,10 +28,11 @@ from yolo_lightning.supervision.outcome import (
     space_of,
 )
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts
-from yolo_lightning.supervision.restart_policy import FallbackState, decide
+from yolo_lightning.supervision.restart_policy import FallbackState, Levels, decide, lower
 from yolo_lightning.supervision.run_disk import STOP_WAIT_S, DiskHangsError, Recorder, RunDisk
 from yolo_lightning.supervision.run_lock import Holder, RunInUseError, run_lock
 from yolo_lightning.supervision.trainer import marker_of
+from yolo_lightning.utils import run_files
 from yolo_lightning.utils.exit_codes import ExitCode, of_signal
 from yolo_lightning.utils.process_identity import own_mark
 from yolo_lightning.utils.run_files import LOG_FILE, PHASE_TIMEOUTS_FILE, STATE_FILE
@@ -39,6 +40,8 @@ from yolo_lightning.utils.stop_signals import pasteable
 
 EARLY_ATTEMPTS = 2
 """Limit of attempts in a row that stall before data and network are set up: such a stall usually occurs again."""
+
+LEVEL_TIME = "%Y-%m-%dT%H:%M:%S%z"
 
 End = tuple[int, str]  # exit code and reason of the end of a supervisor
 
@@ -48,7 +51,11 @@ class Supervisor:
 
     def __init__(self, run: Path, job: Job) -> None:
         self.run_folder, self.job, self.settings = run, job, job.settings
-        self.levels = levels_of_words(job.fallbacks) if job.any_command else levels_below(job.workers)
+        if job.any_command:
+            self.levels = Levels(levels_of_words(job.fallbacks), levels_of_words(()))
+        else:
+            computation = computation_levels(job.options, cpu=self.settings.cpu_fallback)
+            self.levels = Levels(levels_below(job.workers), computation)
         self._furthest_step = 0
         # Begins with the mark of this process: `remove_files_of_dead_processes` deletes the folders with this name.
         self.token = f"{own_mark()}-{uuid.uuid4().hex[:8]}"
@@ -120,7 +127,7 @@ class Supervisor:
             if killed.processes:
                 self.recorder.log(f"killed {len(killed.processes)} processes of an earlier supervisor")
         kept = self.disk.ask(FallbackState.read, self.run_folder / STATE_FILE)
-        self.state = kept.for_new_supervisor(len(self.levels))
+        self.state = kept.for_new_supervisor()
         learned = self.disk.ask(AdaptiveTimeouts.read, self.run_folder / PHASE_TIMEOUTS_FILE)
         return AdaptiveTimeouts(
             self.settings.phase_timeouts, learned.longest_s if learned else {}, self.settings.factor
@@ -137,7 +144,7 @@ class Supervisor:
     def _run_attempt(self, command: tuple[str, ...]) -> End | None:
         """Run one trainer from start to end; return None if another attempt follows."""
         saved_before = self.disk.ask(saved_marks, self.run_folder, self.job)
-        attempt = self.runner.run(command, self.levels[self.state.level], self.state.restarts)
+        attempt = self.runner.run(command, self.levels.overrides(self.state), self.state)
         incident = attempt.incident
         end = self._end_after(attempt)
         if end is not None:
@@ -145,6 +152,9 @@ class Supervisor:
                 self.runner.keep_incident(incident, end[1])
             return end
         assert incident is not None
+        if incident.diagnosis.kind is StallClass.WRONG_RESULT and not self.job.any_command:
+            names = self.disk.ask(run_files.set_aside_suspects, self.run_folder)
+            self.recorder.log(f"checkpoints set aside after the last passed self-check: {', '.join(names) or 'none'}")
         saved_after = self.disk.ask(saved_marks, self.run_folder, self.job)
         saved = has_progressed(self.job, saved_before, saved_after, incident.heartbeat, self._furthest_step)
         lost = None
@@ -156,7 +166,7 @@ class Supervisor:
             if (space := self._full_disk(attempt)) is not None:
                 return self._wait_for_space(incident, space, saved, lost)
             lines = () if attempt.worked_on else attempt.lines
-            if attempt.code is not None and not is_recoverable(attempt.code, lines):
+            if attempt.code is not None and not (is_recoverable(attempt.code, lines) or self._can_lower(incident)):
                 error = error_of(lines)
                 reason = "failed; a restart cannot correct this error" + (f": {error}" if error else "")
                 self.runner.keep_incident(incident, reason)
@@ -198,8 +208,7 @@ class Supervisor:
         self.runner.keep_incident(incident, "restart when there is space; this attempt does not count")
         self.recorder.log(incident.sentence())
         event = None if self._space_pauses else "disk full"
-        level = self.levels[self.state.level].name
-        self.announcer.restarting(event, incident.sentence(), self.state, level, lost)
+        self.announcer.restarting(event, incident.sentence(), self.state, lost)
         while True:
             pause_s = pause_for_space_s(self._space_pauses, self.settings.pause_s, self.settings.max_pause_s)
             self._space_pauses += 1
@@ -231,6 +240,8 @@ class Supervisor:
             saved=saved,
             suspects=incident.suspects(),
             epoch=incident.epoch,
+            place=incident.place,
+            now=time.strftime(LEVEL_TIME),
             max_attempts=min(attempts, EARLY_ATTEMPTS) if is_early else attempts,
             pause_s=self.settings.pause_s,
             max_pause_s=self.settings.max_pause_s,
@@ -246,14 +257,20 @@ class Supervisor:
         self.runner.keep_incident(incident, outcome)
         self.recorder.log(outcome)
         event = None if is_stall else "crashed"
-        level = self.levels[self.state.level].name
-        self.announcer.restarting(event, incident.sentence(), self.state, level, lost)
+        self.announcer.restarting(event, incident.sentence(), self.state, lost)
         limit_s = self.settings.smoke_test_s
         must_test = incident.diagnosis.kind is StallClass.GPU_STALL and self.job.smoke_test
         # An error counts as a response: the driver works, and the trainer reports the error.
         if must_test and run_child(self.job.smoke_test, limit_s).code is None:
             return ExitCode.NEEDS_REBOOT, f"needs reboot: the GPU has not responded for {limit_s:g} s"
         return self._pause(decision.pause_s)
+
+    def _can_lower(self, incident: Incident) -> bool:
+        """Return whether the trainer ended by NaN, which recurs after a restart, and a lower level may prevent it."""
+        if incident.diagnosis.kind is not StallClass.NOT_FINITE:
+            return False
+        after = lower(self.state, incident.diagnosis, self.levels, saved=True, place="", now="")
+        return after.computation is not self.state.computation
 
     def _pause(self, pause_s: float) -> End | None:
         end_s = time.monotonic() + pause_s

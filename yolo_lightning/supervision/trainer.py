@@ -137,6 +137,7 @@ class RunningTrainer:
             MARKER_VARIABLE: token,
             "TMPDIR": str(temporary_folder(token)),
             "PYTHONUNBUFFERED": "1",
+            "PYTHONFAULTHANDLER": "1",  # writes the stack of a crash to the log
         }
         self.process = subprocess.Popen(
             command,

@@ -40,6 +40,12 @@ LOG_FILE = "run.log"
 STATE_FILE = "supervision.json"
 SUPERVISOR_FILE = "supervisor.json"
 
+SELF_CHECK_FILE = "self_check.json"
+"""Contains the step of the last passed self-check as `passed_step`."""
+
+SUSPECT_SUFFIX = ".suspect"
+"""Suffix of a checkpoint whose weights may be wrong: no self-check has passed since."""
+
 FINISHED_FILE = "finished.json"
 """Exists after a complete fit. Exit code 0 alone does not prove that a fit is complete."""
 
@@ -88,6 +94,29 @@ def saved_steps(run: Path) -> frozenset[int]:
         except (OSError, ValueError, TypeError, KeyError, OverflowError):
             continue
     return frozenset(found)
+
+
+def set_aside_suspects(run: Path) -> list[str]:
+    """Rename the checkpoints of more steps than the last passed self-check, so that none is resumed; return the names.
+
+    Without a passed self-check, all checkpoints are renamed.
+    """
+    try:
+        passed = int(read_json(run / SELF_CHECK_FILE)["passed_step"])
+    except (OSError, ValueError, TypeError, KeyError, OverflowError):
+        passed = 0
+    names = []
+    for path in sorted((run / CHECKPOINTS).glob(CHECKPOINT_PATTERN)):
+        checksum = path.with_name(path.name + CHECKSUM_SUFFIX)
+        try:
+            is_trusted = int(read_json(checksum)["steps"]) <= passed
+        except (OSError, ValueError, TypeError, KeyError, OverflowError):
+            is_trusted = False
+        if not is_trusted:
+            path.rename(path.with_name(path.name + SUSPECT_SUFFIX))
+            checksum.unlink(missing_ok=True)
+            names.append(path.name)
+    return names
 
 
 def has_saved(before: frozenset[int], after: frozenset[int]) -> bool:
