@@ -11,7 +11,7 @@ Hooks and the callbacks that act in them::
       on_validation_*          EMA swaps its weights in and out; MeanAP collects and scores; BestCheckpoint saves
       on_train_epoch_end       ResultsFile; EpochTable; LastCheckpoint; EpochCheckpoint
     on_train_end               EMA leaves its weights in the network
-    on_test_*, on_predict_*    MeanAP, FrameGallery, PredictionPictures, SubmissionWriter
+    on_test_*, on_predict_*    MeanAP, FrameGallery, SubmissionWriter
     teardown, on_exception     StallMonitor stops; EMA swaps back; CheckpointMirror copies the last checkpoint
 
 The classes are imported at first use: those that train other models with Lightning import nothing of the rest.
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from yolo_lightning.callbacks.heartbeat_file import HeartbeatFile
     from yolo_lightning.callbacks.mean_ap import FinalValidation, MeanAP
     from yolo_lightning.callbacks.metrics_file import MetricsFile
-    from yolo_lightning.callbacks.prediction_pictures import PredictionPictures
     from yolo_lightning.callbacks.progress_bar import ProgressLines, RunProgressBar
     from yolo_lightning.callbacks.random_state import RandomState
     from yolo_lightning.callbacks.results_file import ResultsFile
@@ -52,7 +51,6 @@ __all__ = [
     "LastCheckpoint",
     "MeanAP",
     "MetricsFile",
-    "PredictionPictures",
     "ProgressLines",
     "HeartbeatCallback",
     "HeartbeatFile",
@@ -80,7 +78,6 @@ _FILES = {
     "FinalValidation": "mean_ap",
     "MeanAP": "mean_ap",
     "MetricsFile": "metrics_file",
-    "PredictionPictures": "prediction_pictures",
     "ProgressLines": "progress_bar",
     "RunProgressBar": "progress_bar",
     "RandomState": "random_state",

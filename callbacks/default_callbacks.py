@@ -21,7 +21,6 @@ DEFAULTS: tuple[type[Callback], ...] = (
     callbacks.RandomState,
     callbacks.StallMonitor,
     callbacks.FrameGallery,
-    callbacks.PredictionPictures,
     callbacks.SubmissionWriter,
     callbacks.BestCheckpoint,
     callbacks.LastCheckpoint,

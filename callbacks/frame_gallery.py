@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from yolo_lightning.callbacks.prediction_pictures import original_frame
 from yolo_lightning.data.batch import Batch, Prediction, Target
-from yolo_lightning.evaluation.gallery import FrameScore, SizeCounts, above, encode, frame_scores, side_by_side
+from yolo_lightning.evaluation.drawing import encode, original_frame, side_by_side
+from yolo_lightning.evaluation.gallery import FrameScore, SizeCounts, above, frame_scores
 from yolo_lightning.utils.choices import check_range
 from yolo_lightning.utils.files import replacing, write_json
 from yolo_lightning.utils.loop_position import is_last_epoch

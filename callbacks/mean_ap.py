@@ -19,7 +19,6 @@ from yolo_lightning.evaluation.score_intervals import (
     bound_names,
     limits,
 )
-from yolo_lightning.evaluation.score_pictures import draw_record
 from yolo_lightning.evaluation.score_table import class_table, score_table
 from yolo_lightning.evaluation.ultralytics_matching import match_as_ultralytics
 from yolo_lightning.evaluation.ultralytics_metrics import (
@@ -50,11 +49,11 @@ class MeanAP(Callback):
     also writes `test_scores.json`, and `scores.json` in the format of the challenge. Trainer's
     `check_val_every_n_epoch` sets the interval of validations.
 
-    Every validation and test writes an `EvaluationRecord` to `evaluations` in the run folder. At the end of a fit, and
-    after `validate` and `test`, curves and confusion matrices are drawn from it. A full disk does not end the run.
+    Every validation and test writes an `EvaluationRecord` to `evaluations` in the run folder, from which `report` draws
+    curves and the confusion matrix. A full disk does not end the run.
 
     Args:
-        report: Whether to print the tables and to write files and pictures. Otherwise, scores are logged only.
+        report: Whether to print the tables and to write files. Otherwise, scores are logged only.
         bootstrap_samples: Samples of a bootstrap over clips for the bounds `val/balanced_low`, `val/balanced_high`,
             `val/map_50_low`, `val/map_50_low/2020-05`, ... of 95 % intervals; 0 logs none. `BestCheckpoint` with
             `monitor: val/balanced_low` selects less by chance than with `val/balanced`.
@@ -68,8 +67,6 @@ class MeanAP(Callback):
         self._metric: EvaluationCollection | None = None
         self._trained: dict[str, int] = {}
         """`epoch` and `steps` of the loaded checkpoint."""
-        self._recorded: UltralyticsScores | None = None
-        """Scores of the last record, if it could be written."""
         self.last_scores: tuple[DriftScores, UltralyticsScores] | None = None
         """Scores of the last validation or test of this process."""
 
@@ -126,11 +123,6 @@ class MeanAP(Callback):
             write_json(folder / SCORES, finite, allow_nan=False)
             write_json(folder / CHALLENGE_SCORES, organisers_scores(scores), allow_nan=False)
 
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Draw the curves of the last validation."""
-        if self._recorded is not None:
-            draw_record(trainer, "val", self._recorded)
-
     def _score(
         self, trainer: Trainer, pl_module: LightningModule, stage: Stage
     ) -> tuple[DriftScores, dict[str, float]]:
@@ -153,11 +145,9 @@ class MeanAP(Callback):
         record = EvaluationRecord(
             stage, tuple(class_names), found.image_ids, found.matches, found.ultralytics, **self._trained
         )
-        self._recorded = ultralytics if write_record(trainer, record) else None
+        write_record(trainer, record)
         if trainer.state.fn != "fit":
             rich.print(score_table(scores, class_names), class_table(scores, ultralytics, class_names))
-            if self._recorded is not None:
-                draw_record(trainer, stage, self._recorded)
         return scores, logged
 
 

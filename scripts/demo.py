@@ -37,7 +37,7 @@ def main() -> None:
     rows = {name: f"{value:.4f}" for name, value in scores.items() if name.startswith("test/map")} | {
         "checkpoint": run / run_files.CHECKPOINTS / run_files.BEST_CHECKPOINT,
         "submission": run / run_files.PREDICTIONS,
-        "pictures": f"{run / run_files.picture_name('test')}, {run / run_files.picture_name('predict')}",
+        "pictures": run / run_files.FRAMES,
         "curves": run / run_files.METRICS,
     }
     text = "\n".join(f"{name:<32}{value}" for name, value in rows.items())

@@ -59,16 +59,14 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Guarded:
 
 @pytest.fixture
 def pictures() -> None:
-    """Asks for the pictures of evaluations, and for best.pt and the report of a fit."""
+    """Asks for best.pt and the report of a fit."""
 
 
 @pytest.fixture(autouse=True)
 def undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fit writes no pictures, best.pt and report, unless asked: they take longer than the rest of a small run."""
+    """A fit writes no best.pt and no report, unless asked: they take longer than the rest of a small run."""
     if "pictures" in request.fixturenames:
         return
-    if mean_ap := sys.modules.get("yolo_lightning.callbacks.mean_ap"):
-        monkeypatch.setattr(mean_ap, "draw_record", lambda *_: None)
     if fit_summary := sys.modules.get("yolo_lightning.commands.fit_summary"):
         for name in ("write_pt", "write_report"):
             monkeypatch.setattr(fit_summary, name, lambda *_: None)

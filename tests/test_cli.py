@@ -271,12 +271,10 @@ class TestOutputs:
         assert (boxes[:, [0, 2]] <= images[0]["width"]).all()
         assert (boxes[:, [1, 3]] <= images[0]["height"]).all()
         assert (RUN / "predictions.zip").is_file()
-        assert (RUN / "predict.png").is_file()
 
-    def test_test_writes_scores_and_picture(self, trained: Run) -> None:
+    def test_test_writes_scores(self, trained: Run) -> None:
         trained("test")
         assert "test/map_50" in json.loads((RUN / "test_scores.json").read_text())
-        assert (RUN / "test.png").is_file()
 
     def test_environment_variable_sets_an_option_and_a_flag_beats_it(
         self, run: Run, monkeypatch: pytest.MonkeyPatch

@@ -17,6 +17,7 @@ from yolo_lightning.challenge.score import read_truth
 from yolo_lightning.cli import make_printable
 from yolo_lightning.commands.monitor.read_run import read_run
 from yolo_lightning.commands.monitor.screen import screen
+from yolo_lightning.commands.report.figures import class_curves_figure
 from yolo_lightning.commands.report.metrics_curves import read_metrics
 from yolo_lightning.data.batch import Prediction, Target
 from yolo_lightning.data.formats.annotations import distinct_names
@@ -24,11 +25,10 @@ from yolo_lightning.data.formats.coco import image_folder
 from yolo_lightning.data.formats.ltdv2 import read_annotations
 from yolo_lightning.data.formats.yolo import YoloSplit
 from yolo_lightning.data.formats.yolo_description import read_description
+from yolo_lightning.evaluation.detection_result import DetectionResult
 from yolo_lightning.evaluation.drift import drift_scores
 from yolo_lightning.evaluation.matching import match
-from yolo_lightning.evaluation.plots import LabelledImage, draw_pictures
 from yolo_lightning.evaluation.record import EvaluationRecord
-from yolo_lightning.evaluation.score_pictures import draw_evaluation
 from yolo_lightning.evaluation.score_table import class_table, score_table
 from yolo_lightning.evaluation.ultralytics_matching import match_as_ultralytics
 from yolo_lightning.evaluation.ultralytics_metrics import ultralytics_scores
@@ -54,10 +54,12 @@ def record() -> EvaluationRecord:
     )
 
 
-def test_pictures_of_any_class_and_image_name(record: EvaluationRecord, tmp_path: Path) -> None:
-    assert draw_evaluation(record, ultralytics_scores(record.ultralytics), tmp_path)
-    prediction = Prediction("$\\frac$", torch.tensor([[1.0, 1, 9, 9]]), torch.tensor([0.9]), torch.tensor([0]))
-    draw_pictures([LabelledImage(np.zeros((24, 32), np.uint8), prediction)], NAMES, tmp_path / "sheet.png")
+def test_curves_and_pictures_of_any_class_name(record: EvaluationRecord) -> None:
+    curves = class_curves_figure("val", record)
+    assert curves is not None
+    assert not has_control(curves)
+    numbers = np.array([[1, 1, 9, 9]] * 2, np.float32), np.array([0.9] * 2, np.float32), np.arange(2)
+    assert DetectionResult(np.zeros((24, 32, 3), np.uint8), *numbers, NAMES).plot().any()
 
 
 def test_tables_of_scores_show_names_literally(record: EvaluationRecord) -> None:

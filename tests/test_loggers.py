@@ -53,23 +53,17 @@ def test_two_loggers_and_the_files_that_need_none(run: Callable[..., None], tmp_
 
 
 @pytest.mark.whole_run
-@pytest.mark.usefixtures("pictures")
 def test_tensorboard_is_the_default(run: Callable[..., None]) -> None:
     run("fit", *ONE_STEP)
     (file,) = event_files(RUN / "tensorboard")
     events = EventAccumulator(str(file)).Reload()
-    assert {"val_confusion_matrix", "val_pr_curve"} <= set(events.Tags()["images"])
     assert "val/map_50" in events.Tags()["scalars"]
     (row,) = csv.DictReader((RUN / "results.csv").open(newline=""))
     assert all(value != "" for value in row.values()), "every column of a real run has its value"
-    assert {"val.npz", "val_pr_curve.png", "val_confusion_matrix.png"} < {
-        path.name for path in (RUN / "evaluations").iterdir()
-    }
 
 
 @pytest.mark.whole_run
-@pytest.mark.usefixtures("pictures")
-def test_wandb_offline_gets_scores_and_pictures(run: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_offline_gets_scores(run: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_SILENT", "true")
     options = [
@@ -84,24 +78,16 @@ def test_wandb_offline_gets_scores_and_pictures(run: Callable[..., None], monkey
     summary = dict(wandb.run.summary)
     wandb.finish()
     assert {"train/box_loss", "val/map_50"} < summary.keys()
-    (folder,) = Path("logs/wandb").glob("offline-run-*")
-    names = {path.name.partition("_0_")[0].partition(".")[0] for path in folder.rglob("*.png")}
-    assert any(name.startswith("val_confusion_matrix") for name in names), names
 
 
 @pytest.mark.whole_run
-@pytest.mark.usefixtures("pictures")
-def test_mlflow_in_local_files_gets_scores_and_pictures(
-    run: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mlflow_in_local_files_gets_scores(run: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow 3 recommends a database
     kind = "yolo_lightning.utils.mlflow_files.FileStoreMLFlowLogger"
     run("fit", *ONE_STEP, "--trainer.logger", kind, "--trainer.logger.save_dir", "logs")
     assert len(list(Path("logs").rglob("metrics/val/map_50"))) == 1
     assert len(list(Path("logs").rglob("metrics/val/map.person"))) == 1
-    stored = {path.name for path in Path("logs").rglob("pictures/*.png")}
-    assert {"val_pr_curve.png", "val_confusion_matrix.png"} < stored
 
 
 @pytest.mark.parametrize(

@@ -10,15 +10,8 @@ from tests.callbacks.tiny_detection import HIT, MISS, DetectionModule, Frames, f
 from tests.callbacks.tiny_training import loader, tiny_trainer
 from yolo_lightning.callbacks import FrameGallery
 from yolo_lightning.data.batch import Prediction, Target
-from yolo_lightning.evaluation.gallery import (
-    GAP,
-    SIZE_EDGES,
-    SizeCounts,
-    above,
-    enlargement,
-    frame_scores,
-    side_by_side,
-)
+from yolo_lightning.evaluation.drawing import GAP, enlargement, side_by_side
+from yolo_lightning.evaluation.gallery import SIZE_EDGES, SizeCounts, above, frame_scores
 from yolo_lightning.utils.run_files import FRAMES
 
 

@@ -2,7 +2,6 @@ import json
 import math
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -232,20 +231,15 @@ def test_predictions_and_targets_of_other_frames_are_refused(tmp_path: Path) -> 
         tiny_trainer(tmp_path, MeanAP()).validate(DetectionModule(mixed), datamodule=Frames(numbers(1)), verbose=False)
 
 
-PICTURES = [*(f"{name}_curve" for name in ("f1", "pr", "precision", "recall")), "confusion_matrix"]
-PICTURES.append("confusion_matrix_normalized")
-
-
 def evaluations(folder: Path) -> set[str]:
     return {path.name for path in (folder / "evaluations").iterdir()}
 
 
-@pytest.mark.usefixtures("pictures")
 @pytest.mark.parametrize(("command", "stage"), [("validate", "val"), ("test", "test")])
-def test_an_evaluation_leaves_a_record_and_pictures(tmp_path: Path, command: str, stage: str) -> None:
+def test_an_evaluation_leaves_a_record(tmp_path: Path, command: str, stage: str) -> None:
     trainer = tiny_trainer(tmp_path, MeanAP())
     getattr(trainer, command)(DetectionModule(TWO_MONTHS), datamodule=Frames(numbers(2)), verbose=False)
-    assert evaluations(tmp_path) == {f"{stage}.npz", *(f"{stage}_{name}.png" for name in PICTURES)}
+    assert evaluations(tmp_path) == {f"{stage}.npz"}
     record = EvaluationRecord.load(tmp_path / f"evaluations/{stage}.npz")
     assert (record.stage, record.epoch, record.steps) == (stage, None, None)
     assert record.class_names == ("person", "bicycle")
@@ -254,14 +248,12 @@ def test_an_evaluation_leaves_a_record_and_pictures(tmp_path: Path, command: str
     assert record.ultralytics.confusion().tolist() == [[2, 0, 0], [0, 0, 0], [1, 0, 0]]
 
 
-@pytest.mark.usefixtures("pictures")
 def test_a_fit_leaves_the_record_of_its_last_validation(tmp_path: Path) -> None:
     trainer = tiny_trainer(tmp_path, MeanAP(), AnswersFrom(1, TWO_BATCHES[:1]), epochs=2)
     trainer.fit(DetectionModule(TWO_MONTHS[:1]), loader(3), Frames(numbers(1)).val_dataloader())
     record = EvaluationRecord.load(tmp_path / "evaluations/val.npz")
     assert (record.epoch, record.steps) == (1, 6)
     assert record.matches.months.tolist() == [0]
-    assert {f"val_{name}.png" for name in PICTURES} < evaluations(tmp_path)
 
 
 def test_record_says_how_long_its_weights_were_trained(tmp_path: Path) -> None:
@@ -278,26 +270,12 @@ def test_record_says_how_long_its_weights_were_trained(tmp_path: Path) -> None:
     assert (record.epoch, record.steps) == (0, 3)
 
 
-@pytest.mark.usefixtures("pictures")
 def test_a_file_that_cannot_be_written_costs_the_record_not_the_run(tmp_path: Path) -> None:
     (tmp_path / "evaluations").write_text("")
     trainer = tiny_trainer(tmp_path, MeanAP())
     with pytest.warns(UserWarning, match=r"could not write .*val.npz"):
         trainer.fit(DetectionModule(TWO_MONTHS), loader(1), Frames(numbers(2)).val_dataloader())
     assert trainer.state.finished
-
-
-@pytest.mark.usefixtures("pictures")
-def test_record_of_an_earlier_evaluation_is_not_drawn_as_this_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for fails in (False, True):
-        if fails:
-            monkeypatch.setattr(EvaluationRecord, "save", Mock(side_effect=OSError(28, "No space left on device")))
-        trainer = tiny_trainer(tmp_path, MeanAP())
-        trainer.validate(DetectionModule(TWO_MONTHS), datamodule=Frames(numbers(2)), verbose=False)
-        drawn = [path.unlink() for path in (tmp_path / "evaluations").glob("*.png")]
-        assert len(drawn) == (0 if fails else len(PICTURES))
 
 
 def test_the_table_of_classes_names_both_kinds_of_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import cv2
 import numpy as np
+import numpy.typing as npt
 import pytest
-from matplotlib.figure import Figure
 
 from tests.conftest import REPOSITORY
 from tests.helpers.annotations import open_ltdv2
@@ -21,7 +21,8 @@ from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.labelled_frames import LabelledFrames
 from yolo_lightning.data.storage.folder_frames import FolderFrames
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation, BoxPaste
-from yolo_lightning.evaluation.plots import false_colour
+from yolo_lightning.evaluation.class_colours import class_colour
+from yolo_lightning.evaluation.drawing import bgr, false_colour
 
 Make = Callable[..., DetectionDataModule]
 
@@ -45,9 +46,8 @@ def test_picture_has_four_rows_of_samples(make: Make, tmp_path: Path) -> None:
     picture = cv2.imread(str(output))
     assert picture is not None
     height, width = picture.shape[:2]
-    assert width == round(3 * tool.CELL_INCHES * tool.DOTS_PER_INCH)
-    cell_inches = tool.CELL_INCHES * 64 / 96
-    assert height == int((4 * (cell_inches + tool.TITLE_INCHES) + tool.LEGEND_INCHES) * tool.DOTS_PER_INCH)
+    assert width == 3 * (tool.CELL_PX + tool.GAP_PX)
+    assert height == 4 * (tool.CELL_PX * 64 // 96 + tool.BAND_PX) + tool.BAND_PX
     assert (np.ptp(picture.astype(int), axis=2) > 60).any()  # coloured boxes
 
 
@@ -100,10 +100,14 @@ def test_rows_of_box_paste_and_mixup_mark_pasted_objects(make: Make, frames: Lab
         assert shown.pasted == set(range(len(shown.sample.boxes) - len(shown.pasted), len(shown.sample.boxes)))
 
 
-def test_boxes_of_pasted_objects_are_dashed() -> None:
-    cell = Figure().add_subplot()
-    draw_sample(cell, sample(3), frozenset({1}))
-    assert [patch.get_linestyle() for patch in cell.patches] == ["-", "--", "-"]
+def coloured(cell: npt.NDArray[np.uint8]) -> int:
+    """Return the number of pixels in the colour of the first class."""
+    return int((cell == bgr(class_colour(0))).all(axis=2).sum())
+
+
+def test_boxes_of_pasted_objects_have_thick_lines() -> None:
+    thin, thick = (coloured(draw_sample(sample(1), pasted)) for pasted in (frozenset[int](), frozenset({0})))
+    assert thick > 2 * thin > 0
 
 
 def test_without_mosaic_there_is_no_row_of_mosaics(make: Make, frames: LabelledFrames) -> None:
@@ -142,19 +146,20 @@ def sample(count: int, readable: bool = True) -> Sample:
     return Sample(image, boxes, np.zeros(count, np.int64), "7", (64, 64), Letterbox(1, 0, 0), readable)
 
 
-@pytest.mark.parametrize("count", [0, 1, 13])
-def test_boxes_are_drawn_and_counted(count: int) -> None:
-    cell = Figure().add_subplot()
-    draw_sample(cell, sample(count))
-    texts = [text.get_text() for text in cell.texts]
-    assert len(cell.patches) == count
-    assert texts[-1] == ("7, 1 box" if count == 1 else f"7, {count} boxes")
-
-
-def test_unreadable_frame_is_named() -> None:
-    cell = Figure().add_subplot()
-    draw_sample(cell, sample(0, readable=False))
-    assert "unreadable frame" in [text.get_text() for text in cell.texts]
+@pytest.mark.parametrize(
+    ("shown", "text"),
+    [
+        (sample(0), "7, 0 boxes"),
+        (sample(1), "7, 1 box"),
+        (sample(13), "7, 13 boxes"),
+        (sample(0, readable=False), "unreadable frame"),
+    ],
+)
+def test_boxes_are_drawn_and_texts_written(shown: Sample, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts: list[str] = []
+    monkeypatch.setattr(tool, "write", lambda _, word, *rest: texts.append(word))
+    assert (coloured(draw_sample(shown)) > 0) == (len(shown.boxes) > 0)
+    assert text in texts
 
 
 def options(*arguments: str) -> dict[str, Any]:

@@ -5,11 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+import cv2
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from yolo_lightning.data.batch import Sample
 from yolo_lightning.data.datamodule import DetectionDataModule
@@ -17,11 +14,14 @@ from yolo_lightning.data.dataset import EvaluationDataset, TrainingDataset
 from yolo_lightning.data.labelled_frames import LabelledFrames
 from yolo_lightning.data.transforms.augmentation_settings import BoxPaste
 from yolo_lightning.evaluation.class_colours import class_colour
-from yolo_lightning.evaluation.plots import DOTS_PER_INCH, false_colour, outline
+from yolo_lightning.evaluation.drawing import FONT, FONT_SCALE, Image, bgr, false_colour, resized, with_boxes, write
+from yolo_lightning.utils.files import replacing
+from yolo_lightning.utils.plain_text import one_line
 
-CELL_INCHES = 2.6
-TITLE_INCHES = 0.34
-LEGEND_INCHES = 0.4
+CELL_PX, GAP_PX, BAND_PX = 306, 6, 28
+"""Width of a sample, gap beside it, and height of a line of text, pixels."""
+TEXT_SCALE = 0.35
+BLACK, WHITE = (0, 0, 0), (255, 255, 255)
 
 ALL_EPOCHS = 2**31  # Value of `mosaic_epochs` that enables mosaic in every epoch
 
@@ -46,8 +46,8 @@ def contact_sheet(
     The picture has four rows: frames without augmentation, the same frames augmented as in the last epochs (without
     mosaic, mixup and box paste), mosaics with the same frames, and one frame in several epochs. With
     `data.augmentation.paste`, a further row shows frames with pasted objects, without mosaic, and boxes of pasted
-    objects are dashed. With `data.augmentation.mixup`, a further row shows mixtures. The samples of the other rows are
-    identical to those of a training run with the same seed.
+    objects have thick lines. With `data.augmentation.mixup`, a further row shows mixtures. The samples of the other
+    rows are identical to those of a training run with the same seed.
     With `data.input.neighbours`, the first, middle and last of the frames are drawn in false colour, as red, green and
     blue.
 
@@ -145,44 +145,43 @@ def _draw_rows(
     rows: dict[str, list[Shown]], class_names: Sequence[str], path: Path, note: str = "", *, has_pasted: bool = False
 ) -> None:
     """Draw rows of samples, all of the same length, with headings, a legend of the classes and a note into a PNG."""
-    first = next(iter(rows.values()))
-    columns, (rows_px, columns_px) = len(first), first[0].sample.image.shape[:2]
-    cell_height = CELL_INCHES * rows_px / columns_px
-    width, height = CELL_INCHES * columns, (cell_height + TITLE_INCHES) * len(rows) + LEGEND_INCHES
-    figure = Figure(figsize=(width, height), dpi=DOTS_PER_INCH)
-    FigureCanvasAgg(figure)
-    for number, (heading, samples) in enumerate(rows.items()):
-        top = 1 - number * (cell_height + TITLE_INCHES) / height
-        figure.text(0.05 / width, top - 0.24 / height, heading, fontsize=11, fontweight="bold")
-        bottom = top - (cell_height + TITLE_INCHES) / height
-        for column, sample in enumerate(samples):
-            left = (column * CELL_INCHES + 0.03) / width
-            cell = figure.add_axes((left, bottom, (CELL_INCHES - 0.06) / width, (cell_height - 0.06) / height))
-            draw_sample(cell, *sample)
-    lines = [Line2D([], [], color=class_colour(i), lw=3, label=name) for i, name in enumerate(class_names)]
-    if has_pasted:
-        lines.append(Line2D([], [], color="black", lw=1.5, linestyle="--", label="pasted object"))
-    figure.legend(handles=lines, loc="lower left", ncols=len(lines) if columns > 2 else 2, frameon=False, fontsize=9)
-    figure.text(1 - 0.05 / width, 0.13 / height, note, ha="right", fontsize=9)
+    bands: list[Image] = []
+    for heading, samples in rows.items():
+        cells = np.concatenate([draw_sample(*sample) for sample in samples], axis=1)
+        bands += [_text_band([(heading, BLACK)], cells.shape[1]), cells]
+    legend = [(name, bgr(class_colour(label))) for label, name in enumerate(class_names)]
+    legend += [("thick line: pasted object", BLACK)] if has_pasted else []
+    bands += [_text_band(words, bands[-1].shape[1]) for words in (legend, [(note, BLACK)]) if words[0][0]]
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    with replacing(path) as temporary:
+        temporary.write_bytes(cv2.imencode(".png", np.concatenate(bands))[1].tobytes())
 
 
-def draw_sample(cell: Axes, sample: Sample, pasted: frozenset[int] = frozenset()) -> None:
+def _text_band(words: Sequence[tuple[str, tuple[int, int, int]]], width: int) -> Image:
+    """Return a white band with words in their colours, one after the other, in as many lines as they need."""
+    lines, left = 1, 6
+    places = []
+    for text, colour in words:
+        text_width = cv2.getTextSize(one_line(text), FONT, FONT_SCALE, 1)[0][0]
+        if left + text_width > width and left > 6:
+            lines, left = lines + 1, 6
+        places.append((one_line(text), colour, (left, lines * BAND_PX - 8)))
+        left += text_width + 18
+    band = np.full((lines * BAND_PX, width, 3), 255, np.uint8)
+    for text, colour, place in places:
+        cv2.putText(band, text, place, FONT, FONT_SCALE, colour, 1, cv2.LINE_AA)
+    return band
+
+
+def draw_sample(sample: Sample, pasted: frozenset[int] = frozenset()) -> Image:
+    """Return one cell of the picture as BGR: a sample with its boxes, its id and its number of boxes."""
     height, width = sample.image.shape[:2]
-    pixels = false_colour(sample.image)
-    cell.imshow(pixels, cmap="gray", vmin=0, vmax=255, extent=(0, width, height, 0), interpolation="antialiased")
-    cell.set_axis_off()
-    for place, (box, label) in enumerate(zip(sample.boxes.tolist(), sample.labels.tolist(), strict=True)):
-        cell.add_patch(outline(box, class_colour(label), "--" if place in pasted else "-", 1.0))
+    gain = CELL_PX / width
+    cell = resized(false_colour(sample.image), CELL_PX, max(1, round(height * gain)))
+    for place, (box, label) in enumerate(zip(sample.boxes * gain, sample.labels.tolist(), strict=True)):
+        cell = with_boxes(cell, box[None], [label], width=3 if place in pasted else 1)
     if not sample.readable:
-        cell.text(width / 2, height / 2, "unreadable frame", color="white", ha="center", va="center", fontsize=8)
-    cell.text(
-        0.01 * width,
-        0.99 * height,
-        f"{sample.image_id}, {len(sample.labels)} box{'' if len(sample.labels) == 1 else 'es'}",
-        fontsize=5.5,
-        color="white",
-        va="bottom",
-        bbox={"facecolor": "black", "edgecolor": "none", "pad": 0.8, "alpha": 0.6},
-    )
+        write(cell, "unreadable frame", CELL_PX // 3, len(cell) // 2, WHITE, TEXT_SCALE)
+    text = f"{sample.image_id}, {len(sample.labels)} box{'' if len(sample.labels) == 1 else 'es'}"
+    write(cell, text, 0, len(cell) - 1, WHITE, TEXT_SCALE)
+    return cv2.copyMakeBorder(cell, 0, 0, 0, GAP_PX, cv2.BORDER_CONSTANT, value=(255, 255, 255)).astype(np.uint8)

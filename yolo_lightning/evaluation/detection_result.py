@@ -10,9 +10,8 @@ import numpy.typing as npt
 
 from yolo_lightning.data.batch import Prediction
 from yolo_lightning.data.input_images import InputImage
-from yolo_lightning.evaluation.class_colours import CLASS_COLOURS
 from yolo_lightning.evaluation.coco_results import Detection, coco_detections
-from yolo_lightning.utils.plain_text import one_line
+from yolo_lightning.evaluation.drawing import with_boxes
 
 if TYPE_CHECKING:
     import supervision as sv
@@ -47,20 +46,11 @@ class DetectionResult:
 
     def plot(self) -> npt.NDArray[np.uint8]:
         """Return a copy of the image, `(H, W, 3)` uint8 RGB, with boxes, class names and scores."""
-        import supervision as sv  # takes longer to import than the detector's other packages
-
-        scene = self.image[..., ::-1].copy()  # supervision's colours are those of BGR images
-        size = (scene.shape[1], scene.shape[0])
-        found = self.to_supervision()
-        texts = [f"{one_line(name)} {score:.2f}" for name, score in zip(self.names, self.scores, strict=True)]
-        thickness = max(1, min(size) // 300)
-        scale = max(SMALLEST_TEXT, 0.8 * sv.calculate_optimal_text_scale(size))
-        palette = sv.ColorPalette.from_hex(list(CLASS_COLOURS))
-        boxed = sv.BoxAnnotator(palette, thickness=thickness).annotate(scene, found)
-        labels = sv.LabelAnnotator(
-            palette, text_scale=scale, text_padding=2, text_color=sv.Color.BLACK, smart_position=True
-        )
-        return np.asarray(labels.annotate(boxed, found, texts)[..., ::-1], np.uint8, order="C")
+        side = min(self.image.shape[:2])
+        texts = [f"{name} {score:.2f}" for name, score in zip(self.names, self.scores, strict=True)]
+        style = {"width": max(1, side // 300), "font_scale": max(SMALLEST_TEXT, side / 1250)}
+        drawn = with_boxes(self.image[..., ::-1], self.boxes, self.labels.tolist(), texts, **style)
+        return np.ascontiguousarray(drawn[..., ::-1])
 
     def to_supervision(self) -> "sv.Detections":
         """Return `supervision.Detections` with the class names in `data["class_name"]`."""

@@ -117,12 +117,11 @@ def _read_table(arrays: Mapping[str, Any], name: str, empty: Records, frames: in
     return type(empty)(**columns)
 
 
-def write_record(trainer: Trainer, record: EvaluationRecord) -> bool:
-    """Write a record into the run folder; call on rank 0. Return False, after a warning, if the disk is full."""
+def write_record(trainer: Trainer, record: EvaluationRecord) -> None:
+    """Write a record into the run folder, or warn if the disk is full; call on rank 0."""
     path = Path(trainer.default_root_dir) / evaluation_record(record.stage)
     with RECORD_FILE.attempt(path, "the run continues"):
         record.save(path)
-    return not RECORD_FILE.failed
 
 
 @dataclass(frozen=True, slots=True)

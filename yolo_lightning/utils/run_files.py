@@ -64,10 +64,6 @@ def config_name(subcommand: str) -> str:
     return "config.yaml" if subcommand == "fit" else f"config.{subcommand}.yaml"
 
 
-def picture_name(stage: str) -> str:
-    return f"{stage}.png"
-
-
 def evaluation_record(stage: str) -> str:
     """Return the path of the file with all detections of an evaluation; `stage` is `val` or `test`."""
     return f"{EVALUATIONS}/{stage}.npz"

@@ -249,18 +249,14 @@ def test_bad_option_is_refused(pack: Callable[..., PackedFrames], options: dict[
         pack(**options)
 
 
-def test_summary_counts_and_packs_nothing(
-    root: Path, tmp_path_factory: pytest.TempPathFactory, index_root: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    pictures = tmp_path_factory.mktemp("pictures")
+def test_summary_counts_and_packs_nothing(root: Path, index_root: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (root / "Train.json").with_name("Valid.json").write_bytes((root / "Train.json").read_bytes())
     before = sorted(root.rglob("*"))
-    prepare(str(root), summary=True, index_root=str(index_root), output=str(pictures))
+    prepare(str(root), summary=True, index_root=str(index_root))
     assert sorted(root.rglob("*")) == before
     shown = capfd.readouterr().out
     assert "Train.json, 8 frames" in shown
     assert "Valid.json, 8 frames" in shown
-    assert (pictures / "summary-Train.png").stat().st_size > 1000
 
 
 @pytest.mark.parametrize("classes", [2, 12])
@@ -278,11 +274,10 @@ def test_summary_of_a_data_yaml(
     description = tmp_path / "data" / "data.yaml"
     names = [f"class{number}" for number in range(classes)]
     description.write_text(yaml.safe_dump({"train": "images/train", "val": "images/val", "names": names}))
-    prepare(format=str(description), summary=True, index_root=str(index_root), output=str(tmp_path))
+    prepare(format=str(description), summary=True, index_root=str(index_root))
     shown = capfd.readouterr().out
     assert "train, 3 frames" in shown
     assert "class11" in shown or classes == 2
-    assert (tmp_path / "summary-valid.png").stat().st_size > 1000
 
 
 def test_only_ltdv2_is_packed() -> None:

@@ -1,16 +1,15 @@
-"""Frames and boxes per month, as numbers, table and picture."""
+"""Frames and boxes per month, as numbers and table."""
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
 import pytest
 from rich.console import Console
 
 from tests.helpers.annotations import open_ltdv2
-from yolo_lightning.commands.prepare.summary import MonthlyCounts, monthly_counts, save_picture, table
+from yolo_lightning.commands.prepare.summary import MonthlyCounts, monthly_counts, table
 from yolo_lightning.data.index.split_index import SplitIndex
 
 Coco = Callable[..., dict[str, Any]]
@@ -85,18 +84,3 @@ def test_table_of_the_full_size_fits_a_terminal(width: int) -> None:
     assert "…" not in text
     assert "2020-05  41,179  4,575   343   363,014   308,913  15,596  1,821  36,684 -10.4" in text
     assert "total   370,611 41,175 3,087 3,267,126 2,780,217 140,364 16,389 330,156   4.8" in text
-
-
-@pytest.mark.parametrize("known", ["all", "no-temperature", "no-boxes"])
-def test_picture_leaves_out_what_is_not_known(tmp_path: Path, known: str) -> None:
-    counts = full_size()
-    if known != "all":
-        counts.temperature[:] = np.nan
-    if known == "no-boxes":
-        counts.boxes[:] = 0
-    save_picture(counts, tmp_path / "new" / "summary.png")
-    picture = cv2.imread(str(tmp_path / "new" / "summary.png"))
-    assert picture is not None
-    assert picture.shape[0] == {"all": 912, "no-temperature": 696, "no-boxes": 300}[known]
-    assert (picture < 255).any()
-    assert [path.name for path in (tmp_path / "new").iterdir()] == ["summary.png"]

@@ -3,14 +3,12 @@ import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from tests.commands.report.run_folder_maker import CLASS_NAMES, METRICS_TEXT, OTHER, make_run, record
 from yolo_lightning.commands.report.page import render
 from yolo_lightning.commands.report.read_report import read_contents
 from yolo_lightning.evaluation.class_colours import class_colour
-from yolo_lightning.evaluation.score_pictures import confusion_figure
 from yolo_lightning.utils.run_files import evaluation_record
 
 VOID = frozenset({"meta", "img", "br"})
@@ -118,15 +116,13 @@ def test_addresses_for_messages_are_not_shown(whole: str) -> None:
     assert "$PING_URL" in whole
 
 
-def test_confusion_has_a_column_per_annotated_class_as_in_the_pictures(whole: str) -> None:
+def test_confusion_has_a_column_per_annotated_class(whole: str) -> None:
     table = re.search(r'<table class="confusion">.*?</table>', whole, flags=re.DOTALL)
     assert table is not None
     rows = re.findall(r"<tr><th>(\w+)</th>(.*?)</tr>", table[0])
     counts = {name: [int(count) for count in re.findall(r">(\d+)<", cells)] for name, cells in rows}
     assert counts == {"person": [1, 0, 1], "bicycle": [1, 0, 0], "background": [1, 0, 0]}
     assert "detected ↓<br>annotated →" in table[0]
-    axes = confusion_figure(np.zeros((3, 3), dtype=np.int64), CLASS_NAMES).axes[0]
-    assert (axes.get_ylabel(), axes.get_xlabel()) == ("detected class", "annotated class")
 
 
 def test_months_and_their_drift(whole: str) -> None:

@@ -9,7 +9,7 @@ from typing import Literal
 import rich
 
 from yolo_lightning.commands.console import counter, gigabytes, name_some
-from yolo_lightning.commands.prepare.summary import monthly_counts, save_picture, tables
+from yolo_lightning.commands.prepare.summary import monthly_counts, tables
 from yolo_lightning.data.formats.choose_format import open_format
 from yolo_lightning.data.formats.dataset_format import DatasetFormat, DatasetSettings, JsonFormat
 from yolo_lightning.data.formats.frame_checks import check_depth, describe_values
@@ -52,7 +52,6 @@ def prepare(
     verify: bool = False,
     summary: bool = False,
     format: str = LTDv2Format.accepted,
-    output: str = ".",
 ) -> None:
     """Decode the frames that annotation files name into a packed store, which is ten times faster to read.
 
@@ -72,10 +71,9 @@ def prepare(
             some frames are printed. Training with `data.input.pixel_range.mode` requires a store of 16-bit frames.
         whole_clips: Also pack the frames of these clips that no annotation file names, for `data.input.neighbours`.
         verify: Verify the checksums of existing shards, and pack damaged shards again.
-        summary: Only print the frames and boxes per month and class of each split, and save them as pictures.
+        summary: Only print the frames and boxes per month and class of each split.
         format: Format of the dataset for `summary`: `ltdv2`, `coco`, or the path of a `data.yaml` of Ultralytics. Only
             `ltdv2` can be packed.
-        output: Folder of the pictures of `summary`.
 
     Raises:
         ValueError: If an option or the data cannot be used, the disk is too small, or another process is packing.
@@ -89,7 +87,9 @@ def prepare(
     dataset = open_format(DatasetSettings(folder, format, storage=StorageSettings(index_root=index_root)))
     limits = FrameLimits(bits=bits)
     if summary:
-        indexes = summarise(dataset, annotations, user_path(output))
+        indexes = _existing_indexes(dataset, annotations)
+        for name, index in indexes.items():
+            rich.print(f"{name}, {len(index):,} frames", *tables(monthly_counts(index)))
         if bits == 16 and "packed" in dataset.storages:
             names = [name for index in indexes.values() for name in index.file_names()]
             print(describe_values(names, open_original(dataset.root, source, limits)))
@@ -139,20 +139,6 @@ def _existing_indexes(dataset: DatasetFormat, annotations: list[str] | None) -> 
             f"dataset root {dataset.root} contains none of {', '.join(OFFICIAL_FILES)}: set annotations to other files "
             "(COCO and YOLO datasets cannot be packed; set format to coco or to the path of a data.yaml for summary)"
         )
-    return indexes
-
-
-def summarise(dataset: DatasetFormat, annotations: list[str] | None, output: Path) -> dict[str, SplitIndex]:
-    """Print and draw the counts of the annotation files, or of the splits of a dataset; return their indexes."""
-    indexes = _existing_indexes(dataset, annotations)
-    for name, index in indexes.items():
-        counts = monthly_counts(index)
-        picture = output / f"summary-{Path(name).stem}.png"
-        try:
-            save_picture(counts, picture)
-        except OSError as error:
-            raise ValueError(f"cannot write {picture} ({error.strerror}): set output to a writable folder") from error
-        rich.print(f"{name}, {len(index):,} frames, picture: {picture}", *tables(counts))
     return indexes
 
 

@@ -27,12 +27,14 @@ from yolo_lightning.commands.report.axes import (
 )
 from yolo_lightning.commands.report.metrics_curves import Metrics, Series
 from yolo_lightning.commands.report.read_report import Contents, Gallery
+from yolo_lightning.evaluation.average_precision import AT_50
+from yolo_lightning.evaluation.class_colours import class_colour, class_line_style
 from yolo_lightning.evaluation.drift import CHALLENGE_MONTHS, month_name
 from yolo_lightning.evaluation.record import EvaluationRecord
-from yolo_lightning.evaluation.score_pictures import precision_recall_figure
 from yolo_lightning.evaluation.score_table import SCORE_LABELS
-from yolo_lightning.evaluation.ultralytics_metrics import ultralytics_scores
+from yolo_lightning.evaluation.ultralytics_metrics import GRID, ultralytics_scores
 from yolo_lightning.supervision.incident import IncidentReport
+from yolo_lightning.utils.plain_text import without_math
 
 INK, FAINT, PAPER = "#010203", "#040506", "#070809"
 COLOURS = tuple(f"#0a0b{number:02x}" for number in range(8))
@@ -76,6 +78,8 @@ STYLE = {
 
 LEAST_LOGARITHMIC = 10.0  # ratio of the highest to the lowest value of a logarithmic axis
 MAX_POINTS = 400  # points of a line; longer curves are averaged
+
+MAX_NAMED_CLASSES = 20  # with more classes, curves of single classes are gray and have no names
 
 SHOWN_SCORES = ("map_50", "map")
 COMPARED_MONTHS = frozenset(map(month_name, CHALLENGE_MONTHS.values()))
@@ -246,13 +250,22 @@ def month_figure(stage: str, months: Mapping[str, float], overall: float | None)
 
 
 def class_curves_figure(stage: str, record: EvaluationRecord) -> str | None:
-    """Plot precision over recall per class, as in the evaluation's PNG files; None without annotated objects."""
+    """Plot precision over recall at IoU 0.5, per annotated class and on average; None without annotated objects."""
     scores = ultralytics_scores(record.ultralytics)
     if not len(scores.labels):
         return None
-    figure = precision_recall_figure(scores, record.class_names)
-    figure.set_size_inches(WIDTH_INCHES, 3.4)
-    figure.axes[0].set_title("")
+    figure, axes = _one_plot(3.4)
+    axes.set(xlim=(0, 1), ylim=(0, 1.005), xlabel="recall", ylabel="precision")
+    at_50 = scores.average_precision[:, AT_50]
+    if len(at_50) > MAX_NAMED_CLASSES:
+        axes.plot(GRID, scores.precision_by_recall.T, color=FAINT, linewidth=0.7)
+        axes.lines[0].set_label(f"{len(at_50)} classes")
+    else:
+        for values, label, score in zip(scores.precision_by_recall, scores.labels.tolist(), at_50, strict=True):
+            name = f"{without_math(record.class_names[label])} {score:.3f}"
+            axes.plot(GRID, values, class_line_style(label), color=class_colour(label), linewidth=1.6, label=name)
+    axes.plot(GRID, scores.precision_by_recall.mean(axis=0), color=INK, linewidth=2.8, label=f"all {at_50.mean():.3f}")
+    figure.legend(loc="outside right upper", title="Ultralytics' mAP50")
     return _as_svg(figure, f"{stage}-precision-recall", "precision over recall of each class at IoU 0.5")
 
 

@@ -19,7 +19,6 @@ from yolo_lightning.commands.report import figures
 from yolo_lightning.commands.report.read_report import Contents, Evaluation, GalleryFrame
 from yolo_lightning.evaluation.class_colours import class_colour
 from yolo_lightning.evaluation.drift import month_name
-from yolo_lightning.evaluation.score_pictures import shares
 from yolo_lightning.evaluation.score_table import SCORE_LABELS, drift_summary, is_defined, score_text, scores_text
 from yolo_lightning.evaluation.ultralytics_matching import CONFUSION_SCORE_THRESHOLD
 from yolo_lightning.supervision.incident import IncidentReport
@@ -270,12 +269,14 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, numbers_from: i
 def _confusion_table(class_names: Sequence[str], counts: npt.NDArray[np.int64]) -> str:
     """Return a confusion matrix, coloured by the shares of the annotated objects.
 
-    Rows are detected classes and columns annotated ones, as in the PNG files of the evaluation.
+    Rows are detected classes and columns annotated ones; the last row contains missed objects, the last column false
+    alarms.
     """
     names = [*class_names, "background"]
     head = "".join(f'<th class="number">{escape(name)}</th>' for name in names)
     lines = []
-    for name, row, parts in zip(names, counts.tolist(), shares(counts).tolist(), strict=True):
+    shares = counts / np.maximum(counts.sum(axis=0), 1)
+    for name, row, parts in zip(names, counts.tolist(), shares.tolist(), strict=True):
         cells = (
             f'<td class="number" style="--share:{share:.3f}">{count:,}</td>'
             for count, share in zip(row, parts, strict=True)

@@ -1,0 +1,120 @@
+"""Boxes drawn on images by OpenCV: for the frame gallery, the contact sheet and the results of a `Detector`."""
+
+from collections.abc import Sequence
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+
+from yolo_lightning.data.batch import Batch, Prediction, Target
+from yolo_lightning.data.boxes import scaled_shape
+from yolo_lightning.evaluation.class_colours import class_colour
+from yolo_lightning.utils.plain_text import one_line
+
+SIDE_WIDTH = 640
+"""Width of one half of a picture in pixels. Smaller frames are enlarged by an integer factor, larger ones reduced."""
+
+GAP = 8
+JPEG_QUALITY = 80
+FONT, FONT_SCALE = cv2.FONT_HERSHEY_SIMPLEX, 0.5
+
+Image = npt.NDArray[np.uint8]
+
+
+def original_frame(batch: Batch, position: int) -> Image:
+    """Return a frame in its original size, cropped from the letterboxed image.
+
+    The frame is `(H, W)` or `(H, W, 3)` uint8; neighbouring frames are in false colour.
+    """
+    height, width = batch.frame_shapes[position]
+    placement = batch.letterboxes[position]
+    channels = batch.images[position].cpu().numpy()
+    image = channels[0] if len(channels) == 1 else np.ascontiguousarray(false_colour(np.moveaxis(channels, 0, -1)))
+    rows, columns = scaled_shape(height, width, placement.gain)
+    inside = image[placement.top : placement.top + rows, placement.left : placement.left + columns]
+    return np.asarray(cv2.resize(inside, (width, height)), dtype=np.uint8)
+
+
+def false_colour(image: Image) -> Image:
+    """Return an image with channels that can be drawn: one, or the first, middle and last one as red, green and blue.
+
+    Static parts of neighbouring frames are gray; moving objects have coloured edges.
+    """
+    count = image.shape[2] if image.ndim == 3 else 1
+    return image if count in (1, 3) else image[..., [0, count // 2, count - 1]]
+
+
+def resized(image: Image, width: int, height: int) -> Image:
+    """Return a gray or RGB image in another size as BGR, which OpenCV expects."""
+    method = cv2.INTER_AREA if width < image.shape[1] else cv2.INTER_CUBIC
+    code = cv2.COLOR_GRAY2BGR if image.ndim == 2 or image.shape[2] == 1 else cv2.COLOR_RGB2BGR
+    return np.asarray(cv2.resize(cv2.cvtColor(image, code), (width, height), interpolation=method), dtype=np.uint8)
+
+
+def side_by_side(frame: Image, target: Target, prediction: Prediction) -> Image:
+    """Draw annotated objects on the left and detections with their scores on the right, one colour per class.
+
+    `frame` is `(H, W)` or `(H, W, 3)` RGB uint8; boxes are in its pixels. The result is BGR, as OpenCV expects.
+    """
+    gain = enlargement(frame.shape[1])
+    size = (max(1, round(frame.shape[1] * gain)), max(1, round(frame.shape[0] * gain)))
+    plain = resized(frame, *size)
+    left = with_boxes(plain, (target.boxes * gain).numpy(), target.labels.tolist())
+    words = [f"{score:.2f}" for score in prediction.scores.tolist()]
+    right = with_boxes(plain, (prediction.boxes * gain).numpy(), prediction.labels.tolist(), words)
+    gap = np.full((size[1], GAP, 3), 128, np.uint8)
+    return np.concatenate([left, gap, right], axis=1)
+
+
+def enlargement(width: int) -> float:
+    """Return the factor from the frame to one half of the picture; integers keep thermal pixels sharp."""
+    return float(SIDE_WIDTH // width) if width <= SIDE_WIDTH else SIDE_WIDTH / width
+
+
+def with_boxes(
+    image: Image,
+    boxes: npt.NDArray[np.float32],
+    labels: Sequence[int],
+    words: Sequence[str] = (),
+    *,
+    width: int = 2,
+    font_scale: float = FONT_SCALE,
+) -> Image:
+    """Return a copy of a BGR image with outlined boxes, the first one on top, and a word at each box.
+
+    `boxes` are `(N, 4)` xyxy in pixels of the image; without `words`, boxes have no text.
+    """
+    drawn = image.copy()
+    corners = boxes.round().astype(int).tolist()
+    for (left, top, right, bottom), label, word in reversed(
+        list(zip(corners, labels, words or [""] * len(labels), strict=True))
+    ):
+        colour = bgr(class_colour(label))
+        cv2.rectangle(drawn, (left, top), (right, bottom), colour, width)
+        if word:
+            write(drawn, word, left, top, colour, font_scale)
+    return drawn
+
+
+def bgr(colour: str) -> tuple[int, int, int]:
+    """Return blue, green and red of a colour `#rrggbb`."""
+    red, green, blue = bytes.fromhex(colour[1:])
+    return blue, green, red
+
+
+def write(
+    image: Image, text: str, left: int, top: int, colour: tuple[int, int, int], font_scale: float = FONT_SCALE
+) -> None:
+    """Write text on black above a corner, or below the corner at the upper edge of the image."""
+    text = one_line(text)
+    (width, height), _ = cv2.getTextSize(text, FONT, font_scale, 1)
+    left = max(0, min(left, image.shape[1] - width - 2))
+    bottom = top - 3 if top - height - 5 >= 0 else top + height + 5
+    cv2.rectangle(image, (left, bottom - height - 2), (left + width + 2, bottom + 2), (0, 0, 0), cv2.FILLED)
+    cv2.putText(image, text, (left + 1, bottom), FONT, font_scale, colour, 1, cv2.LINE_AA)
+
+
+def encode(image: Image) -> bytes:
+    done, content = cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])
+    assert done, "OpenCV writes JPEG"
+    return content.tobytes()
