@@ -248,8 +248,6 @@ def test_drawn_annotations_are_those_of_the_8_bit_twin(raw_set: Path, look_alike
     assert {Path(image["file_name"]).suffix for image in raw["images"]} == {".png"}
 
 
-def test_summary_prints_percentiles_of_the_pixel_values(
-    raw_set: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    prepare(str(raw_set), index_root=str(raw_set / "index"), summary=True, bits=16, output=str(tmp_path))
+def test_summary_prints_percentiles_of_the_pixel_values(raw_set: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prepare(str(raw_set), index_root=str(raw_set / "index"), summary=True, bits=16)
     assert "pixel values of 28 sampled frames: 0 to 100 %: 6" in capsys.readouterr().out
