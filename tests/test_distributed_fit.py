@@ -14,6 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import torch
 from lightning.pytorch.cli import LightningCLI
 from torch.distributed import DistStoreError
 
@@ -236,6 +237,16 @@ def test_machine_that_is_lost_is_done_without(agents: Agents, tmp_path: Path) ->
     assert {path.name for path in (tmp_path / "record").iterdir()} == {"0-0.txt", "0-1.txt", "1-0.txt"}
     assert (tmp_path / "run/finished.json").is_file()
     assert working_in(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_both_processes_split_the_batch_where_one_runs_out_of_memory(fit: Fit, tmp_path: Path) -> None:
+    done = fit([sys.executable], "--trainer.devices", "2", FAILURE="out of memory", FAIL_AT="1")
+    assert done.returncode == 0, done.stdout[-12000:]
+    assert "out of memory with 3 of 3 images: from now on 2 images are computed at once" in done.stdout
+    assert_each_once(tmp_path / "record")
+    saved = torch.load(tmp_path / "run/checkpoints/last.ckpt", weights_only=True)
+    assert (saved["splitting"], saved["steps"]) == ({"images_at_once": 2, "splits": 1}, STEPS)
 
 
 @pytest.mark.slow

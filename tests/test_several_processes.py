@@ -46,6 +46,20 @@ def test_gradients_and_losses_are_those_of_one_process(found: list[dict[str, Any
         torch.testing.assert_close(of_share["total"], losses.total / len(batch), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("fault", ["fails_forward", "fails_backward"])
+def test_both_processes_split_where_the_second_runs_out_of_memory(found: list[dict[str, Any]], fault: str) -> None:
+    rig = Rig(batch_norm=False)
+    rig.step.images_at_once = 2  # the parts of the two processes: 2 + 1 images each
+    rig.run(make_batch())
+    for of_rank in found:
+        split = of_rank["split"][fault]
+        assert split["seen"] == [3, 1, 2]
+        assert split["state"] == {"images_at_once": 2, "splits": 1}
+        torch.testing.assert_close(split["gradients"], rig.gradients(), rtol=1e-5, atol=1e-5)
+    first, second = (of_rank["split"][fault]["gradients"] for of_rank in found)
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+
+
 def test_scores_are_those_of_one_process(found: list[dict[str, Any]]) -> None:
     matches = match([one for one, _ in FRAMES], [one for _, one in FRAMES], len(CLASS_NAMES))
     expected = named_scores(drift_scores(matches), CLASS_NAMES)

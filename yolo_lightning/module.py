@@ -1,6 +1,7 @@
 """YOLOModule, the LightningModule: names the steps of training and evaluation; the computations are elsewhere."""
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -36,9 +37,10 @@ from yolo_lightning.model.loss import DetectionLoss, LossSettings, class_weights
 from yolo_lightning.model.network_settings import check_same_input, input_record
 from yolo_lightning.model.postprocess import predictions
 from yolo_lightning.model.tta import tta_predictions
+from yolo_lightning.training.accumulation import Accumulation
 from yolo_lightning.training.device_transforms import ONE_CLASS, as_one_class, resized, training_size
 from yolo_lightning.training.freezing import Freeze, freeze_parts, keep_norms_frozen
-from yolo_lightning.training.guarded_step import Accumulation, GuardedStep, Losses
+from yolo_lightning.training.guarded_step import GuardedStep, Losses
 from yolo_lightning.training.module_state import ModuleState
 from yolo_lightning.training.nonfinite import GuardSettings, NonFiniteGuard, roll_back
 from yolo_lightning.training.optimizers import (
@@ -53,6 +55,7 @@ from yolo_lightning.training.optimizers import (
 from yolo_lightning.training.recipe import Recipe
 from yolo_lightning.training.schedule import OptimizerSettings, scaled_weight_decay, settings_at
 from yolo_lightning.utils.choices import as_settings
+from yolo_lightning.utils.distributed import sum_over_ranks
 from yolo_lightning.utils.host import keep_freed_memory
 from yolo_lightning.utils.loop_position import schedule_step, steps_begun
 from yolo_lightning.utils.mlflow_files import refuse_file_store
@@ -154,7 +157,7 @@ class YOLOModule(LightningModule):
         self.detection_loss = DetectionLoss(self.graph, self.loss_settings)
         self._accumulation = Accumulation()
         self._guard = NonFiniteGuard(guard)
-        self._guarded_step = GuardedStep(guard.max_oom_splits)
+        self._guarded_step = GuardedStep(guard.max_oom_splits, guard.oom_splits)
         self._steps = 0
         self._facts = TrainingFacts(batch_size=1)
         self._folded_graph: FoldedGraph | None = None
@@ -203,7 +206,8 @@ class YOLOModule(LightningModule):
         for attempt in self._guarded_step.attempts(batch):  # with fewer images at once after an out-of-memory error
             raw: Any = None  # `raw` and `loss` keep the activations of an attempt that ran out of memory
             loss: Any = None
-            with attempt:  # gradients and running statistics change only if the attempt succeeds
+            # Gradients and running statistics change only if the attempt succeeds in all ranks.
+            with attempt, self._local_gradients():
                 for part in attempt:
                     raw = self.graph(self._training_input(part.images))
                     loss = attempt.weighted(part, *self.detection_loss(raw, part), self.detection_loss.target_scores)
@@ -305,14 +309,17 @@ class YOLOModule(LightningModule):
             raise ValueError(
                 "trainer.sync_batchnorm must be false if model.convolution.activation_checkpointing is true"
             )
+        if is_synchronised and self._guarded_step.oom_splits:
+            raise ValueError(
+                f"model.guard.oom_splits must be 0 with trainer.sync_batchnorm, got {self._guarded_step.oom_splits}"
+            )
 
     def on_train_start(self) -> None:
         """Restore the summed gradients of a checkpoint between two updates, and get the facts about the data."""
         self._accumulation.restore(self.graph, self.trainer.scaler)
-        summed = partial(self.trainer.strategy.reduce, reduce_op="sum")
-        self._guarded_step.prepare(self.graph, self.trainer.world_size, summed)
-        self.detection_loss.reaches_all_outputs = self.trainer.world_size > 1
         self._facts = facts = TrainingFacts.from_trainer(self.trainer)
+        summed = sum_over_ranks if self.trainer.world_size > 1 else None
+        self._guarded_step.prepare(self.graph, facts.batch_size, summed)
         before = self._input_record
         if before and facts.image_size is not None:
             channels = facts.channels or before["channels"]
@@ -381,6 +388,11 @@ class YOLOModule(LightningModule):
         ).slowed(self._guard.learning_rate_factor)
         apply_settings(self.trainer.optimizers[0], settings, scaled_weight_decay(self.recipe, batch_size))
         return settings
+
+    def _local_gradients(self) -> AbstractContextManager[Any]:
+        """Return the context in which backward passes do not sum gradients over the ranks."""
+        strategy = self.trainer.strategy
+        return strategy.block_backward_sync() if isinstance(strategy, DDPStrategy) else nullcontext()
 
     def _training_input(self, images: Tensor) -> Tensor:
         images = self._network_input(images)

@@ -12,9 +12,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.exceptions import SIGTERMException
-from torch import Tensor, nn
 from torch import distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
 TESTS = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(TESTS.parent))
@@ -36,7 +34,7 @@ from yolo_lightning.data.batch import Batch, _slice  # noqa: E402
 from yolo_lightning.data.sampling.resumable_loader import GlobalBatches  # noqa: E402
 from yolo_lightning.evaluation.drift import drift_scores, named_scores  # noqa: E402
 from yolo_lightning.evaluation.record import EvaluationCollection  # noqa: E402
-from yolo_lightning.utils.distributed import gather, gather_on_first  # noqa: E402
+from yolo_lightning.utils.distributed import gather, gather_on_first, sum_over_ranks  # noqa: E402
 from yolo_lightning.utils.loop_position import steps_begun  # noqa: E402
 from yolo_lightning.utils.stop_signals import request  # noqa: E402
 
@@ -46,37 +44,28 @@ EDGES = {"equal": (0, 3, 6), "unequal, one without boxes": (0, 4, 5)}
 """How the images of a batch are dealt to two processes."""
 
 
-class SharingNetwork(nn.Module):
-    """A rig whose network and loss run inside DistributedDataParallel's forward pass, as Lightning runs a step."""
-
-    def __init__(self, rig: Rig) -> None:
-        super().__init__()
-        self.rig, self.graph = rig, rig.graph
-
-    def forward(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor], Tensor]:
-        raw = self.graph(batch.images / 255)
-        total, parts = self.rig.loss(raw, batch)
-        return total, parts, self.rig.loss.target_scores
-
-
 def own_share(edges: tuple[int, ...]) -> Batch:
     """Images of this process."""
     return _slice(make_batch(), edges[dist.get_rank()], edges[dist.get_rank() + 1])
 
 
-def summed(tensor: Tensor) -> Tensor:
-    dist.all_reduce(tensor)
-    return tensor
+def gradients_of_share(batch: Batch, fault: str = "") -> dict[str, Any]:
+    """Gradients and losses of a step, to which each process brings its part of a batch.
 
-
-def gradients_of_share(batch: Batch) -> dict[str, Any]:
-    """Gradients and losses of a step, to which each process brings its part of a batch."""
+    With a `fault`, `fails_forward` or `fails_backward`, the second process runs out of memory with its whole part.
+    """
     rig = Rig(batch_norm=False)
-    rig.loss.reaches_all_outputs = True
-    network = DistributedDataParallel(SharingNetwork(rig))
-    rig.step.prepare(rig.graph, dist.get_world_size(), summed)
-    losses = run(rig.step, batch, network)
-    return {"gradients": rig.gradients(), "losses": losses.parts, "total": losses.total / len(batch)}
+    rig.step.prepare(rig.graph, summed=sum_over_ranks)
+    if fault and dist.get_rank() == 1:
+        setattr(rig, fault, lambda images: images == len(batch))
+    losses = run(rig.step, batch, rig.compute, rig.backward)
+    return {
+        "gradients": rig.gradients(),
+        "losses": losses.parts,
+        "total": losses.total / len(batch),
+        "seen": rig.seen,
+        "state": rig.step.state_dict(),
+    }
 
 
 def scores_of_share() -> dict[str, Any]:
@@ -195,6 +184,9 @@ if __name__ == "__main__":
     to = Path(sys.argv[1])
     found = {
         "gradients": {name: gradients_of_share(own_share(edges)) for name, edges in EDGES.items()},
+        "split": {
+            fault: gradients_of_share(own_share(EDGES["equal"]), fault) for fault in ("fails_forward", "fails_backward")
+        },
         "scores": scores_of_share(),
         "full_disk": fit_on_a_full_disk(to / "run"),
         "draws": draws_of_a_resumed_fit(to / "drawing"),

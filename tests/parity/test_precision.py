@@ -19,7 +19,7 @@ from tests.parity.training_twins import (
     state,
 )
 from yolo_lightning.module import YOLOModule
-from yolo_lightning.training.guarded_step import Accumulation
+from yolo_lightning.training.accumulation import Accumulation
 
 CLIP_NORM = 0.5
 """Far below the norm of these gradients: clipping them before they are unscaled would leave next to nothing."""

@@ -12,7 +12,7 @@ from yolo_lightning.data.boxes import Letterbox
 from yolo_lightning.model.graph import build_graph
 from yolo_lightning.model.loss import DetectionLoss
 from yolo_lightning.training import guarded_step
-from yolo_lightning.training.guarded_step import GuardedStep, Losses
+from yolo_lightning.training.guarded_step import EXCHANGED, GuardedStep, Losses
 
 SIZE, IMAGES = 64, 6
 BOXES = (3, 0, 1, 2, 0, 4)
@@ -145,7 +145,7 @@ def test_statistic_that_overflows_counts_though_the_loss_is_finite() -> None:
 
 def test_all_processes_leave_the_batch_out_where_one_does() -> None:
     rig = Rig()
-    rig.step.prepare(rig.graph, 2, lambda own: own + torch.eye(len(own))[0])  # the other rank reports a failure
+    rig.step.prepare(rig.graph, summed=lambda own: own + torch.eye(len(own))[1])  # the other rank reports a failure
     assert not rig.run(make_batch()).is_finite
     assert rig.gradients() == {}
 
@@ -196,11 +196,11 @@ def test_losses_of_both_branches_of_a_head_are_weighted_by_their_own_scores(imag
 
 def test_share_of_a_rank_is_weighted_per_branch() -> None:
     whole, rank = Rig(batch_norm=False, variant="yolo26n"), Rig(batch_norm=False, variant="yolo26n")
-    rank.step.prepare(rank.graph, 2, lambda own: own * 2)  # the other rank has the same share
+    rank.step.prepare(rank.graph, summed=lambda own: own * 2)  # the other rank has the same share
     expected, found = whole.run(make_batch()), rank.run(make_batch())
     torch.testing.assert_close(found.parts, expected.parts, rtol=1e-5, atol=1e-7)
     torch.testing.assert_close(found.total, expected.total, rtol=1e-5, atol=0)
-    for name, gradient in whole.gradients().items():  # of two equal shares, averaged by DistributedDataParallel
+    for name, gradient in whole.gradients().items():  # of two equal shares: that of a batch with twice the images
         torch.testing.assert_close(rank.gradients()[name], 2 * gradient, rtol=1e-4, atol=1e-5, msg=name)
 
 
@@ -279,13 +279,58 @@ def test_out_of_memory_again_is_an_error(max_oom_splits: int, passes: list[int])
     assert rig.gradients() == {}
 
 
-def test_out_of_memory_among_several_processes_is_an_error() -> None:
+def counted(failures: int) -> Callable[[Tensor], Tensor]:
+    """Sum over two ranks of which the other one has as many images, and `failures` out-of-memory errors."""
+    return lambda own: own + torch.eye(len(own))[0] * failures + (torch.eye(len(own))[2:4].T @ own[2:4])
+
+
+@pytest.mark.parametrize("where", ["fails_forward", "fails_backward", "other rank"])
+def test_all_ranks_split_where_one_runs_out_of_memory(where: str) -> None:
     rig = Rig()
+    other = [1, 0] if where == "other rank" else [0, 0]
+    rig.step.prepare(rig.graph, summed=lambda own: counted(other.pop(0))(own) if len(own) == EXCHANGED else own)
+    if where != "other rank":
+        setattr(rig, where, lambda images: images > 3)
+    with pytest.warns(UserWarning, match=r"out of memory with 6 of 6 images.*3 images are computed at once"):
+        assert rig.run(make_batch()).is_finite
+    assert rig.seen == [6, 3, 3]
+    assert rig.step.state_dict() == {"images_at_once": 3, "splits": 1}
+
+
+def test_out_of_memory_in_another_rank_ends_all_ranks_without_a_split_left() -> None:
+    rig = Rig(max_oom_splits=0)
+    rig.step.prepare(rig.graph, summed=counted(1))
+    with pytest.raises(torch.OutOfMemoryError, match="another rank"):
+        rig.run(make_batch())
+    assert rig.gradients() == {}
+
+
+def test_out_of_memory_with_synchronized_normalization_is_an_error() -> None:
+    """The other ranks wait within their pass, so that this rank must not begin another exchange."""
+    rig = Rig()
+    rig.graph.add_module("extra", nn.SyncBatchNorm(1))
     rig.fails_forward = lambda images: True
-    rig.step.prepare(rig.graph, 2, lambda own: own)
+    rig.step.prepare(rig.graph, summed=lambda own: pytest.fail("an exchange"))
     with pytest.raises(torch.OutOfMemoryError):
         rig.run(make_batch())
     assert rig.seen == [6]
+
+
+@pytest.mark.filterwarnings("ignore:out of memory")
+def test_initial_splits_apply_from_the_first_batch_and_are_no_part_of_a_checkpoint() -> None:
+    rig = Rig(max_oom_splits=2)
+    rig.step.oom_splits = 1
+    rig.step.prepare(rig.graph, IMAGES)
+    rig.run(make_batch())
+    assert rig.seen == [3, 3]
+    assert rig.step.state_dict() == {"images_at_once": None, "splits": 0}
+    rig.fails_forward = lambda images: images > 2
+    rig.run(make_batch())
+    assert rig.seen[2:] == [3, 2, 2, 2]
+    assert rig.step.state_dict() == {"images_at_once": 2, "splits": 2}
+    rig.fails_forward = lambda images: images > 1
+    with pytest.raises(torch.OutOfMemoryError):  # the initial split counts
+        rig.run(make_batch())
 
 
 @pytest.mark.filterwarnings("ignore:out of memory")

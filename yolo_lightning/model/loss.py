@@ -51,9 +51,6 @@ class DetectionLoss:
     def __init__(self, graph: Any, settings: LossSettings | None = None) -> None:
         gains = settings or LossSettings()
         graph.args = SimpleNamespace(box=gains.box_gain, cls=gains.cls_gain, dfl=gains.dfl_gain, epochs=1)
-        # Whether every output of the graph in training mode gets a gradient, possibly 0. A batch without boxes has no
-        # gradient in the box branch, for which DistributedDataParallel would wait.
-        self.reaches_all_outputs = False
         self.class_weights: Tensor | None = None  # `(classes,)`, factor of the class loss per class; None is 1
         # Sum of the scores that the last call assigned to anchors; the loss is divided by it, or by 1 if it is smaller.
         # 0-d, or `(2,)` for a head with two branches, one-to-many first.
@@ -92,9 +89,6 @@ class DetectionLoss:
         else:
             totals, parts = self._criterion.loss(outputs, targets)
             total, (self.target_scores,) = totals.sum(), self._scores
-        if self.reaches_all_outputs and not isinstance(raw, tuple):
-            branches = [raw] if "boxes" in raw else [raw["one2many"], raw["one2one"]]
-            total = total + 0 * sum(branch[name].sum() for branch in branches for name in ("boxes", "scores"))
         return total, {name: parts[name] for name in self._branches[-1].loss_names}
 
     def set_epoch(self, epoch: int, epochs: int) -> None:

@@ -1,4 +1,4 @@
-"""Gradients of one batch, added entirely or not at all, and their accumulation.
+"""Gradients of one batch, summed over its parts and over the ranks, and added entirely or not at all.
 
 A non-finite loss, or an out-of-memory error within a batch, leaves gradients and running statistics unchanged.
 """
@@ -17,6 +17,13 @@ from yolo_lightning.utils.accelerator import free_cached_memory, is_out_of_memor
 
 ONE_TO_ONE = "one2one_"
 """Part of the names of the parameters which the loss of the one-to-one branch changes; that loss changes no others."""
+
+EXCHANGED = 16
+"""Numbers that the ranks exchange after their backward passes: counts, target scores and losses."""
+ANOTHER_RANK = "out of memory in another rank"
+
+Sum = Callable[[Tensor], Tensor]
+"""Sum of a tensor over all ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +52,12 @@ class GuardedStep:
     After an out-of-memory error this batch and all later ones are computed in parts of half as many images. The
     gradients of the parts are weighted and summed, so that they equal those of the whole batch, except that batch
     normalization uses the statistics of the parts. The shares of several ranks are summed to the gradients of the
-    global batch in the same way. With several ranks an out-of-memory error is fatal, because the other ranks wait for
-    the gradients of this one.
+    global batch in the same way, once per attempt and after the backward passes of all parts: the caller prevents that
+    `DistributedDataParallel` sums them too. First the ranks exchange their failures: if one of them has run out of
+    memory, in the forward or in the backward pass, all of them compute the batch again in smaller parts.
 
-    `max_oom_splits` out-of-memory errors since training began split the batch; the next one is fatal.
+    `oom_splits` halvings apply from the beginning. Out-of-memory errors add halvings up to `max_oom_splits` in total,
+    which are part of a checkpoint; the next error is fatal.
 
     With mixed precision, the caller multiplies the loss by the scale of the `GradScaler`, and the gradients that this
     class sums, weights and restores are scaled ones. The scale is a power of two and changes at optimizer steps only,
@@ -56,14 +65,15 @@ class GuardedStep:
     no reason to skip a batch here: the scaler skips the optimizer step and halves the scale. bfloat16 needs no scaler.
     """
 
-    def __init__(self, max_oom_splits: int = 1) -> None:
-        self.max_oom_splits = max_oom_splits
-        self.images_at_once: int | None = None  # largest number of images per pass; None for the whole batch
-        self.splits = 0  # out-of-memory errors that have halved `images_at_once`
-        self.world_size = 1
-        self.summed: Callable[[Tensor], Tensor] = torch.clone
+    def __init__(self, max_oom_splits: int = 3, oom_splits: int = 0) -> None:
+        self.max_oom_splits, self.oom_splits = max_oom_splits, oom_splits
+        self.images_at_once: int | None = None  # largest number of images per pass after out-of-memory errors
+        self.splits = 0  # halvings that gave `images_at_once`
+        self.summed: Sum | None = None
+        self.is_synchronized = False
         self.parameters: list[nn.Parameter] = []
         self.one_to_one: set[int] = set()  # ids of parameters, see `ONE_TO_ONE`
+        self._first_images: int | None = None  # largest number of images per pass by `oom_splits`
         self._buffers: list[list[Tensor]] = []  # by dtype: a fused copy supports tensors of one dtype only
         self._copies: list[list[Tensor]] = []
         self._statistics: list[Tensor] = []
@@ -74,13 +84,18 @@ class GuardedStep:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.images_at_once, self.splits = state.get("images_at_once"), state.get("splits", 0)
 
-    def prepare(self, graph: nn.Module, world_size: int = 1, summed: Callable[[Tensor], Tensor] = torch.clone) -> None:
+    def prepare(self, graph: nn.Module, batch_size: int | None = None, summed: Sum | None = None) -> None:
         """Register the tensors that a step changes; call it when they are on the device of the training.
 
-        The backward pass averages gradients over the `world_size` ranks that share each batch; `summed` returns the sum
-        of a floating-point tensor over all ranks, by a collective call.
+        Args:
+            graph: The network.
+            batch_size: Images per step and rank, which `oom_splits` halves.
+            summed: Returns the sum of a floating-point tensor over all ranks by a collective call, possibly in place;
+                None for one rank.
         """
-        self.world_size, self.summed = world_size, summed
+        self.summed = summed
+        self._first_images = -(-batch_size // 2**self.oom_splits) if batch_size and self.oom_splits else None
+        self.is_synchronized = any(isinstance(layer, nn.SyncBatchNorm) for layer in graph.modules())
         self.parameters = list(graph.parameters())
         by_dtype: dict[torch.dtype, list[Tensor]] = {}
         for buffer in graph.buffers():
@@ -91,37 +106,53 @@ class GuardedStep:
         self.one_to_one = {id(one) for name, one in graph.named_parameters() if ONE_TO_ONE in name}
 
     def attempts(self, batch: Batch) -> Iterator["BatchAttempt"]:
-        """Yield attempts at `batch`, which is on the device, until one does not run out of memory.
+        """Yield attempts at `batch`, which is on the device, until no rank runs out of memory.
 
         With several ranks, `batch` is the share of this rank.
         """
-        kind: type[BatchAttempt]
         is_retry = False
         while True:
-            if self.world_size > 1:
-                kind = ShareAttempt
-            elif self.images_at_once is not None and len(batch) > self.images_at_once:
-                kind = SplitAttempt
-            else:
-                kind = BatchAttempt
-            attempt = kind(self, batch, is_retry=is_retry)
+            is_split = self.summed is not None or self.largest_part(len(batch)) < len(batch)
+            attempt = (SplitAttempt if is_split else BatchAttempt)(self, batch, is_retry=is_retry)
             yield attempt
             is_retry = attempt.ran_out_of_memory
             if not is_retry:
                 return
 
-    def split(self, images: int, error: BaseException) -> bool:
-        """Halve the number of images computed at once after an out-of-memory error; return whether this is allowed."""
-        at_once = min(images, self.images_at_once or images)
-        if self.world_size > 1 or self.splits >= self.max_oom_splits or at_once < 2:
+    def largest_part(self, images: int) -> int:
+        """Return the largest number of images per pass for a batch of `images`."""
+        return min(images, self.images_at_once or images, self._first_images or images)
+
+    def split(self, images: int, error: BaseException | None) -> bool:
+        """Halve the number of images computed at once after an out-of-memory error; return whether this is allowed.
+
+        `images` is the mean over the ranks and `error` that of this rank: all ranks halve to the same number. With
+        normalization that is synchronized over the ranks, they would wait for each other within a pass, and unequal
+        numbers of parts would wait forever.
+        """
+        at_once, splits = self.largest_part(images), max(self.splits, self.oom_splits)
+        if self.is_synchronized or splits >= self.max_oom_splits or at_once < 2:
             return False
-        self.splits += 1
-        self.images_at_once = -(-at_once // 2)
+        self.splits, self.images_at_once = splits + 1, -(-at_once // 2)
+        reason = str(error or ANOTHER_RANK).partition("\n")[0]
         rank_zero_warn(
             f"out of memory with {at_once} of {images} images: from now on {self.images_at_once} images are computed "
-            f"at once and their gradients summed ({str(error).partition(chr(10))[0]})"
+            f"at once and their gradients summed ({reason})"
         )
         return True
+
+    def sum_gradients(self, summed: Sum) -> None:
+        """Replace the gradients by their sums over all ranks; a rank without a gradient contributes zeros."""
+        by_dtype: dict[torch.dtype, list[Tensor]] = {}
+        for parameter in self.parameters:
+            if parameter.requires_grad:
+                parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                by_dtype.setdefault(parameter.dtype, []).append(parameter.grad)
+        for gradients in by_dtype.values():
+            flat = summed(torch.cat([gradient.flatten() for gradient in gradients]))
+            pieces = torch.split(flat, [gradient.numel() for gradient in gradients])
+            sums = [piece.view_as(gradient) for piece, gradient in zip(pieces, gradients, strict=True)]
+            torch._foreach_copy_(gradients, sums)
 
     def save_buffers(self) -> None:
         _copy(self._buffers, self._copies)
@@ -162,17 +193,17 @@ class BatchAttempt:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> bool:
-        if error is None:
-            self.finish()
-            if self.is_finite:
-                self._add_earlier()
-            else:
-                self._undo()
+        if error is not None and not (isinstance(error, RuntimeError) and is_out_of_memory(error)):
             return False
-        if not isinstance(error, RuntimeError) or not is_out_of_memory(error):
-            return False
-        self._undo()
-        self.ran_out_of_memory = self.step.split(len(self.batch), error)
+        images = self.finish(failed=error is not None)
+        if not images and self.is_finite:
+            self._add_earlier()
+        else:
+            self._undo()
+        if images:
+            self.ran_out_of_memory = self.step.split(images, error)
+            if error is None and not self.ran_out_of_memory:
+                raise torch.OutOfMemoryError(ANOTHER_RANK)
         return self.ran_out_of_memory
 
     def __iter__(self) -> Iterator[Batch]:
@@ -195,8 +226,9 @@ class BatchAttempt:
         self.losses = Losses(total.detach(), parts, self.is_finite)
         return total
 
-    def finish(self) -> None:
-        """Weight the gradients and set `losses`."""
+    def finish(self, *, failed: bool) -> int:
+        """Weight the gradients and set `losses`; or return the number of images if a rank ran out of memory, else 0."""
+        return len(self.batch) if failed else 0
 
     def _add_earlier(self) -> None:
         pairs = [(old, one) for old, one in zip(self._earlier, self.step.parameters, strict=True) if old is not None]
@@ -212,27 +244,11 @@ class BatchAttempt:
         self.step.restore_buffers()
 
 
-class ShareAttempt(BatchAttempt):
-    """The share of one of several ranks."""
-
-    def weighted(self, part: Batch, totals: Tensor, parts: dict[str, Tensor], scores: Tensor) -> Tensor:
-        """Scale the loss by the target scores of the global batch, which all ranks exchange first."""
-        divisor = scores.clamp(min=1)
-        undivided = _undivided(totals, parts, divisor, len(part))
-        counts = undivided.new_tensor([not self.step.are_finite(totals.sum()), len(part)])
-        sums = self.step.summed(torch.cat([counts, scores.to(counts).flatten(), undivided]))
-        (failures, images), all_scores, sums = torch.split(sums, [2, scores.numel(), len(undivided)])
-        self.is_finite = not failures
-        all_scores = all_scores.clamp(min=1)
-        total, losses = _divided(sums, parts, all_scores)
-        self.losses = Losses(total * len(part), losses, self.is_finite)
-        # The backward pass averages gradients over the ranks, but their sum is needed.
-        share: Tensor = totals / len(part) * divisor * (images / all_scores.view_as(scores) * self.step.world_size)
-        return share.sum()
-
-
 class SplitAttempt(BatchAttempt):
-    """Parts with fewer images. Their weights depend on the scores of all parts and are applied to the gradients."""
+    """Parts with fewer images, and shares of several ranks.
+
+    Their weights depend on the scores of all parts and are applied to the gradients.
+    """
 
     def __init__(self, step: GuardedStep, batch: Batch, *, is_retry: bool = False) -> None:
         super().__init__(step, batch, is_retry=is_retry)
@@ -240,8 +256,7 @@ class SplitAttempt(BatchAttempt):
         self._parts: dict[str, Tensor] = {}
 
     def __iter__(self) -> Iterator[Batch]:
-        assert self.step.images_at_once is not None
-        for part in in_parts(self.batch, self.step.images_at_once):
+        for part in in_parts(self.batch, self.step.largest_part(len(self.batch))):
             if self.is_finite:
                 yield part
 
@@ -253,15 +268,35 @@ class SplitAttempt(BatchAttempt):
         loss: Tensor = (totals / len(part) * divisor).sum()
         return loss
 
-    def finish(self) -> None:
-        scores, images = self._scores.clamp(min=1).flatten(), len(self.batch)
+    def finish(self, *, failed: bool) -> int:
+        summed, own, images = self.step.summed, len(self.batch), float(len(self.batch))
+        # Ranks with synchronized normalization wait within a pass, not here.
+        if failed and (summed is None or self.step.is_synchronized):
+            return own
+        scores, undivided = self._scores.flatten(), self._undivided
+        if summed is not None:
+            # Of constant size: a rank that fails in its first pass does not know the number of branches and losses.
+            record = torch.zeros(EXCHANGED, device=self.step.parameters[0].device)
+            counts = record.new_tensor([failed, not self.is_finite, 1, own])
+            known = torch.cat([counts, scores.to(record), undivided.flatten().to(record)])
+            record[: len(known)] = known
+            record = summed(record)
+            failures, nonfinite, ranks, images = record[:4].tolist()
+            if failures:
+                return -(-int(images) // int(ranks))
+            self.is_finite = not nonfinite
+            _, scores, undivided = torch.split(record[: len(known)], [4, len(scores), len(undivided)])
+            if self.is_finite:
+                self.step.sum_gradients(summed)
+        scores = scores.clamp(min=1)
         if self.is_finite:
             for branch, factor in ((False, images / scores[0]), (True, images / scores[-1])):
-                own = [one.grad for one in self.step.parameters if (id(one) in self.step.one_to_one) == branch]
-                if gradients := [gradient for gradient in own if gradient is not None]:
+                found = [one.grad for one in self.step.parameters if (id(one) in self.step.one_to_one) == branch]
+                if gradients := [gradient for gradient in found if gradient is not None]:
                     torch._foreach_mul_(gradients, factor)
-        total, losses = _divided(self._undivided, self._parts, scores)
-        self.losses = Losses(total * images, losses, self.is_finite)
+        total, losses = _divided(undivided, self._parts, scores)
+        self.losses = Losses(total * own, losses, self.is_finite)
+        return 0
 
 
 @torch.no_grad()
@@ -280,44 +315,3 @@ def _divided(undivided: Tensor, parts: dict[str, Tensor], scores: Tensor) -> tup
     """Return the total per image and the parts of several batches, from the sum of `_undivided` over the batches."""
     totals, of_parts = torch.split(undivided, [len(scores), len(parts)])
     return (totals / scores).sum(), dict(zip(parts, of_parts / scores[-1], strict=True))
-
-
-class Accumulation:
-    """Counts the steps since the last optimizer step and stores their summed gradients in checkpoints.
-
-    Checkpoints contain unscaled gradients, so that a run can be resumed with another precision.
-    """
-
-    def __init__(self) -> None:
-        self.steps = 0  # since the last optimizer step
-        self._loaded: dict[str, Tensor] = {}
-
-    def state_dict(self, graph: nn.Module, scaler: torch.amp.GradScaler | None = None) -> dict[str, Any]:
-        """Return the number of steps and the gradients of `graph`, divided by the scale of `scaler`."""
-        scale = _scale_of(scaler)
-        gradients = {name: parameter.grad for name, parameter in graph.named_parameters() if parameter.grad is not None}
-        return {
-            "steps": self.steps,
-            "gradients": {name: gradient if scale == 1.0 else gradient / scale for name, gradient in gradients.items()},
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load the number of steps, and keep the gradients until `restore` is called."""
-        self.steps, self._loaded = state.get("steps", 0), state.get("gradients", {})
-
-    def restore(self, graph: nn.Module, scaler: torch.amp.GradScaler | None = None) -> None:
-        """Set the loaded gradients of all trainable parameters; call it when they are on their device."""
-        scale = _scale_of(scaler)
-        for name, parameter in graph.named_parameters():
-            if name in self._loaded and parameter.requires_grad:
-                parameter.grad = self._loaded[name].to(parameter) * scale
-        self._loaded = {}
-
-    def reset(self, graph: nn.Module) -> None:
-        graph.zero_grad(set_to_none=True)
-        self.steps = 0
-
-
-def _scale_of(scaler: torch.amp.GradScaler | None) -> float:
-    """Return the current loss scale: a power of two, so that dividing gradients by it is exact."""
-    return 1.0 if scaler is None else float(scaler.get_scale())

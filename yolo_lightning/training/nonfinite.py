@@ -37,19 +37,23 @@ class GuardSettings:
             gradients, >= 1.
         max_rollbacks: Number of restored checkpoints after which the next rollback ends the training, >= 0.
         rollback_lr_factor: Factor of all learning rates after each rollback, > 0 and <= 1.
-        max_oom_splits: Number of times that an out-of-memory error halves the number of images computed at once, >= 0;
-            the gradients of the parts are summed. 0 makes the error fatal. Not supported with several ranks.
+        oom_splits: Number of times that the number of images computed at once is halved from the beginning, >= 0; the
+            gradients of the parts are summed.
+        max_oom_splits: Number of halvings that out-of-memory errors can reach, >= 0; a further error is fatal. Not
+            supported with `trainer.sync_batchnorm`.
     """
 
     max_consecutive_nonfinite: int = 5
     max_rollbacks: int = 3
     rollback_lr_factor: float = 0.5
-    max_oom_splits: int = 1
+    oom_splits: int = 0
+    max_oom_splits: int = 3
 
     def __post_init__(self) -> None:
         check_range("model.guard.max_consecutive_nonfinite", self.max_consecutive_nonfinite, ">= 1")
         check_range("model.guard.max_rollbacks", self.max_rollbacks, ">= 0")
         check_range("model.guard.rollback_lr_factor", self.rollback_lr_factor, "> 0", "<= 1")
+        check_range("model.guard.oom_splits", self.oom_splits, ">= 0")
         check_range("model.guard.max_oom_splits", self.max_oom_splits, ">= 0")
 
 

@@ -50,6 +50,14 @@ def rank_suffix(rank: int) -> str:
     return f"-rank{rank}" if rank else ""
 
 
+def sum_over_ranks(tensor: "Tensor") -> "Tensor":
+    """Replace a tensor by its sum over all ranks, without the barrier of Lightning's `reduce`; a collective call."""
+    from torch import distributed as dist
+
+    dist.all_reduce(tensor)
+    return tensor
+
+
 def gather(tensor: "Tensor", group: Any = None) -> "list[Tensor]":
     """Return the tensors of all ranks in their order, on the device of this rank's tensor; a collective call.
 

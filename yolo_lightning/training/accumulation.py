@@ -1,0 +1,48 @@
+"""Gradients that are summed over several steps, and their part of a checkpoint."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class Accumulation:
+    """Counts the steps since the last optimizer step and stores their summed gradients in checkpoints.
+
+    Checkpoints contain unscaled gradients, so that a run can be resumed with another precision.
+    """
+
+    def __init__(self) -> None:
+        self.steps = 0  # since the last optimizer step
+        self._loaded: dict[str, Tensor] = {}
+
+    def state_dict(self, graph: nn.Module, scaler: torch.amp.GradScaler | None = None) -> dict[str, Any]:
+        """Return the number of steps and the gradients of `graph`, divided by the scale of `scaler`."""
+        scale = _scale_of(scaler)
+        gradients = {name: parameter.grad for name, parameter in graph.named_parameters() if parameter.grad is not None}
+        return {
+            "steps": self.steps,
+            "gradients": {name: gradient if scale == 1.0 else gradient / scale for name, gradient in gradients.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load the number of steps, and keep the gradients until `restore` is called."""
+        self.steps, self._loaded = state.get("steps", 0), state.get("gradients", {})
+
+    def restore(self, graph: nn.Module, scaler: torch.amp.GradScaler | None = None) -> None:
+        """Set the loaded gradients of all trainable parameters; call it when they are on their device."""
+        scale = _scale_of(scaler)
+        for name, parameter in graph.named_parameters():
+            if name in self._loaded and parameter.requires_grad:
+                parameter.grad = self._loaded[name].to(parameter) * scale
+        self._loaded = {}
+
+    def reset(self, graph: nn.Module) -> None:
+        graph.zero_grad(set_to_none=True)
+        self.steps = 0
+
+
+def _scale_of(scaler: torch.amp.GradScaler | None) -> float:
+    """Return the current loss scale: a power of two, so that dividing gradients by it is exact."""
+    return 1.0 if scaler is None else float(scaler.get_scale())
