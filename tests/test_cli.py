@@ -19,8 +19,7 @@ from yolo_lightning import cli
 from yolo_lightning.callbacks import StatusFile
 from yolo_lightning.challenge.content import CATEGORY_IDS
 from yolo_lightning.cli import main, seed_of
-from yolo_lightning.commands import TOOLS, fit_summary
-from yolo_lightning.commands.command_line import is_ours
+from yolo_lightning.commands import fit_summary
 from yolo_lightning.supervision.restart_policy import FallbackState
 from yolo_lightning.utils.run_files import STATE_FILE
 
@@ -184,36 +183,6 @@ class TestCheckpointAndFlags:
         assert json.loads((RUN / "finished.json").read_text())["epochs"] == 1
         assert saved(last_checkpoint())["steps"] == 1
 
-    def test_resume_without_a_run_fails(self, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-        assert "nothing to resume" in fails(run, capsys, "fit", "--resume", *ONE_STEP)
-
-    def test_resume_and_ckpt_path_together_fail(self, trained: Run, capsys: pytest.CaptureFixture[str]) -> None:
-        text = fails(trained, capsys, "fit", "--resume", "--ckpt_path", str(last_checkpoint()), *ONE_STEP)
-        assert "either --resume or --ckpt_path" in text
-
-    def test_last_keyword_means_the_newest_run_and_never_starts_afresh(
-        self, run: Run, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        assert "nothing to resume" in fails(run, capsys, "fit", "--ckpt_path", "last", *ONE_STEP)
-
-    def test_torn_checkpoint_is_passed_over(self, trained: Run, caplog: pytest.LogCaptureFixture) -> None:
-        trained("fit", "--resume", "--trainer.max_epochs", "2", *ONE_STEP[4:])
-        for name in ("last.ckpt", "step-000000002.ckpt"):
-            path = RUN / "checkpoints" / name
-            content = path.read_bytes()
-            path.unlink()  # last.ckpt is another name of the same file
-            path.write_bytes(content[: len(content) // 2])
-        (RUN / "checkpoints" / "best.ckpt").unlink()
-        with pytest.warns(UserWarning, match="skipped .*step-000000002.ckpt: it has .* bytes instead of"):
-            trained("fit", "--resume", "--trainer.max_epochs", "3", *ONE_STEP[4:])
-        assert "checkpoint: runs/yolo/checkpoints/step-000000001.ckpt" in caplog.text
-
-    def test_damaged_explicit_checkpoint_is_refused(self, trained: Run, capsys: pytest.CaptureFixture[str]) -> None:
-        torn = Path("torn.ckpt")
-        torn.write_bytes(last_checkpoint().read_bytes()[:5000])
-        assert "torn.ckpt cannot be used" in fails(trained, capsys, "fit", "--ckpt_path", str(torn), *ONE_STEP)
-        assert "does not exist" in fails(trained, capsys, "fit", "--ckpt_path", "nowhere.ckpt", *ONE_STEP)
-
     def test_evaluation_takes_the_network_from_the_checkpoint(self, run: Run, caplog: pytest.LogCaptureFixture) -> None:
         run("fit", *ONE_STEP, "--model.convolution.backend", "gemm", "--model.detections.score_threshold", "0.3")
         run("validate", "--trainer.limit_val_batches", "1", "--model.detections.max_detections", "7")
@@ -234,9 +203,6 @@ class TestCheckpointAndFlags:
         assert not (RUN / "checkpoints" / "best.ckpt").exists()
         assert (RUN / "config.validate.yaml").is_file()
 
-    def test_evaluation_without_any_run_fails(self, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-        assert "there are no weights: no run folder runs/yolo" in fails(run, capsys, "test")
-
     def test_checkpoint_of_other_classes_is_refused(self, trained: Run, capsys: pytest.CaptureFixture[str]) -> None:
         checkpoint = saved(last_checkpoint())
         checkpoint["hyper_parameters"]["class_names"] = ["person", "car"]
@@ -256,6 +222,7 @@ class TestCheckpointAndFlags:
         assert "other training data" in text
 
 
+@pytest.mark.whole_run
 class TestOutputs:
     def test_predict_writes_the_submission_for_every_id(self, trained: Run, look_alike: Path) -> None:
         trained("predict", "--model.detections.score_threshold", "0")
@@ -275,15 +242,6 @@ class TestOutputs:
     def test_test_writes_scores(self, trained: Run) -> None:
         trained("test")
         assert "test/map_50" in json.loads((RUN / "test_scores.json").read_text())
-
-    def test_environment_variable_sets_an_option_and_a_flag_beats_it(
-        self, run: Run, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv("YOLO_LIGHTNING_FIT__MODEL__RECIPE__LR0", "0.3")
-        monkeypatch.setenv("YOLO_LIGHTNING_FIT__MODEL__RECIPE__MOMENTUM", "0.5")
-        run("fit", *ONE_STEP, "--model.recipe.momentum", "0.6")
-        config = yaml.safe_load((RUN / "config.yaml").read_text())["model"]["recipe"]
-        assert (config["lr0"], config["momentum"]) == (0.3, 0.6)
 
 
 class TestLayers:
@@ -352,31 +310,17 @@ class TestBadInput:
         ("options", "message"),
         [
             (["--model.recipe.lr0", "-1"], "model.recipe.lr0 must be > 0, got -1.0"),
-            (["--model.variant", "yolov9n"], "yolov9n"),
             (["--model.convolution.backend", "cudnn"], "cudnn"),
             (["--model.lrr", "1"], "unknown key model.lrr. Did you mean --model.recipe.lrf 1?"),
             (["--model.confidence", "0.1"], "model.confidence is now model.detections.score_threshold"),
-            (["--data.loader.workers", "3"], "data.loader.workers is now data.loader.num_workers"),
             (["--model.weights", "nowhere.pt"], "(nothing is downloaded), got nowhere.pt"),
             (["--data.image_size", "100"], "image_size must be a multiple of 32 and >= 32, got 100"),
-            (
-                ["--data.image_size", "[64, 100]"],
-                "data.image_size must be two multiples of 32 and >= 32, got [64,",
-            ),
-            (["--data.image_size", "[64, 64, 64]"], "data.image_size must be one integer (a square) or two ([height"),
             (["--data.image_size", "large"], "data.image_size must be an integer or a list of integers, got 'large'."),
             (["--data.batch_size", "17"], "data.batch_size must be at most the 16 frames"),
-            (["--data.loader.num_workers", "-1"], "data.loader.num_workers must be >= 0, got -1"),
-            (["--data.augmentation.mosaic", "2"], "data.augmentation.mosaic must be from 0 to 1, got 2.0"),
-            (["--data.root", "nowhere"], "nowhere does not exist"),
-            (["--data.files.train", "nowhere.json"], "nowhere.json does not exist"),
             (["--trainer.default_root_dir", "/proc/nowhere"], "cannot be written"),
-            (["--trainer.max_epochs", "-1"], "max_epochs must be >= 1, for the schedules, got -1"),
             (["--trainer.max_epochs", "-5"], "trainer.max_epochs must be >= 1, for the schedules, got -5."),
-            (["--trainer.accelerator", "cud"], "trainer.accelerator must be auto or cpu"),
             (["--trainer.devices", "0"], "the options trainer.* cannot be used"),
             (["--data.loader.num_workers", "many"], "data.loader.num_workers must be an integer or auto, got 'many'."),
-            (["--seed_everything", "true"], "seed_everything must be an integer >= 0, got True"),
         ],
     )
     def test_message_names_value_and_nothing_is_trained(
@@ -391,6 +335,7 @@ class TestBadInput:
         Path("weights.pt").write_bytes(b"no pickle")
         assert "not an Ultralytics checkpoint" in fails(run, capsys, "fit", *ONE_STEP, "--model.weights", "weights.pt")
 
+    @pytest.mark.whole_run
     def test_torn_frames_are_named_and_end_the_run_past_the_limit(
         self, run: Run, look_alike: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -414,17 +359,8 @@ def test_seed_must_be_a_number(seed: bool | int) -> None:
         seed_of(seed)
 
 
-def test_only_errors_raised_by_our_code_lose_their_traceback() -> None:
-    with pytest.raises(ValueError, match="seed_everything") as ours:
-        seed_of(-1)
-    with pytest.raises(ValueError, match="invalid literal") as foreign:
-        int("x")
-    assert is_ours(ours.value)
-    assert not is_ours(foreign.value)
-
-
 class TestTools:
-    @pytest.mark.parametrize("tool", sorted(TOOLS))
+    @pytest.mark.parametrize("tool", ["benchmark", "submission"])  # test_answers.py covers the others
     def test_help_says_what_the_tool_is_for(self, tool: str, capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit) as stopped:
             main([tool, "--help"])
@@ -433,32 +369,8 @@ class TestTools:
         assert f"usage: python -m yolo_lightning {tool}" in shown
         assert "Lightning Trainer" not in shown
 
-    def test_tools_are_named_by_the_general_help(self, capsys: pytest.CaptureFixture[str]) -> None:
-        with pytest.raises(SystemExit):
-            main(["--help"])
-        shown = capsys.readouterr().out
-        assert [tool for tool in TOOLS if tool not in shown] == []
 
-    @pytest.mark.parametrize(
-        ("words", "message"),
-        [
-            (["benchmark", "graph", "--batch_size", "0"], "batch_size must be >= 1, got 0"),
-            (["prepare", "--root", "nowhere"], "nowhere"),
-            (["contact_sheet", "--data.root", "nowhere", "--samples", "0"], "samples must be 1 to 16, got 0"),
-            (["prepare", "--roof", "x"], "unknown key roof. Did you mean --root x?"),
-        ],
-    )
-    def test_bad_value_is_one_line(
-        self, words: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
-    ) -> None:
-        with pytest.raises(SystemExit) as stopped:
-            main(words)
-        assert stopped.value.code == 2
-        shown = capsys.readouterr().err
-        assert message in shown
-        assert "Traceback" not in shown
-
-
+@pytest.mark.whole_run
 def test_configuration_that_cannot_be_written_follows_at_the_end_of_the_epoch(
     run: Run, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:

@@ -8,10 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REPOSITORY
-from tests.helpers.forks import Forks
-
-PROGRAM = REPOSITORY / "yolo_lightning" / "__main__.py"
-"""What `python -m yolo_lightning` runs."""
 
 NO_NETWORK = """
 import socket, sys
@@ -44,42 +40,6 @@ def call(folder: Path, *arguments: str, python_path: str = "") -> subprocess.Com
         check=False,
         timeout=170,
     )
-
-
-@pytest.fixture(scope="module")
-def help_text(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> str:
-    folder = tmp_path_factory.mktemp("help")
-    assert forks.start(PROGRAM, "fit", "--help.full", folder=folder, output=folder / "shown.txt").wait() == 0
-    return (folder / "shown.txt").read_text()
-
-
-@pytest.mark.parametrize(
-    "option",
-    [
-        "--config",
-        "--resume",
-        "--ckpt_path",
-        "--model.recipe.lr0",
-        "--model.convolution.backend",
-        "--data.root",
-        "--data.loader.num_workers",
-    ],
-)
-def test_help_names_the_option(help_text: str, option: str) -> None:
-    assert option in help_text
-
-
-def test_help_explains_our_arguments(help_text: str) -> None:
-    assert "Learning rate after warm-up" in " ".join(help_text.split())
-    assert "one more ends the run" in " ".join(help_text.split())
-
-
-def test_typo_is_told_in_a_few_lines(tmp_path: Path, forks: Forks) -> None:
-    typo = forks.start(PROGRAM, "fit", "--data.rooot", "x", folder=tmp_path, output=tmp_path / "shown.txt")
-    assert typo.wait() == 2
-    shown = (tmp_path / "shown.txt").read_text()
-    assert "unknown key data.rooot. Did you mean --data.root x?" in shown
-    assert len(shown.splitlines()) < 6
 
 
 @pytest.mark.whole_run

@@ -61,7 +61,7 @@ ANSWERS = [
     (["export", "--format", "onx"], 2, "format must be pt, onnx or torchscript, got 'onx'. Did you mean onnx?"),
     (["fit", "--help"], 0, "--data.image_size = 640 [imgsz]"),
     (["export", "--help"], 0, "pt | onnx | torchscript"),
-    (["--help"], 0, "contact_sheet"),
+    *((["--help"], 0, tool) for tool in sorted(TOOLS)),
     ([], 2, "usage: "),
 ]
 
@@ -197,4 +197,6 @@ def test_monitor_loads_neither_torch_nor_lightning() -> None:
 def test_full_help_is_that_of_the_parser(capsys: pytest.CaptureFixture[str], subcommand: str) -> None:
     with pytest.raises(SystemExit):
         main([subcommand, "--help.full"])
-    assert "--supervision.notify.webhook" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "--supervision.notify.webhook" in shown
+    assert subcommand != "fit" or "Learning rate after warm-up" in " ".join(shown.split())

@@ -126,11 +126,12 @@ def test_evaluation_takes_the_settings_of_the_weights_unless_they_are_typed() ->
     assert any(line.startswith("taken from the checkpoint: ") for line in run.lines)
 
 
-def test_damaged_checkpoint_is_passed_over(recwarn: pytest.WarningsRecorder) -> None:
+def test_damaged_checkpoint_is_passed_over() -> None:
     whole = save("run", 1)
     torn = save("run", 2)
     write_json(checksum_path(torn), asdict(Checksum(sha256().hexdigest(), 7, 0, 2)))
-    assert plan_run(["fit"], options(resume=True), GivenOptions()).checkpoint == whole
+    with pytest.warns(UserWarning, match="skipped .*step-000000002.ckpt: it has .* bytes instead of"):
+        assert plan_run(["fit"], options(resume=True), GivenOptions()).checkpoint == whole
 
 
 @pytest.mark.parametrize(
@@ -140,9 +141,14 @@ def test_damaged_checkpoint_is_passed_over(recwarn: pytest.WarningsRecorder) -> 
         ({"recalibrate_images": 1}, "recalibrate_images must be 0 or >= 2, got 1"),
         ({"trainer__default_root_dir": "s3://bucket"}, "must be a local folder, got s3://bucket"),
         ({"resume": True}, "nothing to resume"),
+        ({"ckpt_path": "last"}, "nothing to resume"),
+        ({"resume": True, "ckpt_path": "torn.ckpt"}, "either --resume or --ckpt_path"),
+        ({"ckpt_path": "torn.ckpt"}, "torn.ckpt cannot be used"),
+        ({"ckpt_path": "nowhere.ckpt"}, "does not exist"),
     ],
 )
 def test_options_that_cannot_be_used(changed: dict[str, Any], message: str) -> None:
+    Path("torn.ckpt").write_bytes(b"torn")
     with pytest.raises(ValueError, match=message):
         plan_run(["fit"], options(**changed), GivenOptions())
 

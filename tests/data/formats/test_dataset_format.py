@@ -98,13 +98,6 @@ def test_share_held_out_takes_the_place_of_val(yolo_set: YoloSet, make: Make) ->
     assert set(make(data.dataset_format.description.file, "test", valid_share=0.34).index("test").image_ids()) == valid  # type: ignore[attr-defined]
 
 
-def test_subset_is_a_share_of_the_images(yolo_set: YoloSet, make: Make) -> None:
-    file = yolo_set(IMAGES)
-    half, most = (set(make(file, train_fraction=share).index("train").image_ids()) for share in (0.5, 0.84))
-    assert (len(half), len(most)) == (3, 5)
-    assert half < most
-
-
 def test_gray_images_are_read_as_one_channel(yolo_set: YoloSet, make: Make) -> None:
     file = yolo_set(IMAGES)
     gray(file)

@@ -14,10 +14,8 @@ from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.sampling.epoch_order import (
     SampledOrder,
     Sampling,
-    grid_offset,
     occurrences,
     repeat_factors,
-    sampling_weights,
     systematic_counts,
 )
 
@@ -130,13 +128,6 @@ def test_frames_of_an_epoch_are_the_interval_apart_within_each_clip() -> None:
             assert set(np.diff(positions).tolist()) == {5}
 
 
-def test_phase_of_the_interval_moves_with_the_epoch() -> None:
-    order = SampledOrder(make_index([60, 35, 45]), Sampling(frame_interval=5), SEED)
-    held = [set(order.indices(epoch).tolist()) for epoch in range(5)]
-    assert [len(frames) for frames in held] == [28] * 5
-    assert len(set.union(*held)) == 140
-
-
 @pytest.mark.parametrize(
     ("frames", "interval", "length"), [(10, 1, 10), (10, 3, 4), (9, 3, 3), (10, 10, 1), (11, 10, 2)]
 )
@@ -179,12 +170,6 @@ def test_frames_left_out_by_balance_take_their_turns() -> None:
     assert np.abs(times[index.clips() == 1] / 200 - 50 / 90).max() < 0.12
 
 
-def test_frames_of_unknown_month_are_a_group_of_their_own() -> None:
-    index = make_index([10, 20, 30, 40])
-    counts = Counter(index.months()[SampledOrder(index, Sampling(balance="month"), SEED).indices(0)].tolist())
-    assert counts == {202005: 25, 202006: 25, 202101: 25, 0: 25}
-
-
 def test_repeat_factor_is_that_of_the_rarest_class_of_the_frame() -> None:
     labels = [[0], [0, 1], [0], [], [0, 0, 1, 2], [0], [0], [0]]
     offsets = np.cumsum([0, *map(len, labels)])
@@ -217,11 +202,6 @@ def test_repeat_scope_of_months_that_nobody_knows_is_refused() -> None:
     index.months()[:] = 0
     with pytest.raises(ValueError, match=r"data\.sampling\.repeat_scope must be split because .*, got month"):
         SampledOrder(index, Sampling(repeat_threshold=0.1, repeat_scope="month"), SEED)
-
-
-def test_repeat_scope_without_a_threshold_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"data\.sampling\.repeat_threshold must be > 0 with .* month, got 0"):
-        Sampling(repeat_scope="month")
 
 
 @pytest.mark.parametrize("threshold", [0.0, 0.5])
@@ -283,24 +263,6 @@ def test_rounding_errors_do_not_change_the_length(raw: list[float], offset: floa
     counts = systematic_counts(np.array(raw), offset, 1)
     assert counts.sum() == 1
     assert set(counts.tolist()) == {0, 1}
-
-
-@repeatable
-@given(st.lists(st.integers(0, 4), min_size=1, max_size=40), st.integers(1, 9))
-def test_weights_sum_to_a_whole_number_equal_for_each_group(groups: list[int], interval: int) -> None:
-    found = sampling_weights(np.linspace(1, 2, len(groups)), np.array(groups), interval)
-    sums = np.array([found[np.array(groups) == group].sum() for group in set(groups)])
-    assert found.sum() == pytest.approx(round(found.sum()))
-    assert sums == pytest.approx(sums[0])
-
-
-@repeatable
-@given(seeds, st.integers(1, 20), st.integers(0, 5))
-def test_offsets_of_a_cycle_are_evenly_spaced(seed: int, interval: int, cycle: int) -> None:
-    offsets = sorted(grid_offset(seed, cycle * interval + step, interval) for step in range(interval))
-    assert offsets[0] >= 0
-    assert offsets[-1] < 1
-    assert np.diff(offsets) == pytest.approx(1 / interval)
 
 
 @repeatable

@@ -112,24 +112,6 @@ def test_sampler_says_how_many_batches_an_epoch_has(batch_size: int, batches: in
     assert len(sampler) == len(list(sampler)) == batches
 
 
-def test_sampler_follows_the_order_with_a_smaller_last_batch() -> None:
-    batches = list(EpochBatchSampler(Shuffled(), BATCH_SIZE))
-    assert [len(batch) for batch in batches] == [2, 2, 2, 1]
-    assert [key.frame for batch in batches for key in batch] == Shuffled().indices(0).tolist()
-
-
-def test_sampler_tells_the_occurrences_of_a_sample_apart() -> None:
-    keys = [key for batch in EpochBatchSampler(Shuffled(), BATCH_SIZE) for key in batch]
-    assert [key.occurrence for key in keys if key.frame == 0] == [0, 1]
-    assert len(set(keys)) == COUNT
-
-
-def test_occurrences_count_from_the_epochs_start_also_after_resuming() -> None:
-    sampler = EpochBatchSampler(Shuffled(), BATCH_SIZE)
-    sampler.start = next(place for place, key in enumerate(keys_of(0)) if key.occurrence)
-    assert next(iter(sampler))[0][:3] == (0, 0, 1)
-
-
 def test_sampler_starts_again_at_the_same_sample_when_asked_twice() -> None:
     sampler = EpochBatchSampler(Shuffled(), BATCH_SIZE)
     sampler.start = 4
@@ -140,11 +122,6 @@ def test_sampler_may_start_within_a_batch() -> None:
     sampler = EpochBatchSampler(Shuffled(), 3)
     sampler.start = 2
     assert list(sampler) == [keys_of(0)[2:5], keys_of(0)[5:7]]
-
-
-def test_loader_goes_on_to_the_next_epoch_by_itself() -> None:
-    loader = make_loader()
-    assert list(loader) + list(loader) + list(loader) == uninterrupted()
 
 
 def test_loader_length_is_that_of_a_whole_epoch_also_after_resuming() -> None:
@@ -170,12 +147,6 @@ def test_two_resumes_within_one_epoch(first: int, second: int) -> None:
     take(loader, second)
     expected = uninterrupted()[first + second :]
     assert take(resumed(loader.state_dict()), len(expected)) == expected
-
-
-def test_state_saved_on_the_last_batch_rolls_over_to_the_next_epoch() -> None:
-    state = state_after(EPOCH_BATCHES)
-    assert (state["epoch"], state["delivered_samples"]) == (0, COUNT)
-    assert take(resumed(state), 1) == uninterrupted()[EPOCH_BATCHES : EPOCH_BATCHES + 1]
 
 
 def test_state_saved_after_a_whole_epoch_rolls_over_to_the_next_epoch() -> None:
