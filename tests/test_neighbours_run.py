@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.checkpoints.test_exact_resume import TRAINING, Die, assert_same, die, outcome, restore_callbacks
-from tests.helpers.run_and_die import EXIT_KILLED, with_callbacks
+from tests.checkpoints.test_exact_resume import die, restore_callbacks
 from yolo_lightning import Detector
 from yolo_lightning.checkpoints.averaging import average_checkpoints
 from yolo_lightning.checkpoints.checkpoint_file import INPUT, write_checkpoint
@@ -81,15 +80,3 @@ def test_run_is_not_resumed_with_other_inputs(run: Run, data: Path, capsys: pyte
         (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
         assert named in line
         assert "as in the checkpoint" in line
-
-
-@pytest.mark.timeout(600)
-def test_killed_and_resumed_equals_uninterrupted(run: Run, die: Die, data: Path, tmp_path: Path) -> None:
-    chosen = (*options(data, "[-1, 0, 1]"), "--data.storage.image_cache_mib", "1")
-    whole = tmp_path / "whole"
-    whole.mkdir()
-    assert die(whole, "never", options=chosen) == 0
-    assert die(tmp_path, "batch:6", options=chosen) == EXIT_KILLED
-    with_callbacks("never", 1)
-    run("fit", *TRAINING, *chosen, "--resume")
-    assert_same(outcome(tmp_path), outcome(whole))

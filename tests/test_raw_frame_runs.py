@@ -94,24 +94,6 @@ def test_a_run_on_16_bit_frames_equals_a_run_on_the_mapped_frames(
 
 
 @pytest.mark.whole_run
-def test_resumed_run_is_the_uninterrupted_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    root = draw_dataset(tmp_path / "data", **FRAMES, bits=16)
-    options = [*SHORT, "--data.input.pixel_range.mode", "clip"]
-    run("fit", root, tmp_path / "whole", *options)
-    combine = cli.with_default_callbacks
-    with monkeypatch.context() as patch:
-        patch.setattr(cli, "with_default_callbacks", lambda own, **named: combine([*own, Stop()], **named))
-        with pytest.raises((KeyboardInterrupt, SystemExit)):
-            run("fit", root, tmp_path / "parted", *options)
-    run("fit", root, tmp_path / "parted", *options, "--ckpt_path", "stopped.ckpt")
-    weights = [
-        torch.load(tmp_path / name / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
-        for name in ("whole", "parted-2")
-    ]
-    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
-
-
-@pytest.mark.whole_run
 def test_predict_maps_16_bit_files_by_the_range_of_the_weights(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -70,13 +70,6 @@ def test_sanity_check_on_frames_without_objects_passes(tmp_path: Path) -> None:
     assert [values.get("val/map_50") for values in logged.values] == [None, -1.0]
 
 
-def test_best_checkpoint_is_chosen_by_it(tmp_path: Path) -> None:
-    tiny_trainer(tmp_path, BestCheckpoint(), MeanAP()).fit(
-        DetectionModule(TWO_BATCHES), loader(1), Frames(numbers(2)).val_dataloader()
-    )
-    assert (tmp_path / "checkpoints/best.ckpt").is_file()
-
-
 def test_bounds_of_every_bootstrapped_score_can_be_monitored() -> None:
     named = limits(BootstrapScores({name: np.arange(3.0) for name in BOOTSTRAPPED}, ()))
     assert {"cov_low", "balanced_low", "map_50_high"} <= named.keys()

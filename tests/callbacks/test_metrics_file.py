@@ -12,8 +12,6 @@ from yolo_lightning.callbacks import LastCheckpoint, MetricsFile
 from yolo_lightning.commands.report.figures import loss_figure, rate_figure
 from yolo_lightning.commands.report.metrics_curves import read_metrics
 
-pytestmark = pytest.mark.usefixtures("any_uptime")
-
 
 def rows(folder: Path) -> list[dict[str, str]]:
     with (folder / "metrics.csv").open(newline="") as file:
@@ -41,6 +39,7 @@ class NewMetric(Callback):
             pl_module.log("train/late", 5.0)
 
 
+@pytest.mark.usefixtures("any_uptime")
 def test_a_row_per_batch_and_one_per_validation(tmp_path: Path) -> None:
     fit(tmp_path, MetricsFile(), module=TinyModule(val_scores=[0.25, 0.5]), epochs=2, batches=3)
     assert steps(tmp_path) == [1, 2, 3, 4, 5, 6]
@@ -59,11 +58,6 @@ def test_rows_hold_the_loss_of_their_batch(tmp_path: Path) -> None:
     losses = Losses()
     fit(tmp_path, losses, MetricsFile())
     assert [row["train/loss"] for row in rows(tmp_path) if row["train/loss"]] == losses.seen
-
-
-def test_interval_between_rows(tmp_path: Path) -> None:
-    fit(tmp_path, MetricsFile(), batches=7, log_every_n_steps=3)
-    assert steps(tmp_path) == [3, 6, 7]
 
 
 def test_interval_counts_steps_of_all_epochs(tmp_path: Path) -> None:
@@ -122,11 +116,6 @@ def test_report_draws_the_curves_of_a_fit_with_short_epochs(tmp_path: Path) -> N
     assert rate_figure(metrics, ()) is not None
 
 
-def test_training_metrics_are_not_repeated_in_a_validation_row(tmp_path: Path) -> None:
-    fit(tmp_path, MetricsFile(), batches=2)
-    assert [bool(row["train/loss"]) for row in rows(tmp_path)] == [True, True, False]
-
-
 def test_sanity_check_writes_no_row(tmp_path: Path) -> None:
     fit(tmp_path, MetricsFile(), batches=2, num_sanity_val_steps=1)
     assert steps(tmp_path, "val/map_50") == [2]
@@ -138,13 +127,7 @@ def test_new_column_keeps_the_rows_before(tmp_path: Path) -> None:
     assert [row["train/late"] for row in rows(tmp_path) if row["train/loss"]] == ["", "", "5", "5"]
 
 
-def test_clock_goes_on_from_where_it_was() -> None:
-    callback, other = MetricsFile(), MetricsFile()
-    callback.load_state_dict(callback.state_dict() | {"trained_s": 1000.0})
-    other.load_state_dict(callback.state_dict())
-    assert other.state_dict()["trained_s"] == 1000.0
-
-
+@pytest.mark.usefixtures("any_uptime")
 def test_seconds_count_from_a_clock_that_shows_zero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = [0.0]
 
@@ -172,6 +155,7 @@ def test_new_run_in_a_folder_without_checkpoint_starts_a_new_file(tmp_path: Path
     assert steps(tmp_path) == [1, 2]
 
 
+@pytest.mark.usefixtures("any_uptime")
 def test_seconds_of_a_resumed_run_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fit(tmp_path, MetricsFile(), LastCheckpoint(0), epochs=1)
     monkeypatch.setattr(MetricsFile, "load_state_dict", later(MetricsFile.load_state_dict, 500.0))
@@ -197,14 +181,6 @@ TORN = "1,6,0.9,0."
 def tear(folder: Path) -> None:
     with (folder / "metrics.csv").open("a") as file:
         file.write(TORN)
-
-
-def test_torn_last_line_is_no_row(tmp_path: Path) -> None:
-    from yolo_lightning.callbacks.metrics_file import read_rows
-
-    fit(tmp_path, MetricsFile(), batches=2)
-    tear(tmp_path)
-    assert [row["step"] for row in read_rows(tmp_path / "metrics.csv")] == ["1", "2", "2"]
 
 
 def test_torn_last_line_after_the_resumed_step_is_cut_away(tmp_path: Path) -> None:

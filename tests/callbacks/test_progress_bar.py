@@ -10,8 +10,6 @@ from tests.callbacks.tiny_training import Interrupt, StopAt, TinyModule, fit, lo
 from yolo_lightning.callbacks import LastCheckpoint, ProgressLines, RunProgressBar, progress_bar
 from yolo_lightning.callbacks.progress_bar import describe_time
 
-pytestmark = pytest.mark.usefixtures("any_uptime")
-
 NOON = datetime(2026, 1, 1, 12)
 
 
@@ -33,12 +31,14 @@ def of_batches(lines: list[str]) -> list[str]:
     return [line.split(", loss")[0] for line in of_batches_whole(lines)]
 
 
+@pytest.mark.usefixtures("any_uptime")
 def test_line_per_batch_without_interval(tmp_path: Path, lines: list[str]) -> None:
     fit(tmp_path, ProgressLines(0), epochs=2, batches=2)
     expected = ["epoch 1/2, batch 1/2", "epoch 1/2, batch 2/2", "epoch 2/2, batch 1/2", "epoch 2/2, batch 2/2"]
     assert of_batches(lines) == expected
 
 
+@pytest.mark.usefixtures("any_uptime")
 def test_only_first_batch_and_ends_of_epochs_within_the_interval(tmp_path: Path, lines: list[str]) -> None:
     fit(tmp_path, ProgressLines(1000), epochs=2, batches=5)
     assert of_batches(lines) == ["epoch 1/2, batch 1/5", "epoch 1/2, batch 5/5", "epoch 2/2, batch 5/5"]
@@ -106,6 +106,7 @@ LONG = {"epochs": 4, "batches": 40}
 """Takes 160 steps of half a minute and four validations: 2:40 hours."""
 
 
+@pytest.mark.usefixtures("any_uptime")
 def test_finish_time_is_right_from_its_first_line_on(
     tmp_path: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,6 +132,7 @@ def test_finish_time_of_a_resumed_run_is_right_from_its_first_line_on(
     assert all(error is not None and abs(error) < 0.1 for error in errors[17:]), errors[17:]
 
 
+@pytest.mark.usefixtures("any_uptime")
 def test_line_says_that_the_finish_time_is_being_estimated(tmp_path: Path, lines: list[str]) -> None:
     fit(tmp_path, ProgressLines(0), epochs=3, batches=20)
     assert lines[0].endswith(", ETA estimating")
@@ -182,6 +184,7 @@ class Readings:
         return 2.5
 
 
+@pytest.mark.usefixtures("any_uptime")
 def test_bar_reads_the_loss_once_per_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     loss, now_s = Readings(), [100.0]
     trainer: Any = SimpleNamespace(callback_metrics={"train/loss": loss})

@@ -147,7 +147,7 @@ def test_longest_trained_is_evaluated_where_none_was_scored(tmp_path: Path) -> N
 
 
 def test_nothing_to_evaluate_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="there are no weights: no run folder .* contains a checkpoint"):
+    with pytest.raises(ValueError, match=r"there are no weights: no run folder .* contains a checkpoint"):
         resume.checkpoint_to_evaluate(tmp_path / "yolo")
 
 

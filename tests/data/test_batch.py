@@ -1,7 +1,6 @@
 """Batches, targets and predictions."""
 
 import json
-import pickle
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from lightning.fabric.utilities.apply_func import move_data_to_device
 
 from tests.helpers.annotations import assert_boxes_of_the_json, open_ltdv2
 from tests.helpers.meta_device import META, MetaDevice
-from yolo_lightning.data.batch import Batch, Prediction, Sample, Target, collate, targets
+from yolo_lightning.data.batch import Sample, collate, targets
 from yolo_lightning.data.boxes import Letterbox
 from yolo_lightning.data.dataset import EvaluationDataset
 from yolo_lightning.data.labelled_frames import LabelledFrames
@@ -121,48 +120,6 @@ def test_to_moves_every_tensor_and_keeps_the_rest() -> None:
     assert {tensor.device.type for tensor in (moved.images, moved.boxes, moved.labels, moved.sample_index)} == {"meta"}
     assert moved.image_ids == batch.image_ids
     assert moved.letterboxes == batch.letterboxes
-
-
-def test_to_leaves_the_original_where_it_was() -> None:
-    batch = collate(three_samples())
-    batch.to("meta")
-    assert batch.images.device.type == "cpu"
-
-
-def test_batch_is_frozen() -> None:
-    batch = collate(three_samples())
-    with pytest.raises(AttributeError):
-        batch.labels = torch.zeros(3)  # type: ignore[misc]
-
-
-@pytest.mark.parametrize(
-    "record",
-    [
-        sample("1", []),
-        Prediction("1", torch.zeros(0, 4), torch.zeros(0), torch.zeros(0, dtype=torch.int64)),
-        Target("1", torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64)),
-    ],
-    ids=["sample", "prediction", "target"],
-)
-def test_records_are_frozen(record: Sample | Prediction | Target) -> None:
-    with pytest.raises(AttributeError):
-        record.image_id = "2"  # type: ignore[misc]
-
-
-def test_batch_survives_pickling() -> None:
-    batch = collate(three_samples())
-    copy: Batch = pickle.loads(pickle.dumps(batch))
-    assert torch.equal(copy.images, batch.images)
-    assert torch.equal(copy.boxes, batch.boxes)
-    assert (copy.image_ids, copy.letterboxes, copy.readable) == (batch.image_ids, batch.letterboxes, batch.readable)
-
-
-def test_sample_survives_pickling() -> None:
-    original = three_samples()[0]
-    copy: Sample = pickle.loads(pickle.dumps(original))
-    assert np.array_equal(copy.image, original.image)
-    assert np.array_equal(copy.boxes, original.boxes)
-    assert (copy.image_id, copy.letterbox) == (original.image_id, original.letterbox)
 
 
 def test_month_of_a_sample_reaches_its_target() -> None:

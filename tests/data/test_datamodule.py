@@ -241,12 +241,6 @@ def test_frames_are_read_from_the_named_storage(make: Make, look_alike: Path, tm
         make(root=str(tmp_path / "data"), kind="packed", store=str(tmp_path / "elsewhere"))
 
 
-def test_validation_goes_through_the_file_in_order(make: Make) -> None:
-    datamodule = make()
-    batches: list[Batch] = list(datamodule.val_dataloader())
-    assert [image_id for batch in batches for image_id in batch.image_ids] == datamodule.index("valid").image_ids()
-
-
 def test_test_scores_the_validation_file_unless_told_otherwise(make: Make) -> None:
     datamodule = make("test")
     batches: list[Batch] = list(datamodule.test_dataloader())

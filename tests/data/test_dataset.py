@@ -85,11 +85,6 @@ def test_sample_does_not_depend_on_the_order_of_calls(frames: LabelledFrames) ->
     assert all(same(first[key], second[key]) for key in KEYS)
 
 
-def test_sample_is_the_same_when_asked_for_again(frames: LabelledFrames) -> None:
-    dataset = training(frames)
-    assert same(dataset[1, 2], dataset[1, 2])
-
-
 def test_sample_is_the_same_after_pickling(frames: LabelledFrames) -> None:
     dataset = training(frames)
     expected = [dataset[key] for key in KEYS]
@@ -117,11 +112,6 @@ def test_random_numbers_of_a_sample_come_from_its_key(frames: LabelledFrames, mo
     for key in ((4, 5), SampleKey(4, 5, 0), SampleKey(4, 5, 1)):
         dataset[key]
     assert asked == [(2, 9, 4, 5), (2, 9, 4, 5), (2, 9, 4, 5, 1)]
-
-
-def test_first_occurrence_is_the_sample_of_an_epoch_without_repeats(frames: LabelledFrames) -> None:
-    dataset = training(frames)
-    assert same(dataset[SampleKey(1, 2, 0)], dataset[1, 2])
 
 
 @pytest.mark.parametrize("mosaic", [0.0, 1.0])

@@ -1,6 +1,5 @@
 """16-bit frames: every storage returns the same values, every reader maps them by `data.input.pixel_range`."""
 
-import json
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -240,12 +239,6 @@ def test_clip_of_a_picture_is_its_folder(raw_set: Path) -> None:
         assert np.array_equal(picture.pixels[..., 0], frames.read(position).image)
     with pytest.raises(ValueError, match=r"^pixel_range\.mode must be fixed or frame for 16-bit arrays"):
         from_array(np.zeros((4, 4), np.uint16), ranges=ranges)
-
-
-def test_drawn_annotations_are_those_of_the_8_bit_twin(raw_set: Path, look_alike: Path) -> None:
-    raw, gray = (json.loads((root / "Train.json").read_text()) for root in (raw_set, look_alike))
-    assert raw["annotations"] == gray["annotations"]
-    assert {Path(image["file_name"]).suffix for image in raw["images"]} == {".png"}
 
 
 def test_summary_prints_percentiles_of_the_pixel_values(raw_set: Path, capsys: pytest.CaptureFixture[str]) -> None:

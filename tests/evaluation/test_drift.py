@@ -94,10 +94,6 @@ def test_hand_computed_variation_and_balance() -> None:
     assert scores.balanced() == pytest.approx((1 - variation) * 76 / 101)  # 3 of 4 found: 0 to 0.75 of 101 recalls
 
 
-def test_variation_is_of_the_sample() -> None:
-    assert coefficient_of_variation([0.4, 0.6]) == pytest.approx(math.sqrt(0.02) / 0.5)
-
-
 def test_variation_around_nothing_is_undefined() -> None:
     assert math.isnan(coefficient_of_variation([0.0, 0.0]))
     scores = score([*perfect_share(202101, 0, 2), *perfect_share(202005, 0, 2)])

@@ -66,19 +66,6 @@ def test_pixels_are_those_of_the_folder(store: Path) -> None:
         assert np.array_equal(read, frame)
 
 
-def test_a_frame_can_be_changed_without_changing_the_store(store: Path) -> None:
-    PackedFrames(store).read(FIRST)[:] = 0
-    assert PackedFrames(store).read(FIRST).any()
-
-
-def test_real_frames_are_those_of_the_folder(real_frames: Path, tmp_path: Path) -> None:
-    names = [str(path.relative_to(real_frames)) for path in sorted((real_frames / "frames").rglob("*.jpg"))[::50]]
-    source = PackedFrames(pack(tmp_path, {name: (real_frames / name).read_bytes() for name in names}))
-    folder = FolderFrames(real_frames)
-    for name in names:
-        assert np.array_equal(source.read(name), folder.read(name))
-
-
 @settings(max_examples=10, deadline=None)
 @given(
     shapes=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=9), group=st.integers(1, 9)

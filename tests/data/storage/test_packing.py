@@ -11,7 +11,6 @@ import zlib
 from functools import partial
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -25,7 +24,6 @@ from yolo_lightning.data.storage.packing import (
     describe,
     in_processes,
     process_pool,
-    remove_shard,
     write_index,
     write_shard,
 )
@@ -135,11 +133,6 @@ def test_damaged_frames_are_found_by_name(store: Path, source: FolderFrames) -> 
     assert damaged_frames(store, frames) == [NAMES[1]]
 
 
-def test_removed_shard_is_gone(store: Path, source: FolderFrames) -> None:
-    remove_shard(store, write(store, source, NAMES).shard.file)
-    assert list(store.iterdir()) == []
-
-
 def test_processes_write_and_check_shards(store: Path, source: FolderFrames) -> None:
     done = list(in_processes(partial(write_shard, store, source, describe(source)), HALVES, workers=2))
     assert sorted(names for names, _ in done) == HALVES
@@ -228,10 +221,3 @@ def test_positioned_file_is_not_shared_with_a_forked_child(tmp_path: Path) -> No
         os._exit(0)
     os.waitpid(child, 0)
     assert receiver.recv() == (b"456789", child)
-
-
-def test_descriptions_are_readable_text(store: Path, source: FolderFrames) -> None:
-    frames = write(store, source, NAMES)
-    seal, _, content = (store / frames.shard.file).with_suffix(".json").read_text().partition("\n")
-    assert len(seal) == 8
-    assert msgspec.json.decode(content)["names"] == NAMES

@@ -155,11 +155,6 @@ def test_empty_archive_is_refused(tmp_path: Path) -> None:
         ZipFrames(write_zip(tmp_path / "frames.zip", {}), tmp_path / "index")
 
 
-def test_absent_archive_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"frames\.zip does not exist"):
-        ZipFrames(tmp_path / "frames.zip", tmp_path / "index")
-
-
 def test_encrypted_member_is_refused(tmp_path: Path) -> None:
     archive = write_zip_by_hand(tmp_path / "frames.zip", FRAMES, flags=ENCRYPTED)
     with pytest.raises(ValueError, match=rf"frames\.zip: {FIRST} is encrypted"):
