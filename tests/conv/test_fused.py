@@ -226,6 +226,14 @@ def test_unevenly_spaced_pixels_are_copied_first(layout: str, emulated: Guarded)
     torch.testing.assert_close(output, F.conv2d(input, weight), rtol=0, atol=2e-5)
 
 
+def test_unaligned_tensors_are_read_one_by_one(emulated: Guarded) -> None:
+    input = nhwc(random(1, 8, 5, 5, dtype=torch.float32))[:, 1:5]
+    weight = random(4, 4, 1, 1, dtype=torch.float32)
+    output = fused_launch.forward(emulated, input, weight, problem_of(input, weight, {}))
+    torch.testing.assert_close(output, F.conv2d(input, weight), rtol=0, atol=1e-5)
+    assert emulated.launches[-1][0].endswith("by_one")
+
+
 def test_weight_gradient_is_split_over_pixels_and_gives_equal_bits(emulated: Guarded) -> None:
     input, grad_output = (nhwc(random(4, channels, 20, 20, dtype=torch.float32)) for channels in (3, 5))
     problem = problem_of(input, torch.empty(5, 3, 1, 1), {})

@@ -14,8 +14,9 @@ from ultralytics.nn.modules import Conv
 from ultralytics.nn.tasks import DetectionModel
 
 from tests.conv.test_recompute import kept_storages
-from yolo_lightning.conv import DEFAULT_PLAN, AutotunedPlan, disable_gpu_kernels
+from yolo_lightning.conv import DEFAULT_PLAN, AutotunedPlan, GemmConv2d, disable_gpu_kernels
 from yolo_lightning.conv.kernels import fused, fused_norm
+from yolo_lightning.conv.layer import GrayConv2d, GrayGemmConv2d
 from yolo_lightning.conv.probe import ProbeResult
 from yolo_lightning.conv.trial import TrialSettings
 from yolo_lightning.conv.trial import arranged as arranged_blocks
@@ -104,6 +105,26 @@ def test_gray_equals_three_equal_channels_over_three_steps(native: Any, convolut
     first = "0 gradient model.0.conv.weight"
     torch.testing.assert_close(gray[first], repeated[first], rtol=1e-12, atol=1e-12)
     assert gray[first].shape[1] == 3
+
+
+@pytest.mark.parametrize("kind", [GrayConv2d, GrayGemmConv2d])
+def test_gray_layer_alone_is_exact(kind: type[nn.Conv2d]) -> None:
+    torch.manual_seed(0)
+    layer = kind(3, 5, 3, stride=2, padding=1).double()
+    gray = torch.randn(2, 1, 9, 9, dtype=torch.float64, requires_grad=True)
+    colour = gray.detach().repeat(1, 3, 1, 1).requires_grad_()
+    outputs = layer(gray), layer(colour)
+    torch.testing.assert_close(*outputs, rtol=1e-12, atol=1e-12)
+    parameters = list(layer.parameters())
+    found, expected = (
+        torch.autograd.grad(output.square().sum(), [input, *parameters])
+        for output, input in zip(outputs, (gray, colour), strict=True)
+    )
+    torch.testing.assert_close(found[0], expected[0].sum(1, keepdim=True), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found[1:], expected[1:], rtol=1e-12, atol=1e-12)
+    assert layer(gray[0]).shape == (5, 5, 5)
+    with pytest.raises((ValueError, RuntimeError), match="channels"):
+        layer(torch.zeros(2, 2, 9, 9).double())
 
 
 def test_gray_saves_two_thirds_of_the_first_input(native32: Any) -> None:
@@ -220,6 +241,12 @@ def test_folded_copy_does_not_follow_the_graph(native: Any) -> None:
     with torch.no_grad():
         graph.model[0].conv.weight.zero_()
     assert torch.equal(folded(input)[0], before)
+
+
+def test_all_convolutions_share_one_plan(native: Any) -> None:
+    plan = make_plan(ConvolutionSettings(algorithm="autotune", autotune_budget_s=0.0))
+    graph = arranged(native, "gemm", False, plan)
+    assert {id(module.plan) for module in graph.modules() if isinstance(module, GemmConv2d)} == {id(plan)}
 
 
 def test_plans_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
