@@ -37,10 +37,14 @@ class Logged(Callback):
         self.values.append({name: float(value) for name, value in trainer.callback_metrics.items()})
 
 
+def validated(folder: Path, answers: Any) -> Any:
+    """Return the logged scores of a validation."""
+    trainer = tiny_trainer(folder, MeanAP())
+    return trainer.validate(DetectionModule(answers), datamodule=Frames(numbers(2)), verbose=False)[0]
+
+
 def test_validation_logs_the_score_of_all_frames_not_the_mean_of_batches(tmp_path: Path) -> None:
-    (values,) = tiny_trainer(tmp_path, MeanAP()).validate(
-        DetectionModule(TWO_BATCHES), datamodule=Frames(numbers(2)), verbose=False
-    )
+    values = validated(tmp_path, TWO_BATCHES)
     assert values["val/map_50"] == pytest.approx(TOGETHER, abs=1e-6)
     assert values["val/map_50/person"] == pytest.approx(TOGETHER, abs=1e-6)
     assert {"val/map", "val/map_75", "val/mar_1", "val/mar_10", "val/mar_100", "val/map/person"} < set(values)
@@ -89,18 +93,14 @@ def test_bounds_of_a_bootstrap_are_logged_and_can_be_monitored(tmp_path: Path) -
 
 
 def test_bounds_are_not_logged_by_default_and_need_enough_samples(tmp_path: Path) -> None:
-    (values,) = tiny_trainer(tmp_path, MeanAP()).validate(
-        DetectionModule(TWO_BATCHES), datamodule=Frames(numbers(2)), verbose=False
-    )
+    values = validated(tmp_path, TWO_BATCHES)
     assert not any("_low" in name for name in values)
     with pytest.raises(ValueError, match="bootstrap_samples must be >= 100, got 5"):
         MeanAP(bootstrap_samples=5)
 
 
 def test_drift_over_the_months_is_logged(tmp_path: Path) -> None:
-    (values,) = tiny_trainer(tmp_path, MeanAP()).validate(
-        DetectionModule(TWO_MONTHS), datamodule=Frames(numbers(2)), verbose=False
-    )
+    values = validated(tmp_path, TWO_MONTHS)
     variation = 50 / math.sqrt(2) / 76
     assert values["val/map_50/2021-01"] == pytest.approx(1)
     assert values["val/map_50/2020-05"] == pytest.approx(51 / 101)
@@ -199,16 +199,12 @@ def test_test_logs_and_writes_the_scores(tmp_path: Path) -> None:
 
 
 def test_validation_writes_no_scores(tmp_path: Path) -> None:
-    tiny_trainer(tmp_path, MeanAP()).validate(
-        DetectionModule(TWO_BATCHES), datamodule=Frames(numbers(2)), verbose=False
-    )
+    validated(tmp_path, TWO_BATCHES)
     assert [path.name for path in tmp_path.iterdir()] == ["evaluations"]
 
 
 def test_ultralytics_scores_are_logged_under_names_of_their_own(tmp_path: Path) -> None:
-    (values,) = tiny_trainer(tmp_path, MeanAP()).validate(
-        DetectionModule(TWO_MONTHS), datamodule=Frames(numbers(2)), verbose=False
-    )
+    values = validated(tmp_path, TWO_MONTHS)
     assert values["val/precision"] == values["val/precision/person"] == 1
     assert values["val/recall"] == pytest.approx(2 / 3)
     assert values["val/f1"] == pytest.approx(0.8)
@@ -272,7 +268,7 @@ def test_a_file_that_cannot_be_written_costs_the_record_not_the_run(tmp_path: Pa
 
 
 def test_the_table_of_classes_names_both_kinds_of_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tiny_trainer(tmp_path, MeanAP()).validate(DetectionModule(TWO_MONTHS), datamodule=Frames(numbers(2)), verbose=False)
+    validated(tmp_path, TWO_MONTHS)
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["objects", "precision", "recall", "f1", "50", "50-95", "50", "50-95"] in lines
     assert ["person", "3", "1.0000", "0.6667", "0.8000", "0.6650", "0.6650", "0.6634", "0.6634"] in lines

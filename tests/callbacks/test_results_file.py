@@ -130,13 +130,6 @@ def test_run_resumed_from_a_checkpoint_of_a_validation_has_every_row_once(tmp_pa
     assert column(tmp_path, "metrics/mAP50(B)") == ["0.5"] * 4
 
 
-def test_seconds_of_a_resumed_run_go_on() -> None:
-    callback, other = ResultsFile(), ResultsFile()
-    callback.load_state_dict(callback.state_dict() | {"trained_s": 1000.0})
-    other.load_state_dict(callback.state_dict())
-    assert other.state_dict()["trained_s"] == 1000.0
-
-
 def test_rows_of_another_run_do_not_stay(tmp_path: Path) -> None:
     train(tmp_path, epochs=2)
     with pytest.raises(Interrupt):

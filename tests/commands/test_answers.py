@@ -185,14 +185,6 @@ def test_unwritable_cache_folder_is_ignored(
     assert "Did you mean --checkpoint x?" in capsys.readouterr().err
 
 
-def test_monitor_loads_neither_torch_nor_lightning() -> None:
-    code = (
-        "import sys; import yolo_lightning.commands.monitor.command; print({'torch', 'lightning'} & sys.modules.keys())"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
-    assert done.stdout.strip() == "set()", done.stderr
-
-
 @pytest.mark.parametrize("subcommand", SUBCOMMANDS)
 def test_full_help_is_that_of_the_parser(capsys: pytest.CaptureFixture[str], subcommand: str) -> None:
     with pytest.raises(SystemExit):

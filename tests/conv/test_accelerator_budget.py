@@ -4,12 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch.nn import functional as F
 
-from tests.conv.test_conv_dtypes import ROUNDING
 from tests.conv.test_workspace import SHAPES, operands, problem_of
 from tests.helpers.dispatch_count import DispatchCount, count_step
-from yolo_lightning.conv.algorithms import column_batches
 from yolo_lightning.conv.algorithms.algorithm import Operation
 from yolo_lightning.conv.algorithms.table import candidates, gradient_candidates
 from yolo_lightning.model.graph import build_graph
@@ -65,26 +62,6 @@ def test_algorithms_of_yolov8n_on_an_accelerator(dtype: torch.dtype) -> None:
         if expected == "column_batches":
             at_once = gradient_candidates(problem, dtype, "cuda", lambda tensors: tensors)
             assert at_once[0].name == "column_batches"
-
-
-@pytest.mark.parametrize("dtype", ROUNDING, ids=str)
-@pytest.mark.parametrize("stride", [1, 2])
-def test_half_types_round_once(dtype: torch.dtype, stride: int) -> None:
-    """Compare with float64 results of the same rounded operands, relative to the largest result."""
-    problem = problem_of((3, 16, 24, 20), (16, 16, 3, 3), stride, channels_last=True)
-    sizes = problem.input_size, problem.output_size, problem.weight_size
-    generator = torch.Generator().manual_seed(0)
-    input, output, weight = (torch.randn(size, generator=generator).to(dtype) for size in sizes)
-    found = [
-        column_batches.forward(input, weight, problem),
-        *column_batches.gradients(input, output, weight, problem),
-    ]
-    leaves = [input.double().requires_grad_(), weight.double().requires_grad_()]
-    reference = F.conv2d(*leaves, stride=stride, padding=1)
-    references = [reference, *torch.autograd.grad(reference, leaves, output.double())]
-    for one, other in zip(found, references, strict=True):
-        assert one.dtype == dtype
-        assert (one.double() - other).abs().max() <= ROUNDING[dtype] * other.abs().max()
 
 
 @pytest.mark.parametrize("channels_last", [False, True])

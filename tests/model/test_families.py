@@ -167,11 +167,6 @@ def predicted(module: YOLOModule, batch: Batch) -> list[Tensor]:
         return [one.boxes for one in module.predict_step(batch, 0)]
 
 
-def test_one_to_one_is_refused_without_such_a_branch() -> None:
-    with pytest.raises(ValueError, match=r"model\.detections\.one_to_one must be false for yolov8n, got true"):
-        YOLOModule(detections=DetectionSettings(one_to_one=True))
-
-
 def test_size_of_images_must_fit_the_largest_stride() -> None:
     module = YOLOModule(variant="yolov8n-p6")
     with pytest.raises(ValueError, match=r"data\.image_size must be a multiple of 64 and >= 64, got 96"):

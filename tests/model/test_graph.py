@@ -13,7 +13,7 @@ from ultralytics.nn.tasks import DetectionModel
 
 from tests.helpers.networks import module_of
 from tests.helpers.operators import operators, vendor_operators
-from tests.test_parity import as_input, random_batch
+from tests.test_parity import random_batch
 from yolo_lightning.conv import GemmConv2d, VendorFreeBatchNorm2d
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.model.conv_backend import ConvolutionSettings
@@ -49,17 +49,6 @@ def test_gemm_graph_holds_no_native_layer() -> None:
     assert norms
     assert all(isinstance(norm, VendorFreeBatchNorm2d) for norm in norms)
     assert sum(isinstance(module, nn.Conv2d) for module in graph.modules()) == 64
-
-
-def test_gray_equals_three_equal_channels() -> None:
-    module = YOLOModule().eval()
-    batch = random_batch()
-    with torch.no_grad():
-        gray = module(batch.images)[0]
-        colour = module(batch.images.repeat(1, 3, 1, 1))[0]
-        expected = module.graph(as_input(batch))[0]
-    torch.testing.assert_close(gray, colour)
-    torch.testing.assert_close(gray, expected)
 
 
 @pytest.mark.parametrize(

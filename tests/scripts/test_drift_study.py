@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import math
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -40,14 +39,6 @@ def test_training_lacks_winter_and_the_test_split_does_not(study: ModuleType, op
     assert months[study.TRAIN_FILE].count(202104) < months[study.TRAIN_FILE].count(202005)
     assert months[study.TRAIN_FILE].count(202005) < months[study.TRAIN_FILE].count(202007)
     assert len(set(months[study.TEST_FILE])) == 8
-
-
-def test_drawing_again_leaves_the_training_file_as_it_is(study: ModuleType, options: Namespace) -> None:
-    for _ in range(2):
-        study.draw(options.work / "data", options)
-        times = [(options.work / "data" / study.TRAIN_FILE).stat().st_mtime_ns]
-    study.draw(options.work / "data", options)
-    assert times == [(options.work / "data" / study.TRAIN_FILE).stat().st_mtime_ns]
 
 
 def test_scores_are_those_of_the_last_validation(study: ModuleType, tmp_path: Path) -> None:
@@ -92,7 +83,3 @@ def test_table_has_a_row_per_arm_with_mean_and_range(study: ModuleType, options:
     text = study.markdown(outcomes, options)
     assert text.count("| a | 0.500 (0.250 to 0.750) | 0.100 (0.100 to 0.100) |") == 1
     assert "| b | 0.50 |" in text
-
-
-def test_mean_of_nothing_is_nan(study: ModuleType) -> None:
-    assert math.isnan(study.mean([]))

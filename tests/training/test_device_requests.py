@@ -113,7 +113,7 @@ def test_step_waits_for_the_device_where_it_is_documented_only(backend: str) -> 
     assert dict(requests.waits) == DOCUMENTED_WAITS
 
 
-@pytest.mark.parametrize("backend", ["native", "gemm", "kernels"])
+@pytest.mark.parametrize("backend", [pytest.param("native", marks=pytest.mark.whole_run), "gemm", "kernels"])
 def test_step_copies_nothing_to_the_device_but_the_batch(backend: str) -> None:
     requests, _ = second_step(backend, False)
     assert requests.queued_uploads == 4
@@ -121,7 +121,7 @@ def test_step_copies_nothing_to_the_device_but_the_batch(backend: str) -> None:
 
 
 def test_step_backs_up_buffers_with_one_copy_per_dtype() -> None:
-    requests, _ = second_step("native", False)
+    requests, _ = second_step("gemm", False)
     # GuardedStep copies float32 and int64 buffers, EMA the int64 buffers.
     assert requests.kernels["_foreach_copy_"] == 3
     assert requests.kernels["_foreach_lerp_"] == 1
@@ -129,7 +129,12 @@ def test_step_backs_up_buffers_with_one_copy_per_dtype() -> None:
 
 @pytest.mark.parametrize(
     ("backend", "checkpointing", "limit_gib"),
-    [("native", False, 1.5), ("gemm", False, 1.5), ("gemm", True, 1.1), ("kernels", False, 1.5)],
+    [
+        pytest.param("native", False, 1.5, marks=pytest.mark.whole_run),
+        ("gemm", False, 1.5),
+        pytest.param("gemm", True, 1.1, marks=pytest.mark.whole_run),
+        ("kernels", False, 1.5),
+    ],
 )
 def test_peak_memory_of_a_step(backend: str, checkpointing: bool, limit_gib: float) -> None:
     """The limits are measured peaks, rounded up; the lower bound shows that activations are counted."""

@@ -325,26 +325,3 @@ def test_ended_half_way_it_is_continued(
     assert 40 <= int(found[-1].split()[-2]) < len(frames)
     assert_holds(packed, frames)
     assert not list((root / "packed").glob(".writing-*"))
-
-
-@pytest.mark.slow
-def test_full_file_system_keeps_finished_shards(
-    root: Path, pack: Callable[..., PackedFrames], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    disk = root / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)]
-    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("only root can mount a file system")
-    monkeypatch.setattr("yolo_lightning.commands.prepare.command.SPARE_BYTES", 0)
-    large = drawn_frames(20, height=400, width=400)
-    put(root, large)
-    annotate(root, sorted(large), height=1, width=1)  # too small, so that the check of the free space passes
-    try:
-        with pytest.raises(ValueError, match=r"no space for .*No space left on device.*finished shards are kept"):
-            pack(store=str(disk / "packed"), shard_frames=2)
-        assert 4 <= len(list((disk / "packed").glob("shard-*.u8"))) < 10
-        subprocess.run(["mount", "-o", "remount,size=20m", str(disk)], check=True)
-        assert_holds(pack(store=str(disk / "packed"), shard_frames=2), large)
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)

@@ -239,7 +239,3 @@ def test_folder_without_a_run_is_refused(tmp_path: Path, there: bool) -> None:
     folder = tmp_path if there else tmp_path / "nowhere"
     with pytest.raises(ValueError, match=str(folder)):
         read_contents(folder)
-
-
-def test_names_of_classes_are_those_of_the_record(whole: str) -> None:
-    assert f"{CLASS_NAMES[0]}</th>" in whole

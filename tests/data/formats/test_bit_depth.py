@@ -1,6 +1,5 @@
 """Images with more than 8 bits: every reader refuses them with file, range and remedy."""
 
-import json
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -185,10 +184,3 @@ def test_pictures_of_16_bits_raise(tmp_path: Path) -> None:
     path.write_bytes(raw_frame())
     with pytest.raises(BitDepthError, match=r"a\.png: the pixels are uint16, values 7000 to 9040"):
         list(read_pictures(path))
-
-
-def test_annotations_of_the_fixture_are_read(ltdv2: Path) -> None:
-    """The tests above need a dataset that is valid except for its bit depth."""
-    put(ltdv2, drawn_frames(6))
-    assert len(json.loads((ltdv2 / "Train.json").read_text())["annotations"]) == 1
-    assert len(set_up("fit", ltdv2, index_root=str(ltdv2 / "index")).index("train")) == 6

@@ -4,10 +4,9 @@ import shutil
 from pathlib import Path
 from typing import get_args
 
-import numpy as np
 import pytest
 
-from tests.helpers.archives import drawn_frames, pixels, write_zip
+from tests.helpers.archives import drawn_frames, write_zip
 from yolo_lightning.data.storage.choose_storage import STORAGES, open_frames
 from yolo_lightning.data.storage.folder_frames import FolderFrames
 from yolo_lightning.data.storage.packed_frames import PackedFrames
@@ -49,14 +48,6 @@ def open_(root: Path, storage: StorageKind = "auto", store: Path | None = None) 
 
 def test_every_storage_has_a_name_of_the_option() -> None:
     assert get_args(StorageKind) == ("auto", *(storage.kind for storage in STORAGES))
-
-
-@pytest.mark.parametrize("storage", ["folder", "zip", "packed"])
-def test_every_storage_holds_the_same_pixels(root: Path, storage: StorageKind) -> None:
-    source = open_(root, storage)
-    assert type(source) is KINDS[storage]
-    for name, frame in pixels(FRAMES).items():
-        assert np.array_equal(source.read(name), frame)
 
 
 def test_auto_takes_the_packed_store_then_the_folder_then_the_archive(root: Path) -> None:

@@ -20,7 +20,6 @@ from tests.helpers.archives import (
     write_zip_by_hand,
 )
 from yolo_lightning.data.storage import zip_frames
-from yolo_lightning.data.storage.folder_frames import FolderFrames
 from yolo_lightning.data.storage.frames import FrameError
 from yolo_lightning.data.storage.zip_frames import HEADROOM_BYTES, ZipFrames, frame_name
 
@@ -86,15 +85,6 @@ def test_finds_frames_below_another_leading_folder(tmp_path: Path, folder: str) 
 def test_a_frame_name_is_its_own_frame_name(parts: list[str]) -> None:
     name = frame_name("/".join(parts))
     assert frame_name(name) == name
-
-
-def test_real_frames_are_those_of_the_folder(real_frames: Path, tmp_path: Path) -> None:
-    folder = FolderFrames(real_frames)
-    names = [str(path.relative_to(real_frames)) for path in sorted((real_frames / "frames").rglob("*.jpg"))[::50]]
-    archive = write_zip(tmp_path / "frames.zip", {name: (real_frames / name).read_bytes() for name in names})
-    source = ZipFrames(archive, tmp_path / "index")
-    for name in names:
-        assert np.array_equal(source.read(name), folder.read(name))
 
 
 def test_missing_lists_what_the_archive_lacks(tmp_path: Path) -> None:
