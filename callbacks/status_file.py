@@ -7,22 +7,26 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from yolo_lightning.supervision.run_status import FitPlan, Scores, Status, write_status
+from yolo_lightning.supervision.watches import MAX_TEMPERATURE_C, Finding, Minute, Reading, RunWatches
 from yolo_lightning.utils.loop_position import steps_begun
+from yolo_lightning.utils.machine_reader import MachineReader, SensorReadings
 from yolo_lightning.utils.optional_file import OptionalFile
 from yolo_lightning.utils.process_identity import started_ticks
 from yolo_lightning.utils.run_files import STATUS_FILE
+from yolo_lightning.utils.sensors import Capacity
 
 BLOCK_STEPS = 16
 BLOCKS = 16
 SCORES_KEPT = 5
-MAP_50, MAP = "val/map_50", "val/map"
+MAP_50, MAP, LOSS = "val/map_50", "val/map", "train/loss"
+MOST_PAUSE_S = 30.0
 
 
 class StepPace:
@@ -37,10 +41,12 @@ class StepPace:
         self._fetch_s = self._step_s = 0.0
         self._steps = 0
         self.timed_steps = 0
+        self.total_fetch_s = self.total_step_s = 0.0
 
     def add(self, fetch_s: float, step_s: float) -> None:
         """Add a step with the seconds of the wait for its batch and of its computation."""
         self._fetch_s, self._step_s, self._steps = self._fetch_s + fetch_s, self._step_s + step_s, self._steps + 1
+        self.total_fetch_s, self.total_step_s = self.total_fetch_s + fetch_s, self.total_step_s + step_s
         self.timed_steps += 1
         if self._steps == BLOCK_STEPS:
             self._blocks.append((self._fetch_s / BLOCK_STEPS, self._step_s / BLOCK_STEPS))
@@ -114,20 +120,30 @@ class FitTimer(Callback):
 
 
 class StatusFile(FitTimer):
-    """Writes `status.json` in the run folder every few seconds during a fit, and at its end.
+    """Writes `status.json` in the run folder every few seconds during a fit, and at its end, and watches the run.
 
-    A full disk causes one warning and does not end the fit. Measurements are stored in checkpoints, so that the
-    remaining time is known immediately after a resume.
+    A thread reads the sensors; the watches (`supervision/watches.py`) judge temperature, memory, disk, speed and loss
+    over minutes. A full disk causes one warning and does not end the fit. Measurements are stored in checkpoints, so
+    that the remaining time is known immediately after a resume.
 
     Args:
         interval_s: Minimum seconds between two writes.
+        max_temperature_c: Limit of the GPU temperature in °C; five minutes above the limit are an alarm.
+        pause_when_hot: Whether to pause after each step for the duration of the step, at most 30 s, while that alarm
+            lasts. This halves the load of the GPU.
     """
 
-    def __init__(self, interval_s: float = 10.0) -> None:
+    def __init__(
+        self, interval_s: float = 10.0, max_temperature_c: float = MAX_TEMPERATURE_C, pause_when_hot: bool = False
+    ) -> None:
         if not interval_s >= 1:
             raise ValueError(f"StatusFile.interval_s must be >= 1, got {interval_s}")
+        if not max_temperature_c > 0:
+            raise ValueError(f"StatusFile.max_temperature_c must be > 0, got {max_temperature_c}")
         super().__init__()
-        self.interval_s = interval_s
+        self.interval_s, self.pause_when_hot = interval_s, pause_when_hot
+        self.watches = RunWatches(max_temperature_c)
+        self._machine: MachineReader | None = None
         self._trained_s = 0.0
         self._scores: deque[Scores] = deque(maxlen=SCORES_KEPT)
         self._best_map_50: float | None = None
@@ -139,6 +155,8 @@ class StatusFile(FitTimer):
     def state_dict(self) -> dict[str, Any]:
         scores = [(one.epoch, dict(one.values)) for one in self._scores]
         further = {"trained_s": self._elapsed_s(), "scores": scores, "best_map_50": self._best_map_50}
+        further["minutes"] = [astuple(one) for one in self.watches.minutes]
+        further["findings"] = [asdict(one) for one in self.watches.findings if one.until_s is not None]
         return super().state_dict() | further
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -146,10 +164,15 @@ class StatusFile(FitTimer):
         self._trained_s = state_dict["trained_s"]
         self._scores.extend(Scores(epoch, dict(values)) for epoch, values in state_dict["scores"])
         self._best_map_50 = state_dict["best_map_50"]
+        # Checkpoints of earlier versions do not contain these keys.
+        self.watches.minutes.extend(Minute(*one) for one in state_dict.get("minutes", ()))
+        self.watches.findings = tuple(Finding(**one) for one in state_dict.get("findings", ()))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
         self._began_s = time.monotonic()
+        if trainer.is_global_zero:
+            self._machine = MachineReader(Path(trainer.default_root_dir), self.interval_s)
         self._epoch, self._step = trainer.current_epoch, steps_begun(trainer)
         self._write(trainer)
 
@@ -161,6 +184,9 @@ class StatusFile(FitTimer):
         super().on_train_batch_end(trainer, *arguments)
         self._step = steps_begun(trainer)
         self._write_if_due(trainer)
+        if self.pause_when_hot and self.watches.is_hot():
+            time.sleep(min(self._waiting_since_s - self._step_began_s, MOST_PAUSE_S))
+            self._waiting_since_s = time.monotonic()  # the pause is no wait for data
 
     def on_validation_batch_end(self, trainer: Trainer, *_: Any) -> None:
         if not trainer.sanity_checking:
@@ -178,9 +204,16 @@ class StatusFile(FitTimer):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._write(trainer)
+        self._close()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._write(trainer)
+        self._close()
+
+    def _close(self) -> None:
+        if self._machine is not None:
+            self._machine.close()
+            self._machine = None
 
     def _elapsed_s(self) -> float:
         return self._trained_s + (0.0 if self._began_s is None else time.monotonic() - self._began_s)
@@ -202,6 +235,8 @@ class StatusFile(FitTimer):
         # A value with two names has a plain name, too.
         named = trainer.callback_metrics.items()
         logged = {name: value for name, value in named if not name.endswith(("_step", "_epoch"))}
+        losses = finite({name: logged[name] for name in logged if name.startswith("train/") and "loss" in name})
+        self._observe(trainer, losses.get(LOSS))
         return Status(
             **asdict(fit_plan(trainer)),
             written_s=time.time(),
@@ -218,11 +253,35 @@ class StatusFile(FitTimer):
             fetch_share=fetch_share,
             trained_s=self._elapsed_s(),
             validation_s=self.validation_s,
-            losses=finite({name: logged[name] for name in logged if name.startswith("train/") and "loss" in name}),
+            losses=losses,
             learning_rates=finite({name: logged[name] for name in logged if name.startswith("lr/")}),
             scores=tuple(self._scores),
             best_map_50=self._best_map_50,
+            findings=self.watches.findings,
         )
+
+    def _observe(self, trainer: Trainer, loss: float | None) -> None:
+        """Pass the readings of this moment to the watches. Readings of silent sensors are left out."""
+        machine = SensorReadings() if self._machine is None else self._machine.latest()
+        if machine.silent_s:
+            machine = SensorReadings()
+        gpus = () if trainer.strategy.root_device.type == "cpu" else machine.gpus
+        usage = {"memory grows": machine.memory, "disk fills": machine.disk}
+        for number, gpu in enumerate(gpus):
+            if gpu.memory_used_bytes is not None and gpu.memory_bytes is not None:
+                usage[f"memory of GPU {number} grows"] = Capacity(gpu.memory_used_bytes, gpu.memory_bytes)
+        temperatures = [gpu.temperature_c for gpu in gpus if gpu.temperature_c is not None]
+        reading = Reading(
+            now_s=time.monotonic(),
+            epoch=self._epoch,
+            steps=self.pace.timed_steps,
+            fetch_s=self.pace.total_fetch_s,
+            step_s=self.pace.total_step_s,
+            loss=loss,
+            temperature_c=max(temperatures, default=None),
+            usage={name: capacity for name, capacity in usage.items() if capacity is not None},
+        )
+        self.watches.observe(reading, time.time())
 
 
 def is_validation_of_fit(trainer: Trainer) -> bool:

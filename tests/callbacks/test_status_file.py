@@ -4,6 +4,7 @@ import errno
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,9 @@ from tests.callbacks.tiny_training import Interrupt, StopAt, TinyModule, fit
 from yolo_lightning.callbacks import LastCheckpoint, StatusFile, status_file
 from yolo_lightning.callbacks.status_file import BLOCK_STEPS, BLOCKS, StepPace
 from yolo_lightning.supervision.run_status import Status, read_status
+from yolo_lightning.supervision.watches import Finding, Minute, RunWatches
+from yolo_lightning.utils.machine_reader import SensorReadings
+from yolo_lightning.utils.sensors import Capacity, GpuReading
 
 
 class Clock:
@@ -111,6 +115,80 @@ def test_resumed_fit_knows_at_once_what_was_measured_before(clock: Clock, tmp_pa
     assert (found.epoch, found.batch, found.step, found.step_s) == (1, 2, 6, None)
     assert (found.trained_s, found.validation_s, found.best_map_50) == (6 * 4.0 + 30.0, 30.0, 0.5)
     assert [one.values["val/map_50"] for one in found.scores] == [0.5]
+
+
+class SlowsDown(Takes):
+    """Steps of 35 s become steps of 70 s after 60 steps."""
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self.fetch_s, self.step_s = (1.0, 34.0) if trainer.global_step < 60 else (1.0, 69.0)
+        super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
+
+
+class FakeReader:
+    """Instead of the sensors: a memory that grows by 2 % with each reading, and a GPU."""
+
+    def __init__(self, *_: object) -> None:
+        self.read = 0
+
+    def latest(self) -> SensorReadings:
+        self.read += 1
+        gpu = GpuReading("GPU", temperature_c=90.0, memory_used_bytes=50 + self.read, memory_bytes=10_000)
+        return SensorReadings((gpu, GpuReading("idle", temperature_c=40.0)), Capacity(self.read, 100), None)
+
+    def close(self) -> None:
+        pass
+
+
+def test_watches_report_a_slow_fit_and_a_memory_that_grows(
+    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status_file, "MachineReader", FakeReader)
+    fit(tmp_path, SlowsDown(clock, 0.0, 0.0), StatusFile(), batches=75)
+    found = {one.watch: one.sentence for one in last(tmp_path).findings}
+    assert found.keys() == {"training slower", "memory grows"}
+    assert "50% below" in found["training slower"]
+
+
+def test_gpus_are_watched_if_the_fit_uses_one(clock: Clock) -> None:
+    for device, watched in (("cuda:0", ["GPU too hot"]), ("cpu", [])):
+        status = StatusFile(max_temperature_c=85.0)
+        status._machine = FakeReader()  # type: ignore[assignment]
+        trainer: Any = SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device(device)))
+        for _ in range(31):
+            clock.now_s += 20.0
+            status._observe(trainer, 1.0)
+        assert [one.watch for one in status.watches.findings] == watched
+        assert status.watches.is_hot() is bool(watched)
+
+
+@pytest.mark.parametrize(("asked", "is_hot", "pauses"), [(True, True, [3.0] * 4), (True, False, []), (False, True, [])])
+def test_hot_gpu_pauses_the_fit_only_if_asked(
+    asked: bool, is_hot: bool, pauses: list[float], clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(RunWatches, "is_hot", lambda _: is_hot)
+    monkeypatch.setattr(status_file.time, "sleep", slept.append)
+    fit(tmp_path, Takes(clock, 1.0, 3.0), StatusFile(pause_when_hot=asked))
+    assert slept == pauses
+
+
+@pytest.mark.parametrize("limit_c", [0.0, -1.0, float("nan")])
+def test_temperature_limit_must_be_positive(limit_c: float) -> None:
+    with pytest.raises(ValueError, match=rf"StatusFile\.max_temperature_c must be > 0, got {limit_c}"):
+        StatusFile(max_temperature_c=limit_c)
+
+
+def test_minutes_and_ended_findings_are_part_of_a_checkpoint() -> None:
+    before, after = StatusFile(), StatusFile()
+    before.watches.minutes.append(Minute(3, 1.5, 0.25, None))
+    ended, lasting = Finding("disk fills", "x", 1.0, 2.0), Finding("GPU too hot", "x", 3.0)
+    before.watches.findings = (ended, lasting)
+    state = before.state_dict()
+    after.load_state_dict(state)
+    assert (list(after.watches.minutes), after.watches.findings) == ([Minute(3, 1.5, 0.25, None)], (ended,))
+    del state["minutes"], state["findings"]  # checkpoint of an earlier version
+    StatusFile().load_state_dict(state)
 
 
 def test_full_disk_is_said_once_and_ends_nothing(clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from yolo_lightning.supervision.notify import Notifier, NotifySettings
 from yolo_lightning.supervision.restart_policy import FallbackState
 from yolo_lightning.supervision.run_status import read_status
 from yolo_lightning.supervision.supervisor_status import SupervisorState, SupervisorStatus
+from yolo_lightning.supervision.watches import Finding
 from yolo_lightning.utils.addresses import redacted
 from yolo_lightning.utils.exit_codes import ExitCode
 from yolo_lightning.utils.files import write_json
@@ -54,7 +55,8 @@ class Announcer:
         self._furthest = (-1, 0, 0)
         self._next_ping_s = 0.0
         self._next_check_s = 0.0 if settings.webhook or settings.apprise else float("inf")
-        self._check: Call[list[tuple[str, str]]] | None = None
+        self._check: Call[tuple[list[tuple[str, str]], tuple[Finding, ...]]] | None = None
+        self._alarms: dict[str, float] = {}  # begin of each alarm that was sent, by name of the watch
         self._steps_lost: int | None = None
         self._started = False
 
@@ -63,7 +65,8 @@ class Announcer:
         self.notifier.serve()
         if self._check is not None and self._check.answered:
             with suppress(OSError):
-                for event, text in self._check.result():
+                events, findings = self._check.result()
+                for event, text in [*events, *self._changes(findings)]:
                     self.notifier.send(event, text)
             self._check = None
         if self._check is None and time.monotonic() >= self._next_check_s:
@@ -135,14 +138,27 @@ class Announcer:
             self.notifier.send("recovered", f"{what}, {self._steps_lost} steps lost, fallback level: {level}")
             self._steps_lost = None
 
+    def _changes(self, findings: tuple[Finding, ...]) -> list[tuple[str, str]]:
+        """Return an event for each new alarm of a watch, and for the end of each alarm that was sent."""
+        events = []
+        for one in findings:
+            if one.is_alarm and self._alarms.get(one.watch) != one.since_s:
+                self._alarms[one.watch] = one.since_s
+                events.append((one.watch, one.sentence))
+            elif one.until_s is not None and self._alarms.get(one.watch) == one.since_s:
+                del self._alarms[one.watch]
+                minutes = (one.until_s - one.since_s) / 60
+                events.append((f"{one.watch}: over", f"after {minutes:.0f} min; last: {one.sentence}"))
+        return events
+
     def _update(self, state: SupervisorState, sentence: str, **changed: str | int) -> None:
         sentence = redacted(sentence)
         self._status = replace(self._status, state=state, sentence=sentence, since_s=time.time(), **changed)  # type: ignore[arg-type]
         self._disk.post(write_json, self.run / SUPERVISOR_FILE, asdict(self._status), replaces=SUPERVISOR_FILE)
 
 
-def _check_run(run: Path, disk_free_share: float, since_s: float) -> list[tuple[str, str]]:
-    """Return events for a free share of the disk below `disk_free_share`, and for losses that are not finite.
+def _check_run(run: Path, disk_free_share: float, since_s: float) -> tuple[list[tuple[str, str]], tuple[Finding, ...]]:
+    """Return events for a nearly full disk and for losses that are not finite, and the findings of the watches.
 
     A status file written before `since_s`, seconds since 1970, is ignored. May wait for a disk that hangs.
     """
@@ -152,7 +168,9 @@ def _check_run(run: Path, disk_free_share: float, since_s: float) -> list[tuple[
     if share < disk_free_share:
         found.append(("disk nearly full", f"{usage.free / 1e9:.1f} GB free, {share:.1%} of the disk of {run}"))
     status = read_status(run / STATUS_FILE)
-    if status is not None and status.written_s >= since_s and (names := status.not_finite()):
+    if status is None or status.written_s < since_s:
+        return found, ()
+    if names := status.not_finite():
         place = f"in epoch {status.epoch}, batch {status.batch}, step {status.step}"
         found.append(("loss is not finite", f"{', '.join(names)} {place}"))
-    return found
+    return found, status.findings

@@ -3,8 +3,11 @@ from dataclasses import replace
 import pytest
 
 from tests.commands.monitor.known_states import NOW_S, STATUS
-from yolo_lightning.commands.monitor.run_state import Judgement, RunState, RunVerdict, SensorReadings, red_flags
+from yolo_lightning.commands.monitor.run_state import Judgement, RunState, RunVerdict, red_flags
+from yolo_lightning.commands.monitor.wording import moment
 from yolo_lightning.supervision.heartbeat import Phase
+from yolo_lightning.supervision.watches import Finding
+from yolo_lightning.utils.machine_reader import SensorReadings
 from yolo_lightning.utils.process_identity import Process
 from yolo_lightning.utils.sensors import Capacity, GpuReading
 
@@ -29,6 +32,13 @@ def with_gpu(**changed: object) -> RunState:
     return with_machine(gpus=(replace(COOL, **changed),))  # type: ignore[arg-type]
 
 
+def with_findings(*findings: Finding) -> RunState:
+    return replace(WELL, status=replace(STATUS, device="cuda:0", findings=findings))
+
+
+TOO_HOT = Finding("GPU too hot", "84 °C, limit 80 °C", NOW_S - 600)
+
+
 def test_healthy_run_close_to_all_limits_has_none() -> None:
     assert red_flags(WELL) == []
 
@@ -40,8 +50,7 @@ def test_healthy_run_close_to_all_limits_has_none() -> None:
         (replace(WELL, status=replace(STATUS, losses={"train/box_loss": None})), "loss not finite: train/box_loss"),
         (replace(WELL, workers=(Process(7, "w", "T", memory_bytes=1),)), "loader worker 7 is stopped (T)"),
         (with_gpu(busy_share=0.0), "GPU at 0 %"),
-        (with_gpu(temperature_c=81.0), "GPU 0 at 81 °C"),
-        (with_gpu(memory_used_bytes=98), "memory of GPU 0 98 % full"),
+        (with_findings(TOO_HOT), "GPU too hot: 84 °C, limit 80 °C, since " + moment(NOW_S - 600, NOW_S)),
         (with_machine(memory=Capacity(91, 100)), "memory 91 % full"),
         (with_machine(disk=Capacity(91, 100)), "disk 91 % full"),
         (with_machine(silent_s=30.0), "the sensors have not answered for 30 s"),
@@ -60,8 +69,13 @@ def test_each_trouble_raises_its_flag(state: RunState, flag: str) -> None:
         replace(with_gpu(busy_share=0.0), phase=Phase.METRICS),
         with_machine(gpus=(replace(COOL, busy_share=0.0), COOL)),  # one of two is used
         with_machine(gpus=(GpuReading("GPU 0"),), memory=None, disk=None),
+        with_gpu(temperature_c=99.0, memory_used_bytes=100),
+        with_findings(replace(TOO_HOT, until_s=NOW_S)),
+        with_findings(Finding("loss does not fall", "4 in the last 3 epochs", NOW_S)),
+        replace(with_findings(TOO_HOT), judgement=Judgement(RunVerdict.GONE)),
     ],
-    ids=["scores take long", "ended", "on the CPU", "scores on the CPU", "one of two", "nothing known"],
+    ids=["scores take long", "ended", "on the CPU", "scores on the CPU", "one of two", "nothing known"]
+    + ["one reading", "over", "note", "hot at its end"],
 )
 def test_no_flag_without_trouble(state: RunState) -> None:
     assert red_flags(state) == []

@@ -2,11 +2,9 @@
 
 import json as json_format
 import sys
-import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -15,14 +13,12 @@ from rich.console import Console
 from rich.live import Live
 
 from yolo_lightning.commands.monitor.read_run import check_holds_run, read_run
-from yolo_lightning.commands.monitor.run_state import RunState, SensorReadings, red_flags
+from yolo_lightning.commands.monitor.run_state import RunState, red_flags
 from yolo_lightning.commands.monitor.screen import buffer_s, screen
-from yolo_lightning.utils import sensors
+from yolo_lightning.utils.machine_reader import MachineReader
 
 FIRST_READING_S, LIVE_READING_S = 5.0, 0.5
 """Seconds to wait for the first readings of the sensors: for a single output, and for the live display."""
-
-SILENT_AFTER_S = 3.0  # the sensors count as silent if a reading is so many seconds late
 
 
 def monitor(
@@ -75,33 +71,3 @@ def as_json(state: RunState, deadline: datetime | None) -> dict[str, Any]:
     content["red_flags"] = red_flags(state)
     content["buffer_s"] = buffer_s(state, deadline) if deadline is not None else None
     return content
-
-
-def _read_machine(folder: Path) -> SensorReadings:
-    """Read all sensors once, and the file system of `folder`."""
-    gpus = tuple(sensors.amd_gpus() + sensors.nvidia_gpus())
-    return SensorReadings(gpus, sensors.memory(), sensors.disk(folder))
-
-
-class MachineReader:
-    """Daemon thread that reads the sensors every `interval_s` seconds, because a read blocks while a driver hangs."""
-
-    def __init__(self, folder: Path, interval_s: float, read: Callable[[Path], SensorReadings] = _read_machine) -> None:
-        self.folder, self.interval_s, self._read = folder, interval_s, read
-        self._latest = SensorReadings()
-        self._at_s = time.monotonic()
-        self._has_any = threading.Event()
-        threading.Thread(target=self._work, name="sensors", daemon=True).start()
-
-    def latest(self, wait_s: float = 0.0) -> SensorReadings:
-        """Return the latest readings; wait at most `wait_s` seconds for the first ones."""
-        self._has_any.wait(wait_s)
-        late_s = time.monotonic() - self._at_s - self.interval_s
-        return replace(self._latest, silent_s=late_s if late_s > SILENT_AFTER_S else 0.0)
-
-    def _work(self) -> None:
-        while True:
-            self._latest = self._read(self.folder)
-            self._at_s = time.monotonic()
-            self._has_any.set()
-            time.sleep(self.interval_s)

@@ -12,7 +12,6 @@ from yolo_lightning.commands.monitor.run_state import (
     Facts,
     Remaining,
     RunState,
-    SensorReadings,
     judge,
     remaining,
 )
@@ -23,6 +22,7 @@ from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts, PhaseTim
 from yolo_lightning.supervision.processes import loader_workers
 from yolo_lightning.supervision.run_status import Status, read_status
 from yolo_lightning.supervision.supervisor_status import SupervisorStatus
+from yolo_lightning.utils.machine_reader import SensorReadings
 from yolo_lightning.utils.plain_text import one_line
 from yolo_lightning.utils.process_identity import read_process
 from yolo_lightning.utils.run_files import (

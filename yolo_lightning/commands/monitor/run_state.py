@@ -4,14 +4,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from yolo_lightning.commands.monitor.wording import duration, share
+from yolo_lightning.commands.monitor.wording import duration, moment, share
 from yolo_lightning.supervision.heartbeat import Heartbeat, NoHeartbeat, Phase
 from yolo_lightning.supervision.incident import IncidentReport
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts
 from yolo_lightning.supervision.run_status import Status
 from yolo_lightning.supervision.supervisor_status import SupervisorState, SupervisorStatus
+from yolo_lightning.supervision.watches import Finding
+from yolo_lightning.utils.machine_reader import SensorReadings
 from yolo_lightning.utils.process_identity import Process
-from yolo_lightning.utils.sensors import Capacity, GpuReading
 
 
 class RunVerdict(StrEnum):
@@ -49,8 +50,7 @@ LATER_S = 60.0
 TRAINING = frozenset({Phase.FIRST_BATCH, Phase.FETCH, Phase.STEP})
 WORKER_STATES = {"T": "stopped", "t": "held by a debugger", "D": "waiting in the kernel", "Z": "dead", "X": "dead"}
 MAX_BATCH_S = 120.0
-MAX_TEMPERATURE_C = 80.0
-MAX_MEMORY_SHARE, MAX_GPU_MEMORY_SHARE = 0.9, 0.97
+MAX_MEMORY_SHARE = 0.9
 MIN_DISK_FREE_SHARE = 0.1
 
 
@@ -80,16 +80,6 @@ class Remaining:
     epoch_s: float | None = None  # until the end of the epoch with its validation
     run_s: float | None = None  # until the end of training with all validations that can be estimated
     unmeasured_validations: int = 0  # validations missing in `run_s`, because none has been timed yet
-
-
-@dataclass(frozen=True, slots=True)
-class SensorReadings:
-    """Readings of GPUs, main memory and the disk of the run folder."""
-
-    gpus: tuple[GpuReading, ...] = ()
-    memory: Capacity | None = None
-    disk: Capacity | None = None
-    silent_s: float = 0.0  # seconds without an answer of the sensors; 0 if they answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,8 +186,26 @@ def remaining(status: Status, epoch: int, batch: int, phase: Phase | None) -> Re
 
 
 def red_flags(state: RunState) -> list[str]:
-    """Return one line per warning: first about the training, then about the machine."""
-    return [*_training_flags(state), *_machine_flags(state)]
+    """Return one line per warning: first about the training, then about the machine, then those of the watches."""
+    alarms = [finding_line(one, state.now_s) for one in lasting_findings(state) if one.is_alarm]
+    return [*_training_flags(state), *_machine_flags(state), *alarms]
+
+
+def lasting_findings(state: RunState) -> tuple[Finding, ...]:
+    """Return what the watches of a living run find at the moment."""
+    if state.status is None or state.judgement.verdict not in ALIVE:
+        return ()
+    return tuple(one for one in state.status.findings if one.until_s is None)
+
+
+def finding_line(one: Finding, now_s: float) -> str:
+    """Return a finding with its numbers and times."""
+    since = moment(one.since_s, now_s)
+    if one.until_s is None:
+        return f"{one.watch}: {one.sentence}, since {since}"
+    return (
+        f"{one.watch}: {one.sentence}, {since} to {moment(one.until_s, now_s)} ({duration(one.until_s - one.since_s)})"
+    )
 
 
 def _training_flags(state: RunState) -> Iterator[str]:
@@ -222,11 +230,6 @@ def _machine_flags(state: RunState) -> Iterator[str]:
     busy = [gpu.busy_share for gpu in machine.gpus if gpu.busy_share is not None]
     if uses_gpu and is_training and state.phase in (Phase.FETCH, Phase.STEP) and busy and not any(busy):
         yield "GPU at 0 %"
-    for gpu in machine.gpus:
-        if gpu.temperature_c is not None and gpu.temperature_c > MAX_TEMPERATURE_C:
-            yield f"{gpu.name} at {gpu.temperature_c:.0f} °C"
-        if gpu.memory_bytes and (gpu.memory_used_bytes or 0) > MAX_GPU_MEMORY_SHARE * gpu.memory_bytes:
-            yield f"memory of {gpu.name} {share((gpu.memory_used_bytes or 0) / gpu.memory_bytes)} full"
     if machine.memory is not None and 1 - machine.memory.free_share > MAX_MEMORY_SHARE:
         yield f"memory {share(1 - machine.memory.free_share)} full"
     if machine.disk is not None and machine.disk.free_share < MIN_DISK_FREE_SHARE:

@@ -10,7 +10,14 @@ from rich.table import Table
 from rich.text import Text
 
 from yolo_lightning.commands.console import gigabytes
-from yolo_lightning.commands.monitor.run_state import ALIVE, RunState, RunVerdict, red_flags
+from yolo_lightning.commands.monitor.run_state import (
+    ALIVE,
+    RunState,
+    RunVerdict,
+    finding_line,
+    lasting_findings,
+    red_flags,
+)
 from yolo_lightning.commands.monitor.wording import duration, moment, rate, share
 from yolo_lightning.supervision.incident import IncidentReport
 from yolo_lightning.supervision.run_status import Status
@@ -42,6 +49,7 @@ def screen(state: RunState, deadline: datetime | None = None) -> RenderableType:
             rows.add_row(label, content)
     parts: list[RenderableType] = [_headline(state), rows]
     parts += [Text(f"! {flag}", style="bold red") for flag in red_flags(state)]
+    parts += [Text(finding_line(one, state.now_s)) for one in lasting_findings(state) if not one.is_alarm]
     parts += [
         _incident_line(one, state.now_s, whole=number == 0)
         for number, one in enumerate(reversed(state.incidents))

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from matplotlib import rc_context
 
 from yolo_lightning.commands.console import gigabytes
+from yolo_lightning.commands.monitor.run_state import finding_line
 from yolo_lightning.commands.monitor.wording import duration
 from yolo_lightning.commands.report import figures
 from yolo_lightning.commands.report.read_report import Contents, Evaluation, GalleryFrame
@@ -197,10 +198,12 @@ def _frame_picture(frame: GalleryFrame, jpeg: bytes) -> str:
 
 def events(contents: Contents) -> str:
     items = "".join(map(_incident_item, contents.incidents))
+    findings = "".join(f"<li>{escape(finding_line(one, contents.read_s))}</li>\n" for one in contents.findings)
     return (
         note(f"Starts of the training: {len(contents.starts_s) or 'none recorded'}.")
         + figure("Timeline", figures.timeline_figure(contents), "no recorded times.")
         + (f"<ol>{items}</ol>\n" if items else note("No incidents."))
+        + (f"<h3>Watches</h3><ul>{findings}</ul>\n" if findings else note("The watches have found nothing."))
     )
 
 

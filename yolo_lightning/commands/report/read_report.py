@@ -16,7 +16,9 @@ from yolo_lightning.commands.report.metrics_curves import Metrics, read_metrics
 from yolo_lightning.evaluation.drift import DriftScores, drift_scores, named_scores
 from yolo_lightning.evaluation.record import EvaluationRecord
 from yolo_lightning.supervision.incident import IncidentReport, read_incident
+from yolo_lightning.supervision.run_status import read_status
 from yolo_lightning.supervision.supervisor_status import SupervisorStatus
+from yolo_lightning.supervision.watches import Finding
 from yolo_lightning.utils import run_files
 from yolo_lightning.utils.addresses import redacted
 from yolo_lightning.utils.paths import real_path
@@ -89,6 +91,7 @@ class Contents:
     evaluations: tuple[Evaluation, ...]  # those with any stored result
     starts_s: tuple[float, ...]  # starts of the training, seconds since 1970, ascending
     incidents: tuple[IncidentReport, ...]  # oldest first
+    findings: tuple[Finding, ...]  # of the watches, oldest first
     checkpoints: tuple[Checkpoint, ...]  # newest first
     environment: Mapping[str, str]  # versions and machine by name
     configurations: Mapping[str, str]  # YAML text by file name, without secrets
@@ -134,6 +137,7 @@ def read_contents(folder: Path) -> Contents:
     reports = sorted((folder / run_files.INCIDENTS).glob(f"*/{run_files.INCIDENT_FILE}"))[-MAX_INCIDENTS:]
     incidents = [reader.read(path, read_incident) for path in reports]
     starts = (EVENT_FILE.match(path.name) for path in (folder / run_files.TENSORBOARD).glob("events.out.tfevents.*"))
+    status = read_status(folder / run_files.STATUS_FILE)
     return Contents(
         name=folder.name,
         read_s=now_s,
@@ -142,6 +146,7 @@ def read_contents(folder: Path) -> Contents:
         evaluations=tuple(one for one in evaluations if one is not None),
         starts_s=tuple(sorted({float(match[1]) for match in starts if match})),
         incidents=tuple(one for one in incidents if one is not None),
+        findings=() if status is None else status.findings,
         checkpoints=tuple(checkpoints(folder / run_files.CHECKPOINTS, now_s)),
         environment={name: str(value) for name, value in environment.items()},
         configurations={name: text for name, text in texts.items() if text is not None},

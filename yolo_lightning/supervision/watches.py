@@ -1,0 +1,269 @@
+"""Watches over minutes of a run: temperature, growth of memory and disk usage, speed, wait for data, loss.
+
+Each watch is a function of a series of readings. A finding begins at a strict limit and ends at a looser one, so that a
+value near a limit does not cause a series of findings.
+"""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from statistics import median
+
+from yolo_lightning.utils.sensors import Capacity
+
+MAX_TEMPERATURE_C = 80.0
+MINUTE_S = 60.0
+HOT_S, COOL_S = 300.0, 60.0
+"""A GPU is too hot after this time above the limit, and cool again after this time without a reading above it."""
+
+LEAST_READINGS = 3  # of the temperature, within `HOT_S`
+MINUTES_KEPT = 2880  # minutes of training, two days
+RECENT, LEAST_EARLIER = 10, 20
+"""Minutes of training that are judged, and the least number of earlier minutes with which they are compared."""
+
+SLOWER, SLOWER_ENDS = 0.7, 0.8  # share of the run's median of steps per second
+WAIT, WAIT_RISE, MUCH_WAIT = 0.3, 0.2, 0.5  # share of waiting for data: limit, rise over the median, limit of the note
+DIVERGED, DIVERGED_ENDS = 1.5, 1.25  # loss as a multiple of the median of the last epochs
+EPOCHS = 5  # last epochs whose losses are compared
+PLATEAU_EPOCHS, PLATEAU = 3, 0.01  # epochs compared with as many before; a smaller relative reduction is a plateau
+WINDOWS_S = (1200.0, 3600.0, 21600.0)
+PARTS, LEAST_RISES = 6, 3
+"""A window is divided into parts; the lowest usage of a part never falls, and rises at least so many times."""
+
+AHEAD = 2.0
+"""A growth counts if the capacity is full within this multiple of the time over which the growth was observed."""
+
+ENDED_KEPT = 20
+HOT = "GPU too hot"
+NOTES = frozenset({"loss does not fall", "much waiting for data"})
+"""Watches whose findings are shown and not sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a watch has found."""
+
+    watch: str  # name of the watch
+    sentence: str  # with the measured numbers
+    since_s: float  # seconds since 1970
+    until_s: float | None = None  # seconds since 1970; None while the finding lasts
+
+    @property
+    def is_alarm(self) -> bool:
+        return self.until_s is None and self.watch not in NOTES
+
+
+@dataclass(frozen=True, slots=True)
+class Minute:
+    """Means over a minute of training, or over one step that takes longer."""
+
+    epoch: int  # from 0
+    step_s: float  # seconds per step, with the wait for the batch
+    fetch_share: float  # share of `step_s` spent waiting for the batch
+    loss: float | None  # None if no finite loss was logged
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Readings of a run at one moment. Steps and seconds are sums since the process began to train."""
+
+    now_s: float  # monotonic clock
+    epoch: int
+    steps: int
+    fetch_s: float  # wait for batches
+    step_s: float  # computation of steps
+    loss: float | None
+    temperature_c: float | None = None  # of the hottest GPU
+    usage: Mapping[str, Capacity] = field(default_factory=dict)  # by name of a watch
+
+
+class RunWatches:
+    """The series of a run and the findings in them."""
+
+    def __init__(self, max_temperature_c: float = MAX_TEMPERATURE_C) -> None:
+        self.max_temperature_c = max_temperature_c
+        self.minutes: deque[Minute] = deque(maxlen=MINUTES_KEPT)
+        self.findings: tuple[Finding, ...] = ()  # by their begin, ended ones included
+        self._temperatures: deque[tuple[float, float]] = deque()
+        self._usage: dict[str, deque[tuple[float, int]]] = {}
+        self._losses: list[float] = []
+        self._began: Reading | None = None  # first reading of the current minute
+        self._judged_s = float("-inf")
+
+    def is_hot(self) -> bool:
+        """Return whether a GPU is too hot at the moment."""
+        return any(one.watch == HOT for one in self.findings if one.is_alarm)
+
+    def observe(self, reading: Reading, wall_s: float) -> None:
+        """Add a reading, and judge all series once a minute; `wall_s` is the wall clock, seconds since 1970."""
+        self._add_training(reading)
+        self._add_machine(reading)
+        if reading.now_s < self._judged_s + MINUTE_S:
+            return
+        self._judged_s = reading.now_s
+        lasting = {one.watch: one for one in self.findings if one.until_s is None}
+        found = self._found(reading, frozenset(lasting))
+        ended = [one for one in self.findings if one.until_s is not None]
+        ended += [replace(one, until_s=wall_s) for name, one in lasting.items() if name not in found]
+        now = [
+            Finding(name, sentence, lasting[name].since_s if name in lasting else wall_s - age_s)
+            for name, (sentence, age_s) in found.items()
+        ]
+        self.findings = (*ended[-ENDED_KEPT:], *sorted(now, key=lambda one: one.since_s))
+
+    def _add_training(self, reading: Reading) -> None:
+        began = self._began
+        if began is None or reading.steps < began.steps:  # another fit of this process
+            self._began, self._losses = reading, []
+            return
+        if reading.loss is not None:
+            self._losses.append(reading.loss)
+        fetch_s, steps = reading.fetch_s - began.fetch_s, reading.steps - began.steps
+        total_s = fetch_s + reading.step_s - began.step_s
+        if steps and total_s >= MINUTE_S:
+            loss = sum(self._losses) / len(self._losses) if self._losses else None
+            self.minutes.append(Minute(reading.epoch, total_s / steps, fetch_s / total_s, loss))
+            self._began, self._losses = reading, []
+
+    def _add_machine(self, reading: Reading) -> None:
+        if reading.temperature_c is not None:
+            self._temperatures.append((reading.now_s, reading.temperature_c))
+            while self._temperatures[0][0] < reading.now_s - HOT_S - MINUTE_S:
+                self._temperatures.popleft()
+        for name, capacity in reading.usage.items():
+            series = self._usage.setdefault(name, deque(maxlen=int(WINDOWS_S[-1] / MINUTE_S) + 1))
+            if series and reading.now_s < series[-1][0] + MINUTE_S:  # the lowest usage of each minute
+                series[-1] = series[-1][0], min(series[-1][1], capacity.used_bytes)
+            else:
+                series.append((reading.now_s, capacity.used_bytes))
+
+    def _found(self, reading: Reading, lasting: frozenset[str]) -> dict[str, tuple[str, float]]:
+        """Return sentence and age in seconds of each finding, by name of the watch."""
+        minutes = list(self.minutes)
+        judged = {HOT: too_hot(self._temperatures, self.max_temperature_c, HOT in lasting)}
+        for name, series in self._usage.items():
+            if (capacity := reading.usage.get(name)) is not None:
+                judged[name] = growth(series, capacity.free_bytes, name in lasting)
+        for name, judge in TRAINING_WATCHES.items():
+            judged[name] = judge(minutes, name in lasting)
+        return {name: one for name, one in judged.items() if one is not None}
+
+
+def too_hot(
+    temperatures: Sequence[tuple[float, float]], limit_c: float, is_lasting: bool = False
+) -> tuple[str, float] | None:
+    """Judge the temperature: `(time in seconds, °C)`, oldest first."""
+    if not temperatures:
+        return None
+    now_s = temperatures[-1][0]
+    recent = [degrees for at_s, degrees in temperatures if at_s >= now_s - (COOL_S if is_lasting else HOT_S)]
+    is_sustained = temperatures[0][0] <= now_s - HOT_S and len(recent) >= LEAST_READINGS and min(recent) > limit_c
+    if not is_sustained and not (is_lasting and max(recent) > limit_c):
+        return None
+    return f"{max(recent):.0f} °C, limit {limit_c:g} °C", HOT_S
+
+
+def growth(usage: Sequence[tuple[float, int]], free_bytes: int, is_lasting: bool = False) -> tuple[str, float] | None:
+    """Judge the usage of a memory or disk: `(time in seconds, bytes)`, oldest first.
+
+    Three windows are examined: growth over 20 minutes counts if the capacity is full in 40 minutes, growth over six
+    hours if the capacity is full within twelve hours. The growth must be visible in the lowest usage of the parts of a
+    window and lead to a higher usage than any before the window; peaks and a single jump are no growth. A lasting
+    finding ends when twice the time is left, or without growth in half of the window.
+    """
+    now_s = usage[-1][0]
+    for window_s in WINDOWS_S:
+        part_s = window_s / PARTS
+        if usage[0][0] > now_s - window_s + part_s:
+            break
+        parts: list[list[int]] = [[] for _ in range(PARTS)]
+        for at_s, used in usage:
+            if (part := PARTS - 1 - int((now_s - at_s) / part_s)) >= 0:
+                parts[part].append(used)
+        if not all(parts):
+            continue
+        floors = [min(part) for part in parts]
+        changes = [later - earlier for earlier, later in pairwise(floors)]
+        is_growing = min(changes) >= 0 and sum(change > 0 for change in changes) >= LEAST_RISES
+        before = max((used for at_s, used in usage if at_s <= now_s - window_s), default=0)
+        is_growing &= floors[-1] > before
+        if is_lasting:
+            is_growing = floors[-1] > floors[PARTS // 2 - 1]
+        bytes_per_s = (floors[-1] - floors[0]) / (window_s - part_s)
+        ahead_s = AHEAD * window_s * (2 if is_lasting else 1)
+        if bytes_per_s > 0 and is_growing and free_bytes / bytes_per_s <= ahead_s:
+            left = f"{free_bytes / 1e9:.1f} GB free, full in {free_bytes / bytes_per_s / 3600:.1f} h"
+            return f"+{bytes_per_s * 3600 / 1e9:.2g} GB/h over {window_s / 60:.0f} min, {left}", window_s
+    return None
+
+
+def slower(minutes: Sequence[Minute], is_lasting: bool = False) -> tuple[str, float] | None:
+    """Compare the steps per second with the median of the run."""
+    if len(minutes) < RECENT + LEAST_EARLIER:
+        return None
+    usual = 1 / median(one.step_s for one in minutes[:-RECENT])
+    now = 1 / median(one.step_s for one in minutes[-RECENT:])
+    if now >= (SLOWER_ENDS if is_lasting else SLOWER) * usual:
+        return None
+    return f"{now:.3g} steps/s, {1 - now / usual:.0%} below the run's median of {usual:.3g}", RECENT * MINUTE_S
+
+
+def waiting(minutes: Sequence[Minute], is_lasting: bool = False) -> tuple[str, float] | None:
+    """Compare the share of waiting for data with the median of the run."""
+    if len(minutes) < RECENT + LEAST_EARLIER:
+        return None
+    usual = median(one.fetch_share for one in minutes[:-RECENT])
+    now = median(one.fetch_share for one in minutes[-RECENT:])
+    if now <= max(WAIT, usual + WAIT_RISE) * (0.8 if is_lasting else 1.0):
+        return None
+    return f"{now:.0%} of the time, the run's median is {usual:.0%}", RECENT * MINUTE_S
+
+
+def much_waiting(minutes: Sequence[Minute], is_lasting: bool = False) -> tuple[str, float] | None:
+    """Return a note if most of the time of the run is spent waiting for data."""
+    if len(minutes) < LEAST_EARLIER or (share := median(one.fetch_share for one in minutes)) <= MUCH_WAIT:
+        return None
+    return f"{share:.0%} of the time of the run; see docs/loader.md", LEAST_EARLIER * MINUTE_S
+
+
+def diverging(minutes: Sequence[Minute], is_lasting: bool = False) -> tuple[str, float] | None:
+    """Compare the loss with the median of the last epochs, or of the last hour if the epochs are shorter."""
+    known = [(one.epoch, one.loss) for one in minutes if one.loss is not None]
+    recent = [loss for _, loss in known[-RECENT:]]
+    first = min((one.epoch for one in minutes[-RECENT:]), default=0) - EPOCHS
+    earlier = [loss for at, (epoch, loss) in enumerate(known[:-RECENT]) if epoch >= first or at >= len(known) - 60]
+    if len(earlier) < LEAST_EARLIER:
+        return None
+    usual, now = median(earlier), median(recent)
+    if usual <= 0 or now <= (DIVERGED_ENDS if is_lasting else DIVERGED) * usual:
+        return None
+    return f"{now:.4g}, {now / usual:.2g} times the median of the last epochs, {usual:.4g}", RECENT * MINUTE_S
+
+
+def plateau(minutes: Sequence[Minute], is_lasting: bool = False) -> tuple[str, float] | None:
+    """Return a note if the median loss of complete epochs falls no longer."""
+    by_epoch: dict[int, list[float]] = {}
+    for one in minutes:
+        if one.loss is not None:
+            by_epoch.setdefault(one.epoch, []).append(one.loss)
+    epochs = sorted(by_epoch)[:-1][-2 * PLATEAU_EPOCHS :]
+    if len(epochs) < 2 * PLATEAU_EPOCHS:
+        return None
+    before, now = (
+        median(loss for epoch in part for loss in by_epoch[epoch])
+        for part in (epochs[:PLATEAU_EPOCHS], epochs[PLATEAU_EPOCHS:])
+    )
+    if before <= 0 or now < (1 - PLATEAU) * before:
+        return None
+    age_s = sum(one.epoch >= epochs[PLATEAU_EPOCHS] for one in minutes) * MINUTE_S
+    return f"{now:.4g} in the last {PLATEAU_EPOCHS} epochs, {before:.4g} in the {PLATEAU_EPOCHS} before", age_s
+
+
+TRAINING_WATCHES = {
+    "training slower": slower,
+    "waiting for data": waiting,
+    "much waiting for data": much_waiting,
+    "loss rises": diverging,
+    "loss does not fall": plateau,
+}
