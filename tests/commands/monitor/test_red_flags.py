@@ -74,8 +74,10 @@ def test_each_trouble_raises_its_flag(state: RunState, flag: str) -> None:
         with_findings(Finding("loss does not fall", "4 in the last 3 epochs", NOW_S)),
         replace(with_findings(TOO_HOT), judgement=Judgement(RunVerdict.GONE)),
     ],
-    ids=["scores take long", "ended", "on the CPU", "scores on the CPU", "one of two", "nothing known"]
-    + ["one reading", "over", "note", "hot at its end"],
+    ids=[
+        *("scores take long", "ended", "on the CPU", "scores on the CPU", "one of two", "nothing known"),
+        *("one reading", "over", "note", "hot at its end"),
+    ],
 )
 def test_no_flag_without_trouble(state: RunState) -> None:
     assert red_flags(state) == []

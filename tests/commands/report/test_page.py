@@ -1,14 +1,18 @@
 import re
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
+from tests.commands.monitor.known_states import NOW_S, STATUS
 from tests.commands.report.run_folder_maker import CLASS_NAMES, METRICS_TEXT, OTHER, make_run, record
 from yolo_lightning.commands.report.page import render
 from yolo_lightning.commands.report.read_report import read_contents
 from yolo_lightning.evaluation.class_colours import class_colour
+from yolo_lightning.supervision.run_status import write_status
+from yolo_lightning.supervision.watches import Finding
 from yolo_lightning.utils.run_files import evaluation_record
 
 VOID = frozenset({"meta", "img", "br"})
@@ -172,6 +176,17 @@ def test_run_that_has_just_begun_says_what_is_missing(tmp_path: Path) -> None:
         "Starts of the training: none recorded.",
     ):
         assert sentence in text
+
+
+def test_findings_of_the_watches_are_listed_with_their_times(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    ended = Finding("GPU too hot", "84 °C, limit 80 °C", NOW_S - 900, NOW_S - 300)
+    lasting = Finding("disk fills", "+4 GB/h <fast>", NOW_S)
+    write_status(replace(STATUS, findings=(ended, lasting)), tmp_path / "status.json")
+    text = render(read_contents(tmp_path))
+    Page(text)
+    assert re.search(r"<li>GPU too hot: 84 °C, limit 80 °C, .* to .* \(10 min 0 s\)</li>", text)
+    assert "<li>disk fills: +4 GB/h &lt;fast&gt;, since " in text
 
 
 def test_empty_run_is_a_page_too(tmp_path: Path) -> None:
