@@ -14,7 +14,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from yolo_lightning.supervision.run_status import FitPlan, Scores, Status, write_status
-from yolo_lightning.supervision.watches import MAX_TEMPERATURE_C, Finding, Minute, Reading, RunWatches
+from yolo_lightning.supervision.watches import MAX_TEMPERATURE_C, Minute, Reading, RunWatches, WatchFinding
 from yolo_lightning.utils.loop_position import steps_begun
 from yolo_lightning.utils.machine_reader import MachineReader, SensorReadings
 from yolo_lightning.utils.optional_file import OptionalFile
@@ -166,7 +166,7 @@ class StatusFile(FitTimer):
         self._best_map_50 = state_dict["best_map_50"]
         # Checkpoints of earlier versions do not contain these keys.
         self.watches.minutes.extend(Minute(*one) for one in state_dict.get("minutes", ()))
-        self.watches.findings = tuple(Finding(**one) for one in state_dict.get("findings", ()))
+        self.watches.findings = tuple(WatchFinding(**one) for one in state_dict.get("findings", ()))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)

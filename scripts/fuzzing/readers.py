@@ -377,13 +377,14 @@ def run_files(folder: Path) -> Target:
     from yolo_lightning.supervision.run_lock import read_holder
     from yolo_lightning.supervision.run_status import Scores, Status
     from yolo_lightning.supervision.supervisor_status import SupervisorState, SupervisorStatus
+    from yolo_lightning.supervision.watches import WatchFinding
     from yolo_lightning.utils.run_files import saved_steps
 
     run = folder / "run"
     losses: dict[str, float | None] = {"train/loss": 1.5, "train/box": None}
     status = Status(
         3, 100, 1, 1, 1.8e9, 5.0, 99, 0, "host", "cpu", 2, 1, 50, 150, 0.5, 0.1, 100.0, 5.0, losses, {"lr": 0.1},
-        (Scores(0, {"val/map_50": 0.5}),), 0.5,
+        (Scores(0, {"val/map_50": 0.5}),), 0.5, (WatchFinding("disk fills", "+4 GB/h", 1.8e9),),
     )  # fmt: skip
     standing = SupervisorStatus(SupervisorState.STALLED, 1.8e9, 3, 98, 0, "host", "because", 2, 1, "no workers", 99)
     incident = {"time": "2026-11-21T09:55:27+0000", "class": "loader stall", "sentence": "s", "outcome": "o", "step": 3}

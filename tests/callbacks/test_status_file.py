@@ -15,7 +15,7 @@ from tests.callbacks.tiny_training import Interrupt, StopAt, TinyModule, fit
 from yolo_lightning.callbacks import LastCheckpoint, StatusFile, status_file
 from yolo_lightning.callbacks.status_file import BLOCK_STEPS, BLOCKS, StepPace
 from yolo_lightning.supervision.run_status import Status, read_status
-from yolo_lightning.supervision.watches import Finding, Minute, RunWatches
+from yolo_lightning.supervision.watches import Minute, RunWatches, WatchFinding
 from yolo_lightning.utils.machine_reader import SensorReadings
 from yolo_lightning.utils.sensors import Capacity, GpuReading
 
@@ -182,7 +182,7 @@ def test_temperature_limit_must_be_positive(limit_c: float) -> None:
 def test_minutes_and_ended_findings_are_part_of_a_checkpoint() -> None:
     before, after = StatusFile(), StatusFile()
     before.watches.minutes.append(Minute(3, 1.5, 0.25, None))
-    ended, lasting = Finding("disk fills", "x", 1.0, 2.0), Finding("GPU too hot", "x", 3.0)
+    ended, lasting = WatchFinding("disk fills", "x", 1.0, 2.0), WatchFinding("GPU too hot", "x", 3.0)
     before.watches.findings = (ended, lasting)
     state = before.state_dict()
     after.load_state_dict(state)

@@ -15,7 +15,7 @@ from yolo_lightning.supervision.notify import Notifier, NotifySettings
 from yolo_lightning.supervision.restart_policy import FallbackState
 from yolo_lightning.supervision.run_status import read_status
 from yolo_lightning.supervision.supervisor_status import SupervisorState, SupervisorStatus
-from yolo_lightning.supervision.watches import Finding
+from yolo_lightning.supervision.watches import WatchFinding
 from yolo_lightning.utils.addresses import redacted
 from yolo_lightning.utils.exit_codes import ExitCode
 from yolo_lightning.utils.files import write_json
@@ -55,7 +55,7 @@ class Announcer:
         self._furthest = (-1, 0, 0)
         self._next_ping_s = 0.0
         self._next_check_s = 0.0 if settings.webhook or settings.apprise else float("inf")
-        self._check: Call[tuple[list[tuple[str, str]], tuple[Finding, ...]]] | None = None
+        self._check: Call[tuple[list[tuple[str, str]], tuple[WatchFinding, ...]]] | None = None
         self._alarms: dict[str, float] = {}  # begin of each alarm that was sent, by name of the watch
         self._steps_lost: int | None = None
         self._started = False
@@ -138,7 +138,7 @@ class Announcer:
             self.notifier.send("recovered", f"{what}, {self._steps_lost} steps lost, fallback level: {level}")
             self._steps_lost = None
 
-    def _changes(self, findings: tuple[Finding, ...]) -> list[tuple[str, str]]:
+    def _changes(self, findings: tuple[WatchFinding, ...]) -> list[tuple[str, str]]:
         """Return an event for each new alarm of a watch, and for the end of each alarm that was sent."""
         events = []
         for one in findings:
@@ -157,7 +157,9 @@ class Announcer:
         self._disk.post(write_json, self.run / SUPERVISOR_FILE, asdict(self._status), replaces=SUPERVISOR_FILE)
 
 
-def _check_run(run: Path, disk_free_share: float, since_s: float) -> tuple[list[tuple[str, str]], tuple[Finding, ...]]:
+def _check_run(
+    run: Path, disk_free_share: float, since_s: float
+) -> tuple[list[tuple[str, str]], tuple[WatchFinding, ...]]:
     """Return events for a nearly full disk and for losses that are not finite, and the findings of the watches.
 
     A status file written before `since_s`, seconds since 1970, is ignored. May wait for a disk that hangs.

@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from yolo_lightning.supervision.watches import Finding
+from yolo_lightning.supervision.watches import WatchFinding
 from yolo_lightning.utils.files import replacing
 from yolo_lightning.utils.json_record import read_record
 
@@ -76,7 +76,7 @@ class Status(FitPlan):
     learning_rates: dict[str, float | None]  # by logged name
     scores: tuple[Scores, ...]  # of the last validations, oldest first
     best_map_50: float | None  # best mAP at IoU 0.5 so far; None before the first validation
-    findings: tuple[Finding, ...] = ()  # of the watches, ended ones included
+    findings: tuple[WatchFinding, ...] = ()  # of the watches, ended ones included
 
     def not_finite(self) -> list[str]:
         return [name for name, value in self.losses.items() if value is None]

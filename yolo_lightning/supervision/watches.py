@@ -23,7 +23,7 @@ RECENT, LEAST_EARLIER = 10, 20
 """Minutes of training that are judged, and the least number of earlier minutes with which they are compared."""
 
 SLOWER, SLOWER_ENDS = 0.7, 0.8  # share of the run's median of steps per second
-WAIT, WAIT_RISE, MUCH_WAIT = 0.3, 0.2, 0.5  # share of waiting for data: limit, rise over the median, limit of the note
+WAIT, WAIT_RISE = 0.3, 0.2  # share of waiting for data: limit, and rise over the median
 DIVERGED, DIVERGED_ENDS = 1.5, 1.25  # loss as a multiple of the median of the last epochs
 EPOCHS = 5  # last epochs whose losses are compared
 PLATEAU_EPOCHS, PLATEAU = 3, 0.01  # epochs compared with as many before; a smaller relative reduction is a plateau
@@ -36,12 +36,12 @@ AHEAD = 2.0
 
 ENDED_KEPT = 20
 HOT = "GPU too hot"
-NOTES = frozenset({"loss does not fall", "much waiting for data"})
+NOTES = frozenset({"loss does not fall"})
 """Watches whose findings are shown and not sent."""
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class WatchFinding:
     """What a watch has found."""
 
     watch: str  # name of the watch
@@ -84,7 +84,7 @@ class RunWatches:
     def __init__(self, max_temperature_c: float = MAX_TEMPERATURE_C) -> None:
         self.max_temperature_c = max_temperature_c
         self.minutes: deque[Minute] = deque(maxlen=MINUTES_KEPT)
-        self.findings: tuple[Finding, ...] = ()  # by their begin, ended ones included
+        self.findings: tuple[WatchFinding, ...] = ()  # by their begin, ended ones included
         self._temperatures: deque[tuple[float, float]] = deque()
         self._usage: dict[str, deque[tuple[float, int]]] = {}
         self._losses: list[float] = []
@@ -107,7 +107,7 @@ class RunWatches:
         ended = [one for one in self.findings if one.until_s is not None]
         ended += [replace(one, until_s=wall_s) for name, one in lasting.items() if name not in found]
         now = [
-            Finding(name, sentence, lasting[name].since_s if name in lasting else wall_s - age_s)
+            WatchFinding(name, sentence, lasting[name].since_s if name in lasting else wall_s - age_s)
             for name, (sentence, age_s) in found.items()
         ]
         self.findings = (*ended[-ENDED_KEPT:], *sorted(now, key=lambda one: one.since_s))
@@ -220,13 +220,6 @@ def waiting(minutes: Sequence[Minute], is_lasting: bool = False) -> tuple[str, f
     return f"{now:.0%} of the time, the run's median is {usual:.0%}", RECENT * MINUTE_S
 
 
-def much_waiting(minutes: Sequence[Minute], is_lasting: bool = False) -> tuple[str, float] | None:
-    """Return a note if most of the time of the run is spent waiting for data."""
-    if len(minutes) < LEAST_EARLIER or (share := median(one.fetch_share for one in minutes)) <= MUCH_WAIT:
-        return None
-    return f"{share:.0%} of the time of the run; see docs/loader.md", LEAST_EARLIER * MINUTE_S
-
-
 def diverging(minutes: Sequence[Minute], is_lasting: bool = False) -> tuple[str, float] | None:
     """Compare the loss with the median of the last epochs, or of the last hour if the epochs are shorter."""
     known = [(one.epoch, one.loss) for one in minutes if one.loss is not None]
@@ -263,7 +256,6 @@ def plateau(minutes: Sequence[Minute], is_lasting: bool = False) -> tuple[str, f
 TRAINING_WATCHES = {
     "training slower": slower,
     "waiting for data": waiting,
-    "much waiting for data": much_waiting,
     "loss rises": diverging,
     "loss does not fall": plateau,
 }

@@ -6,7 +6,7 @@ from tests.commands.monitor.known_states import NOW_S, STATUS
 from yolo_lightning.commands.monitor.run_state import Judgement, RunState, RunVerdict, red_flags
 from yolo_lightning.commands.monitor.wording import moment
 from yolo_lightning.supervision.heartbeat import Phase
-from yolo_lightning.supervision.watches import Finding
+from yolo_lightning.supervision.watches import WatchFinding
 from yolo_lightning.utils.machine_reader import SensorReadings
 from yolo_lightning.utils.process_identity import Process
 from yolo_lightning.utils.sensors import Capacity, GpuReading
@@ -32,11 +32,11 @@ def with_gpu(**changed: object) -> RunState:
     return with_machine(gpus=(replace(COOL, **changed),))  # type: ignore[arg-type]
 
 
-def with_findings(*findings: Finding) -> RunState:
+def with_findings(*findings: WatchFinding) -> RunState:
     return replace(WELL, status=replace(STATUS, device="cuda:0", findings=findings))
 
 
-TOO_HOT = Finding("GPU too hot", "84 °C, limit 80 °C", NOW_S - 600)
+TOO_HOT = WatchFinding("GPU too hot", "84 °C, limit 80 °C", NOW_S - 600)
 
 
 def test_healthy_run_close_to_all_limits_has_none() -> None:
@@ -71,7 +71,7 @@ def test_each_trouble_raises_its_flag(state: RunState, flag: str) -> None:
         with_machine(gpus=(GpuReading("GPU 0"),), memory=None, disk=None),
         with_gpu(temperature_c=99.0, memory_used_bytes=100),
         with_findings(replace(TOO_HOT, until_s=NOW_S)),
-        with_findings(Finding("loss does not fall", "4 in the last 3 epochs", NOW_S)),
+        with_findings(WatchFinding("loss does not fall", "4 in the last 3 epochs", NOW_S)),
         replace(with_findings(TOO_HOT), judgement=Judgement(RunVerdict.GONE)),
     ],
     ids=[

@@ -18,7 +18,7 @@ from yolo_lightning.commands.monitor.run_state import (
 from yolo_lightning.commands.monitor.screen import buffer_s, screen
 from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.supervision.incident import IncidentReport
-from yolo_lightning.supervision.watches import Finding
+from yolo_lightning.supervision.watches import WatchFinding
 from yolo_lightning.utils.machine_reader import SensorReadings
 from yolo_lightning.utils.process_identity import Process
 from yolo_lightning.utils.sensors import Capacity, GpuReading
@@ -160,7 +160,10 @@ def test_sentence_of_the_present_stall_is_shown_once() -> None:
 
 
 def test_findings_of_the_watches_are_shown_alarms_as_warnings() -> None:
-    findings = (Finding("disk fills", "+4 GB/h", NOW_S - 60), Finding("loss does not fall", "4.1", NOW_S - 60))
+    findings = (
+        WatchFinding("disk fills", "+4 GB/h", NOW_S - 60),
+        WatchFinding("loss does not fall", "4.1", NOW_S - 60),
+    )
     lines = draw(replace(STATE, status=replace(STATUS, findings=findings))).splitlines()
     [alarm] = [line for line in lines if "disk fills: +4 GB/h, since " in line]
     [note] = [line for line in lines if "loss does not fall: 4.1, since " in line]

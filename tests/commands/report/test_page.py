@@ -12,7 +12,7 @@ from yolo_lightning.commands.report.page import render
 from yolo_lightning.commands.report.read_report import read_contents
 from yolo_lightning.evaluation.class_colours import class_colour
 from yolo_lightning.supervision.run_status import write_status
-from yolo_lightning.supervision.watches import Finding
+from yolo_lightning.supervision.watches import WatchFinding
 from yolo_lightning.utils.run_files import evaluation_record
 
 VOID = frozenset({"meta", "img", "br"})
@@ -180,8 +180,8 @@ def test_run_that_has_just_begun_says_what_is_missing(tmp_path: Path) -> None:
 
 def test_findings_of_the_watches_are_listed_with_their_times(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
-    ended = Finding("GPU too hot", "84 °C, limit 80 °C", NOW_S - 900, NOW_S - 300)
-    lasting = Finding("disk fills", "+4 GB/h <fast>", NOW_S)
+    ended = WatchFinding("GPU too hot", "84 °C, limit 80 °C", NOW_S - 900, NOW_S - 300)
+    lasting = WatchFinding("disk fills", "+4 GB/h <fast>", NOW_S)
     write_status(replace(STATUS, findings=(ended, lasting)), tmp_path / "status.json")
     text = render(read_contents(tmp_path))
     Page(text)

@@ -10,7 +10,7 @@ from yolo_lightning.supervision.incident import IncidentReport
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts
 from yolo_lightning.supervision.run_status import Status
 from yolo_lightning.supervision.supervisor_status import SupervisorState, SupervisorStatus
-from yolo_lightning.supervision.watches import Finding
+from yolo_lightning.supervision.watches import WatchFinding
 from yolo_lightning.utils.machine_reader import SensorReadings
 from yolo_lightning.utils.process_identity import Process
 
@@ -191,14 +191,14 @@ def red_flags(state: RunState) -> list[str]:
     return [*_training_flags(state), *_machine_flags(state), *alarms]
 
 
-def lasting_findings(state: RunState) -> tuple[Finding, ...]:
+def lasting_findings(state: RunState) -> tuple[WatchFinding, ...]:
     """Return what the watches of a living run find at the moment."""
     if state.status is None or state.judgement.verdict not in ALIVE:
         return ()
     return tuple(one for one in state.status.findings if one.until_s is None)
 
 
-def finding_line(one: Finding, now_s: float) -> str:
+def finding_line(one: WatchFinding, now_s: float) -> str:
     """Return a finding with its numbers and times."""
     since = moment(one.since_s, now_s)
     if one.until_s is None:

@@ -18,7 +18,7 @@ from yolo_lightning.evaluation.record import EvaluationRecord
 from yolo_lightning.supervision.incident import IncidentReport, read_incident
 from yolo_lightning.supervision.run_status import read_status
 from yolo_lightning.supervision.supervisor_status import SupervisorStatus
-from yolo_lightning.supervision.watches import Finding
+from yolo_lightning.supervision.watches import WatchFinding
 from yolo_lightning.utils import run_files
 from yolo_lightning.utils.addresses import redacted
 from yolo_lightning.utils.paths import real_path
@@ -91,7 +91,7 @@ class Contents:
     evaluations: tuple[Evaluation, ...]  # those with any stored result
     starts_s: tuple[float, ...]  # starts of the training, seconds since 1970, ascending
     incidents: tuple[IncidentReport, ...]  # oldest first
-    findings: tuple[Finding, ...]  # of the watches, oldest first
+    findings: tuple[WatchFinding, ...]  # of the watches, oldest first
     checkpoints: tuple[Checkpoint, ...]  # newest first
     environment: Mapping[str, str]  # versions and machine by name
     configurations: Mapping[str, str]  # YAML text by file name, without secrets
