@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 def _uncompiled(function: Callable[P, T]) -> Callable[P, T]:
     """Exclude a function from compilers, which cannot trace algorithms that write into buffers."""
-    result: Callable[P, T] = torch.compiler.disable(function)
+    result: Callable[P, T] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
     return result
 
 

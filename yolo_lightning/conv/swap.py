@@ -70,8 +70,8 @@ def swap_convs(module: ModuleT, *, plan: Plan = DEFAULT_PLAN, skip: Collection[s
     if refused:
         raise ValueError(
             f"swap_convs has no vendor-free form of {', '.join(refused)}; supported are the 1-D and 2-D convolution "
-            "and BatchNorm layers of torch.nn, not lazy or parametrized forms and subclasses that override methods; add "
-            "layers to skip to keep PyTorch's implementation"
+            "and BatchNorm layers of torch.nn, not lazy or parametrized forms and subclasses that override methods; "
+            "add layers to skip to keep PyTorch's implementation"
         )
     for _, layer in layers:
         layer.__class__ = _replacement(layer) or type(layer)
