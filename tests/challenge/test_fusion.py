@@ -9,8 +9,6 @@ import pytest
 
 from yolo_lightning.challenge.content import Content
 from yolo_lightning.challenge.fusion import fuse
-from yolo_lightning.challenge.fusion_weights import choose_weights, first_half, normalised, search
-from yolo_lightning.challenge.score import score_submission
 
 CASES = json.loads((Path(__file__).parent / "weighted_boxes_fusion.json").read_text())
 """Random boxes of one frame, and the result of `weighted_boxes_fusion` of ensemble-boxes 1.0.9, 4 and 7 digits."""
@@ -60,40 +58,3 @@ def test_frames_are_matched_by_their_ids_and_at_most_100_remain() -> None:
     assert fused.image_ids == ("a", "b")
     assert (set(fused.owners.tolist()), len(fused.scores)) == ({1}, 100)
     assert fused.scores.min() == pytest.approx(0.021)
-
-
-def months(image_ids: tuple[str, ...], scores: dict[str, list[float]], shift: float = 0.0) -> Content:
-    """An object per frame, found with the first score, and a false alarm with the second."""
-    boxes = [[BOX[0] + shift, BOX[1], BOX[2] + shift, BOX[3]], [200.0, 100.0, 230.0, 140.0]]
-    entries = {image_id: {"boxes": boxes, "scores": scores[image_id], "labels": [1, 1]} for image_id in image_ids}
-    return content(entries)
-
-
-IDS = tuple(f"{month}00{clip}14120000" for month in (202101, 202102) for clip in range(1, 5))
-
-
-def test_a_better_file_gets_a_larger_weight() -> None:
-    truth = content({image_id: {"boxes": [BOX], "scores": [1.0], "labels": [1]} for image_id in IDS})
-    good = months(IDS, {image_id: [0.9, 0.5] for image_id in IDS})
-    bad = months(IDS, {image_id: [0.1, 0.99] for image_id in IDS}, shift=300.0)
-    choice = choose_weights([good, bad], truth, 0.55)
-    assert choice.weights[0] > choice.weights[1]
-    assert len(choice.halves) == 2
-    assert choice.balanced > choice.equal
-    assert score_submission(fuse([good, bad], choice.weights, 0.55), truth).balanced() == choice.balanced
-
-
-def test_weights_that_do_not_win_on_both_halves_are_not_used() -> None:
-    truth = content({image_id: {"boxes": [BOX], "scores": [1.0], "labels": [1]} for image_id in IDS})
-    first = first_half(IDS)
-    assert first.tolist().count(True) == 4
-    ranks = {image_id: [0.9, 0.5] if is_first else [0.1, 0.99] for image_id, is_first in zip(IDS, first, strict=True)}
-    others = {image_id: [0.1, 0.99] if is_first else [0.9, 0.5] for image_id, is_first in zip(IDS, first, strict=True)}
-    choice = choose_weights([months(IDS, ranks), months(IDS, others, shift=300.0)], truth, 0.55)
-    assert choice.weights == (0.5, 0.5)
-
-
-def test_search_stops_at_a_maximum() -> None:
-    found = search(normalised((1, 1)), lambda weights: -abs(weights[0] - 0.8))
-    assert found == normalised((4, 1))
-    assert search(normalised((1, 1)), lambda weights: 1.0) == (0.5, 0.5)

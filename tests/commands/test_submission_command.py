@@ -91,33 +91,6 @@ def test_wrong_file_is_told_with_counts_and_examples(
     out = capsys.readouterr().out
     assert f"error (certain): ids of the split are missing: 1\n    first: {IDS[1]}\n" in out
     assert "labels must be 1, 2, 3, 4, got 0, 1, 3, which count from 0" in out
-    assert "--fix: add +1 to all labels" in out
-
-
-@pytest.mark.parametrize("copy", ["repaired.json", "repaired.zip"])
-def test_repaired_copy_passes(
-    call: Callable[..., int], folder: Path, capsys: pytest.CaptureFixture[str], copy: str
-) -> None:
-    spoilt(folder)
-    assert call("check", "predictions.json", "--template", "template.json", "--fix", copy) == 0
-    assert "add +1 to all labels" in capsys.readouterr().out.partition("repairs:")[2]
-    assert call("check", copy, "--template", "template.json") == 0
-
-
-def test_nothing_is_written_where_one_would_have_to_guess(
-    call: Callable[..., int], folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    content = json.loads((folder / "predictions.json").read_text())
-    content[IDS[1]]["scores"].pop()
-    (folder / "predictions.json").write_text(json.dumps(content))
-    assert call("check", "predictions.json", "--template", "template.json", "--fix", "repaired.json") == 1
-    assert "repaired.json was not written" in capsys.readouterr().out
-    assert not (folder / "repaired.json").exists()
-
-
-def test_right_file_is_not_copied(call: Callable[..., int], folder: Path) -> None:
-    assert call("check", "predictions.json", "--template", "template.json", "--fix", "repaired.json") == 0
-    assert not (folder / "repaired.json").exists()
 
 
 @pytest.mark.parametrize(
@@ -126,8 +99,6 @@ def test_right_file_is_not_copied(call: Callable[..., int], folder: Path) -> Non
         (["check"], "check.file"),
         (["check", "nowhere.json"], "nowhere.json cannot be read"),
         (["check", "predictions.json", "--template", "nowhere.json"], "nowhere.json cannot be read"),
-        (["check", "predictions.json", "--fix", "predictions.json"], "fix must be another file"),
-        (["check", "predictions.json", "--fix", "repaired.txt"], "end in .json or .zip"),
         (["score", "predictions.json"], "score.truth"),
         (["score", "predictions.json", "template.json"], "no annotated box"),
         (["polish"], "polish"),
@@ -242,9 +213,8 @@ def test_degenerate_boxes_are_scored_as_cocos_evaluation_scores_them(
 def test_check_still_calls_degenerate_boxes_wrong(
     call: Callable[..., int], degenerate: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert call("check", "predictions.json", "--template", "template.json", "--fix", "repaired.json") == 1
+    assert call("check", "predictions.json", "--template", "template.json") == 1
     assert "error (certain): boxes have x2 < x1" in capsys.readouterr().out
-    assert not (degenerate / "repaired.json").exists()
 
 
 def test_boxes_of_another_layout_are_scored_and_named(
@@ -319,21 +289,6 @@ def test_template_tells_fusion_the_size_of_the_frames(call: Callable[..., int], 
     (folder / "large.json").write_text(json.dumps(split))
     assert call("fuse", "a.json", "b.json") == 2
     assert call("fuse", "a.json", "b.json", "--template", "large.json") == 0
-    assert call("fuse", "a.json", "b.json", "--template", "large.json", "--validation", "a.json", "b.json",
-                "--truth", "large.json") == 0  # fmt: skip
-
-
-def test_weights_are_chosen_with_predictions_of_the_validation_split(
-    call: Callable[..., int], folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = json.loads((folder / "predictions.json").read_text())
-    (folder / "b.json").write_text(json.dumps(found))
-    words = ["predictions.json", "b.json", "--validation", "predictions.json", "b.json", "--truth", "Valid.json"]
-    assert call("fuse", *words) == 0
-    out = capsys.readouterr().out
-    assert "weights of half 1: 0.5 0.5" in out
-    assert "equal weights, because chosen weights do not score higher on both other halves" in out
-    assert (folder / "fused.zip").is_file()
 
 
 @pytest.mark.parametrize(
@@ -344,7 +299,6 @@ def test_weights_are_chosen_with_predictions_of_the_validation_split(
         (["predictions.json", "b.json", "--score_threshold", "-1"], "score_threshold must be >= 0 and < 1, got -1.0"),
         (["predictions.json", "b.json", "--weights", "1"], "one number > 0 per file, here 2, got [1.0]"),
         (["predictions.json", "b.json", "--output", "b.json"], "output must be another file"),
-        (["predictions.json", "b.json", "--truth", "Valid.json"], "got only one of them"),
         (["predictions.json", "template.json"], "template.json has errors"),
         (["predictions.json", "gone.json"], "gone.json"),
         (["predictions.json", "b.json"], "must have the same images, but 1 images are in one of them only"),

@@ -1,4 +1,4 @@
-"""Check and repair of a submission: every record is checked, each problem has a count and an example."""
+"""Check of a submission: every record is checked, each problem has a count and an example."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,7 +23,6 @@ from yolo_lightning.challenge.reading import read_submission
 
 FEWEST_LABELS = 3  # minimum number of different labels before a common offset of all labels is certain
 FEWEST_DETECTIONS = 100  # minimum number of detections before class frequencies are compared
-MAX_REPAIRS = 4  # maximum number of repair rounds; a repair may reveal further repairable errors
 
 LAYOUTS = {
     "xyxy": "corners",
@@ -47,7 +46,7 @@ def check_submission(path: Path, template: Template | None = None) -> Submission
 def _check_content(
     content: Content, template: Template | None, *, is_results_list: bool = False
 ) -> list[SubmissionProblem]:
-    """Return the problems of the content in the order of repair."""
+    """Return the problems of the content."""
     problems = check_alone(content.image_ids) if template is None else check_against(content, template)
     if not len(content.scores):
         return [*problems, SubmissionProblem("no image has a detection", len(content.image_ids), "", Certainty.LIKELY)]
@@ -56,8 +55,6 @@ def _check_content(
         content,
         not_finite(content),
         "detections contain NaN, Infinity or null",
-        remedy="drop them, because they can neither be ranked nor matched",
-        repair=lambda content: content.take(~not_finite(content)),
     )
     problems += check_boxes(content, frame_size, is_results_list)
     problems += check_labels(content)
@@ -74,29 +71,6 @@ def _of_detections(
     return [SubmissionProblem(what, int(detections.sum()), content.first(detections, named), **options)]
 
 
-def repaired(
-    report: SubmissionReport, template: Template | None
-) -> tuple[Content | None, tuple[SubmissionProblem, ...]]:
-    """Return the repaired content, with the frames of the template in order, and the repaired errors.
-
-    The content is None unless every error has a repair.
-    """
-    fixed: tuple[SubmissionProblem, ...] = ()
-    content, errors = report.content, report.errors
-    for _ in range(MAX_REPAIRS):
-        for error in errors:
-            if content is None or error.repair is None:
-                return None, fixed
-            content = error.repair(content)
-        fixed += errors
-        if content is None:
-            return None, fixed
-        errors = SubmissionReport(content, tuple(_check_content(content, template))).errors
-        if not errors:
-            return content if template is None else content.with_frames(template.image_ids), fixed
-    return None, fixed
-
-
 def not_finite(content: Content) -> Flags:
     return ~(np.isfinite(content.boxes).all(axis=1) & np.isfinite(content.scores) & np.isfinite(content.labels))
 
@@ -111,18 +85,14 @@ def check_labels(content: Content) -> list[SubmissionProblem]:
     listed = ", ".join(f"{label:g}" for label in given[:8]) + (", ..." if len(given) > 8 else "")
     what = f"labels must be {', '.join(map(str, CATEGORY_IDS))}, got {listed}"
     example = content.first(wrong)
-    shifts = [shift for shift in (1, -1) if np.isin(given + shift, CATEGORY_IDS).all()]
-    if len(shifts) != 1:
+    shifts = {1: ", which count from 0 as in YOLO", -1: ", which count from 2 as if background were a class"}
+    found = [words for shift, words in shifts.items() if np.isin(given + shift, CATEGORY_IDS).all()]
+    if len(found) != 1:
         return [SubmissionProblem(what, int(wrong.sum()), example)]
-    (shift,) = shifts
-    what += ", which count from 0 as in YOLO" if shift == 1 else ", which count from 2 as if background were a class"
-    if len(given) < FEWEST_LABELS or counts[0] < counts.max():  # person is by far the most frequent class
-        return [SubmissionProblem(what, len(labels), example, Certainty.LIKELY)]
-
-    def repair(content: Content) -> Content:
-        return replace(content, labels=content.labels + shift)
-
-    return [SubmissionProblem(what, len(labels), example, remedy=f"add {shift:+d} to all labels", repair=repair)]
+    is_sure = len(given) >= FEWEST_LABELS and counts[0] == counts.max()  # person is by far the most frequent class
+    return [
+        SubmissionProblem(what + found[0], len(labels), example, Certainty.CERTAIN if is_sure else Certainty.LIKELY)
+    ]
 
 
 def _check_frequencies(content: Content) -> list[SubmissionProblem]:
@@ -150,7 +120,7 @@ def check_boxes(content: Content, frame_size: tuple[int, int] | None, is_results
     inverted = _is_inverted(content.boxes)
     if are_fractions or is_results_list or (inverted.any() and fitting and "xyxy" not in fitting):
         example = content.first(inverted) if inverted.any() and not are_fractions else content.record(0)
-        return [_layout_problem(content, example, fitting, unit, are_fractions, is_results_list)]
+        return [_layout_problem(content, example, fitting, are_fractions, is_results_list)]
     what = "boxes have x2 < x1 or y2 < y1, and no layout fits all boxes"
     problems = _of_detections(content, inverted, what, NAMED_BOXES, tolerated=True)
     empty = is_empty(content.boxes)
@@ -160,8 +130,6 @@ def check_boxes(content: Content, frame_size: tuple[int, int] | None, is_results
         "boxes have no area",
         NAMED_BOXES,
         certainty=Certainty.LIKELY,
-        remedy="drop them, because they cannot match an object",
-        repair=lambda content: content.take(~is_empty(content.boxes)),
         tolerated=True,
     )
     if frame_size:
@@ -176,35 +144,26 @@ def _layout_problem(
     content: Content,
     example: str,
     fitting: Sequence[str],
-    unit: tuple[int, int],
     are_fractions: bool,
     is_results_list: bool,
 ) -> SubmissionProblem:
-    """Return the problem of boxes that are not corners in pixels, with a repair if only one layout fits the frame."""
+    """Return the problem of boxes that are not corners in pixels, with the layout if only one fits the frame."""
     layout = fitting[0] if len(fitting) == 1 else ""
     if layout == "cxcywh" and is_results_list and not are_fractions:
         layout = ""
     if are_fractions:
         what = f"boxes are fractions of the frame: no coordinate exceeds {LARGEST_SHARE}"
-        remedy = f"interpret them as {layout} and multiply them by {unit[0]} and {unit[1]}"
     elif layout == "xyxy":
         what = "boxes of the results list are corners instead of COCO's corner, width and height"
-        remedy = "keep them; xyxy is the only layout in which all boxes are inside the frame"
     elif layout:
         what = f"boxes are {LAYOUTS[layout]}, not corners"
-        remedy = f"compute corners; {layout} is the only layout in which all boxes are inside the frame"
     else:
         what = "boxes may not be corners"
     # The organisers' evaluation interprets boxes of an object keyed by image id as corners and rejects a results list.
     tolerated = are_fractions or not is_results_list
     if not layout:
         what += f"; the layout is ambiguous: {' or '.join(fitting) or 'none'} would fit the frame"
-        return SubmissionProblem(what, len(content.boxes), example, tolerated=tolerated)
-
-    def repair(content: Content) -> Content:
-        return replace(content, boxes=corners(content.boxes, layout, unit))
-
-    return SubmissionProblem(what, len(content.boxes), example, remedy=remedy, repair=repair, tolerated=tolerated)
+    return SubmissionProblem(what, len(content.boxes), example, tolerated=tolerated)
 
 
 def corners(boxes: Floats, layout: str, unit: tuple[int, int] = (1, 1)) -> Floats:

@@ -1,6 +1,6 @@
 """Content of a submission, or ground truth, as flat arrays, and the problems that a check finds."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Self
@@ -77,8 +77,6 @@ class SubmissionProblem:
     count: int  # number of records with the problem
     example: str  # first of these records
     certainty: Certainty = Certainty.CERTAIN
-    remedy: str = ""  # what `repair` does; empty without a repair
-    repair: Callable[[Content], Content] | None = None  # None if a repair would have to guess
     tolerated: bool = False  # whether the organisers' evaluation accepts the file nevertheless
 
 
@@ -87,7 +85,7 @@ class SubmissionReport:
     """Result of reading or checking a file."""
 
     content: Content | None  # readable part; None if the file cannot be read
-    problems: tuple[SubmissionProblem, ...]  # in the order of repair
+    problems: tuple[SubmissionProblem, ...]
     is_results_list: bool = False  # whether the file is a COCO results list, whose boxes are not corners
 
     @property

@@ -103,8 +103,7 @@ def _unzip(data: bytes) -> tuple[bytes | None, list[SubmissionProblem]]:
     if names == [MEMBER]:
         return unpacked, []
     what = f"the archive must contain only {MEMBER}, at the top level"
-    remedy = f"use {answers[0]} and name it {MEMBER}"
-    return unpacked, [SubmissionProblem(what, len(names), names[0], Certainty.LIKELY, remedy, unchanged)]
+    return unpacked, [SubmissionProblem(what, len(names), names[0], Certainty.LIKELY)]
 
 
 def unpack(archive: zipfile.ZipFile, name: str) -> bytes:
@@ -114,11 +113,6 @@ def unpack(archive: zipfile.ZipFile, name: str) -> bytes:
         raise ValueError(f"{name} has {size:,} bytes, more than {LARGEST_FILE:,}")
     with archive.open(name) as member:
         return member.read(size + 1)
-
-
-def unchanged(content: Content) -> Content:
-    """Repair of errors that are corrected by reading and writing the file."""
-    return content
 
 
 def decode(data: bytes) -> Outermost:
@@ -188,8 +182,7 @@ def _from_results(records: Sequence[msgspec.Raw]) -> tuple[Content | None, Submi
         for image_id, own in groups.items()
     }
     example = shown(bytes(records[0])) if records else "[]"
-    remedy = "group the records by image id"
-    return join(chunks), SubmissionProblem(what, len(records), example, remedy=remedy, repair=unchanged)
+    return join(chunks), SubmissionProblem(what, len(records), example)
 
 
 def arrays(boxes: list[Box], scores: list[Number], labels: list[Number]) -> tuple[Any, Any, Any]:

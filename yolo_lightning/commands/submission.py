@@ -5,10 +5,9 @@ from pathlib import Path
 
 import rich
 
-from yolo_lightning.challenge.check import check_submission, repaired
+from yolo_lightning.challenge.check import check_submission
 from yolo_lightning.challenge.content import Certainty, Content, SubmissionReport, Template
 from yolo_lightning.challenge.fusion import fuse as fused
-from yolo_lightning.challenge.fusion_weights import WeightChoice, choose_weights
 from yolo_lightning.challenge.score import read_truth, score_submission
 from yolo_lightning.challenge.submission_file import entries, write_submission
 from yolo_lightning.checkpoints.averaging import shares
@@ -23,33 +22,17 @@ from yolo_lightning.utils.paths import real_path
 from yolo_lightning.utils.plain_text import printable
 
 
-def check(file: str, template: str | None = None, fix: str | None = None) -> None:
-    """Report the errors of a submission, and optionally write a repaired copy. Exit code 1 if errors remain.
+def check(file: str, template: str | None = None) -> None:
+    """Report the errors of a submission. Exit code 1 if there are any.
 
     Args:
         file: Submission, .json or .zip.
         template: The organisers' template, or the JSON of the split; null omits the check for missing and foreign ids.
-        fix: Write a repaired copy here, .json or .zip, if all errors can be repaired without guessing.
     """
-    path, copy = Path(file), Path(fix) if fix else None
-    if copy and (copy.suffix not in (".json", ".zip") or real_path(copy) == real_path(path)):
-        raise ValueError(f"fix must be another file than {path} and end in .json or .zip, got {copy}")
-    expected = read_truth(Path(template))[0] if template else None
-    report = check_submission(path, expected)
-    show(path, report)
-    if not report.errors:
-        return
-    if copy is None:
+    report = check_submission(Path(file), read_truth(Path(template))[0] if template else None)
+    show(Path(file), report)
+    if report.errors:
         raise SystemExit(1)
-    content, fixed = repaired(report, expected)
-    if content is None:
-        print(f"{copy} was not written: not all errors can be repaired without guessing")
-        raise SystemExit(1)
-    with writing(copy):
-        write_submission(entries(content), copy)
-    print(f"{copy}: {len(content.image_ids):,} images, {len(content.scores):,} detections; repairs:")
-    for problem in fixed:
-        print(f"    {problem.what}: {problem.count:,}: {problem.remedy}")
 
 
 def score(file: str, truth: str, json: str | None = None) -> None:
@@ -69,7 +52,7 @@ def score(file: str, truth: str, json: str | None = None) -> None:
     if report.errors:
         show(Path(file), report)
     if report.content is None or not all(problem.tolerated for problem in report.errors):
-        print("not scored: repair the file first, see `submission check --fix`")
+        print("not scored: correct the file first, see `submission check`")
         raise SystemExit(1)
     if report.errors:
         print("scored unchanged, like the organisers' server does in spite of these errors")
@@ -89,8 +72,6 @@ def fuse(
     iou_threshold: float = FUSION_IOU,
     score_threshold: float = 0.0,
     template: str | None = None,
-    validation: list[str] | None = None,
-    truth: str | None = None,
 ) -> None:
     """Fuse submissions of several networks for the same split by weighted boxes fusion.
 
@@ -102,9 +83,6 @@ def fuse(
         score_threshold: Detections with a score up to this one are left out before fusion, >= 0 and < 1.
         template: The organisers' template, or the JSON of the split, whose images and frame size the files must have;
             null: any images, and LTDv2's frame size.
-        validation: Predictions of the same networks for the validation split, in the same order; the weights are chosen
-            with them, on halves of the clips. Requires `truth`.
-        truth: JSON of the validation split, or the organisers' file of targets.
     """
     check_range("iou_threshold", iou_threshold, "> 0", "< 1")
     check_range("score_threshold", score_threshold, ">= 0", "< 1")
@@ -113,22 +91,8 @@ def fuse(
         raise ValueError(f"output must be another file than those to fuse and end in .json or .zip, got {output}")
     if len(files) < 2:
         raise ValueError(f"files must name 2 or more submissions, got {len(files)}")
-    if (validation is None) != (truth is None):
-        raise ValueError("validation and truth choose the weights together, got only one of them")
-    if validation is not None and weights is not None:
-        raise ValueError("weights must be null with validation, which chooses the weights, got both")
-    if validation is not None and len(validation) != len(files):
-        raise ValueError(f"validation must name {len(files)} files, one per submission, got {len(validation)}")
     chosen = shares([1.0] * len(files) if weights is None else weights, len(files))
     submissions = _contents_of(files, read_truth(Path(template))[0] if template else None)
-    if validation is not None and truth is not None:
-        expected, objects = read_truth(Path(truth))
-        if not len(objects.labels):
-            raise ValueError(f"{truth} has no annotated box: use a labelled split")
-        known = [content.with_frames(expected.image_ids) for content in _contents_of(validation, expected)]
-        choice = choose_weights(known, objects, iou_threshold, score_threshold)
-        _show_choice(choice)
-        chosen = list(choice.weights)
     result = fused(submissions, chosen, iou_threshold, score_threshold)
     with writing(target):
         write_submission(entries(result), target)
@@ -153,37 +117,15 @@ def _contents_of(files: Sequence[str], template: Template | None) -> list[Conten
     return contents
 
 
-def _show_choice(choice: WeightChoice) -> None:
-    """Print the weights, and the scores on the halves on which they were not chosen."""
-    for number, half in enumerate(choice.halves, start=1):
-        print(
-            f"weights of half {number}: {listed(half.weights)}; balanced on half {3 - number}: {half.elsewhere:.4f}, "
-            f"equal weights {half.equal_elsewhere:.4f}"
-        )
-    if not choice.halves:
-        print("equal weights, because no month has two clips")
-    elif choice.weights == choice.equal_weights():
-        print(f"equal weights, because chosen weights do not score higher on both other halves: {choice.equal:.4f}")
-    else:
-        print(f"chosen weights: {listed(choice.weights)}; balanced {choice.balanced:.4f}, equal {choice.equal:.4f}")
-
-
-def listed(weights: Sequence[float]) -> str:
-    return " ".join(f"{weight:.4g}" for weight in weights)
-
-
 def show(path: Path, report: SubmissionReport) -> None:
     """Print the problems of a submission."""
     if report.content is not None:
         print(f"{path}: {len(report.content.image_ids):,} images, {len(report.content.scores):,} detections")
     for problem in report.problems:
-        is_note = problem.certainty is Certainty.NOTE
-        kind = "note" if is_note else f"error ({problem.certainty})"
+        kind = "note" if problem.certainty is Certainty.NOTE else f"error ({problem.certainty})"
         print(printable(f"{kind}: {problem.what}: {problem.count:,}"))
         if problem.example:
             print(printable("    first: " + problem.example.replace("\n", "\n           ")))
-        if not is_note:
-            print(f"    --fix: {problem.remedy or 'not possible without guessing'}")
     if not report.errors:
         print("no errors found")
 

@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import groupby
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import numpy as np
 from jsonargparse import Namespace
 from rich.console import Console
-from rich.table import Table
 
 from yolo_lightning.checkpoints.checkpoint_file import require_whole
 from yolo_lightning.checkpoints.mirror import local_checkpoint
@@ -21,19 +19,16 @@ from yolo_lightning.commands.console import counter, finite, write_results
 from yolo_lightning.commands.sweep.candidates import Candidates, collect, in_first_half, suppressed
 from yolo_lightning.commands.sweep.sweep_scores import (
     HeldOut,
-    OperatingPoint,
     Setting,
     SettingScores,
     best,
     held_out,
     of_setting,
-    operating_points,
     score_settings,
 )
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.formats.choose_format import format_class
 from yolo_lightning.detector import folded_network
-from yolo_lightning.evaluation.drift import month_name
 from yolo_lightning.evaluation.matching import Matches, match
 from yolo_lightning.evaluation.score_table import number_table, score_text
 from yolo_lightning.model.detection_settings import DetectionSettings
@@ -58,7 +53,6 @@ class Sweep:
     usual: Setting  # the checkpoint's setting
     scored: list[SettingScores]  # all settings, scored on all frames
     held_out: list[HeldOut]  # both directions; empty if the split cannot be halved
-    points: list[OperatingPoint]  # operating points at the best IoU threshold
 
 
 def sweep(
@@ -89,7 +83,7 @@ def sweep(
         tta: Test-time augmentation, as `model.detections.tta`.
         device: `cpu`, `cuda`, `cuda:1`, ...; `auto` uses a GPU if there is one.
         conv_backend: As `model.convolution.backend`.
-        json: JSON file to write, with all settings, both halves and the operating points.
+        json: JSON file to write, with all settings and both halves.
     """
     check_options(score_thresholds, iou_thresholds, candidates)
     file = checkpoint_file(run, checkpoint)
@@ -122,9 +116,9 @@ def sweep(
     options = best(found.scored).setting.options() + (" --model.detections.tta true" if tta else "")
     if data.image_size != (recorded.image_size or data.image_size):
         options += f" --data.image_size {quote(str(data.image_size))}"
-    show(found, names)
+    show(found)
     print(f"best: --ckpt_path {file} {options}")
-    write_results(json, {"weights": str(file), "tta": tta, **content(found, names)})
+    write_results(json, {"weights": str(file), "tta": tta, **content(found)})
 
 
 def check_options(score_thresholds: Sequence[float], iou_thresholds: Sequence[float], candidates: int) -> None:
@@ -187,12 +181,11 @@ def _score_all(
         usual=usual,
         scored=scored,
         held_out=held_out(matches, score_thresholds, half, usual) if can_halve else [],
-        points=operating_points(matches[best(scored).setting.iou_threshold], score_thresholds[0]),
     )
 
 
-def show(found: Sweep, names: Sequence[str]) -> None:
-    """Print the best settings, the settings chosen on halves, and the operating points."""
+def show(found: Sweep) -> None:
+    """Print the best settings, and the settings chosen on halves."""
     console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
     settings = number_table("setting", COLUMNS)
     for number, one in enumerate(sorted(found.scored, key=SettingScores.rank, reverse=True)[:ROWS], start=1):
@@ -209,17 +202,6 @@ def show(found: Sweep, names: Sequence[str]) -> None:
             halves.add_row(f"the same on half {3 - number}", *cells(pair.elsewhere))
             halves.add_row(f"the checkpoint's on half {3 - number}", *cells(pair.usual), end_section=True)
         console.print(halves)
-    if found.points:
-        console.print(_points_table(found.points, names))
-
-
-def _points_table(points: Sequence[OperatingPoint], class_names: Sequence[str]) -> Table:
-    """Return one row per month with the best F1 of each class and its score threshold."""
-    table = number_table("best F1 at score threshold", class_names)
-    for month, own in groupby(points, lambda point: point.month):
-        texts = {one.label: f"{one.f1:.2f} at {one.score_threshold:.3f}" for one in own}
-        table.add_row(month_name(month), *(texts.get(label, "-") for label in range(len(class_names))))
-    return table
 
 
 def cells(one: SettingScores) -> list[str]:
@@ -230,7 +212,7 @@ def cells(one: SettingScores) -> list[str]:
     ]
 
 
-def content(found: Sweep, class_names: Sequence[str]) -> dict[str, Any]:
+def content(found: Sweep) -> dict[str, Any]:
     """Return all results as JSON data; NaN and an unknown variation become null."""
     return {
         "frames": found.frames,
@@ -241,9 +223,6 @@ def content(found: Sweep, class_names: Sequence[str]) -> dict[str, Any]:
         "held_out": [
             {"chosen": entry(one.chosen), "elsewhere": entry(one.elsewhere), "checkpoint_elsewhere": entry(one.usual)}
             for one in found.held_out
-        ],
-        "operating_points": [
-            asdict(one) | {"month": month_name(one.month), "class": class_names[one.label]} for one in found.points
         ],
     }
 

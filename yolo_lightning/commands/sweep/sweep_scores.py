@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from yolo_lightning.evaluation.average_precision import AT_50
 from yolo_lightning.evaluation.drift import drift_scores
 from yolo_lightning.evaluation.matching import Matches
 
@@ -56,19 +55,6 @@ class HeldOut:
     chosen: SettingScores  # the best setting of one half with its scores there
     elsewhere: SettingScores  # the chosen setting on the other half
     usual: SettingScores  # the checkpoint's setting on the other half
-
-
-@dataclass(frozen=True, slots=True)
-class OperatingPoint:
-    """The best F1 of a class in a month at IoU 0.5."""
-
-    month: int  # YYYYMM
-    label: int  # class index from 0
-    annotated: int  # number of objects
-    score_threshold: float  # detections with a higher score are kept, 0 to 1
-    f1: float  # harmonic mean of precision and recall, 0 to 1
-    precision: float  # share of the kept detections that are correct
-    recall: float  # share of the objects that are found
 
 
 def selected(matches: Matches, frames: Mask, score_threshold: float) -> Matches:
@@ -119,43 +105,3 @@ def held_out(
         chosen = best(own)
         result.append(HeldOut(chosen, of_setting(other, chosen.setting), of_setting(other, usual)))
     return result
-
-
-def operating_points(matches: Matches, lowest: float) -> list[OperatingPoint]:
-    """Return the best F1 of each known month and each class annotated in this month.
-
-    `lowest` is the score threshold of the detections in `matches`.
-    """
-    months = matches.months.numpy()
-    owners = np.repeat(np.arange(len(months)), matches.counts.numpy())
-    labels, scores = matches.labels.numpy(), matches.scores.numpy()
-    correct = (matches.hits.numpy() >> AT_50) & 1 > 0
-    result = []
-    for month in np.unique(months[months > 0]).tolist():
-        annotated = matches.annotated.numpy()[months == month].sum(axis=0)
-        for label in np.flatnonzero(annotated).tolist():
-            own = (months[owners] == month) & (labels == label)
-            point = best_f1(scores[own], correct[own], int(annotated[label]), lowest)
-            result.append(OperatingPoint(month, label, int(annotated[label]), *point))
-    return result
-
-
-def best_f1(
-    scores: npt.NDArray[np.float32], correct: Mask, annotated: int, lowest: float
-) -> tuple[float, float, float, float]:
-    """Return score threshold, F1, precision and recall at the maximum of F1; ties by the highest threshold.
-
-    The threshold is the mean of the last kept score and the next score, which is `lowest` after the last detection.
-    `scores` and `correct` are `(D,)`; all scores are above `lowest`. `annotated` is the number of objects, >= 1.
-    """
-    order = np.argsort(-scores, kind="stable")
-    ranked = scores[order].astype(np.float64)
-    following = np.append(ranked[1:], lowest)
-    cuts = np.flatnonzero(ranked > following)  # detections of equal scores cannot be separated
-    if not len(cuts):
-        return lowest, 0.0, 0.0, 0.0
-    found, kept = np.cumsum(correct[order])[cuts], cuts + 1
-    f1 = 2 * found / (kept + annotated)
-    at = int(f1.argmax())
-    score_threshold = float((ranked[cuts[at]] + following[cuts[at]]) / 2)
-    return score_threshold, float(f1[at]), float(found[at] / kept[at]), float(found[at] / annotated)
