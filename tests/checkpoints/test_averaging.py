@@ -79,16 +79,6 @@ def test_small_differences_survive_many_large_values() -> None:
     assert average_states([state(value) for value in values])["weight"][0, 0] == torch.tensor(1e8 + 2.0)
 
 
-def test_equal_states_average_to_themselves() -> None:
-    generator = torch.Generator().manual_seed(0)
-    weights = torch.randn(1000, generator=generator)
-    assert torch.equal(average_states([{"weight": weights}] * 3)["weight"], weights)
-
-
-def test_counters_are_those_of_the_newest() -> None:
-    assert average_states([state(1, 7), state(2, 30)])["count"] == 30
-
-
 def test_result_shares_no_memory() -> None:
     newest = state(2, 5)
     average_states([state(1), newest])["count"].add_(1)

@@ -159,6 +159,7 @@ def test_half_types_round_once(
     mine = derivatives(conv2d, tensors, grad_output, {**arguments, "plan": ForcedPlan(algorithm)})
     exact = derivatives(F.conv2d, [tensor.double() for tensor in tensors], grad_output.double(), arguments)
     for name, result, reference in zip(["output", "input", "weight"], mine, exact, strict=True):
+        assert result.dtype == dtype
         error = (result.double() - reference).abs().max() / reference.abs().max()
         assert error <= ROUNDING[dtype], f"{name} is off by {error:.1e} of its largest value"
 

@@ -24,25 +24,6 @@ def results(function: object, input: Tensor, weight: Tensor, **arguments: int) -
 
 
 @pytest.mark.parametrize("dtype", ROUNDING, ids=str)
-@pytest.mark.parametrize("channels_last", [False, True])
-@pytest.mark.parametrize(("kernel", "stride"), [(1, 1), (3, 1), (3, 2)])
-@pytest.mark.parametrize("groups", [1, 4, 16])
-def test_half_types_round_once(dtype: torch.dtype, channels_last: bool, kernel: int, stride: int, groups: int) -> None:
-    """Compare with float64 results of the same rounded inputs, relative to the largest result."""
-    memory_format = torch.channels_last if channels_last else torch.contiguous_format
-    input = random(4, 16, 24, 24).to(dtype).contiguous(memory_format=memory_format)
-    weight = random(16, 16 // groups, kernel, kernel, seed=1).to(dtype).contiguous(memory_format=memory_format)
-    arguments = {"stride": stride, "padding": kernel // 2, "groups": groups}
-    references = results(F.conv2d, input.double(), weight.double(), **arguments)
-    for name, mine, reference in zip(
-        ["output", "input", "weight"], results(conv2d, input, weight, **arguments), references, strict=True
-    ):
-        assert mine.dtype == dtype
-        error = (mine.double() - reference).abs().max() / reference.abs().max()
-        assert error <= ROUNDING[dtype], f"{name} is off by {error:.1e} of its largest value"
-
-
-@pytest.mark.parametrize("dtype", ROUNDING, ids=str)
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 def test_weight_gradient_of_many_tiles_is_summed_in_float32(
     dtype: torch.dtype, memory_format: torch.memory_format, monkeypatch: pytest.MonkeyPatch

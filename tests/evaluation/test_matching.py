@@ -36,18 +36,6 @@ def test_thresholds_are_rounded_as_torchmetrics_rounds_them() -> None:
     assert matches.hits.tolist() == [0b1]
 
 
-def test_an_object_is_taken_once_by_the_better_detection() -> None:
-    matches = matched(prediction("a", OBJECT.repeat(2, 1), [0.4, 0.6], [0, 0]), target("a", OBJECT, [0]))
-    assert matches.scores.tolist() == pytest.approx([0.6, 0.4])
-    assert matches.ranks.tolist() == [0, 1]
-    assert matches.hits.tolist() == [ALL, 0]
-
-
-def test_of_equal_scores_the_first_chooses_first() -> None:
-    found = prediction("a", [[0, 0, 100, 100], [0, 0, 60, 100]], [0.5, 0.5], [0, 0])
-    assert matched(found, target("a", OBJECT, [0])).hits.tolist() == [ALL, 0]
-
-
 def test_a_detection_takes_what_it_overlaps_most() -> None:
     """The better detection takes the far object; the other one overlaps the near object only and takes that."""
     objects = [[0, 0, 100, 100], [20, 0, 120, 100]]
@@ -66,14 +54,6 @@ def test_of_equal_overlaps_the_last_object_is_taken() -> None:
 def test_an_object_taken_at_a_low_threshold_is_free_at_a_higher_one() -> None:
     found = prediction("a", [[0, 0, 62, 100], [0, 0, 95, 100]], [0.9, 0.5], [0, 0])
     assert matched(found, target("a", OBJECT, [0])).hits.tolist() == [0b111, ALL & ~0b111]
-
-
-def test_frames_and_classes_do_not_touch_each_other() -> None:
-    predictions = [prediction("a", OBJECT, [0.9], [0]), prediction("b", OBJECT, [0.9], [1])]
-    targets = [target("a", OBJECT, [1]), target("b", OBJECT.repeat(2, 1), [0, 1])]
-    matches = match(predictions, targets, len(CLASS_NAMES))
-    assert matches.hits.tolist() == [0, ALL]
-    assert matches.annotated.tolist() == [[0, 1, 0, 0], [1, 1, 0, 0]]
 
 
 def test_detections_go_by_frame_class_and_rank() -> None:

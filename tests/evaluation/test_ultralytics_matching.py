@@ -90,22 +90,6 @@ def test_every_detection_of_a_class_counts() -> None:
     assert not match([frame[0]], [frame[1]], CLASSES).hits.any()
 
 
-def test_of_equal_overlaps_the_first_object_is_taken() -> None:
-    """COCO takes the last object; the other detection is correct only if the first one takes the second object."""
-    objects = [[0, 0, 100, 100], [20, 0, 120, 100]]
-    found = prediction("a", [[10, 0, 110, 100], [-30, 0, 70, 100]], [0.9, 0.5], [0, 0])
-    assert [bits & 1 for bits in matched([(found, target("a", objects, [0, 0]))]).hits.tolist()] == [1, 0]
-
-
-def test_confusion_counts_each_object_and_detection_once() -> None:
-    """A vehicle detected as a person, a missed person and a false alarm; a score of exactly 0.25 does not count."""
-    found = prediction("a", torch.cat([OBJECT, OBJECT + 500, OBJECT + 900]), [0.9, 0.8, 0.25], [0, 1, 0])
-    frame = (found, target("a", torch.cat([OBJECT, OBJECT + 900]), [3, 0]))
-    expected = np.zeros((5, 5), int)
-    expected[0, 3] = expected[1, 4] = expected[4, 0] = 1
-    assert matched([frame]).confusion().tolist() == expected.tolist()
-
-
 def test_frames_matched_together_or_apart_are_the_same() -> None:
     frames = random_frames(3)
     together, apart = matched(frames), UltralyticsMatches.join([matched(frames[:5]), matched(frames[5:])])

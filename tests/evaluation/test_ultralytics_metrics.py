@@ -7,15 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from ultralytics.utils.metrics import ap_per_class, smooth
+from ultralytics.utils.metrics import ap_per_class
 
 from tests.evaluation.detections import CLASS_NAMES, OBJECT, Frame, drawn_frames, prediction, random_frames, target
 from yolo_lightning.evaluation.ultralytics_matching import UltralyticsMatches, match_as_ultralytics
 from yolo_lightning.evaluation.ultralytics_metrics import (
     GRID,
-    SMOOTHED_POINTS,
     UltralyticsScores,
-    running_mean,
     ultralytics_scores,
 )
 
@@ -93,14 +91,3 @@ def test_scalars_are_means_of_the_annotated_classes() -> None:
 def test_nothing_annotated_is_minus_one() -> None:
     ours = ultralytics_scores(matched([(prediction("a", OBJECT, [0.9], [0]), target("a"))]))
     assert ours.scalars() == dict.fromkeys(NAMES, -1.0)
-
-
-def test_annotated_class_that_is_never_found_scores_zero() -> None:
-    ours = assert_as_theirs(matched([(prediction("a", OBJECT, [0.9], [0]), target("a", OBJECT.repeat(2, 1), [0, 3]))]))
-    assert ours.of_class(3) == dict.fromkeys(NAMES, 0.0)
-    assert ours.of_class(0)["ultralytics_map"] == pytest.approx(0.995)
-
-
-def test_running_mean_is_their_smoothing() -> None:
-    values = np.random.default_rng(0).random(len(GRID))
-    np.testing.assert_allclose(running_mean(values, SMOOTHED_POINTS), smooth(values, 0.1), rtol=0, atol=1e-12)
