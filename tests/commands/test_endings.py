@@ -1,6 +1,8 @@
 """Exit of the process after a stop signal, and messages of a fit that has not finished."""
 
 import errno
+import os
+import pty
 import signal
 import subprocess
 import sys
@@ -212,3 +214,18 @@ def test_full_disk_before_the_training_has_the_same_code(
 def test_other_errors_keep_their_traceback(trainer: Any) -> None:
     with pytest.raises(PermissionError), reported(trainer, ["fit"]):
         raise PermissionError(errno.EACCES, "Permission denied")
+
+
+def test_output_after_the_terminal_has_closed_is_no_error() -> None:
+    """A fit must reach its checkpoint after a log-out, although a write to the closed terminal is an error."""
+    terminal, inner = pty.openpty()
+    script = WAITS.format(deferred=True, ignored="", seconds=60).replace(
+        "time.monotonic() < end_s", "not request.number"
+    )
+    words = [sys.executable, "-c", f"import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n{script}"]
+    process = subprocess.Popen(words, cwd=REPOSITORY, stdin=inner, stdout=inner, stderr=inner, start_new_session=True)
+    os.close(inner)
+    while b"\n" not in os.read(terminal, 1000):
+        pass
+    os.close(terminal)  # the kernel sends SIGHUP to the session
+    assert process.wait(20) == 0

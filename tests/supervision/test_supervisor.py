@@ -16,9 +16,10 @@ from yolo_lightning.supervision.fallback import levels_below
 from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts, PhaseTimeouts
 from yolo_lightning.supervision.run_lock import read_holder
-from yolo_lightning.supervision.supervisor import SUPERVISOR_SIGNALS, Supervisor
+from yolo_lightning.supervision.supervisor import Supervisor
 from yolo_lightning.supervision.trainer import temporary_folder
 from yolo_lightning.utils.exit_codes import ExitCode
+from yolo_lightning.utils.stop_signals import STOP_SIGNALS
 
 pytestmark = pytest.mark.whole_run  # real processes, seconds each
 
@@ -202,7 +203,7 @@ def test_program_that_is_not_there_is_an_error_without_retries(
 ) -> None:
     job = Job(("/nowhere/python",), ("/nowhere/python",), 0, SuperviseSettings())
     supervisor = Supervisor(tmp_path / "run", job)
-    handlers = {number: signal.getsignal(number) for number in SUPERVISOR_SIGNALS}
+    handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     try:
         assert supervisor.run() == ExitCode.FAILED
     finally:

@@ -211,11 +211,11 @@ def end_with_trainer(trainer: Process | None) -> None:
 
 @contextmanager
 def _stop_signals_blocked() -> Iterator[None]:
-    """Block SIGINT and SIGTERM in processes started inside, from their first instruction on.
+    """Block the stop signals in processes started inside, from their first instruction on.
 
     Processes inherit the signal mask. A handler would be missing during the start, and torch replaces the handler of
     SIGTERM. Signals to this process are delivered afterwards. The resource tracker must be running, because its start
-    unblocks both signals.
+    unblocks SIGINT and SIGTERM.
     """
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)

@@ -18,7 +18,6 @@ from typing import Any, Generic, TypeVar, cast
 from yolo_lightning.utils.stop_signals import STOP_SIGNALS
 
 Result = TypeVar("Result")
-SUPERVISOR_SIGNALS = (*STOP_SIGNALS, signal.SIGHUP)  # stop signals of a supervisor, which may lose its terminal
 MOST_WAITING_BYTES = 8 << 20
 MOST_WAITING_CALLS = 1000
 POLL_S = 0.01
@@ -186,7 +185,7 @@ def fork(work: Callable[[], None], descriptor: int, handler: signal.Handlers) ->
     if child := os.fork():
         return child
     try:
-        for number in SUPERVISOR_SIGNALS:
+        for number in STOP_SIGNALS:
             signal.signal(number, handler)
         os.closerange(3, descriptor)
         os.closerange(descriptor + 1, os.sysconf("SC_OPEN_MAX"))

@@ -14,7 +14,6 @@ from yolo_lightning.supervision.child_process import run_child
 from yolo_lightning.supervision.classify import Diagnosis, StallClass
 from yolo_lightning.supervision.fallback import computation_levels, levels_below, levels_of_words
 from yolo_lightning.supervision.heartbeat import Phase
-from yolo_lightning.supervision.helper_process import SUPERVISOR_SIGNALS
 from yolo_lightning.supervision.incident import Incident
 from yolo_lightning.supervision.job import Job, can_resume, has_progressed, saved_marks
 from yolo_lightning.supervision.kill import adopt_orphans, kill_tree
@@ -36,7 +35,7 @@ from yolo_lightning.utils import run_files
 from yolo_lightning.utils.exit_codes import ExitCode, of_signal
 from yolo_lightning.utils.process_identity import own_mark
 from yolo_lightning.utils.run_files import LOG_FILE, PHASE_TIMEOUTS_FILE, STATE_FILE
-from yolo_lightning.utils.stop_signals import pasteable
+from yolo_lightning.utils.stop_signals import STOP_SIGNALS, pasteable
 
 EARLY_ATTEMPTS = 2
 """Limit of attempts in a row that stall before data and network are set up: such a stall usually occurs again."""
@@ -87,7 +86,7 @@ class Supervisor:
             return ExitCode.FAILED
 
     def _run(self, before: Holder | None) -> int:
-        for number in SUPERVISOR_SIGNALS:
+        for number in STOP_SIGNALS:
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
                 signal.signal(number, lambda received, _: self.signals.append(received))
         notify, attempts = self.settings.notify, self.settings.attempts

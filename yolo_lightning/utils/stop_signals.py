@@ -1,8 +1,9 @@
-"""SIGINT and SIGTERM end a command: at once before training, after the current step during training.
+"""SIGINT, SIGTERM and SIGHUP end a command: at once before training, after the current step during training.
 
 Standard library only: `__main__` installs the handler before it imports torch.
 """
 
+import errno
 import os
 import shlex
 import shutil
@@ -14,8 +15,8 @@ from types import FrameType
 from yolo_lightning.utils.addresses import redacted
 from yolo_lightning.utils.exit_codes import of_signal
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-"""Terminals, service managers and `timeout` send them to the whole process group."""
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Terminals, service managers and `timeout` send them to the whole process group; SIGHUP means a closed terminal."""
 
 STOPPABLE = frozenset({"fit", "validate", "test", "predict"})  # subcommands that install the handler
 NOTICE = "the fit ends after the current step, or after the validation in progress, and saves a checkpoint"
@@ -41,7 +42,7 @@ class StopRequest:
         self.installed = False  # whether the handler is installed
 
     def install(self) -> None:
-        """Handle SIGINT and SIGTERM from now on, in the main thread; an ignored SIGINT (`fit &`) stays ignored."""
+        """Handle the stop signals from now on, in the main thread; an ignored one (`fit &`, `nohup`) stays ignored."""
         for number in STOP_SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._handle)
@@ -53,6 +54,8 @@ class StopRequest:
             self.install()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            _leave_closed_terminal()
         if self.number is None:
             self.number = number
             if not self.deferred:
@@ -77,6 +80,16 @@ def pasteable(words: Sequence[str]) -> str:
     """Return a command line for a shell, without credentials; `python` is this interpreter if the shell finds it so."""
     program, *rest = words
     return redacted(shlex.join(["python" if shutil.which("python") == program else program, *rest]))
+
+
+def _leave_closed_terminal() -> None:
+    """Discard output to a terminal that has closed: an error of a write would end the fit before its checkpoint."""
+    for descriptor in (1, 2):
+        try:
+            os.get_terminal_size(descriptor)
+        except OSError as error:
+            if error.errno == errno.EIO:  # a file or a pipe has another error
+                os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
 
 def _end_at_once(number: int) -> None:
