@@ -16,7 +16,7 @@ from yolo_lightning.utils.addresses import redacted
 from yolo_lightning.utils.files import replacing
 from yolo_lightning.utils.optional_file import OptionalFile
 
-START = frozenset({"resume", "ckpt_path"})
+START = frozenset({"resume", "ckpt_path", "detach"})
 """Options that select the start of a command and are not part of the configuration of the run."""
 
 

@@ -172,6 +172,11 @@ class YOLOCLI(LightningCLI):
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
         if subcommand == "fit":
             parser.add_argument("--resume", action="store_true", help="Resume the newest run of the run folder.")
+            parser.add_argument(
+                "--detach",
+                action="store_true",
+                help="Start the supervisor in a session of its own and return; training continues after a log-out.",
+            )
         parser.add_argument(
             "--best_pt",
             type=bool,

@@ -25,7 +25,7 @@ from yolo_lightning.utils.plain_text import one_line
 from yolo_lightning.utils.yaml_file import flatten, read_yaml
 
 ADDRESSES = {f"supervision.notify.{name}" for name in ("webhook", "apprise", "ping")}
-NOT_COMPARED = {"ckpt_path", "resume", "trainer.default_root_dir", "config", "mirror"} | ADDRESSES
+NOT_COMPARED = {"ckpt_path", "resume", "detach", "trainer.default_root_dir", "config", "mirror"} | ADDRESSES
 """Options that select the checkpoint or contain secrets."""
 LONGEST_VALUE = 300  # characters of a saved value in a message
 SECRET = re.compile(r"password|passwd|token|secret|api_?key|credential", re.IGNORECASE)

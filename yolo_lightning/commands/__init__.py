@@ -19,6 +19,8 @@ TOOLS = {
     "prepare": "pack frames into a store, verify a store, or summarise a dataset",
     "recalibrate": "compute the statistics of batch normalization anew, and compare the scores",
     "report": "write a run as one HTML file: curves, scores, frames, incidents, configuration",
+    "service": "resume a run after a reboot with systemd: install, status, remove",
+    "stop": "stop a run and wait for its checkpoint",
     "submission": "check, score or fuse submission files of the LTDv2 challenge",
     "supervise": "restart any training command after hangs and crashes",
     "sweep": "find the score and IoU thresholds with the best validation scores",
@@ -28,5 +30,5 @@ TOOLS = {
 RENAMED = {"benchmark_gpu": "benchmark gpu"}
 """New words of former commands."""
 
-WITHOUT_TORCH = frozenset({"benchmark", "doctor", "monitor", "supervise"})
+WITHOUT_TORCH = frozenset({"benchmark", "doctor", "monitor", "service", "stop", "supervise"})
 """Commands that do not import torch: they start quickly, and work if torch cannot be imported."""

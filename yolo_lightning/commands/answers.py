@@ -28,7 +28,17 @@ HELP_WORDS, FULL_HELP = ("-h", "--help"), "--help.full"
 PICTURES = "predict PICTURES"
 """The command for images and videos, whose options differ from those of `predict` for a dataset."""
 SHOWN = (
-    *("config", "resume", "ckpt_path", "mirror", "supervision.enabled", "data.root", "data.format", "data.image_size"),
+    *(
+        "config",
+        "resume",
+        "detach",
+        "ckpt_path",
+        "mirror",
+        "supervision.enabled",
+        "data.root",
+        "data.format",
+        "data.image_size",
+    ),
     *("data.batch_size", "data.loader.num_workers", "data.split.train_fraction", "data.augmentation.mosaic"),
     *("data.augmentation.close_mosaic_epochs", "model.variant", "model.weights", "model.recipe.optimizer"),
     *("model.recipe.lr0", "model.freeze", "model.convolution.backend", "model.detections.score_threshold"),

@@ -101,10 +101,10 @@ def _with_options(functions: Mapping[str, Callable[..., Any]], words: Sequence[s
     if not words or words[0] not in functions:
         return list(words[1:])
     parameters = signature(functions[words[0]]).parameters
-    first, rest = next(iter(parameters.values())), list(words[1:])
-    files = leading_values(rest) if _list_of(first) is not None else []
+    element, rest = _list_of(next(iter(parameters.values()))) if parameters else None, list(words[1:])
+    files = leading_values(rest) if element is not None else []
     if files:
-        rest = [_list_text(files, _list_of(first)), *rest[len(files) :]]
+        rest = [_list_text(files, element), *rest[len(files) :]]
     return spelled_out(rest, parameters)
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,14 +15,15 @@ from yolo_lightning.checkpoints import run_folder
 from yolo_lightning.checkpoints.mirror import is_address
 from yolo_lightning.commands.command_line import ToolParser
 from yolo_lightning.commands.option_layers import given_options
+from yolo_lightning.commands.unattended import detach
 from yolo_lightning.data.worker_processes import start_fork_server
 from yolo_lightning.supervision import SuperviseSettings, become_supervisor, is_supervised
-from yolo_lightning.supervision.job import job
+from yolo_lightning.supervision.job import Job, job
 from yolo_lightning.utils.addresses import refuse_secrets
 from yolo_lightning.utils.distributed import launch_id
 from yolo_lightning.utils.host import worker_count
 from yolo_lightning.utils.json_record import read_json
-from yolo_lightning.utils.run_files import BEST_CHECKPOINT, CHECKPOINTS, FINISHED_FILE
+from yolo_lightning.utils.run_files import BEST_CHECKPOINT, CHECKPOINTS, FINISHED_FILE, has_checkpoint
 
 MAX_EPOCHS = 100
 """Default of `trainer.max_epochs`."""
@@ -62,7 +64,7 @@ def needs_supervisor(words: Sequence[str], options: Mapping[str, Any]) -> bool:
     """
     if is_supervised() or launch_id() is not None or any(word.startswith(NO_TRAINING) for word in words):
         return False
-    return words[:1] == ["fit"] and options.get("supervision.enabled") is True
+    return words[:1] == ["fit"] and True in (options.get("supervision.enabled"), options.get("detach"))
 
 
 def supervise_fit(words: Sequence[str], options: Mapping[str, Any]) -> NoReturn:
@@ -72,19 +74,36 @@ def supervise_fit(words: Sequence[str], options: Mapping[str, Any]) -> NoReturn:
         SystemExit: With code 0, if the run to resume is finished.
         ValueError: If there is no run to resume, or the run folder cannot be written.
     """
-    settings = supervise_settings(options)
     folder, checkpoint = folder_of(options)
-    if resumes(options) and (line := _finished_line(folder, options.get("trainer.max_epochs", MAX_EPOCHS))):
-        print(line, file=sys.stderr)
-        raise SystemExit(0)
+    if resumes(options):
+        _end_if_finished(folder, options)
     run_folder.prepare(folder)
     if checkpoint is not None:
         words = [*words, f"--ckpt_path={checkpoint}"]
+    made = job_of_fit(words, options, folder)
+    if options.get("detach") is True:
+        detach(folder, made)
+    become_supervisor(folder, made)
+
+
+def supervise_in(folder: Path, words: Sequence[str], options: Mapping[str, Any]) -> NoReturn:
+    """Become the supervisor of a fit in exactly this run folder, from its newest checkpoint if it has one.
+
+    Raises:
+        SystemExit: With code 0, if the run is finished.
+    """
+    _end_if_finished(folder, options)
+    made = job_of_fit(words, options, folder)
+    become_supervisor(folder, replace(made, command=made.restart_command) if has_checkpoint(folder) else made)
+
+
+def job_of_fit(words: Sequence[str], options: Mapping[str, Any], folder: Path) -> Job:
+    """Return the job of the supervisor of a fit in `folder`."""
     workers = options.get("data.loader.num_workers", "auto")
     on_gpu = options.get("trainer.accelerator", "auto") != "cpu"
     number = worker_count(workers) if isinstance(workers, int | str) else 0  # the training process refuses other types
-    made = job(words, folder, workers=number, settings=settings, on_gpu=on_gpu, options=options)
-    become_supervisor(folder, made)
+    settings = supervise_settings(options)
+    return job(words, folder, workers=number, settings=settings, on_gpu=on_gpu, options=options)
 
 
 def folder_of(options: Mapping[str, Any]) -> tuple[Path, Path | None]:
@@ -104,13 +123,16 @@ def resumes(options: Mapping[str, Any]) -> bool:
     return bool(options.get("resume")) or options.get("ckpt_path") == "last"
 
 
-def _finished_line(folder: Path, max_epochs: Any) -> str | None:
-    """Return the line that reports that all epochs of a run are trained, or None if they are not."""
+def _end_if_finished(folder: Path, options: Mapping[str, Any]) -> None:
+    """Print one line and exit with code 0 if all epochs of a run are trained."""
     try:
         done = int(read_json(folder / FINISHED_FILE)["epochs"])
     except (OSError, ValueError, TypeError, KeyError):
-        return None
-    return training_finished(folder, done, max_epochs) if isinstance(max_epochs, int) and done >= max_epochs else None
+        return
+    max_epochs = options.get("trainer.max_epochs", MAX_EPOCHS)
+    if isinstance(max_epochs, int) and done >= max_epochs:
+        print(training_finished(folder, done, max_epochs), file=sys.stderr)
+        raise SystemExit(0)
 
 
 def training_finished(folder: Path, done: int, max_epochs: int) -> str:

@@ -9,7 +9,7 @@ Imports neither torch nor Lightning: the supervisor uses no GPU, no threads and 
     evidence, incident          the incident report             outcome             meaning of an exit, full disk
     kill                        ends all processes              restart_policy      what follows an attempt (pure)
     run_disk, helper_process    file access that cannot block   fallback            loader settings, fast to safe
-    announcer, notify           status file and notifications
+    announcer, notify           status file and notifications   detach              a session of its own
 """
 
 from yolo_lightning.supervision.fallback import level_of_launch

@@ -1,0 +1,144 @@
+"""`service`: the systemd unit of a run, and the command that the unit runs."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY
+from yolo_lightning.commands import start_supervisor
+from yolo_lightning.commands.command_line import run_tool
+from yolo_lightning.commands.service import unit_file, unit_text
+from yolo_lightning.supervision import Job, SuperviseSettings, run_lock
+
+STRANGE = 'a "b" 100% $HOME \\x'
+
+
+@pytest.fixture
+def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Replace systemctl by a program that records its words, and use an empty folder; return the file of the record."""
+    record, tools = tmp_path / "calls", tmp_path / "bin"
+    tools.mkdir()
+    (tools / "systemctl").write_text(f'#!/bin/sh\necho "$@" >> {record}\n')
+    (tools / "systemctl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    Path("c.yaml").write_text("trainer: {default_root_dir: runs/x, max_epochs: 3}\n")
+    return record
+
+
+def test_install_starts_and_remove_deletes_the_unit(calls: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_tool("service", ["install", "c.yaml", "--", "--data.root", "d"])
+    run = Path("runs/x").absolute()
+    unit = unit_file(run)
+    assert calls.read_text().splitlines() == ["--user daemon-reload", f"--user enable --now {unit.name}"]
+    assert unit.stat().st_mode & 0o777 == 0o600
+    assert (
+        f'"service" "run" "{run}" "--" "fit" "--config" "{Path("c.yaml").absolute()}" "--data.root" "d"'
+        in unit.read_text()
+    )
+    run_tool("service", ["status"])
+    assert f"{run}: nothing trains" in capsys.readouterr().out
+    run_tool("service", ["remove", "runs/x"])
+    assert f"--user disable {unit.name}" in calls.read_text()
+    assert not unit.exists()
+    with pytest.raises(ValueError, match="there is no service for"):
+        run_tool("service", ["remove", "runs/x"])
+
+
+def test_run_in_progress_is_not_started_twice(calls: Path) -> None:
+    Path("runs/x").mkdir(parents=True)
+    shutil.copy("c.yaml", "runs/x/config.yaml")
+    with run_lock(Path("runs/x")):
+        run_tool("service", ["install", "runs/x"])
+    assert calls.read_text().splitlines()[1] == f"--user enable {unit_file(Path('runs/x')).name}"
+
+
+def test_finished_run_gets_no_service(calls: Path) -> None:
+    Path("runs/x").mkdir(parents=True)
+    shutil.copy("c.yaml", "runs/x/config.yaml")
+    Path("runs/x/finished.json").write_text("{}")
+    with pytest.raises(ValueError, match="is finished"):
+        run_tool("service", ["install", "runs/x"])
+    assert not calls.exists()
+
+
+def test_unit_records_variables_that_options_name(
+    calls: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MY_HOOK", "https://example.com/1")
+    monkeypatch.setenv("OTHER", "secret")
+    monkeypatch.setenv("MIOPEN_FIND_MODE", "2")
+    run_tool("service", ["install", "c.yaml", "--show", "--", "--supervision.notify.ping", "$MY_HOOK"])
+    text = capsys.readouterr().out
+    assert 'Environment="MY_HOOK=https://example.com/1"' in text
+    assert 'Environment="MIOPEN_FIND_MODE=2"' in text
+    assert "secret" not in text
+    assert '"$$MY_HOOK"' in text
+    assert not calls.exists()
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+@pytest.mark.parametrize("name", ["run", STRANGE])
+def test_systemd_accepts_the_unit(name: str, tmp_path: Path) -> None:
+    words = ["fit", "--config", f"{name}.yaml"]
+    text = unit_text(tmp_path / name, words, SuperviseSettings(), {"MY_NAME": name}, tmp_path)
+    unit = tmp_path / "yolo-lightning-x.service"
+    unit.write_text(text)
+    command = ["systemd-analyze", "--user", "verify", "--man=no", str(unit)]
+    environment = os.environ | {"XDG_RUNTIME_DIR": str(tmp_path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    if "Failed to initialize manager" in done.stderr:
+        pytest.skip("systemd-analyze cannot run here")
+    assert (done.returncode, done.stderr) == (0, "")
+    unit.write_text(text.replace("Type=exec", "Type=nothing"))
+    wrong = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert "nothing" in wrong.stderr
+
+
+@pytest.mark.parametrize("has_checkpoint", [True, False])
+def test_run_resumes_exactly_its_folder(has_checkpoint: bool, calls: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[tuple[Path, Job]] = []
+    monkeypatch.setattr(start_supervisor, "become_supervisor", lambda folder, job: found.append((folder, job)))
+    for folder in ("runs/x/checkpoints", "runs/x-2/checkpoints"):
+        Path(folder).mkdir(parents=True)
+    Path("runs/x-2/checkpoints/step-000000009.ckpt").touch()
+    if has_checkpoint:
+        Path("runs/x/checkpoints/step-000000001.ckpt").touch()
+    run_tool("service", ["run", "runs/x", "--", "fit", "--config", "c.yaml"])
+    ((folder, job),) = found
+    assert folder == Path("runs/x")
+    assert job.command[:3] == (sys.executable, "-m", "yolo_lightning")
+    resume = ("--resume",) if has_checkpoint else ()
+    assert job.command[3:] == ("fit", "--config", "c.yaml", "--trainer.default_root_dir=runs/x", *resume)
+
+
+def test_finished_run_ends_at_once(calls: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("runs/x").mkdir(parents=True)
+    Path("runs/x/finished.json").write_text('{"epochs": 3}')
+    with pytest.raises(SystemExit) as ended:
+        run_tool("service", ["run", "runs/x", "--", "fit", "--config", "c.yaml"])
+    assert ended.value.code == 0
+    assert "3 of 3 epochs are done" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["runs/missing", "--", "fit"], "does not exist: mount its disk"),
+        (["runs/x", "--", "test"], "needs a fit after"),
+    ],
+)
+def test_run_that_cannot_start_says_why(words: list[str], expected: str, calls: Path) -> None:
+    with pytest.raises(ValueError, match=expected):
+        run_tool("service", ["run", *words])
+
+
+def test_without_systemd_the_error_names_the_page(calls: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(REPOSITORY))
+    with pytest.raises(ValueError, match=r"systemctl --user daemon-reload failed: .*docs/walk_away.md"):
+        run_tool("service", ["install", "c.yaml"])

@@ -1,0 +1,222 @@
+"""`python -m yolo_lightning service`: a systemd user unit that resumes a run after a reboot until it is finished."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+from zlib import crc32
+
+from yolo_lightning.checkpoints import run_folder
+from yolo_lightning.commands.doctor.machine import ENVIRONMENT
+from yolo_lightning.commands.option_layers import PREFIX, given_options
+from yolo_lightning.commands.start_supervisor import folder_of, supervise_in, supervise_settings
+from yolo_lightning.commands.unattended import PROGRAM, cover_of, lines_of
+from yolo_lightning.supervision.job import JOB_VARIABLE, SuperviseSettings
+from yolo_lightning.supervision.run_lock import current_holder
+from yolo_lightning.supervision.trainer import MARKER_VARIABLE
+from yolo_lightning.utils.addresses import refuse_secrets
+from yolo_lightning.utils.exit_codes import ExitCode
+from yolo_lightning.utils.files import replacing
+from yolo_lightning.utils.host import lingers
+from yolo_lightning.utils.run_files import FINISHED_FILE, config_name, is_finished
+
+UNITS = "yolo-lightning-*.service"
+RECORDED = re.compile(
+    rf"{ENVIRONMENT.pattern}|PATH|LD_LIBRARY_PATH|PYTHON\w+|VIRTUAL_ENV|XDG_\w+_HOME|TMPDIR|LANG|LC_\w+|{PREFIX}_\w+"
+)
+REFERENCE = re.compile(r"\$(\w+)")  # name of a variable in place of an address
+NO_RESTART = (ExitCode.FAILED, ExitCode.GAVE_UP, ExitCode.NEEDS_REBOOT, ExitCode.RUN_IN_USE)
+ASK_S = 30.0
+UNIT = """\
+[Unit]
+Description=yolo_lightning fit in {run}
+ConditionPathExists=!{finished}
+StartLimitIntervalSec=3600
+StartLimitBurst=20
+
+[Service]
+Type=exec
+WorkingDirectory={folder}
+{environment}
+ExecStart={command}
+Restart=on-failure
+RestartSec=60
+RestartPreventExitStatus={no_restart}
+SuccessExitStatus=130 143
+KillMode=mixed
+TimeoutStopSec={stop_s:.0f}
+OOMPolicy=continue
+
+[Install]
+WantedBy=default.target
+"""
+"""`OOMPolicy`: systemd would stop the unit if the kernel ended a loader worker, which the supervisor handles."""
+
+
+def install(target: Path, *, command: list[str] = [], show: bool = False) -> None:  # noqa: B006
+    """Write a systemd user unit that resumes a run at each boot until it is finished, and start the unit.
+
+    The unit records this folder as the working directory, and the variables of the environment that matter: paths,
+    settings of Python, GPUs and their libraries, YOLO_LIGHTNING_*, and those that options name as $NAME.
+
+    Args:
+        target: Run folder, whose config.yaml the unit uses, or configuration file of a new run.
+        command: Further options of `fit`, written after all others: `service install CONFIG -- --data.root PATH`.
+        show: Print the unit and change nothing.
+    """
+    words = ["fit", "--config", str(_configuration(target).absolute()), *command]
+    refuse_secrets(words)
+    options = given_options(words, os.environ).all
+    run = (target if target.is_dir() else folder_of(options)[0]).absolute()
+    if is_finished(run):
+        raise ValueError(f"{run} is finished: there is nothing to resume. A longer fit starts with --resume.")
+    settings = supervise_settings(options)
+    unit, file = unit_text(run, words, settings, _recorded(options), Path.cwd()), unit_file(run)
+    if show:
+        print(f"# {file}\n{unit}", end="")
+        return
+    run_folder.prepare(run)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(file) as temporary:
+        temporary.touch(0o600)  # the environment can contain addresses for notifications
+        temporary.write_text(unit)
+    is_busy = current_holder(run) is not None
+    _systemctl("daemon-reload")
+    _systemctl("enable", *([] if is_busy else ["--now"]), file.name)
+    print(f"{file}\n  {PROGRAM} service status\n  {PROGRAM} service remove {run}\n  {PROGRAM} monitor {run}")
+    print(f"  journalctl --user -u {file.name}")
+    if is_busy:
+        print(f"A process trains in {run} already: the service starts at the next boot.")
+    print("\n".join(lines_of(cover_of(run, settings, has_service=True))))
+
+
+def status() -> None:
+    """Print each service with its state and that of its run, and whether services start at boot."""
+    files = sorted(_folder().glob(UNITS))
+    for file in files:
+        run = _run_of(file)
+        holder = current_holder(run)
+        trains = "finished" if is_finished(run) else f"process {holder.process} trains" if holder else "nothing trains"
+        states = ", ".join(_ask(question, file.name) for question in ("is-enabled", "is-active"))
+        print(f"{file.name}: {states}; {run}: {trains}")
+    if not files:
+        print(f"no service is installed in {_folder()}")
+    print("linger: on, services start at boot" if lingers() else "linger: off, see loginctl enable-linger")
+
+
+def remove(run: Path) -> None:
+    """Delete the unit of a run. A training in progress continues; `stop` ends it."""
+    file = unit_file(run)
+    if not file.is_file():
+        raise ValueError(f"there is no service for {run}: {file} does not exist")
+    _systemctl("disable", file.name)
+    file.unlink()
+    _systemctl("daemon-reload")
+    print(f"removed {file}")
+
+
+def run(run: Path, *, command: list[str]) -> NoReturn:
+    """Start or resume the fit of exactly one run folder under a supervisor; the unit runs this command.
+
+    The folder must exist: a run must not begin anew because the disk with its folder is missing after a boot.
+
+    Args:
+        run: Run folder.
+        command: Command line of the fit, written after all options: `service run RUN -- fit --config CONFIG`.
+    """
+    if command[:1] != ["fit"]:
+        raise ValueError("service run needs a fit after --, for example: service run runs/a -- fit --config CONFIG")
+    if not run.is_dir():
+        raise ValueError(f"the run folder {run} does not exist: mount its disk, or create the folder for a new run")
+    run_folder.prepare(run)
+    supervise_in(run, command, given_options(command, os.environ).all)
+
+
+service = {"install": install, "status": status, "remove": remove, "run": run}
+
+
+def unit_text(
+    run: Path, words: Sequence[str], settings: SuperviseSettings, environment: Mapping[str, str], folder: Path
+) -> str:
+    """Return the systemd unit of the fit with the command line `words` in a run folder, started in `folder`."""
+    command = [sys.executable, "-m", "yolo_lightning", "service", "run", str(run), "--", *words]
+    return UNIT.format(
+        run=_plain(str(run)),
+        finished=_plain(str(run / FINISHED_FILE)),
+        folder=_plain(str(folder)),
+        environment="\n".join(f"Environment={_quoted(f'{name}={text}')}" for name, text in environment.items()),
+        command=" ".join(_quoted(word).replace("$", "$$") for word in command),
+        no_restart=" ".join(str(int(code)) for code in NO_RESTART),
+        stop_s=settings.grace_s + settings.kill_wait_s + ASK_S,
+    )
+
+
+def unit_file(run: Path) -> Path:
+    """Return the path of the unit of a run, which need not exist."""
+    place = run.absolute()
+    name = re.sub(r"[^\w.-]", "_", place.name, flags=re.ASCII)
+    return _folder() / UNITS.replace("*", f"{name}-{crc32(os.fsencode(place)):08x}")
+
+
+def _folder() -> Path:
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "systemd/user"
+
+
+def _configuration(target: Path) -> Path:
+    """Return the configuration file of a run folder, or the given file."""
+    path = target / config_name("fit") if target.is_dir() else target
+    if not path.is_file():
+        raise ValueError(f"{path} does not exist: pass a run folder with a configuration, or a configuration file")
+    return path
+
+
+def _recorded(options: Mapping[str, Any]) -> dict[str, str]:
+    named = {name for value in options.values() if isinstance(value, str) for name in REFERENCE.findall(value)}
+    return {
+        name: text
+        for name, text in sorted(os.environ.items())
+        if (name in named or RECORDED.fullmatch(name)) and name not in (JOB_VARIABLE, MARKER_VARIABLE)
+    }
+
+
+def _plain(text: str) -> str:
+    return text.replace("%", "%%")
+
+
+def _quoted(text: str) -> str:
+    return '"' + "".join(_escaped(_plain(text))) + '"'
+
+
+def _escaped(text: str) -> Iterator[str]:
+    for letter in text:
+        yield {"\\": r"\\", '"': r"\"", "\n": r"\n"}.get(letter, letter)
+
+
+def _run_of(file: Path) -> Path:
+    """Return the run folder that a unit of this command names."""
+    found = re.search(r"^Description=yolo_lightning fit in (.+)$", file.read_text(), re.MULTILINE)
+    return Path(found[1].replace("%%", "%")) if found else Path()
+
+
+def _systemctl(*words: str) -> None:
+    """Run systemctl for the services of this user; raise a ValueError with its first line if it fails."""
+    done = _call(*words)
+    if done.returncode:
+        reason = (done.stderr.strip() or "no message").splitlines()[0]
+        raise ValueError(f"systemctl --user {' '.join(words)} failed: {reason}. docs/walk_away.md has other ways.")
+
+
+def _ask(question: str, unit: str) -> str:
+    return _call(question, unit).stdout.strip() or "unknown"
+
+
+def _call(*words: str) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            ["systemctl", "--user", *words], capture_output=True, text=True, timeout=ASK_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return subprocess.CompletedProcess(words, 1, "", str(error))

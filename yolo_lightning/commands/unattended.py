@@ -1,0 +1,94 @@
+"""What happens to a run that nobody watches, and the start of such a run: `fit --detach`."""
+
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from yolo_lightning.supervision.detach import start_detached
+from yolo_lightning.supervision.job import Job, SuperviseSettings
+from yolo_lightning.utils import sensors
+from yolo_lightning.utils.host import lingers
+from yolo_lightning.utils.run_files import CHECKPOINT_PATTERN, CHECKPOINTS, LOG_FILE
+
+FIRST_BATCH_WAIT_S = 120.0
+PROGRAM = "python -m yolo_lightning"
+KILL_USER_PROCESSES = re.compile(r"^\s*KillUserProcesses\s*=\s*(\S+)", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Cover:
+    """What a run can rely on when nobody watches."""
+
+    run: Path
+    settings: SuperviseSettings
+    has_service: bool  # whether a systemd unit resumes the run after a reboot
+    lingers: bool  # whether services of this user start at boot and outlive a log-out
+    ends_at_logout: bool  # whether logind ends all processes of a user at the log-out
+    free_bytes: int | None  # free space of the disk of the run folder
+    checkpoint_bytes: int  # size of the largest checkpoint; 0 if there is none
+
+
+def cover_of(run: Path, settings: SuperviseSettings, *, has_service: bool) -> Cover:
+    """Return the cover of a run on this machine."""
+    disk = sensors.disk(run)
+    sizes = [path.stat().st_size for path in (run / CHECKPOINTS).glob(CHECKPOINT_PATTERN)]
+    free = None if disk is None else disk.free_bytes
+    return Cover(run, settings, has_service, bool(lingers()), ends_at_logout(), free, max(sizes, default=0))
+
+
+def lines_of(cover: Cover) -> list[str]:
+    """Return the block that a run prints before it is left alone: each event, and what is not covered."""
+    settings, notify = cover.settings, cover.settings.notify
+    open_points = []
+    if not (notify.webhook or notify.apprise or notify.ping):
+        open_points.append(
+            "nobody is told when the run ends or gives up: set --supervision.notify.webhook, apprise or ping"
+        )
+    if not cover.has_service:
+        open_points.append(
+            f"a reboot or a power cut ends the run: {PROGRAM} service install {shlex.quote(str(cover.run))}"
+        )
+    elif not cover.lingers:
+        open_points.append("the service starts at the log-in and ends with the log-out: loginctl enable-linger")
+    if not cover.has_service and cover.ends_at_logout and not cover.lingers:
+        open_points.append("logind ends the run at the log-out (KillUserProcesses=yes): loginctl enable-linger")
+    space = "free space is unknown"
+    if cover.free_bytes is not None:
+        space = f"{cover.free_bytes / 1e9:.1f} GB are free"
+        if cover.checkpoint_bytes:
+            space += f", enough for {cover.free_bytes // cover.checkpoint_bytes:,} checkpoints"
+    service = "the service resumes the newest checkpoint" if cover.has_service else "not covered"
+    return [
+        "If nobody watches this run:",
+        f"  hang        the trainer is ended {settings.kill_after_s:g} s after the timeout of its phase, and resumed",
+        f"  crash       resumes the newest checkpoint; gives up after {settings.attempts} attempts without a new one",
+        f"  full disk   training continues, checkpoints wait for space; {space}",
+        f"  reboot      {service}",
+        "Not covered:" if open_points else "Not covered: a defect of the disk with the run folder (--mirror)",
+        *(f"  - {point}" for point in open_points),
+    ]
+
+
+def detach(run: Path, job: Job) -> NoReturn:
+    """Start the supervisor of a fit in a session of its own, and end this process.
+
+    Raises:
+        SystemExit: With code 0 if the supervisor runs, else with its exit code.
+    """
+    process, code = start_detached(run, job, FIRST_BATCH_WAIT_S)
+    if code is not None:
+        raise SystemExit(code if code >= 0 else 1)
+    folder = shlex.quote(str(run))
+    print(f"\nDetached: process {process} trains in {run}; output: {run / LOG_FILE}")
+    print(f"  {PROGRAM} monitor {folder}\n  {PROGRAM} stop {folder}")
+    print("\n".join(lines_of(cover_of(run, job.settings, has_service=False))))
+    raise SystemExit(0)
+
+
+def ends_at_logout(root: Path = sensors.ROOT) -> bool:
+    """Return whether logind ends the processes of a user at the log-out; the last file of the configuration counts."""
+    files = [root / "etc/systemd/logind.conf", *sorted((root / "etc/systemd/logind.conf.d").glob("*.conf"))]
+    values = [value for file in files for value in KILL_USER_PROCESSES.findall(sensors.text(file))]
+    return bool(values) and values[-1].lower() in ("yes", "true", "1", "on")
