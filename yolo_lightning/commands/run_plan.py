@@ -182,7 +182,7 @@ def _bound_by(record: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str
 def check_options(options: Mapping[str, Any], is_fit: bool) -> None:
     """Raise a ValueError for an option that no constructor checks."""
     check_accelerator(options["trainer.accelerator"])
-    if is_fit and options["detach"] and launch_id() is not None:
+    if is_fit and options.get("detach") and launch_id() is not None:
         raise ValueError("--detach cannot be used with torchrun, whose processes end with it: use nohup torchrun ...")
     epochs, images = options["trainer.max_epochs"], options["recalibrate_images"]
     if is_fit and (epochs is None or epochs < 1):
