@@ -142,7 +142,7 @@ def test_damaged_or_outdated_table_is_not_used(tmp_path: Path, monkeypatch: pyte
     answer(["fit", "--epochs", "3"])
 
 
-@pytest.mark.parametrize("name", sorted(TOOLS.keys() - {"benchmark", "service", "submission"}))  # these have subcommands
+@pytest.mark.parametrize("name", sorted(TOOLS.keys() - {"benchmark", "service", "submission"}))  # subcommands
 def test_every_command_has_help(capsys: pytest.CaptureFixture[str], name: str) -> None:
     with pytest.raises(SystemExit) as stopped:
         main([name, "--help"])
