@@ -40,7 +40,8 @@ class EnvironmentFile(Callback):
 
     @rank_zero_only
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._content = environment(trainer.strategy.root_device)
+        facts: dict[str, str] = getattr(pl_module, "convolution_facts", dict)()  # of `YOLOModule`
+        self._content = environment(trainer.strategy.root_device) | facts
         self._write(trainer)
 
     @rank_zero_only

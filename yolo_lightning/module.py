@@ -191,6 +191,10 @@ class YOLOModule(LightningModule):
         convolution, memory_format = strategy.broadcast(chosen)
         self._arrange(self.graph, convolution, memory_format=memory_format)
 
+    def convolution_facts(self) -> dict[str, str]:
+        """Return the implementation of the convolutions for `environment.json`; the supervisor reads the entries."""
+        return conv_backend.convolution_facts(self.convolution.backend, self.trainer.strategy.root_device)
+
     def forward(self, images: Tensor) -> Any:
         """Return raw predictions for `(B, 1 or 3, H, W)` uint8 images; gray counts as three equal channels.
 

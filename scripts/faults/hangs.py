@@ -27,6 +27,8 @@ LIBRARY_VARIABLE = "FAULTS_LIBRARY"
 MEMORY_LEFT_BYTES = 64 << 20
 POISON = "poison"
 """Kind of fault that makes the pixels of a batch NaN. Needs the network, so `Injector` does it."""
+SPOIL = {"nan": float("nan"), "wrong": 3.0}
+"""Kinds of faults of a convolution that multiply all its results from then on. `Injector` does it."""
 
 
 def library(*, with_lock: bool = False) -> ctypes.CDLL:
@@ -88,6 +90,10 @@ def error() -> None:
     raise RuntimeError("the decoder has failed")
 
 
+def device_error() -> None:
+    raise RuntimeError("HIP error: an illegal memory access was encountered")
+
+
 def memory() -> None:
     """Leak memory until the limit of the process is reached."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
@@ -126,7 +132,7 @@ KINDS: dict[str, Callable[[], Any]] = {
 }
 for function in (
     *(sleep, lock, compute, c_call, synchronize, c_call_with_lock, d_state, d_state_with_lock),
-    *(segfault, needs_space, error, memory, stuck_child_at_exit),
+    *(segfault, needs_space, error, device_error, memory, stuck_child_at_exit),
 ):
     KINDS[function.__name__] = function
 
@@ -146,13 +152,15 @@ class Place(StrEnum):
     VALIDATION = "validation"  # epochs; before the first validation batch
     EPOCH_END = "epoch end"  # epochs; after the checkpoints are written
     FIT_END = "fit end"
+    NATIVE = "native convolution"  # calls before by this process, while the convolutions are those of PyTorch
+    KERNEL = "GPU kernel"  # the same while the backend is gemm with kernels, of which a CPU has none: a stand-in
 
 
 @dataclass(frozen=True, slots=True)
 class InsideFault:
     """One fault, written `KIND @ PLACE [NUMBER] [always]` in a configuration."""
 
-    kind: str  # name of one of `KINDS`, or `poison`
+    kind: str  # name of one of `KINDS` or `SPOIL`, or `poison`
     place: Place
     number: int = 0  # occurrence of the place
     always: bool = False  # whether the fault repeats in every attempt; otherwise it happens once per run
@@ -164,8 +172,8 @@ class InsideFault:
         place, _, number = where.rpartition(" ")
         if not number.isdigit():
             place, number = where, "0"
-        if kind not in KINDS and kind != POISON:
-            raise ValueError(f"fault kind must be one of {', '.join([*KINDS, POISON])}, got {kind!r}")
+        if kind not in (*KINDS, *SPOIL, POISON):
+            raise ValueError(f"fault kind must be one of {', '.join([*KINDS, *SPOIL, POISON])}, got {kind!r}")
         return cls(kind, Place(place), int(number), where != rest)
 
     def __str__(self) -> str:

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor, nn
 
-from faults.hangs import KINDS, POISON, FaultySource, InsideFault, InsideFaults, Place, start_worker
+from faults.hangs import KINDS, POISON, SPOIL, FaultySource, InsideFault, InsideFaults, Place, start_worker
 
 
 class Injector(Callback):
@@ -39,6 +40,16 @@ class Injector(Callback):
             loader.worker_init_fn = partial(start_worker, loader.worker_init_fn, self.faults)
         return loader
 
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Make the convolutions call faults, if they are computed as the faults demand."""
+        module: Any = pl_module
+        backend, algorithm = module.convolution.backend, module.convolution.algorithm
+        if backend == "native" or algorithm != "table":
+            computed = FaultyConvolutions(Place.NATIVE if backend == "native" else Place.KERNEL, self.faults)
+            for layer in module.graph.modules():
+                if isinstance(layer, nn.Conv2d):
+                    layer.register_forward_hook(computed._conv_forward)
+
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.faults.call(Place.EPOCH_START, trainer.current_epoch)
 
@@ -62,6 +73,23 @@ class Injector(Callback):
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.faults.call(Place.FIT_END)
+
+
+class FaultyConvolutions:
+    """Calls the faults of `place` after each convolution of a network, in a function named like that of torch."""
+
+    def __init__(self, place: Place, faults: InsideFaults) -> None:
+        self.place, self.faults = place, faults
+        self.calls, self.factor = 0, 1.0
+
+    def _conv_forward(self, layer: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        for kind in self.faults.due(self.place, self.calls):
+            if kind in SPOIL:
+                self.factor = SPOIL[kind]
+            else:
+                KINDS[kind]()
+        self.calls += 1
+        return output if self.factor == 1.0 else output * self.factor
 
 
 def poison(module: Any) -> None:

@@ -6,6 +6,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import fields
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -24,7 +25,7 @@ from yolo_lightning.supervision.phase_timeouts import PhaseTimeouts
 from yolo_lightning.utils.run_files import FINISHED_FILE, TRAINED_FILE
 
 UNKNOWN, GPU, LIVELOCK = StallClass.UNKNOWN, StallClass.GPU_STALL, StallClass.LIVELOCK
-CRASH, DEVICE_ERROR = StallClass.CRASH, StallClass.DEVICE_ERROR
+CRASH, DEVICE_ERROR, NOT_FINITE = StallClass.CRASH, StallClass.DEVICE_ERROR, StallClass.NOT_FINITE
 LOADER_STALL, LOADER_CRASH = StallClass.LOADER_STALL, StallClass.LOADER_CRASH
 SIGINT, SIGKILL, SIGSTOP, SIGTERM = signal.SIGINT, signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM
 GROUP, TRAINER_GROUP = "process group", "process group of the trainer"
@@ -224,6 +225,44 @@ def disk_full(begin: int, end: int, size_bytes: int = 1, *, of_supervisor: bool 
     """Return actions that stop the files of a process from growing beyond `size_bytes` for some steps."""
     limits = (do.limit_files(size, of_supervisor=of_supervisor) for size in (size_bytes, None))
     return tuple(at_step(step, limit) for step, limit in zip((begin, end), limits, strict=True))
+
+
+CALLS = 500  # of a convolution in a process before its fault: in the ninth step, after the first checkpoint
+COMPUTED: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("44", "native convolution", {"computation": "gemm"}),
+    # A CPU has no GPU kernels: `gemm` and its level without kernels compute the same.
+    ("45", "GPU kernel", {"computation": "gemm without GPU kernels", "config": {"model.convolution.backend": "gemm"}}),
+)
+
+
+def convolution_fails(row: str, place: str, *, computation: str, config: dict[str, Any] = {}) -> Iterator[Case]:  # noqa: B006
+    """Yield the cases of a convolution that fails in every attempt until the computation has a lower level."""
+    common: dict[str, Any] = {"computation": computation, "exact": False, "lost_steps": None}
+    stand_in = " (stand-in on the CPU)" if place == "GPU kernel" else ""
+    for letter, kind, does, report, further in (
+        ("a", "c_call", "hangs", Report(GPU, ("waits for the GPU",), "step"), {"timeouts_s": STEP}),
+        (
+            "b",
+            "device_error",
+            "raises a device error",
+            Report(DEVICE_ERROR, ("HIP error",), within_s=LOADER_DEATH_S),
+            {},
+        ),
+        (
+            "c",
+            "nan",
+            "returns NaN",
+            Report(NOT_FINITE, ("consecutive non-finite",), within_s=60.0),
+            {"config": config | {"model.guard.max_rollbacks": 1}},
+        ),
+    ):
+        yield Case(
+            f"{row}{letter}",
+            f"{place}{stand_in}: {does} after {CALLS} calls, in every attempt",
+            (f"{kind} @ {place} {CALLS} always",),
+            reports=(report,),
+            **common | {"config": config} | further,
+        )
 
 
 # fmt: off
@@ -449,6 +488,11 @@ CASES: tuple[Case, ...] = (
     Case("43e", "without a supervisor: SIGTERM to the process group before the first step", (),
          (in_phase(Phase.FIRST_BATCH, send(SIGTERM, GROUP)),), codes=(128 + SIGTERM,), exact=False,
          log=("stopped by SIGTERM before a step was trained: nothing to save",), **UNSUPERVISED),
+    Case("46", "native convolution: a device error; the level of the computation is taken back after a time without "
+         "incidents", (f"device_error @ native convolution {CALLS}",),
+         reports=(Report(DEVICE_ERROR, ("HIP error",), within_s=LOADER_DEATH_S),), exact=False,
+         supervision={"climb_after_h": 0.001}, log=("fallback level 'gemm'", "fallback level: as configured")),
+    *(case for row, place, settings in COMPUTED for case in convolution_fails(row, place, **settings)),
 )
 
 QUICK = Case("quick", "rows 4, 17 and 12 in one run: worker stopped, trainer killed, trainer in a C call",

@@ -25,6 +25,7 @@ from yolo_lightning.supervision.job import JOB_VARIABLE, job
 from yolo_lightning.supervision.phase_timeouts import PhaseTimeouts
 from yolo_lightning.supervision.run_lock import read_holder
 from yolo_lightning.utils.run_files import HEARTBEAT_FILE, LOCK_FILE, LOG_FILE
+from yolo_lightning.utils.yaml_file import flatten
 
 FAULTS = Path(__file__).resolve().parent
 REPOSITORY = FAULTS.parent.parent
@@ -153,7 +154,14 @@ class Run:
             return [sys.executable, "-m", "yolo_lightning", *fit]
         given = dict(self.configuration["supervision"])
         settings = SuperviseSettings(**given | {"phase_timeouts": PhaseTimeouts(**given["phase_timeouts"])})
-        made = job(fit, self.run_folder, workers=self.case.workers, settings=settings, on_gpu=False)
+        made = job(
+            fit,
+            self.run_folder,
+            workers=self.case.workers,
+            settings=settings,
+            on_gpu=False,
+            options=flatten(self.configuration),
+        )
         made = replace(made, smoke_test=self.case.smoke_test)
         words = [sys.executable, "-m", "yolo_lightning.supervision", str(self.run_folder)]
         return ["env", f"{JOB_VARIABLE}={made.to_json()}", *words]

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from yolo_lightning.commands.doctor.command import forget_failures
 from yolo_lightning.conv import probe, trial
 from yolo_lightning.conv.measurement_cache import read_entries
 from yolo_lightning.conv.probe import ProbeResult, probe_native
@@ -358,6 +359,35 @@ def test_result_is_cached_per_settings(tmp_path: Path) -> None:
     assert probe_native(CPU, LONG_S, file, answering(native_ms=70.0)).outcome == "slower"
     assert probe_native(CPU, LONG_S, file, answering(), half).works
     assert probe_native(CPU, LONG_S, file, ["/no/such/program"]).outcome == "slower"
+
+
+def test_failure_in_a_training_revokes_the_verdict_for_all_settings(tmp_path: Path) -> None:
+    file = tmp_path / "probe.json"
+    half = TrialSettings(autocast="float16")
+    assert probe_native(CPU, LONG_S, file, answering()).works
+    words = ["--key", probe.device_key(CPU), "--file", str(file), "--failure", "GPU stall at step 31,204 in run x"]
+    subprocess.run([sys.executable, "-m", "yolo_lightning.conv.probe", *words], check=True, timeout=120)
+    for settings in (TrialSettings(), half):
+        found = probe_native(CPU, LONG_S, file, answering(), settings)
+        assert str(found) == "native convolutions: failed, GPU stall at step 31,204 in run x"
+    assert len(read_entries(file)) == 2
+    forget_failures(file)
+    assert probe_native(CPU, LONG_S, file, answering(), half).works
+
+
+def test_failure_is_that_of_a_device_driver_and_torch_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "probe.json"
+    probe.store_failure(probe.device_key(CPU), file, "device error")
+    assert not probe_native(CPU, LONG_S, file, answering()).works
+    monkeypatch.setattr(torch, "__version__", "99.0")
+    assert probe_native(CPU, LONG_S, file, answering()).works
+
+
+def test_failures_in_a_damaged_file_are_an_error_and_without_a_file_there_are_none(tmp_path: Path) -> None:
+    forget_failures(tmp_path / "missing.json")
+    (tmp_path / "damaged.json").write_text("{")
+    with pytest.raises(ValueError, match="--retry cannot change"):
+        forget_failures(tmp_path / "damaged.json")
 
 
 SEEN: list[tuple[str, dict[str, Any], Any]] = []

@@ -18,16 +18,20 @@ SCRIPT = REPOSITORY / "scripts" / "inject_faults.py"
 sys.path.insert(0, str(SCRIPT.parent))
 
 from faults import matrix, traces  # noqa: E402
+from faults.actions import at_step, edit  # noqa: E402
 from faults.hangs import InsideFault, InsideFaults, Place  # noqa: E402
 from faults.judge import FinalState, differences, restarts  # noqa: E402
-from faults.rows import CASES, chosen  # noqa: E402
+from faults.rows import CASES, KILL, chosen  # noqa: E402
 from faults.run import Beat, OutputLine, Run  # noqa: E402
 
+from yolo_lightning.supervision.fallback import AS_CONFIGURED  # noqa: E402
 from yolo_lightning.supervision.heartbeat import Phase  # noqa: E402
+from yolo_lightning.supervision.restart_policy import FallbackState  # noqa: E402
+from yolo_lightning.utils.run_files import STATE_FILE  # noqa: E402
 
 GROUPS = {
     "loader": "1,2,3,4,5,6,7,8,9,10,11,26,38,40",
-    "trainer": "12,13,14,15,16,17,20,27,28,34,35,36,43",
+    "trainer": "12,13,14,15,16,17,20,27,28,34,35,36,43,44,45,46",
     "files": "18,19,21,22,23,30,37,41",
     "supervisor": "24,25,29,31,32,33,39",
     "random": "42",
@@ -76,6 +80,22 @@ def test_run_recovers_from_clock_changes_suspension_and_a_killed_group(row: str,
     assert verdict["leftovers"] == []
 
 
+@pytest.mark.whole_run
+@pytest.mark.timeout(900)
+def test_run_that_changed_level_equals_a_run_with_the_lower_level_from_that_step_on(tmp_path: Path) -> None:
+    matrix.prepare(tmp_path)
+    (falls,) = chosen("44b")
+    change = at_step(6, edit(model__convolution__backend="gemm"), KILL)
+    runs = [Run(case, tmp_path) for case in (falls, replace(falls, name="44z", inside=(), outside=(change,)))]
+    for run in runs:
+        run.carry_out()
+        assert run.codes == [0], run.output()
+    assert [FallbackState.read(run.run_folder / STATE_FILE).computation.name for run in runs] == ["gemm", AS_CONFIGURED]
+    resumed = [[line.resumed_step for line in run.lines if line.resumed_step is not None] for run in runs]
+    assert resumed == [[5], [5]]
+    assert differences(*(FinalState.read(run.run_folder) for run in runs)) == []
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("rows", GROUPS.values(), ids=GROUPS.keys())
@@ -94,7 +114,7 @@ def test_twenty_kills_at_random_moments_of_one_run(tmp_path: Path) -> None:
 
 def test_groups_contain_every_row() -> None:
     rows = {int(row) for group in GROUPS.values() for row in group.split(",")}
-    assert rows == {case.row for case in CASES} == set(range(1, 44))
+    assert rows == {case.row for case in CASES} == set(range(1, 47))
 
 
 def test_unknown_rows_raise_value_error() -> None:

@@ -1,9 +1,12 @@
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from yolo_lightning.supervision import Job, SuperviseSettings
 from yolo_lightning.supervision.classify import Diagnosis, StallClass
 from yolo_lightning.supervision.fallback import (
     AS_CONFIGURED,
@@ -15,7 +18,8 @@ from yolo_lightning.supervision.fallback import (
     levels_below,
 )
 from yolo_lightning.supervision.restart_policy import Decision, FallbackState, Levels, climb, decide, quarantined
-from yolo_lightning.utils.run_files import STATE_FILE
+from yolo_lightning.supervision.supervisor import Supervisor
+from yolo_lightning.utils.run_files import ENVIRONMENT, STATE_FILE
 
 LEVELS = Levels(LOADER_LEVELS, computation_levels({}, cpu=True))
 GEMM, PLAIN, HALF = (level.name for level in COMPUTATION_LEVELS[1:])
@@ -256,6 +260,33 @@ def test_a_sample_that_was_trained_since_is_not_left_out() -> None:
     next_epoch = step(once, StallClass.UNKNOWN, suspect="id=7", epoch=1)
     assert next_epoch.state.quarantined == ()
     assert step(next_epoch.state, StallClass.UNKNOWN, suspect="id=7", epoch=1).state.quarantined == ("id=7",)
+
+
+def supervisor(run: Path) -> Supervisor:
+    made = Supervisor(run, Job(("program",), ("program",), options={"model.convolution.backend": "auto"}))
+    made.disk = SimpleNamespace(ask=lambda function, *arguments: function(*arguments))  # type: ignore[assignment]
+    return made
+
+
+@pytest.mark.parametrize(
+    ("chosen", "names"),
+    [("gemm", [AS_CONFIGURED, PLAIN, HALF]), ("native", [AS_CONFIGURED, GEMM, PLAIN, HALF]), (None, None)],
+)
+def test_level_that_auto_has_chosen_itself_is_skipped(chosen: str | None, names: list[str], tmp_path: Path) -> None:
+    (tmp_path / ENVIRONMENT).write_text(json.dumps({"convolutions": chosen} if chosen else []))
+    found = [level.name for level in supervisor(tmp_path)._levels_now().computation]
+    assert found == (names or [AS_CONFIGURED, GEMM, PLAIN, HALF])
+
+
+def test_wait_before_a_level_is_taken_back_doubles_with_each_failed_attempt(tmp_path: Path) -> None:
+    made = supervisor(tmp_path)
+    assert made._climb_after_s() == math.inf
+    made.state = step(FallbackState(), StallClass.GPU_STALL).state
+    assert made._climb_after_s() == 12 * 3600
+    made.state = step(replace(made.state, failed_climbs=2), StallClass.UNKNOWN).state
+    assert made._climb_after_s() == 48 * 3600
+    made.settings = SuperviseSettings(climb_after_h=0)
+    assert made._climb_after_s() == math.inf
 
 
 def test_run_names_the_samples_to_leave_out(tmp_path: Path) -> None:

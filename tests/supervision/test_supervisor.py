@@ -1,5 +1,6 @@
 """Faults of the matrix in the reliability facts, by number, injected into a trainer without training."""
 
+import json
 import os
 import signal
 import subprocess
@@ -122,6 +123,19 @@ def test_error_that_a_restart_cannot_mend_ends_the_run(kind: str, code: ExitCode
     supervised = Supervised(tmp_path / "run", kind, until=100)
     assert supervised.wait() == code
     assert len(supervised.starts()) == 1
+
+
+def test_gpu_stall_of_native_convolutions_revokes_their_verdict(tmp_path: Path) -> None:
+    cache, facts = tmp_path / "verdicts.json", tmp_path / "run" / "environment.json"
+    facts.parent.mkdir()
+    facts.write_text(
+        json.dumps({"convolutions": "native", "native verdict key": "a", "native verdict file": str(cache)})
+    )
+    supervised = Supervised(tmp_path / "run", "wait_for_gpu", allowed=STEP)
+    assert supervised.wait() == ExitCode.FINISHED, supervised.log()
+    failure = f"GPU stall at step 5 in run {tmp_path / 'run'}"
+    assert json.loads(cache.read_text())["environments"] == {"a": {"outcome": "failed", "detail": failure}}
+    assert f"native convolutions on this device: failed, {failure}" in supervised.log()
 
 
 def test_healthy_run_needs_one_attempt_and_leaves_no_incident(tmp_path: Path) -> None:

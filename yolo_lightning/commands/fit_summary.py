@@ -16,12 +16,15 @@ from yolo_lightning.evaluation.drift import DriftScores
 from yolo_lightning.evaluation.score_table import class_table
 from yolo_lightning.evaluation.ultralytics_metrics import UltralyticsScores
 from yolo_lightning.module import YOLOModule
+from yolo_lightning.supervision.fallback import AS_CONFIGURED
+from yolo_lightning.supervision.restart_policy import FallbackState
 from yolo_lightning.utils.run_files import (
     BEST_CHECKPOINT,
     CHECKPOINTS,
     LAST_CHECKPOINT,
     RECALIBRATED_CHECKPOINT,
     REPORT,
+    STATE_FILE,
     config_name,
 )
 from yolo_lightning.utils.stop_signals import pasteable
@@ -80,6 +83,8 @@ def end_fit(
         files[RECALIBRATED] = _attempted(target, lambda _: outcome.append(recalibrate(best)))
     files["report"] = _attempted(run / REPORT, lambda path: write_report(run, path))
     existing = {label: path for label, path in files.items() if path is not None and path.is_file()}
+    fallback = FallbackState.read(run / STATE_FILE).line
+    outcome += [f"fallback level: {fallback}"] if fallback != AS_CONFIGURED else []
     lines = [_finish_line(trainer, best), *outcome, *_table_lines(scores, model.hparams["class_names"])]
     lines += [f"{label:<{LABEL_WIDTH}}{path}" for label, path in existing.items()]
     rank_zero_info("\n".join([*lines, "next:", *(f"  {command}" for command in _next_commands(run, existing))]))

@@ -4,6 +4,7 @@ The child runs `trial`. It may crash or hang: a vendor library without kernels f
 waits for a hung GPU cannot continue.
 """
 
+import argparse
 import json
 import os
 import signal
@@ -22,7 +23,7 @@ import torch
 from yolo_lightning.conv.measurement_cache import MeasurementCache, describe_environment
 from yolo_lightning.conv.trial import PHASE, VENDOR_FREE, Trial, TrialSettings
 
-Outcome = Literal["works", "crashed", "hung", "wrong", "slower"]
+Outcome = Literal["works", "crashed", "hung", "wrong", "slower", "failed"]
 
 LARGEST_ERROR = 0.1
 """Relative to the largest value. On a CPU, errors are a third of it with bfloat16 and a fortieth with float16; wrong
@@ -82,9 +83,11 @@ def probe_native(
         timeout_s: Time without progress after which the child is killed, seconds > 0. Progress is the start of the next
             computation, or a change in `COMPILER_CACHES` or in the child's folder of temporary files: vendor libraries
             compile kernels on first use.
-        cache_file: File with results. A result is used for equal settings, device, driver, torch version and MIOPEN_*
-            variables; a stored `hung` only if its time limit was not shorter. If kernels were compiled during a trial
-            that hung, the result is not stored: the next trial finds these kernels.
+        cache_file: File with results. A failure in a training, see `store_failure`, is valid for all settings until
+            device, driver or torch change, or `doctor --retry` deletes it. Another result is used for equal settings,
+            device, driver, torch version and MIOPEN_* variables; a stored `hung` only if its time limit was not
+            shorter. If kernels were compiled during a trial that hung, the result is not stored: the next trial finds
+            these kernels.
         command: Replaces the command of the child in tests; the last line of its output must be a `Trial` as JSON.
         settings: Describe the layers of the training.
         longest_s: Time after which the child is killed in any case; None for `LONGEST_TRIAL` times `timeout_s`.
@@ -93,6 +96,8 @@ def probe_native(
         raise ValueError(f"timeout_s must be > 0 seconds, got {timeout_s}")
     limits = TrialLimits(timeout_s, LONGEST_TRIAL * timeout_s if longest_s is None else longest_s)
     cache = MeasurementCache(cache_file)
+    if (failure := known_failure(device, cache_file)) is not None:
+        return failure
     # A user who changes these variables tries to make native convolutions work, which requires a new probe.
     switches = {name: value for name, value in os.environ.items() if name.startswith(("MIOPEN_", "HSA_OVERRIDE"))}
     environment = " | ".join([*describe_environment(device).values(), str(sorted(switches.items())), as_json(settings)])
@@ -105,6 +110,23 @@ def probe_native(
     if not result.may_pass:
         cache.store(environment, {"outcome": result.outcome, "detail": result.detail, "timeout_s": timeout_s})
     return result
+
+
+def device_key(device: torch.device) -> str:
+    """Return the name under which failures of native convolutions on a device, driver and torch version are stored."""
+    found = describe_environment(device)
+    return " | ".join(found[name] for name in ("device_type", "device", "driver", "torch"))
+
+
+def known_failure(device: torch.device, cache_file: Path | None) -> ProbeResult | None:
+    """Return that native convolutions have failed in a training on this device; None if they have not."""
+    known = MeasurementCache(cache_file).load(device_key(device))
+    return ProbeResult("failed", f"{known.get('detail')}") if known.get("outcome") == "failed" else None
+
+
+def store_failure(key: str, cache_file: Path, failure: str) -> None:
+    """Store that native convolutions have failed in a training; `key` is that of `device_key`."""
+    MeasurementCache(cache_file).store(key, {"outcome": "failed", "detail": failure})
 
 
 def as_json(settings: TrialSettings) -> str:
@@ -243,3 +265,17 @@ def _compare(trial: Trial) -> ProbeResult:
     if not times <= MAX_SLOWDOWN:
         return ProbeResult("slower", f"{times:.1f} times ({measured})")
     return ProbeResult("works", measured)
+
+
+def main() -> None:
+    """Store a failure; the supervisor of a training, which has no torch, calls this file as a program."""
+    parser = argparse.ArgumentParser(prog="python -m yolo_lightning.conv.probe")
+    parser.add_argument("--key", required=True, help="device, driver and torch version")
+    parser.add_argument("--file", type=Path, required=True, help="file with the results of trials")
+    parser.add_argument("--failure", required=True, help="incident in a training")
+    given = parser.parse_args()
+    store_failure(given.key, given.file, given.failure)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,6 +1,7 @@
 """Settings of the convolutions of a graph, and the choice of `backend: auto` on a device."""
 
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -8,11 +9,11 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 
 from yolo_lightning.conv import DEFAULT_PLAN, AutotunedPlan, Plan, enable_gpu_kernels
-from yolo_lightning.conv.probe import probe_native
+from yolo_lightning.conv.probe import device_key, probe_native
 from yolo_lightning.conv.trial import TrialSettings
 from yolo_lightning.model.layers import Convolution, MemoryFormat, arrange
 from yolo_lightning.utils.choices import check_choices, check_range
-from yolo_lightning.utils.files import cache_folder
+from yolo_lightning.utils.files import CONVOLUTION_VERDICTS, cache_folder
 
 ConvAlgorithm = Literal["auto", "table", "autotune"]
 
@@ -84,11 +85,22 @@ def choose_convolution(
         f"model.convolution.backend auto: testing native convolutions on {device}, at most {timeout_s:g} s without "
         "progress"
     )
-    cache_file = cache_folder() / "convolution_probe.json"
-    result = probe_native(device, timeout_s, cache_file, settings=trial_settings(settings, precision))
+    result = probe_native(device, timeout_s, _verdicts(), settings=trial_settings(settings, precision))
     convolution: Literal["gemm", "native"] = "native" if result.works else "gemm"
     rank_zero_info(f"model.convolution.backend auto: {convolution}; {result}")
     return convolution, settings.memory_format
+
+
+def _verdicts() -> Path:
+    return cache_folder() / CONVOLUTION_VERDICTS
+
+
+def convolution_facts(backend: Convolution, device: torch.device) -> dict[str, str]:
+    """Return the implementation in use, and where a failure of native ones is stored, for `environment.json`."""
+    facts = {"convolutions": str(backend)}
+    if device.type != "cpu":
+        facts |= {"native verdict key": device_key(device), "native verdict file": str(_verdicts())}
+    return facts
 
 
 def make_plan(settings: ConvolutionSettings) -> Plan:

@@ -1,9 +1,11 @@
 """One attempt: start the trainer, watch it, write an incident report if it stalls, and kill all of its processes."""
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from signal import SIGTERM
 
 from yolo_lightning.supervision import live_heartbeat
 from yolo_lightning.supervision.announcer import Announcer
@@ -20,6 +22,7 @@ from yolo_lightning.supervision.run_disk import PROBE_S, Recorder, RunDisk
 from yolo_lightning.supervision.trainer import RunningTrainer, make_temporary_folder, marker_of, remove_temporary_folder
 from yolo_lightning.supervision.watch import Health, Look, Watch, excuse_for
 from yolo_lightning.utils import run_files
+from yolo_lightning.utils.exit_codes import of_signal
 from yolo_lightning.utils.files import write_json
 from yolo_lightning.utils.process_identity import is_same
 from yolo_lightning.utils.regular_files import read_regular
@@ -39,6 +42,7 @@ class Attempt:
     incident: Incident | None  # stall or unexpected exit; None after a stop signal or the end of training
     killed: Killed  # processes that were killed
     finished: bool  # whether the trainer has reported the end of training
+    climbs: bool  # whether the trainer was stopped so that the next attempt takes a fallback level back
     disk_hung: bool  # whether the disk of the run folder did not respond during the stall
 
 
@@ -68,15 +72,20 @@ class AttemptRunner:
         self._last_heartbeat: Heartbeat | None = None
         self._disk_hung = False
         self._copied_s = 0.0
+        self._quiet_since_s = time.monotonic()  # end of the last incident
         self._reader: HeartbeatReader
 
-    def run(self, command: Sequence[str], overrides: Sequence[str], state: FallbackState) -> Attempt:
+    def run(
+        self, command: Sequence[str], overrides: Sequence[str], state: FallbackState, climb_after_s: float = math.inf
+    ) -> Attempt:
+        """Run one attempt. The trainer is stopped after a step when `climb_after_s` have passed without an incident."""
         self.disk.ask(run_files.clear, self.run_folder)
         self.disk.ask(make_temporary_folder, self.token)
         self._incidents |= self.disk.ask(run_files.incident_names, self.run_folder)
         self._reader, self._last_heartbeat = HeartbeatReader(live_heartbeat.make(self.token)), None
         self._disk_hung = False
         self._keep_timeouts()
+        self._climb_after_s, self._climbs = climb_after_s, False
         incident: Incident | None = None
         try:
             trainer = RunningTrainer([*command, *overrides], self._reader.path, self.token, self.recorder.record)
@@ -92,14 +101,17 @@ class AttemptRunner:
             finished = incident is None and trainer.process.returncode == 0
         else:
             finished = self.disk.ask(run_files.is_finished, self.run_folder)
-        if incident is None and not self.signals and not finished:
+        code = trainer.process.returncode
+        climbs = self._climbs and incident is None and not finished and code in (of_signal(SIGTERM), -SIGTERM)
+        if incident is None and not self.signals and not finished and not climbs:
             incident = self._incident_of_exit(trainer)
-        code, output, last = trainer.process.returncode, trainer.output, incident.heartbeat if incident else None
+        output, last = trainer.output, incident.heartbeat if incident else None
         worked_on = last is not None and last.phase_began_s > output.last_s + WORKS_ON_S
-        return Attempt(code, output.lines(), worked_on, incident, killed, finished, self._disk_hung)
+        return Attempt(code, output.lines(), worked_on, incident, killed, finished, climbs, self._disk_hung)
 
     def keep_incident(self, incident: Incident, outcome: str) -> None:
         """Write the report of an incident; `outcome` describes the reaction of the supervisor."""
+        self._quiet_since_s = time.monotonic()
         path = incident.folder / run_files.INCIDENT_FILE
         self.disk.post(keep, path, incident.report(outcome), replaces=str(path))
 
@@ -129,6 +141,7 @@ class AttemptRunner:
                 watch.timeouts = self.timeouts
                 self.announcer.progress_made(look.heartbeat)
                 self._copy_record()
+                self._stop_to_climb(trainer, look.phase)
             if look.reason != last_reason and look.reason:
                 self.recorder.log(f"{look.health}: {look.reason}")
             last_reason = look.reason
@@ -145,6 +158,14 @@ class AttemptRunner:
             elif time.monotonic() >= kill_at_s:
                 return incident
         return incident
+
+    def _stop_to_climb(self, trainer: RunningTrainer, phase: Phase) -> None:
+        """Let the trainer save and exit once the time without incidents has passed; it finishes its step first."""
+        is_due = time.monotonic() >= self._quiet_since_s + self._climb_after_s
+        if is_due and not self._climbs and phase in (Phase.FETCH, Phase.STEP):
+            self._climbs, self._quiet_since_s = True, time.monotonic()
+            self.recorder.log("no incident for some time: the trainer is stopped to take a fallback level back")
+            trainer.process.terminate()
 
     def _copy_record(self, *, now: bool = False) -> None:
         """Copy the heartbeat file to the run folder, for readers on other machines."""

@@ -25,6 +25,9 @@ LOWERS_COMPUTATION = frozenset(
 )
 """Incidents that lower the level of the computation at once; a GPU stall does so unless the loader is at fault."""
 
+REVOKES = frozenset({StallClass.GPU_STALL, StallClass.DEVICE_ERROR, StallClass.WRONG_RESULT, StallClass.CRASH})
+"""Incidents after which `backend: auto` does not choose native convolutions in any run. NaN can have other causes."""
+
 
 @dataclass(frozen=True, slots=True)
 class FallbackState:

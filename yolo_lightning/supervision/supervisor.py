@@ -1,18 +1,26 @@
 """The supervisor: runs attempt after attempt, and decides after each one whether and how the next one starts."""
 
+import math
 import signal
 import sys
 import time
 import uuid
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from yolo_lightning.supervision import live_heartbeat
 from yolo_lightning.supervision.announcer import Announcer
 from yolo_lightning.supervision.attempt import Attempt, AttemptRunner
 from yolo_lightning.supervision.child_process import run_child
 from yolo_lightning.supervision.classify import Diagnosis, StallClass
-from yolo_lightning.supervision.fallback import computation_levels, levels_below, levels_of_words
+from yolo_lightning.supervision.fallback import (
+    AS_CONFIGURED,
+    BACKEND,
+    computation_levels,
+    levels_below,
+    levels_of_words,
+)
 from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.supervision.incident import Incident
 from yolo_lightning.supervision.job import Job, can_resume, has_progressed, saved_marks
@@ -27,12 +35,13 @@ from yolo_lightning.supervision.outcome import (
     space_of,
 )
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts
-from yolo_lightning.supervision.restart_policy import FallbackState, Levels, decide, lower
+from yolo_lightning.supervision.restart_policy import REVOKES, FallbackState, Levels, climb, decide, lower
 from yolo_lightning.supervision.run_disk import STOP_WAIT_S, DiskHangsError, Recorder, RunDisk
 from yolo_lightning.supervision.run_lock import Holder, RunInUseError, run_lock
 from yolo_lightning.supervision.trainer import marker_of
 from yolo_lightning.utils import run_files
 from yolo_lightning.utils.exit_codes import ExitCode, of_signal
+from yolo_lightning.utils.json_record import read_json
 from yolo_lightning.utils.process_identity import own_mark
 from yolo_lightning.utils.run_files import LOG_FILE, PHASE_TIMEOUTS_FILE, STATE_FILE
 from yolo_lightning.utils.stop_signals import STOP_SIGNALS, pasteable
@@ -40,6 +49,8 @@ from yolo_lightning.utils.stop_signals import STOP_SIGNALS, pasteable
 EARLY_ATTEMPTS = 2
 """Limit of attempts in a row that stall before data and network are set up: such a stall usually occurs again."""
 
+PROBE = "yolo_lightning.conv.probe"
+LARGEST_DOUBLINGS = 10
 LEVEL_TIME = "%Y-%m-%dT%H:%M:%S%z"
 
 End = tuple[int, str]  # exit code and reason of the end of a supervisor
@@ -143,13 +154,16 @@ class Supervisor:
     def _run_attempt(self, command: tuple[str, ...]) -> End | None:
         """Run one trainer from start to end; return None if another attempt follows."""
         saved_before = self.disk.ask(saved_marks, self.run_folder, self.job)
-        attempt = self.runner.run(command, self.levels.overrides(self.state), self.state)
+        attempt = self.runner.run(command, self.levels.overrides(self.state), self.state, self._climb_after_s())
         incident = attempt.incident
         end = self._end_after(attempt)
         if end is not None:
             if incident is not None:
                 self.runner.keep_incident(incident, end[1])
             return end
+        if attempt.climbs:
+            self._climb()
+            return None
         assert incident is not None
         if incident.diagnosis.kind is StallClass.WRONG_RESULT and not self.job.any_command:
             names = self.disk.ask(run_files.set_aside_suspects, self.run_folder)
@@ -235,7 +249,7 @@ class Supervisor:
         decision = decide(
             self.state,
             incident.diagnosis,
-            self.levels,
+            self._levels_now(),
             saved=saved,
             suspects=incident.suspects(),
             epoch=incident.epoch,
@@ -245,6 +259,8 @@ class Supervisor:
             pause_s=self.settings.pause_s,
             max_pause_s=self.settings.max_pause_s,
         )
+        if decision.state.computation is not self.state.computation and incident.diagnosis.kind in REVOKES:
+            self._revoke(incident)
         self.state = decision.state
         self._space_pauses = 0
         self._keep_state()
@@ -263,6 +279,51 @@ class Supervisor:
         if must_test and run_child(self.job.smoke_test, limit_s).code is None:
             return ExitCode.NEEDS_REBOOT, f"needs reboot: the GPU has not responded for {limit_s:g} s"
         return self._pause(decision.pause_s)
+
+    def _climb_after_s(self) -> float:
+        """Return the seconds without an incident after which a level is taken back; infinite if none can be."""
+        hours = self.settings.climb_after_h
+        if not hours or self.job.any_command or climb(self.state, self.levels, "", "") is None:
+            return math.inf
+        return hours * 3600 * 2.0 ** min(self.state.failed_climbs, LARGEST_DOUBLINGS)
+
+    def _climb(self) -> None:
+        reason = f"no incident for {self._climb_after_s() / 3600:g} h"
+        after = climb(self.state, self.levels, reason, time.strftime(LEVEL_TIME))
+        assert after is not None
+        self.state = after
+        self._keep_state()
+        self.recorder.log(f"restart in 0 s: {reason}, fallback level: {after.line}")
+        self.announcer.restarting(None, reason, after, 0)
+
+    def _levels_now(self) -> Levels:
+        """Return the levels without those that compute as `model.convolution.backend: auto` has chosen."""
+        chosen = self._facts().get("convolutions")
+        if self.job.any_command or chosen is None or self.state.computation.name != AS_CONFIGURED:
+            return self.levels
+        computation = computation_levels(self.job.options | {BACKEND: chosen}, cpu=self.settings.cpu_fallback)
+        return replace(self.levels, computation=computation)
+
+    def _facts(self) -> dict[str, Any]:
+        """Return what the trainer has written about the machine and its convolutions."""
+        try:
+            facts = self.disk.ask(read_json, self.run_folder / run_files.ENVIRONMENT)
+        except (OSError, ValueError):
+            return {}
+        return facts if isinstance(facts, dict) else {}
+
+    def _revoke(self, incident: Incident) -> None:
+        """Store that native convolutions have failed on this device, for `backend: auto` of all runs."""
+        facts = self._facts()
+        key, cache = (facts.get(name) for name in ("native verdict key", "native verdict file"))
+        if facts.get("convolutions") != "native" or not isinstance(key, str) or not isinstance(cache, str):
+            return
+        failure = f"{incident.diagnosis.kind}{incident.place} in run {self.run_folder.absolute()}"
+        words = ("--key", key, "--file", cache, "--failure", failure)
+        code = run_child((sys.executable, "-m", PROBE, *words), self.settings.smoke_test_s).code
+        self.recorder.log(
+            f"native convolutions on this device: failed, {failure}" + ("" if code == 0 else " (not stored)")
+        )
 
     def _can_lower(self, incident: Incident) -> bool:
         """Return whether the trainer ended by NaN, which recurs after a restart, and a lower level may prevent it."""

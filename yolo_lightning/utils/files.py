@@ -25,6 +25,10 @@ DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """No space or quota left, or the file exceeds the size limit of the process or file system."""
 
 
+CONVOLUTION_VERDICTS = "convolution_probe.json"
+"""File in the cache folder with the results of `model.convolution.backend: auto` by device."""
+
+
 def cache_folder() -> Path:
     """Return the folder `yolo_lightning` in the user's cache folder."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "yolo_lightning"

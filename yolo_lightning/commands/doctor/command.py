@@ -4,6 +4,7 @@ import json as json_format
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import yaml
 from rich import box
@@ -26,6 +27,8 @@ from yolo_lightning.commands.doctor.machine_findings import (
 )
 from yolo_lightning.commands.doctor.probes import Outcome, Probe, ProbeOutcome, probe_findings, run_probes
 from yolo_lightning.utils.exit_codes import INTERRUPTED
+from yolo_lightning.utils.files import CONVOLUTION_VERDICTS, cache_folder, write_json
+from yolo_lightning.utils.json_record import read_json
 from yolo_lightning.utils.paths import user_path
 from yolo_lightning.utils.sensors import Vendor
 
@@ -70,6 +73,7 @@ def doctor(
     probes: bool = True,
     probe_timeout_s: float = 180.0,
     json: bool = False,
+    retry: bool = False,
 ) -> None:
     """Inspect this machine, test what can hang or crash in child processes, and recommend settings.
 
@@ -82,6 +86,8 @@ def doctor(
         probes: Also run tests on the device, which takes half a minute, or longer if one hangs.
         probe_timeout_s: Time limit of each test in seconds; vendor libraries compile kernels at first use.
         json: Print one JSON object instead of tables.
+        retry: Forget that native convolutions have failed in a training, so that `model.convolution.backend: auto`
+            tests them again.
 
     Raises:
         ValueError: If an option is invalid.
@@ -93,6 +99,8 @@ def doctor(
     data = None if data_root is None else user_path(data_root)
     if data is not None and not data.is_dir():
         raise ValueError(f"--data_root must be an existing folder, got '{data}'.")
+    if retry:
+        forget_failures(cache_folder() / CONVOLUTION_VERDICTS)
     machine = inspect_machine(user_path(run), data)
     try:
         results = run_probes(device, probe_timeout_s) if probes else []
@@ -114,6 +122,20 @@ def doctor(
         show(wide_console(), machine, found, options, commands)
     if worst(found) is Severity.BAD:
         raise SystemExit(1)
+
+
+def forget_failures(verdicts: Path) -> None:
+    """Delete the failures of native convolutions in trainings, which supervisors have stored, from a file."""
+    try:
+        content = read_json(verdicts)
+        known = content["environments"]
+        kept = {key: entry for key, entry in known.items() if entry.get("outcome") != "failed"}
+        if len(kept) < len(known):
+            write_json(verdicts, content | {"environments": kept})
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"--retry cannot change {verdicts} ({error}); delete this file.") from error
 
 
 def check_device(device: str) -> None:

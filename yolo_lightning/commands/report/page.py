@@ -22,6 +22,7 @@ from yolo_lightning.evaluation.class_colours import class_colour
 from yolo_lightning.evaluation.drift import month_name
 from yolo_lightning.evaluation.score_table import SCORE_LABELS, drift_summary, is_defined, score_text, scores_text
 from yolo_lightning.evaluation.ultralytics_matching import CONFUSION_SCORE_THRESHOLD
+from yolo_lightning.supervision.fallback import AS_CONFIGURED
 from yolo_lightning.supervision.incident import IncidentReport
 
 STAGE_NAMES = {"val": "Validation", "test": "Test"}
@@ -61,6 +62,8 @@ def render(contents: Contents) -> str:
 def summary(contents: Contents) -> str:
     """Return state, training time, scores, pace, number of incidents, and the damaged files."""
     pairs, metrics = {"state": contents.state}, contents.metrics
+    if contents.fallback != AS_CONFIGURED:
+        pairs["fallback level"] = contents.fallback
     if not metrics.is_empty:
         steps, times_s = metrics.columns["step"], metrics.columns["time_s"]
         pairs["trained"] = f"{steps.max():,.0f} batches, {duration(times_s.max())}"

@@ -16,6 +16,7 @@ from yolo_lightning.commands.report.metrics_curves import Metrics, read_metrics
 from yolo_lightning.evaluation.drift import DriftScores, drift_scores, named_scores
 from yolo_lightning.evaluation.record import EvaluationRecord
 from yolo_lightning.supervision.incident import IncidentReport, read_incident
+from yolo_lightning.supervision.restart_policy import FallbackState
 from yolo_lightning.supervision.run_status import read_status
 from yolo_lightning.supervision.supervisor_status import SupervisorStatus
 from yolo_lightning.supervision.watches import WatchFinding
@@ -87,6 +88,7 @@ class Contents:
     name: str  # of the folder
     read_s: float  # time of reading, seconds since 1970
     state: str
+    fallback: str  # lowered fallback levels with their reasons
     metrics: Metrics
     evaluations: tuple[Evaluation, ...]  # those with any stored result
     starts_s: tuple[float, ...]  # starts of the training, seconds since 1970, ascending
@@ -142,6 +144,7 @@ def read_contents(folder: Path) -> Contents:
         name=folder.name,
         read_s=now_s,
         state=state(folder),
+        fallback=FallbackState.read(folder / run_files.STATE_FILE).line,
         metrics=metrics,
         evaluations=tuple(one for one in evaluations if one is not None),
         starts_s=tuple(sorted({float(match[1]) for match in starts if match})),
