@@ -46,6 +46,7 @@ from yolo_lightning.supervision import (
     run_lock,
 )
 from yolo_lightning.supervision.heartbeat import Phase
+from yolo_lightning.training.self_check import WrongResultError
 from yolo_lightning.utils import run_files
 from yolo_lightning.utils.addresses import redacted, refuse_secrets
 from yolo_lightning.utils.distributed import launch_id, machines_of_launch
@@ -333,6 +334,9 @@ class YOLOCLI(LightningCLI):
             try:
                 with reported(self.trainer, self._words) if subcommand == "fit" else nullcontext():
                     super()._run_subcommand(subcommand)
+            except WrongResultError as error:
+                # With the name of the class, by which the supervisor recognizes the error.
+                raise SystemExit(f"{WrongResultError.__name__}: {error}") from None
             except DistStoreError as error:
                 raise SystemExit(
                     f"error: a process is missing or has ended: {error} Time limit: see configs/engine/ddp.yaml."

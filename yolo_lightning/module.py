@@ -54,6 +54,7 @@ from yolo_lightning.training.optimizers import (
 )
 from yolo_lightning.training.recipe import Recipe
 from yolo_lightning.training.schedule import OptimizerSettings, scaled_weight_decay, settings_at
+from yolo_lightning.training.self_check import SelfCheck
 from yolo_lightning.utils.choices import as_settings
 from yolo_lightning.utils.distributed import sum_over_ranks
 from yolo_lightning.utils.host import keep_freed_memory
@@ -158,6 +159,7 @@ class YOLOModule(LightningModule):
         self._accumulation = Accumulation()
         self._guard = NonFiniteGuard(guard)
         self._guarded_step = GuardedStep(guard.max_oom_splits, guard.oom_splits)
+        self._self_check = SelfCheck(guard.self_check_share)
         self._steps = 0
         self._facts = TrainingFacts(batch_size=1)
         self._folded_graph: FoldedGraph | None = None
@@ -207,6 +209,7 @@ class YOLOModule(LightningModule):
         settings = self._begin_step(batch, batch_idx)
         if self.hparams["single_class"]:
             batch = as_one_class(batch)
+        self._self_check.begin(self._steps)
         for attempt in self._guarded_step.attempts(batch):  # with fewer images at once after an out-of-memory error
             raw: Any = None  # `raw` and `loss` keep the activations of an attempt that ran out of memory
             loss: Any = None
@@ -218,6 +221,7 @@ class YOLOModule(LightningModule):
                     raw = None  # the backward pass frees the outputs
                     if attempt.is_finite:
                         self.manual_backward(loss)
+        self._self_check.finish()
         losses = attempt.losses
         must_roll_back = self._guard.check_loss(losses.is_finite, batch.image_ids, self._steps, losses.parts)
         if losses.is_finite:
@@ -324,6 +328,8 @@ class YOLOModule(LightningModule):
         self._facts = facts = TrainingFacts.from_trainer(self.trainer)
         summed = sum_over_ranks if self.trainer.world_size > 1 else None
         self._guarded_step.prepare(self.graph, facts.batch_size, summed)
+        run = Path(self.trainer.default_root_dir) if self.trainer.is_global_zero else None
+        self._self_check.prepare(self.graph, facts.seed, self.trainer.global_rank, run)
         before = self._input_record
         if before and facts.image_size is not None:
             channels = facts.channels or before["channels"]

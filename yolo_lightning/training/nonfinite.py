@@ -30,7 +30,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class GuardSettings:
-    """Reactions to non-finite values and to a lack of memory.
+    """Reactions to non-finite values, to a lack of memory and to wrong results.
 
     Attributes:
         max_consecutive_nonfinite: Restore the newest finite checkpoint after this many consecutive non-finite losses or
@@ -41,6 +41,8 @@ class GuardSettings:
             gradients of the parts are summed.
         max_oom_splits: Number of halvings that out-of-memory errors can reach, >= 0; a further error is fatal. Not
             supported with `trainer.sync_batchnorm`.
+        self_check_share: Share of the time, >= 0 and <= 1, for checks of a random convolution by PyTorch's plain
+            operators; a wrong result ends the fit. 0 disables the checks, 1 checks every step.
     """
 
     max_consecutive_nonfinite: int = 5
@@ -48,6 +50,7 @@ class GuardSettings:
     rollback_lr_factor: float = 0.5
     oom_splits: int = 0
     max_oom_splits: int = 3
+    self_check_share: float = 0.001
 
     def __post_init__(self) -> None:
         check_range("model.guard.max_consecutive_nonfinite", self.max_consecutive_nonfinite, ">= 1")
@@ -55,6 +58,7 @@ class GuardSettings:
         check_range("model.guard.rollback_lr_factor", self.rollback_lr_factor, "> 0", "<= 1")
         check_range("model.guard.oom_splits", self.oom_splits, ">= 0")
         check_range("model.guard.max_oom_splits", self.max_oom_splits, ">= 0")
+        check_range("model.guard.self_check_share", self.self_check_share, ">= 0", "<= 1")
 
 
 class NonFiniteGuard:

@@ -29,6 +29,13 @@ def free_cached_memory(device: torch.device) -> None:
         empty_cache()
 
 
+def synchronize(device: torch.device) -> None:
+    """Wait until a device has finished its work."""
+    wait = None if device.type in ("cpu", "meta") else _function(device.type, "synchronize")
+    if wait is not None:
+        wait()
+
+
 def device_name(device: torch.device) -> str:
     """Return the model of an accelerator, or else its type."""
     get_device_name = _function(device.type, "get_device_name")

@@ -39,6 +39,7 @@ LOCK_FILE = "run.lock"
 LOG_FILE = "run.log"
 STATE_FILE = "supervision.json"
 SUPERVISOR_FILE = "supervisor.json"
+SELF_CHECK_FILE = "self_check.json"
 
 SELF_CHECK_FILE = "self_check.json"
 """Contains the step of the last passed self-check as `passed_step`."""
