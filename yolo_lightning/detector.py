@@ -16,7 +16,7 @@ from yolo_lightning.checkpoints.mirror import local_checkpoint
 from yolo_lightning.checkpoints.resume import checkpoint_to_evaluate
 from yolo_lightning.data.batch import Prediction, Sample, collate
 from yolo_lightning.data.input_clips import ClipReader, channels_of
-from yolo_lightning.data.input_images import InputImage, RawRanges, find_files, from_array, is_video
+from yolo_lightning.data.input_images import InputImage, find_files, from_array, is_video
 from yolo_lightning.data.transforms.letterbox import Labelled, letterbox
 from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.evaluation.detection_result import DetectionResult
@@ -49,7 +49,7 @@ class Detector:
 
     Arrays are `(H, W)` gray or `(H, W, 3)` RGB of uint8. OpenCV reads BGR: use `cv2.cvtColor(image,
     cv2.COLOR_BGR2RGB)`. Gray images with 16 bits, in files and in arrays of uint16, are mapped to 8 bits by
-    `pixel_range`; in mode `clip`, the files of a folder form a clip, and arrays are refused.
+    `pixel_range`.
 
     If the network was trained with `data.input.neighbours`, the neighbouring frames of a video, and of an image file
     with a numbered name, are read too. An array is `(H, W, C)`, the gray frames at the C offsets, or `(H, W)`, a frame
@@ -96,7 +96,6 @@ class Detector:
         settings: Settings of the network, with the keywords applied.
         names: Names of all classes, index 0 first.
         device: Device of the network.
-        raw_ranges: Mapping of 16-bit images to 8 bits.
 
     Raises:
         ValueError: If the weights cannot be used, or an option is invalid.
@@ -133,7 +132,6 @@ class Detector:
             tta=tta,
             pixel_range=pixel_range,
         )
-        self.raw_ranges = RawRanges(self.settings.pixel_range)
         assert self.settings.image_size is not None
         self.settings.image_size.check("image_size")
         self.device = chosen_device(device)
@@ -165,7 +163,7 @@ class Detector:
             ValueError: If dtype or shape of an array is not supported, or a path is not an image or video.
             FrameError: If an image file is damaged or has a bit depth that is not supported.
         """
-        reader = ClipReader(self.settings.neighbours, self.raw_ranges)
+        reader = ClipReader(self.settings.neighbours, self.settings.pixel_range)
         if isinstance(source, list | tuple):
             return list(self.detect(image for one in source for image in _single_image(one, reader)))
         if isinstance(source, str | PathLike) and not _is_single(source):

@@ -149,7 +149,7 @@ def _raw_image(folder: Path) -> Target:
     import cv2
     import numpy as np
 
-    from yolo_lightning.data.input_images import RawRanges, read_pictures
+    from yolo_lightning.data.input_images import read_pictures
     from yolo_lightning.data.storage.folder_frames import ImageFiles
     from yolo_lightning.data.storage.frames import FrameError
     from yolo_lightning.data.storage.image_header import FrameLimits
@@ -163,7 +163,7 @@ def _raw_image(folder: Path) -> Target:
             files.read("a.png")
         except FrameError as error:
             _check_text(str(error))
-        list(read_pictures(file, RawRanges(PixelRange("clip"))))
+        list(read_pictures(file, PixelRange("frame")))
 
     return Target(file, [cv2.imencode(suffix, pixels)[1].tobytes() for suffix in (".png", ".tif")], read)
 

@@ -64,16 +64,6 @@ def test_wrong_weights_are_refused(tmp_path: Path, weights: list[float]) -> None
         average_checkpoints(files, weights)
 
 
-def test_start_weights_are_older_than_checkpoints_and_not_alone(tmp_path: Path) -> None:
-    (tmp_path / "start.pt").touch()
-    files = [checkpoint(tmp_path, 5, 5), tmp_path / "start.pt"]
-    content = average_checkpoints(files, [0.75, 0.25], lambda file, newest: state(1, 99))
-    assert content[AVERAGED] == ["start.pt", "step-000000005.ckpt"]
-    assert (content["state_dict"]["weight"][0, 0], content["state_dict"]["count"]) == (4, 5)
-    with pytest.raises(ValueError, match=r"one or more .ckpt files"):
-        average_checkpoints([tmp_path / "start.pt", tmp_path / "gone.pt"], None, lambda file, newest: state(1))
-
-
 def test_small_differences_survive_many_large_values() -> None:
     values = [1e8] * 3 + [1e8 + 8.0]
     assert average_states([state(value) for value in values])["weight"][0, 0] == torch.tensor(1e8 + 2.0)

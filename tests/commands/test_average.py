@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.helpers.networks import lively_checkpoint
 from yolo_lightning.checkpoints.averaging import AVERAGED
 from yolo_lightning.checkpoints.checkpoint_file import find_damage
 from yolo_lightning.cli import main
@@ -86,44 +85,6 @@ def test_what_is_not_allowed_is_said(
 ) -> None:
     (tmp_path / "checkpoints").mkdir()
     assert message in fails(lambda: main(["average", str(tmp_path), *words]), capsys)
-
-
-def test_start_weights_of_an_ultralytics_file_are_interpolated(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The layers of the classes have other shapes in the start weights, and keep the trained values."""
-    folder = tmp_path / "checkpoints"
-    folder.mkdir()
-    torch.manual_seed(1)
-    trained = lively_checkpoint(folder, class_names=("person", "cat"), class_width=64)
-    start = tmp_path / "start.pt"
-    ultralytics_file(start, classes=80)
-    main(["average", str(tmp_path), "--checkpoints", "best.ckpt", str(start), "--weights", "3", "1"])
-    assert f"average.ckpt: 0.75 x {trained} + 0.25 x {start}" in capsys.readouterr().out
-    theirs = torch.load(start, weights_only=False)["model"].state_dict()
-    own, mixed = (torch.load(folder / name, weights_only=True)["state_dict"] for name in ("best.ckpt", "average.ckpt"))
-    stem, hidden = "model.0.conv.weight", "model.22.cv3.0.0.conv.weight"
-    torch.testing.assert_close(mixed[f"graph.{stem}"], 0.75 * own[f"graph.{stem}"] + 0.25 * theirs[stem])
-    assert theirs[hidden].shape != own[f"graph.{hidden}"].shape
-    torch.testing.assert_close(mixed[f"graph.{hidden}"], own[f"graph.{hidden}"], rtol=1e-6, atol=0)
-    last = "model.22.cv3.0.2.weight"
-    assert torch.isfinite(mixed[f"graph.{last}"]).all()
-
-
-def test_start_weights_of_another_graph_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = tmp_path / "checkpoints"
-    folder.mkdir()
-    lively_checkpoint(folder, class_names=("person",))
-    ultralytics_file(tmp_path / "start.pt", variant="yolov8s")
-    words = ["average", str(tmp_path), "--checkpoints", "best.ckpt", str(tmp_path / "start.pt")]
-    assert "start.pt does not fit yolov8n: the networks differ in model.0" in fails(lambda: main(words), capsys)
-
-
-def ultralytics_file(path: Path, variant: str = "yolov8n", classes: int = 80) -> None:
-    from ultralytics.nn.tasks import DetectionModel
-
-    torch.manual_seed(2)
-    torch.save({"model": DetectionModel(f"{variant}.yaml", nc=classes, verbose=False)}, path)
 
 
 def test_a_folder_that_is_no_run_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,11 +18,9 @@ from yolo_lightning.data.batch import Sample
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import TrainingDataset
 from yolo_lightning.data.formats.frame_checks import describe_values
-from yolo_lightning.data.index.clip_ranges import clip_ranges
-from yolo_lightning.data.input_images import RawRanges, from_array, read_pictures
+from yolo_lightning.data.input_images import from_array, read_pictures
 from yolo_lightning.data.loader import LoaderSettings
 from yolo_lightning.data.storage.choose_storage import open_frames, open_original
-from yolo_lightning.data.storage.folder_frames import ImageFiles
 from yolo_lightning.data.storage.frames import BitDepthError, FrameError, decode_frame
 from yolo_lightning.data.storage.image_header import FrameLimits
 from yolo_lightning.data.storage.packing import damaged_frames, describe, write_index, write_shard
@@ -110,7 +108,7 @@ def same(first: list[Sample], second: list[Sample]) -> bool:
     return all(np.array_equal(a.image, b.image) and np.array_equal(a.boxes, b.boxes) for a, b in pairs)
 
 
-@pytest.mark.parametrize("mode", ["fixed", "frame", "clip"])
+@pytest.mark.parametrize("mode", ["fixed", "frame"])
 def test_samples_are_equal_from_every_storage_and_with_a_cache(raw_set: Path, mode: Any) -> None:
     module = data(raw_set, FIXED if mode == "fixed" else PixelRange(mode))
     folder = samples(module, "folder")
@@ -131,47 +129,9 @@ def test_16_bit_frames_are_the_8_bit_twins(raw_set: Path, tmp_path: Path) -> Non
         assert np.array_equal(raw.read(position).boxes, gray.read(position).boxes)
 
 
-def test_ranges_of_clips_are_percentiles_of_their_frames_and_are_stored(
-    raw_set: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    module = data(raw_set, PixelRange("clip", 1, 98))
-    frames = module.open("train", "folder")
-    assert frames.clip_ranges is not None
-    clips = frames.index.clips()
-    for number in set(clips.tolist()):
-        own = [frames.storage.read(frames.index.file_name(place)) for place in np.flatnonzero(clips == number)]
-        assert len(own) <= 8
-        assert frames.clip_ranges[number].tolist() == np.percentile(own, (1, 98), method="inverted_cdf").tolist()
-    monkeypatch.setattr(ImageFiles, "read", lambda *_: pytest.fail("decoded again"))
-    again = clip_ranges(frames.index, frames.storage, module.input.pixel_range, raw_set / "index")
-    assert np.array_equal(again, frames.clip_ranges)
-
-
-def test_clip_without_a_readable_frame_has_no_range(raw_set: Path, tmp_path: Path) -> None:
-    (tmp_path / "frames").mkdir()
-    (tmp_path / "Train.json").write_bytes((raw_set / "Train.json").read_bytes())
-    frames = data(tmp_path, PixelRange("clip")).open("train")
-    assert "No such file" in str(frames.read(0).problem)
-    assert not list((tmp_path / "index").glob("clip-ranges-*/")), "not stored: the frames may be missing for a while"
-    name = frames.index.file_name(0)
-    (tmp_path / name).parent.mkdir(parents=True)
-    (tmp_path / name).write_bytes((raw_set / name).read_bytes())
-    assert frames.read(0).problem == f"{name}: no sampled frame of the clip can be read"
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"channels": 3}, r"^data\.input\.channels must be 1 or null"),
-        (
-            {"format": "coco", "pixel_range": PixelRange("clip")},
-            r"^data\.input\.pixel_range\.mode must be fixed or frame unless",
-        ),
-    ],
-)
-def test_impossible_options_are_refused(raw_set: Path, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        data(raw_set, **options)
+def test_colour_is_refused(raw_set: Path) -> None:
+    with pytest.raises(ValueError, match=r"^data\.input\.channels must be 1 or null"):
+        data(raw_set, channels=3)
 
 
 def test_bit_depth_of_store_and_option_must_agree(raw_set: Path, look_alike: Path) -> None:
@@ -207,7 +167,7 @@ def test_coco_and_yolo_datasets_are_mapped(raw_set: Path, yolo_set: Callable[...
 @pytest.mark.whole_run
 def test_samples_do_not_depend_on_the_number_of_workers(raw_set: Path) -> None:
     def batches(num_workers: int) -> list[torch.Tensor]:
-        module = data(raw_set, PixelRange("clip"), loader=LoaderSettings(num_workers=num_workers))
+        module = data(raw_set, PixelRange("frame"), loader=LoaderSettings(num_workers=num_workers))
         module.setup("fit")
         assert module.trainer is not None
         return [batch.images.clone() for batch in module.train_dataloader()]
@@ -219,26 +179,16 @@ def test_pictures_and_arrays_are_mapped_and_8_bit_images_are_not(raw_set: Path, 
     path = next((raw_set / "frames").rglob("*.png"))
     raw = cv2.imread(str(path), cv2.IMREAD_UNCHANGED)
     assert raw is not None
-    ranges = RawRanges(FIXED)
+    ranges = FIXED
     (picture,) = read_pictures(path, ranges)
     assert np.array_equal(picture.pixels[..., 2], FIXED.of_frame(raw).levels(raw))
     assert np.array_equal(picture.pixels, from_array(raw, ranges=ranges).pixels)
     gray = next((look_alike / "frames").rglob("*.jpg"))
     assert np.array_equal(next(read_pictures(gray, ranges)).pixels, next(read_pictures(gray)).pixels)
     with pytest.raises(ValueError, match=r"^pixel_range must be set for arrays of uint16"):
-        from_array(raw, ranges=RawRanges())
+        from_array(raw, ranges=PixelRange())
     with pytest.raises(BitDepthError, match=r"predict: --pixel_range\.mode"):
-        list(read_pictures(path, RawRanges()))
-
-
-def test_clip_of_a_picture_is_its_folder(raw_set: Path) -> None:
-    frames = data(raw_set, PixelRange("clip")).open("train", "folder")
-    ranges = RawRanges(PixelRange("clip"))
-    for position in (0, 15):
-        (picture,) = read_pictures(raw_set / frames.index.file_name(position), ranges)
-        assert np.array_equal(picture.pixels[..., 0], frames.read(position).image)
-    with pytest.raises(ValueError, match=r"^pixel_range\.mode must be fixed or frame for 16-bit arrays"):
-        from_array(np.zeros((4, 4), np.uint16), ranges=ranges)
+        list(read_pictures(path, PixelRange()))
 
 
 def test_summary_prints_percentiles_of_the_pixel_values(raw_set: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,12 +2,11 @@
 
 Sources: "Averaging Weights Leads to Wider Optima and Better Generalization" (Izmailov et al. 2018, arXiv 1803.05407);
 the average of the last few checkpoints is the older method (Vaswani et al. 2017, section 6.1). The interpolation
-between start weights and trained weights is "Robust fine-tuning of zero-shot models" (Wortsman et al. 2022, arXiv
-2109.01903), that between runs "Model soups" (Wortsman et al. 2022, arXiv 2203.05482).
+between runs is "Model soups" (Wortsman et al. 2022, arXiv 2203.05482).
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,15 +89,12 @@ def newest_steps(folder: Path, count: int) -> list[Path]:
 def average_checkpoints(
     files: Sequence[Path],
     weights: Sequence[float] | None = None,
-    read_start: Callable[[Path, Mapping[str, Any]], Mapping[str, Tensor]] | None = None,
 ) -> dict[str, Any]:
     """Return a checkpoint whose `state_dict` is the weighted mean of those of two or more files, in any order.
 
     Args:
-        files: Own checkpoints (`.ckpt`), and start weights in other formats (`.pt`) if `read_start` is given.
+        files: Checkpoints.
         weights: Weight of each file, > 0, divided by their sum; None: equal weights.
-        read_start: Returns the `state_dict` of a file in another format for the network of the given own checkpoint.
-            Such a file counts as older than all checkpoints.
 
     Raises:
         ValueError: If a file cannot be used, or the networks differ.
@@ -106,23 +102,15 @@ def average_checkpoints(
     if len(files) < 2:
         raise ValueError(f"checkpoints must name 2 or more files, got {len(files)}")
     by_file = dict(zip(files, shares(weights, len(files)), strict=True)) if weights is not None else None
-    starts = [file for file in files if file.suffix == ".pt" and read_start is not None]
-    own = [file for file in files if file not in starts]
-    if not own:
-        raise ValueError("checkpoints must name one or more .ckpt files, got .pt files only")
-    damaged = [f"{file}: {damage}" for file in own if (damage := find_damage(file)) is not None]
-    damaged += [f"{file}: it does not exist" for file in starts if not file.is_file()]
+    damaged = [f"{file}: {damage}" for file in files if (damage := find_damage(file)) is not None]
     if damaged:
         raise ValueError(f"damaged checkpoints cannot be averaged: {'; '.join(damaged)}")
-    ordered = sorted(own, key=training_age)
+    ordered = sorted(files, key=training_age)
     checkpoints = [read(file) for file in ordered]
     newest = checkpoints[-1]
     for file, checkpoint in zip(ordered, checkpoints, strict=True):
         _check_network(file, checkpoint, ordered[-1], newest)
     states = [checkpoint["state_dict"] for checkpoint in checkpoints]
-    if read_start is not None:
-        states[:0] = [read_start(file, newest) for file in starts]
-    ordered[:0] = starts
     _check_distinct(ordered, states)
     average = {name: newest[name] for name in OF_NETWORK if name in newest}
     average["state_dict"] = average_states(states, None if by_file is None else [by_file[file] for file in ordered])

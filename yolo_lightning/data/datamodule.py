@@ -24,7 +24,6 @@ from yolo_lightning.data.formats.frame_checks import (
 )
 from yolo_lightning.data.formats.ltdv2 import LTDv2Format
 from yolo_lightning.data.image_size import ImageSize
-from yolo_lightning.data.index.clip_ranges import clip_ranges
 from yolo_lightning.data.index.neighbours import Neighbours
 from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.index.splits import Shares, Split, describe_split
@@ -198,9 +197,7 @@ class DetectionDataModule(LightningDataModule):
             opened = self.dataset_format.open_storage(split, self.channels, storage)
         offsets, pixel_range = self.input.offsets, self.input.pixel_range
         neighbours = Neighbours.find(index, opened, offsets) if offsets else None
-        by_clip = pixel_range.mode == "clip"
-        ranges = clip_ranges(index, opened, pixel_range, self.storage.index_folder) if by_clip else None
-        return LabelledFrames(index, opened, self.channels, neighbours, pixel_range, ranges)
+        return LabelledFrames(index, opened, self.channels, neighbours, pixel_range)
 
     @property
     def input_channels(self) -> int:

@@ -11,9 +11,10 @@ import numpy as np
 from lightning.pytorch.utilities import rank_zero_warn
 
 from yolo_lightning.data.index.neighbours import clamped, numbered
-from yolo_lightning.data.input_images import InputImage, RawRanges, is_video, read_pictures
+from yolo_lightning.data.input_images import InputImage, is_video, read_pictures
 from yolo_lightning.data.storage.frames import FrameError
 from yolo_lightning.data.transforms.augmentation_settings import Image
+from yolo_lightning.data.transforms.pixel_range import PixelRange
 
 
 class ClipReader:
@@ -23,7 +24,7 @@ class ClipReader:
     number only, in the order of this number, whether they are inputs or not. `ranges` map images with 16 bits.
     """
 
-    def __init__(self, offsets: tuple[int, ...] = (), ranges: RawRanges | None = None) -> None:
+    def __init__(self, offsets: tuple[int, ...] = (), ranges: PixelRange | None = None) -> None:
         self.offsets = offsets
         self.ranges = ranges
         self._folder: Path | None = None  # of the last image file

@@ -1,6 +1,5 @@
 """Input images of `Detector` and `predict`: arrays, files, folders, glob patterns and videos."""
 
-import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -13,12 +12,9 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from yolo_lightning.data.formats.ltdv2 import positions_in_clip
-from yolo_lightning.data.index.clip_ranges import evenly_spread, range_of
-from yolo_lightning.data.storage.folder_frames import ImageFiles
 from yolo_lightning.data.storage.frames import IMAGE_SUFFIXES, BitDepthError, FrameError, decode_frame
 from yolo_lightning.data.storage.image_header import FrameLimits
-from yolo_lightning.data.transforms.pixel_range import PixelRange, Span
+from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.utils.paths import user_path
 from yolo_lightning.utils.regular_files import read_regular, regular_files
 
@@ -44,39 +40,7 @@ class InputImage:
         return bool((first == self.pixels[..., 1]).all() and (first == self.pixels[..., 2]).all())
 
 
-class RawRanges:
-    """Mapping of 16-bit images to gray levels by a pixel range, whose mode may be None to refuse them.
-
-    In mode `clip`, the image files of a folder form a clip, as in LTDv2, even if only one of them is an input. The
-    range of a folder is computed once per instance.
-    """
-
-    def __init__(self, pixel_range: PixelRange = PixelRange()) -> None:  # noqa: B008 - frozen
-        self.pixel_range = pixel_range
-        self._folders: dict[Path, Span] = {}
-
-    def levels(self, frame: npt.NDArray[np.uint16], path: Path | None) -> npt.NDArray[np.uint8]:
-        """Return the gray levels of an `(H, W)` uint16 image; `path` is None for an array."""
-        if self.pixel_range.mode != "clip":
-            return self.pixel_range.of_frame(frame).levels(frame)
-        if path is None:
-            raise ValueError(
-                "pixel_range.mode must be fixed or frame for 16-bit arrays, which belong to no clip, got clip."
-            )
-        folder = absolute(path).parent
-        if folder not in self._folders:
-            files = [file for file in os.listdir(folder) if Path(file).suffix.lower() in IMAGE_SUFFIXES]
-            ranks = positions_in_clip(files := sorted(files), np.zeros(len(files), dtype=np.int32))
-            ordered = [files[place] for place in np.argsort(ranks).tolist()]
-            storage = ImageFiles(folder, limits=FrameLimits(bits=16))
-            self._folders[folder] = range_of(evenly_spread(ordered), storage, self.pixel_range)
-        span = self._folders[folder]
-        if math.isnan(span.low):
-            raise FrameError(f"{path}: none of the sampled images of its folder has 16 bits")
-        return span.levels(frame)
-
-
-def from_array(pixels: npt.NDArray[Any], offsets: tuple[int, ...] = (), ranges: RawRanges | None = None) -> InputImage:
+def from_array(pixels: npt.NDArray[Any], offsets: tuple[int, ...] = (), ranges: PixelRange | None = None) -> InputImage:
     """Return the image of an array: `(H, W)` uint8, gray, or `(H, W, 3)` uint8, RGB (OpenCV reads BGR).
 
     With `offsets` (`data.input.neighbours`), three dimensions are `(H, W, C)`: the gray frames at the offsets. With
@@ -87,11 +51,11 @@ def from_array(pixels: npt.NDArray[Any], offsets: tuple[int, ...] = (), ranges: 
     """
     channels = len(offsets) or 3
     if pixels.dtype == np.uint16 and pixels.ndim == (3 if offsets and pixels.ndim == 3 else 2) and pixels.size:
-        if ranges is None or ranges.pixel_range.mode is None:
+        if ranges is None or ranges.mode is None:
             raise ValueError(
                 "pixel_range must be set for arrays of uint16, because the weights do not record a range, got None."
             )
-        planes = [ranges.levels(plane, None) for plane in np.atleast_3d(pixels).transpose(2, 0, 1)]
+        planes = [ranges.of_frame(plane).levels(plane) for plane in np.atleast_3d(pixels).transpose(2, 0, 1)]
         pixels = np.dstack(planes) if pixels.ndim == 3 else planes[0]
     is_image = pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] == channels)
     if pixels.dtype != np.uint8 or not is_image or not pixels.size:
@@ -148,7 +112,7 @@ def _is_known(path: Path) -> bool:
     return path.suffix.lower() in SUFFIXES
 
 
-def read_pictures(path: Path, ranges: RawRanges | None = None) -> Iterator[InputImage]:
+def read_pictures(path: Path, ranges: PixelRange | None = None) -> Iterator[InputImage]:
     """Yield the image of an image file, or the frames of a video.
 
     With `ranges`, gray images with 16 bits are mapped to 8 bits.
@@ -172,12 +136,12 @@ def read_pictures(path: Path, ranges: RawRanges | None = None) -> Iterator[Input
         video.release()
 
 
-def _decode_picture(content: bytes, path: Path, ranges: RawRanges | None) -> npt.NDArray[np.uint8]:
+def _decode_picture(content: bytes, path: Path, ranges: PixelRange | None) -> npt.NDArray[np.uint8]:
     """Return `(H, W, 3)` uint8, RGB; a gray image with 16 bits is mapped by `ranges` if they have a mode."""
-    if ranges is not None and ranges.pixel_range.mode is not None:
+    if ranges is not None and ranges.mode is not None:
         with suppress(BitDepthError):  # an image with 8 bits needs no mapping
             raw = np.asarray(decode_frame(content, str(path), limits=FrameLimits(bits=16)), dtype=np.uint16)
-            return np.repeat(ranges.levels(raw, path)[..., None], 3, axis=2)
+            return np.repeat(ranges.of_frame(raw).levels(raw)[..., None], 3, axis=2)
     return np.asarray(decode_frame(content, str(path), channels=3), dtype=np.uint8)
 
 

@@ -1,13 +1,11 @@
 """Frames of a split with their boxes: reading, image cache, neighbouring frames, mapping of 16-bit frames."""
 
-import math
 from copy import copy
 from typing import Self
 
 import cv2
 import numpy as np
 
-from yolo_lightning.data.index.clip_ranges import Ranges
 from yolo_lightning.data.index.neighbours import Neighbours
 from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.storage.frames import Channels, Frame, FrameError
@@ -15,7 +13,7 @@ from yolo_lightning.data.storage.image_cache import ImageCache
 from yolo_lightning.data.storage.storage import Storage
 from yolo_lightning.data.transforms.augmentation_settings import Image
 from yolo_lightning.data.transforms.letterbox import PADDING, Labelled
-from yolo_lightning.data.transforms.pixel_range import Drift, PixelRange, Span
+from yolo_lightning.data.transforms.pixel_range import Drift, PixelRange
 
 MIB = 2**20
 
@@ -24,7 +22,7 @@ class LabelledFrames:
     """Frames of a split with their boxes; frames whose index is in `quarantined` are treated as unreadable.
 
     With `neighbours`, the channels of an image are the gray frame and its neighbours in the clip. Frames with 16 bits
-    are mapped to 8 bits by `pixel_range`, with `clip_ranges` if its mode is `clip`.
+    are mapped to 8 bits by `pixel_range`.
     """
 
     def __init__(
@@ -34,14 +32,12 @@ class LabelledFrames:
         channels: Channels = 1,
         neighbours: Neighbours | None = None,
         pixel_range: PixelRange = PixelRange(),  # noqa: B008 - frozen
-        clip_ranges: Ranges | None = None,
     ) -> None:
         self.index = index
         self.storage = storage
         self.channels = channels
         self.neighbours = neighbours
         self.pixel_range = pixel_range
-        self.clip_ranges = clip_ranges
         self.quarantined: frozenset[int] = frozenset()
         self.cache = ImageCache(max_bytes=0, max_frames=0, keep_partners=False)
 
@@ -124,22 +120,14 @@ class LabelledFrames:
                 f"{name}: the file has {frame.shape[1]} x {frame.shape[0]} pixels, "
                 f"the annotation of image {self.index.image_id(index)} has {width} x {height}"
             )
-        return self._levels(frame, name, index, drift)
+        return self._levels(frame, drift)
 
-    def _levels(self, frame: Frame, name: str, index: int, drift: Drift | None) -> Image:
-        """Return an 8-bit frame unchanged, and a 16-bit frame after `drift` mapped to gray levels.
-
-        The frame is in the clip of frame `index`.
-        """
+    def _levels(self, frame: Frame, drift: Drift | None) -> Image:
+        """Return an 8-bit frame unchanged, and a 16-bit frame after `drift` mapped to gray levels."""
         if self.pixel_range.mode is None:
             return np.asarray(frame, dtype=np.uint8)
         raw = np.asarray(frame, dtype=np.uint16)
-        if self.clip_ranges is None:
-            span = self.pixel_range.of_frame(raw)
-        else:
-            span = Span(*self.clip_ranges[self.index.clip(index)].tolist())
-            if math.isnan(span.low):
-                raise FrameError(f"{name}: no sampled frame of the clip can be read")
+        span = self.pixel_range.of_frame(raw)
         return (span if drift is None else span.drifted(drift)).levels(raw)
 
     def _with_neighbours(

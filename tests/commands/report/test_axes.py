@@ -11,7 +11,6 @@ from yolo_lightning.commands.report.axes import (
     robust_top,
     show_clock,
     show_scores,
-    show_training_time,
 )
 
 
@@ -79,18 +78,6 @@ def test_axis_of_scores_begins_at_0_and_ends_above(axes: Axes, scores: list[floa
 def test_axis_of_scores_shows_negative_balanced_scores(axes: Axes) -> None:
     show_scores(axes, [0.3, -0.2])
     assert axes.get_ylim()[0] < -0.2
-
-
-def test_ticks_of_the_training_time_do_not_overlap(axes: Axes) -> None:
-    """Several ticks take place within a long validation, at the same step."""
-    axes.set_xlim(0, 1000)
-    show_training_time(axes, np.array([10.0, 500.0, 501.0, 1000.0]), np.array([10.0, 500.0, 9000.0, 20000.0]))
-    drawn(axes)
-    top = next(one for one in axes.figure.axes if one is not axes)
-    places = np.array(top.get_xticks())
-    assert len(places) >= 2
-    assert np.diff(places).min() >= 80
-    assert top.get_xlabel() == "hours trained"
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def test_percentiles_are_those_of_numpy(percentiles: tuple[float, float]) -> Non
     assert PixelRange("frame", *percentiles).of_frame(FRAME) == tuple(expected)
     both = value_counts(FRAME) + value_counts(FRAME // 2)
     expected = np.percentile([FRAME, FRAME // 2], percentiles, method="inverted_cdf")
-    assert PixelRange("clip", *percentiles).percentiles(both) == tuple(expected)
+    assert PixelRange("frame", *percentiles).percentiles(both) == tuple(expected)
 
 
 def test_frame_of_one_value_is_black() -> None:
@@ -59,13 +59,13 @@ def test_drift_is_as_strong_and_frequent_as_configured() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (("auto",), r"mode must be fixed, frame, clip or null, got 'auto'"),
+        (("auto",), r"mode must be fixed, frame or null, got 'auto'"),
         (("fixed",), r"low must be a pixel value .* got None and None"),
         (("fixed", 7000), r"got 7000 and None"),
         (("fixed", 9000, 7000), r"low must be a pixel value >= 0 and less than .*high.* <= 65535.* got 9000 and 7000"),
         (("fixed", 0, 65536), r"<= 65535"),
         (("frame", 1, 101), r"low must be a percentile .* <= 100, with .*mode frame, got 1 and 101"),
-        (("clip", float("nan")), r"got nan and 99.5"),
+        (("frame", float("nan")), r"got nan and 99.5"),
     ],
 )
 def test_bad_values_are_refused(values: tuple[Any, ...], message: str) -> None:

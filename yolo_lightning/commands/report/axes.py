@@ -6,7 +6,7 @@ from datetime import datetime
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.dates import AutoDateLocator, DateFormatter, date2num
-from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
+from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
 from yolo_lightning.commands.report.metrics_curves import Floats
 
@@ -17,11 +17,7 @@ MOST_FLATTENED = 1 / 3  # share of the axis that the other points may be squeeze
 
 MOST_POWERS = 6  # ticks of a logarithmic axis at powers of 10
 FINE_RATIO = 300.0  # of the ends of a logarithmic axis, up to which it has ticks at 1, 2 and 5 times the powers of 10
-LABEL_WIDTH = 0.09  # of a tick of the upper axis, as a share of the axis
 DAY_S = 86400.0
-TIME_UNITS = ((2 * DAY_S, DAY_S, "days"), (7200.0, 3600.0, "hours"), (120.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
-"""Shortest training time of each unit in seconds, length of the unit in seconds, its name."""
-
 TICK_FORMS = ((6 * DAY_S, "%m-%d"), (DAY_S, "%m-%d\n%H:%M"), (300.0, "%H:%M"), (0.0, "%H:%M:%S"))
 """Shortest timeline of each form of ticks in seconds, and the form."""
 
@@ -75,25 +71,6 @@ def mark_outliers(axes: Axes, steps: Floats, values: Floats, colour: str) -> Non
     places = np.unique((steps[is_outside] / width * 100).round()) * width / 100
     edge = axes.get_xaxis_transform()
     axes.plot(places, np.ones(len(places)), "^", color=colour, markersize=6, transform=edge, clip_on=False)
-
-
-def show_training_time(axes: Axes, steps: Floats, times_s: Floats) -> None:
-    """Add the training time as upper axis; its ticks are uneven because validations take time but no steps."""
-    times_s = np.maximum.accumulate(times_s)
-    unit_s, unit = next((unit_s, unit) for from_s, unit_s, unit in TIME_UNITS if times_s[-1] >= from_s)
-    times = times_s / unit_s
-    marks = [mark for mark in MaxNLocator(6).tick_values(0, float(times[-1])) if times[0] <= mark <= times[-1]]
-    left, right = axes.get_xlim()
-    places: dict[float, str] = {}
-    for mark, place in zip(marks, np.interp(marks, times, steps).tolist(), strict=True):
-        if not places or place - max(places) >= LABEL_WIDTH * (right - left):  # else the labels would overlap
-            places[place] = f"{mark:g}"
-    top = axes.twiny()
-    top.set_xlim(left, right)
-    top.set_xticks(list(places), list(places.values()))
-    top.set_xlabel(f"{unit} trained", fontsize=9)
-    top.spines["top"].set_visible(True)
-    top.grid(visible=False)
 
 
 def show_clock(axes: Axes, times_s: Sequence[float]) -> None:

@@ -23,7 +23,6 @@ from yolo_lightning.commands.report.axes import (
     robust_top,
     show_clock,
     show_scores,
-    show_training_time,
 )
 from yolo_lightning.commands.report.metrics_curves import Metrics, Series
 from yolo_lightning.commands.report.read_report import Contents, Gallery
@@ -145,7 +144,7 @@ def _step_figure(
     incidents: Sequence[IncidentReport],
     scale: Scale,
 ) -> str | None:
-    """Plot lines over trained batches, with incidents and the training time; None if all lines are empty.
+    """Plot lines over trained batches, with incidents; None if all lines are empty.
 
     Incidents are marked at their steps by their numbers.
     """
@@ -165,7 +164,6 @@ def _step_figure(
         if incident.step is not None:
             axes.axvline(incident.step, color=ALARM, linewidth=1, linestyle="--")
             axes.text(incident.step, 0.98, f" {number}", transform=axes.get_xaxis_transform(), color=ALARM, va="top")
-    show_training_time(axes, steps, metrics.columns["time_s"])
     figure.legend(loc="outside lower center", ncols=4, columnspacing=1.2, handlelength=1.6)
     return _as_svg(figure, name, f"{label} over the batches trained")
 

@@ -104,11 +104,6 @@ class DatasetFormat(ABC):
                 f"data.input.neighbours must be [] with data.format {chosen}, whose images do not form clips, got "
                 f"{list(given.offsets)}"
             )
-        if given.pixel_range.mode == "clip" and not self.has_clips:
-            raise ValueError(
-                "data.input.pixel_range.mode must be fixed or frame unless data.format is ltdv2, because clips are "
-                f"unknown, got clip with data.format {chosen}"
-            )
 
     @classmethod
     def accepts(cls, value: str) -> bool:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from yolo_lightning.data.transforms.augmentation_settings import Image
 
 RawImage = npt.NDArray[np.uint16]
-RangeMode = Literal["fixed", "frame", "clip"]
+RangeMode = Literal["fixed", "frame"]
 LARGEST_VALUE = 2**16 - 1
 DEFAULT_PERCENTILES = (0.5, 99.5)
 
@@ -28,7 +28,7 @@ class PixelRange:
 
     Attributes:
         mode: `fixed` for the pixel values `low` to `high` in all frames, `frame` for two percentiles of each frame,
-            `clip` for two percentiles of each clip (LTDv2 only), or null for 8-bit frames, without `low` and `high`.
+            or null for 8-bit frames, without `low` and `high`.
         low: Lower end: a pixel value from 0 to 65535 if `mode` is `fixed`, else a percentile from 0 to 100 (null: 0.5).
         high: Upper end, greater than `low`; as `low` (null: percentile 99.5).
     """
@@ -39,7 +39,7 @@ class PixelRange:
 
     def __post_init__(self) -> None:
         if self.mode not in (None, *get_args(RangeMode)):
-            raise ValueError(f"data.input.pixel_range.mode must be fixed, frame, clip or null, got {self.mode!r}")
+            raise ValueError(f"data.input.pixel_range.mode must be fixed, frame or null, got {self.mode!r}")
         for name, default in zip(("low", "high"), DEFAULT_PERCENTILES, strict=True):
             if self.mode is None:
                 object.__setattr__(self, name, None)
@@ -91,7 +91,7 @@ class PixelRange:
         return Span(float(low), float(high))
 
     def of_frame(self, frame: RawImage) -> "Span":
-        """Return the range of a frame whose range depends on no other frame."""
+        """Return the range of a frame."""
         if self.mode == "frame":
             return self.percentiles(value_counts(frame))
         assert self.mode == "fixed"
