@@ -142,3 +142,4 @@ def test_without_systemd_the_error_names_the_page(calls: Path, tmp_path: Path, m
     monkeypatch.setenv("PATH", str(REPOSITORY))
     with pytest.raises(ValueError, match=r"systemctl --user daemon-reload failed: .*docs/walk_away.md"):
         run_tool("service", ["install", "c.yaml"])
+    assert not unit_file(Path("runs/x")).exists()

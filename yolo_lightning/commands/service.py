@@ -84,8 +84,12 @@ def install(target: Path, *, command: list[str] = [], show: bool = False) -> Non
         temporary.touch(0o600)  # the environment can contain addresses for notifications
         temporary.write_text(unit)
     is_busy = current_holder(run) is not None
-    _systemctl("daemon-reload")
-    _systemctl("enable", *([] if is_busy else ["--now"]), file.name)
+    try:
+        _systemctl("daemon-reload")
+        _systemctl("enable", *([] if is_busy else ["--now"]), file.name)
+    except ValueError:
+        file.unlink()
+        raise
     print(f"{file}\n  {PROGRAM} service status\n  {PROGRAM} service remove {run}\n  {PROGRAM} monitor {run}")
     print(f"  journalctl --user -u {file.name}")
     if is_busy:
