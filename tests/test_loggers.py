@@ -28,15 +28,7 @@ def event_files(folder: Path) -> list[Path]:
     return list(folder.rglob("events.out.tfevents.*"))
 
 
-def test_a_logger_by_class_path_takes_the_place_of_tensorboard(run: Callable[..., None]) -> None:
-    options = ["--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", "logs"]
-    run("fit", *ONE_STEP, *options)
-    assert {"train/box_loss", "val/map_50", "val/f1"} < set(
-        logged_names(Path("logs/lightning_logs/version_0/metrics.csv"))
-    )
-    assert event_files(RUN) == []
-
-
+@pytest.mark.whole_run
 def test_two_loggers_and_the_files_that_need_none(run: Callable[..., None], tmp_path: Path) -> None:
     """TensorBoard is the default, and one of two here; `results.csv` comes from a callback."""
     loggers = [

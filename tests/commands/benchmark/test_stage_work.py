@@ -88,6 +88,7 @@ def test_kernels_that_cannot_be_built_fail_the_stage(section: Section) -> None:
         assert f"{name} computed nothing in {dtype}" in section.findings.reason
 
 
+@pytest.mark.whole_run
 @pytest.mark.usefixtures("one_layer")
 def test_the_stage_passes_with_kernels_and_fails_with_a_wrong_normalization(
     section: Section, emulated: Guarded, monkeypatch: pytest.MonkeyPatch
