@@ -3,7 +3,7 @@
     python scripts/inject_faults.py                      all rows
     python scripts/inject_faults.py --list               names and descriptions of the rows
     python scripts/inject_faults.py --rows 1,2,7b        some rows
-    python scripts/inject_faults.py --soak 20            one run that is killed 20 times
+    python scripts/inject_faults.py --kills 20           one run that is killed 20 times
     python scripts/inject_faults.py --write docs/faults.md
 
 Exit code 1 if a row failed. All files are in a new folder below `--work`, which is deleted at the end.
@@ -29,16 +29,16 @@ def main() -> int:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background; the runs would inherit it
         signal.signal(signal.SIGINT, signal.default_int_handler)
     from faults import matrix
+    from faults.random_kills import KILLED_EPOCHS, random_kills
     from faults.rows import CASES, chosen
     from faults.run import EPOCHS
-    from faults.soak import SOAK_EPOCHS, soak
 
     if options.list:
         print("\n".join(f"{case.name:>4}  {case.fault}" for case in CASES))
         return 0
     begin_s = time.monotonic()
-    cases = (soak(options.soak, options.seed),) if options.soak else chosen(options.rows)
-    epochs = SOAK_EPOCHS if options.soak else EPOCHS
+    cases = (random_kills(options.kills, options.seed),) if options.kills else chosen(options.rows)
+    epochs = KILLED_EPOCHS if options.kills else EPOCHS
     root = Path(tempfile.mkdtemp(prefix="faults-", dir=options.work))
     try:
         verdicts = matrix.run_cases(cases, root, at_a_time=options.at_a_time, keep=options.keep, epochs=epochs)
@@ -58,8 +58,10 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", default="", help="rows and cases, such as 1,2,7b (default: all)")
     parser.add_argument("--list", action="store_true", help="print the names and descriptions of all cases and exit")
-    parser.add_argument("--soak", type=int, default=0, metavar="KILLS", help="kill one run this often, instead of rows")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the soak (default: %(default)s)")
+    parser.add_argument(
+        "--kills", type=int, default=0, metavar="NUMBER", help="kill one run this often, instead of rows"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the kills (default: %(default)s)")
     parser.add_argument("--at-a-time", type=int, default=AT_A_TIME, help="cases that run side by side")
     parser.add_argument("--json", action="store_true", help="print the verdicts as JSON instead of a table")
     parser.add_argument("--write", type=Path, metavar="FILE", help="write a page with the table")

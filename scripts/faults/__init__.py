@@ -3,7 +3,7 @@
 The package does not import these files. Reading order::
 
     run         a case, and one supervised fit that is observed from outside    config.yaml  its configuration
-    rows        the table of all cases                    soak      one run with many kills, random faults
+    rows        the table of all cases                    random_kills: one run with many kills, random faults
     hangs       faults inside the trainer or a worker     hang.c    two of them
     injector    the callback that calls them              plug_in   a callback whose import hangs
     actions     signals, disks, damaged files             fakes     simulated: unkillable process, clock that jumps

@@ -16,8 +16,8 @@ from typing import Any
 
 from faults import actions as do
 from faults.actions import at_step, halve, in_phase, send, when
+from faults.random_kills import RANDOM_CASES
 from faults.run import Case, Report, Run, put
-from faults.soak import RANDOM_CASES
 from yolo_lightning.supervision.classify import StallClass
 from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.supervision.job import SuperviseSettings

@@ -218,6 +218,16 @@ def test_counters_are_filled_once_and_grow() -> None:
     assert not larger.any()
 
 
+def test_counters_of_a_captured_graph_are_not_used_outside_of_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    like = torch.empty(1)
+    before = launcher.counters(like, 3)
+    monkeypatch.setattr(launcher, "is_capturing", lambda device: True)
+    captured = launcher.counters(like, before.numel() + 1)
+    assert captured is not launcher.counters(like, before.numel() + 1), "a graph has one set per launch"
+    monkeypatch.undo()
+    assert launcher.counters(like, 3) is before
+
+
 @pytest.mark.parametrize("layout", ["crop", "expanded"])
 def test_unevenly_spaced_pixels_are_copied_first(layout: str, emulated: Guarded) -> None:
     whole, weight = nhwc(random(2, 4, 9, 9, dtype=torch.float32)), random(8, 4, 3, 3, dtype=torch.float32)

@@ -107,7 +107,7 @@ def test_matrix(rows: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 def test_twenty_kills_at_random_moments_of_one_run(tmp_path: Path) -> None:
-    (verdict,) = inject(tmp_path, "--soak", "20")
+    (verdict,) = inject(tmp_path, "--kills", "20")
     assert verdict["wrong"] == []
     assert len(verdict["lost_each"]) == 20
 

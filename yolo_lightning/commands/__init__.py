@@ -21,6 +21,7 @@ TOOLS = {
     "report": "write a run as one HTML file: curves, scores, frames, incidents, configuration",
     "service": "resume a run after a reboot with systemd: install, status, remove",
     "stop": "stop a run and wait for its checkpoint",
+    "soak": "train with the options of a fit for hours in a temporary folder, and report what happened",
     "submission": "check, score or fuse submission files of the LTDv2 challenge",
     "supervise": "restart any training command after hangs and crashes",
     "sweep": "find the score and IoU thresholds with the best validation scores",
@@ -30,5 +31,8 @@ TOOLS = {
 RENAMED = {"benchmark_gpu": "benchmark gpu"}
 """New words of former commands."""
 
-WITHOUT_TORCH = frozenset({"benchmark", "doctor", "monitor", "service", "stop", "supervise"})
+OWN_OPTIONS = {"soak": ("hours", "help")}
+"""Options of commands that pass all other words to `fit`."""
+
+WITHOUT_TORCH = frozenset({"benchmark", "doctor", "monitor", "service", "soak", "stop", "supervise"})
 """Commands that do not import torch: they start quickly, and work if torch cannot be imported."""

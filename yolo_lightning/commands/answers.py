@@ -15,9 +15,9 @@ from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 from zlib import crc32
 
-from yolo_lightning.commands import SUBCOMMANDS, TOOLS
+from yolo_lightning.commands import OWN_OPTIONS, SUBCOMMANDS, TOOLS
 from yolo_lightning.commands.option_errors import SYNONYMS, fail, unknown_command, unknown_key, wrong_choice
-from yolo_lightning.commands.option_layers import TRUE, named_values, separated
+from yolo_lightning.commands.option_layers import TRUE, divided, named_values, separated
 from yolo_lightning.utils.files import cache_folder, write_json
 from yolo_lightning.utils.json_record import read_json
 from yolo_lightning.utils.yaml_file import flatten, read_yaml
@@ -66,6 +66,7 @@ def answer(words: Sequence[str]) -> None:
         fail(unknown_command(command, [*SUBCOMMANDS, *TOOLS]))
     if pictures := pictures_of(words):
         command, rest = PICTURES, rest[len(pictures) :]
+    rest = divided(rest, OWN_OPTIONS[command]) if command in OWN_OPTIONS else rest
     if (table := stored(command)) is not None:
         check(rest, table)
 

@@ -15,9 +15,10 @@ from typing import Any, get_args, get_origin
 
 from jsonargparse import ArgumentParser, auto_cli
 
-from yolo_lightning.commands import WITHOUT_TORCH
+from yolo_lightning.commands import OWN_OPTIONS, WITHOUT_TORCH
 from yolo_lightning.commands.answers import PICTURES, PROGRAM, learn
 from yolo_lightning.commands.option_errors import ShortErrors
+from yolo_lightning.commands.option_layers import divided
 from yolo_lightning.utils.addresses import redacted, refuse_secrets
 from yolo_lightning.utils.exit_codes import ExitCode
 from yolo_lightning.utils.plain_text import printable
@@ -56,6 +57,7 @@ def run_tool(name: str, words: Sequence[str]) -> None:
         words: Command line after the name.
     """
     refuse_secrets(words)
+    words = divided(words, OWN_OPTIONS[name]) if name in OWN_OPTIONS else words
     module = import_module(f"yolo_lightning.commands.{name}")
     if hasattr(module, "__path__"):  # a command in its own folder
         module = import_module(f"yolo_lightning.commands.{name}.command")

@@ -79,6 +79,20 @@ def named_values(words: Sequence[str]) -> list[tuple[str, str]]:
     return found
 
 
+def divided(words: Sequence[str], own: Sequence[str]) -> list[str]:
+    """Return the words with the options in `own` first, then `--` and all other words."""
+    first: list[str] = []
+    others: list[str] = []
+    at = 0
+    while at < len(words):
+        name, equals, _ = words[at].removeprefix("--").partition("=")
+        is_own = words[at].startswith("--") and name in own
+        taken = words[at : at + 1 + (is_own and not equals and name != "help")]
+        (first if is_own or words[at] == "-h" else others).extend(taken)
+        at += len(taken)
+    return [*first, "--", *others]
+
+
 def _value_of(text: str) -> Any:
     try:
         return yaml.safe_load(text)

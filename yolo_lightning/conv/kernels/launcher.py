@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from yolo_lightning.conv.algorithms.shared import channels_last_strides
+from yolo_lightning.conv.algorithms.shared import channels_last_strides, is_capturing
 
 Grid = tuple[int, int, int]
 Argument = Tensor | None
@@ -159,9 +159,12 @@ def counters(like: Tensor, count: int) -> Tensor:
     """Return at least `count` int32 zeros on the device of `like`, for kernels on the current stream.
 
     A kernel sets them to zero again when it ends (`is_last_block` in elements.cuh), so that they are filled once. The
-    kernels of a stream run one after the other, and each stream has its own counters.
+    kernels of a stream run one after the other, and each stream has its own counters. Counters that are created while
+    a CUDA graph is captured belong to that graph: the graph fills them at each replay, and nothing else uses them.
     """
     device = like.device
+    if is_capturing(device):
+        return torch.zeros(count, dtype=torch.int32, device=device)
     key = device, torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
     if key not in _counters or _counters[key].numel() < count:
         _counters[key] = torch.zeros(max(count, LEAST_COUNTERS), dtype=torch.int32, device=device)

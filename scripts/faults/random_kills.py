@@ -9,7 +9,7 @@ from faults.run import STEPS_PER_EPOCH, Action, Case, Report
 from yolo_lightning.supervision.classify import StallClass
 from yolo_lightning.supervision.heartbeat import Phase
 
-SOAK_EPOCHS = 4
+KILLED_EPOCHS = 4
 CHECKPOINT_BYTES = 36_000_000
 LARGEST_PAUSE_S = 0.1
 HANGS = ("sleep", "lock", "compute", "c_call", "c_call_with_lock", "d_state")
@@ -17,19 +17,19 @@ DEATHS = ("kill", "segfault", "abort", "exit_3")
 TRIGGERS = ("step", "save", "validation", "end of an epoch", "soon after the previous kill")
 
 
-def soak(kills: int, seed: int) -> Case:
+def random_kills(kills: int, seed: int) -> Case:
     """Return a run of four epochs that is killed `kills` times, each time with another number of workers."""
     generator = random.Random(seed)
     # The last epoch is reserved for kills that are delayed, because a validation or an epoch end comes once per epoch.
-    steps = sorted(generator.randrange(1, STEPS_PER_EPOCH * (SOAK_EPOCHS - 1)) for _ in range(kills))
+    steps = sorted(generator.randrange(1, STEPS_PER_EPOCH * (KILLED_EPOCHS - 1)) for _ in range(kills))
     triggers = [generator.choice(TRIGGERS) for _ in steps]
     return Case(
-        f"soak{kills}",
+        f"kills{kills}",
         f"{kills} kills at random moments of one run, seed {seed}",
         outside=tuple(kill(trigger, step, generator) for trigger, step in zip(triggers, steps, strict=True)),
         reports=(Report(StallClass.UNKNOWN, ("SIGKILL",), within_s=1.0),) * kills,
         supervision={"attempts": 10 * kills},
-        config={"trainer.max_epochs": SOAK_EPOCHS},
+        config={"trainer.max_epochs": KILLED_EPOCHS},
         limit_s=120.0 * (kills + 1),
     )
 
