@@ -15,7 +15,9 @@ from tests.conv.test_conv2d import random
 from tests.conv.test_fused import nhwc, problem_of
 from yolo_lightning.conv import DEFAULT_PLAN, Plan
 from yolo_lightning.conv.algorithms import im2col
+from yolo_lightning.conv.algorithms.algorithm import Operation
 from yolo_lightning.conv.algorithms.problem import Problem
+from yolo_lightning.conv.algorithms.table import candidates
 from yolo_lightning.conv.kernels import fused
 from yolo_lightning.conv.kernels.build import make_launcher
 from yolo_lightning.conv.kernels.launcher import Grid, Launcher, Operands
@@ -52,6 +54,26 @@ def test_accepts_only_supported_problems(problem: Problem, dtype: torch.dtype, d
     for supported in (torch.float32, torch.float16, torch.bfloat16):
         assert fused.accepts(ACCEPTED, supported, "cuda")
     assert not fused.accepts(problem, dtype, device_type)
+
+
+@pytest.mark.parametrize(
+    ("hip", "dtype", "preferred"),
+    [
+        (None, torch.bfloat16, "column_batches"),
+        (None, torch.float16, "column_batches"),
+        (None, torch.float32, "fused"),
+        ("7.1", torch.bfloat16, "fused"),
+    ],
+)
+def test_products_on_tensor_cores_are_preferred_to_the_kernels(
+    hip: str | None, dtype: torch.dtype, preferred: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(fused, "available", lambda device: True)
+    for operation in (Operation.FORWARD, Operation.INPUT_GRADIENT, Operation.WEIGHT_GRADIENT):
+        found = [one.name.removeprefix("mirrored ") for one in candidates(operation, PROBLEM, dtype, "cuda")]
+        assert found[0] == preferred
+        assert "fused" in found, "autotune measures the kernels, too"
 
 
 class Wrong:

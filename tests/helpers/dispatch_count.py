@@ -31,7 +31,6 @@ class Card:
 
 CARDS = {
     "RX 5600 XT": Card(288e9 * 0.8, 7.2e12 * 0.5, 12e-6),
-    "H100 float32": Card(3.35e12 * 0.8, 60e12 * 0.6, 6e-6),
 }
 
 

@@ -30,6 +30,14 @@ first:
 """
 
 
+def test_integer_multiply_adds_and_cold_blocks_do_not_count() -> None:
+    cold = ".LBB0_3:\n\tv_mad_u64_u32 v[0:1], s0, v2, v3, v[4:5]\n\ts_cbranch_execz .LBB0_1\n.Lfunc_end0:"
+    loop = "\tv_mad_u32_u24 v0, v1, v2, v3\n\tv_fma_mix_f32 v0, v1, v2, v3\n.LBB0_2:"
+    text = ASSEMBLY.replace(".Lfunc_end0:", cold).replace(".LBB0_2:", loop, 1)
+    (kernel,) = kernel_report.parse_amd(text, "gfx1010")
+    assert (kernel.loop["multiply-add"], kernel.loop["vector"]) == (2, 2)
+
+
 def test_resources_are_read_from_the_assembly() -> None:
     (kernel,) = kernel_report.parse_amd(ASSEMBLY, "gfx1010")
     loop = {"multiply-add": 1, "shared memory": 1, "wait": 1, "vector": 1, "scalar": 1}

@@ -35,6 +35,11 @@ WINOGRAD_CHANNELS = 32
 
 _FIRST = (depthwise.NATIVE, fused.WEIGHT_GRADIENT, pointwise.ALGORITHM, depthwise.ALGORITHM, fused.PRODUCTS)
 _ON_ACCELERATORS = (*_FIRST, column_batches.ALGORITHM, im2col.ALGORITHM, column_batches.BY_SAMPLE)
+# In half types, products of a BLAS use the tensor cores of NVIDIA's cards; the kernels of this package do not.
+_ON_TENSOR_CORES = (
+    *(depthwise.NATIVE, pointwise.ALGORITHM, depthwise.ALGORITHM, column_batches.ALGORITHM, im2col.ALGORITHM),
+    *(fused.WEIGHT_GRADIENT, fused.PRODUCTS, column_batches.BY_SAMPLE),
+)
 _ON_CPUS = (*_FIRST, winograd.ALGORITHM, im2col.ALGORITHM, column_batches.ALGORITHM, column_batches.BY_SAMPLE)
 _ON_CPUS_THIN = (*_FIRST, im2col.ALGORITHM, winograd.ALGORITHM, column_batches.ALGORITHM, column_batches.BY_SAMPLE)
 
@@ -45,8 +50,10 @@ VERSION = "5: " + ", ".join(algorithm.name for algorithm in _ON_CPUS)
 """Version of cached timings. Increase the number if the speed of an algorithm changes."""
 
 
-def algorithms(problem: Problem, device_type: str) -> tuple[Algorithm, ...]:
+def algorithms(problem: Problem, dtype: torch.dtype, device_type: str) -> tuple[Algorithm, ...]:
     """Return all algorithms in the order of preference."""
+    if device_type == "cuda" and torch.version.hip is None and dtype in (torch.float16, torch.bfloat16):
+        return _ON_TENSOR_CORES
     if device_type != "cpu":
         return _ON_ACCELERATORS
     return _ON_CPUS if min(problem.weight_size[:2]) >= WINOGRAD_CHANNELS else _ON_CPUS_THIN
@@ -87,7 +94,7 @@ def _in_both_layouts(
     found = []
     for channels_last in (problem.channels_last, not problem.channels_last):
         laid_out = replace(problem, channels_last=channels_last)
-        for one in algorithms(problem, device_type):
+        for one in algorithms(problem, dtype, device_type):
             product = one.products.get(operation)
             if product is None or not one.serves(laid_out, dtype, device_type):
                 continue
