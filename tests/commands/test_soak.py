@@ -12,11 +12,11 @@ from tests.conftest import REPOSITORY
 from yolo_lightning.checkpoints.checkpoint_file import find_damage, write_checkpoint
 from yolo_lightning.commands import OWN_OPTIONS
 from yolo_lightning.commands.option_layers import divided
-from yolo_lightning.commands.soak import Sample, copied_state, end_of_fit, incidents, recommended, soak, trends
+from yolo_lightning.commands.soak import SoakReading, copied_state, end_of_fit, incidents, recommended, soak, trends
 from yolo_lightning.data.synthetic import draw_dataset
 from yolo_lightning.utils.exit_codes import of_signal
 
-HOUR = [Sample(60.0 * at, 0.1 if at < 40 else 0.2, 0.3, 70.0, 1e9, 0.5, 1e9 + 1e8 * at) for at in range(60)]
+HOUR = [SoakReading(60.0 * at, 0.1 if at < 40 else 0.2, 0.3, 70.0, 1e9, 0.5, 1e9 + 1e8 * at) for at in range(60)]
 
 
 def test_options_of_soak_and_of_fit_are_divided() -> None:
@@ -53,9 +53,9 @@ def test_trends_show_parts_and_slopes() -> None:
 
 def test_settings_are_recommended_for_waits_and_full_memory(tmp_path: Path) -> None:
     assert "num_workers" in recommended(HOUR, tmp_path)[0]
-    full = [Sample(1.0, 0.1, 0.0, gpu_share=0.95)]
+    full = [SoakReading(1.0, 0.1, 0.0, gpu_share=0.95)]
     assert "batch_size" in recommended(full, tmp_path)[0]
-    assert recommended([Sample(1.0)], tmp_path) == ["recommended: the settings as they are"]
+    assert recommended([SoakReading(1.0)], tmp_path) == ["recommended: the settings as they are"]
 
 
 def test_only_an_end_by_the_time_is_good(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ OVERRIDES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class SoakReading:
     """Readings at one moment; None if unknown."""
 
     at_s: float  # seconds since the start
@@ -108,7 +108,7 @@ def copied_state(command: Sequence[str], run: Path) -> list[str]:
     return [] if options.get("resume") else ["--resume"]
 
 
-def train(words: Sequence[str], run: Path, seconds: float) -> tuple[int, list[Sample]]:
+def train(words: Sequence[str], run: Path, seconds: float) -> tuple[int, list[SoakReading]]:
     """Run a supervised fit for a time; return its exit code and readings. SIGTERM ends the fit with a checkpoint."""
     began_s, samples = time.monotonic(), []
     with (run.parent / "output.log").open("wb") as output:
@@ -135,9 +135,9 @@ def train(words: Sequence[str], run: Path, seconds: float) -> tuple[int, list[Sa
     return fit.returncode, samples
 
 
-def sample(at_s: float, status: Status | None, machine: SensorReadings) -> Sample:
+def sample(at_s: float, status: Status | None, machine: SensorReadings) -> SoakReading:
     gpus = [gpu for gpu in machine.gpus if gpu.memory_used_bytes is not None]
-    return Sample(
+    return SoakReading(
         at_s,
         step_s=status.step_s if status else None,
         fetch_share=status.fetch_share if status else None,
@@ -168,12 +168,12 @@ def incidents(run: Path) -> list[dict[str, object]]:
     return found
 
 
-def trends(samples: Sequence[Sample]) -> list[str]:
+def trends(samples: Sequence[SoakReading]) -> list[str]:
     """Return a table over time, and one line per quantity that grows or falls, with its slope."""
     lines = [f"{'until':>12} {'steps/s':>9} {'data wait':>9} {'°C':>5} {'GPU GB':>8} {'memory GB':>10}"]
     size = -(-len(samples) // PARTS)
     for part in (samples[at : at + size] for at in range(0, len(samples), size or 1)):
-        values = {name: median_of(part, name) for name in Sample.__slots__}
+        values = {name: median_of(part, name) for name in SoakReading.__slots__}
         step_s, wait = values["step_s"], values["fetch_share"]
         shown = [f"{1 / step_s:.3g}" if step_s else "-", share(wait) if wait is not None else "-"]
         shown += [f"{one:.0f}" if (one := values["temperature_c"]) is not None else "-"]
@@ -194,7 +194,7 @@ def trends(samples: Sequence[Sample]) -> list[str]:
     return lines
 
 
-def median_of(samples: Sequence[Sample], name: str) -> float | None:
+def median_of(samples: Sequence[SoakReading], name: str) -> float | None:
     values = [value for one in samples if (value := getattr(one, name)) is not None]
     return statistics.median(values) if values else None
 
@@ -212,7 +212,7 @@ def phases(run: Path) -> list[str]:
     return lines
 
 
-def recommended(samples: Sequence[Sample], run: Path) -> list[str]:
+def recommended(samples: Sequence[SoakReading], run: Path) -> list[str]:
     """Return the settings that the readings suggest, one per line."""
     later, lines = samples[len(samples) // 4 :], []
     standing = SupervisorStatus.read(run / SUPERVISOR_FILE)
