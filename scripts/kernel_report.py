@@ -66,6 +66,9 @@ KINDS = {
 }
 
 
+BRANCH = re.compile(r"\ts_c?branch\w*\s+(\.LBB\w+)")
+
+
 @dataclass(frozen=True)
 class CompiledKernel:
     """Resources of one kernel on one architecture."""
@@ -111,19 +114,41 @@ def parse_amd(assembly: str, architecture: str) -> list[CompiledKernel]:
 
 
 def _inner_loop(text: str) -> Counter[str]:
-    """Return the kinds of instructions of the shortest loop with the most multiply-adds.
+    """Return the kinds of instructions of the smallest loop with the most multiply-adds.
 
-    clang moves blocks that are rarely executed behind the loop. Their branches back enclose more than the loop; such a
-    range has no further multiply-add and is longer.
+    A loop ends where control jumps to a block that dominates the jump. clang moves rarely executed blocks of a loop
+    behind its last jump to the first block; these blocks do not count.
     """
     lines = text.partition(".Lfunc_end")[0].splitlines()
-    labels = {line.split(":")[0]: number for number, line in enumerate(lines) if line.startswith(".LBB")}
+    starts = [0, *(n for n, line in enumerate(lines) if n and (line.startswith(".LBB") or BRANCH.match(lines[n - 1])))]
+    labels = {lines[at].split(":")[0]: block for block, at in enumerate(starts)}
+    bodies = [lines[at:end] for at, end in zip(starts, [*starts[1:], len(lines)], strict=True)]
+    following: list[set[int]] = []
+    for block, body in enumerate(bodies):
+        jump = BRANCH.match(body[-1]) if body else None
+        leaves = any(re.match(r"\t(s_endpgm|s_branch)", line) for line in body[-1:])
+        following.append(({labels[jump[1]]} if jump else set()) | (set() if leaves else {block + 1} - {len(bodies)}))
+    preceding = [{one for one, others in enumerate(following) if block in others} for block in range(len(bodies))]
     loops: list[Counter[str]] = []
-    for number, line in enumerate(lines):
-        branch = re.match(r"\ts_c?branch\w*\s+(\.LBB\w+)", line)
-        if branch and labels.get(branch[1], number) < number:
-            loops.append(_kinds(lines[labels[branch[1]] : number]))
+    for head in range(len(bodies)):
+        beyond = _reached(following, 0, without=head)
+        ends = [block for block, others in enumerate(following) if head in others and block not in beyond]
+        inside = {head}.union(*(_reached(preceding, end, without=head) for end in ends))
+        if ends:
+            jumps = [block for block in inside if min(inside) in following[block] and block >= max(head, min(inside))]
+            hot = [block for block in sorted(inside) if block <= max(jumps, default=max(inside))]
+            loops.append(_kinds([line for block in hot for line in bodies[block]]))
     return max(loops, key=lambda loop: (loop["multiply-add"], -loop.total()), default=Counter())
+
+
+def _reached(following: Sequence[set[int]], start: int, without: int) -> set[int]:
+    """Return the blocks that are reached from a block without passing another one."""
+    found, left = set(), [start]
+    while left:
+        if (block := left.pop()) != without and block not in found:
+            found.add(block)
+            left.extend(following[block])
+    return found
 
 
 def _kinds(lines: Sequence[str]) -> Counter[str]:
@@ -229,7 +254,7 @@ channel counts that are multiples of four. Elements are float32, float16 or bflo
 
 An AMD SIMD of RDNA 1 holds up to 20 waves of 32 threads, of RDNA 2 and 3 up to 16; a block of {THREADS} threads has
 eight waves. clang reports the limit by registers and shared memory for blocks of this size. A test requires at least
-{LEAST_WAVES} waves and no spilled register on gfx1010. The inner loop is the shortest loop with the most multiply-add
+{LEAST_WAVES} waves and no spilled register on gfx1010. The inner loop is the smallest loop with the most multiply-add
 instructions, without blocks that clang has moved behind the loop because they are rarely executed; the numbers are
 static instructions. Integer multiply-adds count as vector instructions.
 """

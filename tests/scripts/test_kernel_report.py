@@ -31,16 +31,22 @@ first:
 
 
 def test_integer_multiply_adds_and_cold_blocks_do_not_count() -> None:
-    cold = ".LBB0_3:\n\tv_mad_u64_u32 v[0:1], s0, v2, v3, v[4:5]\n\ts_cbranch_execz .LBB0_1\n.Lfunc_end0:"
-    loop = "\tv_mad_u32_u24 v0, v1, v2, v3\n\tv_fma_mix_f32 v0, v1, v2, v3\n.LBB0_2:"
+    cold = "\ts_endpgm\n.LBB0_3:\n\tv_add_f32 v0, v1, v2\n\tv_fma_f32 v0, v1, v2, v3\n\ts_branch .LBB0_2\n.Lfunc_end0:"
+    loop = "\tv_mad_u32_u24 v0, v1, v2, v3\n\tv_fma_mix_f32 v0, v1, v2, v3\n\ts_cbranch_execnz .LBB0_3\n.LBB0_2:"
     text = ASSEMBLY.replace(".Lfunc_end0:", cold).replace(".LBB0_2:", loop, 1)
     (kernel,) = kernel_report.parse_amd(text, "gfx1010")
     assert (kernel.loop["multiply-add"], kernel.loop["vector"]) == (2, 2)
 
 
+def test_a_loop_that_is_entered_in_the_middle_is_counted_completely() -> None:
+    text = ASSEMBLY.replace("first:\n", "first:\n\ts_branch .LBB0_2\n")
+    (kernel,) = kernel_report.parse_amd(text, "gfx1010")
+    assert (kernel.loop["multiply-add"], kernel.loop["vector"]) == (1, 1)
+
+
 def test_resources_are_read_from_the_assembly() -> None:
     (kernel,) = kernel_report.parse_amd(ASSEMBLY, "gfx1010")
-    loop = {"multiply-add": 1, "shared memory": 1, "wait": 1, "vector": 1, "scalar": 1}
+    loop = {"multiply-add": 1, "shared memory": 1, "wait": 1, "vector": 1, "scalar": 2}
     assert kernel == CompiledKernel("first", "gfx1010", 126, 16, 18688, 8, kernel.loop)
     assert kernel.loop == loop
     assert "| `first` | 126 | 16 | 18688 | 8 | " in kernel_report.describe([kernel])
