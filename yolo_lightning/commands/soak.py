@@ -16,8 +16,6 @@ from pathlib import Path
 
 from yolo_lightning.checkpoints import run_folder
 from yolo_lightning.checkpoints.checkpoint_file import checksum_path, newest_checkpoint
-from yolo_lightning.commands.monitor.command import MachineReader
-from yolo_lightning.commands.monitor.run_state import SensorReadings
 from yolo_lightning.commands.monitor.wording import duration, share
 from yolo_lightning.commands.option_layers import given_options
 from yolo_lightning.supervision.incident import read_report
@@ -25,7 +23,9 @@ from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts
 from yolo_lightning.supervision.run_status import Status, read_status
 from yolo_lightning.supervision.supervisor_status import SupervisorStatus
 from yolo_lightning.supervision.trainer import end_with_parent
+from yolo_lightning.supervision.watches import NOTES
 from yolo_lightning.utils.exit_codes import ExitCode, of_signal
+from yolo_lightning.utils.machine_reader import MachineReader, SensorReadings
 from yolo_lightning.utils.run_files import (
     CHECKPOINTS,
     INCIDENT_FILE,
@@ -81,6 +81,9 @@ def soak(*, command: list[str], hours: float = 2.0) -> None:
     print(f"soak: fit for {duration(hours * 3600)} in {run}", flush=True)
     code, samples = train(words, run, hours * 3600)
     problems = [*end_of_fit(code, run), *(f"incident: {one['sentence']}" for one in incidents(run))]
+    status = read_status(run / STATUS_FILE)
+    watched = status.findings if status is not None else ()
+    problems += [f"{one.watch}: {one.sentence}" for one in watched if one.watch not in NOTES]
     print("\n".join([*trends(samples), *phases(run), *recommended(samples, run)]))
     if problems:
         print("\n".join([*problems, f"soak: something happened; see {run}"]))
