@@ -9,7 +9,7 @@ Hooks and the callbacks that act in them::
       on_train_batch_start     FinalValidation
       on_train_batch_end       EMA averages after an update; MetricsFile; ResultsFile; LastCheckpoint every N steps
       on_validation_*          EMA swaps its weights in and out; MeanAP collects and scores; BestCheckpoint saves
-      on_train_epoch_end       ResultsFile; EpochTable; LastCheckpoint; EpochCheckpoint
+      on_train_epoch_end       ResultsFile; EpochTable; FinishBy; LastCheckpoint; EpochCheckpoint
     on_train_end               EMA leaves its weights in the network
     on_test_*, on_predict_*    MeanAP, FrameGallery, SubmissionWriter
     teardown, on_exception     StallMonitor stops; EMA swaps back; CheckpointMirror copies the last checkpoint
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from yolo_lightning.callbacks.ema import EMA
     from yolo_lightning.callbacks.environment_file import EnvironmentFile
     from yolo_lightning.callbacks.epoch_table import EpochTable
+    from yolo_lightning.callbacks.finish_by import FinishBy
     from yolo_lightning.callbacks.frame_gallery import FrameGallery
     from yolo_lightning.callbacks.heartbeat_callback import HeartbeatCallback
     from yolo_lightning.callbacks.heartbeat_file import HeartbeatFile
@@ -47,6 +48,7 @@ __all__ = [
     "EpochCheckpoint",
     "EpochTable",
     "FinalValidation",
+    "FinishBy",
     "FrameGallery",
     "LastCheckpoint",
     "MeanAP",
@@ -76,6 +78,7 @@ _FILES = {
     "HeartbeatCallback": "heartbeat_callback",
     "HeartbeatFile": "heartbeat_file",
     "FinalValidation": "mean_ap",
+    "FinishBy": "finish_by",
     "MeanAP": "mean_ap",
     "MetricsFile": "metrics_file",
     "ProgressLines": "progress_bar",

@@ -66,6 +66,8 @@ class HeartbeatFile(HeartbeatCallback):
         moment = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         report = {"process": os.getpid(), "epochs": trainer.current_epoch, "steps": self.writer.step, "time": moment}
         report["max_epochs"] = trainer.max_epochs
+        if (plan := getattr(pl_module, "plan", None)) is not None:  # of `FinishBy`
+            report |= {"began_s": plan.began_s, "deadline_s": plan.deadline_s}
         with OptionalFile().attempt(path, "a supervisor will restart this run once more"):
             write_json(path, report, indent=None)
 

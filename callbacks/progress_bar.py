@@ -29,7 +29,7 @@ class FinishEstimate(FitTimer):
         typical = self.pace.typical()
         if plan.epochs is None or typical is None or self.pace.timed_steps < min(BLOCK_STEPS, plan.batches_per_epoch):
             return ESTIMATING
-        steps = max(0, plan.batches_per_epoch - self.batch)
+        steps = max(0, plan.batches_of(epoch) - self.batch)
         validations = plan.validations_left(epoch, steps) + plan.validations_after(epoch)
         if validations and self.validation_s is None:
             return ESTIMATING

@@ -52,9 +52,12 @@ class StepPace:
             self._blocks.append((self._fetch_s / BLOCK_STEPS, self._step_s / BLOCK_STEPS))
             self._fetch_s, self._step_s, self._steps = 0.0, 0.0, 0
 
-    def typical(self) -> tuple[float, float] | None:
-        """Return the seconds per step with the wait, and the share of the wait (0 to 1); None before the first step."""
-        blocks = list(self._blocks)
+    def typical(self, newest: int = BLOCKS) -> tuple[float, float] | None:
+        """Return the seconds per step with the wait, and the share of the wait (0 to 1); None before the first step.
+
+        `newest` is the number of blocks, at most `BLOCKS`, that are used.
+        """
+        blocks = list(self._blocks)[-newest:]
         if not blocks and self._steps:
             blocks = [(self._fetch_s / self._steps, self._step_s / self._steps)]
         totals = [fetch_s + step_s for fetch_s, step_s in blocks]
@@ -234,6 +237,7 @@ class StatusFile(FitTimer):
         step_s, fetch_share = self.pace.typical() or (None, None)
         # A value with two names has a plain name, too.
         named = trainer.callback_metrics.items()
+        plan = getattr(trainer.lightning_module, "plan", None)  # of `FinishBy`
         logged = {name: value for name, value in named if not name.endswith(("_step", "_epoch"))}
         losses = finite({name: logged[name] for name in logged if name.startswith("train/") and "loss" in name})
         self._observe(trainer, losses.get(LOSS))
@@ -258,6 +262,8 @@ class StatusFile(FitTimer):
             scores=tuple(self._scores),
             best_map_50=self._best_map_50,
             findings=self.watches.findings,
+            deadline_s=None if plan is None else plan.deadline_s,
+            deadline_problem="" if plan is None else plan.problem,
         )
 
     def _observe(self, trainer: Trainer, loss: float | None) -> None:
@@ -291,11 +297,13 @@ def is_validation_of_fit(trainer: Trainer) -> bool:
 def fit_plan(trainer: Trainer) -> FitPlan:
     """Return the length of the fit and its validations from the configuration of the Trainer."""
     per_epoch = int(trainer.num_training_batches)
+    plan = getattr(trainer.lightning_module, "plan", None)  # of `FinishBy`
     return FitPlan(
         epochs=trainer.max_epochs if trainer.max_epochs and trainer.max_epochs > 0 else None,
         batches_per_epoch=per_epoch,
         validate_every_epochs=(trainer.check_val_every_n_epoch or 1) if trainer.enable_validation else None,
         validations_per_epoch=max(1, per_epoch // max(1, int(min(trainer.val_check_batch or 1, per_epoch)))),
+        last_epoch_batches=None if plan is None else plan.last_epoch_steps,
     )
 
 

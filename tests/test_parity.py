@@ -1,6 +1,7 @@
 """Agreement with Ultralytics itself, on fixed seeds."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -166,7 +167,7 @@ def test_schedule_equals_ultralytics_formulas(cosine: bool, batch_size: int, ste
     for step in range(steps_per_epoch * epochs):
         epoch = step // steps_per_epoch
         factor = trainer.lf(epoch)
-        assert decay_factor(recipe, epoch, epochs) == pytest.approx(factor)
+        assert decay_factor(recipe, epoch / epochs) == pytest.approx(factor)
         target = recipe.lr0 * factor
         if step <= warmup:
             ramp = (0, warmup)
@@ -177,7 +178,12 @@ def test_schedule_equals_ultralytics_formulas(cosine: bool, batch_size: int, ste
         else:
             accumulate, bias, weight, momentum = full, target, target, recipe.momentum
         ours = settings_at(
-            recipe, step=step, epoch=epoch, epochs=epochs, steps_per_epoch=steps_per_epoch, batch_size=batch_size
+            recipe,
+            step=step,
+            epochs=epochs,
+            steps_per_epoch=steps_per_epoch,
+            batch_size=batch_size,
+            progress=epoch / epochs,
         )
         assert ours.accumulate == accumulate
         assert ours.momentum == pytest.approx(momentum)
@@ -193,6 +199,6 @@ def test_weight_decay_is_scaled_to_the_summed_batch() -> None:
 
 
 def test_an_update_takes_no_more_steps_than_the_training_has() -> None:
-    place = {"step": 5, "epoch": 2, "epochs": 3, "steps_per_epoch": 2, "batch_size": 1}
+    place: dict[str, Any] = {"step": 5, "epochs": 3, "steps_per_epoch": 2, "batch_size": 1, "progress": 2 / 3}
     assert settings_at(Recipe(warmup_epochs=0), **place).accumulate == 6
     assert scaled_weight_decay(Recipe(), 1) == pytest.approx(5e-4), "the decay is scaled before, as in Ultralytics"

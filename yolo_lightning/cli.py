@@ -34,7 +34,7 @@ from yolo_lightning.commands.fit_summary import end_fit, start_lines
 from yolo_lightning.commands.option_errors import ShortErrors, rejected_option
 from yolo_lightning.commands.option_layers import PREFIX, GivenOptions, given_options, layered
 from yolo_lightning.commands.run_plan import FROM_DATA, plan_run
-from yolo_lightning.commands.start_supervisor import MAX_EPOCHS, supervise_fit
+from yolo_lightning.commands.start_supervisor import DEADLINE_OPTIONS, MAX_EPOCHS, supervise_fit
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.module import YOLOModule
 from yolo_lightning.supervision import (
@@ -69,6 +69,9 @@ HARMLESS_WARNINGS = (
     r"\[('(StatusFile|RunProgressBar|ProgressLines)'(, )?)+\]",
 )
 
+
+RECALIBRATION_EVALUATIONS = 3
+"""Duration of the recalibration at the end of a fit, as a multiple of the time of a validation."""
 
 HARMLESS_LOG_LINES = (
     "Tip:",  # Lightning's advertisements
@@ -193,6 +196,19 @@ class YOLOCLI(LightningCLI):
         )
         # All subcommands accept the same configuration file; only fit uses these options.
         parser.add_argument(
+            "--finish_by",
+            type=str | None,
+            default=None,
+            help="Deadline, as 2026-11-30T23:59, local time or with zone. A plan replaces trainer.max_epochs, so "
+            "that the training ends shortly before, with the last learning rate.",
+        )
+        parser.add_argument(
+            "--max_hours",
+            type=float | None,
+            default=None,
+            help="Hours from the first start of the run to its deadline, instead of --finish_by.",
+        )
+        parser.add_argument(
             "--default_callbacks",
             type=bool,
             default=True,
@@ -277,6 +293,10 @@ class YOLOCLI(LightningCLI):
         )
         if is_fit and self._get(init, "mirror") is not None:
             chosen.append(callbacks.CheckpointMirror(self._get(init, "mirror")))
+        if is_fit and any(self._get(init, name) is not None for name in DEADLINE_OPTIONS):
+            evaluations = 1 + RECALIBRATION_EVALUATIONS * (self._get(init, "recalibrate_images") > 0)
+            finish_by, max_hours = (self._get(init, name) for name in DEADLINE_OPTIONS)
+            chosen.append(callbacks.FinishBy(finish_by, max_hours, evaluations))
         for one in chosen:
             if isinstance(one, callbacks.HeartbeatFile):
                 one.work_follows = True  # `after_fit`

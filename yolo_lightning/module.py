@@ -38,6 +38,7 @@ from yolo_lightning.model.network_settings import check_same_input, input_record
 from yolo_lightning.model.postprocess import predictions
 from yolo_lightning.model.tta import tta_predictions
 from yolo_lightning.training.accumulation import Accumulation
+from yolo_lightning.training.deadline import TrainingPlan
 from yolo_lightning.training.device_transforms import ONE_CLASS, as_one_class, resized, training_size
 from yolo_lightning.training.freezing import Freeze, freeze_parts, keep_norms_frozen
 from yolo_lightning.training.guarded_step import GuardedStep, Losses
@@ -160,6 +161,8 @@ class YOLOModule(LightningModule):
         self._guard = NonFiniteGuard(guard)
         self._guarded_step = GuardedStep(guard.max_oom_splits, guard.oom_splits)
         self._self_check = SelfCheck(guard.self_check_share)
+        self.plan: TrainingPlan | None = None
+        """Length of the training and schedule of the learning rate with a deadline, set by the callback `FinishBy`."""
         self._steps = 0
         self._facts = TrainingFacts(batch_size=1)
         self._folded_graph: FoldedGraph | None = None
@@ -388,13 +391,14 @@ class YOLOModule(LightningModule):
         size, facts = ImageSize(*batch.images.shape[-2:]), self._facts
         self._input_record = input_record(batch.images.shape[1], size, facts.neighbours, facts.pixel_range)
         batch_size = facts.batch_size * self.trainer.world_size
+        step, epochs = schedule_step(self.trainer, batch_idx), self.trainer.max_epochs
         settings = settings_at(
             self.recipe,
-            step=schedule_step(self.trainer, batch_idx),
-            epoch=self.current_epoch,
-            epochs=self.trainer.max_epochs,
+            step=step,
+            epochs=epochs if self.plan is None else self.plan.steps / self.plan.steps_per_epoch,
             steps_per_epoch=int(self.trainer.num_training_batches),
             batch_size=batch_size,
+            progress=self.current_epoch / epochs if self.plan is None else self.plan.progress(step),
         ).slowed(self._guard.learning_rate_factor)
         apply_settings(self.trainer.optimizers[0], settings, scaled_weight_decay(self.recipe, batch_size))
         return settings

@@ -10,7 +10,7 @@ from yolo_lightning import callbacks
 
 NAMES = [name for name in callbacks.__all__ if issubclass(getattr(callbacks, name), Callback)]
 
-ARGUMENTS = {"CheckpointMirror": ("memory://bucket",)}
+ARGUMENTS = {"CheckpointMirror": ("memory://bucket",), "FinishBy": (None, 36.0)}
 """Of those that need some."""
 
 

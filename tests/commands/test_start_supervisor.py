@@ -15,7 +15,14 @@ from tests.conftest import REPOSITORY
 from yolo_lightning.checkpoints.checkpoint_file import Checksum, checksum_path
 from yolo_lightning.commands import start_supervisor
 from yolo_lightning.commands.option_layers import configuration_file, given_options
-from yolo_lightning.commands.start_supervisor import folder_of, needs_supervisor, start_processes, supervise_settings
+from yolo_lightning.commands.start_supervisor import (
+    check_deadline,
+    finished_line,
+    folder_of,
+    needs_supervisor,
+    start_processes,
+    supervise_settings,
+)
 from yolo_lightning.supervision import Job
 from yolo_lightning.supervision.trainer import MARKER_VARIABLE
 from yolo_lightning.utils.distributed import LAUNCH_VARIABLE
@@ -243,3 +250,37 @@ def test_fork_server_starts_before_torch_is_imported(
     monkeypatch.setattr(start_supervisor, "start_fork_server", lambda threads: numbers.append(threads))
     start_processes(words)
     assert numbers == ([1] if starts else [])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"finish_by": "soon"}, "finish_by must be YYYY-MM-DD or YYYY-MM-DDTHH:MM, got 'soon'"),
+        ({"finish_by": "2020-01-01T00:00+00:00"}, "finish_by must be in the future, got 20"),
+        ({"finish_by": "2100-01-01", "max_hours": 1}, "either --finish_by or --max_hours must be set"),
+        ({"max_hours": 0}, "max_hours must be > 0, got 0"),
+    ],
+)
+def test_deadline_of_a_new_run_is_checked(begun: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_deadline(options)
+
+
+def test_past_deadline_is_no_error_on_resume(begun: Any) -> None:
+    check_deadline({"finish_by": "2020-01-01", "resume": True})
+
+
+@pytest.mark.parametrize(
+    ("options", "finished"),
+    [
+        ({"max_hours": 2}, True),
+        ({"max_hours": 3}, False),
+        ({"finish_by": "1970-01-01T02:00+00:00"}, True),
+        ({"finish_by": "1970-01-01T02:01+00:00"}, False),
+        ({"trainer.max_epochs": 7}, True),
+        ({"trainer.max_epochs": 8}, False),
+    ],
+)
+def test_later_deadline_continues_a_finished_run(tmp_path: Path, options: dict[str, Any], finished: bool) -> None:
+    write_json(tmp_path / "finished.json", {"epochs": 7, "began_s": 0.0, "deadline_s": 7200.0})
+    assert (finished_line(tmp_path, options) is not None) == finished

@@ -151,6 +151,13 @@ def test_mosaic_closes_at_mosaic_epochs(frames: LabelledFrames, epoch: int, read
     assert source.names[0] == frames.index.file_name(0)
 
 
+@pytest.mark.parametrize(("mosaic_epochs", "reads"), [(None, 4), (3, 4), (2, 1)])
+def test_a_key_changes_the_epochs_with_mosaic(frames: LabelledFrames, mosaic_epochs: int | None, reads: int) -> None:
+    source = CountingSource(frames.storage)
+    training(LabelledFrames(frames.index, source))[SampleKey(2, 0, mosaic_epochs=mosaic_epochs)]
+    assert len(source.names) == reads
+
+
 def test_mosaic_is_made_in_its_share_of_samples(frames: LabelledFrames) -> None:
     source = CountingSource(frames.storage)
     dataset = training(LabelledFrames(frames.index, source), Augmentation(mosaic=0.5), mosaic_epochs=100)

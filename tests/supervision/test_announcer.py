@@ -212,6 +212,13 @@ def test_loss_that_is_not_finite_is_sent(loss: float | None, ahead_s: float, sen
     assert not sent or found[0][1] == "train/box_loss in epoch 2, batch 7, step 99"
 
 
+@pytest.mark.parametrize(("problem", "sent"), [("", []), ("too late", [("deadline cannot be met", "too late")])])
+def test_deadline_that_cannot_be_met_is_sent(problem: str, sent: list[tuple[str, str]], tmp_path: Path) -> None:
+    content = STATUS | {"written_s": time.time() + 100, "losses": {}, "deadline_s": 1e9, "deadline_problem": problem}
+    (tmp_path / "status.json").write_text(json.dumps(content))
+    assert checked(tmp_path) == sent
+
+
 @pytest.mark.parametrize(("share", "sent"), [(0.999999, ["disk nearly full"]), (0.0, [])])
 def test_disk_that_is_nearly_full_is_sent(share: float, sent: list[str], tmp_path: Path) -> None:
     assert [event for event, _ in checked(tmp_path, share)] == sent

@@ -68,6 +68,12 @@ def test_validations_after_an_epoch_are_those_of_its_successors(every: int | Non
         assert plan.validations_after(epoch) == expected
 
 
+def test_steps_of_a_partial_last_epoch() -> None:
+    plan = FitPlan(4, batches_per_epoch=10, validate_every_epochs=1, validations_per_epoch=1, last_epoch_batches=3)
+    assert [plan.batches_of(epoch) for epoch in range(4)] == [10, 10, 10, 3]
+    assert [plan.steps_after(epoch) for epoch in (-1, 0, 2, 3)] == [33, 23, 3, 0]
+
+
 def test_validations_of_a_fit_without_end_are_counted_at_once() -> None:
     plan = FitPlan(1 << 62, batches_per_epoch=10, validate_every_epochs=2, validations_per_epoch=1)
     assert plan.validations_after(0) == 1 << 61

@@ -25,7 +25,15 @@ from yolo_lightning.checkpoints.resume import (
     run_to_download,
 )
 from yolo_lightning.commands.option_layers import GivenOptions
-from yolo_lightning.commands.start_supervisor import folder_of, needs_supervisor, resumes, training_finished
+from yolo_lightning.commands.start_supervisor import (
+    DEADLINE_OPTIONS,
+    check_deadline,
+    finished_line,
+    folder_of,
+    needs_supervisor,
+    resumes,
+    training_finished,
+)
 from yolo_lightning.data.formats.choose_format import format_class
 from yolo_lightning.model.network_settings import (
     bound_options,
@@ -131,7 +139,10 @@ def _plan_fit(base: Path, options: Mapping[str, Any]) -> Run:
             epochs = run_files.epochs_trained(folder, steps_trained(checkpoint), wanted)
             done = epochs_done(content)
             # Under a supervisor, training has to record the end.
-            if not is_supervised() and 0 < wanted <= done and run_files.is_finished(folder):
+            has_deadline = any(options.get(name) is not None for name in DEADLINE_OPTIONS)
+            if has_deadline and not is_supervised() and (line := finished_line(folder, options)) is not None:
+                return Run(folder, is_finished=True, lines=(line,))
+            if not has_deadline and not is_supervised() and 0 < wanted <= done and run_files.is_finished(folder):
                 return Run(folder, is_finished=True, lines=(training_finished(folder, done, wanted),))
         saved = content.get("hyper_parameters", {})
         changed |= {"model.weights": None, "model.class_width": saved.get("class_width")}
@@ -187,6 +198,8 @@ def check_options(options: Mapping[str, Any], is_fit: bool) -> None:
     epochs, images = options["trainer.max_epochs"], options["recalibrate_images"]
     if is_fit and (epochs is None or epochs < 1):
         raise ValueError(f"trainer.max_epochs must be >= 1, for the schedules, got {epochs}.")
+    if is_fit:
+        check_deadline(options)
     if images != 0 and images < 2:
         raise ValueError(f"recalibrate_images must be 0 or >= 2, got {images}")
 

@@ -6,6 +6,7 @@ The process that the user starts becomes the supervisor. Its training process pa
 import json
 import os
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,10 +24,14 @@ from yolo_lightning.utils.addresses import refuse_secrets
 from yolo_lightning.utils.distributed import launch_id
 from yolo_lightning.utils.host import worker_count
 from yolo_lightning.utils.json_record import read_json
+from yolo_lightning.utils.moment import parse_moment
 from yolo_lightning.utils.run_files import BEST_CHECKPOINT, CHECKPOINTS, FINISHED_FILE, has_checkpoint
 
 MAX_EPOCHS = 100
 """Default of `trainer.max_epochs`."""
+
+DEADLINE_TOLERANCE_S = 1.0
+DEADLINE_OPTIONS = ("finish_by", "max_hours")
 
 NO_TRAINING = ("-h", "--help", "--print_config")
 
@@ -74,6 +79,7 @@ def supervise_fit(words: Sequence[str], options: Mapping[str, Any]) -> NoReturn:
         SystemExit: With code 0, if the run to resume is finished.
         ValueError: If there is no run to resume, or the run folder cannot be written.
     """
+    check_deadline(options)
     folder, checkpoint = folder_of(options)
     if resumes(options):
         _end_if_finished(folder, options)
@@ -123,16 +129,41 @@ def resumes(options: Mapping[str, Any]) -> bool:
     return bool(options.get("resume")) or options.get("ckpt_path") == "last"
 
 
+def check_deadline(options: Mapping[str, Any]) -> None:
+    """Raise a ValueError for a deadline that is malformed or, for a new run, in the past."""
+    finish_by, hours = (options.get(name) for name in DEADLINE_OPTIONS)
+    if finish_by is not None and hours is not None:
+        raise ValueError(f"either --finish_by or --max_hours must be set, got {finish_by} and {hours}")
+    if hours is not None and not float(hours) > 0:
+        raise ValueError(f"max_hours must be > 0, got {hours}")
+    if finish_by is not None:
+        moment = parse_moment("finish_by", str(finish_by))
+        if moment.timestamp() <= time.time() and not resumes(options) and not is_supervised():
+            raise ValueError(f"finish_by must be in the future, got {moment.isoformat()}")
+
+
 def _end_if_finished(folder: Path, options: Mapping[str, Any]) -> None:
-    """Print one line and exit with code 0 if all epochs of a run are trained."""
-    try:
-        done = int(read_json(folder / FINISHED_FILE)["epochs"])
-    except (OSError, ValueError, TypeError, KeyError):
-        return
-    max_epochs = options.get("trainer.max_epochs", MAX_EPOCHS)
-    if isinstance(max_epochs, int) and done >= max_epochs:
-        print(training_finished(folder, done, max_epochs), file=sys.stderr)
+    """Print one line and exit with code 0 if a run is finished with these options."""
+    if (line := finished_line(folder, options)) is not None:
+        print(line, file=sys.stderr)
         raise SystemExit(0)
+
+
+def finished_line(folder: Path, options: Mapping[str, Any]) -> str | None:
+    """Return the line that reports that a run is finished with these options, or None if there is more to train."""
+    finish_by, hours = (options.get(name) for name in DEADLINE_OPTIONS)
+    max_epochs = options.get("trainer.max_epochs", MAX_EPOCHS)
+    try:
+        found = read_json(folder / FINISHED_FILE)
+        done = int(found["epochs"])
+        if finish_by is not None or hours is not None:
+            by_hours_s = found["began_s"] + 3600 * float(hours or 0)
+            until_s = by_hours_s if finish_by is None else parse_moment("finish_by", str(finish_by)).timestamp()
+            is_met = until_s <= found["deadline_s"] + DEADLINE_TOLERANCE_S
+            return f"{folder}: the training is finished. To train longer, set a later deadline." if is_met else None
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return training_finished(folder, done, max_epochs) if isinstance(max_epochs, int) and done >= max_epochs else None
 
 
 def training_finished(folder: Path, done: int, max_epochs: int) -> str:

@@ -256,17 +256,21 @@ class DetectionDataModule(LightningDataModule):
             self._order, self.batch_size, self.trainer.global_rank, self.trainer.world_size, has_mixup=has_mixup
         )
         keys.epoch = epochs_trained(self.trainer)  # Lightning restores no loader state at the end of an epoch
-        mosaic_epochs = max(0, (self.trainer.max_epochs or 0) - self.augmentation.close_mosaic_epochs)
         arguments = self._loader_arguments(persistent=True)
         rank_zero_info(f"train loader: batch {self.batch_size}, {describe(arguments)}, {frames.describe_cache()}")
         return ResumableLoader(
-            TrainingDataset(frames, self.image_size, self.augmentation, mosaic_epochs, self.seed),
+            TrainingDataset(frames, self.image_size, self.augmentation, self._mosaic_epochs(), self.seed),
             keys,
             collate,
             epoch_batches=limited(len(keys), self.trainer.limit_train_batches),
             repositioned=partial(recount, self.trainer),
+            mosaic_epochs=self._mosaic_epochs,
             **arguments,
         )
+
+    def _mosaic_epochs(self) -> int:
+        assert self.trainer is not None
+        return max(0, (self.trainer.max_epochs or 0) - self.augmentation.close_mosaic_epochs)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the fingerprint of the training data for a checkpoint."""

@@ -31,8 +31,8 @@ UNAUGMENTED = Letterbox(1.0, 0, 0)  # Letterbox of training samples, which are n
 class TrainingDataset(Dataset[Sample]):
     """Augmented samples; each depends on (seed, epoch, frame, occurrence) only, not on workers or interruptions.
 
-    Mosaic, mixup and box paste are used in the first `mosaic_epochs` epochs; samples have the size
-    `image_size`.
+    Mosaic, mixup and box paste are used in the first `mosaic_epochs` epochs, unless the key contains another number of
+    epochs; samples have the size `image_size`.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class TrainingDataset(Dataset[Sample]):
         key = SampleKey(*key)
         index = key.frame
         generator = self._generator(SAMPLE_STREAM, key)
-        indices = self._tiles(key.epoch, index, key.partners, generator)
+        indices = self._tiles(key, index, key.partners, generator)
         lender = reference_index(len(self), self.augmentation, generator) if self.frames.channels == 1 else None
         drift = None
         if self.has_raw_frames:
@@ -75,7 +75,7 @@ class TrainingDataset(Dataset[Sample]):
             lent = self.frames.read(lender, is_partner=True, problems=problems)
             reference = lent.image if lent.problem is None else None
         labelled = self._compose(self._with_objects(read, PASTE_STREAM, key, indices, parts), generator)
-        if key.epoch < self.mosaic_epochs and self.augmentation.mixup:
+        if self._is_mixed(key) and self.augmentation.mixup:
             labelled = self._with_second(read, key, labelled)
         labelled = random_flip(labelled, self.augmentation, generator)
         return Sample(
@@ -95,11 +95,14 @@ class TrainingDataset(Dataset[Sample]):
         seeds = (stream, self.seed, key.epoch, key.frame)
         return np.random.default_rng((*seeds, key.occurrence) if key.occurrence else seeds)
 
+    def _is_mixed(self, key: SampleKey) -> bool:
+        return key.epoch < (self.mosaic_epochs if key.mosaic_epochs is None else key.mosaic_epochs)
+
     def _tiles(
-        self, epoch: int, index: int, partners: tuple[int, ...] | None, generator: np.random.Generator
+        self, key: SampleKey, index: int, partners: tuple[int, ...] | None, generator: np.random.Generator
     ) -> list[int]:
         """Return the frames of a sample: frame `index`, and its partners if the sample is a mosaic."""
-        if epoch < self.mosaic_epochs and generator.random() < self.augmentation.mosaic:
+        if self._is_mixed(key) and generator.random() < self.augmentation.mosaic:
             return [index, *(generator.integers(len(self), size=3).tolist() if partners is None else partners)]
         return [index]
 
@@ -115,7 +118,7 @@ class TrainingDataset(Dataset[Sample]):
         self, read: Reader, stream: int, key: SampleKey, indices: list[int], parts: list[Labelled]
     ) -> list[Labelled]:
         """Return the frames `indices` of a sample after box paste."""
-        if self.paster is None or key.epoch >= self.mosaic_epochs:
+        if self.paster is None or not self._is_mixed(key):
             return parts
         return self.paster(indices, parts, partial(read, is_partner=True), self._generator(stream, key))
 
@@ -126,7 +129,7 @@ class TrainingDataset(Dataset[Sample]):
             return first
         ratio = generator.beta(MIXUP_BETA, MIXUP_BETA)
         index, *partners = key.second or generator.integers(len(self), size=4).tolist()
-        indices = self._tiles(key.epoch, index, tuple(partners), generator)
+        indices = self._tiles(key, index, tuple(partners), generator)
         parts = [read(part, True) for part in indices]
         parts = self._with_objects(read, SECOND_PASTE_STREAM, key, indices, parts)
         return mixup(first, self._compose(parts, generator), ratio)

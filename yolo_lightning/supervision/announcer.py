@@ -160,8 +160,9 @@ class Announcer:
 def _check_run(
     run: Path, disk_free_share: float, since_s: float
 ) -> tuple[list[tuple[str, str]], tuple[WatchFinding, ...]]:
-    """Return events for a nearly full disk and for losses that are not finite, and the findings of the watches.
+    """Return events for a full disk, non-finite losses and a missed deadline, and the findings of the watches.
 
+    The disk counts as nearly full if its free share is below `disk_free_share`.
     A status file written before `since_s`, seconds since 1970, is ignored. May wait for a disk that hangs.
     """
     found = []
@@ -175,4 +176,6 @@ def _check_run(
     if names := status.not_finite():
         place = f"in epoch {status.epoch}, batch {status.batch}, step {status.step}"
         found.append(("loss is not finite", f"{', '.join(names)} {place}"))
+    if status.deadline_problem:
+        found.append(("deadline cannot be met", status.deadline_problem))
     return found, status.findings

@@ -4,7 +4,7 @@ The heartbeat file contains the current phase; the status file contains values t
 """
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from yolo_lightning.supervision.watches import WatchFinding
@@ -28,6 +28,11 @@ class FitPlan:
     batches_per_epoch: int
     validate_every_epochs: int | None  # epochs between validations; the last epoch is always validated; None for none
     validations_per_epoch: int  # within a validated epoch
+    last_epoch_batches: int | None = field(default=None, kw_only=True)  # of a partial last epoch; None if it is whole
+
+    def batches_of(self, epoch: int) -> int:
+        is_partial = self.last_epoch_batches is not None and epoch + 1 == self.epochs
+        return self.last_epoch_batches or 0 if is_partial else self.batches_per_epoch
 
     def validations_left(self, epoch: int, steps: int) -> int:
         """Return the number of validations left in `epoch`, a running one included, `steps` steps before its end."""
@@ -38,7 +43,8 @@ class FitPlan:
 
     def steps_after(self, epoch: int) -> int:
         """Return the number of steps in the epochs after `epoch`; 0 for a fit without a limit."""
-        return max(0, (self.epochs or 0) - epoch - 1) * self.batches_per_epoch
+        epochs = max(0, (self.epochs or 0) - epoch - 1)
+        return (epochs - 1) * self.batches_per_epoch + self.batches_of(epoch + epochs) if epochs else 0
 
     def validations_after(self, epoch: int) -> int:
         """Return the number of validations in the epochs after `epoch`; 0 for a fit without a limit."""
@@ -77,6 +83,8 @@ class Status(FitPlan):
     scores: tuple[Scores, ...]  # of the last validations, oldest first
     best_map_50: float | None  # best mAP at IoU 0.5 so far; None before the first validation
     findings: tuple[WatchFinding, ...] = ()  # of the watches, ended ones included
+    deadline_s: float | None = None  # seconds since 1970; None without a deadline
+    deadline_problem: str = ""  # why the deadline cannot be met; empty if it can
 
     def not_finite(self) -> list[str]:
         return [name for name, value in self.losses.items() if value is None]

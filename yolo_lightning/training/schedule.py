@@ -43,26 +43,26 @@ def scaled_weight_decay(recipe: Recipe, batch_size: int) -> float:
     return recipe.weight_decay * batch_size * _full_accumulation(recipe, batch_size) / recipe.nominal_batch
 
 
-def decay_factor(recipe: Recipe, epoch: int, epochs: int) -> float:
-    """Return the fraction of `lr0` in `epoch` (from 0) of `epochs`: 1 at first, decreasing towards `lrf`."""
-    progress = epoch / epochs
+def decay_factor(recipe: Recipe, progress: float) -> float:
+    """Return the fraction of `lr0` at a progress of 0 to 1: 1 at first, decreasing to `lrf`."""
     if recipe.cosine:
         return (1 - math.cos(progress * math.pi)) / 2 * (recipe.lrf - 1) + 1
     return max(1 - progress, 0) * (1 - recipe.lrf) + recipe.lrf
 
 
 def settings_at(
-    recipe: Recipe, *, step: int, epoch: int, epochs: int, steps_per_epoch: int, batch_size: int
+    recipe: Recipe, *, step: int, epochs: float, steps_per_epoch: int, batch_size: int, progress: float
 ) -> OptimizerSettings:
     """Return learning rates, momentum and accumulation of one step.
 
     Accumulation never exceeds the number of steps of the whole training: a short training would end without an update.
-    The last epoch never belongs to the warm-up. `step` and `epoch` count from 0 since training began, `batch_size` is
-    the number of images per step over all ranks.
+    The last epoch never belongs to the warm-up. `step` counts from 0 since training began, `batch_size` is the number
+    of images per step over all ranks. `progress` of the decay is the number of finished epochs divided by `epochs`, as
+    in Ultralytics, unless the training has a deadline (`TrainingPlan.progress`).
     """
-    decay = decay_factor(recipe, epoch, epochs)
+    decay = decay_factor(recipe, progress)
     targets = (recipe.lr0 * decay, recipe.lr0 * CLASS_HEAD_FACTOR * decay)
-    accumulate = min(_full_accumulation(recipe, batch_size), steps_per_epoch * epochs)
+    accumulate = min(_full_accumulation(recipe, batch_size), max(1, round(steps_per_epoch * epochs)))
     warmup = max(round(min(recipe.warmup_epochs, epochs - 1) * steps_per_epoch), 0)
     if step > warmup or warmup == 0:
         rates, head_rates = (dict.fromkeys(Group, target) for target in targets)

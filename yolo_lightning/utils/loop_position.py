@@ -38,6 +38,25 @@ def schedule_step(trainer: Trainer, batches: int) -> int:
     return trainer.current_epoch * int(trainer.num_training_batches) + batches
 
 
+def schedule_position(trainer: Trainer) -> int:
+    """Return the number of trained steps in the terms of `schedule_step`, at the start of training."""
+    epochs = trainer.fit_loop.epoch_progress.current
+    within = epochs.ready > epochs.processed  # type: ignore[attr-defined]
+    batches = trainer.fit_loop.epoch_loop.batch_progress.current.ready if within else 0
+    return epochs.processed * int(trainer.num_training_batches) + batches  # type: ignore[attr-defined, no-any-return]
+
+
+def end_epoch_after(trainer: Trainer, batches: int) -> None:
+    """Let the current epoch end after `batches` batches, if more than one batch is left to fetch.
+
+    Lightning decides that a batch is the last one when it fetches the batch. The length of an epoch for schedules,
+    `trainer.num_training_batches`, is unchanged.
+    """
+    fetcher = trainer.fit_loop._data_fetcher
+    assert fetcher is not None
+    fetcher.length = min(batches, int(trainer.num_training_batches))
+
+
 def recount(trainer: Trainer, batches: int) -> None:
     """Set the number of finished batches of the resumed epoch; `steps_begun` is unchanged.
 

@@ -7,6 +7,7 @@ Standard library only.
 
 import os
 import re
+import time
 import zlib
 from dataclasses import dataclass
 from functools import cache
@@ -66,6 +67,13 @@ def started_ticks(pid: int) -> int:
     """Return the start time of a process in clock ticks since boot; 0 if unknown."""
     process = read_process(pid)
     return 0 if process is None else process.started_ticks
+
+
+def started_s(pid: int) -> float:
+    """Return the start time of a process, seconds since 1970; now if unknown."""
+    ticks = started_ticks(pid)
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK") if ticks else 0.0
+    return time.time() - max(0.0, age_s)
 
 
 def is_same(process: Process) -> bool:

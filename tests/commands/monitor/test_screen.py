@@ -115,6 +115,12 @@ def test_deadline_is_compared(margin_s: float, words: str) -> None:
     assert words in draw(STATE, deadline)
 
 
+def test_deadline_of_the_run_is_shown_with_its_problem() -> None:
+    planned = replace(STATUS, deadline_s=NOW_S + 165 - 90, deadline_problem="40 s are left")
+    shown = " ".join(draw(replace(STATE, status=planned)).replace("│", "").split())
+    assert "1 min 30 s too late; 40 s are left" in shown
+
+
 def test_deadline_without_known_time_is_shown_alone() -> None:
     deadline = datetime.fromtimestamp(NOW_S).astimezone()
     state = replace(STATE, remaining=Remaining(None, 165.0, 3))

@@ -9,7 +9,7 @@ import pytest
 from tests.commands.monitor.known_states import NOW_S, STATUS
 from tests.commands.report.run_folder_maker import CLASS_NAMES, METRICS_TEXT, OTHER, make_run, record
 from yolo_lightning.commands.report.page import render
-from yolo_lightning.commands.report.read_report import read_contents
+from yolo_lightning.commands.report.read_report import read_contents, state
 from yolo_lightning.evaluation.class_colours import class_colour
 from yolo_lightning.supervision.run_status import write_status
 from yolo_lightning.supervision.watches import WatchFinding
@@ -254,3 +254,8 @@ def test_folder_without_a_run_is_refused(tmp_path: Path, there: bool) -> None:
     folder = tmp_path if there else tmp_path / "nowhere"
     with pytest.raises(ValueError, match=str(folder)):
         read_contents(folder)
+
+
+def test_summary_contains_the_deadline(tmp_path: Path) -> None:
+    write_status(replace(STATUS, deadline_s=1e9, deadline_problem="40 s are left"), tmp_path / "status.json")
+    assert re.fullmatch(r"not finished; deadline 2001-09-\d\d \d\d:46; 40 s are left", state(tmp_path))

@@ -266,3 +266,16 @@ def test_state_is_plain_python_and_loads_with_weights_only() -> None:
     torch.save(state, file)
     file.seek(0)
     assert torch.load(file, weights_only=True) == state
+
+
+def test_epochs_with_mosaic_are_read_at_the_start_of_an_epoch_and_kept_within_it() -> None:
+    """A deadline may change the number within an epoch; a resumed epoch keeps its number."""
+    numbers = iter((5, 3))
+    loader = make_loader()
+    loader.mosaic_epochs = lambda: next(numbers)
+    seen = [{key.mosaic_epochs for key in batch} for batch in take(loader, EPOCH_BATCHES + 1)]
+    assert seen == [{5}] * EPOCH_BATCHES + [{3}]
+    resumed = make_loader()
+    resumed.mosaic_epochs = lambda: 1
+    resumed.load_state_dict(loader.state_dict())
+    assert [key.mosaic_epochs for key in take(resumed, 1)[0]] == [3] * BATCH_SIZE

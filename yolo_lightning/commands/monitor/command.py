@@ -14,8 +14,9 @@ from rich.live import Live
 
 from yolo_lightning.commands.monitor.read_run import check_holds_run, read_run
 from yolo_lightning.commands.monitor.run_state import RunState, red_flags
-from yolo_lightning.commands.monitor.screen import buffer_s, screen
+from yolo_lightning.commands.monitor.screen import buffer_s, planned_deadline, screen
 from yolo_lightning.utils.machine_reader import MachineReader
+from yolo_lightning.utils.moment import parse_moment
 
 FIRST_READING_S, LIVE_READING_S = 5.0, 0.5
 """Seconds to wait for the first readings of the sensors: for a single output, and for the live display."""
@@ -38,7 +39,7 @@ def monitor(
     """
     if not interval_s >= 0.1:
         raise ValueError(f"--interval_s must be >= 0.1, got {interval_s}.")
-    until = parse_deadline(deadline) if deadline is not None else None
+    until = parse_moment("--deadline", deadline) if deadline is not None else None
     check_holds_run(run)
     machine, console = MachineReader(run, interval_s), Console()
     if json:
@@ -53,21 +54,11 @@ def monitor(
                 time.sleep(interval_s)
 
 
-def parse_deadline(text: str) -> datetime:
-    """Return a date and time with time zone; a date alone means the end of that day, the default zone is local."""
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError as error:
-        raise ValueError(f"--deadline must be YYYY-MM-DD or YYYY-MM-DDTHH:MM, got {text!r}.") from error
-    if len(text) == len("YYYY-MM-DD"):
-        moment = moment.replace(hour=23, minute=59, second=59)
-    return moment.astimezone()
-
-
 def as_json(state: RunState, deadline: datetime | None) -> dict[str, Any]:
     """Return the state as JSON data, with warnings, seconds until the deadline, and phases by name."""
     content = asdict(state)
     content["phase"] = None if state.phase is None else state.phase.name.lower()
     content["red_flags"] = red_flags(state)
+    deadline = deadline or planned_deadline(state.status)
     content["buffer_s"] = buffer_s(state, deadline) if deadline is not None else None
     return content

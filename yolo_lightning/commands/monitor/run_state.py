@@ -171,7 +171,7 @@ def remaining(status: Status, epoch: int, batch: int, phase: Phase | None) -> Re
     """
     if status.step_s is None or not status.batches_per_epoch:
         return Remaining()
-    steps = max(0, status.batches_per_epoch - batch)
+    steps = max(0, status.batches_of(epoch) - batch)
     is_validation_done = phase is Phase.EPOCH_END and steps == 0
     validations = 0 if is_validation_done else status.validations_left(epoch, steps)
     is_measured = status.validation_s is not None

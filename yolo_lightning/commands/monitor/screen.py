@@ -91,12 +91,12 @@ def _progress_rows(state: RunState) -> Rows:
     status = state.status
     if status is None or state.epoch is None:
         return
-    batch, per_epoch, epochs = state.batch or 0, status.batches_per_epoch, status.epochs
+    batch, per_epoch, epochs = state.batch or 0, status.batches_of(state.epoch), status.epochs
     epoch = f"{min(state.epoch + 1, epochs)} of {epochs}" if epochs else f"{state.epoch + 1}"
     yield "epoch", bar(batch, per_epoch, f"{epoch}, batch {batch:,} of {per_epoch:,}")
     if epochs:
-        total = epochs * per_epoch
-        done = min(state.epoch * per_epoch + batch, total)
+        total = status.steps_after(-1)
+        done = min(state.epoch * status.batches_per_epoch + batch, total)
         yield "run", bar(done, total, f"{share(done / total if total else None)}, step {state.step:,}")
 
 
@@ -108,10 +108,11 @@ def bar(done: int, total: int, text: str) -> RenderableType:
 
 
 def _time_rows(state: RunState, deadline: datetime | None) -> Rows:
-    """Yield speed, estimated time of arrival and deadline."""
+    """Yield speed, estimated time of arrival and deadline, by default the one that the run itself is planned for."""
     status, verdict, left = state.status, state.judgement.verdict, state.remaining
     if status is None:
         return
+    deadline = deadline or planned_deadline(status)
     is_running = verdict is RunVerdict.RUNNING
     speed = []
     if status.step_s is not None:
@@ -138,7 +139,14 @@ def _time_rows(state: RunState, deadline: datetime | None) -> Rows:
         if (margin_s := buffer_s(state, deadline)) is not None:
             words, style = ("to spare", "green") if margin_s >= 0 else ("too late", "bold red")
             text.append(": ").append(f"{duration(abs(margin_s))} {words}", style=style)
+        if status.deadline_problem:
+            text.append(f"; {status.deadline_problem}", style="bold red")
         yield "", text
+
+
+def planned_deadline(status: Status | None) -> datetime | None:
+    planned_s = None if status is None else status.deadline_s
+    return None if planned_s is None else datetime.fromtimestamp(planned_s).astimezone()
 
 
 def buffer_s(state: RunState, deadline: datetime) -> float | None:

@@ -4,6 +4,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +18,7 @@ from yolo_lightning.evaluation.drift import DriftScores, drift_scores, named_sco
 from yolo_lightning.evaluation.record import EvaluationRecord
 from yolo_lightning.supervision.incident import IncidentReport, read_incident
 from yolo_lightning.supervision.restart_policy import FallbackState
-from yolo_lightning.supervision.run_status import read_status
+from yolo_lightning.supervision.run_status import Status, read_status
 from yolo_lightning.supervision.supervisor_status import SupervisorStatus
 from yolo_lightning.supervision.watches import WatchFinding
 from yolo_lightning.utils import run_files
@@ -158,13 +159,26 @@ def read_contents(folder: Path) -> Contents:
 
 
 def state(folder: Path) -> str:
-    """Return the state of the run according to its files, without looking for its processes."""
+    """Return the state of the run according to its files, without looking for its processes, and its deadline."""
+    status = read_status(folder / run_files.STATUS_FILE)
+    return "; ".join([_outcome(folder), *([] if status is None else _deadline(status))])
+
+
+def _outcome(folder: Path) -> str:
     if any((folder / name).exists() for name in (run_files.FINISHED_FILE, run_files.TRAINED_FILE)):
         return "finished"
     standing = SupervisorStatus.read(folder / run_files.SUPERVISOR_FILE)
     if standing is None:
         return "not finished"
     return f"{standing.state}: {standing.sentence}" if standing.sentence else f"{standing.state}"
+
+
+def _deadline(status: Status) -> list[str]:
+    """Return the deadline of a run, and why it could not be met."""
+    if status.deadline_s is None:
+        return []
+    moment = datetime.fromtimestamp(status.deadline_s).isoformat(" ", "minutes")
+    return [f"deadline {moment}", *([status.deadline_problem] if status.deadline_problem else [])]
 
 
 def configuration(path: Path) -> str:

@@ -26,6 +26,7 @@ class SampleKey(NamedTuple):
     partners: tuple[int, ...] | None = None
     # Index of the second sample's frame in mixup and of its partners; None draws them from the whole split
     second: tuple[int, ...] | None = None
+    mosaic_epochs: int | None = None  # Number of epochs with mosaic; None: that of the dataset
 
 
 class EpochOrder(Protocol):
@@ -120,6 +121,7 @@ class EpochBatchSampler(Sampler[list[SampleKey]]):
         self.has_mixup = has_mixup
         self.epoch = 0
         self.start = 0
+        self.mosaic_epochs: int | None = None
 
     def __len__(self) -> int:
         return self.batches.count(self.order.length)
@@ -134,7 +136,9 @@ class EpochBatchSampler(Sampler[list[SampleKey]]):
             if self.has_mixup:
                 seconds = map(tuple, mosaic_partners(indices, own, MIXUP_RULER).tolist())
                 keys = [key._replace(second=second) for key, second in zip(keys, seconds, strict=True)]
-            yield keys
+            yield (
+                keys if self.mosaic_epochs is None else [key._replace(mosaic_epochs=self.mosaic_epochs) for key in keys]
+            )
 
 
 class ResumableLoader(DataLoader[Any]):
@@ -152,6 +156,8 @@ class ResumableLoader(DataLoader[Any]):
             epoch. With a changed batch size, this is the number after which the remaining batches complete the epoch.
         first_epoch: Called at the first iteration unless a state was loaded; returns the number of trained epochs. For
             a loader that is made before its Trainer restores a checkpoint saved at the end of an epoch.
+        mosaic_epochs: Returns the number of epochs with mosaic, which a deadline changes. The loader calls the function
+            at the start of each epoch and stores the number for the rest of the epoch.
         prefix: Section of the configuration with the settings of the order, for messages.
         kwargs: Further arguments of `DataLoader`.
     """
@@ -164,6 +170,7 @@ class ResumableLoader(DataLoader[Any]):
         epoch_batches: int | None = None,
         repositioned: Callable[[int], None] | None = None,
         first_epoch: Callable[[], int] | None = None,
+        mosaic_epochs: Callable[[], int] | None = None,
         prefix: str = "data.",
         **kwargs: Any,
     ) -> None:
@@ -172,6 +179,7 @@ class ResumableLoader(DataLoader[Any]):
         self.epoch_batches = len(batch_sampler) if epoch_batches is None else min(len(batch_sampler), epoch_batches)
         self.repositioned = repositioned
         self.first_epoch = first_epoch
+        self.mosaic_epochs = mosaic_epochs
         self.prefix = prefix
         self._delivered = 0
         self._positioned = True
@@ -189,6 +197,8 @@ class ResumableLoader(DataLoader[Any]):
         elif self.first_epoch is not None:
             self.keys.epoch = self.first_epoch()
         self._positioned, self.first_epoch = False, None
+        if self.mosaic_epochs is not None and (not self.keys.start or self.keys.mosaic_epochs is None):
+            self.keys.mosaic_epochs = self.mosaic_epochs()
         for batch in super().__iter__():
             self._delivered = self.keys.batches.stop(self._delivered, self.keys.order.length)
             yield batch
@@ -199,6 +209,7 @@ class ResumableLoader(DataLoader[Any]):
             "epoch": self.keys.epoch,
             "delivered_samples": self._delivered,
             "epoch_samples": self.epoch_samples,
+            "mosaic_epochs": self.keys.mosaic_epochs,
             "settings": self._settings(),
         }
 
@@ -236,6 +247,7 @@ class ResumableLoader(DataLoader[Any]):
                 f"{batches.processes} processes: use at most {samples - delivered}, or resume from another checkpoint"
             )
         self.keys.epoch, self.keys.start, self._delivered = epoch, delivered, delivered
+        self.keys.mosaic_epochs = state.get("mosaic_epochs")
         self._positioned, self.first_epoch = True, None
         if delivered and self.repositioned is not None:
             whole = self.epoch_samples == samples

@@ -1,0 +1,252 @@
+"""Fits with a deadline, with an injected clock: simulated loops of thousands of steps, and small fits of Lightning."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from tests.callbacks.tiny_training import Interrupt, StopAt, TinyModule, assert_equal_weights, fit, weights
+from yolo_lightning.callbacks import FinishBy, LastCheckpoint, finish_by, status_file
+
+HOUR_S = 3600.0
+HOURS = 36.0
+BEGAN_S = 1.8e9
+PER_EPOCH = 700
+STEP_S = 15.0
+VALIDATION_S = 600.0
+SAVE_S = 5.0
+RESTART_S = 120.0
+
+
+class Clock:
+    """Replaces the module `time` in the callbacks."""
+
+    def __init__(self) -> None:
+        self.now_s = BEGAN_S
+
+    def time(self) -> float:
+        return self.now_s
+
+    monotonic = time
+
+
+def use(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    for module in (finish_by, status_file):
+        monkeypatch.setattr(module, "time", made)
+    monkeypatch.setattr(finish_by, "started_s", lambda _: BEGAN_S)
+    return made
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return use(monkeypatch)
+
+
+class Loop:
+    """The part of Lightning's Trainer that the callback uses; `saved` is the last checkpoint."""
+
+    def __init__(self, clock: Clock, events: "Events", max_epochs: int) -> None:
+        self.clock, self.events = clock, events
+        self.saved: tuple[int, int, dict[str, Any]] | None = None
+        self.max_epochs = max_epochs
+        self.module: Any = SimpleNamespace(plan=None)
+        self.trained: list[float] = []
+        """Progress of the schedule in each step."""
+        self.warnings: list[str] = []
+
+    def run(self) -> None:
+        """Train with restarts until the end."""
+        while not self._attempt():
+            self.clock.now_s += RESTART_S
+
+    def _attempt(self) -> bool:
+        epoch, batch, state = self.saved or (0, 0, None)
+        callback = FinishBy(max_hours=HOURS)
+        if state is not None:
+            callback.load_state_dict(state)
+        fetcher = SimpleNamespace(length=PER_EPOCH)
+        progress = SimpleNamespace(current=SimpleNamespace(ready=epoch + (batch > 0), processed=epoch))
+        batches = SimpleNamespace(batch_progress=SimpleNamespace(current=SimpleNamespace(ready=batch)))
+        loop = SimpleNamespace(
+            max_epochs=self.max_epochs, epoch_progress=progress, epoch_loop=batches, _data_fetcher=fetcher
+        )
+        trainer: Any = SimpleNamespace(
+            fit_loop=loop,
+            num_training_batches=PER_EPOCH,
+            val_check_batch=PER_EPOCH,
+            check_val_every_n_epoch=1,
+            enable_validation=True,
+            num_val_batches=[60],
+            sanity_checking=False,
+            lightning_module=self.module,
+            state=SimpleNamespace(fn="fit"),
+            strategy=SimpleNamespace(broadcast=lambda value: value),
+        )
+
+        def update() -> None:
+            trainer.max_epochs, trainer.current_epoch = loop.max_epochs, epoch
+
+        update()
+        callback.on_fit_start(trainer, self.module)
+        update()
+        callback.on_train_start(trainer, self.module)
+        is_resumed = batch > 0
+        while epoch < loop.max_epochs:
+            update()
+            if not is_resumed:
+                callback.on_train_epoch_start(trainer, self.module)
+                fetcher.length = PER_EPOCH
+            is_resumed, is_last = False, False
+            while not is_last:
+                is_last = trainer.is_last_batch = batch + 1 >= fetcher.length
+                update()
+                callback.on_train_batch_start(trainer, self.module, None, batch)
+                self.trained.append(self.module.plan.progress(epoch * PER_EPOCH + batch))
+                self.clock.now_s += STEP_S * self.events.factor(self.clock.now_s)
+                callback.on_train_batch_end(trainer, self.module, None, None, batch)
+                batch += 1
+                if batch % 50 == 0 and not is_last:
+                    self.clock.now_s += SAVE_S
+                    self.saved = (epoch, batch, callback.state_dict())
+                if self.events.kills and self.clock.now_s >= self.events.kills[0]:
+                    self.events.kills.pop(0)
+                    return False
+            update()
+            callback.on_validation_start(trainer, self.module)
+            self.clock.now_s += VALIDATION_S * self.events.factor(self.clock.now_s)
+            callback.on_validation_end(trainer, self.module)
+            callback.on_train_epoch_end(trainer, self.module)
+            self.clock.now_s += SAVE_S
+            epoch, batch = epoch + 1, 0
+            self.saved = (epoch, batch, callback.state_dict())
+        callback.on_train_end(trainer, self.module)
+        self.clock.now_s += VALIDATION_S * self.events.factor(self.clock.now_s)  # the reserved test
+        return True
+
+
+@dataclass
+class Events:
+    """Slow-downs, pauses and kills; moments in seconds since 1970."""
+
+    slow: list[tuple[float, float]] = field(default_factory=list)  # moment and factor from then on
+    pauses: list[tuple[float, float]] = field(default_factory=list)  # moment and seconds
+    kills: list[float] = field(default_factory=list)
+
+    def factor(self, now_s: float) -> float:
+        """Return the duration of the present work in units of the usual one."""
+        factor = next((one for moment_s, one in reversed(self.slow) if now_s >= moment_s), 1.0)
+        for pause in self.pauses:
+            if now_s >= pause[0]:
+                self.pauses.remove(pause)
+                return factor + pause[1] / STEP_S
+        return factor
+
+
+def at(share: float) -> float:
+    return BEGAN_S + share * HOURS * HOUR_S
+
+
+FACTORS = (0.5, 0.8, 1.5, 2.0, 3.0)
+MOMENTS = (0.1, 0.5, 0.85)
+SLOW = {f"x{factor:g} from {share:.0%}": Events([(at(share), factor)]) for factor in FACTORS for share in MOMENTS}
+PAUSED = {
+    f"pause {hours:g} h at {share:.0%}": Events(pauses=[(at(share), hours * HOUR_S)])
+    for hours in (0.2, 1.0, 4.0)
+    for share in MOMENTS
+}
+KILLED = {
+    f"{count} kills from {share:.0%}": Events(
+        kills=[at(share + 0.6 * (0.97 - share) * number / count) for number in range(count)]
+    )
+    for count in (1, 3, 12)
+    for share in MOMENTS
+}
+MIXED = {
+    f"x{factor:g}, pause and kill, {share:.0%}": Events(
+        [(at(share), factor), (at(share + 0.1), 1.0)], [(at(share / 2), HOUR_S)], [at(share + 0.05)]
+    )
+    for factor in (0.5, 1.5, 2.0, 3.0)
+    for share in MOMENTS
+}
+ALL = SLOW | PAUSED | KILLED | MIXED
+
+
+def test_there_are_45_simulations() -> None:
+    assert len(ALL) == 45
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_training_ends_shortly_before_the_deadline_with_the_last_learning_rate(clock: Clock, name: str) -> None:
+    """The first plan, of 15 epochs, is wrong by a factor of about 1.3 without any event."""
+    loop = Loop(clock, ALL[name], max_epochs=15)
+    loop.run()
+    share = (clock.now_s - BEGAN_S) / (HOURS * HOUR_S)
+    assert 0.98 <= share <= 1.0
+    assert loop.trained[-1] == 1.0
+    assert loop.module.plan.problem == ""
+
+
+def test_a_deadline_that_cannot_be_met_is_reported_at_once(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    """After a pause of 40 hours the training ends as early as possible, with the last learning rate."""
+    loop = Loop(clock, Events(pauses=[(at(0.5), 40 * HOUR_S)]), max_epochs=15)
+    with pytest.warns(UserWarning, match="deadline cannot be met: training ends as early as possible, about"):
+        loop.run()
+    assert clock.now_s - at(0.5) < 40 * HOUR_S + 20 * STEP_S + 3 * VALIDATION_S
+    assert loop.trained[-1] == 1.0
+    assert "starts, repeated steps, pauses and stalls took 14" in loop.module.plan.problem
+
+
+class Pass(Callback):
+    """Lets the clock go on by 10 s per step and 30 s per validation; records validations."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock, self.validated = clock, list[int]()
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        self.clock.now_s += 10
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.clock.now_s += 30
+        self.validated.append(trainer.fit_loop.total_batch_idx + 1)
+
+
+def planned_fit(folder: Path, clock: Clock, *further: Callback, resume: Path | None = None) -> tuple[TinyModule, Pass]:
+    """At most 100 epochs of 20 steps, with a deadline after one hour and a checkpoint every 5 steps."""
+    passing, saving = Pass(clock), LastCheckpoint(interval_steps=5)
+    callbacks = (*further, passing, FinishBy(max_hours=1), saving)
+    return fit(folder, *callbacks, batches=20, epochs=100, resume=resume), passing
+
+
+def test_last_epoch_of_a_fit_is_partial_validated_and_saved(clock: Clock, tmp_path: Path) -> None:
+    module, passing = planned_fit(tmp_path, clock)
+    plan: Any = module.plan
+    assert 0 < plan.last_epoch_steps < 20
+    assert passing.validated == [*range(20, plan.steps, 20), plan.steps]
+    assert 0.97 < (clock.now_s - BEGAN_S) / HOUR_S <= 1.0
+    assert (tmp_path / "checkpoints" / f"step-{plan.steps:09d}.ckpt").is_file()
+
+
+@pytest.mark.parametrize(("epoch", "batch"), [(3, 7), (7, 0), (14, 12)])
+def test_resumed_fit_equals_the_uninterrupted_fit(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, epoch: int, batch: int
+) -> None:
+    """The clock of the resumed fit is that of the checkpoint, so that the plan is the same."""
+
+    whole, _ = planned_fit(tmp_path / "whole", use(monkeypatch))
+    clock = use(monkeypatch)
+    moments: dict[int, float] = {}
+
+    class Moments(Callback):
+        def on_save_checkpoint(self, trainer: Trainer, *_: Any) -> None:
+            moments[trainer.fit_loop.total_batch_idx + 1] = clock.now_s
+
+    with pytest.raises(Interrupt):
+        planned_fit(tmp_path / "cut", clock, Moments(), StopAt(epoch, batch))
+    clock.now_s = moments[max(moments)]
+    resumed, _ = planned_fit(tmp_path / "cut", clock, resume=tmp_path / "cut" / "checkpoints" / "last.ckpt")
+    assert resumed.plan == whole.plan
+    assert_equal_weights(weights(whole), weights(resumed))
