@@ -2,7 +2,7 @@
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Self
 
@@ -38,17 +38,6 @@ class ImageFiles(EncodedStorage):
 
     def origin(self) -> dict[str, str]:
         return {"path": str(real_path(self.base))}
-
-    def state(self, names: Sequence[str]) -> str:
-        """Return size and modification time of the files."""
-        states = []
-        for name in names:
-            try:
-                status = (self.base / name).stat()
-                states.append(f"{name}\0{status.st_size}\0{status.st_mtime_ns}")
-            except (OSError, ValueError):
-                states.append(f"{name}\0missing")
-        return "\n".join(states)
 
     def content(self, name: str) -> bytes:
         if problem := self.limits.problem_of_name(name):

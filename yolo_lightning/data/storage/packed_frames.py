@@ -10,7 +10,7 @@
 """
 
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -83,7 +83,6 @@ class PackedFrames(Storage):
         self._names = NameTable(names)
         self.source = manifest.source
         self.bits = bits_of(manifest.source)
-        self.fingerprint = f"{manifest.index_crc:08x}"
         self._dtype = np.dtype("<u2" if self.bits == 16 else "u1")
         self._damaged = manifest.damaged
         self._shards = [PositionedFile(store / shard.file, shard.bytes) for shard in manifest.shards]
@@ -135,9 +134,6 @@ class PackedFrames(Storage):
 
     def names(self, folders: Iterable[str]) -> list[str]:
         return self._names.inside(folders)
-
-    def state(self, names: Sequence[str]) -> str:
-        return self.fingerprint
 
     def sample(self, count: int) -> list[str]:
         """Return up to `count` names, evenly spread."""

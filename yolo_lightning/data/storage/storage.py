@@ -1,7 +1,7 @@
 """Interface of the storages of frames, and the settings that select a storage."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal, Self, get_args
@@ -84,10 +84,6 @@ class Storage(ABC):
     @abstractmethod
     def names(self, folders: Iterable[str]) -> list[str]:
         """Return the names of the files directly in these folders of the dataset, sorted within each folder."""
-
-    @abstractmethod
-    def state(self, names: Sequence[str]) -> str:
-        """Return a text that changes with the content of the frames `names`."""
 
 
 class EncodedStorage(Storage):

@@ -8,7 +8,7 @@ import re
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Self
@@ -86,9 +86,6 @@ class ZipFrames(EncodedStorage):
 
     def origin(self) -> dict[str, str]:
         return {"fingerprint": self.fingerprint}
-
-    def state(self, names: Sequence[str]) -> str:
-        return self.fingerprint
 
     def content(self, name: str) -> bytes:
         position = self._names.find(name)
