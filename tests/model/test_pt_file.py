@@ -103,6 +103,13 @@ def test_layer_of_any_size_takes_no_memory(tmp_path: Path) -> None:
         open_ultralytics(write(tmp_path / "weights.pt", model), allow_pickle=False)
 
 
+def test_layer_without_a_source_is_one_line(tmp_path: Path) -> None:
+    model = network()
+    model.yaml["backbone"][1] = [-9, 1, "Conv", [32, 3, 2]]
+    with pytest.raises(ValueError, match="description cannot be built: list index out of range"):
+        open_ultralytics(write(tmp_path / "weights.pt", model), allow_pickle=False)
+
+
 def test_expanded_tensor_is_refused(tmp_path: Path) -> None:
     model = network()
     model.model[0].conv.weight = nn.Parameter(torch.zeros(1).expand(1 << 40))

@@ -178,8 +178,11 @@ def network_of(recorded: PtFile) -> Any:
     """Build the recorded network and copy its tensors; names and shapes of all tensors must be equal."""
     description, classes = recorded.description, recorded.description["nc"]
     channels, tensors = description["channels"], recorded.tensors
-    with torch.device("meta"):  # no memory: the description can contain layers of any size
-        layers, _ = parse_model(deepcopy(description), channels, verbose=False)
+    try:
+        with torch.device("meta"):  # no memory: the description can contain layers of any size
+            layers, _ = parse_model(deepcopy(description), channels, verbose=False)
+    except Exception as error:  # of many types: a source that does not exist, arguments of the wrong number or type
+        raise ValueError(f"the network's description cannot be built: {reason(error)}") from error
     expected = {f"model.{name}": tensor.shape for name, tensor in layers.state_dict().items()}
     different = [name for name in expected if name not in tensors or tensors[name].shape != expected[name]]
     # The hidden layers of the class head may have the width for another number of classes.
