@@ -76,7 +76,7 @@ def _cells(results: Sequence[Result]) -> tuple[str, ...]:
         _spread([run.finished_s for run in undisturbed]),
         _spread([run.finished_s for run in raced]),
         _spread([one.ratio for one in results], digits=1),
-        _spread([statistics.median(one) for one in recoveries]),
+        _spread([statistics.median(one) for one in recoveries], digits=1),
         _spread([max(one) for one in recoveries]),
         _spread([run.lost for run in raced]),
         ", ".join(
