@@ -1,7 +1,9 @@
 """The record of a run and its figures."""
 
+import bisect
 import json
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -69,12 +71,22 @@ class Outcome:
 
     @property
     def recovery_s(self) -> list[float]:
-        """Seconds from each fault to the first finite step beyond all steps before the fault."""
-        found = []
-        for fault_s, _ in self.faults:
-            furthest = max((step for at_s, step, finite in self.steps if at_s <= fault_s and finite), default=0)
-            ends = (at_s for at_s, step, finite in self.steps if at_s > fault_s and finite and step > furthest)
-            found += [end_s - fault_s for end_s in ends][:1]
+        """Longest time without progress due to each fault; progress is a finite step beyond all earlier ones.
+
+        The first step after a fault is not enough: a loader that hangs may have delivered further batches before. A
+        pause counts for the last fault before its first second.
+        """
+        progress_s, furthest = [], 0
+        for at_s, step, finite in self.steps:
+            if finite and step > furthest:
+                progress_s.append(at_s)
+                furthest = step
+        begins = [at_s for at_s, _ in self.faults]
+        found = [0.0] * len(begins)
+        for before_s, after_s in pairwise(progress_s):
+            fault = bisect.bisect(begins, min(before_s + 1, after_s)) - 1
+            if fault >= 0:
+                found[fault] = max(found[fault], after_s - max(before_s, begins[fault]))
         return found
 
     @classmethod

@@ -18,8 +18,8 @@ COLUMNS = (
     "undisturbed (s)",
     "with the faults (s)",
     "ratio",
-    "time to recover (s)",
-    "longest time to recover (s)",
+    "time to recover, mean of the faults (s)",
+    "longest (s)",
     "steps lost",
     "final weights equal",
     "manual interventions",
@@ -76,7 +76,7 @@ def _cells(results: Sequence[Result]) -> tuple[str, ...]:
         _spread([run.finished_s for run in undisturbed]),
         _spread([run.finished_s for run in raced]),
         _spread([one.ratio for one in results], digits=1),
-        _spread([statistics.median(one) for one in recoveries], digits=1),
+        _spread([statistics.fmean(one) for one in recoveries]),
         _spread([max(one) for one in recoveries]),
         _spread([run.lost for run in raced]),
         ", ".join(
@@ -92,7 +92,7 @@ def _spread(values: Sequence[float | None], digits: int = 0) -> str:
     known = [round(value, digits) for value in values if value is not None]
     if len(known) < len(values) or not known:
         return f"{len(values) - len(known)} of {len(values)} not finished" if values else "-"
-    middle = f"{statistics.median(known):.{digits}f}"
+    middle = f"{round(statistics.median(known), 1):g}"
     low, high = min(known), max(known)
     return middle if low == high else f"{middle} ({low:.{digits}f} to {high:.{digits}f})"
 
