@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.checkpoints.test_exact_resume import die, restore_callbacks
 from yolo_lightning import Detector
 from yolo_lightning.checkpoints.averaging import average_checkpoints
 from yolo_lightning.checkpoints.checkpoint_file import INPUT, write_checkpoint
@@ -16,7 +15,6 @@ from yolo_lightning.data.synthetic import draw_dataset
 from yolo_lightning.model.network_settings import input_record, read_settings
 
 pytestmark = pytest.mark.whole_run
-__all__ = ["die", "restore_callbacks"]  # fixtures
 
 BEST = Path("runs/yolo/checkpoints/best.ckpt")
 Run = Callable[..., None]
