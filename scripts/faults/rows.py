@@ -26,6 +26,7 @@ from yolo_lightning.utils.run_files import FINISHED_FILE, TRAINED_FILE
 
 UNKNOWN, GPU, LIVELOCK = StallClass.UNKNOWN, StallClass.GPU_STALL, StallClass.LIVELOCK
 CRASH, DEVICE_ERROR, NOT_FINITE = StallClass.CRASH, StallClass.DEVICE_ERROR, StallClass.NOT_FINITE
+WRONG_RESULT = StallClass.WRONG_RESULT
 LOADER_STALL, LOADER_CRASH = StallClass.LOADER_STALL, StallClass.LOADER_CRASH
 SIGINT, SIGKILL, SIGSTOP, SIGTERM = signal.SIGINT, signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM
 GROUP, TRAINER_GROUP = "process group", "process group of the trainer"
@@ -254,6 +255,13 @@ def convolution_fails(row: str, place: str, *, computation: str, config: dict[st
             "returns NaN",
             Report(NOT_FINITE, ("consecutive non-finite",), within_s=60.0),
             {"config": config | {"model.guard.max_rollbacks": 1}},
+        ),
+        (
+            "d",
+            "wrong",
+            "returns wrong values",
+            Report(WRONG_RESULT, ("exceeds the limit",), within_s=LOADER_DEATH_S),
+            {"config": config | {"model.guard.self_check_share": 1.0}, "log": ("set aside after the last passed",)},
         ),
     ):
         yield Case(
