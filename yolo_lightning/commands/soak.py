@@ -47,6 +47,7 @@ LARGEST_WAIT, LARGEST_GPU_MEMORY = 0.1, 0.92
 OVERRIDES = (
     "--supervision.enabled=true",
     "--trainer.max_epochs=1000000",  # the time ends the training
+    "--model.guard.self_check_share=1.0",  # every step
     "--mirror=null",  # a mirror belongs to the run of the user
 )
 
