@@ -1,4 +1,4 @@
-"""1-D and transposed layers against `torch.nn`: results, first and second derivatives, errors."""
+"""1-D, 3-D, transposed and lazy layers against `torch.nn`: results, first and second derivatives, errors."""
 
 import random
 from typing import Any
@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from yolo_lightning.conv import swap_convs, unswap_convs
 
-PLAIN = (nn.Conv1d, nn.Conv2d)
-TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d)
+PLAIN = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
 def random_layer(kind: type[nn.Module], dimensions: int, seed: int) -> tuple[Any, Tensor]:
@@ -91,10 +91,36 @@ def test_output_size_selects_the_output_padding(kind: Any) -> None:
     torch.testing.assert_close(swap_convs(layer)(input, output_size=[8] * dimensions), expected)
 
 
-@pytest.mark.parametrize("shape", [(4, 3), (4, 3, 5)])
+LAZY = (
+    nn.LazyConv1d,
+    nn.LazyConv2d,
+    nn.LazyConv3d,
+    nn.LazyConvTranspose1d,
+    nn.LazyConvTranspose2d,
+    nn.LazyConvTranspose3d,
+)
+
+
+@pytest.mark.parametrize("kind", LAZY)
+def test_lazy_layers_become_vendor_free_layers_or_lazy_layers_again(kind: Any) -> None:
+    dimensions = int(kind.__name__[-2])
+    norm = getattr(nn, f"LazyBatchNorm{dimensions}d")
+    model, input = nn.Sequential(kind(3, 2), norm()), torch.randn(2, 4, *(5,) * dimensions)
+    assert [type(one) for one in unswap_convs(swap_convs(model))] == [kind, norm]
+    output = swap_convs(model)(input)
+    assert [type(one).__name__ for one in model] == [
+        f"Gemm{kind.__name__.removeprefix('Lazy')}",
+        f"VendorFreeBatchNorm{dimensions}d",
+    ]
+    native = unswap_convs(model)
+    assert type(native[0]) is getattr(nn, kind.__name__.removeprefix("Lazy"))
+    torch.testing.assert_close(native(input), output)
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (4, 3, 5), (4, 3, 2, 2, 2)])
 @pytest.mark.parametrize("training", [True, False])
 def test_batch_norms_equal_torch(shape: tuple[int, ...], training: bool) -> None:
-    norm = nn.BatchNorm1d(3).double().train(training)
+    norm = (nn.BatchNorm3d if len(shape) == 5 else nn.BatchNorm1d)(3).double().train(training)
     input = torch.randn(shape, dtype=torch.float64)
     results = []
     for _ in range(2):
@@ -105,7 +131,7 @@ def test_batch_norms_equal_torch(shape: tuple[int, ...], training: bool) -> None
     torch.testing.assert_close(*results)
 
 
-@pytest.mark.parametrize("kind", [nn.Conv1d, *TRANSPOSED])
+@pytest.mark.parametrize("kind", [nn.Conv1d, nn.Conv3d, *TRANSPOSED])
 def test_autocast_and_empty_batches_equal_torch(kind: Any) -> None:
     dimensions = int(kind.__name__[-2])
     layer, input = kind(2, 3, 3, padding=1), torch.randn(2, 2, *(4,) * dimensions)
@@ -130,15 +156,15 @@ def test_transposed_layers_reject_wrong_inputs(kind: Any) -> None:
 
 
 def test_layers_reject_sizes_and_arguments_that_torch_rejects() -> None:
-    input = torch.randn(1, 2, 2, 2)
+    input = torch.randn(1, 2, 2, 2, 2)
     with pytest.raises(ValueError, match="greater than actual input size"):
-        swap_convs(nn.Conv1d(2, 3, 3))(input[0])
+        swap_convs(nn.Conv3d(2, 3, (3, 1, 1)))(input)
     with pytest.raises(ValueError, match="output size is too small"):
-        swap_convs(nn.ConvTranspose2d(2, 3, 1, padding=1))(input)
+        swap_convs(nn.ConvTranspose3d(2, 3, 1, padding=1))(input)
     with pytest.raises(ValueError, match="smaller than stride or dilation"):
-        swap_convs(nn.ConvTranspose2d(2, 3, 1, output_padding=1))(input)
-    with pytest.raises(ValueError, match="expected 2D"):
-        swap_convs(nn.Conv1d(2, 3, 1))(input[0, 0, 0])
+        swap_convs(nn.ConvTranspose3d(2, 3, 1, output_padding=1))(input)
+    with pytest.raises(ValueError, match="expected 4D"):
+        swap_convs(nn.Conv3d(2, 3, 1))(input[0, 0])
 
 
 @pytest.mark.parametrize("kind", [*PLAIN, *TRANSPOSED])

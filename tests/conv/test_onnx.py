@@ -38,9 +38,14 @@ def lines() -> nn.Module:
     return nn.Sequential(nn.Conv1d(2, 6, 5, padding=2), nn.BatchNorm1d(6), nn.ConvTranspose1d(6, 2, 4, 2, 1))
 
 
+def volumes() -> nn.Module:
+    return nn.Sequential(nn.Conv3d(2, 4, 3, padding=1), nn.BatchNorm3d(4), nn.ConvTranspose3d(4, 2, 2, stride=2))
+
+
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[str]]] = {
     "2-D": (Planes, (2, 3, 12, 16), ["Conv"] * 3 + ["ConvTranspose"]),
     "1-D": (lines, (2, 2, 16), ["Conv", "ConvTranspose"]),
+    "3-D": (volumes, (2, 2, 4, 6, 6), ["Conv", "ConvTranspose"]),
 }
 
 

@@ -20,7 +20,7 @@ class UNet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.down = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
-        self.middle = nn.Sequential(nn.MaxPool2d(2), nn.Conv2d(8, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU())
+        self.middle = nn.Sequential(nn.MaxPool2d(2), nn.LazyConv2d(16, 3, padding=1), nn.LazyBatchNorm2d(), nn.ReLU())
         self.up = nn.ConvTranspose2d(16, 8, 2, stride=2)
         self.last = nn.Conv2d(16, 2, 1)
 
@@ -46,6 +46,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         (2, 3, 32, 32),
     ),
     "unet": (UNet, (2, 3, 16, 16)),
+    "r3d_18": (lambda: models.video.r3d_18(weights=None, num_classes=4), (2, 3, 2, 16, 16)),
     "autoencoder1d": (autoencoder1d, (2, 2, 32)),
 }
 
@@ -60,7 +61,7 @@ def training_step(network: nn.Module, input: Tensor) -> list[Tensor]:
     return [output.detach(), *gradients, *network.state_dict().values()]
 
 
-LARGE = {"resnet18", "mobilenet_v3_small"}
+LARGE = {"resnet18", "mobilenet_v3_small", "r3d_18"}
 
 
 @pytest.mark.parametrize(
@@ -70,6 +71,7 @@ def test_training_step_equals_torch_without_a_vendor_operator(name: str) -> None
     build, shape = NETWORKS[name]
     torch.manual_seed(0)
     native, input = build().double(), torch.randn(shape, dtype=torch.float64)
+    native.eval()(input)  # initialises lazy layers
     classes = [type(module) for module in native.modules()]
     swapped = swap_convs(copy.deepcopy(native)).train()
     expected = training_step(native.train(), input)
@@ -82,7 +84,7 @@ def test_training_step_equals_torch_without_a_vendor_operator(name: str) -> None
 
 def test_native_layer_uses_a_vendor_operator() -> None:
     with profile(activities=[ProfilerActivity.CPU]) as trace:
-        nn.Conv2d(3, 4, 3)(torch.randn(2, 3, 8, 8))
+        nn.Conv3d(3, 4, 3)(torch.randn(2, 3, 4, 8, 8))
     assert vendor_operators(trace)
 
 

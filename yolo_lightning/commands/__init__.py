@@ -10,7 +10,7 @@ SUBCOMMANDS = {
 
 TOOLS = {
     "average": "average the last checkpoints of a run, or interpolate between checkpoints",
-    "benchmark": "measure convolutions (layers, graph), a training step (step), or all of a new GPU (gpu)",
+    "benchmark": "measure convolutions (layers, graph), a training step (step), the loader, or all of a new GPU (gpu)",
     "bootstrap": "intervals of the scores of a validation or test",
     "contact_sheet": "draw the input of the network with its boxes",
     "doctor": "inspect this machine and recommend settings",
@@ -28,7 +28,7 @@ TOOLS = {
 }
 """Purpose by name."""
 
-RENAMED = {"benchmark_gpu": "benchmark gpu"}
+RENAMED = {"benchmark_gpu": "benchmark gpu", "benchmark_loader": "benchmark loader"}
 """New words of former commands."""
 
 OWN_OPTIONS = {"soak": ("hours", "help")}

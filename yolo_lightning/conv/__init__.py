@@ -1,14 +1,16 @@
 """Convolution and batch normalization without a vendor library (MIOpen, cuDNN, oneDNN convolutions).
 
     from yolo_lightning.conv import swap_convs
-    swap_convs(model)  # any torch model, in place: Conv, ConvTranspose and BatchNorm in 1-D and 2-D
+    swap_convs(model)  # any torch model, in place: Conv, ConvTranspose and BatchNorm in 1-D, 2-D and 3-D, also lazy
 
 Convolutions are lowered to matrix products, forward and backward. A plan selects the algorithm: `DEFAULT_PLAN` uses a
-table, `AutotunedPlan` measures the candidates (autotuning). The package depends on torch only.
+table, `AutotunedPlan` measures the candidates (autotuning). The package depends on torch only. `torch.compile` and
+`torch.export` see registered operators, `torch.ops.yolo_lightning.*`.
 
-Reading order: `functional` (conv2d and its derivatives), `dimensions` (1-D and transposed convolution on top of it) ->
-`plan` (selection of an algorithm, fallback when memory runs out) -> `algorithms/table` (candidates with their
-workspace) -> `algorithms/*` (PyTorch operations) and `kernels/*` (optional CUDA/HIP code).
+Reading order: `functional` (conv2d and its derivatives), `dimensions` (1-D, 3-D and transposed convolution on top of
+it) and `operators` (the same, registered for compilers) -> `plan` (selection of an algorithm, fallback when memory runs
+out) -> `algorithms/table` (candidates with their workspace) -> `algorithms/*` (PyTorch operations) and `kernels/*`
+(optional CUDA/HIP code).
 """
 
 from yolo_lightning.conv.functional import conv2d

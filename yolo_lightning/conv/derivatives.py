@@ -1,12 +1,12 @@
-"""Derivatives of the products of a convolution, for the autograd functions.
+"""Derivatives of the products of a convolution, for the autograd functions and for the registered operators.
 
 Convolution is linear in the input and in the weight, so the derivatives of each product are compositions of the other
 products. Double backward therefore needs no further formulas and never differentiates through an algorithm, which may
 write into buffers.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -17,8 +17,14 @@ Gradients = tuple[MaybeTensor, ...]
 """One gradient per tensor of the operation; None if it is not needed or zero."""
 
 
-DifferentiableProduct = Callable[..., Any]
-"""Computes an operation of one convolution from its tensors, as a function that autograd can differentiate."""
+class DifferentiableProduct(Protocol):
+    """Computes an operation of one convolution, as a function that autograd can differentiate."""
+
+    def __call__(self, operation: Operation, *tensors: Tensor, like: MaybeTensor = None) -> Any:
+        """Return the result of the operation; for one of the single gradients, `like` has the size of the result.
+
+        `like` is None if the tensor was not saved, because autograd functions know the size without it.
+        """
 
 
 def derivatives(
@@ -47,12 +53,12 @@ def derivatives(
         if needs[0] and needs[1]:
             by_both: Gradients = product(Operation.GRADIENTS, first, along, second)
             return by_both
-        by_input = product(Operation.INPUT_GRADIENT, along, second) if needs[0] else None
-        return by_input, product(Operation.WEIGHT_GRADIENT, first, along) if needs[1] else None
+        by_input = product(Operation.INPUT_GRADIENT, along, second, like=first) if needs[0] else None
+        return by_input, product(Operation.WEIGHT_GRADIENT, first, along, like=second) if needs[1] else None
     if operation is Operation.INPUT_GRADIENT:
         by_grad_output = product(Operation.FORWARD, along, second) if needs[0] else None
-        return by_grad_output, product(Operation.WEIGHT_GRADIENT, along, first) if needs[1] else None
-    by_input = product(Operation.INPUT_GRADIENT, second, along) if needs[0] else None
+        return by_grad_output, product(Operation.WEIGHT_GRADIENT, along, first, like=second) if needs[1] else None
+    by_input = product(Operation.INPUT_GRADIENT, second, along, like=first) if needs[0] else None
     return by_input, product(Operation.FORWARD, first, along) if needs[1] else None
 
 
@@ -62,9 +68,9 @@ def _of_gradients(
     (input, grad_output, weight), (along_input, along_weight) = saved, directions
     by_input = by_grad_output = by_weight = None
     if along_weight is not None and needs[0]:
-        by_input = product(Operation.INPUT_GRADIENT, grad_output, along_weight)
+        by_input = product(Operation.INPUT_GRADIENT, grad_output, along_weight, like=input)
     if along_input is not None and needs[2]:
-        by_weight = product(Operation.WEIGHT_GRADIENT, along_input, grad_output)
+        by_weight = product(Operation.WEIGHT_GRADIENT, along_input, grad_output, like=weight)
     if needs[1]:
         pairs = ((along_input, weight), (input, along_weight))
         terms = [product(Operation.FORWARD, one, two) for one, two in pairs if one is not None and two is not None]

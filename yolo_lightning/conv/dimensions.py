@@ -1,7 +1,8 @@
-"""1-D and transposed convolution, composed of the 2-D products in `functional`; derivatives of any order."""
+"""1-D, 3-D and transposed convolution, composed of the 2-D products in `functional`; derivatives of any order."""
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -37,6 +38,60 @@ def conv1d(
     return output.squeeze(-2)
 
 
+def conv3d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: IntOrInts = 1,
+    padding: IntOrInts | str = 0,
+    dilation: IntOrInts = 1,
+    groups: int = 1,
+    *,
+    plan: Plan = DEFAULT_PLAN,
+) -> Tensor:
+    """Compute `torch.nn.functional.conv3d` without a vendor library, as one 2-D convolution.
+
+    Every output slice becomes a sample whose channels are the input slices that its kernel reads. These are copied: the
+    backward pass keeps `kernel depth` times the input, divided by the stride in depth.
+
+    Args and errors as in `conv2d`, with an input `(N, C, D, H, W)` or `(C, D, H, W)`, and a weight
+    `(O, C / groups, kernel depth, kernel height, kernel width)`.
+    """
+    _check_dimensions("conv3d", 3, input, weight)
+    if exports_to_onnx():
+        return F.conv3d(input, weight, bias, stride, padding, dilation, groups)
+    if input.dim() == 4:
+        batch = input.unsqueeze(0)
+        return conv3d(batch, weight, bias, stride, padding, dilation, groups, plan=plan).squeeze(0)
+    input, weight, bias = autocast_operands(input, weight, bias)
+    step, *plane_step = _numbers("stride", stride, 3)
+    gap, *plane_gap = _numbers("dilation", dilation, 3)
+    taps = weight.size(2)
+    reach = gap * (taps - 1)
+    plane_sides: IntOrInts | str
+    if not isinstance(padding, str):
+        side, *plane_sides = _numbers("padding", padding, 3, minimum=0)
+        front, back = side, side
+    else:
+        if padding == "same" and step != 1:
+            raise ValueError(f"padding='same' needs stride 1, got stride {stride}")
+        front, back = (reach // 2, reach - reach // 2) if padding == "same" else (0, 0)
+        plane_sides = padding
+    if front or back:
+        input = F.pad(input, (0, 0, 0, 0, front, back))
+    samples, depth = input.size(0), input.size(2)
+    if not 0 < reach + 1 <= depth:
+        raise ValueError(
+            "kernel size can't be greater than actual input size: the dilated kernel has "
+            f"{reach + 1} slices, the padded input has {depth}"
+        )
+    windows = input.unfold(2, reach + 1, step)[..., ::gap]  # (N, C, D', H, W, taps)
+    slices = windows.permute(0, 2, 1, 5, 3, 4).flatten(2, 3).flatten(0, 1)
+    kernel = weight.flatten(1, 2)
+    output = conv2d(slices, kernel, bias, plane_step, plane_sides, plane_gap, groups, plan=plan)
+    return torch.unflatten(output, 0, (samples, windows.size(2))).transpose(1, 2)
+
+
 def conv_transpose(
     dimensions: int,
     input: Tensor,
@@ -50,12 +105,13 @@ def conv_transpose(
     *,
     plan: Plan = DEFAULT_PLAN,
 ) -> Tensor:
-    """Compute `torch.nn.functional.conv_transpose1d` or `2d` without a vendor library.
+    """Compute `torch.nn.functional.conv_transpose1d`, `2d` or `3d` without a vendor library.
 
-    Transposed convolution is the input gradient of a convolution.
+    Transposed convolution is the input gradient of a convolution. In 3-D, a transposed 2-D convolution of every slice
+    yields one output slice per kernel tap in depth, and these are added.
 
     Args:
-        dimensions: Spatial dimensions, 1 or 2.
+        dimensions: Spatial dimensions, 1, 2 or 3.
         input: `(N, C, ...)` or unbatched `(C, ...)`; float32, float64, float16 or bfloat16.
         weight: `(C, O / groups, ...)`, same dtype and device.
         bias: `(O,)` or None, same dtype and device.
@@ -74,7 +130,7 @@ def conv_transpose(
     """
     _check_dimensions(f"conv_transpose{dimensions}d", dimensions, input, weight)
     if exports_to_onnx():
-        native = F.conv_transpose1d if dimensions == 1 else F.conv_transpose2d
+        native = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[dimensions - 1]
         return native(input, weight, bias, stride, padding, output_padding, groups, dilation)
     steps, gaps = _numbers("stride", stride, dimensions), _numbers("dilation", dilation, dimensions)
     sides = _numbers("padding", padding, dimensions, minimum=0)
@@ -89,8 +145,10 @@ def conv_transpose(
     if dimensions == 1:
         lines, kernel = input.unsqueeze(2), weight.unsqueeze(2)
         output = _transpose2d(lines, kernel, (1, *steps), (0, *sides), (0, *extra), groups, (1, *gaps), plan).squeeze(2)
-    else:
+    elif dimensions == 2:
         output = _transpose2d(input, weight, steps, sides, extra, groups, gaps, plan)
+    else:
+        output = _transpose3d(input, weight, steps, sides, extra, groups, gaps, plan)
     if bias is not None:
         output = output + bias.view(-1, *(1,) * dimensions)
     return output if is_batched else output.squeeze(0)
@@ -114,8 +172,7 @@ def _transpose2d(
     tops, bottoms, sizes, pads = [], [], [], []
     for axis in (0, 1):
         full = (input.size(2 + axis) - 1) * steps[axis] + gaps[axis] * (weight.size(2 + axis) - 1) + 1
-        if full - 2 * sides[axis] + extra[axis] < 1:
-            raise ValueError(f"output size is too small with padding {sides} and output_padding {extra}")
+        _check_size(full - 2 * sides[axis] + extra[axis], sides, extra)
         top, bottom = min(sides[axis], full - 1), max(0, sides[axis] - extra[axis])
         tops.append(top)
         bottoms.append(bottom)
@@ -133,6 +190,33 @@ def _transpose2d(
     )
     output = input_gradient(input, weight, problem, plan)
     return F.pad(output, (*pads[1], *pads[0])) if any(map(any, pads)) else output
+
+
+def _transpose3d(
+    input: Tensor,
+    weight: Tensor,
+    steps: Numbers,
+    sides: Numbers,
+    extra: Numbers,
+    groups: int,
+    gaps: Numbers,
+    plan: Plan,
+) -> Tensor:
+    """Return the transposed convolution of a batch, without a bias."""
+    samples, depth = input.size(0), input.size(2)
+    taps = weight.size(2)
+    slices = input.transpose(1, 2).flatten(0, 1)
+    parts = _transpose2d(slices, weight.flatten(1, 2), steps[1:], sides[1:], extra[1:], groups, gaps[1:], plan)
+    parts = torch.unflatten(torch.unflatten(parts, 1, (-1, taps)), 0, (samples, depth))  # (N, D, O, taps, H', W')
+    reach = (depth - 1) * steps[0] + 1  # from the first to the last output slice of one tap
+    output_depth = reach + gaps[0] * (taps - 1) - 2 * sides[0] + extra[0]
+    _check_size(output_depth, sides, extra)
+    size = (samples, parts.size(2), output_depth + 2 * sides[0], *parts.shape[-2:])
+    full = parts.new_zeros(size)
+    for tap in range(taps):
+        start = tap * gaps[0]
+        full[:, :, start : start + reach : steps[0]] += parts[:, :, :, tap].transpose(1, 2)
+    return full[:, :, sides[0] : sides[0] + output_depth]
 
 
 def _check_dimensions(name: str, dimensions: int, input: Tensor, weight: Tensor) -> None:
@@ -160,6 +244,11 @@ def _check_transposed(input: Tensor, weight: Tensor, groups: int) -> None:
             f"input ({input.dtype}, {input.device}) and weight ({weight.dtype}, {weight.device}) "
             "should have the same dtype and device"
         )
+
+
+def _check_size(size: int, sides: Numbers, extra: Numbers) -> None:
+    if size < 1:
+        raise ValueError(f"output size is too small ({size}) with padding {sides} and output_padding {extra}")
 
 
 def _numbers(name: str, value: IntOrInts, count: int, *, minimum: int = 1) -> Numbers:

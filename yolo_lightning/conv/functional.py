@@ -10,12 +10,16 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
 
+from yolo_lightning.conv import operators
 from yolo_lightning.conv.algorithms.algorithm import Operation
 from yolo_lightning.conv.algorithms.problem import (
     IntOrPair,
     Problem,
     Tensors,
+    check_operands,
     make_problem,
+    spatial_arguments,
+    wants_channels_last,
 )
 from yolo_lightning.conv.algorithms.shared import exports_to_onnx, without_autocast
 from yolo_lightning.conv.derivatives import MaybeTensor, derivatives
@@ -23,12 +27,6 @@ from yolo_lightning.conv.plan import DEFAULT_PLAN, Plan
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-def _uncompiled(function: Callable[P, T]) -> Callable[P, T]:
-    """Exclude a function from compilers, which cannot trace algorithms that write into buffers."""
-    result: Callable[P, T] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
-    return result
 
 
 def conv2d(
@@ -46,8 +44,8 @@ def conv2d(
     """Compute `torch.nn.functional.conv2d` without a vendor convolution library, forward and backward.
 
     The backward pass needs the input and the weight only; lowered columns are not saved. Under autocast, tensors are
-    cast to the autocast dtype, like those of the native operator. `torch.compile` does not compile the convolution;
-    `torch.onnx.export` sees PyTorch's operator.
+    cast to the autocast dtype, like those of the native operator. Compilers and `torch.export` see one registered
+    operator (see `operators`), in which the plan selects the algorithm at run time; `torch.onnx.export` sees PyTorch's.
 
     Args:
         input: `(N, C, H, W)` or unbatched `(C, H, W)`; float32, float64, float16 or bfloat16; any strides.
@@ -71,12 +69,19 @@ def conv2d(
     input, weight, bias = autocast_operands(input, weight, bias)
     if input.dim() == 3:
         batch = input.unsqueeze(0)
-        return _conv2d(batch, weight, bias, stride, padding, dilation, groups, plan, memory_format).squeeze(0)
-    return _conv2d(input, weight, bias, stride, padding, dilation, groups, plan, memory_format)
+        output = conv2d(batch, weight, bias, stride, padding, dilation, groups, plan=plan, memory_format=memory_format)
+        return output.squeeze(0)
+    if torch.compiler.is_compiling():
+        return _compiled_conv2d(input, weight, bias, stride, padding, dilation, groups, plan, memory_format)
+    problem = make_problem(input, weight, bias, stride, padding, dilation, groups, memory_format)
+    if bias is not None and problem.input_size[1] == 0:
+        # The output has no channels either (see Problem.output_size); the empty slice gives the bias a zero gradient.
+        bias = bias[:0]
+    result: Tensor = _Convolution.apply(input, weight, bias, problem, plan)
+    return result
 
 
-@_uncompiled
-def _conv2d(
+def _compiled_conv2d(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -87,21 +92,37 @@ def _conv2d(
     plan: Plan,
     memory_format: torch.memory_format | None,
 ) -> Tensor:
-    """Compute `conv2d` of a batch."""
-    problem = make_problem(input, weight, bias, stride, padding, dilation, groups, memory_format)
-    if bias is not None and problem.input_size[1] == 0:
-        # The output has no channels either (see Problem.output_size); the empty slice gives the bias a zero gradient.
-        bias = bias[:0]
-    result: Tensor = _Convolution.apply(input, weight, bias, problem, plan)
-    return result
+    """Compute `conv2d` by a registered operator, for a compiler that traces this function; see `operators`."""
+    check_operands(input, weight, bias, groups)
+    output: Tensor = operators.conv2d(
+        input,
+        weight,
+        *spatial_arguments(weight, stride, padding, dilation),
+        groups,
+        wants_channels_last(input, weight, memory_format),
+        plan.handle,
+    )
+    return output if bias is None else output + bias[: output.size(1)].view(1, -1, 1, 1)
 
 
-@_uncompiled
 def input_gradient(grad_output: Tensor, weight: Tensor, problem: Problem, plan: Plan) -> Tensor:
     """Return the gradient of the input of the convolution `problem`; differentiable in both tensors.
 
     Transposed convolution is this function. `grad_output` has the size `problem.output_size`.
     """
+    if torch.compiler.is_compiling():
+        compiled: Tensor = operators.conv2d_input_gradient(
+            grad_output,
+            weight,
+            problem.input_size,
+            problem.stride,
+            problem.padding,
+            problem.dilation,
+            problem.groups,
+            problem.channels_last,
+            plan.handle,
+        )
+        return compiled
     result: Tensor = _Product.apply(Operation.INPUT_GRADIENT, problem, plan, grad_output, weight)
     return result
 
@@ -154,7 +175,7 @@ class _Product(Function):
         return None, None, None, *grads
 
 
-def _apply(problem: Problem, plan: Plan, operation: Operation, *tensors: Tensor) -> Any:
+def _apply(problem: Problem, plan: Plan, operation: Operation, *tensors: Tensor, like: MaybeTensor = None) -> Any:
     return _Product.apply(operation, problem, plan, *tensors)
 
 

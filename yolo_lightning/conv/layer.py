@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from yolo_lightning.conv.algorithms.problem import looks_channels_last
-from yolo_lightning.conv.dimensions import conv1d, conv_transpose
+from yolo_lightning.conv.dimensions import conv1d, conv3d, conv_transpose
 from yolo_lightning.conv.functional import conv2d
 from yolo_lightning.conv.plan import DEFAULT_PLAN, Plan
 
@@ -57,6 +57,14 @@ class GemmConv2d(GemmLayer, nn.Conv2d):
         )
 
 
+class GemmConv3d(GemmLayer, nn.Conv3d):
+    """`torch.nn.Conv3d` without a vendor library: `(N, C, D, H, W)` or `(C, D, H, W)`."""
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        input, padding = self._padded(input)
+        return conv3d(input, weight, bias, self.stride, padding, self.dilation, self.groups, plan=self.plan)
+
+
 class _GemmConvTranspose(GemmLayer, _ConvTransposeNd):
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
         """Return the transposed convolution; `output_size` as in `torch.nn.ConvTranspose2d`."""
@@ -92,6 +100,46 @@ class GemmConvTranspose1d(_GemmConvTranspose, nn.ConvTranspose1d):
 
 class GemmConvTranspose2d(_GemmConvTranspose, nn.ConvTranspose2d):
     """`torch.nn.ConvTranspose2d` without a vendor library: `(N, C, H, W)` or `(C, H, W)`."""
+
+
+class GemmConvTranspose3d(_GemmConvTranspose, nn.ConvTranspose3d):
+    """`torch.nn.ConvTranspose3d` without a vendor library: `(N, C, D, H, W)` or `(C, D, H, W)`."""
+
+
+class LazyGemmConv1d(nn.LazyConv1d, GemmConv1d):  # type: ignore[misc]
+    """`torch.nn.LazyConv1d` that becomes a `GemmConv1d`."""
+
+    cls_to_become = GemmConv1d
+
+
+class LazyGemmConv2d(nn.LazyConv2d, GemmConv2d):  # type: ignore[misc]
+    """`torch.nn.LazyConv2d` that becomes a `GemmConv2d`."""
+
+    cls_to_become = GemmConv2d
+
+
+class LazyGemmConv3d(nn.LazyConv3d, GemmConv3d):  # type: ignore[misc]
+    """`torch.nn.LazyConv3d` that becomes a `GemmConv3d`."""
+
+    cls_to_become = GemmConv3d
+
+
+class LazyGemmConvTranspose1d(nn.LazyConvTranspose1d, GemmConvTranspose1d):  # type: ignore[misc]
+    """`torch.nn.LazyConvTranspose1d` that becomes a `GemmConvTranspose1d`."""
+
+    cls_to_become = GemmConvTranspose1d
+
+
+class LazyGemmConvTranspose2d(nn.LazyConvTranspose2d, GemmConvTranspose2d):  # type: ignore[misc]
+    """`torch.nn.LazyConvTranspose2d` that becomes a `GemmConvTranspose2d`."""
+
+    cls_to_become = GemmConvTranspose2d
+
+
+class LazyGemmConvTranspose3d(nn.LazyConvTranspose3d, GemmConvTranspose3d):  # type: ignore[misc]
+    """`torch.nn.LazyConvTranspose3d` that becomes a `GemmConvTranspose3d`."""
+
+    cls_to_become = GemmConvTranspose3d
 
 
 class GrayConv2d(nn.Conv2d):

@@ -68,6 +68,28 @@ class VendorFreeBatchNorm2d(_VendorFreeBatchNorm, nn.BatchNorm2d):
     """`torch.nn.BatchNorm2d` without a vendor library, for `(N, C, H, W)`."""
 
 
+class VendorFreeBatchNorm3d(_VendorFreeBatchNorm, nn.BatchNorm3d):
+    """`torch.nn.BatchNorm3d` without a vendor library, for `(N, C, D, H, W)`."""
+
+
+class LazyVendorFreeBatchNorm1d(nn.LazyBatchNorm1d, VendorFreeBatchNorm1d):
+    """`torch.nn.LazyBatchNorm1d` that becomes a `VendorFreeBatchNorm1d`."""
+
+    cls_to_become = VendorFreeBatchNorm1d
+
+
+class LazyVendorFreeBatchNorm2d(nn.LazyBatchNorm2d, VendorFreeBatchNorm2d):
+    """`torch.nn.LazyBatchNorm2d` that becomes a `VendorFreeBatchNorm2d`."""
+
+    cls_to_become = VendorFreeBatchNorm2d
+
+
+class LazyVendorFreeBatchNorm3d(nn.LazyBatchNorm3d, VendorFreeBatchNorm3d):
+    """`torch.nn.LazyBatchNorm3d` that becomes a `VendorFreeBatchNorm3d`."""
+
+    cls_to_become = VendorFreeBatchNorm3d
+
+
 class BatchNormSiLU2d(VendorFreeBatchNorm2d):
     """`torch.nn.BatchNorm2d` followed by `torch.nn.SiLU`, computed by GPU kernels (batch_norm.cu) if enabled.
 

@@ -1,10 +1,12 @@
 """Selection of the algorithm of a convolution by a table, or by measurement with cached timings."""
 
+import itertools
 import math
 import os
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -74,6 +76,10 @@ class PlannedConvolution:
     seconds: Mapping[str, float]  # shortest run of each timed candidate; empty if none was timed
 
 
+_plans: weakref.WeakValueDictionary[str, "Plan"] = weakref.WeakValueDictionary()
+_numbers = itertools.count()
+
+
 class Plan:
     """Plan by the table: the choice depends on the problem, dtype and device type only. Base class of `AutotunedPlan`.
 
@@ -86,6 +92,9 @@ class Plan:
     """
 
     def __init__(self) -> None:
+        self.handle = f"plan {next(_numbers)}"
+        """Name of the plan in this process, for registered operators (see `plan_of`)."""
+        _plans[self.handle] = self
         self._orders: dict[PlanKey, tuple[Candidate, ...]] = {}
         self._demotions: dict[PlanKey, _Demotion] = {}
         self._seconds: dict[PlanKey, dict[str, float]] = {}  # shortest run of each timed candidate
@@ -191,6 +200,11 @@ class Plan:
 
 DEFAULT_PLAN = Plan()
 """Plan by the table, without timing; the default of all layers."""
+
+
+def plan_of(handle: str) -> Plan:
+    """Return the plan registered under `handle`, or the default plan if it was never created or has been freed."""
+    return _plans.get(handle, DEFAULT_PLAN)
 
 
 def _default_plan() -> Plan:

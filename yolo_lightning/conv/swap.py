@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from yolo_lightning.conv import layer as gemm
 from yolo_lightning.conv import normalization
@@ -15,12 +16,24 @@ ModuleT = TypeVar("ModuleT", bound=nn.Module)
 _CONVOLUTIONS: dict[type[nn.Module], type[nn.Module]] = {
     nn.Conv1d: gemm.GemmConv1d,
     nn.Conv2d: gemm.GemmConv2d,
+    nn.Conv3d: gemm.GemmConv3d,
     nn.ConvTranspose1d: gemm.GemmConvTranspose1d,
     nn.ConvTranspose2d: gemm.GemmConvTranspose2d,
+    nn.ConvTranspose3d: gemm.GemmConvTranspose3d,
+    nn.LazyConv1d: gemm.LazyGemmConv1d,
+    nn.LazyConv2d: gemm.LazyGemmConv2d,
+    nn.LazyConv3d: gemm.LazyGemmConv3d,
+    nn.LazyConvTranspose1d: gemm.LazyGemmConvTranspose1d,
+    nn.LazyConvTranspose2d: gemm.LazyGemmConvTranspose2d,
+    nn.LazyConvTranspose3d: gemm.LazyGemmConvTranspose3d,
 }
 _VENDOR_FREE: dict[type[nn.Module], type[nn.Module]] = _CONVOLUTIONS | {
     nn.BatchNorm1d: normalization.VendorFreeBatchNorm1d,
     nn.BatchNorm2d: normalization.VendorFreeBatchNorm2d,
+    nn.BatchNorm3d: normalization.VendorFreeBatchNorm3d,
+    nn.LazyBatchNorm1d: normalization.LazyVendorFreeBatchNorm1d,
+    nn.LazyBatchNorm2d: normalization.LazyVendorFreeBatchNorm2d,
+    nn.LazyBatchNorm3d: normalization.LazyVendorFreeBatchNorm3d,
 }
 _NATIVE = {replacement: native for native, replacement in _VENDOR_FREE.items()}
 _ADAPTED: dict[type[nn.Module], type[nn.Module]] = {}
@@ -43,9 +56,9 @@ _WITHOUT_EFFECT = frozenset(
 def swap_convs(module: ModuleT, *, plan: Plan = DEFAULT_PLAN, skip: Collection[str] = ()) -> ModuleT:
     """Convert all convolution and batch normalization layers of `torch.nn` to their vendor-free classes, in place.
 
-    These are `Conv1d`, `Conv2d`, `ConvTranspose1d`, `ConvTranspose2d`, `BatchNorm1d` and `BatchNorm2d`. A `Conv2d`
-    becomes a `GemmConv2d`, and so on. A subclass that overrides nothing but the constructor becomes a class derived
-    from both. Lazy layers are converted after their first input, which gives them their ordinary classes.
+    These are `Conv1d`, `Conv2d`, `Conv3d`, `ConvTranspose1d`, `ConvTranspose2d`, `ConvTranspose3d`, `BatchNorm1d`,
+    `BatchNorm2d`, `BatchNorm3d` and their lazy forms. A `Conv2d` becomes a `GemmConv2d`, and so on. A subclass that
+    overrides nothing but the constructor, such as torchvision's `Conv3DSimple`, becomes a class derived from both.
 
     Only the class of a layer changes. Parameters, shared parameters, `requires_grad`, hooks, dtype, memory format and
     the training flag are preserved. Calls of `torch.nn.functional` in other modules are not converted.
@@ -60,18 +73,18 @@ def swap_convs(module: ModuleT, *, plan: Plan = DEFAULT_PLAN, skip: Collection[s
 
     Raises:
         ValueError: If `skip` contains an unknown name, or if a layer outside `skip` would keep PyTorch's dispatch,
-            which may use the vendor library: a 3-D or lazy layer, a synchronized or instance normalization, or a
-            convolution or normalization that is parametrized or a subclass with methods of its own. The message lists
-            the layers; no layer has been changed.
+            which may use the vendor library: a synchronized or instance normalization, or a convolution or
+            normalization that is parametrized or a subclass with methods of its own. The message lists the layers; no
+            layer has been changed.
     """
     skipped = {id(submodule) for name in skip for submodule in _named(module, name).modules()}
     layers = [(name, layer) for name, layer in module.named_modules() if id(layer) not in skipped]
     refused = [f"{name or '(root)'} ({type(layer).__name__})" for name, layer in layers if _stays_native(layer)]
     if refused:
         raise ValueError(
-            f"swap_convs has no vendor-free form of {', '.join(refused)}; supported are the 1-D and 2-D convolution "
-            "and BatchNorm layers of torch.nn, not lazy or parametrized forms and subclasses that override methods; "
-            "add layers to skip to keep PyTorch's implementation"
+            f"swap_convs has no vendor-free form of {', '.join(refused)}; supported are the convolution and BatchNorm "
+            "layers of torch.nn, not parametrized forms and subclasses that override methods; add layers to skip to "
+            "keep PyTorch's implementation"
         )
     for _, layer in layers:
         layer.__class__ = _replacement(layer) or type(layer)
@@ -109,7 +122,7 @@ def _replacement(layer: nn.Module) -> type[nn.Module] | None:
     if kind in _VENDOR_FREE:
         return _VENDOR_FREE[kind]
     native = next((base for base in kind.__mro__ if base in _VENDOR_FREE), None)
-    if native is None or isinstance(layer, tuple(_NATIVE)) or hasattr(layer, "parametrizations"):
+    if native is None or isinstance(layer, (*_NATIVE, LazyModuleMixin)) or hasattr(layer, "parametrizations"):
         return None
     own = {name: value for base in kind.__mro__[: kind.__mro__.index(native)] for name, value in vars(base).items()}
     for name, value in own.items():

@@ -1,4 +1,4 @@
-"""`python -m yolo_lightning benchmark SECTION`: convolutions, training step, or everything on a GPU."""
+"""`python -m yolo_lightning benchmark SECTION`: convolutions, training step, loader, or everything on a GPU."""
 
 import signal
 import sys
@@ -29,11 +29,15 @@ def function_of(words: Sequence[str]) -> tuple[Callable[..., None], list[str]]:
     name = "".join(words[:1])
     if name == "gpu":
         return gpu, list(words[1:])
+    if name == "loader":
+        from yolo_lightning.commands.benchmark.loader_speed import loader
+
+        return loader, list(words[1:])
     if name in (*CONVOLUTIONS, "-h", "--help"):
         from yolo_lightning.commands.benchmark.speed import convolutions
 
         return convolutions, list(words)
-    sections = ", ".join([*CONVOLUTIONS, "gpu"])
+    sections = ", ".join([*CONVOLUTIONS, "loader", "gpu"])
     raise ValueError(
         f"benchmark needs a section, one of {sections}, got {name or 'none'}; for example: benchmark gpu OUT"
     )

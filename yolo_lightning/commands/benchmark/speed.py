@@ -42,7 +42,7 @@ def convolutions(
     """Compare the convolutions of yolo_lightning.conv (gemm) with native PyTorch convolutions.
 
     Runs YOLOv8n on random images. All variants run in one process and take turns; a variant that raises an error is
-    listed with the error. `benchmark gpu --help` describes the other section.
+    listed with the error. `benchmark loader --help` and `benchmark gpu --help` describe the other sections.
 
     Args:
         section: layers (each distinct convolution, forward and backward), graph (the network, forward and backward) or

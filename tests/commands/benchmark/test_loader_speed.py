@@ -1,0 +1,81 @@
+"""The loader benchmark on a small split."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.data_module import data_module
+from yolo_lightning.commands.benchmark.loader_speed import loader, measure_speeds, sample_maker, training_datasets
+from yolo_lightning.data.datamodule import DetectionDataModule
+from yolo_lightning.data.loader import LoaderSettings
+from yolo_lightning.data.sampling.epoch_order import SampledOrder, Sampling
+from yolo_lightning.data.sampling.resumable_loader import EpochBatchSampler
+
+
+@pytest.fixture
+def data(look_alike: Path, index_root: Path) -> DetectionDataModule:
+    settings = LoaderSettings(multiprocessing_context="forkserver")
+    return data_module(str(look_alike), index_root=str(index_root), image_size=64, batch_size=4, loader=settings)
+
+
+@pytest.mark.whole_run
+def test_numbers_are_printed_and_written(
+    data: DetectionDataModule, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "loader.json"
+    loader(data=data, workers=(0, 1), samples=3, repeats=2, json=output)
+    measured = json.loads(output.read_text())["measured"]
+    assert set(measured["samples_s"]) == {"folder"}
+    assert len(measured["samples_s"]["folder"]) == 2
+    assert all(0 < value < 5 for value in measured["samples_s"]["folder"])
+    assert 0 < measured["pickled_bytes"] < 5000
+    assert {count: len(times) for count, times in measured["first_batch_s"].items()} == {"0": 3, "1": 3}
+    printed = capsys.readouterr().out
+    assert "| folder |" in printed
+    assert "forkserver workers, batch 4" in printed
+
+
+def test_functions_take_turns() -> None:
+    calls: list[str] = []
+    times = measure_speeds({name: lambda name=name: calls.append(name) for name in ("a", "b")}, samples=2, repeats=2)
+    assert "".join(calls) == "aabb" + "aabb" + "bbaa"  # the first turn is not measured
+    assert all(len(own) == 2 for own in times.values())
+
+
+def test_the_unmeasured_turn_fills_the_image_caches() -> None:
+    calls: list[None] = []
+    measure_speeds({"a": lambda: calls.append(None)}, samples=2, repeats=1, warm_up=16)
+    assert len(calls) == 16 + 2
+
+
+def test_samples_are_those_of_a_training(data: DetectionDataModule) -> None:
+    (dataset,) = training_datasets(data).values()
+    assert dataset.augmentation.mosaic == 1
+    assert dataset.mosaic_epochs > 1000
+    make = sample_maker(dataset)
+    keys = [key for batch in EpochBatchSampler(SampledOrder(dataset.frames.index, Sampling(), 0), 4) for key in batch]
+    made: list[Any] = [make() for _ in range(17)]
+    for number in (0, 15):
+        assert (made[number].image == dataset[keys[number]].image).all()
+    assert (made[16].image != made[0].image).any()
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"samples": 0}, "samples must be >= 1, got 0"),
+        ({"repeats": 0}, "repeats must be >= 1, got 0"),
+        ({"workers": (2, -1)}, "workers must be >= 0, got -1"),
+    ],
+)
+def test_option_out_of_range_is_rejected(data: DetectionDataModule, changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        loader(data=data, **changed)
+
+
+def test_data_without_frames_are_rejected(tmp_path: Path, look_alike: Path, index_root: Path) -> None:
+    (tmp_path / "Train.json").write_bytes((look_alike / "Train.json").read_bytes())
+    with pytest.raises(ValueError, match=r"packed: .*folder: .*zip: "):
+        training_datasets(data_module(str(tmp_path), index_root=str(index_root)))

@@ -1,0 +1,158 @@
+"""Section `loader`: training samples per second, time to the first batch, and memory of the loader workers."""
+
+import itertools
+import pickle
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from multiprocessing import active_children
+from pathlib import Path
+from statistics import median
+
+import cv2
+import torch
+from torch.utils.data import DataLoader
+
+from yolo_lightning.commands.benchmark.comparison import rounds
+from yolo_lightning.commands.benchmark.findings import Findings, table
+from yolo_lightning.data.batch import collate
+from yolo_lightning.data.datamodule import DetectionDataModule
+from yolo_lightning.data.dataset import TrainingDataset
+from yolo_lightning.data.sampling.epoch_order import SampledOrder, Sampling
+from yolo_lightning.data.sampling.mosaic_partners import frames_to_cache
+from yolo_lightning.data.sampling.resumable_loader import EpochBatchSampler
+from yolo_lightning.utils.choices import check_range
+
+STARTS = 3
+"""Starts per number of workers; the first one may read files from disk and start the fork server."""
+ALL_EPOCHS = 2**31
+"""Number of mosaic epochs that no run exceeds."""
+FIRST_BATCH_LIMIT_S = 300.0
+
+
+def loader(
+    *,
+    data: DetectionDataModule,
+    workers: tuple[int, ...] = (0, 2, 4),
+    samples: int = 60,
+    repeats: int = 7,
+    json: Path | None = None,
+) -> None:
+    """Measure training samples per second and core and the time to the first batch.
+
+    Every available storage (packed store, folder, frames.zip) is measured in turns, from a warm page cache, with the
+    full augmentation in every sample.
+
+    Args:
+        data: Dataset, augmentation, batch size and loader settings.
+        workers: Numbers of workers to start, each >= 0.
+        samples: Samples per measurement, on one core.
+        repeats: Measurements per storage; the median is reported.
+        json: Output file for all results.
+    """
+    check_range("samples", samples, ">= 1")
+    check_range("repeats", repeats, ">= 1")
+    for count in workers:
+        check_range("workers", count, ">= 0")
+    findings, began_s = Findings(), time.perf_counter()
+    data.setup("fit")
+    findings.measured["setup_s"] = time.perf_counter() - began_s
+    datasets = training_datasets(data)
+    makers = {name: sample_maker(dataset) for name, dataset in datasets.items()}
+    # After as many samples, all image caches are full.
+    warm_up = max(dataset.frames.cache.max_frames for dataset in datasets.values())
+    torch.set_num_threads(1)  # as in a loader worker
+    cv2.setNumThreads(0)
+    times = measure_speeds(makers, samples, repeats, warm_up)
+    dataset = next(iter(datasets.values()))
+    size = len(pickle.dumps(dataset))
+    findings.add(f"Data module set up in {findings.measured['setup_s']:.2f} s; pickled dataset: {size:,} bytes.")
+    findings.add("; ".join(f"{name}: {one.frames.describe_cache()}" for name, one in datasets.items()))
+    findings.add(f"{data.image_size} px, one core, median (slowest to fastest):")
+    rows = []
+    for name, own in times.items():
+        speed, slow, fast = (f"{1 / time_s:,.0f}" for time_s in (median(own), max(own), min(own)))
+        rows.append([name, f"{speed} ({slow} to {fast})", f"{median(own) * 1e3:.2f}"])
+    findings.add(*table(["storage", "samples/s per core", "ms per sample"], rows))
+    starts = {count: [first_batch(data, dataset, count) for _ in range(STARTS)] for count in workers}
+    rows = [[str(count), f"{median(found):.2f} ({max(found):.2f})"] for count, found in starts.items()]
+    findings.add(f"{data.loader.multiprocessing_context} workers, batch {data.batch_size}, median (longest):")
+    findings.add(*table(["workers", "first batch s"], rows))
+    findings.measured |= {"pickled_bytes": size, "samples_s": times, "first_batch_s": starts}
+    findings.finish(json)
+
+
+def training_datasets(data: DetectionDataModule) -> dict[str, TrainingDataset]:
+    """Return a training dataset for each available storage of the frames, with mosaic in every sample.
+
+    Each has the image cache of a single loader process.
+    """
+    settings = replace(data.augmentation, mosaic=1.0)
+    datasets: dict[str, TrainingDataset] = {}
+    problems = []
+    for storage in data.dataset_format.storages:
+        try:
+            frames = data.open("train", storage)
+        except ValueError as error:
+            problems.append(f"{storage}: {error}")
+        else:
+            window = frames_to_cache(len(frames), 1, data.batch_size, has_mixup=settings.mixup > 0)
+            frames = frames.cached(data.storage.image_cache_mib, window)
+            datasets[storage] = TrainingDataset(frames, data.image_size, settings, ALL_EPOCHS, data.seed)
+    if not datasets:
+        raise ValueError("; ".join(problems))
+    return datasets
+
+
+def _sample_keys(dataset: TrainingDataset, batch_size: int) -> EpochBatchSampler:
+    """Return the batches of samples of an epoch, as in training."""
+    order = SampledOrder(dataset.frames.index, Sampling(), dataset.seed)
+    return EpochBatchSampler(order, batch_size, has_mixup=dataset.augmentation.mixup > 0)
+
+
+def sample_maker(dataset: TrainingDataset) -> Callable[[], object]:
+    """Return a function that makes the next sample, in the order of the epochs, which use each frame once."""
+    keys = _sample_keys(dataset, batch_size=1)
+
+    def samples() -> Iterator[object]:
+        for keys.epoch in itertools.count():
+            for (key,) in keys:
+                yield dataset[key]
+
+    return samples().__next__
+
+
+def measure_speeds(
+    makers: Mapping[str, Callable[[], object]], samples: int, repeats: int, warm_up: int = 0
+) -> dict[str, list[float]]:
+    """Return the seconds per sample of each function, one value per turn.
+
+    The functions take turns: one unmeasured turn of `samples` or `warm_up` samples, whichever is more, then `repeats`
+    measured ones of `samples` samples.
+    """
+    times: dict[str, list[float]] = {name: [] for name in makers}
+    for turn, order in enumerate([tuple(makers), *rounds(tuple(makers), repeats)]):
+        for name in order:
+            began_s = time.perf_counter()
+            for _ in range(samples if turn else max(samples, warm_up)):
+                makers[name]()
+            if turn:
+                times[name].append((time.perf_counter() - began_s) / samples)
+    return times
+
+
+def first_batch(data: DetectionDataModule, dataset: TrainingDataset, workers: int) -> float:
+    """Return the seconds from the start of workers, with the loader settings of `data`, to the first batch."""
+    settings = replace(data.loader, num_workers=workers, timeout_s=FIRST_BATCH_LIMIT_S)
+    arguments = settings.arguments(on_gpu=False, persistent=False)
+    others = {process.pid for process in active_children()}
+    began_s = time.perf_counter()
+    keys = _sample_keys(dataset, data.batch_size)
+    batches = iter(DataLoader(dataset, batch_sampler=keys, collate_fn=collate, **arguments))
+    next(batches)
+    first_batch_s = time.perf_counter() - began_s
+    started = [process for process in active_children() if process.pid not in others]
+    del batches
+    for process in started:
+        process.join()
+    return first_batch_s
