@@ -1,5 +1,6 @@
 import gc
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -29,6 +30,9 @@ def data_options(root: Path, index_root: Path) -> list[str]:
 
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 hypothesis.settings.load_profile("repeatable")
+
+
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it, and tests and their processes would ignore it, too
 
 
 def pytest_collection_finish() -> None:

@@ -18,6 +18,7 @@ from yolo_lightning.supervision.run_disk import Recorder
 from yolo_lightning.supervision.run_lock import Holder, read_holder
 from yolo_lightning.supervision.trainer import Output
 from yolo_lightning.utils import run_files
+from yolo_lightning.utils.process_identity import started_ticks
 from yolo_lightning.utils.run_files import FINISHED_FILE, HEARTBEAT_FILE, LOCK_FILE
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
@@ -99,7 +100,9 @@ def test_incidents_of_one_second_have_their_own_folders(tmp_path: Path) -> None:
 def test_lock_says_who_held_it_and_is_free_after_the_block(tmp_path: Path) -> None:
     with run_lock(tmp_path, "token") as before:
         assert before is None
-        assert read_holder(tmp_path / LOCK_FILE) == Holder(os.getpid(), os.uname().nodename, "token")
+        assert read_holder(tmp_path / LOCK_FILE) == Holder(
+            os.getpid(), os.uname().nodename, "token", started_ticks(os.getpid())
+        )
         for marker in ("x" * 300, "../../home", "- -"):
             (tmp_path / "other").write_text(json.dumps(asdict(Holder(1, "host", marker))))
             assert read_holder(tmp_path / "other") is None
