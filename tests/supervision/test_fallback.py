@@ -139,6 +139,7 @@ def test_levels_equal_to_the_configuration_are_skipped(options: dict[str, object
     assert [level.name for level in computation_levels(options)] == names
     assert [level.name for level in computation_levels(options, cpu=True)] == [*names, "CPU"]
     assert computation_levels(options | {"trainer.accelerator": "cpu"}, cpu=True)[-1].name == HALF
+    assert HALF not in [level.name for level in computation_levels(options | {"trainer.sync_batchnorm": True})]
 
 
 def test_overrides_of_both_levels() -> None:

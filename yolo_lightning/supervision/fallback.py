@@ -74,6 +74,8 @@ def computation_levels(options: Mapping[str, Any], *, cpu: bool = False) -> tupl
     configured = {key: value for key, value in options.items() if key in COMPUTATION_KEYS}
     kept = [COMPUTATION_LEVELS[0]]
     for level in COMPUTATION_LEVELS[1:]:
+        if level.saves_memory and options.get("trainer.sync_batchnorm"):
+            continue  # its statistics need all images of a rank at once
         if configured | level.settings != configured | kept[-1].settings:
             kept.append(level)
     return (*kept, CPU_LEVEL) if cpu and options.get("trainer.accelerator") != "cpu" else tuple(kept)
