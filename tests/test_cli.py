@@ -304,6 +304,18 @@ allow_pickle: true
         assert stopped.value.code == 2
         assert "data.batch_size" in capsys.readouterr().err
 
+    def test_unknown_variable_is_refused(
+        self, resolved: Callable[..., dict], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setenv("YOLO_LIGHTNING_FIT__DATA__BATCHSIZE", "4")
+        with pytest.raises(SystemExit) as stopped:
+            main(["fit", "--print_config"])
+        assert stopped.value.code == 2
+        message = (
+            "YOLO_LIGHTNING_FIT__DATA__BATCHSIZE names no option. Did you mean YOLO_LIGHTNING_FIT__DATA__BATCH_SIZE"
+        )
+        assert message in capsys.readouterr().err
+
 
 class TestBadInput:
     @pytest.mark.parametrize(

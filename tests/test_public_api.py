@@ -21,6 +21,16 @@ def test_names_are_imported_at_first_use(name: str) -> None:
     assert getattr(yolo_lightning, name).__name__ == name
 
 
+def test_dir_shows_the_public_names() -> None:
+    assert set(yolo_lightning.__all__) <= set(dir(yolo_lightning))
+
+
+@pytest.mark.parametrize("names", ["RBC", 3])
+def test_class_names_are_a_list(names: Any) -> None:
+    with pytest.raises(ValueError, match=r"model\.class_names must be a list of names, as \['person', 'car'\], got "):
+        yolo_lightning.YOLOModule(class_names=names)
+
+
 def test_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 'yolo_lightning' has no attribute 'YoloModule'"):
         _ = yolo_lightning.YoloModule

@@ -1,6 +1,7 @@
 """YOLOModule, the LightningModule: names the steps of training and evaluation; the computations are elsewhere."""
 
 import math
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
@@ -115,6 +116,8 @@ class YOLOModule(LightningModule):
         guard: GuardSettings = GuardSettings(),  # noqa: B008 - frozen
     ) -> None:
         super().__init__()
+        if isinstance(class_names, str) or not isinstance(class_names, Sequence):
+            raise ValueError(f"model.class_names must be a list of names, as ['person', 'car'], got {class_names!r}")
         self.recipe, self.loss_settings = as_settings(Recipe, recipe), as_settings(LossSettings, loss)
         self.convolution = as_settings(ConvolutionSettings, convolution)
         self.detections = as_settings(DetectionSettings, detections)

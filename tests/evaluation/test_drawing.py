@@ -1,5 +1,7 @@
+from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -20,6 +22,15 @@ def plotted(box: list[float], labels: list[int], size: int = 400) -> npt.NDArray
     count = len(labels)
     numbers = np.array([box] * count, np.float32).reshape(-1, 4), np.full(count, 0.9, np.float32), np.array(labels)
     return DetectionResult(image, *numbers, NAMES).plot()
+
+
+def test_notebooks_show_one_line_and_the_picture() -> None:
+    numbers = np.array([[1, 2, 30, 40], [5, 5, 9, 9]], np.float32), np.array([0.9, 0.5], np.float32), np.array([2, 2])
+    result = DetectionResult(np.zeros((50, 80, 3), np.uint8), *numbers, NAMES, Path("a.jpg"))
+    assert repr(result) == "DetectionResult(2 c; 80 x 50 pixels, a.jpg)"
+    assert [(name, score, box.tolist()) for name, score, box in result][1] == ("c", 0.5, [5, 5, 9, 9])
+    decoded = cv2.imdecode(np.frombuffer(result._repr_png_(), np.uint8), cv2.IMREAD_COLOR_RGB)
+    assert np.array_equal(decoded, result.plot())
 
 
 @pytest.mark.parametrize("label", range(3))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from yolo_lightning.utils.old_layout import RENAMED_KEYS
+from yolo_lightning.utils.suggestions import did_you_mean, similar
 from yolo_lightning.utils.yaml_file import flatten, read_yaml
 
 if TYPE_CHECKING:
@@ -160,7 +161,7 @@ def _words_of_environment(parser: "ArgumentParser", environment: Mapping[str, st
     """Return the options of environment variables such as `YOLO_LIGHTNING_FIT__MODEL__RECIPE__LR0` as words.
 
     Raises:
-        ValueError: If a variable has the name of a key of the old layout.
+        ValueError: If a variable has the name of no key, or of a key of the old layout.
     """
     accepted = {_variable_name(parser, action.dest): action for action in parser._actions}
     for old, new in RENAMED_KEYS.items():
@@ -169,6 +170,10 @@ def _words_of_environment(parser: "ArgumentParser", environment: Mapping[str, st
             raise ValueError(
                 f"{old} is now {new}: rename the environment variable {variable} to {_variable_name(parser, new)}"
             )
+    for variable in environment:
+        if variable.startswith(_variable_name(parser, "")) and variable not in accepted:
+            found = did_you_mean(similar(variable, accepted, most=2))
+            raise ValueError(f"the environment variable {variable} names no option{found}")
     words = []
     for variable, action in accepted.items():
         value = environment.get(variable)

@@ -1,10 +1,12 @@
 """Detections in one image, as `Detector` returns them: numbers, picture, and the formats of other packages."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+import cv2
 import numpy as np
 import numpy.typing as npt
 
@@ -19,9 +21,12 @@ if TYPE_CHECKING:
 SMALLEST_TEXT = 0.4  # smallest legible font scale of OpenCV
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True, repr=False)
 class DetectionResult:
-    """Detections in one image or video frame, highest score first."""
+    """Detections in one image or video frame, highest score first.
+
+    Iteration yields class name, score and box `(4,)` of each detection. Notebooks show the picture.
+    """
 
     image: npt.NDArray[np.uint8]  # `(H, W, 3)` uint8, RGB
     boxes: npt.NDArray[np.float32]  # `(N, 4)` float32, xyxy, pixels of the image
@@ -38,6 +43,20 @@ class DetectionResult:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def __iter__(self) -> Iterator[tuple[str, float, npt.NDArray[np.float32]]]:
+        return zip(self.names, self.scores.tolist(), self.boxes, strict=True)
+
+    def __repr__(self) -> str:
+        height, width = self.image.shape[:2]
+        counts = ", ".join(f"{count} {name}" for name, count in Counter(self.names).items()) or "no detections"
+        place = (
+            "" if self.source is None else f", {self.source}" + ("" if self.frame is None else f" frame {self.frame}")
+        )
+        return f"DetectionResult({counts}; {width} x {height} pixels{place})"
+
+    def _repr_png_(self) -> bytes:
+        return cv2.imencode(".png", self.plot()[..., ::-1])[1].tobytes()
 
     @property
     def names(self) -> list[str]:

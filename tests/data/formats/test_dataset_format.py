@@ -25,6 +25,17 @@ IMAGES = {f"{folder}/{number}.png": BOX for folder, count in (("train", 6), ("va
 STAGES: dict[str, Split] = {"fit": "train", "validate": "valid", "test": "test", "predict": "predict"}
 
 
+@pytest.mark.parametrize(
+    ("root", "ending"), [("set", ""), ("set/data.yaml", ""), ("a.yaml", ", and this file does not exist")]
+)
+def test_dataset_of_ultralytics_as_root_names_the_format(tmp_path: Path, root: str, ending: str) -> None:
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "data.yaml").touch()
+    path = tmp_path / root / ("data.yaml" if root == "set" else "")
+    with pytest.raises(ValueError, match=f"is read with data.format {path}{ending}$"):
+        DetectionDataModule(str(tmp_path / root))
+
+
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
     """Return a function that builds a data module with a trainer and sets it up."""

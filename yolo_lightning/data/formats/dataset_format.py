@@ -144,6 +144,14 @@ class JsonFormat(DatasetFormat):
             raise ValueError("data.root must be the dataset folder, got null (or set data.format to a data.yaml)")
         self.root = settings.root
         self.files = settings.files
+        is_description = self.root.suffix in (".yaml", ".yml")
+        description = self.root if is_description else self.root / "data.yaml"
+        if is_description or (description.is_file() and not (self.root / self.files.train).exists()):
+            raise ValueError(
+                f"data.root must be a folder with {self.files.train}, got {self.root}; a dataset in Ultralytics' "
+                f"layout is read with data.format {description}"
+                + ("" if description.is_file() else ", and this file does not exist")
+            )
         if (self.files.valid is None) == (settings.split.valid_share is None):
             raise ValueError(
                 "exactly one of data.files.valid and data.split.valid_share must be null, got data.files.valid "
