@@ -81,6 +81,11 @@ def test_frames_of_any_size_come_back(
         assert np.array_equal(source.read(name), image)
 
 
+def test_a_frame_can_be_changed_without_changing_the_store(store: Path) -> None:
+    PackedFrames(store).read(FIRST)[:] = 0
+    assert PackedFrames(store).read(FIRST).any()
+
+
 def test_damaged_frame_keeps_its_reason_and_is_not_missing(store: Path) -> None:
     source = PackedFrames(store)
     with pytest.raises(FrameError, match=rf"^{TORN}: the JPEG is truncated \(200 bytes"):
