@@ -116,8 +116,9 @@ class YOLOModule(LightningModule):
         guard: GuardSettings = GuardSettings(),  # noqa: B008 - frozen
     ) -> None:
         super().__init__()
-        if isinstance(class_names, str) or not isinstance(class_names, Sequence):
-            raise ValueError(f"model.class_names must be a list of names, as ['person', 'car'], got {class_names!r}")
+        names: Any = class_names
+        if isinstance(names, str) or not isinstance(names, Sequence):
+            raise ValueError(f"model.class_names must be a list of names, as ['person', 'car'], got {names!r}")
         self.recipe, self.loss_settings = as_settings(Recipe, recipe), as_settings(LossSettings, loss)
         self.convolution = as_settings(ConvolutionSettings, convolution)
         self.detections = as_settings(DetectionSettings, detections)
