@@ -5,11 +5,11 @@
     python scripts/compare_ultralytics.py --root path/to/LTDv2 --arms best --best_options "--model.variant yolov8n"
     python scripts/compare_ultralytics.py --data path/to/coco --train_file annotations/a.json --valid_file b.json
 
-Arms: `ultralytics`, `auto`, `native` and `gemm` (this project with that `conv_backend`), and `best` (this project with
-`--best_config` and `--best_options`, which may set anything, such as other epochs). Every arm and seed is its own
-process in the work folder. Runs that are finished there are not repeated and appear in the table, so arms and seeds may
-run separately, also at the same time: `--arms native --seeds 1` in one terminal and `--arms ultralytics --seeds 1` in
-another. `--epochs 0` trains nothing.
+Arms: `ultralytics`; `auto`, `native` and `gemm` (this project with that `model.convolution.backend`); `bf16` (`auto`
+with `trainer.precision: bf16-mixed`); and `best` (this project with `--best_config` and `--best_options`, which may set
+anything, such as other epochs). Every arm and seed is its own process in the work folder. Runs that are finished there
+are not repeated and appear in the table, so arms and seeds may run separately, also at the same time: `--arms native
+--seeds 1` in one terminal and `--arms ultralytics --seeds 1` in another. `--epochs 0` trains nothing.
 
 Ultralytics runs with its defaults except SGD, float32 and random weights; this project with configs/yolo.yaml, which
 has the same settings, or with configs/ltdv2.yaml for LTDv2. One evaluator scores all final averaged weights (COCO mean

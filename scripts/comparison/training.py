@@ -14,7 +14,7 @@ from common import run_logged
 from comparison.clock import EpochClock, time_ultralytics
 from yolo_lightning.cli import main as yolo_lightning
 
-Arm = Literal["ultralytics", "auto", "native", "gemm", "best"]
+Arm = Literal["ultralytics", "auto", "bf16", "native", "gemm", "best"]
 ARMS: tuple[Arm, ...] = get_args(Arm)
 BEST: Arm = "best"
 
@@ -61,7 +61,8 @@ def train_ours(run: Training) -> None:
     settings = {
         "seed_everything": run.seed,
         "supervision.enabled": "false",
-        "model.convolution.backend": "auto" if run.arm == BEST else run.arm,
+        "model.convolution.backend": "auto" if run.arm in (BEST, "bf16") else run.arm,
+        "trainer.precision": "bf16-mixed" if run.arm == "bf16" else "32-true",
         "model.recipe.nominal_batch": run.nominal_batch,
         "data.image_size": run.image_size,
         "data.batch_size": run.batch_size,
