@@ -61,6 +61,18 @@ def test_precision_depends_on_the_card_and_the_probes() -> None:
 
 
 @pytest.mark.parametrize(
+    ("share", "works", "precision"), [(0.5, True, "bf16-mixed"), (0.95, True, "32-true"), (0.5, False, "32-true")]
+)
+def test_precision_on_a_cpu_depends_on_the_measured_time(share: float, works: bool, precision: str) -> None:
+    outcome = Outcome.WORKS if works else Outcome.WRONG
+    found = [
+        replace(one, facts={"bfloat16_share": share}) if one.probe is Probe.MATMUL_BFLOAT16 else one
+        for one in results("cpu", matmul_bfloat16=outcome)
+    ]
+    assert options(PLAIN, found)["trainer.precision"] == precision
+
+
+@pytest.mark.parametrize(
     ("machine", "workers"),
     [
         (PLAIN, 4),

@@ -7,7 +7,9 @@ import copy
 import faulthandler
 import json
 import math
+import statistics
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -25,6 +27,9 @@ TOLERANCE = {Probe.MATMUL_FLOAT32: 1e-3, Probe.MATMUL_FLOAT16: 1e-2, Probe.MATMU
 
 LAYER_TOLERANCE = 0.01
 """Largest error of a layer, relative to the largest value of an output or gradient."""
+
+TURNS = 9
+"""Timed passes per precision, which take turns so that other work on the machine slows both."""
 
 LOADER_WORKERS, LOADER_BATCHES, LOADER_BATCH_SIZE = 2, 4, 8
 
@@ -138,7 +143,30 @@ def matmul(probe: Probe, device: str, timeout_s: float) -> Answer:
     announce(f"{dtype} product on {device}")
     found = torch.matmul(left.to(device), right.to(device)).cpu().double()  # on the CPU: MPS has no float64
     expected = torch.matmul(left.double(), right.double())
-    return judge_error(((found - expected).abs().max() / expected.abs().max()).item(), TOLERANCE[probe])
+    answer = judge_error(((found - expected).abs().max() / expected.abs().max()).item(), TOLERANCE[probe])
+    if probe is not Probe.MATMUL_BFLOAT16 or not device.startswith("cpu"):
+        return answer
+    announce("convolutions in bfloat16 and float32")
+    share = _bfloat16_share()
+    detail = f"{answer.detail}; convolutions take {share:.2f} times as long as in float32"
+    return Answer(answer.outcome, detail, {"bfloat16_share": share})
+
+
+def _bfloat16_share() -> float:
+    """Return the time of convolutions of YOLOv8n in a CPU's bfloat16 over that in float32, forward and backward."""
+    import torch
+
+    batch, outputs, inner, _ = MATRICES
+    layer = torch.nn.Conv2d(inner // 9, outputs, 3, padding=1).to(memory_format=torch.channels_last)
+    input = torch.randn(batch, inner // 9, 80, 80).to(memory_format=torch.channels_last).requires_grad_()
+    times: dict[bool, list[float]] = {True: [], False: []}
+    for is_bfloat16 in (True, False) * TURNS:
+        began_s = time.perf_counter()
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_bfloat16):
+            output = layer(input)
+        output.backward(output.detach())
+        times[is_bfloat16].append(time.perf_counter() - began_s)
+    return statistics.median(times[True]) / statistics.median(times[False])
 
 
 def layer(probe: Probe, device: str, timeout_s: float) -> Answer:
