@@ -15,6 +15,7 @@ from yolo_lightning.data.synthetic.camera import draw_frame
 from yolo_lightning.data.synthetic.clips import cast_actor
 from yolo_lightning.data.synthetic.objects import Actor
 from yolo_lightning.data.synthetic.scene import MONTHS, Scene, weather_at
+from yolo_lightning.data.synthetic.surveillance import cast_surveillance, veiled
 
 SPLIT_FILES = ("Train.json", "Valid.json", "TestNoLabels.json")
 EIGHT_MONTHS = {"202005", "202006", "202007", "202008", "202101", "202102", "202103", "202104"}
@@ -240,6 +241,41 @@ def test_clips_can_be_longer_faster_and_drift_in_gain(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="drawn with the same parameters"):
         draw_dataset(usual, **TINY)
     assert draw_dataset(usual, **options) == usual
+
+
+def test_surveillance_clip_has_objects_that_enter_stop_stand_and_go(tmp_path: Path) -> None:
+    frames, scene = 60, Scene(192, 144, 0)
+    actors = [one for seed in range(20) for one in cast_surveillance(scene, frames, np.random.default_rng(seed), 2.0)]
+    moving = [one for one in actors if one.velocity]
+    standing = [one for one in actors if not one.velocity]
+    entering = [one for one in moving if not 0 <= one.center_at(0) < scene.width and 0 <= one.center_at(40) < 192]
+    stopping = [one for one in moving if one.pause]
+    assert min(len(moving), len(standing), len(entering), len(stopping)) >= 20
+    assert {one.class_index for one in moving} == {0, 1, 2, 3}
+    one = stopping[0]
+    assert one.center_at(one.stop) == one.center_at(one.stop + one.pause) != one.center_at(one.stop + one.pause + 1)
+    assert one.is_standing(one.stop + 1)
+    # The same places in every clip: the standing objects of all clips are at eight places.
+    assert len({round(one.center) // 8 for one in standing}) <= 16
+
+
+def test_fog_and_rain_take_contrast_from_some_clips() -> None:
+    clear = weather_at(MONTHS[0], datetime(2020, 5, 4, 12), np.random.default_rng(0))
+    found = [veiled(clear, np.random.default_rng(seed)) for seed in range(100)]
+    dim = [one for one in found if one.gain < 0.75 * clear.gain]
+    assert 15 <= len(dim) <= 45
+    assert {one.precipitation > 0 for one in dim} == {True, False}
+    assert all(one == clear for one in found if one not in dim)
+
+
+def test_surveillance_is_part_of_the_parameters_of_a_folder(tmp_path: Path) -> None:
+    options: dict[str, Any] = {**TINY, "clip_frames": 8, "surveillance": True}
+    root = draw_dataset(tmp_path / "root", **options)
+    assert draw_dataset(root, **options) == root
+    with pytest.raises(ValueError, match="drawn with the same parameters"):
+        draw_dataset(root, **{**options, "surveillance": False})
+    with pytest.raises(ValueError, match=r"speed must be from 0\.01"):
+        draw_dataset(tmp_path / "other", **options, speed=0.0)
 
 
 def frame_changes(root: Path, images: list[dict[str, Any]]) -> tuple[float, float]:

@@ -1,7 +1,7 @@
 """Clips of the drawn dataset: date, file names, image records and moving objects."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -14,7 +14,7 @@ _CLIP_FRAMES = 8
 _EMPTY_SHARE = 0.08
 _DRIFT_PERIODS = 8.0, 40.0  # Range of the period of a drifting gain, frames
 _MOST_OBJECTS = 7
-_FAR_GROUND, _NEAR_GROUND = 0.46, 0.97
+FAR_GROUND, NEAR_GROUND = 0.46, 0.97
 """Range of the vertical position of objects on the quay, fractions of the frame height."""
 
 
@@ -80,7 +80,7 @@ def image_entry(clip: Clip, frame: int, weather: Weather, width: int, height: in
         "meta": {
             "Temperature": round(weather.ambient, 1),
             "Humidity": round(weather.humidity, 1),
-            "Precipitation": 0.0,
+            "Precipitation": round(weather.precipitation, 1),
             "Dew Point": round(weather.ambient - (100 - weather.humidity) / 5, 1),
             "Wind Direction": (clip.start.day * 37 + clip.number * 11) % 360,
             "Wind Speed": round(2 + (clip.start.day * 7 + clip.number) % 60 / 10, 1),
@@ -131,20 +131,30 @@ def cast_actor(
         heading = int(rng.choice((-1, 1)))
         parked = kind.name == "vehicle" and rng.random() < 0.3
         speed = 0.0 if parked else float(rng.uniform(*kind.speeds)) * scene.scale * (0.6 + 0.4 * depth) * pace
-        actor = Actor(
-            class_index=class_index,
-            center=float(rng.uniform(0.08, 0.92)) * scene.width - heading * speed * middle,
-            ground=(_FAR_GROUND + depth * (_NEAR_GROUND - _FAR_GROUND)) * scene.height,
-            width=size * (kind.far[0] + depth * (kind.near[0] - kind.far[0])),
-            height=size * (kind.far[1] + depth * (kind.near[1] - kind.far[1])),
-            velocity=heading * speed,
-            heading=heading,
-            warmth=float(rng.normal(0, 1.2)),
-            shape=int(rng.integers(0, 2)),
-        )
+        center = float(rng.uniform(0.08, 0.92)) * scene.width - heading * speed * middle
+        still = standing_actor(scene, class_index, depth, size, heading, rng)
+        actor = replace(still, center=center, velocity=heading * speed)
         if not any(_overlaps(actor, other, middle) for other in placed):
             break
     return actor
+
+
+def standing_actor(
+    scene: Scene, class_index: int, depth: float, size: float, heading: int, rng: np.random.Generator
+) -> Actor:
+    """Return an object at the left edge of the frame; `depth` is 0 at the far end of the quay and 1 at the near end."""
+    kind = KINDS[class_index]
+    return Actor(
+        class_index=class_index,
+        center=0.0,
+        ground=(FAR_GROUND + depth * (NEAR_GROUND - FAR_GROUND)) * scene.height,
+        width=size * (kind.far[0] + depth * (kind.near[0] - kind.far[0])),
+        height=size * (kind.far[1] + depth * (kind.near[1] - kind.far[1])),
+        velocity=0.0,
+        heading=heading,
+        warmth=float(rng.normal(0, 1.2)),
+        shape=int(rng.integers(0, 2)),
+    )
 
 
 def _overlaps(first: Actor, second: Actor, frame: float) -> bool:

@@ -17,6 +17,7 @@ from yolo_lightning.data.synthetic.camera import Box, draw_frame
 from yolo_lightning.data.synthetic.clips import cast_clip, gain_curve, image_entry, plan_clips
 from yolo_lightning.data.synthetic.objects import CLASS_NAMES
 from yolo_lightning.data.synthetic.scene import REFERENCE_HEIGHT, REFERENCE_WIDTH, Scene, weather_at
+from yolo_lightning.data.synthetic.surveillance import cast_surveillance, veiled
 
 VERSION = 1  # Version of the drawing; a folder drawn by another version is not reused
 MANIFEST_NAME = "synthetic.json"
@@ -32,6 +33,7 @@ class Motion:
     clip_frames: int | None = None
     speed: float = 1.0
     gain_drift: float = 0.0
+    surveillance: bool = False
 
 
 def draw_dataset(
@@ -46,6 +48,7 @@ def draw_dataset(
     clip_frames: int | None = None,
     speed: float = 1.0,
     gain_drift: float = 0.0,
+    surveillance: bool = False,
     bits: Literal[8, 16] = 8,
     progress: bool = False,
 ) -> Path:
@@ -64,6 +67,8 @@ def draw_dataset(
         clip_frames: Frames of each clip, one second apart; None for at most 8, and all months in each split.
         speed: Factor of the speed of the objects, which move 0.5 to 8 pixels per frame.
         gain_drift: Largest relative change of the camera's gain within a clip.
+        surveillance: Whether objects enter, leave, stop and stand as before a surveillance camera, on the paths, lanes
+            and parking places of the scene, in fog and rain too; see `surveillance.py`.
         bits: 8 for JPEG files, or 16 for PNG files of the same frames with 16-bit values (`camera.RAW_LOW`).
         progress: Whether to show a progress bar on stderr.
 
@@ -75,7 +80,7 @@ def draw_dataset(
     ranges |= {"seed": (seed, 0, 2**32 - 1), "width": (width, 32, 4096), "height": (height, 32, 4096)}
     changed: dict[str, tuple[float, float, float]] = {
         "clip_frames": (1 if clip_frames is None else clip_frames, 1, 240),
-        "speed": (speed, 0, 20),
+        "speed": (speed, 0.01 if surveillance else 0, 20),
         "gain_drift": (gain_drift, 0, 0.5),
     }
     for name, (value, low, high) in (ranges | changed).items():
@@ -83,9 +88,9 @@ def draw_dataset(
             raise ValueError(f"{name} must be from {low} to {high}, got {value}")
     root = Path(root)
     parameters: dict[str, Any] = {"version": VERSION, "frames": counts, "seed": seed, "width": width, "height": height}
-    motion = Motion(clip_frames, speed, gain_drift)
+    motion = Motion(clip_frames, speed, gain_drift, surveillance)
     if motion != Motion():
-        parameters["motion"] = asdict(motion)
+        parameters["motion"] = {name: value for name, value in asdict(motion).items() if value is not False}
     parameters |= {"bits": bits} if bits != 8 else {}
     temporary = root.with_name(root.name + ".part")
     try:
@@ -124,7 +129,11 @@ def _draw(
         for index, clip in enumerate(clips):
             rng = np.random.default_rng([scene.seed, 3000, index])
             weather = weather_at(clip.month, clip.start, rng)
-            actors = [] if clip.empty else cast_clip(scene, clip.frames, boxes[clip.split], rng, motion.speed)
+            if motion.surveillance:
+                weather = veiled(weather, rng)
+                actors = [] if clip.empty else cast_surveillance(scene, clip.frames, rng, motion.speed)
+            else:
+                actors = [] if clip.empty else cast_clip(scene, clip.frames, boxes[clip.split], rng, motion.speed)
             gains = gain_curve(clip.frames, motion.gain_drift, np.random.default_rng([scene.seed, 4000, index]))
             background = scene.background(weather)
             (root / clip.folder).mkdir(parents=True)

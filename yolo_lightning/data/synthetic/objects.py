@@ -25,6 +25,15 @@ class Actor:
     heading: int  # 1 when it faces right, -1 when it faces left
     warmth: float  # Temperature difference to the mean of the class, degrees
     shape: int  # 0 or 1, the variant (car or van)
+    stop: float = math.inf  # Frame at which the object stops
+    pause: float = 0.0  # Frames for which it then stands
+
+    def center_at(self, frame: float) -> float:
+        """Return the horizontal position of the middle at a frame."""
+        return self.center + self.velocity * (frame - min(max(frame - self.stop, 0.0), self.pause))
+
+    def is_standing(self, frame: float) -> bool:
+        return not self.velocity or self.stop < frame <= self.stop + self.pause
 
 
 @dataclass(frozen=True)
@@ -142,12 +151,12 @@ CLASS_NAMES = tuple(kind.name for kind in KINDS)
 
 def paint(actor: Actor, weather: Weather, frame: int) -> tuple[FloatImage, FloatImage, int, int]:
     """Return temperature times coverage, coverage, and the x and y of their corner in the frame."""
-    left, top = actor.center + actor.velocity * frame - actor.width / 2, actor.ground - actor.height
+    left, top = actor.center_at(frame) - actor.width / 2, actor.ground - actor.height
     origin_x, origin_y = math.floor(left) - 2, math.floor(top) - 2
     columns, rows = math.ceil(actor.width) + 5, math.ceil(actor.height) + 5
     heat: FloatImage = np.zeros((rows * _FINENESS, columns * _FINENESS), np.float32)
     coverage: FloatImage = np.zeros_like(heat)
-    stride = math.sin(1.1 * frame + 2.0 * actor.warmth)
+    stride = 0.0 if actor.is_standing(frame) else math.sin(1.1 * frame + 2.0 * actor.warmth)
     unit = actor.height * _FINENESS
     for part in KINDS[actor.class_index].parts(actor, weather, stride):
         points = np.array(part.points)

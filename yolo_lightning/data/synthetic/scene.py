@@ -55,6 +55,7 @@ class Weather:
     noise: float  # Standard deviation of the sensor noise in gray levels
     pattern: float  # Strength of the fixed row and column pattern relative to the usual strength
     lamps_lit: bool  # Whether the lamps are hot, which is the case from midnight to sunrise
+    precipitation: float = 0.0  # Millimetres per hour
 
 
 def weather_at(month: Month, moment: datetime, rng: np.random.Generator) -> Weather:
