@@ -37,7 +37,7 @@ def make_index(clip_lengths: list[int], seed: int = 0) -> SplitIndex:
     shuffle = generator.permutation(len(clips))
     boxes = generator.integers(0, 4, len(clips))
     index = SplitIndex(Path("in memory"))
-    vars(index)["_manifest"] = {"has_clips": True}
+    vars(index)["_manifest"] = {"has_clips": True, "class_names": ["person", "bicycle", "motorcycle", "vehicle"]}
     vars(index)["_arrays"] = {
         "image_ids": shuffle,
         "clips": clips[shuffle],
@@ -126,6 +126,26 @@ def test_frames_of_an_epoch_are_the_interval_apart_within_each_clip() -> None:
         for clip in range(3):
             positions = np.sort(index.positions_in_clip()[chosen[index.clips()[chosen] == clip]])
             assert set(np.diff(positions).tolist()) == {5}
+
+
+def test_every_frame_of_a_class_is_in_every_epoch_beside_the_interval() -> None:
+    index = make_index([40] * 10)
+    rare = np.flatnonzero([2 in index.labels(frame) for frame in range(len(index))])
+    order = SampledOrder(index, Sampling(frame_interval=10, every_frame_of=("motorcycle",)), SEED)
+    others = (len(index) - len(rare)) / 10
+    assert order.length == np.ceil(len(rare) + others)
+    seen: Counter[int] = Counter()
+    for epoch in range(10):
+        indices = order.indices(epoch)
+        assert set(rare.tolist()) <= set(indices.tolist())
+        seen.update(indices.tolist())
+    assert len(seen) == len(index)
+    assert np.mean([seen[frame] for frame in set(seen) - set(rare.tolist())]) == pytest.approx(1, abs=0.1)
+
+
+def test_unknown_class_of_every_frame_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"data.sampling.every_frame_of must .* \(person, .*\), got 'motorbike'"):
+        SampledOrder(make_index([8]), Sampling(every_frame_of=("motorbike",)), SEED)
 
 
 @pytest.mark.parametrize(
@@ -306,6 +326,7 @@ def test_settings_name_all_that_the_order_depends_on() -> None:
     assert found == {
         "seed": SEED,
         "sampling.frame_interval": 2,
+        "sampling.every_frame_of": [],
         "sampling.balance": "none",
         "sampling.repeat_threshold": 0.0,
         "sampling.repeat_scope": "split",

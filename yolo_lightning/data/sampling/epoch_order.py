@@ -8,8 +8,8 @@ in order of time, and each frame counts the points of a grid of unit spacing tha
 has the same length, the count of each group of frames differs by less than one from the sum of its weights, omitted
 frames are spread evenly over time, and only the offset of the grid depends on the epoch.
 
-Order of the rules: subset of clips (`splits`), `repeat_threshold` and `frame_interval`, `balance`, shuffling,
-`epoch_frames`.
+Order of the rules: subset of clips (`splits`), `repeat_threshold`, `frame_interval` and `every_frame_of`, `balance`,
+shuffling, `epoch_frames`.
 """
 
 from dataclasses import asdict, dataclass
@@ -42,6 +42,8 @@ class Sampling:
     Attributes:
         frame_interval: Use every n-th frame of each clip, in order of time. The phase changes with the epoch, so that n
             epochs (the first n, the next n, ...) contain every frame. 1 uses all.
+        every_frame_of: Names of classes; every epoch contains all frames with an object of these classes, beside every
+            n-th of the other frames. For rare classes, such as `[motorcycle]`.
         balance: `clip` or `month` gives each clip or month the same number of frames per epoch, to within one, without
             changing the length of an epoch: frames of large groups occur in some epochs only, frames of small groups
             several times per epoch. Frames of unknown month form one group.
@@ -58,6 +60,7 @@ class Sampling:
     """
 
     frame_interval: int = 1
+    every_frame_of: tuple[str, ...] = ()
     balance: Balance = "none"
     repeat_threshold: float = 0.0
     repeat_scope: RepeatScope = "split"
@@ -111,13 +114,16 @@ class SampledOrder:
         self.sampling = sampling
         self.seed = seed
         self.settings: dict[str, Any] = {"seed": seed} | {
-            f"sampling.{name}": value for name, value in asdict(sampling).items()
+            f"sampling.{name}": list(value) if isinstance(value, tuple) else value
+            for name, value in asdict(sampling).items()
         }
         clips = index.clips()
         groups = {"none": np.zeros_like(clips), "clip": clips, "month": index.months()}[sampling.balance]
         self._by_time = np.lexsort((index.positions_in_clip(), clips, groups))
         months = index.months() if sampling.repeat_scope == "month" else None
         repeats = repeat_factors(index.box_offsets(), index.all_labels(), sampling.repeat_threshold, months)
+        if sampling.every_frame_of:
+            repeats[frames_with(index, sampling.every_frame_of)] *= sampling.frame_interval
         weights = sampling_weights(repeats, groups, sampling.frame_interval)
         self._weights_by_time = weights[self._by_time]
         self.pass_length = round(weights.sum())
@@ -168,6 +174,19 @@ def repeat_factors(
         frequency = np.maximum(part.sum(axis=0), 1) / len(part)
         factors[members] = np.where(part, np.sqrt(threshold / frequency), 1.0).max(axis=1)
     return np.maximum(factors, 1.0)
+
+
+def frames_with(index: "SplitIndex", names: tuple[str, ...]) -> npt.NDArray[np.bool_]:
+    """Return `(N,)` whether a frame contains an object of one of these classes."""
+    for name in names:
+        if name not in index.class_names:
+            known = ", ".join(index.class_names)
+            raise ValueError(f"data.sampling.every_frame_of must contain names of classes ({known}), got {name!r}")
+    labels = [index.class_names.index(name) for name in names]
+    found = np.zeros(len(index), dtype=np.bool_)
+    owners = np.repeat(np.arange(len(index)), np.diff(index.box_offsets()))
+    found[owners[np.isin(index.all_labels(), labels)]] = True
+    return found
 
 
 def sampling_weights(repeats: Weights, groups: npt.NDArray[np.integer[Any]], frame_interval: int) -> Weights:

@@ -43,7 +43,7 @@ class EpochOrder(Protocol):
         ...
 
 
-ASSUMED = {"sampling.repeat_scope": "split"}
+ASSUMED: dict[str, Any] = {"sampling.repeat_scope": "split", "sampling.every_frame_of": []}
 """Values of settings that a checkpoint may lack."""
 
 
