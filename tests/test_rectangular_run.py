@@ -14,8 +14,8 @@ import yaml
 from tests.conftest import REAL_FRAMES
 from yolo_lightning.checkpoints.torch_archive import load_checkpoint
 from yolo_lightning.cli import main
-from yolo_lightning.commands.export.export_network import InferenceNetwork, plain_network, sample_images
 from yolo_lightning.commands.export.onnx_file import BOX_TOLERANCE, SCORE_TOLERANCE
+from yolo_lightning.commands.export.pt_and_torchscript import InferenceNetwork, plain_network, sample_images
 from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.detector import Detector
 

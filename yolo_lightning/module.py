@@ -163,7 +163,7 @@ class YOLOModule(LightningModule):
         self.detection_loss = DetectionLoss(self.graph, self.loss_settings)
         self._accumulation = Accumulation()
         self._guard = NonFiniteGuard(guard)
-        self._guarded_step = GuardedStep(guard.max_oom_splits, guard.oom_splits)
+        self.guarded_step = GuardedStep(guard.max_oom_splits, guard.oom_splits)
         self._self_check = SelfCheck(guard.self_check_share)
         self.plan: TrainingPlan | None = None
         """Length of the training and schedule of the learning rate with a deadline, set by the callback `FinishBy`."""
@@ -217,7 +217,7 @@ class YOLOModule(LightningModule):
         if self.hparams["single_class"]:
             batch = as_one_class(batch)
         self._self_check.begin(self._steps)
-        for attempt in self._guarded_step.attempts(batch):  # with fewer images at once after an out-of-memory error
+        for attempt in self.guarded_step.attempts(batch):  # with fewer images at once after an out-of-memory error
             raw: Any = None  # `raw` and `loss` keep the activations of an attempt that ran out of memory
             loss: Any = None
             # Gradients and running statistics change only if the attempt succeeds in all ranks.
@@ -324,9 +324,9 @@ class YOLOModule(LightningModule):
             raise ValueError(
                 "trainer.sync_batchnorm must be false if model.convolution.activation_checkpointing is true"
             )
-        if is_synchronised and self._guarded_step.oom_splits:
+        if is_synchronised and self.guarded_step.oom_splits:
             raise ValueError(
-                f"model.guard.oom_splits must be 0 with trainer.sync_batchnorm, got {self._guarded_step.oom_splits}"
+                f"model.guard.oom_splits must be 0 with trainer.sync_batchnorm, got {self.guarded_step.oom_splits}"
             )
 
     def on_train_start(self) -> None:
@@ -334,7 +334,7 @@ class YOLOModule(LightningModule):
         self._accumulation.restore(self.graph, self.trainer.scaler)
         self._facts = facts = TrainingFacts.from_trainer(self.trainer)
         summed = sum_over_ranks if self.trainer.world_size > 1 else None
-        self._guarded_step.prepare(self.graph, facts.batch_size, summed)
+        self.guarded_step.prepare(self.graph, facts.batch_size, summed)
         run = Path(self.trainer.default_root_dir) if self.trainer.is_global_zero else None
         self._self_check.prepare(self.graph, facts.seed, self.trainer.global_rank, run)
         before = self._input_record
@@ -363,7 +363,7 @@ class YOLOModule(LightningModule):
             optimizer=type(self.trainer.optimizers[0]).__name__,
             accumulation=self._accumulation.state_dict(self.graph, self.trainer.scaler),
             nonfinite=self._guard.state_dict(),
-            splitting=self._guarded_step.state_dict(),
+            splitting=self.guarded_step.state_dict(),
             input=self._input_record,
         )
         checkpoint.update(state.keys())
@@ -385,7 +385,7 @@ class YOLOModule(LightningModule):
         self._steps, self._saved_optimizer, self._input_record = state.steps, state.optimizer, state.input
         self._accumulation.load_state_dict(state.accumulation)
         self._guard.load_state_dict(state.nonfinite)
-        self._guarded_step.load_state_dict(state.splitting)
+        self.guarded_step.load_state_dict(state.splitting)
 
     def _begin_step(self, batch: Batch, batch_idx: int) -> OptimizerSettings:
         """Set the state that depends on the position in training, and return the settings of the optimizer."""

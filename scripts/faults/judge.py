@@ -16,7 +16,7 @@ from torch import Tensor
 from faults import traces
 from faults.run import MARK_VARIABLE, Beat, Case, OutputLine, Report, Run
 from yolo_lightning.supervision.classify import StallClass
-from yolo_lightning.supervision.fallback import levels_below
+from yolo_lightning.supervision.fallback_levels import levels_below
 from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts
 from yolo_lightning.supervision.restart_policy import FallbackState

@@ -19,7 +19,7 @@ from faults import traces
 from faults.hangs import FIRED_FILE, LIBRARY_VARIABLE, record_fired
 from yolo_lightning.supervision import SuperviseSettings, live_heartbeat
 from yolo_lightning.supervision.classify import StallClass
-from yolo_lightning.supervision.fallback import AS_CONFIGURED
+from yolo_lightning.supervision.fallback_levels import AS_CONFIGURED
 from yolo_lightning.supervision.heartbeat import Heartbeat, HeartbeatReader, Phase
 from yolo_lightning.supervision.job import JOB_VARIABLE, job
 from yolo_lightning.supervision.phase_timeouts import PhaseTimeouts

@@ -332,7 +332,7 @@ def weights(folder: Path) -> Target:
     import torch
 
     from yolo_lightning.model.graph import network_of, plain_graph
-    from yolo_lightning.model.pt_file import read_pt
+    from yolo_lightning.model.read_pt import read_pt
     from yolo_lightning.model.variants import description_of
 
     rows = [[-1, 1, "Conv", [8, 3, 2]], [-1, 1, "Conv", [8, 3, 2]]]

@@ -259,6 +259,11 @@ def test_fork_server_starts_before_torch_is_imported(
         ({"finish_by": "2020-01-01T00:00+00:00"}, "finish_by must be in the future, got 20"),
         ({"finish_by": "2100-01-01", "max_hours": 1}, "either --finish_by or --max_hours must be set"),
         ({"max_hours": 0}, "max_hours must be > 0, got 0"),
+        (
+            {"max_hours": 1, "trainer.max_time": "00:01:00:00"},
+            "trainer.max_time must be null with --max_hours, got 00",
+        ),
+        ({"finish_by": "2100-01-01", "trainer.max_steps": 5}, "trainer.max_steps must be -1 with --finish_by, got 5"),
     ],
 )
 def test_deadline_of_a_new_run_is_checked(begun: Any, options: dict[str, Any], message: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REPOSITORY
-from yolo_lightning.supervision.fallback import levels_of_words
+from yolo_lightning.supervision.fallback_levels import levels_of_words
 from yolo_lightning.supervision.heartbeat import heartbeat
 from yolo_lightning.supervision.job import Job
 

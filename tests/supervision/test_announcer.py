@@ -15,7 +15,7 @@ import pytest
 from tests.supervision.supervised import Supervised, floors
 from yolo_lightning.supervision import NotifySettings
 from yolo_lightning.supervision.announcer import Announcer
-from yolo_lightning.supervision.fallback import LevelState
+from yolo_lightning.supervision.fallback_levels import LevelState
 from yolo_lightning.supervision.heartbeat import Heartbeat, Phase
 from yolo_lightning.supervision.helper_process import Call
 from yolo_lightning.supervision.restart_policy import FallbackState

@@ -13,7 +13,7 @@ import pytest
 from tests.supervision.supervised import PATIENT_S, REPOSITORY, TRAINER, Supervised, floors
 from yolo_lightning.supervision import Job, SuperviseSettings
 from yolo_lightning.supervision.classify import StallClass
-from yolo_lightning.supervision.fallback import levels_below
+from yolo_lightning.supervision.fallback_levels import levels_below
 from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts, PhaseTimeouts
 from yolo_lightning.supervision.run_lock import read_holder

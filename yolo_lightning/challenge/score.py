@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from yolo_lightning.challenge.content import CATEGORY_IDS, LTDV2_FRAME_SIZE, Content, Template
-from yolo_lightning.data.formats.annotation_file import BYTE_ORDER_MARK, decode
+from yolo_lightning.data.formats.coco_json import BYTE_ORDER_MARK, decode
 from yolo_lightning.data.formats.image_ids import id_text, image_id_texts, unknown_image_hint
 from yolo_lightning.evaluation.drift import DriftScores, drift_scores, month_of_id
 from yolo_lightning.evaluation.matching import BoxTable, Matches, match_frames, sized

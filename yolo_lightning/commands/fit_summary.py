@@ -16,7 +16,7 @@ from yolo_lightning.evaluation.drift import DriftScores
 from yolo_lightning.evaluation.score_table import class_table
 from yolo_lightning.evaluation.ultralytics_metrics import UltralyticsScores
 from yolo_lightning.module import YOLOModule
-from yolo_lightning.supervision.fallback import AS_CONFIGURED
+from yolo_lightning.supervision.fallback_levels import AS_CONFIGURED
 from yolo_lightning.supervision.restart_policy import FallbackState
 from yolo_lightning.utils.run_files import (
     BEST_CHECKPOINT,
@@ -103,7 +103,7 @@ def _attempted(path: Path, write: Callable[[Path], None]) -> Path | None:
 
 def write_pt(checkpoint: Path, path: Path) -> None:
     """Write the averaged weights of a checkpoint as an Ultralytics file, as `export --format pt` does."""
-    from yolo_lightning.commands.export.export_network import plain_network, write_ultralytics_file
+    from yolo_lightning.commands.export.pt_and_torchscript import plain_network, write_ultralytics_file
     from yolo_lightning.model.network_settings import read_settings
 
     write_ultralytics_file(plain_network(checkpoint), path, read_settings(checkpoint))

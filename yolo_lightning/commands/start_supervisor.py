@@ -136,6 +136,12 @@ def check_deadline(options: Mapping[str, Any]) -> None:
         raise ValueError(f"either --finish_by or --max_hours must be set, got {finish_by} and {hours}")
     if hours is not None and not float(hours) > 0:
         raise ValueError(f"max_hours must be > 0, got {hours}")
+    for name, free in (("trainer.max_time", None), ("trainer.max_steps", -1)) if hours or finish_by else ():
+        if (limit := options.get(name, free)) not in (None, free):
+            option = "--finish_by" if hours is None else "--max_hours"
+            raise ValueError(
+                f"{name} must be {json.dumps(free)} with {option}, got {limit}: the deadline sets the length"
+            )
     if finish_by is not None:
         moment = parse_moment("finish_by", str(finish_by))
         if moment.timestamp() <= time.time() and not resumes(options) and not is_supervised():

@@ -13,7 +13,7 @@ from ultralytics.nn.tasks import DetectionModel, parse_model, torch_safe_load
 from yolo_lightning.checkpoints.torch_archive import load_checkpoint, reason
 from yolo_lightning.model.description import MOST_CHANNELS, checked_description
 from yolo_lightning.model.layers import Convolution, MemoryFormat, arrange, has_one_to_one_branch, image_layers
-from yolo_lightning.model.pt_file import PtFile, read_pt
+from yolo_lightning.model.read_pt import PtFile, read_pt
 from yolo_lightning.model.variants import description_of, is_file_of_user
 from yolo_lightning.utils.paths import user_path
 

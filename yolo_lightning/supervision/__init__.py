@@ -12,7 +12,7 @@ Imports neither torch nor Lightning: the supervisor uses no GPU, no threads and 
     announcer, notify           status file and notifications   detach              a session of its own
 """
 
-from yolo_lightning.supervision.fallback import level_of_launch
+from yolo_lightning.supervision.fallback_levels import level_of_launch
 from yolo_lightning.supervision.job import Job, SuperviseSettings, become_supervisor
 from yolo_lightning.supervision.kill import mark_process, remove_files_of_dead_processes
 from yolo_lightning.supervision.notify import NotifySettings

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
-from yolo_lightning.supervision.fallback import COMPUTATION_KEYS
+from yolo_lightning.supervision.fallback_levels import COMPUTATION_KEYS
 from yolo_lightning.supervision.heartbeat import Heartbeat
 from yolo_lightning.supervision.notify import NotifySettings
 from yolo_lightning.supervision.phase_timeouts import PhaseTimeouts

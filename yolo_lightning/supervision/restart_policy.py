@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from yolo_lightning.supervision.classify import Diagnosis, StallClass
-from yolo_lightning.supervision.fallback import AS_CONFIGURED, FallbackLevel, LevelState
+from yolo_lightning.supervision.fallback_levels import AS_CONFIGURED, FallbackLevel, LevelState
 from yolo_lightning.utils.files import write_json
 from yolo_lightning.utils.json_record import read_record
 from yolo_lightning.utils.run_files import STATE_FILE

@@ -14,7 +14,7 @@ from yolo_lightning.supervision.announcer import Announcer
 from yolo_lightning.supervision.attempt import Attempt, AttemptRunner
 from yolo_lightning.supervision.child_process import run_child
 from yolo_lightning.supervision.classify import Diagnosis, StallClass
-from yolo_lightning.supervision.fallback import (
+from yolo_lightning.supervision.fallback_levels import (
     AS_CONFIGURED,
     BACKEND,
     computation_levels,

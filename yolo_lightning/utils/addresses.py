@@ -15,6 +15,12 @@ HIDDEN = "***"
 ADDRESS = re.compile(r"\b([a-zA-Z][a-zA-Z0-9+.-]*://)([^\s\"'<>?#\\]*)([?#][^\s\"'<>\\]*)?")
 TOKEN = re.compile(r"(?<=/)(?=[^/]*\d)[A-Za-z0-9_-]{16,}(?![^/}\]),;])")  # part of a path that is no word
 WEB = ("http://", "https://")
+STORES = re.compile(
+    "file|local|memory|s3a?|gs|gcs|az|abfss?|adl|sftp|ssh|ftps?|smb|(web)?hdfs|oss|oci|hf|https?|tcp|jsons?|sqlite|mysql"
+    "|postgresql"
+)
+"""Schemes whose host is no credential. Those of notifications, as `tgram://TOKEN/CHAT`, have a token in its place."""
+
 NOTIFY_OPTIONS = re.compile(r"\b(webhook|apprise|ping)\b")
 
 
@@ -27,6 +33,8 @@ def hide(found: re.Match[str]) -> str:
     scheme, place, query = found.groups()
     host, slash, path = place.partition("/")
     user, at, host = host.rpartition("@")
+    if not user and not STORES.fullmatch(scheme.lower().removesuffix("://")):
+        return f"{scheme}{HIDDEN}"
     path = TOKEN.sub(HIDDEN, f"{slash}{path}") if scheme.lower() in WEB else slash + path
     return f"{scheme}{HIDDEN if user else ''}{at}{host}{path}{query[0] + HIDDEN if query else ''}"
 

@@ -127,7 +127,7 @@ class Steps:
     def __init__(self, section: Section, variant: Variant, images: int, max_oom_splits: int = 0, **_: Any) -> None:
         self.images, self.splits = images, max_oom_splits
         self.images_at_once: int | None = None
-        self.module = self.graph = self._guarded_step = self
+        self.module = self.graph = self.guarded_step = self
 
     def train(self, steps: int) -> dict[str, torch.Tensor]:
         at_once = self.images

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from yolo_lightning.commands.export.command import export
-from yolo_lightning.commands.export.export_network import plain_network, sample_images
+from yolo_lightning.commands.export.pt_and_torchscript import plain_network, sample_images
 
 IMAGE_SIZE = 64
 STRANGER = """

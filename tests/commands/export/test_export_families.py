@@ -14,7 +14,7 @@ from ultralytics.nn.tasks import DetectionModel
 
 from tests.helpers.networks import lively_checkpoint
 from yolo_lightning.commands.export.command import export
-from yolo_lightning.commands.export.export_network import (
+from yolo_lightning.commands.export.pt_and_torchscript import (
     InferenceNetwork,
     largest_gaps,
     plain_network,

@@ -11,8 +11,8 @@ from ultralytics import YOLO
 from tests.helpers.networks import lively_checkpoint
 from yolo_lightning.checkpoints.checkpoint_file import write_checkpoint
 from yolo_lightning.commands.export.command import export
-from yolo_lightning.commands.export.export_network import InferenceNetwork, plain_network, sample_images
 from yolo_lightning.commands.export.onnx_file import compare, suppress, suppression_model
+from yolo_lightning.commands.export.pt_and_torchscript import InferenceNetwork, plain_network, sample_images
 from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.model.detection_settings import DetectionSettings
 from yolo_lightning.model.network_settings import input_record, read_settings

@@ -134,7 +134,7 @@ def largest_batch(section: Section, variant: Variant, most: int) -> dict[str, An
                 section.announce(f"memory, {variant}, {images} images, split")
                 work = TrainerSteps(section, variant, images, max_oom_splits=MOST_SPLITS)
                 work.train(1)
-                row["images_at_once"] = work.module._guarded_step.images_at_once
+                row["images_at_once"] = work.module.guarded_step.images_at_once
     except Exception as error:  # also a library that reports a lack of memory by another error
         row["failure"] = f"{images} images: {first_line(error)}"
     free_cached_memory(section.device)

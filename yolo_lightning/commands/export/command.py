@@ -11,13 +11,13 @@ from yolo_lightning.checkpoints.checkpoint_file import require_whole
 from yolo_lightning.checkpoints.mirror import is_address, local_checkpoint
 from yolo_lightning.checkpoints.resume import checkpoint_to_evaluate
 from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN
-from yolo_lightning.commands.export.export_network import (
+from yolo_lightning.commands.export.onnx_file import require_packages, write_onnx_file
+from yolo_lightning.commands.export.pt_and_torchscript import (
     InferenceNetwork,
     plain_network,
     write_torchscript_file,
     write_ultralytics_file,
 )
-from yolo_lightning.commands.export.onnx_file import require_packages, write_onnx_file
 from yolo_lightning.model.graph import check_one_to_one
 from yolo_lightning.model.layers import graph_stride
 from yolo_lightning.model.network_settings import read_settings

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torchvision.ops import batched_nms
 
-from yolo_lightning.commands.export.export_network import InferenceNetwork, largest_gaps, metadata, sample_images
+from yolo_lightning.commands.export.pt_and_torchscript import InferenceNetwork, largest_gaps, metadata, sample_images
 from yolo_lightning.model.detection_settings import DetectionSettings
 from yolo_lightning.model.network_settings import NetworkSettings
 from yolo_lightning.utils.files import replacing

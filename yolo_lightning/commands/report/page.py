@@ -22,7 +22,7 @@ from yolo_lightning.evaluation.class_colours import class_colour
 from yolo_lightning.evaluation.drift import month_name
 from yolo_lightning.evaluation.score_table import SCORE_LABELS, drift_summary, is_defined, score_text, scores_text
 from yolo_lightning.evaluation.ultralytics_matching import CONFUSION_SCORE_THRESHOLD
-from yolo_lightning.supervision.fallback import AS_CONFIGURED
+from yolo_lightning.supervision.fallback_levels import AS_CONFIGURED
 from yolo_lightning.supervision.incident import IncidentReport
 
 STAGE_NAMES = {"val": "Validation", "test": "Test"}

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from yolo_lightning.data.formats.annotation_file import ImageEntry
+from yolo_lightning.data.formats.coco_json import ImageEntry
 from yolo_lightning.utils.plain_text import one_line
 
 WEATHER = (

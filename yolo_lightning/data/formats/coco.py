@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from yolo_lightning.data.formats.annotation_file import COCO_FILE, annotation_arrays, decode
 from yolo_lightning.data.formats.annotations import Annotations, distinct_names, encoded, image_shapes, still_images
+from yolo_lightning.data.formats.coco_json import COCO_FILE, annotation_arrays, decode
 from yolo_lightning.data.formats.dataset_format import JsonFormat
 from yolo_lightning.data.formats.image_ids import image_id_texts
 from yolo_lightning.data.formats.suspicious_boxes import suspicions

@@ -13,7 +13,6 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from yolo_lightning.data.formats.annotation_file import annotation_arrays, decode
 from yolo_lightning.data.formats.annotations import (
     IMAGE_NUMBER,
     WEATHER,
@@ -22,6 +21,7 @@ from yolo_lightning.data.formats.annotations import (
     image_shapes,
     still_images,
 )
+from yolo_lightning.data.formats.coco_json import annotation_arrays, decode
 from yolo_lightning.data.formats.dataset_format import DatasetSettings, JsonFormat
 from yolo_lightning.data.formats.image_ids import ID_DIGITS, image_id_texts, number_at, refuse_rounded_ids
 from yolo_lightning.data.formats.suspicious_boxes import suspicions

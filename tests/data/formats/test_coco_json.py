@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from yolo_lightning.data.formats.annotation_file import decode
+from yolo_lightning.data.formats.coco_json import decode
 
 Coco = Callable[..., dict[str, Any]]
 WriteJson = Callable[..., Path]

@@ -8,7 +8,7 @@ import pytest
 
 from yolo_lightning.supervision import Job, SuperviseSettings
 from yolo_lightning.supervision.classify import Diagnosis, StallClass
-from yolo_lightning.supervision.fallback import (
+from yolo_lightning.supervision.fallback_levels import (
     AS_CONFIGURED,
     COMPUTATION_LEVELS,
     LOADER_LEVELS,
