@@ -4,13 +4,14 @@
     python scripts/accuracy_study.py --root path/to/LTDv2 --image_size 320 --epochs 12 --arms base mixup
     python scripts/accuracy_study.py --data path/to/data.yaml --image_size 320 --epochs 12 --arms base p2
 
-Without `--root` and `--data` a look-alike of LTDv2 is drawn. An arm is `configs/ltdv2.yaml` (`configs/yolo.yaml` with
-`--data`) without box paste and recalibration, and with the options in `ARMS`; every arm and seed is a training in its
-own process, whose last averaged weights are scored on the validation split. The arms in `SCORED` score the finished
-runs of another arm in another way and train nothing. Finished runs of the work folder under the same conditions are not
-repeated, so that a study can be interrupted and extended. The table shows the mean difference from `base` over the
-common seeds with its 95 % interval (Student's t, paired by seed), and the processor time and memory of the training
-relative to `base`.
+Without `--root` and `--data` a look-alike of LTDv2 is drawn; `--few_months` trains on its frames of June to August and
+few clips of May and April, which the scores by month compare with the other months. An arm is `configs/ltdv2.yaml`
+(`configs/yolo.yaml` with `--data`) without box paste and recalibration, and with the options in `ARMS`; every arm and
+seed is a training in its own process, whose last averaged weights are scored on the validation split. The arms in
+`SCORED` score the finished runs of another arm in another way and train nothing. Finished runs of the work folder under
+the same conditions are not repeated, so that a study can be interrupted and extended. The table shows the mean
+difference from `base` over the common seeds with its 95 % interval (Student's t, paired by seed), and the processor
+time and memory of the training relative to `base`.
 """
 
 import argparse
@@ -18,17 +19,15 @@ import json
 import os
 import shutil
 import statistics
-import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from math import isfinite, nan
+from dataclasses import dataclass, field, replace
+from math import ceil, isfinite, nan
 from pathlib import Path
 from typing import Any
 
-from common import markdown_table, mean_interval
+from common import markdown_table, mean_interval, run_logged
 from comparison.dataset import Dataset
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.nn import BatchNorm2d
@@ -49,6 +48,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "musgd": {"model.recipe.optimizer": "MuSGD"},
     "auto_optimizer": {"model.recipe.optimizer": "auto"},
     "no_photometric": {"data.augmentation.photometric": 0.0},
+    "no_drift": {f"data.augmentation.{name}": 0.0 for name in ("photometric", "histogram_match", "inversion")},
     "no_mosaic": {"data.augmentation.mosaic": 0.0},
     "full_mosaic": {"data.augmentation.mosaic": 1.0},
     "bn_momentum": {"trainer.callbacks+": "accuracy_study.BatchNormMomentum"},
@@ -81,7 +81,9 @@ SCORED = {
     "recalibrate_training": Scoring(inputs="training"),
     "recalibrate_bn_momentum": Scoring("bn_momentum", inputs="evaluation"),
 }
-SCORES = ("map_50", "map", "balanced")
+SCORES = ("map_50", "map", "balanced", "cov")
+FEW_MONTHS, FEW_MONTHS_FILE = {202006: 1.0, 202007: 1.0, 202008: 1.0, 202005: 0.25, 202104: 0.1}, "TrainFewMonths.json"
+"""Share of the drawn clips of a month that `--few_months` uses for training; other months are unseen."""
 TITLES = {"map_50": "mAP50", "map": "mAP50-95"}
 OUTCOME = "outcome.json"
 
@@ -112,6 +114,9 @@ def main() -> None:
     try:
         root = options.root or (None if options.data else draw(options))
         dataset = Dataset.find(root, options.data)
+        if options.few_months and root is not None:
+            write_few_months(root)
+            dataset = replace(dataset, options=dataset.options | {"files.train": FEW_MONTHS_FILE})
     except ValueError as error:
         sys.exit(f"{Path(__file__).name}: {error}")
     runs = [(arm, seed) for arm in ARMS for seed in options.seeds if arm in options.arms]
@@ -142,6 +147,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--frames", type=int, default=480, help="training frames that are drawn")
+    parser.add_argument("--few_months", action="store_true", help="train on few months of the drawn frames")
     parser.add_argument("--image_size", type=int, default=192, help="pixels")
     parser.add_argument("--batch_size", type=int, default=8)
     parser.add_argument("--jobs", type=int, choices=(1, 2), default=1, help="processes, one thread each")
@@ -149,6 +155,8 @@ def parse_arguments() -> argparse.Namespace:
     for arm in set(options.arms) & SCORED.keys():
         if SCORED[arm].arm not in options.arms:
             parser.error(f"the arm {arm} scores the runs of {SCORED[arm].arm}, which --arms does not contain")
+    if options.few_months and (options.root or options.data):
+        parser.error("--few_months needs drawn frames: no --root and no --data")
     if "rectangular" in options.arms and options.data:
         parser.error("the arm rectangular needs frames of one size: --root, not --data")
     for name in ("epochs", "frames", "batch_size"):
@@ -164,10 +172,23 @@ def draw(options: argparse.Namespace) -> Path:
     return draw_dataset(options.work / "data", **frames, **size, progress=True)
 
 
+def write_few_months(root: Path) -> None:
+    """Write the training file without most months: the first clips of each month, as many as `FEW_MONTHS` defines."""
+    content = json.loads((root / "Train.json").read_text())
+    clips: dict[int, dict[Path, None]] = {}  # by month, the first digits of the id
+    for image in content["images"]:
+        clips.setdefault(int(str(image["id"])[:6]), {})[Path(image["file_name"]).parent] = None
+    chosen = {clip for month, own in clips.items() for clip in [*own][: ceil(FEW_MONTHS.get(month, 0.0) * len(own))]}
+    content["images"] = [image for image in content["images"] if Path(image["file_name"]).parent in chosen]
+    kept = {image["id"] for image in content["images"]}
+    content["annotations"] = [one for one in content["annotations"] if one["image_id"] in kept]
+    write_json(root / FEW_MONTHS_FILE, content)
+
+
 def conditions(options: argparse.Namespace) -> dict[str, Any]:
     """Return everything that determines an outcome besides arm and seed."""
     chosen = options.root or options.data
-    names = ("epochs", "image_size", "batch_size", *(() if chosen else ("frames",)))
+    names = ("epochs", "image_size", "batch_size", *(() if chosen else ("frames", "few_months")))
     return {name: getattr(options, name) for name in names} | {"root": str(chosen or "drawn")}
 
 
@@ -255,16 +276,8 @@ def tested(folder: Path, checkpoint: Path, changes: Mapping[str, Any]) -> dict[s
 def run(command: str, options: Mapping[str, Any], log: Path) -> dict[str, float]:
     """Run a command of the package on one thread; return its processor time and its peak memory."""
     paths = os.pathsep.join(filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))))
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": paths}
-    print(f"{time.strftime('%H:%M:%S')} {command}; log in {log}", flush=True)
-    with log.open("w") as file:
-        line = [sys.executable, "-m", "yolo_lightning", command, *words(options)]
-        process = subprocess.Popen(line, env=environment, stdout=file, stderr=subprocess.STDOUT)
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise SystemExit(f"{command} ended with exit code {process.returncode}: see {log}")
-    return {"seconds": usage.ru_utime + usage.ru_stime, "memory_mib": usage.ru_maxrss / 1024}
+    environment = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": paths}
+    return run_logged([sys.executable, "-m", "yolo_lightning", command, *words(options)], log, environment)
 
 
 def modified(path: Path) -> float:
@@ -324,15 +337,11 @@ def table(found: Sequence[dict[str, Any]]) -> str:
 
 def _is_class(name: str) -> bool:
     """Return whether a score is the mAP50 of a class."""
-    return name.startswith("map_50/") and not short(name)[:1].isdecimal()
+    return name.startswith("map_50/") and not title(name)[:1].isdecimal()
 
 
 def title(name: str) -> str:
-    return TITLES.get(name, short(name))
-
-
-def short(name: str) -> str:
-    return name.removeprefix("map_50/")
+    return TITLES.get(name, name.removeprefix("map_50/"))
 
 
 def difference(one: dict[str, Any], other: dict[str, Any], name: str) -> float:

@@ -3,6 +3,7 @@
 import os
 import statistics
 import subprocess
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from math import sqrt
 from pathlib import Path
@@ -10,13 +11,19 @@ from pathlib import Path
 from scipy.stats import t as student  # type: ignore[import-untyped]
 
 
-def run_logged(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
-    """Run a command with further environment variables and its output in `log`; raise SystemExit if it fails."""
-    print(f"running; log in {log}", flush=True)
+def run_logged(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> dict[str, float]:
+    """Run a command with further environment variables and its output in `log`; raise SystemExit if it fails.
+
+    Return the processor time of the process in seconds, and its peak memory in MiB.
+    """
+    print(f"{time.strftime('%H:%M:%S')} running; log in {log}", flush=True)
     with log.open("w") as file:
-        ended = subprocess.run(command, env={**os.environ, **environment}, stdout=file, stderr=subprocess.STDOUT)
-    if ended.returncode:
-        raise SystemExit(f"the command ended with exit code {ended.returncode}: see {log}")
+        process = subprocess.Popen(command, env=os.environ | environment, stdout=file, stderr=subprocess.STDOUT)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"the command ended with exit code {process.returncode}: see {log}")
+    return {"seconds": usage.ru_utime + usage.ru_stime, "memory_mib": usage.ru_maxrss / 1024}
 
 
 def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -39,13 +40,27 @@ def test_interval_of_noise_contains_zero() -> None:
 
 
 def test_outcome_of_other_conditions_is_not_used(tmp_path: Path) -> None:
-    options = argparse.Namespace(epochs=2, image_size=64, batch_size=8, frames=48, root=None, data=None)
+    options = argparse.Namespace(
+        epochs=2, image_size=64, batch_size=8, frames=48, few_months=False, root=None, data=None
+    )
     study.store(tmp_path, "base", 0, {"map_50": 0.5}, {"seconds": 1.0, "memory_mib": 2.0}, options)
     found = study.known(tmp_path, options)
     assert found is not None
     assert found["scores"] == {"map_50": 0.5}
     options.epochs = 3
     assert study.known(tmp_path, options) is None
+
+
+def test_few_months_are_chosen_by_clips(tmp_path: Path) -> None:
+    months = [202005] * 8 + [202006] * 2 + [202101]
+    images = [{"id": month * 10**4 + at, "file_name": f"{month}/clip{at}/0.jpg"} for at, month in enumerate(months)]
+    boxes = [{"image_id": image["id"]} for image in images]
+    (tmp_path / "Train.json").write_text(json.dumps({"images": images, "annotations": boxes}))
+    study.write_few_months(tmp_path)
+    content = json.loads((tmp_path / study.FEW_MONTHS_FILE).read_text())
+    ids = [one["id"] for one in content["images"]]
+    assert [one // 10**4 for one in ids] == [202005] * 2 + [202006] * 2
+    assert [one["image_id"] for one in content["annotations"]] == ids
 
 
 def test_arms_consist_of_options_of_fit(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
