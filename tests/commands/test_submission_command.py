@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from faster_coco_eval import COCO, COCOeval_faster
 
+from tests.challenge.test_rescoring import watched
+from yolo_lightning.challenge.submission_file import entries, write_submission
 from yolo_lightning.cli import main
 from yolo_lightning.evaluation.drift import CHALLENGE_MONTHS
 
@@ -275,6 +277,44 @@ def test_fused_submission_passes_the_check(
     assert call("check", "fused.zip", "--template", "template.json") == 0
     assert call("score", "fused.zip", "targets.json", "--json", "scores.json") == 0
     assert json.loads((folder / "scores.json").read_text())["global_map_50"] == pytest.approx(51 / 101)
+
+
+def write_watched(folder: Path, name: str, seed: int) -> None:
+    """Write detections, and objects of 16 clips of a drawn camera."""
+    content, truth = watched(seed)
+    write_submission(entries(content), folder / f"{name}.json")
+    objects = {image_id: {"boxes": entry["boxes"], "labels": entry["labels"]} for image_id, entry in entries(truth)}
+    (folder / f"{name}-targets.json").write_text(json.dumps(objects))
+
+
+def test_rescored_submission_of_other_clips_is_fused_checked_and_scored(
+    call: Callable[..., int], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, seed in (("valid", 0), ("test", 1)):
+        write_watched(folder, name, seed)
+    learning = ["--known", "valid.json", "--truth", "valid-targets.json"]
+    assert call("rescore", "test.json", *learning, "--template", "test-targets.json", "--output", "new.json") == 0
+    assert "better on both halves; new.json: 192 images" in capsys.readouterr().out
+    assert call("check", "new.json", "--template", "test-targets.json") == 0
+    assert call("fuse", "new.json", "test.json", "--weights", "3", "1", "--output", "fused.zip") == 0
+    balanced = {}
+    for file in ("test.json", "new.json", "fused.zip"):
+        assert call("score", file, "test-targets.json", "--json", "scores.json") == 0
+        balanced[file] = json.loads((folder / "scores.json").read_text())["global_map_bal"]
+    assert balanced["new.json"] > balanced["test.json"] + 0.2
+    assert balanced["fused.zip"] > balanced["test.json"]
+
+
+def test_rescoring_that_is_not_better_on_both_halves_writes_nothing(
+    call: Callable[..., int], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["rescore", "predictions.json", "--known", "predictions.json", "--truth", "targets.json"]
+    assert call(*words) == 1
+    assert "not better on both halves: rescored.zip is not written" in capsys.readouterr().out
+    assert not (folder / "rescored.zip").exists()
+    assert call(*words, "--output", "predictions.json") == 2
+    assert call(*words[:-1], "template.json") == 2
+    assert "truth must have annotated boxes" in capsys.readouterr().err
 
 
 def test_template_tells_fusion_the_size_of_the_frames(call: Callable[..., int], folder: Path) -> None:

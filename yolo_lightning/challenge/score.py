@@ -102,11 +102,11 @@ def match_submission(content: Content, truth: Content) -> Matches:
     image_ids = truth.image_ids
     months = [month_of_id(image_id) for image_id in image_ids]
     return match_frames(
-        _box_table(content.with_frames(image_ids)), _box_table(truth), len(CATEGORY_IDS), image_ids, months
+        box_table(content.with_frames(image_ids)), box_table(truth), len(CATEGORY_IDS), image_ids, months
     )
 
 
-def _box_table(content: Content) -> BoxTable:
+def box_table(content: Content) -> BoxTable:
     """Return boxes as float32 and category ids as class indices from 0."""
     return BoxTable(
         sized(content.boxes.astype(np.float32)),

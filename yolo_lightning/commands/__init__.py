@@ -22,7 +22,7 @@ TOOLS = {
     "service": "resume a run after a reboot with systemd: install, status, remove",
     "stop": "stop a run and wait for its checkpoint",
     "soak": "train with the options of a fit for hours in a temporary folder, and report what happened",
-    "submission": "check, score or fuse submission files of the LTDv2 challenge",
+    "submission": "check, score, fuse or rescore submission files of the LTDv2 challenge",
     "supervise": "restart any training command after hangs and crashes",
     "sweep": "find the score and IoU thresholds with the best validation scores",
 }

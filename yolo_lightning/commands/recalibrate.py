@@ -1,8 +1,6 @@
 """`python -m yolo_lightning recalibrate RUN`: statistics of batch normalization computed anew from training frames."""
 
-import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, Literal
@@ -10,7 +8,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from jsonargparse import Namespace
-from rich.console import Console
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -19,8 +16,9 @@ from yolo_lightning.checkpoints.checkpoint_file import RECALIBRATED, remove_chec
 from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN
 from yolo_lightning.checkpoints.torch_archive import load_checkpoint
 from yolo_lightning.commands.console import counter, finite, write_results, writing
+from yolo_lightning.commands.halves import PARTS, Comparison
 from yolo_lightning.commands.sweep.candidates import collect, in_first_half, suppressed
-from yolo_lightning.commands.sweep.command import PIPE_WIDTH, checkpoint_file, data_options_of
+from yolo_lightning.commands.sweep.command import checkpoint_file, data_options_of
 from yolo_lightning.commands.sweep.sweep_scores import Setting, SettingScores, score_setting
 from yolo_lightning.data.batch import collate
 from yolo_lightning.data.datamodule import DetectionDataModule
@@ -28,7 +26,7 @@ from yolo_lightning.data.dataset import EvaluationDataset, TrainingDataset
 from yolo_lightning.data.sampling.resumable_loader import SampleKey
 from yolo_lightning.detector import arranged_network, folded_network
 from yolo_lightning.evaluation.matching import Matches, match
-from yolo_lightning.evaluation.score_table import number_table, score_text
+from yolo_lightning.evaluation.score_table import score_text
 from yolo_lightning.model.graph import network_input
 from yolo_lightning.model.layers import Convolution, FoldedGraph
 from yolo_lightning.model.network_settings import NetworkSettings, read_settings
@@ -45,8 +43,6 @@ InputsOrAuto = Literal["auto", Inputs]
 PREFIX = "graph."  # of the network's tensors in a checkpoint
 CANDIDATES = 1000  # boxes with the highest scores per frame before NMS
 STATISTICS = ("running_mean", "running_var")
-COLUMNS = ("map_50", "cov", "balanced")
-HALVES = ("half 1", "half 2")
 
 
 def recalibrate(
@@ -91,37 +87,16 @@ def recalibrate(
         write_checkpoint(result, target)
     content = result[RECALIBRATED]
     print(f"{target}: {content['images']:,} training frames, inputs as in {content['inputs']}")
-    show(found.scores)
+    found.show("recalibrated")
     print(
         f"better on {found.where}: --ckpt_path {target}"
         if found.is_better
         else f"not better on {found.where}: keep {file}"
     )
-    scores = {name: dict(zip(("all", *HALVES), map(entry, own), strict=False)) for name, own in found.scores.items()}
+    arms = {"before": found.before, "recalibrated": found.after}
+    scores = {name: dict(zip(PARTS, map(entry, own), strict=False)) for name, own in arms.items()}
     record = {"weights": str(file), "output": str(target), **content}
     write_results(json, record | {"recommended": found.is_better, "scores": scores})
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """Scores of the checkpoint as it was (`before`) and with new statistics (`after`): all frames, then the halves."""
-
-    before: list[SettingScores]
-    after: list[SettingScores]
-
-    @property
-    def is_better(self) -> bool:
-        """Whether the balanced score is higher on each half; on all frames if the split cannot be halved."""
-        pairs = zip(self.after[1:] or self.after, self.before[1:] or self.before, strict=True)
-        return all(one.rank() > other.rank() for one, other in pairs)
-
-    @property
-    def where(self) -> str:
-        return "both halves" if len(self.before) > 1 else "all frames, because no month has two clips"
-
-    @property
-    def scores(self) -> dict[str, list[SettingScores]]:
-        return {"before": self.before, "recalibrated": self.after}
 
 
 def apply(
@@ -279,14 +254,6 @@ def beating(advance: Callable[[int], None]) -> Callable[[int], None]:
         advance(count)
 
     return advanced
-
-
-def show(scores: dict[str, list[SettingScores]]) -> None:
-    table = number_table("frames", COLUMNS)
-    for name, own in scores.items():
-        for part, one in zip(("all", *HALVES), own, strict=False):
-            table.add_row(f"{part}, {name}", *map(score_text, one.named().values()))
-    Console(width=None if sys.stdout.isatty() else PIPE_WIDTH).print(table)
 
 
 def entry(one: SettingScores) -> dict[str, float | None]:

@@ -1,4 +1,4 @@
-"""`submission check`, `score` and `fuse`: errors of a submission, its score, and the fusion of several."""
+"""`submission check`, `score`, `fuse` and `rescore`: errors and score of a submission, fusion, rescoring."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,10 +8,14 @@ import rich
 from yolo_lightning.challenge.check import check_submission
 from yolo_lightning.challenge.content import Certainty, Content, SubmissionReport, Template
 from yolo_lightning.challenge.fusion import fuse as fused
-from yolo_lightning.challenge.score import read_truth, score_submission
+from yolo_lightning.challenge.rescoring import cross_rescored, in_first_half, learn
+from yolo_lightning.challenge.rescoring import rescore as rescored
+from yolo_lightning.challenge.score import match_submission, read_truth, score_submission
 from yolo_lightning.challenge.submission_file import entries, write_submission
 from yolo_lightning.checkpoints.averaging import shares
 from yolo_lightning.commands.console import writing
+from yolo_lightning.commands.halves import Comparison
+from yolo_lightning.commands.sweep.sweep_scores import Setting, score_setting
 from yolo_lightning.data.box_fusion import FUSION_IOU
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.evaluation.drift import organisers_scores
@@ -86,9 +90,7 @@ def fuse(
     """
     check_range("iou_threshold", iou_threshold, "> 0", "< 1")
     check_range("score_threshold", score_threshold, ">= 0", "< 1")
-    target = Path(output)
-    if target.suffix not in (".json", ".zip") or real_path(target) in [real_path(Path(file)) for file in files]:
-        raise ValueError(f"output must be another file than those to fuse and end in .json or .zip, got {output}")
+    target = _target(output, files)
     if len(files) < 2:
         raise ValueError(f"files must name 2 or more submissions, got {len(files)}")
     chosen = shares([1.0] * len(files) if weights is None else weights, len(files))
@@ -98,6 +100,60 @@ def fuse(
         write_submission(entries(result), target)
     parts = " + ".join(f"{share:.4g} x {file}" for share, file in zip(chosen, files, strict=True))
     print(f"{target}: {len(result.image_ids):,} images, {len(result.scores):,} detections; {parts}")
+
+
+def rescore(
+    file: str,
+    *,
+    known: str,
+    truth: str,
+    output: str = "rescored.zip",
+    template: str | None = None,
+) -> None:
+    """Rescore the detections of a camera that does not move by their clip, place and size.
+
+    What raises a score is learned from predictions of the same network for a labelled split of the same camera. Half
+    of these clips judges what the other half teaches. The output is written only if the balanced score is higher on
+    both halves. Exit code 1 if it is not.
+
+    Args:
+        file: Submission to rescore, .json or .zip.
+        known: Submission of the same network for a labelled split of the same camera, .json or .zip.
+        truth: JSON of that split, or the organisers' file of targets.
+        output: Submission to write, .json or .zip.
+        template: As in `fuse`, for `file`.
+    """
+    target = _target(output, [file, known])
+    expected, objects = read_truth(Path(truth))
+    if not len(objects.labels):
+        raise ValueError(f"truth must have annotated boxes, got none in {truth}: use a labelled split")
+    if expected.frame_size is None:
+        raise ValueError(f"truth must have frames of one size, got several in {truth}: places are not comparable")
+    size = expected.frame_size
+    (content,) = _contents_of([file], read_truth(Path(template))[0] if template else None)
+    learned = _contents_of([known], expected)[0].with_frames(objects.image_ids)
+    half = in_first_half(objects.image_ids)
+    halves = [half, ~half] if half.any() and not half.all() else []
+    before, after = (match_submission(one, objects) for one in (learned, cross_rescored(learned, objects, size, half)))
+    setting = Setting(0.0, 0.0)  # no threshold
+    found = Comparison(
+        *([score_setting(one, setting, part) for part in (half | True, *halves)] for one in (before, after))
+    )
+    found.show("rescored")
+    if not found.is_better:
+        print(f"not better on {found.where}: {target} is not written, use {file}")
+        raise SystemExit(1)
+    result = rescored(content, learn(learned, objects, size, half | True), size)
+    with writing(target):
+        write_submission(entries(result), target)
+    print(f"better on {found.where}; {target}: {len(result.image_ids):,} images, {len(result.scores):,} detections")
+
+
+def _target(output: str, files: Sequence[str]) -> Path:
+    target = Path(output)
+    if target.suffix not in (".json", ".zip") or real_path(target) in [real_path(Path(file)) for file in files]:
+        raise ValueError(f"output must be another file than those to read and end in .json or .zip, got {output}")
+    return target
 
 
 def _contents_of(files: Sequence[str], template: Template | None) -> list[Content]:
@@ -130,5 +186,5 @@ def show(path: Path, report: SubmissionReport) -> None:
         print("no errors found")
 
 
-submission = {"check": check, "score": score, "fuse": fuse}
+submission = {"check": check, "score": score, "fuse": fuse, "rescore": rescore}
 """The commands by name."""

@@ -16,6 +16,7 @@ from yolo_lightning.checkpoints.mirror import local_checkpoint
 from yolo_lightning.checkpoints.resume import checkpoint_to_evaluate
 from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN
 from yolo_lightning.commands.console import counter, finite, write_results
+from yolo_lightning.commands.halves import PIPE_WIDTH
 from yolo_lightning.commands.sweep.candidates import Candidates, collect, in_first_half, suppressed
 from yolo_lightning.commands.sweep.sweep_scores import (
     HeldOut,
@@ -41,7 +42,6 @@ IOU_THRESHOLDS = (0.4, 0.5, 0.6, 0.7, 0.8)
 COLUMNS = ("score_threshold", "iou_threshold", "map_50", "cov", "balanced")
 ROWS = 10
 MIN_CANDIDATES = 100
-PIPE_WIDTH = 120
 
 
 @dataclass(frozen=True, slots=True)

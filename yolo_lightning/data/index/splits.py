@@ -4,9 +4,10 @@ Consecutive frames of a clip are near duplicates. Therefore frames of one clip a
 validation, and a fraction of a split consists of whole clips.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -54,18 +55,25 @@ def clip_months(index: SplitIndex) -> tuple[npt.NDArray[np.int32], npt.NDArray[n
 
 
 def choose_clips(index: SplitIndex, fraction: float) -> npt.NDArray[np.int32]:
-    """Return the numbers of a fraction of each month's clips, at least one per month.
+    """Return the numbers of a fraction of each month's clips, at least one per month; see `of_each_month`."""
+    numbers, months = clip_months(index)
+    return numbers[of_each_month([index.clip_name(number) for number in numbers.tolist()], months, fraction)]
+
+
+def of_each_month(
+    clip_names: Sequence[str], months: npt.NDArray[np.integer[Any]], fraction: float
+) -> npt.NDArray[np.int64]:
+    """Return the positions of a fraction of each month's clips, at least one per month.
 
     Within a month, clips are taken in the order of a hash of their names. Thus the choice is independent of any seed,
     and a larger fraction contains every smaller one.
     """
-    numbers, months = clip_months(index)
-    ranks = np.array([sha256(index.clip_name(number).encode()).hexdigest() for number in numbers.tolist()])
-    chosen = [np.zeros(0, dtype=np.int32)]
+    ranks = np.array([sha256(name.encode()).hexdigest() for name in clip_names])
+    chosen = [np.zeros(0, dtype=np.int64)]
     for month in np.unique(months):
         members = np.flatnonzero(months == month)
         count = max(1, round(fraction * len(members)))
-        chosen.append(numbers[members[np.argsort(ranks[members], kind="stable")[:count]]])
+        chosen.append(members[np.argsort(ranks[members], kind="stable")[:count]])
     return np.concatenate(chosen)
 
 

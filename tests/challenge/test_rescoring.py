@@ -1,0 +1,136 @@
+"""Links of detections over time, what a split teaches, and rescoring of other clips."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from yolo_lightning.challenge.content import Content
+from yolo_lightning.challenge.rescoring import (
+    cross_rescored,
+    in_first_half,
+    learn,
+    logistic,
+    real_detections,
+    rescore,
+)
+from yolo_lightning.challenge.score import score_submission
+from yolo_lightning.challenge.tracks import link, places_in_time
+from yolo_lightning.evaluation.drift import CHALLENGE_MONTHS
+
+SIZE = (384, 288)
+
+
+def ids(month: int, clip: int, seconds: list[int]) -> list[str]:
+    return [f"{month}{clip:03d}0114{second // 60:02d}{second % 60:02d}" for second in seconds]
+
+
+def content_of(image_ids: list[str], rows: list[tuple[int, list[float], float, int]]) -> Content:
+    """Detections as frame, box, score and label, in order of frames."""
+    rows = sorted(rows, key=lambda row: row[0])
+    owners, boxes, scores, labels = map(np.array, zip(*rows, strict=True))
+    return Content(tuple(image_ids), owners, boxes, scores, labels.astype(float))
+
+
+def test_frames_of_a_clip_are_consecutive_and_pauses_and_clips_are_not() -> None:
+    names = [*ids(202005, 1, [2, 0, 1, 3, 20]), *ids(202005, 2, [21]), "other"]
+    places = places_in_time(tuple(names))
+    assert (places[[1, 2, 0, 3]] - places[1]).tolist() == [0, 1, 2, 3]
+    assert np.diff(np.sort(np.delete(places, [0, 1, 2]))).min() > 1
+
+
+def test_a_moving_object_is_linked_to_itself_and_to_no_other_class_or_place() -> None:
+    image_ids = ids(202005, 1, [0, 1, 2, 3])
+    walking = [(frame, [10.0 + 14 * frame, 50, 24 + 14 * frame, 90], 0.5, 1) for frame in range(4)]
+    parked = [(frame, [60.0, 52, 84, 92], 0.4, 2) for frame in range(4)]
+    elsewhere = [(2, [300.0, 50, 314, 90], 0.9, 1)]
+    content = content_of(image_ids, walking + parked + elsewhere)
+    links = link(content)
+    for label in (1, 2):
+        own = [int(at) for at in np.flatnonzero(content.labels == label) if content.boxes[at, 0] < 290]
+        assert links.after[own].tolist() == [*own[1:], -1]
+        assert links.before[own].tolist() == [-1, *own[:-1]]
+        assert links.has_next[own].tolist() == [True, True, True, False]
+        assert links.has_previous[own].tolist() == [False, True, True, True]
+    alone = int(np.flatnonzero(content.boxes[:, 0] == 300)[0])
+    assert links.after[alone] == links.before[alone] == -1
+
+
+def test_of_two_boxes_of_an_object_the_better_one_is_linked() -> None:
+    rows = [(frame, [50.0, 50, 70, 90], 0.6, 1) for frame in range(2)] + [(0, [53.0, 53, 73, 93], 0.1, 1)]
+    content = content_of(ids(202005, 1, [0, 1]), rows)
+    links = link(content)
+    assert links.after[content.scores == 0.1].tolist() == [-1]
+    assert (links.after >= 0).sum() == 1
+
+
+def test_logistic_regression_finds_the_weights_of_its_model() -> None:
+    rng = np.random.default_rng(0)
+    features = np.column_stack((np.ones(20_000), rng.normal(size=(20_000, 2))))
+    weights = np.array([-1.0, 2.0, 0.5])
+    outcome = rng.random(20_000) < 1 / (1 + np.exp(-features @ weights))
+    assert logistic(features, outcome) == pytest.approx(weights, abs=0.1)
+
+
+def watched(seed: int, steps: int = 12) -> tuple[Content, Content]:
+    """Detections and objects of 16 clips: objects that stay and move, passing false alarms, and an ever warm lamp."""
+    rng = np.random.default_rng(seed)
+    image_ids, found, objects = [], [], []
+    for month in CHALLENGE_MONTHS.values():
+        for clip in (1, 2):
+            start = len(image_ids)
+            image_ids += ids(month, clip, list(range(steps)))
+            for _ in range(3):
+                left, top, speed = rng.uniform(20, 250), rng.uniform(150, 200), rng.uniform(-4, 4)
+                label = int(rng.choice([1, 4]))
+                for frame in range(steps):
+                    box = [left + speed * frame, top, left + speed * frame + 20, top + 40]
+                    objects.append((start + frame, box, 1.0, label))
+                    found.append((start + frame, [*box], float(rng.uniform(0.05, 0.6)), label))
+            for frame in range(steps):
+                found.append((start + frame, [340, 60, 360, 100], float(rng.uniform(0.2, 0.6)), 1))
+                for _ in range(3):
+                    left, top = rng.uniform(0, 350), rng.uniform(100, 240)
+                    box = [left, top, left + 20, top + 40]
+                    found.append((start + frame, box, float(rng.uniform(0.05, 0.6)), int(rng.choice([1, 4]))))
+    return content_of(image_ids, found), content_of(image_ids, objects)
+
+
+def test_objects_that_stay_rise_above_passing_false_alarms_and_a_fixed_one() -> None:
+    content, truth = watched(0)
+    half = in_first_half(content.image_ids)
+    assert half.mean() == 0.5
+    before, after = (score_submission(one, truth) for one in (content, cross_rescored(content, truth, SIZE, half)))
+    assert after.overall.scalars()["map_50"] > before.overall.scalars()["map_50"] + 0.2
+    assert after.balanced() > before.balanced() + 0.2
+
+
+def test_models_apply_to_clips_that_did_not_teach_them() -> None:
+    content, truth = watched(0)
+    models = learn(content, truth, SIZE, np.ones(len(truth.image_ids), np.bool_))
+    assert models.keys() == {1, 4}
+    others, objects = watched(1)
+    result = rescore(others, models, SIZE)
+    is_real = real_detections(others, objects)
+    lamp = others.boxes[:, 0] == 340
+    assert result.scores[is_real].mean() > 0.8
+    assert result.scores[lamp].mean() < 0.1
+    assert result.boxes is others.boxes
+    assert ((result.scores >= 0) & (result.scores <= 1)).all()
+
+
+def test_classes_and_frames_that_teach_nothing_keep_their_scores() -> None:
+    content, truth = watched(0)
+    nothing = learn(content, truth, SIZE, np.zeros(len(truth.image_ids), np.bool_))
+    assert nothing == {}
+    assert rescore(content, nothing, SIZE).scores.tolist() == content.scores.tolist()
+    empty = content.take(np.zeros(len(content.scores), np.bool_))
+    assert len(rescore(empty, learn(content, truth, SIZE, np.ones(len(truth.image_ids), bool)), SIZE).scores) == 0
+
+
+def test_frames_without_time_have_no_links() -> None:
+    content, _ = watched(0)
+    content = replace(content, image_ids=tuple(f"frame{at}" for at in range(len(content.image_ids))))
+    links = link(content)
+    assert (links.after < 0).all()
+    assert not links.has_next.any()

@@ -1,0 +1,240 @@
+"""Rescoring of the detections of a camera that does not move: evidence of time, place and size.
+
+A detection is real or a false alarm. The log-odds of that are learned from a split with known objects, per class:
+
+- from the detection alone: a logistic regression on the logit of its score, on the place (the smoothed ratio of real
+  detections to false alarms at the same place of the frame) and on the size (the deviation of the height from the usual
+  height at this row of the frame, which shows the perspective);
+- from the past and the future: messages of a hidden Markov model along the links of `tracks.py`. Its state is whether
+  the detection is real. The probabilities that a real detection and a false alarm have a successor, and that the
+  successor is real, are frequencies of the split. A second logistic regression gives the weights of both messages,
+  because errors of consecutive frames are not independent.
+
+The new score is the probability that the detection is real.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import cv2
+import numpy as np
+
+from yolo_lightning.challenge.content import CATEGORY_IDS, Content, Flags, Floats, Integers
+from yolo_lightning.challenge.score import box_table
+from yolo_lightning.challenge.tracks import Links, link
+from yolo_lightning.data.index.splits import of_each_month
+from yolo_lightning.evaluation.drift import clip_of_id, month_of_id
+from yolo_lightning.evaluation.matching import match_boxes
+
+GRID = (24, 32)  # rows and columns of a map of places
+SMOOTHING = 1.0  # standard deviation of the smoothing of a map, cells
+PRIOR_COUNT = 2.0  # detections by which a ratio of a map is drawn to that of the whole frame
+FOLDS = 5  # groups of clips; the place and size of a detection are judged by the other groups while weights are learned
+RIDGE = 1.0  # penalty of the squared weights of a logistic regression
+LARGEST_DEVIATION = 3.0  # of the height, standard deviations
+DIGITS = 6  # of the new scores
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Places and sizes of one class."""
+
+    log_ratios: Floats  # `GRID` log of the ratio of real detections to false alarms, relative to the whole frame
+    row: Floats  # `(3,)` offset, slope and standard deviation of the log of the height by the row of the lower edge
+
+
+@dataclass(frozen=True, slots=True)
+class ClassModel:
+    """What is known of the detections of one class."""
+
+    prior: float  # log-odds that a detection is real
+    places: Places
+    alone: Floats  # `(4,)` weights of 1, logit of the score, place, size
+    stays: Floats  # `(2,)` probability that the successor is real, of a false alarm and of a real detection
+    is_linked: Floats  # `(2,)` probability of a successor likewise
+    weights: Floats  # `(4,)` weights of 1, the log-odds of the detection alone, past, future
+
+
+Models = dict[int, ClassModel]
+"""By label. A class without real detections or without false alarms has no model and keeps its scores."""
+
+
+def learn(content: Content, truth: Content, frame_size: tuple[int, int], chosen: Flags) -> Models:
+    """Return the models that some frames teach.
+
+    Args:
+        content: Checked content with the frames of `truth`.
+        truth: Objects of F frames.
+        frame_size: Width and height in pixels.
+        chosen: `(F,)` whether a frame is used.
+    """
+    return _learn(content, link(content), real_detections(content, truth), frame_size, chosen)
+
+
+def rescore(content: Content, models: Models, frame_size: tuple[int, int]) -> Content:
+    """Return the content with new scores; detections keep their order."""
+    return _rescore(content, link(content), models, frame_size)
+
+
+def cross_rescored(content: Content, truth: Content, frame_size: tuple[int, int], half: Flags) -> Content:
+    """Return the content with the scores that the other half of the frames teaches; `half` is `(F,)`."""
+    links, is_real = link(content), real_detections(content, truth)
+    of_first, of_second = (
+        _rescore(content, links, _learn(content, links, is_real, frame_size, part), frame_size).scores
+        for part in (half, ~half)
+    )
+    return replace(content, scores=np.where(half[content.owners], of_second, of_first))
+
+
+def in_first_half(image_ids: Sequence[str]) -> Flags:
+    """Return `(F,)` whether a frame belongs to half of its month's clips, at least one; halves share no clip."""
+    names, first, clips = np.unique([clip_of_id(one) for one in image_ids], return_index=True, return_inverse=True)
+    months = np.array([month_of_id(image_ids[at]) for at in first.tolist()])
+    return np.isin(clips, of_each_month(names.tolist(), months, 0.5))
+
+
+def real_detections(content: Content, truth: Content) -> Flags:
+    """Return `(D,)` whether a detection takes an object at IoU 0.5, as in the scores."""
+    found = match_boxes(box_table(content), box_table(truth), len(CATEGORY_IDS), thresholds=(0.5,))
+    is_real: Flags = np.zeros(len(content.scores), np.bool_)
+    is_real[found.order] = found.hits[0] > 0
+    return is_real
+
+
+def _learn(content: Content, links: Links, is_real: Flags, frame_size: tuple[int, int], chosen: Flags) -> Models:
+    _, clips = np.unique([clip_of_id(image_id) for image_id in content.image_ids], return_inverse=True)
+    folds = (clips % FOLDS)[content.owners]
+    models = {}
+    for label in CATEGORY_IDS:
+        own = (content.labels == label) & chosen[content.owners]
+        if 0 < is_real[own].sum() < own.sum():
+            models[label] = _learn_class(content, links, is_real, np.flatnonzero(own), folds, frame_size)
+    return models
+
+
+def _rescore(content: Content, links: Links, models: Models, frame_size: tuple[int, int]) -> Content:
+    scores = content.scores.copy()
+    for label, model in models.items():
+        own = np.flatnonzero(content.labels == label)
+        alone = _features_alone(content, own, model.places, frame_size) @ model.alone
+        past, future = _messages(model, alone, _within(links, own, len(content.scores)))
+        odds = np.stack((np.ones(len(own)), alone, past, future), axis=1) @ model.weights
+        scores[own] = (1 / (1 + np.exp(-odds))).round(DIGITS)
+    return replace(content, scores=scores)
+
+
+def _learn_class(
+    content: Content, links: Links, is_real: Flags, own: Integers, folds: Integers, frame_size: tuple[int, int]
+) -> ClassModel:
+    real = is_real[own]
+    places = _learn_places(content, own, real, frame_size)
+    features = np.empty((len(own), 4))
+    for fold in range(FOLDS):
+        within = folds[own] == fold
+        others = own[~within]
+        known = _learn_places(content, others, is_real[others], frame_size) if is_real[others].any() else places
+        features[within] = _features_alone(content, own[within], known, frame_size)
+    alone = logistic(features, real)
+    known_links = _within(links, own, len(content.scores))
+    has_link = known_links.after >= 0
+    successor = real[known_links.after]
+    stays, is_linked = np.empty((2, 2))
+    for kind, members in enumerate((~real, real)):
+        linked = members & has_link
+        stays[kind] = (successor[linked].sum() + kind) / (linked.sum() + 1)
+        is_linked[kind] = (linked.sum() + 0.5) / ((members & known_links.has_next).sum() + 1)
+    stays = np.clip(stays, 0.001, 0.999)
+    model = ClassModel(float(np.log(real.sum() / (~real).sum())), places, alone, stays, is_linked, np.ones(4))
+    odds = features @ alone
+    past, future = _messages(model, odds, known_links)
+    return replace(model, weights=logistic(np.stack((np.ones(len(own)), odds, past, future), axis=1), real))
+
+
+def _within(links: Links, own: Integers, count: int) -> Links:
+    """Return the links among the detections `own`, renumbered."""
+    numbers = np.full(count + 1, -1)  # the last one is that of no detection
+    numbers[own] = np.arange(len(own))
+    return Links(numbers[links.after[own]], numbers[links.before[own]], links.has_next[own], links.has_previous[own])
+
+
+def _learn_places(content: Content, own: Integers, real: Flags, frame_size: tuple[int, int]) -> Places:
+    counts = []
+    cells = _cells(content.boxes[own], frame_size)
+    for kind in (real, ~real):
+        counted = np.bincount(cells[kind], minlength=GRID[0] * GRID[1]).reshape(GRID).astype(np.float64)
+        counts.append(cv2.GaussianBlur(counted, (0, 0), SMOOTHING, borderType=cv2.BORDER_REFLECT))
+    share = max(real.mean(), 1e-9)
+    found, false = counts[0] + PRIOR_COUNT * share, counts[1] + PRIOR_COUNT * (1 - share)
+    ratios = np.log(found / false) - np.log(share / (1 - share))
+    lower, log_height = _rows(content.boxes[own[real]], frame_size)
+    slope, offset = np.polyfit(lower, log_height, 1) if len(lower) > 2 else (0.0, log_height.mean())
+    deviation = max(float((log_height - offset - slope * lower).std()), 0.05)
+    return Places(ratios, np.array((offset, slope, deviation)))
+
+
+def _features_alone(content: Content, own: Integers, places: Places, frame_size: tuple[int, int]) -> Floats:
+    scores = np.clip(content.scores[own], 1e-6, 1 - 1e-6)
+    offset, slope, deviation = places.row
+    lower, log_height = _rows(content.boxes[own], frame_size)
+    size = np.minimum(np.abs(log_height - offset - slope * lower) / deviation, LARGEST_DEVIATION)
+    place = places.log_ratios.reshape(-1)[_cells(content.boxes[own], frame_size)]
+    return np.stack((np.ones(len(own)), np.log(scores / (1 - scores)), place, size), axis=1)
+
+
+def _rows(boxes: Floats, frame_size: tuple[int, int]) -> tuple[Floats, Floats]:
+    """Return the row of the lower edge, 0 to 1, and the log of the height of each box, as a share of the frame."""
+    return boxes[:, 3] / frame_size[1], np.log(np.maximum(boxes[:, 3] - boxes[:, 1], 1.0) / frame_size[1])
+
+
+def _cells(boxes: Floats, frame_size: tuple[int, int]) -> Integers:
+    """Return the number of the cell of the middle of the lower edge of each box."""
+    rows, columns = GRID
+    row = np.clip((boxes[:, 3] / frame_size[1] * rows).astype(np.int64), 0, rows - 1)
+    column = np.clip(((boxes[:, 0] + boxes[:, 2]) / 2 / frame_size[0] * columns).astype(np.int64), 0, columns - 1)
+    return row * columns + column
+
+
+def _messages(model: ClassModel, alone: Floats, links: Links) -> tuple[Floats, Floats]:
+    """Return `(D,)` what the past and the future of each detection add to its log-odds."""
+    evidence = alone - model.prior
+    false, real = model.stays
+    linked = np.log(model.is_linked[1] / model.is_linked[0])
+    unlinked = np.log((1 - model.is_linked[1]) / (1 - model.is_linked[0]))
+
+    def from_past(odds: Floats) -> Floats:
+        share = 1 / (1 + np.exp(-odds))
+        mixed = share * real + (1 - share) * false
+        return np.asarray(np.log(mixed / (1 - mixed)) - model.prior)
+
+    def from_future(odds: Floats) -> Floats:
+        ratio = np.exp(np.clip(odds - model.prior, -30, 30))
+        return np.asarray(np.log((real * ratio + 1 - real) / (false * ratio + 1 - false)))
+
+    def passed(before: Integers, after: Integers, has_before: Flags, message: Callable[[Floats], Floats]) -> Floats:
+        result = np.where(has_before, unlinked, 0.0)
+        present = np.flatnonzero(before < 0)
+        while len(present := present[after[present] >= 0]):
+            following = after[present]
+            result[following] = linked + message(model.prior + evidence[present] + result[present])
+            present = following
+        return result
+
+    return (
+        passed(links.before, links.after, links.has_previous, from_past),
+        passed(links.after, links.before, links.has_next, from_future),
+    )
+
+
+def logistic(features: Floats, outcome: Flags) -> Floats:
+    """Return the weights `(K,)` of a logistic regression on `(D, K)` features, the first of which is 1."""
+    weights = np.zeros(features.shape[1])
+    penalty = np.diag([1e-6, *[RIDGE] * (len(weights) - 1)])
+    for _ in range(30):
+        share = 1 / (1 + np.exp(-np.clip(features @ weights, -30, 30)))
+        gradient = features.T @ (outcome - share) - penalty @ weights
+        curvature = (features * (share * (1 - share))[:, None]).T @ features + penalty
+        step = np.linalg.solve(curvature, gradient)
+        weights = weights + step
+        if np.abs(step).max() < 1e-6:
+            break
+    return weights

@@ -1,0 +1,126 @@
+"""Links between detections of the same object in consecutive frames of a clip.
+
+Two detections of one class are linked if each is the best partner of the other: their boxes are close, of similar size,
+and have high scores. The position in the next frame is expected either at the same place or after the same displacement
+as in the frame before.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from yolo_lightning.challenge.content import Content, Flags, Floats, Integers
+from yolo_lightning.evaluation.drift import clip_of_id, month_of_id
+from yolo_lightning.evaluation.greedy import numbers_within, pairs_of_group
+
+LONGEST_STEP_S = 3  # longer pauses between frames separate clips
+LINKED_PER_CLASS = 30  # detections of a frame and class that may be linked, highest scores first
+FARTHEST = 1.5  # largest distance of two linked boxes, in units of their sides
+DISTANCE_SCALE = 0.5  # standard deviation of that distance
+ROUNDS = 3  # of the choice of partners; later rounds link what the best partners have left
+PAIRS_PER_CHUNK = 2_000_000
+_CLASSES = 8  # more than the largest label
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """Links of D detections; -1 where there is none."""
+
+    after: Integers  # `(D,)` position of the detection of the same object in the next frame
+    before: Integers  # `(D,)` likewise in the previous frame
+    has_next: Flags  # `(D,)` whether the clip has a next frame
+    has_previous: Flags  # `(D,)` whether the clip has a previous frame
+
+
+def places_in_time(image_ids: tuple[str, ...]) -> Integers:
+    """Return `(F,)` numbers that differ by 1 for consecutive frames of a clip, and by more between clips.
+
+    Clip and time are part of LTDv2's image ids. A frame with another id is a clip of its own.
+    """
+    names = [clip_of_id(image_id) for image_id in image_ids]
+    seconds = np.array([_second(image_id) if month_of_id(image_id) else 0 for image_id in image_ids])
+    _, clips = np.unique(np.array(names), return_inverse=True)
+    order = np.lexsort((seconds, clips))
+    is_next = (np.diff(clips[order]) == 0) & (np.diff(seconds[order]) <= LONGEST_STEP_S)
+    places = np.zeros(len(order), np.int64)
+    places[order[1:]] = np.cumsum(np.where(is_next, 1, 10))
+    return places
+
+
+def _second(image_id: str) -> int:
+    """Return the second of the day, the last six digits of an id."""
+    return 3600 * int(image_id[-6:-4]) + 60 * int(image_id[-4:-2]) + int(image_id[-2:])
+
+
+def link(content: Content) -> Links:
+    """Link the detections of a checked content."""
+    places = places_in_time(content.image_ids)
+    own = places[content.owners]
+    keys = own * _CLASSES + content.labels.astype(np.int64)
+    order = np.lexsort((-content.scores, keys))
+    order = order[numbers_within(keys[order]) < LINKED_PER_CLASS]
+    boxes, keys = content.boxes[order], keys[order]
+    sides = np.maximum(boxes[:, 2:] - boxes[:, :2], 1e-3)
+    centers = boxes[:, :2] + sides / 2
+    logs = np.log(np.maximum(content.scores[order], 1e-6))
+    finder, found = _candidates(keys, centers, sides)
+    after, before = _partners(finder, found, _affinity(finder, found, centers, sides, logs), len(order))
+    moved = np.where((before >= 0)[:, None], centers - centers[before], np.nan)
+    # The second time with the displacement from the previous frame, where it is known.
+    after, before = _partners(finder, found, _affinity(finder, found, centers, sides, logs, moved), len(order))
+    links = np.full((2, len(content.scores)), -1)
+    for row, partners in zip(links, (after, before), strict=True):
+        row[order] = np.where(partners >= 0, order[partners], -1)
+    return Links(links[0], links[1], np.isin(own + 1, places), np.isin(own - 1, places))
+
+
+def _candidates(keys: Integers, centers: Floats, sides: Floats) -> tuple[Integers, Integers]:
+    """Return the pairs of detections in consecutive frames that are close to each other."""
+    behind = np.searchsorted(keys, keys + _CLASSES, side="right") - np.searchsorted(keys, keys + _CLASSES)
+    edges = np.flatnonzero(np.diff(np.cumsum(behind) // PAIRS_PER_CHUNK)) + 1
+    parts = []
+    for start, stop in pairwise([0, *edges.tolist(), len(keys)]):
+        finder, found = pairs_of_group(keys[start:stop], keys - _CLASSES)
+        finder += start
+        is_close = _distance(finder, found, centers, sides) < (2 * FARTHEST) ** 2
+        parts.append((finder[is_close], found[is_close]))
+    return np.concatenate([one for one, _ in parts]), np.concatenate([other for _, other in parts])
+
+
+def _distance(finder: Integers, found: Integers, centers: Floats, sides: Floats, moved: Floats | None = None) -> Floats:
+    """Return the squared distance of the boxes of each pair, in units of their sides."""
+    scale = np.sqrt(sides[finder] * sides[found])
+    step = centers[found] - centers[finder]
+    if moved is not None:
+        step = step - moved[finder]
+    return np.asarray(((step / scale) ** 2 + np.log(sides[found] / sides[finder]) ** 2).sum(axis=1))
+
+
+def _affinity(
+    finder: Integers, found: Integers, centers: Floats, sides: Floats, logs: Floats, moved: Floats | None = None
+) -> Floats:
+    """Return the logarithm of the affinity of each pair, -inf if the boxes are too far from each other."""
+    distance = _distance(finder, found, centers, sides)
+    if moved is not None:
+        distance = np.fmin(distance, _distance(finder, found, centers, sides, moved))
+    affinity = logs[finder] + logs[found] - distance / (2 * DISTANCE_SCALE**2)
+    return np.where(distance < FARTHEST**2, affinity, -np.inf)
+
+
+def _partners(finder: Integers, found: Integers, affinity: Floats, count: int) -> tuple[Integers, Integers]:
+    """Return the next and the previous detection of each of `count` detections, -1 for none."""
+    after, before = np.full(count, -1), np.full(count, -1)
+    for _ in range(ROUNDS):
+        free = (after[finder] < 0) & (before[found] < 0) & np.isfinite(affinity)
+        finder, found, affinity = finder[free], found[free], affinity[free]
+        best, best_of_found = np.full((2, count), -np.inf)
+        np.maximum.at(best, finder, affinity)
+        np.maximum.at(best_of_found, found, affinity)
+        mutual = (affinity == best[finder]) & (affinity == best_of_found[found])
+        # Of equal affinities, the first pair of a detection counts.
+        _, first = np.unique(finder[mutual], return_index=True)
+        one, other = finder[mutual][first], found[mutual][first]
+        _, first = np.unique(other, return_index=True)
+        after[one[first]], before[other[first]] = other[first], one[first]
+    return after, before
