@@ -10,7 +10,6 @@ from torch import Tensor
 from ultralytics.engine.trainer import BaseTrainer
 from ultralytics.nn.tasks import DetectionModel
 from ultralytics.utils.loss import v8DetectionLoss
-from ultralytics.utils.nms import non_max_suppression
 
 from yolo_lightning.data.batch import Batch
 from yolo_lightning.data.boxes import Letterbox
@@ -19,9 +18,7 @@ from yolo_lightning.model.detection_settings import DetectionSettings
 from yolo_lightning.model.graph import build_graph
 from yolo_lightning.model.loss import DetectionLoss
 from yolo_lightning.model.postprocess import predictions
-from yolo_lightning.training.optimizers import (
-    parameter_groups,
-)
+from yolo_lightning.training.optimizers import parameter_groups
 from yolo_lightning.training.recipe import Group, Recipe
 from yolo_lightning.training.schedule import decay_factor, scaled_weight_decay, settings_at
 
@@ -100,22 +97,6 @@ def test_loss_is_summed_over_the_batch() -> None:
         doubled, same_parts = loss(ours.eval()(as_input(two)), two)
     assert float(doubled) == pytest.approx(2 * float(total), rel=1e-4)
     assert float(same_parts["cls_loss"]) == pytest.approx(float(parts["cls_loss"]), rel=1e-4)
-
-
-def test_predictions_equal_ultralytics_nms() -> None:
-    ours, theirs = twin_graphs("native")
-    batch = random_batch()
-    with torch.no_grad():
-        raw = ours.eval()(as_input(batch))
-        expected = non_max_suppression(
-            theirs.eval()(as_input(batch)), 0.001, 0.7, multi_label=True, max_det=300, max_time_img=1e9
-        )
-    found = predictions(raw, batch, DetectionSettings(score_threshold=0.001, iou_threshold=0.7, max_detections=300))
-    assert sum(len(one.labels) for one in found) > 10
-    for own, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(own.boxes, other[:, :4].clamp(0, SIZE))
-        torch.testing.assert_close(own.scores, other[:, 4])
-        assert own.labels.tolist() == other[:, 5].int().tolist()
 
 
 def test_slow_nms_loses_no_image(monkeypatch: pytest.MonkeyPatch) -> None:

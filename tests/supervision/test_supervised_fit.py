@@ -1,17 +1,12 @@
-"""Options that `fit` passes to the supervisor, and a complete fit under a supervisor."""
+"""Options that `fit` passes to the supervisor."""
 
-import json
 import os
-import re
-import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import REPOSITORY, TINY, data_options
+from tests.conftest import TINY, data_options
 from yolo_lightning.cli import main
 from yolo_lightning.supervision import SuperviseSettings, run_lock
 from yolo_lightning.supervision.job import RUN_FOLDER_OPTION, job, resume_words
@@ -49,36 +44,3 @@ def test_folder_that_somebody_trains_in_is_refused(
         main(["fit", "--trainer.accelerator", "cpu", *data, *TINY, "--trainer.default_root_dir", str(folder)])
     assert stopped.value.code == 2
     assert f"process {os.getpid()}" in capsys.readouterr().err
-
-
-@pytest.mark.slow  # test_faults does the same in the quick run
-def test_killed_trainer_is_started_again_and_finishes(look_alike: Path, index_root: Path, tmp_path: Path) -> None:
-    words = [
-        *("fit", "--supervision.enabled", "true", "--supervision.pause_s", "0", "--trainer.accelerator", "cpu", *TINY),
-        *(
-            "--data.root",
-            str(look_alike),
-            "--data.storage.index_root",
-            str(index_root),
-            "--data.loader.num_workers",
-            "0",
-        ),
-        *("--trainer.max_epochs", "4", "--data.batch_size", "4", "--trainer.default_root_dir", "run"),
-        *("--trainer.limit_val_batches", "1", "--model.convolution.backend", "native"),
-    ]
-    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "yolo_lightning", *words]
-    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        first = tmp_path / "run" / "checkpoints" / "step-000000004.ckpt.json"
-        deadline_s = time.monotonic() + 120
-        while not first.is_file() and time.monotonic() < deadline_s:
-            time.sleep(0.05)
-        trainer = json.loads((tmp_path / "run" / "supervisor.json").read_text())["trainer"]
-        os.kill(trainer, signal.SIGKILL)
-        shown, _ = process.communicate(timeout=120)
-    assert process.returncode == 0, shown
-    assert "SIGKILL" in shown
-    assert re.search(r"checkpoint: .*step-", shown)
-    assert json.loads((tmp_path / "run" / "finished.json").read_text())["epochs"] == 4
-    rows = (tmp_path / "run" / "metrics.csv").read_text().splitlines()
-    assert len(rows) == len(set(rows))

@@ -1,6 +1,5 @@
 """What happens to a run that nobody watches, and the start of such a run: `fit --detach`."""
 
-import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,6 @@ from yolo_lightning.utils.run_files import CHECKPOINT_PATTERN, CHECKPOINTS, LOG_
 
 FIRST_BATCH_WAIT_S = 120.0
 PROGRAM = "python -m yolo_lightning"
-KILL_USER_PROCESSES = re.compile(r"^\s*KillUserProcesses\s*=\s*(\S+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +23,6 @@ class Cover:
     settings: SuperviseSettings
     has_service: bool  # whether a systemd unit resumes the run after a reboot
     lingers: bool  # whether services of this user start at boot and outlive a log-out
-    ends_at_logout: bool  # whether logind ends all processes of a user at the log-out
     free_bytes: int | None  # free space of the disk of the run folder
     checkpoint_bytes: int  # size of the largest checkpoint; 0 if there is none
 
@@ -35,7 +32,7 @@ def cover_of(run: Path, settings: SuperviseSettings, *, has_service: bool) -> Co
     disk = sensors.disk(run)
     sizes = [path.stat().st_size for path in (run / CHECKPOINTS).glob(CHECKPOINT_PATTERN)]
     free = None if disk is None else disk.free_bytes
-    return Cover(run, settings, has_service, bool(lingers()), ends_at_logout(), free, max(sizes, default=0))
+    return Cover(run, settings, has_service, bool(lingers()), free, max(sizes, default=0))
 
 
 def lines_of(cover: Cover) -> list[str]:
@@ -52,8 +49,6 @@ def lines_of(cover: Cover) -> list[str]:
         )
     elif not cover.lingers:
         open_points.append("the service starts at the log-in and ends with the log-out: loginctl enable-linger")
-    if not cover.has_service and cover.ends_at_logout and not cover.lingers:
-        open_points.append("logind ends the run at the log-out (KillUserProcesses=yes): loginctl enable-linger")
     space = "free space is unknown"
     if cover.free_bytes is not None:
         space = f"{cover.free_bytes / 1e9:.1f} GB are free"
@@ -85,10 +80,3 @@ def detach(run: Path, job: Job) -> NoReturn:
     print(f"  {PROGRAM} monitor {folder}\n  {PROGRAM} stop {folder}")
     print("\n".join(lines_of(cover_of(run, job.settings, has_service=False))))
     raise SystemExit(0)
-
-
-def ends_at_logout(root: Path = sensors.ROOT) -> bool:
-    """Return whether logind ends the processes of a user at the log-out; the last file of the configuration counts."""
-    files = [root / "etc/systemd/logind.conf", *sorted((root / "etc/systemd/logind.conf.d").glob("*.conf"))]
-    values = [value for file in files for value in KILL_USER_PROCESSES.findall(sensors.text(file))]
-    return bool(values) and values[-1].lower() in ("yes", "true", "1", "on")

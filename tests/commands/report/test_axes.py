@@ -1,14 +1,11 @@
 from datetime import datetime
 
-import numpy as np
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from yolo_lightning.commands.report.axes import (
     logarithmic_ticks,
-    mark_outliers,
-    robust_top,
     show_clock,
     show_scores,
 )
@@ -22,46 +19,6 @@ def drawn(axes: Axes) -> None:
 @pytest.fixture
 def axes() -> Axes:
     return Figure(figsize=(6, 2.9), layout="constrained").subplots()
-
-
-@pytest.mark.parametrize("points", [10, 600])
-def test_axis_leaves_a_single_outlier_out(points: int) -> None:
-    loss = np.linspace(6.0, 2.0, points)
-    loss[2] = 360.0
-    top = robust_top([loss, loss / 3])
-    assert top is not None
-    assert 6.0 <= top < 9.0
-
-
-def test_first_of_few_validations_does_not_flatten_the_training() -> None:
-    training, validation = np.linspace(18.0, 4.0, 36), np.array([90.0, 5.0, 4.0])
-    top = robust_top([training, validation])
-    assert top is not None
-    assert 18.0 <= top < 30.0
-    assert robust_top([np.array([90.0, 5.0])]) is None
-
-
-@pytest.mark.parametrize("points", [1, 7, 200])
-def test_falling_loss_without_outliers_is_shown_whole(points: int) -> None:
-    assert robust_top([8 * np.exp(-np.arange(points) / (points / 4)) + 2, np.full(points, 3.0)]) is None
-
-
-def test_marks_leave_the_layout_alone(axes: Axes) -> None:
-    axes.set(xlim=(0, 100), ylim=(0, 5))
-    drawn(axes)
-    before = axes.get_position().bounds
-    mark_outliers(axes, np.array([10.0, 20.0]), np.array([4.0, 3.0]), "red")
-    mark_outliers(axes, np.array([10.0, 20.0]), np.array([4.0, 30.0]), "red")
-    drawn(axes)
-    assert axes.get_position().bounds == pytest.approx(before, abs=0.02)
-
-
-def test_points_outside_are_marked_at_their_steps(axes: Axes) -> None:
-    axes.set(xlim=(0, 100), ylim=(0, 5))
-    mark_outliers(axes, np.array([10.0, 20.0, 30.0]), np.array([4.0, 50.0, 3.0]), "red")
-    assert np.asarray(axes.lines[0].get_xdata()).tolist() == [20.0]
-    assert axes.lines[0].get_transform() == axes.get_xaxis_transform()
-    assert np.asarray(axes.lines[0].get_ydata()).tolist() == [1.0], "the upper edge"
 
 
 @pytest.mark.parametrize("scores", [[0.0, 0.0], [1e-17, 0.0], [0.2, 0.95]])
@@ -81,23 +38,14 @@ def test_axis_of_scores_shows_negative_balanced_scores(axes: Axes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "length", "days"),
-    [
-        (0, len("23:16:40"), "2026-11-22"),
-        (100, len("23:16:40"), "2026-11-22"),
-        (2000, len("23:16"), "2026-11-22"),
-        (7200, len("23:16"), "2026-11-22 to 2026-11-23"),
-        (200_000, len("11-23\n23:16"), "2026-11-22 to 2026-11-25"),
-        (2_000_000, len("11-22"), "2026-11-22 to 2026-12-16"),
-    ],
+    ("seconds", "days"),
+    [(0, "2026-11-22"), (7200, "2026-11-22 to 2026-11-23"), (2_000_000, "2026-11-22 to 2026-12-16")],
 )
-def test_ticks_of_the_timeline_are_whole_times(axes: Axes, seconds: float, length: int, days: str) -> None:
+def test_timeline_has_a_few_ticks_and_names_its_days(axes: Axes, seconds: float, days: str) -> None:
     start_s = datetime(2026, 11, 22, 23, 16, 40).timestamp()
     show_clock(axes, [start_s, start_s + seconds])
     drawn(axes)
-    texts = [text.get_text() for text in axes.get_xticklabels()]
-    assert 2 <= len(texts) <= 8
-    assert {len(text) for text in texts} == {length}
+    assert 2 <= len(axes.get_xticklabels()) <= 8
     assert axes.get_xlabel() == days
 
 

@@ -1,10 +1,6 @@
 """Order and pixels of an epoch do not depend on storage, workers or the start position."""
 
 import hashlib
-import pickle
-import signal
-import subprocess
-import sys
 import zipfile
 from collections.abc import Iterator
 from itertools import islice, product
@@ -180,47 +176,3 @@ def test_workers_may_change_across_an_interruption(
     loader = make_loader(dataset, first)
     assert run_on(loader, batches) == expected[:batches]
     assert run_on(make_loader(dataset, second, loader.state_dict()), len(expected) - batches) == expected[batches:]
-
-
-DIE = """
-import os, pickle, signal, sys
-from itertools import chain, repeat
-
-from yolo_lightning.data.batch import collate
-from yolo_lightning.data.sampling.resumable_loader import ResumableLoader
-
-with open(sys.argv[1], "rb") as file:
-    dataset, keys, arguments, state, batches = pickle.load(file)
-loader = ResumableLoader(dataset, keys, collate, **arguments)
-if state is not None:
-    loader.load_state_dict(state)
-for number, _ in enumerate(chain.from_iterable(repeat(loader)), start=1):
-    with open(sys.argv[2], "wb") as file:
-        pickle.dump(loader.state_dict(), file)
-    if number == batches:
-        os.kill(os.getpid(), signal.SIGKILL)
-"""
-"""Keeps its position after every batch and dies after one of them, while its workers prepare the next."""
-
-
-def state_after_kill(
-    dataset: TrainingDataset, folder: Path, workers: Workers, state: dict[str, Any] | None, batches: int
-) -> dict[str, Any]:
-    keys = EpochBatchSampler(SampledOrder(dataset.frames.index, SAMPLING, SEED), BATCH_SIZE, has_mixup=True)
-    (folder / "in.pickle").write_bytes(pickle.dumps((dataset, keys, workers.arguments(), state, batches)))
-    command = [sys.executable, "-c", DIE, str(folder / "in.pickle"), str(folder / "out.pickle")]
-    assert subprocess.run(command, check=False, timeout=600).returncode == -signal.SIGKILL
-    found: dict[str, Any] = pickle.loads((folder / "out.pickle").read_bytes())
-    return found
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize(("first", "second"), [(6, 2), (6, 4), (4, 1), (5, 5)])
-def test_two_kills_are_invisible(
-    dataset: TrainingDataset, expected: list[str], tmp_path: Path, first: int, second: int
-) -> None:
-    state = state_after_kill(dataset, tmp_path, Workers(2, "spawn", persistent=True), None, first)
-    state = state_after_kill(dataset, tmp_path, Workers(4, "forkserver"), state, second)
-    loader = make_loader(dataset, Workers(0), state)
-    assert run_on(loader, len(expected) - first - second) == expected[first + second :]

@@ -18,9 +18,7 @@ from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from yolo_lightning.commands.report.axes import (
     logarithmic_ticks,
-    mark_outliers,
     plain_ticks,
-    robust_top,
     show_clock,
     show_scores,
 )
@@ -43,8 +41,8 @@ VARIABLES = {INK: "var(--ink)", FAINT: "var(--faint)", PAPER: "var(--paper)"} | 
 }
 """Placeholder colours, and the CSS variables of the page that replace them."""
 
-Scale = Literal["robust", "scores", "from zero", "logarithmic"]
-"""Vertical axis: without outliers, for scores, from 0, logarithmic if the values span a decade, else from 0."""
+Scale = Literal["scores", "from zero", "logarithmic"]
+"""Vertical axis: for scores, from 0, logarithmic if the values span a decade, else from 0."""
 
 WIDTH_INCHES = 5.5  # text has the size of the page's on a wide screen and remains legible on a telephone
 STYLE = {
@@ -103,7 +101,7 @@ def loss_figure(metrics: Metrics, incidents: Sequence[IncidentReport]) -> str | 
         colour, name = COLOURS[number % len(COLOURS)], part.removesuffix("_loss")
         lines.append(CurveLine(metrics.series(f"train/{part}"), name, colour))
         lines.append(CurveLine(metrics.series(f"val/{part}"), f"{name}, validation", colour, "o:"))
-    return _step_figure("loss", "loss", lines, metrics, incidents, scale="robust")
+    return _step_figure("loss", "loss", lines, metrics, incidents, scale="logarithmic")
 
 
 def score_figure(metrics: Metrics, incidents: Sequence[IncidentReport]) -> str | None:
@@ -169,7 +167,7 @@ def _step_figure(
 
 
 def _scale_vertically(axes: Axes, lines: Sequence[CurveLine], scale: Scale) -> None:
-    """Set the vertical axis of drawn lines: `robust` clips outliers and marks them."""
+    """Set the vertical axis of drawn lines."""
     curves = [line.series.values for line in lines]
     lowest, highest = (float(pick([pick(values) for values in curves])) for pick in (min, max))
     if scale == "logarithmic" and 0 < LEAST_LOGARITHMIC * lowest <= highest:
@@ -179,13 +177,8 @@ def _scale_vertically(axes: Axes, lines: Sequence[CurveLine], scale: Scale) -> N
     plain_ticks(axes)
     if scale == "scores":
         show_scores(axes, np.concatenate(curves))
-    elif scale in ("from zero", "logarithmic"):
+    else:
         axes.set_ylim(bottom=0.0)
-    elif scale == "robust" and (top := robust_top(curves)) is not None:
-        axes.set_ylim(bottom=lowest - 0.05 * top, top=top)
-        for line in lines:
-            mark_outliers(axes, line.series.steps, line.series.values, line.colour)
-        axes.plot([], [], "^", color=FAINT, markersize=6, label=f"above the axis, up to {highest:.4g}")
 
 
 def _draw_line(axes: Axes, line: CurveLine) -> None:

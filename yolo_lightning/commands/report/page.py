@@ -81,13 +81,12 @@ def training(contents: Contents) -> str:
     metrics, incidents = contents.metrics, contents.incidents
     if metrics.is_empty:
         return note("Nothing was logged yet.")
-    has_marks = any(incident.step is not None for incident in incidents)
     return grid(
         figure("Loss", figures.loss_figure(metrics, incidents), "not logged."),
         figure("Validation scores", figures.score_figure(metrics, incidents), "no validation yet."),
         figure("Learning rate", figures.rate_figure(metrics, incidents), "not logged."),
         figure("Pace", figures.pace_figure(metrics, incidents), "too few rows were logged."),
-    ) + (note("Numbered dashed lines: incidents, listed below.") if has_marks else "")
+    ) + (note("Numbered dashed lines: incidents, listed below.") if incidents else "")
 
 
 def _split_section(evaluation: Evaluation) -> str:

@@ -18,7 +18,7 @@ from yolo_lightning.evaluation.drift import DriftScores, drift_scores, named_sco
 from yolo_lightning.evaluation.record import EvaluationRecord
 from yolo_lightning.supervision.incident import IncidentReport, read_incident
 from yolo_lightning.supervision.restart_policy import FallbackState
-from yolo_lightning.supervision.run_status import Status, read_status
+from yolo_lightning.supervision.run_status import read_status
 from yolo_lightning.supervision.supervisor_status import SupervisorStatus
 from yolo_lightning.supervision.watches import WatchFinding
 from yolo_lightning.utils import run_files
@@ -160,8 +160,11 @@ def read_contents(folder: Path) -> Contents:
 
 def state(folder: Path) -> str:
     """Return the state of the run according to its files, without looking for its processes, and its deadline."""
-    status = read_status(folder / run_files.STATUS_FILE)
-    return "; ".join([_outcome(folder), *([] if status is None else _deadline(status))])
+    status, parts = read_status(folder / run_files.STATUS_FILE), [_outcome(folder)]
+    if status is not None and status.deadline_s is not None:
+        moment = datetime.fromtimestamp(status.deadline_s).isoformat(" ", "minutes")
+        parts += filter(None, [f"deadline {moment}", status.deadline_problem])
+    return "; ".join(parts)
 
 
 def _outcome(folder: Path) -> str:
@@ -171,14 +174,6 @@ def _outcome(folder: Path) -> str:
     if standing is None:
         return "not finished"
     return f"{standing.state}: {standing.sentence}" if standing.sentence else f"{standing.state}"
-
-
-def _deadline(status: Status) -> list[str]:
-    """Return the deadline of a run, and why it could not be met."""
-    if status.deadline_s is None:
-        return []
-    moment = datetime.fromtimestamp(status.deadline_s).isoformat(" ", "minutes")
-    return [f"deadline {moment}", *([status.deadline_problem] if status.deadline_problem else [])]
 
 
 def configuration(path: Path) -> str:

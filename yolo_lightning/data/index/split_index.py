@@ -186,10 +186,6 @@ class SplitIndex:
         """Return `(N,)` int32, clip number of each frame (one per folder), from 0 in order of first appearance."""
         return self._all("clips")
 
-    def clip(self, index: int) -> int:
-        """Return the clip number of frame `index`."""
-        return int(self._one("clips", index))
-
     def clip_name(self, number: int) -> str:
         """Return the folder of clip `number`, relative to the dataset root."""
         return bytes(self._arrays["clip_names"][number]).decode()
