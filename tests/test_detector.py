@@ -17,7 +17,7 @@ from yolo_lightning import Detector
 from yolo_lightning import detector as detector_file
 from yolo_lightning.checkpoints.checkpoint_file import INPUT, write_checkpoint
 from yolo_lightning.data.image_size import ImageSize
-from yolo_lightning.data.input_images import InputImage
+from yolo_lightning.data.input_images import InputImage, from_array
 from yolo_lightning.model.network_settings import input_record
 
 NAMES = ("cat", "dog")
@@ -153,6 +153,20 @@ def test_heads_without_suppression(variant: str, tmp_path: Path) -> None:
 def test_other_sources_are_refused(detector: Detector, source: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         detector(source)
+
+
+def test_recorded_interpolation_reduces_large_images(tmp_path: Path) -> None:
+    """At a third of the size, linear interpolation takes every third row, and area interpolation the mean of three."""
+    image = np.repeat(np.tile(np.array([0, 255, 255], np.uint8), 64)[:, None], 192, axis=1)
+    levels = {}
+    for resize in ("area", "linear"):
+        (tmp_path / resize).mkdir()
+        file = lively_checkpoint(tmp_path / resize, class_names=NAMES)
+        content = torch.load(file, weights_only=True) | {INPUT: input_record(1, ImageSize(64, 64), resize=resize)}
+        write_checkpoint(content, file)
+        detector = Detector(file)
+        levels[resize] = set(np.unique(detector._sample(from_array(image), gray=True).image).tolist())
+    assert levels == {"area": {170}, "linear": {255}}
 
 
 def test_video_in_a_list_is_refused(folder: Path, detector: Detector) -> None:

@@ -200,7 +200,7 @@ class Detector:
             pixels = np.asarray(cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY), np.uint8)
         assert self.settings.image_size is not None
         nothing = Labelled(pixels, np.zeros((0, 4), np.float32), np.zeros(0, np.int64))
-        placed, placement = letterbox(nothing, self.settings.image_size, shrink_by_area=True)
+        placed, placement = letterbox(nothing, self.settings.image_size, shrink_by_area=self.settings.resize == "area")
         height, width = pixels.shape[:2]
         return Sample(placed.image, placed.boxes, placed.labels, str(picture.source or ""), (height, width), placement)
 

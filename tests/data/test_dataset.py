@@ -13,11 +13,12 @@ import pytest
 from yolo_lightning.data.batch import Sample
 from yolo_lightning.data.boxes import Letterbox
 from yolo_lightning.data.dataset import EvaluationDataset, TrainingDataset
+from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.data.labelled_frames import LabelledFrames
 from yolo_lightning.data.sampling.resumable_loader import SampleKey
 from yolo_lightning.data.storage.storage import Storage
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
-from yolo_lightning.data.transforms.letterbox import PADDING
+from yolo_lightning.data.transforms.letterbox import PADDING, Resize, letterbox
 
 Split = Callable[..., LabelledFrames]
 
@@ -240,6 +241,14 @@ def test_evaluation_sample_is_the_letterboxed_frame_with_its_boxes(frames: Label
     assert (sample.image[:16] == PADDING).all()
     assert sample.image_id == "20200502114223915"
     assert sample.month == 202005
+
+
+@pytest.mark.parametrize("resize", ["area", "linear"])
+def test_frames_larger_than_the_input_are_reduced_as_configured(frames: LabelledFrames, resize: Resize) -> None:
+    frames.resize = resize
+    found = EvaluationDataset(frames, 24)[0].image
+    linear, _ = letterbox(frames.read(0), ImageSize(24, 24), shrink_by_area=False)
+    assert np.array_equal(found, linear.image) == (resize == "linear")
 
 
 def test_evaluation_goes_through_the_file_in_order(frames: LabelledFrames) -> None:

@@ -45,6 +45,7 @@ INPUT = {
     "neighbours": [],
     "letterbox": LETTERBOX,
     "normalisation": NORMALISATION,
+    "resize": "area",
 }
 
 
@@ -216,7 +217,8 @@ def test_rectangle_is_recorded_as_two_numbers() -> None:
     settings = NetworkSettings.of(record)
     assert settings.image_size == ImageSize(96, 128)
     assert settings.plain()["image_size"] == [96, 128]
-    assert bound_options(record, is_gray=True) == {"data.image_size": [96, 128], "data.input.neighbours": []}
+    bound = {"data.image_size": [96, 128], "data.input.neighbours": [], "data.input.resize": "area"}
+    assert bound_options(record, is_gray=True) == bound
     assert settings.for_pictures(image_size=64).letterbox == LETTERBOX
     with pytest.raises(ValueError, match=r"image_size of the weights must be one integer .* got \[1, 2, 3\]"):
         NetworkSettings.of(record | {"image_size": [1, 2, 3]})
@@ -225,6 +227,15 @@ def test_rectangle_is_recorded_as_two_numbers() -> None:
 def test_input_that_cannot_be_prepared_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="normalisation of the weights must be 'uint8 / 255', got 'ImageNet'"):
         read_settings(trained_on(tmp_path, normalisation="ImageNet"))
+    with pytest.raises(ValueError, match="resize of the weights must be 'area' or 'linear', got 'cubic'"):
+        read_settings(trained_on(tmp_path, resize="cubic"))
+
+
+def test_interpolation_is_recorded_and_bound(tmp_path: Path) -> None:
+    record = input_record(1, ImageSize(96, 96), resize="linear")
+    assert bound_options(record, is_gray=True)["data.input.resize"] == "linear"
+    assert read_settings(trained_on(tmp_path, **record)).for_pictures().resize == "linear"
+    assert NetworkSettings.of({"image_size": 96}).resize == "area"
 
 
 def test_bound_options_are_those_that_are_recorded() -> None:

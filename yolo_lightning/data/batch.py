@@ -13,6 +13,7 @@ from torch import Tensor
 
 from yolo_lightning.data.boxes import Letterbox, clip_to_frame, corners_to_centres, input_to_frame, xywh_to_xyxy
 from yolo_lightning.data.image_size import ImageSize
+from yolo_lightning.data.transforms.letterbox import Resize
 from yolo_lightning.data.transforms.pixel_range import PixelRange
 
 
@@ -107,6 +108,7 @@ class TrainingFacts:
     neighbours: tuple[int, ...] = ()  # Offsets of the frames in the channels, see `data.input.neighbours`; recorded
     pixel_range: PixelRange = field(default_factory=PixelRange)  # Mapping of 16-bit frames to 8 bits
     channels: int | None = None  # 1 for gray frames, 3 for RGB; None if unknown
+    resize: Resize = "area"  # Interpolation of `data.input.resize`; recorded
 
     @classmethod
     def from_trainer(cls, trainer: Any) -> Self:

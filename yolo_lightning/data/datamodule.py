@@ -197,7 +197,7 @@ class DetectionDataModule(LightningDataModule):
             opened = self.dataset_format.open_storage(split, self.channels, storage)
         offsets, pixel_range = self.input.offsets, self.input.pixel_range
         neighbours = Neighbours.find(index, opened, offsets) if offsets else None
-        return LabelledFrames(index, opened, self.channels, neighbours, pixel_range)
+        return LabelledFrames(index, opened, self.channels, neighbours, pixel_range, self.input.resize)
 
     @property
     def input_channels(self) -> int:
@@ -242,7 +242,7 @@ class DetectionDataModule(LightningDataModule):
         """Return the facts about the training split that the model needs; call it after `setup`."""
         counts = np.bincount(self.index("train").all_labels(), minlength=len(self.class_names))
         counts_of = tuple(counts.tolist())
-        frames = self.input.offsets, self.input.pixel_range, self.channels
+        frames = self.input.offsets, self.input.pixel_range, self.channels, self.input.resize
         return TrainingFacts(self.batch_size, self.seed, counts_of, self.image_size, *frames)
 
     def train_dataloader(self) -> ResumableLoader:

@@ -148,7 +148,7 @@ class EvaluationDataset(Dataset[Sample]):
     def __getitem__(self, index: int) -> Sample:
         problems: list[str] = []
         frame = self.frames.read(index, problems=problems)
-        labelled, placement = letterbox(frame, self.image_size, shrink_by_area=True)
+        labelled, placement = letterbox(frame, self.image_size, shrink_by_area=self.frames.resize == "area")
         return Sample(
             image=labelled.image,
             boxes=labelled.boxes,

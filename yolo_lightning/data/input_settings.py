@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 from typing import get_args
 
 from yolo_lightning.data.storage.frames import Channels
+from yolo_lightning.data.transforms.letterbox import Resize
 from yolo_lightning.data.transforms.pixel_range import PixelRange
+from yolo_lightning.utils.choices import check_choices
 
 MOST_NEIGHBOURS = 16
 LARGEST_OFFSET = 100
@@ -13,7 +15,7 @@ LARGEST_OFFSET = 100
 
 @dataclass(frozen=True)
 class InputSettings:
-    """Channels of the images.
+    """Channels of the images, and how frames become images.
 
     Attributes:
         channels: 1 for gray frames, 3 for RGB; null uses 1 for LTDv2, the value of a `data.yaml`, otherwise 3 unless
@@ -22,15 +24,19 @@ class InputSettings:
             gray levels of the previous, the current and the next frame of the clip; `[]` or null uses the frame alone.
             At the ends of a clip, the edge frame is repeated. LTDv2 only.
         pixel_range: Mapping of frames with 16 bits to the 8 bits of the network; see docs/datasets.md.
+        resize: Interpolation that reduces frames larger than the input in evaluation and prediction: `area` is the mean
+            of the covered pixels, `linear` is that of Ultralytics, for the scores of `YOLO.val`. Training is bilinear.
     """
 
     channels: Channels | None = None
     neighbours: tuple[int, ...] | None = ()
     pixel_range: PixelRange = field(default_factory=PixelRange)
+    resize: Resize = "area"
 
     def __post_init__(self) -> None:
         if self.channels not in (None, *get_args(Channels)):
             raise ValueError(f"data.input.channels must be 1, 3 or null, got {self.channels}")
+        check_choices("data.input.resize", [self.resize], Resize)
         object.__setattr__(self, "neighbours", check_neighbours(self.neighbours))
         if self.channels == 3 and self.pixel_range.mode is not None:
             raise ValueError(

@@ -12,7 +12,7 @@ from yolo_lightning.data.storage.frames import Channels, Frame, FrameError
 from yolo_lightning.data.storage.image_cache import ImageCache
 from yolo_lightning.data.storage.storage import Storage
 from yolo_lightning.data.transforms.augmentation_settings import Image
-from yolo_lightning.data.transforms.letterbox import PADDING, Labelled
+from yolo_lightning.data.transforms.letterbox import PADDING, Labelled, Resize
 from yolo_lightning.data.transforms.pixel_range import Drift, PixelRange
 
 MIB = 2**20
@@ -22,7 +22,7 @@ class LabelledFrames:
     """Frames of a split with their boxes; frames whose index is in `quarantined` are treated as unreadable.
 
     With `neighbours`, the channels of an image are the gray frame and its neighbours in the clip. Frames with 16 bits
-    are mapped to 8 bits by `pixel_range`.
+    are mapped to 8 bits by `pixel_range`. `resize` is used in evaluation, see `InputSettings`.
     """
 
     def __init__(
@@ -32,12 +32,14 @@ class LabelledFrames:
         channels: Channels = 1,
         neighbours: Neighbours | None = None,
         pixel_range: PixelRange = PixelRange(),  # noqa: B008 - frozen
+        resize: Resize = "area",
     ) -> None:
         self.index = index
         self.storage = storage
         self.channels = channels
         self.neighbours = neighbours
         self.pixel_range = pixel_range
+        self.resize = resize
         self.quarantined: frozenset[int] = frozenset()
         self.cache = ImageCache(max_bytes=0, max_frames=0, keep_partners=False)
 

@@ -6,7 +6,7 @@ A network detects less on images of another size or with another preprocessing t
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 from lightning.pytorch.utilities import rank_zero_info
 
@@ -15,6 +15,7 @@ from yolo_lightning.checkpoints.resume import differences
 from yolo_lightning.checkpoints.torch_archive import load_checkpoint
 from yolo_lightning.data.image_size import STRIDE, ImageSize
 from yolo_lightning.data.input_settings import check_neighbours
+from yolo_lightning.data.transforms.letterbox import Resize
 from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.model.detection_settings import SCORING_THRESHOLD, DetectionSettings
 from yolo_lightning.model.graph import ultralytics_description
@@ -31,6 +32,7 @@ OF_DATA = {
     "image_size": "data.image_size",
     "channels": "data.input.channels",
     "neighbours": "data.input.neighbours",
+    "resize": "data.input.resize",
 }
 """Options of the data by their name in a record."""
 PIXEL_RANGE = "pixel_range"
@@ -53,10 +55,15 @@ class NetworkSettings:
     # Offsets of the gray frames of a clip that are the channels of the input; empty if a frame is the input
     neighbours: tuple[int, ...] = ()
     pixel_range: PixelRange = field(default_factory=PixelRange)  # how 16-bit frames are mapped to 8 bits
+    resize: Resize = "area"  # how frames larger than the input are reduced
 
     def __post_init__(self) -> None:
-        letterboxes, normalisations = (LETTERBOX, RECTANGULAR_LETTERBOX), (NORMALISATION,)
-        for name, supported in (("letterbox", letterboxes), ("normalisation", normalisations)):
+        accepted_values = {
+            "letterbox": (LETTERBOX, RECTANGULAR_LETTERBOX),
+            "normalisation": (NORMALISATION,),
+            "resize": get_args(Resize),
+        }
+        for name, supported in accepted_values.items():
             if getattr(self, name) not in supported:
                 accepted = " or ".join(map(repr, supported))
                 raise ValueError(f"{name} of the weights must be {accepted}, got {getattr(self, name)!r}")
@@ -146,6 +153,7 @@ def input_record(
     image_size: ImageSize,
     neighbours: tuple[int, ...] = (),
     pixel_range: PixelRange = PixelRange(),  # noqa: B008 - frozen
+    resize: Resize = "area",
 ) -> dict[str, Any]:
     """Return the record of a checkpoint under `INPUT`: preprocessing of the training images.
 
@@ -153,7 +161,7 @@ def input_record(
     frames have 16 bits.
     """
     own, letterbox = 1 if neighbours else channels, _letterbox_in(image_size)
-    settings = NetworkSettings(image_size=image_size, channels=own, letterbox=letterbox, neighbours=neighbours).plain()
+    settings = NetworkSettings(image_size, own, letterbox=letterbox, neighbours=neighbours, resize=resize).plain()
     ranges = {} if pixel_range.mode is None else {PIXEL_RANGE: asdict(pixel_range)}
     return {name: settings[name] for name in (*OF_DATA, "letterbox", "normalisation")} | ranges
 
