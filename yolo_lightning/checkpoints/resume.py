@@ -1,6 +1,5 @@
 """Checkpoint and run folder of a command, and changes of the configuration since the checkpoint was written."""
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from yolo_lightning.checkpoints.checkpoint_file import (
 from yolo_lightning.checkpoints.mirror import RemoteFolder, fetch_run, local_checkpoint
 from yolo_lightning.checkpoints.torch_archive import load_checkpoint
 from yolo_lightning.utils import run_files
-from yolo_lightning.utils.addresses import redacted
+from yolo_lightning.utils.addresses import SECRET, redacted
 from yolo_lightning.utils.distributed import launch_id, restarts
 from yolo_lightning.utils.old_layout import current_layout
 from yolo_lightning.utils.plain_text import one_line
@@ -28,8 +27,6 @@ ADDRESSES = {f"supervision.notify.{name}" for name in ("webhook", "apprise", "pi
 NOT_COMPARED = {"ckpt_path", "resume", "detach", "trainer.default_root_dir", "config", "mirror"} | ADDRESSES
 """Options that select the checkpoint or contain secrets."""
 LONGEST_VALUE = 300  # characters of a saved value in a message
-SECRET = re.compile(r"password|passwd|token|secret|api_?key|credential", re.IGNORECASE)
-"""Names of options, such as those of loggers, whose values are not stored in checkpoints."""
 
 
 def checkpoint_to_resume(base: Path, *, exactly: bool = False) -> tuple[Path, dict[Path, str]]:

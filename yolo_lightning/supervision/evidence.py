@@ -21,7 +21,7 @@ from yolo_lightning.supervision import processes
 from yolo_lightning.supervision.classify import Evidence, Frame, ProcessEvidence, parse_faulthandler, parse_py_spy
 from yolo_lightning.supervision.heartbeat import Heartbeat, Phase
 from yolo_lightning.supervision.helper_process import bounded
-from yolo_lightning.utils.addresses import redacted
+from yolo_lightning.utils.addresses import SECRET, redacted
 from yolo_lightning.utils.process_identity import PROC, read_process
 from yolo_lightning.utils.regular_files import read_regular
 from yolo_lightning.utils.run_files import STACKS_FILE, stacks_path
@@ -35,7 +35,6 @@ SYSTEM_FILES = ("meminfo", "pressure/memory", "pressure/io", "pressure/cpu", "lo
 ENVIRONMENT = re.compile(r"(OMP|MKL|HSA|HIP|ROC|GPU|CUDA|NVIDIA|PYTORCH|TORCH|MIOPEN|AMD|MALLOC)_\w+|LANG|TMPDIR")
 """Variables whose values are stored. Other variables can contain secrets."""
 
-SECRET = re.compile(r"token|key|secret|password|credential", re.I)
 PROCESSES_LOOKED_AT = 24
 LINES_KEPT = 50
 MOST_STACKS_BYTES = 16 << 20

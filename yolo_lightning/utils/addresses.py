@@ -21,6 +21,9 @@ STORES = re.compile(
 )
 """Schemes whose host is no credential. Those of notifications, as `tgram://TOKEN/CHAT`, have a token in its place."""
 
+SECRET = re.compile(r"password|passwd|token|secret|credential|(^|_|api)key$", re.IGNORECASE)
+"""Names of options and environment variables, such as those of loggers, whose values are neither stored nor shown."""
+
 NOTIFY_OPTIONS = re.compile(r"\b(webhook|apprise|ping)\b")
 
 

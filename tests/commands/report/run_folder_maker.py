@@ -39,6 +39,7 @@ def make_run(folder: Path, class_names: Sequence[str] = CLASS_NAMES, image_id: s
             {
                 "data": {"batch_size": 8, "class_names": list(class_names)},
                 "supervision": {"notify": {"webhook": "https://hooks.example/secret", "ping": "$PING_URL"}},
+                "trainer": {"logger": [{"init_args": {"api_key": "hidden-key", "password": "hidden-word"}}]},
             }
         )
     )

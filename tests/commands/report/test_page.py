@@ -115,8 +115,9 @@ def test_what_comes_from_files_is_escaped(tmp_path: Path) -> None:
     Page(text)
 
 
-def test_addresses_for_messages_are_not_shown(whole: str) -> None:
+def test_addresses_for_messages_and_passwords_are_not_shown(whole: str) -> None:
     assert "hooks.example" not in whole
+    assert "hidden-" not in whole
     assert "$PING_URL" in whole
 
 

@@ -22,15 +22,13 @@ from yolo_lightning.supervision.run_status import read_status
 from yolo_lightning.supervision.supervisor_status import SupervisorStatus
 from yolo_lightning.supervision.watches import WatchFinding
 from yolo_lightning.utils import run_files
-from yolo_lightning.utils.addresses import redacted
+from yolo_lightning.utils.addresses import SECRET, redacted
 from yolo_lightning.utils.paths import real_path
 from yolo_lightning.utils.regular_files import read_regular
 from yolo_lightning.utils.yaml_file import read_yaml
 
 EVENT_FILE = re.compile(r"events\.out\.tfevents\.(\d{9,11})\.")
 """TensorBoard creates one file per start of the training, with the time in seconds since 1970 in its name."""
-
-SECRET_SECTION = "notify"  # section of the configuration whose addresses must be treated like passwords
 
 HIDDEN = "(not shown)"
 MAX_INCIDENTS = 200
@@ -177,15 +175,16 @@ def _outcome(folder: Path) -> str:
 
 
 def configuration(path: Path) -> str:
-    """Return the configuration as YAML, without the addresses of notifications; `$NAME` variables are kept."""
+    """Return the configuration as YAML, without notification addresses and passwords; `$NAME` is kept."""
     content = without_secrets(read_yaml(path))
     return redacted(yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=100))
 
 
 def without_secrets(content: Any, is_secret: bool = False) -> Any:
-    """Replace all strings inside the section `notify`, except names of environment variables."""
+    """Replace strings in the section `notify` and in options for secrets, except names of environment variables."""
     if isinstance(content, dict):
-        return {name: without_secrets(value, is_secret or name == SECRET_SECTION) for name, value in content.items()}
+        hidden = {name for name in content if is_secret or name == "notify" or SECRET.search(str(name))}
+        return {name: without_secrets(value, name in hidden) for name, value in content.items()}
     if isinstance(content, list):
         return [without_secrets(value, is_secret) for value in content]
     return HIDDEN if is_secret and isinstance(content, str) and not content.startswith("$") else content
