@@ -19,7 +19,13 @@ def main() -> None:
         print(f"yolo_lightning {__version__}")
         return
     from yolo_lightning.commands.answers import answer
+    from yolo_lightning.commands.option_errors import fail
+    from yolo_lightning.commands.option_layers import with_run
 
+    try:
+        sys.argv[1:] = with_run(sys.argv[1:])
+    except ValueError as error:
+        fail(str(error))
     answer(sys.argv[1:])
     from yolo_lightning.supervision import remove_files_of_dead_processes
 

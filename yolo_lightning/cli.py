@@ -32,8 +32,8 @@ from yolo_lightning.commands.command_line import run_tool, user_errors
 from yolo_lightning.commands.endings import full_disk_reported, reported
 from yolo_lightning.commands.fit_summary import end_fit, start_lines
 from yolo_lightning.commands.option_errors import ShortErrors, rejected_option
-from yolo_lightning.commands.option_layers import PREFIX, GivenOptions, given_options, layered
-from yolo_lightning.commands.run_plan import FROM_DATA, plan_run
+from yolo_lightning.commands.option_layers import PREFIX, GivenOptions, given_options, layered, with_run
+from yolo_lightning.commands.run_plan import FROM_DATA, chooses_folder, plan_run
 from yolo_lightning.commands.start_supervisor import DEADLINE_OPTIONS, MAX_EPOCHS, supervise_fit
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.module import YOLOModule
@@ -43,6 +43,7 @@ from yolo_lightning.supervision import (
     heartbeat,
     is_supervised,
     mark_process,
+    reserve,
     run_lock,
 )
 from yolo_lightning.supervision.heartbeat import Phase
@@ -93,8 +94,9 @@ def main(args: ArgsType = None) -> None:
         args: Words after the program name; None for those of the process.
     """
     _hide_harmless_messages()
-    words = sys.argv[1:] if args is None else args
     with user_errors():
+        args = with_run(args) if isinstance(args, list) else args
+        words = sys.argv[1:] if args is None else args
         if isinstance(words, list) and words and words[0] in TOOLS:
             run_tool(words[0], words[1:])
         elif isinstance(words, list) and (pictures := pictures_of(words)):
@@ -245,6 +247,12 @@ class YOLOCLI(LightningCLI):
         if run.download is not None:
             download(run.folder, options["mirror"], run.download)
             run = plan_run(words or [command], options, given, may_download=False)
+        chooses = command == "fit" and chooses_folder() and os.environ.get("LOCAL_RANK", "0") == "0"
+        while chooses and run.checkpoint is None and not run.is_finished:
+            run_folder.prepare(run.folder)
+            if reserve(run.folder):
+                break
+            run = plan_run(words or [command], options, given)
         run.report()
         if run.is_finished:
             raise SystemExit(0)

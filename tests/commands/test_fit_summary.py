@@ -39,7 +39,7 @@ def test_block_names_the_best_epoch_the_files_and_the_next_commands(
     for name in ("best.ckpt", "last.ckpt", "best.pt"):
         assert f"{run / 'checkpoints' / name}\n" in text
     assert f"{run / 'report.html'}\n" in text
-    assert f"  yolo-lightning test --config '{run / 'config.yaml'}'" in text
+    assert f"  yolo-lightning test '{run}'" in text
     assert f"  yolo-lightning predict PICTURES --run '{run}'" in text
     assert all(character.isprintable() or character == "\n" for character in text)
 
@@ -57,7 +57,7 @@ def test_failure_of_best_pt_is_a_warning_and_the_block_suggests_export(
         f"could not write {tmp_path / 'checkpoints' / 'best.pt'} (no such layer); the fit is finished"
     )
     assert "Ultralytics file" not in text
-    assert f"  yolo-lightning export --run {tmp_path}" in text
+    assert f"  yolo-lightning export {tmp_path}" in text
 
 
 def test_without_option_no_pt_file_is_written(
@@ -90,4 +90,4 @@ def test_recalibrated_checkpoint_is_named_and_tested_next(tmp_path: Path, block:
     target = tmp_path / "checkpoints/recalibrated.ckpt"
     assert lines[1] == "recalibrated with 8 frames: better"
     assert f"recalibrated     {target}" in lines
-    assert lines[lines.index("next:") + 1].endswith(f"test --config {tmp_path / 'config.yaml'} --ckpt_path {target}")
+    assert lines[lines.index("next:") + 1].endswith(f"test {tmp_path} --ckpt_path {target}")

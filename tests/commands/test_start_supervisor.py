@@ -14,7 +14,7 @@ import pytest
 from tests.conftest import REPOSITORY
 from yolo_lightning.checkpoints.checkpoint_file import Checksum, checksum_path
 from yolo_lightning.commands import start_supervisor
-from yolo_lightning.commands.option_layers import configuration_file, given_options
+from yolo_lightning.commands.option_layers import configuration_file, given_options, with_run
 from yolo_lightning.commands.start_supervisor import (
     check_deadline,
     finished_line,
@@ -23,7 +23,7 @@ from yolo_lightning.commands.start_supervisor import (
     start_processes,
     supervise_settings,
 )
-from yolo_lightning.supervision import Job
+from yolo_lightning.supervision import Job, in_use, reserve, run_lock
 from yolo_lightning.supervision.trainer import MARKER_VARIABLE
 from yolo_lightning.utils.distributed import LAUNCH_VARIABLE
 from yolo_lightning.utils.files import write_json
@@ -289,3 +289,72 @@ def test_past_deadline_is_no_error_on_resume(begun: Any) -> None:
 def test_later_deadline_continues_a_finished_run(tmp_path: Path, options: dict[str, Any], finished: bool) -> None:
     write_json(tmp_path / "finished.json", {"epochs": 7, "began_s": 0.0, "deadline_s": 7200.0})
     assert (finished_line(tmp_path, options) is not None) == finished
+
+
+@pytest.fixture
+def finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run folder with a checkpoint and a configuration, named relative to the working folder."""
+    monkeypatch.chdir(tmp_path)
+    run = Path("runs/a")
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "checkpoints" / "best.ckpt").touch()
+    (run / "config.yaml").touch()
+    return run
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("test {run} --tta true", "test --config={run}/config.yaml --trainer.default_root_dir={run} --tta true"),
+        ("predict --run {run}", "predict --config={run}/config.yaml --trainer.default_root_dir={run}"),
+        ("test {run} --config x.yaml", "test --trainer.default_root_dir={run} --config x.yaml"),
+        ("sweep {run}", "sweep --config={run}/config.yaml --run {run}"),
+        ("recalibrate --run={run}", "recalibrate --config={run}/config.yaml --run={run}"),
+        ("recalibrate --checkpoint {run}/checkpoints/best.ckpt", "recalibrate --config={run}/config.yaml "
+         "--checkpoint {run}/checkpoints/best.ckpt"),
+        ("export {run} --format onnx", "export --run {run} --format onnx"),
+        ("predict {run}/x.jpg --run {run}", "predict {run}/x.jpg --run {run}"),
+        ("export --run elsewhere", "export --run elsewhere"),
+        ("test --ckpt_path best", "test --ckpt_path best"),
+        ("fit {run}", "fit {run}"),
+    ],
+)  # fmt: skip
+def test_run_is_the_first_word_of_a_command(finished_run: Path, typed: str, meant: str) -> None:
+    assert with_run(typed.format(run=finished_run).split()) == meant.format(run=finished_run).split()
+
+
+def test_run_without_a_checkpoint_is_an_error(finished_run: Path) -> None:
+    with pytest.raises(ValueError, match="RUN must be the folder of a run: elsewhere"):
+        with_run(["test", "elsewhere"])
+
+
+def test_second_fit_takes_the_next_folder(tmp_path: Path, begun: list[tuple[Path, Job]]) -> None:
+    words = ["fit", "--supervision.enabled=true", f"--trainer.default_root_dir={tmp_path / 'run'}"]
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom yolo_lightning.supervision import reserve\n"
+        "print(reserve(Path(sys.argv[1])), flush=True)\nsys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "run")]
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "True\n"
+        with pytest.raises(SystemExit):
+            start_processes(words)
+        assert not reserve(tmp_path / "run")
+    with pytest.raises(SystemExit):
+        start_processes(words)
+
+    assert [folder.name for folder, _ in begun] == ["run-2", "run"]
+
+
+def test_locked_folder_is_in_use_for_other_processes_only(tmp_path: Path) -> None:
+    with run_lock(tmp_path):
+        assert not in_use(tmp_path)
+        code = (
+            "import sys\nfrom pathlib import Path\nfrom yolo_lightning.supervision import in_use\n"
+            "print(in_use(Path(sys.argv[1])))"
+        )
+        command = ["sh", "-c", f'{sys.executable} -c "$0" "$1"; true', code, str(tmp_path)]  # no child of this process
+        environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+        assert subprocess.run(command, env=environment, capture_output=True, text=True, check=False).stdout == "True\n"

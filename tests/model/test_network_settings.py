@@ -278,12 +278,14 @@ def test_precedence_is_one_line_and_names_what_was_chosen() -> None:
     bound = {
         "data.image_size": 96,
         "data.input.channels": 3,
+        "data.input.neighbours": [],  # a tuple in the defaults: no difference
         "model.detections.iou_threshold": 0.6,
         "model.detections.score_threshold": 0.1,
     }
     before = {
         "data.image_size": 640,
         "data.input.channels": None,
+        "data.input.neighbours": (),
         "model.detections.iou_threshold": 0.7,
         "model.detections.score_threshold": 0.2,
     }

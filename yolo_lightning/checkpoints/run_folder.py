@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from itertools import count
 from pathlib import Path
 
@@ -61,10 +61,15 @@ def _numbered_folders(base: Path) -> list[Path]:
     return [folder for folder in folders if pattern.fullmatch(folder.name)]
 
 
-def fresh_run(base: Path, taken: Collection[str] = ()) -> Path:
-    """Return the first of `base`, `base-2`, ... without a checkpoint and with a name that is not in `taken`."""
+def unused(folder: Path) -> bool:
+    """Return False: the default of `in_use`, for processes that share a run folder with others."""
+    return False
+
+
+def fresh_run(base: Path, taken: Collection[str] = (), in_use: Callable[[Path], bool] = unused) -> Path:
+    """Return the first of `base`, `base-2`, ... that has no checkpoint, is not in use, and is not named in `taken`."""
     base = base.absolute() if not base.name else base
-    return first_free(base, is_taken=lambda folder: has_checkpoint(folder) or folder.name in taken)
+    return first_free(base, is_taken=lambda folder: has_checkpoint(folder) or folder.name in taken or in_use(folder))
 
 
 def note_launch(folder: Path, launch: str) -> None:
@@ -133,12 +138,14 @@ def mirrored_runs(base: Path, mirror: str) -> list[str]:
     return sorted(held, key=lambda name: numbers[name], reverse=True)
 
 
-def folder_to_fit(base: Path, checkpoint: Path | None, mirror: str | None = None) -> Path:
+def folder_to_fit(
+    base: Path, checkpoint: Path | None, mirror: str | None = None, in_use: Callable[[Path], bool] = unused
+) -> Path:
     """Return the run folder of the checkpoint, or a fresh one, without checkpoints here or in the mirror.
 
     A fresh folder is used for a new run, a checkpoint from elsewhere, and a checkpoint that is not the newest of its
     run, whose later checkpoints are kept. If the mirror cannot be read, the number of the folder is the date, so that
-    the copies replace none of another run.
+    the copies replace none of another run. A fresh folder is not `in_use` by another process.
     """
     own = run_of(checkpoint) if checkpoint is not None else None
     if checkpoint is not None and own is not None and real_path(own) in [real_path(folder) for folder in runs(base)]:
@@ -147,7 +154,7 @@ def folder_to_fit(base: Path, checkpoint: Path | None, mirror: str | None = None
         if all(find_damage(path) is not None for path in later):
             return own
     try:
-        return fresh_run(base, mirrored_runs(base, mirror) if mirror is not None else ())
+        return fresh_run(base, mirrored_runs(base, mirror) if mirror is not None else (), in_use)
     except MirrorAwayError as error:
         dates = (base.with_name(f"{base.name}-{number}") for number in count(int(time.strftime("%Y%m%d"))))
         folder = next(folder for folder in dates if not has_checkpoint(folder))

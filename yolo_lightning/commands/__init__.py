@@ -31,6 +31,14 @@ TOOLS = {
 RENAMED = {"benchmark_gpu": "benchmark gpu", "benchmark_loader": "benchmark loader"}
 """New words of former commands."""
 
+CONFIGURED = "--config={run}/config.yaml"
+OF_RUN: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("validate", "test", "predict"), (CONFIGURED, "--trainer.default_root_dir={run}")),
+    **dict.fromkeys(("recalibrate", "sweep"), (CONFIGURED,)),
+    "export": (),
+}
+"""Commands that take RUN, the folder of a run, as the first word or as --run, and the options that it stands for."""
+
 OWN_OPTIONS = {"soak": ("hours", "help")}
 """Options of commands that pass all other words to `fit`."""
 

@@ -5,6 +5,9 @@ this package or of Lightning changes.
 """
 
 import json
+import shlex
+import subprocess
+import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -15,16 +18,17 @@ from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 from zlib import crc32
 
-from yolo_lightning.commands import OWN_OPTIONS, SUBCOMMANDS, TOOLS
+from yolo_lightning.commands import OF_RUN, OWN_OPTIONS, SUBCOMMANDS, TOOLS
 from yolo_lightning.commands.option_errors import SYNONYMS, fail, unknown_command, unknown_key, wrong_choice
-from yolo_lightning.commands.option_layers import TRUE, divided, named_values, separated
+from yolo_lightning.commands.option_layers import HELP, TRUE, divided, named_values, separated
+from yolo_lightning.commands.ultralytics_words import TASKS, command_of, options_of, translated
 from yolo_lightning.utils.files import cache_folder, write_json
 from yolo_lightning.utils.json_record import read_json
 from yolo_lightning.utils.yaml_file import flatten, read_yaml
 
 PROGRAM = "python -m yolo_lightning"
 PACKAGE = Path(__file__).resolve().parents[1]
-HELP_WORDS, FULL_HELP = ("-h", "--help"), "--help.full"
+*HELP_WORDS, FULL_HELP = HELP
 PICTURES = "predict PICTURES"
 """The command for images and videos, whose options differ from those of `predict` for a dataset."""
 SHOWN = (
@@ -62,6 +66,11 @@ def answer(words: Sequence[str]) -> None:
         print(f"\n{PROGRAM} COMMAND --help: options; --version: version")
         raise SystemExit(0 if words else 2)
     command, rest = words[0], words[1:]
+    if (meant := command_of(words, [*SUBCOMMANDS, *TOOLS])) is not None:
+        has_pictures = meant == "predict" and any(word.startswith("source=") for word in words)
+        fail(translated(words, meant, _keys_of(PICTURES if has_pictures else meant)))
+    if command in TASKS:
+        fail("a mode is missing: fit, validate, test, predict or export")
     if command not in SUBCOMMANDS and command not in TOOLS and not command.startswith("-"):
         fail(unknown_command(command, [*SUBCOMMANDS, *TOOLS]))
     if pictures := pictures_of(words):
@@ -69,6 +78,16 @@ def answer(words: Sequence[str]) -> None:
     rest = divided(rest, OWN_OPTIONS[command]) if command in OWN_OPTIONS else rest
     if (table := stored(command)) is not None:
         check(rest, table)
+
+
+def _keys_of(command: str) -> list[str]:
+    """Return the options of a command; at first use, its help stores their table."""
+    if stored(command) is None:
+        words = ["predict", "x"] if command == PICTURES else [command]
+        line = [sys.executable, "-m", "yolo_lightning", *words, HELP_WORDS[1]]
+        subprocess.run(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+    options = (stored(command) or {"options": {}})["options"]
+    return [key for key, choices in options.items() if choices is not None]
 
 
 def pictures_of(words: Sequence[str]) -> list[str]:
@@ -103,7 +122,13 @@ def check(words: Sequence[str], table: Table) -> None:
     for name, value in named_values(others):
         key = name if accepts(options, name) else name.replace("-", "_")
         if not accepts(options, key):
+            theirs = options_of(name, value, leaves) if name in ("device", "patience") else None
+            if theirs:
+                fail(f"unknown key {name}. Did you mean {shlex.join(theirs)}?")
             fail(unknown_key(name, leaves, value=value.removeprefix(TRUE), hyphens="--"))
+        if name in ("data", "model") and options.get(key, ()) is None and _is_of_ultralytics(value):
+            theirs = options_of(name, value, leaves) or []
+            fail(f"{name} must be set by its keys, got {value!r}. Did you mean {shlex.join(theirs)}?")
         if (choices := options.get(key)) and value and value not in choices:
             fail(wrong_choice(key, value, choices))
     for path in (Path(word.removeprefix("--config=")) for word in files):
@@ -119,6 +144,15 @@ def check(words: Sequence[str], table: Table) -> None:
         for key in flatten(content) if "trainer" in options else ():  # other commands read the section `data` only
             if not accepts(options, key):
                 fail(unknown_key(key, leaves, source=f" in {path}"))
+
+
+def _is_of_ultralytics(value: str) -> bool:
+    """Return whether the value of --data or --model is weights, a variant or a data.yaml; no file with keys of both."""
+    try:
+        content = read_yaml(Path(value)) if value.endswith((".yaml", ".yml")) else {}
+    except (OSError, ValueError):
+        content = None
+    return not value.startswith("{") and (not content or (isinstance(content, dict) and "names" in content))
 
 
 def accepts(options: Mapping[str, Any], key: str) -> bool:
@@ -151,6 +185,8 @@ def _short_help(command: str, parser: Any) -> str:
     is_tool = command not in SUBCOMMANDS
     shown = [one for one in parser._actions if one.dest in SHOWN or (is_tool and one.dest[:5] != "data.")]
     lines = [f"usage: {PROGRAM} {command} [options]", ""]
+    run_line = f"       {PROGRAM} {command} RUN [options]    with the configuration of a run"
+    lines += [run_line, ""] * (command in OF_RUN and command != "predict")
     lines += [f"       {PROGRAM} predict PICTURES [options]    any images and videos", ""] * (command == "predict")
     lines += [*textwrap.wrap(SUBCOMMANDS.get(command) or parser.description or "", 120), ""]
     for one in shown:

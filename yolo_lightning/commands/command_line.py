@@ -82,8 +82,6 @@ def run_tool(name: str, words: Sequence[str]) -> None:
     if "data" in parameters:
         from yolo_lightning.commands.data_options import call_with_data
 
-        if "run" in parameters and words and not words[0].startswith("-"):
-            words = ["--run", *words]  # the run folder can be given without its name
         call_with_data(function, words, program, getattr(module, BOUND, None), ToolParser)
         return
     purpose, _, _ = (function.__doc__ or "").partition("Args:")

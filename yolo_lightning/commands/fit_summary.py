@@ -25,7 +25,6 @@ from yolo_lightning.utils.run_files import (
     RECALIBRATED_CHECKPOINT,
     REPORT,
     STATE_FILE,
-    config_name,
 )
 from yolo_lightning.utils.stop_signals import pasteable
 
@@ -148,11 +147,11 @@ def _next_commands(run: Path, files: dict[str, Path]) -> list[str]:
     program = ("python", "-m", "yolo_lightning") if Path(sys.argv[0]).name.endswith(".py") else (sys.argv[0],)
     chosen = ("--ckpt_path", str(files[RECALIBRATED])) if RECALIBRATED in files else ()
     commands = [
-        (*program, "test", "--config", str(run / config_name("fit")), *chosen),
+        (*program, "test", str(run), *chosen),
         (*program, "predict", "PICTURES", "--run", str(run)),
     ]
     if "report" not in files:
         commands.append((*program, "report", str(run)))
     if "Ultralytics file" not in files:
-        commands.append((*program, "export", "--run", str(run)))
+        commands.append((*program, "export", str(run)))
     return [pasteable(words) for words in commands]

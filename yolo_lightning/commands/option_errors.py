@@ -22,6 +22,7 @@ SYNONYMS = {
     "epochs": ("trainer.max_epochs",),
     "fliplr": ("data.augmentation.flip_horizontal",),
     "flipud": ("data.augmentation.flip_vertical",),
+    "lr": ("model.recipe.lr0",),
     "hsv_h": ("data.augmentation.hsv_hue",),
     "hsv_s": ("data.augmentation.hsv_saturation",),
     "hsv_v": ("data.augmentation.hsv_value",),
@@ -95,10 +96,13 @@ TYPE_NAMES = {
 
 
 class ShortErrors:
-    """Parser mixin: errors in one line, without the list of all options."""
+    """Parser mixin: errors in one line, without the list of all options; an option cannot be abbreviated."""
 
     commands: Collection[str] = ()
     """Commands besides the subcommands of the parser, as suggestions for an unknown command."""
+
+    def __init__(self, *positional: Any, **named: Any) -> None:
+        super().__init__(*positional, **{"allow_abbrev": False, **named})
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print the message in one line and exit with code 2; jsonargparse prints the usage and a tip before it."""
@@ -242,7 +246,7 @@ def nearest_key(key: str, keys: Collection[str]) -> str | None:
     section = key.partition(".")[0]
     in_section = {_last_part(name): name for name in keys if name.startswith(f"{section}.")}
     similar_part = [in_section[one] for one in similar(_last_part(key), in_section)]
-    candidates = [*map(_last_part, short), *short, *SYNONYMS.get(key, ()), *same_last_part, *similar_part]
+    candidates = [*map(_last_part, short), *short, *SYNONYMS.get(_last_part(key), ()), *same_last_part, *similar_part]
     return next((name for name in candidates if name in keys), None) or next(iter(similar(key, keys)), None)
 
 

@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from yolo_lightning.checkpoints import run_folder
+from yolo_lightning.commands import OF_RUN, SUBCOMMANDS
 from yolo_lightning.utils.old_layout import RENAMED_KEYS
+from yolo_lightning.utils.run_files import config_name
 from yolo_lightning.utils.suggestions import did_you_mean, similar
 from yolo_lightning.utils.yaml_file import flatten, read_yaml
 
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
 
 FILE_OPTION, SHORT_FILE_OPTION = FILE_WORDS = ("--config", "-c")
+HELP = ("-h", "--help", "--help.full")
 PREFIX = "YOLO_LIGHTNING"
 """Of environment variables, as YOLO_LIGHTNING_FIT__MODEL__RECIPE__LR0."""
 
@@ -78,6 +82,37 @@ def named_values(words: Sequence[str]) -> list[tuple[str, str]]:
             is_switch = not equals and (not following or following[0].startswith("--"))
             found.append((name, TRUE if is_switch else value if equals else following[0]))
     return found
+
+
+def with_run(words: Sequence[str]) -> list[str]:
+    """Return a command line with RUN, its first word or the value of `--run`, as the options of that run.
+
+    The configuration is that of the newest run with this name, or of the run of `--checkpoint`; `--config` replaces it.
+
+    Raises:
+        ValueError: If no run with this name contains a checkpoint.
+    """
+    command, rest = "".join(words[:1]), list(words[1:])
+    has_words = bool(rest) and not rest[0].startswith("-")
+    if command not in OF_RUN or (command == "predict" and has_words) or any(word in HELP for word in rest):
+        return list(words)
+    if has_words and "=" not in rest[0]:
+        rest[:1] = ["--run", rest[0]]
+    given = dict(named_values(rest))
+    base, checkpoint = given.get("run"), given.get("checkpoint")
+    if command in SUBCOMMANDS:
+        if base is None:
+            return list(words)
+        at = next(at for at, word in enumerate(rest) if word.partition("=")[0] == "--run")
+        del rest[at : at + (1 if "=" in rest[at] else 2)]
+    own = run_folder.run_of(Path(checkpoint)) if checkpoint else None
+    named = [] if checkpoint else run_folder.runs(Path(base or run_folder.DEFAULT_RUN))
+    run = next(iter([own] if own else named), None)
+    if run is None and command in SUBCOMMANDS:
+        raise ValueError(f"RUN must be the folder of a run: {base} and {base}-<n> contain no checkpoint.")
+    added = [] if run is None else [text.format(run=run) for text in OF_RUN[command]]
+    has_file = bool(separated(rest)[0]) or run is None or not (run / config_name("fit")).is_file()
+    return [command, *(word for word in added if not (has_file and word.startswith(FILE_OPTION))), *rest]
 
 
 def divided(words: Sequence[str], own: Sequence[str]) -> list[str]:

@@ -4,6 +4,7 @@
 `YOLOCLI` prints the plan and carries it out.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -42,7 +43,7 @@ from yolo_lightning.model.network_settings import (
     precedence,
     read_record,
 )
-from yolo_lightning.supervision import is_supervised, level_of_launch, quarantined
+from yolo_lightning.supervision import in_use, is_supervised, level_of_launch, quarantined
 from yolo_lightning.utils import run_files
 from yolo_lightning.utils.distributed import launch_id, restarts_are_unsafe
 from yolo_lightning.utils.host import worker_count
@@ -121,7 +122,8 @@ def _plan_fit(base: Path, options: Mapping[str, Any]) -> Run:
         checkpoint = checkpoint_to_fit(base, options["ckpt_path"], options["resume"], exactly=is_supervised())
     # The supervisor has chosen the folder of its training process.
     mirror = None if is_supervised() else options["mirror"]
-    folder = restarted or run_folder.folder_to_fit(base, checkpoint, mirror)
+    others = in_use if chooses_folder() else run_folder.unused
+    folder = restarted or run_folder.folder_to_fit(base, checkpoint, mirror, others)
     changed: dict[str, Any] = {}
     lines, warnings = [], []
     left_out = options["data.limits.quarantine"]
@@ -173,6 +175,11 @@ def _plan_evaluation(base: Path, options: Mapping[str, Any], given: GivenOptions
     lines = precedence(bound, options, {**options, **changed})
     folder = (run_folder.run_of(checkpoint) if checkpoint is not None else None) or base
     return Run(folder, checkpoint, options=changed, lines=tuple(lines))
+
+
+def chooses_folder() -> bool:
+    """Return whether this process or its parent chooses the run folder, and no launcher of several processes."""
+    return not is_supervised() and launch_id() is None and os.environ.get("SLURM_NTASKS", "1") == "1"
 
 
 def weights_file(options: Mapping[str, Any]) -> Path | None:

@@ -18,7 +18,7 @@ from yolo_lightning.commands.command_line import ToolParser
 from yolo_lightning.commands.option_layers import given_options
 from yolo_lightning.commands.unattended import detach
 from yolo_lightning.data.worker_processes import start_fork_server
-from yolo_lightning.supervision import SuperviseSettings, become_supervisor, is_supervised
+from yolo_lightning.supervision import SuperviseSettings, become_supervisor, in_use, is_supervised, reserve
 from yolo_lightning.supervision.job import Job, job
 from yolo_lightning.utils.addresses import refuse_secrets
 from yolo_lightning.utils.distributed import launch_id
@@ -83,6 +83,11 @@ def supervise_fit(words: Sequence[str], options: Mapping[str, Any]) -> NoReturn:
     folder, checkpoint = folder_of(options)
     if resumes(options):
         _end_if_finished(folder, options)
+    while not (resumes(options) or has_checkpoint(folder)):
+        run_folder.prepare(folder)
+        if reserve(folder):
+            break
+        folder, checkpoint = folder_of(options)
     run_folder.prepare(folder)
     if checkpoint is not None:
         words = [*words, f"--ckpt_path={checkpoint}"]
@@ -121,7 +126,7 @@ def folder_of(options: Mapping[str, Any]) -> tuple[Path, Path | None]:
     checkpoint = None if ckpt_path is None or is_address(str(ckpt_path)) else Path(str(ckpt_path))
     if ckpt_path == "best" and (runs := run_folder.runs(base)):
         checkpoint = runs[0] / CHECKPOINTS / BEST_CHECKPOINT
-    return run_folder.folder_to_fit(base, checkpoint, mirror), checkpoint
+    return run_folder.folder_to_fit(base, checkpoint, mirror, in_use), checkpoint
 
 
 def resumes(options: Mapping[str, Any]) -> bool:

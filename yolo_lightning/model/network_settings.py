@@ -223,12 +223,17 @@ def bound_options(record: Mapping[str, Any], *, is_gray: bool) -> dict[str, Any]
     return bound | {f"model.detections.{name}": detections[name] for name in known}
 
 
+def _like(value: Any, other: Any) -> Any:
+    """Return `other`, as a list if both values are sequences: files contain lists where the defaults are tuples."""
+    return [*other] if isinstance(value, list) and isinstance(other, tuple) else other
+
+
 def precedence(bound: Mapping[str, Any], before: Mapping[str, Any], used: Mapping[str, Any]) -> list[str]:
     """Return which values of `bound_options` replace configured ones (`before`), and which ones the user overrides."""
     replaced = [
         f"{name} {value} (instead of {before[name]})"
         for name, value in bound.items()
-        if used.get(name) == value != before.get(name)
+        if used.get(name) == value != _like(value, before.get(name))
         and (before.get(name) is not None or name.startswith(f"data.input.{PIXEL_RANGE}."))  # null: 8-bit frames
     ]
     return [*changes(bound, used), *([f"taken from the checkpoint: {', '.join(replaced)}"] if replaced else [])]

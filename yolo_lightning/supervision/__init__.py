@@ -17,7 +17,7 @@ from yolo_lightning.supervision.job import Job, SuperviseSettings, become_superv
 from yolo_lightning.supervision.kill import mark_process, remove_files_of_dead_processes
 from yolo_lightning.supervision.notify import NotifySettings
 from yolo_lightning.supervision.restart_policy import quarantined
-from yolo_lightning.supervision.run_lock import RunInUseError, run_lock
+from yolo_lightning.supervision.run_lock import RunInUseError, in_use, reserve, run_lock
 from yolo_lightning.supervision.trainer import end_with_launcher, is_supervised
 
 __all__ = [
@@ -27,10 +27,12 @@ __all__ = [
     "SuperviseSettings",
     "become_supervisor",
     "end_with_launcher",
+    "in_use",
     "is_supervised",
     "level_of_launch",
     "mark_process",
     "quarantined",
     "remove_files_of_dead_processes",
+    "reserve",
     "run_lock",
 ]

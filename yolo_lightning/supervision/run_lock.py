@@ -5,16 +5,20 @@ import json
 import os
 import re
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import IO, Any
 
 from yolo_lightning.utils.json_record import read_record
 from yolo_lightning.utils.process_identity import started_ticks
 from yolo_lightning.utils.run_files import LOCK_FILE
 
 MARKER = re.compile(r"[\w-]{0,100}", re.ASCII)  # part of the names of folders, which are deleted
+
+LOCK_ATTEMPTS, LOCK_PAUSE_S = 3, 0.02  # another process locks the file for a moment to see whether it is free
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,7 @@ class Holder:
     host: str
     marker: str = ""  # token in the environment of the supervisor's trainers; empty without a supervisor
     started_ticks: int = 0  # start of the process, clock ticks since boot; 0 if unknown
+    is_starting: bool = False  # whether the process has reserved the folder and has not locked it
 
 
 class RunInUseError(ValueError):
@@ -45,20 +50,68 @@ def run_lock(folder: Path, marker: str = "") -> Iterator[Holder | None]:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / LOCK_FILE
     with path.open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        if not _is_locked_now(file):
             holder = read_holder(path)
             who = f"process {holder.process} on {holder.host}" if holder else "another process"
             raise RunInUseError(
                 f"{who} trains in {folder} already: wait until it has ended, end it, or choose another run folder"
-            ) from error
+            )
         before = read_holder(path)
-        note = json.dumps(asdict(Holder(os.getpid(), socket.gethostname(), marker, started_ticks(os.getpid())))) + "\n"
-        with suppress(OSError):  # on a full disk the lock holds without a note of its holder
-            os.ftruncate(file.fileno(), 0)
-            os.write(file.fileno(), note.encode())
+        _note(file, marker, is_starting=False)
         yield before
+
+
+def reserve(folder: Path) -> bool:
+    """Reserve a run folder for this process until it locks the folder; return False if another process uses it.
+
+    The reservation is a note of this process. It remains when the process becomes the supervisor, and ends with it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK_FILE).open("a+") as file:
+        if not _is_locked_now(file):
+            return False
+        before = read_holder(folder / LOCK_FILE)
+        if _is_reserved(before):
+            return False
+        _note(file, before.marker if before else "", is_starting=True)
+        return True
+
+
+def in_use(folder: Path) -> bool:
+    """Return whether a process besides this one and its parent process has locked or reserved a run folder."""
+    try:
+        holder = current_holder(folder)
+    except ValueError:
+        return True
+    if holder is not None:
+        return holder.process not in (os.getpid(), os.getppid()) or holder.host != socket.gethostname()
+    return _is_reserved(read_holder(folder / LOCK_FILE))
+
+
+def _is_reserved(holder: Holder | None) -> bool:
+    if holder is None or not holder.is_starting or holder.host != socket.gethostname():
+        return False
+    is_own = holder.process in (os.getpid(), os.getppid())
+    return not is_own and 0 < started_ticks(holder.process) == holder.started_ticks
+
+
+def _is_locked_now(file: IO[Any]) -> bool:
+    """Lock a file; return False if another process holds the lock longer than a look at it takes."""
+    for _ in range(LOCK_ATTEMPTS):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            time.sleep(LOCK_PAUSE_S)
+    return False
+
+
+def _note(file: IO[Any], marker: str, *, is_starting: bool) -> None:
+    """Replace the content of a locked file by a note of this process; on a full disk there is none."""
+    holder = Holder(os.getpid(), socket.gethostname(), marker, started_ticks(os.getpid()), is_starting)
+    with suppress(OSError):
+        os.ftruncate(file.fileno(), 0)
+        os.write(file.fileno(), (json.dumps(asdict(holder)) + "\n").encode())
 
 
 def current_holder(folder: Path) -> Holder | None:

@@ -1,0 +1,52 @@
+"""Command lines in the words of Ultralytics are answered with the command line to type."""
+
+import shlex
+
+import pytest
+
+from yolo_lightning.commands import SUBCOMMANDS, TOOLS
+from yolo_lightning.commands.ultralytics_words import command_of, translated
+
+FIT = (
+    *("config", "data.format", "data.image_size", "data.batch_size", "data.loader.num_workers", "model.variant", "tta"),
+    *("model.weights", "model.recipe.lr0", "trainer.accelerator", "trainer.callbacks", "trainer.default_root_dir"),
+    *("trainer.devices", "trainer.max_epochs", "trainer.precision", "resume", "data.augmentation.mosaic"),
+)
+PICTURES = ("run", "weights", "score_threshold", "image_size", "device", "output")
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("fit epochs=3 imgsz=320 data=x.yaml", "fit --config yolo --trainer.max_epochs 3 --data.image_size 320"),
+        ("train --data x.yaml --epochs 3", "fit --config yolo --data.format x.yaml --trainer.max_epochs 3"),
+        ("detect train model=yolov8n.pt lr0=0.01", "fit --model.weights yolov8n.pt --model.recipe.lr0 0.01"),
+        ("yolo task=detect mode=train model=yolo11n.yaml", "fit --model.variant yolo11n"),
+        ("train device=0,1 workers=4", "fit --trainer.accelerator gpu --trainer.devices '[0,1]'"),
+        ("train device=cpu resume=True", "fit --trainer.accelerator cpu --resume"),
+        ("train resume=last.pt amp=False", "fit --ckpt_path last.pt --trainer.precision 32-true"),
+        ("train project=runs name=a", "fit --trainer.default_root_dir runs/a"),
+        ("train patience=50", "--trainer.callbacks.patience=50"),
+        ("val model=best.pt", "validate --model.weights best.pt"),
+        ("train plots=True", "fit Without an equivalent: plots=True."),
+    ],
+)
+def test_words_of_ultralytics_for_datasets(typed: str, meant: str) -> None:
+    words = shlex.split(typed)
+    command = command_of(words, [*SUBCOMMANDS, *TOOLS])
+
+    assert command is not None
+    assert meant in translated(words, command, FIT)
+
+
+def test_words_of_ultralytics_for_pictures() -> None:
+    words = ["predict", "source=x", "conf=0.5", "weights=best.pt", "device=0", "name=a"]
+
+    line = translated(words, "predict", PICTURES)
+
+    assert "predict x --output a --score_threshold 0.5 --weights best.pt --device cuda:0" in line
+
+
+@pytest.mark.parametrize("typed", ["fit --epochs 3", "predict a.jpg", "supervise -- python train.py epochs=3", "trian"])
+def test_other_command_lines_are_left_alone(typed: str) -> None:
+    assert command_of(shlex.split(typed), [*SUBCOMMANDS, *TOOLS]) is None

@@ -1,0 +1,105 @@
+"""Command lines in the form of Ultralytics, such as `train data=x.yaml epochs=3`, as command lines of this package."""
+
+import re
+import shlex
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from yolo_lightning.commands.option_errors import SYNONYMS, VALUE_SYNONYMS, nearest_key
+from yolo_lightning.commands.option_layers import TRUE, named_values
+
+MODES = {"train": "fit", "val": "validate", "track": "predict"}
+"""Modes of Ultralytics that have another name here."""
+
+TASKS = ("yolo", "detect", "segment", "classify", "pose", "obb")
+PAIR = re.compile(r"(?P<name>[a-z]\w*)=(?P<value>.*)", re.DOTALL)
+DEVICES = re.compile(r"[\d,\[\] ]+")
+STOPPING = "--trainer.callbacks+=lightning.pytorch.callbacks.EarlyStopping"
+SEPARATE = ("mode", "task", "source", "project", "name")
+"""Arguments that are no options here, or only together."""
+
+
+def command_of(words: Sequence[str], commands: Collection[str]) -> str | None:
+    """Return the command that a command line in the form of Ultralytics means, or None for another command line."""
+    if "--" in words[:2] or not words:
+        return None
+    first = [word for word in words if not word.startswith("-")]
+    pairs = pairs_of([word for word in first if not Path(word).exists()])
+    while first and first[0] in TASKS:
+        del first[0]
+    mode = dict(pairs).get("mode", first[0] if first else "")
+    command = MODES.get(mode, mode)
+    is_theirs = bool(pairs) or words[0] in (*TASKS, *MODES)
+    return command if is_theirs and command in commands else None
+
+
+def pairs_of(words: Sequence[str]) -> list[tuple[str, str]]:
+    """Return name and value of each word that has the form `name=value`."""
+    return [(found["name"], found["value"]) for word in words if (found := PAIR.fullmatch(word))]
+
+
+def translated(words: Sequence[str], command: str, keys: Collection[str]) -> str:
+    """Return the error for a command line in the form of Ultralytics, with the command line to type.
+
+    Args:
+        words: Command line.
+        command: What `command_of` returns.
+        keys: Options of the command.
+    """
+    pairs = pairs_of(words) + named_values(words)
+    given = dict(pairs)
+    found: list[str] = []
+    if command == "fit" and given.get("data", "").endswith((".yaml", ".yml")) and "config" not in given:
+        found = ["--config", "yolo"]
+    sources = [given["source"]] if "source" in given else ["PICTURES"] * ("run" in keys)
+    base = "/".join(given[name] for name in ("project", "name") if given.get(name))
+    if folder := next((one for one in ("trainer.default_root_dir", "output") if one in keys and base), None):
+        found += [f"--{folder}", base]
+    unknown = []
+    for name, value in pairs:
+        options = [] if name in SEPARATE else options_of(name, value, keys)
+        found += options or []
+        unknown += [f"{name}={value}"] if options is None else []
+    line = shlex.join(["python", "-m", "yolo_lightning", command, *(sources if command == "predict" else ()), *found])
+    left = f" Without an equivalent: {', '.join(unknown)}." if unknown else ""
+    return f"options are written as --key value. Type: {line}{left}"
+
+
+def options_of(name: str, value: str, keys: Collection[str]) -> list[str] | None:
+    """Return the words for an argument of Ultralytics; None if there is no equivalent.
+
+    Args:
+        name: Name of the argument, or an option of this package.
+        value: Its value.
+        keys: Options of the command.
+    """
+    is_on = value.lower() == TRUE
+    if name in ("model", "weights") and name not in keys:
+        variant = Path(value).suffix in ("", ".yaml") and "model.variant" in keys
+        options = ("model.variant",) if variant else ("model.weights", "weights", "checkpoint")
+        key = next((one for one in options if one in keys), None)
+        return None if key is None else [f"--{key}", Path(value).stem if variant else value]
+    if name == "device":
+        return device_options(value, keys)
+    if name == "patience" and "trainer.callbacks" in keys and "resume" in keys:
+        rest = {"monitor": "val/map_50", "mode": "max", "patience": value}
+        return [STOPPING, *(f"--trainer.callbacks.{one}={text}" for one, text in rest.items())]
+    if name == "resume" and name in keys:
+        return (["--resume"] if is_on else []) if value.lower() in (TRUE, "false") else ["--ckpt_path", value]
+    if name in ("amp", "half") and "trainer.precision" in keys:
+        return ["--trainer.precision", "16-mixed" if is_on else "32-true"]
+    key = name if name in keys else nearest_key(name, keys)
+    if key is None or not (key == name or key in SYNONYMS.get(name, ()) or key.rpartition(".")[2] == name):
+        return None
+    return [f"--{key}", value.lower() if value in ("True", "False") else value]
+
+
+def device_options(value: str, keys: Collection[str]) -> list[str] | None:
+    """Return the words for `device=0`, `device=0,1`, `device=cpu` or `device=cuda:0`."""
+    value = value.removeprefix("cuda:")
+    is_number = DEVICES.fullmatch(value) is not None
+    if "trainer.devices" not in keys:
+        return ["--device", f"cuda:{value}" if is_number else value] if "device" in keys else None
+    if not is_number:
+        return ["--trainer.accelerator", VALUE_SYNONYMS.get(value, value)]
+    return ["--trainer.accelerator", "gpu", "--trainer.devices", f"[{value.strip('[] ')}]"]
