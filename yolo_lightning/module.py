@@ -1,6 +1,7 @@
 """YOLOModule, the LightningModule: names the steps of training and evaluation; the computations are elsewhere."""
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
@@ -20,6 +21,7 @@ from yolo_lightning.checkpoints.torch_archive import load_checkpoint
 from yolo_lightning.data.batch import Batch, Prediction, Target, TrainingFacts, targets
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.data.image_size import ImageSize
+from yolo_lightning.data.sampling.resumable_loader import ResumableLoader
 from yolo_lightning.model import conv_backend, layers
 from yolo_lightning.model.conv_backend import ConvolutionSettings
 from yolo_lightning.model.detection_settings import DetectionSettings
@@ -45,6 +47,7 @@ from yolo_lightning.training.freezing import Freeze, freeze_parts, keep_norms_fr
 from yolo_lightning.training.guarded_step import GuardedStep, Losses
 from yolo_lightning.training.module_state import ModuleState
 from yolo_lightning.training.nonfinite import GuardSettings, NonFiniteGuard, roll_back
+from yolo_lightning.training.normalisation_statistics import recompute_statistics
 from yolo_lightning.training.optimizers import (
     AUTO_MOMENTUM,
     apply_settings,
@@ -168,6 +171,7 @@ class YOLOModule(LightningModule):
         self.plan: TrainingPlan | None = None
         """Length of the training and schedule of the learning rate with a deadline, set by the callback `FinishBy`."""
         self._steps = 0
+        self._newest: deque[Tensor] = deque(maxlen=self.recipe.statistics_batches)  # images of the epoch's last batches
         self._facts = TrainingFacts(batch_size=1)
         self._folded_graph: FoldedGraph | None = None
         self._saved_optimizer: str | None = None
@@ -258,8 +262,13 @@ class YOLOModule(LightningModule):
         return self._predict(self._infer(batch.images), batch)
 
     def on_validation_epoch_start(self) -> None:
-        """Fold normalization into convolutions, except within a fit, where the weights still change."""
+        """Recompute the statistics of normalization within a fit; else fold normalization into convolutions.
+
+        The callback `EMA` has put the averaged weights into the graph before. The statistics stay with these weights.
+        """
         within_fit = self.trainer.state.fn == "fit"
+        if within_fit and not self.trainer.sanity_checking and self.recipe.statistics_batches:
+            self._recompute_statistics()
         self._folded_graph = None if within_fit else FoldedGraph(self.graph, one_to_one=self.detections.one_to_one)
 
     on_test_epoch_start = on_validation_epoch_start
@@ -390,6 +399,9 @@ class YOLOModule(LightningModule):
     def _begin_step(self, batch: Batch, batch_idx: int) -> OptimizerSettings:
         """Set the state that depends on the position in training, and return the settings of the optimizer."""
         self._steps = steps_begun(self.trainer)
+        if batch_idx == 0:
+            self._newest.clear()
+        self._newest.append(batch.images)
         assert self.trainer.max_epochs is not None
         self.detection_loss.set_epoch(self.current_epoch, self.trainer.max_epochs)
         size, facts = ImageSize(*batch.images.shape[-2:]), self._facts
@@ -445,6 +457,18 @@ class YOLOModule(LightningModule):
         path = roll_back(self.trainer, self)
         restored = f"restored weights, optimizer and average of {path}" if path else "no checkpoint can be restored"
         rank_zero_warn(f"{restored}; from now on learning rates are multiplied by {self._guard.learning_rate_factor:g}")
+
+    def _recompute_statistics(self) -> None:
+        """Recompute the running statistics of the weights in the graph from the newest batches of the epoch."""
+        loader, missing = self.trainer.train_dataloader, self.recipe.statistics_batches - len(self._newest)
+        older = loader.before_start(missing) if missing and isinstance(loader, ResumableLoader) else []
+        images = [*(batch.images.to(self.device) for batch in older), *self._newest]
+        try:
+            with self.trainer.precision_plugin.val_step_context():
+                inputs = map(self._network_input, images)
+                recompute_statistics(self.graph, inputs, self._frozen, self.trainer.world_size)
+        except ValueError as error:
+            rank_zero_warn(f"statistics of batch normalization: the averages of the training are kept ({error})")
 
     def _network_input(self, images: Tensor) -> Tensor:
         ImageSize(*images.shape[-2:]).check("data.image_size", stride=graph_stride(self.graph))

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from yolo_lightning.model.layers import BatchNormSiLU2d
+from yolo_lightning.training import normalisation_statistics
 from yolo_lightning.training.normalisation_statistics import recompute_statistics
 
 
@@ -61,10 +62,34 @@ def test_nothing_else_changes() -> None:
     assert not any(layer.training for layer in ours.modules())
 
 
-def test_what_cannot_be_computed_is_refused() -> None:
+def test_what_cannot_be_computed_is_refused_and_changes_nothing() -> None:
     with pytest.raises(ValueError, match="there is no batch"):
         recompute_statistics(network(), [])
-    with pytest.raises(ValueError, match="no batch normalization"):
-        recompute_statistics(nn.Linear(2, 2), [torch.zeros(1, 2)])
+    ours = network()
+    before = deepcopy(ours.state_dict())
     with pytest.raises(ValueError, match="statistics of 1 are not finite"):
-        recompute_statistics(network(), [torch.full((2, 3, 8, 8), torch.inf)])
+        recompute_statistics(ours, [torch.full((2, 3, 8, 8), torch.inf)])
+    assert all(torch.equal(one, before[name]) for name, one in ours.state_dict().items())
+    assert [ours[1].momentum, ours[3].momentum] == [0.1, 0.03]
+
+
+def test_network_without_normalization_is_not_run() -> None:
+    assert recompute_statistics(nn.Linear(2, 2), [torch.zeros(1, 3)]) == 0
+
+
+def test_statistics_of_frozen_parts_are_kept() -> None:
+    ours = network()
+    recompute_statistics(ours, batches(2), frozen=("3",))
+    assert ours[1].running_mean.abs().sum() > 0
+    assert ours[3].running_mean.tolist() == [7, 7]
+
+
+def test_several_ranks_get_the_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, whole = network(), network()
+    recompute_statistics(whole, batches(1))
+    other = [one.clone() + 1 for name, one in whole.named_buffers() if name.endswith(("mean", "var"))]
+    monkeypatch.setattr(normalisation_statistics, "sum_over_ranks", lambda one: one.add_(other.pop(0)))
+    recompute_statistics(ours, batches(1), ranks=2)
+    for own, alone in ((ours[1], whole[1]), (ours[3], whole[3])):
+        torch.testing.assert_close(own.running_mean, alone.running_mean + 0.5)
+        torch.testing.assert_close(own.running_var, alone.running_var + 0.5)

@@ -184,7 +184,8 @@ def recalibrated(
     checkpoint = load_checkpoint(file)
     graph = arranged_network(file, device, conv_backend)
     used = [0]
-    recompute_statistics(graph, _training_inputs(data, images, inputs, device, used))
+    if not recompute_statistics(graph, _training_inputs(data, images, inputs, device, used)):
+        raise ValueError(f"{file}: the network has no batch normalization with running statistics")
     new = {f"{PREFIX}{name}": one.cpu() for name, one in graph.state_dict().items() if name.endswith(STATISTICS)}
     state = checkpoint["state_dict"]
     assert new.keys() <= state.keys(), "the graph has the layers of the checkpoint"

@@ -34,6 +34,10 @@ def keep_norms_frozen(graph: nn.Module, names: tuple[str, ...]) -> None:
     Layers are looked up by name, because some are replaced after construction (SyncBatchNorm).
     """
     for name, layer in graph.named_modules():
-        is_frozen = any(name == part or name.startswith(f"{part}.") for part in names)
-        if is_frozen and isinstance(layer, nn.modules.batchnorm._BatchNorm):
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and in_parts(name, names):
             layer.eval()
+
+
+def in_parts(name: str, parts: tuple[str, ...]) -> bool:
+    """Return whether the layer `name` is one of the named parts or inside one."""
+    return any(name == part or name.startswith(f"{part}.") for part in parts)

@@ -1,4 +1,4 @@
-"""Recalibration of batch normalization: its running statistics computed anew for fixed weights.
+"""Running statistics of batch normalization, computed anew for fixed weights.
 
 During training the running mean and variance are exponential averages over the last batches, in which the weights were
 still changing; with `EMA`, they are averaged once more. Source of the method: "Rethinking 'Batch' in BatchNorm" (Wu and
@@ -11,36 +11,44 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from yolo_lightning.training.freezing import in_parts
+from yolo_lightning.utils.distributed import sum_over_ranks
+
+COUNTER = "num_batches_tracked"
+
 
 @torch.no_grad()
-def recompute_statistics(network: nn.Module, batches: Iterable[Tensor]) -> int:
-    """Replace the running statistics of all batch normalization layers by their means over the batches.
+def recompute_statistics(
+    network: nn.Module, batches: Iterable[Tensor], frozen: tuple[str, ...] = (), ranks: int = 1
+) -> int:
+    """Replace the running statistics of batch normalization layers by their means over the batches.
 
     All batches have the same weight, as with `momentum=None` of `torch.nn.BatchNorm2d`. Weights, counters
-    (`num_batches_tracked`) and momentums are not changed. The network is in evaluation mode afterwards.
+    (`num_batches_tracked`) and momentums are not changed. The network is in evaluation mode afterwards. After an error,
+    the statistics are those before the call.
 
     Args:
         network: The network.
-        batches: Inputs of the network, `(B, C, H, W)` floating point, at least one batch.
+        batches: Inputs of the network, `(B, C, H, W)` floating point, at least one batch; equally many in each rank.
+        frozen: Names of parts whose statistics are kept, see `freeze_parts`.
+        ranks: Number of ranks that call the function, each with its own batches; all get the mean.
 
     Returns:
-        Number of batches.
+        Number of batches; 0 without a layer that has running statistics.
 
     Raises:
-        ValueError: If the network has no layer with running statistics, there is no batch, or a statistic is not
-            finite.
+        ValueError: If there is no batch, or a statistic is not finite.
     """
     layers = {
         name: layer
         for name, layer in network.named_modules()
-        if isinstance(layer, _BatchNorm) and layer.running_mean is not None
+        if isinstance(layer, _BatchNorm) and layer.running_mean is not None and not in_parts(name, frozen)
     }
-    if not layers:
-        raise ValueError("the network has no batch normalization with running statistics")
     network.eval()
-    momentums = [layer.momentum for layer in layers.values()]
-    counters = [None if one.num_batches_tracked is None else one.num_batches_tracked.clone() for one in layers.values()]
-    count = 0
+    if not layers:
+        return 0
+    before = [({name: one.clone() for name, one in layer.named_buffers()}, layer.momentum) for layer in layers.values()]
+    count, is_complete = 0, False
     try:
         for layer in layers.values():
             layer.reset_running_stats()
@@ -50,17 +58,21 @@ def recompute_statistics(network: nn.Module, batches: Iterable[Tensor]) -> int:
                 # The cumulative average, also for layers whose kernels need a number as momentum.
                 layer.momentum = 1 / count
             network(batch)
+        if not count:
+            raise ValueError("there is no batch of images")
+        for name, layer in layers.items():
+            for statistic in (layer.running_mean, layer.running_var):
+                assert statistic is not None
+                if ranks > 1:
+                    sum_over_ranks(statistic).div_(ranks)
+                if not statistic.isfinite().all():
+                    raise ValueError(f"the statistics of {name} are not finite")
+        is_complete = True
     finally:
         network.eval()
-        for layer, momentum, counter in zip(layers.values(), momentums, counters, strict=True):
+        for layer, (buffers, momentum) in zip(layers.values(), before, strict=True):
             layer.momentum = momentum
-            if counter is not None and layer.num_batches_tracked is not None:
-                layer.num_batches_tracked.copy_(counter)
-    if not count:
-        raise ValueError("there is no batch of images")
-    for name, layer in layers.items():
-        assert layer.running_mean is not None
-        assert layer.running_var is not None
-        if not (layer.running_mean.isfinite().all() and layer.running_var.isfinite().all()):
-            raise ValueError(f"the statistics of {name} are not finite")
+            for name, one in layer.named_buffers():
+                if name == COUNTER or not is_complete:
+                    one.copy_(buffers[name])
     return count

@@ -43,6 +43,9 @@ class Recipe:
         clip_norm: Largest L2 norm of the summed gradients, >= 0; 0 disables clipping.
         multi_scale: Multi-scale training, >= 0 and < 1. In every step, the longer side of the input is drawn between
             `(1 - multi_scale)` and `(1 + multi_scale)` times the image size and rounded to the stride. 0 disables it.
+        statistics_batches: Before each validation, the running statistics of batch normalization are recomputed from
+            this number of the newest batches of the epoch, >= 0, and are stored with the evaluated weights. 0 keeps the
+            exponential averages of the training, as Ultralytics.
     """
 
     optimizer: OptimizerChoice = "SGD"
@@ -57,6 +60,7 @@ class Recipe:
     nominal_batch: int = 64
     clip_norm: float = 10.0
     multi_scale: float = 0.0
+    statistics_batches: int = 8
 
     def __post_init__(self) -> None:
         if not callable(self.optimizer) and self.optimizer not in OPTIMIZERS:
@@ -72,6 +76,7 @@ class Recipe:
             check_range(f"model.recipe.{name}", getattr(self, name), ">= 0")
         check_range("model.recipe.nominal_batch", self.nominal_batch, ">= 1")
         check_range("model.recipe.multi_scale", self.multi_scale, ">= 0", "< 1")
+        check_range("model.recipe.statistics_batches", self.statistics_batches, ">= 0")
 
     def __deepcopy__(self, memo: object) -> Self:
         """Return the recipe itself, so that copies of the module do not copy the parser behind a class path."""

@@ -279,3 +279,17 @@ def test_epochs_with_mosaic_are_read_at_the_start_of_an_epoch_and_kept_within_it
     resumed.mosaic_epochs = lambda: 1
     resumed.load_state_dict(loader.state_dict())
     assert [key.mosaic_epochs for key in take(resumed, 1)[0]] == [3] * BATCH_SIZE
+
+
+@pytest.mark.parametrize("position", range(EPOCH_BATCHES))
+def test_batches_before_the_start_are_those_of_the_interrupted_process(position: int) -> None:
+    interrupted = make_loader()
+    trained = list(islice(interrupted, position)) if position else []
+    resumed = make_loader()
+    resumed.load_state_dict(interrupted.state_dict())
+    assert resumed.before_start(2) == trained[-2:]
+    rest = list(resumed)
+    assert resumed.before_start(9) == trained
+    assert trained + rest == list(make_loader())
+    assert list(islice(resumed, 1))
+    assert resumed.before_start(1) == []

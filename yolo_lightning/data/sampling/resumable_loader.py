@@ -1,7 +1,9 @@
 """Batch samplers, which give each sample to exactly one rank, and the resumable loader of the training split."""
 
 from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -202,6 +204,16 @@ class ResumableLoader(DataLoader[Any]):
         for batch in super().__iter__():
             self._delivered = self.keys.batches.stop(self._delivered, self.keys.order.length)
             yield batch
+
+    def before_start(self, count: int) -> list[Any]:
+        """Return the last `count` batches, or fewer, before the position at which the epoch was resumed, oldest first.
+
+        The batches are equal to those that the interrupted process trained; this process computes them again.
+        """
+        keys = copy(self.keys)
+        keys.start = max(0, self.keys.start - count * self.keys.batches.size)
+        batches = islice(keys, -(-(self.keys.start - keys.start) // self.keys.batches.size))
+        return [self.collate_fn([self.dataset[key] for key in batch]) for batch in batches]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position and the settings on which the order depends; plain Python."""
