@@ -51,6 +51,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "no_drift": {f"data.augmentation.{name}": 0.0 for name in ("photometric", "histogram_match", "inversion")},
     "no_mosaic": {"data.augmentation.mosaic": 0.0},
     "full_mosaic": {"data.augmentation.mosaic": 1.0},
+    "averaged_statistics": {"model.recipe.statistics_batches": 0},
     "bn_momentum": {"trainer.callbacks+": "accuracy_study.BatchNormMomentum"},
     "random_partners": {"trainer.callbacks+": "accuracy_study.RandomPartners"},
     "mixup": {"data.augmentation.mixup": 0.1},
@@ -231,7 +232,9 @@ def trained(arm: str, seed: int, dataset: Dataset, options: argparse.Namespace) 
         "best_pt": False,
         "trainer.default_root_dir": folder,
         "trainer.max_epochs": options.epochs,
-        "trainer.limit_val_batches": 0,
+        # The validation of the last epoch recomputes the statistics of batch normalization; its scores are not used.
+        "trainer.limit_val_batches": 1,
+        "trainer.check_val_every_n_epoch": options.epochs,
     }
     used = run("fit", fit, Path(f"{folder}.log"))
     scores = tested(folder, folder / "checkpoints" / run_files.LAST_CHECKPOINT, changes)

@@ -71,7 +71,7 @@ HARMLESS_WARNINGS = (
 )
 
 
-RECALIBRATION_EVALUATIONS = 3
+RECALIBRATION_EVALUATIONS = 2
 """Duration of the recalibration at the end of a fit, as a multiple of the time of a validation."""
 
 HARMLESS_LOG_LINES = (

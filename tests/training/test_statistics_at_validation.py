@@ -114,7 +114,7 @@ def test_resumed_fit_recomputes_from_the_batches_before_the_interruption(fit: An
 
 
 def test_frozen_statistics_are_kept(fit: Any) -> None:
-    module, _, saved = fit("run", freeze=22)
+    _, _, saved = fit("run", freeze=22)
     new = module_of(backend="native", freeze=22).graph.state_dict()
     changed = {name for name, one in of_graph(saved).items() if "running" in name and not torch.equal(one, new[name])}
     assert changed

@@ -134,6 +134,8 @@ def apply(
 def recalibrate_best(best: Path, data: DetectionDataModule, images: int, model: YOLOModule) -> str:
     """Recalibrate the best checkpoint of a finished fit; write the result if it is better, else delete an earlier one.
 
+    The statistics of the checkpoint come from inputs of training already, so that inputs of evaluation are tried only.
+
     Args:
         best: Checkpoint.
         data: Data of the fit.
@@ -144,7 +146,7 @@ def recalibrate_best(best: Path, data: DetectionDataModule, images: int, model: 
         One line about the outcome.
     """
     target = best.with_name(RECALIBRATED_CHECKPOINT)
-    checkpoint, found = apply(best, data, images, "auto", model.device, model.convolution.backend)
+    checkpoint, found = apply(best, data, images, "evaluation", model.device, model.convolution.backend)
     content = checkpoint[RECALIBRATED]
     scores = f"balanced {score_text(found.before[0].balanced)} -> {score_text(found.after[0].balanced)}"
     line = f"recalibrated with {content['images']:,} frames, inputs as in {content['inputs']}: {scores}, "
