@@ -74,7 +74,7 @@ def contact_sheet(
     shown = _busiest(frames, chosen) if frame is None else frame
     rows = sample_rows(data, frames, chosen, shown, epoch)
     note = _neighbours_note(data.input.offsets)
-    _draw_rows(rows, data.class_names, output, note, has_pasted=data.augmentation.paste.probability > 0)
+    draw_rows(rows, data.class_names, output, note, has_pasted=data.augmentation.paste.probability > 0)
     last = frames.index.file_name(shown)
     print(f"{output}: {len(chosen)} of {len(frames):,} training frames; the last row shows {last}")
     if note:
@@ -141,13 +141,15 @@ def _added_boxes(sample: Sample, other: Sample) -> frozenset[int]:
     return frozenset(place for place, box in enumerate(sample.boxes.tolist()) if tuple(box) not in present)
 
 
-def _draw_rows(
+def draw_rows(
     rows: dict[str, list[Shown]], class_names: Sequence[str], path: Path, note: str = "", *, has_pasted: bool = False
 ) -> None:
-    """Draw rows of samples, all of the same length, with headings, a legend of the classes and a note into a PNG."""
+    """Draw rows of samples with headings, a legend of the classes and a note into a PNG."""
+    width = max(map(len, rows.values())) * (CELL_PX + GAP_PX)
     bands: list[Image] = []
     for heading, samples in rows.items():
         cells = np.concatenate([draw_sample(*sample) for sample in samples], axis=1)
+        cells = np.pad(cells, ((0, 0), (0, width - cells.shape[1]), (0, 0)), constant_values=255)
         bands += [_text_band([(heading, BLACK)], cells.shape[1]), cells]
     legend = [(name, bgr(class_colour(label))) for label, name in enumerate(class_names)]
     legend += [("thick line: pasted object", BLACK)] if has_pasted else []

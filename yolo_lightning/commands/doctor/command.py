@@ -240,6 +240,20 @@ def show(
     commands: Sequence[Command],
 ) -> None:
     """Print the table of findings, the number of findings per severity and the recommended settings."""
+    console.print(f"{machine.system}, {machine.processor}", highlight=False, markup=False)
+    show_findings(console, found)
+    lines = "\n".join(f"# {command.reason}\n{command.text}" for command in commands)
+    for title, text in (
+        ("save as a configuration file, give it with a further --config", yaml_text(options, console.width)),
+        ("run in the shell before training", lines),
+    ):
+        if text:
+            console.print(f"\n# {title}", style="dim", highlight=False)
+            console.print(text, highlight=False, markup=False, soft_wrap=True)  # unchanged, to be copied
+
+
+def show_findings(console: Console, found: Sequence[Finding]) -> None:
+    """Print the table of findings and the number of findings per severity."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     table.add_column("check")
     table.add_column("finding", ratio=1)
@@ -250,17 +264,8 @@ def show(
         table.add_row(escape(finding.check), escape(finding.found) + advice, f"[{style}]{finding.verdict}[/{style}]")
     counts = [(severity, sum(finding.verdict is severity for finding in found)) for severity in reversed(Severity)]
     summary = ", ".join(f"{severity}: {count}" for severity, count in counts if count)
-    console.print(f"{machine.system}, {machine.processor}", highlight=False, markup=False)
     console.print(table)
     console.print(summary, style=STYLES[worst(found)], highlight=False)
-    lines = "\n".join(f"# {command.reason}\n{command.text}" for command in commands)
-    for title, text in (
-        ("save as a configuration file, give it with a further --config", yaml_text(options, console.width)),
-        ("run in the shell before training", lines),
-    ):
-        if text:
-            console.print(f"\n# {title}", style="dim", highlight=False)
-            console.print(text, highlight=False, markup=False, soft_wrap=True)  # unchanged, to be copied
 
 
 def yaml_text(options: Sequence[Option], columns: int) -> str:

@@ -8,8 +8,14 @@ from typing import Literal
 
 import rich
 
+from yolo_lightning.commands.command_line import wide_console
 from yolo_lightning.commands.console import counter, gigabytes, name_some
+from yolo_lightning.commands.contact_sheet import draw_rows
+from yolo_lightning.commands.doctor.command import show_findings
+from yolo_lightning.commands.doctor.machine_findings import Severity, worst
+from yolo_lightning.commands.prepare.dataset_check import check_dataset
 from yolo_lightning.commands.prepare.summary import monthly_counts, tables
+from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.formats.choose_format import open_format
 from yolo_lightning.data.formats.dataset_format import DatasetFormat, DatasetSettings, JsonFormat
 from yolo_lightning.data.formats.frame_checks import check_depth, describe_values
@@ -29,6 +35,7 @@ from yolo_lightning.data.storage.packing import (
     write_shard,
 )
 from yolo_lightning.data.storage.storage import STORE, EncodedStorage, StorageSettings
+from yolo_lightning.utils.exit_codes import ExitCode
 from yolo_lightning.utils.files import DISK_FULL, sole_writer
 from yolo_lightning.utils.host import available_cores
 from yolo_lightning.utils.paths import user_path
@@ -51,6 +58,8 @@ def prepare(
     whole_clips: bool = False,
     verify: bool = False,
     summary: bool = False,
+    check: bool = False,
+    picture: str = "dataset_check.png",
     format: str = LTDv2Format.accepted,
 ) -> None:
     """Decode the frames that annotation files name into a packed store, which is ten times faster to read.
@@ -72,8 +81,11 @@ def prepare(
         whole_clips: Also pack the frames of these clips that no annotation file names, for `data.input.neighbours`.
         verify: Verify the checksums of existing shards, and pack damaged shards again.
         summary: Only print the frames and boxes per month and class of each split.
-        format: Format of the dataset for `summary`: `ltdv2`, `coco`, or the path of a `data.yaml` of Ultralytics. Only
-            `ltdv2` can be packed.
+        check: Only check a dataset of any format: unreadable frames, equal frames and near-duplicates in two splits,
+            boxes, classes, empty frames, months and hours. Exit code 1 if a finding is bad.
+        picture: PNG file for the suspicious frames of `check`.
+        format: Format of the dataset for `summary` and `check`: `ltdv2`, `coco`, or the path of a `data.yaml` of
+            Ultralytics. Only `ltdv2` can be packed.
 
     Raises:
         ValueError: If an option or the data cannot be used, the disk is too small, or another process is packing.
@@ -86,6 +98,9 @@ def prepare(
     folder = None if root is None else user_path(root)
     dataset = open_format(DatasetSettings(folder, format, storage=StorageSettings(index_root=index_root)))
     limits = FrameLimits(bits=bits)
+    if check:
+        _check(DetectionDataModule(root, format, storage=source), user_path(picture))
+        return
     if summary:
         indexes = _existing_indexes(dataset, annotations)
         for name, index in indexes.items():
@@ -126,6 +141,19 @@ def prepare(
     except KeyboardInterrupt:
         print(f"interrupted: finished shards in {target} are kept; run the same command to resume", flush=True)
         raise SystemExit(INTERRUPTED) from None
+
+
+def _check(data: DetectionDataModule, picture: Path) -> None:
+    """Print the findings of `check_dataset`; exit with code 1 if one is bad."""
+    if picture.suffix.lower() != ".png":
+        raise ValueError(f"picture must be a file name with the suffix .png, got {picture}")
+    findings, rows = check_dataset(data)
+    show_findings(wide_console(), findings)
+    if rows:
+        draw_rows(rows, data.class_names, picture)
+        print(f"suspicious frames: {picture}")
+    if worst(findings) is Severity.BAD:
+        raise SystemExit(ExitCode.FAILED)
 
 
 def _existing_indexes(dataset: DatasetFormat, annotations: list[str] | None) -> dict[str, SplitIndex]:
