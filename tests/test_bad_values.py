@@ -47,7 +47,7 @@ BAD: list[tuple[str, str, str]] = [
     (
         "data.input.pixel_range.mode",
         "all",
-        r"data\.input\.pixel_range\.mode must be fixed, frame or null, got 'all'",
+        r"data\.input\.pixel_range\.mode must be fixed, frame, full or null, got 'all'",
     ),
     (
         "data.input.pixel_range.mode",

@@ -18,7 +18,7 @@ from yolo_lightning.checkpoints.checkpoint_file import write_checkpoint
 from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.data.synthetic.camera import RAW_LOW, RAW_PER_LEVEL
 from yolo_lightning.data.synthetic.drawn_dataset import draw_dataset
-from yolo_lightning.data.transforms.pixel_range import PixelRange
+from yolo_lightning.data.transforms.pixel_range import PixelRange, RangeMode
 from yolo_lightning.detector import Detector
 from yolo_lightning.model.network_settings import input_record, read_settings
 
@@ -91,6 +91,37 @@ def test_a_run_on_16_bit_frames_equals_a_run_on_the_mapped_frames(
     scores = [(tmp_path / name / "test_scores.json").read_text() for name in ("raw", "gray")]
     assert scores[0] == scores[1]
     run("predict", raw, tmp_path / "raw")
+
+
+@pytest.mark.whole_run
+def test_a_run_with_full_depth_is_resumed_bit_for_bit(tmp_path: Path) -> None:
+    raw = draw_dataset(tmp_path / "data", **FRAMES, bits=16)
+    full = ["--data.input.pixel_range.mode", "full", *SHORT]
+    run("fit", raw, tmp_path / "whole", *full)
+    with pytest.raises(SystemExit):
+        run("fit", raw, tmp_path / "parts", *full, "--trainer.callbacks+", f"{__name__}.Stop")
+    run("fit", raw, tmp_path / "parts", *full, "--ckpt_path", "stopped.ckpt")
+    whole, parts = (
+        torch.load(tmp_path / name / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+        for name in ("whole", "parts-2")
+    )
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+    run("test", raw, tmp_path / "whole")
+    run("predict", raw, tmp_path / "whole")
+
+
+@pytest.mark.parametrize("mode", ["fixed", "full"])
+def test_five_of_65536_values_change_the_output_with_full_depth_only(tmp_path: Path, mode: RangeMode) -> None:
+    weights = lively_checkpoint(tmp_path, class_names=("cat", "dog"))
+    ranges = PixelRange(mode, 0, 65535)
+    recorded = input_record(1, ImageSize(64, 64), pixel_range=ranges)
+    write_checkpoint(torch.load(weights, weights_only=True) | {"input": recorded}, weights)
+    plain = np.full((64, 64), 20_000, dtype=np.uint16)
+    with_object = plain.copy()
+    with_object[20:30, 20:30] += 5
+    detector = Detector(weights, device="cpu", score_threshold=0.0)
+    first, second = detector(plain), detector(with_object)
+    assert np.array_equal(first.scores, second.scores) == (mode == "fixed")
 
 
 @pytest.mark.whole_run

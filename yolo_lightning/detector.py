@@ -17,6 +17,7 @@ from yolo_lightning.checkpoints.resume import checkpoint_to_evaluate
 from yolo_lightning.data.batch import Prediction, Sample, collate
 from yolo_lightning.data.input_clips import ClipReader, channels_of
 from yolo_lightning.data.input_images import InputImage, find_files, from_array, is_video
+from yolo_lightning.data.transforms.augmentation_settings import Image
 from yolo_lightning.data.transforms.letterbox import Labelled, letterbox
 from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.evaluation.detection_result import DetectionResult
@@ -83,7 +84,7 @@ class Detector:
         class_agnostic: Apply NMS across classes; None: as in training.
         one_to_one: Use the one-to-one branch of the head (yolov10, yolo26), which needs no NMS; None: as in training.
         class_names: Names of all classes, index 0 first; None: those of the weights.
-        pixel_range: Mapping of 16-bit images to 8 bits; None: as in training.
+        pixel_range: Mapping of 16-bit images; None: as in training.
         tta: Test-time augmentation: run each image at six scales and flips and merge the detections, by one
             suppression, or with `fusion` by weighted boxes fusion; 4.3 times the computation.
         batch_size: Images per batch, >= 1.
@@ -191,9 +192,12 @@ class Detector:
         return tta_predictions(self._graph, images, raw[0], batch, chosen, self._graph.stride)
 
     def _sample(self, picture: InputImage, *, gray: bool) -> Sample:
-        pixels = picture.pixels
+        pixels: Image = picture.pixels
         if self.settings.neighbours:
             pixels = channels_of(picture, self.settings.neighbours)
+        elif picture.full is not None:
+            one = picture.full
+            pixels = one if gray or self.settings.channels == 1 else np.repeat(one[..., None], 3, axis=2)
         elif gray:
             pixels = np.ascontiguousarray(pixels[..., 0])
         elif self.settings.channels == 1:

@@ -98,4 +98,4 @@ def test_neighbour_that_cannot_be_used_is_replaced(clip: Path, content: bytes) -
 
 def test_gray_pixels_keep_their_level() -> None:
     ramp = np.arange(256, dtype=np.uint8).reshape(16, 16)
-    assert np.array_equal(gray(np.repeat(ramp[..., None], 3, axis=2)), ramp)
+    assert np.array_equal(gray(InputImage(None, None, np.repeat(ramp[..., None], 3, axis=2))), ramp)

@@ -28,6 +28,7 @@ from yolo_lightning.data.storage.storage import StorageSettings
 from yolo_lightning.data.synthetic.camera import RAW_LOW, RAW_PER_LEVEL
 from yolo_lightning.data.synthetic.drawn_dataset import draw_dataset
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
+from yolo_lightning.data.transforms.photometric import random_photometry
 from yolo_lightning.data.transforms.pixel_range import PixelRange, Span
 
 RAW = FrameLimits(bits=16)
@@ -108,15 +109,58 @@ def same(first: list[Sample], second: list[Sample]) -> bool:
     return all(np.array_equal(a.image, b.image) and np.array_equal(a.boxes, b.boxes) for a, b in pairs)
 
 
-@pytest.mark.parametrize("mode", ["fixed", "frame"])
+@pytest.mark.parametrize("mode", ["fixed", "frame", "full"])
 def test_samples_are_equal_from_every_storage_and_with_a_cache(raw_set: Path, mode: Any) -> None:
     module = data(raw_set, FIXED if mode == "fixed" else PixelRange(mode))
     folder = samples(module, "folder")
-    assert all(sample.image.dtype == np.uint8 and sample.readable for sample in folder)
+    dtype = np.float32 if mode == "full" else np.uint8
+    assert all(sample.image.dtype == dtype and sample.readable for sample in folder)
     assert same(folder, samples(module, "zip"))
     assert same(folder, samples(module, "packed"))
     assert same(folder, samples(module, "folder", budget_mib=8))
     assert not same(folder, samples(module, "folder", photometric=0.0))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {
+            "mosaic": 1.0,
+            "mixup": 1.0,
+            "degrees": 10.0,
+            "noise": 8.0,
+            "blur": 2.0,
+            "fixed_pattern": 8.0,
+            "shading": 40.0,
+        },
+        {"stretch": 1.0, "gamma": 0.5, "inversion": 1.0},
+    ],
+)
+def test_samples_with_full_depth_are_those_of_a_mapping_to_8_bits_before_rounding(
+    raw_set: Path, settings: dict[str, Any]
+) -> None:
+    """Several effects are rounded, and histograms have 256 bins instead of exact quantiles."""
+    full = samples(data(raw_set, PixelRange("full", FIXED.low, FIXED.high)), photometric=1.0, **settings)
+    rounded = samples(data(raw_set, FIXED), photometric=1.0, **settings)
+    for one, other in zip(full, rounded, strict=True):
+        assert np.array_equal(one.boxes, other.boxes)
+        assert np.isfinite(one.image).all()
+        assert np.unique(one.image).size > np.unique(other.image).size
+        assert np.corrcoef(np.clip(one.image, 0, 255).ravel(), other.image.ravel())[0, 1] > 0.98
+
+
+def test_histogram_of_another_image_with_full_depth() -> None:
+    generator = np.random.default_rng(0)
+    image, reference = (generator.gamma(2, scale, (512, 512)).astype(np.float32) for scale in (10, 25))
+    matched = random_photometry(image, Augmentation(photometric=0.0), generator, reference)
+    assert matched.dtype == np.float32
+    shares = np.linspace(0.1, 0.9, 9)
+    np.testing.assert_allclose(np.quantile(matched, shares), np.quantile(reference, shares), rtol=0.06)
+
+
+def test_albumentations_is_refused_with_full_depth(raw_set: Path) -> None:
+    with pytest.raises(ValueError, match=r"^data\.augmentation\.pixel_transforms must be empty with .*mode full"):
+        data(raw_set, PixelRange("full"), augmentation=Augmentation(pixel_transforms=({"name": "CLAHE"},)))
 
 
 def test_16_bit_frames_are_the_8_bit_twins(raw_set: Path, tmp_path: Path) -> None:
@@ -185,6 +229,11 @@ def test_pictures_and_arrays_are_mapped_and_8_bit_images_are_not(raw_set: Path, 
     assert np.array_equal(picture.pixels, from_array(raw, ranges=ranges).pixels)
     gray = next((look_alike / "frames").rglob("*.jpg"))
     assert np.array_equal(next(read_pictures(gray, ranges)).pixels, next(read_pictures(gray)).pixels)
+    assert picture.full is None
+    (deep,) = read_pictures(path, PixelRange("full", FIXED.low, FIXED.high))
+    assert np.array_equal(deep.pixels, picture.pixels)
+    assert deep.full is not None
+    assert np.array_equal(deep.full, (raw.astype(np.float32) - RAW_LOW) * np.float32(255 / (FIXED.high - FIXED.low)))
     with pytest.raises(ValueError, match=r"^pixel_range must be set for arrays of uint16"):
         from_array(raw, ranges=PixelRange())
     with pytest.raises(BitDepthError, match=r"predict: --pixel_range\.mode"):

@@ -179,7 +179,8 @@ def draw_sample(sample: Sample, pasted: frozenset[int] = frozenset()) -> Image:
     """Return one cell of the picture as BGR: a sample with its boxes, its id and its number of boxes."""
     height, width = sample.image.shape[:2]
     gain = CELL_PX / width
-    cell = resized(false_colour(sample.image), CELL_PX, max(1, round(height * gain)))
+    shown = np.asarray(np.clip(sample.image, 0, 255), np.uint8)
+    cell = resized(false_colour(shown), CELL_PX, max(1, round(height * gain)))
     for place, (box, label) in enumerate(zip(sample.boxes * gain, sample.labels.tolist(), strict=True)):
         cell = with_boxes(cell, box[None], [label], width=3 if place in pasted else 1)
     if not sample.readable:

@@ -21,7 +21,8 @@ from yolo_lightning.data.transforms.pixel_range import PixelRange
 class Sample:
     """Letterboxed frame with its boxes."""
 
-    image: npt.NDArray[np.uint8]  # `(H, W)` uint8, gray, `(H, W, 3)`, RGB, or `(H, W, C)`, neighbouring frames
+    # `(H, W)`, gray, `(H, W, 3)`, RGB, or `(H, W, C)`, neighbouring frames; uint8, or float32 from 0 to 255
+    image: npt.NDArray[np.uint8 | np.float32]
     boxes: npt.NDArray[np.float32]  # `(N, 4)` float32, xyxy, pixels of `image`
     labels: npt.NDArray[np.int64]  # `(N,)` int64, class index from 0
     image_id: str  # Id of the frame in the annotation file
@@ -35,8 +36,8 @@ class Sample:
 class Batch(msgspec.Struct, frozen=True, eq=False):
     """Samples stacked for the network. Not a dataclass: Lightning's precision plugins refuse frozen dataclasses."""
 
-    # `(B, C, H, W)` uint8; C is 1 for thermal frames, also on the device, 3 for RGB frames, and the number of offsets
-    # for neighbouring frames
+    # `(B, C, H, W)`; C is 1 for thermal frames, also on the device, 3 for RGB frames, and the number of offsets for
+    # neighbouring frames; uint8, or float32 from 0 to 255 for 16-bit frames with full depth
     images: Tensor
     boxes: Tensor  # `(N, 4)` float32, centre-x, centre-y, width, height, as fractions of the letterboxed input (0 to 1)
     labels: Tensor  # `(N,)` int64, class index from 0

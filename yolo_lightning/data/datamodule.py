@@ -132,6 +132,11 @@ class DetectionDataModule(LightningDataModule):
         self.channels: Channels | None = input.channels or self.dataset_format.channels
         if input.pixel_range.mode is not None:
             self.channels = 1
+        if input.pixel_range.has_full_depth and augmentation.pixel_transforms:
+            raise ValueError(
+                "data.augmentation.pixel_transforms must be empty with data.input.pixel_range.mode full, because the "
+                "transforms of albumentations work on 8-bit images; use mode fixed or frame with them"
+            )
         self.batch_size = batch_size
         self.seed = seed
         self.storage = storage

@@ -42,7 +42,7 @@ class ClipReader:
             yield from (replace(image, channels=self._channels(path, image)) for image in images)
 
     def _channels(self, path: Path, image: InputImage) -> Image:
-        own = self._decoded[path] = gray(image.pixels)
+        own = self._decoded[path] = gray(image)
         clip = self._clip(path)
         place = clip.index((numbered(path.name)[1], path.name))
         frames = [
@@ -70,7 +70,7 @@ class ClipReader:
         """Return a neighbouring frame, or `own` and log a warning if it cannot be used."""
         if path not in self._decoded:
             try:
-                self._decoded[path] = gray(next(read_pictures(path, self.ranges)).pixels)
+                self._decoded[path] = gray(next(read_pictures(path, self.ranges)))
             except (FrameError, OSError, ValueError) as error:
                 rank_zero_warn(f"a neighbouring frame cannot be used, the frame itself replaces it: {error}")
                 return own
@@ -94,7 +94,7 @@ def with_neighbours(frames: Iterable[InputImage], offsets: tuple[int, ...]) -> I
 
     for number, frame in enumerate(frames):
         waiting.append(frame)
-        grays[number] = gray(frame.pixels)
+        grays[number] = gray(frame)
         if len(waiting) > offsets[-1]:
             yield next_image()
             place += 1
@@ -105,13 +105,14 @@ def with_neighbours(frames: Iterable[InputImage], offsets: tuple[int, ...]) -> I
 
 def channels_of(image: InputImage, offsets: tuple[int, ...]) -> Image:
     """Return the channels `(H, W, C)` of an image; the frame itself is all of them if its neighbours are unknown."""
-    return _merged([gray(image.pixels)] * len(offsets)) if image.channels is None else image.channels
+    return _merged([gray(image)] * len(offsets)) if image.channels is None else image.channels
 
 
 def _merged(frames: list[Image]) -> Image:
-    return np.asarray(cv2.merge(frames), dtype=np.uint8)
+    dtype = np.result_type(*frames)  # float32 if one of them has full depth
+    return np.asarray(cv2.merge([frame.astype(dtype, copy=False) for frame in frames]), dtype=dtype)
 
 
-def gray(pixels: Image) -> Image:
-    """Convert `(H, W, 3)` RGB to `(H, W)` gray."""
-    return np.asarray(cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY), dtype=np.uint8)
+def gray(image: InputImage) -> Image:
+    """Return the gray levels `(H, W)` of an image, with full depth if it has one."""
+    return np.asarray(cv2.cvtColor(image.pixels, cv2.COLOR_RGB2GRAY), np.uint8) if image.full is None else image.full

@@ -32,8 +32,9 @@ class InputImage:
     source: Path | None  # Image or video file; None for an array
     frame: int | None  # Frame number in the video, from 0; None for an image
     pixels: npt.NDArray[np.uint8]  # `(H, W, 3)` uint8, RGB
-    # `(H, W, C)` uint8, gray frames at the offsets of `data.input.neighbours`; None if they are unknown
-    channels: npt.NDArray[np.uint8] | None = None
+    full: npt.NDArray[np.float32] | None = None  # `(H, W)` gray from 0 to 255 with the depth of a 16-bit image
+    # `(H, W, C)`, gray frames at the offsets of `data.input.neighbours`; None if they are unknown
+    channels: npt.NDArray[np.uint8 | np.float32] | None = None
 
     def is_gray(self) -> bool:
         first = self.pixels[..., 0]
@@ -44,7 +45,7 @@ def from_array(pixels: npt.NDArray[Any], offsets: tuple[int, ...] = (), ranges: 
     """Return the image of an array: `(H, W)` uint8, gray, or `(H, W, 3)` uint8, RGB (OpenCV reads BGR).
 
     With `offsets` (`data.input.neighbours`), three dimensions are `(H, W, C)`: the gray frames at the offsets. With
-    `ranges`, gray frames may be uint16 and are mapped to 8 bits, each by its own values.
+    `ranges`, gray frames may be uint16 and are mapped, each by its own values.
 
     Raises:
         ValueError: If shape or dtype differ.
@@ -55,8 +56,13 @@ def from_array(pixels: npt.NDArray[Any], offsets: tuple[int, ...] = (), ranges: 
             raise ValueError(
                 "pixel_range must be set for arrays of uint16, because the weights do not record a range, got None."
             )
-        planes = [ranges.of_frame(plane).levels(plane) for plane in np.atleast_3d(pixels).transpose(2, 0, 1)]
-        pixels = np.dstack(planes) if pixels.ndim == 3 else planes[0]
+        raw = np.atleast_3d(pixels).transpose(2, 0, 1)
+        planes = [ranges.of_frame(plane).levels(plane) for plane in raw]
+        full = [ranges.image(plane) for plane in raw] if ranges.has_full_depth else planes
+        if pixels.ndim == 3:
+            shown = planes[offsets.index(0)]
+            return InputImage(None, None, _three(shown), channels=np.dstack(full))
+        return InputImage(None, None, _three(planes[0]), _full(full[0]))
     is_image = pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] == channels)
     if pixels.dtype != np.uint8 or not is_image or not pixels.size:
         kind = f"frames {list(offsets)}" if offsets else "RGB"
@@ -65,9 +71,8 @@ def from_array(pixels: npt.NDArray[Any], offsets: tuple[int, ...] = (), ranges: 
             f"{pixels.dtype}."
         )
     if offsets and pixels.ndim == 3:
-        frame = pixels[..., offsets.index(0)]
-        return InputImage(None, None, np.repeat(frame[..., None], 3, axis=2), pixels)
-    return InputImage(None, None, pixels if pixels.ndim == 3 else np.repeat(pixels[..., None], 3, axis=2))
+        return InputImage(None, None, _three(pixels[..., offsets.index(0)]), channels=pixels)
+    return InputImage(None, None, pixels if pixels.ndim == 3 else _three(pixels))
 
 
 def is_video(path: Path) -> bool:
@@ -115,11 +120,11 @@ def _is_known(path: Path) -> bool:
 def read_pictures(path: Path, ranges: PixelRange | None = None) -> Iterator[InputImage]:
     """Yield the image of an image file, or the frames of a video.
 
-    With `ranges`, gray images with 16 bits are mapped to 8 bits.
+    With `ranges`, gray images with 16 bits are mapped.
     """
     if not is_video(path):
         content = read_regular(path, FrameLimits().max_bytes)
-        yield InputImage(path, None, _decode_picture(content, path, ranges))
+        yield InputImage(path, None, *_decode_picture(content, path, ranges))
         return
     video = cv2.VideoCapture(str(path))
     try:
@@ -136,13 +141,25 @@ def read_pictures(path: Path, ranges: PixelRange | None = None) -> Iterator[Inpu
         video.release()
 
 
-def _decode_picture(content: bytes, path: Path, ranges: PixelRange | None) -> npt.NDArray[np.uint8]:
-    """Return `(H, W, 3)` uint8, RGB; a gray image with 16 bits is mapped by `ranges` if they have a mode."""
+def _decode_picture(
+    content: bytes, path: Path, ranges: PixelRange | None
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32] | None]:
+    """Return `pixels` and `full` of an image; a gray image with 16 bits is mapped by `ranges` if they have a mode."""
     if ranges is not None and ranges.mode is not None:
         with suppress(BitDepthError):  # an image with 8 bits needs no mapping
             raw = np.asarray(decode_frame(content, str(path), limits=FrameLimits(bits=16)), dtype=np.uint16)
-            return np.repeat(ranges.of_frame(raw).levels(raw)[..., None], 3, axis=2)
-    return np.asarray(decode_frame(content, str(path), channels=3), dtype=np.uint8)
+            return _three(ranges.of_frame(raw).levels(raw)), _full(ranges.image(raw))
+    return np.asarray(decode_frame(content, str(path), channels=3), dtype=np.uint8), None
+
+
+def _three(gray: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Return gray levels `(H, W)` as RGB."""
+    return np.repeat(gray[..., None], 3, axis=2)
+
+
+def _full(image: npt.NDArray[np.uint8 | np.float32]) -> npt.NDArray[np.float32] | None:
+    """Return an image if it is float32, else None."""
+    return np.asarray(image, np.float32) if image.dtype == np.float32 else None
 
 
 def _refuse_raw_video(video: cv2.VideoCapture, path: Path) -> None:

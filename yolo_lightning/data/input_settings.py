@@ -23,7 +23,7 @@ class InputSettings:
         neighbours: Frame offsets used as input channels, in ascending order and including 0. `[-1, 0, 1]` stacks the
             gray levels of the previous, the current and the next frame of the clip; `[]` or null uses the frame alone.
             At the ends of a clip, the edge frame is repeated. LTDv2 only.
-        pixel_range: Mapping of frames with 16 bits to the 8 bits of the network; see docs/datasets.md.
+        pixel_range: Mapping of frames with 16 bits to the range of the network; see docs/datasets.md.
         resize: Interpolation that reduces frames larger than the input in evaluation and prediction: `area` is the mean
             of the covered pixels, `linear` is that of Ultralytics, for the scores of `YOLO.val`. Training is bilinear.
     """

@@ -22,7 +22,8 @@ class LabelledFrames:
     """Frames of a split with their boxes; frames whose index is in `quarantined` are treated as unreadable.
 
     With `neighbours`, the channels of an image are the gray frame and its neighbours in the clip. Frames with 16 bits
-    are mapped to 8 bits by `pixel_range`. `resize` is used in evaluation, see `InputSettings`.
+    are mapped to 0 to 255 by `pixel_range`, with its full depth to float32 images. `resize` is used in evaluation, see
+    `InputSettings`.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class LabelledFrames:
     ) -> Labelled:
         """Return frame `index`, or an empty gray frame without boxes if it cannot be used.
 
-        `drift` is applied to frames with 16 bits before they are mapped to 8 bits. A neighbour that cannot be used is
+        `drift` is applied to frames with 16 bits before they are mapped. A neighbour that cannot be used is
         replaced by the frame. The reasons are appended to `problems`.
         """
         problems = [] if problems is None else problems
@@ -98,7 +99,7 @@ class LabelledFrames:
         except FrameError as error:
             channels = self.channels if self.neighbours is None else len(self.neighbours.offsets)
             shape = (height, width) if channels == 1 else (height, width, channels)
-            empty = np.full(shape, PADDING, dtype=np.uint8)
+            empty = np.full(shape, PADDING, np.float32 if self.pixel_range.has_full_depth else np.uint8)
             problems.append(str(error))
             return Labelled(empty, np.zeros((0, 4), np.float32), np.zeros(0, np.int64), problem=str(error))
         except Exception as error:
@@ -128,9 +129,7 @@ class LabelledFrames:
         """Return an 8-bit frame unchanged, and a 16-bit frame after `drift` mapped to gray levels."""
         if self.pixel_range.mode is None:
             return np.asarray(frame, dtype=np.uint8)
-        raw = np.asarray(frame, dtype=np.uint16)
-        span = self.pixel_range.of_frame(raw)
-        return (span if drift is None else span.drifted(drift)).levels(raw)
+        return self.pixel_range.image(np.asarray(frame, dtype=np.uint16), drift)
 
     def _with_neighbours(
         self, index: int, image: Image, is_partner: bool, drift: Drift | None, problems: list[str]
@@ -145,4 +144,4 @@ class LabelledFrames:
                 except FrameError as error:
                     problems.append(str(error))
                     frames[place] = image
-        return np.asarray(cv2.merge([frames[place] for place in places]), dtype=np.uint8)
+        return np.asarray(cv2.merge([frames[place] for place in places]), dtype=image.dtype)

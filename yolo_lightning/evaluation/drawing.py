@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import cv2
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from yolo_lightning.data.batch import Batch, Prediction, Target
 from yolo_lightning.data.boxes import scaled_shape
@@ -28,7 +29,7 @@ def original_frame(batch: Batch, position: int) -> Image:
     """
     height, width = batch.frame_shapes[position]
     placement = batch.letterboxes[position]
-    channels = batch.images[position].cpu().numpy()
+    channels = batch.images[position].cpu().clamp(0, 255).to(torch.uint8).numpy()
     image = channels[0] if len(channels) == 1 else np.ascontiguousarray(false_colour(np.moveaxis(channels, 0, -1)))
     rows, columns = scaled_shape(height, width, placement.gain)
     inside = image[placement.top : placement.top + rows, placement.left : placement.left + columns]

@@ -23,7 +23,7 @@ INPUT_CHANNELS = 3
 
 
 def network_input(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Convert uint8 images (0 to 255) to the floating-point input of the graph (0 to 1)."""
+    """Convert uint8 or float32 images (0 to 255) to the floating-point input of the graph (0 to 1)."""
     return images.to(dtype) / 255
 
 

@@ -59,7 +59,7 @@ def test_drift_is_as_strong_and_frequent_as_configured() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (("auto",), r"mode must be fixed, frame or null, got 'auto'"),
+        (("auto",), r"mode must be fixed, frame, full or null, got 'auto'"),
         (("fixed",), r"low must be a pixel value .* got None and None"),
         (("fixed", 7000), r"got 7000 and None"),
         (("fixed", 9000, 7000), r"low must be a pixel value >= 0 and less than .*high.* <= 65535.* got 9000 and 7000"),

@@ -15,7 +15,7 @@ IMAGE = np.full((48, 64), 100, dtype=np.uint8)
 
 
 def apply(seed: int, transforms: tuple[dict[str, Any], ...] = NOISY) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    return apply_pixel_transforms(IMAGE, transforms, np.random.default_rng(seed))
+    return np.asarray(apply_pixel_transforms(IMAGE, transforms, np.random.default_rng(seed)), dtype=np.uint8)
 
 
 def test_transform_is_seeded_by_the_sample_alone() -> None:

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-Image = npt.NDArray[np.uint8]
+Image = npt.NDArray[np.uint8 | np.float32]
 PastePosition = Literal["place", "row"]
 
 PROBE = np.arange(64 * 64, dtype=np.uint8).reshape(64, 64, 1)

@@ -16,8 +16,9 @@ Resize = Literal["area", "linear"]
 
 
 class Labelled(NamedTuple):
-    """An image `(H, W)` or `(H, W, 3)` uint8 with boxes `(N, 4)` xyxy in its pixels and labels `(N,)`.
+    """An image `(H, W)` or `(H, W, C)` with boxes `(N, 4)` xyxy in its pixels and labels `(N,)`.
 
+    The image is uint8, or float32 with 0 to 255 as the range of a 16-bit frame.
     `gain` is the scaling still to be applied, input pixels per pixel of `image`; it differs from 1 only between mosaic
     and affine map. `problem` is the reason why a frame could not be used, in whose place the image is gray.
     """
@@ -30,8 +31,8 @@ class Labelled(NamedTuple):
 
 
 def blank(size: tuple[int, int], like: Image) -> Image:
-    """Return a gray image of the size `(height, width)` with the channels of `like`."""
-    return np.full((*size, *like.shape[2:]), PADDING, dtype=np.uint8)
+    """Return a gray image of the size `(height, width)` with the channels and the dtype of `like`."""
+    return np.full((*size, *like.shape[2:]), PADDING, dtype=like.dtype)
 
 
 def resize_frame(frame: Image, gain: float, *, shrink_by_area: bool) -> Image:
@@ -40,7 +41,7 @@ def resize_frame(frame: Image, gain: float, *, shrink_by_area: bool) -> Image:
     if (height, width) == frame.shape[:2]:
         return frame
     interpolation = cv2.INTER_AREA if gain < 1 and shrink_by_area else cv2.INTER_LINEAR
-    return np.asarray(cv2.resize(frame, (width, height), interpolation=interpolation), dtype=np.uint8)
+    return np.asarray(cv2.resize(frame, (width, height), interpolation=interpolation), dtype=frame.dtype)
 
 
 def letterbox(frame: Labelled, size: ImageSize, *, shrink_by_area: bool) -> tuple[Labelled, Letterbox]:

@@ -85,7 +85,7 @@ def random_affine(
         image = cv2.warpAffine(labelled.image, centres, size[::-1], flags=cv2.INTER_LINEAR, borderValue=(PADDING,) * 4)
     moved = clip_boxes(map_boxes(labelled.boxes, matrix), *size)
     keep = still_visible(labelled.boxes * np.tile(gains, 2).astype(np.float32), moved)
-    return Labelled(np.asarray(image, dtype=np.uint8), moved[keep], labelled.labels[keep])
+    return Labelled(np.asarray(image, dtype=labelled.image.dtype), moved[keep], labelled.labels[keep])
 
 
 def cut(image: Image, left: int, top: int, size: ImageSize) -> Image:
@@ -128,9 +128,9 @@ def random_flip(labelled: Labelled, settings: Augmentation, generator: np.random
     image, boxes = labelled.image, labelled.boxes
     height, width = image.shape[:2]
     if generator.random() < settings.flip_horizontal:
-        image = np.asarray(cv2.flip(image, 1), dtype=np.uint8)
+        image = np.asarray(cv2.flip(image, 1), dtype=image.dtype)
         boxes = np.stack((width - boxes[:, 2], boxes[:, 1], width - boxes[:, 0], boxes[:, 3]), 1)
     if generator.random() < settings.flip_vertical:
-        image = np.asarray(cv2.flip(image, 0), dtype=np.uint8)
+        image = np.asarray(cv2.flip(image, 0), dtype=image.dtype)
         boxes = np.stack((boxes[:, 0], height - boxes[:, 3], boxes[:, 2], height - boxes[:, 1]), 1)
     return Labelled(image, boxes, labelled.labels)

@@ -8,6 +8,7 @@ argument.
 
 from functools import cache
 from statistics import NormalDist
+from typing import Any
 
 import cv2
 import numpy as np
@@ -17,7 +18,7 @@ from yolo_lightning.data.transforms.augmentation_settings import Augmentation, I
 from yolo_lightning.data.transforms.letterbox import PADDING
 from yolo_lightning.data.transforms.pixel_range import Drift
 
-Levels = npt.NDArray[np.float32]  # `(256,)` float32: new value of each gray level
+Levels = npt.NDArray[np.float32]  # `(256,)` float32: new value of each gray level, or of each quantile of a float image
 TONE_SHARE, GAMMA_SHARE, NOISE_SHARE, PATTERN_SHARE, SHADING_SHARE, BLUR_SHARE = 0.8, 0.3, 0.2, 0.2, 0.2, 0.1
 """Probability of each effect in a drifting sample."""
 
@@ -89,38 +90,68 @@ def random_colour(image: Image, settings: Augmentation, generator: np.random.Gen
 def _random_drift(
     image: Image, settings: Augmentation, generator: np.random.Generator, reference: Image | None = None
 ) -> Image:
-    """Simulate ambient heat, gain control, sensor noise and focus drift on `(H, W)` or `(H, W, C)` gray frames, uint8.
+    """Simulate ambient heat, gain control, sensor noise and focus drift on `(H, W)` or `(H, W, C)` gray frames.
 
-    If `reference`, a gray image of any size, is given, the image receives its histogram.
+    The frames are uint8, or float32, which are neither rounded nor limited. If `reference`, a gray image of any size,
+    is given, the image receives its histogram.
     """
     drifting, inverted = generator.random(2) < (settings.photometric, settings.inversion)
     if drifting:
         image = random_blur(image, settings, generator)
         image = random_pattern(image, settings, generator)
         image = random_noise(image, settings, generator)
-    levels: Levels = np.arange(256, dtype=np.float32)
-    if reference is not None:
+    if not (drifting or inverted or reference is not None):
+        return image
+    positions = quantiles(image) if image.dtype == np.float32 else np.arange(256, dtype=np.float32)
+    levels: Levels = positions
+    if reference is not None and image.dtype == np.float32:
+        levels = quantiles(reference)
+    elif reference is not None:
         levels = matched_levels(histogram(image), histogram(reference))
     if drifting:
         levels = random_levels(levels, image, settings, generator)
     if inverted:
         levels = 255 - levels
-    if drifting or inverted or reference is not None:
-        image = np.asarray(cv2.LUT(image, np.clip(np.rint(levels), 0, 255).astype(np.uint8)), dtype=np.uint8)
-    return image
+    if image.dtype == np.float32:
+        return interpolated(image, positions, levels)
+    return np.asarray(cv2.LUT(image, np.clip(np.rint(levels), 0, 255).astype(np.uint8)), dtype=np.uint8)
+
+
+def quantiles(image: Image) -> Levels:
+    """Return 256 quantiles of a float image, the smallest and the largest value included, without the padding."""
+    values = image[::HISTOGRAM_STEP, ::HISTOGRAM_STEP]
+    values = values[values != PADDING]
+    if not values.size:
+        return np.arange(256, dtype=np.float32)
+    return np.asarray(np.quantile(values, np.linspace(0, 1, 256)), dtype=np.float32)
+
+
+def interpolated(image: Image, positions: Levels, levels: Levels) -> Image:
+    """Return a float image in which the values `positions`, ascending, have become `levels`.
+
+    Values beyond the positions are continued with the mean slope.
+    """
+    extent = max(float(positions[-1] - positions[0]), 1.0)
+    beyond = image - np.clip(image, positions[0], positions[-1])
+    inside = np.interp(image, positions, levels)
+    return np.asarray(inside + beyond * ((levels[-1] - levels[0]) / extent), dtype=np.float32)
 
 
 def random_levels(levels: Levels, image: Image, settings: Augmentation, generator: np.random.Generator) -> Levels:
     """Apply stretch, gain and offset, and gamma to the table `levels` of `image`."""
     stretched, toned, curved = generator.random(3) < (settings.stretch, TONE_SHARE, GAMMA_SHARE)
     if stretched:
-        low, high = percentile_levels(histogram(image), *generator.uniform(0, TAIL, size=2))
-        low, high = levels[low], levels[high]
+        tails = generator.uniform(0, TAIL, size=2)
+        if image.dtype == np.float32:  # the levels are those of equally frequent values
+            low, high = np.interp((255 * tails[0], 255 * (1 - tails[1])), np.arange(256), levels)
+        else:
+            low, high = levels[list(percentile_levels(histogram(image), *tails))]
         levels = (levels - low) * np.float32(255 / max(high - low, LEAST_SPAN))
     if toned:
         gain = generator.uniform(1 - settings.gain, 1 + settings.gain)
         offset = generator.uniform(-settings.offset, settings.offset) * 255
-        mean = levels[image[::HISTOGRAM_STEP, ::HISTOGRAM_STEP]].mean()
+        values = image[::HISTOGRAM_STEP, ::HISTOGRAM_STEP]
+        mean = levels.mean() if values.dtype == np.float32 else levels[values.astype(np.uint8)].mean()
         levels = ((levels - mean) * gain + mean + offset).astype(np.float32)
     if curved:
         exponent = (1 + settings.gamma) ** generator.uniform(-1, 1)
@@ -130,7 +161,7 @@ def random_levels(levels: Levels, image: Image, settings: Augmentation, generato
 
 def histogram(image: Image) -> npt.NDArray[np.int64]:
     """Return `(256,)` pixels per gray level; the level of the padding gets the mean count of its two neighbours."""
-    counts = np.bincount(image[::HISTOGRAM_STEP, ::HISTOGRAM_STEP].ravel(), minlength=256)
+    counts = np.bincount(image[::HISTOGRAM_STEP, ::HISTOGRAM_STEP].astype(np.uint8).ravel(), minlength=256)
     counts[PADDING] = (counts[PADDING - 1] + counts[PADDING + 1]) // 2
     return counts
 
@@ -164,7 +195,7 @@ def random_blur(image: Image, settings: Augmentation, generator: np.random.Gener
         blurred = cv2.GaussianBlur(image, (0, 0), width)
     else:
         blurred = cv2.filter2D(image, -1, disc(width))
-    return np.asarray(blurred, dtype=np.uint8)
+    return np.asarray(blurred, dtype=image.dtype)
 
 
 def disc(radius: float) -> npt.NDArray[np.float32]:
@@ -195,7 +226,7 @@ def random_pattern(image: Image, settings: Augmentation, generator: np.random.Ge
     pattern = np.hstack(left).astype(np.float32) @ np.vstack(right).astype(np.float32)
     if image.ndim == 3:
         pattern = np.asarray(cv2.merge([pattern] * image.shape[2]))
-    return np.asarray(cv2.add(image, pattern, dtype=cv2.CV_8U), dtype=np.uint8)
+    return _sum(image, pattern)
 
 
 @cache
@@ -209,9 +240,16 @@ def random_noise(image: Image, settings: Augmentation, generator: np.random.Gene
     """Add Gaussian noise: random bytes, mapped to 256 quantiles of the distribution."""
     if not settings.noise or generator.random() >= NOISE_SHARE:
         return image
-    quantiles = np.rint(normal_quantiles() * generator.uniform(0, settings.noise)).clip(-127, 127).astype(np.int8)
+    table = normal_quantiles() * generator.uniform(0, settings.noise)
     draws = np.frombuffer(generator.bytes(image.size), dtype=np.uint8).reshape(image.shape)
-    return np.asarray(cv2.add(image, cv2.LUT(draws, quantiles), dtype=cv2.CV_8U), dtype=np.uint8)
+    if image.dtype == np.float32:
+        return _sum(image, cv2.LUT(draws, table.astype(np.float32)))
+    return _sum(image, cv2.LUT(draws, np.rint(table).clip(-127, 127).astype(np.int8)))
+
+
+def _sum(image: Image, change: npt.NDArray[Any]) -> Image:
+    """Return image plus change with the dtype of the image; uint8 is rounded and limited."""
+    return np.asarray(cv2.add(image, change, dtype=cv2.CV_8U if image.dtype == np.uint8 else cv2.CV_32F), image.dtype)
 
 
 @cache

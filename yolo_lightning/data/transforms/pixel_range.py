@@ -1,8 +1,8 @@
-"""Mapping of 16-bit frames to the 8-bit range of the network, and drift of the sensor before the mapping.
+"""Mapping of 16-bit frames to the range of the network, 0 to 255, and drift of the sensor before the mapping.
 
-A frame is mapped where a dataset reads it, so that all geometric transforms work on 8-bit images. Drift needs no 16-bit
-image of its own: mapping a drifted frame to a range equals mapping the frame to a moved range. The values beyond the
-range become visible, as they do in a camera, and each pixel is rounded once.
+A frame is mapped where a dataset reads it, so that all transforms work on images with the range of 8-bit images. Drift
+needs no 16-bit image of its own: mapping a drifted frame to a range equals mapping the frame to a moved range. The
+values beyond the range become visible, as they do in a camera, and each pixel is rounded at most once.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from yolo_lightning.data.transforms.augmentation_settings import Image
 
 RawImage = npt.NDArray[np.uint16]
-RangeMode = Literal["fixed", "frame"]
+RangeMode = Literal["fixed", "frame", "full"]
 LARGEST_VALUE = 2**16 - 1
 DEFAULT_PERCENTILES = (0.5, 99.5)
 
@@ -28,9 +28,11 @@ class PixelRange:
 
     Attributes:
         mode: `fixed` for the pixel values `low` to `high` in all frames, `frame` for two percentiles of each frame,
-            or null for 8-bit frames, without `low` and `high`.
-        low: Lower end: a pixel value from 0 to 65535 if `mode` is `fixed`, else a percentile from 0 to 100 (null: 0.5).
-        high: Upper end, greater than `low`; as `low` (null: percentile 99.5).
+            `full` for the pixel values `low` to `high` as float32, neither rounded nor limited, or null for 8-bit
+            frames, without `low` and `high`.
+        low: Lower end: a pixel value from 0 to 65535 if `mode` is `fixed` or `full` (null: 0 for `full`), else a
+            percentile from 0 to 100 (null: 0.5).
+        high: Upper end, greater than `low`; as `low` (null: 65535 for `full`, percentile 99.5).
     """
 
     mode: RangeMode | None = None
@@ -39,17 +41,18 @@ class PixelRange:
 
     def __post_init__(self) -> None:
         if self.mode not in (None, *get_args(RangeMode)):
-            raise ValueError(f"data.input.pixel_range.mode must be fixed, frame or null, got {self.mode!r}")
-        for name, default in zip(("low", "high"), DEFAULT_PERCENTILES, strict=True):
+            raise ValueError(f"data.input.pixel_range.mode must be fixed, frame, full or null, got {self.mode!r}")
+        defaults = (0, LARGEST_VALUE) if self.mode == "full" else DEFAULT_PERCENTILES
+        for name, default in zip(("low", "high"), defaults, strict=True):
             if self.mode is None:
                 object.__setattr__(self, name, None)
             elif self.mode != "fixed" and getattr(self, name) is None:
                 object.__setattr__(self, name, default)
         if self.mode is None:
             return
-        largest = LARGEST_VALUE if self.mode == "fixed" else 100
+        largest = 100 if self.mode == "frame" else LARGEST_VALUE
         if self.low is None or self.high is None or not 0 <= self.low < self.high <= largest:
-            unit = "a pixel value" if self.mode == "fixed" else "a percentile"
+            unit = "a percentile" if self.mode == "frame" else "a pixel value"
             raise ValueError(
                 f"data.input.pixel_range.low must be {unit} >= 0 and less than data.input.pixel_range.high, which must "
                 f"be <= {largest}, with data.input.pixel_range.mode {self.mode}, got {self.low} and {self.high}"
@@ -72,13 +75,18 @@ class PixelRange:
         return cls(**recorded)
 
     def __str__(self) -> str:
-        unit = "values" if self.mode == "fixed" else "percentiles"
+        unit = "percentiles" if self.mode == "frame" else "values"
         return "null" if self.mode is None else f"{self.mode}, {unit} {self.low:g} to {self.high:g}"
 
     @property
     def bits(self) -> Literal[8, 16]:
         """Bits per pixel of the frames."""
         return 8 if self.mode is None else 16
+
+    @property
+    def has_full_depth(self) -> bool:
+        """Whether images of 16-bit frames are float32, so that no value is rounded."""
+        return self.mode == "full"
 
     def percentiles(self, counts: npt.NDArray[np.int64]) -> "Span":
         """Return the pixel values of the percentiles `low` and `high`, given `(65536,)` pixels per value.
@@ -94,8 +102,13 @@ class PixelRange:
         """Return the range of a frame."""
         if self.mode == "frame":
             return self.percentiles(value_counts(frame))
-        assert self.mode == "fixed"
+        assert self.mode is not None
         return Span(*self._limits())
+
+    def image(self, frame: RawImage, drift: "Drift | None" = None) -> Image:
+        """Return the image of a frame after `drift`: uint8, or float32 with full depth."""
+        span = self.of_frame(frame) if drift is None else self.of_frame(frame).drifted(drift)
+        return span.scaled(frame) if self.has_full_depth else span.levels(frame)
 
     def _limits(self) -> tuple[float, float]:
         assert self.low is not None
@@ -109,13 +122,18 @@ class Span(NamedTuple):
     low: float
     high: float
 
-    def levels(self, frame: npt.NDArray[Any]) -> Image:
-        """Return the gray levels of a frame of any shape: `rint((value - low) * 255 / (high - low))`, 0 to 255.
+    def scaled(self, frame: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+        """Return `(value - low) * 255 / (high - low)` of a frame of any shape, float32.
 
-        Computed in float32. A range with an extent below 1 is treated as a range with extent 1.
+        A range with an extent below 1 is treated as a range with extent 1.
         """
-        levels = np.subtract(frame, np.float32(self.low), dtype=np.float32)
-        levels *= np.float32(255 / max(self.high - self.low, 1))
+        scaled: npt.NDArray[np.float32] = np.subtract(frame, np.float32(self.low), dtype=np.float32)
+        scaled *= np.float32(255 / max(self.high - self.low, 1))
+        return scaled
+
+    def levels(self, frame: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+        """Return the gray levels of a frame of any shape: `scaled`, rounded and limited to 0 to 255, uint8."""
+        levels = self.scaled(frame)
         np.rint(levels, out=levels)
         np.clip(levels, 0, 255, out=levels)
         return np.asarray(levels, dtype=np.uint8)
