@@ -11,6 +11,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from yolo_lightning.evaluation.drift import DriftScores, drift_scores, named_scores, organisers_scores
 from yolo_lightning.evaluation.matching import match
+from yolo_lightning.evaluation.oracles import oracles
 from yolo_lightning.evaluation.record import Collected, EvaluationCollection, EvaluationRecord, Stage, write_record
 from yolo_lightning.evaluation.score_intervals import (
     BOOTSTRAPPED,
@@ -19,7 +20,7 @@ from yolo_lightning.evaluation.score_intervals import (
     bound_names,
     limits,
 )
-from yolo_lightning.evaluation.score_table import class_table, score_table
+from yolo_lightning.evaluation.score_table import class_table, oracle_table, score_table
 from yolo_lightning.evaluation.ultralytics_matching import match_as_ultralytics
 from yolo_lightning.evaluation.ultralytics_metrics import (
     UltralyticsScores,
@@ -148,6 +149,8 @@ class MeanAP(Callback):
         write_record(trainer, record)
         if trainer.state.fn != "fit":
             rich.print(score_table(scores, class_names), class_table(scores, ultralytics, class_names))
+        if stage == "test" and (rows := oracles(found.matches, class_names)):
+            rich.print(oracle_table(rows))
         return scores, logged
 
 

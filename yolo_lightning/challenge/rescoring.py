@@ -1,10 +1,9 @@
-"""Rescoring of the detections of a camera that does not move: evidence of time, place and size.
+"""Rescoring of the detections of a camera that does not move: evidence of time and place.
 
 A detection is real or a false alarm. The log-odds of that are learned from a split with known objects, per class:
 
-- from the detection alone: a logistic regression on the logit of its score, on the place (the smoothed ratio of real
-  detections to false alarms at the same place of the frame) and on the size (the deviation of the height from the usual
-  height at this row of the frame, which shows the perspective);
+- from the detection alone: a logistic regression on the logit of its score and on its place, the smoothed ratio of
+  real detections to false alarms at the same place of the frame;
 - from the past and the future: messages of a hidden Markov model along the links of `tracks.py`. Its state is whether
   the detection is real. The probabilities that a real detection and a false alarm have a successor, and that the
   successor is real, are frequencies of the split. A second logistic regression gives the weights of both messages,
@@ -29,18 +28,9 @@ from yolo_lightning.evaluation.matching import match_boxes
 GRID = (24, 32)  # rows and columns of a map of places
 SMOOTHING = 1.0  # standard deviation of the smoothing of a map, cells
 PRIOR_COUNT = 2.0  # detections by which a ratio of a map is drawn to that of the whole frame
-FOLDS = 5  # groups of clips; the place and size of a detection are judged by the other groups while weights are learned
+FOLDS = 5  # groups of clips; the place of a detection is judged by the other groups while weights are learned
 RIDGE = 1.0  # penalty of the squared weights of a logistic regression
-LARGEST_DEVIATION = 3.0  # of the height, standard deviations
 DIGITS = 6  # of the new scores
-
-
-@dataclass(frozen=True, slots=True)
-class Places:
-    """Places and sizes of one class."""
-
-    log_ratios: Floats  # `GRID` log of the ratio of real detections to false alarms, relative to the whole frame
-    row: Floats  # `(3,)` offset, slope and standard deviation of the log of the height by the row of the lower edge
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +38,8 @@ class ClassModel:
     """What is known of the detections of one class."""
 
     prior: float  # log-odds that a detection is real
-    places: Places
-    alone: Floats  # `(4,)` weights of 1, logit of the score, place, size
+    places: Floats  # `GRID` log of the ratio of real detections to false alarms, relative to the whole frame
+    alone: Floats  # `(3,)` weights of 1, logit of the score, place
     stays: Floats  # `(2,)` probability that the successor is real, of a false alarm and of a real detection
     is_linked: Floats  # `(2,)` probability of a successor likewise
     weights: Floats  # `(4,)` weights of 1, the log-odds of the detection alone, past, future
@@ -128,7 +118,7 @@ def _learn_class(
 ) -> ClassModel:
     real = is_real[own]
     places = _learn_places(content, own, real, frame_size)
-    features = np.empty((len(own), 4))
+    features = np.empty((len(own), 3))
     for fold in range(FOLDS):
         within = folds[own] == fold
         others = own[~within]
@@ -157,7 +147,7 @@ def _within(links: Links, own: Integers, count: int) -> Links:
     return Links(numbers[links.after[own]], numbers[links.before[own]], links.has_next[own], links.has_previous[own])
 
 
-def _learn_places(content: Content, own: Integers, real: Flags, frame_size: tuple[int, int]) -> Places:
+def _learn_places(content: Content, own: Integers, real: Flags, frame_size: tuple[int, int]) -> Floats:
     counts = []
     cells = _cells(content.boxes[own], frame_size)
     for kind in (real, ~real):
@@ -165,25 +155,13 @@ def _learn_places(content: Content, own: Integers, real: Flags, frame_size: tupl
         counts.append(cv2.GaussianBlur(counted, (0, 0), SMOOTHING, borderType=cv2.BORDER_REFLECT))
     share = max(real.mean(), 1e-9)
     found, false = counts[0] + PRIOR_COUNT * share, counts[1] + PRIOR_COUNT * (1 - share)
-    ratios = np.log(found / false) - np.log(share / (1 - share))
-    lower, log_height = _rows(content.boxes[own[real]], frame_size)
-    slope, offset = np.polyfit(lower, log_height, 1) if len(lower) > 2 else (0.0, log_height.mean())
-    deviation = max(float((log_height - offset - slope * lower).std()), 0.05)
-    return Places(ratios, np.array((offset, slope, deviation)))
+    return np.asarray(np.log(found / false) - np.log(share / (1 - share)))
 
 
-def _features_alone(content: Content, own: Integers, places: Places, frame_size: tuple[int, int]) -> Floats:
+def _features_alone(content: Content, own: Integers, places: Floats, frame_size: tuple[int, int]) -> Floats:
     scores = np.clip(content.scores[own], 1e-6, 1 - 1e-6)
-    offset, slope, deviation = places.row
-    lower, log_height = _rows(content.boxes[own], frame_size)
-    size = np.minimum(np.abs(log_height - offset - slope * lower) / deviation, LARGEST_DEVIATION)
-    place = places.log_ratios.reshape(-1)[_cells(content.boxes[own], frame_size)]
-    return np.stack((np.ones(len(own)), np.log(scores / (1 - scores)), place, size), axis=1)
-
-
-def _rows(boxes: Floats, frame_size: tuple[int, int]) -> tuple[Floats, Floats]:
-    """Return the row of the lower edge, 0 to 1, and the log of the height of each box, as a share of the frame."""
-    return boxes[:, 3] / frame_size[1], np.log(np.maximum(boxes[:, 3] - boxes[:, 1], 1.0) / frame_size[1])
+    place = places.reshape(-1)[_cells(content.boxes[own], frame_size)]
+    return np.stack((np.ones(len(own)), np.log(scores / (1 - scores)), place), axis=1)
 
 
 def _cells(boxes: Floats, frame_size: tuple[int, int]) -> Integers:

@@ -110,7 +110,7 @@ def rescore(
     output: str = "rescored.zip",
     template: str | None = None,
 ) -> None:
-    """Rescore the detections of a camera that does not move by their clip, place and size.
+    """Rescore the detections of a camera that does not move by their clip and place.
 
     What raises a score is learned from predictions of the same network for a labelled split of the same camera. Half
     of these clips judges what the other half teaches. The output is written only if the balanced score is higher on

@@ -35,6 +35,12 @@ COUNTED_PER_CLASS = 100  # number of detections per frame and class that COCO ev
 IOU_THRESHOLDS = tuple(torch.linspace(0.5, 0.95, 10).tolist())
 """Minimum IoU of a correct detection; rounded to float32, as in torchmetrics."""
 
+LOCALIZED, DUPLICATE, BACKGROUND = (1 << bit for bit in (10, 11, 12))
+"""Further bits of `Matches.hits`: the detection is correct at IoU 0.1; it is not correct at 0.5, although its IoU with
+an object of its class is 0.5 or more; its IoU with every object of any class is below 0.1. Error types of "TIDE: A
+General Toolbox for Identifying Object Detection Errors" (Bolya et al. 2020)."""
+LEAST_OVERLAP = 0.1  # IoU of a detection of an object that is badly localized
+
 MAX_THRESHOLDS = 64  # one bit each in `MatchedBoxes.hits`
 
 AreaRange = tuple[float, float]
@@ -59,7 +65,8 @@ class Matches(FrameRecords):
     labels: Tensor  # `(D,)` uint8, class index from 0; detections are sorted by frame, class and rank
     scores: Tensor  # `(D,)` float32, as predicted
     ranks: Tensor  # `(D,)` uint8, 0 is the highest score of the frame and class, below `COUNTED_PER_CLASS`
-    hits: Tensor  # `(D,)` int16, bit `t` is set if the detection is correct at `IOU_THRESHOLDS[t]`
+    # `(D,)` int16, bit `t` is set if the detection is correct at `IOU_THRESHOLDS[t]`; see also `LOCALIZED`
+    hits: Tensor
 
 
 def match(predictions: Sequence[Prediction], targets: Sequence[Target], classes: int) -> Matches:
@@ -83,7 +90,8 @@ def match_frames(
     for labels in (detections.labels, objects.labels):
         assert labels.size == 0 or (labels.min() >= 0 and labels.max() < classes), "labels are class indices"
     frames = len(image_ids)
-    found = match_boxes(detections, objects, classes)
+    found = match_boxes(detections, objects, classes, (*IOU_THRESHOLDS, LEAST_OVERLAP))
+    hits = found.hits[0] | _errors(detections, objects, found, classes)
     counted = found.ignored[0] == 0
     groups, annotated = found.groups[counted], found.object_groups[found.counted[0]]
     return Matches(
@@ -96,8 +104,25 @@ def match_frames(
         labels=torch.from_numpy((groups % classes).astype(np.uint8)),
         scores=torch.from_numpy(detections.scores[found.order[counted]]),
         ranks=torch.from_numpy(found.ranks[counted].astype(np.uint8)),
-        hits=torch.from_numpy(found.hits[0, counted].view(np.int16)),
+        hits=torch.from_numpy(hits[counted].view(np.int16)),
     )
+
+
+def _errors(detections: "BoxTable", objects: "BoxTable", found: "MatchedBoxes", classes: int) -> Bits:
+    """Return the bits `DUPLICATE` and `BACKGROUND` of each evaluated detection, `(D,)` uint16."""
+    frames, labels = np.divmod(found.groups, classes)
+    of_objects = np.repeat(np.arange(len(objects.counts)), objects.counts)
+    boxes, truth = detections.boxes[found.order].astype(np.float64), objects.boxes.astype(np.float64)
+    errors: Bits = np.full(len(frames), BACKGROUND, np.uint16)
+    work = np.cumsum(objects.counts[frames]) // PAIRS_PER_CHUNK
+    for start, stop in pairwise([0, *(np.flatnonzero(np.diff(work)) + 1).tolist(), len(frames)]):
+        finder, taken = pairs_of_group(frames[start:stop], of_objects)
+        finder += start
+        overlaps = intersection_over_union(boxes[finder], truth[taken])
+        errors[finder[overlaps >= LEAST_OVERLAP]] = 0
+        errors[finder[(overlaps >= IOU_THRESHOLDS[0]) & (labels[finder] == objects.labels[taken])]] = DUPLICATE
+    errors[found.hits[0] & 1 > 0] = 0
+    return errors
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from yolo_lightning.evaluation.average_precision import NO_GROUND_TRUTH, PartScores
 from yolo_lightning.evaluation.drift import CHALLENGE_MONTHS, DriftScores, month_name
+from yolo_lightning.evaluation.oracles import Oracle
 from yolo_lightning.evaluation.ultralytics_metrics import GRID, UltralyticsScores
 from yolo_lightning.utils.plain_text import one_line
 
@@ -75,6 +76,26 @@ def class_table(scores: DriftScores, ultralytics: UltralyticsScores, class_names
         values = (*ultralytics.of_class(label).values(), coco["map_50"], coco["map"])
         table.add_row(_cell_text(class_names[label]), f"{annotated[label]:,}", *map(score_text, values))
     return table
+
+
+def oracle_table(rows: Sequence[Oracle]) -> Table:
+    headings, lines = oracle_cells(rows)
+    table = number_table(headings[0], headings[1:])
+    for condition, *values in lines:
+        table.add_row(_cell_text(condition), *values)
+    return table
+
+
+def oracle_cells(rows: Sequence[Oracle]) -> tuple[list[str], list[list[str]]]:
+    """Return headings, and a line for the scores as they are and for each condition, with the gain.
+
+    Without months to compare, only `map_50` is shown.
+    """
+    names = ("map_50",) if rows[0].variation is None else ("map_50", "cov", "balanced")
+    values = [(row.map_50, row.variation, row.balanced)[: len(names)] for row in rows]
+    gains = ["", *(f"{row.balanced - rows[0].balanced:+.4f}" for row in rows[1:])]
+    lines = [[row.condition, *map(score_text, own), gain] for row, own, gain in zip(rows, values, gains, strict=True)]
+    return ["if ...", *(SCORE_LABELS[name] for name in names), "gain"], lines
 
 
 def _cell_text(name: str) -> str:

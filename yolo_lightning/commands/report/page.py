@@ -20,7 +20,15 @@ from yolo_lightning.commands.report import figures
 from yolo_lightning.commands.report.read_report import Contents, Evaluation, GalleryFrame
 from yolo_lightning.evaluation.class_colours import class_colour
 from yolo_lightning.evaluation.drift import month_name
-from yolo_lightning.evaluation.score_table import SCORE_LABELS, drift_summary, is_defined, score_text, scores_text
+from yolo_lightning.evaluation.oracles import oracles
+from yolo_lightning.evaluation.score_table import (
+    SCORE_LABELS,
+    drift_summary,
+    is_defined,
+    oracle_cells,
+    score_text,
+    scores_text,
+)
 from yolo_lightning.evaluation.ultralytics_matching import CONFUSION_SCORE_THRESHOLD
 from yolo_lightning.supervision.fallback_levels import AS_CONFIGURED
 from yolo_lightning.supervision.incident import IncidentReport
@@ -115,7 +123,11 @@ def _split_section(evaluation: Evaluation) -> str:
         figure("Sizes of objects and detections", sizes, no_sizes),
         figure(f"Confusion matrix, detections with a score > {CONFUSION_SCORE_THRESHOLD:g}", confusion, NO_RECORD),
     )
-    return section(stage, STAGE_NAMES[stage], _score_section(evaluation), charts, frame_gallery(evaluation))
+    rows = [] if record is None else oracles(record.matches, record.class_names)
+    oracle = ""
+    if rows:
+        oracle = folded("Where points can be gained: the scores without one kind of error", table(*oracle_cells(rows)))
+    return section(stage, STAGE_NAMES[stage], _score_section(evaluation), oracle, charts, frame_gallery(evaluation))
 
 
 def _challenge_scores(evaluation: Evaluation) -> tuple[str, ...]:
