@@ -88,3 +88,8 @@ def test_stored_configuration_has_neither_secrets_nor_places() -> None:
         "supervision": {"notify": {"ping_interval_s": 60.0}},
         "data": {"image_size": 64},
     }
+
+
+def test_pt_file_is_no_checkpoint_to_resume(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"ckpt_path must be a \.ckpt file, got best\.pt\. Use --model\.weights"):
+        checkpoint_to_fit(tmp_path, "best.pt", False)

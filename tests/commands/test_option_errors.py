@@ -179,3 +179,12 @@ def test_empty_configuration_file() -> None:
 def test_missing_configuration_file() -> None:
     text = short_message("Parser key \"config\": File does not exist: 'none.yaml'", ())
     assert text == "the file none.yaml of --config does not exist"
+
+
+def test_missing_package_is_one_line_with_the_command_that_installs_it() -> None:
+    message = (
+        "Does not validate against any of the Union subtypes\nErrors:\n"
+        "  - Problem with given class_path 'lightning.pytorch.loggers.WandbLogger':\n"
+        "      Requirement 'wandb>=0.12.10' not met. HINT: Try running `pip install -U 'wandb>=0.12.10'`\n"
+    )
+    assert rejected_option(message) == "WandbLogger requires a missing package: pip install 'wandb>=0.12.10'"

@@ -149,3 +149,9 @@ def test_csv_cells_are_no_formulas(tmp_path: Path) -> None:
     with (tmp_path / "predictions.csv").open(newline="") as file:
         _, row = csv.reader(file)
     assert (row[0], row[-1]) == (r"'=1+1\x1b[2J.jpg", "'@SUM(A1)")
+
+
+@pytest.mark.parametrize("source", ["https://example.org/a.jpg", "rtsp://camera/1", "0"])
+def test_addresses_and_cameras_are_named(source: str) -> None:
+    with pytest.raises(ValueError, match="must be local files; addresses and cameras are not read"):
+        find_files([source])

@@ -143,6 +143,19 @@ def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
         build_graph("yolov8n", CLASS_NAMES, "native", weights=str(path))
 
 
+def test_file_that_is_no_archive_does_not_suggest_pickles(tmp_path: Path) -> None:
+    path = tmp_path / "text.pt"
+    path.write_text("hello")
+    with pytest.raises(ValueError, match="is not an Ultralytics checkpoint") as error:
+        build_graph("yolov8n", CLASS_NAMES, "native", weights=str(path))
+    assert "allow_pickle" not in str(error.value)
+
+
+def test_weights_of_another_family_are_a_warning(published: Callable[[list[str]], Path]) -> None:
+    with pytest.warns(UserWarning, match="only .* tensors match, so that the network is trained nearly from scratch"):
+        build_graph("yolo11n", CLASS_NAMES, "native", weights=str(published(list("abcd"))))
+
+
 class Intruder:
     """An object whose pickle calls a function of whoever made the file."""
 

@@ -154,6 +154,8 @@ def checked(ckpt_path: str | None, base: Path) -> Path | None:
     """Return a given checkpoint if it is undamaged; `best` is the best one of the newest run."""
     if ckpt_path is None:
         return None
+    if ckpt_path.endswith(".pt"):
+        raise ValueError(f"ckpt_path must be a .ckpt file, got {ckpt_path}. Use --model.weights for a .pt file.")
     path = checkpoint_to_evaluate(base) if ckpt_path == "best" else local_checkpoint(ckpt_path)
     require_whole(path)
     return path

@@ -188,7 +188,7 @@ def _short_help(command: str, parser: Any) -> str:
     run_line = f"       {PROGRAM} {command} RUN [options]    with the configuration of a run"
     lines += [run_line, ""] * (command in OF_RUN and command != "predict")
     lines += [f"       {PROGRAM} predict PICTURES [options]    any images and videos", ""] * (command == "predict")
-    lines += [*textwrap.wrap(SUBCOMMANDS.get(command) or parser.description or "", 120), ""]
+    lines += [*textwrap.wrap(" ".join((SUBCOMMANDS.get(command) or parser.description or "").split()), 120), ""]
     for one in shown:
         if type(one).__name__ in ("_ActionConfigLoad", "_ActionHelp", "_HelpAction", "_ActionPrintConfig"):
             continue

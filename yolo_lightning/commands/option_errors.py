@@ -1,6 +1,7 @@
 """Error messages for options: one line with the key, the accepted values, the value, and the nearest valid choice."""
 
 import re
+import shlex
 import sys
 from collections.abc import Collection, Sequence
 from inspect import signature
@@ -73,6 +74,7 @@ PROBLEM_OF_CLASS = re.compile(
 REJECTED_OPTION = re.compile(
     r"Errors:\n\s+- (?P<problem>\w+ must be [^\n]+)\n.*?Namespace\(class_path='(?P<path>[\w.]+)'", re.DOTALL
 )
+MISSING_PACKAGE = re.compile(r"(?P<path>[\w.]+)':\s+(?:- )?(?:Requirement|No module named) '(?P<package>[^']+)'")
 WRONG_GROUP = re.compile(r"Parser key \"(?P<key>[^\"]+)\":\s+Unable to load config '(?P<value>.*?)'\n", re.DOTALL)
 SUBTYPES = re.compile(r"^\s*Subtypes: \[(?P<types>.+)\]$", re.MULTILINE)
 COMMA = re.compile(r", (?![^\[]*\])")  # outside of brackets
@@ -170,7 +172,9 @@ def short_message(message: str, keys: Collection[str], commands: Collection[str]
 
 
 def rejected_option(message: str) -> str | None:
-    """Return the error of a callback's constructor in one line; None if the message contains none."""
+    """Return the error of the constructor of a callback or a logger in one line; None if the message contains none."""
+    if found := MISSING_PACKAGE.search(message):
+        return f"{_last_part(found['path'])} requires a missing package: pip install {shlex.quote(found['package'])}"
     found = REJECTED_OPTION.search(message)
     if found is None or ".callbacks." not in found["path"]:
         return None

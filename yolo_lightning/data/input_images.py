@@ -97,7 +97,9 @@ def find_files(sources: Sequence[str]) -> list[Path]:
         elif has_magic(source):
             found = sorted(file for file in map(Path, glob(str(path), recursive=True)) if _is_regular(file))
         else:
-            raise ValueError(f"{source} does not exist")
+            is_stream = "://" in source or source.isdecimal()
+            kinds = ": images and videos must be local files; addresses and cameras are not read"
+            raise ValueError(f"{source} does not exist{kinds if is_stream else ''}")
         if not found:
             raise ValueError(f"{source} contains no file that ends in {', '.join(sorted(SUFFIXES))}.")
         files |= dict.fromkeys(found)

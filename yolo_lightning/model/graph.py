@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
 import torch
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 from ultralytics.nn.tasks import DetectionModel, parse_model, torch_safe_load
 
@@ -20,6 +21,8 @@ from yolo_lightning.utils.paths import user_path
 OWN_SETTINGS = "yolo_lightning"  # key of `NetworkSettings`, as plain Python, in a `.pt` file that this package exported
 INPUT_CHANNELS = 3
 """Input channels of the first weight, as in published weights. `GrayConv2d` also accepts gray images."""
+
+MIN_MATCHING = 0.5  # share of tensors from a file of weights below which a warning is printed
 
 
 def network_input(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -145,6 +148,11 @@ def _load_weights(graph: Any, path: str, *, allow_pickle: bool = False) -> None:
     known = {str(name).strip().lower() for name in source.names.values()}
     classes = [name for name in graph.names.values() if name.strip().lower() in known]
     rank_zero_info(f"weights: {matching} of {len(own)} tensors from {path}; head rows of {classes or 'no class'}")
+    if matching < MIN_MATCHING * len(own):
+        rank_zero_warn(
+            f"model.weights {path} has another graph than model.variant: only {matching} of {len(own)} tensors match, "
+            "so that the network is trained nearly from scratch"
+        )
 
 
 def read_network(file: Path, *, allow_pickle: bool = False) -> Any:
@@ -170,7 +178,8 @@ def open_ultralytics(file: Path, *, allow_pickle: bool) -> tuple[dict[str, Any],
                 f"model.weights {file} is a pickle that would run {', '.join(foreign)}; if you trust its origin, "
                 "add --allow_pickle"
             ) from error
-        remedy = "" if allow_pickle else "; if you trust its origin, add --allow_pickle"
+        is_readable = not allow_pickle and is_zipfile(file)  # else the option changes nothing
+        remedy = "; if you trust its origin, add --allow_pickle" if is_readable else ""
         raise ValueError(f"model.weights {file} is not an Ultralytics checkpoint: {reason(error)}{remedy}") from error
 
 

@@ -43,7 +43,7 @@ def predict(
     device: str = "auto",
     conv_backend: Convolution = "auto",
 ) -> None:
-    """Detect objects in images, folders, glob patterns and videos. Without arguments, predict the configured dataset.
+    """Detect objects in images, folders, glob patterns and videos.
 
     If some of the files cannot be read, their names are printed, the results of the others are written and the exit
     code is 1.
