@@ -130,7 +130,11 @@ __device__ inline void correlate(
         corners[fetch] = corner_of(windows, place_at(windows, row), row < rows);
     }
     Tap taps[TAPS];
-    for (int tap = 0; tap < TAPS; ++tap) taps[tap] = tap_at(windows, left_depth + tap);
+    int offsets[TAPS];
+    for (int tap = 0; tap < TAPS; ++tap) {
+        taps[tap] = tap_at(windows, left_depth + tap);
+        offsets[tap] = matrix.offset_of(taps[tap]);
+    }
     const bool has_column = left_row < COLUMNS && tile_column + left_row < columns;
     const Element* column = weight + (tile_column + left_row) * matrix.column_step;
 
@@ -140,9 +144,7 @@ __device__ inline void correlate(
         for (int fetch = 0; fetch < T::FETCHES; ++fetch) {
             next_left[fetch] = window_values<BY_FOUR>(image, windows, corners[fetch], taps);
         }
-        if (has_column) next_right = column_values<BY_FOUR>(column, matrix, taps);
-#pragma unroll
-        for (int tap = 0; tap < TAPS; ++tap) advance(windows, taps[tap], DEPTH);
+        if (has_column) next_right = column_values<BY_FOUR>(column, matrix, taps, offsets);
     };
 
     float totals[ROWS_EACH][4] = {};
@@ -163,7 +165,12 @@ __device__ inline void correlate(
             right[left_depth + 3][left_row] = next_right.w;
         }
         __syncthreads();
-        if (first_depth + DEPTH < depth) fetch_next();
+        if (first_depth + DEPTH < depth) {
+            // Before the loads: the compiler waits for all loads before a loop.
+#pragma unroll
+            for (int tap = 0; tap < TAPS; ++tap) advance(windows, matrix, taps[tap], offsets[tap], DEPTH);
+            fetch_next();
+        }
         T::multiply(left, right, totals);
         __syncthreads();
     }
@@ -321,7 +328,7 @@ __device__ inline void sum_products(
         const ELEMENT* image, const ELEMENT* weight, ELEMENT* result, int samples, int height, int width,           \
         int channels, int pixel_stride, int result_height, int result_width, int columns, int row_stride, int top,  \
         int row_dilation, int kernel_rows, int column_stride, int left, int column_dilation, int kernel_columns,    \
-        int weight_column_step, int weight_channel_step, int weight_row_step, int weight_tap_step, int is_adjacent, \
+        int weight_column_step, int weight_channel_step, int weight_row_step, int weight_tap_step,                  \
         int is_gradient) {                                                                                          \
         const Axis vertical{row_stride, top, row_dilation, kernel_rows};                                            \
         const Axis horizontal{column_stride, left, column_dilation, kernel_columns};                                \
@@ -329,8 +336,7 @@ __device__ inline void sum_products(
                         result_width, row_stride, -top,        row_dilation,   column_stride,                       \
                         -left,      column_dilation, kernel_rows, kernel_columns};                                  \
         Places places{result_height, result_width, 1, 0, 1, 0};                                                     \
-        Matrix matrix{                                                                                              \
-            weight_column_step, weight_channel_step, weight_row_step, weight_tap_step, is_adjacent != 0};           \
+        Matrix matrix{weight_column_step, weight_channel_step, weight_row_step, weight_tap_step};                   \
         if (is_gradient) weight += use_remainder(windows, places, matrix, vertical, horizontal);                    \
         correlate<ELEMENT, ROWS, COLUMNS, ROWS_EACH, BY_FOUR>(                                                      \
             image, weight, result, windows, places, matrix,                                                         \

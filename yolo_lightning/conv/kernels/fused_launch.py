@@ -174,13 +174,11 @@ def _correlate(
     column_step, channel_step, *tap_steps = weight.stride()
     if is_gradient:
         column_step, channel_step = channel_step, column_step
-    used_steps = [step for step, taps in zip(tap_steps, problem.kernel, strict=True) if taps > 1]
-    is_adjacent = channel_step == 1 and reads_by_four((column_step, *used_steps), (weight,))
     numbers = (
         *(samples, *images.shape[2:], channels, pixel_step, height, width, columns),
         *(problem.stride[0], problem.padding[0], problem.dilation[0], problem.kernel[0]),
         *(problem.stride[1], problem.padding[2], problem.dilation[1], problem.kernel[1]),
-        *(column_step, channel_step, *tap_steps, is_adjacent, is_gradient),
+        *(column_step, channel_step, *tap_steps, is_gradient),
     )
     by_four = reads_by_four((channels, pixel_step, columns), (images, result))
     name = tile.kernel("correlate", by_four, images.dtype)

@@ -64,22 +64,10 @@ __device__ inline Tap tap_at(const Windows& windows, int index) {
     return tap_of(windows, pixel / windows.tap_columns, pixel % windows.tap_columns, index % windows.channels);
 }
 
-__device__ inline void advance(const Windows& windows, Tap& tap, int numbers) {
-    int row = tap.row, column = tap.column, channel = tap.channel + numbers;
-    while (channel >= windows.channels) {
-        channel -= windows.channels;
-        if (++column == windows.tap_columns) {
-            column = 0;
-            ++row;
-        }
-    }
-    tap = tap_of(windows, row, column, channel);
-}
-
 // Offset of a tap in the image, or -1 in the padding.
 __device__ inline int offset_of(const Windows& windows, const Corner& corner, const Tap& tap) {
     const int row = corner.row + tap.row_shift, column = corner.column + tap.column_shift;
-    const bool inside = row >= 0 && row < windows.height && column >= 0 && column < windows.width;
+    const bool inside = unsigned(row) < unsigned(windows.height) && unsigned(column) < unsigned(windows.width);
     return inside ? corner.offset + tap.offset : -1;
 }
 
@@ -105,28 +93,51 @@ __device__ inline float4 window_values(
 }
 
 // Elements between adjacent values of a weight, along each of its sizes: `(columns, channels, tap rows, tap columns)`.
-// The channels are those of the windows. `adjacent`: four channels are adjacent and aligned.
+// The channels are those of the windows.
 struct Matrix {
     int column_step, channel_step, row_step, tap_column_step;
-    bool adjacent;
 
     __device__ int offset_of(const Tap& tap) const {
         return tap.row * row_step + tap.column * tap_column_step + tap.channel * channel_step;
     }
 };
 
-// Four values of a column of a matrix, which belong to the same taps as those of `window_values`.
+// Advances a tap, and the offset of its value in a column of the matrix, without a product of two vector registers.
+__device__ inline void advance(
+    const Windows& windows, const Matrix& matrix, Tap& tap, int& matrix_offset, int numbers) {
+    const int pixel = windows.tap_column_step * windows.pixel_stride;
+    const int row = windows.tap_row_step * windows.width * windows.pixel_stride;
+    tap.channel += numbers, tap.offset += numbers, matrix_offset += numbers * matrix.channel_step;
+    while (tap.channel >= windows.channels) {
+        tap.channel -= windows.channels, tap.column_shift += windows.tap_column_step;
+        tap.offset += pixel - windows.channels;
+        matrix_offset += matrix.tap_column_step - windows.channels * matrix.channel_step;
+        if (++tap.column < windows.tap_columns) continue;
+        tap.column = 0, tap.column_shift = 0;
+        tap.row_shift = ++tap.row < windows.tap_rows ? tap.row_shift + windows.tap_row_step : NOWHERE;
+        tap.offset += row - windows.tap_columns * pixel;
+        matrix_offset += matrix.row_step - windows.tap_columns * matrix.tap_column_step;
+    }
+}
+
+// Four values of a column of a matrix, which belong to the same taps as those of `window_values`. The four loads of
+// BY_FOUR do not require adjacent channels, because the compiler waits for loads in the branches of such a condition.
 template <bool BY_FOUR, class Element>
-__device__ inline float4 column_values(const Element* column, const Matrix& matrix, const Tap* taps) {
-    if (BY_FOUR && matrix.adjacent) {
-        return taps[0].row_shift == NOWHERE ? zeros() : load_four(column + matrix.offset_of(taps[0]));
+__device__ inline float4 column_values(
+    const Element* column, const Matrix& matrix, const Tap* taps, const int* offsets) {
+    float4 values = zeros();
+    if (BY_FOUR) {
+        if (taps[0].row_shift == NOWHERE) return values;
+        const Element* first = column + offsets[0];
+        values.x = to_float(first[0]), values.y = to_float(first[matrix.channel_step]);
+        values.z = to_float(first[2 * matrix.channel_step]), values.w = to_float(first[3 * matrix.channel_step]);
+        return values;
     }
     float numbers[4];
 #pragma unroll
     for (int number = 0; number < 4; ++number) {
-        const Tap& tap = taps[BY_FOUR ? 0 : number];
-        const int offset = matrix.offset_of(tap) + (BY_FOUR ? number * matrix.channel_step : 0);
-        numbers[number] = tap.row_shift == NOWHERE ? 0.0f : to_float(column[offset]);
+        const int tap = BY_FOUR ? 0 : number;
+        numbers[number] = taps[tap].row_shift == NOWHERE ? 0.0f : to_float(column[offsets[tap]]);
     }
     return to_four(numbers);
 }
