@@ -1,6 +1,7 @@
 // Elements of tensors in global memory: float, or 16-bit types that are converted to float in registers.
 //
-// The conversions use integer operations only, so that no compiler needs a header of its vendor.
+// No compiler needs a header of its vendor: on AMD GPUs, float16 is converted by the compiler's type, else the conversions
+// use integer operations only.
 
 // Threads of every block.
 constexpr int THREADS = 256;
@@ -34,6 +35,33 @@ __device__ inline float to_float(float element) { return element; }
 
 __device__ inline float to_float(BFloat16 element) { return float_of_bits(unsigned(element.bits) << 16); }
 
+__device__ inline void from_float(float& element, float number) { element = number; }
+
+// All conversions round to the nearest even number.
+__device__ inline void from_float(BFloat16& element, float number) {
+    const unsigned bits = bits_of_float(number);
+    const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
+    element.bits = (unsigned short)(is_nan ? 0x7fc0u : (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+#ifdef __AMDGCN__
+union HalfBits {
+    _Float16 number;
+    unsigned short bits;
+};
+
+__device__ inline float to_float(Half element) {
+    HalfBits both;
+    both.bits = element.bits;
+    return both.number;
+}
+
+__device__ inline void from_float(Half& element, float number) {
+    HalfBits both;
+    both.number = _Float16(number);
+    element.bits = both.bits;
+}
+#else
 __device__ inline float to_float(Half element) {
     const unsigned sign = unsigned(element.bits & 0x8000u) << 16;
     const unsigned magnitude = unsigned(element.bits & 0x7fffu) << 13;
@@ -44,15 +72,6 @@ __device__ inline float to_float(Half element) {
         bits = bits_of_float(float_of_bits(bits + 0x00800000u) - float_of_bits(0x38800000u));
     }
     return float_of_bits(sign | bits);
-}
-
-__device__ inline void from_float(float& element, float number) { element = number; }
-
-// Both round to the nearest even number.
-__device__ inline void from_float(BFloat16& element, float number) {
-    const unsigned bits = bits_of_float(number);
-    const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
-    element.bits = (unsigned short)(is_nan ? 0x7fc0u : (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
 __device__ inline void from_float(Half& element, float number) {
@@ -66,6 +85,17 @@ __device__ inline void from_float(Half& element, float number) {
         half = (bits - 0x38000000u + 0x0fffu + (bits >> 13 & 1u)) >> 13;
     }
     element.bits = (unsigned short)(sign | half);
+}
+#endif
+
+// Barrier for values in shared memory. On AMD GPUs, __syncthreads() also waits for the loads from global memory and
+// invalidates their cache. gfx12 has other wait instructions.
+__device__ inline void sync_shared() {
+#if defined(__AMDGCN__) && !defined(__GFX12__)
+    asm volatile("s_waitcnt lgkmcnt(0)\n\ts_barrier" ::: "memory");
+#else
+    __syncthreads();
+#endif
 }
 
 // Four adjacent aligned elements; one access to memory.
@@ -93,6 +123,46 @@ __device__ inline float4 load_four(const Element* elements) {
     values.x = to_float(four.values[0]), values.y = to_float(four.values[1]);
     values.z = to_float(four.values[2]), values.w = to_float(four.values[3]);
     return values;
+}
+
+// Four elements that are being loaded, and are converted only when they are needed: the compiler waits for a load before
+// the first operation with its result. PACKED: adjacent 16-bit elements are two words, of one access to memory.
+template <bool PACKED, class Element>
+struct Fetched {
+    Element values[4];
+};
+template <class Element>
+struct alignas(8) Fetched<true, Element> {
+    unsigned words[2];
+};
+template <>
+struct alignas(16) Fetched<true, float> {
+    float values[4];
+};
+
+template <class Element>
+__device__ inline float4 to_floats(const Fetched<false, Element>& from) {
+    float4 values;
+    values.x = to_float(from.values[0]), values.y = to_float(from.values[1]);
+    values.z = to_float(from.values[2]), values.w = to_float(from.values[3]);
+    return values;
+}
+
+template <class Element>
+__device__ inline float4 to_floats(const Fetched<true, Element>& from) {
+    Fetched<false, Element> values;
+#pragma unroll
+    for (int number = 0; number < 4; ++number) {
+        values.values[number].bits = (unsigned short)(from.words[number / 2] >> number % 2 * 16);
+    }
+    return to_floats(values);
+}
+
+__device__ inline float4 to_floats(const Fetched<true, float>& from) { return to_four(from.values); }
+
+template <class Element>
+__device__ inline Fetched<true, Element> fetch_four(const Element* elements) {
+    return *reinterpret_cast<const Fetched<true, Element>*>(elements);
 }
 
 template <class Element>

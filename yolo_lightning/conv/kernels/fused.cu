@@ -41,14 +41,16 @@ __device__ inline int use_remainder(
 
 // Four adjacent values of a matrix row that has `left` remaining values; zeros beyond its end.
 template <bool BY_FOUR, class Element>
-__device__ inline float4 row_values(const Element* values, int left) {
-    if (left <= 0) return zeros();
-    if (BY_FOUR) return load_four(values);
-    float4 found = zeros();
-    found.x = to_float(values[0]);
-    if (left > 1) found.y = to_float(values[1]);
-    if (left > 2) found.z = to_float(values[2]);
-    if (left > 3) found.w = to_float(values[3]);
+__device__ inline Fetched<BY_FOUR, Element> row_values(const Element* values, int left) {
+    Fetched<BY_FOUR, Element> found = {};
+    if constexpr (BY_FOUR) {
+        if (left > 0) found = fetch_four(values);
+    } else {
+#pragma unroll
+        for (int number = 0; number < 4; ++number) {
+            if (left > number) found.values[number] = values[number];
+        }
+    }
     return found;
 }
 
@@ -66,6 +68,11 @@ __device__ inline void store_values(Element* target, const float* values, int le
 }
 
 __device__ inline void put(float* target, const float4& values) { *reinterpret_cast<float4*>(target) = values; }
+
+__device__ inline void put_column(float* target, int row_length, const float4& values) {
+    target[0] = values.x, target[row_length] = values.y;
+    target[2 * row_length] = values.z, target[3 * row_length] = values.w;
+}
 
 // A tile of the result: a grid of THREAD_ROWS x THREAD_COLUMNS threads, each with a patch of ROWS_EACH x 4.
 template <int ROWS, int COLUMNS, int ROWS_EACH>
@@ -135,16 +142,18 @@ __device__ inline void correlate(
         taps[tap] = tap_at(windows, left_depth + tap);
         offsets[tap] = matrix.offset_of(taps[tap]);
     }
-    const bool has_column = left_row < COLUMNS && tile_column + left_row < columns;
-    const Element* column = weight + (tile_column + left_row) * matrix.column_step;
+    // Threads beyond the last column load the first one, for columns of the tile that are not stored.
+    const int own_column = tile_column + left_row < columns ? tile_column + left_row : 0;
+    const Element* column = weight + own_column * matrix.column_step;
 
-    float4 next_left[T::FETCHES], next_right = zeros();
+    Fetched<BY_FOUR, Element> next_left[T::FETCHES];
+    Fetched<false, Element> next_right = {};
     auto fetch_next = [&]() {
 #pragma unroll
         for (int fetch = 0; fetch < T::FETCHES; ++fetch) {
             next_left[fetch] = window_values<BY_FOUR>(image, windows, corners[fetch], taps);
         }
-        if (has_column) next_right = column_values<BY_FOUR>(column, matrix, taps, offsets);
+        if (left_row < COLUMNS) next_right = column_values<BY_FOUR>(column, matrix, taps, offsets);
     };
 
     float totals[ROWS_EACH][4] = {};
@@ -153,18 +162,10 @@ __device__ inline void correlate(
 #pragma unroll
         for (int fetch = 0; fetch < T::FETCHES; ++fetch) {
             const int row = left_row + fetch * FETCH_ROWS;
-            left[left_depth][row] = next_left[fetch].x;
-            left[left_depth + 1][row] = next_left[fetch].y;
-            left[left_depth + 2][row] = next_left[fetch].z;
-            left[left_depth + 3][row] = next_left[fetch].w;
+            put_column(&left[left_depth][row], ROWS + 4, to_floats(next_left[fetch]));
         }
-        if (left_row < COLUMNS) {
-            right[left_depth][left_row] = next_right.x;
-            right[left_depth + 1][left_row] = next_right.y;
-            right[left_depth + 2][left_row] = next_right.z;
-            right[left_depth + 3][left_row] = next_right.w;
-        }
-        __syncthreads();
+        if (left_row < COLUMNS) put_column(&right[left_depth][left_row], COLUMNS + 4, to_floats(next_right));
+        sync_shared();
         if (first_depth + DEPTH < depth) {
             // Before the loads: the compiler waits for all loads before a loop.
 #pragma unroll
@@ -172,7 +173,7 @@ __device__ inline void correlate(
             fetch_next();
         }
         T::multiply(left, right, totals);
-        __syncthreads();
+        sync_shared();
     }
 
     const int first_column = tile_column + T::first_column();
@@ -266,7 +267,7 @@ __device__ inline void sum_products(
     for (int tap = 0; tap < TAPS; ++tap) taps[tap] = tap_at(windows, tile_row + left_row + tap);
     Place place = place_at(windows, start + left_place);
 
-    float4 next_left[T::FETCHES], next_right = zeros();
+    Fetched<BY_FOUR, Element> next_left[T::FETCHES], next_right;
     auto fetch_next = [&](int first_place) {
 #pragma unroll
         for (int fetch = 0; fetch < T::FETCHES; ++fetch) {
@@ -285,13 +286,13 @@ __device__ inline void sum_products(
     for (int first_place = start; first_place < stop; first_place += DEPTH) {
 #pragma unroll
         for (int fetch = 0; fetch < T::FETCHES; ++fetch) {
-            put(&left[left_place + fetch * FETCH_PLACES][left_row], next_left[fetch]);
+            put(&left[left_place + fetch * FETCH_PLACES][left_row], to_floats(next_left[fetch]));
         }
-        if (right_row < DEPTH) put(&right[right_row][T::first_column()], next_right);
-        __syncthreads();
+        if (right_row < DEPTH) put(&right[right_row][T::first_column()], to_floats(next_right));
+        sync_shared();
         if (first_place + DEPTH < stop) fetch_next(first_place + DEPTH);
         T::multiply(left, right, totals);
-        __syncthreads();
+        sync_shared();
     }
 
     const int tile_rows = (rows + ROWS - 1) / ROWS, tile_columns = (columns + COLUMNS - 1) / COLUMNS;

@@ -71,24 +71,21 @@ __device__ inline int offset_of(const Windows& windows, const Corner& corner, co
     return inside ? corner.offset + tap.offset : -1;
 }
 
-template <class Element>
-__device__ inline float value_at(const Element* image, int offset) {
-    return offset < 0 ? 0.0f : to_float(image[offset]);
-}
-
 // Four adjacent values of a window. BY_FOUR: they are aligned channels of one pixel, and `taps` has one entry; else 4.
 template <bool BY_FOUR, class Element>
-__device__ inline float4 window_values(
+__device__ inline Fetched<BY_FOUR, Element> window_values(
     const Element* image, const Windows& windows, const Corner& corner, const Tap* taps) {
-    if (BY_FOUR) {
+    Fetched<BY_FOUR, Element> values = {};
+    if constexpr (BY_FOUR) {
         const int offset = offset_of(windows, corner, taps[0]);
-        return offset < 0 ? zeros() : load_four(image + offset);
+        if (offset >= 0) values = fetch_four(image + offset);
+    } else {
+#pragma unroll
+        for (int number = 0; number < 4; ++number) {
+            const int offset = offset_of(windows, corner, taps[number]);
+            if (offset >= 0) values.values[number] = image[offset];
+        }
     }
-    float4 values;
-    values.x = value_at(image, offset_of(windows, corner, taps[0]));
-    values.y = value_at(image, offset_of(windows, corner, taps[BY_FOUR ? 0 : 1]));
-    values.z = value_at(image, offset_of(windows, corner, taps[BY_FOUR ? 0 : 2]));
-    values.w = value_at(image, offset_of(windows, corner, taps[BY_FOUR ? 0 : 3]));
     return values;
 }
 
@@ -123,23 +120,21 @@ __device__ inline void advance(
 // Four values of a column of a matrix, which belong to the same taps as those of `window_values`. The four loads of
 // BY_FOUR do not require adjacent channels, because the compiler waits for loads in the branches of such a condition.
 template <bool BY_FOUR, class Element>
-__device__ inline float4 column_values(
+__device__ inline Fetched<false, Element> column_values(
     const Element* column, const Matrix& matrix, const Tap* taps, const int* offsets) {
-    float4 values = zeros();
-    if (BY_FOUR) {
+    Fetched<false, Element> values = {};
+    if constexpr (BY_FOUR) {
         if (taps[0].row_shift == NOWHERE) return values;
         const Element* first = column + offsets[0];
-        values.x = to_float(first[0]), values.y = to_float(first[matrix.channel_step]);
-        values.z = to_float(first[2 * matrix.channel_step]), values.w = to_float(first[3 * matrix.channel_step]);
-        return values;
-    }
-    float numbers[4];
 #pragma unroll
-    for (int number = 0; number < 4; ++number) {
-        const int tap = BY_FOUR ? 0 : number;
-        numbers[number] = taps[tap].row_shift == NOWHERE ? 0.0f : to_float(column[offsets[tap]]);
+        for (int number = 0; number < 4; ++number) values.values[number] = first[number * matrix.channel_step];
+    } else {
+#pragma unroll
+        for (int number = 0; number < 4; ++number) {
+            if (taps[number].row_shift != NOWHERE) values.values[number] = column[offsets[number]];
+        }
     }
-    return to_four(numbers);
+    return values;
 }
 
 // Stride, padding before the image, dilation and size of a kernel along one axis.
