@@ -64,11 +64,10 @@ __device__ inline Tap tap_at(const Windows& windows, int index) {
     return tap_of(windows, pixel / windows.tap_columns, pixel % windows.tap_columns, index % windows.channels);
 }
 
-// Offset of a tap in the image, or -1 in the padding.
-__device__ inline int offset_of(const Windows& windows, const Corner& corner, const Tap& tap) {
+// Returns whether a tap is in the image, and not in the padding.
+__device__ inline bool is_inside(const Windows& windows, const Corner& corner, const Tap& tap) {
     const int row = corner.row + tap.row_shift, column = corner.column + tap.column_shift;
-    const bool inside = unsigned(row) < unsigned(windows.height) && unsigned(column) < unsigned(windows.width);
-    return inside ? corner.offset + tap.offset : -1;
+    return unsigned(row) < unsigned(windows.height) && unsigned(column) < unsigned(windows.width);
 }
 
 // Four adjacent values of a window. BY_FOUR: they are aligned channels of one pixel, and `taps` has one entry; else 4.
@@ -77,13 +76,12 @@ __device__ inline Fetched<BY_FOUR, Element> window_values(
     const Element* image, const Windows& windows, const Corner& corner, const Tap* taps) {
     Fetched<BY_FOUR, Element> values = {};
     if constexpr (BY_FOUR) {
-        const int offset = offset_of(windows, corner, taps[0]);
-        if (offset >= 0) values = fetch_four(image + offset);
+        if (is_inside(windows, corner, taps[0])) values = fetch_four(image + (corner.offset + taps[0].offset));
     } else {
 #pragma unroll
         for (int number = 0; number < 4; ++number) {
-            const int offset = offset_of(windows, corner, taps[number]);
-            if (offset >= 0) values.values[number] = image[offset];
+            const bool inside = is_inside(windows, corner, taps[number]);
+            if (inside) values.values[number] = image[corner.offset + taps[number].offset];
         }
     }
     return values;
