@@ -58,6 +58,21 @@ def test_demanding_kernels_do_not_spill_and_have_enough_waves() -> None:
     check(DEMANDING)
 
 
+@pytest.mark.whole_run
+@needs_clang
+def test_other_vector_instructions_per_multiply_add() -> None:
+    names = [
+        f"{product}_{tile}_by_four{suffix}"
+        for suffix in ("", "_half", "_bfloat16")
+        for product in ("correlate", "sum_products")
+        for tile in ("128x64", "64x64")
+    ]
+    for kernel in kernel_report.compile_amd(str(CLANG), "gfx1010", names):
+        limit = 0.25 if kernel.name.endswith(("_half", "_bfloat16")) else 0.2
+        assert kernel.loop["vector"] <= limit * kernel.loop["multiply-add"], kernel
+        assert kernel.waves >= 11
+
+
 @needs_clang
 @pytest.mark.slow
 def test_no_kernel_spills_and_all_have_enough_waves() -> None:
