@@ -122,7 +122,7 @@ def check(words: Sequence[str], table: Table) -> None:
     for name, value in named_values(others):
         key = name if accepts(options, name) else name.replace("-", "_")
         if not accepts(options, key):
-            theirs = options_of(name, value, leaves) if name in ("device", "patience") else None
+            theirs = options_of(name, value, leaves) if name in ("device", "patience", "amp", "half") else None
             if theirs:
                 fail(f"unknown key {name}. Did you mean {shlex.join(theirs)}?")
             fail(unknown_key(name, leaves, value=value.removeprefix(TRUE), hyphens="--"))

@@ -23,15 +23,17 @@ SYNONYMS = {
     "epochs": ("trainer.max_epochs",),
     "fliplr": ("data.augmentation.flip_horizontal",),
     "flipud": ("data.augmentation.flip_vertical",),
+    "learning_rate": ("model.recipe.lr0",),
     "lr": ("model.recipe.lr0",),
     "hsv_h": ("data.augmentation.hsv_hue",),
     "hsv_s": ("data.augmentation.hsv_saturation",),
     "hsv_v": ("data.augmentation.hsv_value",),
+    "gpus": ("trainer.devices",),
     "imgsz": ("image_size", "data.image_size"),
     "iou": ("iou_threshold", "model.detections.iou_threshold"),
     "copy_paste": ("data.augmentation.paste.probability",),
     "max_det": ("max_detections", "model.detections.max_detections"),
-    "model": ("weights", "model.variant"),
+    "model": ("weights", "checkpoint", "model.variant"),
     "name": ("trainer.default_root_dir",),
     "overlaps": ("iou_thresholds",),
     "project": ("output", "trainer.default_root_dir"),
@@ -47,6 +49,7 @@ SYNONYMS = {
     "fraction": ("data.split.train_fraction",),
     "half": ("trainer.precision",),
     "pretrained": ("model.weights",),
+    "weights": ("checkpoint", "model.weights"),
     "workers": ("data.loader.num_workers",),
 }
 """Keys for words of Ultralytics and of earlier commands; the first key that the parser accepts is suggested."""
@@ -245,6 +248,7 @@ def unknown_key(key: str, keys: Collection[str], *, source: str = "", value: str
 
 def nearest_key(key: str, keys: Collection[str]) -> str | None:
     """Return the accepted key that most likely was meant: a new name, a synonym, a similar part or a similar text."""
+    key = key.replace("-", "_")
     short = [new for old, new in RENAMED_KEYS.items() if _last_part(old) == key]  # a command has no `model.` or `data.`
     same_last_part = sorted(name for name in keys if _last_part(name) == key)
     section = key.partition(".")[0]

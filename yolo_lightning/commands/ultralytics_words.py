@@ -8,7 +8,7 @@ from pathlib import Path
 from yolo_lightning.commands.option_errors import SYNONYMS, VALUE_SYNONYMS, nearest_key
 from yolo_lightning.commands.option_layers import TRUE, named_values
 
-MODES = {"train": "fit", "val": "validate", "track": "predict"}
+MODES = {"train": "fit", "val": "validate", "track": "predict", "training": "fit", "eval": "validate"}
 """Modes of Ultralytics that have another name here."""
 
 TASKS = ("yolo", "detect", "segment", "classify", "pose", "obb")
