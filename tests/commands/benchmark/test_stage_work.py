@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from tests.conv.emulation import Guarded
-from yolo_lightning.commands.benchmark import correctness, training
+from yolo_lightning.commands.benchmark import correctness, speed, training
+from yolo_lightning.commands.benchmark import section as sections
 from yolo_lightning.commands.benchmark.conv_variants import Variant
 from yolo_lightning.commands.benchmark.correctness import (
     FUSED,
@@ -28,6 +29,7 @@ from yolo_lightning.commands.benchmark.correctness import (
     reference_of,
     relative_error,
 )
+from yolo_lightning.commands.benchmark.findings import Findings
 from yolo_lightning.commands.benchmark.kill_and_resume import problems
 from yolo_lightning.commands.benchmark.section import Section
 from yolo_lightning.commands.benchmark.stages import Stage
@@ -107,6 +109,32 @@ def test_the_stage_passes_with_kernels_and_fails_with_a_wrong_normalization(
     correctness.correctness(section)
     assert NORMALIZATION in section.findings.reason
     assert any("WRONG" in line for line in section.findings.lines)
+
+
+@pytest.mark.whole_run
+@pytest.mark.usefixtures("one_layer")
+def test_layers_and_network_are_measured_with_kernels(
+    section: Section, emulated: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All variants of a GPU except TF32 run with the emulated kernels."""
+    launches = []
+
+    def recorded(name: str, *arguments: Any) -> None:
+        launches.append(name)
+        emulated.launcher(name, *arguments)
+
+    monkeypatch.setattr(speed, "find_layers", lambda *_: [LAYER])
+    monkeypatch.setattr(sections, "absent", lambda device: {Variant.NATIVE_TF32, Variant.GEMM_TF32})
+
+    for one in (fused, fused_norm):
+        monkeypatch.setattr(one, "enable", lambda _, kernels=one.KERNELS: kernels.enable(lambda device: recorded))
+    for stage in (speed.layers, speed.network):
+        launches.clear()
+        own = replace(section, findings=Findings())
+        stage(own)
+        assert own.findings.passed, own.findings.reason
+        assert launches, stage
+        assert "gemm-kernels" in "".join(own.findings.lines), stage
 
 
 def test_error_of_nan_and_of_another_shape_is_infinite() -> None:
