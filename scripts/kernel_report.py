@@ -259,7 +259,7 @@ instructions, without blocks that clang has moved behind the loop because they a
 static instructions. Integer multiply-adds count as vector instructions.
 
 Effect of three changes on gfx1010, as vector instructions besides the multiply-adds. Taps advance before the loads, by
-additions. The kernels convert 16-bit elements after the multiply-adds, and float16 by an instruction. The barriers of the
+additions. The kernels convert 16-bit elements after the multiply-adds, float16 by one instruction. The barriers of the
 main loop wait for shared memory only. The float32 `by_four` kernels do not wait for loads before the multiply-adds; the
 16-bit `correlate` kernels still wait for the loads of the weight.
 
