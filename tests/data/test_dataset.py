@@ -13,12 +13,12 @@ import pytest
 from yolo_lightning.data.batch import Sample
 from yolo_lightning.data.boxes import Letterbox
 from yolo_lightning.data.dataset import EvaluationDataset, TrainingDataset
-from yolo_lightning.data.image_size import ImageSize
+from yolo_lightning.data.image_size import ImageSize, Resize
 from yolo_lightning.data.labelled_frames import LabelledFrames
 from yolo_lightning.data.sampling.resumable_loader import SampleKey
 from yolo_lightning.data.storage.storage import Storage
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
-from yolo_lightning.data.transforms.letterbox import PADDING, Resize, letterbox
+from yolo_lightning.data.transforms.letterbox import PADDING, letterbox
 
 Split = Callable[..., LabelledFrames]
 

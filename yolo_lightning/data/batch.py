@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from yolo_lightning.data.boxes import Letterbox, clip_to_frame, corners_to_centres, input_to_frame, xywh_to_xyxy
-from yolo_lightning.data.image_size import ImageSize
-from yolo_lightning.data.transforms.letterbox import Resize
+from yolo_lightning.data.image_size import ImageSize, Resize
 from yolo_lightning.data.transforms.pixel_range import PixelRange
 
 

@@ -1,10 +1,13 @@
 """Size of the network input: one number for a square, or height and width."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 STRIDE = 32  # Pixels. Largest stride of most graphs; the sides of the network input are multiples of it.
 LARGEST = 16_352  # Pixels. OpenCV warps images of less than 2^15 pixels per side; a mosaic has twice the size.
+
+Resize = Literal["area", "linear"]
+"""Interpolation of frames larger than the input in evaluation: mean of the covered pixels, or bilinear."""
 
 
 class ImageSize(NamedTuple):

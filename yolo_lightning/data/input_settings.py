@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import get_args
 
+from yolo_lightning.data.image_size import Resize
 from yolo_lightning.data.storage.frames import Channels
-from yolo_lightning.data.transforms.letterbox import Resize
 from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.utils.choices import check_choices
 

@@ -6,13 +6,14 @@ from typing import Self
 import cv2
 import numpy as np
 
+from yolo_lightning.data.image_size import Resize
 from yolo_lightning.data.index.neighbours import Neighbours
 from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.storage.frames import Channels, Frame, FrameError
 from yolo_lightning.data.storage.image_cache import ImageCache
 from yolo_lightning.data.storage.storage import Storage
 from yolo_lightning.data.transforms.augmentation_settings import Image
-from yolo_lightning.data.transforms.letterbox import PADDING, Labelled, Resize
+from yolo_lightning.data.transforms.letterbox import PADDING, Labelled
 from yolo_lightning.data.transforms.pixel_range import Drift, PixelRange
 
 MIB = 2**20

@@ -1,6 +1,6 @@
 """Letterbox: a frame scaled to fit the gray input of the network, with its boxes."""
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -11,8 +11,6 @@ from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.data.transforms.augmentation_settings import Image
 
 PADDING = 114  # Gray level outside a frame, as in YOLOv8
-Resize = Literal["area", "linear"]
-"""Interpolation of frames larger than the input in evaluation: mean of the covered pixels, or bilinear."""
 
 
 class Labelled(NamedTuple):
