@@ -258,6 +258,11 @@ eight waves. clang reports the limit by registers and shared memory for blocks o
 instructions, without blocks that clang has moved behind the loop because they are rarely executed; the numbers are
 static instructions. Integer multiply-adds count as vector instructions.
 
+The machine code of all 108 kernels for gfx1100 was executed in an emulator of the instruction set
+(`tests/conv/test_amd_machine_code.py`: partial tiles, stride 2, odd channels, 1 x 1 images, groups of splits).
+Largest error of 408 launches, relative to the largest value of the float64 result: float32 7.2e-7, float16 4.3e-4,
+bfloat16 3.6e-3.
+
 Effect of three changes on gfx1010, as vector instructions besides the multiply-adds. Taps advance before the loads, by
 additions. The kernels convert 16-bit elements after the multiply-adds, float16 by one instruction. The barriers of the
 main loop wait for shared memory only. The float32 `by_four` kernels do not wait for loads before the multiply-adds; the
