@@ -124,5 +124,5 @@ def test_other_stages_copy_nothing(tmp_path: Path) -> None:
 
 
 def test_unknown_protocol_is_refused_at_once() -> None:
-    with pytest.raises(ValueError, match="nonsense://bucket cannot be opened"):
+    with pytest.raises(ValueError, match=r"nonsense://\*\*\* cannot be opened"):
         CheckpointMirror("nonsense://bucket")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import TINY, data_options
+from yolo_lightning.checkpoints.checkpoint_file import write_checkpoint
 from yolo_lightning.cli import main
 from yolo_lightning.supervision import SuperviseSettings, run_lock
 from yolo_lightning.supervision.job import RUN_FOLDER_OPTION, job, resume_words
@@ -35,12 +36,14 @@ def test_all_attempts_train_in_one_folder_and_restarts_resume() -> None:
     assert (made.workers, made.smoke_test) == (4, ())
 
 
-def test_folder_that_somebody_trains_in_is_refused(
+def test_run_that_somebody_trains_is_not_resumed(
     look_alike: Path, index_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "run"
+    (folder / "checkpoints").mkdir(parents=True)
+    write_checkpoint({"global_step": 1, "epoch": 0, "state_dict": {}}, folder / "checkpoints" / "last.ckpt")
     data = data_options(look_alike, index_root)
     with run_lock(folder), pytest.raises(SystemExit) as stopped:
-        main(["fit", "--trainer.accelerator", "cpu", *data, *TINY, "--trainer.default_root_dir", str(folder)])
+        main(["fit", "--resume", "--trainer.accelerator", "cpu", *data, *TINY, f"--trainer.default_root_dir={folder}"])
     assert stopped.value.code == 2
     assert f"process {os.getpid()}" in capsys.readouterr().err
