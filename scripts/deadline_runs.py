@@ -17,7 +17,7 @@ from pathlib import Path
 from common import markdown_table
 
 CONFIG = Path(__file__).resolve().parent.parent / "configs" / "demo.yaml"
-COLUMNS = ("case", "limit s", "training s", "share", "steps", "last lr / lr0", "lrf", "exit code")
+COLUMNS = ("case", "limit s", "training s", "share", "early s", "start s", "steps", "last lr / lr0", "lrf", "exit code")
 PAUSE_SHARE = 0.08
 
 
@@ -37,6 +37,12 @@ class Disturbance:
     def signal_trainer(self, number: int) -> None:
         with suppress(OSError, ValueError):
             os.kill(json.loads((self.run / "status.json").read_text())["process"], number)
+
+    def wait_for_first_step(self) -> None:
+        """Return when the training has made its first steps. This is the time of a restart, too."""
+        path = self.run / "status.json"
+        while not path.exists() or not json.loads(path.read_text())["step"]:
+            time.sleep(0.2)
 
     def kill(self) -> None:
         self.signal_trainer(signal.SIGKILL)
@@ -73,6 +79,8 @@ def row(case: str, folder: Path, minutes: float) -> tuple[str, ...]:
     words += [f"--max_hours={minutes / 60}", "--supervision.enabled=true", "--data.loader.num_workers=0"]
     began_s, disturbance = time.time(), Disturbance(run, limit_s)
     process = subprocess.Popen([sys.executable, "-m", "yolo_lightning", *words])
+    disturbance.wait_for_first_step()
+    start_s = time.time() - began_s
     for share, disturb in CASES[case].items():
         time.sleep(max(0.0, began_s + share * limit_s - time.time()))
         disturb(disturbance)
@@ -82,7 +90,8 @@ def row(case: str, folder: Path, minutes: float) -> tuple[str, ...]:
     taken_s = datetime.fromisoformat(finished["time"]).timestamp() - began_s
     with (run / "metrics.csv").open() as file:
         rates = [float(one["lr/weight"]) for one in csv.DictReader(file) if one.get("lr/weight")]
-    numbers = f"{limit_s:.0f}", f"{taken_s:.0f}", f"{taken_s / limit_s:.1%}", str(finished["steps"])
+    numbers = f"{limit_s:.0f}", f"{taken_s:.0f}", f"{taken_s / limit_s:.1%}", f"{limit_s - taken_s:.0f}"
+    numbers += f"{start_s:.0f}", str(finished["steps"])
     return case, *numbers, f"{rates[-1] / 0.01:.4f}", "0.01", str(code)
 
 
