@@ -56,13 +56,10 @@ def from_array(pixels: npt.NDArray[Any], offsets: tuple[int, ...] = (), ranges: 
             raise ValueError(
                 "pixel_range must be set for arrays of uint16, because the weights do not record a range, got None."
             )
-        raw = np.atleast_3d(pixels).transpose(2, 0, 1)
-        planes = [ranges.of_frame(plane).levels(plane) for plane in raw]
-        full = [ranges.image(plane) for plane in raw] if ranges.has_full_depth else planes
+        images = [ranges.image(plane) for plane in np.atleast_3d(pixels).transpose(2, 0, 1)]
         if pixels.ndim == 3:
-            shown = planes[offsets.index(0)]
-            return InputImage(None, None, _three(shown), channels=np.dstack(full))
-        return InputImage(None, None, _three(planes[0]), _full(full[0]))
+            return InputImage(None, None, _shown(images[offsets.index(0)]), channels=np.dstack(images))
+        return InputImage(None, None, _shown(images[0]), _full(images[0]))
     is_image = pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] == channels)
     if pixels.dtype != np.uint8 or not is_image or not pixels.size:
         kind = f"frames {list(offsets)}" if offsets else "RGB"
@@ -150,13 +147,19 @@ def _decode_picture(
     if ranges is not None and ranges.mode is not None:
         with suppress(BitDepthError):  # an image with 8 bits needs no mapping
             raw = np.asarray(decode_frame(content, str(path), limits=FrameLimits(bits=16)), dtype=np.uint16)
-            return _three(ranges.of_frame(raw).levels(raw)), _full(ranges.image(raw))
+            image = ranges.image(raw)
+            return _shown(image), _full(image)
     return np.asarray(decode_frame(content, str(path), channels=3), dtype=np.uint8), None
 
 
 def _three(gray: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     """Return gray levels `(H, W)` as RGB."""
     return np.repeat(gray[..., None], 3, axis=2)
+
+
+def _shown(image: npt.NDArray[np.uint8 | np.float32]) -> npt.NDArray[np.uint8]:
+    """Return a gray image `(H, W)` as RGB with 256 levels."""
+    return _three(image if image.dtype == np.uint8 else image.clip(0, 255).round().astype(np.uint8))
 
 
 def _full(image: npt.NDArray[np.uint8 | np.float32]) -> npt.NDArray[np.float32] | None:
