@@ -7,9 +7,8 @@ import pytest
 
 from yolo_lightning.challenge.content import Content
 from yolo_lightning.challenge.rescoring import (
-    cross_rescored,
+    LabelledDetections,
     in_first_half,
-    learn,
     logistic,
     real_detections,
     rescore,
@@ -100,14 +99,16 @@ def test_objects_that_stay_rise_above_passing_false_alarms_and_a_fixed_one() -> 
     content, truth = watched(0)
     half = in_first_half(content.image_ids)
     assert half.mean() == 0.5
-    before, after = (score_submission(one, truth) for one in (content, cross_rescored(content, truth, SIZE, half)))
+    before, after = (
+        score_submission(one, truth) for one in (content, LabelledDetections(content, truth, SIZE).cross_rescored(half))
+    )
     assert after.overall.scalars()["map_50"] > before.overall.scalars()["map_50"] + 0.2
     assert after.balanced() > before.balanced() + 0.2
 
 
 def test_models_apply_to_clips_that_did_not_teach_them() -> None:
     content, truth = watched(0)
-    models = learn(content, truth, SIZE, np.ones(len(truth.image_ids), np.bool_))
+    models = LabelledDetections(content, truth, SIZE).learn(np.ones(len(truth.image_ids), np.bool_))
     assert models.keys() == {1, 4}
     others, objects = watched(1)
     result = rescore(others, models, SIZE)
@@ -121,11 +122,12 @@ def test_models_apply_to_clips_that_did_not_teach_them() -> None:
 
 def test_classes_and_frames_that_teach_nothing_keep_their_scores() -> None:
     content, truth = watched(0)
-    nothing = learn(content, truth, SIZE, np.zeros(len(truth.image_ids), np.bool_))
+    labelled = LabelledDetections(content, truth, SIZE)
+    nothing = labelled.learn(np.zeros(len(truth.image_ids), np.bool_))
     assert nothing == {}
     assert rescore(content, nothing, SIZE).scores.tolist() == content.scores.tolist()
     empty = content.take(np.zeros(len(content.scores), np.bool_))
-    assert len(rescore(empty, learn(content, truth, SIZE, np.ones(len(truth.image_ids), bool)), SIZE).scores) == 0
+    assert len(rescore(empty, labelled.learn(np.ones(len(truth.image_ids), bool)), SIZE).scores) == 0
 
 
 def test_frames_without_time_have_no_links() -> None:

@@ -49,31 +49,34 @@ Models = dict[int, ClassModel]
 """By label. A class without real detections or without false alarms has no model and keeps its scores."""
 
 
-def learn(content: Content, truth: Content, frame_size: tuple[int, int], chosen: Flags) -> Models:
-    """Return the models that some frames teach.
+class LabelledDetections:
+    """Detections of a split with known objects.
 
     Args:
         content: Checked content with the frames of `truth`.
         truth: Objects of F frames.
         frame_size: Width and height in pixels.
-        chosen: `(F,)` whether a frame is used.
     """
-    return _learn(content, link(content), real_detections(content, truth), frame_size, chosen)
+
+    def __init__(self, content: Content, truth: Content, frame_size: tuple[int, int]) -> None:
+        self._content, self._frame_size = content, frame_size
+        self._links, self._is_real = link(content), real_detections(content, truth)
+
+    def learn(self, chosen: Flags) -> Models:
+        """Return the models that some frames teach; `chosen` is `(F,)`."""
+        return _learn(self._content, self._links, self._is_real, self._frame_size, chosen)
+
+    def cross_rescored(self, half: Flags) -> Content:
+        """Return the content with the scores that the other half of the frames teaches; `half` is `(F,)`."""
+        of_first, of_second = (
+            _rescore(self._content, self._links, self.learn(part), self._frame_size).scores for part in (half, ~half)
+        )
+        return replace(self._content, scores=np.where(half[self._content.owners], of_second, of_first))
 
 
 def rescore(content: Content, models: Models, frame_size: tuple[int, int]) -> Content:
     """Return the content with new scores; detections keep their order."""
     return _rescore(content, link(content), models, frame_size)
-
-
-def cross_rescored(content: Content, truth: Content, frame_size: tuple[int, int], half: Flags) -> Content:
-    """Return the content with the scores that the other half of the frames teaches; `half` is `(F,)`."""
-    links, is_real = link(content), real_detections(content, truth)
-    of_first, of_second = (
-        _rescore(content, links, _learn(content, links, is_real, frame_size, part), frame_size).scores
-        for part in (half, ~half)
-    )
-    return replace(content, scores=np.where(half[content.owners], of_second, of_first))
 
 
 def in_first_half(image_ids: Sequence[str]) -> Flags:

@@ -8,7 +8,7 @@ import rich
 from yolo_lightning.challenge.check import check_submission
 from yolo_lightning.challenge.content import Certainty, Content, SubmissionReport, Template
 from yolo_lightning.challenge.fusion import fuse as fused
-from yolo_lightning.challenge.rescoring import cross_rescored, in_first_half, learn
+from yolo_lightning.challenge.rescoring import LabelledDetections, in_first_half
 from yolo_lightning.challenge.rescoring import rescore as rescored
 from yolo_lightning.challenge.score import match_submission, read_truth, score_submission
 from yolo_lightning.challenge.submission_file import entries, write_submission
@@ -134,7 +134,8 @@ def rescore(
     learned = _contents_of([known], expected)[0].with_frames(objects.image_ids)
     half = in_first_half(objects.image_ids)
     halves = [half, ~half] if half.any() and not half.all() else []
-    before, after = (match_submission(one, objects) for one in (learned, cross_rescored(learned, objects, size, half)))
+    labelled = LabelledDetections(learned, objects, size)
+    before, after = (match_submission(one, objects) for one in (learned, labelled.cross_rescored(half)))
     setting = Setting(0.0, 0.0)  # no threshold
     found = Comparison(
         *([score_setting(one, setting, part) for part in (half | True, *halves)] for one in (before, after))
@@ -143,7 +144,7 @@ def rescore(
     if not found.is_better:
         print(f"not better on {found.where}: {target} is not written, use {file}")
         raise SystemExit(1)
-    result = rescored(content, learn(learned, objects, size, half | True), size)
+    result = rescored(content, labelled.learn(half | True), size)
     with writing(target):
         write_submission(entries(result), target)
     print(f"better on {found.where}; {target}: {len(result.image_ids):,} images, {len(result.scores):,} detections")
