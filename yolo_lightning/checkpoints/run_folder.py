@@ -61,12 +61,12 @@ def _numbered_folders(base: Path) -> list[Path]:
     return [folder for folder in folders if pattern.fullmatch(folder.name)]
 
 
-def unused(folder: Path) -> bool:
+def never_in_use(folder: Path) -> bool:
     """Return False: the default of `in_use`, for processes that share a run folder with others."""
     return False
 
 
-def fresh_run(base: Path, taken: Collection[str] = (), in_use: Callable[[Path], bool] = unused) -> Path:
+def fresh_run(base: Path, taken: Collection[str] = (), in_use: Callable[[Path], bool] = never_in_use) -> Path:
     """Return the first of `base`, `base-2`, ... that has no checkpoint, is not in use, and is not named in `taken`."""
     base = base.absolute() if not base.name else base
     return first_free(base, is_taken=lambda folder: has_checkpoint(folder) or folder.name in taken or in_use(folder))
@@ -139,7 +139,7 @@ def mirrored_runs(base: Path, mirror: str) -> list[str]:
 
 
 def folder_to_fit(
-    base: Path, checkpoint: Path | None, mirror: str | None = None, in_use: Callable[[Path], bool] = unused
+    base: Path, checkpoint: Path | None, mirror: str | None = None, in_use: Callable[[Path], bool] = never_in_use
 ) -> Path:
     """Return the run folder of the checkpoint, or a fresh one, without checkpoints here or in the mirror.
 
