@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from yolo_lightning.checkpoints import run_folder
 from yolo_lightning.commands import OF_RUN, SUBCOMMANDS
 from yolo_lightning.utils.old_layout import RENAMED_KEYS
 from yolo_lightning.utils.run_files import config_name
@@ -105,6 +104,8 @@ def with_run(words: Sequence[str]) -> list[str]:
             return list(words)
         at = next(at for at, word in enumerate(rest) if word.partition("=")[0] == "--run")
         del rest[at : at + (1 if "=" in rest[at] else 2)]
+    from yolo_lightning.checkpoints import run_folder  # its mirrors import fsspec
+
     own = run_folder.run_of(Path(checkpoint)) if checkpoint else None
     named = [] if checkpoint else run_folder.runs(Path(base or run_folder.DEFAULT_RUN))
     run = next(iter([own] if own else named), None)

@@ -57,11 +57,11 @@ def check_dataset(data: DetectionDataModule) -> tuple[list[Finding], dict[str, l
     opened = {split: data.open(split) for split in splits}
     with counter("checked", sum(map(len, opened.values()))) as advance:
         checked = {split: _read(frames, advance) for split, frames in opened.items()}
+    datasets = {split: EvaluationDataset(one.frames, data.image_size) for split, one in checked.items()}
     rows: dict[str, list[Shown]] = {}
 
     def show(heading: str, places: Sequence[tuple[Split, int]]) -> None:
         if places:
-            datasets = {split: EvaluationDataset(one.frames, data.image_size) for split, one in checked.items()}
             rows[heading] = [Shown(datasets[split][place]) for split, place in places[:SHOWN]]
 
     findings = [_of_files(checked)]
