@@ -50,6 +50,7 @@ def answered(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]
 
 ANSWERS = [
     (["monitr", "x"], 2, "unknown command monitr. Did you mean monitor?"),
+    (["Trains"], 2, "unknown command Trains. Did you mean fit?"),
     (["fit", "--epochs", "3"], 2, "unknown key epochs. Did you mean --trainer.max_epochs 3?"),
     (["fit", "--imgsz=320"], 2, "unknown key imgsz. Did you mean --data.image_size 320?"),
     (["fit", "--device", "cuda"], 2, "unknown key device. Did you mean --trainer.accelerator gpu?"),
@@ -65,7 +66,7 @@ ANSWERS = [
     (["export", "--weights", "x"], 2, "unknown key weights. Did you mean --checkpoint x?"),
     (["export", "--chekpoint", "x"], 2, "unknown key chekpoint. Did you mean --checkpoint x?"),
     (["export", "--format", "onx"], 2, "format must be pt, onnx or torchscript, got 'onx'. Did you mean onnx?"),
-    (["fit", "--help"], 0, "--data.image_size = 640 [imgsz]"),
+    (["fit", "--help"], 0, "--data.image_size = 640 [imgsz, img]"),
     (["export", "--help"], 0, "pt | onnx | torchscript"),
     *((["--help"], 0, tool) for tool in sorted(TOOLS)),
     ([], 2, "usage: "),

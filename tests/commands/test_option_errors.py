@@ -87,6 +87,7 @@ def test_message_is_one_line_with_what_is_accepted(message: str, short: str) -> 
         ("imgsz", "data.image_size"),
         ("supervision.floors.step_s", "supervision.phase_timeouts.step_s"),
         ("model.lrr", "model.recipe.lrf"),
+        ("Img", "data.image_size"),
         ("xyz", None),
     ],
 )

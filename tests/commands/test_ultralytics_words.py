@@ -28,7 +28,12 @@ PICTURES = ("run", "weights", "score_threshold", "image_size", "device", "output
         ("train project=runs name=a", "fit --trainer.default_root_dir runs/a"),
         ("train patience=50", "--trainer.callbacks.patience=50"),
         ("val model=best.pt", "validate --model.weights best.pt"),
-        ("train plots=True", "fit Without an equivalent: plots=True."),
+        ("train epochs=3 plots=True", "--trainer.max_epochs 3 # without an equivalent: plots=True"),
+        ("fit a=b,c=d", "unknown a=b,c=d; options are written as --key value"),
+        ("Train EPOCHS=3 img = 320", "fit --trainer.max_epochs 3 --data.image_size 320"),
+        ("Train", "Train is fit here. Type: python -m yolo_lightning fit"),
+        ("inference x.png", "python -m yolo_lightning predict x.png"),
+        ("train hyp=h.yaml", "fit --config h.yaml"),
     ],
 )
 def test_words_of_ultralytics_for_datasets(typed: str, meant: str) -> None:

@@ -12,8 +12,19 @@ from yolo_lightning.utils.exit_codes import ExitCode
 from yolo_lightning.utils.old_layout import RENAMED_KEYS, new_key
 from yolo_lightning.utils.suggestions import did_you_mean, similar
 
+MODES = {
+    "train": "fit",
+    "training": "fit",
+    "val": "validate",
+    "eval": "validate",
+    "inference": "predict",
+    "track": "predict",
+}
+"""Commands for modes of Ultralytics and other words."""
+
 SYNONYMS = {
     "batch": ("batch_size", "data.batch_size"),
+    "cache": ("data.storage.image_cache_mib",),
     "close_mosaic": ("data.augmentation.close_mosaic_epochs",),
     "conf": ("score_threshold", "model.detections.score_threshold"),
     "confidences": ("score_thresholds",),
@@ -29,7 +40,9 @@ SYNONYMS = {
     "hsv_s": ("data.augmentation.hsv_saturation",),
     "hsv_v": ("data.augmentation.hsv_value",),
     "gpus": ("trainer.devices",),
+    "hyp": ("config",),
     "imgsz": ("image_size", "data.image_size"),
+    "img": ("image_size", "data.image_size"),
     "iou": ("iou_threshold", "model.detections.iou_threshold"),
     "copy_paste": ("data.augmentation.paste.probability",),
     "max_det": ("max_detections", "model.detections.max_detections"),
@@ -187,7 +200,8 @@ def rejected_option(message: str) -> str | None:
 def unknown_command(typed: str, known: Collection[str]) -> str:
     if typed in RENAMED:
         return f"{typed} is now {RENAMED[typed]}."
-    return f"unknown command {typed}{did_you_mean(similar(typed, known))} The commands are {', '.join(known)}."
+    meant = [MODES.get(one, one) for one in similar(typed.lower(), [*known, *MODES])]
+    return f"unknown command {typed}{did_you_mean(meant)} The commands are {', '.join(known)}."
 
 
 def wrong_choice(key: str, value: str, accepted: Sequence[str]) -> str:
@@ -248,7 +262,7 @@ def unknown_key(key: str, keys: Collection[str], *, source: str = "", value: str
 
 def nearest_key(key: str, keys: Collection[str]) -> str | None:
     """Return the accepted key that most likely was meant: a new name, a synonym, a similar part or a similar text."""
-    key = key.replace("-", "_")
+    key = key.replace("-", "_").lower()
     short = [new for old, new in RENAMED_KEYS.items() if _last_part(old) == key]  # a command has no `model.` or `data.`
     same_last_part = sorted(name for name in keys if _last_part(name) == key)
     section = key.partition(".")[0]

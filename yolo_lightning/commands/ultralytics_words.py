@@ -5,15 +5,13 @@ import shlex
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from yolo_lightning.commands.option_errors import SYNONYMS, VALUE_SYNONYMS, nearest_key
+from yolo_lightning.commands.option_errors import MODES, SYNONYMS, VALUE_SYNONYMS, nearest_key
 from yolo_lightning.commands.option_layers import TRUE, named_values
 
-MODES = {"train": "fit", "val": "validate", "track": "predict", "training": "fit", "eval": "validate"}
-"""Modes of Ultralytics that have another name here."""
-
 TASKS = ("yolo", "detect", "segment", "classify", "pose", "obb")
-PAIR = re.compile(r"(?P<name>[a-z]\w*)=(?P<value>.*)", re.DOTALL)
+PAIR = re.compile(r"(?P<name>[a-zA-Z]\w*)=(?P<value>.*)", re.DOTALL)
 DEVICES = re.compile(r"[\d,\[\] ]+")
+START = ("python", "-m", "yolo_lightning")
 STOPPING = "--trainer.callbacks+=lightning.pytorch.callbacks.EarlyStopping"
 SEPARATE = ("mode", "task", "source", "project", "name")
 """Arguments that are no options here, or only together."""
@@ -25,17 +23,18 @@ def command_of(words: Sequence[str], commands: Collection[str]) -> str | None:
         return None
     first = [word for word in words if not word.startswith("-")]
     pairs = pairs_of([word for word in first if not Path(word).exists()])
-    while first and first[0] in TASKS:
+    while first and first[0].lower() in TASKS:
         del first[0]
-    mode = dict(pairs).get("mode", first[0] if first else "")
+    mode = dict(pairs).get("mode", first[0] if first else "").lower()
     command = MODES.get(mode, mode)
-    is_theirs = bool(pairs) or words[0] in (*TASKS, *MODES)
+    is_theirs = bool(pairs) or words[0].lower() in (*TASKS, *MODES)
     return command if is_theirs and command in commands else None
 
 
 def pairs_of(words: Sequence[str]) -> list[tuple[str, str]]:
-    """Return name and value of each word that has the form `name=value`."""
-    return [(found["name"], found["value"]) for word in words if (found := PAIR.fullmatch(word))]
+    """Return the name, in lower case, and the value of each `name=value` and `name = value`."""
+    joined = re.sub(r"(?<=\w)\n=\n", "=", "\n".join(words)).split("\n")  # name = value
+    return [(found["name"].lower(), found["value"]) for word in joined if (found := PAIR.fullmatch(word))]
 
 
 def translated(words: Sequence[str], command: str, keys: Collection[str]) -> str:
@@ -47,6 +46,8 @@ def translated(words: Sequence[str], command: str, keys: Collection[str]) -> str
         keys: Options of the command.
     """
     pairs = pairs_of(words) + named_values(words)
+    if not pairs and words[0].lower() in MODES:
+        return f"{words[0]} is {command} here. Type: {shlex.join([*START, command, *words[1:]])}"
     given = dict(pairs)
     found: list[str] = []
     if command == "fit" and given.get("data", "").endswith((".yaml", ".yml")) and "config" not in given:
@@ -60,8 +61,10 @@ def translated(words: Sequence[str], command: str, keys: Collection[str]) -> str
         options = [] if name in SEPARATE else options_of(name, value, keys)
         found += options or []
         unknown += [f"{name}={value}"] if options is None else []
-    line = shlex.join(["python", "-m", "yolo_lightning", command, *(sources if command == "predict" else ()), *found])
-    left = f" Without an equivalent: {', '.join(unknown)}." if unknown else ""
+    if unknown and not found:
+        return f"unknown {', '.join(unknown)}; options are written as --key value"
+    line = shlex.join([*START, command, *(sources if command == "predict" else ()), *found])
+    left = f" # without an equivalent: {', '.join(unknown)}" if unknown else ""
     return f"options are written as --key value. Type: {line}{left}"
 
 
@@ -79,6 +82,8 @@ def options_of(name: str, value: str, keys: Collection[str]) -> list[str] | None
         options = ("model.variant",) if variant else ("model.weights", "weights", "checkpoint")
         key = next((one for one in options if one in keys), None)
         return None if key is None else [f"--{key}", Path(value).stem if variant else value]
+    if name == "cache":
+        return None  # the option here is an amount of memory
     if name == "device":
         return device_options(value, keys)
     if name == "patience" and "trainer.callbacks" in keys and "resume" in keys:
