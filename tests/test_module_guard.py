@@ -3,7 +3,7 @@
 import csv
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -180,6 +180,18 @@ def test_what_is_not_finite_is_left_out_named_and_counted(
 
 
 @pytest.mark.filterwarnings("ignore:step", "ignore:restored weights")
+def test_callbacks_receive_the_loss_of_each_batch(fit: Callable[..., Any]) -> None:
+    class Received(Callback):
+        pairs: ClassVar[list[tuple[float, float]]] = []
+
+        def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *rest: Any) -> None:
+            self.pairs.append((float(outputs["loss"]), float(trainer.callback_metrics["train/loss"])))
+
+    fit({}, Received())
+    assert len(Received.pairs) > 1
+    assert all(loss == logged > 0 for loss, logged in Received.pairs)
+
+
 def test_sum_of_earlier_batches_survives_a_loss_that_is_not_finite(fit: Callable[..., Any]) -> None:
     """The spoilt batch is as if it had not been: the update comes one batch later."""
     _, spoilt = fit({2: loss_is_nan})

@@ -215,8 +215,12 @@ class YOLOModule(LightningModule):
         """
         return self.graph(self._network_input(images))
 
-    def training_step(self, batch: Batch, batch_idx: int) -> None:
-        """Forward pass, loss and backward pass of one batch, and an optimizer step when enough gradients are summed."""
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Compute the gradients of one batch, and make an optimizer step when enough gradients are summed.
+
+        Returns:
+            Loss per image, 0-d and detached, for callbacks.
+        """
         settings = self._begin_step(batch, batch_idx)
         if self.hparams["single_class"]:
             batch = as_one_class(batch)
@@ -247,7 +251,7 @@ class YOLOModule(LightningModule):
             must_roll_back = self._guard.check_gradient(is_finite, self._steps)
         if must_roll_back:
             self._roll_back()
-        self._log_step(losses, settings, len(batch))
+        return self._log_step(losses, settings, len(batch))
 
     def validation_step(self, batch: Batch, batch_idx: int) -> Evaluation:
         """Log the loss and return predictions and targets of one batch of letterboxed frames."""
@@ -439,8 +443,8 @@ class YOLOModule(LightningModule):
             return True
         return bool(clip_grad_norm_(self.graph.parameters(), self.recipe.clip_norm or float("inf")).isfinite())
 
-    def _log_step(self, losses: Losses, settings: OptimizerSettings, images: int) -> None:
-        """Log without waiting for the device.
+    def _log_step(self, losses: Losses, settings: OptimizerSettings, images: int) -> Tensor:
+        """Log without waiting for the device; return the loss per image.
 
         Lightning would copy a Python number to the device, and read a value with `prog_bar` back, in every step.
         `RunProgressBar` shows `train/loss`.
@@ -451,6 +455,7 @@ class YOLOModule(LightningModule):
         numbers |= {f"lr/{group}": rate for group, rate in settings.learning_rates.items()}
         values |= {name: torch.full((), number, device=self.device) for name, number in numbers.items()}
         self.log_dict(values, batch_size=images)
+        return values["train/loss"]
 
     def _roll_back(self) -> None:
         self._accumulation.reset(self.graph)

@@ -63,6 +63,19 @@ def make(look_alike: Path, index_root: Path) -> Make:
     return build
 
 
+def test_loaders_without_a_trainer_yield_the_batches_of_a_fit(make: Make) -> None:
+    fitted, alone = make(trainer=make_trainer(max_epochs=20)), make()  # mosaic is on in the first epochs of a long fit
+    alone.trainer = None
+
+    for own, other in (
+        (alone.train_dataloader(), fitted.train_dataloader()),
+        (alone.val_dataloader(), fitted.val_dataloader()),
+    ):
+        mine, theirs = list(own), list(other)
+        assert len(mine) == len(theirs) > 1
+        assert all(torch.equal(one.images, two.images) for one, two in zip(mine, theirs, strict=True))
+
+
 def clip_names(index: SplitIndex) -> set[str]:
     return {index.clip_name(number) for number in np.unique(index.clips())}
 

@@ -1,5 +1,6 @@
 """Lightning data module: frames of each split, sample order, loaders and worker processes."""
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -252,29 +253,29 @@ class DetectionDataModule(LightningDataModule):
 
     def train_dataloader(self) -> ResumableLoader:
         """Return augmented batches in an order that depends on (seed, epoch) only; the position is resumable."""
-        assert self.trainer is not None
-        processes = max(1, worker_count(self.loader.num_workers)) * self.trainer.world_size
+        trainer, batches = self.trainer, self._batches()
+        processes = max(1, worker_count(self.loader.num_workers)) * batches.processes
         has_mixup = self.augmentation.mixup > 0
         wanted = frames_to_cache(self._order.length, processes, self.batch_size, has_mixup=has_mixup)
         frames = self._splits["train"].cached(self.storage.image_cache_mib, wanted)
-        keys = EpochBatchSampler(
-            self._order, self.batch_size, self.trainer.global_rank, self.trainer.world_size, has_mixup=has_mixup
-        )
-        keys.epoch = epochs_trained(self.trainer)  # Lightning restores no loader state at the end of an epoch
+        keys = EpochBatchSampler(self._order, self.batch_size, batches.rank, batches.processes, has_mixup=has_mixup)
+        if trainer is not None:
+            keys.epoch = epochs_trained(trainer)  # Lightning restores no loader state at the end of an epoch
         arguments = self._loader_arguments(persistent=True)
         rank_zero_info(f"train loader: batch {self.batch_size}, {describe(arguments)}, {frames.describe_cache()}")
         return ResumableLoader(
             TrainingDataset(frames, self.image_size, self.augmentation, self._mosaic_epochs(), self.seed),
             keys,
             collate,
-            epoch_batches=limited(len(keys), self.trainer.limit_train_batches),
-            repositioned=partial(recount, self.trainer),
+            epoch_batches=limited(len(keys), None if trainer is None else trainer.limit_train_batches),
+            repositioned=None if trainer is None else partial(recount, trainer),
             mosaic_epochs=self._mosaic_epochs,
             **arguments,
         )
 
     def _mosaic_epochs(self) -> int:
-        assert self.trainer is not None
+        if self.trainer is None:
+            return sys.maxsize
         return max(0, (self.trainer.max_epochs or 0) - self.augmentation.close_mosaic_epochs)
 
     def state_dict(self) -> dict[str, Any]:
@@ -297,11 +298,10 @@ class DetectionDataModule(LightningDataModule):
             )
 
     def val_dataloader(self) -> ValidationLoader:
-        assert self.trainer is not None
         trainer = self.trainer
         loader = self._evaluation_loader("valid", ValidationLoader)
         assert isinstance(loader, ValidationLoader)
-        loader.is_sanity_check = lambda: trainer.sanity_checking
+        loader.is_sanity_check = lambda: trainer is not None and trainer.sanity_checking
         return loader
 
     def test_dataloader(self) -> DataLoader[Sample]:
@@ -330,8 +330,7 @@ class DetectionDataModule(LightningDataModule):
         return GlobalBatches(self.batch_size, self.trainer.global_rank, self.trainer.world_size)
 
     def _loader_arguments(self, *, persistent: bool) -> dict[str, Any]:
-        assert self.trainer is not None
-        on_gpu = uses_pinned_memory(self.trainer.strategy.root_device)
+        on_gpu = self.trainer is not None and uses_pinned_memory(self.trainer.strategy.root_device)
         # Without a generator of its own, each iterator of a loader draws from the global stream.
         generator = torch.Generator().manual_seed(self.seed)
         return {"generator": generator, **self.loader.arguments(on_gpu=on_gpu, persistent=persistent)}
