@@ -90,9 +90,8 @@ def row(case: str, folder: Path, minutes: float) -> tuple[str, ...]:
     taken_s = datetime.fromisoformat(finished["time"]).timestamp() - began_s
     with (run / "metrics.csv").open() as file:
         rates = [float(one["lr/weight"]) for one in csv.DictReader(file) if one.get("lr/weight")]
-    numbers = f"{limit_s:.0f}", f"{taken_s:.0f}", f"{taken_s / limit_s:.1%}", f"{limit_s - taken_s:.0f}"
-    numbers += f"{start_s:.0f}", str(finished["steps"])
-    return case, *numbers, f"{rates[-1] / 0.01:.4f}", "0.01", str(code)
+    times = f"{limit_s:.0f}", f"{taken_s:.0f}", f"{taken_s / limit_s:.1%}", f"{limit_s - taken_s:.0f}", f"{start_s:.0f}"
+    return case, *times, str(finished["steps"]), f"{rates[-1] / 0.01:.4f}", "0.01", str(code)
 
 
 def main() -> None:

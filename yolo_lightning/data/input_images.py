@@ -159,7 +159,7 @@ def _three(gray: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
 
 def _shown(image: npt.NDArray[np.uint8 | np.float32]) -> npt.NDArray[np.uint8]:
     """Return a gray image `(H, W)` as RGB with 256 levels."""
-    return _three(image if image.dtype == np.uint8 else image.clip(0, 255).round().astype(np.uint8))
+    return _three(image.clip(0, 255).round().astype(np.uint8))
 
 
 def _full(image: npt.NDArray[np.uint8 | np.float32]) -> npt.NDArray[np.float32] | None:
