@@ -55,3 +55,9 @@ def test_a_deadline_that_cannot_be_met_leaves_one_step_and_a_reason() -> None:
     plan = replan(PLAN, Measured(9900.0, 400, 10.0, 100.0, 200.0, 3000.0, 401))
     assert plan.steps == 401
     assert plan.problem.startswith("training ends as early as possible, about 112 s too late: 100 s are left")
+
+
+def test_the_only_step_that_is_left_has_the_last_learning_rate() -> None:
+    plan = replan(PLAN, Measured(9900.0, 400, 10.0, 100.0, 200.0, 3000.0, 401))
+    assert plan.progress(399) < 1
+    assert plan.progress(plan.steps - 1) == 1.0

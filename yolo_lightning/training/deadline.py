@@ -39,8 +39,10 @@ class TrainingPlan:
 
     def progress(self, step: int) -> float:
         """Return the progress of the schedule at `step`, from 0; it is 1 at the last step."""
+        if step >= self.steps - 1:
+            return 1.0
         done = (step - self.since_step) / max(1, self.steps - 1 - self.since_step)
-        return self.since_progress + (1 - self.since_progress) * min(max(done, 0.0), 1.0)
+        return self.since_progress + (1 - self.since_progress) * max(done, 0.0)
 
     def resized(self, steps_per_epoch: int) -> Self:
         """Return the plan of the same number of epochs for another number of steps per epoch."""
