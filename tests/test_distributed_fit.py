@@ -160,6 +160,25 @@ def test_supervisor_ends_all_processes_of_lightnings_launcher_and_restarts_them(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_killed_fit_of_two_processes_ends_before_its_deadline(fit: Fit, tmp_path: Path) -> None:
+    (tmp_path / "supervised.yaml").write_text(SUPERVISED)
+    options = ["--config", "supervised.yaml", "--trainer.devices", "2", "--max_hours", "0.04"]
+    began_s = time.monotonic()
+    done = fit([sys.executable], *options, program="-m yolo_lightning", timeout_s=500, FAILURE="kill", FAIL_AT="4")
+    seconds = time.monotonic() - began_s
+    assert done.returncode == 0, done.stdout[-12000:]
+    assert json.loads((tmp_path / "run/supervision.json").read_text())["restarts"] == 1
+    assert 0.6 * 144 < seconds < 144 + 5  # the process itself ends after the fit
+    checkpoint = torch.load(tmp_path / "run/checkpoints/last.ckpt", weights_only=True)
+    plan = next(state["plan"] for state in checkpoint["callbacks"].values() if "plan" in state)
+    assert checkpoint["global_step"] == plan["steps"] > STEPS  # one plan for both processes
+    assert checkpoint["optimizer_states"][0]["param_groups"][0]["lr"] == pytest.approx(0.01 * 0.01)
+    steps = [len((tmp_path / f"record/1-{rank}.txt").read_text().splitlines()) for rank in (0, 1)]
+    assert steps[0] == steps[1]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
 def test_fit_goes_on_with_another_number_of_processes(fit: Fit, tmp_path: Path, before: int, after: int) -> None:
     agent = [*TORCHRUN, "--standalone", "--nproc-per-node"]
