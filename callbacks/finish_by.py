@@ -4,7 +4,6 @@ import math
 import os
 import time
 from dataclasses import asdict, replace
-from datetime import datetime
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
@@ -15,7 +14,7 @@ from yolo_lightning.supervision import is_supervised
 from yolo_lightning.training.deadline import Measured, TrainingPlan, end_of, replan
 from yolo_lightning.utils.choices import check_range
 from yolo_lightning.utils.loop_position import end_epoch_after, is_last_epoch, schedule_position, schedule_step
-from yolo_lightning.utils.moment import parse_moment
+from yolo_lightning.utils.moment import moment, parse_moment
 from yolo_lightning.utils.process_identity import started_s
 
 CHECK_STEPS = BLOCK_STEPS
@@ -181,6 +180,6 @@ class FinishBy(FitTimer):
 
 
 def describe(plan: TrainingPlan, end_s: float) -> str:
-    deadline, end = (datetime.fromtimestamp(one).isoformat(" ", "minutes") for one in (plan.deadline_s, end_s))
+    deadline, end = (moment(one, time.time()) for one in (plan.deadline_s, end_s))
     epochs = f"{plan.steps / plan.steps_per_epoch:.2f} epochs"
-    return f"deadline {deadline}: planned {plan.steps:,} steps ({epochs}), end about {end}"
+    return f"deadline {deadline}: planned {plan.steps:,} steps ({epochs}), ends about {end}"

@@ -11,7 +11,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from yolo_lightning.data.batch import Batch, Prediction, Target
 from yolo_lightning.evaluation.drawing import encode, original_frame, side_by_side
-from yolo_lightning.evaluation.gallery import FrameScore, SizeCounts, above, frame_scores
+from yolo_lightning.evaluation.gallery import FrameScore, SizeCounts, above, clip_of, frame_scores
 from yolo_lightning.utils.choices import check_range
 from yolo_lightning.utils.files import replacing, write_json
 from yolo_lightning.utils.loop_position import is_last_epoch
@@ -38,6 +38,8 @@ class Kept:
 
 class FrameGallery(Callback):
     """Writes the best and worst frames, targets beside predictions, and an index file to `evaluations/frames`.
+
+    Of each clip of LTDv2, at most one frame is among the best and one among the worst.
 
     The index file also contains the number of boxes of all frames by size.
 
@@ -96,8 +98,11 @@ class FrameGallery(Callback):
         best = (self._best, self.best, score.from_best(), score.score > 0)
         worst = (self._worst, self.worst, score.from_worst(), score.score < 1)
         for kept, count, key, may_enter in (best, worst):
-            if not may_enter or count == 0 or any(one.score.image_id == score.image_id for one in kept):
+            alike = [one for one in kept if clip_of(one.score.image_id) == clip_of(score.image_id)]
+            if not may_enter or count == 0 or any(one.key <= key for one in alike):
                 continue
+            if alike:
+                kept.remove(alike[0])
             if len(kept) < count or key < kept[-1].key:
                 insort(kept, Kept(key, score, original_frame(batch, position), prediction, target))
                 del kept[count:]

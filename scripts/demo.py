@@ -1,7 +1,8 @@
-"""Draw a small look-alike of LTDv2, train YOLOv8n on it, test and predict, and print the scores and output files."""
+"""Draw a look-alike of LTDv2, train YOLOv8n, recalibrate, test, predict; print scores, files and next commands."""
 
 import argparse
 import json
+import re
 import sys
 import time
 from pathlib import Path
@@ -12,6 +13,9 @@ from rich.panel import Panel
 DATA = Path("runs/demo-data")
 RUN = Path("runs/demo")
 CONFIG = str(Path(__file__).resolve().parent.parent / "configs" / "demo.yaml")
+COMPARISON = "recalibrated.json"  # scores before and after recalibration, in the run folder
+EXTREMES = {"best": max, "worst": min}
+LABEL_WIDTH = 24
 
 
 def main() -> None:
@@ -28,20 +32,32 @@ def main() -> None:
     started_s = time.monotonic()
     draw_dataset(DATA, progress=True)
     common = ["--config", CONFIG, "--data.root", str(DATA), "--trainer.default_root_dir", str(RUN)]
-    for subcommand in ("fit", "test", "predict"):
-        console.rule(subcommand)
-        sys.argv = [sys.argv[0], subcommand, *common]  # the log contains the command line
-        command_line()
-    run = run_folder.runs(RUN)[0]
+    for command in ("fit", "recalibrate", "test", "predict"):
+        if command == "recalibrate":
+            run = run_folder.runs(RUN)[0]
+            best = run / run_files.CHECKPOINTS / run_files.BEST_CHECKPOINT
+            words = [str(run), "--images", "32", "--json", str(run / COMPARISON)]
+        else:
+            words = common if command == "fit" else [*common, "--ckpt_path", str(best)]
+        console.rule(command)
+        sys.argv[1:] = [command, *words]  # the log contains the command line
+        command_line(sys.argv[1:])
+        if command == "recalibrate" and (found := json.loads((run / COMPARISON).read_text()))["recommended"]:
+            best = Path(found["output"])
     scores = json.loads((run / run_files.SCORES).read_text())
-    rows = {name: f"{value:.4f}" for name, value in scores.items() if name.startswith("test/map")} | {
-        "checkpoint": run / run_files.CHECKPOINTS / run_files.BEST_CHECKPOINT,
-        "submission": run / run_files.PREDICTIONS,
-        "pictures": run / run_files.FRAMES,
-        "curves": run / run_files.METRICS,
-    }
-    text = "\n".join(f"{name:<32}{value}" for name, value in rows.items())
-    console.print(Panel(text, title=f"demo finished in {(time.monotonic() - started_s) / 60:.1f} minutes"))
+    months = {name: value for name, value in scores.items() if re.fullmatch(r"test/map_50/\d{4}-\d\d", name)}
+    named = {"mAP50-95": "test/map", "mAP50": "test/map_50", "balanced": "test/balanced"}
+    named |= {f"mAP50 of the {text} month": choose(months, key=months.__getitem__) for text, choose in EXTREMES.items()}
+    rows = {label: f"{scores[name]:.4f}  {name.partition('map_50/')[2]}".rstrip() for label, name in named.items()}
+    before = found["scores"]["before"]["all"]["map_50"]
+    after = found["scores"]["recalibrated"]["all"]["map_50"]
+    rows["validation mAP50"] = f"{before:.4f}, recalibrated {after:.4f}"
+    rows |= {"checkpoint": best, "submission": run / run_files.PREDICTIONS, "report": run / run_files.REPORT}
+    lines = [f"{name:<{LABEL_WIDTH}}{value}" for name, value in rows.items()]
+    program = "python -m yolo_lightning"
+    lines += ["next:", f"  {program} report {run}", f"  {program} predict PICTURES --run {run}"]
+    lines += [f"  {program} fit --config yolo --data.format path/to/data.yaml"]
+    console.print(Panel("\n".join(lines), title=f"demo finished in {(time.monotonic() - started_s) / 60:.1f} minutes"))
 
 
 if __name__ == "__main__":

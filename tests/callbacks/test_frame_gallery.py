@@ -73,6 +73,15 @@ def test_frames_with_nothing_in_them_count_neither_way(tmp_path: Path) -> None:
     assert content["sizes"]["frames"] == 3
 
 
+def test_one_frame_of_a_clip_is_shown_in_each_group(tmp_path: Path) -> None:
+    """The better frame of a clip replaces the other one, also when it comes later; the other group is independent."""
+    names = [f"202005{clip:03d}1422390{second}" for clip in (1, 2) for second in (0, 1)]
+    truth = [target(names[0], HIT + MISS), *map(target, names[1:])]
+    content = run(tmp_path, FrameGallery(2, 2), *zip(map(prediction, names), truth, strict=True))
+    assert ids(content, "best") == [names[1], names[2]]
+    assert ids(content, "worst") == [names[0]]
+
+
 def test_equals_go_by_id_whatever_the_order_of_the_frames(tmp_path: Path) -> None:
     chosen = []
     for order in ((3, 1, 2, 0), (0, 2, 1, 3)):

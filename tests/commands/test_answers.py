@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import REPOSITORY
 from yolo_lightning.cli import main
 from yolo_lightning.commands import SUBCOMMANDS, TOOLS
-from yolo_lightning.commands.answers import SHOWN, accepts, answer, stored, table_file
+from yolo_lightning.commands.answers import SHOWN, accepts, answer, fitted, stored, table_file
 
 WITHOUT_TORCH = """
 import sys
@@ -158,7 +158,7 @@ def test_every_command_has_help(capsys: pytest.CaptureFixture[str], name: str) -
     assert f"usage: python -m yolo_lightning {name}" in shown
     table = stored(name)
     assert table is not None
-    assert shown == table["help"] + "\n"
+    assert shown == fitted(table["help"]) + "\n"
 
 
 def test_predict_for_pictures_and_for_a_dataset_have_tables_of_their_own(
@@ -199,3 +199,15 @@ def test_full_help_is_that_of_the_parser(capsys: pytest.CaptureFixture[str], sub
     shown = capsys.readouterr().out
     assert "--supervision.notify.webhook" in shown
     assert subcommand != "fit" or "Learning rate after warm-up" in " ".join(shown.split())
+
+
+def test_help_fits_into_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    text = fitted(f"  stop              {'stops a run ' * 3}\n\n      a long purpose of an option that is wrapped")
+    assert text.splitlines() == [
+        "  stop              stops a run stops a",
+        "                    run stops a run",
+        "",
+        "      a long purpose of an option that",
+        "      is wrapped",
+    ]

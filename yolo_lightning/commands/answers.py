@@ -5,6 +5,7 @@ this package or of Lightning changes.
 """
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
+from shutil import get_terminal_size
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 from zlib import crc32
@@ -62,7 +64,8 @@ def answer(words: Sequence[str]) -> None:
     """
     if not words or words[0] in HELP_WORDS:
         commands = "\n".join(f"  {name:<18}{purpose}" for name, purpose in {**SUBCOMMANDS, **TOOLS}.items())
-        print(f"usage: {PROGRAM} COMMAND [options]\n\nTrain YOLO detectors on LTDv2 or your own images.\n\n{commands}")
+        print(f"usage: {PROGRAM} COMMAND [options]\n\nTrain YOLO detectors on LTDv2 or your own images.\n")
+        print(fitted(commands))
         print(f"\n{PROGRAM} COMMAND --help: options; --version: version")
         raise SystemExit(0 if words else 2)
     command, rest = words[0], words[1:]
@@ -78,6 +81,15 @@ def answer(words: Sequence[str]) -> None:
     rest = divided(rest, OWN_OPTIONS[command]) if command in OWN_OPTIONS else rest
     if (table := stored(command)) is not None:
         check(rest, table)
+
+
+def fitted(text: str) -> str:
+    """Return a help text whose lines fit into the terminal; what follows a line is indented as its last column."""
+    lines = []
+    for line in text.splitlines():
+        indent = " " * re.match(r"\s*(\S+\s{2,})?", line).end()  # type: ignore[union-attr] # matches every text
+        lines += textwrap.wrap(line, get_terminal_size().columns, subsequent_indent=indent[:24]) or [""]
+    return "\n".join(lines)
 
 
 def _keys_of(command: str) -> list[str]:
@@ -114,7 +126,7 @@ def check(words: Sequence[str], table: Table) -> None:
     if FULL_HELP in words:
         return
     if any(word in HELP_WORDS for word in words):
-        print(table["help"])
+        print(fitted(table["help"]))
         raise SystemExit(0)
     options = table["options"]
     leaves = [key for key, choices in options.items() if choices is not None]
@@ -188,7 +200,7 @@ def _short_help(command: str, parser: Any) -> str:
     run_line = f"       {PROGRAM} {command} RUN [options]    with the configuration of a run"
     lines += [run_line, ""] * (command in OF_RUN and command != "predict")
     lines += [f"       {PROGRAM} predict PICTURES [options]    any images and videos", ""] * (command == "predict")
-    lines += [*textwrap.wrap(" ".join((SUBCOMMANDS.get(command) or parser.description or "").split()), 120), ""]
+    lines += [" ".join((SUBCOMMANDS.get(command) or parser.description or "").split()), ""]
     for one in shown:
         if type(one).__name__ in ("_ActionConfigLoad", "_ActionHelp", "_HelpAction", "_ActionPrintConfig"):
             continue
@@ -197,7 +209,7 @@ def _short_help(command: str, parser: Any) -> str:
         name = f"--{one.dest}" if one.option_strings else one.dest.upper()
         lines.append(f"  {name}{default}{f' [{theirs}]' if theirs else ''}")
         purpose = " | ".join(_choices_of(one)) or (one.help or "").partition(". ")[0]
-        lines += textwrap.wrap(purpose, 114, initial_indent=" " * 6, subsequent_indent=" " * 6)
+        lines.append(f"{'':6}{' '.join(purpose.split())}")
     return "\n".join([*lines, "", f"all options: {PROGRAM} {command} {FULL_HELP}"])
 
 

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from multiprocessing import (
     Pipe,
     forkserver,
@@ -38,6 +39,7 @@ environment_lock = Lock()
 MAIN_GUARD = 'if __name__ == "__main__":'
 
 
+@cache  # the file can be edited during a run
 def _require_main_guard() -> None:
     """End the process with one line if the statement of the script that is running would run again in each worker.
 

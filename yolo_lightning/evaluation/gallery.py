@@ -8,10 +8,14 @@ import numpy as np
 from torch import Tensor
 
 from yolo_lightning.data.batch import Prediction, Target
+from yolo_lightning.data.formats.image_ids import ID_DIGITS
 from yolo_lightning.evaluation.matching import match
 
 SIZE_EDGES = (0.0, *(round(2.0 ** (half / 2), 1) for half in range(2, 21)))
 """Lower edges of the size bins in pixels: two bins per factor of two, 2 to 1024; the last bin has no upper edge."""
+
+
+CLIP_DIGITS = 11  # of an id of LTDv2: YYYYMM, clip (3), DD; the time of day follows
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,11 @@ class FrameScore:
     def from_worst(self) -> tuple[float, int, str]:
         """Return the sort key for worst frames first; ties by most errors, then by id."""
         return self.score, -(self.misses + self.false_alarms), self.image_id
+
+
+def clip_of(image_id: str) -> str:
+    """Return what the frames of a clip have in common in LTDv2's ids: month, clip and day; other ids unchanged."""
+    return image_id[:CLIP_DIGITS] if len(image_id) == ID_DIGITS and image_id.isdecimal() else image_id
 
 
 def above(prediction: Prediction, score_threshold: float) -> Prediction:

@@ -55,7 +55,7 @@ def score_table(scores: DriftScores, class_names: Sequence[str]) -> Table | str:
         return f"{first}\n{summary}".strip()
     headings = ("frames", "objects", *NARROW_HEADINGS, *map(_cell_text, class_names))
     caption = f"{summary}\ncolumns of classes: {SCORE_LABELS['map_50']}".strip()
-    table = number_table("", headings, caption)
+    table = number_table("month", headings, caption)
     table.add_row("all", *cells(overall))
     for month, part in scores.monthly.items():
         table.add_row(month_name(month), *cells(part))
@@ -67,7 +67,7 @@ def class_table(scores: DriftScores, ultralytics: UltralyticsScores, class_names
     averages = (f"{source}\n{heading}" for source in ("ultra-\nlytics", "COCO") for heading in NARROW_HEADINGS)
     score_threshold = GRID[ultralytics.best_point()]
     caption = f"precision, recall and f1 at score threshold {score_threshold:.3f}, IoU 0.5"
-    table = number_table("", ("objects", "precision", "recall", "f1", *averages), caption, wraps=True)
+    table = number_table("class", ("objects", "precision", "recall", "f1", *averages), caption, wraps=True)
     coco, annotated = scores.overall.scalars(), scores.overall.annotated
     values = (*ultralytics.scalars().values(), coco["map_50"], coco["map"])
     table.add_row("all", f"{annotated.sum():,}", *map(score_text, values))

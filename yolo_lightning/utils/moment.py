@@ -1,6 +1,16 @@
-"""Moments in options."""
+"""Moments as text, and in options."""
 
 from datetime import datetime
+
+HOUR_S = 3600
+
+
+def moment(time_s: float, now_s: float) -> str:
+    """Return a local time, with the date if it is not today; both arguments are seconds since 1970."""
+    then, now = datetime.fromtimestamp(time_s), datetime.fromtimestamp(now_s)
+    if then.date() == now.date():
+        return then.strftime("%H:%M:%S" if abs(time_s - now_s) < HOUR_S else "%H:%M")
+    return then.strftime("%a %d %b %H:%M" if then.year == now.year else "%d %b %Y %H:%M")
 
 
 def parse_moment(option: str, text: str) -> datetime:

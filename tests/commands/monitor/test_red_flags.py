@@ -4,10 +4,10 @@ import pytest
 
 from tests.commands.monitor.known_states import NOW_S, STATUS
 from yolo_lightning.commands.monitor.run_state import Judgement, RunState, RunVerdict, red_flags
-from yolo_lightning.commands.monitor.wording import moment
 from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.supervision.watches import WatchFinding
 from yolo_lightning.utils.machine_reader import SensorReadings
+from yolo_lightning.utils.moment import moment
 from yolo_lightning.utils.process_identity import Process
 from yolo_lightning.utils.sensors import Capacity, GpuReading
 

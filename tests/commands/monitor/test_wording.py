@@ -2,7 +2,8 @@ import time
 
 import pytest
 
-from yolo_lightning.commands.monitor.wording import DAY_S, HOUR_S, duration, moment, rate, share
+from yolo_lightning.commands.monitor.wording import DAY_S, HOUR_S, duration, rate, share
+from yolo_lightning.utils.moment import moment
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Frames and boxes per month, as numbers and table."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,3 +85,9 @@ def test_table_of_the_full_size_fits_a_terminal(width: int) -> None:
     assert "…" not in text
     assert "2020-05  41,179  4,575   343   363,014   308,913  15,596  1,821  36,684 -10.4" in text
     assert "total   370,611 41,175 3,087 3,267,126 2,780,217 140,364 16,389 330,156   4.8" in text
+
+
+def test_temperature_column_exists_only_with_temperatures() -> None:
+    unknown = replace(full_size(), temperature=np.full(9, np.nan))
+    assert "°C" in "".join(lines(full_size(), 80))
+    assert "°C" not in "".join(lines(unknown, 80))

@@ -91,6 +91,12 @@ def test_notes_tell_what_a_user_would_want_to_know(yolo_set: YoloSet) -> None:
     )
 
 
+def test_polygons_and_oriented_boxes_are_counted(yolo_set: YoloSet) -> None:
+    obb = "0 0.1 0.1 0.5 0.2 0.4 0.6 0 0.5\n"
+    notes = read(yolo_set({"train/a.png": obb + "0 0.1 0.1 0.2 0.1 0.2 0.2\n", "train/b.png": BOX})).notes
+    assert notes == ("2 polygons or oriented boxes, replaced by the boxes around them",)
+
+
 def test_damaged_image_stays_without_boxes(yolo_set: YoloSet) -> None:
     file = yolo_set({"train/a.png": BOX, "train/b.png": BOX})
     (file.parent / "images" / "train" / "a.png").write_bytes(b"torn")

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from yolo_lightning.commands.monitor.wording import duration, moment, share
+from yolo_lightning.commands.monitor.wording import duration, share
 from yolo_lightning.supervision.heartbeat import Heartbeat, NoHeartbeat, Phase
 from yolo_lightning.supervision.incident import IncidentReport
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts
@@ -12,6 +12,7 @@ from yolo_lightning.supervision.run_status import Status
 from yolo_lightning.supervision.supervisor_status import SupervisorState, SupervisorStatus
 from yolo_lightning.supervision.watches import WatchFinding
 from yolo_lightning.utils.machine_reader import SensorReadings
+from yolo_lightning.utils.moment import moment
 from yolo_lightning.utils.process_identity import Process
 
 

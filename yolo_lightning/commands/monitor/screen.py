@@ -18,9 +18,10 @@ from yolo_lightning.commands.monitor.run_state import (
     lasting_findings,
     red_flags,
 )
-from yolo_lightning.commands.monitor.wording import duration, moment, rate, share
+from yolo_lightning.commands.monitor.wording import duration, rate, share
 from yolo_lightning.supervision.incident import IncidentReport
 from yolo_lightning.supervision.run_status import Status
+from yolo_lightning.utils.moment import moment
 
 COLOURS = {
     RunVerdict.STARTING: "cyan",

@@ -1,7 +1,5 @@
 """Times, shares and rates as text."""
 
-from datetime import datetime
-
 MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86400
 
 
@@ -16,14 +14,6 @@ def duration(seconds: float) -> str:
         if whole >= size_s:
             return f"{whole // size_s} {name} {whole % size_s // part_s} {part_name}"
     return f"{whole} s"
-
-
-def moment(time_s: float, now_s: float) -> str:
-    """Return a local time, with the date if it is not today; both arguments are seconds since 1970."""
-    then, now = datetime.fromtimestamp(time_s), datetime.fromtimestamp(now_s)
-    if then.date() == now.date():
-        return then.strftime("%H:%M:%S" if abs(time_s - now_s) < HOUR_S else "%H:%M")
-    return then.strftime("%a %d %b %H:%M" if then.year == now.year else "%d %b %Y %H:%M")
 
 
 def share(part: float | None) -> str:

@@ -73,16 +73,15 @@ def _class_counts_table(counts: MonthlyCounts) -> Table:
 
 def table(counts: MonthlyCounts) -> Table:
     """Return the counts with a line of totals; fits into a terminal of 80 columns at the size of LTDv2."""
+    known = ~np.isnan(counts.temperature)
     result = Table(
         box=box.SIMPLE_HEAD,
         show_edge=False,
         show_footer=True,
         padding=0,
-        caption="empty: frames without boxes; °C: mean air temperature",
+        caption="empty: frames without boxes" + ("; °C: mean air temperature" if known.any() else ""),
         caption_justify="left",
     )
-    known = ~np.isnan(counts.temperature)
-    mean = np.average(counts.temperature[known], weights=counts.frames[known]) if known.any() else np.nan
     few = len(counts.class_names) <= MOST_CLASS_COLUMNS
     names = counts.class_names if few else ()
     columns = (
@@ -96,16 +95,15 @@ def table(counts: MonthlyCounts) -> Table:
     for name, values in zip(("frames", "empty", "clips", "boxes", *names), columns, strict=True):
         header = name.replace("motorcycle", "motor-\ncycle")
         result.add_column(header, f"{values.sum():,}", justify="right", no_wrap=True)
-    result.add_column("°C", degrees(mean), justify="right", no_wrap=True, min_width=5)
+    if known.any():
+        mean = np.average(counts.temperature[known], weights=counts.frames[known])
+        result.add_column("°C", f"{mean:.1f}", justify="right", no_wrap=True, min_width=5)
     for row, month in enumerate(counts.months.tolist()):
         cells = [f"{values[row]:,}" for values in columns]
-        result.add_row(month_name(month), *cells, degrees(counts.temperature[row]))
+        degrees = f"{counts.temperature[row]:.1f}" if known[row] else ""
+        result.add_row(month_name(month), *cells, *([degrees] if known.any() else []))
     return result
 
 
 def month_name(month: int) -> str:
     return f"{month // 100}-{month % 100:02d}" if month else "unknown"
-
-
-def degrees(temperature: float) -> str:
-    return "" if np.isnan(temperature) else f"{temperature:.1f}"

@@ -163,7 +163,7 @@ def _month_table(evaluation: Evaluation, months: Sequence[str], classes: Sequenc
         rows.append([row, *counts, *(score_text(scores.get(name), MISSING) for name in names)])
     counted = ("frames", "objects") if parts else ()
     of_classes = note("Columns of classes: mAP50.") if classes else ""
-    return table(["", *counted, *SCORE_COLUMNS, *classes], rows) + of_classes
+    return table(["month", *counted, *SCORE_COLUMNS, *classes], rows) + of_classes
 
 
 def class_table(evaluation: Evaluation, classes: Sequence[str]) -> str:
@@ -180,7 +180,7 @@ def class_table(evaluation: Evaluation, classes: Sequence[str]) -> str:
         rows.append(
             [row, *counts, *(score_text(scores.get(f"{name}{of_class}"), MISSING) for name in ("map_50", "map"))]
         )
-    return table(["", *(("objects",) if objects else ()), *SCORE_COLUMNS], rows)
+    return table(["class", *(("objects",) if objects else ()), *SCORE_COLUMNS], rows)
 
 
 def frame_gallery(evaluation: Evaluation) -> str:

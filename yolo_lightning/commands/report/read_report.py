@@ -4,7 +4,6 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +22,7 @@ from yolo_lightning.supervision.supervisor_status import SupervisorStatus
 from yolo_lightning.supervision.watches import WatchFinding
 from yolo_lightning.utils import run_files
 from yolo_lightning.utils.addresses import SECRET, redacted
+from yolo_lightning.utils.moment import moment
 from yolo_lightning.utils.paths import real_path
 from yolo_lightning.utils.regular_files import read_regular
 from yolo_lightning.utils.yaml_file import read_yaml
@@ -160,8 +160,7 @@ def state(folder: Path) -> str:
     """Return the state of the run according to its files, without looking for its processes, and its deadline."""
     status, parts = read_status(folder / run_files.STATUS_FILE), [_outcome(folder)]
     if status is not None and status.deadline_s is not None:
-        moment = datetime.fromtimestamp(status.deadline_s).isoformat(" ", "minutes")
-        parts += filter(None, [f"deadline {moment}", status.deadline_problem])
+        parts += filter(None, [f"deadline {moment(status.deadline_s, 0)}", status.deadline_problem])
     return "; ".join(parts)
 
 

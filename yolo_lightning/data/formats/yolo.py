@@ -192,10 +192,12 @@ class YoloSplit:
     def _notes(self, records: list[tuple[tuple[int, int] | None, Labels | str | None]]) -> tuple[str, ...]:
         unlabelled = [image for image, (_, labels) in zip(self.files, records, strict=True) if labels is None]
         example = label_file(unlabelled[0]) if unlabelled else ""
+        labels = [found for _, found in records if isinstance(found, Labels)]
         found = (
             (len(unlabelled), f"images without a label file (background), such as {example}"),
             (sum(shape is None for shape, _ in records), "missing or damaged images"),
-            (sum(labels.duplicates for _, labels in records if isinstance(labels, Labels)), "duplicate label lines"),
+            (sum(one.duplicates for one in labels), "duplicate label lines"),
+            (sum(one.polygons for one in labels), "polygons or oriented boxes, replaced by the boxes around them"),
             (self.repeated, "duplicate images"),
             (self.undecoded, f"files in formats that cannot be decoded ({', '.join(sorted(UNDECODED_SUFFIXES))})"),
         )

@@ -29,6 +29,7 @@ class Labels:
     # `(N, 4)` float64, centre-x, centre-y, width, height as fractions of the image, about 0 to 1
     centres: npt.NDArray[np.float64]
     duplicates: int = 0  # Number of duplicate lines, which are left out
+    polygons: int = 0  # Number of polygons and oriented boxes, of which the boxes around them are used
 
 
 NO_LABELS = Labels(np.zeros(0, dtype=np.int64), np.zeros((0, 4)))
@@ -74,7 +75,7 @@ def read_labels(path: Path, classes: int, keypoint_columns: int = 0) -> Labels |
             raise ValueError(f"{place}: class must be an integer from 0 to {classes - 1}, got {indices[first]:g}")
         shown = ", ".join(f"{value:.6g}" for value in centres[first])
         raise ValueError(f"{place}: x, y, width, height must be fractions of the image from 0 to 1, got {shown}")
-    return Labels(indices.astype(np.int64), centres, count - len(lines))
+    return Labels(indices.astype(np.int64), centres, count - len(lines), len(polygons))
 
 
 def _parsed(words: list[str]) -> tuple[float, ...]:
