@@ -52,7 +52,8 @@ def main() -> None:
     before = found["scores"]["before"]["all"]["map_50"]
     after = found["scores"]["recalibrated"]["all"]["map_50"]
     rows["validation mAP50"] = f"{before:.4f}, recalibrated {after:.4f}"
-    rows |= {"checkpoint": best, "submission": run / run_files.PREDICTIONS, "report": run / run_files.REPORT}
+    files = {"checkpoint": best, "submission": run / run_files.PREDICTIONS, "report": run / run_files.REPORT}
+    rows |= {name: str(path) for name, path in files.items()}
     lines = [f"{name:<{LABEL_WIDTH}}{value}" for name, value in rows.items()]
     program = "python -m yolo_lightning"
     lines += ["next:", f"  {program} report {run}", f"  {program} predict PICTURES --run {run}"]
