@@ -3,14 +3,10 @@
 import csv
 from collections.abc import Callable
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 import yaml
-from lightning.pytorch.loggers import MLFlowLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-from yolo_lightning.utils.mlflow_files import FileStoreMLFlowLogger, mlflow_name, refuse_file_store
 
 RUN = Path("runs/yolo")
 ONE_STEP = [
@@ -70,35 +66,3 @@ def test_wandb_offline_gets_scores(run: Callable[..., None], monkeypatch: pytest
     summary = dict(wandb.run.summary)
     wandb.finish()
     assert {"train/box_loss", "val/map_50"} < summary.keys()
-
-
-@pytest.mark.whole_run
-def test_mlflow_in_local_files_gets_scores(run: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("mlflow")
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow 3 recommends a database
-    kind = "yolo_lightning.utils.mlflow_files.FileStoreMLFlowLogger"
-    run("fit", *ONE_STEP, "--trainer.logger", kind, "--trainer.logger.save_dir", "logs")
-    assert len(list(Path("logs").rglob("metrics/val/map_50"))) == 1
-    assert len(list(Path("logs").rglob("metrics/val/map.person"))) == 1
-
-
-@pytest.mark.parametrize(
-    ("name", "stored"),
-    [
-        ("train/loss", "train/loss"),
-        ("val/map/person", "val/map.person"),
-        ("val/map/a/b,é", "val/map.a.b__"),
-        ("x", "x"),
-    ],
-)
-def test_names_in_mlflow_files(name: str, stored: str) -> None:
-    assert mlflow_name(name) == stored
-
-
-def test_mlflow_logger_that_would_fail_in_the_first_validation_is_refused() -> None:
-    lightnings, own = Mock(spec=MLFlowLogger, save_dir="mlruns"), Mock(spec=FileStoreMLFlowLogger, save_dir="mlruns")
-    refuse_file_store([own, Mock(spec=MLFlowLogger, save_dir=None)])
-    with pytest.raises(
-        ValueError, match=r"must be yolo_lightning\.utils\.mlflow_files\.FileStoreMLFlowLogger .*\(mlruns\)"
-    ):
-        refuse_file_store([own, lightnings])

@@ -64,7 +64,6 @@ from yolo_lightning.utils.choices import as_settings
 from yolo_lightning.utils.distributed import sum_over_ranks
 from yolo_lightning.utils.host import keep_freed_memory
 from yolo_lightning.utils.loop_position import schedule_step, steps_begun
-from yolo_lightning.utils.mlflow_files import refuse_file_store
 
 Evaluation = dict[str, list[Prediction] | list[Target]]
 """Output of a validation or test step: `preds` and `targets`, one per frame."""
@@ -326,7 +325,6 @@ class YOLOModule(LightningModule):
     def on_fit_start(self) -> None:
         """Raise a ValueError if an option of the Trainer is not supported."""
         trainer = self.trainer
-        refuse_file_store(trainer.loggers)
         if trainer.max_epochs is None or trainer.max_epochs < 1:
             raise ValueError(f"trainer.max_epochs must be >= 1, for the schedules, got {trainer.max_epochs}")
         if trainer.world_size > 1 and not isinstance(trainer.strategy, DDPStrategy):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from yolo_lightning.supervision.watches import Minute, Reading, RunWatches, WatchFinding, growth, plateau, too_hot
+from yolo_lightning.supervision.watches import Reading, RunWatches, growth, too_hot
 from yolo_lightning.utils.sensors import Capacity
 
 STEP_NOISE = (0.50, 0.70, 0.78, 0.85, 0.89, 0.91, 0.92, 0.95, 0.98, 0.99, 1.0)
@@ -174,13 +174,6 @@ def test_finding_keeps_its_begin_while_it_lasts() -> None:
         watches.observe(Reading(10.0 * at, 0, 0, 0.0, 0.0, None, 90.0), START_S + 10 * at)
     assert [(one.watch, one.since_s, one.until_s) for one in watches.findings] == [("GPU too hot", START_S, None)]
     assert watches.is_hot()
-
-
-@pytest.mark.parametrize(("losses", "is_found"), [((5, 5, 5, 5, 5, 5, 9), True), ((5, 5, 5, 4.8, 4.9, 4.9, 9), False)])
-def test_plateau_is_a_note(losses: tuple[float, ...], is_found: bool) -> None:
-    minutes = [Minute(epoch, 1.0, 0.0, loss) for epoch, loss in enumerate(losses) for _ in range(5)]
-    assert (plateau(minutes) is not None) is is_found
-    assert not WatchFinding("loss does not fall", "x", 0.0).is_alarm
 
 
 def test_steps_of_another_fit_are_not_compared_with_those_before() -> None:

@@ -20,7 +20,6 @@ from yolo_lightning.supervision.trainer import MARKER_VARIABLE
 from yolo_lightning.utils.addresses import refuse_secrets
 from yolo_lightning.utils.exit_codes import ExitCode
 from yolo_lightning.utils.files import replacing
-from yolo_lightning.utils.host import lingers
 from yolo_lightning.utils.run_files import FINISHED_FILE, config_name, is_finished
 
 UNITS = "yolo-lightning-*.service"
@@ -90,25 +89,11 @@ def install(target: Path, *, command: list[str] = [], show: bool = False) -> Non
     except ValueError:
         file.unlink()
         raise
-    print(f"{file}\n  {PROGRAM} service status\n  {PROGRAM} service remove {run}\n  {PROGRAM} monitor {run}")
+    print(f"{file}\n  systemctl --user status {file.name}\n  {PROGRAM} service remove {run}\n  {PROGRAM} monitor {run}")
     print(f"  journalctl --user -u {file.name}")
     if is_busy:
         print(f"A process trains in {run} already: the service starts at the next boot.")
     print("\n".join(lines_of(cover_of(run, settings, has_service=True))))
-
-
-def status() -> None:
-    """Print each service with its state and that of its run, and whether services start at boot."""
-    files = sorted(_folder().glob(UNITS))
-    for file in files:
-        run = _run_of(file)
-        holder = current_holder(run)
-        trains = "finished" if is_finished(run) else f"process {holder.process} trains" if holder else "nothing trains"
-        states = ", ".join(_ask(question, file.name) for question in ("is-enabled", "is-active"))
-        print(f"{file.name}: {states}; {run}: {trains}")
-    if not files:
-        print(f"no service is installed in {_folder()}")
-    print("linger: on, services start at boot" if lingers() else "linger: off, see loginctl enable-linger")
 
 
 def remove(run: Path) -> None:
@@ -139,7 +124,7 @@ def run(run: Path, *, command: list[str]) -> NoReturn:
     supervise_in(run, command, given_options(command, os.environ).all)
 
 
-service = {"install": install, "status": status, "remove": remove, "run": run}
+service = {"install": install, "remove": remove, "run": run}
 
 
 def unit_text(
@@ -199,28 +184,15 @@ def _escaped(text: str) -> Iterator[str]:
         yield {"\\": r"\\", '"': r"\"", "\n": r"\n"}.get(letter, letter)
 
 
-def _run_of(file: Path) -> Path:
-    """Return the run folder that a unit of this command names."""
-    found = re.search(r"^Description=yolo_lightning fit in (.+)$", file.read_text(), re.MULTILINE)
-    return Path(found[1].replace("%%", "%")) if found else Path()
-
-
 def _systemctl(*words: str) -> None:
     """Run systemctl for the services of this user; raise a ValueError with its first line if it fails."""
-    done = _call(*words)
-    if done.returncode:
-        reason = (done.stderr.strip() or "no message").splitlines()[0]
-        raise ValueError(f"systemctl --user {' '.join(words)} failed: {reason}. docs/walk_away.md has other ways.")
-
-
-def _ask(question: str, unit: str) -> str:
-    return _call(question, unit).stdout.strip() or "unknown"
-
-
-def _call(*words: str) -> subprocess.CompletedProcess[str]:
     try:
-        return subprocess.run(
+        done = subprocess.run(
             ["systemctl", "--user", *words], capture_output=True, text=True, timeout=ASK_S, check=False
         )
+        failure = done.stderr.strip() or "no message" if done.returncode else ""
     except (OSError, subprocess.TimeoutExpired) as error:
-        return subprocess.CompletedProcess(words, 1, "", str(error))
+        failure = str(error)
+    if failure:
+        reason = failure.splitlines()[0]
+        raise ValueError(f"systemctl --user {' '.join(words)} failed: {reason}. docs/walk_away.md has other ways.")

@@ -23,7 +23,6 @@ from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts
 from yolo_lightning.supervision.run_status import Status, read_status
 from yolo_lightning.supervision.supervisor_status import SupervisorStatus
 from yolo_lightning.supervision.trainer import end_with_parent
-from yolo_lightning.supervision.watches import NOTES
 from yolo_lightning.utils.exit_codes import ExitCode, of_signal
 from yolo_lightning.utils.machine_reader import MachineReader, SensorReadings
 from yolo_lightning.utils.run_files import (
@@ -84,7 +83,7 @@ def soak(*, command: list[str], hours: float = 2.0) -> None:
     problems = [*end_of_fit(code, run), *(f"incident: {one['sentence']}" for one in incidents(run))]
     status = read_status(run / STATUS_FILE)
     watched = status.findings if status is not None else ()
-    problems += [f"{one.watch}: {one.sentence}" for one in watched if one.watch not in NOTES]
+    problems += [f"{one.watch}: {one.sentence}" for one in watched]
     print("\n".join([*trends(samples), *phases(run), *recommended(samples, run)]))
     if problems:
         print("\n".join([*problems, f"soak: something happened; see {run}"]))

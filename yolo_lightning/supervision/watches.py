@@ -26,7 +26,6 @@ SLOWER, SLOWER_ENDS = 0.7, 0.8  # share of the run's median of steps per second
 WAIT, WAIT_RISE = 0.3, 0.2  # share of waiting for data: limit, and rise over the median
 DIVERGED, DIVERGED_ENDS = 1.5, 1.25  # loss as a multiple of the median of the last epochs
 EPOCHS = 5  # last epochs whose losses are compared
-PLATEAU_EPOCHS, PLATEAU = 3, 0.01  # epochs compared with as many before; a smaller relative reduction is a plateau
 WINDOWS_S = (1200.0, 3600.0, 21600.0)
 PARTS, LEAST_RISES = 6, 3
 """A window is divided into parts; the lowest usage of a part never falls, and rises at least so many times."""
@@ -36,8 +35,6 @@ AHEAD = 2.0
 
 ENDED_KEPT = 20
 HOT = "GPU too hot"
-NOTES = frozenset({"loss does not fall"})
-"""Watches whose findings are shown and not sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +48,7 @@ class WatchFinding:
 
     @property
     def is_alarm(self) -> bool:
-        return self.until_s is None and self.watch not in NOTES
+        return self.until_s is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,28 +231,8 @@ def diverging(minutes: Sequence[Minute], is_lasting: bool = False) -> tuple[str,
     return f"{now:.4g}, {now / usual:.2g} times the median of the last epochs, {usual:.4g}", RECENT * MINUTE_S
 
 
-def plateau(minutes: Sequence[Minute], is_lasting: bool = False) -> tuple[str, float] | None:
-    """Return a note if the median loss of complete epochs falls no longer."""
-    by_epoch: dict[int, list[float]] = {}
-    for one in minutes:
-        if one.loss is not None:
-            by_epoch.setdefault(one.epoch, []).append(one.loss)
-    epochs = sorted(by_epoch)[:-1][-2 * PLATEAU_EPOCHS :]
-    if len(epochs) < 2 * PLATEAU_EPOCHS:
-        return None
-    before, now = (
-        median(loss for epoch in part for loss in by_epoch[epoch])
-        for part in (epochs[:PLATEAU_EPOCHS], epochs[PLATEAU_EPOCHS:])
-    )
-    if before <= 0 or now < (1 - PLATEAU) * before:
-        return None
-    age_s = sum(one.epoch >= epochs[PLATEAU_EPOCHS] for one in minutes) * MINUTE_S
-    return f"{now:.4g} in the last {PLATEAU_EPOCHS} epochs, {before:.4g} in the {PLATEAU_EPOCHS} before", age_s
-
-
 TRAINING_WATCHES = {
     "training slower": slower,
     "waiting for data": waiting,
     "loss rises": diverging,
-    "loss does not fall": plateau,
 }

@@ -71,12 +71,11 @@ def test_each_trouble_raises_its_flag(state: RunState, flag: str) -> None:
         with_machine(gpus=(GpuReading("GPU 0"),), memory=None, disk=None),
         with_gpu(temperature_c=99.0, memory_used_bytes=100),
         with_findings(replace(TOO_HOT, until_s=NOW_S)),
-        with_findings(WatchFinding("loss does not fall", "4 in the last 3 epochs", NOW_S)),
         replace(with_findings(TOO_HOT), judgement=Judgement(RunVerdict.GONE)),
     ],
     ids=[
         *("scores take long", "ended", "on the CPU", "scores on the CPU", "one of two", "nothing known"),
-        *("one reading", "over", "note", "hot at its end"),
+        *("one reading", "over", "hot at its end"),
     ],
 )
 def test_no_flag_without_trouble(state: RunState) -> None:

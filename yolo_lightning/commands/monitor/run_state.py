@@ -188,15 +188,9 @@ def remaining(status: Status, epoch: int, batch: int, phase: Phase | None) -> Re
 
 def red_flags(state: RunState) -> list[str]:
     """Return one line per warning: first about the training, then about the machine, then those of the watches."""
-    alarms = [finding_line(one, state.now_s) for one in lasting_findings(state) if one.is_alarm]
+    findings = state.status.findings if state.status is not None and state.judgement.verdict in ALIVE else ()
+    alarms = [finding_line(one, state.now_s) for one in findings if one.is_alarm]
     return [*_training_flags(state), *_machine_flags(state), *alarms]
-
-
-def lasting_findings(state: RunState) -> tuple[WatchFinding, ...]:
-    """Return what the watches of a living run find at the moment."""
-    if state.status is None or state.judgement.verdict not in ALIVE:
-        return ()
-    return tuple(one for one in state.status.findings if one.until_s is None)
 
 
 def finding_line(one: WatchFinding, now_s: float) -> str:

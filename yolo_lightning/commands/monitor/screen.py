@@ -14,8 +14,6 @@ from yolo_lightning.commands.monitor.run_state import (
     ALIVE,
     RunState,
     RunVerdict,
-    finding_line,
-    lasting_findings,
     red_flags,
 )
 from yolo_lightning.commands.monitor.wording import duration, rate, share
@@ -50,7 +48,6 @@ def screen(state: RunState, deadline: datetime | None = None) -> RenderableType:
             rows.add_row(label, content)
     parts: list[RenderableType] = [_headline(state), rows]
     parts += [Text(f"! {flag}", style="bold red") for flag in red_flags(state)]
-    parts += [Text(finding_line(one, state.now_s)) for one in lasting_findings(state) if not one.is_alarm]
     parts += [
         _incident_line(one, state.now_s, whole=number == 0)
         for number, one in enumerate(reversed(state.incidents))
