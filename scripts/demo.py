@@ -6,6 +6,7 @@ import re
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.panel import Panel
@@ -15,7 +16,7 @@ RUN = Path("runs/demo")
 CONFIG = str(Path(__file__).resolve().parent.parent / "configs" / "demo.yaml")
 COMPARISON = "recalibrated.json"  # scores before and after recalibration, in the run folder
 EXTREMES = {"best": max, "worst": min}
-LABEL_WIDTH = 24
+LABEL_WIDTH = 25
 
 
 def main() -> None:
@@ -44,21 +45,35 @@ def main() -> None:
         command_line(sys.argv[1:])
         if command == "recalibrate" and (found := json.loads((run / COMPARISON).read_text()))["recommended"]:
             best = Path(found["output"])
+    console.print(
+        Panel(
+            closing_block(run, best, found), title=f"demo finished in {(time.monotonic() - started_s) / 60:.1f} minutes"
+        )
+    )
+
+
+def closing_block(run: Path, best: Path, found: dict[str, Any]) -> str:
+    """Return six lines of scores, files and next commands; `found` is the JSON result of `recalibrate`."""
+    from yolo_lightning.evaluation.score_table import score_text
+    from yolo_lightning.utils import run_files
+
     scores = json.loads((run / run_files.SCORES).read_text())
-    months = {name: value for name, value in scores.items() if re.fullmatch(r"test/map_50/\d{4}-\d\d", name)}
+    months = {name: value or 0.0 for name, value in scores.items() if re.fullmatch(r"test/map_50/\d{4}-\d\d", name)}
     named = {"mAP50-95": "test/map", "mAP50": "test/map_50", "balanced": "test/balanced"}
     named |= {f"mAP50 of the {text} month": choose(months, key=months.__getitem__) for text, choose in EXTREMES.items()}
-    rows = {label: f"{scores[name]:.4f}  {name.partition('map_50/')[2]}".rstrip() for label, name in named.items()}
+    rows = {
+        label: f"{score_text(scores[name])}  {name.partition('map_50/')[2]}".rstrip() for label, name in named.items()
+    }
     before = found["scores"]["before"]["all"]["map_50"]
     after = found["scores"]["recalibrated"]["all"]["map_50"]
-    rows["validation mAP50"] = f"{before:.4f}, recalibrated {after:.4f}"
+    rows["validation mAP50"] = f"{score_text(before)}, recalibrated {score_text(after)}"
     files = {"checkpoint": best, "submission": run / run_files.PREDICTIONS, "report": run / run_files.REPORT}
     rows |= {name: str(path) for name, path in files.items()}
     lines = [f"{name:<{LABEL_WIDTH}}{value}" for name, value in rows.items()]
     program = "python -m yolo_lightning"
     lines += ["next:", f"  {program} report {run}", f"  {program} predict PICTURES --run {run}"]
     lines += [f"  {program} fit --config yolo --data.format path/to/data.yaml"]
-    console.print(Panel("\n".join(lines), title=f"demo finished in {(time.monotonic() - started_s) / 60:.1f} minutes"))
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
