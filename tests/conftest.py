@@ -12,7 +12,6 @@ import torch
 
 from tests.conv.emulation import COMPILER, Guarded, compile_emulated
 from tests.helpers.forks import Forks
-from yolo_lightning.conv.kernels.launcher import LibraryLauncher
 from yolo_lightning.data.synthetic import draw_dataset
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -58,7 +57,7 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Guarded:
     """The GPU kernels, emulated on one CPU with a fiber per thread of a block."""
     if COMPILER is None:
         pytest.skip("there is no C++ compiler")
-    return Guarded(LibraryLauncher(compile_emulated(tmp_path_factory.mktemp("kernels"))))
+    return Guarded(compile_emulated(tmp_path_factory.mktemp("kernels")))
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
-"""GPU kernels on a CPU: compilation with kernel_emulation.h, and launchers that detect accesses outside of tensors."""
+"""GPU kernels on a CPU: compilation with kernel_emulation.h, and a launcher that checks every access to memory."""
 
 import ctypes
-import mmap
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -11,99 +10,54 @@ import torch
 from torch import Tensor
 
 from yolo_lightning.conv.kernels import build
-from yolo_lightning.conv.kernels.launcher import Argument, Grid, Launch, Launcher, Operands
+from yolo_lightning.conv.kernels.launcher import Grid, Launch, LibraryLauncher, Operands
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
-GUARD = 1 << 10
-"""Elements before and after each tensor; more than one tile."""
-FENCE = 1 << 22
-"""Bytes before and after each tensor that must not be accessed."""
+READ, WRITE, PARTIAL, COUNTER = range(4)  # kinds of operands in race_check.cpp
 
 
-def compile_emulated(folder: Path) -> Path:
-    """Compile all kernels for the CPU and return the library."""
+def compile_emulated(folder: Path, kernels: str = "") -> Path:
+    """Compile a source text for the CPU, or all kernels, and return the library."""
     source, library = folder / "kernels.cpp", folder / "kernels.so"
-    kernels = build.source(list(build.kernel_lines()))
+    kernels = kernels or build.source(list(build.kernel_lines()))
     source.write_text(f'#include "kernel_emulation.h"\n{kernels}\nEMULATED_LAUNCH\n')
-    flags = ["-std=c++17", "-O0", "-shared", "-fPIC", "-Wno-unknown-pragmas", f"-I{Path(__file__).parent}"]
-    made = subprocess.run([str(COMPILER), *flags, source, "-o", library], capture_output=True, text=True)
-    assert made.returncode == 0, made.stderr
+    here = Path(__file__).parent
+    flags = ["-std=c++17", "-fPIC", "-fno-gnu-unique", "-Wno-unknown-pragmas", f"-I{here}"]
+    steps: tuple[list[str | Path], ...] = (
+        # The instrumentation of ThreadSanitizer without its library: race_check.cpp contains the functions.
+        ["-O0", "-fsanitize=thread", "-c", source, "-o", folder / "kernels.o"],
+        ["-O2", "-shared", here / "race_check.cpp", folder / "kernels.o", "-o", library],
+    )
+    for words in steps:
+        made = subprocess.run([str(COMPILER), *flags, *words], capture_output=True, text=True)
+        assert made.returncode == 0, made.stderr
     return library
 
 
 class Guarded:
-    """Launch with NaN around every floating-point tensor, which detects reads and writes outside of the tensor."""
+    """Launch with a check of every access: inside its operand, not to another one's elements, and without a race."""
 
-    def __init__(self, launcher: Launcher) -> None:
-        self.launcher = launcher
+    def __init__(self, library: Path) -> None:
+        self.launcher = LibraryLauncher(library)
+        self.register = ctypes.CDLL(str(library)).checked_operand
         self.launches: list[Launch] = []
 
     def __call__(self, name: str, grid: Grid, operands: Operands, numbers: Sequence[int | float]) -> None:
         self.launches.append(Launch(name, grid, operands))
-        tensors, read = operands.tensors, len(operands.reads)
-        guarded = [self._guard(tensor) for tensor in tensors]
-        before = [None if pair is None else pair[0].clone() for pair in guarded]
-        views = [None if pair is None else pair[1] for pair in guarded]
-        self.launcher(name, grid, Operands(tuple(views), ()), numbers)
+        read, kinds = len(operands.reads), {id(operands.partials): PARTIAL, id(operands.counters): COUNTER}
+        masks = []  # as long as the launch
+        for number, tensor in enumerate(operands.tensors):
+            if tensor is None or not tensor.numel():
+                continue
+            mask = torch.zeros(span(tensor), dtype=torch.uint8)
+            mask.as_strided(tensor.shape, tensor.stride()).fill_(1)
+            masks.append(mask)
+            address, is_element = ctypes.c_void_p(tensor.data_ptr()), ctypes.c_void_p(mask.data_ptr())
+            sizes = ctypes.c_size_t(len(mask)), ctypes.c_size_t(tensor.element_size())
+            self.register(address, is_element, *sizes, READ if number < read else kinds.get(id(tensor), WRITE))
+        self.launcher(name, grid, operands, numbers)
         if operands.counters is not None:
-            assert views[-1] is not None
-            assert not views[-1].any(), f"{name} has left a counter that is not zero"
-        for number, (tensor, pair, kept) in enumerate(zip(tensors, guarded, before, strict=True)):
-            if tensor is None or pair is None or kept is None:
-                continue
-            buffer, view = pair
-            if number < read:
-                assert torch.equal(buffer.nan_to_num(7.0), kept.nan_to_num(7.0)), f"{name} has written to what it reads"
-                continue
-            tensor.copy_(view)
-            view.fill_(torch.nan if view.is_floating_point() else 0)
-            outside = buffer.isnan() if view.is_floating_point() else buffer == 0
-            assert outside.all(), f"{name} has written outside its result"
-
-    @staticmethod
-    def _guard(tensor: Argument) -> tuple[Tensor, Tensor] | None:
-        if tensor is None or not tensor.numel():
-            return None
-        misalignment = tensor.data_ptr() % 16 // tensor.element_size()
-        filler = torch.nan if tensor.is_floating_point() else 0
-        buffer = torch.full((2 * GUARD + span(tensor) + misalignment,), filler, dtype=tensor.dtype)
-        view = buffer.as_strided(tensor.shape, tensor.stride(), GUARD + misalignment)
-        return buffer, view.copy_(tensor)
-
-
-class Fenced:
-    """Launch with every tensor inside a fence."""
-
-    def __init__(self, launcher: Launcher, at_the_end: bool) -> None:
-        self.launcher = launcher
-        self.at_the_end = at_the_end
-
-    def __call__(self, name: str, grid: Grid, operands: Operands, numbers: Sequence[int | float]) -> None:
-        tensors, read = operands.tensors, len(operands.reads)
-        together = 4 if "by_four" in name else 1
-        fenced = [
-            tensor
-            if tensor is None or not tensor.numel()
-            else fence(tensor, together * tensor.element_size(), self.at_the_end)
-            for tensor in tensors
-        ]
-        self.launcher(name, grid, Operands(tuple(fenced), ()), numbers)
-        for tensor, copy in list(zip(tensors, fenced, strict=True))[read:]:
-            if tensor is not None and copy is not None:
-                tensor.copy_(copy)
-
-
-def fence(tensor: Tensor, alignment: int, at_the_end: bool) -> Tensor:
-    """Return a copy at one end of its pages, between pages whose access ends the process."""
-    nbytes = span(tensor) * tensor.element_size()
-    room = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-    memory = mmap.mmap(-1, room + 2 * FENCE)
-    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    for border in (start, start + FENCE + room):
-        assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(border), ctypes.c_size_t(FENCE), 0) == 0
-    offset = FENCE + ((room - nbytes) // alignment * alignment if at_the_end else 0)
-    fenced = torch.frombuffer(memory, dtype=tensor.dtype, count=nbytes // tensor.element_size(), offset=offset)
-    return fenced.as_strided(tensor.shape, tensor.stride()).copy_(tensor)
+            assert not operands.counters.any(), f"{name} has left a counter that is not zero"
 
 
 def span(tensor: Tensor) -> int:

@@ -1,7 +1,7 @@
 // Runs CUDA kernels of 256 threads on a CPU: each thread is a fiber, and __syncthreads() hands over to the next one.
 //
 // Blocks run one after the other, in reverse order in every second launch, so that a result depends on the order if
-// another block than the last one is assumed to be the last. Between two barriers the threads run one after the other, forwards and backwards in
+// another block than the last one is assumed to be the last. race_check.cpp checks each access to memory. Between two barriers the threads run one after the other, forwards and backwards in
 // turn, so that a result depends on the order if a barrier is missing. Threads that part ways at a barrier are reported.
 
 #pragma once
@@ -14,6 +14,10 @@
 #include <functional>
 #include <utility>
 #include <vector>
+
+#include "race_check.h"
+
+#define UNTRACED __attribute__((no_sanitize_thread))
 
 #define __global__
 #define __device__
@@ -28,7 +32,13 @@ struct Index {
     unsigned x, y, z;
 };
 
-inline Index threadIdx, blockIdx;
+namespace emulation {
+inline Index thread_index, block_index;
+UNTRACED inline Index thread() { return thread_index; }
+UNTRACED inline Index block() { return block_index; }
+}  // namespace emulation
+#define threadIdx emulation::thread()
+#define blockIdx emulation::block()
 
 namespace emulation {
 
@@ -46,24 +56,26 @@ inline ucontext_t scheduler;
 inline std::function<void()> kernel;
 inline bool in_reverse = false;
 
-inline void run_thread() {
+UNTRACED inline void run_thread() {
     kernel();
-    fibers[threadIdx.x].is_done = true;
+    fibers[thread_index.x].is_done = true;
 }
 
 // Runs each thread up to its next barrier. Returns how many are done.
-inline unsigned run_to_barrier(bool forwards) {
+UNTRACED inline unsigned run_to_barrier(bool forwards) {
     unsigned done = 0;
     for (unsigned turn = 0; turn < THREADS_PER_BLOCK; ++turn) {
-        threadIdx = {forwards ? turn : THREADS_PER_BLOCK - 1 - turn, 0, 0};
-        Fiber& fiber = fibers[threadIdx.x];
+        thread_index = {forwards ? turn : THREADS_PER_BLOCK - 1 - turn, 0, 0};
+        Fiber& fiber = fibers[thread_index.x];
+        race::enter(thread_index.x, fiber.stack.data(), STACK_BYTES);
         swapcontext(&scheduler, &fiber.context);
         done += fiber.is_done;
     }
     return done;
 }
 
-inline bool run_block() {
+UNTRACED inline bool run_block() {
+    race::begin_block();
     for (Fiber& fiber : fibers) {
         fiber.is_done = false;
         getcontext(&fiber.context);
@@ -76,21 +88,29 @@ inline bool run_block() {
         const unsigned done = run_to_barrier(forwards);
         if (done == THREADS_PER_BLOCK) return true;
         if (done > 0) return false;
+        race::barrier();
     }
 }
 
 template <class... Arguments, std::size_t... Numbers>
-const char* run_grid(
+UNTRACED const char* run_grid(
     void (*function)(Arguments...), Index blocks, void** arguments, std::index_sequence<Numbers...>) {
-    kernel = [=] { function(*static_cast<Arguments*>(arguments[Numbers])...); };
+    kernel = [=]() UNTRACED {
+        race::is_tracing = true;
+        function(*static_cast<Arguments*>(arguments[Numbers])...);
+        race::is_tracing = false;
+    };
+    race::begin_launch();
     const unsigned total = blocks.x * blocks.y * blocks.z;
     in_reverse = !in_reverse;
-    for (unsigned turn = 0; turn < total; ++turn) {
+    bool is_together = true;
+    for (unsigned turn = 0; turn < total && is_together; ++turn) {
         const unsigned block = in_reverse ? total - 1 - turn : turn;
-        blockIdx = {block % blocks.x, block / blocks.x % blocks.y, block / blocks.x / blocks.y};
-        if (!run_block()) return "threads of a block part ways at a barrier";
+        block_index = {block % blocks.x, block / blocks.x % blocks.y, block / blocks.x / blocks.y};
+        is_together = run_block();
     }
-    return nullptr;
+    race::end_launch();
+    return is_together ? race::failure() : "threads of a block part ways at a barrier";
 }
 
 template <class... Arguments>
@@ -100,13 +120,16 @@ const char* run_grid(void (*function)(Arguments...), Index blocks, void** argume
 
 }  // namespace emulation
 
-inline void __syncthreads() {
-    swapcontext(&emulation::fibers[threadIdx.x].context, &emulation::scheduler);
+UNTRACED inline void __syncthreads() {
+    race::is_tracing = false;
+    swapcontext(&emulation::fibers[emulation::thread_index.x].context, &emulation::scheduler);
+    race::is_tracing = true;
 }
 
-inline void __threadfence() {}
+UNTRACED inline void __threadfence() { race::fence(); }
 
-inline unsigned atomicAdd(unsigned* counter, unsigned number) {
+UNTRACED inline unsigned atomicAdd(unsigned* counter, unsigned number) {
+    race::count(counter);
     const unsigned before = *counter;
     *counter += number;
     return before;

@@ -1,7 +1,6 @@
 """The kernels of fused.cu, compiled for the CPU, against `torch.nn.functional.conv2d` in float64."""
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from tests.conv.emulation import Fenced, Guarded
+from tests.conv.emulation import Guarded
 from tests.conv.test_conv2d import CASES, Case, random
 from yolo_lightning.conv.algorithms.algorithm import Operation
 from yolo_lightning.conv.algorithms.problem import Problem, make_problem
@@ -153,28 +152,6 @@ def draw_convolution(data: st.DataObject) -> tuple[Sequence[int], Sequence[int],
     arguments = {"stride": (draw(1, 4), draw(1, 4)), "padding": padding, "dilation": dilation}
     channels = draw(1, 9)
     return (draw(1, 3), channels, *size), (draw(1, 9), channels, *kernel), arguments
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and mprotect")
-@pytest.mark.parametrize("at_the_end", [True, False], ids=["end", "start"])
-@pytest.mark.parametrize(
-    ("channels", "dtype"), [(4, torch.float32), (3, torch.float32), (4, torch.float16), (3, torch.bfloat16)], ids=str
-)
-@pytest.mark.parametrize("tile", fused_launch.TILES[1::2], ids=str)
-def test_no_access_outside_the_tensors(
-    tile: Any, channels: int, dtype: torch.dtype, at_the_end: bool, emulated: Guarded, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    only_tile(monkeypatch, tile)
-    # Before the fork, after which autograd may refuse to work.
-    products = make_products((2, channels, 19, 18), (channels, channels, 3, 3), {"padding": 1, "stride": 2}, dtype)
-    child = os.fork()
-    if child == 0:
-        try:
-            compare(Fenced(emulated.launcher, at_the_end), products)
-            os._exit(0)
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_infinity_affects_only_the_windows_that_contain_it(emulated: Guarded) -> None:

@@ -1,6 +1,5 @@
 """The kernels of batch_norm.cu, compiled for the CPU, against `torch.nn.BatchNorm2d` and `torch.nn.SiLU` in float64."""
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.conv.emulation import Fenced, Guarded
+from tests.conv.emulation import Guarded
 from tests.conv.test_conv2d import random
 from yolo_lightning.conv.kernels import batch_norm_launch, fused_norm
 from yolo_lightning.conv.kernels.launcher import Launcher, LaunchRecorder
@@ -151,24 +150,6 @@ def test_channel_slices_of_a_gradient_are_read_without_a_copy(emulated: Guarded)
     tensors = emulated.launches[-4].operands.tensors
     assert tensors[1] is not None
     assert tensors[1].data_ptr() == sliced.data_ptr()
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and mprotect")
-@pytest.mark.parametrize("at_the_end", [True, False], ids=["end", "start"])
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(("shape", "dtype"), [((2, 12, 9, 8), torch.float32), ((2, 7, 9, 9), torch.float16)], ids=str)
-def test_no_access_outside_the_tensors(
-    shape: tuple[int, ...], dtype: torch.dtype, layout: str, at_the_end: bool, emulated: Guarded
-) -> None:
-    case = make_case(shape, LAYOUTS[layout], dtype)  # before the fork, after which autograd may refuse to work
-    child = os.fork()
-    if child == 0:
-        try:
-            compare(Fenced(emulated.launcher, at_the_end), case)
-            os._exit(0)
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def twins(kind: type[BatchNormSiLU2d] = BatchNormSiLU2d, **options: Any) -> tuple[BatchNormSiLU2d, nn.Sequential]:

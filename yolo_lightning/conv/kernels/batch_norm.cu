@@ -4,7 +4,7 @@
 // of positions (splits), and the last block of each range of channels combines the splits, in a fixed order. A second
 // kernel computes the elements. A position is a pixel of a sample.
 //
-// launchers.py places this file after elements.cuh. The macros at the end define the kernels.
+// build.py places this file after elements.cuh. The macros at the end define the kernels.
 
 // Count, mean and sum of squared deviations (Chan et al.: Updating Formulae and a Pairwise Algorithm, 1979).
 struct Moments {

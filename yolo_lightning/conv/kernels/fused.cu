@@ -8,7 +8,7 @@
 // headers, so that NVRTC, HIPRTC, nvcc, hipcc and, with an emulation of a few keywords, any C++17 compiler compile it.
 // The only atomic operation counts blocks; sums are added in a fixed order.
 //
-// launchers.py places this file after elements.cuh and fused_windows.cuh. The macros at the end define the kernels.
+// build.py places this file after elements.cuh and fused_windows.cuh. The macros at the end define the kernels.
 
 // Terms of each sum that are in shared memory at once; four adjacent ones are loaded together.
 constexpr int DEPTH = 16;
@@ -206,7 +206,7 @@ struct Splits {
         float4* patch = patch_of(split);
 #pragma unroll
         for (int row = 0; row < ROWS_EACH; ++row) {
-            if (row < rows) patch[row * THREADS] = to_four(totals[row]);
+            if (row < rows) put(&patch[row * THREADS].x, to_four(totals[row]));
         }
     }
 
