@@ -7,13 +7,20 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 from PIL import Image
 
+from yolo_lightning.checkpoints.checkpoint_file import write_checkpoint
 from yolo_lightning.commands.export.command import export
 from yolo_lightning.commands.export.pt_and_torchscript import plain_network, sample_images
+from yolo_lightning.data.image_size import ImageSize
+from yolo_lightning.data.transforms.pixel_range import PixelRange
+from yolo_lightning.detector import Detector
+from yolo_lightning.model.network_settings import input_record
 
 IMAGE_SIZE = 64
 STRANGER = """
@@ -111,3 +118,31 @@ def test_bad_option_is_named(trained: Path, tmp_path: Path, options: dict[str, A
 def test_output_must_not_be_the_checkpoint(trained: Path) -> None:
     with pytest.raises(ValueError, match="output must differ from the checkpoint"):
         export(checkpoint=str(trained), output=str(trained))
+
+
+@pytest.mark.parametrize("format", ["onnx", "torchscript"])
+def test_network_of_full_depth_scores_as_the_detector_does(trained: Path, tmp_path: Path, format: Any) -> None:
+    """The input of the file is `(value - low) / (high - low)` in float32, also for values outside of the range."""
+    record = input_record(1, ImageSize(IMAGE_SIZE, IMAGE_SIZE), pixel_range=PixelRange("full", 7000, 9000))
+    checkpoint, file = tmp_path / "full.ckpt", tmp_path / f"file.{format}"
+    write_checkpoint(torch.load(trained, weights_only=True) | {"input": record}, checkpoint)
+    export(checkpoint=str(checkpoint), format=format, output=str(file))
+    coarse = np.random.default_rng(0).uniform(6800, 9300, (4, 4))
+    raw = np.clip(cv2.resize(coarse, (IMAGE_SIZE, IMAGE_SIZE), interpolation=cv2.INTER_CUBIC), 0, 65535).astype(
+        np.uint16
+    )
+    assert raw.min() < 7000 < 9000 < raw.max()
+    images = ((raw.astype(np.float32) - 7000) / 2000)[None, None]
+    if format == "onnx":
+        session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+        decoded = session.run(None, {session.get_inputs()[0].name: images})[0]
+    else:
+        decoded = torch.jit.load(str(file))(torch.from_numpy(images)).numpy()
+    best = np.sort(decoded[0, 4:].reshape(-1))[::-1]
+    found = {}
+    for mode in ("full", "fixed"):
+        shown = PixelRange(mode, 7000, 9000)  # type: ignore[arg-type]
+        everything: dict[str, Any] = {"score_threshold": 0.0, "iou_threshold": 1.0, "max_detections": len(best)}
+        found[mode] = Detector(checkpoint, pixel_range=shown, **everything)(raw).scores
+    assert found["full"] == pytest.approx(best, abs=1e-5)
+    assert found["fixed"] != pytest.approx(best, abs=1e-4), "8 bits would pass"
