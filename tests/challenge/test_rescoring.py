@@ -44,7 +44,7 @@ def test_a_moving_object_is_linked_to_itself_and_to_no_other_class_or_place() ->
     parked = [(frame, [60.0, 52, 84, 92], 0.4, 2) for frame in range(4)]
     elsewhere = [(2, [300.0, 50, 314, 90], 0.9, 1)]
     content = content_of(image_ids, walking + parked + elsewhere)
-    links = link(content)
+    links = link(content, places_in_time(content.image_ids))
     for label in (1, 2):
         own = [int(at) for at in np.flatnonzero(content.labels == label) if content.boxes[at, 0] < 290]
         assert links.after[own].tolist() == [*own[1:], -1]
@@ -58,7 +58,7 @@ def test_a_moving_object_is_linked_to_itself_and_to_no_other_class_or_place() ->
 def test_of_two_boxes_of_an_object_the_better_one_is_linked() -> None:
     rows = [(frame, [50.0, 50, 70, 90], 0.6, 1) for frame in range(2)] + [(0, [53.0, 53, 73, 93], 0.1, 1)]
     content = content_of(ids(202005, 1, [0, 1]), rows)
-    links = link(content)
+    links = link(content, places_in_time(content.image_ids))
     assert links.after[content.scores == 0.1].tolist() == [-1]
     assert (links.after >= 0).sum() == 1
 
@@ -133,6 +133,6 @@ def test_classes_and_frames_that_teach_nothing_keep_their_scores() -> None:
 def test_frames_without_time_have_no_links() -> None:
     content, _ = watched(0)
     content = replace(content, image_ids=tuple(f"frame{at}" for at in range(len(content.image_ids))))
-    links = link(content)
+    links = link(content, places_in_time(content.image_ids))
     assert (links.after < 0).all()
     assert not links.has_next.any()

@@ -11,6 +11,7 @@ import pytest
 from faster_coco_eval import COCO, COCOeval_faster
 
 from tests.challenge.test_rescoring import watched
+from yolo_lightning.challenge.rescoring import read_models
 from yolo_lightning.challenge.submission_file import entries, write_submission
 from yolo_lightning.cli import main
 from yolo_lightning.evaluation.drift import CHALLENGE_MONTHS
@@ -293,7 +294,8 @@ def test_rescored_submission_of_other_clips_is_fused_checked_and_scored(
     for name, seed in (("valid", 0), ("test", 1)):
         write_watched(folder, name, seed)
     learning = ["--known", "valid.json", "--truth", "valid-targets.json"]
-    assert call("rescore", "test.json", *learning, "--template", "test-targets.json", "--output", "new.json") == 0
+    learning += ["--template", "test-targets.json", "--models", "models.json"]
+    assert call("rescore", "test.json", *learning, "--output", "new.json") == 0
     assert "better on both halves; new.json: 192 images" in capsys.readouterr().out
     assert call("check", "new.json", "--template", "test-targets.json") == 0
     assert call("fuse", "new.json", "test.json", "--weights", "3", "1", "--output", "fused.zip") == 0
@@ -303,6 +305,7 @@ def test_rescored_submission_of_other_clips_is_fused_checked_and_scored(
         balanced[file] = json.loads((folder / "scores.json").read_text())["global_map_bal"]
     assert balanced["new.json"] > balanced["test.json"] + 0.2
     assert balanced["fused.zip"] > balanced["test.json"]
+    assert set(read_models(folder / "models.json")) == {1, 4}
 
 
 def test_rescoring_that_is_not_better_on_both_halves_writes_nothing(

@@ -13,17 +13,21 @@ The new score is the probability that the detection is real.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
 
 from yolo_lightning.challenge.content import CATEGORY_IDS, Content, Flags, Floats, Integers
 from yolo_lightning.challenge.score import box_table
-from yolo_lightning.challenge.tracks import Links, link
+from yolo_lightning.challenge.tracks import Links, link, places_in_time
 from yolo_lightning.data.index.splits import of_each_month
 from yolo_lightning.evaluation.drift import clip_of_id, month_of_id
 from yolo_lightning.evaluation.matching import match_boxes
+from yolo_lightning.utils.files import write_json
+from yolo_lightning.utils.json_record import read_json
 
 GRID = (24, 32)  # rows and columns of a map of places
 SMOOTHING = 1.0  # standard deviation of the smoothing of a map, cells
@@ -45,6 +49,9 @@ class ClassModel:
     weights: Floats  # `(4,)` weights of 1, the log-odds of the detection alone, past, future
 
 
+SHAPES = {"places": GRID, "alone": (3,), "stays": (2,), "is_linked": (2,), "weights": (4,)}
+"""Of the arrays of a `ClassModel`, in their order."""
+
 Models = dict[int, ClassModel]
 """By label. A class without real detections or without false alarms has no model and keeps its scores."""
 
@@ -60,7 +67,8 @@ class LabelledDetections:
 
     def __init__(self, content: Content, truth: Content, frame_size: tuple[int, int]) -> None:
         self._content, self._frame_size = content, frame_size
-        self._links, self._is_real = link(content), real_detections(content, truth)
+        self._links = link(content, places_in_time(content.image_ids))
+        self._is_real = real_detections(content, truth)
 
     def learn(self, chosen: Flags) -> Models:
         """Return the models that some frames teach; `chosen` is `(F,)`."""
@@ -74,9 +82,46 @@ class LabelledDetections:
         return replace(self._content, scores=np.where(half[self._content.owners], of_second, of_first))
 
 
-def rescore(content: Content, models: Models, frame_size: tuple[int, int]) -> Content:
-    """Return the content with new scores; detections keep their order."""
-    return _rescore(content, link(content), models, frame_size)
+def rescore(content: Content, models: Models, frame_size: tuple[int, int], places: Integers | None = None) -> Content:
+    """Return the content with new scores; detections keep their order. `places`: see `places_in_time`, the default."""
+    links = link(content, places_in_time(content.image_ids) if places is None else places)
+    return _rescore(content, links, models, frame_size)
+
+
+def write_models(models: Models, path: Path) -> None:
+    """Write models as JSON, by label."""
+    write_json(
+        path, {label: {k: np.asarray(v).tolist() for k, v in asdict(one).items()} for label, one in models.items()}
+    )
+
+
+def read_models(path: Path) -> Models:
+    """Return the models of a file of `write_models`.
+
+    Raises:
+        ValueError: If the file cannot be read or contains something else.
+    """
+    try:
+        content: dict[str, dict[str, Any]] = read_json(path)
+        models = {
+            int(label): ClassModel(float(one["prior"]), *(np.array(one[name], np.float64) for name in SHAPES))
+            for label, one in content.items()
+        }
+        is_usable = bool(models) and models.keys() <= set(CATEGORY_IDS) and all(map(_is_usable, models.values()))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        is_usable = False
+    if not is_usable:
+        raise ValueError(f"{path} must be a file that `submission rescore --models` has written.")
+    return models
+
+
+def _is_usable(model: ClassModel) -> bool:
+    values = {name: getattr(model, name) for name in SHAPES}
+    if {name: one.shape for name, one in values.items()} != SHAPES:
+        return False
+    shares = np.concatenate((model.stays, model.is_linked))
+    is_finite = all(np.isfinite(one).all() for one in (model.prior, *values.values()))
+    return is_finite and bool(((shares > 0) & (shares < 1)).all())
 
 
 def in_first_half(image_ids: Sequence[str]) -> Flags:

@@ -53,9 +53,8 @@ def _second(image_id: str) -> int:
     return 3600 * int(image_id[-6:-4]) + 60 * int(image_id[-4:-2]) + int(image_id[-2:])
 
 
-def link(content: Content) -> Links:
-    """Link the detections of a checked content."""
-    places = places_in_time(content.image_ids)
+def link(content: Content, places: Integers) -> Links:
+    """Link the detections of a checked content; `places` as those of `places_in_time`."""
     own = places[content.owners]
     keys = own * _CLASSES + content.labels.astype(np.int64)
     order = np.lexsort((-content.scores, keys))

@@ -8,7 +8,7 @@ import rich
 from yolo_lightning.challenge.check import check_submission
 from yolo_lightning.challenge.content import Certainty, Content, SubmissionReport, Template
 from yolo_lightning.challenge.fusion import fuse as fused
-from yolo_lightning.challenge.rescoring import LabelledDetections, in_first_half
+from yolo_lightning.challenge.rescoring import LabelledDetections, in_first_half, write_models
 from yolo_lightning.challenge.rescoring import rescore as rescored
 from yolo_lightning.challenge.score import match_submission, read_truth, score_submission
 from yolo_lightning.challenge.submission_file import entries, write_submission
@@ -108,6 +108,7 @@ def rescore(
     known: str,
     truth: str,
     output: str = "rescored.zip",
+    models: str | None = None,
     template: str | None = None,
 ) -> None:
     """Rescore the detections of a camera that does not move by their clip and place.
@@ -121,6 +122,7 @@ def rescore(
         known: Submission of the same network for a labelled split of the same camera, .json or .zip.
         truth: JSON of that split, or the organisers' file of targets.
         output: Submission to write, .json or .zip.
+        models: JSON file to write, with what was learned, for `predict PICTURES --rescore`.
         template: As in `fuse`, for `file`.
     """
     target = _target(output, [file, known])
@@ -144,9 +146,13 @@ def rescore(
     if not found.is_better:
         print(f"not better on {found.where}: {target} is not written, use {file}")
         raise SystemExit(1)
-    result = rescored(content, labelled.learn(half | True), size)
+    taught = labelled.learn(half | True)
+    result = rescored(content, taught, size)
     with writing(target):
         write_submission(entries(result), target)
+    if models is not None:
+        with writing(Path(models)):
+            write_models(taught, Path(models))
     print(f"better on {found.where}; {target}: {len(result.image_ids):,} images, {len(result.scores):,} detections")
 
 

@@ -1,13 +1,16 @@
 """`python -m yolo_lightning predict PICTURES`: detection in images and videos."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from os.path import commonpath
 from pathlib import Path
 
+from yolo_lightning.challenge.rescoring import read_models
 from yolo_lightning.checkpoints.resume import checkpoint_to_evaluate
 from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN
 from yolo_lightning.commands.console import counter, name_some
+from yolo_lightning.commands.predict.rescored import require_classes, rescored
 from yolo_lightning.commands.predict.results import Result, Results
 from yolo_lightning.data.formats.frame_checks import refuse_other_depth
 from yolo_lightning.data.input_clips import ClipReader
@@ -15,7 +18,7 @@ from yolo_lightning.data.input_images import InputImage, absolute, find_files, i
 from yolo_lightning.data.storage.frames import BitDepthError, FrameError
 from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.detector import Detector
-from yolo_lightning.model.detection_settings import TTA
+from yolo_lightning.model.detection_settings import SCORING_THRESHOLD, TTA
 from yolo_lightning.model.layers import Convolution
 from yolo_lightning.utils.choices import check_choices
 from yolo_lightning.utils.exit_codes import ExitCode
@@ -39,6 +42,7 @@ def predict(
     one_to_one: bool | None = None,
     pixel_range: PixelRange = PixelRange(),  # noqa: B008 - frozen
     tta: TTA = False,
+    rescore: str | None = None,
     batch_size: int = 8,
     device: str = "auto",
     conv_backend: Convolution = "auto",
@@ -67,6 +71,9 @@ def predict(
         pixel_range: Mapping of 16-bit images to 8 bits; mode null: as in training.
         tta: Test-time augmentation: run each image at six scales and flips and merge the detections, by one
             suppression, or with `fusion` by weighted boxes fusion; 4.3 times the computation.
+        rescore: JSON file of `submission rescore --models`: scores change by the evidence of a whole clip (a video, or
+            the images of a folder) of the same camera, with the same time between frames. `score_threshold` applies to
+            the new scores.
         batch_size: Images per batch.
         device: `cpu`, `cuda`, `cuda:1`, ...; `auto` uses a GPU if there is one.
         conv_backend: As `model.convolution.backend` of `fit`.
@@ -78,6 +85,7 @@ def predict(
     files = find_files(sources)
     kinds = (save,) if isinstance(save, str) else save
     check_choices("save", kinds, Result)
+    models = None if rescore is None else read_models(user_path(rescore))
     detector = Detector(
         weights or checkpoint_to_evaluate(Path(run)),
         image_size=image_size,
@@ -93,6 +101,11 @@ def predict(
         conv_backend=conv_backend,
         allow_pickle=allow_pickle,
     )
+    threshold = detector.settings.detections.score_threshold
+    if models is not None:
+        require_classes(detector.names)
+        weak = replace(detector.settings.detections, score_threshold=min(threshold, SCORING_THRESHOLD))
+        detector.settings = replace(detector.settings, detections=weak)
     bad: dict[str, Exception] = {}
     pictures = detections = 0
     base = Path(commonpath([absolute(file).parent for file in files]))
@@ -108,7 +121,10 @@ def predict(
         folder = first_free(user_path(output))
         folder.mkdir(parents=True)
         with Results(folder, kinds, base) as results:
-            for result in detector.detect(chain([first], found)):
+            detected = detector.detect(chain([first], found))
+            if models is not None:
+                detected = rescored(detected, models, files, detector.settings.pixel_range, threshold)
+            for result in detected:
                 results.write(result)
                 pictures += 1
                 detections += len(result)
