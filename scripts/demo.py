@@ -71,7 +71,7 @@ def closing_block(run: Path, best: Path, found: dict[str, Any]) -> str:
     rows |= {name: str(path) for name, path in files.items()}
     lines = [f"{name:<{LABEL_WIDTH}}{value}" for name, value in rows.items()]
     program = "python -m yolo_lightning"
-    lines += ["next:", f"  {program} report {run}", f"  {program} predict PICTURES --run {run}"]
+    lines += ["next:", f"  {program} report {run}", f"  {program} predict PICTURES --weights {best}"]
     lines += [f"  {program} fit --config yolo --data.format path/to/data.yaml"]
     return "\n".join(lines)
 

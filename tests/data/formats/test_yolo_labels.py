@@ -85,7 +85,7 @@ def test_rounding_beyond_the_image_is_tolerated(tmp_path: Path, line: str) -> No
         ("0 0.5 0.5 0.1", "must have a class and 4 coordinates of a box, or .* got 4 columns"),
         ("0 0.5 0.5 0.1 0.1 0.9", "must have a class and 4 coordinates of a box, or .* got 6 columns"),
         ("0 0.1 0.1 0.2 0.2 0.3 0.3 0.4", "got 8 columns"),
-        ("cat 0.5 0.5 0.1 0.1", "could not convert string to float: 'cat'"),
+        ("cat 0.5 0.5 0.1 0.1", "columns must be numbers separated by spaces"),
         ("0 0.5 nan 0.1 0.1", "all columns must be finite numbers"),
         ("0 0.5 inf 0.1 0.1", "all columns must be finite numbers"),
         (
@@ -100,6 +100,7 @@ def test_rounding_beyond_the_image_is_tolerated(tmp_path: Path, line: str) -> No
         ("-1 0.5 0.5 0.1 0.1", "class must be .* got -1"),
         ("0.5 0.5 0.5 0.1 0.1", "class must be .* got 0.5"),
         ("0 0.1 0.1 0.2 0.1 0.2 0.2", "a file must not contain both polygons and boxes"),
+        ("0,0.5,0.5,0.1,0.1", "columns must be numbers separated by spaces"),
     ],
 )
 def test_line_that_means_nothing_is_named(tmp_path: Path, line: str, message: str) -> None:

@@ -79,7 +79,10 @@ def read_labels(path: Path, classes: int, keypoint_columns: int = 0) -> Labels |
 
 
 def _parsed(words: list[str]) -> tuple[float, ...]:
-    row = tuple(float(word) for word in words)
+    try:
+        row = tuple(float(word) for word in words)
+    except ValueError as error:
+        raise ValueError("the columns must be numbers separated by spaces") from error
     if len(row) != BOX_COLUMNS and (len(row) < 7 or len(row) % 2 == 0):
         raise ValueError(
             "a line must have a class and 4 coordinates of a box, or a class and 3 or more points of a polygon, got "
