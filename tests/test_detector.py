@@ -1,6 +1,8 @@
 """`Detector`: sources, results, weights and keywords."""
 
 import doctest
+import subprocess
+import sys
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -8,6 +10,7 @@ from typing import Any
 
 import cv2
 import numpy as np
+import PIL.Image
 import pytest
 import supervision as sv
 import torch
@@ -16,8 +19,10 @@ from tests.helpers.networks import lively_checkpoint
 from yolo_lightning import Detector
 from yolo_lightning import detector as detector_file
 from yolo_lightning.checkpoints.checkpoint_file import INPUT, write_checkpoint
+from yolo_lightning.data.formats.yolo import ORIENTATION
 from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.data.input_images import InputImage, from_array
+from yolo_lightning.model import conv_backend
 from yolo_lightning.model.network_settings import input_record
 
 NAMES = ("cat", "dog")
@@ -63,6 +68,37 @@ def test_array_file_and_list_give_the_same_detections(folder: Path, detector: De
     assert [one.source for one in listed] == [None, folder / "frame.png", folder / "frame.png"]
     assert all(same(one, result) for one in [*listed, detector(folder / "frame.png")])
     assert np.array_equal(listed[1].image, FRAME)
+
+
+def test_pil_images_are_detected_as_their_arrays(detector: Detector) -> None:
+    image = PIL.Image.fromarray(FRAME)
+    assert same(detector(image), detector(FRAME))
+    assert same(detector([image.convert("RGBA")])[0], detector(FRAME))
+    assert same(detector(image.convert("L")), detector(np.array(image.convert("L"))))
+    turned = PIL.Image.fromarray(np.ascontiguousarray(np.rot90(FRAME)))
+    turned.getexif()[ORIENTATION] = 6  # shown after a turn by 90 degrees clockwise
+    assert same(detector(turned), detector(FRAME))
+
+
+def test_detecting_imports_no_package_of_training(folder: Path) -> None:
+    """The import of the training's packages takes three times as long as that of all others together."""
+    script = f"""
+import sys, numpy as np
+from yolo_lightning import Detector
+Detector({str(folder / "best.ckpt")!r})(np.zeros((48, 64, 3), np.uint8)).plot()
+print(*{{"lightning", "torchmetrics", "albumentations", "pandas", "matplotlib", "scipy"}} & {{*sys.modules}})
+"""
+    words = [sys.executable, "-c", script]
+    assert subprocess.run(words, capture_output=True, text=True, check=True).stdout.split() == []
+
+
+def test_choice_of_convolutions_is_printed_once_per_process(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(conv_backend, "rank_zero_info", said.append)
+    conv_backend._print_once.cache_clear()
+    for _ in range(2):
+        Detector(folder / "best.ckpt", device="cpu")
+    assert len(said) == 1 and "on a CPU" in said[0]
 
 
 def test_gray_array_is_three_equal_channels(detector: Detector) -> None:
@@ -145,7 +181,9 @@ def test_heads_without_suppression(variant: str, tmp_path: Path) -> None:
         ),
         (np.zeros((4, 5, 4), np.uint8), r"got \(4, 5, 4\) of uint8"),
         (np.zeros((0, 5), np.uint8), r"got \(0, 5\) of uint8"),
-        ([None], "an image must be a path or an array of uint8, got NoneType"),
+        ([None], "an image must be a path, a PIL image or an array of uint8, got NoneType"),
+        ("http://camera/video.mp4", "http://camera/video.mp4 does not exist: .*must be local files; addresses and"),
+        (["rtsp://camera/1"], "rtsp://camera/1 does not exist: .*must be local files; addresses and"),
         ("absent.png", "absent.png does not exist"),
         (["absent.png"], "absent.png does not exist"),
     ],

@@ -9,6 +9,8 @@ from typing import Any, overload
 import cv2
 import numpy as np
 import numpy.typing as npt
+import PIL.Image
+import PIL.ImageOps
 import torch
 
 from yolo_lightning.checkpoints.checkpoint_file import require_whole
@@ -36,15 +38,15 @@ Pixels = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
 
 
 class Detector:
-    """Detects objects in arrays, image files, lists of both, and videos.
+    """Detects objects in arrays, PIL images, image files, lists of these, and videos.
 
     The weights record the image size, thresholds and class names of their training; keywords replace them. Images of
     any size are letterboxed to the input of the network, and boxes are returned in pixels of the original image.
 
     Calling a detector returns
 
-    - one `DetectionResult` for an array or an image file,
-    - a list of them for a list of arrays and image files,
+    - one `DetectionResult` for an array, a PIL image or an image file,
+    - a list of them for a list of these, which is detected in batches,
     - an iterator for a video, a folder or a glob pattern. It reads and detects `batch_size` images at a time, so that
       the memory does not depend on the length of the video.
 
@@ -148,10 +150,10 @@ class Detector:
         self._batch_size = batch_size
 
     @overload
-    def __call__(self, source: Pixels) -> DetectionResult: ...
+    def __call__(self, source: Pixels | PIL.Image.Image) -> DetectionResult: ...
 
     @overload
-    def __call__(self, source: Sequence[Pixels | str | PathLike[str]]) -> list[DetectionResult]: ...
+    def __call__(self, source: Sequence[Pixels | PIL.Image.Image | str | PathLike[str]]) -> list[DetectionResult]: ...
 
     # A path means an image (one result) or a video, folder or pattern (an iterator): its type cannot tell.
     @overload
@@ -230,16 +232,19 @@ def _is_single(source: str | PathLike[str]) -> bool:
 
 
 def _single_image(source: Any, reader: ClipReader) -> Iterator[InputImage]:
-    """Yield the image of an array or of a path of one image file."""
+    """Yield the image of an array, of a PIL image, or of a path of one image file."""
     if isinstance(source, str | PathLike):
-        file = user_path(source)
-        if file.exists() and not _is_single(file):
+        if user_path(source).exists() and not _is_single(source):
             raise ValueError(f"{source} must be an image: lists contain arrays and image files only.")
-        yield from chain.from_iterable(map(reader.read, find_files([str(file)])))
-    elif isinstance(source, np.ndarray):
-        yield from_array(source, reader.offsets, reader.ranges)
-    else:
-        raise ValueError(f"an image must be a path or an array of uint8, got {type(source).__name__}.")
+        yield from chain.from_iterable(map(reader.read, find_files([str(source)])))
+        return
+    if isinstance(source, PIL.Image.Image):
+        upright = PIL.ImageOps.exif_transpose(source)  # as OpenCV reads the file
+        keeps_values = upright.mode == "L" or upright.mode.startswith("I;16")
+        source = np.array(upright if keeps_values else upright.convert("RGB"))
+    if not isinstance(source, np.ndarray):
+        raise ValueError(f"an image must be a path, a PIL image or an array of uint8, got {type(source).__name__}.")
+    yield from_array(source, reader.offsets, reader.ranges)
 
 
 def arranged_network(file: Path, device: torch.device, convolution: Convolution, *, allow_pickle: bool = False) -> Any:

@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
-
 from yolo_lightning.checkpoints import run_folder
 from yolo_lightning.checkpoints.averaging import AVERAGED
 from yolo_lightning.checkpoints.checkpoint_file import (
@@ -21,6 +19,7 @@ from yolo_lightning.utils.addresses import SECRET, redacted
 from yolo_lightning.utils.distributed import launch_id, restarts
 from yolo_lightning.utils.old_layout import current_layout
 from yolo_lightning.utils.plain_text import one_line
+from yolo_lightning.utils.rank_zero import rank_zero_info, rank_zero_warn
 from yolo_lightning.utils.yaml_file import flatten, read_yaml
 
 ADDRESSES = {f"supervision.notify.{name}" for name in ("webhook", "apprise", "ping")}

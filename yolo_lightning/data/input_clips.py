@@ -8,13 +8,13 @@ from pathlib import Path
 
 import cv2
 import numpy as np
-from lightning.pytorch.utilities import rank_zero_warn
 
 from yolo_lightning.data.index.neighbours import clamped, numbered
 from yolo_lightning.data.input_images import InputImage, is_video, read_pictures
 from yolo_lightning.data.storage.frames import FrameError
 from yolo_lightning.data.transforms.augmentation_settings import Image
 from yolo_lightning.data.transforms.pixel_range import PixelRange
+from yolo_lightning.utils.rank_zero import rank_zero_warn
 
 
 class ClipReader:

@@ -1,11 +1,11 @@
 """Settings of the convolutions of a graph, and the choice of `backend: auto` on a device."""
 
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 
 from yolo_lightning.conv import DEFAULT_PLAN, AutotunedPlan, Plan, enable_gpu_kernels
@@ -14,6 +14,7 @@ from yolo_lightning.conv.trial import TrialSettings
 from yolo_lightning.model.layers import Convolution, MemoryFormat, arrange
 from yolo_lightning.utils.choices import check_choices, check_range
 from yolo_lightning.utils.files import CONVOLUTION_VERDICTS, cache_folder
+from yolo_lightning.utils.rank_zero import rank_zero_info
 
 ConvAlgorithm = Literal["auto", "table", "autotune"]
 
@@ -68,6 +69,12 @@ def _arrange_trial(trial: nn.Module, convolution: Literal["gemm", "native"], **o
     arrange(trial, convolution, settings.activation_checkpointing, plan, settings.memory_format)
 
 
+@cache
+def _print_once(line: str) -> None:
+    """Print a line once per process: a command may arrange several networks on one device."""
+    rank_zero_info(line)
+
+
 def choose_convolution(
     device: torch.device, settings: ConvolutionSettings, precision: str = "32-true"
 ) -> tuple[Literal["gemm", "native"], MemoryFormat]:
@@ -78,16 +85,16 @@ def choose_convolution(
     """
     if device.type == "cpu":
         memory_format: MemoryFormat = "channels_last" if settings.memory_format == "auto" else settings.memory_format
-        rank_zero_info(f"model.convolution.backend auto: native, {memory_format}, on a CPU")
+        _print_once(f"model.convolution.backend auto: native, {memory_format}, on a CPU")
         return "native", memory_format
     timeout_s = settings.probe_timeout_s
-    rank_zero_info(
+    _print_once(
         f"model.convolution.backend auto: testing native convolutions on {device}, at most {timeout_s:g} s without "
         "progress"
     )
     result = probe_native(device, timeout_s, _verdicts(), settings=trial_settings(settings, precision))
     convolution: Literal["gemm", "native"] = "native" if result.works else "gemm"
-    rank_zero_info(f"model.convolution.backend auto: {convolution}; {result}")
+    _print_once(f"model.convolution.backend auto: {convolution}; {result}")
     return convolution, settings.memory_format
 
 

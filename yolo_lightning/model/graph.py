@@ -7,7 +7,6 @@ from typing import Any
 from zipfile import is_zipfile
 
 import torch
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 from ultralytics.nn.tasks import DetectionModel, parse_model, torch_safe_load
 
@@ -17,6 +16,7 @@ from yolo_lightning.model.layers import Convolution, MemoryFormat, arrange, has_
 from yolo_lightning.model.read_pt import PtFile, read_pt
 from yolo_lightning.model.variants import description_of, is_file_of_user
 from yolo_lightning.utils.paths import user_path
+from yolo_lightning.utils.rank_zero import rank_zero_info, rank_zero_warn
 
 OWN_SETTINGS = "yolo_lightning"  # key of `NetworkSettings`, as plain Python, in a `.pt` file that this package exported
 INPUT_CHANNELS = 3

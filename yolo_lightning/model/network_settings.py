@@ -8,8 +8,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self, get_args
 
-from lightning.pytorch.utilities import rank_zero_info
-
 from yolo_lightning.checkpoints.checkpoint_file import INPUT
 from yolo_lightning.checkpoints.resume import differences
 from yolo_lightning.checkpoints.torch_archive import load_checkpoint
@@ -19,6 +17,7 @@ from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.model.detection_settings import SCORING_THRESHOLD, DetectionSettings
 from yolo_lightning.model.graph import ultralytics_description
 from yolo_lightning.utils.old_layout import current_hyperparameters
+from yolo_lightning.utils.rank_zero import rank_zero_info
 
 LETTERBOX = "centred in a square, padded with 114"
 RECTANGULAR_LETTERBOX = "centred in a rectangle, padded with 114"
