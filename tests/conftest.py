@@ -13,6 +13,9 @@ import torch
 from tests.conv.emulation import COMPILER, Guarded, compile_emulated
 from tests.helpers.forks import Forks
 from yolo_lightning.data.synthetic import draw_dataset
+from yolo_lightning.utils.offline import set_switches
+
+set_switches()
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 REAL_FRAMES = Path(os.environ.get("YOLO_LIGHTNING_TEST_DATA", REPOSITORY.parent / "shared" / "data" / "hit-uav-ltdv2"))

@@ -1,8 +1,8 @@
 """YOLO training with PyTorch Lightning on GPUs without a working vendor convolution library.
 
-Importing the package sets the environment switches below, unless the user has set them: the package never uses the
-network, installs packages or sends telemetry on its own, and MIOpen does not search for minutes. No other file changes
-the process environment at import.
+The package never uses the network, installs packages or sends telemetry on its own. Importing it changes neither the
+process environment nor another library: the switches of `utils/offline.py` are set by the commands, and elsewhere
+around the imports and calls of other libraries.
 The classes and functions of `__all__` are imported at first use, so that `import yolo_lightning` stays cheap.
 """
 
@@ -53,18 +53,6 @@ __all__ = [
     "swap_convs",
     "unswap_convs",
 ]
-
-ENVIRONMENT_SWITCHES = {
-    "YOLO_OFFLINE": "1",  # ultralytics: no DNS probe at import, no update check, no analytics
-    "YOLO_AUTOINSTALL": "0",  # ultralytics: never run pip
-    "YOLO_VERBOSE": "0",  # ultralytics: errors only
-    "NO_ALBUMENTATIONS_UPDATE": "1",  # albumentations: no version request per process, loader workers included
-    "MLFLOW_DISABLE_TELEMETRY": "true",  # mlflow, if it is the logger: no request when it is imported
-    "MIOPEN_FIND_MODE": "FAST",  # MIOpen: a convolution without a measurement in its database is not measured
-}
-
-for _name, _value in ENVIRONMENT_SWITCHES.items():
-    os.environ.setdefault(_name, _value)
 
 if not os.path.isfile(os.path.join(__path__[0], "callbacks", "__init__.py")):
     # `callbacks` is a symbolic link to the folder beside this package. Source archives and checkouts on Windows contain

@@ -4,6 +4,7 @@ import gc
 import signal
 import sys
 
+from yolo_lightning.utils.offline import set_switches
 from yolo_lightning.utils.stop_signals import STOPPABLE, Stopped, request, say
 
 
@@ -18,6 +19,7 @@ def main() -> None:
     if sys.argv[1:] == ["--version"]:
         print(f"yolo_lightning {__version__}")
         return
+    set_switches()
     from yolo_lightning.commands.answers import answer
     from yolo_lightning.commands.option_errors import fail
     from yolo_lightning.commands.option_layers import with_run

@@ -13,6 +13,7 @@ from common import run_logged
 
 from comparison.clock import EpochClock, time_ultralytics
 from yolo_lightning.cli import main as yolo_lightning
+from yolo_lightning.utils.offline import set_switches
 
 Arm = Literal["ultralytics", "auto", "bf16", "native", "gemm", "best"]
 ARMS: tuple[Arm, ...] = get_args(Arm)
@@ -85,6 +86,7 @@ def _train_ultralytics(run: Training) -> None:
     # Without this font, the dataset check of Ultralytics downloads it.
     shutil.copyfile(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf", settings / "Arial.ttf")
     os.environ |= {"YOLO_CONFIG_DIR": str(settings), "YOLO_VERBOSE": "1"}
+    set_switches()
     from ultralytics import YOLO
 
     model = YOLO("yolov8n.yaml")

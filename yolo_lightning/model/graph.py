@@ -8,15 +8,18 @@ from zipfile import is_zipfile
 
 import torch
 from torch import Tensor, nn
-from ultralytics.nn.tasks import DetectionModel, parse_model, torch_safe_load
 
 from yolo_lightning.checkpoints.torch_archive import load_checkpoint, reason
 from yolo_lightning.model.description import MOST_CHANNELS, checked_description
 from yolo_lightning.model.layers import Convolution, MemoryFormat, arrange, has_one_to_one_branch, image_layers
 from yolo_lightning.model.read_pt import PtFile, read_pt
 from yolo_lightning.model.variants import description_of, is_file_of_user
+from yolo_lightning.utils.offline import offline
 from yolo_lightning.utils.paths import user_path
 from yolo_lightning.utils.rank_zero import rank_zero_info, rank_zero_warn
+
+with offline():
+    from ultralytics.nn.tasks import DetectionModel, parse_model, torch_safe_load
 
 OWN_SETTINGS = "yolo_lightning"  # key of `NetworkSettings`, as plain Python, in a `.pt` file that this package exported
 INPUT_CHANNELS = 3
@@ -90,6 +93,7 @@ def build_graph(
     return module
 
 
+@offline()
 def plain_graph(description: dict[str, Any], classes: int, input_channels: int = INPUT_CHANNELS) -> Any:
     """Return the graph of a description with random weights, as Ultralytics builds it."""
     return DetectionModel(deepcopy(description) | {"nc": classes}, ch=input_channels, verbose=False)
@@ -160,6 +164,7 @@ def read_network(file: Path, *, allow_pickle: bool = False) -> Any:
     return read_checkpoint(file) if file.suffix == ".ckpt" else open_ultralytics(file, allow_pickle=allow_pickle)[1]
 
 
+@offline()
 def open_ultralytics(file: Path, *, allow_pickle: bool) -> tuple[dict[str, Any], Any]:
     """Return the content of an Ultralytics `.pt` file, and its network in float32.
 
@@ -183,6 +188,7 @@ def open_ultralytics(file: Path, *, allow_pickle: bool) -> tuple[dict[str, Any],
         raise ValueError(f"model.weights {file} is not an Ultralytics checkpoint: {reason(error)}{remedy}") from error
 
 
+@offline()
 def network_of(recorded: PtFile) -> Any:
     """Build the recorded network and copy its tensors; names and shapes of all tensors must be equal."""
     description, classes = recorded.description, recorded.description["nc"]

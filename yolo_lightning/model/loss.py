@@ -7,11 +7,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from ultralytics.utils.loss import E2ELoss, v8DetectionLoss
 
 from yolo_lightning.data.batch import Batch
 from yolo_lightning.model.layers import has_one_to_one_branch
 from yolo_lightning.utils.choices import check_range
+from yolo_lightning.utils.offline import offline
+
+with offline():
+    from ultralytics.utils.loss import E2ELoss, v8DetectionLoss
 
 
 @dataclass(frozen=True)

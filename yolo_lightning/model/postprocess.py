@@ -4,11 +4,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from ultralytics.utils.nms import non_max_suppression
 
 from yolo_lightning.data.batch import Batch, Prediction
 from yolo_lightning.data.boxes import clip_to_frame, input_to_frame
 from yolo_lightning.model.detection_settings import DetectionSettings
+from yolo_lightning.utils.offline import offline
+
+with offline():
+    from ultralytics.utils.nms import non_max_suppression
 
 NO_TIME_LIMIT_S = 1e9
 """Ultralytics returns no boxes for the images left when a time limit is reached, which would falsify the scores."""

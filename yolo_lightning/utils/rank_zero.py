@@ -8,5 +8,5 @@ __all__ = ["rank_zero_info", "rank_zero_warn"]
 
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
 
-if not hasattr(rank_zero_only, "rank"):  # Lightning does the same when it is imported, and its Trainer sets the rank
-    rank_zero_only.rank = next((int(os.environ[name]) for name in RANK_VARIABLES if name in os.environ), 0)
+# Lightning does the same when it is imported, and its Trainer sets the rank.
+vars(rank_zero_only).setdefault("rank", next((int(os.environ[one]) for one in RANK_VARIABLES if one in os.environ), 0))

@@ -15,11 +15,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from yolo_lightning import ENVIRONMENT_SWITCHES
 from yolo_lightning.supervision.helper_process import bounded
 from yolo_lightning.utils import sensors
 from yolo_lightning.utils.addresses import SECRET
 from yolo_lightning.utils.host import available_cores, lingers
+from yolo_lightning.utils.offline import ENVIRONMENT_SWITCHES
 from yolo_lightning.utils.sensors import Capacity, KernelSettings, PciGpu, Vendor
 
 INTEGRATED_BYTES = 3 << 30

@@ -10,6 +10,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
+from yolo_lightning.utils.offline import offline
+
 Image = npt.NDArray[np.uint8 | np.float32]
 PastePosition = Literal["place", "row"]
 
@@ -181,7 +183,8 @@ def apply_pixel_transforms(
 @cache
 def _build_pipeline(transforms: str) -> Any:
     """Return an `albumentations.Compose` of transforms in JSON, each of which has been applied to a gray image."""
-    import albumentations  # takes 1 s
+    with offline():
+        import albumentations  # takes 1 s
 
     return albumentations.Compose([_build_transform(albumentations, one) for one in json.loads(transforms)])
 
