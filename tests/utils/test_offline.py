@@ -41,6 +41,7 @@ assert not utils.ONLINE and attempts, "Ultralytics' own use tests the network"
 )
 OURS_SECOND = (
     """
+import lightning.pytorch  # sets variables of its own
 from ultralytics import utils
 from ultralytics.utils import checks
 assert attempts.pop() and not attempts.clear()
