@@ -401,12 +401,19 @@ def test_configuration_that_cannot_be_written_follows_at_the_end_of_the_epoch(
 
 @pytest.mark.whole_run
 def test_fit_ends_with_a_file_for_ultralytics_a_report_and_commands_that_work(
-    run: Run, pictures: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    run: Run, pictures: None, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from ultralytics import YOLO
 
+    from yolo_lightning.commands import recalibrate
+    from yolo_lightning.commands.sweep.candidates import collect
+
+    judged: list[int | None] = []
+    monkeypatch.setattr(recalibrate, "collect", lambda *a, **k: judged.append(k["batches"]) or collect(*a, **k))
     with caplog.at_level(logging.INFO):
         run("fit", *ONE_STEP, "--trainer.default_root_dir", "first", "--recalibrate_images", "4")
+    assert judged == [1, 1], "trainer.limit_val_batches"
+    assert re.search(r"recalibration: 4 training frames, then scores of \d+ validation frames, about ", caplog.text)
     checkpoints = tmp_path / "first" / "checkpoints"
     assert re.search(r"recalibrated with 4 frames, inputs as in (evaluation|training): balanced ", caplog.text)
     assert (checkpoints / "recalibrated.ckpt").is_file() == ("not kept" not in caplog.text)

@@ -17,6 +17,7 @@ from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN
 from yolo_lightning.checkpoints.torch_archive import load_checkpoint
 from yolo_lightning.commands.console import counter, finite, write_results, writing
 from yolo_lightning.commands.halves import PARTS, Comparison
+from yolo_lightning.commands.monitor.wording import duration
 from yolo_lightning.commands.sweep.candidates import collect, in_first_half, suppressed
 from yolo_lightning.commands.sweep.command import checkpoint_file, data_options_of
 from yolo_lightning.commands.sweep.sweep_scores import Setting, SettingScores, score_setting
@@ -36,6 +37,7 @@ from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.training.normalisation_statistics import recompute_statistics
 from yolo_lightning.utils.choices import check_choices, check_range, chosen_device
 from yolo_lightning.utils.paths import real_path, user_path
+from yolo_lightning.utils.rank_zero import rank_zero_info
 from yolo_lightning.utils.run_files import RECALIBRATED_CHECKPOINT
 
 Inputs = Literal["evaluation", "training"]
@@ -106,8 +108,9 @@ def apply(
     inputs: InputsOrAuto,
     device: torch.device,
     conv_backend: Convolution,
+    batches: int | None = None,
 ) -> tuple[dict[str, Any], Comparison]:
-    """Recalibrate a checkpoint, and score both on the validation frames.
+    """Recalibrate a checkpoint, and score both on the validation frames, in `batches` batches (None: all).
 
     Returns:
         The recalibrated checkpoint, which is not written, so that no file exists before its scores; the scores.
@@ -123,9 +126,9 @@ def apply(
     tried: tuple[Inputs, ...] = ("evaluation", "training") if inputs == "auto" else (inputs,)
     for kind in tried:
         content, graph = recalibrated(file, data, images, kind, device, conv_backend)
-        before = before or judged(usual, data, known, len(names), device)
+        before = before or judged(usual, data, known, len(names), device, batches)
         network = FoldedGraph(graph, one_to_one=known.detections.one_to_one, with_loss=False)
-        found = Comparison(before, judged(network, data, known, len(names), device))
+        found = Comparison(before, judged(network, data, known, len(names), device, batches))
         if found.is_better:
             break
     return content, found
@@ -146,7 +149,16 @@ def recalibrate_best(best: Path, data: DetectionDataModule, images: int, model: 
         One line about the outcome.
     """
     target = best.with_name(RECALIBRATED_CHECKPOINT)
-    checkpoint, found = apply(best, data, images, "evaluation", model.device, model.convolution.backend)
+    trainer = model.trainer
+    batches = int(sum(trainer.num_val_batches)) * trainer.world_size or None  # follows trainer.limit_val_batches
+    frames = _validation_frames(data, batches)
+    measured = [getattr(one, "validation_s", None) for one in trainer.callbacks]  # type: ignore[attr-defined]
+    validation_s = next(filter(None, measured), None)
+    images = min(images, len(data.index("train")))
+    time = "" if validation_s is None else f", about {duration(validation_s * (2 + images / frames))}"
+    rank_zero_info(f"recalibration: {images:,} training frames, then scores of {frames:,} validation frames{time}")
+    device, backend = model.device, model.convolution.backend
+    checkpoint, found = apply(best, data, images, "evaluation", device, backend, batches)
     content = checkpoint[RECALIBRATED]
     scores = f"balanced {score_text(found.before[0].balanced)} -> {score_text(found.after[0].balanced)}"
     line = f"recalibrated with {content['images']:,} frames, inputs as in {content['inputs']}: {scores}, "
@@ -226,10 +238,15 @@ def _training_inputs(
 
 
 def judged(
-    network: Any, data: DetectionDataModule, known: NetworkSettings, classes: int, device: torch.device
+    network: Any,
+    data: DetectionDataModule,
+    known: NetworkSettings,
+    classes: int,
+    device: torch.device,
+    batches: int | None = None,
 ) -> list[SettingScores]:
     """Return the scores with the thresholds of the checkpoint: of all validation frames, then of both halves."""
-    with counter("processed", len(data.index("valid"))) as advance:
+    with counter("processed", _validation_frames(data, batches)) as advance:
         parts = collect(
             network,
             data,
@@ -240,6 +257,7 @@ def judged(
             single_class=known.single_class,
             tta=False,
             stride=network.stride,
+            batches=batches,
         )
     heartbeat.enter(Phase.METRICS)
     matched = [match(suppressed(part, classes, known.detections), part.targets, classes) for part in parts]
@@ -247,6 +265,11 @@ def judged(
     halves = [half, ~half] if half.any() and not half.all() else []
     setting = Setting(known.detections.score_threshold, known.detections.iou_threshold)
     return [score_setting(Matches.join(matched), setting, part) for part in (np.ones_like(half), *halves)]
+
+
+def _validation_frames(data: DetectionDataModule, batches: int | None) -> int:
+    frames = len(data.index("valid"))
+    return frames if batches is None else min(frames, batches * data.batch_size)
 
 
 def beating(advance: Callable[[int], None]) -> Callable[[int], None]:

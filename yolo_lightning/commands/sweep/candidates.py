@@ -6,6 +6,7 @@ A candidate is one box with one class: 22 bytes. With a limit of 1000 candidates
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -52,18 +53,21 @@ def collect(
     single_class: bool,
     tta: bool,
     stride: int = STRIDE,
+    batches: int | None = None,
 ) -> list[Candidates]:
     """Return the candidates of the validation split, batch by batch, in file order.
 
     `network` is in evaluation mode on `device`, and `data` is set up for validation. `advance` is called with the
-    number of frames of each batch. With `single_class`, all annotated boxes count as class 0.
+    number of frames of each batch. With `single_class`, all annotated boxes count as class 0. `batches` is the number
+    of batches; None: all.
     """
     frames = data.open("valid")
     frames.quarantined = data.limits.quarantined(frames.index, "valid")
     arguments = data.loader.arguments(on_gpu=device.type == "cuda", persistent=False)
     dataset = EvaluationDataset(frames, data.image_size)
     parts = []
-    for batch in DataLoader(dataset, batch_size=data.batch_size, collate_fn=collate, **arguments):
+    loader = DataLoader(dataset, batch_size=data.batch_size, collate_fn=collate, **arguments)
+    for batch in islice(loader, batches):
         batch = data.on_before_batch_transfer(batch, 0)
         images = network_input(batch.images.to(device, non_blocking=True))
         decoded = network(images)[0]
