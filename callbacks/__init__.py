@@ -5,11 +5,11 @@ Hooks and the callbacks that act in them::
     all                        HeartbeatFile (first), StatusFile; StopOnSignal ends a fit between two steps
     setup                      StallMonitor starts; EMA copies the network; CheckpointMirror starts
     on_fit_start               EnvironmentFile
-    on_train_start             MetricsFile and ResultsFile drop rows behind the resumed step; RandomState restores
+    on_train_start             MetricsFile drops rows behind the resumed step; RandomState restores
       on_train_batch_start     FinalValidation
-      on_train_batch_end       EMA averages after an update; MetricsFile; ResultsFile; LastCheckpoint every N steps
+      on_train_batch_end       EMA averages after an update; MetricsFile; LastCheckpoint every N steps
       on_validation_*          EMA swaps its weights in and out; MeanAP collects and scores; BestCheckpoint saves
-      on_train_epoch_end       ResultsFile; EpochTable; FinishBy; LastCheckpoint; EpochCheckpoint
+      on_train_epoch_end       EpochTable; FinishBy; LastCheckpoint; EpochCheckpoint
     on_train_end               EMA leaves its weights in the network
     on_test_*, on_predict_*    MeanAP, FrameGallery, SubmissionWriter
     teardown, on_exception     StallMonitor stops; EMA swaps back; CheckpointMirror copies the last checkpoint
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from yolo_lightning.callbacks.metrics_file import MetricsFile
     from yolo_lightning.callbacks.progress_bar import ProgressLines, RunProgressBar
     from yolo_lightning.callbacks.random_state import RandomState
-    from yolo_lightning.callbacks.results_file import ResultsFile
     from yolo_lightning.callbacks.stall_monitor import StallMonitor
     from yolo_lightning.callbacks.status_file import StatusFile
     from yolo_lightning.callbacks.stop_on_signal import StopOnSignal, StoppableTrainer
@@ -57,7 +56,6 @@ __all__ = [
     "HeartbeatCallback",
     "HeartbeatFile",
     "RandomState",
-    "ResultsFile",
     "RunProgressBar",
     "StallMonitor",
     "StatusFile",
@@ -84,7 +82,6 @@ _FILES = {
     "ProgressLines": "progress_bar",
     "RunProgressBar": "progress_bar",
     "RandomState": "random_state",
-    "ResultsFile": "results_file",
     "StallMonitor": "stall_monitor",
     "StatusFile": "status_file",
     "StopOnSignal": "stop_on_signal",

@@ -17,7 +17,6 @@ DEFAULTS: tuple[type[Callback], ...] = (
     callbacks.MeanAP,
     callbacks.FinalValidation,
     callbacks.MetricsFile,
-    callbacks.ResultsFile,
     callbacks.RandomState,
     callbacks.StallMonitor,
     callbacks.FrameGallery,

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
 
-from yolo_lightning.callbacks.results_file import ResultsFile
 from yolo_lightning.callbacks.status_file import MAP, MAP_50, is_validation_of_fit
 
 HEADING_INTERVAL = 20
@@ -18,6 +19,7 @@ HEADING_INTERVAL = 20
 LOSSES = (("box_loss",), ("cls_loss",), ("dfl_loss", "l1_loss"))
 """Names of the losses of a column; a network has one of them."""
 
+TRAIN_LOSSES = frozenset(f"train/{name}" for names in LOSSES for name in names)
 HEADINGS = ("box", "cls", "dfl", "box", "cls", "dfl", "mAP50", "mAP50-95", "lr", "img/s", "time")
 WIDTHS = (5, 5, 5, 5, 5, 5, 6, 8, 6, 5, 7)
 GAP = " "
@@ -92,8 +94,9 @@ def duration_text(seconds: float) -> str:
 class EpochTable(Callback):
     """Logs one line per epoch: mean losses, scores, learning rate, images per second and time, on the first rank.
 
-    The losses are those of `ResultsFile`, without which their columns contain dashes. Validation columns are empty for
-    an epoch without a validation. Images per second and time of a resumed epoch refer to its part after the resume.
+    Training losses are means over the batches of the epoch with a finite loss in the first rank, the learning rate is
+    that of the last batch. Validation columns are empty for an epoch without a validation. The training losses, images
+    per second and time of a resumed epoch refer to its part after the resume.
     """
 
     def __init__(self) -> None:
@@ -106,6 +109,8 @@ class EpochTable(Callback):
         """Seconds of the validations of the epoch."""
         self._validation_began_s = 0.0
         self._scores: Mapping[str, Any] = {}
+        self._losses: dict[str, Tensor] = {}
+        """Sum of the finite losses of the epoch and their number, by logged name."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._rows = 0
@@ -118,6 +123,10 @@ class EpochTable(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self._images += len(batch) * trainer.world_size
+        for name in TRAIN_LOSSES & trainer.callback_metrics.keys():  # summed on the device, without a synchronization
+            loss = trainer.callback_metrics[name].double()
+            finite = torch.stack([loss, torch.ones_like(loss)]).where(loss.isfinite(), 0.0)
+            self._losses[name] = finite + self._losses.get(name, 0.0)
         self._training_s = time.monotonic() - self._began_s - self._resting_s
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -129,18 +138,15 @@ class EpochTable(Callback):
             self._scores = {name: float(trainer.callback_metrics[name]) for name in trainer.callback_metrics}
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log the row; `ResultsFile`, an earlier callback, has completed the losses of the epoch."""
-        epoch = trainer.current_epoch + 1
-        results = next((one for one in trainer.callbacks if isinstance(one, ResultsFile)), None)  # type: ignore[attr-defined]
-        known = {} if results is None else results.row(epoch)
+        sums = {name: both.tolist() for name, both in self._losses.items()}
         row = EpochRow(
-            epoch,
+            trainer.current_epoch + 1,
             trainer.max_epochs if trainer.max_epochs and trainer.max_epochs > 0 else None,
-            _losses_of(known, "train"),
+            _losses_of({name: total / count for name, (total, count) in sums.items() if count}, "train"),
             _losses_of(self._scores, "val"),
             _valid_score(self._scores.get(MAP_50)),
             _valid_score(self._scores.get(MAP)),
-            known.get("lr/pg0"),
+            float(trainer.callback_metrics["lr/weight"]) if "lr/weight" in trainer.callback_metrics else None,
             self._images / self._training_s if self._images and self._training_s > 0 else None,
             time.monotonic() - self._began_s,
         )
@@ -151,7 +157,7 @@ class EpochTable(Callback):
 
     def _begin(self) -> None:
         self._began_s = time.monotonic()
-        self._images, self._training_s, self._resting_s, self._scores = 0, 0.0, 0.0, {}
+        self._images, self._training_s, self._resting_s, self._scores, self._losses = 0, 0.0, 0.0, {}, {}
 
 
 def _valid_score(score: float | None) -> float | None:

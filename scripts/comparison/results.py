@@ -67,8 +67,10 @@ def measure(run: Training, dataset: Dataset) -> Result:
         kept = weights.with_name(run_files.RECALIBRATED_CHECKPOINT)
         best = validated(kept, data, folder) if kept.is_file() else scores
         result["recalibrated_map_50"] = best["val/map_50"]
-    with (folder / run_files.RESULTS).open(newline="") as file:
-        times = [0.0, *(float(row["time"]) for row in csv.DictReader(file, skipinitialspace=True))]
+    name, column = ("results.csv", "time") if run.arm == "ultralytics" else (run_files.METRICS, "time_s")
+    with (folder / name).open(newline="") as file:  # the last row of each epoch
+        ends = {row["epoch"]: float(row[column]) for row in csv.DictReader(file, skipinitialspace=True)}
+    times = [0.0, *ends.values()]
     result["epoch_s"] = statistics.median(after - before for before, after in pairwise(times))
     result |= speed(folder)
     (folder / RESULT).write_text(json.dumps(result, indent=2) + "\n")

@@ -8,7 +8,7 @@ from lightning.pytorch import Callback
 from torch import Tensor
 
 from tests.callbacks.tiny_training import BATCH, TinyModule, fit
-from yolo_lightning.callbacks import EpochTable, ResultsFile
+from yolo_lightning.callbacks import EpochTable
 from yolo_lightning.callbacks.epoch_table import EpochRow, duration_text, heading, loss_text
 
 pytestmark = pytest.mark.usefixtures("any_uptime")
@@ -50,7 +50,7 @@ class Clock(Callback):
 
 def test_row_has_the_values_of_the_epoch(tmp_path: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
-    fit(tmp_path, clock, ResultsFile(), EpochTable(), module=Logs(), epochs=2, batches=3, check_val_every_n_epoch=2)
+    fit(tmp_path, clock, EpochTable(), module=Logs(), epochs=2, batches=3, check_val_every_n_epoch=2)
     assert len(lines) == 3, "a heading and two rows"
     rate = f"{BATCH / 2:.1f}"
     assert lines[1].split() == ["1/2", "2.000", "-", "-", "-", "-", "-", "-", "-", "1.0e-2", rate, "0:06"]

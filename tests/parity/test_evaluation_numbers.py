@@ -16,8 +16,7 @@ from ultralytics.models.yolo.detect import DetectionValidator
 from ultralytics.utils.metrics import ConfusionMatrix
 from ultralytics.utils.nms import non_max_suppression
 
-from tests.parity.training_twins import random_batches
-from yolo_lightning.callbacks.results_file import SCORES
+from tests.parity.training_twins import SCORES, random_batches
 from yolo_lightning.data.batch import Batch, targets
 from yolo_lightning.data.boxes import Letterbox, xywh_to_xyxy
 from yolo_lightning.data.image_size import ImageSize

@@ -16,8 +16,8 @@ from ultralytics.utils.metrics import DetMetrics
 
 from tests.callbacks.tiny_training import tiny_trainer
 from tests.helpers.data_module import data_module
+from tests.parity.training_twins import SCORES
 from yolo_lightning.callbacks import MeanAP
-from yolo_lightning.callbacks.results_file import SCORES
 from yolo_lightning.data.batch import Batch
 from yolo_lightning.data.boxes import clip_boxes, corners_to_centres
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES

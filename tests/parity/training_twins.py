@@ -24,6 +24,14 @@ SIZE, BATCH_SIZE, STEPS_PER_EPOCH = 64, 4, 5
 Weights = dict[str, Tensor]
 Step = dict[str, Any]
 
+SCORES = {
+    "metrics/precision(B)": "val/precision",
+    "metrics/recall(B)": "val/recall",
+    "metrics/mAP50(B)": "val/ultralytics_map_50",
+    "metrics/mAP50-95(B)": "val/ultralytics_map",
+}
+"""Logged scores by Ultralytics' names."""
+
 
 def random_batches(batches: int = STEPS_PER_EPOCH, *, size: int = SIZE, seed: int = 7) -> list[Batch]:
     """Noise with boxes, in three channels: Ultralytics' first layer takes no single one here."""

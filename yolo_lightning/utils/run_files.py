@@ -18,7 +18,6 @@ CHECKSUM_SUFFIX = ".json"
 """Suffix of the file beside a checkpoint that contains its checksum, epoch and steps."""
 
 METRICS = "metrics.csv"
-RESULTS = "results.csv"
 TENSORBOARD = "tensorboard"
 SCORES = "test_scores.json"
 CHALLENGE_SCORES = "scores.json"
