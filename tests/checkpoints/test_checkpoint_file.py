@@ -97,6 +97,10 @@ def test_folder_is_made(tmp_path: Path) -> None:
     assert find_damage(tmp_path / "new/folder/one.ckpt") is None
 
 
+def test_folder_is_no_checkpoint(tmp_path: Path) -> None:
+    assert find_damage(tmp_path) == "it is a folder, not a file"
+
+
 @pytest.mark.parametrize("name", DAMAGES)
 def test_damage_is_found(checkpoint: Path, name: str) -> None:
     DAMAGES[name](checkpoint)

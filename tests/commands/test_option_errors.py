@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -180,6 +181,19 @@ def test_empty_configuration_file() -> None:
 def test_missing_configuration_file() -> None:
     text = short_message("Parser key \"config\": File does not exist: 'none.yaml'", ())
     assert text == "the file none.yaml of --config does not exist"
+
+
+def test_folder_as_configuration_file(tmp_path: Path) -> None:
+    text = short_message(f"Parser key \"config\": Path is not a file: '{tmp_path}'", ())
+    assert text == f"the file {tmp_path} of --config is a folder; pass a YAML file"
+
+
+def test_missing_positional_argument_is_named_as_in_the_help() -> None:
+    assert short_message("the following arguments are required: out", ()).startswith("OUT is missing; see --help")
+
+
+def test_checkpoint_of_a_command_that_names_it_weights() -> None:
+    assert "Did you mean --weights" in short_message("unrecognized arguments: --checkpoint c", {"weights", "output"})
 
 
 def test_missing_package_is_one_line_with_the_command_that_installs_it() -> None:

@@ -85,7 +85,7 @@ def find_damage(path: Path) -> str | None:
     torch.load detects a truncated file but not a changed byte.
     """
     if not path.is_file():
-        return "it does not exist"
+        return "it is a folder, not a file" if path.is_dir() else "it does not exist"
     checksum = read_checksum(path)
     if checksum is None:
         from yolo_lightning.checkpoints.torch_archive import load_checkpoint

@@ -5,6 +5,7 @@ import shlex
 import sys
 from collections.abc import Collection, Sequence
 from inspect import signature
+from pathlib import Path
 from typing import Any, NoReturn
 
 from yolo_lightning.commands import RENAMED
@@ -52,6 +53,7 @@ SYNONYMS = {
     "project": ("output", "trainer.default_root_dir"),
     "save_dir": ("output", "trainer.default_root_dir"),
     "seed": ("seed_everything",),
+    "checkpoint": ("weights", "ckpt_path"),
     "conv": ("conv_backend",),
     "confidence": ("score_threshold",),
     "overlap": ("iou_threshold",),
@@ -95,7 +97,8 @@ WRONG_GROUP = re.compile(r"Parser key \"(?P<key>[^\"]+)\":\s+Unable to load conf
 SUBTYPES = re.compile(r"^\s*Subtypes: \[(?P<types>.+)\]$", re.MULTILINE)
 COMMA = re.compile(r", (?![^\[]*\])")  # outside of brackets
 CALLBACKS = "trainer.callbacks"
-MISSING_FILE = re.compile(r"Parser key \"config\": File does not exist: '?(?P<file>[^'\n]+)'?")
+NO_CONFIG_FILE = re.compile(r"Parser key \"config\": (?:File does not exist|Path is not a file): '?(?P<file>[^'\n]+)'?")
+MISSING_POSITIONAL = re.compile(r"the following arguments are required: (?P<names>[\w, ]+)$")
 NO_MAPPING = "Unexpected config:"
 UNKNOWN_COMMAND = re.compile(r"invalid choice: '(?P<typed>[^']+)' \(choose from (?P<known>.+)\)")
 TYPE_NAMES = {
@@ -180,8 +183,11 @@ def short_message(message: str, keys: Collection[str], commands: Collection[str]
         meant = did_you_mean(similar(found["name"], [*own, *others]))
         listed = f"{', '.join(own)}, and those of lightning.pytorch.callbacks"
         return f"{CALLBACKS}: there is no callback {found['name']}{meant} The callbacks are {listed}."
-    if found := MISSING_FILE.search(message):
-        return f"the file {found['file']} of --config does not exist"
+    if found := NO_CONFIG_FILE.search(message):
+        problem = "is a folder; pass a YAML file" if Path(found["file"]).is_dir() else "does not exist"
+        return f"the file {found['file']} of --config {problem}"
+    if found := MISSING_POSITIONAL.search(message):
+        return f"{found['names'].upper()} is missing; see --help for the order of the arguments"
     if (found := WRONG_VALUE.search(message)) and (accepted := _accepted_values(message)):
         return wrong_choice(found["key"], found["value"].strip(), accepted)
     return message

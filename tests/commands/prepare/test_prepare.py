@@ -280,6 +280,11 @@ def test_summary_of_a_data_yaml(
     assert "class11" in shown or classes == 2
 
 
+def test_missing_root_is_named_as_the_option_of_this_command() -> None:
+    with pytest.raises(ValueError, match="--root must be the dataset folder with --format ltdv2, got null"):
+        prepare()
+
+
 def test_only_ltdv2_is_packed() -> None:
     with pytest.raises(ValueError, match="format must be ltdv2, got coco"):
         prepare("x", format="coco")

@@ -16,10 +16,11 @@ from yolo_lightning.commands.doctor.machine_findings import Severity, worst
 from yolo_lightning.commands.prepare.dataset_check import check_dataset
 from yolo_lightning.commands.prepare.summary import monthly_counts, tables
 from yolo_lightning.data.datamodule import DetectionDataModule
-from yolo_lightning.data.formats.choose_format import open_format
+from yolo_lightning.data.formats.choose_format import format_class, open_format
 from yolo_lightning.data.formats.dataset_format import DatasetFormat, DatasetSettings, JsonFormat
 from yolo_lightning.data.formats.frame_checks import check_depth, describe_values
 from yolo_lightning.data.formats.ltdv2 import OFFICIAL_FILES, LTDv2Format
+from yolo_lightning.data.formats.yolo import YoloFormat
 from yolo_lightning.data.index.neighbours import UnlistedFrames
 from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.storage.choose_storage import open_original
@@ -95,6 +96,8 @@ def prepare(
         if value < 1:
             raise ValueError(f"{option} must be >= 1, got {value}")
     source = StorageSettings(kind=storage, index_root=index_root)
+    if root is None and format_class(format) is not YoloFormat:
+        raise ValueError(f"--root must be the dataset folder with --format {format}, got null")
     folder = None if root is None else user_path(root)
     dataset = open_format(DatasetSettings(folder, format, storage=StorageSettings(index_root=index_root)))
     limits = FrameLimits(bits=bits)
