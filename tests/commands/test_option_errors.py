@@ -193,7 +193,7 @@ def test_missing_positional_argument_is_named_as_in_the_help() -> None:
 
 
 def test_checkpoint_of_a_command_that_names_it_weights() -> None:
-    assert "Did you mean --weights" in short_message("unrecognized arguments: --checkpoint c", {"weights", "output"})
+    assert "Did you mean weights" in short_message("unrecognized arguments: --checkpoint c", {"weights", "output"})
 
 
 def test_missing_package_is_one_line_with_the_command_that_installs_it() -> None:
