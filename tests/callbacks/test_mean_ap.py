@@ -145,7 +145,7 @@ def test_scores_are_printed_as_a_table(tmp_path: Path, capsys: pytest.CaptureFix
     trainer = tiny_trainer(tmp_path, MeanAP())
     getattr(trainer, command)(DetectionModule(TWO_MONTHS), datamodule=Frames(numbers(2)), verbose=False)
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["frames", "objects", "50", "50-95", "person", "bicycle"] in lines
+    assert ["month", "frames", "objects", "50", "50-95", "person", "bicycle"] in lines
     assert ["all", "3", "3", "0.6634", "0.6634", "0.6634", "-"] in lines
     assert ["2021-01", "1", "1", "1.0000", "1.0000", "1.0000", "-"] in lines
     assert any(line[-2:] == ["balanced", "0.3548"] for line in lines)
