@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import torch
 from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.callbacks import LearningRateFinder
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
@@ -64,6 +65,7 @@ from yolo_lightning.utils.choices import as_settings
 from yolo_lightning.utils.distributed import sum_over_ranks
 from yolo_lightning.utils.host import keep_freed_memory
 from yolo_lightning.utils.loop_position import schedule_step, steps_begun
+from yolo_lightning.utils.rank_zero import print_to_notebook
 
 Evaluation = dict[str, list[Prediction] | list[Target]]
 """Output of a validation or test step: `preds` and `targets`, one per frame."""
@@ -118,6 +120,7 @@ class YOLOModule(LightningModule):
         guard: GuardSettings = GuardSettings(),  # noqa: B008 - frozen
     ) -> None:
         super().__init__()
+        print_to_notebook()
         names: Any = class_names
         if isinstance(names, str) or not isinstance(names, Sequence):
             raise ValueError(f"model.class_names must be a list of names, as ['person', 'car'], got {names!r}")
@@ -186,8 +189,13 @@ class YOLOModule(LightningModule):
         """Check the image size, and choose the convolution implementation for `backend: auto`.
 
         Raises:
-            ValueError: If the graph does not accept the image size of the training data.
+            ValueError: If the graph does not accept the image size of the training data, or for `Tuner.lr_find`.
         """
+        if any(isinstance(one, LearningRateFinder) for one in self.trainer.callbacks):  # type: ignore[attr-defined]
+            raise ValueError(
+                "Tuner.lr_find and LearningRateFinder are not supported: model.recipe sets the learning rate of every "
+                "step. Compare short runs with different values of model.recipe.lr0 instead."
+            )
         if stage == "fit" and hasattr(self.trainer.datamodule, "training_facts"):  # type: ignore[attr-defined]
             image_size = TrainingFacts.from_trainer(self.trainer).image_size
             if image_size is not None:

@@ -67,3 +67,11 @@ def test_full_disk_at_the_start_of_a_fit_warns_once_and_later_points_are_written
     logger.log_metrics({"loss": 1.0}, 5)
     logger.finalize("success")
     assert steps(tmp_path / "run" / "tensorboard") == [5]
+
+
+def test_hyperparameters_have_no_chart(tmp_path: Path) -> None:
+    curves = Curves(tmp_path)
+    curves.log_hyperparams({"lr0": 0.01})
+    curves.log_metrics({"loss": 1.0}, 0)
+    curves.finalize("success")
+    assert EventAccumulator(curves.log_dir).Reload().Tags()["scalars"] == ["loss"]

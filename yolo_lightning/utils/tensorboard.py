@@ -25,7 +25,7 @@ class Curves(TensorBoardLogger):
     """
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
-        super().__init__(*arguments, **keywords)
+        super().__init__(*arguments, **{"default_hp_metric": False} | keywords)  # else a chart of -1
         self._file = OptionalFile()
         self._failed_s: float | None = None
 
