@@ -3,10 +3,15 @@
 import csv
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import yaml
+from lightning.pytorch import Trainer
+from lightning.pytorch.loggers import MLFlowLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from yolo_lightning import YOLOModule
 
 RUN = Path("runs/yolo")
 ONE_STEP = [
@@ -63,3 +68,11 @@ def test_wandb_offline_gets_scores(run: Callable[..., None], monkeypatch: pytest
     summary = dict(wandb.run.summary)
     wandb.finish()
     assert {"train/box_loss", "val/map_50"} < summary.keys()
+
+
+def test_mlflow_in_local_files_is_refused_before_training() -> None:
+    logger = Mock(spec=MLFlowLogger, save_dir="mlruns")
+    module = YOLOModule(class_names=["a"])
+    module.trainer = Mock(spec=Trainer, loggers=[logger], max_epochs=1, world_size=1)
+    with pytest.raises(ValueError, match="must not be an MLFlowLogger with local files, got save_dir mlruns"):
+        module.on_fit_start()

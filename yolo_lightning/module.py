@@ -12,6 +12,7 @@ from typing import Any, Self
 import torch
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.callbacks import LearningRateFinder
+from lightning.pytorch.loggers import MLFlowLogger
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
@@ -333,6 +334,12 @@ class YOLOModule(LightningModule):
     def on_fit_start(self) -> None:
         """Raise a ValueError if an option of the Trainer is not supported."""
         trainer = self.trainer
+        for logger in trainer.loggers:
+            if isinstance(logger, MLFlowLogger) and logger.save_dir:
+                raise ValueError(
+                    f"trainer.logger must not be an MLFlowLogger with local files, got save_dir {logger.save_dir}: "
+                    "MLflow cannot store the scores of single classes there; set tracking_uri to a server or a database"
+                )
         if trainer.max_epochs is None or trainer.max_epochs < 1:
             raise ValueError(f"trainer.max_epochs must be >= 1, for the schedules, got {trainer.max_epochs}")
         if trainer.world_size > 1 and not isinstance(trainer.strategy, DDPStrategy):

@@ -15,7 +15,13 @@ from yolo_lightning.model.detection_settings import DetectionSettings
 from yolo_lightning.model.network_settings import NetworkSettings
 from yolo_lightning.module import YOLOModule
 from yolo_lightning.training.module_state import ModuleState
-from yolo_lightning.utils.old_layout import RENAMED_KEYS, current_hyperparameters, current_layout, new_key
+from yolo_lightning.utils.old_layout import (
+    RENAMED_KEYS,
+    current_checkpoint,
+    current_hyperparameters,
+    current_layout,
+    new_key,
+)
 
 
 @pytest.mark.parametrize(
@@ -79,6 +85,11 @@ CURRENT = {
 
 def test_hyperparameters_become_nested() -> None:
     assert current_hyperparameters(OLD) == CURRENT == current_hyperparameters(CURRENT)
+
+
+def test_states_of_removed_callbacks_are_dropped() -> None:
+    callbacks = {"ResultsFile": {"rows": {}}, "EMA": {"updates": 3}}
+    assert current_checkpoint({"callbacks": callbacks}) == {"callbacks": {"EMA": {"updates": 3}}}
 
 
 def test_old_checkpoint_is_read_in_the_layout_of_today(tmp_path: Path) -> None:

@@ -76,11 +76,17 @@ def current_layout(flat: Mapping[str, Any]) -> dict[str, Any]:
     return {new_key(name) or name: value for name, value in flat.items()}
 
 
+REMOVED_CALLBACKS = ("ResultsFile",)
+"""Default callbacks of earlier versions; their states in checkpoints are ignored."""
+
+
 def current_checkpoint(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content of a checkpoint, possibly of an earlier version, in the layout of today."""
     current = dict(content)
     if isinstance(stored := current.get("hyper_parameters"), Mapping):
         current["hyper_parameters"] = current_hyperparameters(stored)
+    if isinstance(states := current.get("callbacks"), Mapping):
+        current["callbacks"] = {name: state for name, state in states.items() if name not in REMOVED_CALLBACKS}
     if isinstance(state := current.pop("halving", None), Mapping):
         current["splitting"] = {"images_at_once": state.get("images_at_once"), "splits": state.get("halvings", 0)}
     return current
