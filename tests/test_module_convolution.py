@@ -172,6 +172,7 @@ def test_other_processes_take_what_the_first_found(choice: list[Any], monkeypatc
         is_global_zero = False
         precision = "64-true"
         datamodule = None
+        callbacks: tuple[Callback, ...] = ()
 
     module = YOLOModule()
     monkeypatch.setattr(YOLOModule, "trainer", SecondProcess())

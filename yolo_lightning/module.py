@@ -66,6 +66,7 @@ from yolo_lightning.utils.choices import as_settings
 from yolo_lightning.utils.distributed import sum_over_ranks
 from yolo_lightning.utils.host import keep_freed_memory
 from yolo_lightning.utils.loop_position import schedule_step, steps_begun
+from yolo_lightning.utils.offline import prefer_fast_find
 from yolo_lightning.utils.rank_zero import print_to_notebook
 
 Evaluation = dict[str, list[Prediction] | list[Target]]
@@ -204,6 +205,8 @@ class YOLOModule(LightningModule):
         strategy = self.trainer.strategy
         if strategy.root_device.type == "cpu":
             keep_freed_memory()
+        else:
+            prefer_fast_find()
         if self.convolution.backend != "auto":
             return
         chosen: tuple[Convolution, MemoryFormat] = "native", self.convolution.memory_format

@@ -1,11 +1,14 @@
 """Other libraries stay offline in calls of this package, and as their users set them elsewhere."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+
+from yolo_lightning.utils.offline import prefer_fast_find
 
 REFUSE = """
 import logging, os, socket, subprocess, sys
@@ -83,3 +86,12 @@ assert dict(os.environ) == before and set(logging.root.manager.loggerDict) == na
 assert "ultralytics" not in sys.modules and "Detector" in dir(yolo_lightning)
 """
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_fast_find_of_miopen_is_a_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MIOPEN_FIND_MODE", raising=False)
+    prefer_fast_find()
+    assert os.environ["MIOPEN_FIND_MODE"] == "FAST"
+    monkeypatch.setenv("MIOPEN_FIND_MODE", "NORMAL")
+    prefer_fast_find()
+    assert os.environ["MIOPEN_FIND_MODE"] == "NORMAL"

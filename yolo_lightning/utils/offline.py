@@ -33,6 +33,11 @@ def set_switches() -> None:
         os.environ.setdefault(name, value)
 
 
+def prefer_fast_find() -> None:
+    """Set MIOpen's find mode for the convolutions of a training, unless the user has set it."""
+    os.environ.setdefault("MIOPEN_FIND_MODE", ENVIRONMENT_SWITCHES["MIOPEN_FIND_MODE"])
+
+
 @contextmanager
 def offline() -> Iterator[None]:
     """Set the switches around an import or a call of another library, whether it was imported before or not."""
