@@ -16,7 +16,8 @@ vars(rank_zero_only).setdefault("rank", next((int(os.environ[one]) for one in RA
 
 def print_to_notebook() -> None:
     """In a notebook, print Lightning's log lines to stdout, because a notebook shows stderr in red."""
-    if "ipykernel" in sys.modules:
+    kernel = sys.modules.get("ipykernel.kernelapp")
+    if kernel is not None and kernel.IPKernelApp.initialized():  # False where a program merely imports ipykernel
         for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
             for handler in logging.getLogger(name).handlers:
                 if type(handler) is logging.StreamHandler:
