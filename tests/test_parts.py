@@ -36,7 +36,7 @@ class Part:
 PARTS = {
     "exact resume": Part("exact_resume", {"callbacks", "checkpoints", "data", "utils"}, True),
     "checkpoint files": Part("checkpoint_files", {"callbacks", "checkpoints", "utils"}, True),
-    "mean average precision": Part("mean_average_precision", {"data", "evaluation"}, False),
+    "mean average precision": Part("mean_average_precision", {"data", "evaluation", "utils"}, False),
     "swap_convs": Part("swap_convs", {"conv"}, False),
     "heartbeat": Part("supervise", {"supervision", "utils"}, False),
     "heartbeat of a Trainer": Part("supervise", {"callbacks", "checkpoints", "supervision", "utils"}, True, 1),

@@ -16,8 +16,8 @@ COMPILER = shutil.which("g++") or shutil.which("clang++")
 READ, WRITE, PARTIAL, COUNTER = range(4)  # kinds of operands in race_check.cpp
 
 
-def compile_emulated(folder: Path, kernels: str = "") -> Path:
-    """Compile a source text for the CPU, or all kernels, and return the library."""
+def compile_emulated(folder: Path, kernels: str = "", *, checked: bool = True) -> Path:
+    """Compile a source text for the CPU, or all kernels, and return the library; it is many times as fast unchecked."""
     source, library = folder / "kernels.cpp", folder / "kernels.so"
     kernels = kernels or build.source(list(build.kernel_lines()))
     source.write_text(f'#include "kernel_emulation.h"\n{kernels}\nEMULATED_LAUNCH\n')
@@ -25,7 +25,7 @@ def compile_emulated(folder: Path, kernels: str = "") -> Path:
     flags = ["-std=c++17", "-fPIC", "-fno-gnu-unique", "-Wno-unknown-pragmas", f"-I{here}"]
     steps: tuple[list[str | Path], ...] = (
         # The instrumentation of ThreadSanitizer without its library: race_check.cpp contains the functions.
-        ["-O0", "-fsanitize=thread", "-c", source, "-o", folder / "kernels.o"],
+        [*(["-O0", "-fsanitize=thread"] if checked else ["-O1"]), "-c", source, "-o", folder / "kernels.o"],
         ["-O2", "-shared", here / "race_check.cpp", folder / "kernels.o", "-o", library],
     )
     for words in steps:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.conv.emulation import Guarded
+from tests.conv.emulation import Guarded, compile_emulated
 from yolo_lightning.commands.benchmark import correctness, speed, training
 from yolo_lightning.commands.benchmark import section as sections
 from yolo_lightning.commands.benchmark.conv_variants import Variant
@@ -35,6 +35,7 @@ from yolo_lightning.commands.benchmark.section import Section
 from yolo_lightning.commands.benchmark.stages import Stage
 from yolo_lightning.conv import disable_gpu_kernels
 from yolo_lightning.conv.kernels import fused, fused_norm
+from yolo_lightning.conv.kernels.launcher import LibraryLauncher
 from yolo_lightning.conv.kernels.verified import assume_available
 from yolo_lightning.data.image_size import ImageSize
 
@@ -112,16 +113,17 @@ def test_the_stage_passes_with_kernels_and_fails_with_a_wrong_normalization(
 
 
 @pytest.mark.whole_run
-@pytest.mark.usefixtures("one_layer")
+@pytest.mark.usefixtures("one_layer", "emulated")  # skipped without a compiler
 def test_layers_and_network_are_measured_with_kernels(
-    section: Section, emulated: Guarded, monkeypatch: pytest.MonkeyPatch
+    section: Section, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All variants of a GPU except TF32 run with the emulated kernels."""
     launches = []
+    launcher = LibraryLauncher(compile_emulated(tmp_path, checked=False))
 
     def recorded(name: str, *arguments: Any) -> None:
         launches.append(name)
-        emulated.launcher(name, *arguments)
+        launcher(name, *arguments)
 
     monkeypatch.setattr(speed, "find_layers", lambda *_: [LAYER])
     monkeypatch.setattr(sections, "absent", lambda device: {Variant.NATIVE_TF32, Variant.GEMM_TF32})
