@@ -80,6 +80,7 @@ def test_pil_images_are_detected_as_their_arrays(detector: Detector) -> None:
     assert same(detector(turned), detector(FRAME))
 
 
+@pytest.mark.whole_run
 def test_detecting_imports_no_package_of_training(folder: Path) -> None:
     """The import of the training's packages takes three times as long as that of all others together."""
     script = f"""

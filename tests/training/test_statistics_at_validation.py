@@ -96,6 +96,7 @@ def test_validated_and_saved_statistics_are_those_of_the_newest_batches(fit: Any
     assert not differing(of_graph(saved), reference.state_dict())
 
 
+@pytest.mark.whole_run
 def test_weights_are_those_of_a_training_without_recomputation(fit: Any) -> None:
     _, watch, saved = fit("run", statistics_batches=8)
     _, plain, exponential = fit("plain", statistics_batches=0)
@@ -105,6 +106,7 @@ def test_weights_are_those_of_a_training_without_recomputation(fit: Any) -> None
     assert differing(watch.graph.state_dict(), plain.graph.state_dict()) == {"running_mean", "running_var"}
 
 
+@pytest.mark.whole_run
 def test_resumed_fit_recomputes_from_the_batches_before_the_interruption(fit: Any) -> None:
     _, _, whole = fit("whole")
     fit("cut", stop_after=STOP_AFTER)

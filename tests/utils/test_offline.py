@@ -65,6 +65,7 @@ class Absent:
     """Class of a module that the reading process does not have."""
 
 
+@pytest.mark.whole_run
 @pytest.mark.parametrize("script", [OURS_FIRST, OURS_SECOND], ids=["ours first", "ours second"])
 def test_calls_stay_offline_in_either_order(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("YOLO_OFFLINE", "YOLO_AUTOINSTALL", "YOLO_VERBOSE", "NO_ALBUMENTATIONS_UPDATE"):

@@ -120,6 +120,7 @@ def test_output_must_not_be_the_checkpoint(trained: Path) -> None:
         export(checkpoint=str(trained), output=str(trained))
 
 
+@pytest.mark.whole_run
 @pytest.mark.parametrize("format", ["onnx", "torchscript"])
 def test_network_of_full_depth_scores_as_the_detector_does(trained: Path, tmp_path: Path, format: Any) -> None:
     """The input of the file is `(value - low) / (high - low)` in float32, also for values outside of the range."""

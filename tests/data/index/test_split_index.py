@@ -257,6 +257,7 @@ def open_and_die_half_way(annotation_file: Path, index_root: Path) -> None:
     open_ltdv2(annotation_file, index_root)
 
 
+@pytest.mark.whole_run
 def test_killed_build_is_cleared_away_by_the_next(coco: Coco, write_json: WriteJson, tmp_path: Path) -> None:
     path = write_json(coco(BOXES), "Train[1].json")
     process = multiprocessing.get_context("spawn").Process(
@@ -296,6 +297,7 @@ def test_opened_index_survives_changes_of_its_source(coco: Coco, write_json: Wri
     assert sorted(folders(tmp_path / "index")) == sorted([running.folder, other])
 
 
+@pytest.mark.whole_run
 def test_index_held_by_another_process_is_not_cleared_away(coco: Coco, write_json: WriteJson, tmp_path: Path) -> None:
     path = write_json(coco(BOXES))
     context = multiprocessing.get_context("spawn")
@@ -351,6 +353,7 @@ def test_pickles_as_its_path_even_after_use(coco: Coco, write_json: WriteJson, t
     assert describe(pickle.loads(pickled)) == expected
 
 
+@pytest.mark.whole_run
 def test_two_spawned_processes_open_at_once_and_see_the_same(coco: Coco, write_json: WriteJson, tmp_path: Path) -> None:
     path = write_json(coco([[[1, 2, 10, 20]]] * 500))
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
