@@ -143,6 +143,16 @@ def test_result_of_other_packages(detector: Detector) -> None:
         result.to_coco(category_ids=[7])
 
 
+def test_categories_are_those_of_the_training_data(folder: Path, tmp_path: Path) -> None:
+    content = torch.load(folder / "best.ckpt", weights_only=True)
+    for recorded, expected in (((5, 8), {5, 8}), ((), {1, 2})):
+        record = input_record(3, ImageSize(64, 64), category_ids=recorded)
+        write_checkpoint(content | {INPUT: record}, tmp_path / "best.ckpt")
+        found = {one["category_id"] for one in Detector(tmp_path / "best.ckpt", score_threshold=0.01)(FRAME).to_coco()}
+        assert found
+        assert found <= expected
+
+
 def test_plot_draws_on_a_copy_and_works_without_detections(folder: Path, detector: Detector) -> None:
     before = FRAME.copy()
     drawn = detector(FRAME).plot()

@@ -181,7 +181,7 @@ class Detector:
         remaining = iter(images)
         while group := list(islice(remaining, self._batch_size)):
             for image, prediction in zip(group, self._predict(group), strict=True):
-                yield DetectionResult.of(image, prediction, self.names)
+                yield DetectionResult.of(image, prediction, self.names, self.settings.category_ids)
 
     def _predict(self, pictures: Sequence[InputImage]) -> list[Prediction]:
         gray = not self.settings.neighbours and all(picture.is_gray() for picture in pictures)

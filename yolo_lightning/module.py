@@ -426,7 +426,8 @@ class YOLOModule(LightningModule):
         self.detection_loss.set_epoch(self.current_epoch, self.trainer.max_epochs)
         size, facts = ImageSize(*batch.images.shape[-2:]), self._facts
         own = facts.neighbours, facts.pixel_range, facts.resize
-        self._input_record = input_record(batch.images.shape[1], size, *own)
+        ids = facts.category_ids[: len(self.hparams["class_names"])]  # one with `single_class`
+        self._input_record = input_record(batch.images.shape[1], size, *own, ids)
         batch_size = facts.batch_size * self.trainer.world_size
         step, epochs = schedule_step(self.trainer, batch_idx), self.trainer.max_epochs
         settings = settings_at(

@@ -140,8 +140,9 @@ def _check_network(file: Path, checkpoint: Mapping[str, Any], other: Path, newes
         if (own.get(name) or None) != (theirs.get(name) or None):  # earlier versions recorded no false
             raise ValueError(f"model.{name} is {own.get(name)} in {file} and {theirs.get(name)} in {other}")
     inputs = checkpoint.get(INPUT, {}), newest.get(INPUT, {})
-    # `resize` acts in evaluation only, where the average has that of the newest checkpoint.
-    for name in sorted((inputs[0].keys() | inputs[1].keys()) - {"resize"}) if all(inputs) else ["neighbours"]:
+    # These two act in evaluation only, where the average has those of the newest checkpoint.
+    compared = sorted((inputs[0].keys() | inputs[1].keys()) - {"resize", "category_ids"})
+    for name in compared if all(inputs) else ["neighbours"]:
         found, expected = (one.get(name) or None for one in inputs)
         if found != expected:
             raise ValueError(f"the input's {name} is {found} in {file} and {expected} in {other}")

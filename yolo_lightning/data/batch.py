@@ -109,6 +109,7 @@ class TrainingFacts:
     pixel_range: PixelRange = field(default_factory=PixelRange)  # Mapping of 16-bit frames to 8 bits
     channels: int | None = None  # 1 for gray frames, 3 for RGB; None if unknown
     resize: Resize = "area"  # Interpolation of `data.input.resize`; recorded
+    category_ids: tuple[int, ...] = ()  # Of the classes in the dataset's files, index 0 first; recorded
 
     @classmethod
     def from_trainer(cls, trainer: Any) -> Self:

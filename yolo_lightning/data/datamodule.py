@@ -249,7 +249,7 @@ class DetectionDataModule(LightningDataModule):
         counts = np.bincount(self.index("train").all_labels(), minlength=len(self.class_names))
         counts_of = tuple(counts.tolist())
         frames = self.input.offsets, self.input.pixel_range, self.channels, self.input.resize
-        return TrainingFacts(self.batch_size, self.seed, counts_of, self.image_size, *frames)
+        return TrainingFacts(self.batch_size, self.seed, counts_of, self.image_size, *frames, self.category_ids)
 
     def train_dataloader(self) -> ResumableLoader:
         """Return augmented batches in an order that depends on (seed, epoch) only; the position is resumable."""

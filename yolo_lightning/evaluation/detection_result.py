@@ -35,11 +35,14 @@ class DetectionResult:
     class_names: tuple[str, ...]  # names of all classes, index 0 first
     source: Path | None = None  # image or video file; None for an array
     frame: int | None = None  # frame number in the video, from 0; None for an image
+    category_ids: tuple[int, ...] = ()  # of all classes in the files of the training data; empty if unknown
 
     @classmethod
-    def of(cls, image: InputImage, prediction: Prediction, class_names: Sequence[str]) -> Self:
+    def of(
+        cls, image: InputImage, prediction: Prediction, class_names: Sequence[str], category_ids: tuple[int, ...] = ()
+    ) -> Self:
         numbers = (prediction.boxes.numpy(), prediction.scores.numpy(), prediction.labels.numpy())
-        return cls(image.pixels, *numbers, tuple(class_names), image.source, image.frame)
+        return cls(image.pixels, *numbers, tuple(class_names), image.source, image.frame, category_ids)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -84,12 +87,14 @@ class DetectionResult:
 
         Args:
             image_id: Id of the image in the dataset's file.
-            category_ids: Category id of each class in the dataset's file; None for 1, 2, ...
+            category_ids: Category id of each class in the dataset's file; None for those of the training data, which
+                `predict` writes, too, or 1, 2, ... if the weights do not record them.
 
         Raises:
             ValueError: If `category_ids` has another length than `class_names`.
         """
-        ids = range(1, len(self.class_names) + 1) if category_ids is None else category_ids
+        known = self.category_ids or range(1, len(self.class_names) + 1)
+        ids = known if category_ids is None else category_ids
         if len(ids) != len(self.class_names):
             raise ValueError(f"category_ids must contain {len(self.class_names)} ids, one per class, got {len(ids)}.")
         found = [ids[label] for label in self.labels.tolist()]

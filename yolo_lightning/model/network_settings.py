@@ -54,6 +54,7 @@ class NetworkSettings:
     neighbours: tuple[int, ...] = ()
     pixel_range: PixelRange = field(default_factory=PixelRange)  # how 16-bit frames are mapped to 8 bits
     resize: Resize = "area"  # how frames larger than the input are reduced
+    category_ids: tuple[int, ...] = ()  # of the classes in the training data's files; empty if unknown
 
     def __post_init__(self) -> None:
         accepted_values = {
@@ -74,6 +75,8 @@ class NetworkSettings:
             known["image_size"] = ImageSize.of("image_size of the weights", known["image_size"])
         names = tuple(map(str, known.get("class_names", ())))
         known |= {"class_names": names, "neighbours": check_neighbours(known.get("neighbours"))}
+        ids = tuple(map(int, known.get("category_ids", ())))
+        known["category_ids"] = ids if len(ids) == len(names) else ()
         known["detections"] = DetectionSettings.of_weights(known.get("detections", {}))
         return cls(**known | {PIXEL_RANGE: PixelRange.of(recorded.get(PIXEL_RANGE))})
 
@@ -84,7 +87,7 @@ class NetworkSettings:
 
     def plain(self) -> dict[str, Any]:
         size = None if self.image_size is None else self.image_size.plain()
-        lists = {"class_names": list(self.class_names), "neighbours": list(self.neighbours)}
+        lists = {name: list(getattr(self, name)) for name in ("class_names", "neighbours", "category_ids")}
         return asdict(self) | {"image_size": size, "detections": self.detections.recorded(), **lists}
 
     def for_pictures(
@@ -152,16 +155,18 @@ def input_record(
     neighbours: tuple[int, ...] = (),
     pixel_range: PixelRange = PixelRange(),  # noqa: B008 - frozen
     resize: Resize = "area",
+    category_ids: tuple[int, ...] = (),
 ) -> dict[str, Any]:
     """Return the record of a checkpoint under `INPUT`: preprocessing of the training images.
 
     `channels` are those of the images; neighbouring frames are gray. The range of the pixels is recorded only if the
-    frames have 16 bits.
+    frames have 16 bits, and the ids of the categories if they are known.
     """
     own, letterbox = 1 if neighbours else channels, _letterbox_in(image_size)
     settings = NetworkSettings(image_size, own, letterbox=letterbox, neighbours=neighbours, resize=resize).plain()
     ranges = {} if pixel_range.mode is None else {PIXEL_RANGE: asdict(pixel_range)}
-    return {name: settings[name] for name in (*OF_DATA, "letterbox", "normalisation")} | ranges
+    ids = {"category_ids": list(category_ids)} if category_ids else {}
+    return {name: settings[name] for name in (*OF_DATA, "letterbox", "normalisation")} | ranges | ids
 
 
 def check_same_input(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
