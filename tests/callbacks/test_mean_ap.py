@@ -270,5 +270,5 @@ def test_a_file_that_cannot_be_written_costs_the_record_not_the_run(tmp_path: Pa
 def test_the_table_of_classes_names_both_kinds_of_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     validated(tmp_path, TWO_MONTHS)
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["class", "objects", "precision", "recall", "f1", "50", "50-95", "50", "50-95"] in lines
+    assert ["class", "objects", "precision", "recall", "f1", "mAP50", "50-95", "mAP50", "50-95"] in lines
     assert ["person", "3", "1.0000", "0.6667", "0.8000", "0.6650", "0.6650", "0.6634", "0.6634"] in lines
