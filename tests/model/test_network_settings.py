@@ -97,7 +97,7 @@ def test_evaluation_takes_the_settings_of_the_training_before_those_of_the_file(
     untyped: Run, configuration: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     untyped("fit", *FIT)
-    assert torch.load(BEST, weights_only=True)["input"] == INPUT
+    assert torch.load(BEST, weights_only=True)["input"] == {**INPUT, "category_ids": [1, 2, 3, 4]}
     for subcommand in ("validate", "test", "predict"):
         caplog.clear()
         untyped(subcommand, config=configuration)
