@@ -77,7 +77,6 @@ class Scoring:
 
 SCORED = {
     "tta": Scoring(options={"model.detections.tta": True}),
-    "tta_fusion": Scoring(options={"model.detections.tta": "fusion"}),
     "recalibrate": Scoring(inputs="evaluation"),
     "recalibrate_training": Scoring(inputs="training"),
     "recalibrate_bn_momentum": Scoring("bn_momentum", inputs="evaluation"),

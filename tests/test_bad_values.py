@@ -23,7 +23,7 @@ BAD: list[tuple[str, str, str]] = [
         "torch.optim.Muon",
         r"model\.recipe\.optimizer must accept .* as SGD, .*: Muon only supports 2D",
     ),
-    ("model.detections.tta", "flip", r"model\.detections\.tta must be true or false or fusion, got 'flip'"),
+    ("model.detections.tta", "fusion", r"model\.detections\.tta must be true or false, got 'fusion'"),
     ("model.detections.one_to_one", "true", r"model\.detections\.one_to_one must be false for yolov8n, got true"),
     ("data.input.neighbours", "x", r"data\.input\.neighbours must be a list of integers or null, got 'x'"),
     (

@@ -24,7 +24,6 @@ from yolo_lightning.data.transforms.letterbox import Labelled, letterbox
 from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.evaluation.detection_result import DetectionResult
 from yolo_lightning.model.conv_backend import ConvolutionSettings, choose_convolution
-from yolo_lightning.model.detection_settings import TTA
 from yolo_lightning.model.graph import check_one_to_one, network_input, read_network
 from yolo_lightning.model.layers import Convolution, FoldedGraph, arrange
 from yolo_lightning.model.network_settings import read_settings
@@ -87,8 +86,8 @@ class Detector:
         one_to_one: Use the one-to-one branch of the head (yolov10, yolo26), which needs no NMS; None: as in training.
         class_names: Names of all classes, index 0 first; None: those of the weights.
         pixel_range: Mapping of 16-bit images; None: as in training.
-        tta: Test-time augmentation: run each image at six scales and flips and merge the detections, by one
-            suppression, or with `fusion` by weighted boxes fusion; 4.3 times the computation.
+        tta: Test-time augmentation: weighted boxes fusion of the detections of six scaled and mirrored copies of each
+            image; 4.3 times the computation.
         batch_size: Images per batch, >= 1.
         device: `cpu`, `cuda`, `cuda:1`, ...; `auto` uses a GPU if there is one.
         conv_backend: As `model.convolution.backend` of `YOLOModule`.
@@ -116,7 +115,7 @@ class Detector:
         one_to_one: bool | None = None,
         class_names: Sequence[str] | None = None,
         pixel_range: PixelRange | None = None,
-        tta: TTA = False,
+        tta: bool = False,
         batch_size: int = 8,
         device: str = "auto",
         conv_backend: Convolution = "auto",

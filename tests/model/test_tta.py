@@ -27,14 +27,12 @@ from yolo_lightning.model.tta import (
     apply_view,
     fused,
     to_original,
-    tta_candidates,
     tta_predictions,
     view_candidates,
 )
 from yolo_lightning.module import YOLOModule
 
 SHAPE = (64, 96)
-OVERLAP = 0.6
 
 
 @pytest.fixture(scope="module")
@@ -48,10 +46,6 @@ def network() -> FoldedGraph:
 
 def images(channels: int = 1) -> Tensor:
     return torch.rand(2, channels, *SHAPE, generator=torch.Generator().manual_seed(1))
-
-
-def candidates(network: FoldedGraph, shown: Tensor) -> Tensor:
-    return tta_candidates(network, shown, network(shown)[0])
 
 
 def test_views_hold_the_mirror_of_each() -> None:
@@ -91,18 +85,13 @@ def test_padding_lies_right_and_below_in_the_gray_of_the_letterbox() -> None:
     assert torch.unique(shown[..., 53:, :]).tolist() == pytest.approx([114 / 255])
 
 
-def test_merging_is_concatenation_before_suppression(network: FoldedGraph) -> None:
-    shown = images()
-    apart = torch.cat([view_candidates(network, shown, view) for view in VIEWS], dim=-1)
-    torch.testing.assert_close(candidates(network, shown), apart)
-    torch.testing.assert_close(candidates(network, shown)[..., : network(shown)[0].shape[-1]], network(shown)[0])
-
-
 @pytest.mark.parametrize("channels", [1, 3])
 def test_mirrored_frames_give_mirrored_predictions(network: FoldedGraph, channels: int) -> None:
     batch = two_frames()
+    settings = DetectionSettings(score_threshold=0.3, iou_threshold=0.6, max_detections=20)
     own, mirrored = (
-        suppressed(candidates(network, shown), batch) for shown in (images(channels), images(channels).flip(-1))
+        tta_predictions(network, shown, network(shown)[0], batch, settings)
+        for shown in (images(channels), images(channels).flip(-1))
     )
     for one, other in zip(own, mirrored, strict=True):
         assert len(one.labels) > 3
@@ -117,12 +106,6 @@ def two_frames() -> Batch:
     """Frames that fill the input."""
     image, boxes, labels = np.zeros(SHAPE, np.uint8), np.zeros((0, 4), np.float32), np.zeros(0, np.int64)
     return collate([Sample(image, boxes, labels, name, SHAPE, Letterbox(1.0, 0, 0)) for name in "ab"])
-
-
-def suppressed(decoded: Tensor, batch: Batch) -> list[Prediction]:
-    return predictions(
-        (decoded,), batch, DetectionSettings(score_threshold=0.3, iou_threshold=OVERLAP, max_detections=20)
-    )
 
 
 def test_fusion_replaces_the_boxes_of_an_object_by_their_mean() -> None:
@@ -148,7 +131,7 @@ def test_fusion_replaces_the_boxes_of_an_object_by_their_mean() -> None:
 
 def test_fusion_of_equal_views_changes_nothing(network: FoldedGraph, monkeypatch: pytest.MonkeyPatch) -> None:
     batch, shown = two_frames(), images()
-    settings = DetectionSettings(score_threshold=0.3, iou_threshold=0.3, max_detections=20, tta="fusion")
+    settings = DetectionSettings(score_threshold=0.3, iou_threshold=0.3, max_detections=20)
     monkeypatch.setattr("yolo_lightning.model.tta.VIEWS", (VIEWS[0],) * 3)
     original = network(shown)[0]
     for single, merged in zip(
@@ -166,21 +149,16 @@ def test_fusion_of_equal_views_changes_nothing(network: FoldedGraph, monkeypatch
 def test_module_augments_in_evaluation(
     stage: str, data: DetectionDataModule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert (
-        run(
-            stage,
-            YOLOModule(detections=DetectionSettings(tta="fusion" if stage == "test" else True)),
-            data,
-            tmp_path,
-            monkeypatch,
-        )
-        == 1
-    )
+    assert run(stage, YOLOModule(detections=DetectionSettings(tta=True)), data, tmp_path, monkeypatch) == 1
     assert run(stage, YOLOModule(), data, tmp_path, monkeypatch) == 0
 
 
 def test_a_fit_does_not_pay_for_it(data: DetectionDataModule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run("fit", YOLOModule(detections=DetectionSettings(tta=True)), data, tmp_path, monkeypatch) == 0
+
+
+def test_settings_of_a_file_with_the_former_value_fusion_are_read() -> None:
+    assert DetectionSettings.of_weights({"tta": "fusion", "iou_threshold": 0.6}).iou_threshold == 0.6
 
 
 def test_checkpoints_do_not_remember_it() -> None:

@@ -255,8 +255,6 @@ def judged(
             score_threshold=known.detections.score_threshold,
             limit=CANDIDATES,
             single_class=known.single_class,
-            tta=False,
-            stride=network.stride,
             batches=batches,
         )
     heartbeat.enter(Phase.METRICS)

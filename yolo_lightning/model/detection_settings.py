@@ -2,12 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from yolo_lightning.utils.choices import check_range
-
-TTA = bool | Literal["fusion"]
-"""False: none. True: one suppression of the candidates of all views. fusion: weighted boxes fusion of the views."""
 
 SCORING_THRESHOLD = 0.001
 """Average precision needs nearly all boxes: a score threshold up to this one is meant for evaluation."""
@@ -24,9 +21,8 @@ class DetectionSettings:
         class_agnostic: Whether boxes of different classes suppress each other.
         one_to_one: Evaluate the one-to-one branch of the head (yolov10, yolo26), which needs no suppression, instead of
             the one-to-many branch. Training uses both.
-        tta: Test-time augmentation in `validate`, `test` and `predict`: six scaled and mirrored copies of each frame
-            and one joint suppression, at 4.3 times the cost. With `fusion`, the detections of the copies are merged by
-            weighted boxes fusion. The validations of a fit do not use it.
+        tta: Test-time augmentation in `validate`, `test` and `predict`: weighted boxes fusion of the detections of six
+            scaled and mirrored copies of each frame, at 4.3 times the cost. The validations of a fit do not use it.
     """
 
     score_threshold: float = SCORING_THRESHOLD
@@ -34,14 +30,12 @@ class DetectionSettings:
     max_detections: int = 300
     class_agnostic: bool = False
     one_to_one: bool = False
-    tta: TTA = False
+    tta: bool = False
 
     def __post_init__(self) -> None:
         check_range("model.detections.score_threshold", self.score_threshold, ">= 0", "<= 1")
         check_range("model.detections.iou_threshold", self.iou_threshold, ">= 0", "<= 1")
         check_range("model.detections.max_detections", self.max_detections, ">= 1")
-        if self.tta not in (False, True, "fusion"):
-            raise ValueError(f"model.detections.tta must be false, true or fusion, got {self.tta!r}")
 
     @classmethod
     def of_weights(cls, recorded: Any) -> Self:

@@ -1,7 +1,7 @@
 """Test-time augmentation: the detections of six scaled and mirrored views of each image."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -39,22 +39,20 @@ def tta_predictions(
     settings: DetectionSettings,
     stride: int = STRIDE,
 ) -> list[Prediction]:
-    """Return the predictions of each readable frame of a batch from all views.
+    """Return the weighted boxes fusion of all views for each readable frame of a batch.
 
-    The candidates of all views together need a suppression, also those of a one-to-one branch: every view detects the
-    same objects.
+    The scales are those of Ultralytics' `DetectionModel._predict_augment` (8.4), which mirrors the middle scale only.
+    Here every scale is used with and without mirroring, so that a mirrored image gives exactly the mirrored result.
 
     Args:
-        network: See `tta_candidates`; also `images`, `original` and `stride`.
-        images: The images of the batch.
-        original: Candidates of the unchanged images.
+        network: Maps `(B, C, H, W)` floating-point images (0 to 1), sides multiples of `stride`, to a sequence whose
+            first element is `(B, 4 + classes, anchors)`: xywh in input pixels and class scores.
+        images: Images of the batch, `(B, C, H, W)`.
+        original: Output of the network for `images`.
         batch: The batch.
-        settings: Settings of the detections, whose `tta` is true or `fusion`.
+        settings: Settings of the detections of each view; `max_detections` also limits those of a frame.
         stride: See `graph_stride`.
     """
-    if settings.tta is True:
-        together = tta_candidates(network, images, original, stride)
-        return predictions((together,), batch, replace(settings, one_to_one=False))
     views = [original, *(view_candidates(network, images, view, stride) for view in VIEWS[1:])]
     found = [predictions((view,), batch, settings) for view in views]
     shapes = [batch.frame_shapes[position] for position in batch.readable_positions()]
@@ -86,24 +84,6 @@ def fused(views: Sequence[Prediction], frame_shape: tuple[int, int], max_detecti
     return msgspec.structs.replace(
         views[0], boxes=clipped, scores=found[best], labels=kinds[best], unclipped=merged[best]
     )
-
-
-def tta_candidates(network: Callable[[Tensor], Any], images: Tensor, original: Tensor, stride: int = STRIDE) -> Tensor:
-    """Return the candidates of scaled and mirrored copies of each image (test-time augmentation), for one suppression.
-
-    Scales and merging are those of Ultralytics' `DetectionModel._predict_augment` (8.4). Ultralytics mirrors the middle
-    scale only and drops the coarsest and finest cells of the outer scales. Here every scale is used with and without
-    mirroring and no cell is dropped, so that a mirrored image gives exactly the mirrored result.
-
-    Args:
-        network: Maps `(B, C, H, W)` floating-point images (0 to 1), sides multiples of `stride`, to a sequence whose
-            first element is `(B, 4 + classes, anchors)`: xywh in input pixels and class scores.
-        images: `(B, C, H, W)`, C = 1 or 3.
-        original: Candidates of the unchanged images, `(B, 4 + classes, A)`, the first part of the result.
-        stride: See `graph_stride`.
-    """
-    views = (view_candidates(network, images, view, stride) for view in VIEWS[1:])
-    return torch.cat([original, *views], dim=-1)
 
 
 def view_candidates(network: Callable[[Tensor], Any], images: Tensor, view: View, stride: int = STRIDE) -> Tensor:

@@ -66,19 +66,14 @@ def sweep(
 
 
 @pytest.mark.whole_run
-@pytest.mark.parametrize("tta", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_scores_are_those_of_validate(
-    tta: bool,
     weights: Path,
     root: Path,
     sweep: Callable[..., dict[str, Any]],
     run: Callable[..., None],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    found = sweep(
-        *("--checkpoint", str(weights), "--score_thresholds", "[0.3]", "--iou_thresholds", "[0.4]"),
-        *("--tta", str(tta).lower()),
-    )
+    found = sweep("--checkpoint", str(weights), "--score_thresholds", "[0.3]", "--iou_thresholds", "[0.4]")
     assert found["checkpoint"] == {name: SETTING[name] for name in ("score_threshold", "iou_threshold")}
     places = [(one["score_threshold"], one["iou_threshold"]) for one in found["settings"]]
     assert sorted(places) == [(0.002, 0.4), (0.002, 0.6), (0.3, 0.4), (0.3, 0.6)]
@@ -96,7 +91,7 @@ def test_scores_are_those_of_validate(
             "--model.detections.iou_threshold",
             str(one["iou_threshold"]),
         ),
-        *("--model.detections.tta", str(tta).lower(), "--data.root", str(root)),
+        *("--data.root", str(root)),
     )
     scores = json.loads((weights.parent / "run" / "test_scores.json").read_text())
     assert 0 < scores["test/map_50"] < 1

@@ -18,7 +18,7 @@ from yolo_lightning.data.input_images import InputImage, absolute, find_files, i
 from yolo_lightning.data.storage.frames import BitDepthError, FrameError
 from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.detector import Detector
-from yolo_lightning.model.detection_settings import SCORING_THRESHOLD, TTA
+from yolo_lightning.model.detection_settings import SCORING_THRESHOLD
 from yolo_lightning.model.layers import Convolution
 from yolo_lightning.utils.choices import check_choices
 from yolo_lightning.utils.exit_codes import ExitCode
@@ -41,7 +41,7 @@ def predict(
     class_agnostic: bool | None = None,
     one_to_one: bool | None = None,
     pixel_range: PixelRange = PixelRange(),  # noqa: B008 - frozen
-    tta: TTA = False,
+    tta: bool = False,
     rescore: str | None = None,
     batch_size: int = 8,
     device: str = "auto",
@@ -69,8 +69,8 @@ def predict(
         class_agnostic: Apply NMS across classes; null: as in training.
         one_to_one: Use the one-to-one branch of the head (yolov10, yolo26), which needs no NMS; null: as in training.
         pixel_range: Mapping of 16-bit images to 8 bits; mode null: as in training.
-        tta: Test-time augmentation: run each image at six scales and flips and merge the detections, by one
-            suppression, or with `fusion` by weighted boxes fusion; 4.3 times the computation.
+        tta: Test-time augmentation: weighted boxes fusion of the detections of six scaled and mirrored copies of each
+            image; 4.3 times the computation.
         rescore: JSON file of `submission rescore --models`: scores change by the evidence of a whole clip (a video, or
             the images of a folder) of the same camera, with the same time between frames. `score_threshold` applies to
             the new scores.

@@ -19,13 +19,11 @@ from torch.utils.data import DataLoader
 from yolo_lightning.data.batch import Batch, Prediction, Target, collate, targets
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import EvaluationDataset
-from yolo_lightning.data.image_size import STRIDE
 from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.index.splits import choose_clips
 from yolo_lightning.model.detection_settings import DetectionSettings
 from yolo_lightning.model.graph import network_input
 from yolo_lightning.model.postprocess import predictions
-from yolo_lightning.model.tta import tta_candidates
 from yolo_lightning.training.device_transforms import as_one_class
 
 
@@ -51,8 +49,6 @@ def collect(
     score_threshold: float,
     limit: int,
     single_class: bool,
-    tta: bool,
-    stride: int = STRIDE,
     batches: int | None = None,
 ) -> list[Candidates]:
     """Return the candidates of the validation split, batch by batch, in file order.
@@ -69,10 +65,7 @@ def collect(
     loader = DataLoader(dataset, batch_size=data.batch_size, collate_fn=collate, **arguments)
     for batch in islice(loader, batches):
         batch = data.on_before_batch_transfer(batch, 0)
-        images = network_input(batch.images.to(device, non_blocking=True))
-        decoded = network(images)[0]
-        if tta:
-            decoded = tta_candidates(network, images, decoded, stride)
+        decoded = network(network_input(batch.images.to(device, non_blocking=True)))[0]
         labelled = as_one_class(batch) if single_class else batch
         parts.append(keep_candidates(decoded, labelled, score_threshold=score_threshold, limit=limit))
         advance(len(batch))

@@ -63,7 +63,6 @@ def sweep(
     score_thresholds: tuple[float, ...] = SCORE_THRESHOLDS,
     iou_thresholds: tuple[float, ...] = IOU_THRESHOLDS,
     candidates: int = 1000,
-    tta: bool = False,
     device: str = "auto",
     conv_backend: Convolution = "auto",
     json: str | None = None,
@@ -78,9 +77,8 @@ def sweep(
         checkpoint: Path or address of a checkpoint, instead of the best one of `run`.
         score_thresholds: Values to try, 0 to 1; the checkpoint's value is added. Boxes below the lowest are dropped.
         iou_thresholds: Values to try, 0 to 1; the checkpoint's value is added. Not used with
-            `model.detections.one_to_one`, which has no NMS, unless `tta` is true.
+            `model.detections.one_to_one`, which has no NMS.
         candidates: Boxes with the highest scores kept per frame before NMS, >= 100; 22 bytes each.
-        tta: Test-time augmentation, as `model.detections.tta`.
         device: `cpu`, `cuda`, `cuda:1`, ...; `auto` uses a GPU if there is one.
         conv_backend: As `model.convolution.backend`.
         json: JSON file to write, with all settings and both halves.
@@ -106,19 +104,16 @@ def sweep(
             score_threshold=thresholds[0],
             limit=candidates,
             single_class=recorded.single_class,
-            tta=tta,
-            stride=network.stride,
         )
-    known = replace(known, one_to_one=known.one_to_one and not tta)  # every view detects the same objects
     # Without suppression every IoU threshold gives the same boxes.
     limits = [known.iou_threshold] if known.one_to_one else sorted({*iou_thresholds, known.iou_threshold})
     found = _score_all(parts, data, known, len(names), thresholds, limits)
-    options = best(found.scored).setting.options() + (" --model.detections.tta true" if tta else "")
+    options = best(found.scored).setting.options()
     if data.image_size != (recorded.image_size or data.image_size):
         options += f" --data.image_size {quote(str(data.image_size))}"
     show(found)
     print(f"best: --ckpt_path {file} {options}")
-    write_results(json, {"weights": str(file), "tta": tta, **content(found)})
+    write_results(json, {"weights": str(file), **content(found)})
 
 
 def check_options(score_thresholds: Sequence[float], iou_thresholds: Sequence[float], candidates: int) -> None:
