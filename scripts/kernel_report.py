@@ -80,6 +80,7 @@ class CompiledKernel:
     shared_bytes: int  # per block
     waves: int  # resident waves per SIMD (AMD) or warps per multiprocessor (NVIDIA)
     loop: Counter[str]  # instructions of the inner loop, by kind; empty if not known
+    load_waits: int = 0  # waits for loads, between the loads of the inner loop and its last multiply-add
 
 
 def find_clang() -> str | None:
@@ -109,12 +110,14 @@ def parse_amd(assembly: str, architecture: str) -> list[CompiledKernel]:
             int(numbers[name]) for name in ("NumVgprs", "ScratchSize", "LDSByteSize", "Occupancy")
         )
         name = part.split(None, 1)[0]
-        kernels.append(CompiledKernel(name, architecture, registers, spilled, shared, waves, _inner_loop(part)))
+        loop = _inner_loop(part)
+        resources = (name, architecture, registers, spilled, shared, waves)
+        kernels.append(CompiledKernel(*resources, _kinds(loop), _load_waits(loop)))
     return kernels
 
 
-def _inner_loop(text: str) -> Counter[str]:
-    """Return the kinds of instructions of the smallest loop with the most multiply-adds.
+def _inner_loop(text: str) -> list[str]:
+    """Return the lines of the smallest loop with the most multiply-adds.
 
     A loop ends where control jumps to a block that dominates the jump. clang moves rarely executed blocks of a loop
     behind its last jump to the first block; these blocks do not count.
@@ -129,7 +132,7 @@ def _inner_loop(text: str) -> Counter[str]:
         leaves = any(re.match(r"\t(s_endpgm|s_branch)", line) for line in body[-1:])
         following.append(({labels[jump[1]]} if jump else set()) | (set() if leaves else {block + 1} - {len(bodies)}))
     preceding = [{one for one, others in enumerate(following) if block in others} for block in range(len(bodies))]
-    loops: list[Counter[str]] = []
+    loops: list[list[str]] = []
     for head in range(len(bodies)):
         beyond = _reached(following, 0, without=head)
         ends = [block for block, others in enumerate(following) if head in others and block not in beyond]
@@ -137,8 +140,19 @@ def _inner_loop(text: str) -> Counter[str]:
         if ends:
             jumps = [block for block in inside if min(inside) in following[block] and block >= max(head, min(inside))]
             hot = [block for block in sorted(inside) if block <= max(jumps, default=max(inside))]
-            loops.append(_kinds([line for block in hot for line in bodies[block]]))
-    return max(loops, key=lambda loop: (loop["multiply-add"], -loop.total()), default=Counter())
+            loops.append([line for block in hot for line in bodies[block]])
+    return max(loops, key=lambda loop: (_kinds(loop)["multiply-add"], -_kinds(loop).total()), default=[])
+
+
+def _load_waits(loop: Sequence[str]) -> int:
+    """Return the number of waits for loads from the first load of an iteration to its last multiply-add."""
+    # The text of a loop can begin in the middle of an iteration, which begins after the writes to shared memory.
+    start = max((number + 1 for number, line in enumerate(loop) if line.startswith("\tds_write")), default=0)
+    order = [*loop[start:], *loop[:start]]
+    loads = [number for number, line in enumerate(order) if re.match(r"\t(global|buffer|flat)_load", line)]
+    products = [number for number, line in enumerate(order) if re.match("\t" + KINDS["multiply-add"], line)]
+    between = order[loads[0] : products[-1]] if loads and products else []
+    return sum(bool(re.match(r"\ts_waitcnt\b.*vmcnt", line)) for line in between)
 
 
 def _reached(following: Sequence[set[int]], start: int, without: int) -> set[int]:

@@ -93,6 +93,7 @@ def machine_code(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmulatedC
     subprocess.run(["ld.lld-19", "-shared", folder / "kernels.o", "-o", linked], check=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DEV", "CPU")
+        patch.setenv("CC", clang)
         patch.syspath_prepend(TINYGRAD)
         for name in [one for one in sys.modules if one == "test" or one.startswith("test.")]:  # of Python's library
             patch.delitem(sys.modules, name)

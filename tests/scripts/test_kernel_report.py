@@ -4,7 +4,7 @@ import pytest
 
 from scripts import kernel_report
 from scripts.kernel_report import LEAST_WAVES, CompiledKernel
-from yolo_lightning.conv.kernels import build
+from yolo_lightning.conv.kernels import build, fused_launch
 
 CLANG = kernel_report.find_clang()
 needs_clang = pytest.mark.skipif(CLANG is None, reason="there is no clang")
@@ -44,6 +44,20 @@ def test_a_loop_that_is_entered_in_the_middle_is_counted_completely() -> None:
     assert (kernel.loop["multiply-add"], kernel.loop["vector"]) == (1, 1)
 
 
+def test_waits_for_loads_of_an_iteration_are_counted_wherever_the_text_begins() -> None:
+    load, wait, product = (
+        "\tglobal_load_dwordx4 v[0:3], v4, s[0:1]",
+        "\ts_waitcnt vmcnt(0)",
+        "\tv_fma_f32 v0, v1, v2, v3",
+    )
+    iteration = [wait, "\tds_write_b128 v4, v[0:3]", load, product, wait, product]
+    for start in range(len(iteration)):
+        text = "\n".join([*iteration[start:], *iteration[:start]])
+        loop = f"\t.globl\tfirst\nfirst:\n.LBB0_1:\n{text}\n\ts_cbranch_scc1 .LBB0_1\n.Lfunc_end0:"
+        (kernel,) = kernel_report.parse_amd(loop + ASSEMBLY.partition(".Lfunc_end0:")[2], "gfx1010")
+        assert kernel.load_waits == 1
+
+
 def test_resources_are_read_from_the_assembly() -> None:
     (kernel,) = kernel_report.parse_amd(ASSEMBLY, "gfx1010")
     loop = {"multiply-add": 1, "shared memory": 1, "wait": 1, "vector": 1, "scalar": 2}
@@ -71,6 +85,18 @@ def test_other_vector_instructions_per_multiply_add() -> None:
         limit = 0.25 if kernel.name.endswith(("_half", "_bfloat16")) else 0.2
         assert kernel.loop["vector"] <= limit * kernel.loop["multiply-add"], kernel
         assert kernel.waves >= 11
+
+
+@pytest.mark.whole_run
+@needs_clang
+def test_float32_kernels_do_not_wait_for_loads_before_the_multiply_adds() -> None:
+    names = [name for name in fused_launch.instances() if name.endswith("by_four")]
+    kernels = kernel_report.compile_amd(str(CLANG), "gfx1010", names)
+    assert len(kernels) == 2 * len(fused_launch.TILES)
+    for kernel in kernels:
+        assert (kernel.load_waits, kernel.spilled_bytes) == (0, 0), kernel
+        assert kernel.loop["global memory"] > 0
+        assert kernel.waves >= 7
 
 
 @needs_clang
