@@ -112,8 +112,8 @@ def test_bad_neighbour_is_replaced_and_named(root: Path, index_root: Path, tmp_p
     shutil.copytree(root, copy)
     frames = module(copy, tmp_path / "index").open("train")
     assert frames.neighbours is not None
-    index = next(position for position in range(FRAMES) if len(set(frames.neighbours.places(position))) == 3)
-    _, own, after = frames.neighbours.places(index)
+    index = next(position for position in range(FRAMES) if len(set(frames.neighbours.positions(position))) == 3)
+    _, own, after = frames.neighbours.positions(index)
     (copy / frames.index.file_name(after)).write_bytes(b"torn")
     expected = LabelledFrames(frames.index, frames.storage).read(own).image
     sample = EvaluationDataset(frames, 96)[index]

@@ -46,8 +46,8 @@ def test_every_annotation_file_opens(real_frames: Path, index_root: Path, name: 
     content = read(real_frames / name)
     index = open_ltdv2(real_frames / name, index_root)
     assert index.image_ids() == [str(image["id"]) for image in content["images"]]
-    assert index.counts.kept + index.counts.dropped == len(content.get("annotations", []))
-    assert index.counts.kept == sum(len(index.labels(position)) for position in range(len(index)))
+    assert index.facts.kept + index.facts.dropped == len(content.get("annotations", []))
+    assert index.facts.kept == sum(len(index.labels(position)) for position in range(len(index)))
 
 
 @pytest.mark.parametrize("name", FILES)

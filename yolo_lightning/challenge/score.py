@@ -76,7 +76,7 @@ def read_coco(path: Path) -> tuple[FrameSize, Content]:
     for number, annotation in enumerate(file.annotations):
         position = positions.get(id_text(annotation.image_id) or "")
         if position is None:
-            hint = unknown_image_hint(annotation.image_id, positions)
+            hint = unknown_image_hint(annotation.image_id)
             raise ValueError(f"{path}: annotations[{number}] has unknown image_id {annotation.image_id}{hint}")
         owners[number] = position
     labels = np.array([one.category_id for one in file.annotations], dtype=np.float64)

@@ -162,7 +162,7 @@ class DetectionDataModule(LightningDataModule):
             index = frames.index
             rank_zero_info(f"{split}: frames from {frames.storage}")
             if frames.neighbours is not None:
-                rank_zero_info(f"{split}: {frames.neighbours.describe()}")
+                rank_zero_info(f"{split}: channels are the frames at {list(self.input.offsets)}")
             frames.quarantined = self.limits.quarantined(index, split)
             self.bad_frames.quarantined |= {index.file_name(place) for place in frames.quarantined}
             if frames.quarantined:
@@ -174,9 +174,9 @@ class DetectionDataModule(LightningDataModule):
             check_boxes(index, self.limits, self.dataset_format.origin(split))
             self._splits[split] = frames
             rank_zero_info(
-                f"{split}: {self.dataset_format.name(split)} ({index.counts.describe()}): {describe_split(index)}"
+                f"{split}: {self.dataset_format.name(split)} ({index.facts.describe_boxes()}): {describe_split(index)}"
             )
-            for note in index.notes:
+            for note in index.facts.notes:
                 rank_zero_info(f"{split}: {note}")
         if stage == "fit" and self.index("train").fingerprint == self.index("valid").fingerprint:
             rank_zero_warn("train and valid have the same frames and boxes: the scores do not show what is learned")
@@ -202,7 +202,7 @@ class DetectionDataModule(LightningDataModule):
             self.channels = needed_channels(index, opened)
             opened = self.dataset_format.open_storage(split, self.channels, storage)
         offsets, pixel_range = self.input.offsets, self.input.pixel_range
-        neighbours = Neighbours.find(index, opened, offsets) if offsets else None
+        neighbours = Neighbours(index, offsets) if offsets else None
         return LabelledFrames(index, opened, self.channels, neighbours, pixel_range, self.input.resize)
 
     @property

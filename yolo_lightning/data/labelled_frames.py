@@ -55,9 +55,8 @@ class LabelledFrames:
         `window` samples, because frames of a packed store need no decoding and share the memory of the page cache.
         """
         copied, budget = copy(self), budget_mib * MIB
-        count, read_per_sample = len(self), 1
-        if self.neighbours is not None:
-            count, read_per_sample = count + len(self.neighbours.unlisted), len(self.neighbours.offsets)
+        count = len(self)
+        read_per_sample = 1 if self.neighbours is None else len(self.neighbours.offsets)
         keeps_all = self.storage.is_encoded and self._frame_bytes() * count <= budget
         wanted = count if keeps_all else min(window * read_per_sample, count)
         copied.cache = ImageCache(budget, wanted, keep_partners=keeps_all)
@@ -109,8 +108,8 @@ class LabelledFrames:
         return Labelled(image, self.index.boxes(index), self.index.labels(index))
 
     def _frame(self, place: int, index: int, is_partner: bool, drift: Drift | None) -> Image:
-        """Return the gray levels of the frame at a place of `Neighbours`, which must have the size of frame `index`."""
-        name = self.index.file_name(place) if self.neighbours is None else self.neighbours.file_name(place)
+        """Return the gray levels of frame `place`, which must have the size of frame `index`."""
+        name = self.index.file_name(place)
         if place in self.quarantined:
             raise FrameError(f"{name}: image {self.index.image_id(place)} is in data.limits.quarantine")
         frame = self.cache.get(place)
@@ -137,7 +136,7 @@ class LabelledFrames:
     ) -> Image:
         """Return the `(H, W, C)` image of the neighbours of frame `index`, whose own pixels are `image` `(H, W)`."""
         assert self.neighbours is not None
-        frames, places = {index: image}, self.neighbours.places(index)
+        frames, places = {index: image}, self.neighbours.positions(index)
         for place in places:
             if place not in frames:
                 try:

@@ -40,8 +40,8 @@ def read(write_json: WriteJson) -> Callable[..., Annotations]:
 
 def test_classes_are_the_categories_in_the_order_of_their_ids(read: Callable[..., Annotations]) -> None:
     split = read({"bbox": [0, 0, 5, 5], "category_id": 90}, {"bbox": [0, 0, 5, 5], "category_id": 17})
-    assert split.class_names == ("person", "cat", "toothbrush")
-    assert split.category_ids == (1, 17, 90)
+    assert split.facts.class_names == ("person", "cat", "toothbrush")
+    assert split.facts.category_ids == (1, 17, 90)
     assert split.labels.tolist() == [2, 1]
 
 
@@ -61,7 +61,7 @@ def test_boxes_belong_to_their_image_in_the_order_of_the_file(read: Callable[...
 def test_boxes_are_clipped_and_those_of_no_size_dropped(read: Callable[..., Annotations]) -> None:
     split = read({"bbox": [50, 30, 20, 20]}, {"bbox": [5, 5, 0, 3]}, {"bbox": [61, 0, 5, 5]}, {"bbox": [1, 1, -2, 2]})
     assert split.boxes.tolist() == [[50, 30, 60, 40]]
-    assert (split.counts.kept, split.counts.clipped, split.counts.dropped) == (1, 1, 3)
+    assert (split.facts.kept, split.facts.clipped, split.facts.dropped) == (1, 1, 3)
 
 
 @pytest.mark.parametrize("crowd", [1, True])
@@ -70,7 +70,7 @@ def test_crowd_regions_are_left_out_and_counted(read: Callable[..., Annotations]
         {"bbox": [0, 0, 5, 5], "iscrowd": crowd}, {"bbox": [1, 1, 5, 5]}, {"bbox": [2, 2, 5, 5], "iscrowd": None}
     )
     assert split.boxes[:, 0].tolist() == [1, 2]
-    assert split.notes == ("1 crowd regions left out",)
+    assert split.facts.notes == ("1 crowd regions left out",)
 
 
 def test_text_ids_and_foreign_slashes_are_accepted(read: Callable[..., Annotations]) -> None:
@@ -81,13 +81,13 @@ def test_text_ids_and_foreign_slashes_are_accepted(read: Callable[..., Annotatio
 
 def test_names_that_two_categories_share_are_told_apart(read: Callable[..., Annotations]) -> None:
     categories = [{"id": 0, "name": "fish"}, {"id": 1, "name": "fish"}, {"id": 2, "name": "crab"}]
-    assert read(categories=categories).class_names == ("fish (0)", "fish (1)", "crab")
+    assert read(categories=categories).facts.class_names == ("fish (0)", "fish (1)", "crab")
 
 
 def test_file_without_annotations_is_a_split_to_predict(write_json: WriteJson) -> None:
     whole = content()
     del whole["annotations"]
-    assert read_coco(write_json(whole)).counts.kept == 0
+    assert read_coco(write_json(whole)).facts.kept == 0
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_file_read_as_coco_has_an_index_of_its_own(
     coco: Callable[..., dict[str, Any]], write_json: WriteJson, tmp_path: Path
 ) -> None:
     path = write_json(coco([[[1, 2, 3, 4]]]))
-    assert open_ltdv2(path, tmp_path / "index").class_names == CLASS_NAMES
+    assert open_ltdv2(path, tmp_path / "index").facts.class_names == CLASS_NAMES
     as_coco = open_index(path, tmp_path / "index", read_coco)
-    assert as_coco.class_names == ("background", *CLASS_NAMES)
+    assert as_coco.facts.class_names == ("background", *CLASS_NAMES)
     assert as_coco.labels(0).tolist() == [1]

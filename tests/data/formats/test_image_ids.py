@@ -93,7 +93,7 @@ def test_image_id_of_a_rounded_annotation_is_explained(recorded: Coco, write_jso
     content["annotations"][1]["image_id"] = int(float(exact))
     assert int(float(exact)) != exact
     with pytest.raises(
-        ValueError, match=rf"annotations\[1\] .*unknown image_id .*is image {exact} converted to a float"
+        ValueError, match=r"annotations\[1\] .*unknown image_id .*, which may have been converted to a float"
     ):
         read_annotations(write_json(content))
 
@@ -103,33 +103,6 @@ def test_unknown_image_id_is_not_blamed_on_a_float(recorded: Coco, write_json: W
     content["annotations"][1]["image_id"] += 100
     with pytest.raises(ValueError, match=r"annotations\[1\] has unknown image_id 20200502114224025$"):
         read_annotations(write_json(content))
-
-
-def test_rounded_ids_apart_from_each_other_differ_from_their_dates(recorded: Coco, write_json: WriteJson) -> None:
-    content = through_float(recorded(range(0, 40, 10)))
-    with pytest.raises(
-        ValueError,
-        match=r"images\[0\] .* captured 2020-05-14T22:39:15, so its id must be 20200502114223915, got .*3916",
-    ):
-        read_annotations(write_json(content))
-
-
-@pytest.mark.parametrize("offset", [-1, 1, 2, 3600])
-def test_dates_that_run_ahead_of_the_ids_are_no_sign(recorded: Coco, write_json: WriteJson, offset: int) -> None:
-    content = recorded(range(20))
-    for image in content["images"]:
-        image["date_captured"] = (
-            datetime.fromisoformat(image["date_captured"]) + timedelta(seconds=offset)
-        ).isoformat()
-    assert len(read_annotations(write_json(content)).image_ids) == 20
-
-
-@pytest.mark.parametrize("date", [None, "", "2020-05", "yesterday", "2020-05-14 22:39", 20200514, {"year": 2020}])
-def test_dates_of_other_kinds_are_no_sign(recorded: Coco, write_json: WriteJson, date: Any) -> None:
-    content = recorded(range(20))
-    for image in content["images"]:
-        image["date_captured"] = date
-    assert len(read_annotations(write_json(content)).image_ids) == 20
 
 
 def test_every_fourth_second_with_its_date_is_no_sign(recorded: Coco, write_json: WriteJson) -> None:

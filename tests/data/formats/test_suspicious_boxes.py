@@ -80,7 +80,7 @@ def read(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Content], 
 def test_usual_boxes_are_not_suspicious(read: Callable[[Content], Annotations]) -> None:
     for images, boxes in ((30, 60), (1, 1), (500, 50_000), (3, 0)):
         found = read(content(images, boxes))
-        assert (found.impossible, found.unlikely) == ("", "")
+        assert (found.facts.impossible, found.facts.unlikely) == ("", "")
 
 
 @pytest.mark.parametrize("name", [*IMPOSSIBLE, *UNLIKELY])
@@ -88,7 +88,7 @@ def test_cause_is_named(name: str, read: Callable[[Content], Annotations]) -> No
     change, text = (IMPOSSIBLE | UNLIKELY)[name]
     tree = content()
     change(tree)
-    found = read(tree)
+    found = read(tree).facts
     assert text in (found.impossible if name in IMPOSSIBLE else found.unlikely)
     assert bool(found.impossible) == (name in IMPOSSIBLE)
 
@@ -98,7 +98,7 @@ def test_crowd_regions_are_left_out(read: Callable[[Content], Annotations]) -> N
     tree["annotations"][7]["iscrowd"] = 1
     found = read(tree)
     assert len(found.boxes) == 59
-    assert found.notes == ("1 crowd regions left out",)
+    assert found.facts.notes == ("1 crowd regions left out",)
 
 
 def test_refusal_has_one_key(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:

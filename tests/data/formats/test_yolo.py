@@ -43,8 +43,8 @@ def test_split_is_sorted_by_path_and_measured(yolo_set: YoloSet) -> None:
 
 def test_what_is_not_known_is_said_so(yolo_set: YoloSet) -> None:
     split = read(yolo_set({"train/a.png": BOX, "train/b.png": BOX}))
-    assert (split.has_clips, split.months.tolist(), split.clips.tolist()) == (False, [0, 0], [0, 1])
-    assert np.isnan(split.weather).all()
+    assert (split.facts.has_clips, split.months.tolist(), split.clips.tolist()) == (False, [0, 0], [0, 1])
+    assert np.isnan(split.temperatures).all()
 
 
 @pytest.mark.parametrize(
@@ -75,14 +75,14 @@ def test_labels_have_room_for_all_classes(yolo_set: YoloSet, count: int) -> None
 def test_boxes_are_clipped_to_the_image_and_those_of_no_size_dropped(yolo_set: YoloSet) -> None:
     split = read(yolo_set({"train/a.png": "0 1 0.5 0.5 0.5\n0 0.5 0.5 0 0.5\n"}))
     assert split.boxes.tolist() == [[48, 12, 64, 36]]
-    assert (split.counts.clipped, split.counts.dropped) == (1, 1)
+    assert (split.facts.clipped, split.facts.dropped) == (1, 1)
 
 
 def test_notes_tell_what_a_user_would_want_to_know(yolo_set: YoloSet) -> None:
     file = yolo_set({"train/a.png": BOX * 3, "train/b.png": None, "train/c.png": BOX}, train=["images/train"] * 2)
     (file.parent / "images" / "train" / "c.png").write_bytes(b"torn")
     (file.parent / "images" / "train" / "d.heic").write_bytes(b"")
-    assert read(file).notes == (
+    assert read(file).facts.notes == (
         f"1 images without a label file (background), such as {file.parent}/labels/train/b.txt",
         "1 missing or damaged images",
         "2 duplicate label lines",
@@ -93,7 +93,7 @@ def test_notes_tell_what_a_user_would_want_to_know(yolo_set: YoloSet) -> None:
 
 def test_polygons_and_oriented_boxes_are_counted(yolo_set: YoloSet) -> None:
     obb = "0 0.1 0.1 0.5 0.2 0.4 0.6 0 0.5\n"
-    notes = read(yolo_set({"train/a.png": obb + "0 0.1 0.1 0.2 0.1 0.2 0.2\n", "train/b.png": BOX})).notes
+    notes = read(yolo_set({"train/a.png": obb + "0 0.1 0.1 0.2 0.1 0.2 0.2\n", "train/b.png": BOX})).facts.notes
     assert notes == ("2 polygons or oriented boxes, replaced by the boxes around them",)
 
 
@@ -133,7 +133,7 @@ def test_list_names_images_in_four_ways(yolo_set: YoloSet, style: str, monkeypat
     (folder / "train.txt").write_text(f"\ufeff{prefix}train/c.png\n\n{prefix}train/a.png  \r\n")
     split = read(file)
     assert [Path(name).name for name in texts(split.file_names)] == ["a.png", "c.png"]
-    assert split.counts.kept == 2
+    assert split.facts.kept == 2
 
 
 def test_image_of_a_list_that_is_missing_stays_in_the_split(yolo_set: YoloSet) -> None:
@@ -141,7 +141,7 @@ def test_image_of_a_list_that_is_missing_stays_in_the_split(yolo_set: YoloSet) -
     (file.parent / "train.txt").write_text("./images/train/a.png\n./images/train/z.png\n")
     split = read(file)
     assert texts(split.file_names) == ["images/train/a.png", "images/train/z.png"]
-    assert "1 missing or damaged images" in split.notes
+    assert "1 missing or damaged images" in split.facts.notes
 
 
 def test_split_without_images_is_refused(yolo_set: YoloSet) -> None:

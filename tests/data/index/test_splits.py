@@ -79,7 +79,7 @@ def test_arrays_of_a_subset_agree_with_its_frames(index: SplitIndex, part: Split
     assert part.positions_in_clip().tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
     assert part.months().tolist() == [202005, 202005, 202101] * 3
     assert [part.month(index) for index in range(9)] == [202005, 202005, 202101] * 3
-    assert part.weather()["Temperature"].tolist() == [2, 5, 0] * 3
+    assert part.temperatures().tolist() == [2, 5, 0] * 3
     assert part.clip_name(14) == index.clip_name(14)
     assert part.text_ids().tolist() == [False] * 9
     assert part.pixels() == sum(height * width for height, width in map(part.shape, range(9)))

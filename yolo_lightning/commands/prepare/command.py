@@ -21,7 +21,6 @@ from yolo_lightning.data.formats.dataset_format import DatasetFormat, DatasetSet
 from yolo_lightning.data.formats.frame_checks import check_depth, describe_values
 from yolo_lightning.data.formats.ltdv2 import OFFICIAL_FILES, LTDv2Format
 from yolo_lightning.data.formats.yolo import YoloFormat
-from yolo_lightning.data.index.neighbours import UnlistedFrames
 from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.storage.choose_storage import open_original
 from yolo_lightning.data.storage.image_header import FrameLimits
@@ -56,7 +55,6 @@ def prepare(
     workers: int | None = None,
     shard_frames: int = 4096,
     bits: Literal[8, 16] = 8,
-    whole_clips: bool = False,
     verify: bool = False,
     summary: bool = False,
     check: bool = False,
@@ -79,7 +77,6 @@ def prepare(
         shard_frames: Frames per shard file; a kill discards at most one unfinished shard per worker.
         bits: Bits per pixel of the frames, 16 for gray PNG and TIFF files of uint16; percentiles of the pixel values of
             some frames are printed. Training with `data.input.pixel_range.mode` requires a store of 16-bit frames.
-        whole_clips: Also pack the frames of these clips that no annotation file names, for `data.input.neighbours`.
         verify: Verify the checksums of existing shards, and pack damaged shards again.
         summary: Only print the frames and boxes per month and class of each split.
         check: Only check a dataset of any format: unreadable frames, equal frames and near-duplicates in two splits,
@@ -122,9 +119,6 @@ def prepare(
         for position, name in enumerate(index.file_names()):
             height, width = index.shape(position)
             frame_bytes[name] = height * width * bits // 8
-        if whole_clips:
-            for name in UnlistedFrames.find(index, original).file_names():
-                frame_bytes.setdefault(name, index.pixels() * bits // 8 // len(index))
     frame_bytes = dict(sorted(frame_bytes.items()))
     check_depth(list(frame_bytes), original)
     if bits == 16:

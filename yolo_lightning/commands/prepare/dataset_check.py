@@ -152,10 +152,10 @@ def _of_twins(first: str, second: str, count: int, equal: Sequence[object], near
 
 def _of_boxes(split: str, one: CheckedSplit) -> list[Finding]:
     index, check = one.frames.index, f"boxes, {split}"
-    severity = Severity.NOTE if index.counts.clipped or index.counts.dropped else Severity.OK
-    found = [Finding(check, index.counts.describe(), severity)]
-    if text := index.impossible or index.unlikely:
-        found.append(Finding(check, text, Severity.BAD if index.impossible else Severity.WARNING))
+    severity = Severity.NOTE if index.facts.clipped or index.facts.dropped else Severity.OK
+    found = [Finding(check, index.facts.describe_boxes(), severity)]
+    if text := index.facts.impossible or index.facts.unlikely:
+        found.append(Finding(check, text, Severity.BAD if index.facts.impossible else Severity.WARNING))
     if one.tiny:
         text = f"{len(one.tiny):,} of {len(index):,} frames have boxes whose shorter side is below {TINY_PX:g} pixels"
         found.append(Finding(check, text, Severity.NOTE))
@@ -168,10 +168,10 @@ def _of_boxes(split: str, one: CheckedSplit) -> list[Finding]:
 
 def _of_classes(checked: dict[Split, CheckedSplit]) -> Finding:
     index = checked["train"].frames.index
-    counts = np.bincount(index.all_labels(), minlength=len(index.class_names))
+    counts = np.bincount(index.all_labels(), minlength=len(index.facts.class_names))
     share = counts / max(1, counts.sum())
-    text = ", ".join(f"{index.class_names[label]} {share[label]:.1%}" for label in np.argsort(-share).tolist())
-    rare = [index.class_names[label] for label in np.flatnonzero(share < RARE_SHARE).tolist()]
+    text = ", ".join(f"{index.facts.class_names[label]} {share[label]:.1%}" for label in np.argsort(-share).tolist())
+    rare = [index.facts.class_names[label] for label in np.flatnonzero(share < RARE_SHARE).tolist()]
     advice = f"less than {RARE_SHARE:.0%} of the training boxes: {', '.join(rare)}; see data.sampling" if rare else ""
     return Finding("classes", text, Severity.WARNING if rare else Severity.OK, advice)
 

@@ -8,7 +8,6 @@ import numpy.typing as npt
 from rich import box
 from rich.table import Table
 
-from yolo_lightning.data.formats.annotations import TEMPERATURE
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.data.index.split_index import SplitIndex
 
@@ -34,11 +33,11 @@ class MonthlyCounts:
 
 def monthly_counts(index: SplitIndex) -> MonthlyCounts:
     months, row = np.unique(index.months(), return_inverse=True)
-    count, classes = len(months), len(index.class_names)
+    count, classes = len(months), len(index.facts.class_names)
     boxes_per_frame = np.diff(index.box_offsets())
     boxes = np.bincount(np.repeat(row, boxes_per_frame) * classes + index.all_labels(), minlength=count * classes)
     clips = np.unique(np.stack((row, index.clips())), axis=1)
-    temperature = index.weather()[TEMPERATURE].astype(np.float64)
+    temperature = index.temperatures().astype(np.float64)
     known = ~np.isnan(temperature)
     with np.errstate(invalid="ignore"):  # 0 / 0 is NaN: unknown
         mean = np.bincount(row[known], temperature[known], count) / np.bincount(row[known], minlength=count)
@@ -49,7 +48,7 @@ def monthly_counts(index: SplitIndex) -> MonthlyCounts:
         clips=np.bincount(clips[0], minlength=count),
         boxes=boxes.reshape(-1, classes),
         temperature=mean,
-        class_names=index.class_names,
+        class_names=index.facts.class_names,
     )
 
 

@@ -4,44 +4,34 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from yolo_lightning.data.formats.coco_json import ImageEntry
 from yolo_lightning.utils.plain_text import one_line
 
-WEATHER = (
-    "Temperature",
-    "Humidity",
-    "Precipitation",
-    "Dew Point",
-    "Wind Direction",
-    "Wind Speed",
-    "Sun Radiation Intensity",
-    "Min of sunshine latest 10 min",
-)
-"""LTDv2's names of the weather measurements in the `meta` of a frame."""
-
 IMAGE_NUMBER = re.compile(r"(\d{1,18})\D*$")  # Last number in the stem of a file name
-TEMPERATURE = WEATHER[0]  # Degrees Celsius
 
 MINIMUM_BOX_SIDE = 1e-3  # Pixels. A box with a shorter side after clipping is dropped.
 LONGEST_NAME = 200  # Characters of a class name
-LARGEST_SIDE = 1 << 16  # Pixels. A larger width or height is refused as damaged.
 
 
-@dataclass(frozen=True, slots=True)
-class BoxCounts:
-    """Numbers of boxes of a split that were kept, clipped (and kept) and dropped."""
+class SplitFacts(msgspec.Struct, frozen=True):
+    """Facts about a split as a whole."""
 
-    kept: int
-    clipped: int
-    dropped: int
+    class_names: tuple[str, ...]  # Index 0 first
+    category_ids: tuple[int, ...]  # Number of each class in the annotation files, index 0 first
+    kept: int  # Number of boxes
+    clipped: int  # Number of kept boxes that were clipped to their frame
+    dropped: int  # Number of boxes without area, which were dropped
+    has_clips: bool = False  # Whether clips are recordings; if not, each image is its own clip
+    notes: tuple[str, ...] = ()  # Further remarks for the log, one line each
+    impossible: str = ""  # What cannot be right about the boxes of the file, see `suspicions`
+    unlikely: str = ""  # What is unlikely about the boxes of the file
 
-    def describe(self) -> str:
+    def describe_boxes(self) -> str:
         return f"{self.kept:,} boxes; {self.clipped:,} clipped to the frame, {self.dropped:,} without area dropped"
 
 
@@ -60,34 +50,27 @@ class Annotations:
     clips: npt.NDArray[np.int32]  # `(N,)` int32, number of the frame's clip, from 0
     clip_names: npt.NDArray[np.bytes_]  # `(C,)` bytes, UTF-8, folder of each clip
     positions_in_clip: npt.NDArray[np.int32]  # `(N,)` int32, rank in the clip, from 0
-    weather: npt.NDArray[np.float32]  # `(8, N)` float32, rows as `WEATHER`, NaN if unknown
-    counts: BoxCounts  # Numbers of boxes that were kept, clipped and dropped
-    class_names: tuple[str, ...]  # Class names, index 0 first
-    category_ids: tuple[int, ...]  # Number of each class in the annotation files, index 0 first
-    has_clips: bool = True  # Whether clips are recordings; if not, each image is its own clip
-    notes: tuple[str, ...] = ()  # Further remarks for the log, one line each
-    impossible: str = ""  # What cannot be right about the boxes of the file, see `suspicions`
-    unlikely: str = ""  # What is unlikely about the boxes of the file
+    temperatures: npt.NDArray[np.float32]  # `(N,)` float32, degrees Celsius, NaN if unknown
+    facts: SplitFacts
 
 
 def still_images(
-    image_ids: npt.NDArray[np.bytes_],
+    image_ids: Iterable[str],
     text_ids: Sequence[bool],
     file_names: Sequence[str],
     shapes: npt.NDArray[np.int32],
     owner: npt.NDArray[np.int64],
     boxes: npt.NDArray[np.float32],
     labels: npt.NDArray[np.integer[Any]],
-    class_names: tuple[str, ...],
-    category_ids: tuple[int, ...],
+    classes: Mapping[int, str],
     notes: tuple[str, ...] = (),
-    impossible: str = "",
-    unlikely: str = "",
+    suspicions: tuple[str, str] = ("", ""),
 ) -> Annotations:
-    """Group boxes by image, clip them and drop those without area; clips, months and weather are unknown.
+    """Group boxes by image, clip them and drop those without area; clips, months and temperatures are unknown.
 
     The boxes `(M, 4)`, xyxy in pixels of the frame, may be outside of the frame and in any order; `owner` `(M,)` is the
-    position of the image of each box. File names may be absolute. Other arguments are as in `Annotations`.
+    position of the image of each box. File names may be absolute. `classes` are the names by number in the annotation
+    files, in the order of the class indexes. `suspicions` are `impossible` and `unlikely` of `SplitFacts`.
     """
     limits = shapes[owner][:, [1, 0, 1, 0]].astype(np.float32)
     clipped = np.clip(boxes, 0, limits)
@@ -98,25 +81,28 @@ def still_images(
     count = len(shapes)
     names = encoded(file_names)
     return Annotations(
-        image_ids=image_ids,
+        image_ids=encoded(image_ids),
         text_ids=np.array(text_ids, dtype=np.bool_),
         file_names=names,
         shapes=shapes,
         box_offsets=np.concatenate(([0], np.cumsum(np.bincount(owner[kept], minlength=count)))),
         boxes=clipped[kept],
-        labels=labels[kept].astype(np.int8 if len(class_names) <= 128 else np.int16),
+        labels=labels[kept].astype(np.int8 if len(classes) <= 128 else np.int16),
         months=np.zeros(count, dtype=np.int32),
         clips=np.arange(count, dtype=np.int32),
         clip_names=names,
         positions_in_clip=np.zeros(count, dtype=np.int32),
-        weather=np.full((len(WEATHER), count), np.nan, dtype=np.float32),
-        counts=BoxCounts(kept=len(kept), clipped=int(changed.sum()), dropped=int((~keep).sum())),
-        class_names=class_names,
-        category_ids=category_ids,
-        has_clips=False,
-        notes=notes,
-        impossible=impossible,
-        unlikely=unlikely,
+        temperatures=np.full(count, np.nan, dtype=np.float32),
+        facts=SplitFacts(
+            tuple(classes.values()),
+            tuple(classes),
+            len(kept),
+            int(changed.sum()),
+            int((~keep).sum()),
+            notes=notes,
+            impossible=suspicions[0],
+            unlikely=suspicions[1],
+        ),
     )
 
 
@@ -132,16 +118,3 @@ def distinct_names(names: Mapping[int, str]) -> dict[int, str]:
     names = {number: one_line(name, LONGEST_NAME) for number, name in names.items()}
     counts = Counter(names.values())
     return {number: name if counts[name] == 1 else f"{name} ({number})" for number, name in names.items()}
-
-
-def image_shapes(path: Path, images: Sequence[ImageEntry]) -> npt.NDArray[np.int32]:
-    """Return `(N, 2)` height and width of the images of an annotation file, pixels."""
-    if not images:
-        raise ValueError(f"{path}: the list of images is empty")
-    for number, image in enumerate(images):
-        if not (1 <= image.width <= LARGEST_SIDE and 1 <= image.height <= LARGEST_SIDE):
-            raise ValueError(
-                f"{path}: width and height of images[{number}] {image.file_name!r} must be 1 to {LARGEST_SIDE} pixels, "
-                f"got {image.width} x {image.height}"
-            )
-    return np.array([(image.height, image.width) for image in images], dtype=np.int32)

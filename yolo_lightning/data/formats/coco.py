@@ -6,11 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from yolo_lightning.data.formats.annotations import Annotations, distinct_names, encoded, image_shapes, still_images
-from yolo_lightning.data.formats.coco_json import COCO_FILE, annotation_arrays, decode
+from yolo_lightning.data.formats.annotations import Annotations, distinct_names
+from yolo_lightning.data.formats.coco_json import COCO_FILE, decode, to_annotations
 from yolo_lightning.data.formats.dataset_format import JsonFormat
-from yolo_lightning.data.formats.image_ids import image_id_texts
-from yolo_lightning.data.formats.suspicious_boxes import suspicions
 from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.index.splits import Split
 from yolo_lightning.data.storage.folder_frames import ImageFiles
@@ -35,25 +33,7 @@ def read_coco(path: Path) -> Annotations:
     if count > 1:
         raise ValueError(f"{path}: ids of categories must be unique, got {count} categories with id {category_id}")
     classes = distinct_names(dict(sorted((category.id, category.name) for category in content.categories)))
-    shapes = image_shapes(path, content.images)
-    file_names = [image.file_name.replace("\\", "/") for image in content.images]
-    positions = image_id_texts(path, [image.id for image in content.images], file_names)
-    owner, boxes, labels, notes = annotation_arrays(path, content, positions, list(classes), np.float64)
-    impossible, unlikely = suspicions(owner, boxes, labels, shapes, file_names)
-    return still_images(
-        encoded(positions),
-        [isinstance(image.id, str) for image in content.images],
-        file_names,
-        shapes,
-        owner,
-        boxes.astype(np.float32),
-        labels,
-        tuple(classes.values()),
-        tuple(classes),
-        notes=notes,
-        impossible=impossible,
-        unlikely=unlikely,
-    )
+    return to_annotations(path, content, classes, np.float64)
 
 
 def image_folder(annotation_file: Path, root: Path, folders: tuple[str, ...], file_names: list[str]) -> Path:
@@ -92,15 +72,17 @@ class CocoFormat(JsonFormat):
 
     @property
     def class_names(self) -> tuple[str, ...]:  # type: ignore[override]
-        return self._reference().class_names
+        return self._reference().facts.class_names
 
     @property
     def category_ids(self) -> tuple[int, ...]:  # type: ignore[override]
-        return self._reference().category_ids
+        return self._reference().facts.category_ids
 
     def open_index(self, split: Split) -> SplitIndex:
         index, reference = self.open_file(self.name(split)), self._reference()
-        own, expected = (dict(zip(one.category_ids, one.class_names, strict=True)) for one in (index, reference))
+        own, expected = (
+            dict(zip(one.facts.category_ids, one.facts.class_names, strict=True)) for one in (index, reference)
+        )
         if own != expected:
             different = min(
                 number for number in own.keys() | expected.keys() if own.get(number) != expected.get(number)

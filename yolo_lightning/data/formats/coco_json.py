@@ -1,37 +1,34 @@
-"""Decoder for COCO annotation files; its error messages name the damaged record.
+"""Reader of COCO annotation files; its error messages name the damaged record.
 
 Records are decoded without intermediate dictionaries: LTDv2's Train.json (1.1 GB) takes seconds and about 2.5 GB.
 """
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from yolo_lightning.data.formats.image_ids import id_text, unknown_image_hint
+from yolo_lightning.data.formats.annotations import Annotations, still_images
+from yolo_lightning.data.formats.image_ids import id_text, image_id_texts, unknown_image_hint
+from yolo_lightning.data.formats.suspicious_boxes import suspicions
 from yolo_lightning.utils.plain_text import one_line
 from yolo_lightning.utils.regular_files import open_regular, read_regular
 
 LTDV2_FILE = "an LTDv2 annotation file (COCO JSON)"
 COCO_FILE = "a COCO annotation file"
 
-Float = TypeVar("Float", bound=np.floating[Any])
-
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
-NON_NUMBERS = tuple(
-    # Each pattern begins with literal text: `re` then searches a file of 1 GB several times faster.
-    re.compile(word + rb"(?<=[:\[,\s]" + word + rb")(?=\s*[,\]}])")
-    for word in (b"NaN", b"-Infinity", b"Infinity")
-)
-"""Non-finite numbers as Python's `json` writes them. They are not valid JSON."""
+NON_NUMBER = re.compile(rb"([:\[,\s])(?:NaN|-?Infinity)(?=\s*[,\]}])")
+"""A non-finite number as Python's `json` writes it, which is not valid JSON."""
 
 LARGEST_FILE = 8 << 30  # Bytes; LTDv2's Train.json has 1.1e9
+LARGEST_SIDE = 1 << 16  # Pixels. A larger width or height is refused as damaged.
 CROWD = -2  # Class index of crowd regions while the records are read
 BYTE_POSITION = re.compile(r"\(byte (\d+)\)")
 LONGEST_NAME = 1024  # Characters of a file name or id
@@ -101,10 +98,9 @@ def _decode_content(path: Path, content: bytes, kind: str) -> AnnotationFile:
         try:
             return msgspec.json.decode(content, type=AnnotationFile)
         except msgspec.DecodeError:
-            if not any(pattern.search(content) for pattern in NON_NUMBERS):
+            content, count = NON_NUMBER.subn(rb"\1null", content)
+            if not count:
                 raise
-        for pattern in NON_NUMBERS:
-            content = pattern.sub(b"null", content)
         return msgspec.json.decode(content, type=AnnotationFile)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is not {kind}: {one_line(_fault_in(content, error))}") from error
@@ -146,40 +142,60 @@ def shown(text: bytes) -> str:
     return line if len(text) <= SHOWN_BYTES else line + " ..."
 
 
-def annotation_arrays(
-    path: Path,
-    content: AnnotationFile,
-    positions: Mapping[str, int],
-    category_ids: Sequence[int],
-    box_type: type[Float],
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[Float], npt.NDArray[np.int32], tuple[str, ...]]:
-    """Convert the annotations of a file to arrays in the order of the file, without crowd regions (`iscrowd`).
+def to_annotations(
+    path: Path, content: AnnotationFile, classes: Mapping[int, str], box_type: type[np.floating[Any]]
+) -> Annotations:
+    """Convert and check the records of a file; clips, months and temperatures are unknown.
 
-    `positions` are the positions of the images by id as text; `category_ids` are in the order of the classes.
+    Args:
+        path: The file, for messages.
+        content: Its records. Crowd regions (`iscrowd`) are left out.
+        classes: Names of the categories by id, in the order of the class indexes.
+        box_type: Type in which corners of boxes are computed.
 
-    Returns:
-        Position of the image `(M,)`; boxes `(M, 4)`, xyxy in pixels of the frame; class index `(M,)`; notes.
+    Raises:
+        ValueError: If a record cannot be used; the message contains its position.
     """
-    records, count = content.annotations, len(content.annotations)
+    images, records, count = content.images, content.annotations, len(content.annotations)
+    if not images:
+        raise ValueError(f"{path}: the list of images is empty")
+    for number, image in enumerate(images):
+        if not (1 <= image.width <= LARGEST_SIDE and 1 <= image.height <= LARGEST_SIDE):
+            raise ValueError(
+                f"{path}: width and height of images[{number}] {image.file_name!r} must be 1 to {LARGEST_SIDE} pixels, "
+                f"got {image.width} x {image.height}"
+            )
+    shapes = np.array([(image.height, image.width) for image in images], dtype=np.int32)
+    file_names = [image.file_name.replace("\\", "/") for image in images]
+    positions = image_id_texts(path, [image.id for image in images], file_names)
     owner = np.fromiter((positions.get(id_text(one.image_id) or "", -1) for one in records), np.int64, count)
     if (owner < 0).any():
         number = int((owner < 0).argmax())
         value = records[number].image_id
-        hint = unknown_image_hint(value, positions)
+        hint = unknown_image_hint(value)
         raise ValueError(f"{path}: annotations[{number}] has unknown image_id {one_line(str(value), 200)}{hint}")
-    class_of = {category_id: index for index, category_id in enumerate(category_ids)}
-    classes = (CROWD if one.iscrowd else class_of.get(one.category_id, -1) for one in records)
-    labels = np.fromiter(classes, np.int32, count)
+    class_of = {category_id: index for index, category_id in enumerate(classes)}
+    indexes = (CROWD if one.iscrowd else class_of.get(one.category_id, -1) for one in records)
+    labels = np.fromiter(indexes, np.int32, count)
     if (labels == -1).any():
         number = int((labels == -1).argmax())
         raise ValueError(
-            f"{path}: annotations[{number}].category_id must be one of {', '.join(map(str, category_ids))}, "
+            f"{path}: annotations[{number}].category_id must be one of {', '.join(map(str, classes))}, "
             f"got {records[number].category_id}"
         )
     boxes: npt.NDArray[Any] = np.fromiter((one.bbox for one in records), np.dtype((box_type, 4)), count)
     boxes[:, 2:] += boxes[:, :2]
     single = labels != CROWD
-    if single.all():
-        return owner, boxes, labels, ()
-    notes = (f"{count - int(single.sum()):,} crowd regions left out",)
-    return owner[single], boxes[single], labels[single], notes
+    owner, boxes, labels = owner[single], boxes[single], labels[single]
+    return still_images(
+        positions,
+        [isinstance(image.id, str) for image in images],
+        file_names,
+        shapes,
+        owner,
+        boxes.astype(np.float32),
+        labels,
+        classes,
+        () if single.all() else (f"{count - len(owner):,} crowd regions left out",),
+        suspicions(owner, boxes, labels, shapes, file_names),
+    )

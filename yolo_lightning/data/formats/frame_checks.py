@@ -129,7 +129,7 @@ def check_labels(index: SplitIndex, left_out: Collection[int], origin: str) -> N
     boxes = np.diff(index.box_offsets())
     boxes[list(left_out)] = 0
     if not boxes.any():
-        notes = f" ({'; '.join(index.notes)})" if index.notes else ""
+        notes = f" ({'; '.join(index.facts.notes)})" if index.facts.notes else ""
         raise ValueError(
             f"{origin}: none of the {len(index) - len(left_out):,} used frames has a box{notes}; use a file with "
             "labels, or set data.limits.allow_unlabelled true to train and score on background alone"
@@ -138,11 +138,12 @@ def check_labels(index: SplitIndex, left_out: Collection[int], origin: str) -> N
 
 def check_boxes(index: SplitIndex, limits: Limits, origin: str) -> None:
     """Refuse annotations that cannot be right unless allowed, and warn of unlikely ones; `origin` as above."""
-    if index.impossible and not limits.allow_suspicious_boxes:
+    facts = index.facts
+    if facts.impossible and not limits.allow_suspicious_boxes:
         raise ValueError(
-            f"{origin}: {index.impossible} Correct the file, or set data.limits.allow_suspicious_boxes true."
+            f"{origin}: {facts.impossible} Correct the file, or set data.limits.allow_suspicious_boxes true."
         )
-    if text := index.impossible or index.unlikely:
+    if text := facts.impossible or facts.unlikely:
         rank_zero_warn(f"{origin}: {text}")
 
 

@@ -5,11 +5,13 @@ Rounding changes the seconds, so that up to five frames, one second apart, get t
 """
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+
+from yolo_lightning.data.formats.annotations import Annotations
 
 ID_DIGITS = 17
 """Digits of an LTDv2 image id: YYYYMM, clip (3), DD, HHMMSS. All 95,443 ids of two official lists have this form."""
@@ -19,7 +21,6 @@ SPACING = 4
 """Distance of neighbouring float64 between 2^54 and 2^55, the range of 17-digit ids of the years 1801 to 3602."""
 
 NAMED_RECORDS = 3  # Maximum number of records in one message
-FEWEST_WITNESSES = 3  # Minimum number of ids that must differ from their date exactly by rounding
 FEWEST_OWNERS = 64
 """Minimum number of images with boxes, all with multiples of four as id, that indicates rounded annotations."""
 
@@ -84,51 +85,26 @@ def number_at(texts: npt.NDArray[np.bytes_], columns: Sequence[int]) -> npt.NDAr
     return np.where(((digits >= 0) & (digits <= 9)).all(axis=1), digits @ powers, -1)
 
 
-def refuse_rounded_ids(
-    path: Path,
-    image_ids: npt.NDArray[np.bytes_],
-    dates: npt.NDArray[np.bytes_],
-    owners: npt.NDArray[np.int64],
-    file_names: Sequence[str],
-) -> None:
-    """Refuse a file with rounded 17-digit ids that are still unique.
+def refuse_rounded_owners(path: Path, annotations: Annotations) -> None:
+    """Refuse a file whose annotations have rounded 17-digit image ids that all find an image.
 
-    Rounded image ids are the float64 nearest to the time in `date_captured`, while all other ids are that time. Rounded
-    ids of annotations belong only to images whose id is a multiple of four. `owners` are the positions of the images of
-    the annotations.
+    Their boxes would belong to wrong frames: only to images whose id is a multiple of four.
     """
-    values = np.where(np.char.str_len(image_ids) == ID_DIGITS, number_at(image_ids, range(ID_DIGITS)), -1)
-    long = values >= 0
-    columns = (0, 1, 2, 3, 5, 6), (8, 9), (11, 12, 14, 15, 17, 18)
-    month, day, time = (number_at(dates, chosen) for chosen in columns)
-    dated = long & (month >= 0) & (day >= 0) & (time >= 0)
-    clip = values // 10**8 % 1000
-    exact = month * 10**11 + clip * 10**8 + day * 10**6 + time
-    witnesses = dated & (values != exact) & (values == exact.astype(np.float64).astype(np.int64))
-    if witnesses.sum() >= FEWEST_WITNESSES and (witnesses | (values == exact))[long].all():
-        number = int(witnesses.argmax())
-        raise ValueError(
-            f"{path}: images[{number}] {file_names[number]!r} was captured {dates[number].decode()}, so its id must be "
-            f"{exact[number]}, got {values[number]}; {int(witnesses.sum()):,} ids were converted to floats: {ADVICE}"
-        )
-    rounded = long & (values % SPACING == 0)
-    owning = np.unique(owners)
+    ids = annotations.image_ids
+    values = np.where(np.char.str_len(ids) == ID_DIGITS, number_at(ids, range(ID_DIGITS)), -1)
+    rounded = (values >= 0) & (values % SPACING == 0)
+    owning = np.flatnonzero(np.diff(annotations.box_offsets))
     if len(owning) >= FEWEST_OWNERS and rounded[owning].all() and not rounded.all():
         number = int((~rounded).argmax())
         raise ValueError(
             f"{path}: only images whose id is a multiple of {SPACING} have annotations ({len(owning):,} of "
-            f"{len(image_ids):,}; the first image without is images[{number}] {file_names[number]!r}), so the image_id "
-            f"of the annotations was converted to a float: {ADVICE}"
+            f"{len(ids):,}; the first image without is images[{number}]), so the image_id of the annotations was "
+            f"converted to a float: {ADVICE}"
         )
 
 
-def unknown_image_hint(value: int | float | str, known: Collection[str]) -> str:
-    """Return an addition to the error message if an unknown image id is a rounded id, else an empty text."""
+def unknown_image_hint(value: int | float | str) -> str:
+    """Return an addition to the error message if an unknown image id may be a rounded id, else an empty text."""
     if id_text(value) is None:
         return f", which was converted to a float: {ADVICE}"
-    text = str(value)
-    if _is_rounded(text):
-        for candidate in range(int(text) - SPACING // 2, int(text) + SPACING // 2 + 1):
-            if str(candidate) in known and int(float(candidate)) == int(text):
-                return f", which is image {candidate} converted to a float: {ADVICE}"
-    return ""
+    return f", which may have been converted to a float: {ADVICE}" if _is_rounded(str(value)) else ""

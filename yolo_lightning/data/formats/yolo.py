@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from yolo_lightning.data.formats.annotations import Annotations, encoded, still_images
+from yolo_lightning.data.formats.annotations import Annotations, still_images
 from yolo_lightning.data.formats.dataset_format import DatasetFormat, DatasetSettings, Files
 from yolo_lightning.data.formats.frame_checks import named
 from yolo_lightning.data.formats.yolo_description import DataDescription, Key, read_description
@@ -164,16 +164,15 @@ class YoloSplit:
         boxes = np.concatenate(((centres[:, :2] - half) * sides, (centres[:, :2] + half) * sides), axis=1)
         names = [file.removeprefix(f"{self.description.root}{os.sep}") for file in self.files]
         return still_images(
-            encoded(image_ids(names)),
+            image_ids(names),
             [True] * len(names),
             names,
             shapes,
             owner,
             boxes.astype(np.float32),
             np.concatenate([own.classes for own in labels]),
-            self.description.class_names,
-            tuple(range(len(self.description.class_names))),
-            notes=self._notes(records),
+            dict(enumerate(self.description.class_names)),
+            self._notes(records),
         )
 
     def _record(self, image: str) -> tuple[tuple[int, int] | None, Labels | str | None]:

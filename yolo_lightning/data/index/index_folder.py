@@ -1,7 +1,6 @@
-"""Folders of `.npy` arrays that are complete or absent, never change, and are not deleted while in use; name search.
+"""Folders of `.npy` arrays that are complete or absent and never change, and a search by name.
 
-A folder is written to a temporary folder, flushed and renamed. A reader holds a shared `flock` on the manifest, by
-which any process that deletes old folders recognizes a folder in use. The kernel releases the lock of a dead process.
+A folder is written to a temporary folder, flushed and renamed.
 """
 
 import fcntl
@@ -10,9 +9,11 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,55 @@ from yolo_lightning.utils.files import flush
 from yolo_lightning.utils.json_record import read_json
 
 MANIFEST = "manifest.json"
+KEPT_S = 60 * 86_400.0  # Age since the last use at which the folder of an earlier state of a source is deleted
 NamesArray = npt.NDArray[np.bytes_]
+Arrays = dict[str, npt.NDArray[Any]]
+State = dict[str, Any]
+"""Plain JSON that must be unchanged for a folder to be current; `path` identifies the source of the arrays."""
+
+
+def open_folder(
+    index_root: Path, stem: str, describe: Callable[[], State], build: Callable[[], tuple[Arrays, dict[str, Any]]]
+) -> Path:
+    """Return the folder under `index_root` with the arrays of a source; build the folder if its state has none yet.
+
+    The name of the folder contains `stem`, a hash of the source's path and a hash of its state. A changed source
+    therefore gets a new folder, and a run keeps the folder that it opened. Of several processes, one builds under a
+    lock. Folders of earlier states are deleted when they have not been opened for `KEPT_S`.
+
+    Args:
+        index_root: Parent of the folder.
+        stem: Beginning of the name.
+        describe: Returns the present state of the source.
+        build: Returns the arrays by file stem, and further entries of the manifest.
+    """
+    source = describe()
+    name = f"{stem}-{_short_hash(source['path'])}"
+    folder = index_root / f"{name}-{_short_hash(repr(sorted(source.items())))}"
+    if not is_current(folder, source):
+        try:
+            with sole_builder(index_root, name):
+                if not is_current(folder, source):
+                    arrays, facts = build()
+                    write_folder(folder, arrays, {"source": source, **facts})
+                for earlier in index_root.glob(f"{glob.escape(name)}*/"):
+                    with suppress(OSError):  # no permission, or deleted by another process
+                        if time.time() - (earlier / MANIFEST).stat().st_mtime > KEPT_S:
+                            remove(earlier)
+        except OSError as error:
+            raise ValueError(f"cannot write the index of {source['path']} under {index_root}: {error}") from error
+    with suppress(OSError):  # another user may own the folder
+        os.utime(folder / MANIFEST)
+    return folder
+
+
+def _short_hash(text: str) -> str:
+    return sha256(text.encode()).hexdigest()[:16]
+
+
+def mapped(folder: Path, names: Iterable[str]) -> Arrays:
+    """Return arrays of a folder by name, mapped from their files, read-only."""
+    return {name: np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r")) for name in names}
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -69,30 +118,6 @@ def write_folder(folder: Path, arrays: Mapping[str, npt.NDArray[Any]], manifest:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def hold(folder: Path) -> int:
-    """Take a shared lock on a folder; return the open descriptor, which releases the lock when it is closed."""
-    descriptor = os.open(folder / MANIFEST, os.O_RDONLY)
-    with suppress(OSError):  # file system without locks; `remove_unused` deletes nothing there
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
-    return descriptor
-
-
-def remove_unused(folders: Iterable[Path]) -> None:
-    """Delete the folders on which no process holds a lock."""
-    for folder in folders:
-        try:
-            descriptor = os.open(folder / MANIFEST, os.O_RDWR)  # NFS requires write access for an exclusive lock
-        except OSError:
-            continue
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            remove(folder)
-        except OSError:  # in use, or permission denied
-            continue
-        finally:
-            os.close(descriptor)
-
-
 def remove(folder: Path) -> None:
     """Rename a folder to a hidden name, so that it disappears at once, then delete it."""
     doomed = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
@@ -133,17 +158,6 @@ class NameTable:
         position = bisect_left(names, key)
         return position if position < len(names) and bytes(names[position]) == key else None
 
-    def inside(self, folders: Iterable[str]) -> list[str]:
-        """Return the names of the files directly in `folders`, in the order of the folders, then sorted."""
-        found: list[str] = []
-        for folder in folders:
-            prefix, after = (f"{folder}/", f"{folder}0") if folder else ("", "\U0010ffff")  # "0" follows "/"
-            bounds = np.array([encode(prefix), encode(after)], dtype=self.names.dtype)  # truncates long names
-            start, stop = np.searchsorted(self.names, bounds)
-            names = [decoded(name) for name in self.names[start:stop]]
-            found += [name for name in names if name.startswith(prefix) and "/" not in name[len(prefix) :]]
-        return found
-
     def absent(self, names: Iterable[str]) -> list[str]:
         """Return the elements of `names` that are not in the array, in their order."""
         wanted = list(names)
@@ -160,8 +174,3 @@ class NameTable:
 def encode(name: str) -> bytes:
     """Encode as UTF-8; text that is not valid UTF-8 matches no file name instead of raising an error."""
     return name.encode("utf-8", errors="surrogatepass")
-
-
-def decoded(name: np.bytes_) -> str:
-    """Return the text of an element of a `NamesArray`, the inverse of `encode`."""
-    return bytes(name).decode("utf-8", errors="surrogatepass")

@@ -1,29 +1,25 @@
 """Annotations of a split as memory-mapped arrays, so that a loader worker receives a path instead of a list."""
 
-import glob
-import os
-import weakref
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Self
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from yolo_lightning.data.formats.annotations import WEATHER, Annotations, BoxCounts
+from yolo_lightning.data.formats.annotations import Annotations, SplitFacts
 from yolo_lightning.data.index import index_folder
+from yolo_lightning.data.index.index_folder import Arrays, State
 from yolo_lightning.utils.paths import real_path
 
-FORMAT = 5
+FORMAT = 6
 IDENTIFYING = ("image_ids", "file_names", "shapes", "box_offsets", "boxes", "labels")
 """Arrays that enter the fingerprint."""
-ARRAYS = (*IDENTIFYING, "text_ids", "months", "clips", "clip_names", "positions_in_clip", "weather")
-
-State = dict[str, Any]
-"""Plain JSON that must be unchanged for an index to be current; `path` identifies the source of the annotations."""
+ARRAYS = (*IDENTIFYING, "text_ids", "months", "clips", "clip_names", "positions_in_clip", "temperatures")
 
 
 @dataclass(frozen=True)
@@ -32,8 +28,8 @@ class SplitIndex:
 
     Pickles as its two attributes; a spawned worker maps the same pages again. Methods that return arrays of all frames
     of a file return the mapped pages, read-only; arrays of a part are copies. Pass the index to a worker instead of
-    these arrays. While the arrays are mapped, no other run deletes the folder. Frames of a part are numbered from 0 in
-    file order; clips keep their numbers, and `counts` describe the file.
+    these arrays. Frames of a part are numbered from 0 in file order; clips keep their numbers, and `facts` describe the
+    file.
     """
 
     folder: Path
@@ -52,9 +48,8 @@ class SplitIndex:
         return len(self._arrays["image_ids"] if self._positions is None else self._positions)
 
     @cached_property
-    def _arrays(self) -> dict[str, npt.NDArray[Any]]:
-        weakref.finalize(self, os.close, index_folder.hold(self.folder))
-        return {name: np.asarray(np.load(self.folder / f"{name}.npy", mmap_mode="r")) for name in ARRAYS}
+    def _arrays(self) -> Arrays:
+        return index_folder.mapped(self.folder, ARRAYS)
 
     @cached_property
     def _positions(self) -> npt.NDArray[np.int32] | None:
@@ -88,40 +83,10 @@ class SplitIndex:
             return whole
         return sha256(whole.encode() + self.clips_in_use).hexdigest()[:32]
 
-    @property
-    def counts(self) -> BoxCounts:
-        """Boxes of the file that were kept, clipped and dropped."""
-        return BoxCounts(**self._manifest["counts"])
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """Index 0 first."""
-        return tuple(self._manifest["class_names"])
-
-    @property
-    def category_ids(self) -> tuple[int, ...]:
-        """Number of each class in the annotation files, index 0 first."""
-        return tuple(self._manifest["category_ids"])
-
-    @property
-    def has_clips(self) -> bool:
-        """Whether clips are recordings; otherwise each image forms a clip of its own."""
-        return bool(self._manifest["has_clips"])
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Further messages about the split for the log, one line each."""
-        return tuple(self._manifest["notes"])
-
-    @property
-    def impossible(self) -> str:
-        """What cannot be right about the boxes of the file; empty for usual boxes."""
-        return str(self._manifest["impossible"])
-
-    @property
-    def unlikely(self) -> str:
-        """What is unlikely about the boxes of the file; empty for usual boxes."""
-        return str(self._manifest["unlikely"])
+    @cached_property
+    def facts(self) -> SplitFacts:
+        """Classes, numbers of boxes and remarks of the whole file."""
+        return msgspec.convert(self._manifest["facts"], SplitFacts)
 
     def image_id(self, index: int) -> str:
         return bytes(self._one("image_ids", index)).decode()
@@ -194,10 +159,9 @@ class SplitIndex:
         """Return `(N,)` int32, rank of each frame in its clip, from 0, ordered by the image number in its name."""
         return self._all("positions_in_clip")
 
-    def weather(self) -> dict[str, npt.NDArray[np.float32]]:
-        """Return `(N,)` float32 per measurement of `annotations.WEATHER`, NaN if unknown."""
-        rows = self._arrays["weather"]
-        return dict(zip(WEATHER, rows if self._positions is None else rows[:, self._positions], strict=True))
+    def temperatures(self) -> npt.NDArray[np.float32]:
+        """Return `(N,)` float32, degrees Celsius, NaN if unknown."""
+        return self._all("temperatures")
 
 
 def open_index(annotation_file: Path, index_root: Path, read: Callable[[Path], Annotations]) -> SplitIndex:
@@ -223,52 +187,16 @@ def open_index(annotation_file: Path, index_root: Path, read: Callable[[Path], A
 def open_packed(
     stem: str, describe: Callable[[], State], read: Callable[[], Annotations], index_root: Path
 ) -> SplitIndex:
-    """Open an index under `index_root`; build the index if the state from `describe` has no index yet.
-
-    The folder name contains `stem`, a hash of the source's path and a hash of its state. A changed source therefore
-    gets a new folder, and a run keeps the folder that it opened. Concurrent processes are safe: one process builds
-    under a lock, in a temporary folder, renames the folder, and deletes folders of earlier states that no process uses.
-    """
-    while True:
-        source = {"format": FORMAT, **describe()}
-        name = f"{stem}-{_short_hash(source['path'])}"
-        folder = index_root / f"{name}-{_short_hash(repr(sorted(source.items())))}"
-        if not index_folder.is_current(folder, source):
-            try:
-                with index_folder.sole_builder(index_root, name):
-                    if not index_folder.is_current(folder, source):
-                        write_index(read(), folder, source)
-                    earlier = index_root.glob(f"{glob.escape(name)}*/")
-                    index_folder.remove_unused(path for path in earlier if path != folder)
-            except OSError as error:
-                raise ValueError(f"cannot write the dataset index under {index_root}: {error}") from error
-        index = SplitIndex(folder)
-        try:
-            len(index)  # maps the arrays and locks the folder
-        except FileNotFoundError:  # another run found a later state and deleted this folder
-            continue
-        return index
+    """Open the index of annotations under `index_root`; arguments as in `index_folder.open_folder`."""
+    return SplitIndex(
+        index_folder.open_folder(index_root, stem, lambda: {"format": FORMAT, **describe()}, lambda: packed(read()))
+    )
 
 
-def _short_hash(text: str) -> str:
-    return sha256(text.encode()).hexdigest()[:16]
-
-
-def write_index(annotations: Annotations, folder: Path, source: State) -> None:
-    """Write the arrays of `annotations` and a manifest with the hash of their content into `folder`."""
+def packed(annotations: Annotations) -> tuple[Arrays, dict[str, Any]]:
+    """Return the arrays of an index, and the hash of its content and its facts for the manifest."""
     arrays = {name: getattr(annotations, name) for name in ARRAYS}
     fingerprint = sha256()
     for name in IDENTIFYING:
         fingerprint.update(arrays[name].tobytes())
-    manifest = {
-        "source": source,
-        "fingerprint": fingerprint.hexdigest()[:32],
-        "counts": asdict(annotations.counts),
-        "class_names": annotations.class_names,
-        "category_ids": annotations.category_ids,
-        "has_clips": annotations.has_clips,
-        "notes": annotations.notes,
-        "impossible": annotations.impossible,
-        "unlikely": annotations.unlikely,
-    }
-    index_folder.write_folder(folder, arrays, manifest)
+    return arrays, {"fingerprint": fingerprint.hexdigest()[:32], "facts": msgspec.to_builtins(annotations.facts)}

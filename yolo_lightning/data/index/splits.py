@@ -107,7 +107,7 @@ def describe_split(index: SplitIndex) -> str:
     def part(found: int, of: int) -> str:
         return f"{found:,}" if found == of else f"{found:,} of {of:,}"
 
-    if not index.has_clips:
+    if not index.facts.has_clips:
         return f"{part(len(index), len(whole))} images"
     months = np.unique(index.months())
     known = months[months > 0]

@@ -100,7 +100,7 @@ class SampledOrder:
                 f"data.sampling.frame_interval must be <= {len(index)}, the number of frames of the split, "
                 f"got {sampling.frame_interval}"
             )
-        if not index.has_clips and (sampling.balance != "none" or sampling.frame_interval > 1):
+        if not index.facts.has_clips and (sampling.balance != "none" or sampling.frame_interval > 1):
             raise ValueError(
                 "data.sampling.balance must be none and data.sampling.frame_interval 1 for a dataset without clips and "
                 f"months, got {sampling.balance} and {sampling.frame_interval}; use data.sampling.epoch_frames or "
@@ -179,10 +179,10 @@ def repeat_factors(
 def frames_with(index: "SplitIndex", names: tuple[str, ...]) -> npt.NDArray[np.bool_]:
     """Return `(N,)` whether a frame contains an object of one of these classes."""
     for name in names:
-        if name not in index.class_names:
-            known = ", ".join(index.class_names)
+        if name not in index.facts.class_names:
+            known = ", ".join(index.facts.class_names)
             raise ValueError(f"data.sampling.every_frame_of must contain names of classes ({known}), got {name!r}")
-    labels = [index.class_names.index(name) for name in names]
+    labels = [index.facts.class_names.index(name) for name in names]
     found = np.zeros(len(index), dtype=np.bool_)
     owners = np.repeat(np.arange(len(index)), np.diff(index.box_offsets()))
     found[owners[np.isin(index.all_labels(), labels)]] = True

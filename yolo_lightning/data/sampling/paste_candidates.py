@@ -45,7 +45,7 @@ class PasteCandidates:
     def objects(self) -> Objects:
         labels, offsets = self.index.all_labels(), self.index.box_offsets()
         months, groups = np.unique(self.index.months(), return_inverse=True)
-        count = len(self.index.class_names)
+        count = len(self.index.facts.class_names)
         is_chosen = np.isin(np.arange(count), self.classes)
         boxes = np.flatnonzero(is_chosen[labels]).astype(np.int32)
         frames = np.repeat(np.arange(len(groups), dtype=np.int32), np.diff(offsets))[boxes]
@@ -71,7 +71,7 @@ class PasteCandidates:
 
     def describe(self) -> str:
         counts = np.diff(self.objects.starts).sum(axis=0)
-        parts = [f"{counts[label]:,} {self.index.class_names[label]}" for label in self.classes]
+        parts = [f"{counts[label]:,} {self.index.facts.class_names[label]}" for label in self.classes]
         return f"objects for box paste: {', '.join(parts)}"
 
 
@@ -81,7 +81,7 @@ def paste_candidates(index: SplitIndex, names: Sequence[str]) -> PasteCandidates
     Raises:
         ValueError: If a name is not a class of the dataset, or no box has one of the classes.
     """
-    known = index.class_names
+    known = index.facts.class_names
     for name in names:
         if name not in known:
             raise ValueError(f"data.augmentation.paste.classes must be names of {', '.join(known)}, got {name!r}")

@@ -57,19 +57,13 @@ class ImageFiles(EncodedStorage):
             by_folder[folder + slash].append(file)
         absent: list[str] = []
         for folder, files in by_folder.items():
-            present = set(self._listed(folder))
+            try:
+                present = set(os.listdir(self.base / folder))
+            except (OSError, ValueError):
+                present = set()
             if not present.issuperset(files):
                 absent.extend(folder + file for file in files if file not in present)
         return absent
-
-    def names(self, folders: Iterable[str]) -> list[str]:
-        return [f"{folder}/{file}" if folder else file for folder in folders for file in sorted(self._listed(folder))]
-
-    def _listed(self, folder: str) -> list[str]:
-        try:
-            return os.listdir(self.base / folder)
-        except (OSError, ValueError):
-            return []
 
 
 class FolderFrames(ImageFiles):

@@ -132,9 +132,6 @@ class PackedFrames(Storage):
         """Return the names that are neither in the store nor listed there as damaged."""
         return [name for name in self._names.absent(names) if name not in self._damaged]
 
-    def names(self, folders: Iterable[str]) -> list[str]:
-        return self._names.inside(folders)
-
     def sample(self, count: int) -> list[str]:
         """Return up to `count` names, evenly spread."""
         names = self._names.names

@@ -81,10 +81,6 @@ class Storage(ABC):
     def missing(self, names: Iterable[str]) -> list[str]:
         """Return the names that are not in the storage, without decoding frames."""
 
-    @abstractmethod
-    def names(self, folders: Iterable[str]) -> list[str]:
-        """Return the names of the files directly in these folders of the dataset, sorted within each folder."""
-
 
 class EncodedStorage(Storage):
     """Storage of image files: `content` returns the bytes of a file, which `read` decodes."""

@@ -37,13 +37,6 @@ LONGEST_NAME = 512  # Bytes. A member with a longer name is not a frame; one suc
 LEADING_FOLDERS = re.compile(r"^(?:.*/)?(?:frames/|(?=\d{8}/))")
 """Folders before `<date>/<clip>/<frame>`: archives were packed above, at or below the folder `frames`."""
 
-Directory = tuple[NamesArray, npt.NDArray[Any], dict[str, Any]]
-"""Sorted frame names as in the annotation files; their `MEMBER` records; manifest.
-
-The manifest contains `bytes` and `modified_ns` of the archive under `source`, and a `fingerprint`: a hash of names,
-sizes and checksums, which is equal for copies of an archive.
-"""
-
 LOCAL_HEADER = struct.Struct("<4s22xHH")
 """Signature, length of the name, length of the extra fields (APPNOTE.TXT 4.3.7)."""
 
@@ -65,8 +58,10 @@ class ZipFrames(EncodedStorage):
         self.archive = archive
         self.index_root = index_root
         self.limits = limits
-        names, self._members, manifest = _open_directory(archive, index_root)
-        self._names = NameTable(names)
+        folder = _open_directory(archive, index_root)
+        directory, manifest = index_folder.mapped(folder, ("names", "members")), index_folder.read_manifest(folder)
+        self._names, self._members = NameTable(directory["names"]), directory["members"]
+        # A hash of names, sizes and checksums, which is equal for copies of an archive.
         self.fingerprint: str = manifest["fingerprint"]
         self._file = PositionedFile(archive, manifest["source"]["bytes"], manifest["source"]["modified_ns"])
 
@@ -108,9 +103,6 @@ class ZipFrames(EncodedStorage):
     def missing(self, names: Iterable[str]) -> list[str]:
         return self._names.absent(names)
 
-    def names(self, folders: Iterable[str]) -> list[str]:
-        return self._names.inside(folders)
-
     def _compressed(self, header_offset: int, length: int) -> bytes:
         block = self._file.read(header_offset, LOCAL_HEADER.size + HEADROOM_BYTES + length)
         if not block.startswith(LOCAL_SIGNATURE) or len(block) < LOCAL_HEADER.size:
@@ -133,55 +125,28 @@ def _reopen(archive: Path, index_root: Path, limits: FrameLimits, fingerprint: s
     return storage
 
 
-def _open_directory(archive: Path, index_root: Path) -> Directory:
-    """Open the packed directory of `archive` under `index_root`; it is built if it is missing or out of date.
-
-    If several processes open it, one builds it under a lock and renames it to its final name.
-    """
+def _open_directory(archive: Path, index_root: Path) -> Path:
+    """Return the folder of the packed directory of `archive` under `index_root`, see `index_folder.open_folder`."""
     if not archive.is_file():
         raise ValueError(f"frame archive {archive} does not exist")
-    status, path = archive.stat(), str(real_path(archive))
-    source = {"format": FORMAT, "path": path, "bytes": status.st_size, "modified_ns": status.st_mtime_ns}
-    folder = index_root / f"{archive.name}-{sha256(path.encode()).hexdigest()[:16]}"
-    if (directory := _load_directory(folder, source)) is not None:
-        return directory
-    try:
-        with index_folder.sole_builder(index_root, folder.name):
-            if (directory := _load_directory(folder, source)) is None:
-                _build_directory(archive, folder, source)
-                directory = _load_directory(folder, source)
-    except OSError as error:
-        raise ValueError(f"cannot write the directory of {archive} under {index_root}: {error}") from error
-    assert directory is not None
-    return directory
 
+    def describe() -> index_folder.State:
+        status = archive.stat()
+        return {
+            "format": FORMAT,
+            "path": str(real_path(archive)),
+            "bytes": status.st_size,
+            "modified_ns": status.st_mtime_ns,
+        }
 
-def _load_directory(folder: Path, source: dict[str, Any]) -> Directory | None:
-    """Map the arrays; None if they are missing, damaged or belong to another state of the archive."""
-    if not index_folder.is_current(folder, source):
-        return None
-    manifest = index_folder.read_manifest(folder)
-    try:
-        names, members = (np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r")) for name in ("names", "members"))
-    except (OSError, ValueError):
-        return None
-    if manifest.get("checksums") != [zlib.crc32(names.data), zlib.crc32(members.data)]:
-        return None
-    return names, members, manifest
+    def build() -> tuple[index_folder.Arrays, dict[str, Any]]:
+        names, members = read_directory(archive)
+        fingerprint = sha256(names.tobytes())
+        for column in ("bytes", "crc"):
+            fingerprint.update(members[column].tobytes())
+        return {"names": names, "members": members}, {"fingerprint": fingerprint.hexdigest()[:32]}
 
-
-def _build_directory(archive: Path, folder: Path, source: dict[str, Any]) -> None:
-    """Read the central directory of an archive and write its arrays and their fingerprint into `folder`."""
-    names, members = read_directory(archive)
-    fingerprint = sha256(names.tobytes())
-    for column in ("bytes", "crc"):
-        fingerprint.update(members[column].tobytes())
-    manifest = {
-        "source": source,
-        "fingerprint": fingerprint.hexdigest()[:32],
-        "checksums": [zlib.crc32(names.data), zlib.crc32(members.data)],
-    }
-    index_folder.write_folder(folder, {"names": names, "members": members}, manifest)
+    return index_folder.open_folder(index_root, archive.name, describe, build)
 
 
 def read_directory(archive: Path) -> tuple[NamesArray, npt.NDArray[Any]]:
