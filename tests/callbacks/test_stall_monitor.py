@@ -13,9 +13,8 @@ import pytest
 from tests.callbacks.tiny_training import Interrupt, StopAt, fit
 from tests.conftest import REPOSITORY
 from tests.helpers.forks import Forks
-from yolo_lightning.callbacks import HeartbeatFile, StallMonitor
+from yolo_lightning.callbacks import HeartbeatFile, StallMonitor, stall_monitor
 from yolo_lightning.supervision.trainer import MARKER_VARIABLE
-from yolo_lightning.utils.exit_codes import ExitCode
 
 pytestmark = pytest.mark.whole_run  # real processes, seconds each
 
@@ -44,9 +43,8 @@ def test_monitor_is_not_armed_without_a_heartbeat(tmp_path: Path) -> None:
 
 def test_monitor_does_nothing_under_a_supervisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(MARKER_VARIABLE, "token")
-    monitor = StallMonitor(1000)
-    fit(tmp_path, HeartbeatFile(), monitor)
-    assert not hasattr(monitor, "watch")
+    monkeypatch.setattr(stall_monitor, "start_stall_process", lambda *_: pytest.fail("started"))
+    fit(tmp_path, HeartbeatFile(), StallMonitor(1000))
 
 
 def test_stacks_file_that_cannot_be_made_does_not_end_the_fit(tmp_path: Path) -> None:
@@ -69,7 +67,7 @@ import sys
 import time
 from pathlib import Path
 
-KIND, FOLDER = sys.argv[1], Path(sys.argv[2])
+KIND, FOLDER, TIMEOUT_S = sys.argv[1], Path(sys.argv[2]), 2.5
 
 
 def sleep_for_ever():
@@ -91,10 +89,17 @@ def main():
     import ctypes
     import torch
     from lightning.pytorch import LightningModule, Trainer
-    from yolo_lightning.callbacks import HeartbeatFile, stall_monitor
+    from yolo_lightning.callbacks import HeartbeatFile, StallMonitor, stall_monitor
 
-    stall_monitor.GRACE_S = 1.0
-    monitor = stall_monitor.StallMonitor(100.0)  # for imports and the start of workers
+    class Monitor(StallMonitor):
+        """Begins with the first step, after imports and the start of workers."""
+
+        def setup(self, *arguments, **options):
+            pass
+
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            if batch_idx == 0:
+                super().setup(trainer, pl_module, "fit")
 
     class Module(LightningModule):
         def __init__(self):
@@ -102,8 +107,6 @@ def main():
             self.layer = torch.nn.Linear(1, 1)
 
         def training_step(self, batch, batch_idx):
-            monitor.timeout_s, monitor.watch = 1.5, stall_monitor.watch_with(1.5, monitor._writer.read, 0.15)
-            monitor._last_resort.still_running(1.5 + stall_monitor.GRACE_S)
             if KIND == "suspended" and batch_idx == 3:
                 time.sleep(0.2)
                 os.kill(os.getpid(), signal.SIGSTOP)
@@ -122,9 +125,9 @@ def main():
     workers = {"num_workers": 1, "multiprocessing_context": "spawn"} if KIND == "worker" else {}
     Trainer(
         accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, default_root_dir=FOLDER, callbacks=[HeartbeatFile(), monitor],
+        enable_model_summary=False, default_root_dir=FOLDER, callbacks=[HeartbeatFile(), Monitor(TIMEOUT_S)],
     ).fit(Module(), torch.utils.data.DataLoader(Frames(), batch_size=1, **workers))
-    time.sleep(3.5)  # longer than the timeouts of an armed process
+    time.sleep(TIMEOUT_S + 1.0)  # longer than the timeout of an armed monitor
 
 
 if __name__ == "__main__":
@@ -173,11 +176,8 @@ class Run:
         return content
 
     def stacks(self) -> str:
-        for _ in range(100):  # `last_resort` stores them after the end of the process
-            if found := list((self.folder / "incidents").glob("*/stacks.txt")):
-                return found[0].read_text()
-            time.sleep(0.1)
-        raise AssertionError("no stacks")
+        (path,) = (self.folder / "incidents").glob("*/stacks.txt")
+        return path.read_text()
 
     def text(self) -> str:
         return (self.folder / "output.txt").read_text()
@@ -189,7 +189,7 @@ class Run:
 
 
 def continue_suspended(process: int) -> None:
-    """Continue a process that stops itself, after the timeouts of thread and last resort."""
+    """Continue a process that stops itself, after the timeout."""
     stat = Path(f"/proc/{process}/stat")
     while stat.is_file() and stat.read_text().rpartition(")")[2].split()[0] not in "TZ":
         time.sleep(0.05)
@@ -214,48 +214,33 @@ def runs(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Iterator[dic
             run.end()
 
 
-@pytest.mark.parametrize("kind", ["main", "worker"])
-def test_stalled_process_ends_by_itself_with_its_own_code(runs: dict[str, Run], kind: str) -> None:
-    assert runs[kind].code == ExitCode.STALLED == 75, runs[kind].text()
+STALLED = {"main": "sleep_for_ever", "lock": "hold_the_interpreter_lock", "worker": "_next_data"}
+"""Function in the stacks of each script that hangs."""
 
 
-def test_process_whose_interpreter_lock_is_held_ends_by_itself(runs: dict[str, Run]) -> None:
-    assert runs["lock"].code not in (0, None)
+@pytest.mark.parametrize("kind", STALLED)
+def test_stalled_process_is_killed_and_its_stacks_are_kept(runs: dict[str, Run], kind: str) -> None:
+    assert runs[kind].code == -signal.SIGKILL, runs[kind].text()
+    assert STALLED[kind] in runs[kind].stacks()
+    assert runs[kind].left_over() == []
 
 
-@pytest.mark.parametrize(("kind", "function"), [("main", "sleep_for_ever"), ("lock", "hold_the_interpreter_lock")])
-def test_stacks_name_the_function_that_hangs(runs: dict[str, Run], kind: str, function: str) -> None:
-    assert function in runs[kind].stacks()
+@pytest.mark.parametrize(("kind", "phase"), [("main", "fetch"), ("worker", "fetch"), ("lock", "step")])
+def test_report_and_message_name_phase_and_batch(runs: dict[str, Run], kind: str, phase: str) -> None:
+    incident, text = runs[kind].incident(), runs[kind].text()
+    assert (incident["phase"], incident["epoch"], incident["batch"]) == (phase, 0, 3)
+    assert (incident["process"], incident["launch"], incident["attempt"]) == (runs[kind].process.pid, None, 0)
+    assert f"in phase {phase}, epoch 0, batch 3, step 3: the trainer" in text
+    assert f"stacks in {runs[kind].folder}/incidents/" in text
+    assert "; nothing was saved yet\n" in text
 
 
-def test_stacks_name_the_wait_for_a_worker(runs: dict[str, Run]) -> None:
-    assert "_next_data" in runs["worker"].stacks()
-
-
-@pytest.mark.parametrize("kind", ["main", "worker"])
-def test_incident_names_phase_and_batch(runs: dict[str, Run], kind: str) -> None:
-    incident = runs[kind].incident()
-    assert (incident["phase"], incident["epoch"], incident["batch"]) == ("fetch", 0, 3)
-
-
-def test_incident_names_process_and_workers(runs: dict[str, Run]) -> None:
-    assert runs["main"].incident()["process"] == runs["main"].process.pid
-    assert runs["main"].incident()["workers"] == {}
-    assert len(runs["worker"].incident()["workers"]) == 1
-
-
-def test_message_says_where_the_stacks_are_and_that_nothing_was_saved(runs: dict[str, Run]) -> None:
-    text = runs["main"].text()
-    assert "stalled: unknown: no progress for" in text
-    assert "in phase fetch, epoch 0, batch 3, step 3: the timeout is 1.5 s; stacks in" in text
-    assert f"{runs['main'].folder}/incidents/" in text
-    assert text.rstrip().endswith("nothing was saved yet")
-
-
-def test_last_resort_ends_with_the_process_that_it_watches(tmp_path: Path) -> None:
+def test_monitor_ends_with_the_process_that_it_watches() -> None:
     code = (
-        "import os\nfrom pathlib import Path\nfrom yolo_lightning.supervision.last_resort import LastResort\n"
-        "print(LastResort(1000.0, Path(), Path())._child.pid, flush=True)\nos._exit(0)"
+        "import os\nfrom pathlib import Path\n"
+        "from yolo_lightning.supervision.stall_process import start_stall_process\n"
+        "started = start_stall_process(Path(), Path(), 1000.0, '', has_others=False, further={})\n"
+        "print(started.pid, flush=True)\nos._exit(0)"
     )
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
@@ -265,16 +250,7 @@ def test_last_resort_ends_with_the_process_that_it_watches(tmp_path: Path) -> No
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("kind", ["main", "worker", "lock"])
-def test_no_process_is_left(runs: dict[str, Run], kind: str) -> None:
-    assert runs[kind].left_over() == []
-
-
-def test_time_in_which_the_process_was_suspended_is_no_stall(runs: dict[str, Run]) -> None:
-    assert runs["suspended"].code == 0, runs["suspended"].text()
-    assert not (runs["suspended"].folder / "incidents").exists()
-
-
-def test_healthy_run_disarms_and_leaves_no_incident(runs: dict[str, Run]) -> None:
-    assert runs["healthy"].code == 0, runs["healthy"].text()
-    assert not (runs["healthy"].folder / "incidents").exists()
+@pytest.mark.parametrize("kind", ["suspended", "healthy"])
+def test_suspended_and_healthy_runs_end_normally(runs: dict[str, Run], kind: str) -> None:
+    assert runs[kind].code == 0, runs[kind].text()
+    assert not (runs[kind].folder / "incidents").exists()

@@ -23,7 +23,6 @@ TRACE = ("Traceback (most recent call last):", '  File "a.py", line 3, in main')
         (1, "torch.OutOfMemoryError: HIP out of memory", True),
         (1, "OSError: [Errno 5] Input/output error", True),
         (1, "", True),  # faulthandler's last resort
-        (75, "stalled: no progress", True),
         (0, "", True),
         (-9, "ValueError: long ago", True),
         (1, "ValueError: handled\nthen a message", True),

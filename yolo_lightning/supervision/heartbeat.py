@@ -1,8 +1,8 @@
 """Heartbeat file: fixed-size record of what the training process does now, readable by other processes.
 
 The training loop writes the file through a memory map, which takes a few microseconds, makes no system call and does
-not release the interpreter lock. A supervisor, `StallMonitor` and `monitor` read the file. No background thread writes
-it, because a thread keeps running while the training loop hangs.
+not release the interpreter lock. A supervisor, the process of `StallMonitor` and `monitor` read the file. No background
+thread writes it, because a thread keeps running while the training loop hangs.
 """
 
 import faulthandler
@@ -145,13 +145,6 @@ class HeartbeatWriter:
         head = MAGIC, VERSION, signal, *self._process, before + 1
         self._map[:] = RECORD.pack(*head, *loop, len(self._ids), self._ids, self._sequence)
         SEQUENCE.pack_into(self._map, SEQUENCE_AT, self._sequence)
-
-    def read(self) -> Heartbeat | NoHeartbeat:
-        """Return the content of the file without disk access; for another thread of this process."""
-        try:
-            return parse(self._map[:])
-        except ValueError:  # closed
-            return NoHeartbeat.MISSING
 
     def arm_stacks(self) -> None:
         """Write the stacks of all threads into `stacks_path` on `STACKS_SIGNAL`.

@@ -82,7 +82,7 @@ def is_recoverable(code: int, log_lines: Sequence[str]) -> bool:
     """Return whether a restart may help after exit code `code`. It may after the death of a worker and a bad sample."""
     if code == ExitCode.USAGE:
         return False
-    if _sample_of_error(log_lines) or code <= 0 or code == ExitCode.STALLED:
+    if _sample_of_error(log_lines) or code <= 0:
         return True
     if any(DEAD_WORKER.search(line) for line in log_lines) or code != ExitCode.FAILED:  # that of an exception
         return True

@@ -42,7 +42,7 @@ def _boot_clock_s() -> float:
 
 
 class Watch:
-    """Detects stalls; used by the supervisor and by `StallMonitor`.
+    """Detects stalls; used by the supervisor and by the process of `StallMonitor`.
 
     Time is measured with the clock of the watching process. Times in the heartbeat or of the file are not compared with
     this clock, because network file systems and changes of the wall clock falsify them. Before the first heartbeat the
