@@ -236,7 +236,7 @@ class AttemptRunner:
         """Kill all remaining processes of the attempt, also if the trainer has ended by itself."""
         trainer.process.poll()
         killed = kill_tree(trainer.process.pid, marker_of(self.token), self.settings.kill_wait_s)
-        if killed.needs_reboot:
+        if killed.survivors:
             # Processes that survived SIGKILL end as soon as a disk responds, if they wait for one.
             is_storage = incident is not None and incident.diagnosis.kind is StallClass.STORAGE
             in_kernel = all(WRITES_IN_KERNEL.search(where) for where in killed.survivors.values())
@@ -245,19 +245,18 @@ class AttemptRunner:
         trainer.close()
         self._copy_record(now=True)
         self.disk.post(remove_temporary_folder, self.token)
-        if not killed.needs_reboot:
+        if not killed.survivors:
             self.disk.post(run_files.clear_leftovers, self.run_folder)
         self._keep_timeouts()
         return killed
 
     def _wait_for_storage(self, trainer: RunningTrainer, killed: Killed) -> Killed:
         """Wait until the disk responds and the killed processes end, or a stop signal arrives."""
-        left = "; ".join(f"process {pid}: {where}" for pid, where in killed.survivors.items())
-        sentence = f"SIGKILL takes effect when the disk responds: {left}; the restart waits for this"
+        sentence = f"SIGKILL takes effect when the disk responds: {killed}; the restart waits for this"
         self.announcer.stalled(sentence, "waits for storage")
         self.recorder.log(sentence)
         began_s = time.monotonic()
-        while any(map(is_same, killed.left)):
+        while any(map(is_same, killed.survivors)):
             if self.signals:
                 return killed
             time.sleep(self.settings.poll_s)

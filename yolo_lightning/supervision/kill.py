@@ -60,14 +60,10 @@ class Killed:
     """Result of `kill_tree`."""
 
     processes: tuple[int, ...] = ()  # ids of the ended processes
-    survivors: dict[int, str] = field(default_factory=dict)  # state and place in the kernel of each survivor
-    removed: tuple[Path, ...] = ()  # deleted leftover files
-    left: tuple[Process, ...] = ()  # the survivors as entries of the process table
+    survivors: dict[Process, str] = field(default_factory=dict)  # state and place in the kernel of each survivor
 
-    @property
-    def needs_reboot(self) -> bool:
-        """Whether a process can only be ended by a reboot."""
-        return bool(self.survivors)
+    def __str__(self) -> str:
+        return "; ".join(f"process {process.pid}: {where}" for process, where in self.survivors.items())
 
 
 def adopt_orphans() -> None:
@@ -117,8 +113,9 @@ def kill_tree(leader: int | None, marker: str, wait_s: float = 5.0) -> Killed:
         earlier = orphans
     left = wait_until_gone([*members, *late], wait_s)
     dead = tuple(process.pid for process in [*members, *late] if process not in left)
-    survivors = {process.pid: where_it_is(process) for process in left}
-    return Killed(dead, survivors, _remove_shared_memory(dead, files), tuple(left))
+    _remove([*files, *(path for pid in dead for path in SHARED_MEMORY.glob(f"torch_{pid}_*"))])
+    remove_files_of_dead_processes()
+    return Killed(dead, {process: where_it_is(process) for process in left})
 
 
 def snapshot(leader: int | None, marker: str) -> list[Process]:
@@ -180,22 +177,13 @@ def _mapped_now(pids: Iterable[int]) -> list[Path]:
     return [SHARED_MEMORY / name for name in sorted(found) if OURS_IN_SHARED_MEMORY.fullmatch(name)]
 
 
-def _remove_shared_memory(dead: Iterable[int], mapped: Iterable[Path]) -> tuple[Path, ...]:
-    """Delete the files of ended processes in /dev/shm: mapped files, and files with the process id or mark as name."""
-    of_torch = (path for pid in dead for path in SHARED_MEMORY.glob(f"torch_{pid}_*"))
-    return (*remove([*mapped, *of_torch]), *remove_files_of_dead_processes())
-
-
-def remove(paths: Iterable[Path]) -> tuple[Path, ...]:
-    """Delete this user's files and folders; return those that were deleted by this call."""
-    removed = []
+def _remove(paths: Iterable[Path]) -> None:
+    """Delete this user's files and folders."""
     for path in paths:
         with suppress(OSError):  # deleted by another process meanwhile
             if path.lstat().st_uid == os.geteuid():
                 delete = shutil.rmtree if path.is_dir() else os.unlink
                 delete(path)
-                removed.append(path)
-    return tuple(removed)
 
 
 def mark_process() -> None:
@@ -222,9 +210,9 @@ def mark_process() -> None:
     config["tempdir"] = str(folder)
 
 
-def remove_files_of_dead_processes() -> tuple[Path, ...]:
-    """Delete this user's semaphores and folders whose mark names a process that has ended; return what was deleted."""
-    return remove(marked_files())
+def remove_files_of_dead_processes() -> None:
+    """Delete this user's semaphores and folders whose mark names a process that has ended."""
+    _remove(marked_files())
 
 
 def marked_files() -> Iterator[Path]:

@@ -192,9 +192,8 @@ class Supervisor:
         """Return the end if no further attempt may follow, whatever the incident."""
         if attempt.finished:
             return ExitCode.FINISHED, "finished"
-        if attempt.killed.needs_reboot:
-            left = "; ".join(f"process {pid}: {where}" for pid, where in attempt.killed.survivors.items())
-            return ExitCode.NEEDS_REBOOT, f"needs reboot: SIGKILL did not end {left}"
+        if attempt.killed.survivors:
+            return ExitCode.NEEDS_REBOOT, f"needs reboot: SIGKILL did not end {attempt.killed}"
         if self.signals:
             saved = self.disk.ask(can_resume, self.run_folder, self.job, self._furthest_step)
             resume = f"resume with: {pasteable(self.job.restart_command)}"
