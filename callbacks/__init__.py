@@ -21,48 +21,38 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from yolo_lightning.callbacks.checkpoint import BestCheckpoint, EpochCheckpoint, LastCheckpoint
-    from yolo_lightning.callbacks.checkpoint_mirror import CheckpointMirror
-    from yolo_lightning.callbacks.ema import EMA
-    from yolo_lightning.callbacks.environment_file import EnvironmentFile
-    from yolo_lightning.callbacks.epoch_table import EpochTable
-    from yolo_lightning.callbacks.finish_by import FinishBy
-    from yolo_lightning.callbacks.frame_gallery import FrameGallery
-    from yolo_lightning.callbacks.heartbeat_callback import HeartbeatCallback
-    from yolo_lightning.callbacks.heartbeat_file import HeartbeatFile
-    from yolo_lightning.callbacks.mean_ap import FinalValidation, MeanAP
-    from yolo_lightning.callbacks.metrics_file import MetricsFile
-    from yolo_lightning.callbacks.progress_bar import ProgressLines, RunProgressBar
-    from yolo_lightning.callbacks.random_state import RandomState
-    from yolo_lightning.callbacks.stall_monitor import StallMonitor
-    from yolo_lightning.callbacks.status_file import StatusFile
-    from yolo_lightning.callbacks.stop_on_signal import StopOnSignal, StoppableTrainer
-    from yolo_lightning.callbacks.submission_writer import SubmissionWriter
-
-__all__ = [
-    "BestCheckpoint",
-    "CheckpointMirror",
-    "EMA",
-    "EnvironmentFile",
-    "EpochCheckpoint",
-    "EpochTable",
-    "FinalValidation",
-    "FinishBy",
-    "FrameGallery",
-    "LastCheckpoint",
-    "MeanAP",
-    "MetricsFile",
-    "ProgressLines",
-    "HeartbeatCallback",
-    "HeartbeatFile",
-    "RandomState",
-    "RunProgressBar",
-    "StallMonitor",
-    "StatusFile",
-    "StopOnSignal",
-    "StoppableTrainer",
-    "SubmissionWriter",
-]
+    from yolo_lightning.callbacks.checkpoint import (
+        BestCheckpoint as BestCheckpoint,
+    )
+    from yolo_lightning.callbacks.checkpoint import (
+        EpochCheckpoint as EpochCheckpoint,
+    )
+    from yolo_lightning.callbacks.checkpoint import (
+        LastCheckpoint as LastCheckpoint,
+    )
+    from yolo_lightning.callbacks.checkpoint_mirror import CheckpointMirror as CheckpointMirror
+    from yolo_lightning.callbacks.ema import EMA as EMA
+    from yolo_lightning.callbacks.environment_file import EnvironmentFile as EnvironmentFile
+    from yolo_lightning.callbacks.epoch_table import EpochTable as EpochTable
+    from yolo_lightning.callbacks.finish_by import FinishBy as FinishBy
+    from yolo_lightning.callbacks.frame_gallery import FrameGallery as FrameGallery
+    from yolo_lightning.callbacks.heartbeat_callback import HeartbeatCallback as HeartbeatCallback
+    from yolo_lightning.callbacks.heartbeat_file import HeartbeatFile as HeartbeatFile
+    from yolo_lightning.callbacks.mean_ap import FinalValidation as FinalValidation
+    from yolo_lightning.callbacks.mean_ap import MeanAP as MeanAP
+    from yolo_lightning.callbacks.metrics_file import MetricsFile as MetricsFile
+    from yolo_lightning.callbacks.progress_bar import ProgressLines as ProgressLines
+    from yolo_lightning.callbacks.progress_bar import RunProgressBar as RunProgressBar
+    from yolo_lightning.callbacks.random_state import RandomState as RandomState
+    from yolo_lightning.callbacks.stall_monitor import StallMonitor as StallMonitor
+    from yolo_lightning.callbacks.status_file import StatusFile as StatusFile
+    from yolo_lightning.callbacks.stop_on_signal import (
+        StopOnSignal as StopOnSignal,
+    )
+    from yolo_lightning.callbacks.stop_on_signal import (
+        StoppableTrainer as StoppableTrainer,
+    )
+    from yolo_lightning.callbacks.submission_writer import SubmissionWriter as SubmissionWriter
 
 _FILES = {
     "BestCheckpoint": "checkpoint",
@@ -72,11 +62,11 @@ _FILES = {
     "EMA": "ema",
     "EnvironmentFile": "environment_file",
     "EpochTable": "epoch_table",
+    "FinishBy": "finish_by",
     "FrameGallery": "frame_gallery",
     "HeartbeatCallback": "heartbeat_callback",
     "HeartbeatFile": "heartbeat_file",
     "FinalValidation": "mean_ap",
-    "FinishBy": "finish_by",
     "MeanAP": "mean_ap",
     "MetricsFile": "metrics_file",
     "ProgressLines": "progress_bar",
@@ -88,6 +78,7 @@ _FILES = {
     "StoppableTrainer": "stop_on_signal",
     "SubmissionWriter": "submission_writer",
 }
+__all__ = list(_FILES)
 
 
 def __getattr__(name: str) -> Any:

@@ -29,31 +29,15 @@ PACKAGES = (
 
 
 class EnvironmentFile(Callback):
-    """Writes `environment.json` at the start of a fit; after a restart it describes the latest start.
-
-    If the disk is full, writing is tried again at the end of every epoch.
-    """
-
-    def __init__(self) -> None:
-        self._file = OptionalFile()
-        self._content: dict[str, Any] = {}
+    """Writes `environment.json` at the start of a fit; after a restart it describes the latest start."""
 
     @rank_zero_only
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         facts: dict[str, str] = getattr(pl_module, "convolution_facts", dict)()  # of `YOLOModule`
-        self._content = environment(trainer.strategy.root_device) | facts
-        self._write(trainer)
-
-    @rank_zero_only
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._file.failed:
-            self._write(trainer)
-
-    def _write(self, trainer: Trainer) -> None:
         path = Path(trainer.default_root_dir) / run_files.ENVIRONMENT
-        with self._file.attempt(path):
+        with OptionalFile().attempt(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(path, self._content)
+            write_json(path, environment(trainer.strategy.root_device) | facts)
 
 
 def environment(device: torch.device) -> dict[str, Any]:

@@ -1,9 +1,7 @@
 """A table of the epochs of a fit: one line per epoch, in a terminal and in a log file."""
 
-import math
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,31 +24,10 @@ GAP = " "
 MISSING = "-"
 
 
-@dataclass(frozen=True, slots=True)
-class EpochRow:
-    """Values of one finished epoch; None if a value was not measured, for example without a validation."""
-
-    epoch: int  # from 1
-    epochs: int | None  # of the fit; None if it has no limit
-    train_losses: tuple[float | None, ...]  # box, class and distribution (or l1) loss, means over the epoch
-    val_losses: tuple[float | None, ...]  # of the validation at the end of the epoch
-    map_50: float | None
-    map: float | None
-    learning_rate: float | None  # of the weights, in the last batch
-    images_per_s: float | None  # of training, all ranks together, without validations
-    duration_s: float  # with validations
-
-    def text(self) -> str:
-        """Return one line of at most 80 characters for up to 999 epochs."""
-        values = [
-            *map(loss_text, (*self.train_losses, *self.val_losses)),
-            *(MISSING if score is None else f"{score:.4f}" for score in (self.map_50, self.map)),
-            MISSING if self.learning_rate is None else f"{self.learning_rate:.1e}".replace("e-0", "e-"),
-            MISSING if self.images_per_s is None else rate_text(self.images_per_s),
-            duration_text(self.duration_s),
-        ]
-        first = f"{self.epoch}/{self.epochs}" if self.epochs else str(self.epoch)
-        return GAP.join([first.rjust(_first_width(self.epochs)), *map(str.rjust, values, WIDTHS)])
+def row(epoch: int, epochs: int | None, values: Sequence[str]) -> str:
+    """Return the line of an epoch, counted from 1, with the `values` of all columns; 80 characters up to epoch 999."""
+    first = f"{epoch}/{epochs}" if epochs else str(epoch)
+    return GAP.join([first.rjust(_first_width(epochs)), *map(str.rjust, values, WIDTHS)])
 
 
 def heading(epochs: int | None) -> str:
@@ -61,23 +38,25 @@ def heading(epochs: int | None) -> str:
     return f"{groups}\n" + GAP.join(["epoch".rjust(first), *map(str.rjust, HEADINGS, WIDTHS)])
 
 
-def _losses_of(values: Mapping[str, float], stage: str) -> tuple[float | None, ...]:
-    """Return the losses of a stage by column; None if a loss is unknown."""
-    return tuple(
-        next((values.get(f"{stage}/{name}") for name in names if f"{stage}/{name}" in values), None) for names in LOSSES
-    )
+def _losses_of(values: Mapping[str, float], stage: str) -> list[str]:
+    """Return the losses of a stage by column."""
+    known = [[values[f"{stage}/{name}"] for name in names if f"{stage}/{name}" in values] for names in LOSSES]
+    return [loss_text(found[0]) if found else MISSING for found in known]
 
 
 def _first_width(epochs: int | None) -> int:
     return max(len("epoch"), 2 * len(str(epochs)) + 1 if epochs else 0)
 
 
-def loss_text(value: float | None) -> str:
+def loss_text(value: float) -> str:
     """Return a loss in at most five characters: 1.234, 12.34, 123.4, 1e+05."""
-    if value is None:
-        return MISSING
     digits = 3 if abs(value) < 9.9995 else 2 if abs(value) < 99.995 else 1
     return f"{value:.{digits}f}" if not abs(value) >= 999.95 else f"{value:.0e}"
+
+
+def score_text(score: float | None) -> str:
+    """Return a score; none if it is not defined: without annotated objects, it is -1 or NaN."""
+    return f"{score:.4f}" if score is not None and score >= 0 else MISSING
 
 
 def rate_text(per_s: float) -> str:
@@ -139,27 +118,22 @@ class EpochTable(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         sums = {name: both.tolist() for name, both in self._losses.items()}
-        row = EpochRow(
-            trainer.current_epoch + 1,
-            trainer.max_epochs if trainer.max_epochs and trainer.max_epochs > 0 else None,
-            _losses_of({name: total / count for name, (total, count) in sums.items() if count}, "train"),
-            _losses_of(self._scores, "val"),
-            _valid_score(self._scores.get(MAP_50)),
-            _valid_score(self._scores.get(MAP)),
-            float(trainer.callback_metrics["lr/weight"]) if "lr/weight" in trainer.callback_metrics else None,
-            self._images / self._training_s if self._images and self._training_s > 0 else None,
-            time.monotonic() - self._began_s,
-        )
+        metrics, seconds = trainer.callback_metrics, self._training_s
+        rate = f"{float(metrics['lr/weight']):.1e}".replace("e-0", "e-") if "lr/weight" in metrics else MISSING
+        values = [
+            *_losses_of({name: total / count for name, (total, count) in sums.items() if count}, "train"),
+            *_losses_of(self._scores, "val"),
+            *(score_text(self._scores.get(name)) for name in (MAP_50, MAP)),
+            rate,
+            rate_text(self._images / seconds) if self._images and seconds > 0 else MISSING,
+            duration_text(time.monotonic() - self._began_s),
+        ]
+        epochs = trainer.max_epochs if trainer.max_epochs and trainer.max_epochs > 0 else None
         if self._rows % HEADING_INTERVAL == 0:
-            rank_zero_info(heading(row.epochs))
-        rank_zero_info(row.text())
+            rank_zero_info(heading(epochs))
+        rank_zero_info(row(trainer.current_epoch + 1, epochs, values))
         self._rows += 1
 
     def _begin(self) -> None:
         self._began_s = time.monotonic()
         self._images, self._training_s, self._resting_s, self._scores, self._losses = 0, 0.0, 0.0, {}, {}
-
-
-def _valid_score(score: float | None) -> float | None:
-    """Return None for a score that is not defined: without annotated objects, it is -1 or NaN."""
-    return None if score is None or math.isnan(score) or score < 0 else score

@@ -7,7 +7,6 @@ from typing import Any
 import yaml
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import SaveConfigCallback
-from lightning.pytorch.utilities import rank_zero_only
 
 from yolo_lightning.checkpoints.checkpoint_file import CONFIGURATION
 from yolo_lightning.checkpoints.resume import storable
@@ -27,14 +26,10 @@ class SaveRunConfig(SaveConfigCallback):
     credentials, only the owner can read the file.
     """
 
-    def __init__(self, *arguments: Any, **keywords: Any) -> None:
-        super().__init__(*arguments, **keywords)
-        self._file = OptionalFile()
-
     def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         assert trainer.state.fn is not None
         path = Path(trainer.default_root_dir) / run_files.config_name(trainer.state.fn.value)
-        with self._file.attempt(path), replacing(path) as temporary:
+        with OptionalFile().attempt(path), replacing(path) as temporary:
             text = yaml.safe_dump(self._content, sort_keys=False)
             temporary.touch(0o600 if redacted(text) != text else 0o666)  # with credentials, for the owner only
             temporary.write_text(text)
@@ -42,12 +37,6 @@ class SaveRunConfig(SaveConfigCallback):
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Store the configuration, so that a run can be resumed without the file."""
         checkpoint[CONFIGURATION] = storable(self._content)
-
-    @rank_zero_only
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the file if a full disk prevented that at the start."""
-        if self._file.failed:
-            self.save_config(trainer, pl_module, "fit")
 
     @cached_property
     def _content(self) -> dict[str, Any]:

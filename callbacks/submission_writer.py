@@ -1,10 +1,8 @@
 """Result file of `predict`: the submission of the challenge for LTDv2, COCO results for other data."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
@@ -31,11 +29,11 @@ class SubmissionWriter(Callback):
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Gather the predictions of all ranks in the first rank, and write the files."""
-        gathered = gather_on_first(pack(self._predictions))
+        gathered = gather_on_first(self._predictions)
         self._predictions = []
         if gathered is None:
             return
-        predictions = [prediction for share in gathered for prediction in unpack(share)]
+        predictions = [prediction for share in gathered for prediction in share]
         path = Path(trainer.default_root_dir) / PREDICTIONS
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         images = f"{len(data.predict_image_ids):,} images"
@@ -49,18 +47,3 @@ class SubmissionWriter(Callback):
             results = coco_results(predictions, data.predict_original_ids, data.category_ids)
             write_coco_results(results, path)
             rank_zero_info(f"predictions: {images}, {len(results):,} boxes in {path}")
-
-
-def pack(predictions: Sequence[Prediction]) -> dict[str, Any]:
-    """Join predictions to a few large tensors, which are sent faster than many small ones."""
-    counts = [len(one.labels) for one in predictions]
-    empty = Prediction("", torch.zeros(0, 4), torch.zeros(0), torch.zeros(0, dtype=torch.int64))
-    fields = ("boxes", "scores", "labels")
-    joined = {name: torch.cat([getattr(one, name).cpu() for one in (empty, *predictions)]) for name in fields}
-    return {"image_ids": [one.image_id for one in predictions], "counts": counts, **joined}
-
-
-def unpack(share: dict[str, Any]) -> list[Prediction]:
-    """Return the predictions that `pack` has joined."""
-    columns = [share[name].split(share["counts"]) for name in ("boxes", "scores", "labels")]
-    return [Prediction(*parts) for parts in zip(share["image_ids"], *columns, strict=True)]

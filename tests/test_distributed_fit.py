@@ -111,7 +111,7 @@ def test_process_that_waited_for_a_batch_in_vain_is_restarted_a_rung_down(fit: F
     options = ["--trainer.devices", "2", "--data.loader.num_workers", "1"]
     done = fit(agent, *options, timeout_s=500, FAILURE="hang waiting", FAIL_AT="4")
     assert done.returncode == 0, done.stdout[-12000:]
-    before, after = done.stdout.split("loader: no workers, as training waited for a batch in vain")
+    before, after = done.stdout.split("loader: fallback level 'no workers' after a loader stall")
     assert "train loader: batch 3, 1 spawn worker" in before
     assert "train loader: batch 3, no workers" in after
     assert json.loads((tmp_path / "run/finished.json").read_text())["steps"] == STEPS

@@ -9,11 +9,12 @@ from torch import Tensor
 
 from tests.callbacks.tiny_training import BATCH, TinyModule, fit
 from yolo_lightning.callbacks import EpochTable
-from yolo_lightning.callbacks.epoch_table import EpochRow, duration_text, heading, loss_text
+from yolo_lightning.callbacks.epoch_table import duration_text, heading, loss_text, rate_text, row
 
 pytestmark = pytest.mark.usefixtures("any_uptime")
 
-ROW = EpochRow(99, 999, (1.234, 12.345, 123.45), (99.996, 9.9996, 12345.0), 0.5, 0.25, 1e-5, 1234.5, 3661.0)
+LOSSES = map(loss_text, (1.234, 12.345, 123.45, 99.996, 9.9996, 12345.0))
+ROW = row(99, 999, [*LOSSES, "0.5000", "0.2500", "1.0e-5", rate_text(1234.5), duration_text(3661.0)])
 
 
 @pytest.fixture
@@ -65,7 +66,7 @@ def test_heading_is_repeated(tmp_path: Path, lines: list[str], monkeypatch: pyte
 
 
 def test_lines_have_at_most_80_printable_characters_and_equal_columns() -> None:
-    text, (first, second) = ROW.text(), heading(999).splitlines()
+    text, (first, second) = ROW, heading(999).splitlines()
     assert len(text) <= 80
     assert len(second) == len(text)
     assert all(line.isprintable() for line in (text, first, second))

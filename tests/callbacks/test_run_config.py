@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from yolo_lightning.callbacks.run_config import SaveRunConfig
-from yolo_lightning.utils.optional_file import OptionalFile
 
 
 @pytest.mark.parametrize(
@@ -23,7 +22,6 @@ from yolo_lightning.utils.optional_file import OptionalFile
 )
 def test_mode(content: dict[str, Any], mode: int, tmp_path: Path) -> None:
     callback = SaveRunConfig.__new__(SaveRunConfig)
-    callback._file = OptionalFile()
     callback.__dict__["_content"] = content
     trainer: Any = SimpleNamespace(state=SimpleNamespace(fn=SimpleNamespace(value="fit")), default_root_dir=tmp_path)
     before = os.umask(0o022)

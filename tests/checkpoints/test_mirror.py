@@ -13,7 +13,7 @@ from yolo_lightning.callbacks.checkpoint_mirror import CheckpointMirror
 from yolo_lightning.checkpoints.checkpoint_file import write_checkpoint
 from yolo_lightning.checkpoints.mirror import RemoteFolder, to_mirror
 from yolo_lightning.checkpoints.mirror import mirror as copy
-from yolo_lightning.checkpoints.resume import checkpoint_to_fit, fetch_from_mirror
+from yolo_lightning.checkpoints.resume import checkpoint_to_fit, download, run_to_download
 from yolo_lightning.checkpoints.run_folder import folder_to_fit
 
 MIRROR = "memory://mirror"
@@ -31,6 +31,11 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 def mirror(name: str, steps: int, folder: Path) -> None:
     write_checkpoint({"state_dict": {}, "steps": steps}, folder / f"step-{steps:09d}.ckpt")
     copy(to_mirror(folder), RemoteFolder(f"{MIRROR}/{name}"))
+
+
+def fetch_from_mirror(base: Path, mirror: str, *, exactly: bool = False) -> None:
+    if (name := run_to_download(base, mirror, exactly=exactly)) is not None:
+        download(base, mirror, name)
 
 
 def test_newest_run_is_fetched_where_there_is_none(tmp_path: Path) -> None:

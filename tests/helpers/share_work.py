@@ -28,7 +28,6 @@ from yolo_lightning.callbacks import (  # noqa: E402
     StopOnSignal,
     StoppableTrainer,
 )
-from yolo_lightning.callbacks.submission_writer import pack, unpack  # noqa: E402
 from yolo_lightning.checkpoints.checkpoint_io import AtomicCheckpointIO  # noqa: E402
 from yolo_lightning.data.batch import Batch, _slice  # noqa: E402
 from yolo_lightning.data.sampling.resumable_loader import GlobalBatches  # noqa: E402
@@ -77,12 +76,12 @@ def scores_of_share() -> dict[str, Any]:
     for own in deal.slices(0, FRAMES):
         metric.update([one for one, _ in frames[own]], [one for _, one in frames[own]])
         predictions += [one for one, _ in frames[own]]
-    gathered = gather_on_first(pack(predictions))
+    gathered = gather_on_first(predictions)
     matches = metric.compute().matches
     return {
         "scores": named_scores(drift_scores(matches), CLASS_NAMES),
         "keys": matches.keys,
-        "ids": None if gathered is None else [one.image_id for share in gathered for one in unpack(share)],
+        "ids": None if gathered is None else [one.image_id for share in gathered for one in share],
         "uneven": gather(torch.arange(3 * dist.get_rank(), dtype=torch.int16).view(-1, 3)),
     }
 

@@ -191,9 +191,9 @@ STATUS = {
 }
 
 
-def checked(run: Path, share: float = 0.0) -> list[tuple[str, str]]:
+def checked(run: Path) -> list[tuple[str, str]]:
     """What is sent without any event of the supervisor."""
-    made, spy = announcer(run, NotifySettings(webhook="http://localhost/", disk_free_share=share))
+    made, spy = announcer(run, NotifySettings(webhook="http://localhost/"))
     made.serve()
     made.serve()
     return spy.sent
@@ -219,13 +219,8 @@ def test_deadline_that_cannot_be_met_is_sent(problem: str, sent: list[tuple[str,
     assert checked(tmp_path) == sent
 
 
-@pytest.mark.parametrize(("share", "sent"), [(0.999999, ["disk nearly full"]), (0.0, [])])
-def test_disk_that_is_nearly_full_is_sent(share: float, sent: list[str], tmp_path: Path) -> None:
-    assert [event for event, _ in checked(tmp_path, share)] == sent
-
-
 def test_alarm_of_a_watch_is_sent_once_and_its_end_once(tmp_path: Path, clock: list[float]) -> None:
-    made, spy = announcer(tmp_path, NotifySettings(webhook="http://localhost/", disk_free_share=0.0))
+    made, spy = announcer(tmp_path, NotifySettings(webhook="http://localhost/"))
     hot = {"watch": "GPU too hot", "sentence": "84 °C, limit 80 °C", "since_s": 1000.0, "until_s": None}
     again = hot | {"since_s": 9000.0}
     ended = hot | {"until_s": 1600.0}
@@ -243,7 +238,7 @@ def test_alarm_of_a_watch_is_sent_once_and_its_end_once(tmp_path: Path, clock: l
 
 
 def test_folder_that_cannot_be_read_is_no_error(tmp_path: Path) -> None:
-    assert checked(tmp_path / "gone", 0.5) == []
+    assert checked(tmp_path / "gone") == []
 
 
 def test_real_supervisor_says_stalled_and_in_the_end_interrupted(tmp_path: Path) -> None:

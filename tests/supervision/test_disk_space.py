@@ -65,8 +65,7 @@ def test_pause_grows_up_to_five_minutes() -> None:
 
 def test_attempts_that_a_full_disk_has_ended_do_not_count(tmp_path: Path) -> None:
     with Endpoint() as endpoint:
-        # No event about the disk of the machine that runs this test.
-        notify = {"webhook": endpoint.address, "disk_free_share": 0.0}
+        notify = {"webhook": endpoint.address}
         supervised = Supervised(tmp_path / "run", "exit_74", until=5, attempts=2, notify=notify)
         assert supervised.wait() == ExitCode.FINISHED, supervised.log()
         assert endpoint.events() == ["started", "disk full", "recovered", "finished"]

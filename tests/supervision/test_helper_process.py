@@ -58,10 +58,10 @@ def test_large_calls_pass(helper: Helper) -> None:
     assert call.result() == 5_000_000
 
 
-def test_calls_are_made_in_order_and_appended_pieces_are_joined(tmp_path: Path) -> None:
+def test_calls_are_made_in_order(tmp_path: Path) -> None:
     helper, path = Helper(), tmp_path / "log"
     for number in range(500):
-        helper.append(append_to_log, path, content=f"{number}\n".encode())
+        helper.post(append_to_log, path, f"{number}\n".encode())
     helper.post(append_to_log, path, b"end\n")
     helper.close(20)
     assert path.read_text() == "".join(f"{number}\n" for number in range(500)) + "end\n"
@@ -72,20 +72,18 @@ def test_a_call_that_hangs_delays_nobody_and_starts_no_further_process(
 ) -> None:
     helper.post(Path.read_text, fifo)
     before, began_s = os.listdir("/proc/self/fd"), time.monotonic()
-    for number in range(3000):
-        helper.post(append_to_log, tmp_path / "log", b"x")
-        helper.append(append_to_log, tmp_path / "other", content=bytes(10_000))
+    for number in range(1000):
+        helper.post(append_to_log, tmp_path / "other", bytes(10_000))
         helper.post(append_to_log, tmp_path / "state", f"{number};".encode(), replaces="state")
     assert not helper.wait(helper.begin(divide, 1, 1), 0.2)
     assert time.monotonic() - began_s < 10
     assert len(os.listdir("/proc/self/fd")) == len(before)
     assert helper.silent_s > 0.2
-    assert len(helper._waiting) <= module.MOST_WAITING_CALLS + 1
-    assert sum(len(call.appended or b"") for call in helper._waiting) <= module.MOST_WAITING_BYTES
-    assert helper.dropped > 0
+    assert sum(call.content_bytes for call in helper._waiting) <= module.MOST_WAITING_BYTES
+    assert helper.dropped > 100
     fifo.write_text("it answers")
     assert helper.wait(helper.begin(divide, 1, 1), 20)
-    assert (tmp_path / "state").read_text() == "2999;"  # a newer state replaces one that waits
+    assert (tmp_path / "state").read_text() == "999;"  # a newer state replaces one that waits
 
 
 def test_helper_that_died_is_replaced_and_its_call_fails(helper: Helper, fifo: Path) -> None:

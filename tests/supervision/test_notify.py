@@ -52,7 +52,7 @@ def test_bad_address_is_refused_without_being_shown(name: str, address: str, nam
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("ping_interval_s", 0.5), ("ping_interval_s", float("nan")), ("disk_free_share", 1.0), ("disk_free_share", -0.1)],
+    [("ping_interval_s", 0.5), ("ping_interval_s", float("nan"))],
 )
 def test_bad_number_is_refused(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=rf"supervision.notify.{name} must be .*, got {value}"):
@@ -98,7 +98,7 @@ def refused() -> str:
 
 
 def to(webhook: str | None = None, ping: str | None = None, **options: Any) -> NotifySettings:
-    return NotifySettings(webhook=webhook, ping=ping, disk_free_share=0, **options)
+    return NotifySettings(webhook=webhook, ping=ping, **options)
 
 
 def test_each_event_is_sent_once_an_hour_with_the_number_of_suppressed_ones(
@@ -298,7 +298,7 @@ from dataclasses import replace
 from pathlib import Path
 from yolo_lightning.supervision import Job, NotifySettings, become_supervisor
 job = Job.from_json(sys.argv[2])
-notify = NotifySettings(webhook=sys.stdin.readline().strip(), disk_free_share=0)
+notify = NotifySettings(webhook=sys.stdin.readline().strip())
 become_supervisor(Path(sys.argv[1]), replace(job, settings=replace(job.settings, notify=notify)))
 """
 

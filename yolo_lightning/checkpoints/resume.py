@@ -94,8 +94,8 @@ def latest_checkpoint(folder: str | Path, mirror: str | None = None) -> Path | N
         ValueError: If every checkpoint is damaged, or the mirror cannot be read.
     """
     base = Path(folder)
-    if mirror is not None:
-        fetch_from_mirror(base, mirror, exactly=True)
+    if mirror is not None and (name := run_to_download(base, mirror, exactly=True)) is not None:
+        download(base, mirror, name)
     if not run_files.has_checkpoint(base):
         return None
     path, damaged = checkpoint_to_resume(base, exactly=True)
@@ -106,12 +106,6 @@ def latest_checkpoint(folder: str | Path, mirror: str | None = None) -> Path | N
 def _warn_of(damaged: Mapping[Any, str]) -> None:
     for file, reason in damaged.items():
         rank_zero_warn(f"skipped {file}: {reason}")
-
-
-def fetch_from_mirror(base: Path, mirror: str, *, exactly: bool = False) -> None:
-    """If there is no run, as on a new machine, download the newest run of the mirror; see `checkpoint_to_fit`."""
-    if (name := run_to_download(base, mirror, exactly=exactly)) is not None:
-        download(base, mirror, name)
 
 
 def run_to_download(base: Path, mirror: str, *, exactly: bool = False) -> str | None:

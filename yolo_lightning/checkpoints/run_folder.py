@@ -61,15 +61,14 @@ def _numbered_folders(base: Path) -> list[Path]:
     return [folder for folder in folders if pattern.fullmatch(folder.name)]
 
 
-def never_in_use(folder: Path) -> bool:
-    """Return False: the default of `in_use`, for processes that share a run folder with others."""
-    return False
-
-
-def fresh_run(base: Path, taken: Collection[str] = (), in_use: Callable[[Path], bool] = never_in_use) -> Path:
+def fresh_run(base: Path, taken: Collection[str] = (), in_use: Callable[[Path], bool] | None = None) -> Path:
     """Return the first of `base`, `base-2`, ... that has no checkpoint, is not in use, and is not named in `taken`."""
     base = base.absolute() if not base.name else base
-    return first_free(base, is_taken=lambda folder: has_checkpoint(folder) or folder.name in taken or in_use(folder))
+
+    def is_taken(folder: Path) -> bool:
+        return has_checkpoint(folder) or folder.name in taken or (in_use is not None and in_use(folder))
+
+    return first_free(base, is_taken=is_taken)
 
 
 def note_launch(folder: Path, launch: str) -> None:
@@ -139,7 +138,7 @@ def mirrored_runs(base: Path, mirror: str) -> list[str]:
 
 
 def folder_to_fit(
-    base: Path, checkpoint: Path | None, mirror: str | None = None, in_use: Callable[[Path], bool] = never_in_use
+    base: Path, checkpoint: Path | None, mirror: str | None = None, in_use: Callable[[Path], bool] | None = None
 ) -> Path:
     """Return the run folder of the checkpoint, or a fresh one, without checkpoints here or in the mirror.
 

@@ -122,7 +122,7 @@ def _plan_fit(base: Path, options: Mapping[str, Any]) -> Run:
         checkpoint = checkpoint_to_fit(base, options["ckpt_path"], options["resume"], exactly=is_supervised())
     # The supervisor has chosen the folder of its training process.
     mirror = None if is_supervised() else options["mirror"]
-    others = in_use if chooses_folder() else run_folder.never_in_use
+    others = in_use if chooses_folder() else None
     folder = restarted or run_folder.folder_to_fit(base, checkpoint, mirror, others)
     changed: dict[str, Any] = {}
     lines, warnings = [], []

@@ -1,11 +1,9 @@
 """Reports of the supervisor: `supervisor.json` in the run folder, notifications and pings."""
 
 import os
-import shutil
 import socket
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -13,9 +11,8 @@ from yolo_lightning.supervision.heartbeat import Heartbeat, Phase
 from yolo_lightning.supervision.helper_process import Call, Helper
 from yolo_lightning.supervision.notify import Notifier, NotifySettings
 from yolo_lightning.supervision.restart_policy import FallbackState
-from yolo_lightning.supervision.run_status import read_status
+from yolo_lightning.supervision.run_status import Status, read_status
 from yolo_lightning.supervision.supervisor_status import SupervisorState, SupervisorStatus
-from yolo_lightning.supervision.watches import WatchFinding
 from yolo_lightning.utils.addresses import redacted
 from yolo_lightning.utils.exit_codes import ExitCode
 from yolo_lightning.utils.files import write_json
@@ -55,23 +52,22 @@ class Announcer:
         self._furthest = (-1, 0, 0)
         self._next_ping_s = 0.0
         self._next_check_s = 0.0 if settings.webhook or settings.apprise else float("inf")
-        self._check: Call[tuple[list[tuple[str, str]], tuple[WatchFinding, ...]]] | None = None
+        self._check: Call[Status | None] | None = None
         self._alarms: dict[str, float] = {}  # begin of each alarm that was sent, by name of the watch
         self._steps_lost: int | None = None
         self._started = False
 
     def serve(self) -> None:
-        """Send what is queued, and check disk and losses from time to time."""
+        """Send what is queued, and read the status file from time to time."""
         self.notifier.serve()
         if self._check is not None and self._check.answered:
-            with suppress(OSError):
-                events, findings = self._check.result()
-                for event, text in [*events, *self._changes(findings)]:
-                    self.notifier.send(event, text)
+            status = self._check.value if self._check.succeeded else None
+            if status is not None and status.written_s >= self._began_s:
+                self._report_status(status)
             self._check = None
         if self._check is None and time.monotonic() >= self._next_check_s:
             self._next_check_s = time.monotonic() + CHECK_INTERVAL_S
-            self._check = self._disk.begin(_check_run, self.run, self.settings.disk_free_share, self._began_s)
+            self._check = self._disk.begin(read_status, self.run / STATUS_FILE)
 
     def attempt_started(self, trainer: int, state: FallbackState) -> None:
         """Report the start of an attempt as process `trainer`."""
@@ -138,44 +134,23 @@ class Announcer:
             self.notifier.send("recovered", f"{what}, {self._steps_lost} steps lost, fallback level: {level}")
             self._steps_lost = None
 
-    def _changes(self, findings: tuple[WatchFinding, ...]) -> list[tuple[str, str]]:
-        """Return an event for each new alarm of a watch, and for the end of each alarm that was sent."""
-        events = []
-        for one in findings:
+    def _report_status(self, status: Status) -> None:
+        """Report non-finite losses, a missed deadline, each new alarm of a watch, and the end of a reported alarm."""
+        if names := status.not_finite():
+            place = f"in epoch {status.epoch}, batch {status.batch}, step {status.step}"
+            self.notifier.send("loss is not finite", f"{', '.join(names)} {place}")
+        if status.deadline_problem:
+            self.notifier.send("deadline cannot be met", status.deadline_problem)
+        for one in status.findings:
             if one.is_alarm and self._alarms.get(one.watch) != one.since_s:
                 self._alarms[one.watch] = one.since_s
-                events.append((one.watch, one.sentence))
+                self.notifier.send(one.watch, one.sentence)
             elif one.until_s is not None and self._alarms.get(one.watch) == one.since_s:
                 del self._alarms[one.watch]
                 minutes = (one.until_s - one.since_s) / 60
-                events.append((f"{one.watch}: over", f"after {minutes:.0f} min; last: {one.sentence}"))
-        return events
+                self.notifier.send(f"{one.watch}: over", f"after {minutes:.0f} min; last: {one.sentence}")
 
     def _update(self, state: SupervisorState, sentence: str, **changed: str | int) -> None:
         sentence = redacted(sentence)
         self._status = replace(self._status, state=state, sentence=sentence, since_s=time.time(), **changed)  # type: ignore[arg-type]
         self._disk.post(write_json, self.run / SUPERVISOR_FILE, asdict(self._status), replaces=SUPERVISOR_FILE)
-
-
-def _check_run(
-    run: Path, disk_free_share: float, since_s: float
-) -> tuple[list[tuple[str, str]], tuple[WatchFinding, ...]]:
-    """Return events for a full disk, non-finite losses and a missed deadline, and the findings of the watches.
-
-    The disk counts as nearly full if its free share is below `disk_free_share`.
-    A status file written before `since_s`, seconds since 1970, is ignored. May wait for a disk that hangs.
-    """
-    found = []
-    usage = shutil.disk_usage(run)
-    share = usage.free / usage.total
-    if share < disk_free_share:
-        found.append(("disk nearly full", f"{usage.free / 1e9:.1f} GB free, {share:.1%} of the disk of {run}"))
-    status = read_status(run / STATUS_FILE)
-    if status is None or status.written_s < since_s:
-        return found, ()
-    if names := status.not_finite():
-        place = f"in epoch {status.epoch}, batch {status.batch}, step {status.step}"
-        found.append(("loss is not finite", f"{', '.join(names)} {place}"))
-    if status.deadline_problem:
-        found.append(("deadline cannot be met", status.deadline_problem))
-    return found, status.findings

@@ -13,7 +13,7 @@ from yolo_lightning.supervision.classify import WRITES_IN_KERNEL, Diagnosis, Sta
 from yolo_lightning.supervision.evidence import Request, collect, keep
 from yolo_lightning.supervision.heartbeat import RECORD_BYTES, Heartbeat, HeartbeatReader, Phase, parse
 from yolo_lightning.supervision.incident import Incident
-from yolo_lightning.supervision.job import SuperviseSettings
+from yolo_lightning.supervision.job import Job
 from yolo_lightning.supervision.kill import Killed, kill_tree, reap_orphans
 from yolo_lightning.supervision.outcome import FAULTS, diagnose_exit, signal_name
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts
@@ -46,31 +46,22 @@ class Attempt:
     disk_hung: bool  # whether the disk of the run folder did not respond during the stall
 
 
+@dataclass
 class AttemptRunner:
-    """Runs the attempts of a run, one after the other. While a trainer runs, no method waits for the run folder.
+    """Runs the attempts of a run, one after the other. While a trainer runs, no method waits for the run folder."""
 
-    `token` marks all processes of the trainer. The supervisor appends the stop signals that it receives to `signals`.
-    `any_command` as in `Job`.
-    """
+    token: str  # marks all processes of the trainer
+    job: Job
+    disk: RunDisk
+    recorder: Recorder
+    announcer: Announcer
+    signals: list[int]  # the supervisor appends the stop signals that it receives
+    timeouts: AdaptiveTimeouts
 
-    def __init__(
-        self,
-        token: str,
-        settings: SuperviseSettings,
-        disk: RunDisk,
-        recorder: Recorder,
-        announcer: Announcer,
-        signals: list[int],
-        timeouts: AdaptiveTimeouts,
-        *,
-        any_command: bool = False,
-    ) -> None:
-        self.run_folder, self.token, self.settings, self.disk, self.recorder = disk.run, token, settings, disk, recorder
-        self.announcer, self.signals, self.timeouts = announcer, signals, timeouts
-        self._any_command = any_command
+    def __post_init__(self) -> None:
+        self.run_folder, self.settings = self.disk.run, self.job.settings
         self._incidents: set[str] = set()
         self._last_heartbeat: Heartbeat | None = None
-        self._disk_hung = False
         self._copied_s = 0.0
         self._quiet_since_s = time.monotonic()  # end of the last incident
         self._reader: HeartbeatReader
@@ -97,7 +88,7 @@ class AttemptRunner:
             incident = self._watch(trainer)
         finally:
             killed = self._end(trainer, incident)
-        if self._any_command:
+        if self.job.any_command:
             finished = incident is None and trainer.process.returncode == 0
         else:
             finished = self.disk.ask(run_files.is_finished, self.run_folder)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 from yolo_lightning.supervision.kill import kill_tree
 from yolo_lightning.supervision.outcome import signal_name
@@ -62,8 +63,10 @@ def run_child(command: Sequence[str], timeout_s: float) -> Ended:
             killed = kill_tree(process.pid, marker_of(token))
             process.poll()
         seconds = time.monotonic() - began_s
-        lines = []
-        for output in (out, err):
-            output.seek(0)
-            lines.append(tuple(filter(None, map(str.strip, output)))[-LINES_KEPT:])
-    return Ended(code, seconds, *lines, {one.pid: where for one, where in killed.survivors.items()})
+        last_out, last_err = _last_lines(out), _last_lines(err)
+    return Ended(code, seconds, last_out, last_err, {one.pid: where for one, where in killed.survivors.items()})
+
+
+def _last_lines(output: IO[str]) -> tuple[str, ...]:
+    output.seek(0)
+    return tuple(filter(None, map(str.strip, output)))[-LINES_KEPT:]

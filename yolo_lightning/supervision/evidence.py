@@ -21,7 +21,7 @@ from yolo_lightning.supervision import processes
 from yolo_lightning.supervision.classify import Evidence, Frame, ProcessEvidence, parse_faulthandler, parse_py_spy
 from yolo_lightning.supervision.heartbeat import Heartbeat, Phase
 from yolo_lightning.supervision.helper_process import bounded
-from yolo_lightning.utils.addresses import SECRET, redacted
+from yolo_lightning.utils.addresses import redacted
 from yolo_lightning.utils.process_identity import PROC, read_process
 from yolo_lightning.utils.regular_files import read_regular
 from yolo_lightning.utils.run_files import STACKS_FILE, stacks_path
@@ -32,9 +32,6 @@ KERNEL_LINES = re.compile(
     "amdgpu|kfd|nvrm|xid|workqueue|hung_task|blocked for more than|out of memory|oom|segfault", re.I
 )
 SYSTEM_FILES = ("meminfo", "pressure/memory", "pressure/io", "pressure/cpu", "loadavg", "vmstat")
-ENVIRONMENT = re.compile(r"(OMP|MKL|HSA|HIP|ROC|GPU|CUDA|NVIDIA|PYTORCH|TORCH|MIOPEN|AMD|MALLOC)_\w+|LANG|TMPDIR")
-"""Variables whose values are stored. Other variables can contain secrets."""
-
 PROCESSES_LOOKED_AT = 24
 LINES_KEPT = 50
 MOST_STACKS_BYTES = 16 << 20
@@ -69,14 +66,13 @@ def collect(request: Request, keep: Keep = keep) -> Evidence:
 
     Credentials in addresses are hidden in all parts: command lines, stacks with local variables, the log.
     """
-    keep = without_secrets(keep)
+    keep = _without_secrets(keep)
     limit_s, trainer_id = request.part_timeout_s, request.trainer
     evicted_before = bounded(lambda: evicted_ms(trainer_id), limit_s)
     heartbeat = None if request.heartbeat is None else asdict(request.heartbeat)
     for name, text in {
         "heartbeat.json": json.dumps(heartbeat, indent=2) + "\n",
         "log.txt": "\n".join(request.log_lines) + "\n",
-        "environment.txt": bounded(lambda: allowed_environment(trainer_id), limit_s) or "",
         "system.txt": bounded(_system_state, limit_s) or "",
     }.items():
         keep(request.folder / name, text)
@@ -99,7 +95,7 @@ def collect(request: Request, keep: Keep = keep) -> Evidence:
     return evidence
 
 
-def without_secrets(keep: Keep) -> Keep:
+def _without_secrets(keep: Keep) -> Keep:
     return lambda path, text: keep(path, redacted(text))
 
 
@@ -115,13 +111,6 @@ def _system_state() -> str:
     parts.append(f"== /dev/shm: {usage.free:,} of {usage.total:,} bytes free\n")
     parts.append("== /dev/shm\n" + "\n".join(sorted(os.listdir("/dev/shm"))) + "\n")
     return "".join(parts)
-
-
-def allowed_environment(pid: int) -> str:
-    """Return the environment variables that configure libraries and GPU, one per line."""
-    named = ((line.partition("=")[0], line) for line in processes.environment_now(pid))
-    kept = sorted(line for name, line in named if ENVIRONMENT.fullmatch(name) and not SECRET.search(name))
-    return "\n".join(kept) + "\n"
 
 
 def kernel_lines() -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from yolo_lightning.utils.stop_signals import STOP_SIGNALS
 
 Result = TypeVar("Result")
 MOST_WAITING_BYTES = 8 << 20
-MOST_WAITING_CALLS = 1000
+MOST_WAITING_CALLS = 10_000
 POLL_S = 0.01
 MOST_LEFT = 8  # abandoned children that have not ended; at this number, `bounded` starts no further one
 _left: set[int] = set()
@@ -32,10 +32,14 @@ class Call(Generic[Result]):
     function: Callable[..., Result]
     arguments: tuple[Any, ...]
     replaces: str = ""  # a queued call with the same non-empty text is replaced by this one
-    appended: bytearray | None = None  # content that grows while the call is queued; only of `Helper.append`
     answered: bool = False  # whether the call has returned or raised
     succeeded: bool = False  # whether the function returned
     value: Any = None  # return value or error of the function
+
+    @property
+    def content_bytes(self) -> int:
+        """Size of the arguments that are bytes."""
+        return sum(len(one) for one in self.arguments if isinstance(one, bytes))
 
     def result(self) -> Result:
         """Return what the function returned, or raise its error as an OSError, also if the helper process died."""
@@ -66,19 +70,13 @@ class Helper:
         """Queue a call whose result is not needed. If the queue is full, the call is dropped and counted."""
         if replaces:
             self._waiting = deque(one for one in self._waiting if one.replaces != replaces)
-        self._queue(Call(function, arguments, replaces))
-
-    def append(self, function: Callable[..., Any], *arguments: Any, content: bytes) -> None:
-        """Queue a call with `content` as the last argument; it is joined with the content of an equal last call."""
-        last = self._waiting[-1] if self._waiting else None
-        if sum(len(call.appended or b"") for call in self._waiting) + len(content) > MOST_WAITING_BYTES:
+        call = Call(function, arguments, replaces)
+        waiting_bytes = sum(one.content_bytes for one in self._waiting)
+        if len(self._waiting) >= MOST_WAITING_CALLS or waiting_bytes + call.content_bytes > MOST_WAITING_BYTES:
             self.dropped += 1
-            self.serve()
-        elif last and last.appended is not None and (last.function, last.arguments) == (function, arguments):
-            last.appended += content
-            self.serve()
         else:
-            self._queue(Call(function, arguments, appended=bytearray(content)))
+            self._waiting.append(call)
+        self.serve()
 
     def begin(self, function: Callable[..., Result], *arguments: Any) -> Call[Result]:
         """Queue a call for `wait`; it is never dropped."""
@@ -131,13 +129,6 @@ class Helper:
             self._connection.poll(left_s)
             self.serve()
 
-    def _queue(self, call: Call[Any]) -> None:
-        if len(self._waiting) >= MOST_WAITING_CALLS:
-            self.dropped += 1
-        else:
-            self._waiting.append(call)
-        self.serve()
-
     def _start(self) -> None:
         self._connection, other = Pipe()
         # Ctrl-C reaches the whole group, and the supervisor still writes.
@@ -148,9 +139,8 @@ class Helper:
         """Send the next call. The child has answered all others, so that it reads at once."""
         call = self._current = self._waiting.popleft()
         self._sent_s = time.monotonic()
-        grown = () if call.appended is None else (bytes(call.appended),)
         with contextlib.suppress(ConnectionError):  # the child process has died; `serve` handles that
-            self._connection.send((call.function, (*call.arguments, *grown)))
+            self._connection.send((call.function, call.arguments))
 
     def _restart(self, reason: str = "the helper process has died") -> None:
         """Start another child process in place of a dead or cancelled one; the call that it was making fails."""

@@ -42,15 +42,12 @@ class NotifySettings:
         ping: Address that receives a GET request while training makes progress (dead man's switch, as of
             healthchecks.io): the service raises the alarm when the requests stop.
         ping_interval_s: Shortest time between two pings, seconds.
-        disk_free_share: Send `disk nearly full` when less than this share of the run folder's disk is free, in [0, 1);
-            0 disables the event.
     """
 
     webhook: str | None = field(default=None, repr=False)
     apprise: str | None = field(default=None, repr=False)
     ping: str | None = field(default=None, repr=False)
     ping_interval_s: float = 60.0
-    disk_free_share: float = 0.1
 
     def __post_init__(self) -> None:
         for name in ADDRESSES:
@@ -59,8 +56,6 @@ class NotifySettings:
                 _check_address(name, address)
         if not self.ping_interval_s >= 1:
             raise ValueError(f"supervision.notify.ping_interval_s must be >= 1, got {self.ping_interval_s}")
-        if not 0 <= self.disk_free_share < 1:
-            raise ValueError(f"supervision.notify.disk_free_share must be in [0, 1), got {self.disk_free_share}")
 
     def resolved(self) -> "NotifySettings":
         """Return a copy in which environment variables are replaced by their values."""
@@ -177,7 +172,7 @@ def _send_message(address: str, title: str, body: str) -> None:
     if not service.add(address):
         if urlsplit(address).scheme not in WEB_SCHEMES:
             raise OSError(0, "apprise does not support the address")
-        post(address, {"title": title, "text": body})
+        _post(address, {"title": title, "text": body})
         return
     if not service.notify(title=title, body=body):
         raise OSError(
@@ -185,7 +180,7 @@ def _send_message(address: str, title: str, body: str) -> None:
         )
 
 
-def post(address: str, content: dict[str, str]) -> None:
+def _post(address: str, content: dict[str, str]) -> None:
     """Send a JSON object by POST; raise an OSError unless the answer is a success."""
     from urllib.request import HTTPRedirectHandler, Request, build_opener  # needs 5 MB, only in the child process
 

@@ -89,8 +89,8 @@ class Recorder:
         self._terminal = Helper()
 
     def record(self, content: bytes) -> None:
-        self._terminal.append(_write_to_descriptor, 1, content=content)
-        self._disk.append(append_to_log, self._log, content=content)
+        self._terminal.post(_write_to_descriptor, 1, content)
+        self._disk.post(append_to_log, self._log, content)
 
     def log(self, text: str) -> None:
         self.record(f"supervisor: {time.strftime('%Y-%m-%dT%H:%M:%S%z')} {redacted(printable(text))}\n".encode())

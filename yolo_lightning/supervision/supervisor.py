@@ -106,14 +106,7 @@ class Supervisor:
         try:
             timeouts = self._prepare(before)
             self.runner = AttemptRunner(
-                self.token,
-                self.settings,
-                self.disk,
-                self.recorder,
-                self.announcer,
-                self.signals,
-                timeouts,
-                any_command=self.job.any_command,
+                self.token, self.job, self.disk, self.recorder, self.announcer, self.signals, timeouts
             )
             end = self._run_attempts()
         except DiskHangsError:
