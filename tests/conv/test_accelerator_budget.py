@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.conv.test_workspace import SHAPES, operands, problem_of
 from tests.helpers.dispatch_count import DispatchCount, count_step
 from yolo_lightning.conv.algorithms.algorithm import Operation
+from yolo_lightning.conv.algorithms.problem import Problem, make_problem
 from yolo_lightning.conv.algorithms.table import candidates, gradient_candidates
 from yolo_lightning.model.graph import build_graph
 
@@ -18,6 +18,38 @@ KERNELS = 1_080
 DISPATCHES = 3_420
 GIGABYTES = 17.5
 MILLISECONDS = {"RX 5600 XT": 101.0}
+
+
+# Input, weight, stride; padding is half of the kernel. The first three are layers of YOLOv8n.
+SHAPES = [
+    ((8, 64, 80, 80), (64, 64, 3, 3), 1),
+    ((8, 16, 320, 320), (32, 16, 3, 3), 2),
+    ((8, 1, 640, 640), (16, 1, 3, 3), 2),
+    ((8, 192, 40, 40), (128, 192, 1, 1), 1),
+    ((2, 320, 20, 20), (640, 320, 3, 3), 2),
+    ((3, 24, 33, 35), (16, 24, 3, 3), 2),
+    ((3, 24, 33, 35), (24, 1, 5, 5), 1),
+    ((3, 24, 33, 35), (24, 6, 3, 3), 1),
+]
+
+
+def problem_of(shape: tuple[int, ...], weight: tuple[int, ...], stride: int, channels_last: bool) -> Problem:
+    images, kernel = (torch.empty(size, device="meta") for size in (shape, weight))
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    return make_problem(images, kernel, None, stride, weight[2] // 2, 1, shape[1] // weight[1], layout)
+
+
+def operands(operation: Operation, problem: Problem, dtype: torch.dtype) -> list[torch.Tensor]:
+    input, output, weight = (
+        torch.empty(size, device="meta", dtype=dtype).contiguous(memory_format=problem.memory_format)
+        for size in (problem.input_size, problem.output_size, problem.weight_size)
+    )
+    return {
+        Operation.FORWARD: [input, weight],
+        Operation.INPUT_GRADIENT: [output, weight],
+        Operation.WEIGHT_GRADIENT: [input, output],
+        Operation.GRADIENTS: [input, output, weight],
+    }[operation]
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +98,7 @@ def test_algorithms_of_yolov8n_on_an_accelerator(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_no_transfer_by_any_candidate(channels_last: bool) -> None:
-    """A plan may fall back to any candidate, and autotuning may select any."""
+    """Autotuning may select any candidate."""
     for shape, weight, stride in SHAPES[1:2] + SHAPES[5:]:
         problem = problem_of(shape, weight, stride, channels_last)
         for operation in Operation:

@@ -241,8 +241,8 @@ def test_the_plan_selects_the_kernels_for_half_types_too(emulated: Guarded) -> N
     with assume_available("cpu"):
         for dtype in (torch.float32, torch.float16, torch.bfloat16):
             plan = Plan()
-            plan.forward(INPUT.to(dtype), WEIGHT.to(dtype), PROBLEM)
-            assert [decision.algorithm for decision in plan.describe()] == ["fused"]
+            plan.compute(Operation.FORWARD, PROBLEM, (INPUT.to(dtype), WEIGHT.to(dtype)))
+            assert [one.name for one in plan.decisions.values()] == ["fused"]
     assert not fused.accepts(PROBLEM, torch.float32, "cpu")
     assert DEFAULT_PLAN is not plan
 

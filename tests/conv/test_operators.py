@@ -155,7 +155,7 @@ def test_the_plan_of_a_layer_decides_in_a_compiled_model() -> None:
     plan = AutotunedPlan(0)
     network = swap_convs(Network(), plan=plan)
     torch.compile(network, backend="aot_eager", fullgraph=True)(torch.randn(2, 3, 9, 9))
-    assert len(plan.describe()) == 3
+    assert len(plan.decisions) == 3
     torch.compiler.reset()
 
 

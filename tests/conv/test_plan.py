@@ -1,25 +1,20 @@
-"""Plans: selection, timing, constant decisions, and fallback after out-of-memory errors."""
+"""Plans: selection, timing, constant decisions."""
 
 import copy
-import gc
 import pickle
 import threading
 import time
-import warnings
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import Tensor
 from torch.nn import functional as F
 
 from tests.conv.test_conv2d import random
 from yolo_lightning.conv import DEFAULT_PLAN, AutotunedPlan, GemmConv2d, Plan, conv2d
 from yolo_lightning.conv import plan as plan_module
-from yolo_lightning.conv.algorithms import im2col
 from yolo_lightning.conv.algorithms.algorithm import Operation
 from yolo_lightning.conv.algorithms.problem import Problem, Tensors
 from yolo_lightning.conv.algorithms.table import SEPARATE, Candidate, candidates
@@ -37,16 +32,12 @@ class Table:
         self.seconds = {"slow": 3.0, "quick": 1.0, "middling": 2.0}
         self.calls: list[str] = []
         self.failures: dict[str, RuntimeError] = {}
-        self.may_refuse = False
-        self.workspace = {"slow": 3, "quick": 2, "middling": 1}
         self.pause_s = 0.0
         monkeypatch.setattr(plan_module, "time", SimpleNamespace(perf_counter=lambda: self.now_s))
         monkeypatch.setattr(plan_module, "candidates", lambda *_: self.candidates())
 
     def candidates(self) -> tuple[Candidate, ...]:
-        return tuple(
-            Candidate(name, self.compute(name), self.workspace.get(name, 0), self.may_refuse) for name in self.seconds
-        )
+        return tuple(Candidate(name, self.compute(name)) for name in self.seconds)
 
     def compute(self, name: str) -> Callable[[Tensors], Tensors]:
         def compute(tensors: Tensors) -> Tensors:
@@ -62,7 +53,7 @@ class Table:
     def run(self, plan: Plan, problem: Problem = PROBLEM) -> list[str]:
         """What a forward product calls."""
         self.calls.clear()
-        plan.forward(*TENSORS, problem)
+        plan.compute(Operation.FORWARD, problem, TENSORS)
         return list(self.calls)
 
 
@@ -113,7 +104,7 @@ def test_names_are_unique() -> None:
 def test_default_plan_times_nothing(table: Table) -> None:
     plan = Plan()
     assert [table.run(plan), table.run(plan, OTHER)] == [["slow"], ["slow"]]
-    assert [(entry.algorithm, dict(entry.seconds)) for entry in plan.describe()] == [("slow", {})] * 2
+    assert [chosen.name for chosen in plan.decisions.values()] == ["slow"] * 2
 
 
 # Timing
@@ -126,11 +117,8 @@ def test_the_fastest_candidate_is_used_from_the_first_call_on(table: Table) -> N
     assert first[-1] == "quick"
     table.seconds = {"slow": 0.1, "quick": 9.0, "middling": 0.1}
     assert table.run(plan) == ["quick"], "the choice does not change"
-    (entry,) = plan.describe()
-    assert (entry.operation, entry.algorithm) == (Operation.FORWARD, "quick")
-    assert dict(entry.seconds) == {"slow": 3.0, "quick": 1.0, "middling": 2.0}
-    for words in ("forward", "input 1x1x4x4", "weight 1x1x3x3", "NCHW", "float32"):
-        assert words in entry.problem
+    ((key, chosen),) = plan.decisions.items()
+    assert (key.operation, chosen.name) == (Operation.FORWARD, "quick")
 
 
 def test_a_hopeless_candidate_is_run_no_more_than_twice(table: Table) -> None:
@@ -151,7 +139,6 @@ def test_new_problems_use_the_default_after_the_budget_is_spent(table: Table) ->
     assert plan.spent_s > 5.0, "the problem that was begun is finished"
     assert table.run(plan, OTHER) == ["slow"]
     assert table.run(plan) == ["quick"], "earlier decisions do not change"
-    assert [dict(entry.seconds) for entry in plan.describe()][1] == {}
 
 
 def test_no_timing_with_a_budget_of_0(table: Table) -> None:
@@ -169,7 +156,7 @@ def test_cleared_decisions_are_made_again_without_timing(table: Table, monkeypat
     plan = AutotunedPlan(100)
     table.run(plan)
     table.run(plan, OTHER)
-    assert len(plan.describe()) == 1
+    assert len(plan.decisions) == 1
     assert table.run(plan) == ["quick"]
 
 
@@ -178,7 +165,7 @@ def test_two_threads_time_a_problem_once(table: Table) -> None:
 
     def run() -> None:
         gate.wait()
-        plan.forward(*TENSORS, PROBLEM)
+        plan.compute(Operation.FORWARD, PROBLEM, TENSORS)
 
     threads = [threading.Thread(target=run) for _ in range(2)]
     for thread in threads:
@@ -190,7 +177,7 @@ def test_two_threads_time_a_problem_once(table: Table) -> None:
 
 def test_no_timing_on_the_meta_device(table: Table) -> None:
     plan = AutotunedPlan(100)
-    plan.forward(torch.zeros(1, device="meta"), torch.zeros(1, device="meta"), PROBLEM)
+    plan.compute(Operation.FORWARD, PROBLEM, (torch.zeros(1, device="meta"), torch.zeros(1, device="meta")))
     assert table.calls == ["slow"]
     assert table.run(plan)[-1] == "quick", "the first real tensors are timed"
 
@@ -206,12 +193,12 @@ def test_both_gradients_at_once_if_faster(table: Table, monkeypatch: pytest.Monk
     monkeypatch.setattr(
         plan_module,
         "gradient_candidates",
-        lambda *arguments: (Candidate(SEPARATE, arguments[-1], 0), Candidate("at once", at_once, 0)),
+        lambda *arguments: (Candidate(SEPARATE, arguments[-1]), Candidate("at once", at_once)),
     )
     plan = AutotunedPlan(1000)
-    assert plan.gradients(*TENSORS, TENSORS[0], PROBLEM) == both
+    assert plan.compute(Operation.GRADIENTS, PROBLEM, (*TENSORS, TENSORS[0])) == both
     assert plan.spent_s == pytest.approx(table.now_s - 1.5), "all but the run whose result was returned"
-    chosen = {entry.operation: entry.algorithm for entry in plan.describe()}
+    chosen = {key.operation: chosen.name for key, chosen in plan.decisions.items()}
     assert chosen == {
         Operation.INPUT_GRADIENT: "quick",
         Operation.WEIGHT_GRADIENT: "quick",
@@ -229,151 +216,37 @@ def test_real_candidates_give_correct_and_repeatable_results() -> None:
     reference = F.conv2d(*tensors, padding=1)
     torch.testing.assert_close(runs[0], (reference, *torch.autograd.grad(reference.square().sum(), tensors)))
     assert all(torch.equal(one, two) for one, two in zip(*runs, strict=True))
-    timed = {entry.operation for entry in plan.describe() if len(entry.seconds) > 1}
+    timed = {key.operation for key in plan.decisions}
     assert timed >= {Operation.FORWARD, Operation.INPUT_GRADIENT, Operation.WEIGHT_GRADIENT}
 
 
 def test_an_unbatched_input_uses_the_plan() -> None:
     plan = Plan()
     conv2d(random(4, 9, 8), random(6, 4, 3, 3), plan=plan)
-    assert [entry.operation for entry in plan.describe()] == [Operation.FORWARD]
+    assert [key.operation for key in plan.decisions] == [Operation.FORWARD]
 
 
 # Memory
 
 
-CPU_MESSAGE = "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes."
-BLAS_MESSAGE = "CUDA error: HIPBLAS_STATUS_ALLOC_FAILED when calling `hipblasCreate`; no memory"
-OUT_OF_MEMORY = [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError(CPU_MESSAGE), RuntimeError(BLAS_MESSAGE)]
-
-
-@pytest.mark.parametrize("failure", OUT_OF_MEMORY, ids=["accelerator", "cpu", "blas"])
-def test_out_of_memory_falls_back_with_one_warning(table: Table, failure: RuntimeError) -> None:
-    plan = Plan()
-    table.failures["slow"] = failure
-    with pytest.warns(UserWarning, match=r"1x1x4x4.*'slow' failed.*memory.*using 'quick'") as caught:
-        assert table.run(plan) == ["slow", "quick"]
-    assert len(caught) == 1
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert table.run(plan) == ["quick"], "dropped for this problem"
-    with pytest.warns(UserWarning, match="2x1x4x4"):
-        assert table.run(plan, OTHER) == ["slow", "quick"], "but not for others"
-
-
-def test_only_smaller_candidates_are_tried_after_running_out_of_memory(table: Table) -> None:
-    table.workspace = {"slow": 2, "quick": 9, "middling": 2}
-    table.failures["slow"] = torch.OutOfMemoryError("slow")
-    plan = Plan()
-    with pytest.raises(torch.OutOfMemoryError, match="slow"):
-        table.run(plan)
-    assert table.calls == ["slow"], "quick and middling would need as much or more"
-    table.failures.clear()
-    assert table.run(plan) == ["slow"]
-
-
-def test_a_smaller_candidate_that_fails_excludes_those_between(table: Table) -> None:
-    table.seconds = {"slow": 1.0, "small": 1.0, "between": 1.0, "smallest": 1.0}
-    table.workspace = {"slow": 9, "small": 2, "between": 5, "smallest": 1}
-    table.failures = {name: torch.OutOfMemoryError(name) for name in ("slow", "small")}
-    with pytest.warns(UserWarning, match="using 'smallest'"):
-        assert table.run(Plan()) == ["slow", "small", "smallest"]
-
-
-def test_a_demotion_ends_after_calls_that_double_with_every_further_error(table: Table) -> None:
-    plan = Plan()
-    for calls in (64, 128, 256):
-        table.failures["slow"] = torch.OutOfMemoryError("peak")
-        with pytest.warns(UserWarning, match=f"using 'quick' for the next {calls} calls"):
-            table.run(plan)
-        table.failures.clear()
-        for _ in range(calls):
-            assert table.run(plan) == ["quick"]
-        assert [table.run(plan), table.run(plan, OTHER)] == [["slow"], ["slow"]]
-
-
-def test_a_refusal_lasts(table: Table) -> None:
-    plan, table.may_refuse = Plan(), True
-    table.failures["slow"] = RuntimeError("no such kernel")
-    with pytest.warns(UserWarning, match="using 'quick'"):
-        table.run(plan)
-    table.failures.clear()
-    for _ in range(200):
-        assert table.run(plan) == ["quick"]
-
-
-def test_the_first_error_is_raised_if_all_candidates_fail(table: Table) -> None:
-    plan = Plan()
+@pytest.mark.parametrize("make", [Plan, lambda: AutotunedPlan(100)], ids=["table", "autotune"])
+def test_errors_of_the_selected_algorithm_are_raised(table: Table, make: Callable[[], Plan]) -> None:
+    """The caller of a training step divides the batch after an out-of-memory error."""
     table.failures = {name: torch.OutOfMemoryError(name) for name in table.seconds}
     with pytest.raises(torch.OutOfMemoryError, match="slow"):
-        table.run(plan)
-    table.failures.clear()
-    assert table.run(plan) == ["slow"]
-
-
-def test_other_errors_are_raised_unless_the_algorithm_may_refuse(table: Table) -> None:
+        table.run(make())
     table.failures["slow"] = RuntimeError("a mistake of ours")
     with pytest.raises(RuntimeError, match="a mistake of ours"):
-        table.run(Plan())
-    table.failures["quick"] = RuntimeError("another one")
-    with pytest.raises(RuntimeError, match="a mistake of ours"):
-        table.run(AutotunedPlan(100))
-    table.may_refuse = True
-    with pytest.warns(UserWarning, match="'slow' failed.*, 'quick' failed.*using 'middling'"):
-        assert table.run(Plan()) == ["slow", "quick", "middling"]
+        table.run(make())
 
 
 def test_out_of_memory_while_timing(table: Table) -> None:
     plan = AutotunedPlan(100)
     table.failures["quick"] = torch.OutOfMemoryError("too much")
-    with pytest.warns(UserWarning, match="'quick' failed.*choosing among slow, middling") as caught:
+    with pytest.warns(UserWarning, match="not timed: 'quick'.*too much") as caught:
         assert table.run(plan)[-1] == "middling"
     assert len(caught) == 1
-    assert set(plan.describe()[0].seconds) == {"slow", "middling"}
     assert table.run(plan) == ["middling"]
-    table.failures = {name: torch.OutOfMemoryError(name) for name in table.seconds}
-    with pytest.raises(torch.OutOfMemoryError, match="slow"):
-        table.run(plan, OTHER)
-
-
-def test_the_buffers_of_a_failed_attempt_are_freed_before_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    held: list[weakref.ref[Tensor]] = []
-
-    def greedy(tensors: Tensors) -> Tensors:
-        buffer = torch.zeros(8)
-        held.append(weakref.ref(buffer))
-        raise torch.OutOfMemoryError("more")
-
-    def modest(tensors: Tensors) -> Tensors:
-        assert len(held) == 2
-        assert [reference() for reference in held] == [None, None]
-        return (torch.zeros(1),)
-
-    order = (Candidate("greedy", greedy, 3), Candidate("also greedy", greedy, 2), Candidate("modest", modest, 1))
-    monkeypatch.setattr(plan_module, "candidates", lambda *_: order)
-    gc.disable()  # without the garbage collector
-    try:
-        with pytest.warns(UserWarning, match="'greedy' failed.*'also greedy' failed"):
-            Plan().forward(*TENSORS, PROBLEM)
-    finally:
-        gc.enable()
-
-
-def test_a_convolution_falls_back_to_another_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> Tensor:
-        raise torch.OutOfMemoryError("no memory for windows")
-
-    tensors = [random(2, 4, 9, 8).requires_grad_(), random(6, 4, 3, 3).requires_grad_()]
-    for operation in im2col.ALGORITHM.products:
-        monkeypatch.setitem(im2col.ALGORITHM.products, operation, fail)
-    with pytest.warns(UserWarning, match="forward.*'im2col in NHWC' failed"):
-        output = conv2d(*tensors, stride=2, plan=Plan())
-    with pytest.warns(UserWarning, match="_gradient.*'im2col in NHWC' failed"):
-        gradients = torch.autograd.grad(output.square().sum(), tensors)
-    reference = F.conv2d(*tensors, stride=2)
-    torch.testing.assert_close(
-        (output, *gradients), (reference, *torch.autograd.grad(reference.square().sum(), tensors))
-    )
 
 
 # Copies
@@ -387,7 +260,7 @@ def test_copies_of_a_layer_share_the_plan_and_pickles_keep_its_settings(tmp_path
     twins = pickle.loads(pickle.dumps([layer, layer]))
     assert twins[0].plan is twins[1].plan
     assert (twins[0].plan.budget_s, twins[0].plan.cache_file) == (1.5, tmp_path / "plan.json")
-    assert twins[0].plan.describe() == []
+    assert not twins[0].plan.decisions
     assert list(layer.state_dict()) == ["weight", "bias"]
 
 
@@ -397,12 +270,3 @@ def test_an_unpickled_layer_uses_the_default_plan() -> None:
     layer.plan = DEFAULT_PLAN
     assert pickle.loads(pickle.dumps(layer)).plan is DEFAULT_PLAN
     assert copy.deepcopy(layer).plan is DEFAULT_PLAN
-
-
-def test_another_plan_does_not_change_the_default_plan(table: Table) -> None:
-    table.failures["slow"] = torch.OutOfMemoryError("")
-    before = DEFAULT_PLAN.describe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        table.run(Plan())
-    assert DEFAULT_PLAN.describe() == before

@@ -175,7 +175,7 @@ def test_one_plan_for_all_convolutions_until_unswapped() -> None:
     plan, native = AutotunedPlan(0), model()
     swap_convs(native, plan=plan)(torch.randn(2, 3, 8, 8)).sum().backward()
     assert [native[0].plan, native[2][1].plan] == [plan, plan]
-    assert plan.describe()
+    assert plan.decisions
     assert copy.deepcopy(native)[0].plan is plan
     assert "plan" not in unswap_convs(native)[0].__dict__
     assert swap_convs(native)[0].plan is DEFAULT_PLAN

@@ -8,23 +8,21 @@ table, `AutotunedPlan` measures the candidates (autotuning). The package depends
 `torch.export` see registered operators, `torch.ops.yolo_lightning.*`.
 
 Reading order: `functional` (conv2d and its derivatives), `dimensions` (1-D, 3-D and transposed convolution on top of
-it) and `operators` (the same, registered for compilers) -> `plan` (selection of an algorithm, fallback when memory runs
-out) -> `algorithms/table` (candidates with their workspace) -> `algorithms/*` (PyTorch operations) and `kernels/*`
-(optional CUDA/HIP code).
+it) and `operators` (the same, registered for compilers) -> `plan` (selection of an algorithm) ->
+`algorithms/table` (candidates) -> `algorithms/*` (PyTorch operations) and `kernels/*` (optional CUDA/HIP code).
 """
 
 from yolo_lightning.conv.functional import conv2d
 from yolo_lightning.conv.kernels import disable_gpu_kernels, enable_gpu_kernels
 from yolo_lightning.conv.layer import GemmConv2d
 from yolo_lightning.conv.normalization import VendorFreeBatchNorm2d
-from yolo_lightning.conv.plan import DEFAULT_PLAN, AutotunedPlan, Plan, PlannedConvolution
+from yolo_lightning.conv.plan import DEFAULT_PLAN, AutotunedPlan, Plan
 from yolo_lightning.conv.swap import swap_convs, unswap_convs
 
 __all__ = [
     "DEFAULT_PLAN",
     "GemmConv2d",
     "Plan",
-    "PlannedConvolution",
     "AutotunedPlan",
     "VendorFreeBatchNorm2d",
     "conv2d",

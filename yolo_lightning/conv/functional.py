@@ -186,7 +186,7 @@ class _Convolution(Function):
     @_with_signature
     def forward(input: Tensor, weight: Tensor, bias: MaybeTensor, problem: Problem, plan: Plan) -> Tensor:
         with without_autocast(input):
-            output = _whole(plan.forward(input, weight, problem))
+            output = _whole(plan.compute(Operation.FORWARD, problem, (input, weight))[0])
         return output if bias is None else output.add_(bias.view(1, -1, 1, 1))
 
     @staticmethod

@@ -19,39 +19,29 @@ from yolo_lightning.conv.algorithms import table
 FORMAT = 2
 
 
-class MeasurementCache:
-    """Measurements by environment in a file, or nowhere if `file` is None.
+def load(file: Path | None, environment: str) -> dict[str, Any]:
+    """Return the measurements of an environment; empty for an unknown one, without a file, and for an unusable file."""
+    if file is None:
+        return {}
+    try:
+        return read_entries(file).get(environment, {})
+    except (OSError, ValueError) as error:
+        warnings.warn(f"conv cache: {file} is ignored and will be replaced: {error}", stacklevel=2)
+        return {}
 
-    A file with unusable content is ignored with a warning and replaced. After a failed write, which causes a warning,
-    nothing is written.
-    """
 
-    def __init__(self, file: Path | None) -> None:
-        self._file = file
-
-    def load(self, environment: str) -> dict[str, Any]:
-        """Return the measurements of an environment; empty for an unknown one."""
-        if self._file is None:
-            return {}
-        try:
-            return read_entries(self._file).get(environment, {})
-        except (OSError, ValueError) as error:
-            warnings.warn(f"conv cache: {self._file} is ignored and will be replaced: {error}", stacklevel=2)
-            return {}
-
-    def store(self, environment: str, measurements: dict[str, Any]) -> None:
-        """Merge the measurements of an environment into the file."""
-        if self._file is None:
-            return
-        try:
-            entries = {}
-            with suppress(ValueError):
-                entries = read_entries(self._file)
-            entries[environment] = entries.get(environment, {}) | measurements
-            _replace(self._file, {"format": FORMAT, "environments": entries})
-        except OSError as error:
-            warnings.warn(f"conv cache: cannot write {self._file}, no measurement is stored: {error}", stacklevel=2)
-            self._file = None
+def store(file: Path | None, environment: str, measurements: dict[str, Any]) -> None:
+    """Merge the measurements of an environment into the file, if there is one; a failure causes a warning."""
+    if file is None:
+        return
+    try:
+        entries = {}
+        with suppress(ValueError):
+            entries = read_entries(file)
+        entries[environment] = entries.get(environment, {}) | measurements
+        _replace(file, {"format": FORMAT, "environments": entries})
+    except OSError as error:
+        warnings.warn(f"conv cache: cannot write {file}, no measurement is stored: {error}", stacklevel=2)
 
 
 def read_entries(file: Path) -> dict[str, dict[str, Any]]:

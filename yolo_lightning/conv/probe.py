@@ -20,7 +20,8 @@ from typing import IO, Literal, NamedTuple, get_args
 
 import torch
 
-from yolo_lightning.conv.measurement_cache import MeasurementCache, describe_environment
+from yolo_lightning.conv import measurement_cache
+from yolo_lightning.conv.measurement_cache import describe_environment
 from yolo_lightning.conv.trial import PHASE, VENDOR_FREE, Trial, TrialSettings
 
 Outcome = Literal["works", "crashed", "hung", "wrong", "slower", "failed"]
@@ -95,20 +96,20 @@ def probe_native(
     if not timeout_s > 0:
         raise ValueError(f"timeout_s must be > 0 seconds, got {timeout_s}")
     limits = TrialLimits(timeout_s, LONGEST_TRIAL * timeout_s if longest_s is None else longest_s)
-    cache = MeasurementCache(cache_file)
     if (failure := known_failure(device, cache_file)) is not None:
         return failure
     # A user who changes these variables tries to make native convolutions work, which requires a new probe.
     switches = {name: value for name, value in os.environ.items() if name.startswith(("MIOPEN_", "HSA_OVERRIDE"))}
     environment = " | ".join([*describe_environment(device).values(), str(sorted(switches.items())), as_json(settings)])
     with suppress(KeyError, TypeError):  # a damaged entry is replaced
-        known = cache.load(environment)
+        known = measurement_cache.load(cache_file, environment)
         is_too_short = known["outcome"] == "hung" and known["timeout_s"] < timeout_s
         if known["outcome"] in get_args(Outcome) and not is_too_short:
             return ProbeResult(known["outcome"], f"{known['detail']} (stored result from {cache_file})")
     result = _probe(device, limits, command, settings)
     if not result.may_pass:
-        cache.store(environment, {"outcome": result.outcome, "detail": result.detail, "timeout_s": timeout_s})
+        verdict = {"outcome": result.outcome, "detail": result.detail, "timeout_s": timeout_s}
+        measurement_cache.store(cache_file, environment, verdict)
     return result
 
 
@@ -120,13 +121,13 @@ def device_key(device: torch.device) -> str:
 
 def known_failure(device: torch.device, cache_file: Path | None) -> ProbeResult | None:
     """Return that native convolutions have failed in a training on this device; None if they have not."""
-    known = MeasurementCache(cache_file).load(device_key(device))
+    known = measurement_cache.load(cache_file, device_key(device))
     return ProbeResult("failed", f"{known.get('detail')}") if known.get("outcome") == "failed" else None
 
 
 def store_failure(key: str, cache_file: Path, failure: str) -> None:
     """Store that native convolutions have failed in a training; `key` is that of `device_key`."""
-    MeasurementCache(cache_file).store(key, {"outcome": "failed", "detail": failure})
+    measurement_cache.store(cache_file, key, {"outcome": "failed", "detail": failure})
 
 
 def as_json(settings: TrialSettings) -> str:

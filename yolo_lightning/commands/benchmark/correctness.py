@@ -149,10 +149,8 @@ def check_convolution(reference: Reference, dtype: str, layout: str, device: tor
         for candidate in candidates(operation, problem, kind, device.type):
             try:
                 products = candidate.compute(tensors)
-            except RuntimeError as error:
-                if candidate.may_refuse or isinstance(error, torch.OutOfMemoryError):
-                    continue
-                raise
+            except torch.OutOfMemoryError:
+                continue
             for product, expected in zip(products, reference.products[operation], strict=True):
                 case = f"{operation}, {layout}, {layer.label}"
                 found[candidate.name, dtype].append((relative_error(product, expected), case))

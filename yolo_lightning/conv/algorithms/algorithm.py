@@ -1,4 +1,4 @@
-"""An algorithm of the table: the products that it computes, the problems that it supports, and its workspace."""
+"""An algorithm of the table: the products that it computes, and the problems that it supports."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,15 +29,8 @@ Product = Callable[..., Tensor | Tensors]
 
 @dataclass(frozen=True)
 class Algorithm:
-    """One algorithm, defined at the end of the file that contains its functions.
-
-    The workspace is an upper bound in bytes for the temporary tensors of an operation, without operands and results.
-    After an out-of-memory error, a plan tries only algorithms with a smaller workspace. Operands are assumed to be
-    dense in the memory format of the problem. Scratch memory that a thread keeps between calls counts, too.
-    """
+    """One algorithm, defined at the end of the file that contains its functions."""
 
     name: str
     products: dict[Operation, Product]  # the operations that the algorithm can compute
     serves: Callable[[Problem, torch.dtype, str], bool]  # whether the algorithm supports a problem, dtype, device type
-    workspace: Callable[[Operation, Problem, torch.dtype, str], int]
-    may_refuse: bool = False  # any `RuntimeError`, not only out-of-memory, allows a fallback to another algorithm

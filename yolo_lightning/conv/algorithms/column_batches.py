@@ -19,14 +19,13 @@ their tiles stay in the cache.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from math import prod
 
 import torch
 from torch import Tensor
 
 from yolo_lightning.conv.algorithms import shared
-from yolo_lightning.conv.algorithms.algorithm import Algorithm, Operation, Product
+from yolo_lightning.conv.algorithms.algorithm import Algorithm, Operation
 from yolo_lightning.conv.algorithms.problem import Problem
 from yolo_lightning.conv.algorithms.shared import channels_last_strides, overlap
 
@@ -52,45 +51,38 @@ class _Remainder:
     count: int  # number of positions
 
 
-def forward(input: Tensor, weight: Tensor, problem: Problem, *, by_sample: bool = False) -> Tensor:
-    """Return the output; `by_sample` lowers one sample at a time, for a smaller workspace."""
+def forward(input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
     _, outputs, _, width = problem.output_size
     matrices = weight.permute(3, 2, 1, 0).reshape(-1, outputs).expand(width, -1, -1)
     output = _empty(input, problem.output_size)
-    for windows, target in _input_windows(input, output, problem, by_sample):
+    for windows, target in _input_windows(input, output, problem):
         torch.bmm(windows, matrices, out=_by_column(target))
     return output
 
 
-def weight_gradient(input: Tensor, grad_output: Tensor, problem: Problem, *, by_sample: bool = False) -> Tensor:
-    """Return the weight gradient in the memory format of the problem; `by_sample` as in `forward`."""
+def weight_gradient(input: Tensor, grad_output: Tensor, problem: Problem) -> Tensor:
+    """Return the weight gradient in the memory format of the problem."""
     total = _ColumnSums(input, (*problem.kernel[::-1], problem.input_size[1], problem.weight_size[0]), (3, 2, 1, 0))
-    for windows, grads in _input_windows(input, grad_output, problem, by_sample):
+    for windows, grads in _input_windows(input, grad_output, problem):
         total.add(windows, grads)
     return total.result(problem)
 
 
-def input_gradient(grad_output: Tensor, weight: Tensor, problem: Problem, *, by_sample: bool = False) -> Tensor:
-    """Return the input gradient; `by_sample` as in `forward`."""
-    return _gradients(None, grad_output, weight, problem, by_sample)[0]
+def input_gradient(grad_output: Tensor, weight: Tensor, problem: Problem) -> Tensor:
+    return _gradients(None, grad_output, weight, problem)[0]
 
 
-def gradients(
-    input: Tensor, grad_output: Tensor, weight: Tensor, problem: Problem, *, by_sample: bool = False
-) -> tuple[Tensor, Tensor]:
+def gradients(input: Tensor, grad_output: Tensor, weight: Tensor, problem: Problem) -> tuple[Tensor, Tensor]:
     """Return the input gradient and the weight gradient, which share the lowered output gradient for stride 1."""
     if problem.stride == (1, 1):
-        return _gradients(input, grad_output, weight, problem, by_sample)
-    grad_input = input_gradient(grad_output, weight, problem, by_sample=by_sample)
-    return grad_input, weight_gradient(input, grad_output, problem, by_sample=by_sample)
+        return _gradients(input, grad_output, weight, problem)
+    return input_gradient(grad_output, weight, problem), weight_gradient(input, grad_output, problem)
 
 
-def _input_windows(
-    input: Tensor, outputs: Tensor, problem: Problem, by_sample: bool
-) -> Iterator[tuple[Tensor, Tensor]]:
+def _input_windows(input: Tensor, outputs: Tensor, problem: Problem) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the windows of a run of samples, `(output width, samples * output height, K)`, and the run of `outputs`."""
     lowering = _lowered_input(problem)
-    step = _samples_per_tile(lowering, problem, by_sample)
+    step = _samples_per_tile(lowering, problem)
     buffer = input.new_empty(lowering.elements(step))
     for images, run in _runs(step, input, outputs):
         lowered = lowering.lower(images, buffer)
@@ -121,9 +113,7 @@ def _by_column(images: Tensor) -> Tensor:
     return images.as_strided((width, samples * height, channels), (by_column, by_row, 1))
 
 
-def _gradients(
-    input: Tensor | None, grad_output: Tensor, weight: Tensor, problem: Problem, by_sample: bool
-) -> tuple[Tensor, Tensor]:
+def _gradients(input: Tensor | None, grad_output: Tensor, weight: Tensor, problem: Problem) -> tuple[Tensor, Tensor]:
     """Return the input gradient and, for stride 1, the weight gradient; the latter is empty if `input` is None."""
     # A window contains its taps from left to right and from top to bottom, i.e. in descending order of their index.
     mirrored = weight.flip(2, 3)
@@ -131,7 +121,7 @@ def _gradients(
     total = None
     if input is not None:
         total = _ColumnSums(input, (*problem.kernel[::-1], *problem.weight_size[:2]), (2, 3, 1, 0))
-    buffer = grad_output.new_empty(_grads_buffer(problem, by_sample))
+    buffer = grad_output.new_empty(_grads_buffer(problem))
     all_columns = _remainders_of(1, problem)
     for rows in _remainders_of(0, problem):
         columns = [one for one in all_columns if one.taps and rows.taps]
@@ -141,7 +131,7 @@ def _gradients(
             continue
         matrices = [_mirrored_matrix(mirrored, rows, one, problem) for one in columns]
         lowering = _lowered_grads(rows, problem)
-        step = _samples_per_tile(lowering, problem, by_sample)
+        step = _samples_per_tile(lowering, problem)
         for grads, target, values in _runs(step, grad_output, grad_input, grad_input if input is None else input):
             lowered = lowering.lower(grads, buffer)
             for one, matrix in zip(columns, matrices, strict=True):
@@ -407,15 +397,15 @@ def _lowered_grads(rows: _Remainder, problem: Problem) -> _Lowering:
     )
 
 
-def _grads_buffer(problem: Problem, by_sample: bool) -> int:
+def _grads_buffer(problem: Problem) -> int:
     """Return the elements of the lowered output gradient; the input rows of all remainders share one buffer."""
     lowerings = [_lowered_grads(rows, problem) for rows in _remainders_of(0, problem) if rows.taps]
-    return max((one.elements(_samples_per_tile(one, problem, by_sample)) for one in lowerings), default=0)
+    return max((one.elements(_samples_per_tile(one, problem)) for one in lowerings), default=0)
 
 
-def _samples_per_tile(lowering: _Lowering, problem: Problem, by_sample: bool) -> int:
+def _samples_per_tile(lowering: _Lowering, problem: Problem) -> int:
     fitting = shared.ACCELERATOR_TILE_ELEMENTS // max(1, lowering.rows * lowering.pitch)
-    return 1 if by_sample else max(1, min(problem.input_size[0], fitting))
+    return max(1, min(problem.input_size[0], fitting))
 
 
 def _remainders_of(axis: int, problem: Problem) -> list[_Remainder]:
@@ -438,39 +428,13 @@ def _serves(problem: Problem, dtype: torch.dtype, device_type: str) -> bool:
     return problem.channels_last and problem.groups == 1 and not problem.is_pointwise and has_adjacent_taps
 
 
-def _workspace(
-    operation: Operation, problem: Problem, dtype: torch.dtype, device_type: str, *, by_sample: bool = False
-) -> int:
-    size = prod(problem.weight_size)
-    sums = max(size, min(PARTIAL_ELEMENTS, size * problem.output_size[3])) + size
-    by_input = _lowered_input(problem).elements(_samples_per_tile(_lowered_input(problem), problem, by_sample))
-    by_grads = _grads_buffer(problem, by_sample)
-    # The mirrored weight, the matrix of one remainder, and a result that cannot be written in place.
-    by_grads += 2 * size + prod(problem.input_size) * any(
-        size % step for size, step in zip(problem.input_size[2:], problem.stride, strict=True)
-    )
-    by_both = max(by_grads, by_input + sums)
-    if problem.stride == (1, 1):
-        by_both = by_grads + max(size, min(PARTIAL_ELEMENTS, size * problem.input_size[3])) + 2 * size
-    elements = {
-        Operation.FORWARD: by_input + size,
-        Operation.WEIGHT_GRADIENT: by_input + sums,
-        Operation.INPUT_GRADIENT: by_grads,
-        Operation.GRADIENTS: by_both,
-    }
-    return elements[operation] * dtype.itemsize + 2 * size * shared.accumulation_dtype(dtype).itemsize
-
-
-_PRODUCTS: dict[Operation, Product] = {
-    Operation.FORWARD: forward,
-    Operation.INPUT_GRADIENT: input_gradient,
-    Operation.WEIGHT_GRADIENT: weight_gradient,
-    Operation.GRADIENTS: gradients,
-}
-ALGORITHM = Algorithm("column_batches", _PRODUCTS, _serves, _workspace)
-BY_SAMPLE = Algorithm(
-    "column_batches by sample",
-    {operation: partial(product, by_sample=True) for operation, product in _PRODUCTS.items()},
-    lambda problem, dtype, device_type: problem.input_size[0] > 1 and _serves(problem, dtype, device_type),
-    partial(_workspace, by_sample=True),
+ALGORITHM = Algorithm(
+    "column_batches",
+    {
+        Operation.FORWARD: forward,
+        Operation.INPUT_GRADIENT: input_gradient,
+        Operation.WEIGHT_GRADIENT: weight_gradient,
+        Operation.GRADIENTS: gradients,
+    },
+    _serves,
 )

@@ -7,7 +7,9 @@ from torch import Tensor
 
 from yolo_lightning.conv.algorithms.algorithm import Algorithm, Operation
 from yolo_lightning.conv.algorithms.problem import Problem
-from yolo_lightning.conv.algorithms.shared import accumulation_dtype, crop, pad, padded_elements, tap
+from yolo_lightning.conv.algorithms.shared import accumulation_dtype, crop, pad, tap
+
+MOST_ELEMENTS = (1 << 31) - 1
 
 
 def forward(input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
@@ -50,8 +52,7 @@ def weight_gradient(input: Tensor, grad_output: Tensor, problem: Problem) -> Ten
 def _native_forward(input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
     """Return the output, contiguous, by ATen's kernel for CUDA and ROCm devices, which needs no vendor library.
 
-    Half types accumulate in float32. Raises `RuntimeError` if the tensors are too large for 32-bit indices, or this
-        torch build has no such operator. The backward kernels are accessible only through `aten::convolution_backward`,
+    Half types accumulate in float32. The backward kernels are accessible only through `aten::convolution_backward`,
     which may dispatch to the vendor library.
     """
     top, _, left, _ = problem.padding
@@ -62,10 +63,15 @@ def _native_forward(input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
 
 
 def _native_serves(problem: Problem, dtype: torch.dtype, device_type: str) -> bool:
-    """Return whether the padding is >= 0 and equal on opposite sides, as ATen's operator requires, on a GPU."""
+    """Return whether ATen's operator exists and accepts the problem.
+
+    It requires a GPU, padding that is >= 0 and equal on opposite sides, and 32-bit indices.
+    """
     top, bottom, left, right = problem.padding
     is_symmetric = top == bottom >= 0 and left == right >= 0
-    return device_type == "cuda" and not problem.channels_last and problem.is_depthwise and is_symmetric
+    has_small_tensors = max(prod(problem.input_size), prod(problem.output_size)) <= MOST_ELEMENTS
+    is_suitable = problem.is_depthwise and is_symmetric and has_small_tensors
+    return device_type == "cuda" and not problem.channels_last and is_suitable
 
 
 def _taps(weight: Tensor, problem: Problem) -> Tensor:
@@ -80,11 +86,6 @@ def _grouped_output(problem: Problem) -> tuple[int, int, int, int, int]:
     return samples, problem.groups, outputs // problem.groups, height, width
 
 
-def _workspace(operation: Operation, problem: Problem, dtype: torch.dtype, device_type: str) -> int:
-    images = 2 * padded_elements(problem) + 3 * prod(problem.output_size) + prod(problem.input_size)
-    return (images + 2 * prod(problem.weight_size)) * accumulation_dtype(dtype).itemsize
-
-
 ALGORITHM = Algorithm(
     "depthwise",
     {
@@ -93,8 +94,5 @@ ALGORITHM = Algorithm(
         Operation.WEIGHT_GRADIENT: weight_gradient,
     },
     lambda problem, dtype, device_type: problem.is_depthwise,
-    _workspace,
 )
-NATIVE = Algorithm(
-    "native depthwise", {Operation.FORWARD: _native_forward}, _native_serves, lambda *about: 0, may_refuse=True
-)
+NATIVE = Algorithm("native depthwise", {Operation.FORWARD: _native_forward}, _native_serves)

@@ -20,7 +20,6 @@ from yolo_lightning.conv.algorithms.shared import (
     crop,
     items_per_tile,
     pad,
-    padded_elements,
     tap,
     tiles,
     windows,
@@ -109,23 +108,6 @@ def _serves(problem: Problem, dtype: torch.dtype, device_type: str) -> bool:
     return problem.channels_last and not problem.is_pointwise
 
 
-def _workspace(operation: Operation, problem: Problem, dtype: torch.dtype, device_type: str) -> int:
-    samples, outputs, height, width = problem.output_size
-    weight = prod(problem.weight_size)
-    depth = problem.groups * prod(problem.weight_size[1:])
-    device, total = torch.device(device_type), accumulation_dtype(dtype).itemsize
-    step = items_per_tile(depth * width, samples * height, device)
-    lowered = (2 * padded_elements(problem) + step * width * depth + weight) * dtype.itemsize
-    if operation is Operation.FORWARD:
-        return lowered
-    if operation is Operation.WEIGHT_GRADIENT:
-        return lowered + (max(1, step // height) + 4) * weight * total
-    by_sample = items_per_tile(height * width * depth, samples, device)
-    copies = 1 if problem.groups == 1 else 2  # the products of groups are transposed
-    products = by_sample * height * width * (copies * depth + outputs) + weight
-    return products * dtype.itemsize + 2 * padded_elements(problem) * total
-
-
 ALGORITHM = Algorithm(
     "im2col",
     {
@@ -134,5 +116,4 @@ ALGORITHM = Algorithm(
         Operation.WEIGHT_GRADIENT: weight_gradient,
     },
     _serves,
-    _workspace,
 )

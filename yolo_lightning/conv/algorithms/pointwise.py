@@ -1,7 +1,5 @@
 """1x1 convolution with stride 1 and no padding: a matrix product over the channels, without lowering."""
 
-from math import prod
-
 import torch
 from torch import Tensor
 
@@ -69,15 +67,6 @@ def _samples_by_groups(images: Tensor, groups: int) -> Tensor:
     return images.reshape(samples, groups, channels // groups, height * width)
 
 
-def _workspace(operation: Operation, problem: Problem, dtype: torch.dtype, device_type: str) -> int:
-    pixels = problem.input_size[0] * prod(problem.input_size[2:])
-    copies = problem.input_size[0] + 1
-    if problem.channels_last and problem.groups == 1:
-        is_sum = operation is Operation.WEIGHT_GRADIENT and device_type != "cpu"
-        copies = product_parts(pixels, *problem.weight_size[:2]) if is_sum else 1
-    return copies * prod(problem.weight_size) * accumulation_dtype(dtype).itemsize
-
-
 ALGORITHM = Algorithm(
     "pointwise",
     {
@@ -86,5 +75,4 @@ ALGORITHM = Algorithm(
         Operation.WEIGHT_GRADIENT: weight_gradient,
     },
     lambda problem, dtype, device_type: problem.is_pointwise,
-    _workspace,
 )

@@ -102,11 +102,6 @@ def tap(axis: int, index: int, problem: Problem) -> slice:
     return slice(start, start + (problem.output_size[2 + axis] - 1) * problem.stride[axis] + 1, problem.stride[axis])
 
 
-def padded_elements(problem: Problem) -> int:
-    """Return the number of elements of the padded input."""
-    return prod(problem.input_size[:2]) * prod(problem.padded_size)
-
-
 def items_per_tile(elements_per_item: int, items: int, device: torch.device) -> int:
     """Return the number of items (samples or image rows) to lower at once."""
     cpu_tile = CPU_TILE_ELEMENTS * torch.get_num_threads()

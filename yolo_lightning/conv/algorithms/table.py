@@ -6,7 +6,6 @@ the forward function with a mirrored weight.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import prod
 
 import torch
 
@@ -25,8 +24,6 @@ class Candidate:
 
     name: str  # unique among the candidates of the operation and problem
     compute: Compute  # returns the products in the memory format of the problem
-    workspace: int  # upper bound for temporary memory, in bytes
-    may_refuse: bool = False  # any `RuntimeError`, not only out-of-memory, allows a fallback to the next candidate
     reads_mirrored: bool = False  # computes an input gradient from the weight in its mirrored order
 
 
@@ -34,14 +31,14 @@ WINOGRAD_CHANNELS = 32
 """With fewer input or output channels the matrix products are too small to compensate for the transforms."""
 
 _FIRST = (depthwise.NATIVE, fused.WEIGHT_GRADIENT, pointwise.ALGORITHM, depthwise.ALGORITHM, fused.PRODUCTS)
-_ON_ACCELERATORS = (*_FIRST, column_batches.ALGORITHM, im2col.ALGORITHM, column_batches.BY_SAMPLE)
+_ON_ACCELERATORS = (*_FIRST, column_batches.ALGORITHM, im2col.ALGORITHM)
 # In half types, products of a BLAS use the tensor cores of NVIDIA's cards; the kernels of this package do not.
 _ON_TENSOR_CORES = (
     *(depthwise.NATIVE, pointwise.ALGORITHM, depthwise.ALGORITHM, column_batches.ALGORITHM, im2col.ALGORITHM),
-    *(fused.WEIGHT_GRADIENT, fused.PRODUCTS, column_batches.BY_SAMPLE),
+    *(fused.WEIGHT_GRADIENT, fused.PRODUCTS),
 )
-_ON_CPUS = (*_FIRST, winograd.ALGORITHM, im2col.ALGORITHM, column_batches.ALGORITHM, column_batches.BY_SAMPLE)
-_ON_CPUS_THIN = (*_FIRST, im2col.ALGORITHM, winograd.ALGORITHM, column_batches.ALGORITHM, column_batches.BY_SAMPLE)
+_ON_CPUS = (*_FIRST, winograd.ALGORITHM, im2col.ALGORITHM, column_batches.ALGORITHM)
+_ON_CPUS_THIN = (*_FIRST, im2col.ALGORITHM, winograd.ALGORITHM, column_batches.ALGORITHM)
 
 SEPARATE = "separate"
 """Name of the candidate that computes the two gradients separately."""
@@ -79,11 +76,8 @@ def gradient_candidates(
     The default is an algorithm that computes both at once if it is also the default for the weight gradient.
     """
     at_once = candidates(Operation.GRADIENTS, problem, dtype, device_type)
-    by_input, by_weight = (
-        candidates(operation, problem, dtype, device_type)[0]
-        for operation in (Operation.INPUT_GRADIENT, Operation.WEIGHT_GRADIENT)
-    )
-    separate = (Candidate(SEPARATE, separately, max(by_input.workspace, by_weight.workspace)),)
+    by_weight = candidates(Operation.WEIGHT_GRADIENT, problem, dtype, device_type)[0]
+    separate = (Candidate(SEPARATE, separately),)
     return at_once + separate if at_once and at_once[0].name == by_weight.name else separate + at_once
 
 
@@ -99,12 +93,10 @@ def _in_both_layouts(
             if product is None or not one.serves(laid_out, dtype, device_type):
                 continue
             name, compute = one.name, _bind(product, laid_out)
-            needed = one.workspace(operation, laid_out, dtype, device_type)
             if channels_last != problem.channels_last:
                 name = f"{name} in {'NHWC' if channels_last else 'NCHW'}"
                 compute = _convert(compute, problem.memory_format)
-                needed += (prod(problem.input_size) + prod(problem.output_size)) * dtype.itemsize
-            found.append(Candidate(name, compute, needed, one.may_refuse, one is fused.PRODUCTS))
+            found.append(Candidate(name, compute, one is fused.PRODUCTS))
     return tuple(found)
 
 
@@ -132,12 +124,7 @@ def _mirrored(problem: Problem, dtype: torch.dtype, device_type: str) -> tuple[C
         return compute
 
     return tuple(
-        replace(
-            candidate,
-            name=f"mirrored {candidate.name}",
-            compute=mirror(candidate.compute),
-            workspace=candidate.workspace + 2 * prod(problem.weight_size) * dtype.itemsize,
-        )
+        replace(candidate, name=f"mirrored {candidate.name}", compute=mirror(candidate.compute))
         for candidate in _in_both_layouts(Operation.FORWARD, correlation(problem), dtype, device_type)
     )
 
@@ -149,4 +136,4 @@ def _zeros(operation: Operation, problem: Problem) -> Candidate:
         Operation.INPUT_GRADIENT: problem.input_size,
         Operation.WEIGHT_GRADIENT: problem.weight_size,
     }[operation]
-    return Candidate("zeros", lambda tensors: (tensors[0].new_zeros(size),), workspace=0)
+    return Candidate("zeros", lambda tensors: (tensors[0].new_zeros(size),))

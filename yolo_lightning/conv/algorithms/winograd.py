@@ -13,7 +13,6 @@ steps. The views that a transform reads and writes are created once per tile sha
 
 from collections.abc import Iterator
 from functools import lru_cache, partial
-from math import prod
 
 import torch
 from torch import Tensor, nn
@@ -129,23 +128,8 @@ def _serves(problem: Problem, dtype: torch.dtype, device_type: str) -> bool:
     return device_type == "cpu" and problem.channels_last and is_plain and dtype in (torch.float32, torch.float64)
 
 
-def _workspace(operation: Operation, problem: Problem, dtype: torch.dtype, device_type: str) -> int:
-    samples, outputs, height, width = problem.output_size
-    channels = problem.input_size[1]
-    if operation is Operation.GRADIENTS:
-        channels, outputs = outputs, channels
-        height, width = problem.input_size[2:]
-    patch_rows, columns = -(-height // OUTPUTS), -(-width // OUTPUTS)
-    numbers = PATCH_VALUES * columns * max(channels, outputs)
-    step = items_per_tile(numbers, samples * patch_rows, torch.device(device_type))
-    # Patches, their first half, the band of the image and a spare buffer; products and their first half, both ways.
-    patches = step * (columns + 1) * (100 * channels + 150 * outputs)
-    return (patches + 16 * prod(problem.weight_size)) * dtype.itemsize
-
-
 ALGORITHM = Algorithm(
     "winograd",
     {Operation.FORWARD: forward, Operation.WEIGHT_GRADIENT: weight_gradient, Operation.GRADIENTS: gradients},
     _serves,
-    _workspace,
 )

@@ -10,7 +10,6 @@ problem first uses them (see build.py).
 
 from collections.abc import Sequence
 from functools import lru_cache
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +28,6 @@ from yolo_lightning.conv.kernels.representative import compared
 from yolo_lightning.conv.kernels.verified import OptionalKernels, is_accelerator
 
 KERNELS = OptionalKernels("fused convolution kernels")
-_PARTIAL_ELEMENTS = 1 << 24
-"""Largest partial sums of the kernels for a weight gradient, in elements."""
 
 
 def enable(build_folder: Path) -> None:
@@ -180,18 +177,7 @@ def _serves(problem: Problem, dtype: torch.dtype, device_type: str) -> bool:
     return accepts(problem, dtype, device_type) and available(torch.device(device_type))
 
 
-def _workspace(operation: Operation, problem: Problem, dtype: torch.dtype, device_type: str) -> int:
-    partial = _PARTIAL_ELEMENTS if operation is Operation.WEIGHT_GRADIENT else 0
-    return (4 * prod(problem.weight_size) + partial) * dtype.itemsize
-
-
 # The kernels split the sum over pixels of a weight gradient; a BLAS product with a small result uses few compute units.
 # The other products of a 1x1 convolution are large BLAS products. The table therefore has two entries.
-WEIGHT_GRADIENT = Algorithm("fused", {Operation.WEIGHT_GRADIENT: weight_gradient}, _serves, _workspace, may_refuse=True)
-PRODUCTS = Algorithm(
-    "fused",
-    {Operation.FORWARD: forward, Operation.INPUT_GRADIENT: input_gradient},
-    _serves,
-    _workspace,
-    may_refuse=True,
-)
+WEIGHT_GRADIENT = Algorithm("fused", {Operation.WEIGHT_GRADIENT: weight_gradient}, _serves)
+PRODUCTS = Algorithm("fused", {Operation.FORWARD: forward, Operation.INPUT_GRADIENT: input_gradient}, _serves)

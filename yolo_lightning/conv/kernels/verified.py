@@ -147,7 +147,7 @@ class OptionalKernels:
                     return None
             return compute()
         except Exception as error:  # a launch may raise any type
-            # Out-of-memory is not a failure of the kernels; the plan falls back to another candidate.
+            # Out-of-memory is not a failure of the kernels; the caller can divide the batch.
             if isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error):
                 raise
             self._disable(f"{key} failed: {error}")
