@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from tests.conv.emulation import Guarded, compile_emulated
-from yolo_lightning.commands.benchmark import correctness, speed, training
+from yolo_lightning.commands.benchmark import correctness, passes, speed, training
 from yolo_lightning.commands.benchmark import section as sections
 from yolo_lightning.commands.benchmark.conv_variants import Variant
 from yolo_lightning.commands.benchmark.correctness import (
@@ -117,7 +117,7 @@ def test_the_stage_passes_with_kernels_and_fails_with_a_wrong_normalization(
 def test_layers_and_network_are_measured_with_kernels(
     section: Section, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All variants of a GPU except TF32 run with the emulated kernels."""
+    """All variants of a GPU run with the emulated kernels."""
     launches = []
     launcher = LibraryLauncher(compile_emulated(tmp_path, checked=False))
 
@@ -126,7 +126,7 @@ def test_layers_and_network_are_measured_with_kernels(
         launcher(name, *arguments)
 
     monkeypatch.setattr(speed, "find_layers", lambda *_: [LAYER])
-    monkeypatch.setattr(sections, "absent", lambda device: {Variant.NATIVE_TF32, Variant.GEMM_TF32})
+    monkeypatch.setattr(sections, "absent", lambda device: set())
 
     for one in (fused, fused_norm):
         monkeypatch.setattr(one, "enable", lambda _, kernels=one.KERNELS: kernels.enable(lambda device: recorded))
@@ -137,6 +137,20 @@ def test_layers_and_network_are_measured_with_kernels(
         assert own.findings.passed, own.findings.reason
         assert launches, stage
         assert "gemm-kernels" in "".join(own.findings.lines), stage
+
+
+@pytest.mark.parametrize("work", [speed.layers, speed.graph])
+def test_a_variant_of_this_package_that_cannot_be_built_fails_the_section(
+    section: Section, monkeypatch: pytest.MonkeyPatch, work: Callable[[Section], None]
+) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(passes, "convert", fails)
+    work(section)
+    assert section.findings.reason.startswith("gemm: RuntimeError: no compiler")
+    assert "native" not in section.findings.reason  # the failure of a baseline is a result
+    assert "`native` failed: RuntimeError: no compiler" in "".join(section.findings.lines)
 
 
 def test_error_of_nan_and_of_another_shape_is_infinite() -> None:

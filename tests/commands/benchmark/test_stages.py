@@ -150,11 +150,6 @@ def test_ctrl_c_keeps_results_and_prints_the_command_that_continues(
     assert (out / "gpu.md").read_text().startswith("# GPU benchmark: cpu\n")
 
 
-def test_unknown_stage_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"stages must contain some of machine, .*, resume, got sped"):
-        gpu(tmp_path / "out", stages=["machine", "sped"])
-
-
 @pytest.mark.parametrize("budget_s", [59.0, float("nan"), float("inf")])
 def test_budget_must_be_finite_and_long_enough(tmp_path: Path, budget_s: float) -> None:
     with pytest.raises(ValueError, match="budget_s must be finite and >= 60"):
@@ -171,7 +166,7 @@ def record(stage: Stage, state: StageState = StageState.PASSED, **findings: Any)
     return StageRecord(stage=stage, state=state, seconds=1.0, findings=Findings(**findings))
 
 
-TIMES = {"gemm": [0.05], "gemm-kernels": [0.02, 0.02], "native": [0.03], "native-tf32": [0.01], "slow": []}
+TIMES = {"gemm": [0.05], "gemm-kernels": [0.02, 0.02], "native": [0.03], "slow": [0.01]}
 RESULTS = [{"variant": name, "samples_s": times} for name, times in TIMES.items()]
 STEP = record(Stage.STEP, verdict="no", answer="gemm 50 ms", lines=["| a table |"], measured={"results": RESULTS})
 OPTIONS = [{"key": "model.convolution.backend", "value": "auto", "reason": "doctor"},
@@ -217,13 +212,8 @@ def test_crashed_stage_is_shown_with_its_last_lines_and_its_part() -> None:
     assert "| part |" in text
 
 
-def test_table_escapes_bars_and_aligns_numbers() -> None:
-    assert table(["a", "b", "c"], [["x|y", "1", "text"], ["z", "-", "2"]]) == [
-        "| a | b | c |",
-        "| --- | ---: | --- |",
-        "| x\\|y | 1 | text |",
-        "| z | - | 2 |",
-    ]
+def test_table_escapes_bars() -> None:
+    assert table(["a", "b"], [["x|y", 1]]) == ["| a | b |", "| --- | --- |", "| x\\|y | 1 |"]
 
 
 def probed(outcome: str) -> StageRecord:

@@ -49,7 +49,6 @@ def gpu(
     device: str = "auto",
     quick: bool = False,
     budget_s: float = DEFAULT_BUDGET_S,
-    stages: list[str] | None = None,
 ) -> None:
     """Measure everything that matters on a new GPU in ten minutes, and write one page and one JSON file.
 
@@ -65,21 +64,18 @@ def gpu(
         device: auto, cpu, cuda, cuda:1, xpu, mps; auto selects the accelerator if there is one.
         quick: Rehearse all stages with small shapes and few repetitions; its times say nothing about speed.
         budget_s: Time limit for this call in seconds, at least 60. Stages that do not fit do not run.
-        stages: The stages to run, by default machine, correctness, layers, network, step, memory, training and resume.
     """
     if not 60 <= budget_s < float("inf"):
         raise ValueError(f"budget_s must be finite and >= 60, got {budget_s}")
     if out.exists() and not out.is_dir():
         raise ValueError(f"out must be a folder, got the file {out}")
-    if unknown := set(stages or ()) - set(Stage):
-        raise ValueError(f"stages must contain some of {', '.join(Stage)}, got {', '.join(sorted(unknown))}")
     out, settings = real_path(user_path(out)), {"device": device, "quick": quick}
     folder = out / ("rehearsal" if quick else "stages") / device
     command = pasteable([sys.executable, "-m", "yolo_lightning", *sys.argv[1:]])
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     code = 0
     try:
-        run_stages(folder, settings, [one for one in Stage if one in (stages or Stage)], budget_s)
+        run_stages(folder, settings, list(Stage), budget_s)
     except KeyboardInterrupt:
         code = INTERRUPTED
         print(f"benchmark: interrupted; run the other stages with: {command}", file=sys.stderr)

@@ -3,14 +3,14 @@
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from yolo_lightning.commands.benchmark.conv_variants import Variant, settings_of
-from yolo_lightning.commands.benchmark.findings import NOT_MEASURED, first_line, ms, table
+from yolo_lightning.commands.benchmark.findings import NOT_MEASURED, Findings, first_line, ms, table
 from yolo_lightning.commands.benchmark.section import Section, free_cached_memory
 
 Timer = Callable[[int], float]
@@ -100,9 +100,8 @@ def compare(section: Section, works: Mapping[Variant, Callable[[], Timer]], call
 
 
 def fastest(results: Sequence[Result], *implementations: str) -> Result | None:
-    """Return the fastest variant of the implementations without TF32, or None if none was measured."""
-    comparable = [one for one in results if one.samples_s and not one.variant.uses_tf32]
-    own = [one for one in comparable if one.variant.implementation in implementations]
+    """Return the fastest variant of the implementations, or None if none was measured."""
+    own = [one for one in results if one.samples_s and one.variant.implementation in implementations]
     return min(own, key=lambda one: one.median_s, default=None)
 
 
@@ -117,7 +116,7 @@ def ratio(result: Result | None, to: Result | None) -> float:
 
 
 def result_table(results: Sequence[Result], batch_size: int) -> list[str]:
-    """Return a Markdown table of times, rates and ratios to the fastest native and slow variants, and the failures."""
+    """Return a Markdown table of times, rates and ratios to the fastest native and slow variants."""
     references = [one for name in ("native", "slow") if (one := fastest(results, name)) is not None]
     headings = ["variant", "median ms", "range ms", "images/s", *(f"ratio to {one.variant}" for one in references)]
     rows = []
@@ -128,5 +127,15 @@ def result_table(results: Sequence[Result], batch_size: int) -> list[str]:
         cells = [ms(one.median_s), f"{ms(min(one.samples_s))} to {ms(max(one.samples_s))}"]
         rates = [f"{batch_size / one.median_s:.1f}", *(f"{ratio(one, to):.2f}" for to in references)]
         rows.append([one.variant.value, *cells, *rates])
-    failures = [f"- `{one.variant}` failed: {one.failure}" for one in results if one.failure]
-    return [*table(headings, rows), *([""] if failures else []), *failures]
+    return table(headings, rows)
+
+
+def record_failures(findings: Findings, results: Iterable[Result]) -> None:
+    """List the first error of each variant that failed; a variant of this package fails the section."""
+    failures: dict[Variant, str] = {}
+    for one in results:
+        if one.failure:
+            failures.setdefault(one.variant, one.failure)
+    findings.add(*(f"- `{variant}` failed: {failure}" for variant, failure in failures.items()))
+    ours = [f"{variant}: {failure}" for variant, failure in failures.items() if variant.implementation == "gemm"]
+    findings.fail(ours)

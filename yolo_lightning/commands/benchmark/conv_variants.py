@@ -25,12 +25,10 @@ class Variant(StrEnum):
     GEMM = "gemm"
     GEMM_KERNELS = "gemm-kernels"
     GEMM_AUTOTUNE = "gemm-autotune"
-    GEMM_TF32 = "gemm-tf32"
     GEMM_CHECKPOINTING = "gemm-checkpointing"
     SLOW = "slow"
     NATIVE_NHWC = "native-nhwc"
     NATIVE = "native"
-    NATIVE_TF32 = "native-tf32"
 
     @property
     def implementation(self) -> str:
@@ -42,11 +40,6 @@ class Variant(StrEnum):
         """The memory format of images, activations and weights."""
         nhwc = self.implementation == "gemm" or self is Variant.NATIVE_NHWC
         return torch.channels_last if nhwc else torch.contiguous_format
-
-    @property
-    def uses_tf32(self) -> bool:
-        """Whether NVIDIA GPUs may compute float32 products with TF32 inputs."""
-        return self in (Variant.NATIVE_TF32, Variant.GEMM_TF32)
 
     @property
     def uses_kernels(self) -> bool:
@@ -71,25 +64,20 @@ def convert(module: nn.Module, variant: Variant) -> None:
 
 
 def absent(device: torch.device) -> set[Variant]:
-    """Return the variants that a device does not have: TF32 is NVIDIA's, and the GPU kernels need CUDA or HIP."""
-    found: set[Variant] = set()
-    if device.type != "cuda" or torch.version.hip:
-        found |= {Variant.NATIVE_TF32, Variant.GEMM_TF32}
-    if device.type != "cuda":
-        found |= {Variant.GEMM_KERNELS, Variant.GEMM_AUTOTUNE}
-    return found if device.type in ("cuda", "cpu") else found | {Variant.SLOW}
+    """Return the variants that a device does not have; the GPU kernels need CUDA or HIP."""
+    kernels = {Variant.GEMM_KERNELS, Variant.GEMM_AUTOTUNE}
+    return {"cuda": set(), "cpu": kernels}.get(device.type, {*kernels, Variant.SLOW})
 
 
 @contextmanager
 def settings_of(variant: Variant, device: torch.device) -> Iterator[None]:
     """Set the global switches of a variant in the block, which must include the backward pass.
 
-    Disables the vendor library for `slow` and enables it for all others, allows TF32 for the variants that use it only,
-    and pauses the GPU kernels of this package, which all models of a process share, unless the variant uses them.
-    Raises `RuntimeError` if `GEMM_KERNELS` has run without kernels: its result would be that of another variant.
+    Disables the vendor library for `slow` and enables it for all others, and pauses the GPU kernels of this package,
+    which all models of a process share, unless the variant uses them. Raises `RuntimeError` if `GEMM_KERNELS` has run
+    without kernels: its result would be that of another variant.
     """
-    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-    before = cudnn.enabled, cudnn.allow_tf32, matmul.allow_tf32
+    cudnn, is_slow = torch.backends.cudnn, variant is Variant.SLOW
     with ExitStack() as stack:
         if not variant.uses_kernels:
             stack.enter_context(gpu_kernels_paused())
@@ -97,13 +85,10 @@ def settings_of(variant: Variant, device: torch.device) -> Iterator[None]:
             # The flag context also sets oneDNN's TF32, and torch warns that only Intel GPUs support it.
             stack.enter_context(warnings.catch_warnings())
             warnings.filterwarnings("ignore", "TF32 acceleration on top of oneDNN")
-            stack.enter_context(torch.backends.mkldnn.flags(enabled=variant is not Variant.SLOW))
-        try:
-            # Not cudnn.flags(): that context also sets the float32 precision of all CUDA libraries.
-            cudnn.enabled = variant is not Variant.SLOW
-            cudnn.allow_tf32 = matmul.allow_tf32 = variant.uses_tf32
-            yield
-        finally:
-            cudnn.enabled, cudnn.allow_tf32, matmul.allow_tf32 = before
+            stack.enter_context(torch.backends.mkldnn.flags(enabled=not is_slow))
+        # Not cudnn.flags(): that context also sets the float32 precision of all CUDA libraries.
+        stack.callback(setattr, cudnn, "enabled", cudnn.enabled)
+        cudnn.enabled = not is_slow
+        yield
     if variant is Variant.GEMM_KERNELS and not gpu_kernels_enabled():
         raise RuntimeError("the GPU kernels cannot be used on this device; a warning contains the reason")

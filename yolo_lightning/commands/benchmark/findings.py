@@ -48,14 +48,9 @@ class Findings:
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    """Return a Markdown table; columns after the first that contain numbers only are aligned to the right."""
+    """Return a Markdown table."""
     cells = [[str(cell).replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows]
-    numeric = [
-        bool(cells) and at > 0 and all(row[at] == NOT_MEASURED or row[at][:1].isdigit() for row in cells)
-        for at in range(len(headings))
-    ]
-    rule = ["---:" if right else "---" for right in numeric]
-    return [f"| {' | '.join(row)} |" for row in (list(headings), rule, *cells)]
+    return [f"| {' | '.join(row)} |" for row in (headings, ["---"] * len(headings), *cells)]
 
 
 def ms(seconds: float) -> str:

@@ -17,9 +17,9 @@ READING_AID = """\
 How to read this page: `gemm` is this package with the algorithms of its table, in channels_last. `gemm-kernels` adds
 its CUDA/HIP kernels, `gemm-autotune` measures the fastest algorithm of each layer, `gemm-checkpointing` recomputes
 activations. `native` is PyTorch (cuDNN, MIOpen or oneDNN), also in channels_last (`native-nhwc`) and with the vendor
-library disabled (`slow`). TF32 products are off except in the variants with `tf32` in their name. Times are medians
-over rounds in which all variants take turns; the range is the fastest and the slowest round. A ratio below 1 means:
-faster than the reference. `-` means: not measured."""
+library disabled (`slow`); on NVIDIA cards its float32 convolutions use TF32, PyTorch's default. Times are medians over
+rounds in which all variants take turns; the range is the fastest and the slowest round. A ratio below 1 means: faster
+than the reference. `-` means: not measured."""
 BACKEND, ALGORITHM = "model.convolution.backend", "model.convolution.algorithm"
 FORMAT = "model.convolution.memory_format"
 SETTINGS_OF = {

@@ -61,19 +61,16 @@ def resume(section: Section) -> None:
         if name == "killed":
             callbacks.append({"class_path": f"{__name__}.KillAtStep", "init_args": {"step": kill_at}})
         folder = parent / ("undisturbed" if name == "undisturbed" else "killed")
-        options = {
-            **{"seed_everything": 0, "supervision.enabled": False, "trainer.default_root_dir": str(folder)},
-            **{"trainer.accelerator": section.device.type, "trainer.enable_progress_bar": False},
-            **{"trainer.max_epochs": EPOCHS, "trainer.deterministic": "warn", "trainer.num_sanity_val_steps": 0},
-            **{"model.convolution.backend": "gemm", "model.convolution.algorithm": "table"},
-            **{"model.recipe.warmup_epochs": 1.0},
-            **{"data.root": str(root), "data.image_size": pixels, "data.batch_size": batch_size},
-            **{"data.loader.num_workers": workers, "trainer.callbacks": callbacks},
-            "trainer.devices": 1 if section.device.index is None else [section.device.index],
-        }
-        texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in options.items()}
-        words = [f"--{key}={text}" for key, text in texts.items()]
-        runs[name] = fit(*words, *(["--resume"] if name == "resumed" else []))
+        devices = 1 if section.device.index is None else [section.device.index]
+        words = f"""
+            --seed_everything=0 --supervision.enabled=false --trainer.accelerator={section.device.type}
+            --trainer.enable_progress_bar=false --trainer.max_epochs={EPOCHS} --trainer.deterministic=warn
+            --trainer.num_sanity_val_steps=0 --model.convolution.backend=gemm --model.convolution.algorithm=table
+            --model.recipe.warmup_epochs=1.0 --data.image_size={pixels} --data.batch_size={batch_size}
+            --data.loader.num_workers={workers} {"--resume" if name == "resumed" else ""}
+        """.split()
+        words += [f"--data.root={root}", f"--trainer.default_root_dir={folder}", f"--trainer.devices={devices}"]
+        runs[name] = fit(*words, f"--trainer.callbacks={json.dumps(callbacks)}")
         newest, _ = newest_checkpoint(folder / CHECKPOINTS)
         runs[name]["steps_saved"] = 0 if newest is None else steps_trained(newest)
         section.save(steps=steps, killed_before_step=kill_at, runs=runs)

@@ -1,7 +1,6 @@
 """Section `loader`: training samples per second, time to the first batch, and memory of the loader workers."""
 
 import itertools
-import pickle
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -54,9 +53,7 @@ def loader(
     check_range("repeats", repeats, ">= 1")
     for count in workers:
         check_range("workers", count, ">= 0")
-    findings, began_s = Findings(), time.perf_counter()
     data.setup("fit")
-    findings.measured["setup_s"] = time.perf_counter() - began_s
     datasets = training_datasets(data)
     makers = {name: sample_maker(dataset) for name, dataset in datasets.items()}
     # After as many samples, all image caches are full.
@@ -64,10 +61,7 @@ def loader(
     torch.set_num_threads(1)  # as in a loader worker
     cv2.setNumThreads(0)
     times = measure_speeds(makers, samples, repeats, warm_up)
-    dataset = next(iter(datasets.values()))
-    size = len(pickle.dumps(dataset))
-    findings.add(f"Data module set up in {findings.measured['setup_s']:.2f} s; pickled dataset: {size:,} bytes.")
-    findings.add("; ".join(f"{name}: {one.frames.describe_cache()}" for name, one in datasets.items()))
+    findings, dataset = Findings(), next(iter(datasets.values()))
     findings.add(f"{data.image_size} px, one core, median (slowest to fastest):")
     rows = []
     for name, own in times.items():
@@ -78,7 +72,7 @@ def loader(
     rows = [[str(count), f"{median(found):.2f} ({max(found):.2f})"] for count, found in starts.items()]
     findings.add(f"{data.loader.multiprocessing_context} workers, batch {data.batch_size}, median (longest):")
     findings.add(*table(["workers", "first batch s"], rows))
-    findings.measured |= {"pickled_bytes": size, "samples_s": times, "first_batch_s": starts}
+    findings.measured |= {"samples_s": times, "first_batch_s": starts}
     findings.finish(json)
 
 

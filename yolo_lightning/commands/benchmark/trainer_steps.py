@@ -79,15 +79,11 @@ class TrainerSteps:
 
 
 class StepClock(Callback):
-    """Times the steps from number `first` to before `last`; the host waits for the device only before and after."""
+    """Times the steps from number `first`, >= 1, to before `last`; the host waits for the device before and after."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device, self.seconds, self.first, self.last = device, 0.0, 0, 1
+        self.device, self.seconds, self.first, self.last = device, 0.0, 1, 2
         self._began_s = 0.0
-
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.first == 0:
-            self._began_s = self._now_s()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

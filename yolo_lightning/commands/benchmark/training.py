@@ -60,7 +60,6 @@ def _two_trainings(section: Section, variant: Variant, steps: int) -> dict[str, 
     """
     parts = (1, steps // 5, steps - steps // 5 - 1)
     losses, growth_bytes, weights, failure = [math.nan], 0, [], None
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     try:
         with settings_of(variant, section.device), warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*deterministic.*")
@@ -73,8 +72,6 @@ def _two_trainings(section: Section, variant: Variant, steps: int) -> dict[str, 
                 weights.append(work.module.graph.state_dict())
     except Exception as error:  # any error is a result
         failure = first_line(error)
-    finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
     equal = len(weights) == 2 and all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
     return {
         "failure": failure,
