@@ -11,7 +11,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from yolo_lightning.data.batch import Batch, Prediction, Target
 from yolo_lightning.evaluation.drawing import encode, original_frame, side_by_side
-from yolo_lightning.evaluation.gallery import FrameScore, SizeCounts, above, clip_of, frame_scores
+from yolo_lightning.evaluation.gallery import FrameScore, above, clip_of, frame_scores
 from yolo_lightning.utils.choices import check_range
 from yolo_lightning.utils.files import replacing, write_json
 from yolo_lightning.utils.loop_position import is_last_epoch
@@ -41,8 +41,6 @@ class FrameGallery(Callback):
 
     Of each clip of LTDv2, at most one frame is among the best and one among the worst.
 
-    The index file also contains the number of boxes of all frames by size.
-
     Frames are taken from the validation of the last epoch of `fit`, from `validate` and from `test`. The score of a
     frame is F1 at IoU 0.5 over all classes, of the detections with a score of at least `score_threshold`; frames with
     neither objects nor such detections are skipped. At most `best + worst` frames are kept in memory. With several
@@ -61,11 +59,10 @@ class FrameGallery(Callback):
         self.best, self.worst, self.score_threshold = best, worst, score_threshold
         self._best: list[Kept] = []
         self._worst: list[Kept] = []
-        self._sizes = SizeCounts()
         self._file = OptionalFile()
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._best, self._worst, self._sizes = [], [], SizeCounts()
+        self._best, self._worst = [], []
 
     def on_validation_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Batch, *_: Any
@@ -77,7 +74,6 @@ class FrameGallery(Callback):
         scores = frame_scores(found, outputs["targets"], classes)
         frames = zip(batch.readable_positions(), found, outputs["targets"], scores, strict=True)
         for position, prediction, target, score in frames:
-            self._sizes.add(prediction, target)
             if score is not None:
                 self._consider(score, batch, position, prediction, target)
 
@@ -127,7 +123,7 @@ class FrameGallery(Callback):
                     temporary.write_bytes(encode(side_by_side(one.frame, one.target, one.prediction)))
                 listed.append({"group": group, "file": path.name, **asdict(one.score)})
         content = {"stage": stage, "score_threshold": self.score_threshold, "class_names": class_names}
-        write_json(index, content | {"frames": listed, "sizes": self._sizes.as_json()})
+        write_json(index, content | {"frames": listed})
 
 
 def _is_used(trainer: Trainer) -> bool:

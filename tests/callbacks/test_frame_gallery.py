@@ -11,7 +11,7 @@ from tests.callbacks.tiny_training import loader, tiny_trainer
 from yolo_lightning.callbacks import FrameGallery
 from yolo_lightning.data.batch import Prediction, Target
 from yolo_lightning.evaluation.drawing import GAP, enlargement, side_by_side
-from yolo_lightning.evaluation.gallery import SIZE_EDGES, SizeCounts, above, frame_scores
+from yolo_lightning.evaluation.gallery import above, frame_scores
 from yolo_lightning.utils.run_files import FRAMES
 
 
@@ -70,7 +70,6 @@ def test_best_and_worst_frames_are_listed_and_drawn(tmp_path: Path, stage: str) 
 def test_frames_with_nothing_in_them_count_neither_way(tmp_path: Path) -> None:
     content = run(tmp_path, FrameGallery(), empty(0), right(1), empty(2))
     assert [one["image_id"] for one in content["frames"]] == ["id-1"]
-    assert content["sizes"]["frames"] == 3
 
 
 def test_one_frame_of_a_clip_is_shown_in_each_group(tmp_path: Path) -> None:
@@ -178,21 +177,6 @@ def test_frames_of_a_batch_are_scored_apart() -> None:
         for a, b in zip(counted, truth, strict=True)
     ]
     assert [one and one.image_id for one in frame_scores(counted, truth, 2)] == ["id-0", None, "id-2", "id-3"]
-
-
-def test_sizes_are_counted_between_the_edges() -> None:
-    counts = SizeCounts()
-    boxes = [[0.0, 0.0, 16.0, 16.0], [0.0, 0.0, 15.9, 15.9], [0.0, 0.0, 5000.0, 5000.0], [3.0, 3.0, 3.0, 3.0]]
-    counts.add(prediction("a", [], ()), target("a", boxes))
-    content = counts.as_json()
-    at = SIZE_EDGES.index(16.0)
-    assert {edge: number for edge, number in enumerate(content["objects"]) if number} == {
-        0: 1,
-        at - 1: 1,
-        at: 1,
-        len(SIZE_EDGES) - 1: 1,
-    }
-    assert sum(content["detections"]) == 0
 
 
 @pytest.mark.parametrize("options", [{"best": 0, "worst": 0}, {"best": -1}, {"score_threshold": 1.5}])

@@ -98,11 +98,9 @@ def write_results(file: str | None, content: Any) -> None:
     """Write the file of an option `json`, unless it is None; `content` has no NaN (see `finite`)."""
     if file is None:
         return
-    try:
+    with writing(Path(file)):
         Path(file).parent.mkdir(parents=True, exist_ok=True)
         write_json(Path(file), content, allow_nan=False)
-    except OSError as error:
-        raise ValueError(f"Could not write {file}: {error.strerror}. Choose another --json.") from error
 
 
 def finite(value: float | None) -> float | None:

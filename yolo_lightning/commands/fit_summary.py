@@ -12,6 +12,7 @@ from rich.console import Console
 
 from yolo_lightning.checkpoints.checkpoint_file import read_checksum
 from yolo_lightning.commands.console import count_text
+from yolo_lightning.commands.report.command import write_report
 from yolo_lightning.evaluation.drift import DriftScores
 from yolo_lightning.evaluation.score_table import class_table
 from yolo_lightning.evaluation.ultralytics_metrics import UltralyticsScores
@@ -106,16 +107,6 @@ def write_pt(checkpoint: Path, path: Path) -> None:
     from yolo_lightning.model.network_settings import read_settings
 
     write_ultralytics_file(plain_network(checkpoint), path, read_settings(checkpoint))
-
-
-def write_report(run: Path, path: Path) -> None:
-    from yolo_lightning.commands.report.page import render
-    from yolo_lightning.commands.report.read_report import read_contents
-    from yolo_lightning.utils.files import replacing
-
-    page = render(read_contents(run))
-    with replacing(path) as temporary:
-        temporary.write_text(page, encoding="utf-8")
 
 
 def _finish_line(trainer: Trainer, best: Path) -> str:

@@ -1,19 +1,13 @@
-"""Scores of single frames, and counts of box sizes, for the frame gallery."""
+"""Scores of single frames for the frame gallery."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from yolo_lightning.data.batch import Prediction, Target
 from yolo_lightning.data.formats.image_ids import ID_DIGITS
 from yolo_lightning.evaluation.matching import match
-
-SIZE_EDGES = (0.0, *(round(2.0 ** (half / 2), 1) for half in range(2, 21)))
-"""Lower edges of the size bins in pixels: two bins per factor of two, 2 to 1024; the last bin has no upper edge."""
-
 
 CLIP_DIGITS = 11  # of an id of LTDv2: YYYYMM, clip (3), DD; the time of day follows
 
@@ -66,27 +60,3 @@ def frame_scores(predictions: Sequence[Prediction], targets: Sequence[Target], c
         else None
         for target, found, annotated, detected in numbers
     ]
-
-
-class SizeCounts:
-    """Numbers of boxes per size; the size of a box is the square root of its area in pixels of the frame."""
-
-    def __init__(self) -> None:
-        self.frames = 0
-        self._counts = np.zeros((2, len(SIZE_EDGES)), np.int64)
-
-    def add(self, prediction: Prediction, target: Target) -> None:
-        self.frames += 1
-        self._counts += by_size(target.boxes), by_size(prediction.boxes)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the number of frames, the lower edges of the bins and the counts per bin."""
-        objects, detections = self._counts.tolist()
-        return {"frames": self.frames, "edges_px": list(SIZE_EDGES), "objects": objects, "detections": detections}
-
-
-def by_size(boxes: Tensor) -> Any:
-    """Return the number of `(N, 4)` xyxy boxes in each bin, `(B,)` int64."""
-    sides = (boxes[:, 2:] - boxes[:, :2]).clamp(min=0).double().cpu().numpy()
-    sizes = np.sqrt(sides[:, 0] * sides[:, 1])
-    return np.bincount(np.searchsorted(SIZE_EDGES, sizes, side="right") - 1, minlength=len(SIZE_EDGES))

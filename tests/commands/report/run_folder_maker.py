@@ -81,13 +81,11 @@ def make_gallery(folder: Path, class_names: Sequence[str], image_id: str) -> Non
     folder.mkdir(parents=True)
     (folder / "val-worst-1.jpg").write_bytes(jpeg())
     frame = {"group": "worst", "file": "val-worst-1.jpg", "image_id": image_id, "score": 0.25}
-    sizes = {"frames": 3, "edges_px": [0, 8, 16, 32], "objects": [0, 3, 2, 0], "detections": [0, 1, 4, 0]}
     content = {
         "stage": "val",
         "score_threshold": 0.25,
         "class_names": list(class_names),
         "frames": [frame | {"objects": 4, "misses": 3, "false_alarms": 3}],
-        "sizes": sizes,
     }
     (folder / "val.json").write_text(json.dumps(content))
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from yolo_lightning.commands.console import writing
 from yolo_lightning.commands.report.page import render
 from yolo_lightning.commands.report.read_report import read_contents
 from yolo_lightning.utils.files import replacing
@@ -17,12 +18,15 @@ def report(run: Path, *, output: Path | None = None) -> None:
         run: Run folder.
         output: HTML file to write; null for `report.html` in the run folder.
     """
-    page = render(read_contents(run))
     path = run / REPORT if output is None else output
-    try:
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as temporary:
-            temporary.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise ValueError(f"Could not write {path}: {error.strerror}. Choose another --output.") from error
-    print(f"{path} ({len(page.encode()) / 1e6:.1f} MB)")
+        write_report(run, path)
+    print(f"{path} ({path.stat().st_size / 1e6:.1f} MB)")
+
+
+def write_report(run: Path, path: Path) -> None:
+    """Write the report of a run folder to a file."""
+    page = render(read_contents(run))
+    with replacing(path) as temporary:
+        temporary.write_text(page, encoding="utf-8")

@@ -1,10 +1,8 @@
 """Figures of the report as SVG elements in the colours of the page, light or dark."""
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from io import StringIO
 from typing import Literal
 
@@ -12,18 +10,10 @@ import numpy as np
 from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
-from matplotlib.dates import date2num
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
-from yolo_lightning.commands.report.axes import (
-    logarithmic_ticks,
-    plain_ticks,
-    show_clock,
-    show_scores,
-)
-from yolo_lightning.commands.report.metrics_curves import Metrics, Series
-from yolo_lightning.commands.report.read_report import Contents, Gallery
+from yolo_lightning.commands.report.metrics_curves import Floats, Metrics, Series
 from yolo_lightning.evaluation.average_precision import AT_50
 from yolo_lightning.evaluation.class_colours import class_colour, class_line_style
 from yolo_lightning.evaluation.drift import CHALLENGE_MONTHS, month_name
@@ -73,6 +63,7 @@ STYLE = {
 }
 """Call all functions of this file inside `rc_context(STYLE)`."""
 
+FINE_RATIO = 300.0  # of the ends of a logarithmic axis, up to which it has ticks at 1, 2 and 5 times the powers of 10
 LEAST_LOGARITHMIC = 10.0  # ratio of the highest to the lowest value of a logarithmic axis
 MAX_POINTS = 400  # points of a line; longer curves are averaged
 
@@ -181,6 +172,27 @@ def _scale_vertically(axes: Axes, lines: Sequence[CurveLine], scale: Scale) -> N
         axes.set_ylim(bottom=0.0)
 
 
+def plain_ticks(axes: Axes) -> None:
+    """Write the values at the ticks of a linear vertical axis in full, without a common factor or offset above."""
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+
+
+def logarithmic_ticks(axes: Axes) -> None:
+    """Write the values at the ticks of a logarithmic vertical axis in full: powers of 10, on short axes 1, 2 and 5."""
+    low, high = axes.get_ylim()
+    subs = (1.0, 2.0, 5.0) if high <= low * FINE_RATIO else (1.0,)
+    axes.yaxis.set_major_locator(LogLocator(subs=subs, numticks=6))
+    axes.yaxis.set_minor_locator(NullLocator())
+    plain_ticks(axes)
+
+
+def show_scores(axes: Axes, values: Sequence[float] | Floats) -> None:
+    """Set a vertical axis for scores: from 0, or from below a negative balanced score, to a positive value."""
+    lowest, highest = float(np.min(values)), float(np.max(values))
+    axes.set_ylim(min(0.0, 1.1 * lowest), max(0.1, 1.1 * highest))  # scores of 0 have an axis too
+    plain_ticks(axes)
+
+
 def _draw_line(axes: Axes, line: CurveLine) -> None:
     """Plot a line; of more than `MAX_POINTS` points, the mean of neighbours in the band of their extremes."""
     steps, values = line.series.steps, line.series.values
@@ -192,28 +204,6 @@ def _draw_line(axes: Axes, line: CurveLine) -> None:
         axes.fill_between(steps, low, high, color=line.colour, alpha=0.15, linewidth=0)
     width = 0.8 if ":" in line.style else 1.4
     axes.plot(steps, values, line.style, color=line.colour, markersize=4, linewidth=width, label=line.label)
-
-
-def timeline_figure(contents: Contents) -> str | None:
-    """Plot starts, incidents and checkpoints over the wall-clock time; None if there are none."""
-    rows = [
-        ("checkpoints", [contents.read_s - one.age_s for one in contents.checkpoints], "o", COLOURS[2]),
-        ("incidents", [one.time_s for one in contents.incidents], "X", ALARM),
-        ("starts", contents.starts_s, ">", COLOURS[0]),
-    ]
-    rows = [row for row in rows if row[1]]
-    if not rows:
-        return None
-    figure, axes = _one_plot(0.8 + 0.3 * len(rows))
-    for height, (name, times_s, marker, colour) in enumerate(rows):
-        moments = [float(date2num(datetime.fromtimestamp(time_s))) for time_s in times_s]
-        axes.plot(moments, [height] * len(moments), marker, color=colour, markersize=8, markeredgecolor=PAPER)
-        for number, moment in enumerate(moments if name == "incidents" else (), 1):
-            axes.text(moment, height, f"  {number}", color=ALARM, va="bottom")
-    axes.set_yticks(range(len(rows)), [row[0] for row in rows])
-    axes.set_ylim(-0.6, len(rows) - 0.4)
-    show_clock(axes, [time_s for _, times_s, _, _ in rows for time_s in times_s])
-    return _as_svg(figure, "timeline", "starts, incidents and checkpoints over time")
 
 
 def month_figure(stage: str, months: Mapping[str, float], overall: float | None) -> str | None:
@@ -258,27 +248,6 @@ def class_curves_figure(stage: str, record: EvaluationRecord) -> str | None:
     axes.plot(GRID, scores.precision_by_recall.mean(axis=0), color=INK, linewidth=2.8, label=f"all {at_50.mean():.3f}")
     figure.legend(loc="outside right upper", title="Ultralytics' mAP50")
     return _as_svg(figure, f"{stage}-precision-recall", "precision over recall of each class at IoU 0.5")
-
-
-def size_figure(stage: str, gallery: Gallery) -> str | None:
-    """Plot the numbers of annotated and detected boxes per size; None without boxes."""
-    counts = np.array([gallery.sizes.objects, gallery.sizes.detections])
-    filled = np.flatnonzero(counts.sum(axis=0))
-    if not len(filled):
-        return None
-    shown = slice(int(filled[0]), int(filled[-1]) + 1)
-    figure, axes = _one_plot()
-    places = np.arange(shown.stop - shown.start)
-    for number, name in enumerate(("annotated", f"detected, score >= {gallery.score_threshold:g}")):
-        axes.bar(places + 0.4 * number - 0.2, counts[number, shown], width=0.4, color=COLOURS[number], label=name)
-    edges = [*gallery.sizes.edges_px, math.inf][shown.start : shown.stop + 1]
-    names = ["more" if math.isinf(edge) else f"{edge:g}" if edge < 10 else f"{edge:.0f}" for edge in edges]
-    every = 1 if len(edges) <= 12 else 2
-    axes.set_xticks(np.arange(0, len(edges), every) - 0.5, names[::every])
-    axes.set(xlabel="square root of a box's area, frame pixels", ylabel="boxes")
-    axes.grid(visible=False, axis="x")
-    figure.legend(loc="outside lower center", ncols=2)
-    return _as_svg(figure, f"{stage}-sizes", "sizes of annotated and detected boxes")
 
 
 def _one_plot(height_inches: float = 2.9) -> tuple[Figure, Axes]:

@@ -99,7 +99,7 @@ def training(contents: Contents) -> str:
 
 def _split_section(evaluation: Evaluation) -> str:
     """Return scores, figures and frames of one split."""
-    stage, scores, record, gallery = evaluation.stage, evaluation.scores, evaluation.record, evaluation.gallery
+    stage, scores, record = evaluation.stage, evaluation.scores, evaluation.record
     months = {
         match[1]: value
         for name, value in scores.items()
@@ -109,18 +109,14 @@ def _split_section(evaluation: Evaluation) -> str:
     if months:
         monthly = figures.month_figure(stage, months, scores.get("map_50"))
         by_month = figure("mAP50 by month", monthly, f"only {next(iter(months))} has a score.")
-    curves = confusion = sizes = None
+    curves = confusion = None
     if record is not None:
         curves = figures.class_curves_figure(stage, record)
         confusion = _confusion_table(record.class_names, record.ultralytics.confusion())
-    if gallery is not None:
-        sizes = figures.size_figure(stage, gallery)
     no_curves = NO_RECORD if record is None else "there are no annotated objects."
-    no_sizes = "not stored." if gallery is None else "there are neither objects nor detections."
     charts = grid(
         by_month,
         figure("Precision and recall at IoU 0.5", curves, no_curves),
-        figure("Sizes of objects and detections", sizes, no_sizes),
         figure(f"Confusion matrix, detections with a score > {CONFUSION_SCORE_THRESHOLD:g}", confusion, NO_RECORD),
     )
     rows = [] if record is None else oracles(record.matches, record.class_names)
@@ -147,40 +143,32 @@ def _score_section(evaluation: Evaluation) -> str:
     months = sorted(match[1] for name in scores if (match := MONTH_SCORE.fullmatch(name)))
     classes = [name.removeprefix("map_50/") for name in scores if CLASS_SCORE.match(name)]
     others = scores_text(scores, _challenge_scores(evaluation)) if drift is None else drift_summary(drift)
-    rows = _month_table(evaluation, months, classes) if months else class_table(evaluation, classes)
+    rows = _score_table(evaluation, months, classes)
     return weights + rows + "".join(note(line) for line in others.splitlines())
 
 
-def _month_table(evaluation: Evaluation, months: Sequence[str], classes: Sequence[str]) -> str:
-    """Return a table with a row for all frames and each month, and columns of scores and of each class."""
-    scores, drift = evaluation.scores, evaluation.drift
-    parts = {} if drift is None else {"all": drift.overall} | {month_name(m): p for m, p in drift.monthly.items()}
-    rows = []
-    for row in ("all", *months):
-        of_month = "" if row == "all" else f"/{row}"
-        names = (f"map_50{of_month}", f"map{of_month}", *(f"map_50{of_month}/{name}" for name in classes))
-        counts = [f"{parts[row].frames:,}", f"{parts[row].annotated.sum():,}"] if row in parts else []
-        rows.append([row, *counts, *(score_text(scores.get(name), MISSING) for name in names)])
-    counted = ("frames", "objects") if parts else ()
-    of_classes = note("Columns of classes: mAP50.") if classes else ""
-    return table(["month", *counted, *SCORE_COLUMNS, *classes], rows) + of_classes
-
-
-def class_table(evaluation: Evaluation, classes: Sequence[str]) -> str:
-    """Return a table with a row for all classes and each class, and columns of scores."""
+def _score_table(evaluation: Evaluation, months: Sequence[str], classes: Sequence[str]) -> str:
+    """Return a table with a row for all frames and each month; without months, with a row for each class."""
     scores, record, drift = evaluation.scores, evaluation.record, evaluation.drift
-    objects = {}
-    if record is not None and drift is not None:
-        annotated = dict(zip(record.class_names, drift.overall.annotated.tolist(), strict=True))
-        objects = {"all": sum(annotated.values())} | annotated
+    counts: dict[str, list[str]] = {}
+    if drift is not None and record is not None:
+        parts = {"all": drift.overall} | {month_name(month): part for month, part in drift.monthly.items()}
+        counts = {name: [f"{part.frames:,}", f"{part.annotated.sum():,}"] for name, part in parts.items()}
+        if not months:
+            counts = {"all": counts["all"][1:]}
+            counts |= {
+                name: [f"{objects:,}"]
+                for name, objects in zip(record.class_names, drift.overall.annotated.tolist(), strict=True)
+            }
+    kind, further = ("month", classes) if months else ("class", ())
+    counted = ("frames", "objects") if months else ("objects",)
     rows = []
-    for row in ("all", *classes):
-        of_class = "" if row == "all" else f"/{row}"
-        counts = [f"{objects[row]:,}"] if row in objects else []
-        rows.append(
-            [row, *counts, *(score_text(scores.get(f"{name}{of_class}"), MISSING) for name in ("map_50", "map"))]
-        )
-    return table(["class", *(("objects",) if objects else ()), *SCORE_COLUMNS], rows)
+    for row in ("all", *(months or classes)):
+        part = "" if row == "all" else f"/{row}"
+        names = (f"map_50{part}", f"map{part}", *(f"map_50{part}/{name}" for name in further))
+        rows.append([row, *counts.get(row, []), *(score_text(scores.get(name), MISSING) for name in names)])
+    of_classes = note("Columns of classes: mAP50.") if further else ""
+    return table([kind, *(counted if counts else ()), *SCORE_COLUMNS, *further], rows) + of_classes
 
 
 def frame_gallery(evaluation: Evaluation) -> str:
@@ -213,9 +201,9 @@ def _frame_picture(frame: GalleryFrame, jpeg: bytes) -> str:
 def events(contents: Contents) -> str:
     items = "".join(map(_incident_item, contents.incidents))
     findings = "".join(f"<li>{escape(finding_line(one, contents.read_s))}</li>\n" for one in contents.findings)
+    starts = ", ".join(map(timestamp, contents.starts_s))
     return (
-        note(f"Starts of the training: {len(contents.starts_s) or 'none recorded'}.")
-        + figure("Timeline", figures.timeline_figure(contents), "no recorded times.")
+        note(f"Starts of the training: {starts or 'none recorded'}.")
         + (f"<ol>{items}</ol>\n" if items else note("No incidents."))
         + (f"<h3>Watches</h3><ul>{findings}</ul>\n" if findings else note("The watches have found nothing."))
     )

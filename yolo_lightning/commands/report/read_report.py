@@ -47,25 +47,12 @@ class GalleryFrame(msgspec.Struct, frozen=True):
     false_alarms: int
 
 
-class BoxSizes(msgspec.Struct, frozen=True):
-    """Numbers of annotated and detected boxes per size, the square root of the area in pixels of the frame."""
-
-    edges_px: tuple[float, ...]  # lower edge of each bin, ascending; the last bin has no upper edge
-    objects: tuple[int, ...]
-    detections: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        if not len(self.edges_px) == len(self.objects) == len(self.detections):
-            raise ValueError("edges_px, objects and detections must have the same length")
-
-
 class Gallery(msgspec.Struct, frozen=True):
     """The list of the best and worst frames of an evaluation, as `FrameGallery` writes it."""
 
     score_threshold: float  # minimum score of a detection that counts and is drawn, 0 to 1
     class_names: tuple[str, ...]
     frames: tuple[GalleryFrame, ...]
-    sizes: BoxSizes
 
 
 @dataclass(frozen=True, slots=True)

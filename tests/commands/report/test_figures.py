@@ -1,14 +1,8 @@
-from datetime import datetime
-
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from yolo_lightning.commands.report.axes import (
-    logarithmic_ticks,
-    show_clock,
-    show_scores,
-)
+from yolo_lightning.commands.report.figures import logarithmic_ticks, show_scores
 
 
 def drawn(axes: Axes) -> None:
@@ -35,18 +29,6 @@ def test_axis_of_scores_begins_at_0_and_ends_above(axes: Axes, scores: list[floa
 def test_axis_of_scores_shows_negative_balanced_scores(axes: Axes) -> None:
     show_scores(axes, [0.3, -0.2])
     assert axes.get_ylim()[0] < -0.2
-
-
-@pytest.mark.parametrize(
-    ("seconds", "days"),
-    [(0, "2026-11-22"), (7200, "2026-11-22 to 2026-11-23"), (2_000_000, "2026-11-22 to 2026-12-16")],
-)
-def test_timeline_has_a_few_ticks_and_names_its_days(axes: Axes, seconds: float, days: str) -> None:
-    start_s = datetime(2026, 11, 22, 23, 16, 40).timestamp()
-    show_clock(axes, [start_s, start_s + seconds])
-    drawn(axes)
-    assert 2 <= len(axes.get_xticklabels()) <= 8
-    assert axes.get_xlabel() == days
 
 
 @pytest.mark.parametrize("last", [1e-3, 1e-4, 1e-9])
