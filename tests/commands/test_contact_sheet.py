@@ -51,13 +51,10 @@ def test_picture_has_four_rows_of_samples(make: Make, tmp_path: Path) -> None:
     assert (np.ptp(picture.astype(int), axis=2) > 60).any()  # coloured boxes
 
 
-def test_neighbouring_frames_are_drawn_in_false_colour(
-    make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_neighbouring_frames_are_drawn_in_false_colour(make: Make, tmp_path: Path) -> None:
     output = tmp_path / "sheet.png"
     contact_sheet(data=make(neighbours=(-2, -1, 0, 1), augmentation=Augmentation(mosaic=0)), output=output, samples=1)
-    note = "false colour of data.input.neighbours [-2, -1, 0, 1]: red is the frame at -2, green 0, blue 1"
-    assert capsys.readouterr().out.splitlines()[-1] == note
+    assert output.is_file()
     frames = np.arange(2 * 3 * 5, dtype=np.uint8).reshape(2, 3, 5)
     assert np.array_equal(false_colour(frames), frames[..., [0, 2, 4]])
     assert np.array_equal(false_colour(frames[..., :2]), frames[..., [0, 1, 1]])
@@ -67,22 +64,18 @@ def test_neighbouring_frames_are_drawn_in_false_colour(
 def test_samples_are_those_of_the_training(make: Make, frames: LabelledFrames) -> None:
     data = make(augmentation=Augmentation(mosaic=0.3, photometric=1), seed=5)
     rows = list(sample_rows(data, frames, [0, 7], 3, epoch=2).values())
-    recorded, plain, mixed, repeated = ([shown.sample for shown in row] for row in rows)
+    recorded, plain, mixed, repeated = rows
     assert [sample.image_id for sample in plain] == [frames.index.image_id(index) for index in (0, 7)]
     assert not np.array_equal(plain[0].image, recorded[0].image)
     assert not np.array_equal(plain[0].image, mixed[0].image)
     assert {sample.image_id for sample in repeated} == {frames.index.image_id(3)}
     assert not np.array_equal(repeated[0].image, repeated[1].image)
     again = list(sample_rows(data, frames, [0, 7], 3, epoch=2).values())
-    assert all(
-        np.array_equal(a.sample.image, b.sample.image)
-        for x, y in zip(rows, again, strict=True)
-        for a, b in zip(x, y, strict=True)
-    )
-    assert not any(shown.pasted for row in rows for shown in row)
+    pairs = [pair for row, other in zip(rows, again, strict=True) for pair in zip(row, other, strict=True)]
+    assert all(np.array_equal(one.image, other.image) for one, other in pairs)
 
 
-def test_rows_of_box_paste_and_mixup_mark_pasted_objects(make: Make, frames: LabelledFrames) -> None:
+def test_box_paste_and_mixup_have_rows(make: Make, frames: LabelledFrames) -> None:
     augmentation = Augmentation(mixup=0.1, paste=BoxPaste(0.3, position="row"))
     rows = sample_rows(make(augmentation=augmentation), frames, [0, 4, 8], 0, epoch=0)
     assert [heading.split(" (")[0] for heading in rows] == [
@@ -93,21 +86,13 @@ def test_rows_of_box_paste_and_mixup_mark_pasted_objects(make: Make, frames: Lab
         "augmented, with mixup",
         "one frame in consecutive epochs, without mosaic",
     ]
-    pasted = [sum(len(shown.pasted) for shown in row) for row in rows.values()]
-    assert pasted[0] == pasted[1] == pasted[5] == 0
-    assert pasted[2] > 0
-    for shown in next(row for heading, row in rows.items() if "box paste" in heading):
-        assert shown.pasted == set(range(len(shown.sample.boxes) - len(shown.pasted), len(shown.sample.boxes)))
+    boxes = [sum(len(sample.boxes) for sample in row) for row in rows.values()]
+    assert boxes[2] > boxes[1]
 
 
 def coloured(cell: npt.NDArray[np.uint8]) -> int:
     """Return the number of pixels in the colour of the first class."""
     return int((cell == bgr(class_colour(0))).all(axis=2).sum())
-
-
-def test_boxes_of_pasted_objects_have_thick_lines() -> None:
-    thin, thick = (coloured(draw_sample(sample(1), pasted)) for pasted in (frozenset[int](), frozenset({0})))
-    assert thick > 2 * thin > 0
 
 
 def test_without_mosaic_there_is_no_row_of_mosaics(make: Make, frames: LabelledFrames) -> None:
@@ -131,7 +116,6 @@ def test_frames_are_spread_over_the_split(frames: LabelledFrames) -> None:
         ({"samples": 0}, "samples must be 1 to 16, got 0"),
         ({"samples": 17}, "samples must be 1 to 16, got 17"),
         ({"epoch": -1}, "epoch must be >= 0, got -1"),
-        ({"frame": 16}, "frame must be 0 to 15, got 16"),
         ({"output": Path("sheet.jpg")}, r"output must be a file name with the suffix \.png, got sheet\.jpg"),
     ],
 )

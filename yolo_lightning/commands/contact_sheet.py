@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -26,28 +25,20 @@ BLACK, WHITE = (0, 0, 0), (255, 255, 255)
 ALL_EPOCHS = 2**31  # Value of `mosaic_epochs` that enables mosaic in every epoch
 
 
-class Shown(NamedTuple):
-    """A sample in the picture."""
-
-    sample: Sample
-    pasted: frozenset[int] = frozenset()  # Positions of its boxes of pasted objects
-
-
 def contact_sheet(
     *,
     data: DetectionDataModule,
     output: Path = Path("contact_sheet.png"),
     samples: int = 8,
     epoch: int = 0,
-    frame: int | None = None,
 ) -> None:
     """Draw the inputs of the network: training samples after augmentation, with their boxes.
 
     The picture has four rows: frames without augmentation, the same frames augmented as in the last epochs (without
     mosaic, mixup and box paste), mosaics with the same frames, and one frame in several epochs. With
-    `data.augmentation.paste`, a further row shows frames with pasted objects, without mosaic, and boxes of pasted
-    objects have thick lines. With `data.augmentation.mixup`, a further row shows mixtures. The samples of the other
-    rows are identical to those of a training run with the same seed.
+    `data.augmentation.paste`, a further row shows frames with pasted objects, without mosaic. With
+    `data.augmentation.mixup`, a further row shows mixtures. The samples of the other rows are identical to those of a
+    training run with the same seed.
     With `data.input.neighbours`, the first, middle and last of the frames are drawn in false colour, as red, green and
     blue.
 
@@ -56,7 +47,6 @@ def contact_sheet(
         output: PNG file to write.
         samples: Samples per row, 1 to 16.
         epoch: Epoch of the samples.
-        frame: Position in the training split of the frame in the last row; null selects a frame with many boxes.
 
     Raises:
         ValueError: If an option is out of range, or the data cannot be used.
@@ -68,27 +58,11 @@ def contact_sheet(
     if output.suffix.lower() != ".png":
         raise ValueError(f"output must be a file name with the suffix .png, got {output}")
     frames = data.open("train")
-    if frame is not None and not 0 <= frame < len(frames):
-        raise ValueError(f"frame must be 0 to {len(frames) - 1}, got {frame}")
     chosen = spread_frames(frames, samples)
-    shown = _busiest(frames, chosen) if frame is None else frame
-    rows = sample_rows(data, frames, chosen, shown, epoch)
-    note = _neighbours_note(data.input.offsets)
-    draw_rows(rows, data.class_names, output, note, has_pasted=data.augmentation.paste.probability > 0)
+    shown = _busiest(frames, chosen)
+    draw_rows(sample_rows(data, frames, chosen, shown, epoch), data.class_names, output)
     last = frames.index.file_name(shown)
     print(f"{output}: {len(chosen)} of {len(frames):,} training frames; the last row shows {last}")
-    if note:
-        print(note)
-
-
-def _neighbours_note(offsets: Sequence[int]) -> str:
-    """Return which frames are drawn as red, green and blue; empty without neighbours."""
-    if not offsets:
-        return ""
-    red, green, blue = (offsets[place] for place in (0, len(offsets) // 2, -1))
-    return (
-        f"false colour of data.input.neighbours {list(offsets)}: red is the frame at {red}, green {green}, blue {blue}"
-    )
 
 
 def spread_frames(frames: LabelledFrames, count: int) -> list[int]:
@@ -107,21 +81,19 @@ def _busiest(frames: LabelledFrames, indices: Sequence[int]) -> int:
 
 def sample_rows(
     data: DetectionDataModule, frames: LabelledFrames, chosen: Sequence[int], shown: int, epoch: int
-) -> dict[str, list[Shown]]:
+) -> dict[str, list[Sample]]:
     size, augmentation = data.image_size, data.augmentation
     recorded = EvaluationDataset(frames, size)
     plain = TrainingDataset(frames, size, augmentation, 0, data.seed)
 
-    def mixed(**changed: float | BoxPaste) -> list[Shown]:
-        """Return the chosen samples as in the first epochs, with changed settings and marked pasted objects."""
+    def mixed(**changed: float | BoxPaste) -> list[Sample]:
+        """Return the chosen samples as in the first epochs, with changed settings."""
         settings = replace(augmentation, **changed)  # type: ignore[arg-type]
-        without = replace(settings, paste=replace(settings.paste, probability=0.0))
-        datasets = [TrainingDataset(frames, size, each, ALL_EPOCHS, data.seed) for each in (settings, without)]
-        pairs = [[dataset[epoch, index] for dataset in datasets] for index in chosen]
-        return [Shown(sample, _added_boxes(sample, other)) for sample, other in pairs]
+        dataset = TrainingDataset(frames, size, settings, ALL_EPOCHS, data.seed)
+        return [dataset[epoch, index] for index in chosen]
 
-    rows = {"without augmentation": [Shown(recorded[index]) for index in chosen]}
-    rows["augmented, without mosaic"] = [Shown(plain[epoch, index]) for index in chosen]
+    rows = {"without augmentation": [recorded[index] for index in chosen]}
+    rows["augmented, without mosaic"] = [plain[epoch, index] for index in chosen]
     paste = augmentation.paste
     if paste.probability:
         heading = f"augmented, with box paste ({paste.probability:.0%} of the frames), without mosaic"
@@ -131,29 +103,20 @@ def sample_rows(
     if augmentation.mixup:
         rows[f"augmented, with mixup ({augmentation.mixup:.0%} of the samples)"] = mixed(mixup=1.0)
     heading = "one frame in consecutive epochs, without mosaic"
-    rows[heading] = [Shown(plain[epoch + k, shown]) for k in range(len(chosen))]
+    rows[heading] = [plain[epoch + k, shown] for k in range(len(chosen))]
     return rows
 
 
-def _added_boxes(sample: Sample, other: Sample) -> frozenset[int]:
-    """Return the positions of the boxes of `sample` that `other`, the same sample without box paste, lacks."""
-    present = set(map(tuple, other.boxes.tolist()))
-    return frozenset(place for place, box in enumerate(sample.boxes.tolist()) if tuple(box) not in present)
-
-
-def draw_rows(
-    rows: dict[str, list[Shown]], class_names: Sequence[str], path: Path, note: str = "", *, has_pasted: bool = False
-) -> None:
-    """Draw rows of samples with headings, a legend of the classes and a note into a PNG."""
+def draw_rows(rows: dict[str, list[Sample]], class_names: Sequence[str], path: Path) -> None:
+    """Draw rows of samples with headings and a legend of the classes into a PNG."""
     width = max(map(len, rows.values())) * (CELL_PX + GAP_PX)
     bands: list[Image] = []
     for heading, samples in rows.items():
-        cells = np.concatenate([draw_sample(*sample) for sample in samples], axis=1)
+        cells = np.concatenate([draw_sample(sample) for sample in samples], axis=1)
         cells = np.pad(cells, ((0, 0), (0, width - cells.shape[1]), (0, 0)), constant_values=255)
         bands += [_text_band([(heading, BLACK)], cells.shape[1]), cells]
     legend = [(name, bgr(class_colour(label))) for label, name in enumerate(class_names)]
-    legend += [("thick line: pasted object", BLACK)] if has_pasted else []
-    bands += [_text_band(words, bands[-1].shape[1]) for words in (legend, [(note, BLACK)]) if words[0][0]]
+    bands.append(_text_band(legend, bands[-1].shape[1]))
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
         temporary.write_bytes(cv2.imencode(".png", np.concatenate(bands))[1].tobytes())
@@ -175,14 +138,13 @@ def _text_band(words: Sequence[tuple[str, tuple[int, int, int]]], width: int) ->
     return band
 
 
-def draw_sample(sample: Sample, pasted: frozenset[int] = frozenset()) -> Image:
+def draw_sample(sample: Sample) -> Image:
     """Return one cell of the picture as BGR: a sample with its boxes, its id and its number of boxes."""
     height, width = sample.image.shape[:2]
     gain = CELL_PX / width
     shown = np.asarray(np.clip(sample.image, 0, 255), np.uint8)
     cell = resized(false_colour(shown), CELL_PX, max(1, round(height * gain)))
-    for place, (box, label) in enumerate(zip(sample.boxes * gain, sample.labels.tolist(), strict=True)):
-        cell = with_boxes(cell, box[None], [label], width=3 if place in pasted else 1)
+    cell = with_boxes(cell, sample.boxes * gain, sample.labels.tolist(), width=1)
     if not sample.readable:
         write(cell, "unreadable frame", CELL_PX // 3, len(cell) // 2, WHITE, TEXT_SCALE)
     text = f"{sample.image_id}, {len(sample.labels)} box{'' if len(sample.labels) == 1 else 'es'}"

@@ -14,7 +14,7 @@ from yolo_lightning.commands.contact_sheet import draw_rows
 from yolo_lightning.commands.doctor.command import show_findings
 from yolo_lightning.commands.doctor.machine_findings import Severity, worst
 from yolo_lightning.commands.prepare.dataset_check import check_dataset
-from yolo_lightning.commands.prepare.summary import monthly_counts, tables
+from yolo_lightning.commands.prepare.summary import tables
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.formats.choose_format import format_class, open_format
 from yolo_lightning.data.formats.dataset_format import DatasetFormat, DatasetSettings, JsonFormat
@@ -35,7 +35,7 @@ from yolo_lightning.data.storage.packing import (
     write_shard,
 )
 from yolo_lightning.data.storage.storage import STORE, EncodedStorage, StorageSettings
-from yolo_lightning.utils.exit_codes import ExitCode
+from yolo_lightning.utils.exit_codes import INTERRUPTED, ExitCode
 from yolo_lightning.utils.files import DISK_FULL, sole_writer
 from yolo_lightning.utils.host import available_cores
 from yolo_lightning.utils.paths import user_path
@@ -43,7 +43,6 @@ from yolo_lightning.utils.paths import user_path
 LOCK = "prepare.lock"
 SPARE_BYTES = 64 << 20  # Space that remains free for the index and for other writers on the same disk
 MOST_SHARDS = 500  # Every reader keeps every shard open, and 1024 open files are a usual limit
-INTERRUPTED = 130  # Exit code after Ctrl-C, as in shells
 
 
 def prepare(
@@ -104,7 +103,7 @@ def prepare(
     if summary:
         indexes = _existing_indexes(dataset, annotations)
         for name, index in indexes.items():
-            rich.print(f"{name}, {len(index):,} frames", *tables(monthly_counts(index)))
+            rich.print(f"{name}, {len(index):,} frames", *tables(index))
         if bits == 16 and "packed" in dataset.storages:
             names = [name for index in indexes.values() for name in index.file_names()]
             print(describe_values(names, open_original(dataset.root, source, limits)))

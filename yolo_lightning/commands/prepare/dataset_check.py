@@ -12,9 +12,9 @@ import torch
 from torchvision.ops import box_iou
 
 from yolo_lightning.commands.console import counter, name_some
-from yolo_lightning.commands.contact_sheet import Shown
 from yolo_lightning.commands.doctor.machine_findings import Finding, Severity
 from yolo_lightning.commands.prepare.summary import month_name
+from yolo_lightning.data.batch import Sample
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import EvaluationDataset
 from yolo_lightning.data.formats.image_ids import ID_DIGITS, number_at
@@ -46,7 +46,7 @@ class CheckedSplit:
     doubled: list[int]
 
 
-def check_dataset(data: DetectionDataModule) -> tuple[list[Finding], dict[str, list[Shown]]]:
+def check_dataset(data: DetectionDataModule) -> tuple[list[Finding], dict[str, list[Sample]]]:
     """Read all frames of a dataset; return the findings, and rows of suspicious frames for `draw_rows`.
 
     `test` is read if it differs from `valid`.
@@ -58,11 +58,11 @@ def check_dataset(data: DetectionDataModule) -> tuple[list[Finding], dict[str, l
     with counter("checked", sum(map(len, opened.values()))) as advance:
         checked = {split: _read(frames, advance) for split, frames in opened.items()}
     datasets = {split: EvaluationDataset(one.frames, data.image_size) for split, one in checked.items()}
-    rows: dict[str, list[Shown]] = {}
+    rows: dict[str, list[Sample]] = {}
 
     def show(heading: str, places: Sequence[tuple[Split, int]]) -> None:
         if places:
-            rows[heading] = [Shown(datasets[split][place]) for split, place in places[:SHOWN]]
+            rows[heading] = [datasets[split][place] for split, place in places[:SHOWN]]
 
     findings = [_of_files(checked)]
     for first, second in combinations(checked, 2):
