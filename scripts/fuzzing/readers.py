@@ -419,9 +419,9 @@ def run_files(folder: Path) -> Target:
             read_holder(run / "run.lock")
             read_checksum(run / "checkpoints/step-000000040.ckpt")
             state = read_run(run)
-            json.dumps(as_json(state, None))
+            json.dumps(as_json(state))
             console = Console(file=io.StringIO(), width=100)
-            console.print(screen(state, None))
+            console.print(screen(state))
             _check_text(console.file.getvalue())  # type: ignore[attr-defined]
             if name in ("metrics.csv", "environment.json", "test_scores.json"):
                 read_contents(run)

@@ -3,7 +3,7 @@
 import pytest
 
 from yolo_lightning.commands import console
-from yolo_lightning.commands.console import Lines, gigabytes, name_some
+from yolo_lightning.commands.console import DAY_S, HOUR_S, Lines, duration, gigabytes, name_some, rate, share
 
 
 def test_lines_come_at_intervals_and_at_the_end(
@@ -41,3 +41,25 @@ def test_long_lists_are_cut() -> None:
 
 def test_sizes_have_a_fitting_unit() -> None:
     assert [gigabytes(size) for size in (0, 67_108_864, 46_453_000_000)] == ["0.0 MB", "67.1 MB", "46.5 GB"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (-3, "0 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min 0 s"),
+        (250, "4 min 10 s"),
+        (HOUR_S - 0.4, "1 h 0 min"),
+        (2 * HOUR_S + 330, "2 h 5 min"),
+        (3 * DAY_S + 4 * HOUR_S, "3 d 4 h"),
+    ],
+)
+def test_duration_has_two_units(seconds: float, words: str) -> None:
+    assert duration(seconds) == words
+
+
+def test_shares_and_rates() -> None:
+    assert (share(None), share(0.254)) == ("?", "25 %")
+    assert (rate(0.4), rate(12.34)) == ("2.50 it/s", "12.3 s/it")
+    assert (rate(0.0), rate(-1.0)) == ("? it/s", "? it/s")  # of a damaged status file

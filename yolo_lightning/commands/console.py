@@ -1,4 +1,4 @@
-"""Output of the commands: progress (a bar in a terminal, lines in a log file), lists of names, sizes, JSON files."""
+"""Output of the commands: progress (a bar in a terminal, lines in a log file), names, sizes, times, JSON files."""
 
 import math
 import sys
@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from yolo_lightning.utils.files import write_json
 from yolo_lightning.utils.plain_text import one_line
 
+MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86400
 LINE_INTERVAL_S = 30.0
 LONGEST_NAME = 500  # characters of a name with its reason
 NAMED_FRAMES = 5
@@ -111,3 +112,31 @@ def finite(value: float | None) -> float | None:
 def gigabytes(size_bytes: int) -> str:
     """Return a size in GB, or in MB below 1 GB."""
     return f"{size_bytes / 1e9:.1f} GB" if size_bytes >= 1e9 else f"{size_bytes / 1e6:.1f} MB"
+
+
+def duration(seconds: float) -> str:
+    """Return a duration in its two largest units: `3 d 4 h`, `2 h 5 min`, `4 min 10 s`, `12 s`."""
+    whole = max(0, round(seconds))
+    for size_s, name, part_s, part_name in (
+        (DAY_S, "d", HOUR_S, "h"),
+        (HOUR_S, "h", MINUTE_S, "min"),
+        (MINUTE_S, "min", 1, "s"),
+    ):
+        if whole >= size_s:
+            return f"{whole // size_s} {name} {whole % size_s // part_s} {part_name}"
+    return f"{whole} s"
+
+
+def share(part: float | None) -> str:
+    """Return a share from 0 to 1 in percent."""
+    return "?" if part is None else f"{part:.0%}".replace("%", " %")
+
+
+def rate(step_s: float) -> str:
+    """Return the rate of steps that take `step_s` seconds: it/s, or s/it from 10 s on.
+
+    A damaged status file can contain 0 and negative numbers; their rate is unknown.
+    """
+    if step_s <= 0:
+        return "? it/s"
+    return f"{1 / step_s:.2f} it/s" if step_s < 10 else f"{step_s:.1f} s/it"

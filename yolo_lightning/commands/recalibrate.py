@@ -15,9 +15,8 @@ from yolo_lightning.checkpoints.averaging import OF_NETWORK
 from yolo_lightning.checkpoints.checkpoint_file import RECALIBRATED, remove_checkpoint, write_checkpoint
 from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN
 from yolo_lightning.checkpoints.torch_archive import load_checkpoint
-from yolo_lightning.commands.console import counter, finite, write_results, writing
+from yolo_lightning.commands.console import counter, duration, finite, write_results, writing
 from yolo_lightning.commands.halves import PARTS, Comparison
-from yolo_lightning.commands.monitor.wording import duration
 from yolo_lightning.commands.sweep.candidates import collect, in_first_half, suppressed
 from yolo_lightning.commands.sweep.command import checkpoint_file, data_options_of
 from yolo_lightning.commands.sweep.sweep_scores import Setting, SettingScores, score_setting

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from yolo_lightning.checkpoints import run_folder
 from yolo_lightning.checkpoints.checkpoint_file import checksum_path, newest_checkpoint
-from yolo_lightning.commands.monitor.wording import duration, share
+from yolo_lightning.commands.console import duration, share
 from yolo_lightning.commands.option_layers import given_options
 from yolo_lightning.supervision.incident import read_report
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts

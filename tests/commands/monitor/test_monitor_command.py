@@ -27,12 +27,12 @@ def test_state_is_printed_once_where_there_is_no_terminal(running: Path, capsys:
 
 
 def test_json_has_all_that_is_known(running: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["monitor", str(running), "--json", "--deadline", "2100-01-01"])
+    main(["monitor", str(running), "--json"])
     found = json.loads(capsys.readouterr().out)
     assert found["judgement"]["verdict"] == "running"
     assert (found["phase"], found["epoch"], found["step"], found["batch"]) == ("step", 2, 70, 10)
     assert found["machine"]["disk"]["total_bytes"] > 0
-    assert found["buffer_s"] is None  # no step has been timed yet
+    assert found["buffer_s"] is None
     assert all("disk" in flag or "memory" in flag for flag in found["red_flags"])
 
 
@@ -41,8 +41,6 @@ def test_json_has_all_that_is_known(running: Path, capsys: pytest.CaptureFixture
     [
         (["nowhere"], "nowhere does not exist"),
         (["."], "contains no run"),
-        ([".", "--deadline", "soon"], "--deadline must be YYYY-MM-DD or YYYY-MM-DDTHH:MM, got 'soon'"),
-        ([".", "--interval_s", "0"], "--interval_s must be >= 0.1, got 0.0"),
     ],
 )
 def test_mistake_is_named(

@@ -1,12 +1,8 @@
 from dataclasses import replace
-from datetime import datetime
-
-import pytest
 
 from tests.commands.monitor.known_states import STATUS
 from yolo_lightning.commands.monitor.run_state import Remaining, remaining
 from yolo_lightning.supervision.heartbeat import Phase
-from yolo_lightning.utils.moment import parse_moment
 
 
 def test_steps_and_validations_to_come_count() -> None:
@@ -47,16 +43,3 @@ def test_run_without_validation_is_known_at_once() -> None:
 def test_run_without_end_has_no_time_left() -> None:
     found = remaining(replace(STATUS, epochs=None), 1, 30, Phase.STEP)
     assert found == Remaining(45 * 0.5 + 10, None, 0)
-
-
-def test_deadline_is_a_date_or_a_moment() -> None:
-    assert parse_moment("--deadline", "2026-12-01").replace(tzinfo=None) == datetime(2026, 12, 1, 23, 59, 59)
-    assert parse_moment("--deadline", "2026-12-01T18:30").replace(tzinfo=None) == datetime(2026, 12, 1, 18, 30)
-    assert parse_moment("--deadline", "2026-12-01T18:30+00:00").timestamp() == 1796149800
-    assert parse_moment("--deadline", "2026-12-01").tzinfo is not None
-
-
-@pytest.mark.parametrize("text", ["tomorrow", "2026-13-01", ""])
-def test_deadline_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=f"--deadline must be YYYY-MM-DD or YYYY-MM-DDTHH:MM, got {text!r}"):
-        parse_moment("--deadline", text)

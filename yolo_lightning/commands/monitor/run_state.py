@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from yolo_lightning.commands.monitor.wording import duration, share
+from yolo_lightning.commands.console import duration, share
 from yolo_lightning.supervision.heartbeat import Heartbeat, NoHeartbeat, Phase
 from yolo_lightning.supervision.incident import IncidentReport
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts

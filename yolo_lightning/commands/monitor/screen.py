@@ -9,14 +9,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from yolo_lightning.commands.console import gigabytes
+from yolo_lightning.commands.console import duration, gigabytes, rate, share
 from yolo_lightning.commands.monitor.run_state import (
     ALIVE,
     RunState,
     RunVerdict,
     red_flags,
 )
-from yolo_lightning.commands.monitor.wording import duration, rate, share
 from yolo_lightning.supervision.incident import IncidentReport
 from yolo_lightning.supervision.run_status import Status
 from yolo_lightning.utils.moment import moment
@@ -38,12 +37,12 @@ MAIN_LOSS = "train/loss"
 Rows = Iterator[tuple[str, RenderableType]]  # label and content of each row
 
 
-def screen(state: RunState, deadline: datetime | None = None) -> RenderableType:
-    """Return the panel with all rows; `deadline` is the time at which the run must be finished."""
+def screen(state: RunState) -> RenderableType:
+    """Return the panel with all rows."""
     rows = Table.grid(padding=(0, 1), expand=True)
     rows.add_column(style="bold", width=7, no_wrap=True)
     rows.add_column(ratio=1)
-    for part in (_progress_rows(state), _time_rows(state, deadline), _score_rows(state.status), _machine_rows(state)):
+    for part in (_progress_rows(state), _time_rows(state), _score_rows(state.status), _machine_rows(state)):
         for label, content in part:
             rows.add_row(label, content)
     parts: list[RenderableType] = [_headline(state), rows]
@@ -105,12 +104,11 @@ def bar(done: int, total: int, text: str) -> RenderableType:
     return line
 
 
-def _time_rows(state: RunState, deadline: datetime | None) -> Rows:
-    """Yield speed, estimated time of arrival and deadline, by default the one that the run itself is planned for."""
+def _time_rows(state: RunState) -> Rows:
+    """Yield speed, estimated time of arrival and the deadline that the run is planned for."""
     status, verdict, left = state.status, state.judgement.verdict, state.remaining
     if status is None:
         return
-    deadline = deadline or planned_deadline(status)
     is_running = verdict is RunVerdict.RUNNING
     speed = []
     if status.step_s is not None:
@@ -132,9 +130,9 @@ def _time_rows(state: RunState, deadline: datetime | None) -> Rows:
         elif is_running:
             eta += f", done {moment(state.now_s + left.run_s, state.now_s)}"
     yield "ETA", Text(eta)
-    if deadline is not None:
-        text = Text(f"deadline {moment(deadline.timestamp(), state.now_s)}")
-        if (margin_s := buffer_s(state, deadline)) is not None:
+    if status.deadline_s is not None:
+        text = Text(f"deadline {moment(status.deadline_s, state.now_s)}")
+        if (margin_s := buffer_s(state)) is not None:
             words, style = ("to spare", "green") if margin_s >= 0 else ("too late", "bold red")
             text.append(": ").append(f"{duration(abs(margin_s))} {words}", style=style)
         if status.deadline_problem:
@@ -142,17 +140,14 @@ def _time_rows(state: RunState, deadline: datetime | None) -> Rows:
         yield "", text
 
 
-def planned_deadline(status: Status | None) -> datetime | None:
-    planned_s = None if status is None else status.deadline_s
-    return None if planned_s is None else datetime.fromtimestamp(planned_s).astimezone()
-
-
-def buffer_s(state: RunState, deadline: datetime) -> float | None:
-    """Return the seconds from the estimated end of the run to the deadline, negative if late; None if unknown."""
-    left = state.remaining
-    if left.run_s is None or left.unmeasured_validations or state.judgement.verdict not in ALIVE:
+def buffer_s(state: RunState) -> float | None:
+    """Return the seconds from the estimated end of the run to its deadline, negative if late; None if unknown."""
+    status, left = state.status, state.remaining
+    if status is None or status.deadline_s is None or left.run_s is None:
         return None
-    return deadline.timestamp() - state.now_s - left.run_s
+    if left.unmeasured_validations or state.judgement.verdict not in ALIVE:
+        return None
+    return status.deadline_s - state.now_s - left.run_s
 
 
 def _score_rows(status: Status | None) -> Rows:

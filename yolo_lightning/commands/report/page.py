@@ -13,9 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib import rc_context
 
-from yolo_lightning.commands.console import gigabytes
+from yolo_lightning.commands.console import duration, gigabytes
 from yolo_lightning.commands.monitor.run_state import finding_line
-from yolo_lightning.commands.monitor.wording import duration
 from yolo_lightning.commands.report import figures
 from yolo_lightning.commands.report.read_report import Contents, Evaluation, GalleryFrame
 from yolo_lightning.evaluation.class_colours import class_colour

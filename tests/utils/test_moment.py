@@ -1,0 +1,29 @@
+"""Moments as text, and deadlines that users write."""
+
+import time
+from datetime import datetime
+
+import pytest
+
+from yolo_lightning.utils.moment import moment, parse_moment
+
+
+def test_moment_of_another_day_has_its_date() -> None:
+    noon_s = time.mktime((2026, 11, 20, 12, 0, 0, 0, 0, -1))
+    assert moment(noon_s + 61, noon_s) == "12:01:01"
+    assert moment(noon_s - 2 * 3600, noon_s) == "10:00"
+    assert moment(noon_s + 2 * 86400, noon_s) == "Sun 22 Nov 12:00"
+    assert moment(noon_s + 60 * 86400, noon_s) == "19 Jan 2027 12:00"
+
+
+def test_deadline_is_a_date_or_a_moment() -> None:
+    assert parse_moment("--deadline", "2026-12-01").replace(tzinfo=None) == datetime(2026, 12, 1, 23, 59, 59)
+    assert parse_moment("--deadline", "2026-12-01T18:30").replace(tzinfo=None) == datetime(2026, 12, 1, 18, 30)
+    assert parse_moment("--deadline", "2026-12-01T18:30+00:00").timestamp() == 1796149800
+    assert parse_moment("--deadline", "2026-12-01").tzinfo is not None
+
+
+@pytest.mark.parametrize("text", ["tomorrow", "2026-13-01", ""])
+def test_deadline_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=f"--deadline must be YYYY-MM-DD or YYYY-MM-DDTHH:MM, got {text!r}"):
+        parse_moment("--deadline", text)
