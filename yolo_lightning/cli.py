@@ -421,3 +421,12 @@ def _hide_harmless_messages() -> None:
             logger.addHandler(CurrentStderr())
     for message in HARMLESS_WARNINGS:
         warnings.filterwarnings("ignore", message)
+    if not sys.warnoptions:  # a developer has not asked for them; a user cannot act on them
+        warnings.filterwarnings("ignore", category=DeprecationWarning)
+        warnings.filterwarnings("ignore", category=FutureWarning)
+    warnings.formatwarning = _warning_line
+
+
+def _warning_line(message: Warning | str, category: type, filename: str, lineno: int, line: str | None = None) -> str:
+    """Return a warning without the path and the line of source code, which mean nothing to a user of the commands."""
+    return f"warning: {redacted(printable(str(message)))}\n"

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -53,7 +52,7 @@ def union(key: str, value: str, *expected: str) -> str:
             "model.convolution.backend must be auto or gemm, got 'cudnn'.",
         ),
         ("unrecognized arguments: --epochs 3", "unknown key epochs. Did you mean trainer.max_epochs?"),
-        ("unrecognized arguments: --nonsense", "unknown key nonsense."),
+        ("unrecognized arguments: --nonsense", "unknown key nonsense; --help.full lists all keys."),
         (
             "argument subcommand: invalid choice: 'monitr' (choose from 'fit', 'test')",
             "unknown command monitr. Did you mean monitor? The commands are fit, test, monitor.",
@@ -176,16 +175,6 @@ def test_option_that_a_constructor_rejects_is_named_with_its_callback() -> None:
 
 def test_empty_configuration_file() -> None:
     assert short_message("Unexpected config: ", ()).endswith("got an empty file")
-
-
-def test_missing_configuration_file() -> None:
-    text = short_message("Parser key \"config\": File does not exist: 'none.yaml'", ())
-    assert text == "the file none.yaml of --config does not exist"
-
-
-def test_folder_as_configuration_file(tmp_path: Path) -> None:
-    text = short_message(f"Parser key \"config\": Path is not a file: '{tmp_path}'", ())
-    assert text == f"the file {tmp_path} of --config is a folder; pass a YAML file"
 
 
 def test_missing_positional_argument_is_named_as_in_the_help() -> None:

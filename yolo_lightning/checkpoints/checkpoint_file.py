@@ -13,6 +13,7 @@ from typing import Any
 from yolo_lightning.utils.files import flush, replacing, write_json
 from yolo_lightning.utils.json_record import read_record
 from yolo_lightning.utils.run_files import CHECKSUM_SUFFIX
+from yolo_lightning.utils.suggestions import missing
 
 STEP_NAME = re.compile(r"step-(\d+)\.ckpt")
 """File name of a step checkpoint; equals `run_files.STEP_CHECKPOINT`, as a test verifies."""
@@ -85,7 +86,7 @@ def find_damage(path: Path) -> str | None:
     torch.load detects a truncated file but not a changed byte.
     """
     if not path.is_file():
-        return "it is a folder, not a file" if path.is_dir() else "it does not exist"
+        return "it is a folder, not a file" if path.is_dir() else f"it {missing(path).rstrip('.')}"
     checksum = read_checksum(path)
     if checksum is None:
         from yolo_lightning.checkpoints.torch_archive import load_checkpoint

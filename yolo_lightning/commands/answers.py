@@ -10,6 +10,7 @@ import shlex
 import subprocess
 import sys
 import textwrap
+from argparse import _StoreTrueAction
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
@@ -21,11 +22,27 @@ from typing import Any, Literal, get_args, get_origin
 from zlib import crc32
 
 from yolo_lightning.commands import OF_RUN, OWN_OPTIONS, SUBCOMMANDS, TOOLS
-from yolo_lightning.commands.option_errors import SYNONYMS, fail, unknown_command, unknown_key, wrong_choice
-from yolo_lightning.commands.option_layers import HELP, TRUE, divided, named_values, separated
+from yolo_lightning.commands.option_errors import (
+    SYNONYMS,
+    fail,
+    nearest_key,
+    unknown_command,
+    unknown_key,
+    wrong_choice,
+)
+from yolo_lightning.commands.option_layers import (
+    HELP,
+    TRUE,
+    configuration_folder,
+    divided,
+    named_values,
+    separated,
+    stray_words,
+)
 from yolo_lightning.commands.ultralytics_words import TASKS, command_of, options_of, translated
 from yolo_lightning.utils.files import cache_folder, write_json
 from yolo_lightning.utils.json_record import read_json
+from yolo_lightning.utils.suggestions import did_you_mean, missing
 from yolo_lightning.utils.yaml_file import flatten, read_yaml
 
 PROGRAM = "python -m yolo_lightning"
@@ -52,6 +69,16 @@ SHOWN = (
     *("trainer.precision", "trainer.default_root_dir", "seed_everything"),
 )
 """Options in the short help of fit, validate, test and predict."""
+
+SINGLE_HYPHEN = re.compile(r"-([a-zA-Z]\w[\w.]*)(?:=|$)")
+KEYS_OF_FILES = {
+    ".yaml": "data.format",
+    ".yml": "data.format",
+    ".pt": "model.weights",
+    ".ckpt": "ckpt_path",
+    "folder": "data.root",
+}
+"""Options whose name users omit, by the suffix of the value."""
 
 Table = Mapping[str, Any]  # `stamp`; `help`, a text; `options`: choices of each option by name, None for a group
 
@@ -130,6 +157,9 @@ def check(words: Sequence[str], table: Table) -> None:
         raise SystemExit(0)
     options = table["options"]
     leaves = [key for key, choices in options.items() if choices is not None]
+    for short in (found[1] for word in words if (found := SINGLE_HYPHEN.match(word))):
+        if meant := short if accepts(options, short) else nearest_key(short, leaves):
+            fail(f"options begin with two hyphens, got -{short}. Did you mean --{meant}?")
     files, others = separated(words)
     for name, value in named_values(others):
         key = name if accepts(options, name) else name.replace("-", "_")
@@ -137,15 +167,28 @@ def check(words: Sequence[str], table: Table) -> None:
             theirs = options_of(name, value, leaves) if name in ("device", "patience", "amp", "half") else None
             if theirs:
                 fail(f"unknown key {name}. Did you mean {shlex.join(theirs)}?")
-            fail(unknown_key(name, leaves, value=value.removeprefix(TRUE), hyphens="--"))
+            value = "" if value.lower() in (TRUE, "false") else value  # of a switch; here it is a number or a name
+            fail(unknown_key(name, leaves, value=value, hyphens="--"))
+        if options.get(key) == [TRUE] and value != TRUE:
+            theirs = options_of(key, value, leaves)
+            fail(f"{key} takes no value, got {value!r}{did_you_mean([shlex.join(theirs)] if theirs else [])}")
         if name in ("data", "model") and options.get(key, ()) is None and _is_of_ultralytics(value):
             theirs = options_of(name, value, leaves) or []
             fail(f"{name} must be set by its keys, got {value!r}. Did you mean {shlex.join(theirs)}?")
         if (choices := options.get(key)) and value and value not in choices:
             fail(wrong_choice(key, value, choices))
+    if "trainer" in options and (stray := stray_words(others)):
+        kind = "folder" if Path(stray[0]).is_dir() else Path(stray[0]).suffix
+        meant = [f"--{KEYS_OF_FILES[kind]} {stray[0]}"] if kind in KEYS_OF_FILES else []
+        fail(f"{stray[0]!r} follows no option; write --key value, and a list as --key '[a, b]'{did_you_mean(meant)}")
     for path in (Path(word.removeprefix("--config=")) for word in files):
+        if str(path) in ("--config", "-c") or ":" in str(path):
+            continue  # the option, or a configuration as text
+        if path.is_dir():
+            fail(f"the file {path} of --config is a folder; pass a YAML file")
         if not path.is_file():
-            continue  # the option, the text of a configuration, or a missing file, which the parser reports
+            known = sorted(file.stem for file in configuration_folder().glob("*.yaml"))
+            fail(f"the file {path} of --config {missing(path, known)} The package has {', '.join(known)}.")
         try:
             content = read_yaml(path)
         except (OSError, ValueError) as error:
@@ -153,6 +196,8 @@ def check(words: Sequence[str], table: Table) -> None:
         if not isinstance(content, dict):
             got = "an empty file" if content is None else repr(content)
             fail(f"the file {path} of --config must contain keys and values, as 'data: {{root: PATH}}', got {got}")
+        if "names" in content and "data.format" in options:
+            fail(f"the file {path} of --config describes a dataset. Did you mean --config yolo --data.format {path}?")
         for key in flatten(content) if "trainer" in options else ():  # other commands read the section `data` only
             if not accepts(options, key):
                 fail(unknown_key(key, leaves, source=f" in {path}"))
@@ -175,10 +220,14 @@ def accepts(options: Mapping[str, Any], key: str) -> bool:
 
 
 def _options_of(parser: Any) -> dict[str, list[str] | None]:
-    """Return the accepted values of each option of a parser; none for all values, None for a group of options."""
+    """Return the accepted values of each option of a parser; none for all values, None for a group of options.
+
+    A switch, which takes no value, accepts `true`.
+    """
     known = {name.removeprefix("--"): one for one in parser._actions for name in one.option_strings}
     groups = {key for key in known if any(other.startswith(f"{key}.") and other != f"{key}.help" for other in known)}
-    return {key: None if key in groups else _choices_of(action) for key, action in known.items()}
+    switches = {key: [TRUE] for key, action in known.items() if isinstance(action, _StoreTrueAction)}
+    return {key: None if key in groups else _choices_of(action) for key, action in known.items()} | switches
 
 
 def _choices_of(action: Any) -> list[str]:

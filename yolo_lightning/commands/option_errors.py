@@ -5,7 +5,6 @@ import shlex
 import sys
 from collections.abc import Collection, Sequence
 from inspect import signature
-from pathlib import Path
 from typing import Any, NoReturn
 
 from yolo_lightning.commands import RENAMED
@@ -54,6 +53,8 @@ SYNONYMS = {
     "save_dir": ("output", "trainer.default_root_dir"),
     "seed": ("seed_everything",),
     "checkpoint": ("weights", "ckpt_path"),
+    "resume_from": ("ckpt_path",),
+    "resume_from_checkpoint": ("ckpt_path",),
     "conv": ("conv_backend",),
     "confidence": ("score_threshold",),
     "overlap": ("iou_threshold",),
@@ -97,7 +98,6 @@ WRONG_GROUP = re.compile(r"Parser key \"(?P<key>[^\"]+)\":\s+Unable to load conf
 SUBTYPES = re.compile(r"^\s*Subtypes: \[(?P<types>.+)\]$", re.MULTILINE)
 COMMA = re.compile(r", (?![^\[]*\])")  # outside of brackets
 CALLBACKS = "trainer.callbacks"
-NO_CONFIG_FILE = re.compile(r"Parser key \"config\": (?:File does not exist|Path is not a file): '?(?P<file>[^'\n]+)'?")
 MISSING_POSITIONAL = re.compile(r"the following arguments are required: (?P<names>[\w, ]+)$")
 NO_MAPPING = "Unexpected config:"
 UNKNOWN_COMMAND = re.compile(r"invalid choice: '(?P<typed>[^']+)' \(choose from (?P<known>.+)\)")
@@ -183,9 +183,6 @@ def short_message(message: str, keys: Collection[str], commands: Collection[str]
         meant = did_you_mean(similar(found["name"], [*own, *others]))
         listed = f"{', '.join(own)}, and those of lightning.pytorch.callbacks"
         return f"{CALLBACKS}: there is no callback {found['name']}{meant} The callbacks are {listed}."
-    if found := NO_CONFIG_FILE.search(message):
-        problem = "is a folder; pass a YAML file" if Path(found["file"]).is_dir() else "does not exist"
-        return f"the file {found['file']} of --config {problem}"
     if found := MISSING_POSITIONAL.search(message):
         return f"{found['names'].upper()} is missing; see --help for the order of the arguments"
     if (found := WRONG_VALUE.search(message)) and (accepted := _accepted_values(message)):
@@ -263,7 +260,9 @@ def unknown_key(key: str, keys: Collection[str], *, source: str = "", value: str
         return f"{key}{source} is now {renamed}"
     meant = nearest_key(key, keys)
     value = VALUE_SYNONYMS.get(value.lower(), value)
-    return f"unknown key {key}{source}{did_you_mean([f'{hyphens}{meant} {value}'.strip()] if meant else [])}"
+    if not meant:
+        return f"unknown key {key}{source}; --help.full lists all keys."
+    return f"unknown key {key}{source}{did_you_mean([f'{hyphens}{meant} {value}'.strip()])}"
 
 
 def nearest_key(key: str, keys: Collection[str]) -> str | None:

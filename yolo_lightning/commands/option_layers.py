@@ -83,6 +83,13 @@ def named_values(words: Sequence[str]) -> list[tuple[str, str]]:
     return found
 
 
+def stray_words(words: Sequence[str]) -> list[str]:
+    """Return the words that are neither options nor values, for a command whose options have one value each."""
+    before = ["", *words]
+    options = [word.startswith("--") and "=" not in word for word in before]
+    return [word for word, is_value in zip(words, options, strict=False) if not (is_value or word.startswith("--"))]
+
+
 def with_run(words: Sequence[str]) -> list[str]:
     """Return a command line with RUN, its first word or the value of `--run`, as the options of that run.
 

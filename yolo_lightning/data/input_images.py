@@ -17,6 +17,7 @@ from yolo_lightning.data.storage.image_header import FrameLimits
 from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.utils.paths import user_path
 from yolo_lightning.utils.regular_files import read_regular, regular_files
+from yolo_lightning.utils.suggestions import missing
 
 VIDEO_SUFFIXES = frozenset({".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm", ".wmv"})
 SUFFIXES = IMAGE_SUFFIXES | VIDEO_SUFFIXES
@@ -95,8 +96,8 @@ def find_files(sources: Sequence[str]) -> list[Path]:
             found = sorted(file for file in map(Path, glob(str(path), recursive=True)) if _is_regular(file))
         else:
             is_stream = "://" in source or source.isdecimal()
-            kinds = ": images and videos must be local files; addresses and cameras are not read"
-            raise ValueError(f"{source} does not exist{kinds if is_stream else ''}")
+            kinds = "does not exist: images and videos must be local files; addresses and cameras are not read"
+            raise ValueError(f"{source} {kinds if is_stream else missing(path)}")
         if not found:
             raise ValueError(f"{source} contains no file that ends in {', '.join(sorted(SUFFIXES))}.")
         files |= dict.fromkeys(found)

@@ -37,6 +37,7 @@ from yolo_lightning.utils.run_files import (
     STATUS_FILE,
     SUPERVISOR_FILE,
 )
+from yolo_lightning.utils.suggestions import missing
 
 TRACES = (HEARTBEAT_FILE, STATUS_FILE, SUPERVISOR_FILE, FINISHED_FILE, METRICS, CHECKPOINTS)
 """A run folder contains at least one of these."""
@@ -102,7 +103,7 @@ def read_run(folder: Path, machine: SensorReadings | None = None) -> RunState:
 def check_holds_run(folder: Path) -> None:
     """Raise a `ValueError` if a folder does not exist or contains no run."""
     if not folder.is_dir():
-        raise ValueError(f"The run folder {folder} does not exist. Pass the value of trainer.default_root_dir.")
+        raise ValueError(f"The run folder {folder} {missing(folder)} Pass the value of trainer.default_root_dir.")
     if not any((folder / name).exists() for name in TRACES):
         raise ValueError(f"The folder {folder} contains no run: it has none of {', '.join(TRACES)}.")
 

@@ -18,6 +18,7 @@ from yolo_lightning.data.formats.image_ids import id_text, image_id_texts, unkno
 from yolo_lightning.data.formats.suspicious_boxes import suspicions
 from yolo_lightning.utils.plain_text import one_line
 from yolo_lightning.utils.regular_files import open_regular, read_regular
+from yolo_lightning.utils.suggestions import missing
 
 LTDV2_FILE = "an LTDv2 annotation file (COCO JSON)"
 COCO_FILE = "a COCO annotation file"
@@ -76,7 +77,7 @@ RECORDS = {"images": ImageEntry, "categories": CategoryRecord, "annotations": An
 def decode(path: Path, kind: str = LTDV2_FILE) -> AnnotationFile:
     """Decode an annotation file of the expected `kind`; `NaN` and `Infinity` are read as null."""
     if not os.path.isfile(path):  # Path.is_file raises an error for a name of more than 255 bytes
-        raise ValueError(f"annotation file {path} does not exist")
+        raise ValueError(f"annotation file {path} {missing(path)}")
     try:
         with open_regular(path) as file:
             head = file.read(SHOWN_BYTES).removeprefix(BYTE_ORDER_MARK)

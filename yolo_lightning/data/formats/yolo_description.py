@@ -10,6 +10,7 @@ from yolo_lightning.data.formats.annotations import distinct_names
 from yolo_lightning.data.storage.frames import Channels
 from yolo_lightning.utils.paths import real_path, user_path
 from yolo_lightning.utils.plain_text import one_line
+from yolo_lightning.utils.suggestions import missing
 from yolo_lightning.utils.yaml_file import read_yaml
 
 Key = Literal["train", "val", "test"]
@@ -55,7 +56,7 @@ def read_description(file: Path, root: Path | None = None) -> DataDescription:
     try:
         content = read_yaml(file)
     except FileNotFoundError as error:
-        raise ValueError(f"data.format {file} does not exist") from error
+        raise ValueError(f"data.format {file} {missing(file)}") from error
     except (OSError, ValueError) as error:
         raise ValueError(f"data.format {file} cannot be read as YAML: {one_line(str(error))}") from error
     if not isinstance(content, dict):

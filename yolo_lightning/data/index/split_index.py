@@ -15,6 +15,7 @@ from yolo_lightning.data.formats.annotations import Annotations, SplitFacts
 from yolo_lightning.data.index import index_folder
 from yolo_lightning.data.index.index_folder import Arrays, State
 from yolo_lightning.utils.paths import real_path
+from yolo_lightning.utils.suggestions import missing
 
 FORMAT = 6
 IDENTIFYING = ("image_ids", "file_names", "shapes", "box_offsets", "boxes", "labels")
@@ -170,7 +171,7 @@ def open_index(annotation_file: Path, index_root: Path, read: Callable[[Path], A
     A change of size or modification time of the file makes the index out of date.
     """
     if not annotation_file.is_file():
-        raise ValueError(f"annotation file {annotation_file} does not exist")
+        raise ValueError(f"annotation file {annotation_file} {missing(annotation_file)}")
 
     def describe() -> State:
         status = annotation_file.stat()

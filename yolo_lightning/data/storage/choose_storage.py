@@ -11,6 +11,7 @@ from yolo_lightning.data.storage.image_header import FrameLimits
 from yolo_lightning.data.storage.packed_frames import MANIFEST, PackedFrames
 from yolo_lightning.data.storage.storage import EncodedStorage, Storage, StorageSettings
 from yolo_lightning.data.storage.zip_frames import ARCHIVE, ZipFrames
+from yolo_lightning.utils.suggestions import missing
 
 ENCODED: tuple[type[EncodedStorage], ...] = (FolderFrames, ZipFrames)
 STORAGES: tuple[type[Storage], ...] = (PackedFrames, *ENCODED)
@@ -27,7 +28,7 @@ def open_frames(
 ) -> Storage:
     """Open the storage of the frames of a dataset; kind `auto` selects the first of `STORAGES` that exists."""
     if settings.kind == "auto" and not root.is_dir():
-        raise ValueError(f"dataset root {root} does not exist or is not a folder")
+        raise ValueError(f"dataset root {root} {missing(root)}")
     for storage in STORAGES:
         if settings.kind == storage.kind or (settings.kind == "auto" and storage.exists(root, settings)):
             opened = storage.open(root, settings, limits)

@@ -11,6 +11,7 @@ from yolo_lightning.data.storage.image_header import FrameLimits
 from yolo_lightning.data.storage.storage import EncodedStorage, StorageSettings
 from yolo_lightning.utils.paths import real_path
 from yolo_lightning.utils.regular_files import read_regular
+from yolo_lightning.utils.suggestions import missing
 
 FOLDER = "frames"
 
@@ -74,7 +75,7 @@ class FolderFrames(ImageFiles):
 
     def __init__(self, root: Path, limits: FrameLimits = FrameLimits()) -> None:  # noqa: B008
         if not root.is_dir():
-            raise ValueError(f"dataset root {root} does not exist or is not a folder")
+            raise ValueError(f"dataset root {root} {missing(root)}")
         if not (root / FOLDER).is_dir():
             raise ValueError(f"dataset root {root} has no folder '{FOLDER}': extract frames.zip there")
         super().__init__(root / FOLDER if (root / FOLDER / FOLDER).is_dir() else root, limits=limits)

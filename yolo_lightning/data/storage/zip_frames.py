@@ -24,6 +24,7 @@ from yolo_lightning.data.storage.storage import EncodedStorage, StorageSettings
 from yolo_lightning.utils.files import PositionedFile
 from yolo_lightning.utils.paths import real_path
 from yolo_lightning.utils.plain_text import one_line
+from yolo_lightning.utils.suggestions import missing
 
 ARCHIVE = "frames.zip"
 FORMAT = 1
@@ -128,7 +129,7 @@ def _reopen(archive: Path, index_root: Path, limits: FrameLimits, fingerprint: s
 def _open_directory(archive: Path, index_root: Path) -> Path:
     """Return the folder of the packed directory of `archive` under `index_root`, see `index_folder.open_folder`."""
     if not archive.is_file():
-        raise ValueError(f"frame archive {archive} does not exist")
+        raise ValueError(f"frame archive {archive} {missing(archive)}")
 
     def describe() -> index_folder.State:
         status = archive.stat()
