@@ -58,9 +58,6 @@ ARMS: dict[str, dict[str, Any]] = {
     "paste": {"data.augmentation.paste.probability": 0.5},
     "neighbours": {"data.input.neighbours": [-1, 0, 1]},
     "rectangular": {},  # see `rectangle`
-    "months_balanced": {"data.sampling.balance": "month"},
-    "repeat_rare": {"data.sampling.repeat_threshold": 0.3},
-    "repeat_rare_by_month": {"data.sampling.repeat_threshold": 0.3, "data.sampling.repeat_scope": "month"},
     "class_weights": {"model.loss.class_weight_power": 0.5},
 }
 """Options of each trained arm, besides those of `settings`."""

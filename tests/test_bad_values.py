@@ -59,12 +59,7 @@ BAD: list[tuple[str, str, str]] = [
     (PASTE + "probability", "2", r"paste\.probability must be from 0 to 1, got 2"),
     (PASTE + "count", "0", r"paste\.count must be >= 1, got 0"),
     (PASTE + "classes", "Dog", r"paste\.classes must be a list, got 'Dog'"),
-    (PASTE + "position", "column", r"paste\.position must be place or row, got 'column'"),
-    (PASTE + "jitter", "-1", r"paste\.jitter must be from 0 to 1, got -1"),
-    (PASTE + "max_overlap", "2", r"paste\.max_overlap must be from 0 to 1, got 2"),
-    (SAMPLING + "repeat_threshold", "-1", r"sampling\.repeat_threshold must be from 0 to 1, got -1"),
-    (SAMPLING + "repeat_scope", "year", r"sampling\.repeat_scope must be split or month, got 'year'"),
-    (SAMPLING + "repeat_scope", "month", r"sampling\.repeat_threshold must be > 0 with .*repeat_scope month, got 0"),
+    (SAMPLING + "frame_interval", "0", r"sampling\.frame_interval must be >= 1, got 0"),
     ("recalibrate_images", "1", r"recalibrate_images must be 0 or >= 2, got 1"),
 ]
 CALLBACKS = [

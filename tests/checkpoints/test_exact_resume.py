@@ -24,9 +24,7 @@ TRAINING = [
 ]
 """Three steps make an update while an epoch has four: gradients cross its end and most checkpoints."""
 SAMPLING = (
-    *("--data.sampling.repeat_threshold", "1", "--data.sampling.balance", "month"),
-    *("--data.sampling.repeat_scope", "month", "--data.augmentation.mixup", "0.5"),
-    *("--data.augmentation.paste.probability", "0.7", "--data.augmentation.paste.position", "row"),
+    *("--data.augmentation.mixup", "0.5", "--data.augmentation.paste.probability", "0.7"),
     *("--data.sampling.epoch_frames", "14", "--data.split.train_fraction", "0.5"),
 )
 """Mixup, box paste, repeated frames, epochs that begin within a pass; four steps here too, the last of two frames."""

@@ -76,7 +76,7 @@ def test_samples_are_those_of_the_training(make: Make, frames: LabelledFrames) -
 
 
 def test_box_paste_and_mixup_have_rows(make: Make, frames: LabelledFrames) -> None:
-    augmentation = Augmentation(mixup=0.1, paste=BoxPaste(0.3, position="row"))
+    augmentation = Augmentation(mixup=0.1, paste=BoxPaste(0.3))
     rows = sample_rows(make(augmentation=augmentation), frames, [0, 4, 8], 0, epoch=0)
     assert [heading.split(" (")[0] for heading in rows] == [
         "without augmentation",

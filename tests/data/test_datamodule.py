@@ -227,7 +227,7 @@ def test_frame_sampled_again_and_again_counts_once_as_bad(make: Make, look_alike
 
 def test_log_says_what_is_used_of_each_split(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        make(train_fraction=0.5, batch_size=2, sampling=Sampling(frame_interval=4, balance="month"))
+        make(train_fraction=0.5, batch_size=2, sampling=Sampling(frame_interval=4))
     lines = [record.getMessage() for record in caplog.records]
     assert any(
         line.startswith("train: Train.json (")

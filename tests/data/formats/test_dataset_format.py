@@ -168,24 +168,9 @@ def test_coco_without_its_training_file_can_be_scored(coco_set: Callable[..., Pa
     assert (data.class_names, len(data.index("valid"))) == (("dog", "cat"), 3)
 
 
-@pytest.mark.parametrize(
-    ("rules", "said"),
-    [
-        (Sampling(balance="month"), "month and 1"),
-        (Sampling(balance="clip"), "clip and 1"),
-        (Sampling(frame_interval=2), "none and 2"),
-    ],
-)
-def test_sampling_by_clips_is_refused_where_there_are_none(
-    yolo_set: YoloSet, make: Make, rules: Sampling, said: str
-) -> None:
-    with pytest.raises(ValueError, match=f"must be none and .* 1 for a dataset without clips and months, got {said}"):
-        make(yolo_set(IMAGES), sampling=rules)
-
-
-def test_sampling_by_classes_needs_no_clips(yolo_set: YoloSet, make: Make) -> None:
-    data = make(yolo_set(IMAGES | {"train/6.png": "0 0.5 0.5 1 1"}), sampling=Sampling(repeat_threshold=1.0))
-    assert len(data.train_dataloader()) > 4
+def test_frame_interval_is_refused_where_there_are_no_clips(yolo_set: YoloSet, make: Make) -> None:
+    with pytest.raises(ValueError, match=r"frame_interval must be 1 for a dataset without clips, got 2; use"):
+        make(yolo_set(IMAGES), sampling=Sampling(frame_interval=2))
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
-"""Frames of an epoch: fixed length, equal shares, rotation over all frames, dependence on (seed, epoch) only."""
+"""Frames of an epoch: fixed length, rotation over all frames, dependence on (seed, epoch) only."""
 
 from collections import Counter
-from math import sqrt
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from yolo_lightning.data.formats.annotations import SplitFacts
+from yolo_lightning.data.formats.ltdv2 import CATEGORY_IDS, CLASS_NAMES
 from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.sampling.epoch_order import (
     SampledOrder,
     Sampling,
     occurrences,
-    repeat_factors,
     systematic_counts,
 )
 
@@ -25,7 +25,6 @@ repeatable = settings(deadline=None, derandomize=True, database=None)
 thorough = settings(repeatable, max_examples=200)
 
 MONTHS = np.array([202005, 202006, 202101, 0], np.int32)
-CLASSES = 4
 SEED = 3
 
 
@@ -37,14 +36,14 @@ def make_index(clip_lengths: list[int], seed: int = 0) -> SplitIndex:
     shuffle = generator.permutation(len(clips))
     boxes = generator.integers(0, 4, len(clips))
     index = SplitIndex(Path("in memory"))
-    vars(index)["_manifest"] = {"has_clips": True, "class_names": ["person", "bicycle", "motorcycle", "vehicle"]}
+    vars(index)["facts"] = SplitFacts(CLASS_NAMES, CATEGORY_IDS, int(boxes.sum()), 0, 0, has_clips=True)
     vars(index)["_arrays"] = {
         "image_ids": shuffle,
         "clips": clips[shuffle],
         "positions_in_clip": positions[shuffle],
         "months": MONTHS[clips[shuffle] % len(MONTHS)],
         "box_offsets": np.concatenate(([0], np.cumsum(boxes))),
-        "labels": generator.integers(0, CLASSES, boxes.sum()).astype(np.int8),
+        "labels": generator.integers(0, len(CLASS_NAMES), boxes.sum()).astype(np.int8),
     }
     return index
 
@@ -59,8 +58,7 @@ def cases(draw: st.DrawFn, **fixed: Any) -> Case:
     index = draw(indexes)
     values = {
         "frame_interval": draw(st.integers(1, min(len(index), 12))),
-        "balance": draw(st.sampled_from(["none", "clip", "month"])),
-        "repeat_threshold": draw(st.sampled_from([0.0, 0.1, 0.5, 1.0])),
+        "every_frame_of": draw(st.sampled_from([(), ("person",), ("bicycle", "vehicle")])),
         "epoch_frames": draw(st.none() | st.integers(1, 3 * len(index))),
     }
     return index, Sampling(**(values | fixed))
@@ -96,9 +94,7 @@ def test_without_rules_an_epoch_is_the_permutation_of_seed_and_epoch(index: Spli
     [
         {},
         {"frame_interval": 4},
-        {"balance": "clip"},
-        {"balance": "month"},
-        {"repeat_threshold": 0.5},
+        {"frame_interval": 4, "every_frame_of": ("person",)},
         {"epoch_frames": 50},
         {"epoch_frames": 120},
         {"epoch_frames": 500},
@@ -111,7 +107,7 @@ def test_no_two_epochs_or_seeds_have_the_same_order(options: dict[str, Any]) -> 
 
 
 @thorough
-@given(cases(balance="none", epoch_frames=None), seeds, st.integers(0, 4))
+@given(cases(epoch_frames=None), seeds, st.integers(0, 4))
 def test_as_many_epochs_as_the_interval_hold_every_frame(case: Case, seed: int, cycle: int) -> None:
     order, interval = SampledOrder(*case, seed), case[1].frame_interval
     held = [order.indices(epoch) for epoch in range(cycle * interval, (cycle + 1) * interval)]
@@ -153,90 +149,6 @@ def test_unknown_class_of_every_frame_is_refused() -> None:
 )
 def test_length_of_a_thinned_epoch_is_rounded_up(frames: int, interval: int, length: int) -> None:
     assert SampledOrder(make_index([frames]), Sampling(frame_interval=interval), SEED).length == length
-
-
-@pytest.mark.parametrize("balance", ["clip", "month"])
-@repeatable
-@given(data=st.data(), seed=seeds, epoch=epochs)
-def test_balanced_groups_have_equal_counts_to_within_one(
-    data: st.DataObject, seed: int, epoch: int, balance: Any
-) -> None:
-    clip_lengths = [5, *data.draw(st.lists(st.integers(1, 40), max_size=12))]
-    index = make_index(clip_lengths)
-    sampling = Sampling(
-        balance=balance,
-        frame_interval=data.draw(st.integers(1, 5)),
-        repeat_threshold=data.draw(st.sampled_from([0.0, 0.5])),
-    )
-    groups = index.clips() if balance == "clip" else index.months()
-    counts = Counter(groups[SampledOrder(index, sampling, seed).indices(epoch)].tolist())
-    shares = [counts[group] for group in np.unique(groups).tolist()]
-    assert max(shares) - min(shares) <= 1
-
-
-def test_balance_leaves_the_length_and_repeats_small_groups_evenly() -> None:
-    index = make_index([10, 90])
-    order = SampledOrder(index, Sampling(balance="clip"), SEED)
-    times = np.bincount(order.indices(0), minlength=100)
-    assert order.length == 100
-    assert set(times[index.clips() == 0].tolist()) == {5}
-    assert set(times[index.clips() == 1].tolist()) == {0, 1}
-
-
-def test_frames_left_out_by_balance_take_their_turns() -> None:
-    index = make_index([10, 90])
-    order = SampledOrder(index, Sampling(balance="clip"), SEED)
-    times = sum(np.bincount(order.indices(epoch), minlength=100) for epoch in range(200))
-    assert np.abs(times[index.clips() == 1] / 200 - 50 / 90).max() < 0.12
-
-
-def test_repeat_factor_is_that_of_the_rarest_class_of_the_frame() -> None:
-    labels = [[0], [0, 1], [0], [], [0, 0, 1, 2], [0], [0], [0]]
-    offsets = np.cumsum([0, *map(len, labels)])
-    found = repeat_factors(offsets, np.concatenate(labels).astype(np.int8), 0.5)
-    rare, rarest = sqrt(0.5 / (2 / 8)), sqrt(0.5 / (1 / 8))
-    assert found.tolist() == [1, rare, 1, 1, rarest, 1, 1, 1]
-
-
-def test_repeat_factor_of_a_month_uses_the_frequency_in_the_month() -> None:
-    labels = [[0], [0, 1], [1], [1], [1], [0, 1], [], [2]]
-    months = np.array([5, 5, 5, 5, 6, 0, 6, 0])
-    offsets = np.cumsum([0, *map(len, labels)])
-    found = repeat_factors(offsets, np.concatenate(labels).astype(np.int8), 0.5, months)
-    assert found.tolist() == [1, 1, 1, 1, 1, 1, 1, 1]
-    found = repeat_factors(offsets, np.concatenate(labels).astype(np.int8), 0.9, months)
-    half, most = sqrt(0.9 / 0.5), sqrt(0.9 / 0.75)
-    assert found.tolist() == [half, half, most, most, half, half, 1, half]
-
-
-def test_repeat_scope_changes_the_frames_of_an_epoch() -> None:
-    index = make_index([30, 30, 30])
-    orders = [
-        SampledOrder(index, Sampling(repeat_threshold=0.5, repeat_scope=scope), SEED) for scope in ("split", "month")
-    ]
-    assert not np.array_equal(*(order._weights_by_time for order in orders))
-
-
-def test_repeat_scope_of_months_that_nobody_knows_is_refused() -> None:
-    index = make_index([10])
-    index.months()[:] = 0
-    with pytest.raises(ValueError, match=r"data\.sampling\.repeat_scope must be split because .*, got month"):
-        SampledOrder(index, Sampling(repeat_threshold=0.1, repeat_scope="month"), SEED)
-
-
-@pytest.mark.parametrize("threshold", [0.0, 0.5])
-def test_without_boxes_no_frame_is_repeated(threshold: float) -> None:
-    assert repeat_factors(np.zeros(4, np.int64), np.zeros(0, np.int8), threshold).tolist() == [1, 1, 1]
-
-
-def test_rare_frames_are_repeated_by_their_factor_on_average() -> None:
-    index = make_index([50, 50])
-    order = SampledOrder(index, Sampling(repeat_threshold=0.9), SEED)
-    factors = repeat_factors(index.box_offsets(), index.all_labels(), 0.9)
-    times = sum(np.bincount(order.indices(epoch), minlength=100) for epoch in range(400)) / 400
-    assert factors.max() > 1.3
-    assert order.length == np.ceil(factors.sum())
-    assert np.abs(times - factors).max() < 0.1
 
 
 def test_short_epochs_walk_on_through_the_passes() -> None:
@@ -296,11 +208,6 @@ def test_occurrence_counts_the_same_index_before(indices: list[int]) -> None:
     ("name", "value", "allowed"),
     [
         ("frame_interval", 0, ">= 1"),
-        ("balance", "week", "one of none, clip, month"),
-        ("repeat_threshold", -0.1, "from 0 to 1"),
-        ("repeat_threshold", 1.5, "from 0 to 1"),
-        ("repeat_threshold", float("nan"), "from 0 to 1"),
-        ("repeat_scope", "clip", "one of split, month"),
         ("epoch_frames", 0, ">= 1 or null"),
     ],
 )
@@ -314,22 +221,12 @@ def test_interval_beyond_the_split_is_refused() -> None:
         SampledOrder(make_index([10]), Sampling(frame_interval=11), SEED)
 
 
-def test_balance_by_months_that_nobody_knows_is_refused() -> None:
-    index = make_index([10])
-    index.months()[:] = 0
-    with pytest.raises(ValueError, match="no frame's month is known"):
-        SampledOrder(index, Sampling(balance="month"), SEED)
-
-
 def test_settings_name_all_that_the_order_depends_on() -> None:
     found = SampledOrder(make_index([10]), Sampling(frame_interval=2, epoch_frames=7), SEED).settings
     assert found == {
         "seed": SEED,
         "sampling.frame_interval": 2,
         "sampling.every_frame_of": [],
-        "sampling.balance": "none",
-        "sampling.repeat_threshold": 0.0,
-        "sampling.repeat_scope": "split",
         "sampling.epoch_frames": 7,
     }
 
@@ -339,7 +236,6 @@ def test_settings_name_all_that_the_order_depends_on() -> None:
     [
         ({}, "epoch: 100 of 100 frames"),
         ({"frame_interval": 10}, "epoch: 10 of 100 frames"),
-        ({"balance": "month"}, "epoch: 100 of 100 frames, a frame up to 2 times"),
         ({"epoch_frames": 40}, "epoch: 40 of 100 frames, 2.50 epochs per pass of 100"),
     ],
 )

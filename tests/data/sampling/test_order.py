@@ -25,9 +25,9 @@ from yolo_lightning.data.synthetic import draw_dataset
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation, BoxPaste
 
 SEED, BATCH_SIZE, EPOCHS, EPOCH_BATCHES = 5, 4, 3, 5
-SAMPLING = Sampling(repeat_threshold=1.0, repeat_scope="month", epoch_frames=18)
+SAMPLING = Sampling(epoch_frames=18)
 """Some frames twice in an epoch, epochs that begin within a pass, and a smaller last batch."""
-AUGMENTATION = Augmentation(mosaic=0.5, photometric=1.0, mixup=0.5, paste=BoxPaste(0.7, position="row"))
+AUGMENTATION = Augmentation(mosaic=0.5, photometric=1.0, mixup=0.5, paste=BoxPaste(0.7))
 MOSAIC_EPOCHS = 2
 WINDOW = 5
 """Frames that a process caches from a packed store; it caches all frames of the other storages."""

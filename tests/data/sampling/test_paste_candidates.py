@@ -10,15 +10,12 @@ from tests.data.sampling.test_epoch_order import make_index
 from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.sampling.paste_candidates import AnnotatedObject, PasteCandidates, paste_candidates
 
-NAMES = ("person", "bicycle", "motorcycle", "vehicle")
 Groups = dict[tuple[int, int], set[AnnotatedObject]]
 
 
 @pytest.fixture
 def index() -> SplitIndex:
-    index = make_index([30, 20, 25, 40])
-    vars(index)["_manifest"] |= {"class_names": NAMES}
-    return index
+    return make_index([30, 20, 25, 40])
 
 
 def groups(index: SplitIndex) -> Groups:
@@ -45,7 +42,7 @@ def test_every_object_of_the_month_and_no_other_is_drawn(index: SplitIndex) -> N
 def test_objects_of_a_part_of_a_split_are_those_of_the_part(index: SplitIndex) -> None:
     vars(index)["_arrays"]["clip_names"] = np.zeros(4, "S1")
     part = index.of_clips(np.array([1, 3]))
-    vars(part).update(_arrays=vars(index)["_arrays"], _manifest=vars(index)["_manifest"])
+    vars(part).update(_arrays=vars(index)["_arrays"], facts=index.facts)
     expected = groups(part)
     for month in np.unique(part.months()).tolist():
         assert draws(paste_candidates(part, ["person"]), month).keys() == expected[month, 0]

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from yolo_lightning.data.transforms.augmentation_settings import PASTE_RANGES, RANGES, Augmentation, BoxPaste
+from yolo_lightning.data.transforms.augmentation_settings import RANGES, Augmentation, BoxPaste
 
 
 @pytest.mark.parametrize("name", list(RANGES))
@@ -26,9 +26,8 @@ def test_no_setting_is_without_a_range() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "allowed"),
     [
-        *((name, value, "from 0 to 1") for name in PASTE_RANGES for value in (-0.1, 1.1, float("nan"))),
+        *(("probability", value, "from 0 to 1") for value in (-0.1, 1.1, float("nan"))),
         ("count", 0, ">= 1"),
-        ("position", "anywhere", "one of place, row"),
     ],
 )
 def test_setting_of_box_paste_out_of_range_is_refused(name: str, value: Any, allowed: str) -> None:

@@ -6,7 +6,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from yolo_lightning.data.transforms.augmentation_settings import BoxPaste
 from yolo_lightning.data.transforms.box_paste import Region, object_region, overlap, paste, ramp, random_place
 from yolo_lightning.data.transforms.letterbox import Labelled
 
@@ -62,41 +61,27 @@ def region_of(row: list[float]) -> Region:
     return region
 
 
-def places(target: Labelled, settings: BoxPaste, count: int = 400) -> npt.NDArray[np.int64]:
+def places(target: Labelled, count: int = 400) -> npt.NDArray[np.int64]:
     generator = np.random.default_rng(0)
-    drawn = [random_place(region_of(OBJECT), SHAPE, target, settings, generator) for _ in range(count)]
+    drawn = [random_place(region_of(OBJECT), SHAPE, target, generator) for _ in range(count)]
     return np.array([place for place in drawn if place is not None])
 
 
-def test_object_stays_at_its_place_or_in_its_row() -> None:
-    empty = frame(np.zeros(SHAPE, np.uint8))
-    assert (places(empty, BoxPaste(jitter=0)) == (40, 30)).all()
-    near = places(empty, BoxPaste(jitter=0.05))
-    assert np.abs(near - (40, 30)).max() == 5  # 0.05 x 96 pixels, rounded
-    row = places(empty, BoxPaste(position="row", jitter=0))
-    assert set(row[:, 1].tolist()) == {30}
-    assert row[:, 0].min() <= 1
-    assert row[:, 0].max() >= SHAPE[1] - 21
+def test_object_is_pasted_near_its_place_relative_to_the_size_of_the_frame() -> None:
+    assert np.abs(places(frame(np.zeros(SHAPE, np.uint8))) - (40, 30)).max() == 3  # 0.03 x 96 pixels, rounded
+    large = places(frame(np.zeros((192, 256), np.uint8)))
+    assert np.abs(large - (90, 70)).max() == 6  # centre (50, 40) x 2
+    assert not len(places(frame(np.zeros((16, 16), np.uint8))))
 
 
-def test_place_is_relative_to_the_size_of_the_frame() -> None:
-    large = frame(np.zeros((192, 256), np.uint8))
-    assert (places(large, BoxPaste(jitter=0)) == (90, 70)).all()  # centre (50, 40) x 2
-    assert not len(places(frame(np.zeros((16, 16), np.uint8)), BoxPaste()))
+def test_object_is_never_pasted_onto_another() -> None:
+    target = frame(np.zeros(SHAPE, np.uint8), [20, 20, 35, 60])
+    found = places(target)
+    assert 20 < len(found) < 380
+    assert max(overlap(region_of(OBJECT).around(*place), target.boxes).max() for place in found.tolist()) == 0
 
 
-@pytest.mark.parametrize("max_overlap", [0.0, 0.3])
-def test_object_is_never_pasted_onto_another(max_overlap: float) -> None:
-    target = frame(np.zeros(SHAPE, np.uint8), [20, 20, 50, 45], [90, 28, 110, 60])
-    found = places(target, BoxPaste(position="row", jitter=0.2, max_overlap=max_overlap))
-    assert len(found) > 20
-    region = region_of(OBJECT)
-    largest = max(overlap(region.around(*place), target.boxes).max() for place in found.tolist())
-    assert largest <= max_overlap
-    assert (largest > 0) == (max_overlap > 0)
-
-
-@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.float32])
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
 @pytest.mark.parametrize("channels", [(), (1,), (3,), (5,)])
 def test_objects_of_every_format_are_pasted_unchanged(dtype: Any, channels: tuple[int, ...]) -> None:
     """Source and target have the same level around the object, so no level is shifted."""

@@ -45,8 +45,13 @@ class EpochOrder(Protocol):
         ...
 
 
-ASSUMED: dict[str, Any] = {"sampling.repeat_scope": "split", "sampling.every_frame_of": []}
-"""Values of settings that a checkpoint may lack."""
+ASSUMED: dict[str, Any] = {
+    "sampling.every_frame_of": [],
+    "sampling.balance": "none",
+    "sampling.repeat_threshold": 0.0,
+    "sampling.repeat_scope": "split",
+}
+"""Values of settings that this or an earlier version lacks; until version 0.3."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,10 +244,10 @@ class ResumableLoader(DataLoader[Any]):
             epoch, delivered = epoch + 1, 0
         saved, now = state["settings"], self._settings()
         for name in sorted((saved.keys() | now.keys()) - {"batch_size"}) if delivered else ():
-            before = saved.get(name, ASSUMED.get(name))
-            if before != now.get(name):
+            before, after = (settings.get(name, ASSUMED.get(name)) for settings in (saved, now))
+            if before != after:
                 raise ValueError(
-                    f"{self.prefix}{name} must be {before}, got {now.get(name)}: the checkpoint was saved "
+                    f"{self.prefix}{name} must be {before}, got {after}: the checkpoint was saved "
                     f"within epoch {epoch}; resume with the saved value, or from a checkpoint saved at the end of an "
                     "epoch"
                 )

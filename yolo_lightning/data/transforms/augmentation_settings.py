@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,6 @@ import numpy.typing as npt
 from yolo_lightning.utils.offline import offline
 
 Image = npt.NDArray[np.uint8 | np.float32]
-PastePosition = Literal["place", "row"]
 
 PROBE = np.arange(64 * 64, dtype=np.uint8).reshape(64, 64, 1)
 """Gray image to which every transform of albumentations is applied once before training starts."""
@@ -34,18 +33,16 @@ RANGES: dict[str, tuple[float, float]] = {
 }
 """Minimum and maximum of each setting."""
 
-PASTE_RANGES: dict[str, tuple[float, float]] = dict.fromkeys(("probability", "jitter", "max_overlap"), (0, 1))
-
 
 @dataclass(frozen=True)
 class BoxPaste:
     """Objects of other frames pasted into training frames, before mosaic.
 
     An object is the rectangle of its box, and of the boxes that overlap it (a bicycle and its rider), from a training
-    frame of the same month (of any month where months are unknown). It is pasted with soft borders, with its labels,
-    and with the brightness of its surroundings shifted to that of the new place. Objects at the border of their frame,
-    and objects that cannot be separated from others, are not used. Each attempt that finds no valid place is repeated
-    a few times.
+    frame of the same month (of any month where months are unknown). It is pasted near its place in its own frame,
+    beside all objects, with soft borders, with its labels, and with the brightness of its surroundings shifted to that
+    of the new place. Objects at the border of their frame, and objects that cannot be separated from others, are
+    not used. Each attempt that finds no valid place is repeated a few times.
 
     Attributes:
         probability: Fraction of frames that receive objects, 0 to 1; applies to each frame of a mosaic. 0 disables it.
@@ -53,30 +50,17 @@ class BoxPaste:
             more frame.
         classes: Names of the classes of the objects; empty uses all. All classes that occur in the month are equally
             likely, so an object of a rare class is more likely than one of a frequent class.
-        position: `place` pastes an object where it was in its own frame, `row` at the same height and any horizontal
-            position. Positions are relative to the size of the frame.
-        jitter: Maximum shift from that position in either direction as a fraction of the height of the frame, 0 to 1.
-        max_overlap: Maximum intersection of a pasted object with each object of the frame, as a fraction of the smaller
-            of both areas, 0 to 1; 0 pastes beside all objects.
     """
 
     probability: float = 0.0
     count: int = 2
     classes: tuple[str, ...] = ()
-    position: PastePosition = "place"
-    jitter: float = 0.03
-    max_overlap: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, (low, high) in PASTE_RANGES.items():
-            if not low <= getattr(self, name) <= high:
-                value = getattr(self, name)
-                raise ValueError(f"data.augmentation.paste.{name} must be from {low} to {high}, got {value}")
+        if not 0 <= self.probability <= 1:
+            raise ValueError(f"data.augmentation.paste.probability must be from 0 to 1, got {self.probability}")
         if self.count < 1:
             raise ValueError(f"data.augmentation.paste.count must be >= 1, got {self.count}")
-        if self.position not in get_args(PastePosition):
-            names = ", ".join(get_args(PastePosition))
-            raise ValueError(f"data.augmentation.paste.position must be one of {names}, got {self.position!r}")
 
 
 @dataclass(frozen=True)

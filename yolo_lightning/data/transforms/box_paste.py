@@ -1,10 +1,10 @@
 """Box paste: rectangles around annotated objects of one frame, pasted with soft borders into another frame.
 
-Independent of number format and number of channels. All randomness comes from the generator argument.
+Independent of the number of channels. All randomness comes from the generator argument.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from yolo_lightning.data.transforms.augmentation_settings import BoxPaste
 from yolo_lightning.data.transforms.letterbox import Labelled
 
 ATTEMPTS = 8  # Draws of an object and a place until the object fits
+JITTER = 0.03  # Maximum shift of an object from its place, fraction of the height of the frame
 MINIMUM_SIDE = 3  # Pixels of the frame. Smaller objects are not pasted.
 BELONGS_ABOVE = 0.1
 """Intersection as a fraction of the smaller area above which two objects of a frame are pasted only together."""
@@ -84,20 +85,20 @@ def random_place(
     region: Region,
     source_shape: tuple[int, int],
     target: Labelled,
-    settings: BoxPaste,
     generator: np.random.Generator,
 ) -> tuple[int, int] | None:
-    """Return `(left, top)` of the objects in `target`, or None if they do not fit or overlap another object there."""
+    """Return `(left, top)` of the objects in `target`, near their place in their own frame.
+
+    Returns None if the objects do not fit or overlap another object there.
+    """
     height, width = target.image.shape[:2]
     x = (region.left + region.width / 2) / source_shape[1] * width
     y = (region.top + region.height / 2) / source_shape[0] * height
-    if settings.position == "row":
-        x = generator.uniform(0, width)
-    shift_x, shift_y = generator.uniform(-settings.jitter, settings.jitter, size=2) * height
+    shift_x, shift_y = generator.uniform(-JITTER, JITTER, size=2) * height
     left, top = round(x + shift_x - region.width / 2), round(y + shift_y - region.height / 2)
     if left < 0 or top < 0 or left + region.width > width or top + region.height > height:
         return None
-    if (overlap(region.around(left, top), target.boxes) > settings.max_overlap).any():
+    if (overlap(region.around(left, top), target.boxes) > 0).any():
         return None
     return left, top
 
@@ -126,7 +127,7 @@ def paste(target: Labelled, source: Labelled, region: Region, left: int, top: in
         patch += there[border].mean(axis=0, dtype=np.float32) - patch[border].mean(axis=0)
     weights = weights.reshape(*weights.shape, *[1] * (image.ndim - 2))
     blended = np.asarray(there + weights * (patch - there), dtype=np.float32)
-    there[...] = _as_levels(blended, image.dtype)
+    there[...] = np.rint(blended).clip(0, 255) if image.dtype == np.uint8 else blended
     moved = source.boxes[region.members] + np.array([left - region.left, top - region.top] * 2, dtype=np.float32)
     boxes, labels = (target.boxes, moved), (target.labels, source.labels[region.members])
     return Labelled(image, np.concatenate(boxes), np.concatenate(labels), target.gain)
@@ -136,14 +137,6 @@ def ramp(before: int, inside: int, after: int) -> FloatArray:
     """Return the weights along an axis: 1 inside, falling towards 0 in the borders of `before` and `after` pixels."""
     rising, falling = (np.arange(1, count + 1, dtype=np.float32) / (count + 1) for count in (before, after))
     return np.concatenate((rising, np.ones(inside, dtype=np.float32), falling[::-1]))
-
-
-def _as_levels(values: FloatArray, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Return `values` as `dtype`; integers are rounded and limited to the range of the type."""
-    if not np.issubdtype(dtype, np.integer):
-        return values.astype(dtype)
-    limits = np.iinfo(dtype)
-    return np.asarray(np.rint(values).clip(limits.min, limits.max), dtype=dtype)
 
 
 class ObjectPaster:
@@ -187,7 +180,7 @@ class ObjectPaster:
             region = object_region(self.index.boxes(candidate.frame), candidate.box, shape)
             if region is None:
                 continue
-            place = random_place(region, shape, frame, self.settings, generator)
+            place = random_place(region, shape, frame, generator)
             if place is not None:
                 source = read(candidate.frame)
                 return paste(frame, source, region, *place) if source.problem is None else frame
