@@ -40,6 +40,7 @@ pytestmark = [
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 DYNAMIC_SYMBOLS = 11  # type of a section in an ELF file
 LDS_UNIT = 512  # bytes
+VECTOR_REGISTERS = 256 * 32  # of the emulator, for all lanes
 ADDRESSES = 1 << 32
 """Bytes of address space for the shared memory, because the emulator also reads it at addresses of inactive lanes."""
 
@@ -65,7 +66,8 @@ class EmulatedCode:
     def __call__(self, name: str, grid: Grid, operands: Operands, numbers: Sequence[int | float]) -> None:
         shared, scratch, size = struct.unpack_from("<III", self.memory, self.symbols[f"{name}.kd"][0])
         (resources,) = struct.unpack_from("<I", self.memory, self.symbols[f"{name}.kd"][0] + 0x34)
-        units = -(-shared // LDS_UNIT)
+        units = shared // LDS_UNIT + 1
+        units += units * LDS_UNIT // 4 == VECTOR_REGISTERS  # so that the sizes of two buffers differ
         resources, self.shared_bytes = (resources & ~(0x1FF << 15)) | (units << 15), units * LDS_UNIT
         packed = b"".join(struct.pack("<Q", 0 if one is None else one.data_ptr()) for one in operands.tensors)
         packed += b"".join(struct.pack("<f" if isinstance(one, float) else "<i", one) for one in numbers)
@@ -153,6 +155,20 @@ def test_convolution(
     ]
     for one, other in zip(found, expected, strict=True):
         record("convolution", dtype, one, other)
+
+
+@pytest.mark.parametrize("case", test_fused.WINOGRAD)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_winograd(dtype: torch.dtype, case: str, machine_code: EmulatedCode) -> None:
+    shape, outputs, arguments = test_fused.WINOGRAD[case]
+    input, weight, grads, problem, expected = make_products(shape, (outputs, shape[1], 3, 3), arguments, dtype)
+    tiles = (fused_launch.WINOGRAD,)
+    found = [
+        fused_launch.forward(machine_code, input, weight, problem, tiles),
+        fused_launch.input_gradient(machine_code, grads, weight, problem, tiles),
+    ]
+    for one, other in zip(found, expected[:2], strict=True):
+        record("Winograd", dtype, one, other)
 
 
 @pytest.mark.parametrize("channels_last", [True, False], ids=["NHWC", "NCHW"])

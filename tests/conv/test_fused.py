@@ -123,6 +123,61 @@ def test_every_tile(
     assert all(math.prod(grid) > 1 for _, grid, _ in emulated.launches[-3:])
 
 
+WINOGRAD = {
+    "partial patches": ((2, 8, 7, 6), 40, {"padding": 1}),
+    "several blocks": ((2, 24, 15, 14), 72, {"padding": 1}),
+    "no padding": ((1, 16, 3, 9), 8, {}),
+    "other padding": ((1, 8, 5, 3), 8, {"padding": (2, 3)}),
+    "1 x 1 images": ((3, 8, 1, 1), 8, {"padding": 1}),
+}
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("case", WINOGRAD)
+def test_winograd(
+    case: str,
+    dtype: torch.dtype,
+    emulated: Guarded,
+    monkeypatch: pytest.MonkeyPatch,
+    unwritten_is_nan: None,
+) -> None:
+    only_tile(monkeypatch, fused_launch.WINOGRAD)
+    shape, outputs, arguments = WINOGRAD[case]
+    products = make_products(shape, (outputs, shape[1], 3, 3), arguments, dtype)
+    whole = nhwc(torch.full((shape[0], shape[1] + 3, *shape[2:]), torch.nan, dtype=dtype))
+    part = whole[:, 2:-1].copy_(products.input)  # channels are adjacent, but not aligned
+    for changed in (products, products._replace(input=part, weight=nhwc(products.weight))):
+        compare(emulated, changed)
+        names = [launch.name.split("_")[1] for launch in emulated.launches[-3:]]
+        assert names[:2] == ["winograd", "winograd"]
+
+
+def test_winograd_is_as_exact_as_the_other_kernels(emulated: Guarded) -> None:
+    """Activations of SiLU, with a mean that is not zero."""
+    activations = F.silu(random(2, 64, 10, 10, dtype=torch.float32) + 0.5)
+    weight = random(16, 64, 3, 3, seed=1, dtype=torch.float32)
+    exact = F.conv2d(activations.double(), weight.double())
+    errors = []
+    for tile in (fused_launch.WINOGRAD, fused_launch.KernelTile(256, 16, 4)):
+        found = fused_launch.forward(emulated, nhwc(activations), weight, problem_of(activations, weight, {}), (tile,))
+        errors.append((found - exact).square().mean().sqrt().item())
+    assert errors[0] < 2 * errors[1]
+
+
+def test_winograd_needs_its_shape_and_32_bit_offsets() -> None:
+    for channels, kernel, arguments, height in (
+        (12, 3, {}, 9),
+        (8, 2, {}, 9),
+        (8, 3, {"stride": 2}, 9),
+        (8, 3, {"dilation": 2}, 9),
+        (64, 3, {}, 1 << 17),
+    ):
+        input = torch.empty(1, channels, height, 64, device="meta").to(memory_format=torch.channels_last)
+        weight = torch.empty(64, channels, kernel, kernel, device="meta")
+        tiles = fused_launch.tiles_for(Operation.FORWARD, problem_of(input, weight, arguments), torch.float32)
+        assert tiles != [fused_launch.WINOGRAD]
+
+
 @settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_shape(emulated: Guarded, data: st.DataObject) -> None:
@@ -136,7 +191,7 @@ def test_any_shape(emulated: Guarded, data: st.DataObject) -> None:
 
 def only_tile(monkeypatch: pytest.MonkeyPatch, tile: fused_launch.KernelTile) -> None:
     """Select this tile for every product."""
-    monkeypatch.setattr(fused_launch.KernelTile, "cost", lambda self, *_, **__: float(self != tile))
+    monkeypatch.setattr(fused_launch.KernelTile, "clocks", lambda self, *_, **__: float(self != tile))
 
 
 def draw_convolution(data: st.DataObject) -> tuple[Sequence[int], Sequence[int], dict[str, Any]]:

@@ -49,12 +49,15 @@ def test_constants_equal_those_of_the_source() -> None:
     text = build.source(list(build.kernel_lines()))
     assert f"constexpr int THREADS = {launcher.THREADS};" in text
     assert f"constexpr int DEPTH = {fused_launch.DEPTH};" in text
+    assert "constexpr int CHANNELS = THREADS / PATCHES;" in text
+    assert launcher.THREADS // (fused_launch.WINOGRAD.rows // 4) == fused_launch.WINOGRAD_CHANNELS
+    assert f"PATCHES = {fused_launch.WINOGRAD.rows // 4}, COLUMNS = {fused_launch.WINOGRAD.columns};" in text
 
 
 def test_kernels_use_no_vendor_specific_feature() -> None:
     code = re.sub(r"//.*", "", build.source(list(build.kernel_lines())))
     amd = re.compile(r"#if(?:def| defined\()\W*__AMDGCN__.*?#else", re.DOTALL)
-    assert len(amd.findall(code)) == 2  # float16 and the barrier
+    assert len(amd.findall(code)) == 3  # float16, the barrier, and a hint for the compiler
     code = amd.sub("", code)
     for word in ("warp", "shfl", "ballot", "asm", "wmma", "double", "#include", "__ldg", "__half"):
         assert word not in code

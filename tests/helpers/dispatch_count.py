@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import torch
@@ -11,7 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tests.helpers.meta_device import VIEWS
-from yolo_lightning.conv.kernels.launcher import LaunchRecorder
+from yolo_lightning.conv.kernels.fused_launch import PROCESSORS, tile_of
+from yolo_lightning.conv.kernels.launcher import Launch, LaunchRecorder
 from yolo_lightning.conv.kernels.registered import LAUNCHES
 
 PRODUCTS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2), "addmm_": (1, 2), "baddbmm_": (1, 2)}
@@ -22,21 +24,25 @@ UPLOADS = frozenset(("lift_fresh", "lift_fresh_copy", "lift"))
 
 @dataclass(frozen=True)
 class Card:
-    """Limits of a device: achievable bytes per second, floating-point operations per second in products, launch."""
+    """Achievable bytes, floating-point operations of the BLAS and clock cycles per second, and the time of a launch."""
 
     bytes_per_s: float
     flop_per_s: float
+    clocks_per_s: float  # of `KernelTile.clocks`
     launch_s: float
 
 
 CARDS = {
-    "RX 5600 XT": Card(288e9 * 0.8, 7.2e12 * 0.5, 12e-6),
+    "RX 5600 XT": Card(288e9 * 0.8, 7.2e12 * 0.5, 7.2e12 / (2 * 128 * PROCESSORS) * 0.8, 12e-6),
 }
 
 
 @dataclass
 class DispatchCount(TorchDispatchMode):
     """Counts the operators that PyTorch dispatches. A kernel takes the longest of its traffic, products and launch.
+
+    Products of the BLAS take a fixed share of the peak rate. `KernelTile.clocks` models those of this package: padding
+    of the tiles, blocks that do not divide among the processors, other instructions, and the rate of the shared memory.
 
     An operator of PyTorch counts as one kernel. For an operator of this package, the function that launches its kernels
     runs with the tensors of the meta device: every launch counts as a kernel, with the tensors that it reads and
@@ -84,15 +90,17 @@ class DispatchCount(TorchDispatchMode):
             result = LAUNCHES[operator](recorder, *arguments)
         for launch in recorder.launches:
             kernel = launch.name.split("_n")[0].split("_by")[0]
-            self._kernel(kernel, launch.operands.bytes, fused_flop(name, arguments, result) // len(recorder.launches))
+            flop = fused_flop(name, arguments, result) // len(recorder.launches)
+            self._kernel(kernel, launch.operands.bytes, flop, product_clocks(launch) if flop else 0.0)
         return result
 
-    def _kernel(self, name: str, size: int, flop: int) -> None:
+    def _kernel(self, name: str, size: int, flop: int, clocks: float = 0.0) -> None:
         self.kernels[name] += 1
         self.bytes += size
         self.flop += flop
         for card, limits in CARDS.items():
-            self.seconds[card] += max(size / limits.bytes_per_s, flop / limits.flop_per_s, limits.launch_s)
+            products = clocks / limits.clocks_per_s or flop / limits.flop_per_s
+            self.seconds[card] += max(size / limits.bytes_per_s, products, limits.launch_s)
 
 
 def fused_flop(name: str, arguments: tuple[Any, ...], result: Any) -> int:
@@ -103,6 +111,18 @@ def fused_flop(name: str, arguments: tuple[Any, ...], result: Any) -> int:
         "fused_conv_weight_gradient": (arguments[1], result),
     }.get(name, (None, None))
     return 0 if images is None or weight is None else 2 * images.numel() * weight[0].numel()
+
+
+def product_clocks(launch: Launch) -> float:
+    """Return the modelled clock cycles of a launch of a convolution kernel."""
+    product, (images, other) = launch.name.partition("_")[0], launch.operands.reads
+    assert images is not None
+    assert other is not None
+    if product == "correlate":
+        terms = images.size(1) * other.shape[2:].numel() // launch.grid[2]
+        return tile_of(launch.name).clocks(product, prod(launch.grid), terms)
+    terms = other.numel() // other.size(1) // launch.grid[2]
+    return tile_of(launch.name).clocks("sum_products", prod(launch.grid), terms)
 
 
 def count_step(

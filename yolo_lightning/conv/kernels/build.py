@@ -22,7 +22,7 @@ from yolo_lightning.conv.kernels.verified import BuildError
 # Time limit for the lock of another process that builds; a build takes a few minutes.
 BUILD_TIMEOUT_S = 1200.0
 
-_CONVOLUTION_FILES = ("fused_windows.cuh", "fused.cu")
+_CONVOLUTION_FILES = ("fused_windows.cuh", "fused.cu", "winograd.cu")
 _BATCH_NORM_FILES = ("batch_norm.cu",)
 
 

@@ -74,6 +74,11 @@ __device__ inline void put_column(float* target, int row_length, const float4& v
     target[2 * row_length] = values.z, target[3 * row_length] = values.w;
 }
 
+__device__ inline void put_registers(float* registers, const float* shared) {
+    const float4 values = *reinterpret_cast<const float4*>(shared);
+    registers[0] = values.x, registers[1] = values.y, registers[2] = values.z, registers[3] = values.w;
+}
+
 // A tile of the result: a grid of THREAD_ROWS x THREAD_COLUMNS threads, each with a patch of ROWS_EACH x 4.
 template <int ROWS, int COLUMNS, int ROWS_EACH>
 struct Tile {
@@ -108,11 +113,6 @@ struct Tile {
                 for (int column = 0; column < 4; ++column) totals[row][column] += rows[row] * columns[column];
             }
         }
-    }
-
-    __device__ static void put_registers(float* registers, const float* shared) {
-        const float4 values = *reinterpret_cast<const float4*>(shared);
-        registers[0] = values.x, registers[1] = values.y, registers[2] = values.z, registers[3] = values.w;
     }
 };
 
@@ -322,15 +322,17 @@ __device__ inline void sum_products(
     Windows{height, width, channels, pixel_stride, place_rows, place_columns, row_step, first_row, tap_row_step, \
             column_step, first_column, tap_column_step, tap_rows, tap_columns}
 
+#define CORRELATE_PARAMETERS                                                                                      \
+    int samples, int height, int width, int channels, int pixel_stride, int result_height, int result_width,      \
+        int columns, int row_stride, int top, int row_dilation, int kernel_rows, int column_stride, int left,     \
+        int column_dilation, int kernel_columns, int weight_column_step, int weight_channel_step,                 \
+        int weight_row_step, int weight_tap_step, int is_gradient
+
 // One launch computes a convolution (`is_gradient` 0) or the gradient of its input (1). For the gradient, `image` is the
 // output gradient, and each blockIdx.z computes the input positions of one pair of remainders modulo the strides.
 #define CORRELATE(NAME, ELEMENT, ROWS, COLUMNS, ROWS_EACH, BY_FOUR)                                                 \
     extern "C" __global__ void __launch_bounds__(THREADS) NAME(                                                     \
-        const ELEMENT* image, const ELEMENT* weight, ELEMENT* result, int samples, int height, int width,           \
-        int channels, int pixel_stride, int result_height, int result_width, int columns, int row_stride, int top,  \
-        int row_dilation, int kernel_rows, int column_stride, int left, int column_dilation, int kernel_columns,    \
-        int weight_column_step, int weight_channel_step, int weight_row_step, int weight_tap_step,                  \
-        int is_gradient) {                                                                                          \
+        const ELEMENT* image, const ELEMENT* weight, ELEMENT* result, CORRELATE_PARAMETERS) {                       \
         const Axis vertical{row_stride, top, row_dilation, kernel_rows};                                            \
         const Axis horizontal{column_stride, left, column_dilation, kernel_columns};                                \
         Windows windows{height,     width,      channels,      pixel_stride,   result_height,                       \
