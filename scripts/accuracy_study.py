@@ -69,14 +69,13 @@ class Scoring:
 
     arm: str = BASE
     options: Mapping[str, Any] = field(default_factory=dict)  # of `test`
-    inputs: str = ""  # of `recalibrate`, if the statistics of batch normalization are computed anew
+    recalibrated: bool = False  # whether `recalibrate` computes the statistics of batch normalization anew
 
 
 SCORED = {
     "tta": Scoring(options={"model.detections.tta": True}),
-    "recalibrate": Scoring(inputs="evaluation"),
-    "recalibrate_training": Scoring(inputs="training"),
-    "recalibrate_bn_momentum": Scoring("bn_momentum", inputs="evaluation"),
+    "recalibrate": Scoring(recalibrated=True),
+    "recalibrate_bn_momentum": Scoring("bn_momentum", recalibrated=True),
 }
 SCORES = ("map_50", "map", "balanced", "cov")
 FEW_MONTHS, FEW_MONTHS_FILE = {202006: 1.0, 202007: 1.0, 202008: 1.0, 202005: 0.25, 202104: 0.1}, "TrainFewMonths.json"
@@ -253,11 +252,11 @@ def scored(arm: str, seed: int, dataset: Dataset, options: argparse.Namespace) -
     changes = settings(dataset, options)
     checkpoint = options.work / f"{scoring.arm}-{seed}" / "checkpoints" / run_files.LAST_CHECKPOINT
     used = {"seconds": 0.0, "memory_mib": 0.0}
-    if scoring.inputs:
+    if scoring.recalibrated:
         target = folder / run_files.RECALIBRATED_CHECKPOINT
         data = {name: value for name, value in changes.items() if name.startswith(("config", "data."))}
         data.pop("data.augmentation.close_mosaic_epochs")
-        own = {"checkpoint": checkpoint, "images": options.frames, "inputs": scoring.inputs}
+        own = {"checkpoint": checkpoint, "images": options.frames}
         own |= {"device": "cpu", "output": target}
         used, checkpoint = run("recalibrate", data | own, Path(f"{folder}.log")), target
     store(folder, arm, seed, tested(folder, checkpoint, {**changes, **scoring.options}), used, options)

@@ -311,9 +311,7 @@ allow_pickle: true
         with pytest.raises(SystemExit) as stopped:
             main(["fit", "--print_config"])
         assert stopped.value.code == 2
-        message = (
-            "YOLO_LIGHTNING_FIT__DATA__BATCHSIZE names no option. Did you mean YOLO_LIGHTNING_FIT__DATA__BATCH_SIZE"
-        )
+        message = "in the environment variable YOLO_LIGHTNING_FIT__DATA__BATCHSIZE. Did you mean --data.batch_size 4?"
         assert message in capsys.readouterr().err
 
 
@@ -406,16 +404,16 @@ def test_fit_ends_with_a_file_for_ultralytics_a_report_and_commands_that_work(
     from ultralytics import YOLO
 
     from yolo_lightning.commands import recalibrate
-    from yolo_lightning.commands.sweep.candidates import collect
+    from yolo_lightning.commands.sweep.validation_matches import match_validation as match
 
     judged: list[int | None] = []
-    monkeypatch.setattr(recalibrate, "collect", lambda *a, **k: judged.append(k["batches"]) or collect(*a, **k))
+    monkeypatch.setattr(recalibrate, "match_validation", lambda *a, **k: judged.append(k["batches"]) or match(*a, **k))
     with caplog.at_level(logging.INFO):
         run("fit", *ONE_STEP, "--trainer.default_root_dir", "first", "--recalibrate_images", "4")
     assert judged == [1, 1], "trainer.limit_val_batches"
     assert re.search(r"recalibration: 4 training frames, then scores of \d+ validation frames, about ", caplog.text)
     checkpoints = tmp_path / "first" / "checkpoints"
-    assert re.search(r"recalibrated with 4 frames, inputs as in (evaluation|training): balanced ", caplog.text)
+    assert re.search(r"recalibrated with 4 frames: balanced ", caplog.text)
     assert (checkpoints / "recalibrated.ckpt").is_file() == ("not kept" not in caplog.text)
     network = YOLO(checkpoints / "best.pt")
     assert list(network.names.values()) == ["person", "bicycle", "motorcycle", "vehicle"]

@@ -21,40 +21,34 @@ def main() -> None:
         return
     set_switches()
     from yolo_lightning.commands.answers import answer
-    from yolo_lightning.commands.option_errors import fail
-    from yolo_lightning.commands.option_layers import with_run
+    from yolo_lightning.commands.option_errors import user_errors
 
-    try:
-        sys.argv[1:] = with_run(sys.argv[1:])
-    except ValueError as error:
-        fail(str(error))
-    answer(sys.argv[1:])
-    from yolo_lightning.supervision import remove_files_of_dead_processes
+    with user_errors():
+        words = sys.argv[1:] = answer(sys.argv[1:])
+        from yolo_lightning.supervision import remove_files_of_dead_processes
 
-    remove_files_of_dead_processes()
-    if len(sys.argv) > 1 and sys.argv[1] in WITHOUT_TORCH:  # also where torch does not load
-        from yolo_lightning.commands.command_line import main as run_tool
+        remove_files_of_dead_processes()
+        if words[0] in WITHOUT_TORCH:  # also where torch does not load
+            from yolo_lightning.commands.command_line import run_tool
 
-        run_tool()
-        return
-    if len(sys.argv) > 1 and sys.argv[1] in STOPPABLE:
-        request.install()
-    try:
-        run_with_torch()
-    except Stopped as stopped:
-        nothing = " before a step was trained: nothing to save" if sys.argv[1] == "fit" else ""
-        say(f"stopped by {signal.Signals(stopped.number).name}{nothing}")
-        raise
+            run_tool(words[0], words[1:])
+            return
+        if words[0] in STOPPABLE:
+            request.install()
+        try:
+            run_with_torch(words)
+        except Stopped as stopped:
+            nothing = " before a step was trained: nothing to save" if words[0] == "fit" else ""
+            say(f"stopped by {signal.Signals(stopped.number).name}{nothing}")
+            raise
 
 
-def run_with_torch() -> None:
+def run_with_torch(words: list[str]) -> None:
     """Start the processes that need no torch here, import the command line, which takes seconds, and run it."""
-    from yolo_lightning.commands.command_line import user_errors
     from yolo_lightning.commands.start_supervisor import start_processes
     from yolo_lightning.supervision.heartbeat import open_from_environment
 
-    with user_errors():
-        start_processes(sys.argv[1:])
+    start_processes(words)
     open_from_environment()  # a supervisor watches from here on: the next import takes seconds and may hang
     gc.disable()  # a fifth of the processor time of the import, whose 800,000 objects all stay
     try:

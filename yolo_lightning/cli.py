@@ -1,13 +1,11 @@
 """The command line: fit, validate, test and predict of LightningCLI, and the commands of `yolo_lightning.commands`."""
 
-import json
 import logging
 import os
 import sys
 import warnings
 from contextlib import nullcontext
 from functools import partial
-from itertools import dropwhile, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +25,12 @@ from yolo_lightning.checkpoints import run_folder
 from yolo_lightning.checkpoints.checkpoint_io import AtomicCheckpointIO
 from yolo_lightning.checkpoints.resume import download
 from yolo_lightning.commands import TOOLS
-from yolo_lightning.commands.answers import PROGRAM, learn, pictures_of
-from yolo_lightning.commands.command_line import run_tool, user_errors
+from yolo_lightning.commands.answers import PROGRAM, answer, has_pictures_of, learn
+from yolo_lightning.commands.command_line import run_tool
 from yolo_lightning.commands.endings import full_disk_reported, reported
 from yolo_lightning.commands.fit_summary import end_fit, start_lines
-from yolo_lightning.commands.option_errors import ShortErrors, rejected_option
-from yolo_lightning.commands.option_layers import PREFIX, GivenOptions, given_options, layered, with_run
+from yolo_lightning.commands.option_errors import ShortErrors, rejected_option, user_errors
+from yolo_lightning.commands.option_layers import GivenOptions, given_options, layers
 from yolo_lightning.commands.run_plan import FROM_DATA, chooses_folder, plan_run
 from yolo_lightning.commands.start_supervisor import DEADLINE_OPTIONS, MAX_EPOCHS, supervise_fit
 from yolo_lightning.data.datamodule import DetectionDataModule
@@ -70,6 +68,8 @@ HARMLESS_WARNINGS = (
     r"\[('(StatusFile|RunProgressBar|ProgressLines)'(, )?)+\]",
 )
 
+SWITCH: dict[str, Any] = {"type": bool, "nargs": "?", "const": True, "default": False}
+"""Arguments of an option that needs no value, as `--resume`, and accepts one, as an environment variable has."""
 
 RECALIBRATION_EVALUATIONS = 2
 """Duration of the recalibration at the end of a fit, as a multiple of the time of a validation."""
@@ -91,16 +91,13 @@ def main(args: ArgsType = None) -> None:
     traceback.
 
     Args:
-        args: Words after the program name; None for those of the process.
+        args: Words after the program name; None for those of the process, which `__main__` has answered.
     """
     _hide_harmless_messages()
     with user_errors():
-        args = with_run(args) if isinstance(args, list) else args
-        words = sys.argv[1:] if args is None else args
-        if isinstance(words, list) and words and words[0] in TOOLS:
-            run_tool(words[0], words[1:])
-        elif isinstance(words, list) and (pictures := pictures_of(words)):
-            run_tool("predict", [json.dumps(pictures), *words[1 + len(pictures) :]])
+        args = sys.argv[1:] if args is None else answer(args) if isinstance(args, list) else args
+        if isinstance(args, list) and (args[0] in TOOLS or has_pictures_of(args)):
+            run_tool(args[0], args[1:])
         else:
             with full_disk_reported():
                 _run_trainer(args)
@@ -128,8 +125,6 @@ def _run_trainer(args: ArgsType) -> None:
             "prog": PROGRAM,
             "description": "Train YOLO detectors on LTDv2 or your own images. Further commands: predict PICTURES: "
             f"boxes in images and videos; {'; '.join(map(': '.join, TOOLS.items()))}.",
-            "default_env": True,
-            "env_prefix": PREFIX,
         },
     )
 
@@ -144,29 +139,23 @@ class YOLOCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse in descending precedence: command line, environment, weights, configuration files, defaults."""
-        words = sys.argv[1:] if args is None else args
-        if not isinstance(words, list):
-            super().parse_arguments(parser, words)
+        if not isinstance(args, list):
+            super().parse_arguments(parser, args)
             return
-        refuse_secrets(words)
-        before = list(takewhile(lambda word: word not in self._subcommand_parsers, words))
-        subcommand, typed = words[len(before) : len(before) + 1], words[len(before) + 1 :]
-        if subcommand:
-            typed = learn(subcommand[0], self._parser(subcommand[0]), typed)
-            typed = layered(typed, self._parser(subcommand[0]), os.environ)
-        self.config = parser.parse_args([*before, *subcommand, *typed])
+        refuse_secrets(args)
+        words = learn(args[0], self._parser(args[0]), layers(args, os.environ).command_line())
+        self.config = parser.parse_args([args[0], *words])
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
         """Return only the requested subcommand, if any: building the parsers of all takes four times as long."""
         known = LightningCLI.subcommands()
-        requested = self._words[0] if self._words else None
-        return {requested: known[requested]} if requested in known else known
+        return {name: known[name] for name in self._words[:1]} or known
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Share the seed, the class names and the number of channels between model and data."""
         parser.add_argument(
             "--allow_pickle",
-            action="store_true",
+            **SWITCH,
             help="Open `--model.weights` even if it contains arbitrary pickled code.",
         )
         parser.link_arguments("allow_pickle", "model.allow_pickle")
@@ -177,10 +166,10 @@ class YOLOCLI(LightningCLI):
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
         if subcommand == "fit":
-            parser.add_argument("--resume", action="store_true", help="Resume the newest run of the run folder.")
+            parser.add_argument("--resume", **SWITCH, help="Resume the newest run of the run folder.")
             parser.add_argument(
                 "--detach",
-                action="store_true",
+                **SWITCH,
                 help="Start the supervisor in a session of its own and return; training continues after a log-out.",
             )
         parser.add_argument(
@@ -232,14 +221,12 @@ class YOLOCLI(LightningCLI):
     @property
     def _words(self) -> list[str]:
         """Words of the command line; empty if options were passed as a dictionary."""
-        if self._arguments is None:
-            return sys.argv[1:]
         return self._arguments if isinstance(self._arguments, list) else []
 
     def _parse_ckpt_path(self) -> None:
         """Plan the run and carry the plan out. Lightning's method lets checkpoints override command-line options."""
         command, options = self.config.subcommand, self._options()
-        words = list(dropwhile(lambda word: word != command, self._words))
+        words = self._words
         given = given_options(words, os.environ) if words else GivenOptions(typed=self._passed(command))
         run = plan_run(words or [command], options, given)
         if run.becomes_supervisor:
@@ -373,8 +360,6 @@ class YOLOCLI(LightningCLI):
 
 class ShortErrorParser(ShortErrors, LightningArgumentParser):
     """Parser of LightningCLI."""
-
-    commands = tuple(TOOLS)
 
 
 def seed_of(seed_everything: bool | int) -> int:

@@ -134,7 +134,7 @@ def test_wrong_configuration_files(capsys: pytest.CaptureFixture[str], tmp_path:
         ["predict", "a.jpg", "--save", "[csv]"],
         ["submission", "check", "--help"],
         ["contact_sheet", "--data.root", "x", "--samples", "3"],
-        ["export", "--image-size", "64", "run"],
+        ["export", "--image_size", "64"],
         ["doctor", "--json"],
     ],
 )

@@ -1,4 +1,4 @@
-"""Command lines of tools: switches, hyphens, errors of this package, and the doctor without torch."""
+"""Command lines of tools: switches, lists, errors of this package, and the doctor without torch."""
 
 import json
 import subprocess
@@ -8,7 +8,8 @@ from inspect import signature
 import pytest
 
 from yolo_lightning.commands import TOOLS, WITHOUT_TORCH
-from yolo_lightning.commands.command_line import spelled_out, user_errors
+from yolo_lightning.commands.command_line import spelled_out
+from yolo_lightning.commands.option_errors import user_errors
 
 
 def tool(
@@ -26,10 +27,9 @@ def tool(
     ("typed", "spelled"),
     [
         ("--json", "--json=true"),
-        ("--json --hours-per-arm 2", "--json=true --hours_per_arm 2"),
-        ("--json false --check-only", "--json false --check_only=true"),
+        ("--json --hours_per_arm 2", "--json=true --hours_per_arm 2"),
+        ("--json false --check_only", "--json false --check_only=true"),
         ("--check_only=false --json=true", "--check_only=false --json=true"),
-        ("--hours-per-arm=2", "--hours_per_arm=2"),
         ("--no-such --json-file x", "--no-such --json-file x"),
         ("a-b -c -", "a-b -c -"),
         ("--weights 0.7 0.3 --json", "--weights=[0.7,0.3] --json=true"),
@@ -70,7 +70,7 @@ def test_the_doctor_runs_from_the_command_line_without_torch() -> None:
     code = """
 import sys
 sys.argv = ["yolo_lightning", "doctor", "--json", "--probes", "false"]
-from yolo_lightning.commands.command_line import main
+from yolo_lightning.__main__ import main
 try:
     main()
 finally:

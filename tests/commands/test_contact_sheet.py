@@ -12,9 +12,10 @@ import pytest
 from tests.conftest import REPOSITORY
 from tests.helpers.annotations import open_ltdv2
 from tests.helpers.data_module import data_module
+from yolo_lightning.cli import main
 from yolo_lightning.commands import contact_sheet as tool
+from yolo_lightning.commands.command_line import call
 from yolo_lightning.commands.contact_sheet import contact_sheet, draw_sample, sample_rows, spread_frames
-from yolo_lightning.commands.data_options import call_with_data
 from yolo_lightning.data.batch import Sample
 from yolo_lightning.data.boxes import Letterbox
 from yolo_lightning.data.datamodule import DetectionDataModule
@@ -158,7 +159,7 @@ def options(*arguments: str) -> dict[str, Any]:
         """
         seen.update(data=data, samples=samples)
 
-    call_with_data(show, arguments)
+    call(show, arguments)
     return seen
 
 
@@ -175,20 +176,20 @@ def test_command_line_takes_configurations_and_overrides() -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("data: {rooot: x}", r"has the unknown option data\.rooot"),
-        ("data: {loader: {worker: 1}}", r"has the unknown option data\.loader\.worker"),
-        ("data: [1]", "must have a section 'data' of options"),
-        ("- 1", "must have a section 'data' of options"),
-        ("data: {", "cannot be read"),
+        ("data: {rooot: x}", "unknown key data.rooot in {file}. Did you mean data.root?"),
+        ("data: {loader: {worker: 1}}", "unknown key data.loader.worker in {file}. Did you mean"),
+        ("data: [1]", "configuration {file} must have a section 'data' of options"),
+        ("- 1", "the file {file} of --config must contain keys and values"),
+        ("data: {", "the file {file} of --config cannot be read"),
+        (None, "the file {file} of --config does not exist"),
     ],
 )
-def test_configuration_that_cannot_be_used_is_named(tmp_path: Path, content: str, message: str) -> None:
+def test_configuration_that_cannot_be_used_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None, message: str
+) -> None:
     path = tmp_path / "config.yaml"
-    path.write_text(content)
-    with pytest.raises(ValueError, match=rf"configuration {path} {message}"):
-        options("--config", str(path), "--data.root", "x")
-
-
-def test_missing_configuration_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"none\.yaml cannot be read"):
-        options("--config", str(tmp_path / "none.yaml"), "--data.root", "x")
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(SystemExit):
+        main(["contact_sheet", "--config", str(path), "--data.root", "x"])
+    assert message.format(file=path) in capsys.readouterr().err

@@ -54,10 +54,6 @@ def union(key: str, value: str, *expected: str) -> str:
         ("unrecognized arguments: --epochs 3", "unknown key epochs. Did you mean trainer.max_epochs?"),
         ("unrecognized arguments: --nonsense", "unknown key nonsense; --help.full lists all keys."),
         (
-            "argument subcommand: invalid choice: 'monitr' (choose from 'fit', 'test')",
-            "unknown command monitr. Did you mean monitor? The commands are fit, test, monitor.",
-        ),
-        (
             'Parser key "data.neighbours":\n  Does not validate against any of the Union subtypes\n'
             "  Subtypes: [tuple[int, ...], <class 'NoneType'>]\n  Errors:\n    - Expected a <class 'tuple'>\n"
             "    - Expected a <class 'NoneType'>\n  Given value type: <class 'str'>\n  Given value: x",
@@ -77,7 +73,7 @@ def union(key: str, value: str, *expected: str) -> str:
     ],
 )
 def test_message_is_one_line_with_what_is_accepted(message: str, short: str) -> None:
-    assert short_message(message, {"trainer.max_epochs", "data.paste.count"}, ["monitor"]) == short
+    assert short_message(message, {"trainer.max_epochs", "data.paste.count"}) == short
 
 
 @pytest.mark.parametrize(

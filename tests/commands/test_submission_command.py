@@ -99,12 +99,12 @@ def test_wrong_file_is_told_with_counts_and_examples(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["check"], "check.file"),
+        (["check"], "FILE is missing"),
         (["check", "nowhere.json"], "nowhere.json cannot be read"),
         (["check", "predictions.json", "--template", "nowhere.json"], "nowhere.json cannot be read"),
-        (["score", "predictions.json"], "score.truth"),
+        (["score", "predictions.json"], "TRUTH is missing"),
         (["score", "predictions.json", "template.json"], "no annotated box"),
-        (["polish"], "polish"),
+        (["polish"], "one of check, score, fuse, rescore, got polish"),
     ],
 )
 def test_wrong_usage_has_exit_code_2(

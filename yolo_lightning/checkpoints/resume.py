@@ -56,6 +56,13 @@ def checkpoint_to_evaluate(base: Path) -> Path:
     return checkpoint_to_resume(base)[0]
 
 
+def chosen_checkpoint(run: str, checkpoint: str | None) -> Path:
+    """Return the given checkpoint, a file or an address, or the best one of the newest run, if it is complete."""
+    file = local_checkpoint(checkpoint) if checkpoint else checkpoint_to_evaluate(Path(run))
+    require_whole(file)
+    return file
+
+
 def checkpoint_to_fit(base: Path, ckpt_path: str | None, resume: bool, *, exactly: bool = False) -> Path | None:
     """Return the checkpoint to resume, or None for a new run.
 

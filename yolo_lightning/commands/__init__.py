@@ -28,9 +28,6 @@ TOOLS = {
 }
 """Purpose by name."""
 
-RENAMED = {"benchmark_gpu": "benchmark gpu", "benchmark_loader": "benchmark loader"}
-"""New words of former commands."""
-
 CONFIGURED = "--config={run}/config.yaml"
 OF_RUN: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("validate", "test", "predict"), (CONFIGURED, "--trainer.default_root_dir={run}")),

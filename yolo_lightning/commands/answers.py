@@ -5,16 +5,15 @@ this package or of Lightning changes.
 """
 
 import json
+import os
 import re
 import shlex
 import subprocess
 import sys
 import textwrap
-from argparse import _StoreTrueAction
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
-from itertools import takewhile
 from pathlib import Path
 from shutil import get_terminal_size
 from types import NoneType
@@ -35,9 +34,11 @@ from yolo_lightning.commands.option_layers import (
     TRUE,
     configuration_folder,
     divided,
+    layers,
     named_values,
-    separated,
     stray_words,
+    variable_of,
+    with_run,
 )
 from yolo_lightning.commands.ultralytics_words import TASKS, command_of, options_of, translated
 from yolo_lightning.utils.files import cache_folder, write_json
@@ -80,11 +81,15 @@ KEYS_OF_FILES = {
 }
 """Options whose name users omit, by the suffix of the value."""
 
+SWITCH = [TRUE, "false"]
 Table = Mapping[str, Any]  # `stamp`; `help`, a text; `options`: choices of each option by name, None for a group
 
 
-def answer(words: Sequence[str]) -> None:
-    """Print the answer to a command line and exit, or return if a parser has to read the command line.
+def answer(words: Sequence[str]) -> list[str]:
+    """Print the answer to a command line and exit, or return the command line that a parser has to read.
+
+    Returns:
+        The words, with RUN as the options of that run.
 
     Raises:
         SystemExit: After help, with code 0; after an error, with code 2.
@@ -95,19 +100,19 @@ def answer(words: Sequence[str]) -> None:
         print(fitted(commands))
         print(f"\n{PROGRAM} COMMAND --help: options; --version: version")
         raise SystemExit(0 if words else 2)
-    command, rest = words[0], words[1:]
     if (meant := command_of(words, [*SUBCOMMANDS, *TOOLS])) is not None:
         has_pictures = meant == "predict" and any(word.startswith("source=") for word in words)
         fail(translated(words, meant, _keys_of(PICTURES if has_pictures else meant)))
-    if command in TASKS:
+    if words[0] in TASKS:
         fail("a mode is missing: fit, validate, test, predict or export")
-    if command not in SUBCOMMANDS and command not in TOOLS and not command.startswith("-"):
-        fail(unknown_command(command, [*SUBCOMMANDS, *TOOLS]))
-    if pictures := pictures_of(words):
-        command, rest = PICTURES, rest[len(pictures) :]
+    if words[0] not in SUBCOMMANDS and words[0] not in TOOLS:
+        fail(unknown_command(words[0], [*SUBCOMMANDS, *TOOLS]))
+    command, *rest = words = with_run(words)
     rest = divided(rest, OWN_OPTIONS[command]) if command in OWN_OPTIONS else rest
-    if (table := stored(command)) is not None:
-        check(rest, table)
+    names = [PICTURES] if has_pictures_of(words) else [" ".join(words[:2]), command]  # with and without a section
+    if (found := next(((name, table) for name in names if (table := stored(name)) is not None), None)) is not None:
+        check(found[0], rest, found[1])
+    return words
 
 
 def fitted(text: str) -> str:
@@ -129,25 +134,23 @@ def _keys_of(command: str) -> list[str]:
     return [key for key, choices in options.items() if choices is not None]
 
 
-def pictures_of(words: Sequence[str]) -> list[str]:
-    """Return PICTURES of `predict PICTURES`; an empty list for another command and for `predict` with a dataset."""
-    return list(takewhile(lambda word: not word.startswith("-"), words[1:])) if list(words[:1]) == ["predict"] else []
+def has_pictures_of(words: Sequence[str]) -> bool:
+    """Return whether a command line is `predict PICTURES`, not `predict` with a dataset."""
+    return words[0] == "predict" and len(words) > 1 and not words[1].startswith("-")
 
 
 def learn(command: str, parser: Any, words: Sequence[str]) -> list[str]:
-    """Store the table of a parser unless it is stored, answer the words or return them for the parser."""
-    if FULL_HELP not in words and command in (*SUBCOMMANDS, *TOOLS, PICTURES) and parser._subcommands_action is None:
-        table = stored(command)
-        if table is None:
-            table = {"stamp": stamp(), "help": _short_help(command, parser), "options": _options_of(parser)}
-            with suppress(OSError):  # the next start learns again
-                table_file(command).parent.mkdir(parents=True, exist_ok=True)
-                write_json(table_file(command), table, indent=None)
-        check(words, table)
+    """Store the table of a parser and answer the words, unless `answer` did; return the words for the parser."""
+    if FULL_HELP not in words and command.partition(" ")[0] in (*SUBCOMMANDS, *TOOLS) and stored(command) is None:
+        table = {"stamp": stamp(), "help": _short_help(command, parser), "options": _options_of(parser)}
+        with suppress(OSError):  # the next start learns again
+            table_file(command).parent.mkdir(parents=True, exist_ok=True)
+            write_json(table_file(command), table, indent=None)
+        check(command, words, table)
     return [HELP_WORDS[1] if word == FULL_HELP else word for word in words]
 
 
-def check(words: Sequence[str], table: Table) -> None:
+def check(command: str, words: Sequence[str], table: Table) -> None:
     """Exit after help, or with an error for an unknown option, a value that is no choice, or a wrong file."""
     words = words[: list(words).index("--")] if "--" in words else words  # a command with options of its own follows
     if FULL_HELP in words:
@@ -160,47 +163,47 @@ def check(words: Sequence[str], table: Table) -> None:
     for short in (found[1] for word in words if (found := SINGLE_HYPHEN.match(word))):
         if meant := short if accepts(options, short) else nearest_key(short, leaves):
             fail(f"options begin with two hyphens, got -{short}. Did you mean --{meant}?")
-    files, others = separated(words)
-    for name, value in named_values(others):
-        key = name if accepts(options, name) else name.replace("-", "_")
-        if not accepts(options, key):
+    source = layers([command, *words], os.environ)
+    places = {name: f" in the environment variable {variable_of(command, name)}" for name in source.variables}
+    given = [(name, text, places[name]) for name, text in source.variables.items()]
+    for name, value, place in [*given, *((*one, "") for one in named_values(source.words))]:
+        if not accepts(options, name):
             theirs = options_of(name, value, leaves) if name in ("device", "patience", "amp", "half") else None
             if theirs:
                 fail(f"unknown key {name}. Did you mean {shlex.join(theirs)}?")
-            value = "" if value.lower() in (TRUE, "false") else value  # of a switch; here it is a number or a name
-            fail(unknown_key(name, leaves, value=value, hyphens="--"))
-        if options.get(key) == [TRUE] and value != TRUE:
-            theirs = options_of(key, value, leaves)
-            fail(f"{key} takes no value, got {value!r}{did_you_mean([shlex.join(theirs)] if theirs else [])}")
-        if name in ("data", "model") and options.get(key, ()) is None and _is_of_ultralytics(value):
+            value = "" if value.lower() in SWITCH else value  # of a switch; here it is a number or a name
+            fail(unknown_key(name, leaves, source=place, value=value, hyphens="--"))
+        if options.get(name) == SWITCH and value.lower() not in SWITCH:
+            theirs = options_of(name, value, leaves)
+            fail(f"{name} takes no value, got {value!r}{did_you_mean([shlex.join(theirs)] if theirs else [])}")
+        if name in ("data", "model") and options.get(name, ()) is None and _is_of_ultralytics(value):
             theirs = options_of(name, value, leaves) or []
             fail(f"{name} must be set by its keys, got {value!r}. Did you mean {shlex.join(theirs)}?")
-        if (choices := options.get(key)) and value and value not in choices:
-            fail(wrong_choice(key, value, choices))
-    if "trainer" in options and (stray := stray_words(others)):
-        kind = "folder" if Path(stray[0]).is_dir() else Path(stray[0]).suffix
+        if (choices := options.get(name)) and value and value not in choices and choices != SWITCH:
+            fail(wrong_choice(name, value, choices))
+    if "trainer" in options and (stray := stray_words(source.words)):
+        kind = "folder" if os.path.isdir(stray[0]) else Path(stray[0]).suffix
         meant = [f"--{KEYS_OF_FILES[kind]} {stray[0]}"] if kind in KEYS_OF_FILES else []
         fail(f"{stray[0]!r} follows no option; write --key value, and a list as --key '[a, b]'{did_you_mean(meant)}")
-    for path in (Path(word.removeprefix("--config=")) for word in files):
-        if str(path) in ("--config", "-c") or ":" in str(path):
-            continue  # the option, or a configuration as text
-        if path.is_dir():
-            fail(f"the file {path} of --config is a folder; pass a YAML file")
-        if not path.is_file():
+    for file in (file for file in source.files if ":" not in file):  # no configuration as text
+        if os.path.isdir(file):
+            fail(f"the file {file} of --config is a folder; pass a YAML file")
+        if not os.path.isfile(file):
             known = sorted(file.stem for file in configuration_folder().glob("*.yaml"))
-            fail(f"the file {path} of --config {missing(path, known)} The package has {', '.join(known)}.")
+            fail(f"the file {file} of --config {missing(Path(file), known)} The package has {', '.join(known)}.")
         try:
-            content = read_yaml(path)
+            content = read_yaml(Path(file))
         except (OSError, ValueError) as error:
-            fail(f"the file {path} of --config cannot be read: {error}")
+            fail(f"the file {file} of --config cannot be read: {error}")
         if not isinstance(content, dict):
             got = "an empty file" if content is None else repr(content)
-            fail(f"the file {path} of --config must contain keys and values, as 'data: {{root: PATH}}', got {got}")
+            fail(f"the file {file} of --config must contain keys and values, as 'data: {{root: PATH}}', got {got}")
         if "names" in content and "data.format" in options:
-            fail(f"the file {path} of --config describes a dataset. Did you mean --config yolo --data.format {path}?")
-        for key in flatten(content) if "trainer" in options else ():  # other commands read the section `data` only
-            if not accepts(options, key):
-                fail(unknown_key(key, leaves, source=f" in {path}"))
+            fail(f"the file {file} of --config describes a dataset. Did you mean --config yolo --data.format {file}?")
+        for key in flatten(content):
+            is_read = "trainer" in options or key.startswith("data.")  # other commands read the section `data` only
+            if is_read and not accepts(options, key):
+                fail(unknown_key(key, leaves, source=f" in {file}"))
 
 
 def _is_of_ultralytics(value: str) -> bool:
@@ -222,11 +225,11 @@ def accepts(options: Mapping[str, Any], key: str) -> bool:
 def _options_of(parser: Any) -> dict[str, list[str] | None]:
     """Return the accepted values of each option of a parser; none for all values, None for a group of options.
 
-    A switch, which takes no value, accepts `true`.
+    A switch, which needs no value, accepts `true` and `false`.
     """
     known = {name.removeprefix("--"): one for one in parser._actions for name in one.option_strings}
     groups = {key for key in known if any(other.startswith(f"{key}.") and other != f"{key}.help" for other in known)}
-    switches = {key: [TRUE] for key, action in known.items() if isinstance(action, _StoreTrueAction)}
+    switches = {key: SWITCH for key, action in known.items() if action.nargs == "?" and action.const is True}
     return {key: None if key in groups else _choices_of(action) for key, action in known.items()} | switches
 
 

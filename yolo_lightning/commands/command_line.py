@@ -1,56 +1,39 @@
 """Command line of the commands besides fit, validate, test and predict: the arguments of a function as options.
 
-A command is a function, or a dictionary of functions for several subcommands. If the function has keyword-only
-arguments, its other required arguments are positional. torch is imported only by commands that use it.
+A command is a function, or a dictionary of functions for several sections. Required arguments that are not keyword-only
+are positional. torch is imported only by commands that use it.
 """
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from inspect import Parameter, signature
 from itertools import takewhile
 from typing import Any, get_args, get_origin
 
-from jsonargparse import ArgumentParser, auto_cli
+from jsonargparse import ActionConfigFile, ArgumentParser
 
-from yolo_lightning.commands import OWN_OPTIONS, WITHOUT_TORCH
-from yolo_lightning.commands.answers import PICTURES, PROGRAM, learn
+from yolo_lightning.commands import OWN_OPTIONS
+from yolo_lightning.commands.answers import HELP_WORDS, PICTURES, PROGRAM, learn
 from yolo_lightning.commands.option_errors import ShortErrors
 from yolo_lightning.commands.option_layers import divided
-from yolo_lightning.utils.addresses import redacted, refuse_secrets
-from yolo_lightning.utils.exit_codes import ExitCode
-from yolo_lightning.utils.plain_text import printable
+from yolo_lightning.utils.addresses import refuse_secrets
+from yolo_lightning.utils.suggestions import did_you_mean, similar
 
-PACKAGE = "yolo_lightning"
-BOUND = "bound_by_weights"
-"""Name of an optional function of a command's module: the data options that the weights determine."""
 SECTIONS = "function_of"
 """Name of an optional function of a command's module: the function that the first words select, and its words."""
+DATA = "data"
+"""Argument of functions that receive a data module, whose arguments are options `data.*`, as in `fit`."""
 SWITCH_VALUES = ("true", "false", "yes", "no")
 
 
 class ToolParser(ShortErrors, ArgumentParser):  # type: ignore[misc]
     """Parser of a command besides fit, validate, test and predict."""
 
-    def parse_args(self, args: Sequence[str] | None = None, *rest: Any, **named: Any) -> Any:
-        """Parse the words after the command, unless they can be answered without the parser."""
-        command = (self.prog or "").removeprefix(f"{PROGRAM} ")
-        command = PICTURES if command == "predict" else command
-        return super().parse_args(learn(command, self, list(args or ())), *rest, **named)
-
-
-def main() -> None:
-    """Run the command of the command line, which must be one that works without torch."""
-    name, *words = sys.argv[1:]
-    assert name in WITHOUT_TORCH, name
-    with user_errors():
-        run_tool(name, words)
-
 
 def run_tool(name: str, words: Sequence[str]) -> None:
-    """Run a command. Its options are the arguments of its function, and the data options if it has an argument `data`.
+    """Run a command. Its options are the arguments of its function.
 
     Args:
         name: Name of the command, its module and its function.
@@ -61,79 +44,92 @@ def run_tool(name: str, words: Sequence[str]) -> None:
     module = import_module(f"yolo_lightning.commands.{name}")
     if hasattr(module, "__path__"):  # a command in its own folder
         module = import_module(f"yolo_lightning.commands.{name}.command")
-    function: Callable[..., Any] | dict[str, Callable[..., Any]]
-    program = f"{PROGRAM} {name}"
+    command = PICTURES if name == "predict" else name
     if hasattr(module, SECTIONS):
-        program = f"{program} {''.join(words[:1])}"
+        command = f"{command} {''.join(words[:1])}"
         function, words = getattr(module, SECTIONS)(words)
-    else:
-        function = getattr(module, name)
-    if isinstance(function, dict):
-        auto_cli(
-            function,
-            args=[*words[:1], *_with_options(function, words)],
-            as_positional=True,
-            parser_class=ToolParser,
-            prog=program,
-            description=module.__doc__,
-        )
-        return
+    elif isinstance(function := getattr(module, name), dict):
+        section = "".join(words[:1])
+        command, function, words = f"{command} {section}", _section(name, section, function), words[1:]
+    call(function, words, command)
+
+
+def _section(name: str, section: str, functions: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
+    """Return the function of a section of a command, or print the sections, if the user asks for help, and exit."""
+    if section in HELP_WORDS:
+        print(f"usage: {PROGRAM} {name} {'|'.join(functions)} [options]\n")
+        for one, function in functions.items():
+            print(f"  {one:<10}{(function.__doc__ or '').partition('.')[0]}")
+        raise SystemExit(0)
+    if section not in functions:
+        meant = did_you_mean(similar(section, functions))
+        raise ValueError(f"{name} needs a section, one of {', '.join(functions)}, got {section or 'none'}{meant}")
+    return functions[section]
+
+
+def call(function: Callable[..., Any], words: Sequence[str], command: str = "") -> None:
+    """Call a function with the options of a command line. The docstring of the function is the help text.
+
+    For a function with an argument `data`, the section `data` of configuration files is read. If the function has an
+    argument `checkpoint`, the data options that the checkpoint records override those of configuration files.
+
+    Args:
+        function: Function with annotated arguments.
+        words: Command line after the command.
+        command: Command, under which the options are stored for quick answers.
+    """
     parameters = signature(function).parameters
-    if "data" in parameters:
-        from yolo_lightning.commands.data_options import call_with_data
-
-        call_with_data(function, words, program, getattr(module, BOUND, None), ToolParser)
-        return
     purpose, _, _ = (function.__doc__ or "").partition("Args:")
-    auto_cli(
-        function,
-        args=spelled_out(words, parameters),
-        as_positional="command" not in parameters
-        and any(one.kind is Parameter.KEYWORD_ONLY for one in parameters.values()),
-        parser_class=ToolParser,
-        prog=program,
-        description=purpose.strip(),
-    )
+    parser = ToolParser(prog=f"{PROGRAM} {command}", description=purpose.strip())
+    if DATA in parameters:
+        from yolo_lightning.data.datamodule import DetectionDataModule
 
+        parser.add_argument(
+            "--config",
+            action=ActionConfigFile,
+            metavar="FILE",
+            help="Configuration file of a run; later files override earlier ones. Only the section `data` is read.",
+        )
+        parser.add_class_arguments(DetectionDataModule, DATA)
+    parser.add_function_arguments(function, skip={DATA}, as_group=False, as_positional=True, sub_configs=True)
+    words = spelled_out(learn(command, parser, words), parameters)
+    if DATA in parameters:
+        from yolo_lightning.commands.data_options import with_recorded
 
-def _with_options(functions: Mapping[str, Callable[..., Any]], words: Sequence[str]) -> list[str]:
-    """Return the words after the name of a subcommand, spelled out; leading words are one list if one is expected."""
-    if not words or words[0] not in functions:
-        return list(words[1:])
-    parameters = signature(functions[words[0]]).parameters
-    element, rest = _list_of(next(iter(parameters.values()))) if parameters else None, list(words[1:])
-    files = leading_values(rest) if element is not None else []
-    if files:
-        rest = [_list_text(files, element), *rest[len(files) :]]
-    return spelled_out(rest, parameters)
+        words = with_recorded(words, parser, has_weights="checkpoint" in parameters)
+    given = parser.instantiate_classes(parser.parse_args(words)).as_dict()
+    given.pop("config", None)
+    function(**given)
 
 
 def spelled_out(words: Sequence[str], parameters: Mapping[str, Parameter]) -> list[str]:
-    """Return the words with `--json` expanded to `--json=true`, and hyphens in option names replaced by underscores.
+    """Return the words with a switch, as `--json`, expanded to `--json=true`, and the values of a list as one word.
 
-    The values of a list, as `--weights 0.7 0.3` or `--weights 0.7,0.3`, become one word, as `--weights=[0.7, 0.3]`.
-    For a function with an argument `command`, all words after `--` become the value of `--command`.
+    `--weights 0.7 0.3` and `--weights 0.7,0.3` become `--weights=[0.7, 0.3]`. If the first argument is a positional
+    list, it has all words before the first option. For a function with an argument `command`, all words after `--`
+    become the value of `--command`.
     """
     if "command" in parameters and "--" in words:
         at = list(words).index("--")
         return [*spelled_out(words[:at], parameters), f"--command={json.dumps(list(words[at + 1 :]))}"]
     found = []
-    at = 0
+    first, at = next(iter(parameters.values())), 0
+    if first.kind is not Parameter.KEYWORD_ONLY and _list_of(first) is not None and (values := leading_values(words)):
+        found, at = [json.dumps(values)], len(values)
     while at < len(words):
         word = words[at]
         at += 1
-        typed, equals, value = word.removeprefix("--").partition("=")
-        name = typed.replace("-", "_")
+        name, equals, value = word.removeprefix("--").partition("=")
         if not word.startswith("--") or name not in parameters:
             found.append(word)
-        elif _list_of(parameters[name]) is not None:
+        elif (element := _list_of(parameters[name])) is not None:
             values = [value] if equals else leading_values(words[at:])
             at += 0 if equals else len(values)
-            found.append(f"--{name}={_list_text(values, _list_of(parameters[name]))}")
+            found.append(f"--{name}={_list_text(values, element)}")
         else:
             has_value = bool(equals) or "".join(words[at : at + 1]).lower() in SWITCH_VALUES
-            is_switch = parameters[name].annotation is bool
-            found.append(f"--{name}=true" if is_switch and not has_value else f"--{name}{equals}{value}")
+            is_switch = parameters[name].annotation is bool and not has_value
+            found.append(f"{word}=true" if is_switch else word)
     return found
 
 
@@ -162,27 +158,6 @@ def _is_number(text: str) -> bool:
 def leading_values(words: Sequence[str]) -> list[str]:
     """Return the words before the first option; a negative number is no option."""
     return list(takewhile(lambda word: not word.startswith("-") or _is_number(word), words))
-
-
-@contextmanager
-def user_errors() -> Iterator[None]:
-    """Print a `ValueError` raised by this package and exit with code 2; other errors keep their traceback."""
-    try:
-        yield
-    except ValueError as error:
-        if not is_ours(error):
-            raise
-        print(f"error: {redacted(printable(str(error)))}", file=sys.stderr)
-        raise SystemExit(ExitCode.USAGE) from None
-
-
-def is_ours(error: ValueError) -> bool:
-    """Return whether code of this package raised the error."""
-    frame = error.__traceback__
-    while frame is not None and frame.tb_next is not None:
-        frame = frame.tb_next
-    module = frame.tb_frame.f_globals.get("__name__", "") if frame is not None else ""
-    return module.split(".")[0] == PACKAGE
 
 
 def wide_console() -> Any:

@@ -1,16 +1,13 @@
 """Judgement of a change by the scores on both halves of the validation clips, as a table."""
 
-import sys
 from dataclasses import dataclass
 
-from rich.console import Console
-
+from yolo_lightning.commands.command_line import wide_console
 from yolo_lightning.commands.sweep.sweep_scores import SettingScores
 from yolo_lightning.evaluation.score_table import number_table, score_text
 
 PARTS = ("all", "half 1", "half 2")
 COLUMNS = ("map_50", "cov", "balanced")
-PIPE_WIDTH = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,4 +33,4 @@ class Comparison:
         for name, own in {"before": self.before, change: self.after}.items():
             for part, one in zip(PARTS, own, strict=False):
                 table.add_row(f"{part}, {name}", *map(score_text, one.named().values()))
-        Console(width=None if sys.stdout.isatty() else PIPE_WIDTH).print(table)
+        wide_console().print(table)

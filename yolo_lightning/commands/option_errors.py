@@ -3,13 +3,15 @@
 import re
 import shlex
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from inspect import signature
 from typing import Any, NoReturn
 
-from yolo_lightning.commands import RENAMED
+from yolo_lightning.utils.addresses import redacted
 from yolo_lightning.utils.exit_codes import ExitCode
 from yolo_lightning.utils.old_layout import RENAMED_KEYS, new_key
+from yolo_lightning.utils.plain_text import printable
 from yolo_lightning.utils.suggestions import did_you_mean, similar
 
 MODES = {
@@ -27,7 +29,6 @@ SYNONYMS = {
     "cache": ("data.storage.image_cache_mib",),
     "close_mosaic": ("data.augmentation.close_mosaic_epochs",),
     "conf": ("score_threshold", "model.detections.score_threshold"),
-    "confidences": ("score_thresholds",),
     "data": ("data.format",),
     "device": ("trainer.accelerator",),
     "devices": ("trainer.devices",),
@@ -48,18 +49,12 @@ SYNONYMS = {
     "max_det": ("max_detections", "model.detections.max_detections"),
     "model": ("weights", "checkpoint", "model.variant"),
     "name": ("trainer.default_root_dir",),
-    "overlaps": ("iou_thresholds",),
     "project": ("output", "trainer.default_root_dir"),
     "save_dir": ("output", "trainer.default_root_dir"),
     "seed": ("seed_everything",),
     "checkpoint": ("weights", "ckpt_path"),
     "resume_from": ("ckpt_path",),
     "resume_from_checkpoint": ("ckpt_path",),
-    "conv": ("conv_backend",),
-    "confidence": ("score_threshold",),
-    "overlap": ("iou_threshold",),
-    "augment": ("tta",),
-    "trust": ("allow_pickle",),
     "amp": ("trainer.precision",),
     "cfg": ("config",),
     "fraction": ("data.split.train_fraction",),
@@ -68,7 +63,7 @@ SYNONYMS = {
     "weights": ("checkpoint", "model.weights"),
     "workers": ("data.loader.num_workers",),
 }
-"""Keys for words of Ultralytics and of earlier commands; the first key that the parser accepts is suggested."""
+"""Keys for words of Ultralytics; the first key that the parser accepts is suggested."""
 
 VALUE_SYNONYMS = {"fp16": "16-mixed", "half": "16-mixed", "fp32": "32-true", "cuda": "gpu"}
 
@@ -100,7 +95,6 @@ COMMA = re.compile(r", (?![^\[]*\])")  # outside of brackets
 CALLBACKS = "trainer.callbacks"
 MISSING_POSITIONAL = re.compile(r"the following arguments are required: (?P<names>[\w, ]+)$")
 NO_MAPPING = "Unexpected config:"
-UNKNOWN_COMMAND = re.compile(r"invalid choice: '(?P<typed>[^']+)' \(choose from (?P<known>.+)\)")
 TYPE_NAMES = {
     "<class 'int'>": "an integer",
     "<class 'float'>": "a number",
@@ -119,15 +113,12 @@ TYPE_NAMES = {
 class ShortErrors:
     """Parser mixin: errors in one line, without the list of all options; an option cannot be abbreviated."""
 
-    commands: Collection[str] = ()
-    """Commands besides the subcommands of the parser, as suggestions for an unknown command."""
-
     def __init__(self, *positional: Any, **named: Any) -> None:
         super().__init__(*positional, **{"allow_abbrev": False, **named})
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print the message in one line and exit with code 2; jsonargparse prints the usage and a tip before it."""
-        shortened = short_message(message, _known_keys(self), self.commands)
+        shortened = short_message(message, _known_keys(self))
         if not self.exit_on_error:  # type: ignore[attr-defined]
             super().error(shortened, ex)  # type: ignore[misc]
         fail(shortened, ex)
@@ -137,6 +128,26 @@ def fail(message: str, cause: Exception | None = None) -> NoReturn:
     """Print an error of the command line and exit."""
     print(f"error: {message}", file=sys.stderr)
     raise SystemExit(ExitCode.USAGE) from cause
+
+
+@contextmanager
+def user_errors() -> Iterator[None]:
+    """Print a `ValueError` raised by this package and exit with code 2; other errors keep their traceback."""
+    try:
+        yield
+    except ValueError as error:
+        if not is_ours(error):
+            raise
+        fail(redacted(printable(str(error))))
+
+
+def is_ours(error: ValueError) -> bool:
+    """Return whether code of this package raised the error."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    module = frame.tb_frame.f_globals.get("__name__", "") if frame is not None else ""
+    return module.split(".")[0] == "yolo_lightning"
 
 
 def _known_keys(parser: Any) -> set[str]:
@@ -149,18 +160,15 @@ def _known_keys(parser: Any) -> set[str]:
     return keys
 
 
-def short_message(message: str, keys: Collection[str], commands: Collection[str] = ()) -> str:
+def short_message(message: str, keys: Collection[str]) -> str:
     """Return a message of jsonargparse in the form of this package's own errors, in one line if it is recognized.
 
     Args:
         message: Message of jsonargparse.
         keys: Keys that the parser accepts.
-        commands: Further commands, as suggestions for an unknown command.
     """
     if found := UNKNOWN_KEY.search(message):
         return unknown_key(found["typed"] or found["configured"], keys)
-    if found := UNKNOWN_COMMAND.search(message):
-        return unknown_command(found["typed"], [*re.findall(r"[\w-]+", found["known"]), *commands])
     if message.startswith(NO_MAPPING):
         got = message.removeprefix(NO_MAPPING).strip()
         return (
@@ -201,8 +209,6 @@ def rejected_option(message: str) -> str | None:
 
 
 def unknown_command(typed: str, known: Collection[str]) -> str:
-    if typed in RENAMED:
-        return f"{typed} is now {RENAMED[typed]}."
     meant = [MODES.get(one, one) for one in similar(typed.lower(), [*known, *MODES])]
     return f"unknown command {typed}{did_you_mean(meant)} The commands are {', '.join(known)}."
 

@@ -3,23 +3,17 @@
 Torch and jsonargparse are not imported: the supervisor of a fit reads the few options that it needs from here.
 """
 
-import json
-from argparse import _StoreTrueAction
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import yaml
 
 from yolo_lightning.commands import OF_RUN, SUBCOMMANDS
-from yolo_lightning.utils.old_layout import RENAMED_KEYS
 from yolo_lightning.utils.run_files import config_name
-from yolo_lightning.utils.suggestions import did_you_mean, similar
 from yolo_lightning.utils.yaml_file import flatten, read_yaml
-
-if TYPE_CHECKING:
-    from jsonargparse import ArgumentParser
 
 FILE_OPTION, SHORT_FILE_OPTION = FILE_WORDS = ("--config", "-c")
 HELP = ("-h", "--help", "--help.full")
@@ -29,6 +23,40 @@ PREFIX = "YOLO_LIGHTNING"
 TRUE = "true"
 GROUPS = ("trainer", "model", "data", "data.loader", "supervision", "supervision.notify", "supervision.phase_timeouts")
 """Options whose value may be the path of a file with their parts."""
+
+
+class Layers(NamedTuple):
+    """Sources of the options of fit, validate, test or predict, in ascending precedence."""
+
+    files: list[str]  # configuration files, or configurations as texts
+    variables: dict[str, str]  # texts of options in environment variables, by full name
+    words: list[str]  # all other words of the command line
+
+    def command_line(self) -> list[str]:
+        """Return one command line, in which later words override earlier ones.
+
+        jsonargparse itself would give the file of `--config` precedence over environment variables.
+        """
+        files = [f"{FILE_OPTION}={file}" for file in self.files]
+        return [*files, *(f"--{name}={text}" for name, text in self.variables.items()), *self.words]
+
+
+def variable_of(command: str, key: str) -> str:
+    """Return the name of the environment variable of an option."""
+    return f"{PREFIX}_{command}__{key}".replace(".", "__").upper()
+
+
+def layers(words: Sequence[str], environment: Mapping[str, str]) -> Layers:
+    """Return the sources of the options of a command line, from the subcommand on, and of the environment."""
+    prefix = variable_of(words[0], "")
+    variables = {
+        name.removeprefix(prefix).replace("__", ".").lower(): text
+        for name, text in environment.items()
+        if name.startswith(prefix)
+    }
+    files, others = separated(words[1:])
+    first = [configuration_file(variables.pop("config"))] if "config" in variables else []
+    return Layers([*first, *files], variables, others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,24 +77,16 @@ def given_options(words: Sequence[str], environment: Mapping[str, str]) -> Given
     Raises:
         OSError, ValueError: If a configuration file cannot be read; the message is one for developers.
     """
-    prefix = f"{PREFIX}_{words[0]}__".upper()
-    variables = {
-        name.removeprefix(prefix).replace("__", ".").lower(): text
-        for name, text in environment.items()
-        if name.startswith(prefix)
-    }
-    files, others = separated(words[1:])
-    first = [variables.pop("config")] if "config" in variables else []
+    found = layers(words, environment)
     configured: dict[str, Any] = {}
-    texts = [word.removeprefix(f"{FILE_OPTION}=").removeprefix(SHORT_FILE_OPTION) for word in files]
-    for text in [*first, *(text for text in texts if text and text != FILE_OPTION)]:
-        tree = read_yaml(Path(text)) if Path(text).is_file() else _value_of(text)
+    for text in found.files:
+        tree = read_yaml(Path(text)) if os.path.isfile(text) else _value_of(text)
         if not isinstance(tree, dict):
             raise ValueError(f"{text} is no configuration")
         configured |= flatten(tree)
     typed: dict[str, Any] = {}
-    for key, text in [*variables.items(), *named_values(others)]:
-        is_file = key in GROUPS and Path(text).is_file()
+    for key, text in [*found.variables.items(), *named_values(found.words)]:
+        is_file = key in GROUPS and os.path.isfile(text)
         typed |= flatten({key: read_yaml(Path(text)) if is_file else _value_of(text)})
     return GivenOptions(configured, typed)
 
@@ -144,41 +164,19 @@ def _value_of(text: str) -> Any:
         return text
 
 
-def layered(words: Sequence[str], parser: "ArgumentParser", environment: Mapping[str, str]) -> list[str]:
-    """Return the command line with the options of configuration files, environment and words, in ascending precedence.
-
-    jsonargparse gives the file of `--config` precedence over environment variables. Therefore all sources are converted
-    to one command line, in which later words override earlier ones.
-
-    Args:
-        words: Command line after the subcommand.
-        parser: Parser of the subcommand.
-        environment: Environment variables; jsonargparse itself reads the variable of the configuration file.
-    """
-    files, others = separated(words)
-    return [*files, *_words_of_environment(parser, environment), *others]
-
-
 def separated(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the words that name configuration files, and all other words.
-
-    `ltdv2`, `yolo.yaml` and `configs/loader/single.yaml` name files of the package where no such file exists.
-    """
+    """Return the configuration files that a command line names, and all other words."""
     files: list[str] = []
     others: list[str] = []
-    at = 0
-    while at < len(words):
-        word = words[at]
-        has_value = word in FILE_WORDS
-        is_file = has_value or word.startswith((f"{FILE_OPTION}=", SHORT_FILE_OPTION))
-        taken = words[at : at + 1 + has_value]
-        if has_value and len(taken) > 1:
-            taken = [word, configuration_file(taken[1])]
-        elif is_file and not has_value:
-            name = FILE_OPTION + "=" if word.startswith(FILE_OPTION) else SHORT_FILE_OPTION
-            taken = [name + configuration_file(word.removeprefix(name))]
-        (files if is_file else others).extend(taken)
-        at += len(taken)
+    left = iter(words)
+    for word in left:
+        if word in FILE_WORDS:
+            value = next(left, None)
+            (others if value is None else files).append(word if value is None else configuration_file(value))
+        elif word.startswith((f"{FILE_OPTION}=", SHORT_FILE_OPTION)):
+            files.append(configuration_file(word.removeprefix(f"{FILE_OPTION}=").removeprefix(SHORT_FILE_OPTION)))
+        else:
+            others.append(word)
     return files, others
 
 
@@ -189,45 +187,16 @@ def configuration_folder() -> Path:
 
 
 def configuration_file(text: str) -> str:
-    """Return the path of a configuration of the package that is given by its name, or the text itself."""
-    try:
-        if Path(text).exists():
-            return text
-        name = Path(text).with_suffix(".yaml").as_posix().removeprefix("configs/")
-        path = configuration_folder() / name
-        return str(path) if path.is_file() and not Path(name).is_absolute() and ".." not in Path(name).parts else text
-    except (OSError, ValueError):  # a configuration as text
-        return text
+    """Return the path of a configuration of the package that is given by its name, or the text itself.
 
-
-def _words_of_environment(parser: "ArgumentParser", environment: Mapping[str, str]) -> list[str]:
-    """Return the options of environment variables such as `YOLO_LIGHTNING_FIT__MODEL__RECIPE__LR0` as words.
-
-    Raises:
-        ValueError: If a variable has the name of no key, or of a key of the old layout.
+    `ltdv2`, `yolo.yaml` and `configs/loader/single.yaml` name files of the package where no such file exists.
     """
-    accepted = {_variable_name(parser, action.dest): action for action in parser._actions}
-    for old, new in RENAMED_KEYS.items():
-        variable = _variable_name(parser, old)
-        if variable in environment and variable not in accepted:
-            raise ValueError(
-                f"{old} is now {new}: rename the environment variable {variable} to {_variable_name(parser, new)}"
-            )
-    for variable in environment:
-        if variable.startswith(_variable_name(parser, "")) and variable not in accepted:
-            found = did_you_mean(similar(variable, accepted, most=2))
-            raise ValueError(f"the environment variable {variable} names no option{found}")
-    words = []
-    for variable, action in accepted.items():
-        value = environment.get(variable)
-        if value is None or not action.option_strings or FILE_OPTION in action.option_strings:
-            continue
-        if isinstance(action, _StoreTrueAction):  # cannot be set to false on the command line
-            words.append(f"--config={json.dumps({action.dest: value.lower() == TRUE})}")
-        else:
-            words.append(f"--{action.dest}={value}")
-    return words
-
-
-def _variable_name(parser: "ArgumentParser", key: str) -> str:
-    return f"{parser.env_prefix}_{key}".replace(".", "__").upper()
+    if os.path.exists(text):
+        return text
+    folder = configuration_folder()
+    try:
+        name = Path(text).with_suffix(".yaml").as_posix().removeprefix("configs/")
+    except ValueError:  # a configuration as text
+        return text
+    is_name = not Path(name).is_absolute() and ".." not in Path(name).parts
+    return str(folder / name) if is_name and os.path.isfile(folder / name) else text

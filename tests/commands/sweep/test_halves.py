@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from tests.helpers.data_module import data_module
-from yolo_lightning.commands.sweep.candidates import first_half
+from yolo_lightning.commands.sweep.validation_matches import first_half
 from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.synthetic import draw_dataset
 

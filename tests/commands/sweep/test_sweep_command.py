@@ -57,7 +57,7 @@ def sweep(
             "--data.loader.num_workers",
             "0",
         ]
-        size = ["--data.image_size", "64", "--device", "cpu", "--candidates", "100000"]
+        size = ["--data.image_size", "64", "--device", "cpu"]
         main(["sweep", *data, *size, "--json", "sweep.json", *words])
         result: dict[str, Any] = json.loads(Path("sweep.json").read_text())
         return result
@@ -104,28 +104,23 @@ def test_halves_are_reported(weights: Path, sweep: Callable[..., dict[str, Any]]
     assert found["frames"] == 8
 
 
-def test_frames_that_lose_candidates_are_counted(
-    weights: Path, sweep: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = sweep("--checkpoint", str(weights), "--candidates", "100")
-    assert found["frames_cut"] == 8
-    assert "8 of 8 frames had more candidates than --candidates" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--score_thresholds", "[1.5]"], "--score_thresholds must contain one or more numbers from 0 to 1, got [1.5]"),
         (["--iou_thresholds", "[]"], "--iou_thresholds must contain one or more numbers from 0 to 1, got []"),
-        (["--candidates", "5"], "--candidates must be >= 100, got 5"),
         (["--checkpoint", "gone.ckpt"], "checkpoint gone.ckpt cannot be used: it does not exist"),
     ],
 )
 def test_what_is_not_allowed_is_said(
-    words: list[str], message: str, sweep: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+    words: list[str],
+    message: str,
+    weights: Path,
+    sweep: Callable[..., Any],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(SystemExit):
-        sweep(*words)
+        sweep("--checkpoint", str(weights), *words)
     assert message in capsys.readouterr().err
 
 

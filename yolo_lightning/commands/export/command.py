@@ -7,9 +7,8 @@ from typing import Literal
 
 from rich.console import Console
 
-from yolo_lightning.checkpoints.checkpoint_file import require_whole
-from yolo_lightning.checkpoints.mirror import is_address, local_checkpoint
-from yolo_lightning.checkpoints.resume import checkpoint_to_evaluate
+from yolo_lightning.checkpoints.mirror import is_address
+from yolo_lightning.checkpoints.resume import chosen_checkpoint
 from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN
 from yolo_lightning.commands.export.onnx_file import require_packages, write_onnx_file
 from yolo_lightning.commands.export.pt_and_torchscript import (
@@ -67,8 +66,7 @@ def export(
     Raises:
         ValueError: If the checkpoint does not exist or an option is invalid.
     """
-    file = local_checkpoint(checkpoint) if checkpoint else checkpoint_to_evaluate(Path(run))
-    require_whole(file)
+    file = chosen_checkpoint(run, checkpoint)
     check_choices("format", [format], Format)
     if nms and format != "onnx":
         raise ValueError(f"nms requires format onnx, got format {format}.")

@@ -1,0 +1,100 @@
+"""Detections of a trained network in the validation split, matched with the annotated boxes; halves of the split."""
+
+from collections.abc import Callable, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from yolo_lightning.data.batch import collate, targets
+from yolo_lightning.data.datamodule import DetectionDataModule
+from yolo_lightning.data.dataset import EvaluationDataset
+from yolo_lightning.data.index.split_index import SplitIndex
+from yolo_lightning.data.index.splits import choose_clips
+from yolo_lightning.detector import folded_network
+from yolo_lightning.evaluation.matching import Matches, match
+from yolo_lightning.model.detection_settings import DetectionSettings
+from yolo_lightning.model.graph import network_input
+from yolo_lightning.model.layers import Convolution
+from yolo_lightning.model.network_settings import NetworkSettings, read_settings
+from yolo_lightning.model.postprocess import predictions
+from yolo_lightning.training.device_transforms import as_one_class
+
+Mask = npt.NDArray[np.bool_]
+
+
+def network_for(
+    data: DetectionDataModule, file: Path, device: torch.device, conv_backend: Convolution
+) -> tuple[Any, list[str], NetworkSettings]:
+    """Return the network of a checkpoint, its class names and its settings, and set up the data for a validation.
+
+    Raises:
+        ValueError: If the network cannot be used with the data.
+    """
+    known = read_settings(file)
+    network, names = folded_network(file, device, conv_backend, one_to_one=known.detections.one_to_one)
+    data.image_size.check("data.image_size", stride=network.stride)
+    if not known.single_class and names != list(data.class_names):
+        classes = list(data.class_names)
+        raise ValueError(f"The classes of the data must be {names}, as in checkpoint {file}, got {classes}.")
+    data.setup("validate")
+    return network, names, known
+
+
+def match_validation(
+    network: Callable[[Tensor], Any],
+    data: DetectionDataModule,
+    device: torch.device,
+    advance: Callable[[int], None],
+    detections: Sequence[DetectionSettings],
+    *,
+    classes: int,
+    single_class: bool,
+    batches: int | None = None,
+) -> tuple[list[Matches], Mask]:
+    """Return the matches of the validation split with each of the settings of the detections, as in `test`.
+
+    Args:
+        network: Network in evaluation mode on `device`.
+        data: Data, set up for validation.
+        device: Device of the network.
+        advance: Called with the number of frames of each batch.
+        detections: Settings to match with; the network processes each frame once.
+        classes: Number of classes of the network.
+        single_class: Whether all annotated boxes count as class 0.
+        batches: Number of batches; None: all.
+
+    Returns:
+        The matches, in the order of `detections`, and `(F,)` whether each of their F frames is in the first half.
+    """
+    frames = data.open("valid")
+    frames.quarantined = data.limits.quarantined(frames.index, "valid")
+    arguments = data.loader.arguments(on_gpu=device.type == "cuda", persistent=False)
+    dataset = EvaluationDataset(frames, data.image_size)
+    loader = DataLoader(dataset, batch_size=data.batch_size, collate_fn=collate, **arguments)
+    matched: list[list[Matches]] = [[] for _ in detections]
+    image_ids: list[str] = []
+    for batch in islice(loader, batches):
+        batch = data.on_before_batch_transfer(batch, 0)
+        decoded = network(network_input(batch.images.to(device, non_blocking=True)))[0].cpu()
+        expected = targets(as_one_class(batch) if single_class else batch)
+        for parts, settings in zip(matched, detections, strict=True):
+            parts.append(match(predictions((decoded,), batch, settings), expected, classes))
+        image_ids += [target.image_id for target in expected]
+        advance(len(batch))
+    is_first = dict(zip(frames.index.image_ids(), first_half(frames.index).tolist(), strict=True))
+    return [Matches.join(parts) for parts in matched], np.array([is_first[one] for one in image_ids], dtype=np.bool_)
+
+
+def first_half(index: SplitIndex) -> Mask:
+    """Return `(frames,)` whether a frame belongs to the first half: half of each month's clips, at least one.
+
+    Halves share no clip, because neighbouring frames are near duplicates. Clips are chosen by a hash of their names,
+    independent of run and machine. A month with a single clip is in the first half only.
+    """
+    return np.isin(index.clips(), choose_clips(index, 0.5))
