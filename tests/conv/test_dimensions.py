@@ -149,7 +149,7 @@ def test_transposed_layers_reject_wrong_inputs(kind: Any) -> None:
     layer = swap_convs(kind(2, 4, 3))
     with pytest.raises(ValueError, match="expects an input with 2 channels, got 3"):
         layer(torch.randn(1, 3, *(4,) * dimensions))
-    with pytest.raises(ValueError, match="same dtype and device"):
+    with pytest.raises(ValueError, match="the same dtype and on the same device"):
         layer(torch.randn(1, 2, *(4,) * dimensions).double())
     with pytest.raises(ValueError, match="must have dtype"):
         layer(torch.ones(1, 2, *(4,) * dimensions, dtype=torch.int64))

@@ -12,13 +12,11 @@ import torch
 import yaml
 from torch import nn
 from ultralytics.engine.trainer import BaseTrainer
-from ultralytics.optim import MuSGD as UltralyticsMuSGD
 
 from tests.helpers.networks import module_of
 from tests.parity.training_twins import Frames, Recorder, make_trainer, random_batches, train_ours
 from yolo_lightning.model.conv_backend import ConvolutionSettings
 from yolo_lightning.module import YOLOModule
-from yolo_lightning.training.musgd import MuSGD
 from yolo_lightning.training.optimizers import (
     automatic,
     check_same_optimizer,
@@ -70,32 +68,6 @@ def test_musgd_has_the_groups_of_ultralytics(variant: str) -> None:
         keys = ("momentum", "weight_decay", "nesterov", "use_muon")
         assert {key: group[key] for key in keys} == {key: other[key] for key in keys}
         assert other["lr"] == (0.02 * CLASS_HEAD_FACTOR if group["class_head"] else 0.02)
-
-
-@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize("nesterov", [False, True])
-def test_musgd_equals_that_of_ultralytics_bit_for_bit(memory_format: torch.memory_format, nesterov: bool) -> None:
-    shapes = [(64, 3, 3, 3), (8, 3, 3, 3), (3, 3, 3, 3), (16, 64, 1, 1), (100, 64), (6, 64, 1, 1), (5, 27), (9,)]
-    generator = torch.Generator().manual_seed(0)
-    layouts = [memory_format if len(shape) == 4 else torch.contiguous_format for shape in shapes]
-    starts = [torch.randn(shape, generator=generator) for shape in shapes]
-    found = []
-    for kind in (MuSGD, UltralyticsMuSGD):
-        copies = (one.clone(memory_format=layout) for one, layout in zip(starts, layouts, strict=True))
-        weights = [nn.Parameter(one) for one in copies]
-        groups = [{"params": weights[:-1], "use_muon": True, "weight_decay": 0.01}, {"params": weights[-1:]}]
-        optimizer = kind(groups, lr=0.1, momentum=0.9, nesterov=nesterov, muon=0.2, sgd=1.0)  # type: ignore[operator]
-        noise = torch.Generator().manual_seed(1)
-        for step in range(4):
-            for number, weight in enumerate(weights):
-                gradient = torch.randn(weight.shape, generator=noise)
-                weight.grad = None if step == 1 and number == 2 else gradient.to(memory_format=layouts[number])
-            optimizer.step()
-        found.append([*weights, *(value for state in optimizer.state.values() for value in state.values())])
-    for own, other in zip(*found, strict=True):
-        assert torch.equal(own, other)
-        assert own.stride() == other.stride()
-    assert not torch.equal(found[0][0], starts[0])
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ products. Double backward therefore needs no further formulas and never differen
 write into buffers.
 """
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -17,14 +17,12 @@ Gradients = tuple[MaybeTensor, ...]
 """One gradient per tensor of the operation; None if it is not needed or zero."""
 
 
-class DifferentiableProduct(Protocol):
-    """Computes an operation of one convolution, as a function that autograd can differentiate."""
+DifferentiableProduct = Callable[..., Any]
+"""Function `(operation, *tensors, like=None)` that computes an operation of one convolution for autograd.
 
-    def __call__(self, operation: Operation, *tensors: Tensor, like: MaybeTensor = None) -> Any:
-        """Return the result of the operation; for one of the single gradients, `like` has the size of the result.
-
-        `like` is None if the tensor was not saved, because autograd functions know the size without it.
-        """
+For a single gradient, `like` has the size of the result, or is None if this tensor was not saved: autograd functions
+know the size.
+"""
 
 
 def derivatives(

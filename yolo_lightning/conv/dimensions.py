@@ -1,17 +1,13 @@
 """1-D, 3-D and transposed convolution, composed of the 2-D products in `functional`; derivatives of any order."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from yolo_lightning.conv.algorithms.problem import SUPPORTED_DTYPES, Problem, wants_channels_last
+from yolo_lightning.conv.algorithms.problem import IntOrInts, Problem, check_dtypes, numbers, wants_channels_last
 from yolo_lightning.conv.algorithms.shared import exports_to_onnx
 from yolo_lightning.conv.functional import autocast_operands, conv2d, input_gradient
 from yolo_lightning.conv.plan import DEFAULT_PLAN, Plan
-
-IntOrInts = int | Sequence[int]
 
 
 def conv1d(
@@ -32,8 +28,8 @@ def conv1d(
     _check_dimensions("conv1d", 1, input, weight)
     if exports_to_onnx():
         return F.conv1d(input, weight, bias, stride, padding, dilation, groups)
-    sides = padding if isinstance(padding, str) else (0, *_numbers("padding", padding, 1, minimum=0))
-    steps, gaps = (1, *_numbers("stride", stride, 1)), (1, *_numbers("dilation", dilation, 1))
+    sides = padding if isinstance(padding, str) else (0, *numbers("padding", padding, 1, minimum=0))
+    steps, gaps = (1, *numbers("stride", stride, 1)), (1, *numbers("dilation", dilation, 1))
     output = conv2d(input.unsqueeze(-2), weight.unsqueeze(-2), bias, steps, sides, gaps, groups, plan=plan)
     return output.squeeze(-2)
 
@@ -64,13 +60,13 @@ def conv3d(
         batch = input.unsqueeze(0)
         return conv3d(batch, weight, bias, stride, padding, dilation, groups, plan=plan).squeeze(0)
     input, weight, bias = autocast_operands(input, weight, bias)
-    step, *plane_step = _numbers("stride", stride, 3)
-    gap, *plane_gap = _numbers("dilation", dilation, 3)
+    step, *plane_step = numbers("stride", stride, 3)
+    gap, *plane_gap = numbers("dilation", dilation, 3)
     taps = weight.size(2)
     reach = gap * (taps - 1)
     plane_sides: IntOrInts | str
     if not isinstance(padding, str):
-        side, *plane_sides = _numbers("padding", padding, 3, minimum=0)
+        side, *plane_sides = numbers("padding", padding, 3, minimum=0)
         front, back = side, side
     else:
         if padding == "same" and step != 1:
@@ -132,14 +128,21 @@ def conv_transpose(
     if exports_to_onnx():
         native = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[dimensions - 1]
         return native(input, weight, bias, stride, padding, output_padding, groups, dilation)
-    steps, gaps = _numbers("stride", stride, dimensions), _numbers("dilation", dilation, dimensions)
-    sides = _numbers("padding", padding, dimensions, minimum=0)
-    extra = _numbers("output_padding", output_padding, dimensions, minimum=0)
+    steps, gaps = numbers("stride", stride, dimensions), numbers("dilation", dilation, dimensions)
+    sides = numbers("padding", padding, dimensions, minimum=0)
+    extra = numbers("output_padding", output_padding, dimensions, minimum=0)
     if any(more >= max(step, gap) for more, step, gap in zip(extra, steps, gaps, strict=True)):
         raise ValueError(f"output_padding must be smaller than stride or dilation, got {output_padding!r}")
     is_batched = input.dim() == dimensions + 2
     input, weight, bias = autocast_operands(input if is_batched else input.unsqueeze(0), weight, bias)
-    _check_transposed(input, weight, groups)
+    if groups < 1 or weight.size(0) % groups or not weight.numel():
+        raise ValueError(f"groups must divide the channels of a non-empty weight {tuple(weight.shape)}, got {groups}")
+    if input.size(1) != weight.size(0):
+        raise ValueError(
+            f"weight of shape {tuple(weight.shape)} expects an input with {weight.size(0)} channels, "
+            f"got {input.size(1)} channels"
+        )
+    check_dtypes(input, weight, bias)
     if bias is not None and tuple(bias.shape) != (weight.size(1) * groups,):
         raise ValueError(f"bias must have shape ({weight.size(1) * groups},), got {tuple(bias.shape)}")
     if dimensions == 1:
@@ -229,34 +232,6 @@ def _check_dimensions(name: str, dimensions: int, input: Tensor, weight: Tensor)
         )
 
 
-def _check_transposed(input: Tensor, weight: Tensor, groups: int) -> None:
-    if groups < 1 or weight.size(0) % groups or not weight.numel():
-        raise ValueError(f"groups must divide the channels of a non-empty weight {tuple(weight.shape)}, got {groups}")
-    if input.dtype not in SUPPORTED_DTYPES:
-        raise ValueError(f"input must have dtype {', '.join(map(str, SUPPORTED_DTYPES))}, got {input.dtype}")
-    if input.size(1) != weight.size(0):
-        raise ValueError(
-            f"weight of shape {tuple(weight.shape)} expects an input with {weight.size(0)} channels, "
-            f"got {input.size(1)} channels"
-        )
-    if input.dtype != weight.dtype or input.device != weight.device:
-        raise ValueError(
-            f"input ({input.dtype}, {input.device}) and weight ({weight.dtype}, {weight.device}) "
-            "should have the same dtype and device"
-        )
-
-
 def _check_size(size: int, sides: Numbers, extra: Numbers) -> None:
     if size < 1:
         raise ValueError(f"output size is too small ({size}) with padding {sides} and output_padding {extra}")
-
-
-def _numbers(name: str, value: IntOrInts, count: int, *, minimum: int = 1) -> Numbers:
-    values = (value,) * count if isinstance(value, int) else tuple(value)
-    if len(values) == 1:
-        values = values * count
-    if len(values) != count:
-        raise ValueError(f"{name} must be one integer or one for each of the {count} spatial dimensions, got {value!r}")
-    if min(values) < minimum:
-        raise ValueError(f"{name} must be >= {minimum}, got {value!r}")
-    return values

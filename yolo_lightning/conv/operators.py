@@ -32,27 +32,10 @@ _ARGUMENTS = "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt group
 _LIBRARY: Any = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
 
 
-def _problem(
-    input_size: Sizes,
-    weight_size: Sizes,
-    stride: Sizes,
-    padding: Sizes,
-    dilation: Sizes,
-    groups: int,
-    channels_last: bool,
-) -> Problem:
-    samples, channels, height, width = input_size
-    outputs, depth, kernel_height, kernel_width = weight_size
-    top, bottom, left, right = padding
-    return Problem(
-        input_size=(samples, channels, height, width),
-        weight_size=(outputs, depth, kernel_height, kernel_width),
-        stride=(stride[0], stride[1]),
-        padding=(top, bottom, left, right),
-        dilation=(dilation[0], dilation[1]),
-        groups=groups,
-        channels_last=channels_last,
-    )
+def _problem(*sizes: Sizes, groups: int, channels_last: bool) -> Problem:
+    """Return the problem of input size, weight size, stride, padding and dilation."""
+    tuples: list[Any] = [tuple(size) for size in sizes]
+    return Problem(tuples[0], tuples[1], tuples[2], tuples[3], tuples[4], groups, channels_last)
 
 
 def _register(operation: Operation, tensors: str, size: str = "", results: str = "Tensor") -> Any:
@@ -67,7 +50,8 @@ def _register(operation: Operation, tensors: str, size: str = "", results: str =
         operands: tuple[Tensor, ...] = arguments[:count]
         input_size = arguments[count] if operation is Operation.INPUT_GRADIENT else operands[0].shape
         weight_size = arguments[count] if operation is Operation.WEIGHT_GRADIENT else operands[-1].shape
-        return operands, _problem(input_size, weight_size, *arguments[-6:-1])
+        *spatial, groups, channels_last, _ = arguments[-6:]
+        return operands, _problem(input_size, weight_size, *spatial, groups=groups, channels_last=channels_last)
 
     def compute(*arguments: Any) -> Any:
         operands, problem = split(arguments)

@@ -10,9 +10,12 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from yolo_lightning.training.musgd import MuSGD
 from yolo_lightning.training.recipe import OPTIMIZERS, Group, OptimizerName, Recipe
 from yolo_lightning.training.schedule import OptimizerSettings
+from yolo_lightning.utils.offline import offline
+
+with offline():
+    from ultralytics.optim import MuSGD
 
 AUTO_MOMENTUM = 0.9  # with which `auto` builds an optimizer; a warm-up ends at the momentum of the recipe nevertheless
 LONG_TRAINING = 10_000  # updates; a longer training has MuSGD under `auto`, a shorter one AdamW

@@ -7,7 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-IntOrPair = int | Sequence[int]
+IntOrInts = int | Sequence[int]
 Tensors = tuple[Tensor, ...]
 
 SUPPORTED_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -65,9 +65,9 @@ def make_problem(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    stride: IntOrPair,
-    padding: IntOrPair | str,
-    dilation: IntOrPair,
+    stride: IntOrInts,
+    padding: IntOrInts | str,
+    dilation: IntOrInts,
     groups: int,
     memory_format: torch.memory_format | None = None,
 ) -> Problem:
@@ -95,16 +95,42 @@ def make_problem(
 
 def check_operands(input: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> None:
     """Raise `ValueError` unless shapes, dtypes and devices of the operands of a batched convolution fit."""
-    _check_tensors(input, weight, bias)
+    if weight.dim() != 4:
+        raise ValueError(f"expected a 4-D weight (O, C / groups, kH, kW), got shape {tuple(weight.shape)}")
+    if input.dim() != 4:
+        raise ValueError(f"expected 3D (unbatched) or 4D (batched) input to conv2d, got shape {tuple(input.shape)}")
+    check_dtypes(input, weight, bias)
     if weight.size(0) < 1 or weight.size(2) < 1 or weight.size(3) < 1:
         raise ValueError(
             f"weight must have at least one output channel and one kernel tap, got shape {tuple(weight.shape)}"
         )
-    _check_channels(input, weight, bias, groups)
+    if groups < 1:
+        raise ValueError(f"groups must be > 0, got {groups}")
+    if weight.size(0) % groups:
+        raise ValueError(f"groups must divide the {weight.size(0)} output channels of the weight, got {groups}")
+    if input.size(1) != weight.size(1) * groups:
+        raise ValueError(
+            f"weight of shape {tuple(weight.shape)} with groups={groups} expects an input with "
+            f"{weight.size(1) * groups} channels, got {input.size(1)} channels"
+        )
+    if bias is not None and tuple(bias.shape) != (weight.size(0),):
+        raise ValueError(f"bias must have shape ({weight.size(0)},), got {tuple(bias.shape)}")
+
+
+def check_dtypes(input: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """Raise `ValueError` unless dtypes and devices of the operands are equal and supported."""
+    if input.dtype not in SUPPORTED_DTYPES:
+        raise ValueError(f"input must have dtype {', '.join(map(str, SUPPORTED_DTYPES))}, got {input.dtype}")
+    for name, tensor in (("weight", weight), ("bias", bias)):
+        if tensor is not None and (tensor.dtype, tensor.device) != (input.dtype, input.device):
+            raise ValueError(
+                f"input ({input.dtype}, {input.device}) and {name} ({tensor.dtype}, {tensor.device}) "
+                "should be the same dtype and on the same device"
+            )
 
 
 def spatial_arguments(
-    weight: Tensor, stride: IntOrPair, padding: IntOrPair | str, dilation: IntOrPair
+    weight: Tensor, stride: IntOrInts, padding: IntOrInts | str, dilation: IntOrInts
 ) -> tuple[tuple[int, int], tuple[int, int, int, int], tuple[int, int]]:
     """Return stride, padding and dilation as in `Problem`; raise `ValueError` if one is not allowed."""
     stride_pair = _pair("stride", stride, minimum=1)
@@ -120,48 +146,25 @@ def wants_channels_last(input: Tensor, weight: Tensor, memory_format: torch.memo
     return looks_channels_last(input) or looks_channels_last(weight)
 
 
-def _check_tensors(input: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    if weight.dim() != 4:
-        raise ValueError(f"expected a 4-D weight (O, C / groups, kH, kW), got shape {tuple(weight.shape)}")
-    if input.dim() != 4:
-        raise ValueError(f"expected 3D (unbatched) or 4D (batched) input to conv2d, got shape {tuple(input.shape)}")
-    if input.dtype not in SUPPORTED_DTYPES:
-        raise ValueError(f"input must have dtype {', '.join(map(str, SUPPORTED_DTYPES))}, got {input.dtype}")
-    for name, tensor in (("weight", weight), ("bias", bias)):
-        if tensor is None:
-            continue
-        if tensor.dtype != input.dtype:
-            raise ValueError(f"input ({input.dtype}) and {name} ({tensor.dtype}) should be the same dtype")
-        if tensor.device != input.device:
-            raise ValueError(f"input ({input.device}) and {name} ({tensor.device}) should be on the same device")
-
-
-def _check_channels(input: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> None:
-    if groups < 1:
-        raise ValueError(f"groups must be > 0, got {groups}")
-    if weight.size(0) % groups:
-        raise ValueError(f"groups must divide the {weight.size(0)} output channels of the weight, got {groups}")
-    if input.size(1) != weight.size(1) * groups:
-        raise ValueError(
-            f"weight of shape {tuple(weight.shape)} with groups={groups} expects an input with "
-            f"{weight.size(1) * groups} channels, got {input.size(1)} channels"
-        )
-    if bias is not None and tuple(bias.shape) != (weight.size(0),):
-        raise ValueError(f"bias must have shape ({weight.size(0)},), got {tuple(bias.shape)}")
-
-
-def _pair(name: str, value: IntOrPair, minimum: int) -> tuple[int, int]:
+def numbers(name: str, value: IntOrInts, count: int, *, minimum: int = 1) -> tuple[int, ...]:
+    """Return one integer per spatial dimension; raise `ValueError` if `value` has another length or is too small."""
     values = (value,) if isinstance(value, int) else tuple(value)
-    if len(values) not in (1, 2):
-        raise ValueError(f"{name} must be one integer or one for each of the 2 spatial dimensions, got {value!r}")
-    pair = (values[0], values[-1])
-    if min(pair) < minimum:
+    if len(values) == 1:
+        values = values * count
+    if len(values) != count:
+        raise ValueError(f"{name} must be one integer or one for each of the {count} spatial dimensions, got {value!r}")
+    if min(values) < minimum:
         raise ValueError(f"{name} must be >= {minimum}, got {value!r}")
-    return pair
+    return values
+
+
+def _pair(name: str, value: IntOrInts, minimum: int) -> tuple[int, int]:
+    vertical, horizontal = numbers(name, value, 2, minimum=minimum)
+    return vertical, horizontal
 
 
 def _four_sides(
-    padding: IntOrPair | str, stride: tuple[int, int], dilation: tuple[int, int], kernel: tuple[int, int]
+    padding: IntOrInts | str, stride: tuple[int, int], dilation: tuple[int, int], kernel: tuple[int, int]
 ) -> tuple[int, int, int, int]:
     if not isinstance(padding, str):
         vertical, horizontal = _pair("padding", padding, minimum=0)
