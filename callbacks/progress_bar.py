@@ -9,7 +9,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.utilities import rank_zero_info
 
-from yolo_lightning.callbacks.status_file import BLOCK_STEPS, FitTimer, fit_plan, is_validation_of_fit
+from yolo_lightning.callbacks.status_file import BLOCK_STEPS, FitTimer, fit_plan
 from yolo_lightning.utils.choices import check_range
 
 ESTIMATING = "estimating"
@@ -102,14 +102,6 @@ class ProgressLines(FinishEstimate):
             f"batch {batch_idx + 1:,}/{int(trainer.num_training_batches):,}, loss {loss:.3f}, "
             f"ETA {self.finish_time(trainer)}"
         )
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log the scores of a validation within an epoch; `EpochTable` logs those at its end."""
-        super().on_validation_end(trainer, pl_module)
-        if is_validation_of_fit(trainer) and not trainer.is_last_batch:
-            shown = {name: trainer.callback_metrics.get(f"val/{name}") for name in ("map_50", "map")}
-            scores = ", ".join(f"{name} {float(value):.4f}" for name, value in shown.items() if value is not None)
-            rank_zero_info(f"epoch {trainer.current_epoch + 1}, batch {self.batch:,} validated: {scores}")
 
 
 def describe_time(moment: datetime) -> str:

@@ -20,7 +20,7 @@ from faults.hangs import FIRED_FILE, LIBRARY_VARIABLE, record_fired
 from yolo_lightning.supervision import SuperviseSettings, live_heartbeat
 from yolo_lightning.supervision.classify import StallClass
 from yolo_lightning.supervision.fallback_levels import AS_CONFIGURED
-from yolo_lightning.supervision.heartbeat import Heartbeat, HeartbeatReader, Phase
+from yolo_lightning.supervision.heartbeat import Heartbeat, Phase, read_heartbeat
 from yolo_lightning.supervision.job import JOB_VARIABLE, job
 from yolo_lightning.supervision.phase_timeouts import PhaseTimeouts
 from yolo_lightning.supervision.run_lock import read_holder
@@ -248,7 +248,7 @@ class Run:
         end_s = time.monotonic() + self.case.limit_s
         sequence = -1
         while self.process.poll() is None:
-            found = HeartbeatReader(self.heartbeat_file()).read()
+            found = read_heartbeat(self.heartbeat_file())
             self.record = found if isinstance(found, Heartbeat) else None
             if self.record is not None and self.record.sequence != sequence:
                 sequence = self.record.sequence

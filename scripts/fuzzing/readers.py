@@ -281,13 +281,13 @@ def truth(folder: Path) -> Target:
 
 
 def heartbeat(folder: Path) -> Target:
-    from yolo_lightning.supervision.heartbeat import HeartbeatReader, HeartbeatWriter, Phase
+    from yolo_lightning.supervision.heartbeat import HeartbeatWriter, Phase, read_heartbeat
 
     file = folder / "heartbeat"
     writer = HeartbeatWriter(file)
     writer.beat(Phase.STEP)
     writer.close()
-    return Target(file, [file.read_bytes()], HeartbeatReader(file).read)
+    return Target(file, [file.read_bytes()], lambda: read_heartbeat(file))
 
 
 def checkpoint(folder: Path) -> Target:

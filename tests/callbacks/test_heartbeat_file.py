@@ -19,7 +19,7 @@ from yolo_lightning.callbacks import LastCheckpoint
 from yolo_lightning.callbacks.heartbeat_callback import HeartbeatCheckpointIO
 from yolo_lightning.callbacks.heartbeat_file import HeartbeatFile
 from yolo_lightning.supervision import heartbeat
-from yolo_lightning.supervision.heartbeat import Heartbeat, HeartbeatReader, HeartbeatWriter, Phase
+from yolo_lightning.supervision.heartbeat import Heartbeat, HeartbeatWriter, Phase, read_heartbeat
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts, PhaseTimeouts
 from yolo_lightning.utils.files import write_json
 
@@ -104,7 +104,7 @@ class Frames(Callback):
 def test_ids_of_the_samples_are_recorded(beats: Beats, tmp_path: Path) -> None:
     record = HeartbeatFile()
     fit(tmp_path, record, Frames(record), batches=1, limit_val_batches=0)
-    found = HeartbeatReader(beats.path).read(os.getpid())
+    found = read_heartbeat(beats.path, os.getpid())
     assert isinstance(found, Heartbeat)
     assert found.samples == frame_batch(3, 4).image_ids != ()
 
@@ -162,7 +162,7 @@ def test_other_stages_leave_record_and_marker_alone(beats: Beats, tmp_path: Path
 def test_without_a_supervisor_the_run_folder_gets_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeat, "_writer", None)
     fit(tmp_path, HeartbeatFile(), epochs=1, batches=3)
-    found = HeartbeatReader(tmp_path / "heartbeat").read(os.getpid())
+    found = read_heartbeat(tmp_path / "heartbeat", os.getpid())
     assert isinstance(found, Heartbeat)
     assert (found.phase, found.step) == (Phase.EXIT, 3)
     HeartbeatWriter(tmp_path / "heartbeat").close()  # closed, so that the next fit can open the file

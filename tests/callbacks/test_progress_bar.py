@@ -28,7 +28,7 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def of_batches(lines: list[str]) -> list[str]:
-    return [line.split(", loss")[0] for line in of_batches_whole(lines)]
+    return [line.split(", loss")[0] for line in lines]
 
 
 @pytest.mark.usefixtures("any_uptime")
@@ -47,15 +47,6 @@ def test_only_first_batch_and_ends_of_epochs_within_the_interval(tmp_path: Path,
 def test_line_holds_the_loss(tmp_path: Path, lines: list[str]) -> None:
     fit(tmp_path, ProgressLines(0), batches=2)
     assert "loss nan" not in lines[0]
-
-
-def test_scores_within_an_epoch_are_printed_but_not_those_of_the_sanity_check_and_of_the_end(
-    tmp_path: Path, lines: list[str]
-) -> None:
-    module = TinyModule(val_scores=[0.25, 0.5])
-    fit(tmp_path, ProgressLines(), module=module, epochs=2, batches=4, val_check_interval=2, num_sanity_val_steps=1)
-    validated = [line for line in lines if "validated" in line]
-    assert validated == ["epoch 1, batch 2 validated: map_50 0.2500", "epoch 2, batch 2 validated: map_50 0.5000"]
 
 
 def test_negative_interval_is_refused() -> None:
@@ -92,14 +83,10 @@ class Takes(Callback):
 
 def errors_h(lines: list[str], end: datetime) -> list[float | None]:
     """Hours by which the finish time of each line is too late; None where the line has no finish time."""
-    found = [line.partition(", ETA ")[2] for line in of_batches_whole(lines)]
+    found = [line.partition(", ETA ")[2] for line in lines]
     return [
         None if text == "estimating" else (datetime.fromisoformat(text) - end) / timedelta(hours=1) for text in found
     ]
-
-
-def of_batches_whole(lines: list[str]) -> list[str]:
-    return [line for line in lines if "validated" not in line]
 
 
 LONG = {"epochs": 4, "batches": 40}
@@ -136,7 +123,7 @@ def test_finish_time_of_a_resumed_run_is_right_from_its_first_line_on(
 def test_line_says_that_the_finish_time_is_being_estimated(tmp_path: Path, lines: list[str]) -> None:
     fit(tmp_path, ProgressLines(0), epochs=3, batches=20)
     assert lines[0].endswith(", ETA estimating")
-    assert all(", ETA estimating" not in line and ", ETA " in line for line in of_batches_whole(lines)[20:])
+    assert all(", ETA estimating" not in line and ", ETA " in line for line in lines[20:])
 
 
 def test_fit_without_validation_needs_steps_alone(tmp_path: Path, lines: list[str]) -> None:

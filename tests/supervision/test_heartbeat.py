@@ -17,11 +17,11 @@ from yolo_lightning.supervision.heartbeat import (
     IDS_BYTES,
     RECORD_BYTES,
     Heartbeat,
-    HeartbeatReader,
     HeartbeatWriter,
     NoHeartbeat,
     Phase,
     parse,
+    read_heartbeat,
 )
 from yolo_lightning.supervision.phase_timeouts import LONGEST_S, AdaptiveTimeouts, PhaseTimeouts
 from yolo_lightning.utils.files import write_json
@@ -33,7 +33,7 @@ ENVIRONMENT = os.environ | {"PYTHONPATH": str(REPOSITORY)}
 
 
 def read(path: Path) -> Heartbeat:
-    found = HeartbeatReader(path).read(os.getpid())
+    found = read_heartbeat(path, os.getpid())
     assert isinstance(found, Heartbeat), found
     return found
 
@@ -60,7 +60,7 @@ def test_record_names_the_process_beyond_doubt(tmp_path: Path) -> None:
     writer = HeartbeatWriter(tmp_path / "heartbeat")
     found = read(writer.path)
     assert (found.process, found.process_started_ticks) == (os.getpid(), started_ticks(os.getpid()))
-    assert HeartbeatReader(writer.path).read(os.getpid() + 1) is NoHeartbeat.FOREIGN
+    assert read_heartbeat(writer.path, os.getpid() + 1) is NoHeartbeat.FOREIGN
     assert writer.path.stat().st_size == RECORD_BYTES
     writer.close()
 
@@ -128,13 +128,13 @@ def test_fault_30_damaged_record_is_no_heartbeat(change: object, reason: NoHeart
     assert callable(change)
     path = tmp_path / "heartbeat"
     path.write_bytes(change(whole_record(tmp_path)))
-    assert HeartbeatReader(path).read() is reason
+    assert read_heartbeat(path) is reason
 
 
 def test_fault_30_missing_or_unreadable_record_is_no_heartbeat(tmp_path: Path) -> None:
-    assert HeartbeatReader(tmp_path / "heartbeat").read() is NoHeartbeat.MISSING
+    assert read_heartbeat(tmp_path / "heartbeat") is NoHeartbeat.MISSING
     (tmp_path / "folder").mkdir()
-    assert HeartbeatReader(tmp_path / "folder").read() is NoHeartbeat.UNREADABLE
+    assert read_heartbeat(tmp_path / "folder") is NoHeartbeat.UNREADABLE
 
 
 def test_child_that_inherits_the_writer_does_not_report_for_the_trainer(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_child_that_inherits_the_writer_does_not_report_for_the_trainer(tmp_path
 def test_heartbeat_that_is_no_regular_file_neither_blocks_nor_fills_memory(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "heartbeat"
     os.mkfifo(path) if kind == "FIFO" else path.symlink_to("/dev/zero")
-    assert HeartbeatReader(path).read() is NoHeartbeat.UNREADABLE
+    assert read_heartbeat(path) is NoHeartbeat.UNREADABLE
 
 
 BEATS = """
@@ -178,7 +178,7 @@ def test_reader_never_sees_half_a_beat(tmp_path: Path) -> None:
         seen = set()
         end_s = time.monotonic() + 30
         while len(seen) < 300 and time.monotonic() < end_s:
-            found = HeartbeatReader(path).read(writer.pid)
+            found = read_heartbeat(path, writer.pid)
             if isinstance(found, Heartbeat):
                 assert found.epoch == found.step == found.batch
                 seen.add(found.step)

@@ -149,7 +149,7 @@ def test_process_whose_main_thread_has_exited_is_not_gone() -> None:
         time.sleep(0.01)
     assert found is not None
     assert (found.state, found.is_gone, is_same(found)) == ("Z", False, True)
-    assert re.fullmatch(r"python\S*, a thread in state S, waits in \S.*", where_it_is(found))
+    assert re.fullmatch(r"python\S*, state S, waits in \S.*", where_it_is(found))
     kill.end([found])
     assert wait_until_gone([found], 10.0) == []
     process.communicate()

@@ -10,7 +10,7 @@ from yolo_lightning.checkpoints.checkpoint_file import newest_checkpoint, steps_
 from yolo_lightning.checkpoints.run_folder import runs
 from yolo_lightning.commands.monitor.read_run import check_holds_run
 from yolo_lightning.commands.service import unit_file
-from yolo_lightning.supervision.heartbeat import Heartbeat, HeartbeatReader
+from yolo_lightning.supervision.heartbeat import Heartbeat, read_heartbeat
 from yolo_lightning.supervision.run_lock import Holder, current_holder
 from yolo_lightning.utils.exit_codes import ExitCode
 from yolo_lightning.utils.process_identity import started_ticks
@@ -52,7 +52,7 @@ def saved(folder: Path) -> str:
         return f"finished; newest checkpoint: {newest}"
     if newest is None:
         return "stopped; there is no checkpoint"
-    steps, heartbeat = steps_trained(newest), HeartbeatReader(folder / HEARTBEAT_FILE).read()
+    steps, heartbeat = steps_trained(newest), read_heartbeat(folder / HEARTBEAT_FILE)
     lost = heartbeat.step - steps if isinstance(heartbeat, Heartbeat) else 0
     again = f"; {lost} later steps are trained again" if lost > 0 else ""
     return f"stopped after step {steps}, saved in {newest}{again}; the fit command with --resume continues"

@@ -11,7 +11,7 @@ from yolo_lightning.supervision import live_heartbeat
 from yolo_lightning.supervision.announcer import Announcer
 from yolo_lightning.supervision.classify import WRITES_IN_KERNEL, Diagnosis, StallClass, classify
 from yolo_lightning.supervision.evidence import Request, collect, keep
-from yolo_lightning.supervision.heartbeat import RECORD_BYTES, Heartbeat, HeartbeatReader, Phase, parse
+from yolo_lightning.supervision.heartbeat import RECORD_BYTES, Heartbeat, Phase, parse, read_heartbeat
 from yolo_lightning.supervision.incident import Incident
 from yolo_lightning.supervision.job import Job
 from yolo_lightning.supervision.kill import Killed, kill_tree, reap_orphans
@@ -64,7 +64,7 @@ class AttemptRunner:
         self._last_heartbeat: Heartbeat | None = None
         self._copied_s = 0.0
         self._quiet_since_s = time.monotonic()  # end of the last incident
-        self._reader: HeartbeatReader
+        self._heartbeat_path: Path
 
     def run(
         self, command: Sequence[str], overrides: Sequence[str], state: FallbackState, climb_after_s: float = math.inf
@@ -73,13 +73,13 @@ class AttemptRunner:
         self.disk.ask(run_files.clear, self.run_folder)
         self.disk.ask(make_temporary_folder, self.token)
         self._incidents |= self.disk.ask(run_files.incident_names, self.run_folder)
-        self._reader, self._last_heartbeat = HeartbeatReader(live_heartbeat.make(self.token)), None
+        self._heartbeat_path, self._last_heartbeat = live_heartbeat.make(self.token), None
         self._disk_hung = False
         self._keep_timeouts()
         self._climb_after_s, self._climbs = climb_after_s, False
         incident: Incident | None = None
         try:
-            trainer = RunningTrainer([*command, *overrides], self._reader.path, self.token, self.recorder.record)
+            trainer = RunningTrainer([*command, *overrides], self._heartbeat_path, self.token, self.recorder.record)
         except OSError:
             self.disk.post(remove_temporary_folder, self.token)
             raise
@@ -114,7 +114,12 @@ class AttemptRunner:
     def _watch(self, trainer: RunningTrainer) -> Incident | None:
         """Wait until the trainer has ended, must be killed, or a stop signal arrives; return the stall, if any."""
         pid = trainer.process.pid
-        watch = Watch(lambda: self._reader.read(pid), lambda: excuse_for(pid), self.timeouts, self.settings.poll_s)
+        watch = Watch(
+            lambda: read_heartbeat(self._heartbeat_path, pid),
+            lambda: excuse_for(pid),
+            self.timeouts,
+            self.settings.poll_s,
+        )
         incident: Incident | None = None
         kill_at_s = 0.0
         last_reason = ""
@@ -164,7 +169,7 @@ class AttemptRunner:
             return
         self._copied_s = time.monotonic()
         try:
-            content = read_regular(self._reader.path, RECORD_BYTES)
+            content = read_regular(self._heartbeat_path, RECORD_BYTES)
         except OSError:
             return
         if isinstance(parse(content), Heartbeat):
@@ -177,7 +182,7 @@ class AttemptRunner:
         request = Request(
             folder,
             trainer.process.pid,
-            self._reader.path,
+            self._heartbeat_path,
             heartbeat,
             look.phase,
             trainer.output.lines(),
@@ -204,7 +209,7 @@ class AttemptRunner:
 
     def _incident_of_exit(self, trainer: RunningTrainer) -> Incident:
         """Return the incident of a trainer that has ended without having finished."""
-        found = self._reader.read(trainer.process.pid)
+        found = read_heartbeat(self._heartbeat_path, trainer.process.pid)
         heartbeat = found if isinstance(found, Heartbeat) else self._last_heartbeat
         folder = run_files.incident_folder(self.run_folder, self._incidents)
         lines = trainer.output.lines()

@@ -3,13 +3,13 @@
 import os
 import select
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import NoReturn
 
-from yolo_lightning.supervision.heartbeat import Heartbeat, HeartbeatReader, Phase
-from yolo_lightning.supervision.job import Job, become_supervisor
+from yolo_lightning.supervision.heartbeat import Heartbeat, Phase, read_heartbeat
+from yolo_lightning.supervision.job import Job, supervisor_command
 from yolo_lightning.supervision.live_heartbeat import heartbeat_of
 from yolo_lightning.supervision.supervisor_status import SupervisorStatus
 from yolo_lightning.utils.run_files import SUPERVISOR_FILE
@@ -32,38 +32,29 @@ def start_detached(run: Path, job: Job, wait_s: float) -> tuple[int, int | None]
     Returns:
         The process id of the supervisor, and its exit code if it has ended already.
     """
-    job.settings.notify.resolved()  # an error is reported here, not by the child process
+    words, environment = supervisor_command(run, job)
     sys.stdout.flush()
-    sys.stderr.flush()
-    reading, writing = os.pipe()
-    child = os.fork()
-    if not child:
-        _become_detached(run, job, writing)
-    os.close(writing)
+    process = subprocess.Popen(
+        words,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),  # as nohup; the trainer inherits this, too
+    )
+    assert process.stdout is not None
     end_s = time.monotonic() + wait_s
     try:
-        while time.monotonic() < end_s and not _trains(run, child):
-            if select.select([reading], [], [], POLL_S)[0]:
-                content = os.read(reading, BLOCK_BYTES)
+        while time.monotonic() < end_s and not _trains(run, process.pid):
+            if select.select([process.stdout], [], [], POLL_S)[0]:
+                content = os.read(process.stdout.fileno(), BLOCK_BYTES)
                 os.write(1, content)
                 if not content:  # no process holds the other end: the supervisor has ended
-                    return child, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+                    return process.pid, process.wait()
     except (KeyboardInterrupt, Stopped):
         pass
-    return child, None
-
-
-def _become_detached(run: Path, job: Job, output: int) -> NoReturn:
-    """Replace this child process by the supervisor, with `output` as standard output and error."""
-    try:
-        os.setsid()
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup; the supervisor and the trainer inherit this
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.dup2(output, 1)
-        os.dup2(output, 2)
-        become_supervisor(run, job)
-    finally:
-        os._exit(1)
+    return process.pid, None
 
 
 def _trains(run: Path, supervisor: int) -> bool:
@@ -71,5 +62,5 @@ def _trains(run: Path, supervisor: int) -> bool:
     standing = SupervisorStatus.read(run / SUPERVISOR_FILE)
     if standing is None or standing.process != supervisor or not standing.trainer:
         return False
-    found = HeartbeatReader(heartbeat_of(run)).read(standing.trainer)
+    found = read_heartbeat(heartbeat_of(run), standing.trainer)
     return isinstance(found, Heartbeat) and found.phase >= Phase.FIRST_BATCH

@@ -174,36 +174,30 @@ class HeartbeatWriter:
         self._file.close()
 
 
-class HeartbeatReader:
-    """Reads the heartbeat file at `path` without locks.
+def read_heartbeat(path: Path, process: int | None = None) -> Heartbeat | NoHeartbeat:
+    """Return the heartbeat in a file (of `process` if given), or the reason why there is none; without locks.
 
     The file is read and not mapped, because access to the map of a truncated file kills the reader.
     """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def read(self, process: int | None = None) -> Heartbeat | NoHeartbeat:
-        """Return the heartbeat (of `process` if given), or the reason why there is none."""
-        for _ in range(READ_ATTEMPTS):
-            try:
-                with open_regular(self.path) as file:
-                    # The kernel copies the bytes of one read in any order. Equal sequences in reads before and after
-                    # prove that no write began or ended meanwhile.
-                    before = os.pread(file.fileno(), SEQUENCE.size, SEQUENCE_AT)
-                    content = os.pread(file.fileno(), RECORD_BYTES + 1, 0)
-                    after = os.pread(file.fileno(), SEQUENCE.size, SEQUENCE_AT)
-            except FileNotFoundError:
-                return NoHeartbeat.MISSING
-            except OSError:
-                return NoHeartbeat.UNREADABLE
-            found = parse(content) if before == after else NoHeartbeat.TORN
-            if found is not NoHeartbeat.TORN:
-                break
-            time.sleep(0.001)
-        if isinstance(found, Heartbeat) and process not in (None, found.process):
-            return NoHeartbeat.FOREIGN
-        return found
+    for _ in range(READ_ATTEMPTS):
+        try:
+            with open_regular(path) as file:
+                # The kernel copies the bytes of one read in any order. Equal sequences in reads before and after prove
+                # that no write began or ended meanwhile.
+                before = os.pread(file.fileno(), SEQUENCE.size, SEQUENCE_AT)
+                content = os.pread(file.fileno(), RECORD_BYTES + 1, 0)
+                after = os.pread(file.fileno(), SEQUENCE.size, SEQUENCE_AT)
+        except FileNotFoundError:
+            return NoHeartbeat.MISSING
+        except OSError:
+            return NoHeartbeat.UNREADABLE
+        found = parse(content) if before == after else NoHeartbeat.TORN
+        if found is not NoHeartbeat.TORN:
+            break
+        time.sleep(0.001)
+    if isinstance(found, Heartbeat) and process not in (None, found.process):
+        return NoHeartbeat.FOREIGN
+    return found
 
 
 def parse(content: bytes) -> Heartbeat | NoHeartbeat:

@@ -168,14 +168,23 @@ def has_progressed(
     return run_files.has_saved(before, after)
 
 
+def supervisor_command(run: Path, job: Job) -> tuple[list[str], dict[str, str]]:
+    """Return the words and the environment of the supervisor of `job`.
+
+    The job is passed in an environment variable, because it contains addresses for notifications, and all users can
+    read a command line.
+    """
+    job = replace(job, settings=replace(job.settings, notify=job.settings.notify.resolved()))
+    words = [sys.executable, "-m", "yolo_lightning.supervision", str(run.absolute())]
+    return words, os.environ | {JOB_VARIABLE: job.to_json()}
+
+
 def become_supervisor(run: Path, job: Job) -> NoReturn:
     """Replace this process by the supervisor of `job`. The process id stays, so signals and job control still work.
 
-    The memory of this process, which includes torch, is freed. The job is passed in an environment variable, because it
-    contains addresses for notifications, and all users can read a command line.
+    The memory of this process, which includes torch, is freed.
     """
-    job = replace(job, settings=replace(job.settings, notify=job.settings.notify.resolved()))
+    words, environment = supervisor_command(run, job)
     sys.stdout.flush()
     sys.stderr.flush()
-    words = [sys.executable, "-m", "yolo_lightning.supervision", str(run.absolute())]
-    os.execve(sys.executable, words, os.environ | {JOB_VARIABLE: job.to_json()})
+    os.execve(words[0], words, environment)

@@ -32,14 +32,12 @@ from yolo_lightning.supervision.processes import (
 )
 from yolo_lightning.supervision.trainer import SOCKET_PATH_BYTES, is_supervised
 from yolo_lightning.utils.process_identity import (
-    GONE,
     MARK,
     PROC,
     Process,
     is_same,
     own_mark,
     owner_lives,
-    read_process,
 )
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -150,12 +148,9 @@ def wait_until_gone(processes: Iterable[Process], wait_s: float) -> list[Process
 
 
 def where_it_is(process: Process) -> str:
-    """Return the state and the place in the kernel as text, of a remaining thread if the main thread has ended."""
-    now = read_process(process.pid) or process
-    if now.state in GONE and (thread := remaining_thread(now)) is not None:
-        where = wait_channel(thread.pid) or "an unknown place"
-        return f"{process.name}, a thread in state {thread.state}, waits in {where}"
-    return f"{process.name}, state {now.state}, waits in {wait_channel(process.pid) or 'an unknown place'}"
+    """Return the state and the place in the kernel as text, of the thread that has not ended if there are several."""
+    thread = remaining_thread(process) or process
+    return f"{process.name}, state {thread.state}, waits in {wait_channel(thread.pid) or 'an unknown place'}"
 
 
 def _mapped_now(pids: Iterable[int]) -> list[Path]:

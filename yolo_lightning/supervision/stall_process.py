@@ -17,7 +17,7 @@ from typing import Any
 from yolo_lightning.supervision import evidence
 from yolo_lightning.supervision.classify import classify
 from yolo_lightning.supervision.evidence import Request, collect
-from yolo_lightning.supervision.heartbeat import HeartbeatReader
+from yolo_lightning.supervision.heartbeat import read_heartbeat
 from yolo_lightning.supervision.helper_process import Helper, bounded
 from yolo_lightning.supervision.incident import Incident
 from yolo_lightning.supervision.kill import end
@@ -61,14 +61,16 @@ def start_stall_process(
 def main() -> None:
     """Watch the parent process, as the job on the command line says."""
     trainer, run, heartbeat, timeout_s, suffix, has_others, further = json.loads(sys.argv[1])
-    reader, poll_s = HeartbeatReader(Path(heartbeat)), min(1.0, timeout_s / 10)
+    path, poll_s = Path(heartbeat), min(1.0, timeout_s / 10)
     minimum = PhaseTimeouts(**{field.name: timeout_s for field in fields(PhaseTimeouts)})
-    watch = Watch(lambda: reader.read(trainer), lambda: _excuse(trainer), AdaptiveTimeouts(minimum, {}), poll_s)
+    watch = Watch(
+        lambda: read_heartbeat(path, trainer), lambda: _excuse(trainer), AdaptiveTimeouts(minimum, {}), poll_s
+    )
     while os.getppid() == trainer:  # the id of a process that has ended can belong to a new process
         time.sleep(poll_s)
         look = watch.look()
         if look.health is Health.STALLED:
-            _report(look, trainer, reader.path, incident_folder(Path(run), set(), suffix), further)
+            _report(look, trainer, path, incident_folder(Path(run), set(), suffix), further)
             time.sleep(OTHERS_REPORT_S if has_others else 0.0)
             members = [one for one in tree(trainer) if one.pid != os.getpid()]
             end([one for one in members if not is_resource_tracker(one.pid)])  # it unlinks semaphores, and ends

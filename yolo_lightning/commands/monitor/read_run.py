@@ -15,7 +15,7 @@ from yolo_lightning.commands.monitor.run_state import (
     judge,
     remaining,
 )
-from yolo_lightning.supervision.heartbeat import Heartbeat, HeartbeatReader, NoHeartbeat, Phase
+from yolo_lightning.supervision.heartbeat import Heartbeat, NoHeartbeat, Phase, read_heartbeat
 from yolo_lightning.supervision.incident import IncidentReport, read_incident
 from yolo_lightning.supervision.live_heartbeat import heartbeat_of
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts, PhaseTimeouts
@@ -54,7 +54,7 @@ def read_run(folder: Path, machine: SensorReadings | None = None) -> RunState:
     """Return the state of the run in `folder`, with the given readings of the sensors."""
     check_holds_run(folder)
     now_s = time.time()
-    found = HeartbeatReader(heartbeat_of(folder)).read()
+    found = read_heartbeat(heartbeat_of(folder))
     status, standing = read_status(folder / STATUS_FILE), SupervisorStatus.read(folder / SUPERVISOR_FILE)
     trainer, lives = _find_trainer(found, status, standing, now_s)
     heartbeat = found if isinstance(found, Heartbeat) else None
