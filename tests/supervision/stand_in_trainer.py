@@ -8,7 +8,6 @@ import atexit
 import ctypes
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -44,10 +43,6 @@ def hold_the_lock() -> None:
 def compute_for_ever() -> None:
     while True:
         pass
-
-
-def backtrack() -> None:
-    re.match(r"(a?){40}a{40}", "a" * 40)
 
 
 def stop_alone() -> None:
@@ -199,7 +194,7 @@ def fail_for_want_of_space() -> None:
 FAULTS: dict[str, Callable[[], Any]] = {
     function.__name__: function
     for function in (
-        *(sleep_for_ever, sleep_in_c, hold_the_lock, compute_for_ever, backtrack, stop_alone, leave_children_and_hang),
+        *(sleep_for_ever, hold_the_lock, compute_for_ever, stop_alone, leave_children_and_hang),
         *(leave_children_and_die, raise_value_error, report_dead_worker, wait_for_worker, write_for_ever, be_slow),
         *(wait_for_gpu, train_on, print_much, fail_for_want_of_space),
         *(ignore_sigterm, wait_for_sigterm, hang_at_exit, truncate_record, lose_record_and_hang),

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from tests.supervision.supervised import Supervised, floors
 from yolo_lightning.supervision import NotifySettings
 from yolo_lightning.supervision.announcer import Announcer
 from yolo_lightning.supervision.fallback_levels import LevelState
@@ -239,20 +238,3 @@ def test_alarm_of_a_watch_is_sent_once_and_its_end_once(tmp_path: Path, clock: l
 
 def test_folder_that_cannot_be_read_is_no_error(tmp_path: Path) -> None:
     assert checked(tmp_path / "gone") == []
-
-
-def test_real_supervisor_says_stalled_and_in_the_end_interrupted(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    supervised = Supervised(run, "sleep_for_ever", allowed=floors(step_s=0.6), kill_after_s=30.0)
-    supervised.wait_for("incidents")
-    end_s = time.monotonic() + 20
-    while (
-        state := SupervisorStatus.read(run / "supervisor.json")
-    ) is None or state.state is not SupervisorState.STALLED:
-        assert time.monotonic() < end_s, state
-        time.sleep(0.05)
-    assert "sleep_for_ever" in state.sentence
-    supervised.process.send_signal(signal.SIGTERM)
-    assert supervised.wait() == 128 + signal.SIGTERM
-    assert status(run).state is SupervisorState.INTERRUPTED
-    assert "SIGTERM" in status(run).sentence

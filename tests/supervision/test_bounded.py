@@ -36,15 +36,6 @@ def test_work_that_never_returns_is_left_and_ended() -> None:
     assert children() == before
 
 
-def test_child_that_hangs_in_the_kernel_is_not_waited_for(tmp_path: Path) -> None:
-    """A fifo that nobody writes to stands for a dead file system."""
-    fifo = tmp_path / "fifo"
-    os.mkfifo(fifo)
-    began_s = time.monotonic()
-    assert bounded(fifo.read_text, 0.2) is None
-    assert time.monotonic() - began_s < 10
-
-
 def test_children_that_hang_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """SIGKILL that does nothing stands for children that wait in the kernel."""
     kill, hung = os.kill, []

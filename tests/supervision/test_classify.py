@@ -112,11 +112,45 @@ def test_trainer_that_reads_itself_is_named_with_the_sample_it_stands_at() -> No
     assert found.sentence.endswith("it has no workers; it is in sleep (codec.py:3) at sample id=20200502114223915")
 
 
-def test_stall_at_an_epochs_begin_says_so() -> None:
-    frames = (*WAITING, f"_reset ({TORCH})", f"__iter__ ({TORCH})")
-    found = judge(main_process(*frames), worker(11, *IDLE, *LOOP, state="T"))
-    assert "at the start of an epoch in _reset; worker process 11" in found.sentence
-    assert "_reset" not in judge(main_process(*WAITING), worker(11, *IDLE, *LOOP, state="T")).sentence
+POLL = "poll (multiprocessing/connection.py:257)"
+
+
+@pytest.mark.parametrize(
+    ("frames", "workers", "words"),
+    [
+        (
+            (*WAITING, f"_reset ({TORCH})", f"__iter__ ({TORCH})"),
+            [worker(11, *IDLE, *LOOP, state="T")],
+            "at the start of an epoch in _reset; worker process 11",
+        ),
+        (
+            ("recvfds (multiprocessing/reduction.py:159)",),
+            [worker(11, "imdecode (cv2.py:1)", "fetch (fetch.py:52)", *LOOP), worker(12, *IDLE, *LOOP, state="T")],
+            "worker process 12 (stopped (T)) has not delivered the batch",
+        ),
+        (
+            WAITING,
+            [worker(11, *IDLE, *LOOP, state="D", channel="rpc_wait_bit_killable")],
+            "in the kernel in rpc_wait_bit_killable",
+        ),
+        (WAITING, [worker(11, *IDLE, *LOOP), worker(12, *IDLE, *LOOP)], "its 2 workers are idle"),
+        ((POLL, f"_reset ({TORCH})"), [], "_reset"),
+        ((POLL, f"_shutdown_workers ({TORCH})"), [], "_shutdown_workers"),
+        (
+            (POLL, f"{SPAWN_WAIT} (worker_processes.py:1)"),
+            [worker(11, "open (storage.py:1)", "<module> (torch/__init__.py:1)")],
+            "worker process 11 (state S) has not delivered the batch; it is in open",
+        ),
+    ],
+    ids=["begin of an epoch", "stopped", "in the kernel", "idle", "fault 9", "fault 9, shutdown", "imports"],
+)
+def test_loader_stall_names_what_the_trainer_waits_for(
+    frames: tuple[str, ...], workers: list[ProcessEvidence], words: str
+) -> None:
+    found = judge(main_process(*frames), *workers)
+    assert (found.kind, found.suspect) == (StallClass.LOADER_STALL, "")
+    assert words in found.sentence
+    assert ("_reset" in found.sentence) == ("_reset" in "".join(frames))
 
 
 def test_stall_before_the_first_batch_may_be_a_slow_start_and_keeps_the_fallback_level() -> None:
@@ -132,40 +166,6 @@ def test_frame_that_is_read_is_suspected_not_the_sample_that_it_is_mixed_into() 
     frames = (Frame("read", "data/frames.py:40", {"name": '"a.jpg"'}), reading, sample, *stack(*LOOP))
     stuck = ProcessEvidence(12, "python -c from multiprocessing.spawn import spawn_main", "D", "", frames)
     assert judge(main_process(*WAITING), stuck).suspect == "id=20200502114223915"
-
-
-def test_stopped_worker_owes_the_batch_even_if_another_is_busy() -> None:
-    busy = worker(11, "imdecode (cv2.py:1)", "fetch (fetch.py:52)", *LOOP)
-    found = judge(main_process("recvfds (multiprocessing/reduction.py:159)"), busy, worker(12, *IDLE, *LOOP, state="T"))
-    assert "worker process 12 (stopped (T)) has not delivered the batch" in found.sentence
-
-
-def test_worker_in_the_kernel_is_named_with_its_place() -> None:
-    stuck = worker(11, *IDLE, *LOOP, state="D", channel="rpc_wait_bit_killable")
-    assert "in the kernel in rpc_wait_bit_killable" in judge(main_process(*WAITING), stuck).sentence
-
-
-def test_wait_with_idle_workers_says_so() -> None:
-    found = judge(main_process(*WAITING), worker(11, *IDLE, *LOOP), worker(12, *IDLE, *LOOP))
-    assert (found.kind, found.suspect) == (StallClass.LOADER_STALL, "")
-    assert found.sentence.endswith("its 2 workers are idle")
-
-
-@pytest.mark.parametrize("place", ["_reset", "_shutdown_workers"])
-def test_fault_9_wait_for_workers_after_validation_is_a_loader_stall(place: str) -> None:
-    found = judge(main_process("poll (multiprocessing/connection.py:257)", f"{place} ({TORCH})"))
-    assert found.kind is StallClass.LOADER_STALL
-    assert place in found.sentence
-
-
-def test_wait_for_workers_that_import_is_a_loader_stall() -> None:
-    importing = worker(11, "open (storage.py:1)", "<module> (torch/__init__.py:1)")
-    found = judge(
-        main_process("poll (multiprocessing/connection.py:257)", f"{SPAWN_WAIT} (worker_processes.py:1)"), importing
-    )
-    assert found.kind is StallClass.LOADER_STALL
-    assert f"in {SPAWN_WAIT}" in found.sentence
-    assert "worker process 11 (state S) has not delivered the batch; it is in open" in found.sentence
 
 
 def test_dead_worker_is_a_crash_with_the_kernels_word() -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from yolo_lightning.supervision import evidence
 from yolo_lightning.supervision.classify import Evidence, StallClass, classify
 from yolo_lightning.supervision.evidence import Request, _without_secrets, collect
 from yolo_lightning.supervision.heartbeat import Heartbeat, Phase
@@ -148,24 +147,10 @@ def test_stacks_are_asked_only_of_a_trainer_that_listens(started: list[Started],
     pid = started[0].process.pid
     stacks_path(tmp_path / "heartbeat").write_text("")
     says_nothing = Heartbeat(pid, 1, 0, 2, 0, 0, 0, Phase.STEP, 0.0, {}, ())
-    for heartbeat in (None, says_nothing, replace(says_nothing, process=pid + 1, stacks_signal=signal.SIGUSR2)):
+    without_handler = replace(says_nothing, stacks_signal=int(signal.SIGUSR2))  # Lightning removes it after a fit
+    for heartbeat in (None, says_nothing, replace(without_handler, process=pid + 1), without_handler):
         started[0].look(tmp_path, Phase.STEP, heartbeat)
         assert started[0].process.poll() is None
-
-
-def test_process_without_a_handler_is_not_ended_by_the_question_for_its_stacks(tmp_path: Path) -> None:
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    try:
-        number = int(signal.SIGUSR2)
-        heartbeat = Heartbeat(process.pid, 0, number, 2, 0, 0, 0, Phase.EXIT, 0.0, {}, ())
-        stacks_path(tmp_path / "heartbeat").touch()
-        request = Request(tmp_path, process.pid, tmp_path / "heartbeat", heartbeat, Phase.EXIT, (), 5.0, 0.1)
-        assert evidence.stacks_by_signal(request, evidence.keep) == ()
-        time.sleep(0.2)
-        assert process.poll() is None
-    finally:
-        process.kill()
-        process.wait()
 
 
 def test_credentials_are_hidden_in_every_part(tmp_path: Path) -> None:

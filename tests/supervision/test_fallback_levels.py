@@ -62,10 +62,6 @@ def test_levels_have_fewer_workers_than_configured(workers: int, below: list[int
     assert [level.num_workers for level in levels_below(workers)] == below
 
 
-def test_first_level_is_the_configuration_itself() -> None:
-    assert LOADER_LEVELS[0].overrides == ()
-
-
 @pytest.mark.parametrize("kind", [StallClass.STORAGE, StallClass.UNKNOWN, StallClass.LIVELOCK, StallClass.DISK_FULL])
 def test_other_classes_keep_both_levels(kind: StallClass) -> None:
     state = FallbackState()
@@ -213,19 +209,14 @@ def test_loader_stall_and_evicted_queues_move_down_to_the_last_level() -> None:
     assert state.computation == LevelState()
 
 
-def test_second_loader_crash_in_a_row_moves_down() -> None:
-    once = step(FallbackState(), StallClass.LOADER_CRASH).state
+@pytest.mark.parametrize("kind", [StallClass.LOADER_CRASH, StallClass.LOADER_STALL], ids=["crash", "before a batch"])
+def test_second_loader_incident_in_a_row_moves_down(kind: StallClass) -> None:
+    once = step(FallbackState(), kind).state
     assert once.loader == LevelState()
+    assert step(once, kind).state.loader.number(LOADER_LEVELS) == 1
     assert step(once, StallClass.LOADER_CRASH).state.loader.number(LOADER_LEVELS) == 1
     between = step(once, StallClass.UNKNOWN, saved=True).state
-    assert step(between, StallClass.LOADER_CRASH).state.loader.number(LOADER_LEVELS) == 0
-
-
-def test_second_stall_before_the_first_batch_in_a_row_moves_down() -> None:
-    once = step(FallbackState(), StallClass.LOADER_STALL).state
-    assert once.loader == LevelState()
-    assert step(once, StallClass.LOADER_STALL).state.loader.number(LOADER_LEVELS) == 1
-    assert step(once, StallClass.LOADER_CRASH).state.loader.number(LOADER_LEVELS) == 1
+    assert step(between, kind).state.loader.number(LOADER_LEVELS) == 0
 
 
 def test_gives_up_after_three_attempts_in_a_row_without_a_checkpoint() -> None:
@@ -306,7 +297,16 @@ def test_state_survives_its_file(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["supervision.json"]
 
 
-@pytest.mark.parametrize("text", [None, "", "[]", "{}", '{"unknown": 1, "quarantined": []}'])
+IMPOSSIBLE_LEVELS = ("-9", '{"name": 1}', f'{{"name": "gemm", "failures": {{"native": {10**30}}}}}')
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(None, "", "[]", "{}", '{"unknown": 1, "quarantined": []}'),
+        *(f'{{"computation": {level}, "restarts": 7}}' for level in IMPOSSIBLE_LEVELS),
+    ],
+)
 def test_damaged_state_is_the_beginning(text: str | None, tmp_path: Path) -> None:
     if text is not None:
         (tmp_path / "state").write_text(text)
@@ -331,6 +331,8 @@ def test_each_attempt_of_a_launch_that_waited_for_a_batch_lowers_the_level(tmp_p
     report(tmp_path, "1", phase="training step")
     report(tmp_path, "2-rank1", launch="another")
     report(tmp_path, "3", launch=None)
+    report(tmp_path, "torn")
+    (tmp_path / "incidents/torn/incident.json").write_text("{")
     assert level_of_launch(tmp_path, "a", 4).num_workers is None
     report(tmp_path, "4")
     report(tmp_path, "4-rank1")  # of the same attempt
@@ -340,11 +342,3 @@ def test_each_attempt_of_a_launch_that_waited_for_a_batch_lowers_the_level(tmp_p
     report(tmp_path, "6-rank1", attempt=2)
     assert level_of_launch(tmp_path, "a", 4).num_workers == 0
     assert level_of_launch(tmp_path, "a", 0).settings == {}
-
-
-def test_supervisors_incidents_and_torn_ones_say_nothing_of_a_launch(tmp_path: Path) -> None:
-    report(tmp_path, "1")
-    (tmp_path / "incidents/1/incident.json").write_text("{")
-    (tmp_path / "incidents/2").mkdir()
-    (tmp_path / "incidents/2/incident.json").write_text('{"phase": "fetch", "class": "loader stall"}')
-    assert level_of_launch(tmp_path, "a", 4).num_workers is None

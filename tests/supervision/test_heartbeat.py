@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -56,35 +57,35 @@ def test_what_is_written_is_read(
     assert len(found.samples) == len(ids) or len(",".join(ids[: len(found.samples) + 1]).encode()) > IDS_BYTES
 
 
-def test_record_names_the_process_beyond_doubt(tmp_path: Path) -> None:
-    writer = HeartbeatWriter(tmp_path / "heartbeat")
+@pytest.fixture
+def writer(tmp_path: Path) -> Iterator[HeartbeatWriter]:
+    made = HeartbeatWriter(tmp_path / "heartbeat")
+    yield made
+    made.close()
+
+
+def test_record_names_the_process_beyond_doubt(writer: HeartbeatWriter) -> None:
     found = read(writer.path)
     assert (found.process, found.process_started_ticks) == (os.getpid(), started_ticks(os.getpid()))
     assert read_heartbeat(writer.path, os.getpid() + 1) is NoHeartbeat.FOREIGN
     assert writer.path.stat().st_size == RECORD_BYTES
-    writer.close()
 
 
-def test_every_beat_changes_the_record(tmp_path: Path) -> None:
-    writer = HeartbeatWriter(tmp_path / "heartbeat")
+def test_every_beat_changes_the_record(writer: HeartbeatWriter) -> None:
     first = read(writer.path).sequence
     writer.beat(Phase.STEP)
     writer.beat(Phase.STEP)
     assert read(writer.path).sequence == first + 4
-    writer.close()
 
 
-def test_numbers_stay_until_they_are_given_anew(tmp_path: Path) -> None:
-    writer = HeartbeatWriter(tmp_path / "heartbeat")
+def test_numbers_stay_until_they_are_given_anew(writer: HeartbeatWriter) -> None:
     writer.beat(Phase.STEP, 3, 17, 5)
     writer.beat(Phase.SAVE)
     found = read(writer.path)
     assert (found.phase, found.epoch, found.step, found.batch) == (Phase.SAVE, 3, 17, 5)
-    writer.close()
 
 
-def test_longest_stay_in_a_phase_is_kept(tmp_path: Path) -> None:
-    writer = HeartbeatWriter(tmp_path / "heartbeat")
+def test_longest_stay_in_a_phase_is_kept(writer: HeartbeatWriter) -> None:
     writer.beat(Phase.STEP)
     time.sleep(0.05)
     writer.beat(Phase.FETCH)
@@ -93,7 +94,6 @@ def test_longest_stay_in_a_phase_is_kept(tmp_path: Path) -> None:
     found = read(writer.path)
     assert 0.05 <= found.longest_s[Phase.STEP] < 5
     assert Phase.SAVE not in found.longest_s
-    writer.close()
 
 
 def whole_record(folder: Path) -> bytes:
@@ -137,8 +137,7 @@ def test_fault_30_missing_or_unreadable_record_is_no_heartbeat(tmp_path: Path) -
     assert read_heartbeat(tmp_path / "folder") is NoHeartbeat.UNREADABLE
 
 
-def test_child_that_inherits_the_writer_does_not_report_for_the_trainer(tmp_path: Path) -> None:
-    writer = HeartbeatWriter(tmp_path / "heartbeat")
+def test_child_that_inherits_the_writer_does_not_report_for_the_trainer(writer: HeartbeatWriter) -> None:
     writer.beat(Phase.STEP, 1, 2, 3)
     child = os.fork()
     if child == 0:
@@ -146,7 +145,6 @@ def test_child_that_inherits_the_writer_does_not_report_for_the_trainer(tmp_path
         os._exit(0)
     os.waitpid(child, 0)
     assert read(writer.path).step == 2
-    writer.close()
 
 
 @pytest.mark.parametrize("kind", ["FIFO", "endless"])

@@ -13,7 +13,6 @@ from yolo_lightning.checkpoints import checkpoint_file
 from yolo_lightning.supervision import Job, RunInUseError, SuperviseSettings, run_disk, run_lock
 from yolo_lightning.supervision.helper_process import Helper
 from yolo_lightning.supervision.phase_timeouts import PhaseTimeouts
-from yolo_lightning.supervision.restart_policy import FallbackState
 from yolo_lightning.supervision.run_disk import Recorder
 from yolo_lightning.supervision.run_lock import Holder, read_holder
 from yolo_lightning.supervision.trainer import Output
@@ -24,15 +23,6 @@ from yolo_lightning.utils.run_files import FINISHED_FILE, HEARTBEAT_FILE, LOCK_F
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 
 
-def save(run: Path, steps: int, written_s: float, name: str = "") -> None:
-    path = run / "checkpoints" / (name or f"step-{steps:09d}.ckpt")
-    path.parent.mkdir(exist_ok=True)
-    path.write_text("weights")
-    sidecar = path.with_name(f"{path.name}.json")
-    sidecar.write_text(json.dumps({"steps": steps}))
-    os.utime(sidecar, (written_s, written_s))
-
-
 def test_names_of_step_checkpoints_agree() -> None:
     name = run_files.STEP_CHECKPOINT.format(steps=25)
     found = checkpoint_file.STEP_NAME.fullmatch(name)
@@ -41,44 +31,28 @@ def test_names_of_step_checkpoints_agree() -> None:
     assert fnmatch(name, run_files.STEP_CHECKPOINTS)
 
 
-def test_checkpoint_of_another_step_is_headway(tmp_path: Path) -> None:
-    nothing = run_files.saved_steps(tmp_path)
-    save(tmp_path, 500, 100.0)
-    first = run_files.saved_steps(tmp_path)
-    assert run_files.has_saved(nothing, first)
-    assert not run_files.has_saved(first, first)
-
-
-def test_same_step_again_and_the_best_are_no_headway(tmp_path: Path) -> None:
-    save(tmp_path, 500, 100.0)
-    before = run_files.saved_steps(tmp_path)
-    save(tmp_path, 500, 200.0)
-    save(tmp_path, 900, 300.0, "best.ckpt")
-    assert not run_files.has_saved(before, run_files.saved_steps(tmp_path))
-
-
-@pytest.mark.parametrize("steps", [600, 1400], ids=["after a damaged checkpoint", "after the clock was set back"])
-def test_headway_is_judged_by_steps_alone(steps: int, tmp_path: Path) -> None:
-    save(tmp_path, 1000, 300.0)
-    before = run_files.saved_steps(tmp_path)
-    save(tmp_path, steps, 100.0)
-    assert run_files.has_saved(before, run_files.saved_steps(tmp_path))
-
-
-def test_checkpoints_that_were_only_deleted_are_no_headway(tmp_path: Path) -> None:
-    for steps in (500, 1000):
-        save(tmp_path, steps, 100.0)
-    before = run_files.saved_steps(tmp_path)
-    for path in (tmp_path / "checkpoints").glob("step-000001000.*"):
-        path.unlink()
-    assert not run_files.has_saved(before, run_files.saved_steps(tmp_path))
-
-
-def test_damaged_sidecar_is_passed_over(tmp_path: Path) -> None:
-    save(tmp_path, 500, 100.0)
-    before = run_files.saved_steps(tmp_path)
-    (tmp_path / "checkpoints" / "step-000000900.ckpt.json").write_text("{")
-    assert run_files.saved_steps(tmp_path) == before
+@pytest.mark.parametrize(
+    ("before", "after", "is_headway"),
+    [
+        ({}, {"step-000000500.ckpt": "500"}, True),
+        ({"step-000000500.ckpt": "500"}, {"step-000000500.ckpt": "500", "best.ckpt": "900"}, False),
+        ({"step-000001000.ckpt": "1000"}, {"step-000000600.ckpt": "600"}, True),
+        ({"step-000001000.ckpt": "1000"}, {"step-000001000.ckpt": "1000", "step-000001400.ckpt": "1400"}, True),
+        ({"step-000000500.ckpt": "500", "step-000001000.ckpt": "1000"}, {"step-000000500.ckpt": "500"}, False),
+        ({"step-000000500.ckpt": "500"}, {"step-000000500.ckpt": "500", "step-000000900.ckpt": "{"}, False),
+    ],
+    ids=["first", "same step and the best", "after a damaged one", "more steps", "deleted", "damaged checksum file"],
+)
+def test_checkpoint_of_another_step_is_headway(
+    before: dict[str, str], after: dict[str, str], is_headway: bool, tmp_path: Path
+) -> None:
+    found = []
+    for name, files in (("before", before), ("after", after)):
+        (tmp_path / name / "checkpoints").mkdir(parents=True)
+        for file, steps in files.items():
+            (tmp_path / name / "checkpoints" / f"{file}.json").write_text(f'{{"steps": {steps}}}')
+        found.append(run_files.saved_steps(tmp_path / name))
+    assert run_files.has_saved(found[0], found[1]) == is_headway
 
 
 def test_what_an_earlier_attempt_said_is_cleared(tmp_path: Path) -> None:
@@ -189,12 +163,6 @@ def test_checkpoints_after_the_last_passed_self_check_are_set_aside(tmp_path: Pa
     (tmp_path / "self_check.json").unlink()
     assert run_files.set_aside_suspects(tmp_path) == ["best.ckpt", "step-000000004.ckpt"]
     assert not run_files.has_checkpoint(tmp_path)
-
-
-@pytest.mark.parametrize("level", [-9, {"name": 1}, {"name": "gemm", "failures": {"native": 10**30}}])
-def test_impossible_fallback_level_is_not_used(level: object, tmp_path: Path) -> None:
-    (tmp_path / "supervision.json").write_text(json.dumps({"computation": level, "restarts": 7}))
-    assert FallbackState.read(tmp_path / "supervision.json") == FallbackState()
 
 
 def test_log_that_cannot_be_written_costs_nothing_else(tmp_path: Path) -> None:
