@@ -95,11 +95,12 @@ def test_average_equals_that_of_ultralytics_after_300_updates(tmp_path: Path) ->
         torch.testing.assert_close(averaged[name], expected[name], rtol=0, atol=1e-6)
 
 
-def test_validation_sees_the_average(tmp_path: Path) -> None:
+def test_validation_sees_the_average_which_is_left_in_the_network_at_the_end(tmp_path: Path) -> None:
     spy = Spy()
-    fit(tmp_path, EMA(DECAY, TAU), spy)
-    seen = {name: value.double() for name, value in spy.validated[0].items()}
-    torch.testing.assert_close(seen, spy.average(), rtol=0, atol=1e-6)
+    left = weights(fit(tmp_path, EMA(DECAY, TAU), spy))
+    for found in (spy.validated[0], left):
+        seen = {name: value.double() for name, value in found.items()}
+        torch.testing.assert_close(seen, spy.average(), rtol=0, atol=1e-6)
 
 
 def test_training_goes_on_with_the_raw_weights_after_validation(tmp_path: Path) -> None:
@@ -110,25 +111,14 @@ def test_training_goes_on_with_the_raw_weights_after_validation(tmp_path: Path) 
     assert_equal_weights(with_average.raw[-1], without.raw[-1])
 
 
-def test_the_average_is_left_in_the_network_at_the_end(tmp_path: Path) -> None:
+class FailingModule(TinyModule):
+    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+        raise Interrupt
+
+
+@pytest.mark.parametrize("module", [FailingModule(), TinyModule()], ids=["validation", "training step"])
+def test_failure_leaves_the_raw_weights(module: TinyModule, tmp_path: Path) -> None:
     spy = Spy()
-    left = {name: value.double() for name, value in weights(fit(tmp_path, EMA(DECAY, TAU), spy)).items()}
-    torch.testing.assert_close(left, spy.average(), rtol=0, atol=1e-6)
-
-
-def test_failing_validation_leaves_the_raw_weights(tmp_path: Path) -> None:
-    class FailingModule(TinyModule):
-        def validation_step(self, batch: Tensor, batch_idx: int) -> None:
-            raise Interrupt
-
-    spy, module = Spy(), FailingModule()
-    with pytest.raises(Interrupt):
-        fit(tmp_path, EMA(DECAY, TAU), spy, module=module)
-    assert_equal_weights(weights(module), spy.raw[-1])
-
-
-def test_failing_training_step_leaves_the_raw_weights(tmp_path: Path) -> None:
-    spy, module = Spy(), TinyModule()
     with pytest.raises(Interrupt):
         fit(tmp_path, EMA(DECAY, TAU), spy, StopAt(1, 2), module=module, epochs=2)
     assert_equal_weights(weights(module), spy.raw[-1])

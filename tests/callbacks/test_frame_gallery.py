@@ -94,9 +94,6 @@ def test_equals_go_by_id_whatever_the_order_of_the_frames(tmp_path: Path) -> Non
 def test_a_frame_is_shown_once_on_the_side_where_it_belongs(tmp_path: Path) -> None:
     content = run(tmp_path, FrameGallery(3, 3), half(0), right(1), wrong(2))
     assert (ids(content, "best"), ids(content, "worst")) == (["id-1", "id-0"], ["id-2"])
-
-
-def test_a_frame_that_comes_twice_is_kept_once(tmp_path: Path) -> None:
     module, data = DetectionModule(answers(wrong(0), wrong(0))), Frames([frame_batch(0), frame_batch(0)])
     tiny_trainer(tmp_path, FrameGallery()).validate(module, datamodule=data, verbose=False)
     assert ids(listed(tmp_path), "worst") == ["id-0"]

@@ -48,6 +48,8 @@ def test_validation_logs_the_score_of_all_frames_not_the_mean_of_batches(tmp_pat
     assert values["val/map_50"] == pytest.approx(TOGETHER, abs=1e-6)
     assert values["val/map_50/person"] == pytest.approx(TOGETHER, abs=1e-6)
     assert {"val/map", "val/map_75", "val/mar_1", "val/mar_10", "val/mar_100", "val/map/person"} < set(values)
+    assert not any("_low" in name for name in values)
+    assert [path.name for path in tmp_path.iterdir()] == ["evaluations"]
 
 
 def test_each_validation_starts_anew(tmp_path: Path) -> None:
@@ -57,21 +59,14 @@ def test_each_validation_starts_anew(tmp_path: Path) -> None:
     assert [values["val/map_50"] for values in logged.values] == [1.0, 1.0]
 
 
-def test_sanity_check_logs_nothing(tmp_path: Path) -> None:
-    logged = Logged()
-    trainer = tiny_trainer(tmp_path, MeanAP(), logged, num_sanity_val_steps=1)
-    trainer.fit(DetectionModule(TWO_BATCHES), loader(1), Frames(numbers(2)).val_dataloader())
-    assert not any(name.startswith("val/") for name in logged.values[0])
-    assert logged.values[1]["val/map_50"] == pytest.approx(TOGETHER, abs=1e-6)
-
-
 def test_sanity_check_on_frames_without_objects_passes(tmp_path: Path) -> None:
     empty = [([prediction("a", [], [])], [target("a", [])])]
     logged = Logged()
     tiny_trainer(tmp_path, MeanAP(), EMA(), logged, num_sanity_val_steps=1).fit(
         DetectionModule(empty), loader(1), Frames(numbers(1)).val_dataloader()
     )
-    assert [values.get("val/map_50") for values in logged.values] == [None, -1.0]
+    assert not any(name.startswith("val/") for name in logged.values[0])
+    assert logged.values[1]["val/map_50"] == -1.0
 
 
 def test_bounds_of_every_bootstrapped_score_can_be_monitored() -> None:
@@ -90,11 +85,6 @@ def test_bounds_of_a_bootstrap_are_logged_and_can_be_monitored(tmp_path: Path) -
     assert (values["val/balanced_low"], values["val/balanced_high"]) == (0, 1)
     assert (tmp_path / "checkpoints/best.ckpt").is_file()
     assert callbacks[1].best_model_score == values["val/balanced_low"]
-
-
-def test_bounds_are_not_logged_by_default_and_need_enough_samples(tmp_path: Path) -> None:
-    values = validated(tmp_path, TWO_BATCHES)
-    assert not any("_low" in name for name in values)
     with pytest.raises(ValueError, match="bootstrap_samples must be >= 100, got 5"):
         MeanAP(bootstrap_samples=5)
 
@@ -117,16 +107,18 @@ def test_best_checkpoint_can_be_chosen_by_the_balanced_score(tmp_path: Path, bat
     assert (tmp_path / "checkpoints/best.ckpt").is_file()
 
 
-def test_undefined_balance_is_beaten_by_any_other(tmp_path: Path) -> None:
-    """A network that finds nothing has no variation; that must not stay the best."""
-    nothing = [
-        ([prediction("a", [], []), prediction("b", [], [])], [target("a", month=202101), target("b", month=202005)])
-    ]
+NOTHING = [([prediction("a", [], []), prediction("b", [], [])], [target("a", month=202101), target("b", month=202005)])]
+"""A network that finds nothing has no variation."""
+
+
+def test_undefined_balance_is_beaten_by_any_other_and_null_in_files(tmp_path: Path) -> None:
     best = BestCheckpoint(monitor="val/balanced")
     trainer = tiny_trainer(tmp_path, AnswersFrom(1, TWO_MONTHS[:1]), best, MeanAP(), epochs=2)
-    trainer.fit(DetectionModule(nothing), loader(1), Frames(numbers(1)).val_dataloader())
+    trainer.fit(DetectionModule(NOTHING), loader(1), Frames(numbers(1)).val_dataloader())
     assert best.best_model_score is not None
     assert float(best.best_model_score) == 1
+    tiny_trainer(tmp_path, MeanAP()).test(DetectionModule(NOTHING), datamodule=Frames(numbers(1)), verbose=False)
+    assert json.loads((tmp_path / "test_scores.json").read_text())["test/cov"] is None
 
 
 class AnswersFrom(Callback):
@@ -180,14 +172,6 @@ def test_test_writes_the_organisers_scores(tmp_path: Path) -> None:
     assert list(written)[-2:] == ["global_map_con", "global_map_bal"]
 
 
-def test_scores_that_are_no_number_are_null_in_the_files(tmp_path: Path) -> None:
-    missed = [
-        ([prediction("a", [], []), prediction("b", [], [])], [target("a", month=202101), target("b", month=202005)])
-    ]
-    tiny_trainer(tmp_path, MeanAP()).test(DetectionModule(missed), datamodule=Frames(numbers(1)), verbose=False)
-    assert json.loads((tmp_path / "test_scores.json").read_text())["test/cov"] is None
-
-
 def test_test_logs_and_writes_the_scores(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     (values,) = tiny_trainer(folder, MeanAP()).test(
@@ -196,11 +180,6 @@ def test_test_logs_and_writes_the_scores(tmp_path: Path) -> None:
     written = json.loads((folder / "test_scores.json").read_text())
     assert written["test/map_50"] == pytest.approx(TOGETHER, abs=1e-6)
     assert written == pytest.approx(values, abs=1e-6)
-
-
-def test_validation_writes_no_scores(tmp_path: Path) -> None:
-    validated(tmp_path, TWO_BATCHES)
-    assert [path.name for path in tmp_path.iterdir()] == ["evaluations"]
 
 
 def test_ultralytics_scores_are_logged_under_names_of_their_own(tmp_path: Path) -> None:

@@ -9,8 +9,6 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from tests.callbacks.tiny_training import AccumulatingModule, Interrupt, StopAt, TinyModule, fit
 from yolo_lightning.callbacks import LastCheckpoint, MetricsFile
-from yolo_lightning.commands.report.figures import loss_figure, rate_figure
-from yolo_lightning.commands.report.metrics_curves import read_metrics
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
@@ -41,7 +39,8 @@ class NewMetric(Callback):
 
 @pytest.mark.usefixtures("any_uptime")
 def test_a_row_per_batch_and_one_per_validation(tmp_path: Path) -> None:
-    fit(tmp_path, MetricsFile(), module=TinyModule(val_scores=[0.25, 0.5]), epochs=2, batches=3)
+    module = TinyModule(val_scores=[0.25, 0.5])
+    fit(tmp_path, MetricsFile(), module=module, epochs=2, batches=3, num_sanity_val_steps=1)
     assert steps(tmp_path) == [1, 2, 3, 4, 5, 6]
     validated = [(row["epoch"], row["step"], row["val/map_50"]) for row in rows(tmp_path) if row["val/map_50"]]
     assert validated == [("0", "3", "0.25"), ("1", "6", "0.5")]
@@ -106,19 +105,6 @@ def test_epoch_that_max_steps_ends_has_a_row(tmp_path: Path) -> None:
 def test_interval_of_zero_writes_no_rows_of_training(tmp_path: Path) -> None:
     fit(tmp_path, MetricsFile(), log_every_n_steps=0)
     assert [row.get("train/loss", "") for row in rows(tmp_path)] == [""]
-
-
-def test_report_draws_the_curves_of_a_fit_with_short_epochs(tmp_path: Path) -> None:
-    fit(tmp_path, MetricsFile(), module=Accumulating(), epochs=3, batches=3, log_every_n_steps=50)
-    metrics = read_metrics(tmp_path / "metrics.csv")
-    assert metrics.series("train/loss").steps.tolist() == [3, 6, 9]
-    assert loss_figure(metrics, ()) is not None
-    assert rate_figure(metrics, ()) is not None
-
-
-def test_sanity_check_writes_no_row(tmp_path: Path) -> None:
-    fit(tmp_path, MetricsFile(), batches=2, num_sanity_val_steps=1)
-    assert steps(tmp_path, "val/map_50") == [2]
 
 
 def test_new_column_keeps_the_rows_before(tmp_path: Path) -> None:
@@ -205,18 +191,6 @@ def test_file_that_cannot_be_written_warns_and_training_goes_on(
     (tmp_path / "metrics.csv").mkdir()
     assert fit(tmp_path, MetricsFile()).steps == 4
     assert re.search(r"could not write .*metrics.csv.*training continues", warned(recwarn))
-
-
-def test_file_that_cannot_be_cut_back_warns_and_training_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
-) -> None:
-    def fail(path: Path, kept: list[dict[str, Any]]) -> None:
-        raise OSError(28, "No space left on device")
-
-    fit(tmp_path, MetricsFile())
-    monkeypatch.setattr("yolo_lightning.callbacks.metrics_file.write_rows", fail)
-    assert fit(tmp_path, MetricsFile()).steps == 4
-    assert "could not write" in warned(recwarn)
 
 
 class FullDisk(Callback):

@@ -41,7 +41,9 @@ def saved_and_loaded(path: Path) -> dict[str, Any]:
     return state
 
 
-def test_next_draws_of_every_generator_are_restored(tmp_path: Path) -> None:
+def test_next_draws_of_every_generator_are_restored_once_when_training_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     random.gauss(0, 1)  # leaves a second number waiting in the generator
     np.random.randn()
     state = saved_and_loaded(tmp_path / "state.pt")
@@ -49,25 +51,12 @@ def test_next_draws_of_every_generator_are_restored(tmp_path: Path) -> None:
     assert draw() != expected
     callback = RandomState()
     callback.load_state_dict(state)
+    assert draw() != expected
+    monkeypatch.setattr(random_state, "rank_zero_info", pytest.fail)
     callback.on_train_start(FIRST, None)  # type: ignore[arg-type]
     assert draw() == expected
-
-
-def test_nothing_is_restored_before_training_starts(tmp_path: Path) -> None:
-    state = saved_and_loaded(tmp_path / "state.pt")
-    expected = [draw(), draw()]
-    callback = RandomState()
-    callback.load_state_dict(state)
-    assert draw() not in expected
-
-
-def test_state_is_restored_once(tmp_path: Path) -> None:
-    callback = RandomState()
-    callback.load_state_dict(saved_and_loaded(tmp_path / "state.pt"))
     callback.on_train_start(FIRST, None)  # type: ignore[arg-type]
-    first = draw()
-    callback.on_train_start(FIRST, None)  # type: ignore[arg-type]
-    assert draw() != first
+    assert draw() != expected
 
 
 def test_state_of_other_gpus_is_left_out(tmp_path: Path) -> None:
@@ -115,13 +104,6 @@ def test_other_number_of_processes_is_said_and_unknown_ranks_draw_apart(
         f"random generators: the checkpoint contains those of 2 ranks, the world size is {processes}; "
         "ranks without a saved state are seeded again"
     ]
-
-
-def test_nothing_is_said_where_the_number_of_processes_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(random_state, "rank_zero_info", lambda text: pytest.fail(text))
-    callback = RandomState()
-    callback.load_state_dict(RandomState().state_dict())
-    callback.on_train_start(FIRST, None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("steps", [2, 4])

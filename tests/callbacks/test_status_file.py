@@ -98,12 +98,6 @@ def test_file_is_never_written_more_often_than_asked_for(clock: Clock, tmp_path:
     assert last(tmp_path).validate_every_epochs is None
 
 
-@pytest.mark.parametrize("interval_s", [0.0, 0.9, -1.0, float("nan")])
-def test_interval_below_a_second_is_refused(interval_s: float) -> None:
-    with pytest.raises(ValueError, match=rf"StatusFile\.interval_s must be >= 1, got {interval_s}"):
-        StatusFile(interval_s)
-
-
 def test_resumed_fit_knows_at_once_what_was_measured_before(clock: Clock, tmp_path: Path) -> None:
     module = TinyModule(val_scores=[0.5, 0.25, 0.1])
     takes, checkpoint = Takes(clock, 1.0, 3.0), tmp_path / "checkpoints" / "step-000000006.ckpt"
@@ -115,6 +109,13 @@ def test_resumed_fit_knows_at_once_what_was_measured_before(clock: Clock, tmp_pa
     assert (found.epoch, found.batch, found.step, found.step_s) == (1, 2, 6, None)
     assert (found.trained_s, found.validation_s, found.best_map_50) == (6 * 4.0 + 30.0, 30.0, 0.5)
     assert [one.values["val/map_50"] for one in found.scores] == [0.5]
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan")])
+@pytest.mark.parametrize(("name", "bound"), [("interval_s", ">= 1"), ("max_temperature_c", "> 0")])
+def test_impossible_values_are_refused(name: str, bound: str, value: float) -> None:
+    with pytest.raises(ValueError, match=rf"StatusFile\.{name} must be {bound}, got {value}"):
+        StatusFile(**{name: value})
 
 
 class SlowsDown(Takes):
@@ -173,12 +174,6 @@ def test_hot_gpu_pauses_the_fit_only_if_asked(
     assert slept == pauses
 
 
-@pytest.mark.parametrize("limit_c", [0.0, -1.0, float("nan")])
-def test_temperature_limit_must_be_positive(limit_c: float) -> None:
-    with pytest.raises(ValueError, match=rf"StatusFile\.max_temperature_c must be > 0, got {limit_c}"):
-        StatusFile(max_temperature_c=limit_c)
-
-
 def test_minutes_and_ended_findings_are_part_of_a_checkpoint() -> None:
     before, after = StatusFile(), StatusFile()
     before.watches.minutes.append(Minute(3, 1.5, 0.25, None))
@@ -231,13 +226,10 @@ def test_other_stages_write_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "status.json").exists()
 
 
-def test_pace_is_unknown_before_a_step() -> None:
-    assert StepPace().typical() is None
-
-
 def test_bursts_of_a_loader_are_averaged() -> None:
     """Four workers deliver four batches at once: only every fourth step waits."""
     pace = StepPace()
+    assert pace.typical() is None
     for step in range(64):
         pace.add(4.0 if step % 4 == 3 else 0.0, 1.0)
     assert pace.typical() == (2.0, 0.5)  # a median over steps would be 1.0 and 0.0
