@@ -74,9 +74,6 @@ def test_resuming_passes_an_average_by_and_refuses_it_where_nothing_else_is_left
         (["--last", "1"], "last must be >= 2, got 1"),
         (["--last", "4"], "last must not exceed the 0"),
         (["--output", "x.pt"], "output must end in .ckpt, got x.pt"),
-        (["--weights", "0.7", "0.3"], "weights requires --checkpoints"),
-        (["--weights", "0.7", "x"], "weights"),
-        (["--checkpoints", "a.ckpt", "b.ckpt", "--weights", "1"], "one number > 0 per file, here 2, got [1.0]"),
         (["--checkpoints", "gone.ckpt,other.ckpt"], "gone.ckpt: it does not exist; other.ckpt: it does not exist"),
     ],
 )

@@ -1,11 +1,10 @@
-"""Checkpoint averaging: the weighted mean of several checkpoints of the same network.
+"""Checkpoint averaging: the mean of several checkpoints of the same network.
 
 Sources: "Averaging Weights Leads to Wider Optima and Better Generalization" (Izmailov et al. 2018, arXiv 1803.05407);
 the average of the last few checkpoints is the older method (Vaswani et al. 2017, section 6.1). The interpolation
 between runs is "Model soups" (Wortsman et al. 2022, arXiv 2203.05482).
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ NETWORK = ("variant", "class_names", "class_width", "single_class", "detections.
 NAMED_TENSORS = 3
 
 
-def average_states(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | None = None) -> dict[str, Tensor]:
+def average_states(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Return the mean of floating-point tensors, computed in float64; other tensors (counters) are those of the last.
 
     The running statistics of batch normalization are averaged like the weights. They approximate those of the averaged
@@ -36,7 +35,6 @@ def average_states(states: Sequence[Mapping[str, Tensor]], weights: Sequence[flo
 
     Args:
         states: Tensors on the CPU with the same names and shapes, oldest first.
-        weights: Weight of each state, with the sum 1; None: equal weights.
     """
     newest = states[-1]
     for state in states:
@@ -44,28 +42,11 @@ def average_states(states: Sequence[Mapping[str, Tensor]], weights: Sequence[flo
 
     def mean(name: str) -> Tensor:
         total = torch.zeros_like(newest[name], dtype=torch.float64)
-        if weights is None:
-            for state in states:
-                total += state[name]
-            total /= len(states)
-        else:
-            for state, weight in zip(states, weights, strict=True):
-                total += weight * state[name].double()
-        return total.to(newest[name].dtype)
+        for state in states:
+            total += state[name]
+        return (total / len(states)).to(newest[name].dtype)
 
     return {name: mean(name) if tensor.is_floating_point() else tensor.clone() for name, tensor in newest.items()}
-
-
-def shares(weights: Sequence[float], count: int, key: str = "weights") -> list[float]:
-    """Return `count` weights divided by their sum.
-
-    Raises:
-        ValueError: If the number of weights differs from `count`, or a weight is not positive and finite.
-    """
-    if len(weights) != count or not all(math.isfinite(weight) and weight > 0 for weight in weights):
-        raise ValueError(f"{key} must contain one number > 0 per file, here {count}, got {list(weights)}")
-    total = math.fsum(weights)
-    return [weight / total for weight in weights]
 
 
 def _check_same_tensors(state: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
@@ -86,22 +67,14 @@ def newest_steps(folder: Path, count: int) -> list[Path]:
     return found[-count:]
 
 
-def average_checkpoints(
-    files: Sequence[Path],
-    weights: Sequence[float] | None = None,
-) -> dict[str, Any]:
-    """Return a checkpoint whose `state_dict` is the weighted mean of those of two or more files, in any order.
-
-    Args:
-        files: Checkpoints.
-        weights: Weight of each file, > 0, divided by their sum; None: equal weights.
+def average_checkpoints(files: Sequence[Path]) -> dict[str, Any]:
+    """Return a checkpoint whose `state_dict` is the mean of those of two or more files, in any order.
 
     Raises:
         ValueError: If a file cannot be used, or the networks differ.
     """
     if len(files) < 2:
         raise ValueError(f"checkpoints must name 2 or more files, got {len(files)}")
-    by_file = dict(zip(files, shares(weights, len(files)), strict=True)) if weights is not None else None
     damaged = [f"{file}: {damage}" for file in files if (damage := find_damage(file)) is not None]
     if damaged:
         raise ValueError(f"damaged checkpoints cannot be averaged: {'; '.join(damaged)}")
@@ -113,7 +86,7 @@ def average_checkpoints(
     states = [checkpoint["state_dict"] for checkpoint in checkpoints]
     _check_distinct(ordered, states)
     average = {name: newest[name] for name in OF_NETWORK if name in newest}
-    average["state_dict"] = average_states(states, None if by_file is None else [by_file[file] for file in ordered])
+    average["state_dict"] = average_states(states)
     return average | {AVERAGED: [file.name for file in ordered]}
 
 

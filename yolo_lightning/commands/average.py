@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from yolo_lightning.checkpoints.averaging import AVERAGED, average_checkpoints, newest_steps, shares
+from yolo_lightning.checkpoints.averaging import AVERAGED, average_checkpoints, newest_steps
 from yolo_lightning.checkpoints.checkpoint_file import write_checkpoint
 from yolo_lightning.checkpoints.mirror import local_checkpoint
 from yolo_lightning.commands.console import writing
@@ -16,19 +16,15 @@ def average(
     *,
     last: int = 3,
     checkpoints: list[str] | None = None,
-    weights: list[float] | None = None,
     output: str | None = None,
 ) -> None:
     """Average the weights of the newest checkpoints of a run, for `test`, `predict`, `export` and `--model.weights`.
-
-    `--checkpoints best.ckpt other/best.ckpt --weights 0.7 0.3` interpolates between two runs.
 
     Args:
         run: Run folder.
         last: Number of the newest `step-*.ckpt` checkpoints to average, >= 2.
         checkpoints: Checkpoints to average instead, such as `a.ckpt b.ckpt` or `a.ckpt,b.ckpt`: names in the checkpoint
             folder of the run, paths, or addresses.
-        weights: Weight of each of `checkpoints`, > 0, such as `0.7 0.3`; they are divided by their sum. null: equal.
         output: File to write, with the suffix .ckpt; null: `average.ckpt` in the checkpoint folder of the run.
 
     Raises:
@@ -36,8 +32,6 @@ def average(
     """
     if last < 2:
         raise ValueError(f"last must be >= 2, got {last}.")
-    if weights is not None and checkpoints is None:
-        raise ValueError(f"weights requires --checkpoints, which names the file of each weight, got {weights}.")
     folder = user_path(run) / CHECKPOINTS
     if not folder.is_dir():
         raise ValueError(f"run must be a run folder with a folder {CHECKPOINTS}, got {run}.")
@@ -48,18 +42,14 @@ def average(
         files = named(folder, checkpoints) if checkpoints else newest_steps(folder, last)
         if real_path(target) in [real_path(file) for file in files]:
             raise ValueError(f"output must differ from the checkpoints to average, got {target}.")
-        content = average_checkpoints(files, weights)
+        content = average_checkpoints(files)
     except FileNotFoundError as error:
         raise ValueError(
             f"{error.filename} was deleted while it was read: a running fit keeps only its newest checkpoints."
         ) from error
     with writing(target):
         write_checkpoint(content, target)
-    if weights is None:
-        print(f"{target}: average of {', '.join(content[AVERAGED])}")
-    else:
-        parts = zip(shares(weights, len(files)), files, strict=True)
-        print(f"{target}: {' + '.join(f'{share:.4g} x {file}' for share, file in parts)}")
+    print(f"{target}: average of {', '.join(content[AVERAGED])}")
 
 
 def named(folder: Path, names: Sequence[str]) -> list[Path]:

@@ -1,5 +1,6 @@
 """`submission check`, `score`, `fuse` and `rescore`: errors and score of a submission, fusion, rescoring."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +13,6 @@ from yolo_lightning.challenge.rescoring import LabelledDetections, in_first_half
 from yolo_lightning.challenge.rescoring import rescore as rescored
 from yolo_lightning.challenge.score import match_submission, read_truth, score_submission
 from yolo_lightning.challenge.submission_file import entries, write_submission
-from yolo_lightning.checkpoints.averaging import shares
 from yolo_lightning.commands.console import writing
 from yolo_lightning.commands.halves import Comparison
 from yolo_lightning.commands.sweep.sweep_scores import Setting, score_setting
@@ -93,13 +93,25 @@ def fuse(
     target = _target(output, files)
     if len(files) < 2:
         raise ValueError(f"files must name 2 or more submissions, got {len(files)}")
-    chosen = shares([1.0] * len(files) if weights is None else weights, len(files))
+    chosen = _shares([1.0] * len(files) if weights is None else weights, len(files))
     submissions = _contents_of(files, read_truth(Path(template))[0] if template else None)
     result = fused(submissions, chosen, iou_threshold, score_threshold)
     with writing(target):
         write_submission(entries(result), target)
     parts = " + ".join(f"{share:.4g} x {file}" for share, file in zip(chosen, files, strict=True))
     print(f"{target}: {len(result.image_ids):,} images, {len(result.scores):,} detections; {parts}")
+
+
+def _shares(weights: Sequence[float], count: int) -> list[float]:
+    """Return `count` weights divided by their sum.
+
+    Raises:
+        ValueError: If the number of weights differs from `count`, or a weight is not positive and finite.
+    """
+    if len(weights) != count or not all(math.isfinite(weight) and weight > 0 for weight in weights):
+        raise ValueError(f"weights must contain one number > 0 per file, here {count}, got {list(weights)}")
+    total = math.fsum(weights)
+    return [weight / total for weight in weights]
 
 
 def rescore(

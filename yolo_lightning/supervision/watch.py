@@ -32,7 +32,6 @@ class Look:
     phase: Phase  # last recorded phase; `IMPORT` before the first heartbeat
     heartbeat: Heartbeat | None  # None if it cannot be read
     waited_s: float  # seconds since the last change of the heartbeat
-    timeout_s: float
     reason: str = ""  # reason of `EXCUSED` and `NO_HEARTBEAT`; else empty
 
 
@@ -86,7 +85,7 @@ class Watch:
             health = Health.STALLED
         else:
             health = Health.NO_HEARTBEAT if is_lost else Health.HEALTHY
-        return Look(health, self._phase, heartbeat, waited_s, timeout_s, reason or (str(found) if is_lost else ""))
+        return Look(health, self._phase, heartbeat, waited_s, reason or (str(found) if is_lost else ""))
 
     def keep_looking(self) -> None:
         """Exclude the time since the last look from the detection of a suspend; the wait for a change continues."""
