@@ -1,13 +1,10 @@
-"""Helpers of several algorithms: padding, kernel taps, tiles, accumulation, mirrored weights, scratch memory."""
+"""Helpers of several algorithms: padding, kernel taps, tiles, accumulation, mirrored weights."""
 
-import threading
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
-from math import prod
-from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,10 +21,6 @@ ACCELERATOR_TILE_ELEMENTS = 1 << 26
 BUSY_BLOCKS = 160
 # Least number of pixels in a part of a sum over pixels.
 PIXELS_PER_PART = 256
-# Largest number of cached objects; a network has a few dozen layer shapes, but images may have many sizes.
-MOST_PREPARED = 256
-
-PreparedT = TypeVar("PreparedT")
 
 
 def have_data(tensors: Tensors) -> bool:
@@ -196,54 +189,3 @@ def mirrored_weight(weight: Tensor, groups: int) -> Tensor:
     outputs, channels, height, width = weight.shape
     grouped = weight.flip(2, 3).reshape(groups, outputs // groups, channels, height, width)
     return grouped.transpose(1, 2).reshape(groups * channels, outputs // groups, height, width)
-
-
-class Scratch:
-    """Named buffers of one dtype and device, each as large as the largest request so far.
-
-    All requests with one name share memory.
-    """
-
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
-        self._dtype, self._device = dtype, device
-        self._buffers: dict[str, Tensor] = {}
-        self._prepared: dict[Hashable, Any] = {}
-
-    def __call__(self, name: str, *shape: int) -> Tensor:
-        """Return a contiguous tensor with undefined content."""
-        size = prod(shape)
-        buffer = self._buffers.get(name)
-        if buffer is None or buffer.numel() < size:
-            self._prepared.clear()  # cached objects would keep the smaller buffer alive
-            with torch.inference_mode(False):  # an inference tensor cannot be written in training
-                buffer = torch.empty(size, dtype=self._dtype, device=self._device)
-            self._buffers[name] = buffer
-        with torch.inference_mode(False):
-            return buffer[:size].view(shape)
-
-    def prepared(self, key: Hashable, make: Callable[[], PreparedT]) -> PreparedT:
-        """Return the cached result of `make` for this key; a buffer that grows clears the cache."""
-        found: PreparedT | None = self._prepared.get(key)
-        if found is None:
-            with torch.inference_mode(False):
-                found = make()
-            if len(self._prepared) >= MOST_PREPARED:
-                self._prepared.clear()
-            self._prepared[key] = found
-        return found
-
-
-_of_thread = threading.local()
-
-
-def scratch_of(like: Tensor) -> Scratch:
-    """Return the scratch memory of this thread for the dtype of `like`.
-
-    The memory is new, not shared, for accelerators, whose streams run asynchronously, and for tensor subclasses.
-    """
-    if like.device.type != "cpu" or type(like) not in (Tensor, nn.Parameter):
-        return Scratch(like.dtype, like.device)
-    by_dtype: dict[torch.dtype, Scratch] = _of_thread.__dict__.setdefault("by_dtype", {})
-    if like.dtype not in by_dtype:
-        by_dtype[like.dtype] = Scratch(like.dtype, like.device)
-    return by_dtype[like.dtype]

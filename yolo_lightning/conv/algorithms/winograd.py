@@ -8,19 +8,24 @@ lose too much accuracy in half types. The accuracy in float32 depends on the int
 The input transform maps each 6x6 patch of the padded input, with a distance of 4 pixels, to 36 values per channel. For
 each of the 36 positions, one matrix product multiplies the values of all patches with the transformed weight. The
 output transform maps the 36 products to 4x4 outputs. Tiles of a few rows stay in the cache of a CPU between these
-steps. The views that a transform reads and writes are created once per tile shape and cached.
+steps.
 """
 
-from collections.abc import Iterator
-from functools import lru_cache, partial
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from yolo_lightning.conv.algorithms.algorithm import Algorithm, Operation
 from yolo_lightning.conv.algorithms.problem import Problem
-from yolo_lightning.conv.algorithms.shared import Tile, correlation, items_per_tile, scratch_of, tiles
-from yolo_lightning.conv.algorithms.winograd_transforms import KERNEL_TRANSFORM, OUTPUTS, PATCH_VALUES, Workspace
+from yolo_lightning.conv.algorithms.shared import correlation, items_per_tile, tiles
+from yolo_lightning.conv.algorithms.winograd_transforms import (
+    KERNEL_TRANSFORM,
+    OUTPUTS,
+    PATCH_VALUES,
+    Scratch,
+    transform_input,
+    transform_output,
+    transform_output_gradient,
+)
 
 
 def forward(input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
@@ -61,18 +66,8 @@ def _weight_gradient_of(total: Tensor, mirrored: bool = False) -> Tensor:
 
 
 def _transform(like: Tensor, mirrored: bool) -> Tensor:
-    # Cached for real tensors, because numbers of the host are a blocking copy to an accelerator.
-    make = _cached_transform if type(like) in (Tensor, nn.Parameter) else _make_transform
-    return make(like.dtype, like.device, mirrored)
-
-
-def _make_transform(dtype: torch.dtype, device: torch.device, mirrored: bool) -> Tensor:
-    with torch.inference_mode(False):  # an inference tensor cannot be used in training
-        transform = torch.tensor(KERNEL_TRANSFORM, dtype=dtype, device=device)
-        return transform.flip(1) if mirrored else transform
-
-
-_cached_transform = lru_cache(maxsize=64)(_make_transform)
+    transform = like.new_tensor(KERNEL_TRANSFORM)
+    return transform.flip(1) if mirrored else transform
 
 
 def _convolve(
@@ -92,34 +87,21 @@ def _convolve(
     if grad_output is not None:
         total = input.new_zeros(PATCH_VALUES, images.size(3), outputs)
         grads = grad_output.permute(0, 2, 3, 1)
-    for tile, work in _tiles_with_workspace(images, problem):
+    patch_rows, columns = (-(-size // OUTPUTS) for size in (height, width))
+    numbers = PATCH_VALUES * columns * max(images.size(3), outputs)
+    scratch = Scratch(input)
+    for tile in tiles(samples, patch_rows, items_per_tile(numbers, samples * patch_rows, images.device)):
+        shape = tile.samples.stop - tile.samples.start, tile.rows.stop - tile.rows.start, columns
         rows = slice(OUTPUTS * tile.rows.start, OUTPUTS * tile.rows.stop)
-        patches = work.transform_input(images[tile.samples], rows.start)
+        patches = transform_input(images[tile.samples], scratch, shape, rows.start, problem.padding[::2])
         if matrices is not None:
-            torch.bmm(patches, matrices, out=work.products)
-            work.transform_output(pixels[tile.samples, rows])
+            products = scratch("products", PATCH_VALUES, patches.size(1), outputs)
+            torch.bmm(patches, matrices, out=products)
+            transform_output(products, scratch, shape, pixels[tile.samples, rows])
         if grads is not None:
-            total.baddbmm_(patches.transpose(1, 2), work.transform_output_gradient(grads[tile.samples, rows]))
+            spread = transform_output_gradient(grads[tile.samples, rows], scratch, shape)
+            total.baddbmm_(patches.transpose(1, 2), spread)
     return pixels.permute(0, 3, 1, 2) if matrices is not None else pixels, total
-
-
-def _tiles_with_workspace(images: Tensor, problem: Problem) -> Iterator[tuple[Tile, Workspace]]:
-    """Yield tiles of patch rows, each with the cached workspace for its shape."""
-    patch_rows, columns = (-(-size // OUTPUTS) for size in problem.output_size[2:])
-    channels, outputs = images.size(3), problem.output_size[1]
-    numbers = PATCH_VALUES * columns * max(channels, outputs)
-    step = items_per_tile(numbers, images.size(0) * patch_rows, images.device)
-    scratch = scratch_of(images)
-    used: dict[tuple[int, int], Workspace] = {}
-    for tile in tiles(images.size(0), patch_rows, step):
-        shape = tile.samples.stop - tile.samples.start, tile.rows.stop - tile.rows.start
-        if shape not in used:
-            width, padding = images.size(2), problem.padding
-            key = (*shape, columns, width, channels, outputs, padding[0], padding[2])
-            make = partial(Workspace, scratch, (*shape, columns), width, channels, problem)
-            used[shape] = scratch.prepared(key, make)
-            used[shape].clear_borders()
-        yield tile, used[shape]
 
 
 def _serves(problem: Problem, dtype: torch.dtype, device_type: str) -> bool:

@@ -1,6 +1,5 @@
-"""Shared scratch memory: no result depends on data of an earlier call."""
+"""Winograd with images of several tiles: no result depends on data of an earlier tile or call."""
 
-import threading
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ from torch.nn.functional import conv2d as native
 
 from yolo_lightning.conv import conv2d
 from yolo_lightning.conv.algorithms import winograd
-from yolo_lightning.conv.algorithms.shared import MOST_PREPARED, Scratch, scratch_of
 
 SHAPES = [(2, 32, 40, 24), (1, 48, 9, 70), (3, 32, 8, 8), (2, 32, 40, 24), (1, 32, 100, 100)]
 
@@ -53,60 +51,9 @@ def test_calls_with_many_shapes_are_independent(padding: int, calls: list[int]) 
     assert len(calls) == 2 * len(SHAPES * 2)
 
 
-def test_border_is_zero_after_a_wider_image() -> None:
-    results((1, 32, 64, 64), 0, conv2d)  # fills the border of the next image
-    for found, expected in zip(results((1, 32, 9, 9), 1, conv2d), results((1, 32, 9, 9), 1, native), strict=True):
-        assert_equals(found, expected)
-
-
 def test_training_after_inference_mode() -> None:
     """Lightning validates in inference mode, whose tensors cannot be written outside of inference mode."""
     shape = (1, 40, 24, 24)
     with torch.inference_mode():
         conv2d(torch.rand(shape).contiguous(memory_format=torch.channels_last), torch.rand(32, 40, 3, 3), padding=1)
     results(shape, 1, conv2d)
-
-
-def test_threads_have_separate_scratch_memory() -> None:
-    expected = [results(shape, 1, conv2d) for shape in SHAPES]
-    wrong: list[int] = []
-
-    def work() -> None:
-        for number, shape in enumerate(SHAPES * 3):
-            found = results(shape, 1, conv2d)
-            if not all(map(torch.equal, found, expected[number % len(SHAPES)])):
-                wrong.append(number)
-
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
-
-
-def test_buffers_grow_to_the_largest_request_and_release_the_smaller_one() -> None:
-    scratch = Scratch(torch.float32, torch.device("cpu"))
-    small = scratch.prepared("a", lambda: scratch("x", 2, 3))
-    assert scratch.prepared("a", lambda: scratch("x", 9)) is small
-    large = scratch("x", 100)
-    again = scratch.prepared("a", lambda: scratch("x", 2, 3))
-    assert again is not small
-    assert again.data_ptr() == large.data_ptr()
-
-
-def test_number_of_prepared_objects_is_limited() -> None:
-    scratch = Scratch(torch.float32, torch.device("cpu"))
-    for number in range(3 * MOST_PREPARED):
-        scratch.prepared(number, object)
-    assert len(scratch._prepared) <= MOST_PREPARED
-
-
-def test_scratch_memory_per_dtype_and_none_for_tensor_subclasses() -> None:
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    assert scratch_of(torch.zeros(1)) is scratch_of(torch.ones(2))
-    assert scratch_of(torch.zeros(1)) is not scratch_of(torch.zeros(1, dtype=torch.float64))
-    with FakeTensorMode():
-        fake = torch.empty(1)
-        assert scratch_of(fake) is not scratch_of(fake)
