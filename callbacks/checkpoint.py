@@ -189,10 +189,11 @@ class BestCheckpoint(ModelCheckpoint):
         return None if self._unsaved is None else failure
 
 
-class EpochCheckpoint(ModelCheckpoint):
-    """Saves `epoch-0010.ckpt`, `epoch-0020.ckpt`, ... in the run folder; the number is that of finished epochs.
+class EpochCheckpoint(Checkpoint):
+    """Keeps `epoch-0010.ckpt`, `epoch-0020.ckpt`, ... in the run folder; the number is that of finished epochs.
 
-    The files are never deleted (50 MB each for yolov8n). A full disk does not end the run.
+    The files are links to the checkpoints of `LastCheckpoint`, which must precede this callback, and are never deleted
+    (50 MB each for yolov8n). A full disk does not end the run.
 
     Args:
         every_n_epochs: Epochs between two checkpoints, >= 1.
@@ -200,37 +201,17 @@ class EpochCheckpoint(ModelCheckpoint):
 
     def __init__(self, every_n_epochs: int = 1) -> None:
         check_range("every_n_epochs", every_n_epochs, ">= 1")
-        super().__init__(
-            filename="epoch-{epoch:04d}",
-            save_top_k=-1,
-            every_n_epochs=every_n_epochs,
-            enable_version_counter=False,
-            auto_insert_metric_name=False,
-            save_on_train_epoch_end=True,
-        )
+        self.every_n_epochs = every_n_epochs
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self.dirpath = str(_checkpoint_folder(trainer))
-        super().setup(trainer, pl_module, stage)
-
-    def format_checkpoint_name(
-        self, metrics: dict[str, Tensor], filename: str | None = None, ver: int | None = None, prefix: str | None = None
-    ) -> str:
-        """Return the path of the checkpoint; epochs count from 1, as in the log."""
-        return super().format_checkpoint_name(metrics | {"epoch": metrics["epoch"] + 1}, filename, ver, prefix)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore nothing: the state of ModelCheckpoint is not needed."""
-
-    def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        epochs, folder = trainer.current_epoch + 1, _checkpoint_folder(trainer)
+        if epochs % self.every_n_epochs or not trainer.is_global_zero:
+            return
+        path = folder / f"epoch-{epochs:04d}.ckpt"
         try:
-            with _failing_together(trainer):
-                super()._save_checkpoint(trainer, filepath)
+            link_checkpoint(folder / run_files.STEP_CHECKPOINT.format(steps=steps_begun(trainer)), path)
         except OSError as error:
-            rank_zero_warn(f"could not save {filepath} ({error.strerror}); training continues")
+            rank_zero_warn(f"could not save {path} ({error.strerror}); training continues")
 
 
 class LastCheckpoint(Checkpoint):

@@ -3,6 +3,7 @@ import os
 import re
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -54,8 +55,19 @@ class Diary(Callback):
         self.now = "validated"
 
 
-def disk_full(*args: Any) -> None:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+def fill_disk(monkeypatch: pytest.MonkeyPatch, is_full: Callable[[dict[str, Any], Path], bool]) -> None:
+    """Let the saves fail for which `is_full` is true."""
+
+    def write(checkpoint: dict[str, Any], path: Path) -> None:
+        if is_full(checkpoint, path):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write_checkpoint(checkpoint, path)
+
+    monkeypatch.setattr("yolo_lightning.checkpoints.checkpoint_io.write_checkpoint", write)
+
+
+def is_best(checkpoint: dict[str, Any], path: Path) -> bool:
+    return path.name == "best.ckpt"
 
 
 def test_last_saves_every_interval_but_not_on_the_last_batch_and_after_validation(
@@ -110,12 +122,7 @@ def warned(recwarn: pytest.WarningsRecorder) -> str:
 def test_disk_full_warns_and_training_goes_on_without_a_pause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder, pauses: list[float]
 ) -> None:
-    def full_in_the_first_epoch(checkpoint: dict[str, Any], path: Path) -> None:
-        if checkpoint["epoch"] == 0:
-            disk_full()
-        write_checkpoint(checkpoint, path)
-
-    monkeypatch.setattr("yolo_lightning.checkpoints.checkpoint_io.write_checkpoint", full_in_the_first_epoch)
+    fill_disk(monkeypatch, lambda checkpoint, path: checkpoint["epoch"] == 0)
     module = fit(tmp_path, LastCheckpoint(2), epochs=2, batches=4)
     assert module.steps == 8
     assert steps_kept(tmp_path) == [6, 8]
@@ -131,15 +138,13 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return taken
 
 
+without_pauses = pytest.mark.usefixtures("pauses")
+
+
 def test_last_checkpoint_of_a_fit_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float]
 ) -> None:
-    def full_for_a_while(checkpoint: dict[str, Any], path: Path) -> None:
-        if len(pauses) < 3:
-            disk_full()
-        write_checkpoint(checkpoint, path)
-
-    monkeypatch.setattr("yolo_lightning.checkpoints.checkpoint_io.write_checkpoint", full_for_a_while)
+    fill_disk(monkeypatch, lambda *_: len(pauses) < 3)
     fit(tmp_path, LastCheckpoint(0), epochs=1, batches=4)
     assert pauses == [1.0, 2.0, 4.0]
     assert steps_kept(tmp_path) == [4]
@@ -149,7 +154,7 @@ def test_last_checkpoint_of_a_fit_is_tried_again(
 def test_fit_whose_last_checkpoint_cannot_be_saved_fails(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float]
 ) -> None:
-    monkeypatch.setattr("yolo_lightning.checkpoints.checkpoint_io.write_checkpoint", disk_full)
+    fill_disk(monkeypatch, lambda *_: True)
     record = HeartbeatFile()
     with pytest.raises(NotSavedError, match="No space left on device"):
         fit(tmp_path, record, LastCheckpoint(0), batches=4, **options)
@@ -236,10 +241,11 @@ def test_resumed_run_remembers_the_window(tmp_path: Path) -> None:
     assert read(tmp_path / "checkpoints/best.ckpt")["epoch"] == 0
 
 
+@without_pauses
 def test_disk_full_at_the_best_checkpoint_does_not_end_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:
-    fill_disk(monkeypatch, "best.ckpt")
+    fill_disk(monkeypatch, is_best)
     module = TinyModule(val_scores=[0.5, 0.6])
     with pytest.raises(NotSavedError):
         fit(tmp_path, BestCheckpoint(), module=module, epochs=2)
@@ -247,27 +253,15 @@ def test_disk_full_at_the_best_checkpoint_does_not_end_training(
     assert "could not save" in warned(recwarn)
 
 
-def fill_disk(monkeypatch: pytest.MonkeyPatch, name: str, times: int = 1000) -> None:
-    """Let the first `times` saves of a file fail."""
-    left = [times]
-
-    def write(checkpoint: dict[str, Any], path: Path) -> None:
-        if path.name == name and left[0]:
-            left[0] -= 1
-            disk_full()
-        write_checkpoint(checkpoint, path)
-
-    monkeypatch.setattr("yolo_lightning.checkpoints.checkpoint_io.write_checkpoint", write)
-    monkeypatch.setattr("yolo_lightning.callbacks.checkpoint.time.sleep", lambda _: None)
-
-
+@without_pauses
 @pytest.mark.parametrize("times", [1, 3])
 @pytest.mark.parametrize("scores", [[0.1, 0.9, 0.5], [0.9], [0.1, 0.9]])
 def test_best_is_written_as_soon_as_there_is_space(
     scores: list[float], times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fit(tmp_path / "usual", BestCheckpoint(), module=TinyModule(val_scores=scores), epochs=len(scores))
-    fill_disk(monkeypatch, "best.ckpt", times=times)
+    failures = iter(range(times))
+    fill_disk(monkeypatch, lambda checkpoint, path: path.name == "best.ckpt" and next(failures, None) is not None)
     best = BestCheckpoint()
     fit(tmp_path / "full", best, LastCheckpoint(0), module=TinyModule(val_scores=scores), epochs=len(scores))
     usual, full = (read(tmp_path / name / "checkpoints/best.ckpt") for name in ("usual", "full"))
@@ -285,7 +279,7 @@ def test_best_of_a_dead_process_is_its_step_checkpoint_and_its_loss_is_said(
     last = folder / "last.ckpt"
     callbacks = (BestCheckpoint(), LastCheckpoint(0), StopAt(2, 0))
     with monkeypatch.context() as patch:
-        fill_disk(patch, "best.ckpt")
+        fill_disk(patch, is_best)
         with pytest.raises(Interrupt):
             fit(tmp_path, *callbacks, module=TinyModule(val_scores=scores), epochs=3, resume=last)
     assert read(folder / "best.ckpt")["epoch"] == 0

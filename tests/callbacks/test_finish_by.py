@@ -175,10 +175,6 @@ MIXED = {
 ALL = SLOW | PAUSED | KILLED | MIXED
 
 
-def test_there_are_45_simulations() -> None:
-    assert len(ALL) == 45
-
-
 @pytest.mark.parametrize("name", ALL)
 def test_training_ends_shortly_before_the_deadline_with_the_last_learning_rate(clock: Clock, name: str) -> None:
     """The first plan, of 15 epochs, is wrong by a factor of about 1.3 without any event."""

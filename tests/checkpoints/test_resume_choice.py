@@ -79,13 +79,13 @@ def test_configuration_of_the_run_folder_comes_first_and_may_be_missing(tmp_path
 def test_stored_configuration_has_neither_secrets_nor_places() -> None:
     config = {
         "trainer": {"default_root_dir": "/home/me", "logger": [{"init_args": {"api_key": "x", "name": "run"}}]},
-        "supervision": {"notify": {"webhook": "https://hook", "ping": None, "ping_interval_s": 60.0}},
+        "supervision": {"notify": {"webhook": "https://hook", "ping": None}, "attempts": 3},
         "mirror": "s3://bucket",
         "data": {"image_size": 64},
     }
     assert storable(config) == {
         "trainer": {"logger": [{"init_args": {"name": "run"}}]},
-        "supervision": {"notify": {"ping_interval_s": 60.0}},
+        "supervision": {"notify": {}, "attempts": 3},
         "data": {"image_size": 64},
     }
 

@@ -16,7 +16,7 @@ from ultralytics.utils.torch_utils import EarlyStopping as UltralyticsEarlyStopp
 
 from tests.conftest import REPOSITORY, TINY
 from tests.parity.training_twins import Frames, make_trainer, random_batches
-from yolo_lightning.callbacks import EpochCheckpoint
+from yolo_lightning.callbacks import EpochCheckpoint, LastCheckpoint
 from yolo_lightning.checkpoints.checkpoint_file import find_damage
 from yolo_lightning.model.conv_backend import ConvolutionSettings
 from yolo_lightning.module import YOLOModule
@@ -115,17 +115,16 @@ def test_epoch_checkpoints_keep_to_their_interval_and_survive_a_full_disk(
 ) -> None:
     module, trainer = (
         YOLOModule(convolution=ConvolutionSettings(backend="native")),
-        make_trainer(tmp_path, 3, EpochCheckpoint(2), enable_checkpointing=True),
+        make_trainer(tmp_path, 3, LastCheckpoint(0), EpochCheckpoint(2), enable_checkpointing=True),
     )
     trainer.fit(module, Frames(random_batches(1)))
-    assert [path.name for path in tmp_path.glob("checkpoints/*.ckpt")] == ["epoch-0002.ckpt"]
+    assert [path.name for path in tmp_path.glob("checkpoints/epoch*.ckpt")] == ["epoch-0002.ckpt"]
 
-    def full(*_: Any, **__: Any) -> None:
+    def full(source: Path, target: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    other = tmp_path / "full"
-    trainer = make_trainer(other, 1, EpochCheckpoint(), enable_checkpointing=True)
-    monkeypatch.setattr(trainer, "save_checkpoint", full)
+    monkeypatch.setattr("yolo_lightning.callbacks.checkpoint.link_checkpoint", full)
+    trainer = make_trainer(tmp_path / "full", 1, EpochCheckpoint(), enable_checkpointing=True)
     with pytest.warns(UserWarning, match=r"could not save .*epoch-0001.ckpt \(No space left on device\)"):
         trainer.fit(module, Frames(random_batches(1)))
     with pytest.raises(ValueError, match="every_n_epochs must be >= 1, got 0"):

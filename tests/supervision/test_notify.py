@@ -50,15 +50,6 @@ def test_bad_address_is_refused_without_being_shown(name: str, address: str, nam
     assert "SECRET" not in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("ping_interval_s", 0.5), ("ping_interval_s", float("nan"))],
-)
-def test_bad_number_is_refused(name: str, value: float) -> None:
-    with pytest.raises(ValueError, match=rf"supervision.notify.{name} must be .*, got {value}"):
-        NotifySettings(**{name: value})
-
-
 def test_settings_do_not_show_addresses() -> None:
     assert "SECRET" not in repr(NotifySettings(URL, "json://SECRET", URL))
 
@@ -152,17 +143,6 @@ def test_ends_are_told(fault: str, until: int, code: int, last: list[str], tmp_p
     assert told == last
 
 
-def test_ping_comes_with_progress_only(tmp_path: Path) -> None:
-    with Endpoint() as endpoint:
-        allowed = floors(setup_s=SHORT_S)
-        hung = Supervised(tmp_path / "hung", "hang_in_set_up", 100, allowed=allowed, notify=to(ping=endpoint.address))
-        assert hung.wait() == ExitCode.GAVE_UP
-        assert endpoint.gets == []
-        healthy = Supervised(tmp_path / "run", "be_slow", notify=to(ping=endpoint.address))
-        assert healthy.wait() == ExitCode.FINISHED
-        assert endpoint.gets == ["/hooks/SECRET?token=SECRET"]  # one, as the interval is a minute
-
-
 @pytest.mark.parametrize("kind", ["hangs", "500", "refused", "no such name"])
 def test_fault_39_broken_endpoint_delays_nothing_and_is_only_logged(kind: str, tmp_path: Path) -> None:
     with Endpoint(500 if kind == "500" else 0) as endpoint:
@@ -205,20 +185,6 @@ def test_sending_never_waits(tmp_path: Path) -> None:
         assert CLOSE_S <= time.monotonic() - began_s < CLOSE_S + 5
     assert len(log) == 3 + 1
     assert all(line.startswith("supervision.notify.") for line in log)
-
-
-def test_sender_that_died_is_no_error(tmp_path: Path) -> None:
-    log: list[str] = []
-    with Endpoint(0) as endpoint:
-        notifier = Notifier(tmp_path, to(endpoint.address), log.append)
-        notifier.send("started")
-        os.kill(notifier._helpers["webhook"]._child, signal.SIGKILL)
-        end_s = time.monotonic() + 10
-        while not log and time.monotonic() < end_s:
-            notifier.serve()
-            time.sleep(0.01)
-        assert "the helper process has died" in log[0]
-        notifier.close()
 
 
 def test_hanging_webhook_does_not_hold_up_the_ping(tmp_path: Path) -> None:

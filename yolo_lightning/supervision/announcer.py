@@ -30,6 +30,7 @@ ENDS: dict[int, SupervisorState] = {
 
 AFTER_FIRST_BATCH = frozenset({Phase.FETCH, Phase.STEP, Phase.VALIDATE, Phase.METRICS, Phase.SAVE, Phase.EPOCH_END})
 CHECK_INTERVAL_S = 30.0
+PING_INTERVAL_S = 60.0
 
 
 class Announcer:
@@ -38,7 +39,7 @@ class Announcer:
     def __init__(
         self, run: Path, settings: NotifySettings, attempts: int, disk: Helper, log: Callable[[str], None]
     ) -> None:
-        self.run, self.settings, self._disk = run, settings, disk
+        self.run, self._disk = run, disk
         self._status = SupervisorStatus(
             state=SupervisorState.RUNNING,
             since_s=time.time(),
@@ -85,7 +86,7 @@ class Announcer:
         place = (progress.step, int(is_validating), progress.batch if is_validating else 0)
         # A repetition of steps that were trained before is no progress.
         if place > self._furthest and time.monotonic() >= self._next_ping_s:
-            self._furthest, self._next_ping_s = place, time.monotonic() + self.settings.ping_interval_s
+            self._furthest, self._next_ping_s = place, time.monotonic() + PING_INTERVAL_S
             self.notifier.ping()
 
     def stalled(self, sentence: str, event: str = "stalled") -> None:

@@ -41,21 +41,17 @@ class NotifySettings:
         apprise: Address of the package apprise (`mailto://...`, `tgram://...`), or several, separated by commas.
         ping: Address that receives a GET request while training makes progress (dead man's switch, as of
             healthchecks.io): the service raises the alarm when the requests stop.
-        ping_interval_s: Shortest time between two pings, seconds.
     """
 
     webhook: str | None = field(default=None, repr=False)
     apprise: str | None = field(default=None, repr=False)
     ping: str | None = field(default=None, repr=False)
-    ping_interval_s: float = 60.0
 
     def __post_init__(self) -> None:
         for name in ADDRESSES:
             address = getattr(self, name)
             if address is not None and not REFERENCE.fullmatch(address):
                 _check_address(name, address)
-        if not self.ping_interval_s >= 1:
-            raise ValueError(f"supervision.notify.ping_interval_s must be >= 1, got {self.ping_interval_s}")
 
     def resolved(self) -> "NotifySettings":
         """Return a copy in which environment variables are replaced by their values."""
