@@ -147,28 +147,28 @@ def test_convolution(
     (samples, height, width), kernel, arguments = CASES[case]
     outputs = channels if case == "1 x 1 images" else tile.columns + channels
     shapes = (samples, channels, height, width), (outputs, channels, kernel, kernel)
-    input, weight, grads, problem, expected = make_products(*shapes, arguments, dtype)
+    check_convolution("convolution", machine_code, make_products(*shapes, arguments, dtype))
+
+
+@pytest.mark.parametrize("case", test_fused.WINOGRAD)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_winograd(dtype: torch.dtype, case: str, machine_code: EmulatedCode, monkeypatch: pytest.MonkeyPatch) -> None:
+    only_tile(monkeypatch, fused_launch.WINOGRAD, fused_launch.WINOGRAD_SUMS)
+    monkeypatch.setattr(fused_launch, "PIXELS_PER_SPLIT", 32)
+    monkeypatch.setattr(fused_launch, "SPLITS_PER_GROUP", 2)
+    shape, outputs, arguments = test_fused.WINOGRAD[case]
+    check_convolution("Winograd", machine_code, make_products(shape, (outputs, shape[1], 3, 3), arguments, dtype))
+
+
+def check_convolution(what: str, machine_code: EmulatedCode, products: test_fused.Products) -> None:
+    input, weight, grads, problem, expected = products
     found = [
         fused_launch.forward(machine_code, input, weight, problem),
         fused_launch.input_gradient(machine_code, grads, weight, problem),
         fused_launch.weight_gradient(machine_code, input, grads, problem),
     ]
     for one, other in zip(found, expected, strict=True):
-        record("convolution", dtype, one, other)
-
-
-@pytest.mark.parametrize("case", test_fused.WINOGRAD)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_winograd(dtype: torch.dtype, case: str, machine_code: EmulatedCode) -> None:
-    shape, outputs, arguments = test_fused.WINOGRAD[case]
-    input, weight, grads, problem, expected = make_products(shape, (outputs, shape[1], 3, 3), arguments, dtype)
-    tiles = (fused_launch.WINOGRAD,)
-    found = [
-        fused_launch.forward(machine_code, input, weight, problem, tiles),
-        fused_launch.input_gradient(machine_code, grads, weight, problem, tiles),
-    ]
-    for one, other in zip(found, expected[:2], strict=True):
-        record("Winograd", dtype, one, other)
+        record(what, input.dtype, one, other)
 
 
 @pytest.mark.parametrize("channels_last", [True, False], ids=["NHWC", "NCHW"])

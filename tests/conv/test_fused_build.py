@@ -49,9 +49,9 @@ def test_constants_equal_those_of_the_source() -> None:
     text = build.source(list(build.kernel_lines()))
     assert f"constexpr int THREADS = {launcher.THREADS};" in text
     assert f"constexpr int DEPTH = {fused_launch.DEPTH};" in text
-    assert "constexpr int CHANNELS = THREADS / PATCHES;" in text
-    assert launcher.THREADS // (fused_launch.WINOGRAD.rows // 4) == fused_launch.WINOGRAD_CHANNELS
-    assert f"PATCHES = {fused_launch.WINOGRAD.rows // 4}, COLUMNS = {fused_launch.WINOGRAD.columns};" in text
+    assert "ROWS = 32, COLUMNS = 32;" in text
+    assert "constexpr int DEPTH_EACH = THREADS / ROWS;" in text
+    assert fused_launch.WINOGRAD_DEPTH == launcher.THREADS // 32
 
 
 def test_kernels_use_no_vendor_specific_feature() -> None:

@@ -20,6 +20,7 @@ CONDITIONS = r"if \((arrived != blocks|!is_last_block\([^;]*?\))\) return( false
 NAMES = [
     *(
         "correlate_winograd",
+        "sum_products_winograd",
         "correlate_64x64_by_four",
         "correlate_64x64_by_one",
         "sum_products_64x64_by_four",
@@ -61,9 +62,11 @@ def run_all(launch: Guarded) -> None:
         # The second launch of each kernel uses the counters that the first one has left.
         for stride in (1, 2):
             compare(launch, make_products((1, channels, 14, 9), (12, channels, 3, 3), {"padding": 1, "stride": stride}))
-    input, weight, _, problem, expected = make_products((1, 16, 14, 9), (12, 16, 3, 3), {"padding": 1})
+    input, weight, grads, problem, expected = make_products((1, 16, 14, 9), (12, 16, 3, 3), {"padding": 1})
     output = fused_launch.forward(launch, input, weight, problem, (fused_launch.WINOGRAD,))
+    grad_weight = fused_launch.weight_gradient(launch, input, grads, problem, (fused_launch.WINOGRAD_SUMS,))
     torch.testing.assert_close(output.double(), expected[0], rtol=0, atol=1e-4)
+    torch.testing.assert_close(grad_weight.double(), expected[2], rtol=0, atol=1e-4)
     for layout, shape in (("NHWC", (2, 12, 14, 14)), ("NCHW", (2, 5, 13, 11))):
         for _ in range(2):
             check(launch, shape, LAYOUTS[layout], torch.float32)
@@ -89,4 +92,4 @@ def test_the_loss_of_each_statement_is_noticed(
         mutation.value = 0
         batch_norm_launch.counters(torch.empty(1), 1).zero_()
     assert "nothing" not in found.values()
-    assert len(found) == 20, "docs/kernels.md lists the statements"
+    assert len(found) == 24, "docs/kernels.md lists the statements"

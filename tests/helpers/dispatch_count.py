@@ -115,14 +115,15 @@ def fused_flop(name: str, arguments: tuple[Any, ...], result: Any) -> int:
 
 def product_clocks(launch: Launch) -> float:
     """Return the modelled clock cycles of a launch of a convolution kernel."""
-    product, (images, other) = launch.name.partition("_")[0], launch.operands.reads
+    tile, (images, other) = tile_of(launch.name), launch.operands.reads
     assert images is not None
     assert other is not None
-    if product == "correlate":
-        terms = images.size(1) * other.shape[2:].numel() // launch.grid[2]
-        return tile_of(launch.name).clocks(product, prod(launch.grid), terms)
-    terms = other.numel() // other.size(1) // launch.grid[2]
-    return tile_of(launch.name).clocks("sum_products", prod(launch.grid), terms)
+    if launch.name.startswith("correlate"):
+        taps = 1 if tile.is_winograd else other.shape[2:].numel()
+        return tile.clocks("correlate", prod(launch.grid), images.size(1) * taps // launch.grid[2])
+    samples, _, height, width = other.shape
+    pixels = -(-height // 2) * -(-width // 2) if tile.is_winograd else height * width
+    return tile.clocks("sum_products", prod(launch.grid), samples * pixels // launch.grid[2])
 
 
 def count_step(

@@ -125,7 +125,8 @@ template <bool CHANNELS_LAST, int WIDTH, class State, class Make>
 __device__ inline bool combine_splits(
     const float* partials, unsigned* counters, const Part<CHANNELS_LAST, WIDTH>& part, State (&shared)[WIDTH][THREADS],
     int splits, int lanes, Make state) {
-    if (!is_last_block(counters + blockIdx.y, splits)) return false;
+    __shared__ unsigned arrived;
+    if (!is_last_block(counters + blockIdx.y, splits, arrived)) return false;
     State states[WIDTH] = {};
     for (int split = part.row; part.is_used && split < splits; split += part.rows) {
         const float* numbers = partials + split * 2 * part.channels + part.channel;

@@ -175,9 +175,9 @@ __device__ inline void store_four(Element* target, const float* values) {
 
 // Returns in all threads of one of the `blocks` blocks that call this function with `counter`, the last one, that it is
 // the last. What the other blocks have written before is then visible. The counter starts at zero, and is zero again
-// after the last block, so that the next launch can use it. Which block is the last must not affect the result.
-__device__ inline bool is_last_block(unsigned* counter, unsigned blocks) {
-    __shared__ unsigned arrived;
+// after the last block, so that the next launch can use it. Which block is the last must not affect the result. `arrived`
+// is in shared memory, which the block has stopped to use before the call.
+__device__ inline bool is_last_block(unsigned* counter, unsigned blocks, unsigned& arrived) {
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {

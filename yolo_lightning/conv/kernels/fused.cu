@@ -228,19 +228,19 @@ struct Splits {
         }
     }
 
-    // Returns whether this block has the sum over all splits, which is then in `totals`.
-    __device__ bool sum(float (&totals)[ROWS_EACH][4], int rows) const {
+    // Returns whether this block has the sum over all splits, which is then in `totals`. See `is_last_block`.
+    __device__ bool sum(float (&totals)[ROWS_EACH][4], int rows, unsigned& arrived) const {
         const int split = blockIdx.z, group = split / per_group, first = group * per_group;
         const int groups = (splits + per_group - 1) / per_group;
         const int in_group = splits - first < per_group ? splits - first : per_group;
         if (splits == 1) return true;
         unsigned* counts = counters + tile * (groups + 1);
         write(split, totals, rows);
-        if (!is_last_block(counts + group, in_group)) return false;
+        if (!is_last_block(counts + group, in_group, arrived)) return false;
         add(first, 1, in_group, totals, rows);
         if (groups == 1) return true;
         write(first, totals, rows);
-        if (!is_last_block(counts + groups, groups)) return false;
+        if (!is_last_block(counts + groups, groups, arrived)) return false;
         add(0, per_group, groups, totals, rows);
         return true;
     }
@@ -300,7 +300,7 @@ __device__ inline void sum_products(
         partials,         counters, (places + places_per_split - 1) / places_per_split, splits_per_group,
         int(blockIdx.y * tile_rows + blockIdx.x), tile_rows * tile_columns};
     const int first_row = tile_row + T::first_row(), rows_left = rows - first_row;
-    if (!splits.sum(totals, right_column < columns ? rows_left : 0)) return;
+    if (!splits.sum(totals, right_column < columns ? rows_left : 0, reinterpret_cast<unsigned&>(left))) return;
 #pragma unroll
     for (int column = 0; column < 4; ++column) {
         if (right_column + column >= columns) continue;

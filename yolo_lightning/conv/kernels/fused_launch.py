@@ -32,8 +32,8 @@ PROCESSORS = 18
 
 The value, and therefore the order of the sums, is equal on every device.
 """
-# Blocks of a weight gradient, if it has enough pixels.
-MOST_BLOCKS = 320
+# Blocks of a weight gradient, if it has enough pixels. More blocks write more partial sums.
+MOST_BLOCKS = 10 * PROCESSORS
 # Minimum number of output pixels per block of the weight gradient.
 PIXELS_PER_SPLIT = 256
 # Largest number of sums that one block adds without groups; more would take longer than two levels.
@@ -47,11 +47,12 @@ class KernelTile(NamedTuple):
     columns: int
     rows_each: int
     columns_each: int = 4
+    is_winograd: bool = False  # in winograd.cu
 
     def kernel(self, product: str, by_four: bool, dtype: torch.dtype = torch.float32) -> str:
         """Return the name of the kernel for `correlate` or `sum_products`; `by_four` selects aligned vector loads."""
         width = "by_four" if by_four else "by_one"
-        kind = "winograd" if self == WINOGRAD else f"{self.rows}x{self.columns}_{width}"
+        kind = "winograd" if self.is_winograd else f"{self.rows}x{self.columns}_{width}"
         return f"{product}_{kind}{ELEMENTS[dtype].suffix}"
 
     def blocks(self, rows: int, columns: int) -> tuple[int, int]:
@@ -62,23 +63,23 @@ class KernelTile(NamedTuple):
         """Return the modelled clock cycles of a launch on the processors of an RX 5600 XT, without traffic.
 
         A processor executes its blocks together, at the rate of the vector instructions or of the shared memory,
-        whichever is slower. The beginning and the end of a block take as long as one iteration.
+        whichever is slower (numbers of instructions: docs/kernels.md). The beginning and the end of a block take as
+        long as one iteration.
 
         Args:
             product: "correlate" or "sum_products".
             blocks: Blocks of the launch.
-            terms: Terms of each sum of a block.
+            terms: Channels times taps, or pixels; for Winograd's algorithm channels, or patches.
         """
-        depth, terms_each, rows, columns = DEPTH, DEPTH, self.rows, self.columns
-        if self == WINOGRAD:
-            depth, terms_each, rows, columns = WINOGRAD_CHANNELS, 9 * WINOGRAD_CHANNELS, 16 * 32, 16 * 32
-            others = 115
-        else:  # of an iteration, counted in docs/kernels.md
-            others = 38 + 13 * rows // 64 if product == "correlate" else 9 + 35 * rows // 64
+        if self.is_winograd:
+            depth, factors, others = WINOGRAD_DEPTH, 2 * 16 * 32, 115
+        else:
+            depth, factors = DEPTH, self.rows + self.columns
+            others = 38 + 13 * self.rows // 64 if product == "correlate" else 9 + 35 * self.rows // 64
         vector = depth * self.rows_each * self.columns_each + others
-        shared = depth * 4 * (THREADS * (self.rows_each + self.columns_each) + rows + columns)
+        shared = depth * 4 * (THREADS * (self.rows_each + self.columns_each) + factors)
         iteration = max(vector * THREADS / 128, shared / 256)
-        return -(-blocks // PROCESSORS) * (-(-terms // terms_each) + 1) * iteration
+        return -(-blocks // PROCESSORS) * (-(-terms // depth) + 1) * iteration
 
 
 TILES = (
@@ -88,10 +89,12 @@ TILES = (
     KernelTile(128, 32, 4),
     KernelTile(256, 16, 4),
 )
-WINOGRAD = KernelTile(128, 32, 8, 8)
-"""32 patches of 2 x 2 results, and 32 columns, in winograd.cu."""
-WINOGRAD_CHANNELS = 8
-"""Channels in shared memory at once in winograd.cu, which needs a multiple of them."""
+WINOGRAD = KernelTile(128, 32, 8, 8, is_winograd=True)
+"""32 patches of 2 x 2 results, and 32 columns."""
+WINOGRAD_SUMS = KernelTile(288, 32, 8, 8, is_winograd=True)
+"""Nine taps of 32 channels, and 32 columns."""
+WINOGRAD_DEPTH = 8
+"""Channels or patches in shared memory at once; equal to DEPTH_EACH in winograd.cu."""
 
 
 def instances() -> dict[str, str]:
@@ -104,8 +107,8 @@ def instances() -> dict[str, str]:
                     name = tile.kernel(product, by_four, dtype)
                     sizes = f"{tile.rows}, {tile.columns}, {tile.rows_each}, {str(by_four).lower()}"
                     lines[name] = f"{product.upper()}({name}, {element.cpp_type}, {sizes})"
-        name = WINOGRAD.kernel("correlate", True, dtype)
-        lines[name] = f"CORRELATE_WINOGRAD({name}, {element.cpp_type})"
+            name = WINOGRAD.kernel(product, True, dtype)
+            lines[name] = f"{product.upper()}_WINOGRAD({name}, {element.cpp_type})"
     return lines
 
 
@@ -135,7 +138,11 @@ def input_gradient(
 
 
 def weight_gradient(
-    launch: Launcher, input: Tensor, grad_output: Tensor, problem: Problem, tiles: Sequence[KernelTile] = TILES
+    launch: Launcher,
+    input: Tensor,
+    grad_output: Tensor,
+    problem: Problem,
+    tiles: Sequence[KernelTile] = (*TILES, WINOGRAD_SUMS),
 ) -> Tensor:
     """Return the weight gradient, `problem.weight_size`, channels_last, which is the layout of the parameter.
 
@@ -147,28 +154,30 @@ def weight_gradient(
     samples, outputs, height, width = problem.output_size
     channels, pixels, rows = problem.input_size[1], samples * height * width, math.prod(problem.weight_size[1:])
     result = empty_images(input, problem.weight_size)
+    patches = samples * -(-height // 2) * -(-width // 2)
 
-    def split(tile: KernelTile) -> tuple[int, int]:
-        """Return the number of splits and the pixels of each."""
-        wanted = min(MOST_BLOCKS // math.prod(tile.blocks(rows, outputs)), pixels // PIXELS_PER_SPLIT)
-        per_split = -(-pixels // (max(1, wanted) * DEPTH)) * DEPTH
-        return -(-pixels // per_split), per_split
+    def split(tile: KernelTile) -> tuple[int, int, int]:
+        """Return the number of pixels or patches, of those of each split, and of splits."""
+        terms, depth, least = (patches, WINOGRAD_DEPTH, 4) if tile.is_winograd else (pixels, DEPTH, 1)
+        wanted = min(MOST_BLOCKS // math.prod(tile.blocks(rows, outputs)), terms * least // PIXELS_PER_SPLIT)
+        per_split = -(-terms // (max(1, wanted) * depth)) * depth
+        return terms, per_split, -(-terms // per_split)
 
     def clocks(tile: KernelTile) -> float:
-        splits, per_split = split(tile)
+        _, per_split, splits = split(tile)
         return tile.clocks("sum_products", splits * math.prod(tile.blocks(rows, outputs)), per_split)
 
-    tile = min(tiles, key=clocks)
-    blocks, (splits, per_split) = tile.blocks(rows, outputs), split(tile)
+    tile = min(_allowed(tiles, problem), key=clocks)
+    blocks, (terms, per_split, splits) = tile.blocks(rows, outputs), split(tile)
     per_group = splits if splits <= SPLITS_PER_GROUP else math.isqrt(splits - 1) + 1
-    patches = splits * math.prod(blocks) * tile.rows * tile.columns if splits > 1 else 0
-    partials = input.new_empty(patches, dtype=torch.float32)
+    elements = splits * math.prod(blocks) * tile.rows * tile.columns if splits > 1 else 0
+    partials = input.new_empty(elements, dtype=torch.float32)
     counts = counters(input, 2 * math.prod(blocks) * splits)
     numbers = (
         *(*problem.input_size[2:], channels, image.stride(3), height, width),
         *(problem.stride[0], -problem.padding[0], problem.dilation[0]),
         *(problem.stride[1], -problem.padding[2], problem.dilation[1]),
-        *(*problem.kernel, pixels, per_split, per_group, outputs, grads.stride(3)),
+        *(*problem.kernel, terms, per_split, per_group, outputs, grads.stride(3)),
     )
     by_four = reads_by_four((channels, image.stride(3), outputs, grads.stride(3)), (image, grads, result))
     name = tile.kernel("sum_products", by_four, input.dtype)
@@ -199,7 +208,8 @@ def tiles_for(operation: Operation, problem: Problem, dtype: torch.dtype) -> lis
 
 def tile_of(kernel: str) -> KernelTile:
     """Return the tile of a kernel of `instances`."""
-    return next((tile for tile in TILES if f"_{tile.rows}x{tile.columns}_" in kernel), WINOGRAD)
+    winograd = WINOGRAD if kernel.startswith("correlate") else WINOGRAD_SUMS
+    return next((tile for tile in TILES if f"_{tile.rows}x{tile.columns}_" in kernel), winograd)
 
 
 def _correlate(
@@ -218,14 +228,16 @@ def _correlate(
     remainders = problem.stride if is_gradient else (1, 1)
     rows = samples * -(-height // remainders[0]) * -(-width // remainders[1])
     channels, pixel_step = images.size(1), images.stride(3)
-    terms = channels * math.prod(problem.kernel) // math.prod(remainders)
 
     def clocks(tile: KernelTile) -> float:
+        terms = channels if tile.is_winograd else channels * math.prod(problem.kernel) // math.prod(remainders)
         return tile.clocks("correlate", math.prod((*tile.blocks(rows, columns), *remainders)), terms)
 
-    allowed = [tile for tile in tiles if tile != WINOGRAD or _suits_winograd(problem, images, weight)]
-    tile = min(allowed or TILES, key=clocks)
-    if tile == WINOGRAD:
+    # The offsets in winograd.cu are 32-bit, in bytes.
+    elements = max(samples * math.prod(images.shape[2:]) * pixel_step, weight.size(0) * weight.stride(0))
+    is_small = max(elements, weight.size(1) * weight.stride(1)) * images.element_size() < 1 << 31
+    tile = min(_allowed(tiles, problem, is_small and channels % WINOGRAD_DEPTH == 0), key=clocks)
+    if tile.is_winograd:
         rows = samples * -(-height // 2) * -(-width // 2) * 4
     column_step, channel_step, *tap_steps = weight.stride()
     if is_gradient:
@@ -242,14 +254,7 @@ def _correlate(
     launch(name, grid, Operands((images, weight), (result,)), numbers)
 
 
-def _suits_winograd(problem: Problem, images: Tensor, weight: Tensor) -> bool:
-    """Return whether winograd.cu can compute a convolution or an input gradient; its offsets are 32-bit, in bytes."""
-    samples, channels, height, width = images.shape
-    elements = max(
-        samples * height * width * images.stride(3), *(weight.size(axis) * weight.stride(axis) for axis in (0, 1))
-    )
-    return (
-        (problem.kernel, problem.stride, problem.dilation) == ((3, 3), (1, 1), (1, 1))
-        and channels % WINOGRAD_CHANNELS == 0
-        and elements * images.element_size() < 1 << 31
-    )
+def _allowed(tiles: Sequence[KernelTile], problem: Problem, winograd: bool = True) -> Sequence[KernelTile]:
+    """Return the tiles that can compute a problem, those of Winograd's algorithm if `winograd`; `TILES` if none can."""
+    winograd = winograd and (problem.kernel, problem.stride, problem.dilation) == ((3, 3), (1, 1), (1, 1))
+    return [tile for tile in tiles if winograd or not tile.is_winograd] or TILES

@@ -9,20 +9,20 @@
 
 namespace winograd {
 
-constexpr int POINTS = 16, PATCHES = 32, COLUMNS = 32;  // PATCHES x COLUMNS: results of a block, for each point
-constexpr int CHANNELS = THREADS / PATCHES;             // in shared memory at once
-constexpr int EACH = 8;                                 // patches and columns of a thread
-constexpr int THREADS_EACH_WAY = PATCHES / EACH;
+constexpr int POINTS = 16, ROWS = 32, COLUMNS = 32;  // ROWS x COLUMNS: sums of a block, for each point
+constexpr int DEPTH_EACH = THREADS / ROWS;           // terms of each sum in shared memory at once
+constexpr int EACH = 8;                              // rows and columns of a thread
+constexpr int THREADS_EACH_WAY = ROWS / EACH;
 static_assert(POINTS * THREADS_EACH_WAY * THREADS_EACH_WAY == THREADS, "16 threads compute a point");
 
 union Shared {
-    float factors[2][POINTS][CHANNELS][PATCHES];      // patches, weights
-    float sums[POINTS][PATCHES / 2][COLUMNS];         // half of the patches
+    float factors[2][POINTS][DEPTH_EACH][ROWS];  // of the rows, of the columns
+    float sums[POINTS][ROWS / 2][COLUMNS];
 };
 
-// Position of a patch or column in a row of factors. Without the permutation, threads that write different channels would
-// use the same banks. Groups of four remain adjacent.
-__device__ inline int position(int index, int channel) { return index ^ channel * 4; }
+// Position of a row or column among the factors. Without the permutation, threads that write different terms would use
+// the same banks. Groups of four remain adjacent.
+__device__ inline int position(int index, int depth) { return index ^ depth * 4; }
 
 // Hides from the compiler that a value is constant, so that it computes what depends on the value in each iteration of a
 // loop. It would keep all of it in registers, of which the kernel has too few.
@@ -35,50 +35,176 @@ __device__ inline int not_constant(int value) {
 #endif
 }
 
+// Returns a value that is equal in 32 adjacent threads. If these are a wave, the compiler uses scalar instructions for it.
+__device__ inline int uniform(int value) {
+#if defined(__AMDGCN_WAVEFRONT_SIZE) && __AMDGCN_WAVEFRONT_SIZE == 32
+    return __builtin_amdgcn_readfirstlane(value);
+#elif defined(__AMDGCN__)  // later versions of clang have no such macro, and compute the condition
+    return __builtin_amdgcn_wavefrontsize() == 32 ? __builtin_amdgcn_readfirstlane(value) : value;
+#else
+    return value;
+#endif
+}
+
 template <class Element>
 __device__ inline Element element_at(const Element* base, unsigned bytes) {
     return *reinterpret_cast<const Element*>(reinterpret_cast<const char*>(base) + bytes);
 }
 
-__device__ inline void transform_patch(float* values, int step) {
+// Each transformation exists along one axis: of values that are `step` apart, to a target whose values are `to` apart.
+
+__device__ inline void patch_line(float* values, int step) {
     const float first = values[0] - values[2 * step], last = values[step] - values[3 * step];
     const float sum = values[step] + values[2 * step], difference = values[2 * step] - values[step];
     values[0] = first, values[step] = sum, values[2 * step] = difference, values[3 * step] = last;
 }
 
-__device__ inline void transform_weights(const float* values, int step, float* target, int target_step) {
-    const float outer = 0.5f * (values[0] + values[2 * step]), inner = 0.5f * values[step];
-    target[0] = values[0], target[target_step] = outer + inner;
-    target[2 * target_step] = outer - inner, target[3 * target_step] = values[2 * step];
+__device__ inline void transform_patch(float (&values)[POINTS]) {
+#pragma unroll
+    for (int number = 0; number < 4; ++number) patch_line(values + number, 4);
+#pragma unroll
+    for (int number = 0; number < 4; ++number) patch_line(values + 4 * number, 1);
 }
 
-__device__ inline void transform_sums(const float* values, int step, float* target, int target_step) {
-    target[0] = values[0] + values[step] + values[2 * step];
-    target[target_step] = values[step] - values[2 * step] - values[3 * step];
+// SIZE x SIZE values that slide over a patch: the weights (3), or for their gradient the results (2).
+template <int SIZE>
+__device__ inline void window_line(const float* values, int step, float* target, int to) {
+    const float middle = SIZE == 3 ? 0.5f * values[step] : 0.5f * values[(SIZE - 1) * step];
+    const float outer = SIZE == 3 ? 0.5f * (values[0] + values[(SIZE - 1) * step]) : 0.5f * values[0];
+    target[0] = values[0], target[to] = outer + middle;
+    target[2 * to] = outer - middle, target[3 * to] = values[(SIZE - 1) * step];
 }
 
-// `matrix.row_step` and `matrix.tap_column_step` are negative for an input gradient, with `weight` at the last tap.
+template <int SIZE>
+__device__ inline void transform_window(const float (&values)[SIZE * SIZE], float (&target)[POINTS]) {
+    float rows[4 * SIZE];
+#pragma unroll
+    for (int number = 0; number < SIZE; ++number) window_line<SIZE>(values + number, SIZE, rows + number, SIZE);
+#pragma unroll
+    for (int number = 0; number < 4; ++number) window_line<SIZE>(rows + SIZE * number, 1, target + 4 * number, 1);
+}
+
+// SIZE x SIZE sums of a patch: results (2) or gradients of weights (3).
+template <int SIZE>
+__device__ inline void sums_line(const float* values, int step, float* target, int to) {
+    const float sum = values[step] + values[2 * step], difference = values[step] - values[2 * step];
+    target[0] = values[0] + sum;
+    target[to] = SIZE == 2 ? difference - values[3 * step] : difference;
+    if (SIZE == 3) target[(SIZE - 1) * to] = sum - values[3 * step];
+}
+
+template <int SIZE>
+__device__ inline void transform_sums(const float (&values)[POINTS], float (&target)[SIZE * SIZE]) {
+    float rows[4 * SIZE];
+#pragma unroll
+    for (int number = 0; number < 4; ++number) sums_line<SIZE>(values + number, 4, rows + number, 4);
+#pragma unroll
+    for (int number = 0; number < SIZE; ++number) sums_line<SIZE>(rows + 4 * number, 1, target + SIZE * number, 1);
+}
+
+// The 16 products of a block. A thread has the sums of 8 rows and 8 columns of one point.
+struct Products {
+    Shared& shared;
+    int point, group, own_columns;
+    float totals[EACH][EACH];
+
+    __device__ Products(Shared& shared)
+        : shared(shared), point(threadIdx.x / (THREADS_EACH_WAY * THREADS_EACH_WAY)),
+          group(threadIdx.x / THREADS_EACH_WAY % THREADS_EACH_WAY),
+          own_columns(threadIdx.x % THREADS_EACH_WAY * EACH), totals() {}
+
+    // Writes the points of one row (`side` 0) or column (1) for one term of the sums.
+    __device__ void put(int side, int index, int depth, const float (&values)[POINTS]) {
+#pragma unroll
+        for (int number = 0; number < POINTS; ++number) {
+            shared.factors[side][number][depth][position(index, depth)] = values[number];
+        }
+    }
+
+    __device__ void multiply() {
+        const int left = not_constant(point * DEPTH_EACH * ROWS + group * EACH);
+        const int right = not_constant((POINTS + point) * DEPTH_EACH * COLUMNS + own_columns);
+#pragma unroll
+        for (int depth = 0; depth < DEPTH_EACH; ++depth) {
+            float rows[EACH], columns[EACH];
+#pragma unroll
+            for (int number = 0; number < EACH; number += 4) {
+                const float* const factors = &shared.factors[0][0][depth][0];
+                put_registers(&rows[number], factors + position(left ^ number, depth));
+                put_registers(&columns[number], factors + position(right ^ number, depth));
+            }
+#pragma unroll
+            for (int row = 0; row < EACH; ++row) {
+#pragma unroll
+                for (int column = 0; column < EACH; ++column) totals[row][column] += rows[row] * columns[column];
+            }
+        }
+    }
+
+    // Writes the sums of half of the rows, after a barrier. `row_of` returns the row of a slot.
+    __device__ void put_sums(int half) {
+#pragma unroll
+        for (int row = 0; row < EACH / 2; ++row) {
+#pragma unroll
+            for (int number = 0; number < EACH; ++number) {
+                shared.sums[point][group * (EACH / 2) + row][own_columns + number] = totals[half * (EACH / 2) + row][number];
+            }
+        }
+    }
+
+    __device__ static int row_of(int half, int slot) {
+        return slot / (EACH / 2) * EACH + half * (EACH / 2) + slot % (EACH / 2);
+    }
+
+    template <int SIZE>
+    __device__ void take_sums(int slot, float (&target)[SIZE * SIZE]) const {
+        float values[POINTS];
+#pragma unroll
+        for (int number = 0; number < POINTS; ++number) values[number] = shared.sums[number][slot][threadIdx.x % COLUMNS];
+        transform_sums<SIZE>(values, target);
+    }
+};
+
+// Windows of 4 x 4 pixels whose places are patches of 2 x 2 results.
+__device__ inline Windows patches_of(
+    int height, int width, int channels, int pixel_stride, int result_height, int result_width, int first_row,
+    int first_column) {
+    return {height, width, channels, pixel_stride, (result_height + 1) / 2, (result_width + 1) / 2,
+            2,      first_row, 1,    2,            first_column,            1,                      4, 4};
+}
+
+template <class Element>
+__device__ inline void put_patch(
+    Products& products, int side, int index, int depth, const Element (&elements)[POINTS], const bool (&has_row)[4],
+    const bool (&has_column)[4]) {
+    float values[POINTS];
+#pragma unroll
+    for (int number = 0; number < POINTS; ++number) {
+        values[number] = has_row[number / 4] && has_column[number % 4] ? to_float(elements[number]) : 0.0f;
+    }
+    transform_patch(values);
+    products.put(side, index, depth, values);
+}
+
+// The places of `windows` are patches. `matrix.row_step` and `matrix.tap_column_step` are negative for an input gradient, with `weight` at the last tap.
 template <class Element>
 __device__ inline void correlate(
     const Element* image, const Element* weight, Element* result, const Windows& windows, const Matrix& matrix,
-    int samples, int columns) {
+    int samples, int result_height, int result_width, int columns) {
     alignas(16) __shared__ Shared shared;
-    const int patch_rows = (windows.place_rows + 1) / 2, patch_columns = (windows.place_columns + 1) / 2;
-    const int patches = samples * patch_rows * patch_columns;
-    const int first_patch = blockIdx.x * PATCHES, first_column = blockIdx.y * COLUMNS;
-    const auto place_of = [&](int patch) {
-        const int row = patch / patch_columns;
-        return Place{row / patch_rows, row % patch_rows * 2, patch % patch_columns * 2};
-    };
+    Products products(shared);
+    const int patches = samples * windows.place_rows * windows.place_columns;
+    const int first_patch = blockIdx.x * ROWS, first_column = blockIdx.y * COLUMNS;
 
     // This thread loads one channel of a patch and of a column. Values beyond the last ones are not stored.
-    const int channel = threadIdx.x % CHANNELS, own = threadIdx.x / CHANNELS;
-    const Place place = place_of(first_patch + own < patches ? first_patch + own : patches - 1);
+    const int channel = threadIdx.x % DEPTH_EACH, own = threadIdx.x / DEPTH_EACH;
+    const Place place = place_at(windows, first_patch + own < patches ? first_patch + own : patches - 1);
     bool has_row[4], has_column[4];
     unsigned row_offset[4], column_offset[4];
 #pragma unroll
     for (int number = 0; number < 4; ++number) {
-        const int row = place.row + windows.first_row + number, column = place.column + windows.first_column + number;
+        const int row = place.row * 2 + windows.first_row + number;
+        const int column = place.column * 2 + windows.first_column + number;
         has_row[number] = unsigned(row) < unsigned(windows.height);
         has_column[number] = unsigned(column) < unsigned(windows.width);
         const unsigned pixels = unsigned(place.sample * windows.height + (has_row[number] ? row : 0)) * windows.width;
@@ -104,118 +230,179 @@ __device__ inline void correlate(
                 next_patch[4 * row + column] = element_at(image, offset + column_offset[column]);
             }
         }
-        image += CHANNELS;
+        image += DEPTH_EACH;
         const unsigned offset = not_constant(weight_offset);
 #pragma unroll
         for (int number = 0; number < 9; ++number) {
             next_weights[number] = element_at(taps[number], offset);
-            taps[number] += CHANNELS * matrix.channel_step;
+            taps[number] += DEPTH_EACH * matrix.channel_step;
         }
     };
     const auto put_factors = [&]() {
-        float values[POINTS], taps[9], rows[12];
+        put_patch(products, 0, own, channel, next_patch, has_row, has_column);
+        float values[POINTS], window[9];
 #pragma unroll
-        for (int number = 0; number < POINTS; ++number) {
-            const bool is_inside = has_row[number / 4] && has_column[number % 4];
-            values[number] = is_inside ? to_float(next_patch[number]) : 0.0f;
-        }
-#pragma unroll
-        for (int number = 0; number < 4; ++number) transform_patch(values + number, 4);
-#pragma unroll
-        for (int number = 0; number < 4; ++number) transform_patch(values + 4 * number, 1);
-#pragma unroll
-        for (int number = 0; number < POINTS; ++number) {
-            shared.factors[0][number][channel][position(own, channel)] = values[number];
-        }
-#pragma unroll
-        for (int number = 0; number < 9; ++number) taps[number] = to_float(next_weights[number]);
-#pragma unroll
-        for (int number = 0; number < 3; ++number) transform_weights(taps + number, 3, rows + number, 3);
-#pragma unroll
-        for (int number = 0; number < 4; ++number) transform_weights(rows + 3 * number, 1, values + 4 * number, 1);
-#pragma unroll
-        for (int number = 0; number < POINTS; ++number) {
-            shared.factors[1][number][channel][position(own, channel)] = values[number];
-        }
+        for (int number = 0; number < 9; ++number) window[number] = to_float(next_weights[number]);
+        transform_window<3>(window, values);
+        products.put(1, own, channel, values);
     };
 
-    const int point = threadIdx.x / (THREADS_EACH_WAY * THREADS_EACH_WAY);
-    const int group = threadIdx.x / THREADS_EACH_WAY % THREADS_EACH_WAY;
-    const int own_columns = threadIdx.x % THREADS_EACH_WAY * EACH;
-    float totals[EACH][EACH] = {};
     fetch();
-    for (int first_channel = 0; first_channel < windows.channels; first_channel += CHANNELS) {
+    for (int first_channel = 0; first_channel < windows.channels; first_channel += DEPTH_EACH) {
         put_factors();
         sync_shared();
-        if (first_channel + CHANNELS < windows.channels) fetch();
-        const int left = not_constant(point * CHANNELS * PATCHES + group * EACH);
-        const int right = not_constant((POINTS + point) * CHANNELS * PATCHES + own_columns);
+        if (first_channel + DEPTH_EACH < windows.channels) fetch();
+        products.multiply();
+        sync_shared();
+    }
+
+    const int column = first_column + threadIdx.x % COLUMNS;
 #pragma unroll
-        for (int depth = 0; depth < CHANNELS; ++depth) {
-            float rows[EACH], others[EACH];
+    for (int half = 0; half < 2; ++half) {
+        products.put_sums(half);
+        sync_shared();
+        for (int slot = uniform(threadIdx.x / COLUMNS); slot < ROWS / 2; slot += THREADS / COLUMNS) {
+            const int patch = first_patch + products.row_of(half, slot);
+            if (patch >= patches || column >= columns) continue;
+            float found[4];
+            products.take_sums<2>(slot, found);
+            const Place at = place_at(windows, patch);
 #pragma unroll
-            for (int number = 0; number < EACH; number += 4) {
-                const float* const factors = &shared.factors[0][0][depth][0];
-                put_registers(&rows[number], factors + position(left ^ number, depth));
-                put_registers(&others[number], factors + position(right ^ number, depth));
-            }
-#pragma unroll
-            for (int row = 0; row < EACH; ++row) {
-#pragma unroll
-                for (int column = 0; column < EACH; ++column) totals[row][column] += rows[row] * others[column];
+            for (int number = 0; number < 4; ++number) {
+                const int row = at.row * 2 + number / 2, result_column = at.column * 2 + number % 2;
+                if (row >= result_height || result_column >= result_width) continue;
+                const int pixel = (at.sample * result_height + row) * result_width + result_column;
+                from_float(result[pixel * columns + column], found[number]);
             }
         }
         sync_shared();
     }
+}
 
-    const int column = threadIdx.x % COLUMNS;
+// The rows of the products are outputs, the columns channels, and the terms patches. result[output, tap, channel].
+template <class Element>
+__device__ inline void sum_products(
+    const Element* image, const Element* grads, Element* result, float4* partials, unsigned* counters,
+    const Windows& windows, int grad_height, int grad_width, int patches, int patches_per_split, int splits_per_group,
+    int outputs, int grad_stride) {
+    alignas(16) __shared__ Shared shared;
+    Products products(shared);
+    // This thread loads one channel and one output of a patch. Sums beyond the last ones are not stored.
+    const int own = threadIdx.x % ROWS, depth = uniform(threadIdx.x / ROWS);
+    const int first_output = blockIdx.y * ROWS, channel = blockIdx.x * COLUMNS + own;
+    const int channel_bytes = (channel < windows.channels ? channel : 0) * int(sizeof(Element));
+    const int output_bytes = (first_output + own < outputs ? first_output + own : 0) * int(sizeof(Element));
+    const int start = blockIdx.z * patches_per_split;
+    const int stop = patches - start < patches_per_split ? patches : start + patches_per_split;
+    const int image_row = windows.width * windows.pixel_stride;
+
+    const Place first_place = place_at(windows, start + depth);
+    Place place{uniform(first_place.sample), uniform(first_place.row), uniform(first_place.column)};
+    Element next_patch[POINTS], next_grads[4];
+    bool has_row[4], has_column[4], has_grad[4];
+    const auto fetch = [&](int first_patch) {
+        const Corner corner = corner_of(windows, place, first_patch + depth < stop);
+        int column_offset[4];
+#pragma unroll
+        for (int number = 0; number < 4; ++number) {
+            const int column = corner.column + number;
+            has_column[number] = unsigned(column) < unsigned(windows.width);
+            column_offset[number] = has_column[number] ? column * windows.pixel_stride : 0;
+        }
+        const int first_row = corner.offset - corner.column * windows.pixel_stride;
+#pragma unroll
+        for (int row = 0; row < 4; ++row) {
+            has_row[row] = unsigned(corner.row + row) < unsigned(windows.height);
+            const int offset = has_row[row] ? first_row + row * image_row : 0;
+#pragma unroll
+            for (int column = 0; column < 4; ++column) {
+                next_patch[4 * row + column] = element_at(image + (offset + column_offset[column]), not_constant(channel_bytes));
+            }
+        }
+        const int grad_row = place.row * 2, grad_column = place.column * 2;
+        const int first = ((place.sample * grad_height + grad_row) * grad_width + grad_column) * grad_stride;
+#pragma unroll
+        for (int number = 0; number < 4; ++number) {
+            const int row = number / 2, column = number % 2;
+            has_grad[number] =
+                first_patch + depth < stop && grad_row + row < grad_height && grad_column + column < grad_width;
+            const int offset = has_grad[number] ? first + (row * grad_width + column) * grad_stride : 0;
+            next_grads[number] = element_at(grads + offset, not_constant(output_bytes));
+        }
+        advance(windows, place, DEPTH_EACH);
+    };
+    const auto put_factors = [&]() {
+        float values[POINTS], window[4];
+#pragma unroll
+        for (int number = 0; number < 4; ++number) window[number] = has_grad[number] ? to_float(next_grads[number]) : 0.0f;
+        transform_window<2>(window, values);
+        products.put(0, own, depth, values);
+        put_patch(products, 1, own, depth, next_patch, has_row, has_column);
+    };
+
+    fetch(start);
+    for (int first_patch = start; first_patch < stop; first_patch += DEPTH_EACH) {
+        put_factors();
+        sync_shared();
+        if (first_patch + DEPTH_EACH < stop) fetch(first_patch + DEPTH_EACH);
+        products.multiply();
+        sync_shared();
+    }
+
+    float sums[9][4];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        if (half == 1) {
-            sync_shared();
-        }
+        products.put_sums(half);
+        sync_shared();
 #pragma unroll
-        for (int row = 0; row < EACH / 2; ++row) {
+        for (int number = 2 * half; number < 2 * half + 2; ++number) {
+            float found[9];
+            products.take_sums<3>(depth + number % 2 * DEPTH_EACH, found);
 #pragma unroll
-            for (int number = 0; number < EACH; ++number) {
-                shared.sums[point][group * (EACH / 2) + row][own_columns + number] = totals[half * (EACH / 2) + row][number];
-            }
+            for (int tap = 0; tap < 9; ++tap) sums[tap][number] = found[tap];
         }
         sync_shared();
-        for (int slot = threadIdx.x / COLUMNS; slot < PATCHES / 2; slot += THREADS / COLUMNS) {
-            const int patch = first_patch + slot / (EACH / 2) * EACH + half * (EACH / 2) + slot % (EACH / 2);
-            if (patch >= patches || first_column + column >= columns) continue;
-            float sums[POINTS], rows[8], found[4];
+    }
+    const int tile_columns = (windows.channels + COLUMNS - 1) / COLUMNS, tile_rows = (outputs + ROWS - 1) / ROWS;
+    const Splits<9> splits{
+        partials, counters, (patches + patches_per_split - 1) / patches_per_split, splits_per_group,
+        int(blockIdx.y * tile_columns + blockIdx.x), tile_rows * tile_columns};
+    if (!splits.sum(sums, channel < windows.channels ? 9 : 0, reinterpret_cast<unsigned&>(shared))) return;
 #pragma unroll
-            for (int number = 0; number < POINTS; ++number) sums[number] = shared.sums[number][slot][column];
+    for (int number = 0; number < 4; ++number) {
+        const int output = first_output + products.row_of(number / 2, depth + number % 2 * DEPTH_EACH);
+        if (output >= outputs || channel >= windows.channels) continue;
 #pragma unroll
-            for (int number = 0; number < 4; ++number) transform_sums(sums + number, 4, rows + number, 4);
-#pragma unroll
-            for (int number = 0; number < 2; ++number) transform_sums(rows + 4 * number, 1, found + 2 * number, 1);
-            const Place at = place_of(patch);
-#pragma unroll
-            for (int number = 0; number < 4; ++number) {
-                const int row = at.row + number / 2, result_column = at.column + number % 2;
-                if (row >= windows.place_rows || result_column >= windows.place_columns) continue;
-                const int pixel = (at.sample * windows.place_rows + row) * windows.place_columns + result_column;
-                from_float(result[pixel * columns + first_column + column], found[number]);
-            }
+        for (int tap = 0; tap < 9; ++tap) {
+            from_float(result[(output * 9 + tap) * windows.channels + channel], sums[tap][number]);
         }
     }
 }
 
 }  // namespace winograd
+
 #define CORRELATE_WINOGRAD(NAME, ELEMENT)                                                                           \
     extern "C" __global__ void __launch_bounds__(THREADS) NAME(                                                     \
         const ELEMENT* image, const ELEMENT* weight, ELEMENT* result, CORRELATE_PARAMETERS) {                       \
-        Windows windows{height,     width,      channels,      pixel_stride,   result_height,                       \
-                        result_width, row_stride, -top,        row_dilation,   column_stride,                       \
-                        -left,      column_dilation, kernel_rows, kernel_columns};                                  \
+        const Windows windows = winograd::patches_of(                                                               \
+            height, width, channels, pixel_stride, result_height, result_width, is_gradient ? top - 2 : -top,       \
+            is_gradient ? left - 2 : -left);                                                                        \
         Matrix matrix{weight_column_step, weight_channel_step, weight_row_step, weight_tap_step};                   \
         if (is_gradient) {                                                                                          \
-            windows.first_row = top - 2, windows.first_column = left - 2;                                           \
             weight += 2 * (weight_row_step + weight_tap_step);                                                      \
             matrix.row_step = -weight_row_step, matrix.tap_column_step = -weight_tap_step;                          \
         }                                                                                                           \
-        winograd::correlate(image, weight, result, windows, matrix, samples, columns);                              \
+        winograd::correlate(image, weight, result, windows, matrix, samples, result_height, result_width, columns); \
+    }
+
+#define SUM_PRODUCTS_WINOGRAD(NAME, ELEMENT)                                                                        \
+    extern "C" __global__ void __launch_bounds__(THREADS) NAME(                                                     \
+        const ELEMENT* image, const ELEMENT* grads, ELEMENT* result, float4* partials, unsigned* counters,          \
+        WINDOWS_PARAMETERS, int patches, int patches_per_split, int splits_per_group, int outputs,                  \
+        int grad_stride) {                                                                                          \
+        const Windows windows = winograd::patches_of(                                                               \
+            height, width, channels, pixel_stride, place_rows, place_columns, first_row, first_column);             \
+        winograd::sum_products(                                                                                     \
+            image, grads, result, partials, counters, windows, place_rows, place_columns, patches,                  \
+            patches_per_split, splits_per_group, outputs, grad_stride);                                             \
     }
