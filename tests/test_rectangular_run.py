@@ -14,8 +14,13 @@ import yaml
 from tests.conftest import REAL_FRAMES
 from yolo_lightning.checkpoints.torch_archive import load_checkpoint
 from yolo_lightning.cli import main
-from yolo_lightning.commands.export.onnx_file import BOX_TOLERANCE, SCORE_TOLERANCE
-from yolo_lightning.commands.export.pt_and_torchscript import InferenceNetwork, plain_network, sample_images
+from yolo_lightning.commands.export.onnx_file import (
+    BOX_TOLERANCE,
+    SCORE_TOLERANCE,
+    InferenceNetwork,
+    sample_images,
+)
+from yolo_lightning.commands.export.pt_file import plain_network
 from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.detector import Detector
 
@@ -73,7 +78,7 @@ def test_rectangular_size_from_training_to_submission(
 
 
 def check_exports() -> None:
-    """ONNX Runtime and PyTorch agree at the size of the training, and at others; `pt` and TorchScript record it."""
+    """ONNX Runtime and PyTorch agree at the size of the training, and at others; `pt` records it."""
     import onnxruntime
 
     main(["export", "--format", "onnx", "--output", "best.onnx"])
@@ -90,7 +95,6 @@ def check_exports() -> None:
         gap = (found - expected).abs()
         assert gap[:, :4].max() < BOX_TOLERANCE
         assert gap[:, 4:].max() < SCORE_TOLERANCE
-    main(["export", "--format", "torchscript", "--output", "best.torchscript"])
     main(["export", "--format", "pt", "--output", "best.pt"])
     assert Detector("best.pt").settings.image_size == SIZE
 

@@ -65,7 +65,7 @@ ANSWERS = [
     (["fit", "epochs=3"], 2, "Type: python -m yolo_lightning fit --trainer.max_epochs 3"),
     (["export", "--weights", "x"], 2, "unknown key weights. Did you mean --checkpoint x?"),
     (["export", "--chekpoint", "x"], 2, "unknown key chekpoint. Did you mean --checkpoint x?"),
-    (["export", "--format", "onx"], 2, "format must be pt, onnx or torchscript, got 'onx'. Did you mean onnx?"),
+    (["export", "--format", "onx"], 2, "format must be pt or onnx, got 'onx'. Did you mean onnx?"),
     (["fit", "-config", "yolo"], 2, "options begin with two hyphens, got -config. Did you mean --config?"),
     (["fit", "-epochs=3"], 2, "options begin with two hyphens, got -epochs. Did you mean --trainer.max_epochs?"),
     (
@@ -81,7 +81,7 @@ ANSWERS = [
     (["fit", "--cache", "True"], 2, "unknown key cache. Did you mean --data.storage.image_cache_mib?"),
     (["fit", "--rect", "True"], 2, "unknown key rect; --help.full lists all keys."),
     (["fit", "--help"], 0, "--data.image_size = 640 [imgsz, img]"),
-    (["export", "--help"], 0, "pt | onnx | torchscript"),
+    (["export", "--help"], 0, "pt | onnx"),
     *((["--help"], 0, tool) for tool in sorted(TOOLS)),
     ([], 2, "usage: "),
 ]

@@ -1,6 +1,5 @@
 """Settings stored with the weights are used unless the command line sets others."""
 
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -159,18 +158,6 @@ def test_every_file_of_weights_records_the_settings(tmp_path: Path, kind: str) -
             export(checkpoint=file.as_uri(), output=str(tmp_path / "file.pt"))
             file = tmp_path / "file.pt"
     assert read_settings(file) == expected
-
-
-@pytest.mark.whole_run
-def test_torchscript_records_the_settings(tmp_path: Path) -> None:
-    target = tmp_path / "file.torchscript"
-    export(checkpoint=str(trained_on(tmp_path)), format="torchscript", output=str(target))
-    found = {"config.txt": ""}
-    network = torch.jit.load(str(target), _extra_files=found)
-    about = json.loads(found["config.txt"])
-    assert (about["imgsz"], about["channels"]) == ([96, 96], 1)
-    assert NetworkSettings.of(about["yolo_lightning"]) == NetworkSettings(ImageSize(96, 96), 1, ("a", "b"))
-    assert network(torch.zeros(1, 1, 96, 96)).shape[:2] == (1, 6)
 
 
 @pytest.mark.whole_run

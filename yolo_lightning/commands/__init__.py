@@ -14,7 +14,7 @@ TOOLS = {
     "bootstrap": "intervals of the scores of a validation or test",
     "contact_sheet": "draw the input of the network with its boxes",
     "doctor": "inspect this machine and recommend settings",
-    "export": "write the trained network for Ultralytics, ONNX Runtime or TorchScript",
+    "export": "write the trained network for Ultralytics or ONNX Runtime",
     "monitor": "show the state of a run, live or afterwards",
     "prepare": "pack frames into a store, or check or summarise a dataset",
     "recalibrate": "compute the statistics of batch normalization anew, and compare the scores",

@@ -103,7 +103,7 @@ def _attempted(path: Path, write: Callable[[Path], None]) -> Path | None:
 
 def write_pt(checkpoint: Path, path: Path) -> None:
     """Write the averaged weights of a checkpoint as an Ultralytics file, as `export --format pt` does."""
-    from yolo_lightning.commands.export.pt_and_torchscript import plain_network, write_ultralytics_file
+    from yolo_lightning.commands.export.pt_file import plain_network, write_ultralytics_file
     from yolo_lightning.model.network_settings import read_settings
 
     write_ultralytics_file(plain_network(checkpoint), path, read_settings(checkpoint))

@@ -16,7 +16,8 @@ from PIL import Image
 
 from yolo_lightning.checkpoints.checkpoint_file import write_checkpoint
 from yolo_lightning.commands.export.command import export
-from yolo_lightning.commands.export.pt_and_torchscript import plain_network, sample_images
+from yolo_lightning.commands.export.onnx_file import sample_images
+from yolo_lightning.commands.export.pt_file import plain_network
 from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.detector import Detector
@@ -85,27 +86,13 @@ def test_plain_ultralytics_opens_the_file(trained: Path, strangers_data: Path, t
     assert torch.allclose(torch.load(tmp_path / "decoded.pt"), expected, atol=1e-3)
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-def test_torchscript_equals_the_network(trained: Path, tmp_path: Path, channels: int) -> None:
-    file = tmp_path / "file.torchscript"
-    export(checkpoint=str(trained), format="torchscript", output=str(file), image_size=IMAGE_SIZE, channels=channels)
-    images = sample_images(3, channels, IMAGE_SIZE)
-    with torch.no_grad():
-        expected = plain_network(trained)(images.expand(-1, 3, -1, -1))[0]
-        found = torch.jit.load(str(file))(images)
-    assert torch.allclose(found, expected, atol=1e-3)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"checkpoint": "no.ckpt"}, "no.ckpt cannot be used: it does not exist"),
-        ({"format": "engine"}, "format must be one of pt, onnx, torchscript, got 'engine'"),
-        ({"nms": True}, "nms requires format onnx, got format pt"),
-        ({"nms": True, "format": "onnx", "class_agnostic": True}, "class_agnostic must be false with nms, got true"),
+        ({"format": "engine"}, "format must be one of pt, onnx, got 'engine'"),
         ({"channels": 1}, "channels must be 3 for format pt, got 1"),
         ({"image_size": 100}, "image_size must be a multiple of 32 and >= 32, got 100"),
-        ({"score_threshold": 2.0}, "score_threshold must be >= 0 and <= 1, got 2.0"),
         ({"max_detections": 0}, "max_detections must be >= 1, got 0"),
     ],
 )
@@ -121,24 +108,20 @@ def test_output_must_not_be_the_checkpoint(trained: Path) -> None:
 
 
 @pytest.mark.whole_run
-@pytest.mark.parametrize("format", ["onnx", "torchscript"])
-def test_network_of_full_depth_scores_as_the_detector_does(trained: Path, tmp_path: Path, format: Any) -> None:
+def test_network_of_full_depth_scores_as_the_detector_does(trained: Path, tmp_path: Path) -> None:
     """The input of the file is `(value - low) / (high - low)` in float32, also for values outside of the range."""
     record = input_record(1, ImageSize(IMAGE_SIZE, IMAGE_SIZE), pixel_range=PixelRange("full", 7000, 9000))
-    checkpoint, file = tmp_path / "full.ckpt", tmp_path / f"file.{format}"
+    checkpoint, file = tmp_path / "full.ckpt", tmp_path / "file.onnx"
     write_checkpoint(torch.load(trained, weights_only=True) | {"input": record}, checkpoint)
-    export(checkpoint=str(checkpoint), format=format, output=str(file))
+    export(checkpoint=str(checkpoint), format="onnx", output=str(file))
     coarse = np.random.default_rng(0).uniform(6800, 9300, (4, 4))
     raw = np.clip(cv2.resize(coarse, (IMAGE_SIZE, IMAGE_SIZE), interpolation=cv2.INTER_CUBIC), 0, 65535).astype(
         np.uint16
     )
     assert raw.min() < 7000 < 9000 < raw.max()
     images = ((raw.astype(np.float32) - 7000) / 2000)[None, None]
-    if format == "onnx":
-        session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
-        decoded = session.run(None, {session.get_inputs()[0].name: images})[0]
-    else:
-        decoded = torch.jit.load(str(file))(torch.from_numpy(images)).numpy()
+    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    (decoded,) = session.run(None, {"images": images})
     best = np.sort(decoded[0, 4:].reshape(-1))[::-1]
     found = {}
     for mode in ("full", "fixed"):

@@ -1,4 +1,4 @@
-"""Files of every family: `.pt` for plain Ultralytics, ONNX, TorchScript, and Ultralytics' files as weights."""
+"""Files of every family: `.pt` for plain Ultralytics, ONNX, and Ultralytics' files as weights."""
 
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,8 @@ from ultralytics.nn.tasks import DetectionModel
 
 from tests.helpers.networks import lively_checkpoint
 from yolo_lightning.commands.export.command import export
-from yolo_lightning.commands.export.pt_and_torchscript import (
-    InferenceNetwork,
-    largest_gaps,
-    plain_network,
-    sample_images,
-)
+from yolo_lightning.commands.export.onnx_file import InferenceNetwork, largest_gaps, sample_images
+from yolo_lightning.commands.export.pt_file import plain_network
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.model.detection_settings import DetectionSettings
 from yolo_lightning.model.network_settings import NetworkSettings
@@ -78,7 +74,6 @@ def test_onnx_equals_the_network_at_another_size(checkpoint: Path) -> None:
 def test_one_to_one_file_chooses_boxes_as_ultralytics(checkpoint: Path) -> None:
     options: dict[str, Any] = {"checkpoint": str(checkpoint), "one_to_one": True, "max_detections": 20}
     export(**options, format="onnx", image_size=SIZE)
-    export(**options, format="torchscript", image_size=SIZE)
     file = checkpoint.with_suffix(".onnx")
     about = {entry.key: entry.value for entry in onnx.load(file).metadata_props}
     assert about["end2end"] == "True"
@@ -89,10 +84,8 @@ def test_one_to_one_file_chooses_boxes_as_ultralytics(checkpoint: Path) -> None:
     for images in (sample_images(3, 3, SIZE), torch.rand(1, 3, 32, 32)):  # 32 pixels: 21 anchors
         with torch.no_grad():
             expected = graph(images)[0]
-            traced = torch.jit.load(str(checkpoint.with_suffix(".torchscript")))(images)
         assert expected.shape[1:] == (20, 6)
-        for found in (run(file, images), traced):
-            assert max(largest_gaps(network, found, expected)) < 1e-2
+        assert max(largest_gaps(network, run(file, images), expected)) < 1e-2
     backend: Any = AutoBackend(str(file), torch.device("cpu"))
     assert backend.end2end
 

@@ -1,4 +1,4 @@
-"""The ONNX file against PyTorch and against the suppression of this package."""
+"""The ONNX file against PyTorch."""
 
 from pathlib import Path
 
@@ -11,10 +11,9 @@ from ultralytics import YOLO
 from tests.helpers.networks import lively_checkpoint
 from yolo_lightning.checkpoints.checkpoint_file import write_checkpoint
 from yolo_lightning.commands.export.command import export
-from yolo_lightning.commands.export.onnx_file import compare, suppress, suppression_model
-from yolo_lightning.commands.export.pt_and_torchscript import InferenceNetwork, plain_network, sample_images
+from yolo_lightning.commands.export.onnx_file import InferenceNetwork, compare, sample_images
+from yolo_lightning.commands.export.pt_file import plain_network
 from yolo_lightning.data.image_size import ImageSize
-from yolo_lightning.model.detection_settings import DetectionSettings
 from yolo_lightning.model.network_settings import input_record, read_settings
 
 pytestmark = pytest.mark.whole_run
@@ -35,6 +34,14 @@ def decoding_file(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return path
 
 
+def test_gray_images_are_three_equal_channels(trained: Path, tmp_path: Path) -> None:
+    export(checkpoint=str(trained), format="onnx", output=str(tmp_path / "gray.onnx"), image_size=64, channels=1)
+    images = sample_images(3, 1, IMAGE_SIZE)
+    with torch.no_grad():
+        expected = plain_network(trained)(images.expand(-1, 3, -1, -1))[0]
+    assert torch.allclose(run(tmp_path / "gray.onnx", images), expected, atol=1e-3)
+
+
 @pytest.mark.parametrize("shape", [(1, 64, 64), (3, 64, 64), (2, 96, 32)])
 def test_file_decodes_as_pytorch_for_any_batch_and_size(
     decoding_file: Path, trained: Path, shape: tuple[int, int, int]
@@ -53,59 +60,12 @@ def test_file_is_a_single_one_and_names_its_classes(decoding_file: Path) -> None
     assert about["stride"] == "32"
 
 
-def test_suppression_inside_keeps_what_pytorch_keeps(trained: Path, tmp_path: Path) -> None:
-    path = tmp_path / "detections.onnx"
-    export(
-        checkpoint=str(trained),
-        format="onnx",
-        output=str(path),
-        image_size=IMAGE_SIZE,
-        channels=1,
-        nms=True,
-        score_threshold=0.3,
-        iou_threshold=0.4,
-        max_detections=7,
-    )
-    images = sample_images(5, 1, IMAGE_SIZE)
-    with torch.no_grad():
-        decoded = plain_network(trained)(images.expand(-1, 3, -1, -1))[0]
-    expected = suppress(decoded, DetectionSettings(0.3, 0.4, 7))
-    assert expected.any(), "the case shows nothing"
-    assert torch.allclose(run(path, images), expected, atol=1e-3)
-
-
-@pytest.mark.parametrize("score_threshold", [0.0, 0.5, 0.99, 1.0])
-@pytest.mark.parametrize("kept", [1, 5, 300])
-def test_onnx_and_pytorch_suppress_alike(score_threshold: float, kept: int) -> None:
-    generator = torch.Generator().manual_seed(0)
-    decoded = torch.rand(3, 7, 40, generator=generator)
-    decoded[:, :4] *= 20
-    decoded[1, 4:] = 0  # an image without anything
-    settings = DetectionSettings(score_threshold, 0.3, kept)
-    session = onnxruntime.InferenceSession(suppression_model(3, settings).SerializeToString())
-    (found,) = session.run(None, {"decoded": decoded.numpy()})
-    assert found.shape == (3, kept, 6)
-    assert torch.allclose(torch.from_numpy(found), suppress(decoded, settings), atol=1e-4)
-
-
-def test_suppression_agrees_with_evaluation(trained: Path) -> None:
-    from ultralytics.utils.nms import non_max_suppression
-
-    with torch.no_grad():
-        decoded = plain_network(trained)(sample_images(2, 3, IMAGE_SIZE))[0]
-    expected = non_max_suppression(decoded.clone(), conf_thres=0.3, iou_thres=0.5, multi_label=True, max_det=20)
-    for rows, reference in zip(suppress(decoded, DetectionSettings(0.3, 0.5, 20)), expected, strict=True):
-        assert len(reference) > 5, "the case shows nothing"
-        assert torch.allclose(rows[: len(reference)], reference, atol=1e-4)
-        assert not rows[len(reference) :].any()
-
-
 def test_file_that_disagrees_is_refused(decoding_file: Path, trained: Path) -> None:
     other = InferenceNetwork(plain_network(trained))
     with torch.no_grad():
         other.detector.model[0].conv.weight *= 2
     with pytest.raises(RuntimeError, match="disagree"):
-        compare(onnx.load(decoding_file), other, IMAGE_SIZE, None)
+        compare(onnx.load(decoding_file), other, IMAGE_SIZE)
 
 
 def test_network_of_neighbouring_frames_has_a_channel_per_frame(tmp_path: Path) -> None:

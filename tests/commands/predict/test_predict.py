@@ -1,6 +1,5 @@
 """The command `predict`, from a checkpoint and pictures to result files."""
 
-import csv
 import json
 from collections.abc import Callable
 from contextlib import suppress
@@ -51,19 +50,17 @@ def test_all_results_of_images_and_videos(
     output = tmp_path / "out"
     words = ["predict", str(album), "--weights", str(weights), "--output", str(output), "--image_size", str(SIDE)]
     with pytest.raises(SystemExit) as ended:
-        main([*words, "--save", "[pictures,json,csv,txt]", "--score_threshold", "0.4", "--batch_size", "2"])
+        main([*words, "--save", "[pictures,json,txt]", "--score_threshold", "0.4", "--batch_size", "2"])
     assert ended.value.code == 1
     assert f"skipped 1 unreadable files: {album / 'torn.jpg'}: the JPEG is truncated" in capsys.readouterr().out
     entries = json.loads((output / "predictions.json").read_text())
     seen = [(Path(entry["source"]).relative_to(album).as_posix(), entry["frame"]) for entry in entries]
     assert seen == [("day/x.png", None), ("film.mp4", 0), ("film.mp4", 1), ("film.mp4", 2), ("x.png", None)]
     assert sum(len(entry["detections"]) for entry in entries) > 0, "the case shows nothing"
-    with (output / "predictions.csv").open() as file:
-        assert len(list(csv.DictReader(file))) == sum(len(entry["detections"]) for entry in entries)
     made = sorted(path.relative_to(output).as_posix() for path in output.rglob("*") if path.is_file())
     assert made == [
         *("labels/day/x.txt", "labels/film_0.txt", "labels/film_1.txt", "labels/film_2.txt", "labels/x.txt"),
-        *("pictures/day/x.jpg", "pictures/film.mp4", "pictures/x.jpg", "predictions.csv", "predictions.json"),
+        *("pictures/day/x.jpg", "pictures/film.mp4", "pictures/x.jpg", "predictions.json"),
     ]
     film = cv2.VideoCapture(str(output / "pictures" / "film.mp4"))
     assert (film.get(cv2.CAP_PROP_FRAME_COUNT), film.get(cv2.CAP_PROP_FPS)) == (3, 5)
@@ -209,15 +206,12 @@ def test_text_file_holds_shares_of_the_picture(one: DetectionResult, tmp_path: P
 
 
 def test_files_are_complete_when_an_error_ends_it(one: DetectionResult, tmp_path: Path) -> None:
-    results = Results(tmp_path, ["json", "csv"], Path("/in"))
+    results = Results(tmp_path, ["json"], Path("/in"))
     with suppress(RuntimeError), results:
         results.write(one)
         raise RuntimeError
     (entry,) = json.loads((tmp_path / "predictions.json").read_text())
     assert entry["detections"] == [{"box": [20.0, 10.0, 120.0, 60.0], "score": 0.75, "label": 1, "name": "dog"}]
-    assert (tmp_path / "predictions.csv").read_text().splitlines()[
-        1
-    ] == "/in/a.png,,20.00,10.00,120.00,60.00,0.75000,1,dog"
 
 
 def test_box_is_drawn_where_it_lies(one: DetectionResult) -> None:
@@ -234,7 +228,7 @@ def test_box_is_drawn_where_it_lies(one: DetectionResult) -> None:
     [
         ({"weights": "no.ckpt"}, "no.ckpt cannot be used: it does not exist"),
         ({"weights": "no.pt"}, "no.pt cannot be used: it does not exist"),
-        ({"save": "gif"}, "save must be one of pictures, json, csv, txt, got 'gif'"),
+        ({"save": "gif"}, "save must be one of pictures, json, txt, got 'gif'"),
         ({"image_size": 50}, "image_size must be a multiple of 32 and >= 32, got 50"),
         ({"score_threshold": -1.0}, "score_threshold must be >= 0 and <= 1, got -1.0"),
         ({"batch_size": 0}, "batch_size must be >= 1, got 0"),

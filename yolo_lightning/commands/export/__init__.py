@@ -1,1 +1,1 @@
-"""The command `export`: Ultralytics, ONNX and TorchScript files."""
+"""The command `export`: Ultralytics and ONNX files."""

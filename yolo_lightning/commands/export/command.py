@@ -1,7 +1,6 @@
 """`python -m yolo_lightning export`: export a trained network."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -10,20 +9,15 @@ from rich.console import Console
 from yolo_lightning.checkpoints.mirror import is_address
 from yolo_lightning.checkpoints.resume import chosen_checkpoint
 from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN
-from yolo_lightning.commands.export.onnx_file import require_packages, write_onnx_file
-from yolo_lightning.commands.export.pt_and_torchscript import (
-    InferenceNetwork,
-    plain_network,
-    write_torchscript_file,
-    write_ultralytics_file,
-)
+from yolo_lightning.commands.export.onnx_file import InferenceNetwork, require_packages, write_onnx_file
+from yolo_lightning.commands.export.pt_file import plain_network, write_ultralytics_file
 from yolo_lightning.model.graph import check_one_to_one
 from yolo_lightning.model.layers import graph_stride
 from yolo_lightning.model.network_settings import read_settings
 from yolo_lightning.utils.choices import check_choices
 from yolo_lightning.utils.paths import real_path
 
-Format = Literal["pt", "onnx", "torchscript"]
+Format = Literal["pt", "onnx"]
 
 
 def export(
@@ -33,43 +27,34 @@ def export(
     output: str | None = None,
     image_size: int | Sequence[int] | None = None,
     channels: Literal[1, 3] | None = None,
-    nms: bool = False,
-    score_threshold: float | None = None,
-    iou_threshold: float | None = None,
     max_detections: int | None = None,
     class_agnostic: bool | None = None,
     one_to_one: bool | None = None,
 ) -> None:
-    """Export the averaged weights of a run for Ultralytics, ONNX Runtime or TorchScript.
+    """Export the averaged weights of a run for Ultralytics or ONNX Runtime.
 
     Args:
         run: Run folder; the best checkpoint of its newest run is used.
         checkpoint: A checkpoint file or address, instead of the best one of `run`.
-        format: `pt` opens with `YOLO("file.pt")` for prediction, validation and fine-tuning; `onnx` is one file for any
-            batch size; `torchscript` runs without Python.
+        format: `pt` opens with `YOLO("file.pt")` for prediction, validation, fine-tuning and export to other formats;
+            `onnx` is one file for any batch size.
         output: File to write; null: the name of the checkpoint with the suffix of the format, in the same folder, or in
             the working folder for an address.
         image_size: Size of the input in pixels, multiples of 32: the side of a square, or `[height, width]`; null: as
             in training.
         channels: Input channels, 1 for gray images; null: as in training, except `pt`, which has 3, or
             one per frame of `data.input.neighbours`.
-        nms: Include non-maximum suppression in the file (`onnx` only).
-        score_threshold: Minimum score of a detection, 0 to 1; null: as in training if that is above 0.001, the
-            threshold for computing mAP, else 0.25.
-        iou_threshold: IoU above which NMS removes the lower-scoring box of a class, 0 to 1; null: as in training.
-        max_detections: Maximum detections per image; null: as in training.
-        class_agnostic: Apply NMS across classes; null: as in training.
-        one_to_one: Use the one-to-one branch of the head (yolov10, yolo26); null: as in training. `onnx` and
-            `torchscript` files then return the best `max_detections` boxes and need no NMS. `pt` contains both
-            branches; Ultralytics selects one by its argument `nms`.
+        max_detections: Maximum detections per image with `one_to_one`; null: as in training.
+        class_agnostic: Detect an anchor as one class only with `one_to_one`; null: as in training.
+        one_to_one: Use the one-to-one branch of the head (yolov10, yolo26); null: as in training. `onnx` files then
+            return the best `max_detections` boxes and need no NMS. `pt` contains both branches; Ultralytics selects one
+            by its argument `nms`.
 
     Raises:
         ValueError: If the checkpoint does not exist or an option is invalid.
     """
     file = chosen_checkpoint(run, checkpoint)
     check_choices("format", [format], Format)
-    if nms and format != "onnx":
-        raise ValueError(f"nms requires format onnx, got format {format}.")
     if channels == 1 and format == "pt":
         raise ValueError("channels must be 3 for format pt, got 1: Ultralytics builds the network with 3 channels.")
     recorded = read_settings(file)
@@ -78,8 +63,7 @@ def export(
     settings = recorded.for_pictures(
         image_size=image_size,
         channels=channels,
-        score_threshold=score_threshold,
-        iou_threshold=iou_threshold,
+        score_threshold=recorded.detections.score_threshold,
         max_detections=max_detections,
         class_agnostic=class_agnostic,
         one_to_one=one_to_one,
@@ -87,16 +71,6 @@ def export(
     size = settings.image_size
     assert size is not None
     size.check("image_size")
-    if nms and settings.detections.one_to_one:
-        raise ValueError("nms must be false with one_to_one, got true: the file already contains the choice of boxes.")
-    if nms and settings.detections.class_agnostic:
-        raise ValueError(
-            "class_agnostic must be false with nms, got true (from the command line or from the weights): ONNX applies "
-            "NMS per class. Use --class_agnostic false, or omit --nms."
-        )
-    if not nms and score_threshold is None:
-        detections = replace(settings.detections, score_threshold=recorded.detections.score_threshold)
-        settings = replace(settings, detections=detections)
     if format == "onnx":
         require_packages()
     beside = Path(file.name) if checkpoint and is_address(checkpoint) else file
@@ -111,12 +85,8 @@ def export(
     target.parent.mkdir(parents=True, exist_ok=True)
     if format == "pt":
         write_ultralytics_file(graph, target, settings)
-    elif format == "onnx":
-        network = InferenceNetwork(graph, settings.input_channels, settings)
-        for found in write_onnx_file(network, target, settings, nms=nms):
-            same = "" if found.detections is None else f", {found.detections:.0%} of the detections equal"
-            say(f"batch {found.batch}: maximum difference {found.boxes:.1e} px, {found.scores:.1e} in score{same}")
     else:
-        gap = write_torchscript_file(InferenceNetwork(graph, settings.input_channels, settings), target, settings)
-        say(f"batch 1, 2, 8: maximum difference {gap:.1e}")
+        network = InferenceNetwork(graph, settings.input_channels, settings)
+        for found in write_onnx_file(network, target, settings):
+            say(f"batch {found.batch}: maximum difference {found.boxes:.1e} px, {found.scores:.1e} in score")
     say(f"{target}: {target.stat().st_size / 1e6:.1f} MB from {file}")

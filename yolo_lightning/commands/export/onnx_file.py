@@ -1,92 +1,78 @@
-"""ONNX files for any batch size, with or without non-maximum suppression, which is also available in PyTorch."""
+"""ONNX files for any batch size."""
 
 import logging
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
-from torchvision.ops import batched_nms
+from torch import Tensor, nn
 
-from yolo_lightning.commands.export.pt_and_torchscript import InferenceNetwork, largest_gaps, metadata, sample_images
+from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.model.detection_settings import DetectionSettings
+from yolo_lightning.model.graph import OWN_SETTINGS
+from yolo_lightning.model.layers import graph_stride, image_layers, keep_branch
 from yolo_lightning.model.network_settings import NetworkSettings
+from yolo_lightning.model.postprocess import best_boxes
 from yolo_lightning.utils.files import replacing
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
-OPSET = 20  # First ONNX operator set with all operators of the network and of the suppression
-INPUT, DECODED, DETECTIONS = "images", "output0", "detections"
+OPSET = 20  # First ONNX operator set with all operators of the network
+INPUT, OUTPUT = "images", "output0"
 CHECKED_BATCHES = (1, 2, 8)
 BOX_TOLERANCE, SCORE_TOLERANCE = 0.05, 1e-3
 """Maximum differences in input pixels and in score, from float32 sums in different order."""
-COLUMNS = 6  # x1, y1, x2, y2 in input pixels, score, class
+OTHER_CLASS = 1e6  # pixels; larger than any distance of boxes
 
 
-def suppress(decoded: Tensor, settings: DetectionSettings) -> Tensor:
-    """Return the detections of a batch; as in evaluation, an anchor can be detected as several classes.
+class InferenceNetwork(nn.Module):
+    """Network from `(B, channels, H, W)` float32 images in [0, 1] to `(B, 4 + classes, anchors)` predictions.
 
-    `decoded` is `(B, 4 + classes, anchors)`, xywh in input pixels and class scores. The result is `(B, max_detections,
-    6)` float32 sorted by descending score: x1, y1, x2, y2, score, class; padded with zeros.
+    A prediction is xywh in input pixels and one score per class. Batch normalization is folded into the convolutions.
+    H and W are multiples of `stride`. The graph, a result of `plain_network`, is modified in place. With one channel,
+    gray images are treated as three equal channels; otherwise `channels` are the input channels of the graph.
+
+    With the setting `one_to_one` the output is `(B, max_detections, 6)`, see `best_boxes`.
     """
-    rows = decoded.new_zeros(len(decoded), settings.max_detections, COLUMNS)
-    for image, (boxes, scores) in enumerate(zip(decoded[:, :4], decoded[:, 4:], strict=True)):
-        labels, anchors = (scores > settings.score_threshold).nonzero(as_tuple=True)
-        centre, half = boxes[:2, anchors].T, boxes[2:, anchors].T / 2
-        corners = torch.cat((centre - half, centre + half), 1)
-        found = scores[labels, anchors]
-        kept = batched_nms(corners, found, labels, settings.iou_threshold)[: settings.max_detections]
-        columns = (corners[kept], found[kept, None], labels[kept, None].to(corners))
-        rows[image, : len(kept)] = torch.cat(columns, 1)
-    return rows
+
+    def __init__(self, graph: Any, channels: int = 3, settings: NetworkSettings | None = None) -> None:
+        super().__init__()
+        self.detections = DetectionSettings() if settings is None else settings.detections
+        self.stride = graph_stride(graph)
+        keep_branch(graph, one_to_one=self.detections.one_to_one)
+        graph.fuse(verbose=False)
+        head = graph.model[-1]
+        head.export, head.dynamic, head.format = True, True, "onnx"
+        if channels == 1:
+            for layer in image_layers(graph):
+                # A convolution is linear: for equal channels, the weights can be summed over the input channels.
+                layer.weight = nn.Parameter(layer.weight.detach().sum(1, keepdim=True))
+                layer.in_channels = 1
+        self.detector = graph.eval().requires_grad_(False)
+        self.channels = channels
+        self.classes = int(head.nc)
+        self.eval()
+
+    def forward(self, images: Tensor) -> Tensor:
+        decoded: Tensor = self.detector(images)
+        if self.detections.one_to_one:
+            return best_boxes(decoded, self.detections.max_detections, class_agnostic=self.detections.class_agnostic)
+        return decoded
 
 
-def suppression_model(classes: int, settings: DetectionSettings) -> Any:
-    """Return `suppress` as an ONNX model with the input `decoded` and the output `detections`."""
-    from onnxscript import FLOAT, script
-    from onnxscript import opset20 as op
+def sample_images(batch: int, channels: int, image_size: int | Sequence[int]) -> Tensor:
+    """Return deterministic `(batch, channels, height, width)` float32 images in [0, 1] for comparisons.
 
-    kept = settings.max_detections
-
-    @script(default_opset=op)
-    def graph(decoded):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202 - onnxscript compiles the source
-        boxes, scores = op.Split(decoded, op.Constant(value_ints=[4, classes]), axis=1)
-        boxes = op.Transpose(boxes, perm=[0, 2, 1])
-        # Rows of image, class, anchor; at most max_detections per class.
-        chosen = op.NonMaxSuppression(
-            boxes,
-            scores,
-            op.Constant(value_ints=[kept]),
-            op.Constant(value_floats=[settings.iou_threshold]),
-            op.Constant(value_floats=[settings.score_threshold]),
-            center_point_box=1,
-        )
-        found = op.GatherND(scores, chosen)
-        best, order = op.TopK(found, op.Shape(found))
-        image, label, anchor = op.Split(op.Gather(chosen, order), axis=1, num_outputs=3)
-        centre, size = op.Split(op.GatherND(boxes, op.Concat(image, anchor, axis=1)), axis=1, num_outputs=2)
-        half = op.Div(size, op.Constant(value_float=2.0))
-        column = op.Constant(value_ints=[1])
-        corners = op.Concat(op.Sub(centre, half), op.Add(centre, half), axis=1)
-        rows = op.Concat(corners, op.Unsqueeze(best, column), op.Cast(label, to=1), axis=1)
-        # Rows are sorted by score: the number of earlier rows of the same image is the rank within the image.
-        batch = op.Shape(decoded, start=0, end=1)
-        member = op.OneHot(op.Squeeze(image, column), batch, op.Constant(value_ints=[0, 1]), axis=1)
-        so_far = op.Mul(op.CumSum(member, op.Constant(value_int=0)), member)
-        place = op.Sub(op.ReduceSum(so_far, column), op.Constant(value_int=1))
-        fits = op.Squeeze(op.Less(place, op.Constant(value_ints=[kept])), column)
-        target = op.Compress(op.Concat(image, place, axis=1), fits, axis=0)
-        shape = op.Concat(batch, op.Constant(value_ints=[kept, COLUMNS]), axis=0)
-        empty = op.Expand(op.Constant(value_float=0.0), shape)
-        detections = op.ScatterND(empty, target, op.Compress(rows, fits, axis=0))
-        return detections  # noqa: RET504 - the variable name becomes the output name
-
-    return graph.to_model_proto(
-        input_types=[FLOAT["batch", 4 + classes, "anchors"]], output_types=[FLOAT["batch", kept, COLUMNS]]
-    )
+    The images are smooth because noise hardly activates the deeper layers.
+    """
+    size = ImageSize.of("image_size", image_size)
+    generator = torch.Generator().manual_seed(batch)
+    coarse = torch.rand(batch, channels, size.height // 16, size.width // 16, generator=generator)
+    return nn.functional.interpolate(coarse, size=size, mode="bilinear").clamp_(0, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +82,28 @@ class Difference:
     batch: int
     boxes: float  # Maximum absolute difference of a box value in input pixels
     scores: float  # Maximum absolute difference of a class score
-    detections: float | None = None  # Fraction of equal rows after suppression, 0 to 1; None without suppression
+
+
+def metadata(settings: NetworkSettings, network: InferenceNetwork) -> dict[str, Any]:
+    """Return the metadata of an exported file with the keys that Ultralytics' readers expect."""
+    if not settings.neighbours:
+        settings = replace(settings, channels=network.channels)
+    assert settings.image_size is not None
+    return {
+        "description": "YOLO detection network, trained with yolo_lightning",
+        "author": "yolo_lightning",
+        "version": version("ultralytics"),
+        "license": "AGPL-3.0-or-later",
+        "stride": network.stride,
+        "task": "detect",
+        "batch": 1,
+        "imgsz": list(settings.image_size),
+        "names": dict(enumerate(settings.class_names)),
+        "channels": network.channels,
+        "args": {"batch": 1, "dynamic": True, "nms": False},
+        "end2end": settings.detections.one_to_one,
+        OWN_SETTINGS: settings.plain(),
+    }
 
 
 def require_packages() -> None:
@@ -106,35 +113,27 @@ def require_packages() -> None:
         raise ValueError(f"format onnx requires {', '.join(missing)}: pip install 'yolo-lightning[export]'")
 
 
-def write_onnx_file(network: InferenceNetwork, path: Path, settings: NetworkSettings, *, nms: bool) -> list[Difference]:
+def write_onnx_file(network: InferenceNetwork, path: Path, settings: NetworkSettings) -> list[Difference]:
     """Write a network as ONNX if the outputs of onnxruntime and PyTorch agree; return the difference per batch size.
 
     The input `images` is `(B, channels, H, W)` float32 in [0, 1] for any B and any multiples H and W of the stride.
-    The output is `output0`, as that of the network, or with `nms` `detections`, `(B, max_detections, 6)` as
-    returned by `suppress`. The comparison uses the image size of the settings.
+    The output is `output0`, as that of the network. The comparison uses the image size of the settings.
     """
     require_packages()
     import onnx
 
     assert settings.image_size is not None
-    image_size = settings.image_size
-    model = _decoding_model(network, image_size)
-    if nms:
-        tail = suppression_model(network.classes, settings.detections)
-        tail.ir_version = model.ir_version
-        model = onnx.compose.merge_models(model, tail, io_map=[(DECODED, "decoded")], outputs=[DETECTIONS, DECODED])
-    about = metadata(settings, network, nms=nms)
+    model = _model_of(network, settings.image_size)
+    about = metadata(settings, network)
     onnx.helper.set_model_props(model, {key: str(value) for key, value in about.items()})
-    differences = compare(model, network, image_size, settings.detections if nms else None)
-    if nms:  # the decoded output is needed for the comparison only
-        model.graph.output.remove(*(one for one in model.graph.output if one.name == DECODED))
+    differences = compare(model, network, settings.image_size)
     onnx.checker.check_model(model, full_check=True)
     with replacing(path) as temporary:
         temporary.write_bytes(model.SerializeToString())
     return differences
 
 
-def _decoding_model(network: InferenceNetwork, image_size: Sequence[int]) -> Any:
+def _model_of(network: InferenceNetwork, image_size: Sequence[int]) -> Any:
     example = sample_images(2, network.channels, image_size)  # torch.export would treat a batch of 1 as a constant
     height, width = (network.stride * torch.export.Dim(name, min=1) for name in ("rows", "columns"))
     quiet = logging.getLogger("torch.onnx")
@@ -149,7 +148,7 @@ def _decoding_model(network: InferenceNetwork, image_size: Sequence[int]) -> Any
                 dynamo=True,
                 opset_version=OPSET,
                 input_names=[INPUT],
-                output_names=[DECODED],
+                output_names=[OUTPUT],
                 dynamic_shapes={INPUT: {0: torch.export.Dim.DYNAMIC, 2: height, 3: width}},
                 external_data=False,
                 verbose=False,
@@ -160,29 +159,40 @@ def _decoding_model(network: InferenceNetwork, image_size: Sequence[int]) -> Any
     return program.model_proto
 
 
-def compare(
-    model: Any, network: InferenceNetwork, image_size: int | Sequence[int], suppression: DetectionSettings | None
-) -> list[Difference]:
+def compare(model: Any, network: InferenceNetwork, image_size: int | Sequence[int]) -> list[Difference]:
     """Run the model in onnxruntime and the network in PyTorch; raise a `RuntimeError` if the outputs disagree."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    names = [output.name for output in session.get_outputs()]
     differences = []
     for batch in CHECKED_BATCHES:
         images = sample_images(batch, network.channels, image_size)
         with torch.no_grad():
             expected = network(images)
-        outputs = dict(zip(names, map(torch.from_numpy, session.run(None, {INPUT: images.numpy()})), strict=True))
-        boxes, scores = largest_gaps(network, outputs[DECODED], expected)
-        same = None
-        if suppression is not None:
-            # Both suppressions receive the same decoded values: the last bit can decide which of two boxes is kept.
-            rows = suppress(outputs[DECODED], suppression)
-            same = float(torch.isclose(outputs[DETECTIONS], rows, rtol=1e-5, atol=1e-3).all(-1).float().mean())
-        difference = Difference(batch, boxes, scores, same)
-        is_close = difference.boxes <= BOX_TOLERANCE and difference.scores <= SCORE_TOLERANCE
-        if not is_close or (same is not None and same < 1):
+        (found,) = map(torch.from_numpy, session.run(None, {INPUT: images.numpy()}))
+        difference = Difference(batch, *largest_gaps(network, found, expected))
+        if not (difference.boxes <= BOX_TOLERANCE and difference.scores <= SCORE_TOLERANCE):
             raise RuntimeError(f"the ONNX file and PyTorch disagree: {difference}")
         differences.append(difference)
     return differences
+
+
+def largest_gaps(network: InferenceNetwork, found: Tensor, expected: Tensor) -> tuple[float, float]:
+    """Return the largest differences of box values in pixels and of scores between two outputs of a network.
+
+    Chosen boxes with nearly equal scores can be in another order, or the last of them can be missing: every other box
+    in `expected` is compared with the most similar box in `found`.
+    """
+    if not network.detections.one_to_one:
+        gap = (found - expected).abs()
+        return float(gap[:, :4].max()), float(gap[:, 4:].max())
+    boxes = scores = 0.0
+    for own, other in zip(found, expected, strict=True):
+        certain = other[other[:, 4] > other[:, 4].min() + SCORE_TOLERANCE]
+        if not len(certain):
+            continue
+        gap = (certain[:, None] - own[None]).abs()  # (expected, found, 6)
+        distance = gap[..., :4].amax(-1) + gap[..., 4] / SCORE_TOLERANCE + gap[..., 5] * OTHER_CLASS
+        nearest = gap[torch.arange(len(gap)), distance.argmin(1)]
+        boxes, scores = max(boxes, float(nearest[:, :4].max())), max(scores, float(nearest[:, 4:].max()))
+    return boxes, scores

@@ -58,8 +58,8 @@ def predict(
         weights: A `.ckpt` file or address, an Ultralytics `.pt` file, or a run folder, instead of `run`.
         allow_pickle: Open a `.pt` file even if it contains arbitrary pickled code.
         output: Folder for the results; a number is appended if the folder exists.
-        save: Kinds of results: `pictures` (annotated images and videos), `json`, `csv`, `txt` (YOLO format); one, or a
-            list such as `[json,csv]`.
+        save: Kinds of results: `pictures` (annotated images and videos), `json`, `txt` (YOLO format); one, or a list
+            such as `[json,txt]`.
         image_size: Size of the input in pixels, multiples of 32: the side of a square, or `[height, width]`; null: as
             in training.
         score_threshold: Minimum score of a detection, 0 to 1; null: as in training if that is above 0.001, the

@@ -1,6 +1,5 @@
-"""Result files of `predict`: annotated images and videos, JSON, CSV, YOLO text files."""
+"""Result files of `predict`: annotated images and videos, JSON, YOLO text files."""
 
-import csv
 import json
 import os
 from collections.abc import Sequence
@@ -11,21 +10,18 @@ from typing import Any, Literal, Self, TextIO
 import cv2
 import numpy as np
 
-from yolo_lightning.commands.predict.video_file import VideoFile, open_video
+from yolo_lightning.commands.predict.video_file import VideoFile
 from yolo_lightning.data.boxes import corners_to_centres
 from yolo_lightning.data.input_images import absolute, frames_per_second
 from yolo_lightning.evaluation.detection_result import DetectionResult
 from yolo_lightning.utils.files import first_free
-from yolo_lightning.utils.plain_text import csv_text
 
-Result = Literal["pictures", "json", "csv", "txt"]
-"""Annotated images and videos; one `predictions.json`; one `predictions.csv`; a text file per image."""
+Result = Literal["pictures", "json", "txt"]
+"""Annotated images and videos; one `predictions.json`; a text file per image."""
 
 PICTURES_FOLDER = "pictures"
 LABELS_FOLDER = "labels"
 LONGEST_STEM = 200  # bytes of a file name, to which a number and a suffix are added; file systems accept 255
-
-CSV_COLUMNS = ("source", "frame", "x1", "y1", "x2", "y2", "score", "label", "name")
 
 
 class Results:
@@ -35,15 +31,13 @@ class Results:
     """
 
     def __init__(self, folder: Path, kinds: Sequence[Result], base: Path) -> None:
-        self._writers: list[Pictures | JsonFile | CsvFile | TextFiles] = []
+        self._writers: list[Pictures | JsonFile | TextFiles] = []
         for kind in dict.fromkeys(kinds):
             match kind:
                 case "pictures":
                     self._writers.append(Pictures(folder / PICTURES_FOLDER, base))
                 case "json":
                     self._writers.append(JsonFile(folder))
-                case "csv":
-                    self._writers.append(CsvFile(folder))
                 case "txt":
                     self._writers.append(TextFiles(folder / LABELS_FOLDER, base))
 
@@ -78,7 +72,7 @@ class Pictures:
         if result.source != self._source:
             self.close()
             path = place(_file_of(result), self._base, self._folder, ".mp4")
-            self._video = open_video(path, scene.shape[1], scene.shape[0], frames_per_second(_file_of(result)))
+            self._video = VideoFile(path, scene.shape[1], scene.shape[0], frames_per_second(_file_of(result)))
             self._source = result.source
         assert self._video is not None
         self._video.write(scene)
@@ -109,25 +103,6 @@ class JsonFile:
 
     def close(self) -> None:
         self._file.write("[]\n" if self._separator == "[\n" else "\n]\n")
-        self._file.close()
-
-
-class CsvFile:
-    """`predictions.csv`: one row per detection; boxes are xyxy in pixels of the image."""
-
-    def __init__(self, folder: Path) -> None:
-        self._file: TextIO = (folder / "predictions.csv").open("w", newline="")
-        self._rows = csv.writer(self._file)
-        self._rows.writerow(CSV_COLUMNS)
-
-    def write(self, result: DetectionResult) -> None:
-        frame = "" if result.frame is None else result.frame
-        for box, score, label, name in rows(result):
-            numbers = [f"{value:.2f}" for value in box]
-            source = csv_text(str(result.source))
-            self._rows.writerow([source, frame, *numbers, f"{score:.5f}", label, csv_text(name)])
-
-    def close(self) -> None:
         self._file.close()
 
 
