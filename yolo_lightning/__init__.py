@@ -11,48 +11,26 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from yolo_lightning.callbacks.checkpoint import LastCheckpoint
-    from yolo_lightning.callbacks.checkpoint_mirror import CheckpointMirror
-    from yolo_lightning.callbacks.heartbeat_callback import HeartbeatCallback
-    from yolo_lightning.callbacks.random_state import RandomState
-    from yolo_lightning.checkpoints.checkpoint_file import find_damage
-    from yolo_lightning.checkpoints.checkpoint_io import AtomicCheckpointIO
-    from yolo_lightning.checkpoints.resume import latest_checkpoint
-    from yolo_lightning.conv import swap_convs, unswap_convs
-    from yolo_lightning.data.datamodule import DetectionDataModule
-    from yolo_lightning.data.sampling.seeded_dataset import resumable_loader
-    from yolo_lightning.detector import Detector
-    from yolo_lightning.evaluation.mean_average_precision import MeanAveragePrecision
-    from yolo_lightning.model.conv_backend import ConvolutionSettings
-    from yolo_lightning.model.detection_settings import DetectionSettings
-    from yolo_lightning.model.loss import LossSettings
-    from yolo_lightning.module import YOLOModule
-    from yolo_lightning.supervision.heartbeat import heartbeat
-    from yolo_lightning.training.nonfinite import GuardSettings
-    from yolo_lightning.training.recipe import Recipe
-
-__all__ = [
-    "AtomicCheckpointIO",
-    "CheckpointMirror",
-    "ConvolutionSettings",
-    "DetectionDataModule",
-    "DetectionSettings",
-    "Detector",
-    "GuardSettings",
-    "HeartbeatCallback",
-    "LastCheckpoint",
-    "LossSettings",
-    "MeanAveragePrecision",
-    "RandomState",
-    "Recipe",
-    "YOLOModule",
-    "find_damage",
-    "heartbeat",
-    "latest_checkpoint",
-    "resumable_loader",
-    "swap_convs",
-    "unswap_convs",
-]
+    from yolo_lightning.callbacks.checkpoint import LastCheckpoint as LastCheckpoint
+    from yolo_lightning.callbacks.checkpoint_mirror import CheckpointMirror as CheckpointMirror
+    from yolo_lightning.callbacks.heartbeat_callback import HeartbeatCallback as HeartbeatCallback
+    from yolo_lightning.callbacks.random_state import RandomState as RandomState
+    from yolo_lightning.checkpoints.checkpoint_file import find_damage as find_damage
+    from yolo_lightning.checkpoints.checkpoint_io import AtomicCheckpointIO as AtomicCheckpointIO
+    from yolo_lightning.checkpoints.resume import latest_checkpoint as latest_checkpoint
+    from yolo_lightning.conv import swap_convs as swap_convs
+    from yolo_lightning.conv import unswap_convs as unswap_convs
+    from yolo_lightning.data.datamodule import DetectionDataModule as DetectionDataModule
+    from yolo_lightning.data.sampling.seeded_dataset import resumable_loader as resumable_loader
+    from yolo_lightning.detector import Detector as Detector
+    from yolo_lightning.evaluation.mean_average_precision import MeanAveragePrecision as MeanAveragePrecision
+    from yolo_lightning.model.conv_backend import ConvolutionSettings as ConvolutionSettings
+    from yolo_lightning.model.detection_settings import DetectionSettings as DetectionSettings
+    from yolo_lightning.model.loss import LossSettings as LossSettings
+    from yolo_lightning.module import YOLOModule as YOLOModule
+    from yolo_lightning.supervision.heartbeat import heartbeat as heartbeat
+    from yolo_lightning.training.nonfinite import GuardSettings as GuardSettings
+    from yolo_lightning.training.recipe import Recipe as Recipe
 
 if not os.path.isfile(os.path.join(__path__[0], "callbacks", "__init__.py")):
     # `callbacks` is a symbolic link to the folder beside this package. Source archives and checkouts on Windows contain
@@ -83,6 +61,9 @@ _HOMES = {
     "swap_convs": "yolo_lightning.conv",
     "unswap_convs": "yolo_lightning.conv",
 }
+
+
+__all__ = [*_HOMES]
 
 
 def __getattr__(name: str) -> Any:

@@ -31,8 +31,8 @@ from yolo_lightning.commands.endings import full_disk_reported, reported
 from yolo_lightning.commands.fit_summary import end_fit, start_lines
 from yolo_lightning.commands.option_errors import ShortErrors, rejected_option, user_errors
 from yolo_lightning.commands.option_layers import GivenOptions, given_options, layers
-from yolo_lightning.commands.run_plan import FROM_DATA, chooses_folder, plan_run
-from yolo_lightning.commands.start_supervisor import DEADLINE_OPTIONS, MAX_EPOCHS, supervise_fit
+from yolo_lightning.commands.run_plan import FROM_DATA, plan_run
+from yolo_lightning.commands.start_supervisor import DEADLINE_OPTIONS, MAX_EPOCHS, reserved, supervise_fit
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.module import YOLOModule
 from yolo_lightning.supervision import (
@@ -41,7 +41,6 @@ from yolo_lightning.supervision import (
     heartbeat,
     is_supervised,
     mark_process,
-    reserve,
     run_lock,
 )
 from yolo_lightning.supervision.heartbeat import Phase
@@ -70,6 +69,47 @@ HARMLESS_WARNINGS = (
 
 SWITCH: dict[str, Any] = {"type": bool, "nargs": "?", "const": True, "default": False}
 """Arguments of an option that needs no value, as `--resume`, and accepts one, as an environment variable has."""
+
+FIT_SWITCHES = {
+    "resume": "Resume the newest run of the run folder.",
+    "detach": "Start the supervisor in a session of its own and return; training continues after a log-out.",
+}
+RUN_OPTIONS: dict[str, tuple[Any, Any, str | None]] = {
+    "best_pt": (
+        bool,
+        True,
+        "Write best.pt, which opens with Ultralytics' YOLO(), beside best.ckpt at the end of a fit.",
+    ),
+    "recalibrate_images": (
+        int,
+        0,
+        "Training frames for `recalibrate` at the end of a fit, such as 1024; 0: no recalibration. The file "
+        "recalibrated.ckpt is kept if its balanced score is higher on both halves of the validation clips.",
+    ),
+    "finish_by": (
+        str | None,
+        None,
+        "Deadline, as 2026-11-30T23:59, local time or with zone. A plan replaces trainer.max_epochs, so that the "
+        "training ends shortly before, with the last learning rate.",
+    ),
+    "max_hours": (
+        float | None,
+        None,
+        "Hours from the first start of the run to its deadline, instead of --finish_by.",
+    ),
+    "default_callbacks": (
+        bool,
+        True,
+        "Add the default callbacks (callbacks/default_callbacks.py) to those of trainer.callbacks.",
+    ),
+    "supervision": (SuperviseSettings, SuperviseSettings(), None),
+    "mirror": (
+        str | None,
+        None,
+        "Copy the checkpoints of fit to a folder with the name of the run at this address, as s3://bucket/runs.",
+    ),
+}
+"""Type, default and help of options that all subcommands accept, because they share a configuration file."""
 
 RECALIBRATION_EVALUATIONS = 2
 """Duration of the recalibration at the end of a fit, as a multiple of the time of a validation."""
@@ -166,52 +206,10 @@ class YOLOCLI(LightningCLI):
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
         if subcommand == "fit":
-            parser.add_argument("--resume", **SWITCH, help="Resume the newest run of the run folder.")
-            parser.add_argument(
-                "--detach",
-                **SWITCH,
-                help="Start the supervisor in a session of its own and return; training continues after a log-out.",
-            )
-        parser.add_argument(
-            "--best_pt",
-            type=bool,
-            default=True,
-            help="Write best.pt, which opens with Ultralytics' YOLO(), beside best.ckpt at the end of a fit.",
-        )
-        parser.add_argument(
-            "--recalibrate_images",
-            type=int,
-            default=0,
-            help="Training frames for `recalibrate` at the end of a fit, such as 1024; 0: no recalibration. The file "
-            "recalibrated.ckpt is kept if its balanced score is higher on both halves of the validation clips.",
-        )
-        # All subcommands accept the same configuration file; only fit uses these options.
-        parser.add_argument(
-            "--finish_by",
-            type=str | None,
-            default=None,
-            help="Deadline, as 2026-11-30T23:59, local time or with zone. A plan replaces trainer.max_epochs, so "
-            "that the training ends shortly before, with the last learning rate.",
-        )
-        parser.add_argument(
-            "--max_hours",
-            type=float | None,
-            default=None,
-            help="Hours from the first start of the run to its deadline, instead of --finish_by.",
-        )
-        parser.add_argument(
-            "--default_callbacks",
-            type=bool,
-            default=True,
-            help="Add the default callbacks (callbacks/default_callbacks.py) to those of trainer.callbacks.",
-        )
-        parser.add_argument("--supervision", type=SuperviseSettings, default=SuperviseSettings())
-        parser.add_argument(
-            "--mirror",
-            type=str | None,
-            default=None,
-            help="Copy the checkpoints of fit to a folder with the name of the run at this address, as s3://bucket/runs.",
-        )
+            for name, text in FIT_SWITCHES.items():
+                parser.add_argument(f"--{name}", **SWITCH, help=text)
+        for name, (kind, default, help_text) in RUN_OPTIONS.items():
+            parser.add_argument(f"--{name}", type=kind, default=default, help=help_text)
         if subcommand == "predict":
             parser.set_defaults({"return_predictions": False})
         elif subcommand != "fit":
@@ -228,18 +226,15 @@ class YOLOCLI(LightningCLI):
         command, options = self.config.subcommand, self._options()
         words = self._words
         given = given_options(words, os.environ) if words else GivenOptions(typed=self._passed(command))
-        run = plan_run(words or [command], options, given)
+        words = words or [command]
+        run = plan_run(words, options, given)
         if run.becomes_supervisor:
             supervise_fit(self._words, options)
         if run.download is not None:
             download(run.folder, options["mirror"], run.download)
-            run = plan_run(words or [command], options, given, may_download=False)
-        chooses = command == "fit" and chooses_folder() and os.environ.get("LOCAL_RANK", "0") == "0"
-        while chooses and run.checkpoint is None and not run.is_finished:
-            run_folder.prepare(run.folder)
-            if reserve(run.folder):
-                break
-            run = plan_run(words or [command], options, given)
+            run = plan_run(words, options, given, may_download=False)
+        while run.is_reserved and not reserved(run.folder):
+            run = plan_run(words, options, given)
         run.report()
         if run.is_finished:
             raise SystemExit(0)
@@ -270,28 +265,26 @@ class YOLOCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Add the TensorBoard logger, atomic checkpoints and the default callbacks."""
         config = self._get(self.config_init, "trainer")
-        folder = config["default_root_dir"]
         if config["use_distributed_sampler"]:
             raise ValueError("trainer.use_distributed_sampler must be false, got true: the data module assigns frames.")
         if (nodes := machines_of_launch()) is not None:
             kwargs["num_nodes"] = nodes
+        options, is_fit = self.config_init[self.subcommand], self.subcommand == "fit"
         if config["logger"] in (None, True):
-            fitting = self.subcommand == "fit"
-            kwargs["logger"] = fitting and Curves(folder, name="", version=run_files.TENSORBOARD)
+            kwargs["logger"] = is_fit and Curves(config["default_root_dir"], name="", version=run_files.TENSORBOARD)
         plugins = config["plugins"] or []
         plugins = plugins if isinstance(plugins, list) else [plugins]
         if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
             kwargs["plugins"] = [*plugins, AtomicCheckpointIO()]
-        init, is_fit = self.config_init, self.subcommand == "fit"
         chosen = with_default_callbacks(
-            config["callbacks"] or [], is_fit=is_fit, use_defaults=self._get(init, "default_callbacks")
+            config["callbacks"] or [], is_fit=is_fit, use_defaults=options["default_callbacks"]
         )
-        if is_fit and self._get(init, "mirror") is not None:
-            chosen.append(callbacks.CheckpointMirror(self._get(init, "mirror")))
-        if is_fit and any(self._get(init, name) is not None for name in DEADLINE_OPTIONS):
-            evaluations = 1 + RECALIBRATION_EVALUATIONS * (self._get(init, "recalibrate_images") > 0)
-            finish_by, max_hours = (self._get(init, name) for name in DEADLINE_OPTIONS)
-            chosen.append(callbacks.FinishBy(finish_by, max_hours, evaluations))
+        if is_fit and options["mirror"] is not None:
+            chosen.append(callbacks.CheckpointMirror(options["mirror"]))
+        deadline = {name: options[name] for name in DEADLINE_OPTIONS}
+        if is_fit and any(one is not None for one in deadline.values()):
+            evaluations = 1 + RECALIBRATION_EVALUATIONS * (options["recalibrate_images"] > 0)
+            chosen.append(callbacks.FinishBy(**deadline, reserved_evaluations=evaluations))
         for one in chosen:
             if isinstance(one, callbacks.HeartbeatFile):
                 one.work_follows = True  # `after_fit`
@@ -327,11 +320,10 @@ class YOLOCLI(LightningCLI):
             heartbeat.enter(Phase.SAVE)
             present: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
             scored = [one.last_scores for one in present if isinstance(one, callbacks.MeanAP)]
-            with_pt = self._get(self.config_init, "best_pt")
-            images = self._get(self.config_init, "recalibrate_images")
-            again = partial(recalibrate_best, data=self.datamodule, images=images, model=self.model)
-            scores = scored[0] if scored else None
-            end_fit(self.trainer, self.model, scores, with_pt=with_pt, recalibrate=again if images else None)
+            options = self.config_init["fit"]
+            images, scores = options["recalibrate_images"], scored[0] if scored else None
+            again = partial(recalibrate_best, data=self.datamodule, images=images, model=self.model) if images else None
+            end_fit(self.trainer, self.model, scores, with_pt=options["best_pt"], recalibrate=again)
             folder = Path(self.trainer.default_root_dir)
             with OptionalFile().attempt(folder / run_files.FINISHED_FILE, "the next start repeats the last files"):
                 (folder / run_files.TRAINED_FILE).replace(folder / run_files.FINISHED_FILE)

@@ -294,7 +294,7 @@ def checkpoint(folder: Path) -> Target:
     import torch
 
     from yolo_lightning.checkpoints.checkpoint_file import find_damage, steps_trained
-    from yolo_lightning.checkpoints.resume import content_of, epochs_done, remembered
+    from yolo_lightning.checkpoints.resume import content_of, remembered
     from yolo_lightning.model.graph import read_checkpoint
     from yolo_lightning.model.network_settings import read_settings
 
@@ -316,7 +316,6 @@ def checkpoint(folder: Path) -> Target:
         steps_trained(file)
         loaded = content_of(file)
         read_settings(file)
-        epochs_done(loaded)
         remembered(folder, loaded)
         if set(loaded.get("hyper_parameters", ())) != {
             "variant",

@@ -81,7 +81,7 @@ def test_resumed_fit_has_checkpoint_quarantine_and_the_changed_options() -> None
 
 def test_finished_run_ends_the_process() -> None:
     save("run", loops=LOOPS)
-    Path("run", FINISHED_FILE).write_text("{}")
+    Path("run", FINISHED_FILE).write_text('{"epochs": 3}')
     run = plan_run(["fit"], options(resume=True), GivenOptions())
     assert run.is_finished
     assert run.lines == (

@@ -1,36 +1,40 @@
 """The block that a run prints before it is left alone."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from yolo_lightning.commands.unattended import Cover, lines_of
+from yolo_lightning.commands import unattended as module
+from yolo_lightning.commands.unattended import unattended
 from yolo_lightning.supervision import NotifySettings, SuperviseSettings
+from yolo_lightning.utils.sensors import Capacity
 
-COVERED = Cover(
-    run=Path("runs/x"),
-    settings=SuperviseSettings(notify=NotifySettings(ping="$PING")),
-    has_service=True,
-    lingers=True,
-    free_bytes=10_000_000_000,
-    checkpoint_bytes=3_000_000_000,
-)
-
-
-def test_covered_run_has_no_open_points() -> None:
-    lines = lines_of(COVERED)
-    assert not [line for line in lines if line.startswith("  - ")]
-    assert any("10.0 GB are free, enough for 3 checkpoints" in line for line in lines)
+NOTIFIED = SuperviseSettings(notify=NotifySettings(ping="$PING"))
 
 
 @pytest.mark.parametrize(
-    ("change", "expected"),
+    ("settings", "has_service", "lingers", "gap"),
     [
-        ({"settings": SuperviseSettings()}, "nobody is told"),
-        ({"has_service": False}, "service install runs/x"),
-        ({"lingers": False}, "the service starts at the log-in"),
+        (NOTIFIED, True, True, ""),
+        (SuperviseSettings(), True, True, "nobody is told"),
+        (NOTIFIED, False, True, "service install "),
+        (NOTIFIED, True, False, "the service starts at the log-in"),
     ],
 )
-def test_each_gap_is_named(change: dict[str, object], expected: str) -> None:
-    assert any(expected in line for line in lines_of(replace(COVERED, **change)) if line.startswith("  - "))  # type: ignore[arg-type]
+def test_each_gap_is_named(
+    settings: SuperviseSettings,
+    has_service: bool,
+    lingers: bool,
+    gap: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "step-000000001.ckpt").write_bytes(bytes(1000))
+    monkeypatch.setattr(module, "lingers", lambda: lingers)
+    monkeypatch.setattr(module.sensors, "disk", lambda _: Capacity(5_500, 9_000))
+    lines = unattended(tmp_path, settings, has_service=has_service)
+    gaps = [line for line in lines if line.startswith("  - ")]
+    assert len(gaps) == (1 if gap else 0)
+    assert gap in "".join(gaps)
+    assert any("0.0 GB are free, enough for 3 checkpoints" in line for line in lines)

@@ -1,19 +1,15 @@
 """Paths of input images: accepted forms, and the images that result."""
 
-import csv
 import os
 from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
-import torch
 
-from yolo_lightning.commands.predict.results import Results, place
-from yolo_lightning.data.batch import Prediction
-from yolo_lightning.data.input_images import InputImage, absolute, find_files, frames_per_second, read_pictures
+from yolo_lightning.commands.predict.results import place
+from yolo_lightning.data.input_images import absolute, find_files, frames_per_second, read_pictures
 from yolo_lightning.data.storage.frames import FrameError
-from yolo_lightning.evaluation.detection_result import DetectionResult
 
 
 @pytest.fixture
@@ -139,16 +135,6 @@ def test_long_names_and_other_files_than_regular_ones(tmp_path: Path) -> None:
         find_files(["y" * 300 + ".jpg"])
     with pytest.raises(ValueError, match="does not exist"):
         find_files([str(tmp_path / "pipe.jpg")])
-
-
-def test_csv_cells_are_no_formulas(tmp_path: Path) -> None:
-    prediction = Prediction("x", torch.tensor([[1.0, 1, 5, 5]]), torch.tensor([0.9]), torch.tensor([0]))
-    picture = InputImage(Path("=1+1\x1b[2J.jpg"), None, np.zeros((8, 8, 3), np.uint8))
-    with Results(tmp_path, ["csv"], tmp_path) as results:
-        results.write(DetectionResult.of(picture, prediction, ["@SUM(A1)"]))
-    with (tmp_path / "predictions.csv").open(newline="") as file:
-        _, row = csv.reader(file)
-    assert (row[0], row[-1]) == (r"'=1+1\x1b[2J.jpg", "'@SUM(A1)")
 
 
 @pytest.mark.parametrize("source", ["https://example.org/a.jpg", "rtsp://camera/1", "0"])

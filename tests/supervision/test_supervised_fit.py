@@ -20,6 +20,7 @@ from yolo_lightning.supervision.job import RUN_FOLDER_OPTION, job, resume_words
         (["fit", "--ckpt_path", "a.ckpt", "--config", "c.yaml"], ["fit", "--config", "c.yaml"]),
         (["fit", "--ckpt_path=a.ckpt", "--data.root", "d"], ["fit", "--data.root", "d"]),
         (["fit", "--resume=true", "--trainer.max_epochs=3"], ["fit", "--trainer.max_epochs=3"]),
+        (["fit", "--resume", "true", "--trainer.max_epochs=3"], ["fit", "--trainer.max_epochs=3"]),
     ],
 )
 def test_restart_does_not_begin_where_the_first_attempt_did(words: list[str], kept: list[str]) -> None:

@@ -165,11 +165,6 @@ def content_of(checkpoint: Path) -> dict[str, Any]:
     return load_checkpoint(checkpoint, "meta")
 
 
-def epochs_done(content: dict[str, Any]) -> int:
-    progress = content.get("loops", {}).get("fit_loop", {}).get("epoch_progress", {})
-    return int(progress.get("current", {}).get("processed", 0))
-
-
 def remembered(folder: Path, content: dict[str, Any]) -> dict[str, Any]:
     """Return the configuration of a run by full names: the file in its folder, and the hyperparameters of the model.
 

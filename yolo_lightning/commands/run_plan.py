@@ -20,20 +20,17 @@ from yolo_lightning.checkpoints.resume import (
     checkpoint_to_score,
     content_of,
     differences,
-    epochs_done,
     folder_after_restart,
     remembered,
     run_to_download,
 )
 from yolo_lightning.commands.option_layers import GivenOptions
 from yolo_lightning.commands.start_supervisor import (
-    DEADLINE_OPTIONS,
     check_deadline,
     finished_line,
     folder_of,
     needs_supervisor,
     resumes,
-    training_finished,
 )
 from yolo_lightning.data.formats.choose_format import format_class
 from yolo_lightning.model.network_settings import (
@@ -61,6 +58,7 @@ class Run:
     folder: Path  # run folder
     checkpoint: Path | None = None  # to resume or to evaluate
     becomes_supervisor: bool = False  # whether this process becomes the supervisor of the fit in `folder`
+    is_reserved: bool = False  # whether this process reserves `folder`, which is that of a new run
     download: str | None = None  # run of the mirror that is downloaded before a second plan is made
     is_finished: bool = False  # whether all epochs are trained, so that the process ends
     epochs_trained: int | None = None  # of a fit without its last files; see `run_files.epochs_trained`
@@ -136,20 +134,23 @@ def _plan_fit(base: Path, options: Mapping[str, Any]) -> Run:
         lines += [f"loader: fallback level '{level.name}' after a loader stall"] if level.settings else []
     epochs = None
     if checkpoint is not None:
-        content, wanted = content_of(checkpoint), options["trainer.max_epochs"]
         if resumes(options):
-            epochs = run_files.epochs_trained(folder, steps_trained(checkpoint), wanted)
-            done = epochs_done(content)
+            epochs = run_files.epochs_trained(folder, steps_trained(checkpoint), options["trainer.max_epochs"])
             # Under a supervisor, training has to record the end.
-            has_deadline = any(options.get(name) is not None for name in DEADLINE_OPTIONS)
-            if has_deadline and not is_supervised() and (line := finished_line(folder, options)) is not None:
+            if not is_supervised() and (line := finished_line(folder, options)) is not None:
                 return Run(folder, is_finished=True, lines=(line,))
-            if not has_deadline and not is_supervised() and 0 < wanted <= done and run_files.is_finished(folder):
-                return Run(folder, is_finished=True, lines=(training_finished(folder, done, wanted),))
-        saved = content.get("hyper_parameters", {})
-        changed |= {"model.weights": None, "model.class_width": saved.get("class_width")}
+        content = content_of(checkpoint)
+        changed |= {"model.weights": None, "model.class_width": content.get("hyper_parameters", {}).get("class_width")}
         lines += differences(remembered(folder, content), {**options, **changed})
-    return Run(folder, checkpoint, epochs_trained=epochs, options=changed, lines=tuple(lines), warnings=tuple(warnings))
+    return Run(
+        folder,
+        checkpoint,
+        is_reserved=checkpoint is None and chooses_folder() and os.environ.get("LOCAL_RANK", "0") == "0",
+        epochs_trained=epochs,
+        options=changed,
+        lines=tuple(lines),
+        warnings=tuple(warnings),
+    )
 
 
 def _plan_evaluation(base: Path, options: Mapping[str, Any], given: GivenOptions) -> Run:

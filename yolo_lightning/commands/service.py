@@ -13,7 +13,7 @@ from yolo_lightning.checkpoints import run_folder
 from yolo_lightning.commands.doctor.machine import ENVIRONMENT
 from yolo_lightning.commands.option_layers import PREFIX, given_options
 from yolo_lightning.commands.start_supervisor import folder_of, supervise_in, supervise_settings
-from yolo_lightning.commands.unattended import PROGRAM, cover_of, lines_of
+from yolo_lightning.commands.unattended import PROGRAM, unattended
 from yolo_lightning.supervision.job import JOB_VARIABLE, SuperviseSettings
 from yolo_lightning.supervision.run_lock import current_holder
 from yolo_lightning.supervision.trainer import MARKER_VARIABLE
@@ -93,7 +93,7 @@ def install(target: Path, *, command: list[str] = [], show: bool = False) -> Non
     print(f"  journalctl --user -u {file.name}")
     if is_busy:
         print(f"A process trains in {run} already: the service starts at the next boot.")
-    print("\n".join(lines_of(cover_of(run, settings, has_service=True))))
+    print("\n".join(unattended(run, settings, has_service=True)))
 
 
 def remove(run: Path) -> None:

@@ -83,10 +83,7 @@ def supervise_fit(words: Sequence[str], options: Mapping[str, Any]) -> NoReturn:
     folder, checkpoint = folder_of(options)
     if resumes(options):
         _end_if_finished(folder, options)
-    while not (resumes(options) or has_checkpoint(folder)):
-        run_folder.prepare(folder)
-        if reserve(folder):
-            break
+    while not (resumes(options) or has_checkpoint(folder) or reserved(folder)):
         folder, checkpoint = folder_of(options)
     run_folder.prepare(folder)
     if checkpoint is not None:
@@ -95,6 +92,12 @@ def supervise_fit(words: Sequence[str], options: Mapping[str, Any]) -> NoReturn:
     if options.get("detach") is True:
         detach(folder, made)
     become_supervisor(folder, made)
+
+
+def reserved(folder: Path) -> bool:
+    """Create and reserve the folder of a new run; return False if another process uses the folder."""
+    run_folder.prepare(folder)
+    return reserve(folder)
 
 
 def supervise_in(folder: Path, words: Sequence[str], options: Mapping[str, Any]) -> NoReturn:
@@ -174,10 +177,8 @@ def finished_line(folder: Path, options: Mapping[str, Any]) -> str | None:
             return f"{folder}: the training is finished. To train longer, set a later deadline." if is_met else None
     except (OSError, ValueError, TypeError, KeyError):
         return None
-    return training_finished(folder, done, max_epochs) if isinstance(max_epochs, int) and done >= max_epochs else None
-
-
-def training_finished(folder: Path, done: int, max_epochs: int) -> str:
+    if not isinstance(max_epochs, int) or done < max_epochs:
+        return None
     return (
         f"{folder}: the training is finished, {done} of {max_epochs} epochs are done. "
         f"To train longer, set --trainer.max_epochs to {done + 1} or more."

@@ -1,7 +1,6 @@
 """What happens to a run that nobody watches, and the start of such a run: `fit --detach`."""
 
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
@@ -15,46 +14,30 @@ FIRST_BATCH_WAIT_S = 120.0
 PROGRAM = "python -m yolo_lightning"
 
 
-@dataclass(frozen=True, slots=True)
-class Cover:
-    """What a run can rely on when nobody watches."""
+def unattended(run: Path, settings: SuperviseSettings, *, has_service: bool) -> list[str]:
+    """Return the block that a run prints before it is left alone: each event, and what is not covered.
 
-    run: Path
-    settings: SuperviseSettings
-    has_service: bool  # whether a systemd unit resumes the run after a reboot
-    lingers: bool  # whether services of this user start at boot and outlive a log-out
-    free_bytes: int | None  # free space of the disk of the run folder
-    checkpoint_bytes: int  # size of the largest checkpoint; 0 if there is none
-
-
-def cover_of(run: Path, settings: SuperviseSettings, *, has_service: bool) -> Cover:
-    """Return the cover of a run on this machine."""
-    disk = sensors.disk(run)
-    sizes = [path.stat().st_size for path in (run / CHECKPOINTS).glob(CHECKPOINT_PATTERN)]
-    free = None if disk is None else disk.free_bytes
-    return Cover(run, settings, has_service, bool(lingers()), free, max(sizes, default=0))
-
-
-def lines_of(cover: Cover) -> list[str]:
-    """Return the block that a run prints before it is left alone: each event, and what is not covered."""
-    settings, notify = cover.settings, cover.settings.notify
+    Args:
+        run: Run folder.
+        settings: Settings of the supervisor.
+        has_service: Whether a systemd unit resumes the run after a reboot.
+    """
     open_points = []
-    if not (notify.webhook or notify.apprise or notify.ping):
+    if not (settings.notify.webhook or settings.notify.apprise or settings.notify.ping):
         open_points.append(
             "nobody is told when the run ends or gives up: set --supervision.notify.webhook, apprise or ping"
         )
-    if not cover.has_service:
-        open_points.append(
-            f"a reboot or a power cut ends the run: {PROGRAM} service install {shlex.quote(str(cover.run))}"
-        )
-    elif not cover.lingers:
+    if not has_service:
+        open_points.append(f"a reboot or a power cut ends the run: {PROGRAM} service install {shlex.quote(str(run))}")
+    elif not lingers():
         open_points.append("the service starts at the log-in and ends with the log-out: loginctl enable-linger")
     space = "free space is unknown"
-    if cover.free_bytes is not None:
-        space = f"{cover.free_bytes / 1e9:.1f} GB are free"
-        if cover.checkpoint_bytes:
-            space += f", enough for {cover.free_bytes // cover.checkpoint_bytes:,} checkpoints"
-    service = "the service resumes the newest checkpoint" if cover.has_service else "not covered"
+    if (disk := sensors.disk(run)) is not None:
+        space = f"{disk.free_bytes / 1e9:.1f} GB are free"
+        sizes = [path.stat().st_size for path in (run / CHECKPOINTS).glob(CHECKPOINT_PATTERN)]
+        if largest := max(sizes, default=0):
+            space += f", enough for {disk.free_bytes // largest:,} checkpoints"
+    service = "the service resumes the newest checkpoint" if has_service else "not covered"
     return [
         "If nobody watches this run:",
         f"  hang        the trainer is ended {settings.kill_after_s:g} s after the timeout of its phase, and resumed",
@@ -78,5 +61,5 @@ def detach(run: Path, job: Job) -> NoReturn:
     folder = shlex.quote(str(run))
     print(f"\nDetached: process {process} trains in {run}; output: {run / LOG_FILE}")
     print(f"  {PROGRAM} monitor {folder}\n  {PROGRAM} stop {folder}")
-    print("\n".join(lines_of(cover_of(run, job.settings, has_service=False))))
+    print("\n".join(unattended(run, job.settings, has_service=False)))
     raise SystemExit(0)

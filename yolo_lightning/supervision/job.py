@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
@@ -128,12 +129,12 @@ def resume_words(words: Sequence[str], folder: Path) -> list[str]:
     """Return the command line, from the subcommand on, that resumes the run in `folder`."""
     kept: list[str] = []
     skips_value = False
-    for word in words:
+    for word, following in zip_longest(words, words[1:]):
         name, equals, _ = word.partition("=")
         if skips_value:
             skips_value = False
         elif name in START_OPTIONS:
-            skips_value = name != "--resume" and not equals
+            skips_value = not equals and (name != "--resume" or following in ("true", "false"))
         else:
             kept.append(word)
     return [*kept, f"{RUN_FOLDER_OPTION}={folder}", "--resume"]
