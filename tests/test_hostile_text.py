@@ -14,7 +14,7 @@ from rich.console import Console
 
 from yolo_lightning.challenge.check import check_submission
 from yolo_lightning.challenge.score import read_truth
-from yolo_lightning.cli import make_printable
+from yolo_lightning.cli import is_printed
 from yolo_lightning.commands.monitor.read_run import read_run
 from yolo_lightning.commands.monitor.screen import screen
 from yolo_lightning.commands.report.figures import class_curves_figure
@@ -114,7 +114,7 @@ def test_damaged_record_is_as_none(text: str, tmp_path: Path) -> None:
 
 def test_log_has_neither_escape_sequences_nor_credentials() -> None:
     record = logging.LogRecord("a", 20, "b", 1, "%s to s3://key:SECRET@bucket", (ESCAPE,), None)
-    assert make_printable(record)
+    assert is_printed(record)
     assert record.getMessage() == r"\x1b]0;owned\x07\x1b[2J to s3://***@bucket"
 
 

@@ -36,26 +36,20 @@ def main() -> None:
         if words[0] in STOPPABLE:
             request.install()
         try:
-            run_with_torch(words)
+            from yolo_lightning.commands.start_supervisor import start_processes
+            from yolo_lightning.supervision.heartbeat import open_from_environment
+
+            start_processes(words)
+            open_from_environment()  # a supervisor watches from here on: the next import takes seconds and may hang
+            gc.disable()  # a fifth of the processor time of the import, whose 800,000 objects all stay
+            from yolo_lightning.cli import main as run
+
+            gc.enable()
+            run()
         except Stopped as stopped:
             nothing = " before a step was trained: nothing to save" if words[0] == "fit" else ""
             say(f"stopped by {signal.Signals(stopped.number).name}{nothing}")
             raise
-
-
-def run_with_torch(words: list[str]) -> None:
-    """Start the processes that need no torch here, import the command line, which takes seconds, and run it."""
-    from yolo_lightning.commands.start_supervisor import start_processes
-    from yolo_lightning.supervision.heartbeat import open_from_environment
-
-    start_processes(words)
-    open_from_environment()  # a supervisor watches from here on: the next import takes seconds and may hang
-    gc.disable()  # a fifth of the processor time of the import, whose 800,000 objects all stay
-    try:
-        from yolo_lightning.cli import main as run
-    finally:
-        gc.enable()
-    run()
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from yolo_lightning.commands.command_line import run_tool
 from yolo_lightning.commands.endings import full_disk_reported, reported
 from yolo_lightning.commands.fit_summary import end_fit, start_lines
 from yolo_lightning.commands.option_errors import ShortErrors, rejected_option, user_errors
-from yolo_lightning.commands.option_layers import GivenOptions, given_options, layers
+from yolo_lightning.commands.option_layers import given_options, layers
 from yolo_lightning.commands.run_plan import FROM_DATA, plan_run
 from yolo_lightning.commands.start_supervisor import DEADLINE_OPTIONS, MAX_EPOCHS, reserved, supervise_fit
 from yolo_lightning.data.datamodule import DetectionDataModule
@@ -124,7 +124,7 @@ HARMLESS_LOG_LINES = (
 )
 
 
-def main(args: ArgsType = None) -> None:
+def main(args: list[str] | None = None) -> None:
     """Run a command line.
 
     A `ValueError` raised by this package is printed and ends the process with exit code 2; other errors keep their
@@ -135,20 +135,20 @@ def main(args: ArgsType = None) -> None:
     """
     _hide_harmless_messages()
     with user_errors():
-        args = sys.argv[1:] if args is None else answer(args) if isinstance(args, list) else args
-        if isinstance(args, list) and (args[0] in TOOLS or has_pictures_of(args)):
-            run_tool(args[0], args[1:])
+        words = sys.argv[1:] if args is None else answer(args)
+        if words[0] in TOOLS or has_pictures_of(words):
+            run_tool(words[0], words[1:])
         else:
             with full_disk_reported():
-                _run_trainer(args)
+                _run_trainer(words)
 
 
-def _run_trainer(args: ArgsType) -> None:
+def _run_trainer(words: list[str]) -> None:
     end_with_launcher(launch_id() is not None)
     YOLOCLI(
         YOLOModule,
         DetectionDataModule,
-        args=args,
+        args=words,
         parser_class=ShortErrorParser,
         trainer_class=callbacks.StoppableTrainer,
         save_config_callback=SaveRunConfig,
@@ -173,23 +173,21 @@ class YOLOCLI(LightningCLI):
     """LightningCLI with run folders and supervision; command-line options override settings stored in checkpoints."""
 
     def __init__(self, *positional: Any, **named: Any) -> None:
-        self._arguments: ArgsType = named.get("args")
+        self._words: list[str] = named["args"]
         self._epochs_trained: int | None = None  # of a fit without its last files; see `run_files.epochs_trained`
         super().__init__(*positional, **named)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse in descending precedence: command line, environment, weights, configuration files, defaults."""
-        if not isinstance(args, list):
-            super().parse_arguments(parser, args)
-            return
-        refuse_secrets(args)
-        words = learn(args[0], self._parser(args[0]), layers(args, os.environ).command_line())
-        self.config = parser.parse_args([args[0], *words])
+        refuse_secrets(self._words)
+        command = self._words[0]
+        words = learn(command, self._parser(command), layers(self._words, os.environ).command_line())
+        self.config = parser.parse_args([command, *words])
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
         """Return only the requested subcommand, if any: building the parsers of all takes four times as long."""
         known = LightningCLI.subcommands()
-        return {name: known[name] for name in self._words[:1]} or known
+        return {name: known[name] for name in self._words[:1]}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Share the seed, the class names and the number of channels between model and data."""
@@ -216,20 +214,13 @@ class YOLOCLI(LightningCLI):
             parser.set_defaults({"verbose": False})  # MeanAP prints its own table
         return parser
 
-    @property
-    def _words(self) -> list[str]:
-        """Words of the command line; empty if options were passed as a dictionary."""
-        return self._arguments if isinstance(self._arguments, list) else []
-
     def _parse_ckpt_path(self) -> None:
         """Plan the run and carry the plan out. Lightning's method lets checkpoints override command-line options."""
         command, options = self.config.subcommand, self._options()
-        words = self._words
-        given = given_options(words, os.environ) if words else GivenOptions(typed=self._passed(command))
-        words = words or [command]
+        words, given = self._words, given_options(self._words, os.environ)
         run = plan_run(words, options, given)
         if run.becomes_supervisor:
-            supervise_fit(self._words, options)
+            supervise_fit(words, options)
         if run.download is not None:
             download(run.folder, options["mirror"], run.download)
             run = plan_run(words, options, given, may_download=False)
@@ -244,10 +235,6 @@ class YOLOCLI(LightningCLI):
         self.config[command] = self._parser(command).parse_object(nested(changed), cfg_base=self.config[command])
         self._epochs_trained = run.epochs_trained
         heartbeat.enter(Phase.INDEX)
-
-    def _passed(self, command: str) -> dict[str, Any]:
-        """Return the options that were passed as a dictionary, by full name."""
-        return flatten(self._arguments.get(command, {})) if isinstance(self._arguments, dict) else {}
 
     def _options(self) -> dict[str, Any]:
         """Return all options of the subcommand as plain Python values by full name."""
@@ -374,23 +361,16 @@ class CurrentStderr(logging.Handler):
             self.handleError(record)
 
 
-def _is_worth_a_line(record: logging.LogRecord) -> bool:
-    message = record.getMessage()
-    return not any(part in message for part in HARMLESS_LOG_LINES)
-
-
-def make_printable(record: logging.LogRecord) -> bool:
-    """Remove control characters and credentials from a log message, which may contain names from files."""
+def is_printed(record: logging.LogRecord) -> bool:
+    """Return whether a log message is worth a line, without control characters and credentials from names in files."""
     record.msg, record.args = redacted(printable(record.getMessage())), ()
-    return True
+    return not any(part in record.msg for part in HARMLESS_LOG_LINES)
 
 
 def _hide_harmless_messages() -> None:
     """Filter the log lines and the warnings above; let Lightning's log lines appear above a progress bar."""
     for name in ("pytorch.utilities.rank_zero", "fabric.utilities.rank_zero", "fabric.utilities.seed"):
-        logger = logging.getLogger(f"lightning.{name}")
-        logger.addFilter(_is_worth_a_line)
-        logger.addFilter(make_printable)
+        logging.getLogger(f"lightning.{name}").addFilter(is_printed)
     for name in ("lightning.pytorch", "lightning.fabric"):
         logger = logging.getLogger(name)
         for handler in [one for one in logger.handlers if type(one) is logging.StreamHandler]:

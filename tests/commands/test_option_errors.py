@@ -169,10 +169,6 @@ def test_option_that_a_constructor_rejects_is_named_with_its_callback() -> None:
     assert rejected_option(message.replace("callbacks", "loggers")) is None
 
 
-def test_empty_configuration_file() -> None:
-    assert short_message("Unexpected config: ", ()).endswith("got an empty file")
-
-
 def test_missing_positional_argument_is_named_as_in_the_help() -> None:
     assert short_message("the following arguments are required: out", ()).startswith("OUT is missing; see --help")
 

@@ -70,31 +70,20 @@ VALUE_SYNONYMS = {"fp16": "16-mixed", "half": "16-mixed", "fp32": "32-true", "cu
 UNKNOWN_KEY = re.compile(
     r"(?:unrecognized arguments: --(?P<typed>[\w.]+)|does not accept (?:option|nested key) '(?P<configured>[\w.]+)')"
 )
-WRONG_VALUE = re.compile(
-    r'Parser key "(?P<key>[^"]+)":.*(?:Given value|Got value): (?P<value>.*?)(?P<rest>\n.*)?$', re.DOTALL
-)
-WRONG_CLASS = re.compile(
-    r'Parser key "(?P<key>[^"]+)":.*?Expected a dot import path string: (?P<name>[\w.]+)', re.DOTALL
-)
-WRONG_CLASS_OPTION = re.compile(
-    r"Parser key \"(?P<key>[^\"]+)\":.*?given class_path '(?P<path>[\w.]+)':\s+"
-    r"Option '(?P<option>[\w.]+)' is not accepted",
-    re.DOTALL,
-)
-PROBLEM_OF_CLASS = re.compile(
-    r"Parser key \"(?P<key>[^\"]+)\":.*?given class_path '(?P<path>[\w.]+)':\s+(?P<problem>\w+ must be [^\n]+)",
-    re.DOTALL,
-)
+KEY, CLASS = r"Parser key \"(?P<key>[^\"]+)\":", r".*?given class_path '(?P<path>[\w.]+)':\s+"
+WRONG_VALUE = re.compile(KEY + r".*(?:Given value|Got value): (?P<value>.*?)(?P<rest>\n.*)?$", re.DOTALL)
+WRONG_CLASS = re.compile(KEY + r".*?Expected a dot import path string: (?P<name>[\w.]+)", re.DOTALL)
+WRONG_CLASS_OPTION = re.compile(KEY + CLASS + r"Option '(?P<option>[\w.]+)' is not accepted", re.DOTALL)
+PROBLEM_OF_CLASS = re.compile(KEY + CLASS + r"(?P<problem>\w+ must be [^\n]+)", re.DOTALL)
+WRONG_GROUP = re.compile(KEY + r"\s+Unable to load config '(?P<value>.*?)'\n", re.DOTALL)
 REJECTED_OPTION = re.compile(
     r"Errors:\n\s+- (?P<problem>\w+ must be [^\n]+)\n.*?Namespace\(class_path='(?P<path>[\w.]+)'", re.DOTALL
 )
 MISSING_PACKAGE = re.compile(r"(?P<path>[\w.]+)':\s+(?:- )?(?:Requirement|No module named) '(?P<package>[^']+)'")
-WRONG_GROUP = re.compile(r"Parser key \"(?P<key>[^\"]+)\":\s+Unable to load config '(?P<value>.*?)'\n", re.DOTALL)
 SUBTYPES = re.compile(r"^\s*Subtypes: \[(?P<types>.+)\]$", re.MULTILINE)
 COMMA = re.compile(r", (?![^\[]*\])")  # outside of brackets
 CALLBACKS = "trainer.callbacks"
 MISSING_POSITIONAL = re.compile(r"the following arguments are required: (?P<names>[\w, ]+)$")
-NO_MAPPING = "Unexpected config:"
 TYPE_NAMES = {
     "<class 'int'>": "an integer",
     "<class 'float'>": "a number",
@@ -169,11 +158,6 @@ def short_message(message: str, keys: Collection[str]) -> str:
     """
     if found := UNKNOWN_KEY.search(message):
         return unknown_key(found["typed"] or found["configured"], keys)
-    if message.startswith(NO_MAPPING):
-        got = message.removeprefix(NO_MAPPING).strip()
-        return (
-            f"a file of --config must contain keys and values, as 'data: {{root: PATH}}', got {got or 'an empty file'}"
-        )
     if found := WRONG_GROUP.search(message):
         if renamed := new_key(found["key"]):
             return f"{found['key']} is now {renamed}"

@@ -1,6 +1,6 @@
 """`python -m yolo_lightning recalibrate RUN`: statistics of batch normalization computed anew from training frames."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -15,10 +15,10 @@ from yolo_lightning.checkpoints.checkpoint_file import RECALIBRATED, remove_chec
 from yolo_lightning.checkpoints.resume import chosen_checkpoint
 from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN
 from yolo_lightning.checkpoints.torch_archive import load_checkpoint
-from yolo_lightning.commands.console import counter, duration, finite, write_results, writing
+from yolo_lightning.commands.console import counter, duration, write_results, writing
 from yolo_lightning.commands.halves import PARTS, Comparison
 from yolo_lightning.commands.sweep.sweep_scores import Setting, SettingScores, score_setting
-from yolo_lightning.commands.sweep.validation_matches import match_validation, network_for
+from yolo_lightning.commands.sweep.validation_matches import match_validation, network_for, validation_frames
 from yolo_lightning.data.batch import collate
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import EvaluationDataset
@@ -88,7 +88,7 @@ def recalibrate(
         else f"not better on {found.where}: keep {file}"
     )
     arms = {"before": found.before, "recalibrated": found.after}
-    scores = {name: dict(zip(PARTS, map(entry, own), strict=False)) for name, own in arms.items()}
+    scores = {name: dict(zip(PARTS, map(SettingScores.plain, own), strict=False)) for name, own in arms.items()}
     record = {"weights": str(file), "output": str(target), **content}
     write_results(json, record | {"recommended": found.is_better, "scores": scores})
 
@@ -128,7 +128,7 @@ def recalibrate_best(best: Path, data: DetectionDataModule, images: int, model: 
     target = best.with_name(RECALIBRATED_CHECKPOINT)
     trainer = model.trainer
     batches = int(sum(trainer.num_val_batches)) * trainer.world_size or None  # follows trainer.limit_val_batches
-    frames = _validation_frames(data, batches)
+    frames = validation_frames(data, batches)
     measured = [getattr(one, "validation_s", None) for one in trainer.callbacks]  # type: ignore[attr-defined]
     validation_s = next(filter(None, measured), None)
     images = min(images, len(data.index("train")))
@@ -183,7 +183,8 @@ def _training_inputs(data: DetectionDataModule, images: int, device: torch.devic
     with counter("calibrated", len(chosen) // size * size) as advance:
         for batch in loader:
             batch = data.on_before_batch_transfer(batch, 0)
-            beating(advance)(len(batch))
+            heartbeat.enter(Phase.VALIDATE)
+            advance(len(batch))
             readable = batch.readable_positions()
             if readable:
                 used[0] += len(readable)
@@ -199,37 +200,11 @@ def judged(
     batches: int | None = None,
 ) -> list[SettingScores]:
     """Return the scores with the thresholds of the checkpoint: of all validation frames, then of both halves."""
-    with counter("processed", _validation_frames(data, batches)) as advance:
-        (matches,), half = match_validation(
-            network,
-            data,
-            device,
-            beating(advance),
-            [known.detections],
-            classes=classes,
-            single_class=known.single_class,
-            batches=batches,
-        )
+    settings, single = [known.detections], known.single_class
+    (matches,), half = match_validation(
+        network, data, device, settings, classes=classes, single_class=single, batches=batches
+    )
     heartbeat.enter(Phase.METRICS)
     halves = [half, ~half] if half.any() and not half.all() else []
     setting = Setting(known.detections.score_threshold, known.detections.iou_threshold)
     return [score_setting(matches, setting, part) for part in (np.ones_like(half), *halves)]
-
-
-def _validation_frames(data: DetectionDataModule, batches: int | None) -> int:
-    frames = len(data.index("valid"))
-    return frames if batches is None else min(frames, batches * data.batch_size)
-
-
-def beating(advance: Callable[[int], None]) -> Callable[[int], None]:
-    """Return a function that also reports a batch to the supervisor of a fit."""
-
-    def advanced(count: int) -> None:
-        heartbeat.enter(Phase.VALIDATE)
-        advance(count)
-
-    return advanced
-
-
-def entry(one: SettingScores) -> dict[str, float | None]:
-    return {name: finite(value) for name, value in one.named().items()}

@@ -87,6 +87,6 @@ def export(
         write_ultralytics_file(graph, target, settings)
     else:
         network = InferenceNetwork(graph, settings.input_channels, settings)
-        for found in write_onnx_file(network, target, settings):
-            say(f"batch {found.batch}: maximum difference {found.boxes:.1e} px, {found.scores:.1e} in score")
+        for batch, (boxes, scores) in write_onnx_file(network, target, settings).items():
+            say(f"batch {batch}: maximum difference {boxes:.1e} px, {scores:.1e} in score")
     say(f"{target}: {target.stat().st_size / 1e6:.1f} MB from {file}")

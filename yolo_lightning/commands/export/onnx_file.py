@@ -3,7 +3,7 @@
 import logging
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -75,15 +75,6 @@ def sample_images(batch: int, channels: int, image_size: int | Sequence[int]) ->
     return nn.functional.interpolate(coarse, size=size, mode="bilinear").clamp_(0, 1)
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """Difference between the file and PyTorch for one batch size."""
-
-    batch: int
-    boxes: float  # Maximum absolute difference of a box value in input pixels
-    scores: float  # Maximum absolute difference of a class score
-
-
 def metadata(settings: NetworkSettings, network: InferenceNetwork) -> dict[str, Any]:
     """Return the metadata of an exported file with the keys that Ultralytics' readers expect."""
     if not settings.neighbours:
@@ -113,13 +104,12 @@ def require_packages() -> None:
         raise ValueError(f"format onnx requires {', '.join(missing)}: pip install 'yolo-lightning[export]'")
 
 
-def write_onnx_file(network: InferenceNetwork, path: Path, settings: NetworkSettings) -> list[Difference]:
-    """Write a network as ONNX if the outputs of onnxruntime and PyTorch agree; return the difference per batch size.
+def write_onnx_file(network: InferenceNetwork, path: Path, settings: NetworkSettings) -> dict[int, tuple[float, float]]:
+    """Write a network as ONNX if the outputs of onnxruntime and PyTorch agree; return the result of `compare`.
 
     The input `images` is `(B, channels, H, W)` float32 in [0, 1] for any B and any multiples H and W of the stride.
     The output is `output0`, as that of the network. The comparison uses the image size of the settings.
     """
-    require_packages()
     import onnx
 
     assert settings.image_size is not None
@@ -159,21 +149,24 @@ def _model_of(network: InferenceNetwork, image_size: Sequence[int]) -> Any:
     return program.model_proto
 
 
-def compare(model: Any, network: InferenceNetwork, image_size: int | Sequence[int]) -> list[Difference]:
-    """Run the model in onnxruntime and the network in PyTorch; raise a `RuntimeError` if the outputs disagree."""
+def compare(model: Any, network: InferenceNetwork, image_size: int | Sequence[int]) -> dict[int, tuple[float, float]]:
+    """Run the model in onnxruntime and the network in PyTorch; return the result of `largest_gaps` by batch size.
+
+    Raises:
+        RuntimeError: If the outputs disagree.
+    """
     import onnxruntime
 
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    differences = []
+    differences = {}
     for batch in CHECKED_BATCHES:
         images = sample_images(batch, network.channels, image_size)
         with torch.no_grad():
             expected = network(images)
         (found,) = map(torch.from_numpy, session.run(None, {INPUT: images.numpy()}))
-        difference = Difference(batch, *largest_gaps(network, found, expected))
-        if not (difference.boxes <= BOX_TOLERANCE and difference.scores <= SCORE_TOLERANCE):
-            raise RuntimeError(f"the ONNX file and PyTorch disagree: {difference}")
-        differences.append(difference)
+        boxes, scores = differences[batch] = largest_gaps(network, found, expected)
+        if not (boxes <= BOX_TOLERANCE and scores <= SCORE_TOLERANCE):
+            raise RuntimeError(f"the ONNX file and PyTorch disagree: {boxes} px, {scores} in score, batch {batch}")
     return differences
 
 

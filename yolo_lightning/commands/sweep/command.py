@@ -9,7 +9,7 @@ import numpy as np
 from yolo_lightning.checkpoints.resume import chosen_checkpoint
 from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN
 from yolo_lightning.commands.command_line import wide_console
-from yolo_lightning.commands.console import counter, finite, write_results
+from yolo_lightning.commands.console import write_results
 from yolo_lightning.commands.sweep.sweep_scores import (
     HeldOut,
     Setting,
@@ -68,10 +68,8 @@ def sweep(
     # Without suppression every IoU threshold gives the same boxes.
     limits = [known.iou_threshold] if known.one_to_one else sorted({*iou_thresholds, known.iou_threshold})
     lowest = [replace(known, score_threshold=thresholds[0], iou_threshold=limit) for limit in limits]
-    with counter("processed", len(data.index("valid"))) as advance:
-        matched, half = match_validation(
-            network, data, place, advance, lowest, classes=len(names), single_class=recorded.single_class
-        )
+    classes, single_class = len(names), recorded.single_class
+    matched, half = match_validation(network, data, place, lowest, classes=classes, single_class=single_class)
     matches = dict(zip(limits, matched, strict=True))
     usual = Setting(known.score_threshold, known.iou_threshold)
     scored = score_settings(matches, thresholds, np.ones_like(half))
@@ -82,11 +80,11 @@ def sweep(
     show(scored, usual, halves)
     print(f"best: --ckpt_path {file} {options}")
     held = [
-        {"chosen": entry(one.chosen), "elsewhere": entry(one.elsewhere), "checkpoint_elsewhere": entry(one.usual)}
+        {"chosen": one.chosen.plain(), "elsewhere": one.elsewhere.plain(), "checkpoint_elsewhere": one.usual.plain()}
         for one in halves
     ]
-    content = {"weights": str(file), "frames": len(half), "checkpoint": asdict(usual), "best": entry(best(scored))}
-    write_results(json, {**content, "settings": list(map(entry, scored)), "held_out": held})
+    content = {"weights": str(file), "frames": len(half), "checkpoint": asdict(usual), "best": best(scored).plain()}
+    write_results(json, {**content, "settings": [one.plain() for one in scored], "held_out": held})
 
 
 def show(scored: Sequence[SettingScores], usual: Setting, halves: Sequence[HeldOut]) -> None:
@@ -113,7 +111,3 @@ def cells(one: SettingScores) -> list[str]:
         f"{one.setting.iou_threshold:g}",
         *map(score_text, one.named().values()),
     ]
-
-
-def entry(one: SettingScores) -> dict[str, float | None]:
-    return {**asdict(one.setting), **{name: finite(value) for name, value in one.named().items()}}

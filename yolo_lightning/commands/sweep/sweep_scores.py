@@ -6,12 +6,13 @@ nothing for the remaining detections: its scores come from the same matches, cut
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from yolo_lightning.commands.console import finite
 from yolo_lightning.evaluation.drift import drift_scores
 from yolo_lightning.evaluation.matching import Matches
 
@@ -46,6 +47,10 @@ class SettingScores:
     def named(self) -> dict[str, float | None]:
         """Return the scores by column name."""
         return {"map_50": self.map_50, "cov": self.variation, "balanced": self.balanced}
+
+    def plain(self) -> dict[str, float | None]:
+        """Return setting and scores as JSON data; NaN and an unknown variation become null."""
+        return {**asdict(self.setting), **{name: finite(value) for name, value in self.named().items()}}
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from yolo_lightning.commands.console import counter
 from yolo_lightning.data.batch import collate, targets
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import EvaluationDataset
@@ -23,6 +24,8 @@ from yolo_lightning.model.graph import network_input
 from yolo_lightning.model.layers import Convolution
 from yolo_lightning.model.network_settings import NetworkSettings, read_settings
 from yolo_lightning.model.postprocess import predictions
+from yolo_lightning.supervision import heartbeat
+from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.training.device_transforms import as_one_class
 
 Mask = npt.NDArray[np.bool_]
@@ -50,7 +53,6 @@ def match_validation(
     network: Callable[[Tensor], Any],
     data: DetectionDataModule,
     device: torch.device,
-    advance: Callable[[int], None],
     detections: Sequence[DetectionSettings],
     *,
     classes: int,
@@ -63,7 +65,6 @@ def match_validation(
         network: Network in evaluation mode on `device`.
         data: Data, set up for validation.
         device: Device of the network.
-        advance: Called with the number of frames of each batch.
         detections: Settings to match with; the network processes each frame once.
         classes: Number of classes of the network.
         single_class: Whether all annotated boxes count as class 0.
@@ -79,16 +80,24 @@ def match_validation(
     loader = DataLoader(dataset, batch_size=data.batch_size, collate_fn=collate, **arguments)
     matched: list[list[Matches]] = [[] for _ in detections]
     image_ids: list[str] = []
-    for batch in islice(loader, batches):
-        batch = data.on_before_batch_transfer(batch, 0)
-        decoded = network(network_input(batch.images.to(device, non_blocking=True)))[0].cpu()
-        expected = targets(as_one_class(batch) if single_class else batch)
-        for parts, settings in zip(matched, detections, strict=True):
-            parts.append(match(predictions((decoded,), batch, settings), expected, classes))
-        image_ids += [target.image_id for target in expected]
-        advance(len(batch))
+    with counter("processed", validation_frames(data, batches)) as advance:
+        for batch in islice(loader, batches):
+            batch = data.on_before_batch_transfer(batch, 0)
+            decoded = network(network_input(batch.images.to(device, non_blocking=True)))[0].cpu()
+            expected = targets(as_one_class(batch) if single_class else batch)
+            for parts, settings in zip(matched, detections, strict=True):
+                parts.append(match(predictions((decoded,), batch, settings), expected, classes))
+            image_ids += [target.image_id for target in expected]
+            heartbeat.enter(Phase.VALIDATE)
+            advance(len(batch))
     is_first = dict(zip(frames.index.image_ids(), first_half(frames.index).tolist(), strict=True))
     return [Matches.join(parts) for parts in matched], np.array([is_first[one] for one in image_ids], dtype=np.bool_)
+
+
+def validation_frames(data: DetectionDataModule, batches: int | None) -> int:
+    """Return the number of validation frames in a number of batches; None: all."""
+    frames = len(data.index("valid"))
+    return frames if batches is None else min(frames, batches * data.batch_size)
 
 
 def first_half(index: SplitIndex) -> Mask:
