@@ -12,11 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from lightning.pytorch import LightningModule, Trainer
 
 from tests.conftest import TINY, data_options
 from yolo_lightning import cli
-from yolo_lightning.callbacks import StatusFile
 from yolo_lightning.challenge.content import CATEGORY_IDS
 from yolo_lightning.cli import main, seed_of
 from yolo_lightning.commands import fit_summary
@@ -378,23 +376,6 @@ class TestTools:
         shown = capsys.readouterr().out
         assert f"usage: python -m yolo_lightning {tool}" in shown
         assert "Lightning Trainer" not in shown
-
-
-@pytest.mark.whole_run
-def test_configuration_that_cannot_be_written_follows_at_the_end_of_the_epoch(
-    run: Run, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
-) -> None:
-    Path(RUN / "config.yaml").mkdir(parents=True)
-    replace = StatusFile.on_train_start
-
-    def space_again(self: StatusFile, trainer: Trainer, module: LightningModule) -> None:
-        Path(RUN / "config.yaml").rmdir()
-        replace(self, trainer, module)
-
-    monkeypatch.setattr(StatusFile, "on_train_start", space_again)
-    run("fit", *ONE_STEP)
-    assert sum("config.yaml" in str(warning.message) for warning in recwarn) == 1
-    assert yaml.safe_load((RUN / "config.yaml").read_text())["trainer"]["max_epochs"] == 1
 
 
 @pytest.mark.whole_run

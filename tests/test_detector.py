@@ -165,15 +165,14 @@ def test_plot_draws_on_a_copy_and_works_without_detections(folder: Path, detecto
     assert np.array_equal(empty.plot(), FRAME)
 
 
-def test_run_folder_and_class_names(folder: Path, tmp_path: Path) -> None:
+def test_run_folder_and_class_names(tmp_path: Path) -> None:
     checkpoints = tmp_path / "run" / "checkpoints"
     checkpoints.mkdir(parents=True)
     lively_checkpoint(checkpoints, class_names=NAMES)
-    found = Detector(tmp_path / "run", image_size=64, class_names=["Katze", "Hund"])
+    found = Detector(tmp_path / "run", image_size=64)
     assert found.file == checkpoints / "best.ckpt"
-    assert found.names == ["Katze", "Hund"]
-    with pytest.raises(ValueError, match="class_names must contain 2 names, got 1"):
-        Detector(folder / "best.ckpt", image_size=64, class_names=["Katze"])
+    found.names = ["Katze", "Hund"]
+    assert set(found(FRAME).names) <= {"Katze", "Hund"}
 
 
 @pytest.mark.parametrize("variant", ["yolov10n", "yolo26n"])

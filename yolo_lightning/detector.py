@@ -84,7 +84,6 @@ class Detector:
         max_detections: Maximum detections per image, >= 1; None: as in training.
         class_agnostic: Apply NMS across classes; None: as in training.
         one_to_one: Use the one-to-one branch of the head (yolov10, yolo26), which needs no NMS; None: as in training.
-        class_names: Names of all classes, index 0 first; None: those of the weights.
         pixel_range: Mapping of 16-bit images; None: as in training.
         tta: Test-time augmentation: weighted boxes fusion of the detections of six scaled and mirrored copies of each
             image; 4.3 times the computation.
@@ -96,7 +95,7 @@ class Detector:
     Attributes:
         file: The file of the weights.
         settings: Settings of the network, with the keywords applied.
-        names: Names of all classes, index 0 first.
+        names: Names of all classes, index 0 first; a list that can be changed.
         device: Device of the network.
 
     Raises:
@@ -113,7 +112,6 @@ class Detector:
         max_detections: int | None = None,
         class_agnostic: bool | None = None,
         one_to_one: bool | None = None,
-        class_names: Sequence[str] | None = None,
         pixel_range: PixelRange | None = None,
         tta: bool = False,
         batch_size: int = 8,
@@ -142,10 +140,6 @@ class Detector:
             self.file, self.device, conv_backend, allow_pickle=allow_pickle, one_to_one=one_branch
         )
         self.settings.image_size.check("image_size", stride=self._graph.stride)
-        if class_names is not None:
-            if len(class_names) != len(self.names):
-                raise ValueError(f"class_names must contain {len(self.names)} names, got {len(class_names)}.")
-            self.names = list(class_names)
         self._batch_size = batch_size
 
     @overload

@@ -14,8 +14,7 @@ from tests.helpers.networks import lively_checkpoint
 from yolo_lightning.checkpoints.resume import checkpoint_to_fit
 from yolo_lightning.cli import main
 from yolo_lightning.commands import recalibrate as recalibration
-from yolo_lightning.commands.halves import Comparison
-from yolo_lightning.commands.sweep.sweep_scores import Setting, SettingScores
+from yolo_lightning.commands.sweep.sweep_scores import Comparison, Setting, SettingScores
 from yolo_lightning.supervision import heartbeat
 from yolo_lightning.supervision.heartbeat import Phase
 

@@ -28,13 +28,8 @@ TOOLS = {
 }
 """Purpose by name."""
 
-CONFIGURED = "--config={run}/config.yaml"
-OF_RUN: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("validate", "test", "predict"), (CONFIGURED, "--trainer.default_root_dir={run}")),
-    **dict.fromkeys(("recalibrate", "sweep"), (CONFIGURED,)),
-    "export": (),
-}
-"""Commands that take RUN, the folder of a run, as the first word or as --run, and the options that it stands for."""
+WITH_RUN = ("validate", "test", "predict", "export", "recalibrate", "sweep")
+"""Commands that take RUN, the folder of a run, as the first word or as --run."""
 
 OWN_OPTIONS = {"soak": ("hours", "help")}
 """Options of commands that pass all other words to `fit`."""

@@ -20,7 +20,7 @@ from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 from zlib import crc32
 
-from yolo_lightning.commands import OF_RUN, OWN_OPTIONS, SUBCOMMANDS, TOOLS
+from yolo_lightning.commands import OWN_OPTIONS, SUBCOMMANDS, TOOLS, WITH_RUN
 from yolo_lightning.commands.option_errors import (
     SYNONYMS,
     fail,
@@ -250,7 +250,7 @@ def _short_help(command: str, parser: Any) -> str:
     shown = [one for one in parser._actions if one.dest in SHOWN or (is_tool and one.dest[:5] != "data.")]
     lines = [f"usage: {PROGRAM} {command} [options]", ""]
     run_line = f"       {PROGRAM} {command} RUN [options]    with the configuration of a run"
-    lines += [run_line, ""] * (command in OF_RUN and command != "predict")
+    lines += [run_line, ""] * (command in WITH_RUN and command != "predict")
     lines += [f"       {PROGRAM} predict PICTURES [options]    any images and videos", ""] * (command == "predict")
     lines += [" ".join((SUBCOMMANDS.get(command) or parser.description or "").split()), ""]
     for one in shown:

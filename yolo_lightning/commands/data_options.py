@@ -9,9 +9,11 @@ from jsonargparse import ArgumentParser
 from lightning.pytorch.utilities import rank_zero_info
 
 from yolo_lightning.checkpoints.resume import chosen_checkpoint
+from yolo_lightning.checkpoints.run_folder import run_of
 from yolo_lightning.commands.option_layers import FILE_OPTION, separated
 from yolo_lightning.data.formats.choose_format import format_class
 from yolo_lightning.model.network_settings import bound_options, precedence, read_record
+from yolo_lightning.utils.run_files import config_name
 from yolo_lightning.utils.yaml_file import nested, read_yaml
 
 SECTION = "data"
@@ -20,16 +22,20 @@ SECTION = "data"
 def with_recorded(words: Sequence[str], parser: ArgumentParser, *, has_weights: bool) -> list[str]:
     """Return a command line with the sections `data` of its configuration files, and the options that weights record.
 
-    With `has_weights`, the data options of the checkpoint of `--run` or `--checkpoint` override those of configuration
-    files, but not those on the command line; the differences are logged.
+    With `has_weights`, the configuration of the run of `--run` or `--checkpoint` is the default of `--config`. The data
+    options of the checkpoint override those of configuration files, but not those on the command line; the differences
+    are logged.
     """
     files, others = separated(words)
-    configured = [f"{FILE_OPTION}={json.dumps({SECTION: _section(Path(file))})}" for file in files]
     if not has_weights:
-        return [*configured, *others]
+        return [*map(_section, files), *others]
+    given = parser.parse_args(others)
+    checkpoint = chosen_checkpoint(given.run, given.checkpoint)
+    if not files and (run := run_of(checkpoint)) is not None and (run / config_name("fit")).is_file():
+        files = [str(run / config_name("fit"))]
+    configured = [*map(_section, files)]
     before = parser.parse_args([*configured, *others])
-    record = read_record(chosen_checkpoint(before.run, before.checkpoint))
-    bound = bound_options(record, is_gray=format_class(before.data.format).is_gray)
+    bound = bound_options(read_record(checkpoint), is_gray=format_class(before.data.format).is_gray)
     bound = {name: value for name, value in bound.items() if name.startswith(f"{SECTION}.")}
     found = [*configured, f"{FILE_OPTION}={json.dumps(nested(bound))}", *others]
     after = parser.parse_args(found)
@@ -38,15 +44,16 @@ def with_recorded(words: Sequence[str], parser: ArgumentParser, *, has_weights: 
     return found
 
 
-def _section(file: Path) -> dict[str, Any]:
+def _section(file: str) -> str:
+    """Return the section `data` of a configuration file as a word of the command line."""
     try:
-        content = read_yaml(file)
+        content = read_yaml(Path(file))
     except (OSError, ValueError) as error:
         raise ValueError(f"configuration {file} cannot be read: {error}") from error
     section = content.get(SECTION, {}) if isinstance(content, dict) else None
     if not isinstance(section, dict):
         raise ValueError(f"configuration {file} must have a section '{SECTION}' of options")
-    return section
+    return f"{FILE_OPTION}={json.dumps({SECTION: section})}"
 
 
 def _plain(value: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from yolo_lightning.commands import OF_RUN, SUBCOMMANDS
+from yolo_lightning.commands import SUBCOMMANDS, WITH_RUN
 from yolo_lightning.utils.run_files import config_name
 from yolo_lightning.utils.yaml_file import flatten, read_yaml
 
@@ -111,36 +111,33 @@ def stray_words(words: Sequence[str]) -> list[str]:
 
 
 def with_run(words: Sequence[str]) -> list[str]:
-    """Return a command line with RUN, its first word or the value of `--run`, as the options of that run.
+    """Return a command line with RUN, the first word, as `--run=RUN`.
 
-    The configuration is that of the newest run with this name, or of the run of `--checkpoint`; `--config` replaces it.
+    For validate, test and predict, `--run` becomes the folder and the configuration of the newest run with this name;
+    `--config` replaces the configuration.
 
     Raises:
         ValueError: If no run with this name contains a checkpoint.
     """
-    command, rest = "".join(words[:1]), list(words[1:])
+    command, *rest = words
     has_words = bool(rest) and not rest[0].startswith("-")
-    if command not in OF_RUN or (command == "predict" and has_words) or any(word in HELP for word in rest):
-        return list(words)
+    if command not in WITH_RUN or (command == "predict" and has_words) or any(word in HELP for word in rest):
+        return [*words]
     if has_words and "=" not in rest[0]:
-        rest[:1] = ["--run", rest[0]]
-    given = dict(named_values(rest))
-    base, checkpoint = given.get("run"), given.get("checkpoint")
-    if command in SUBCOMMANDS:
-        if base is None:
-            return list(words)
-        at = next(at for at, word in enumerate(rest) if word.partition("=")[0] == "--run")
-        del rest[at : at + (1 if "=" in rest[at] else 2)]
-    from yolo_lightning.checkpoints import run_folder  # its mirrors import fsspec
+        rest[0] = f"--run={rest[0]}"
+    at = next((at for at, word in enumerate(rest) if word.partition("=")[0] == "--run"), None)
+    if command not in SUBCOMMANDS or at is None:
+        return [command, *rest]
+    from yolo_lightning.checkpoints.run_folder import runs  # its mirrors import fsspec
 
-    own = run_folder.run_of(Path(checkpoint)) if checkpoint else None
-    named = [] if checkpoint else run_folder.runs(Path(base or run_folder.DEFAULT_RUN))
-    run = next(iter([own] if own else named), None)
-    if run is None and command in SUBCOMMANDS:
+    taken = rest[at : at + (1 if "=" in rest[at] else 2)]
+    del rest[at : at + len(taken)]
+    base = taken[-1].removeprefix("--run=")
+    if not (found := runs(Path(base))):
         raise ValueError(f"RUN must be the folder of a run: {base} and {base}-<n> contain no checkpoint.")
-    added = [] if run is None else [text.format(run=run) for text in OF_RUN[command]]
-    has_file = bool(separated(rest)[0]) or run is None or not (run / config_name("fit")).is_file()
-    return [command, *(word for word in added if not (has_file and word.startswith(FILE_OPTION))), *rest]
+    config = found[0] / config_name("fit")
+    added = [f"{FILE_OPTION}={config}"] if config.is_file() and not separated(rest)[0] else []
+    return [command, *added, f"--trainer.default_root_dir={found[0]}", *rest]
 
 
 def divided(words: Sequence[str], own: Sequence[str]) -> list[str]:

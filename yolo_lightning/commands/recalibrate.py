@@ -16,8 +16,7 @@ from yolo_lightning.checkpoints.resume import chosen_checkpoint
 from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN
 from yolo_lightning.checkpoints.torch_archive import load_checkpoint
 from yolo_lightning.commands.console import counter, duration, write_results, writing
-from yolo_lightning.commands.halves import PARTS, Comparison
-from yolo_lightning.commands.sweep.sweep_scores import Setting, SettingScores, score_setting
+from yolo_lightning.commands.sweep.sweep_scores import PARTS, Comparison, Setting, SettingScores, score_setting
 from yolo_lightning.commands.sweep.validation_matches import match_validation, network_for, validation_frames
 from yolo_lightning.data.batch import collate
 from yolo_lightning.data.datamodule import DetectionDataModule

@@ -1,10 +1,11 @@
 """`python -m yolo_lightning service`: a systemd user unit that resumes a run after a reboot until it is finished."""
 
+import json
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 from zlib import crc32
@@ -22,7 +23,6 @@ from yolo_lightning.utils.exit_codes import ExitCode
 from yolo_lightning.utils.files import replacing
 from yolo_lightning.utils.run_files import FINISHED_FILE, config_name, is_finished
 
-UNITS = "yolo-lightning-*.service"
 RECORDED = re.compile(
     rf"{ENVIRONMENT.pattern}|PATH|LD_LIBRARY_PATH|PYTHON\w+|VIRTUAL_ENV|XDG_\w+_HOME|TMPDIR|LANG|LC_\w+|{PREFIX}_\w+"
 )
@@ -147,11 +147,8 @@ def unit_file(run: Path) -> Path:
     """Return the path of the unit of a run, which need not exist."""
     place = run.absolute()
     name = re.sub(r"[^\w.-]", "_", place.name, flags=re.ASCII)
-    return _folder() / UNITS.replace("*", f"{name}-{crc32(os.fsencode(place)):08x}")
-
-
-def _folder() -> Path:
-    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "systemd/user"
+    folder = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "systemd/user"
+    return folder / f"yolo-lightning-{name}-{crc32(os.fsencode(place)):08x}.service"
 
 
 def _configuration(target: Path) -> Path:
@@ -176,12 +173,7 @@ def _plain(text: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    return '"' + "".join(_escaped(_plain(text))) + '"'
-
-
-def _escaped(text: str) -> Iterator[str]:
-    for letter in text:
-        yield {"\\": r"\\", '"': r"\"", "\n": r"\n"}.get(letter, letter)
+    return json.dumps(_plain(text), ensure_ascii=False)  # systemd reads the escapes of C
 
 
 def _systemctl(*words: str) -> None:

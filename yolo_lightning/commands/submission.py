@@ -14,8 +14,7 @@ from yolo_lightning.challenge.rescoring import rescore as rescored
 from yolo_lightning.challenge.score import match_submission, read_truth, score_submission
 from yolo_lightning.challenge.submission_file import entries, write_submission
 from yolo_lightning.commands.console import writing
-from yolo_lightning.commands.halves import Comparison
-from yolo_lightning.commands.sweep.sweep_scores import Setting, score_setting
+from yolo_lightning.commands.sweep.sweep_scores import Comparison, Setting, score_setting
 from yolo_lightning.data.box_fusion import FUSION_IOU
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.evaluation.drift import organisers_scores

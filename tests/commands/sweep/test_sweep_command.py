@@ -158,6 +158,13 @@ def test_frames_are_shown_in_the_size_of_the_training(
     assert found["recorded"] == found["64"] != found["96"]
     assert "taken from the checkpoint: data.image_size 64 (instead of 128)" in caplog.messages
     assert "changed since the checkpoint: data.image_size was 64, now 96 (used)" in caplog.messages
-    first, _, last = [line for line in capsys.readouterr().out.splitlines() if line.startswith("best:")]
+    (tmp_path / "run/checkpoints").mkdir(parents=True)
+    (tmp_path / "trained.ckpt").rename("run/checkpoints/best.ckpt")
+    Path("run/config.yaml").write_text(
+        f"data: {{root: {root}, image_size: 128, loader: {{num_workers: 0}}}}\nmodel: 1\n"
+    )
+    main(["sweep", "run", "--data.storage.index_root", str(index_root), "--device", "cpu", "--json", "run.json"])
+    assert json.loads(Path("run.json").read_text())["best"] == found["recorded"]["best"]
+    first, _, last, _ = [line for line in capsys.readouterr().out.splitlines() if line.startswith("best:")]
     assert "image_size" not in first
     assert last.endswith("--data.image_size 96")

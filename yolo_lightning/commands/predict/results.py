@@ -31,15 +31,8 @@ class Results:
     """
 
     def __init__(self, folder: Path, kinds: Sequence[Result], base: Path) -> None:
-        self._writers: list[Pictures | JsonFile | TextFiles] = []
-        for kind in dict.fromkeys(kinds):
-            match kind:
-                case "pictures":
-                    self._writers.append(Pictures(folder / PICTURES_FOLDER, base))
-                case "json":
-                    self._writers.append(JsonFile(folder))
-                case "txt":
-                    self._writers.append(TextFiles(folder / LABELS_FOLDER, base))
+        writers = {"pictures": Pictures, "json": JsonFile, "txt": TextFiles}
+        self._writers: list[Any] = [writers[kind](folder, base) for kind in dict.fromkeys(kinds)]
 
     def write(self, result: DetectionResult) -> None:
         for writer in self._writers:
@@ -58,7 +51,7 @@ class Pictures:
     """`pictures/<name>.jpg` for each image, `<name>.mp4` for each video, with boxes, class names and scores."""
 
     def __init__(self, folder: Path, base: Path) -> None:
-        self._folder, self._base = folder, base
+        self._folder, self._base = folder / PICTURES_FOLDER, base
         self._video: VideoFile | None = None
         self._source: Path | None = None
 
@@ -86,7 +79,7 @@ class Pictures:
 class JsonFile:
     """`predictions.json`: a list with one object per image; boxes are xyxy in pixels of the image."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, base: Path) -> None:
         self._file: TextIO = (folder / "predictions.json").open("w")
         self._separator = "[\n"
 
@@ -94,7 +87,9 @@ class JsonFile:
         height, width = result.image.shape[:2]
         detections = [
             {"box": [round(value, 2) for value in box], "score": round(score, 5), "label": label, "name": name}
-            for box, score, label, name in rows(result)
+            for box, score, label, name in zip(
+                result.boxes.tolist(), result.scores.tolist(), result.labels.tolist(), result.names, strict=True
+            )
         ]
         entry: dict[str, Any] = {"source": str(result.source), "frame": result.frame}
         entry |= {"width": width, "height": height, "detections": detections}
@@ -110,7 +105,7 @@ class TextFiles:
     """`labels/<name>.txt`: class, centre x, centre y, width, height (relative to the image), score; may be empty."""
 
     def __init__(self, folder: Path, base: Path) -> None:
-        self._folder, self._base = folder, base
+        self._folder, self._base = folder / LABELS_FOLDER, base
 
     def write(self, result: DetectionResult) -> None:
         height, width = result.image.shape[:2]
@@ -129,10 +124,6 @@ class TextFiles:
 def _file_of(result: DetectionResult) -> Path:
     assert result.source is not None, "the inputs of the command are files"
     return result.source
-
-
-def rows(result: DetectionResult) -> list[tuple[list[float], float, int, str]]:
-    return list(zip(result.boxes.tolist(), result.scores.tolist(), result.labels.tolist(), result.names, strict=True))
 
 
 def place(source: Path, base: Path, folder: Path, ending: str) -> Path:

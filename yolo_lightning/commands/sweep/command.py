@@ -11,6 +11,7 @@ from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN
 from yolo_lightning.commands.command_line import wide_console
 from yolo_lightning.commands.console import write_results
 from yolo_lightning.commands.sweep.sweep_scores import (
+    COLUMNS,
     HeldOut,
     Setting,
     SettingScores,
@@ -27,7 +28,7 @@ from yolo_lightning.utils.choices import chosen_device
 
 SCORE_THRESHOLDS = (0.001, 0.003, 0.01, 0.03, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3)
 IOU_THRESHOLDS = (0.4, 0.5, 0.6, 0.7, 0.8)
-COLUMNS = ("score_threshold", "iou_threshold", "map_50", "cov", "balanced")
+TABLE = ("score_threshold", "iou_threshold", *COLUMNS)
 ROWS = 10
 
 
@@ -90,14 +91,14 @@ def sweep(
 def show(scored: Sequence[SettingScores], usual: Setting, halves: Sequence[HeldOut]) -> None:
     """Print the best settings, and the settings chosen on halves."""
     console = wide_console()
-    settings = number_table("setting", COLUMNS)
+    settings = number_table("setting", TABLE)
     for number, one in enumerate(sorted(scored, key=SettingScores.rank, reverse=True)[:ROWS], start=1):
         settings.add_row(str(number), *cells(one))
     settings.add_row("the checkpoint's", *cells(of_setting(scored, usual)))
     console.print(settings)
     if halves:
         console.print("Scores on the frames used for the choice are too optimistic. Chosen on one half of the clips:")
-        table = number_table("clips", COLUMNS)
+        table = number_table("clips", TABLE)
         for number, pair in enumerate(halves, start=1):
             table.add_row(f"chosen on half {number}", *cells(pair.chosen))
             table.add_row(f"the same on half {3 - number}", *cells(pair.elsewhere))

@@ -1,4 +1,4 @@
-"""Scores of threshold settings from one matching per IoU threshold. Pure functions.
+"""Scores of threshold settings from one matching per IoU threshold, and comparison of the scores on both halves.
 
 NMS and matching both process detections in descending order of scores. A higher score threshold therefore changes
 nothing for the remaining detections: its scores come from the same matches, cut at that threshold.
@@ -12,11 +12,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from yolo_lightning.commands.command_line import wide_console
 from yolo_lightning.commands.console import finite
 from yolo_lightning.evaluation.drift import drift_scores
 from yolo_lightning.evaluation.matching import Matches
+from yolo_lightning.evaluation.score_table import number_table, score_text
 
 Mask = npt.NDArray[np.bool_]
+PARTS = ("all", "half 1", "half 2")
+COLUMNS = ("map_50", "cov", "balanced")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,3 +114,29 @@ def held_out(
         chosen = best(own)
         result.append(HeldOut(chosen, of_setting(other, chosen.setting), of_setting(other, usual)))
     return result
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Scores without a change (`before`) and with it (`after`): of all frames, then of the halves."""
+
+    before: list[SettingScores]
+    after: list[SettingScores]
+
+    @property
+    def is_better(self) -> bool:
+        """Whether the balanced score is higher on each half; on all frames if the split cannot be halved."""
+        pairs = zip(self.after[1:] or self.after, self.before[1:] or self.before, strict=True)
+        return all(one.rank() > other.rank() for one, other in pairs)
+
+    @property
+    def where(self) -> str:
+        return "both halves" if len(self.before) > 1 else "all frames, because no month has two clips"
+
+    def show(self, change: str) -> None:
+        """Print a table; `change` is the heading of the rows with the change."""
+        table = number_table("frames", COLUMNS)
+        for name, own in {"before": self.before, change: self.after}.items():
+            for part, one in zip(PARTS, own, strict=False):
+                table.add_row(f"{part}, {name}", *map(score_text, one.named().values()))
+        wide_console().print(table)
