@@ -12,7 +12,7 @@ import pytest
 
 from tests.supervision.endpoint import Endpoint
 from tests.supervision.supervised import Supervised
-from yolo_lightning.supervision.outcome import Space, ended_by_full_disk, pause_for_space_s, space_of
+from yolo_lightning.supervision.outcome import Space, ended_by_full_disk, space_of
 from yolo_lightning.utils.exit_codes import ExitCode
 
 GB = 1 << 30
@@ -56,11 +56,6 @@ def test_space_of_a_run_folder(tmp_path: Path) -> None:
     assert found.checkpoint_bytes == 1000
     assert found.total_bytes == shutil.disk_usage(tmp_path).total
     assert found.suffices
-
-
-def test_pause_grows_up_to_five_minutes() -> None:
-    assert [pause_for_space_s(number, 10.0, 600.0) for number in (0, 1, 2, 5, 1000)] == [10.0, 20.0, 40.0, 300.0, 300.0]
-    assert pause_for_space_s(5, 1.0, 20.0) == 20.0
 
 
 def test_attempts_that_a_full_disk_has_ended_do_not_count(tmp_path: Path) -> None:

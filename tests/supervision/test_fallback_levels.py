@@ -50,8 +50,6 @@ def step(
         max_attempts=max_attempts,
         place=" at step 31,204",
         now="2026-11-23T22:00:00+0000",
-        pause_s=10,
-        max_pause_s=15,
     )
 
 
@@ -226,15 +224,6 @@ def test_gives_up_after_three_attempts_in_a_row_without_a_checkpoint() -> None:
         state = decisions[-1].state
     assert [decision.restart for decision in decisions] == [True, True, True, True, True, False]
     assert state.restarts == 5
-
-
-def test_first_restart_comes_at_once_then_the_pause_doubles_up_to_its_limit() -> None:
-    state, pauses = FallbackState(), []
-    for saved in (True, False, False, False, True):
-        decision = step(state, StallClass.UNKNOWN, saved=saved, max_attempts=9)
-        state = decision.state
-        pauses.append(decision.pause_s)
-    assert pauses == [0, 0, 10, 15, 0]
 
 
 def test_sample_is_set_aside_when_it_ends_training_twice() -> None:

@@ -108,8 +108,8 @@ def whole_record(folder: Path) -> bytes:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda content: content[:-1], NoHeartbeat.TRUNCATED),
-        (lambda content: b"", NoHeartbeat.TRUNCATED),
+        (lambda content: content[:-1], NoHeartbeat.FOREIGN),
+        (lambda content: b"", NoHeartbeat.FOREIGN),
         (lambda content: content + b"x", NoHeartbeat.FOREIGN),
         (lambda content: b"X" + content[1:], NoHeartbeat.FOREIGN),
         (lambda content: content[:8] + b"\2" + content[9:], NoHeartbeat.FOREIGN),  # another version

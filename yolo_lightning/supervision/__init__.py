@@ -10,6 +10,7 @@ Imports neither torch nor Lightning: the supervisor uses no GPU, no threads and 
     kill                        ends all processes              restart_policy      what follows an attempt (pure)
     run_disk, helper_process    file access that cannot block   fallback            loader settings, fast to safe
     announcer, notify           status file and notifications   detach              a session of its own
+    stall_process               stalls without a supervisor     watches             readings over minutes
 """
 
 from yolo_lightning.supervision.fallback_levels import level_of_launch

@@ -69,9 +69,7 @@ def collect(request: Request, keep: Keep = keep) -> Evidence:
     keep = _without_secrets(keep)
     limit_s, trainer_id = request.part_timeout_s, request.trainer
     evicted_before = bounded(lambda: evicted_ms(trainer_id), limit_s)
-    heartbeat = None if request.heartbeat is None else asdict(request.heartbeat)
     for name, text in {
-        "heartbeat.json": json.dumps(heartbeat, indent=2) + "\n",
         "log.txt": "\n".join(request.log_lines) + "\n",
         "system.txt": bounded(_system_state, limit_s) or "",
     }.items():

@@ -88,7 +88,6 @@ class NoHeartbeat(StrEnum):
 
     MISSING = "the heartbeat file does not exist"
     UNREADABLE = "the heartbeat file cannot be read"
-    TRUNCATED = "the heartbeat file is too short"
     FOREIGN = "the heartbeat file has another format or belongs to another process"
     TORN = "the heartbeat file is incomplete"
 
@@ -202,9 +201,7 @@ def read_heartbeat(path: Path, process: int | None = None) -> Heartbeat | NoHear
 
 def parse(content: bytes) -> Heartbeat | NoHeartbeat:
     """Return the heartbeat in the content of a heartbeat file, or the reason why there is none."""
-    if len(content) < RECORD_BYTES:
-        return NoHeartbeat.TRUNCATED
-    if len(content) > RECORD_BYTES:
+    if len(content) != RECORD_BYTES:
         return NoHeartbeat.FOREIGN
     magic, version, signal, process, ticks, sequence, epoch, step, batch, phase, began_s, *rest = RECORD.unpack(content)
     *longest, length, ids, tail = rest

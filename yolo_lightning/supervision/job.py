@@ -62,10 +62,14 @@ class SuperviseSettings:
     smoke_test_s: float = 120.0
     attempts: int = 3
     pause_s: float = 10.0
-    max_pause_s: float = 600.0
+    max_pause_s: float = 300.0
     cpu_fallback: bool = False
     climb_after_h: float = 12.0
     notify: NotifySettings = field(default_factory=NotifySettings)
+
+    def pause_after(self, failures: int) -> float:
+        """Return the pause after consecutive failures in seconds: twice the previous pause, up to a limit; from 1."""
+        return min(self.pause_s * 2.0 ** min(failures - 1, 30), self.max_pause_s)
 
     def __post_init__(self) -> None:
         for name in ("factor", "poll_s", "kill_wait_s", "part_timeout_s", "smoke_test_s", "attempts"):

@@ -57,7 +57,6 @@ RESERVE_BYTES = 16 << 20
 RESERVE_SHARE = 0.05
 """A disk with less free space than both of these is full."""
 
-LONGEST_PAUSE_S = 300.0
 NO_SPACE = re.compile(r"No space left on device|errno[= ]28\b", re.IGNORECASE)
 NO_QUOTA = re.compile(r"Disk quota exceeded", re.IGNORECASE)
 
@@ -196,8 +195,3 @@ def ended_by_full_disk(code: int, log_lines: Sequence[str], space: Space) -> boo
     is_logged = any(NO_SPACE.search(line) for line in log_lines)
     limit_bytes = space.needed_bytes + space.checkpoint_bytes if is_logged else space.reserve_bytes
     return space.free_bytes < limit_bytes or not space.has_free_files
-
-
-def pause_for_space_s(pauses: int, first_s: float, longest_s: float) -> float:
-    """Return the seconds to wait for space after `pauses` earlier pauses: twice the previous pause, up to a limit."""
-    return float(min(first_s * 2 ** min(pauses, 30), longest_s, LONGEST_PAUSE_S))

@@ -80,7 +80,6 @@ class Decision:
 
     state: FallbackState  # for the next attempt
     restart: bool  # whether there is a next attempt
-    pause_s: float  # seconds before the next attempt
     reason: str  # for the log
 
 
@@ -166,8 +165,6 @@ def decide(
     place: str = "",
     now: str = "",
     max_attempts: int,
-    pause_s: float,
-    max_pause_s: float,
 ) -> Decision:
     """Return what follows a failed attempt.
 
@@ -178,7 +175,7 @@ def decide(
     first checkpoint. At a lower level of the computation, the failed attempts are counted anew.
 
     `saved` is whether the attempt has written a checkpoint of further steps, `suspects` are the samples that were being
-    processed; `place` and `now` describe the incident in the state. `SuperviseSettings` describes the pauses.
+    processed; `place` and `now` describe the incident in the state.
     """
     after = lower(state, diagnosis, levels, saved=saved, place=place, now=now)
     attempts = 0 if saved or after.computation is not state.computation else state.attempts + 1
@@ -192,9 +189,8 @@ def decide(
     names = [one.name for one in (after.loader, after.computation) if one not in (state.loader, state.computation)]
     after = replace(after, attempts=attempts)
     if attempts >= max_attempts:
-        return Decision(after, False, 0.0, f"{attempts} attempts in a row without a new checkpoint")
+        return Decision(after, False, f"{attempts} attempts in a row without a new checkpoint")
     reason = f"attempt {attempts + 1} of {max_attempts} since the last checkpoint"
     reason += "".join(f", fallback level '{name}'" for name in names)
     reason += f", leaving out {', '.join(left_out)}" if left_out else ""
-    wait_s = min(pause_s * 2 ** (attempts - 2), max_pause_s) if attempts > 1 else 0.0
-    return Decision(replace(after, restarts=state.restarts + 1), True, wait_s, reason)
+    return Decision(replace(after, restarts=state.restarts + 1), True, reason)

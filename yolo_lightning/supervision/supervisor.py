@@ -30,7 +30,6 @@ from yolo_lightning.supervision.outcome import (
     ended_by_full_disk,
     error_of,
     is_recoverable,
-    pause_for_space_s,
     signal_name,
     space_of,
 )
@@ -215,8 +214,8 @@ class Supervisor:
         event = None if self._space_pauses else "disk full"
         self.announcer.restarting(event, incident.sentence(), self.state, lost)
         while True:
-            pause_s = pause_for_space_s(self._space_pauses, self.settings.pause_s, self.settings.max_pause_s)
             self._space_pauses += 1
+            pause_s = self.settings.pause_after(self._space_pauses)
             self.recorder.log(f"waits {pause_s:g} s for space on the disk of {self.run_folder}: {space}")
             end = self._pause(max(pause_s, self.settings.poll_s))
             if end is not None:
@@ -248,8 +247,6 @@ class Supervisor:
             place=incident.place,
             now=time.strftime(LEVEL_TIME),
             max_attempts=min(attempts, EARLY_ATTEMPTS) if is_early else attempts,
-            pause_s=self.settings.pause_s,
-            max_pause_s=self.settings.max_pause_s,
         )
         if decision.state.computation is not self.state.computation and incident.diagnosis.kind in REVOKES:
             self._revoke(incident)
@@ -260,7 +257,8 @@ class Supervisor:
         if not decision.restart:
             self.runner.keep_incident(incident, decision.reason)
             return ExitCode.GAVE_UP, f"gave up: {decision.reason}; see {incident.folder}"
-        outcome = f"restart in {decision.pause_s:g} s: {decision.reason}"
+        pause_s = self.settings.pause_after(self.state.attempts - 1) if self.state.attempts > 1 else 0.0
+        outcome = f"restart in {pause_s:g} s: {decision.reason}"
         self.runner.keep_incident(incident, outcome)
         self.recorder.log(outcome)
         event = None if is_stall else "crashed"
@@ -270,7 +268,7 @@ class Supervisor:
         # An error counts as a response: the driver works, and the trainer reports the error.
         if must_test and run_child(self.job.smoke_test, limit_s).code is None:
             return ExitCode.NEEDS_REBOOT, f"needs reboot: the GPU has not responded for {limit_s:g} s"
-        return self._pause(decision.pause_s)
+        return self._pause(pause_s)
 
     def _climb_after_s(self) -> float:
         """Return the seconds without an incident after which a level is taken back; infinite if none can be."""
