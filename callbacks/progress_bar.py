@@ -2,7 +2,6 @@
 
 import math
 import time
-from datetime import datetime, timedelta
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
@@ -11,6 +10,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from yolo_lightning.callbacks.status_file import BLOCK_STEPS, FitTimer, fit_plan
 from yolo_lightning.utils.choices import check_range
+from yolo_lightning.utils.moment import moment
 
 ESTIMATING = "estimating"
 LOSS = "train/loss"
@@ -35,7 +35,7 @@ class FinishEstimate(FitTimer):
             return ESTIMATING
         steps += plan.steps_after(epoch)
         left_s = steps * typical[0] + validations * (self.validation_s or 0.0)
-        return describe_time(datetime.now() + timedelta(seconds=left_s))
+        return moment(time.time() + left_s, time.time())
 
 
 class RunProgressBar(FinishEstimate, RichProgressBar):
@@ -102,9 +102,3 @@ class ProgressLines(FinishEstimate):
             f"batch {batch_idx + 1:,}/{int(trainer.num_training_batches):,}, loss {loss:.3f}, "
             f"ETA {self.finish_time(trainer)}"
         )
-
-
-def describe_time(moment: datetime) -> str:
-    """Return hours and minutes of a time within the next 12 hours, or else also its date."""
-    is_close = moment - datetime.now() < timedelta(hours=12)
-    return moment.strftime("%H:%M" if is_close else "%a %d %b %H:%M")

@@ -1,4 +1,3 @@
-from datetime import datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,16 +7,6 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from tests.callbacks.tiny_training import Interrupt, StopAt, TinyModule, fit, loader, tiny_trainer
 from yolo_lightning.callbacks import LastCheckpoint, ProgressLines, RunProgressBar, progress_bar
-from yolo_lightning.callbacks.progress_bar import describe_time
-
-NOON = datetime(2026, 1, 1, 12)
-
-
-def test_near_time_is_hours_and_minutes_a_far_one_has_its_date() -> None:
-    now = datetime.now()
-    near, far = now + timedelta(hours=1), now + timedelta(days=3)
-    assert describe_time(near) == near.strftime("%H:%M")
-    assert describe_time(far) == far.strftime("%a %d %b %H:%M")
 
 
 @pytest.fixture
@@ -51,16 +40,13 @@ def test_negative_interval_is_refused() -> None:
 
 
 class Fake:
-    """A wall clock and a monotonic clock that move only where a test moves them; finish times are printed in full."""
+    """A wall clock and a monotonic clock that move only where a test moves them; finish times are in seconds."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 0.0
-        monkeypatch.setattr("yolo_lightning.callbacks.progress_bar.time.monotonic", lambda: self.now_s)
-        monkeypatch.setattr("yolo_lightning.callbacks.progress_bar.datetime", self)
-        monkeypatch.setattr("yolo_lightning.callbacks.progress_bar.describe_time", datetime.isoformat)
-
-    def now(self) -> datetime:
-        return NOON + timedelta(seconds=self.now_s)
+        for name in ("monotonic", "time"):
+            monkeypatch.setattr(f"yolo_lightning.callbacks.progress_bar.time.{name}", lambda: self.now_s)
+        monkeypatch.setattr("yolo_lightning.callbacks.progress_bar.moment", lambda time_s, now_s: f"{time_s}")
 
 
 class Takes(Callback):
@@ -77,12 +63,10 @@ class Takes(Callback):
         self.clock.now_s += 1200.0
 
 
-def errors_h(lines: list[str], end: datetime) -> list[float | None]:
+def errors_h(lines: list[str], end_s: float) -> list[float | None]:
     """Hours by which the finish time of each line is too late; None where the line has no finish time."""
     found = [line.partition(", ETA ")[2] for line in lines]
-    return [
-        None if text == "estimating" else (datetime.fromisoformat(text) - end) / timedelta(hours=1) for text in found
-    ]
+    return [None if text == "estimating" else (float(text) - end_s) / 3600 for text in found]
 
 
 LONG = {"epochs": 4, "batches": 40}
@@ -95,7 +79,7 @@ def test_finish_time_is_right_from_its_first_line_on(
 ) -> None:
     clock = Fake(monkeypatch)
     fit(tmp_path, Takes(clock), ProgressLines(0), **LONG)
-    errors = errors_h(lines, clock.now())
+    errors = errors_h(lines, clock.now_s)
     assert errors[:40] == [None] * 40, "no validation has been timed yet"
     assert all(error is not None and abs(error) < 0.1 for error in errors[40:]), errors[40:]
 
@@ -110,7 +94,7 @@ def test_finish_time_of_a_resumed_run_is_right_from_its_first_line_on(
     lines.clear()
     checkpoint = tmp_path / "checkpoints" / f"step-{step:09d}.ckpt"
     fit(tmp_path, Takes(clock), ProgressLines(0), resume=checkpoint, **LONG)
-    errors = errors_h(lines, clock.now())
+    errors = errors_h(lines, clock.now_s)
     assert errors[:16] == [None] * 16, "too few steps have been timed"
     assert all(error is not None and abs(error) < 0.1 for error in errors[17:]), errors[17:]
 
