@@ -66,11 +66,8 @@ def test_numbers_count_epochs_batches_and_steps(beats: Beats, tmp_path: Path) ->
     assert steps == [[0, 1, 1], [0, 2, 2], [1, 3, 0], [1, 4, 1], [1, 5, 2]]
     ends = [numbers for phase, *numbers in beats.seen if phase is Phase.FETCH]
     assert ends == [[0, 1, 1], [0, 2, 2], [0, 3, 3], [1, 3, 0], [1, 4, 1], [1, 5, 2], [1, 6, 3]]
-
-
-def test_steps_are_batches_also_where_an_update_takes_several(beats: Beats, tmp_path: Path) -> None:
     fit(tmp_path, HeartbeatFile(), module=AccumulatingModule(), batches=4, limit_val_batches=0)
-    assert beats.step == 4
+    assert beats.step == 4  # batches, also where an update takes several
 
 
 def test_validation_within_an_epoch_leads_back_to_fetching(beats: Beats, tmp_path: Path) -> None:
@@ -129,13 +126,6 @@ def test_marker_is_written_when_all_is_trained_and_removed_when_more_is_to_come(
     assert (found["process"], found["epochs"], found["steps"]) == (os.getpid(), 2, 6)
 
 
-@pytest.mark.usefixtures("beats")
-def test_interrupted_fit_writes_no_marker(tmp_path: Path) -> None:
-    with pytest.raises(Interrupt):
-        fit(tmp_path, HeartbeatFile(), StopAt(0, 2))
-    assert not (tmp_path / "finished.json").exists()
-
-
 class Terminate(Callback):
     """Simulates the reaction of Lightning to SIGTERM."""
 
@@ -145,9 +135,12 @@ class Terminate(Callback):
 
 
 @pytest.mark.usefixtures("beats")
-def test_fault_34_terminated_fit_writes_no_marker(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit):
-        fit(tmp_path, HeartbeatFile(), Terminate())
+@pytest.mark.parametrize(("ends", "error"), [(StopAt(0, 2), Interrupt), (Terminate(), SystemExit)])
+def test_interrupted_or_terminated_fit_writes_no_marker(
+    ends: Callback, error: type[BaseException], tmp_path: Path
+) -> None:
+    with pytest.raises(error):
+        fit(tmp_path, HeartbeatFile(), ends)
     assert not (tmp_path / "finished.json").exists()
 
 

@@ -37,31 +37,38 @@ class NewMetric(Callback):
             pl_module.log("train/late", 5.0)
 
 
+class Losses(Callback):
+    """Records the loss of each batch."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        self.seen.append(f"{float(args[0]['loss']):.6g}")
+
+
 @pytest.mark.usefixtures("any_uptime")
 def test_a_row_per_batch_and_one_per_validation(tmp_path: Path) -> None:
-    module = TinyModule(val_scores=[0.25, 0.5])
-    fit(tmp_path, MetricsFile(), module=module, epochs=2, batches=3, num_sanity_val_steps=1)
+    module, losses = TinyModule(val_scores=[0.25, 0.5]), Losses()
+    fit(tmp_path, losses, MetricsFile(), module=module, epochs=2, batches=3, num_sanity_val_steps=1)
     assert steps(tmp_path) == [1, 2, 3, 4, 5, 6]
+    assert [row["train/loss"] for row in rows(tmp_path) if row["train/loss"]] == losses.seen
     validated = [(row["epoch"], row["step"], row["val/map_50"]) for row in rows(tmp_path) if row["val/map_50"]]
     assert validated == [("0", "3", "0.25"), ("1", "6", "0.5")]
 
 
-def test_rows_hold_the_loss_of_their_batch(tmp_path: Path) -> None:
-    class Losses(Callback):
-        def __init__(self) -> None:
-            self.seen: list[str] = []
-
-        def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-            self.seen.append(f"{float(args[0]['loss']):.6g}")
-
-    losses = Losses()
-    fit(tmp_path, losses, MetricsFile())
-    assert [row["train/loss"] for row in rows(tmp_path) if row["train/loss"]] == losses.seen
-
-
-def test_interval_counts_steps_of_all_epochs(tmp_path: Path) -> None:
-    fit(tmp_path, MetricsFile(), epochs=3, batches=5, log_every_n_steps=4)
-    assert steps(tmp_path) == [4, 5, 8, 10, 12, 15]
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"epochs": 3, "log_every_n_steps": 4}, [4, 5, 8, 10, 12, 15]),
+        ({"epochs": 2, "log_every_n_steps": 50, "max_steps": 7}, [5, 7]),
+        ({"epochs": 1, "log_every_n_steps": 0}, []),
+    ],
+    ids=["interval over all epochs", "max_steps", "no rows of training"],
+)
+def test_steps_with_a_row_of_training(options: dict[str, int], expected: list[int], tmp_path: Path) -> None:
+    fit(tmp_path, MetricsFile(), batches=5, **options)
+    assert [int(row["step"]) for row in rows(tmp_path) if row.get("train/loss")] == expected
 
 
 class Accumulating(AccumulatingModule):
@@ -95,16 +102,6 @@ def test_every_short_epoch_of_a_resumed_run_has_one_row(tmp_path: Path) -> None:
     )
     assert steps(tmp_path) == [3, 6, 9, 12]
     assert steps(tmp_path, "val/map_50") == [3, 6, 9, 12]
-
-
-def test_epoch_that_max_steps_ends_has_a_row(tmp_path: Path) -> None:
-    fit(tmp_path, MetricsFile(), epochs=2, batches=5, log_every_n_steps=50, max_steps=7)
-    assert steps(tmp_path) == [5, 7]
-
-
-def test_interval_of_zero_writes_no_rows_of_training(tmp_path: Path) -> None:
-    fit(tmp_path, MetricsFile(), log_every_n_steps=0)
-    assert [row.get("train/loss", "") for row in rows(tmp_path)] == [""]
 
 
 def test_new_column_keeps_the_rows_before(tmp_path: Path) -> None:

@@ -121,11 +121,16 @@ def test_unreadable_sidecar_counts_as_none(checkpoint: Path, sidecar: str) -> No
     assert find_damage(checkpoint) is None
 
 
-def test_newest_has_the_most_steps_not_the_latest_time(tmp_path: Path) -> None:
-    for name, steps, written in (("a.ckpt", 30, 100), ("b.ckpt", 10, 300), ("c.ckpt", 20, 200)):
+@pytest.mark.parametrize(
+    "files",
+    [[("a.ckpt", 30, 100), ("b.ckpt", 10, 300), ("c.ckpt", 20, 200)], [("step-20.ckpt", 20, 1), ("best.ckpt", 20, 2)]],
+    ids=["most steps", "best is older"],
+)
+def test_newest_has_the_most_steps_whatever_the_clock_said(files: list[tuple[str, int, int]], tmp_path: Path) -> None:
+    for name, steps, written in files:
         write_checkpoint(content(steps), tmp_path / name)
         os.utime(tmp_path / name, (written, written))
-    assert newest_checkpoint(tmp_path) == (tmp_path / "a.ckpt", {})
+    assert newest_checkpoint(tmp_path) == (tmp_path / files[0][0], {})
 
 
 def test_damaged_newest_is_passed_over_with_its_reason(tmp_path: Path) -> None:
@@ -149,13 +154,6 @@ def test_files_without_sidecar_are_ordered_by_the_steps_in_name_or_content(
         os.utime(tmp_path / name, (written, written))
     (tmp_path / "torn.ckpt").write_bytes(b"torn")
     assert newest_checkpoint(tmp_path)[0] == tmp_path / names[0]
-
-
-def test_of_equally_trained_checkpoints_the_best_comes_last_whatever_the_clock_said(tmp_path: Path) -> None:
-    for name, written in (("best.ckpt", 300), ("step-000000020.ckpt", 100)):
-        write_checkpoint(content(20), tmp_path / name)
-        os.utime(tmp_path / name, (written, written))
-    assert newest_checkpoint(tmp_path)[0] == tmp_path / "step-000000020.ckpt"
 
 
 WRITER = """

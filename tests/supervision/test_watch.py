@@ -41,24 +41,19 @@ class World:
 
 def test_phase_decides_how_long_nothing_may_happen() -> None:
     world = World()
+    assert world.after(29) is Health.HEALTHY  # before the first heartbeat: import
+    assert world.after(1) is Health.STALLED
+    for _ in range(5):  # another beat in the same phase is progress
+        world.beat(Phase.STEP)
+        assert world.after(9) is Health.HEALTHY
     world.beat(Phase.STEP)
     assert world.after(10) is Health.HEALTHY  # seen after the first second
     assert world.after(1) is Health.STALLED
+    world.now_s += 30
+    world.watch.keep_looking()  # the time spent on evidence is no sleep
+    assert world.watch.look().health is Health.STALLED
     world.beat(Phase.SAVE)
     assert world.after(20) is Health.HEALTHY
-    assert world.after(1) is Health.STALLED
-
-
-def test_same_phase_with_another_beat_is_progress() -> None:
-    world = World()
-    for _ in range(5):
-        world.beat(Phase.STEP)
-        assert world.after(9) is Health.HEALTHY
-
-
-def test_before_the_first_record_importing_is_watched() -> None:
-    world = World()
-    assert world.after(29) is Health.HEALTHY
     assert world.after(1) is Health.STALLED
 
 
@@ -83,15 +78,6 @@ def test_fault_29_sleep_of_the_supervisor_restarts_the_wait() -> None:
     assert "suspended for 3600 s" in look.reason
     assert world.after(9) is Health.HEALTHY
     assert world.after(2) is Health.STALLED
-
-
-def test_time_spent_on_evidence_is_no_sleep() -> None:
-    world = World()
-    world.beat(Phase.STEP)
-    assert world.after(11) is Health.STALLED
-    world.now_s += 30
-    world.watch.keep_looking()
-    assert world.watch.look().health is Health.STALLED
 
 
 def test_excuse_restarts_the_wait() -> None:
