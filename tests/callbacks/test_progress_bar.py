@@ -99,13 +99,6 @@ def test_finish_time_of_a_resumed_run_is_right_from_its_first_line_on(
     assert all(error is not None and abs(error) < 0.1 for error in errors[17:]), errors[17:]
 
 
-@pytest.mark.usefixtures("any_uptime")
-def test_line_says_that_the_finish_time_is_being_estimated(tmp_path: Path, lines: list[str]) -> None:
-    fit(tmp_path, ProgressLines(0), epochs=3, batches=20)
-    assert lines[0].endswith(", ETA estimating")
-    assert all(", ETA estimating" not in line and ", ETA " in line for line in lines[20:])
-
-
 def test_fit_without_validation_needs_steps_alone(tmp_path: Path, lines: list[str]) -> None:
     fit(tmp_path, ProgressLines(0), batches=40, limit_val_batches=0)
     assert [", ETA estimating" in line for line in lines] == [True] * 16 + [False] * 24

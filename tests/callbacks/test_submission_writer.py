@@ -24,10 +24,6 @@ def test_predictions_of_all_batches_are_written_under_every_id_of_the_split(tmp_
     assert list(content) == IDS
     assert [entry["boxes"] for entry in content.values()] == [HIT, [], HIT]
     assert [entry["labels"] for entry in content.values()] == [[1], [], [1]]
-
-
-def test_zip_beside_it_holds_the_same(tmp_path: Path) -> None:
-    predict(tmp_path, [IDS[0]])
     with zipfile.ZipFile(tmp_path / "predictions.zip") as archive:
         assert archive.read("predictions.json") == (tmp_path / "predictions.json").read_bytes()
 

@@ -17,27 +17,26 @@ def save(run: Path, steps: int) -> Path:
     return path
 
 
-def test_newest_checkpoint_continues_in_its_own_folder(tmp_path: Path) -> None:
-    save(tmp_path / "yolo", 1)
-    newest = save(tmp_path / "yolo", 2)
-    assert folder_to_fit(tmp_path / "yolo", newest) == tmp_path / "yolo"
-
-
-def test_checkpoint_that_its_run_has_gone_beyond_continues_in_a_fresh_folder(tmp_path: Path) -> None:
-    older = save(tmp_path / "yolo", 1)
-    save(tmp_path / "yolo", 2)
-    assert folder_to_fit(tmp_path / "yolo", older) == tmp_path / "yolo-2"
-
-
-def test_damaged_checkpoint_is_nothing_to_be_kept(tmp_path: Path) -> None:
-    older = save(tmp_path / "yolo", 1)
-    save(tmp_path / "yolo", 2).write_bytes(b"torn")
-    assert folder_to_fit(tmp_path / "yolo", older) == tmp_path / "yolo"
-
-
-def test_checkpoint_from_elsewhere_continues_in_a_fresh_folder(tmp_path: Path) -> None:
-    save(tmp_path / "yolo", 1)
-    assert folder_to_fit(tmp_path / "yolo", save(tmp_path / "other", 5)) == tmp_path / "yolo-2"
+@pytest.mark.parametrize(
+    ("resumed", "is_torn", "folder"),
+    [
+        (("yolo", 2), False, "yolo"),
+        (("yolo", 1), False, "yolo-2"),
+        (("yolo", 1), True, "yolo"),
+        (("other", 5), False, "yolo-2"),
+    ],
+    ids=["newest", "its run has gone beyond", "what follows is damaged", "from elsewhere"],
+)
+def test_folder_in_which_a_checkpoint_continues(
+    resumed: tuple[str, int], is_torn: bool, folder: str, tmp_path: Path
+) -> None:
+    for steps in (1, 2):
+        newest = save(tmp_path / "yolo", steps)
+    save(tmp_path / "other", 5)
+    if is_torn:
+        newest.write_bytes(b"torn")
+    name, steps = resumed
+    assert folder_to_fit(tmp_path / "yolo", tmp_path / name / f"checkpoints/step-{steps}.ckpt") == tmp_path / folder
 
 
 def test_resume_reads_the_newest_checkpoint_once_to_check_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,22 +110,16 @@ def test_all_checkpoints_damaged_lists_each_with_its_reason(tmp_path: Path) -> N
     assert "step-6.ckpt" in str(error.value)
 
 
-def test_best_of_the_newest_run_is_evaluated(tmp_path: Path) -> None:
+def test_best_of_the_newest_run_is_evaluated_or_the_longest_trained(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"there are no weights: no run folder .* contains a checkpoint"):
+        resume.checkpoint_to_evaluate(tmp_path / "yolo")
+    save(tmp_path / "unscored", "step-1.ckpt", steps=1)
+    longest = save(tmp_path / "unscored", "step-2.ckpt", steps=2)
+    assert resume.checkpoint_to_evaluate(tmp_path / "unscored") == longest
     save(tmp_path / "yolo", "best.ckpt", steps=1, written=100)
     expected = save(tmp_path / "yolo-2", "best.ckpt", steps=1, written=200)
     save(tmp_path / "yolo-2", "last.ckpt", steps=9, written=300)
     assert resume.checkpoint_to_evaluate(tmp_path / "yolo") == expected
-
-
-def test_longest_trained_is_evaluated_where_none_was_scored(tmp_path: Path) -> None:
-    save(tmp_path / "yolo", "step-1.ckpt", steps=1)
-    expected = save(tmp_path / "yolo", "step-2.ckpt", steps=2)
-    assert resume.checkpoint_to_evaluate(tmp_path / "yolo") == expected
-
-
-def test_nothing_to_evaluate_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"there are no weights: no run folder .* contains a checkpoint"):
-        resume.checkpoint_to_evaluate(tmp_path / "yolo")
 
 
 def test_folder_that_cannot_be_written_is_an_error_with_a_remedy(tmp_path: Path) -> None:

@@ -199,22 +199,27 @@ def checked(run: Path) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(
-    ("loss", "ahead_s", "sent"),
-    [(None, 100.0, ["loss is not finite"]), (1.0, 100.0, []), (None, -100.0, [])],
-    ids=["not finite", "finite", "of an earlier run"],
+    ("content", "ahead_s", "sent"),
+    [
+        (
+            {"losses": {"train/box_loss": None}},
+            100.0,
+            [("loss is not finite", "train/box_loss in epoch 2, batch 7, step 99")],
+        ),
+        ({"losses": {"train/box_loss": 1.0}}, 100.0, []),
+        ({"losses": {"train/box_loss": None}}, -100.0, []),
+        (
+            {"losses": {}, "deadline_s": 1e9, "deadline_problem": "too late"},
+            100.0,
+            [("deadline cannot be met", "too late")],
+        ),
+    ],
+    ids=["not finite", "finite", "of an earlier run", "deadline"],
 )
-def test_loss_that_is_not_finite_is_sent(loss: float | None, ahead_s: float, sent: list[str], tmp_path: Path) -> None:
-    content = STATUS | {"written_s": time.time() + ahead_s, "losses": {"train/box_loss": loss}}
-    (tmp_path / "status.json").write_text(json.dumps(content))
-    found = checked(tmp_path)
-    assert [event for event, _ in found] == sent
-    assert not sent or found[0][1] == "train/box_loss in epoch 2, batch 7, step 99"
-
-
-@pytest.mark.parametrize(("problem", "sent"), [("", []), ("too late", [("deadline cannot be met", "too late")])])
-def test_deadline_that_cannot_be_met_is_sent(problem: str, sent: list[tuple[str, str]], tmp_path: Path) -> None:
-    content = STATUS | {"written_s": time.time() + 100, "losses": {}, "deadline_s": 1e9, "deadline_problem": problem}
-    (tmp_path / "status.json").write_text(json.dumps(content))
+def test_problem_in_the_status_file_is_sent(
+    content: dict[str, Any], ahead_s: float, sent: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    (tmp_path / "status.json").write_text(json.dumps(STATUS | content | {"written_s": time.time() + ahead_s}))
     assert checked(tmp_path) == sent
 
 

@@ -64,25 +64,16 @@ def writer(tmp_path: Path) -> Iterator[HeartbeatWriter]:
     made.close()
 
 
-def test_record_names_the_process_beyond_doubt(writer: HeartbeatWriter) -> None:
+def test_record_names_the_process_and_changes_with_every_beat(writer: HeartbeatWriter) -> None:
     found = read(writer.path)
     assert (found.process, found.process_started_ticks) == (os.getpid(), started_ticks(os.getpid()))
     assert read_heartbeat(writer.path, os.getpid() + 1) is NoHeartbeat.FOREIGN
     assert writer.path.stat().st_size == RECORD_BYTES
-
-
-def test_every_beat_changes_the_record(writer: HeartbeatWriter) -> None:
-    first = read(writer.path).sequence
-    writer.beat(Phase.STEP)
-    writer.beat(Phase.STEP)
-    assert read(writer.path).sequence == first + 4
-
-
-def test_numbers_stay_until_they_are_given_anew(writer: HeartbeatWriter) -> None:
     writer.beat(Phase.STEP, 3, 17, 5)
-    writer.beat(Phase.SAVE)
-    found = read(writer.path)
-    assert (found.phase, found.epoch, found.step, found.batch) == (Phase.SAVE, 3, 17, 5)
+    writer.beat(Phase.SAVE)  # the numbers stay
+    later = read(writer.path)
+    assert later.sequence == found.sequence + 4
+    assert (later.phase, later.epoch, later.step, later.batch) == (Phase.SAVE, 3, 17, 5)
 
 
 def test_longest_stay_in_a_phase_is_kept(writer: HeartbeatWriter) -> None:
@@ -134,7 +125,10 @@ def test_fault_30_damaged_record_is_no_heartbeat(change: object, reason: NoHeart
 def test_fault_30_missing_or_unreadable_record_is_no_heartbeat(tmp_path: Path) -> None:
     assert read_heartbeat(tmp_path / "heartbeat") is NoHeartbeat.MISSING
     (tmp_path / "folder").mkdir()
-    assert read_heartbeat(tmp_path / "folder") is NoHeartbeat.UNREADABLE
+    os.mkfifo(tmp_path / "FIFO")
+    (tmp_path / "endless").symlink_to("/dev/zero")
+    for name in ("folder", "FIFO", "endless"):
+        assert read_heartbeat(tmp_path / name) is NoHeartbeat.UNREADABLE
 
 
 def test_child_that_inherits_the_writer_does_not_report_for_the_trainer(writer: HeartbeatWriter) -> None:
@@ -145,13 +139,6 @@ def test_child_that_inherits_the_writer_does_not_report_for_the_trainer(writer: 
         os._exit(0)
     os.waitpid(child, 0)
     assert read(writer.path).step == 2
-
-
-@pytest.mark.parametrize("kind", ["FIFO", "endless"])
-def test_heartbeat_that_is_no_regular_file_neither_blocks_nor_fills_memory(kind: str, tmp_path: Path) -> None:
-    path = tmp_path / "heartbeat"
-    os.mkfifo(path) if kind == "FIFO" else path.symlink_to("/dev/zero")
-    assert read_heartbeat(path) is NoHeartbeat.UNREADABLE
 
 
 BEATS = """

@@ -121,17 +121,27 @@ def test_exit_codes_are_those_of_the_page_and_below_those_of_shells() -> None:
     assert max(ExitCode) < 126
 
 
+SOCKET = "ConnectionResetError: [Errno 104] Connection reset by peer"
+NO_MEMORY = "MemoryError: Caught MemoryError in DataLoader worker process 0."
+NO_SHARED_MEMORY = (
+    "RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's "
+    "workers are out of shared memory. This might be caused by insufficient shared memory (shm)."
+)
+
+
 @pytest.mark.parametrize(
-    "line",
+    ("code", "line", "kind", "moves_down", "sentence"),
     [
-        "MemoryError: Caught MemoryError in DataLoader worker process 0.",
-        "RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's "
-        "workers are out of shared memory. This might be caused by insufficient shared memory (shm).",
+        (1, NO_MEMORY, StallClass.LOADER_CRASH, True, NO_MEMORY),
+        (1, NO_SHARED_MEMORY, StallClass.LOADER_CRASH, True, NO_SHARED_MEMORY),
+        (1, SOCKET, StallClass.LOADER_CRASH, False, f"a DataLoader worker died: {SOCKET}"),
+        (-9, SOCKET, StallClass.UNKNOWN, False, "the trainer was killed by SIGKILL"),
     ],
 )
-def test_worker_without_memory_moves_down_at_once(line: str) -> None:
-    found = diagnose_exit(1, (*TRACE, line))
-    assert (found.kind, found.moves_down, found.sentence) == (StallClass.LOADER_CRASH, True, line)
+def test_end_by_a_worker(code: int, line: str, kind: StallClass, moves_down: bool, sentence: str) -> None:
+    """The workers of a killed trainer report lost connections, too."""
+    found = diagnose_exit(code, (*TRACE, line))
+    assert (found.kind, found.moves_down, found.sentence) == (kind, moves_down, sentence)
 
 
 def test_error_at_a_sample_names_it_and_is_worth_another_try() -> None:
@@ -148,13 +158,3 @@ def test_error_at_a_sample_names_it_and_is_worth_another_try() -> None:
     assert is_recoverable(1, lines)
     assert not is_recoverable(1, lines[:3])
     assert not diagnose_exit(1, lines[:3]).suspect
-
-
-def test_a_broken_socket_is_said_to_be_a_workers() -> None:
-    line = "ConnectionResetError: [Errno 104] Connection reset by peer"
-    assert diagnose_exit(1, (*TRACE, line)).sentence == f"a DataLoader worker died: {line}"
-
-
-def test_killed_trainer_is_not_blamed_on_its_workers_whose_connections_then_end() -> None:
-    found = diagnose_exit(-9, (*TRACE, "ConnectionResetError: [Errno 104] Connection reset by peer"))
-    assert (found.kind, found.sentence) == (StallClass.UNKNOWN, "the trainer was killed by SIGKILL")

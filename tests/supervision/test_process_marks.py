@@ -80,13 +80,10 @@ def test_files_of_a_killed_group_are_removed(marked: Marked) -> None:
     assert not marked.folder.exists()
 
 
-def test_files_of_a_living_process_stay(marked: Marked) -> None:
+def test_files_of_a_living_process_stay_until_it_ends(marked: Marked) -> None:
     remove_files_of_dead_processes()
     assert marked.semaphore.exists()
     assert marked.folder.is_dir()
-
-
-def test_process_that_ends_by_itself_leaves_nothing(marked: Marked) -> None:
     marked.end()
     assert not marked.semaphore.exists()
     assert not marked.folder.exists()
