@@ -163,20 +163,6 @@ def test_fit_whose_last_checkpoint_cannot_be_saved_fails(
     assert not (tmp_path / FINISHED_FILE).exists()
 
 
-def go_back_to_step_1(folder: Path) -> None:
-    """Train 4 steps, then once more from step 1 on, until the run is interrupted after step 2."""
-    fit(folder, LastCheckpoint(1, keep=9), epochs=1, batches=4)
-    start = folder / "checkpoints/step-000000001.ckpt"
-    (folder / "checkpoints/step-000000002.ckpt").unlink()
-    with pytest.raises(Interrupt):
-        fit(folder, LastCheckpoint(1, keep=2), StopAt(0, 2), batches=4, resume=start)
-
-
-def test_a_checkpoint_is_not_removed_by_its_own_clean_up(tmp_path: Path) -> None:
-    go_back_to_step_1(tmp_path)
-    assert 2 in steps_kept(tmp_path)
-
-
 def into_the_future(folder: Path) -> None:
     """As if the clock had been set back by a day after these files were written."""
     future_s = time.time() + 86_400

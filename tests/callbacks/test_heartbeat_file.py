@@ -1,27 +1,20 @@
 import json
 import os
-import signal
-import time
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from tests.callbacks.tiny_detection import frame_batch
 from tests.callbacks.tiny_training import AccumulatingModule, Interrupt, StopAt, TinyModule, fit, loader, tiny_trainer
-from tests.conftest import REPOSITORY
-from tests.helpers.forks import Forks
 from yolo_lightning.callbacks import LastCheckpoint
 from yolo_lightning.callbacks.heartbeat_callback import HeartbeatCheckpointIO
 from yolo_lightning.callbacks.heartbeat_file import HeartbeatFile
 from yolo_lightning.supervision import heartbeat
 from yolo_lightning.supervision.heartbeat import Heartbeat, HeartbeatWriter, Phase, read_heartbeat
-from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts, PhaseTimeouts
-from yolo_lightning.utils.files import write_json
 
 
 class Beats(HeartbeatWriter):
@@ -173,51 +166,3 @@ def test_full_disk_leaves_the_phase_as_it_was(beats: Beats) -> None:
     with pytest.raises(OSError, match="disk full"):
         HeartbeatCheckpointIO(Full(), record).save_checkpoint({}, "x")  # type: ignore[arg-type]
     assert beats.phase is Phase.FETCH
-
-
-@pytest.mark.usefixtures("beats")
-def test_checkpoint_is_the_same_with_the_record(tmp_path: Path) -> None:
-    fit(tmp_path / "with", HeartbeatFile(), LastCheckpoint())
-    fit(tmp_path / "without", LastCheckpoint())
-    one, other = (
-        torch.load(tmp_path / name / "checkpoints" / "last.ckpt", weights_only=True) for name in ("with", "without")
-    )
-    assert one["state_dict"].keys() == other["state_dict"].keys()
-    assert one["callbacks"] == other["callbacks"]
-
-
-SUSPENDED = """
-import os, signal, sys, time
-from pathlib import Path
-sys.path[:0] = [sys.argv[2]]
-from yolo_lightning.supervision import heartbeat
-writer = heartbeat.open_from_environment()
-from yolo_lightning.callbacks.heartbeat_file import HeartbeatFile
-from tests.callbacks.tiny_training import TinyModule, fit
-
-class Suspended(TinyModule):
-    def training_step(self, batch, batch_idx):
-        if batch_idx == 2:
-            time.sleep(0.2)  # a timer that was just set runs
-            os.kill(os.getpid(), signal.SIGSTOP)
-            time.sleep(0.2)  # a timer that has expired ends the process
-        return super().training_step(batch, batch_idx)
-
-fit(Path(sys.argv[1]), HeartbeatFile(), module=Suspended())
-"""
-
-
-@pytest.mark.whole_run
-def test_fault_29_a_suspension_longer_than_any_timeout_does_not_end_the_trainer(tmp_path: Path, forks: Forks) -> None:
-    write_json(tmp_path / "phase_timeouts.json", AdaptiveTimeouts(PhaseTimeouts(step_s=0.5), {}, factor=0.0).as_json())
-    (tmp_path / "train.py").write_text(SUSPENDED)
-    words = [tmp_path / "train.py", tmp_path, REPOSITORY]
-    environment = {heartbeat.HEARTBEAT_VARIABLE: str(tmp_path / "heartbeat")}
-    process = forks.start(*words, folder=tmp_path, environment=environment)
-    stat = Path(f"/proc/{process.pid}/stat")
-    while stat.read_text().rpartition(")")[2].split()[0] != "T":
-        time.sleep(0.05)
-    time.sleep(2.0)  # twice what a timer at twice the timeout would wait
-    os.kill(process.pid, signal.SIGCONT)
-    assert process.wait() == 0
-    assert (tmp_path / "finished.json").is_file()

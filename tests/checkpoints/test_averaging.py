@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from yolo_lightning.checkpoints.averaging import AVERAGED, average_checkpoints, average_states, newest_steps
-from yolo_lightning.checkpoints.checkpoint_file import newest_checkpoint, write_checkpoint
+from yolo_lightning.checkpoints.checkpoint_file import write_checkpoint
 
 NETWORK = {"variant": "yolov8n", "class_names": ["a"], "class_width": 64, "lr0": 0.1}
 
@@ -69,12 +69,6 @@ def test_checkpoint_holds_the_network_and_its_origin_alone(tmp_path: Path) -> No
     assert set(content) == {"state_dict", "hyper_parameters", "epoch", "pytorch-lightning_version", AVERAGED}
     assert content["state_dict"]["weight"][0, 0] == 3
     assert (content["state_dict"]["count"], content["epoch"]) == (6, 6)
-
-
-def test_average_is_the_last_that_resuming_looks_at(tmp_path: Path) -> None:
-    files = [checkpoint(tmp_path, steps, steps) for steps in (1, 2)]
-    write_checkpoint(average_checkpoints(files), tmp_path / "average.ckpt")
-    assert newest_checkpoint(tmp_path)[0] == files[1]
 
 
 def test_newest_are_taken_by_steps_and_last_is_no_checkpoint_of_its_own(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Checkpoints in stores of fsspec: the memory store, and a local folder instead of a bucket."""
 
-import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +11,6 @@ import torch
 from yolo_lightning.checkpoints.checkpoint_file import find_damage, read_checksum, write_checkpoint
 from yolo_lightning.checkpoints.mirror import RemoteFolder, fetch_run, local_checkpoint, to_mirror
 from yolo_lightning.checkpoints.mirror import mirror as copy
-from yolo_lightning.commands.average import average
 
 MEMORY = fsspec.filesystem("memory")
 
@@ -179,14 +177,3 @@ def test_address_of_nothing_is_named_and_that_of_a_file_is_the_file(tmp_path: Pa
     assert local_checkpoint(f"file://{tmp_path}/x.ckpt") == tmp_path / "x.ckpt"
     with pytest.raises(ValueError, match=r"checkpoint memory://bucket/none.ckpt cannot be read"):
         local_checkpoint("memory://bucket/none.ckpt")
-
-
-def test_average_reads_addresses(tmp_path: Path) -> None:
-    for steps in (2, 4):
-        save(tmp_path / "run/checkpoints", steps)
-        mirror(tmp_path / "run/checkpoints", RemoteFolder("memory://bucket"))
-    addresses = [f"memory://bucket/step-{steps:09d}.ckpt" for steps in (2, 4)]
-    average(str(tmp_path / "run"), checkpoints=addresses)
-    content = torch.load(tmp_path / "run/checkpoints/average.ckpt", weights_only=True)
-    assert content["state_dict"]["weight"].tolist() == [3.0, 3.0]
-    assert json.loads((tmp_path / "run/checkpoints/average.ckpt.json").read_text())["bytes"]

@@ -1,6 +1,5 @@
 """Misbehaving programs under `supervise`: number of starts, end of the run, remaining processes."""
 
-import json
 import os
 import signal
 import subprocess
@@ -255,21 +254,6 @@ def test_supervisor_can_be_stopped_while_the_heartbeat_is_a_fifo(tmp_path: Path)
     time.sleep(0.3)
     process.terminate()
     assert end_of(process, tmp_path) == 128 + signal.SIGTERM
-
-
-STATES = {
-    "level": ("supervision.json", {"loader": -9}),
-    "duration": ("phase_timeouts.json", {"minimum": {}, "factor": 5, "longest_s": {"step": 1e9}}),
-}
-
-
-@pytest.mark.parametrize("name", STATES)
-def test_damaged_state_of_an_earlier_supervisor_changes_nothing(name: str, tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    file, content = STATES[name]
-    (tmp_path / "run" / file).write_text(json.dumps(content))
-    assert end_of(start(tmp_path, "time.sleep(1000)"), tmp_path) == 0
-    assert "no progress for" in (tmp_path / "run" / "run.log").read_text()
 
 
 @pytest.mark.parametrize("name", ["run.log", "supervisor.json", "supervision.json", "phase_timeouts.json"])
