@@ -5,10 +5,7 @@ Imports neither torch nor Lightning: the supervisor of a fit selects the folder.
 
 import os
 import re
-import sys
-import time
 from collections.abc import Callable, Collection
-from itertools import count
 from pathlib import Path
 
 from yolo_lightning.checkpoints.checkpoint_file import find_damage, training_age
@@ -122,18 +119,18 @@ def run_of(checkpoint: Path) -> Path | None:
     return checkpoint.parent.parent if checkpoint.parent.name == CHECKPOINTS else None
 
 
-class MirrorAwayError(ValueError):
-    """The storage of a mirror cannot be read."""
-
-
 def mirrored_runs(base: Path, mirror: str) -> list[str]:
-    """Return the names of the runs `base`, `base-2`, ... with checkpoints in a mirror, the highest number first."""
+    """Return the names of the runs `base`, `base-2`, ... with checkpoints in a mirror, the highest number first.
+
+    Raises:
+        ValueError: If the storage cannot be read.
+    """
     pattern, remote = numbered(base), RemoteFolder(mirror)
     try:
         numbers = {name: int(match[1] or 1) for name in remote.names() if (match := pattern.fullmatch(name))}
         held = [name for name in numbers if remote.folder(name).complete()]
     except OSError as error:
-        raise MirrorAwayError(f"mirror {redacted(mirror)} cannot be read: {error}") from error
+        raise ValueError(f"mirror {redacted(mirror)} cannot be read: {error}") from error
     return sorted(held, key=lambda name: numbers[name], reverse=True)
 
 
@@ -143,8 +140,7 @@ def folder_to_fit(
     """Return the run folder of the checkpoint, or a fresh one, without checkpoints here or in the mirror.
 
     A fresh folder is used for a new run, a checkpoint from elsewhere, and a checkpoint that is not the newest of its
-    run, whose later checkpoints are kept. If the mirror cannot be read, the number of the folder is the date, so that
-    the copies replace none of another run. A fresh folder is not `in_use` by another process.
+    run, whose later checkpoints are kept. A fresh folder is not `in_use` by another process.
     """
     own = run_of(checkpoint) if checkpoint is not None else None
     if checkpoint is not None and own is not None and real_path(own) in [real_path(folder) for folder in runs(base)]:
@@ -152,13 +148,7 @@ def folder_to_fit(
         later = [path for path in checkpoint.parent.glob("*.ckpt") if training_age(path)[0] > steps]
         if all(find_damage(path) is not None for path in later):
             return own
-    try:
-        return fresh_run(base, mirrored_runs(base, mirror) if mirror is not None else (), in_use)
-    except MirrorAwayError as error:
-        dates = (base.with_name(f"{base.name}-{number}") for number in count(int(time.strftime("%Y%m%d"))))
-        folder = next(folder for folder in dates if not has_checkpoint(folder))
-        print(f"{error}; training starts in {folder}, and the checkpoints are copied later", file=sys.stderr)
-        return folder
+    return fresh_run(base, mirrored_runs(base, mirror) if mirror is not None else (), in_use)
 
 
 def folder_to_resume(base: Path, mirror: str | None = None) -> Path:
