@@ -132,7 +132,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("channels", [4, 3], ids=["by four", "by one"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("tile", fused_launch.TILES, ids=lambda tile: f"{tile.rows}x{tile.columns}")
+@pytest.mark.parametrize("tile", sorted(test_fused.DIRECT_TILES), ids=lambda tile: f"{tile.rows}x{tile.columns}")
 def test_convolution(
     tile: fused_launch.KernelTile,
     dtype: torch.dtype,

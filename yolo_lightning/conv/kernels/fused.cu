@@ -79,39 +79,64 @@ __device__ inline void put_registers(float* registers, const float* shared) {
     registers[0] = values.x, registers[1] = values.y, registers[2] = values.z, registers[3] = values.w;
 }
 
-// A tile of the result: a grid of THREAD_ROWS x THREAD_COLUMNS threads, each with a patch of ROWS_EACH x 4.
-template <int ROWS, int COLUMNS, int ROWS_EACH>
-struct Tile {
-    static constexpr int THREAD_COLUMNS = COLUMNS / 4;
-    static constexpr int FETCHES = ROWS * DEPTH / 4 / THREADS;
-    // Four extra columns keep the rows aligned and avoid bank conflicts.
-    using Left = float[DEPTH][ROWS + 4];
-    using Right = float[DEPTH][COLUMNS + 4];
-    static_assert(ROWS / ROWS_EACH * THREAD_COLUMNS == THREADS, "every thread has one patch");
-    static_assert(FETCHES * 4 * THREADS == ROWS * DEPTH, "the threads fetch the left side in whole turns");
-    static_assert(COLUMNS * DEPTH / 4 <= THREADS, "the threads fetch the right side in one turn");
+__device__ inline void add_four(float (&totals)[4], const float4& values) {
+    totals[0] += values.x, totals[1] += values.y, totals[2] += values.z, totals[3] += values.w;
+}
 
-    __device__ static int first_row() { return threadIdx.x / THREAD_COLUMNS * ROWS_EACH; }
+// A tile of the result: a grid of threads, each with a patch of ROWS_EACH x 4. There are GROUPS such grids, and each of them
+// adds other terms; TERMS terms of each sum are in shared memory at once.
+template <int ROWS, int COLUMNS, int ROWS_EACH, int GROUPS = 1, int TERMS = DEPTH>
+struct Tile {
+    static constexpr int GROUP_THREADS = THREADS / GROUPS;
+    static constexpr int THREAD_COLUMNS = COLUMNS / 4;
+    static constexpr int FETCHES = ROWS * TERMS / 4 / THREADS;
+    // Four extra columns keep the rows aligned and avoid bank conflicts.
+    using Left = float[TERMS][ROWS + 4];
+    using Right = float[TERMS][COLUMNS + 4];
+    static_assert(ROWS / ROWS_EACH * THREAD_COLUMNS == GROUP_THREADS, "every thread has one patch");
+    static_assert(FETCHES * 4 * THREADS == ROWS * TERMS, "the threads fetch the left side in whole turns");
+    static_assert(COLUMNS * TERMS / 4 <= THREADS, "the threads fetch the right side in one turn");
+
+    __device__ static int group() { return threadIdx.x / GROUP_THREADS; }
+    __device__ static int first_row() { return threadIdx.x % GROUP_THREADS / THREAD_COLUMNS * ROWS_EACH; }
     __device__ static int first_column() { return threadIdx.x % THREAD_COLUMNS * 4; }
 
-    // Matrix row that this thread loads; a row >= DEPTH means that the thread loads nothing.
+    // Matrix row that this thread loads; a row >= TERMS means that the thread loads nothing.
     __device__ static int right_row() { return threadIdx.x / THREAD_COLUMNS; }
 
     __device__ static void multiply(const Left& left, const Right& right, float (&totals)[ROWS_EACH][4]) {
 #pragma unroll
-        for (int depth = 0; depth < DEPTH; ++depth) {
+        for (int turn = 0; turn < TERMS / GROUPS; ++turn) {
+            const int term = turn * GROUPS + group();
             float rows[ROWS_EACH];
 #pragma unroll
             for (int row = 0; row < ROWS_EACH; row += 4) {
-                put_registers(&rows[row], &left[depth][first_row() + row]);
+                put_registers(&rows[row], &left[term][first_row() + row]);
             }
             float columns[4];
-            put_registers(columns, &right[depth][first_column()]);
+            put_registers(columns, &right[term][first_column()]);
 #pragma unroll
             for (int row = 0; row < ROWS_EACH; ++row) {
 #pragma unroll
                 for (int column = 0; column < 4; ++column) totals[row][column] += rows[row] * columns[column];
             }
+        }
+    }
+
+    // Adds the patches of all groups to those of group 0, in shared memory for half of the patches.
+    __device__ static void add_groups(float4* shared, float (&totals)[ROWS_EACH][4]) {
+        for (int half = GROUPS / 2; half > 0; half /= 2) {
+            float4* patch = shared + threadIdx.x % (half * GROUP_THREADS);
+            if (group() >= half && group() < 2 * half) {
+#pragma unroll
+                for (int row = 0; row < ROWS_EACH; ++row) put(&patch[row * THREADS / 2].x, to_four(totals[row]));
+            }
+            sync_shared();
+            if (group() < half) {
+#pragma unroll
+                for (int row = 0; row < ROWS_EACH; ++row) add_four(totals[row], patch[row * THREADS / 2]);
+            }
+            sync_shared();
         }
     }
 };
@@ -190,15 +215,16 @@ __device__ inline void correlate(
 }
 
 // Sums over splits: the last block of each group of splits adds the patches of its group, and the last of these blocks
-// adds the sums of the groups. Both read the splits in a fixed order. `partials` has one patch per split, tile and thread.
-template <int ROWS_EACH>
+// adds the sums of the groups. Both read the splits in a fixed order. `partials` has one patch per split, tile and each of
+// the first PATCHES threads.
+template <int ROWS_EACH, int PATCHES = THREADS>
 struct Splits {
     float4* partials;
     unsigned* counters;  // for each tile one per group, and one more
     int splits, per_group, tile, tiles;
 
     __device__ float4* patch_of(int split) const {
-        return partials + (split * tiles + tile) * ROWS_EACH * THREADS + threadIdx.x;
+        return partials + (split * tiles + tile) * ROWS_EACH * PATCHES + threadIdx.x;
     }
 
     // Writes the used rows of a patch: `rows` of them, none if the number is negative.
@@ -206,7 +232,7 @@ struct Splits {
         float4* patch = patch_of(split);
 #pragma unroll
         for (int row = 0; row < ROWS_EACH; ++row) {
-            if (row < rows) put(&patch[row * THREADS].x, to_four(totals[row]));
+            if (row < rows) put(&patch[row * PATCHES].x, to_four(totals[row]));
         }
     }
 
@@ -220,10 +246,7 @@ struct Splits {
             const float4* patch = patch_of(first + split * step);
 #pragma unroll
             for (int row = 0; row < ROWS_EACH; ++row) {
-                if (row >= rows) continue;
-                const float4 values = patch[row * THREADS];
-                totals[row][0] += values.x, totals[row][1] += values.y;
-                totals[row][2] += values.z, totals[row][3] += values.w;
+                if (row < rows) add_four(totals[row], patch[row * PATCHES]);
             }
         }
     }
@@ -247,13 +270,21 @@ struct Splits {
 };
 
 // result[column, tap] = sum over the places of image[window at place, tap] * grads[place, column]
-template <class Element, int ROWS, int COLUMNS, int ROWS_EACH, bool BY_FOUR>
+template <class Element, int ROWS, int COLUMNS, int ROWS_EACH, int GROUPS, int TERMS, bool BY_FOUR>
 __device__ inline void sum_products(
     const Element* image, const Element* grads, Element* result, float4* partials, unsigned* counters,
     const Windows& windows, int places, int places_per_split, int splits_per_group, int columns, int grad_stride) {
-    using T = Tile<ROWS, COLUMNS, ROWS_EACH>;
-    alignas(16) __shared__ typename T::Left left;
-    alignas(16) __shared__ typename T::Right right;
+    using T = Tile<ROWS, COLUMNS, ROWS_EACH, GROUPS, TERMS>;
+    union Shared {
+        struct {
+            typename T::Left left;
+            typename T::Right right;
+        } sides;
+        float4 patches[GROUPS == 1 ? 1 : ROWS_EACH * THREADS / 2];
+    };
+    alignas(16) __shared__ Shared shared;
+    auto& left = shared.sides.left;
+    auto& right = shared.sides.right;
     constexpr int TAPS = BY_FOUR ? 1 : 4;
     constexpr int FETCHES_PER_PLACE = ROWS / 4, FETCH_PLACES = THREADS / FETCHES_PER_PLACE;
     const int rows = windows.tap_rows * windows.tap_columns * windows.channels;
@@ -276,31 +307,33 @@ __device__ inline void sum_products(
             advance(windows, place, FETCH_PLACES);
         }
         const int index = first_place + right_row;
-        const bool is_needed = right_row < DEPTH && index < stop;
+        const bool is_needed = right_row < TERMS && index < stop;
         next_right =
             row_values<BY_FOUR>(grads + index * grad_stride + right_column, is_needed ? columns - right_column : 0);
     };
 
     float totals[ROWS_EACH][4] = {};
     fetch_next(start);
-    for (int first_place = start; first_place < stop; first_place += DEPTH) {
+    for (int first_place = start; first_place < stop; first_place += TERMS) {
 #pragma unroll
         for (int fetch = 0; fetch < T::FETCHES; ++fetch) {
             put(&left[left_place + fetch * FETCH_PLACES][left_row], to_floats(next_left[fetch]));
         }
-        if (right_row < DEPTH) put(&right[right_row][T::first_column()], to_floats(next_right));
+        if (right_row < TERMS) put(&right[right_row][T::first_column()], to_floats(next_right));
         sync_shared();
-        if (first_place + DEPTH < stop) fetch_next(first_place + DEPTH);
+        if (first_place + TERMS < stop) fetch_next(first_place + TERMS);
         T::multiply(left, right, totals);
         sync_shared();
     }
 
     const int tile_rows = (rows + ROWS - 1) / ROWS, tile_columns = (columns + COLUMNS - 1) / COLUMNS;
-    const Splits<ROWS_EACH> splits{
+    T::add_groups(shared.patches, totals);
+    const Splits<ROWS_EACH, T::GROUP_THREADS> splits{
         partials,         counters, (places + places_per_split - 1) / places_per_split, splits_per_group,
         int(blockIdx.y * tile_rows + blockIdx.x), tile_rows * tile_columns};
     const int first_row = tile_row + T::first_row(), rows_left = rows - first_row;
-    if (!splits.sum(totals, right_column < columns ? rows_left : 0, reinterpret_cast<unsigned&>(left))) return;
+    const bool is_used = T::group() == 0 && right_column < columns;
+    if (!splits.sum(totals, is_used ? rows_left : 0, reinterpret_cast<unsigned&>(shared)) || !is_used) return;
 #pragma unroll
     for (int column = 0; column < 4; ++column) {
         if (right_column + column >= columns) continue;
@@ -346,12 +379,12 @@ __device__ inline void sum_products(
             samples * windows.place_rows * windows.place_columns, columns);                                         \
     }
 
-#define SUM_PRODUCTS(NAME, ELEMENT, ROWS, COLUMNS, ROWS_EACH, BY_FOUR)                                         \
+#define SUM_PRODUCTS(NAME, ELEMENT, ROWS, COLUMNS, ROWS_EACH, GROUPS, TERMS, BY_FOUR)                          \
     extern "C" __global__ void __launch_bounds__(THREADS) NAME(                                                \
         const ELEMENT* image, const ELEMENT* grads, ELEMENT* result, float4* partials, unsigned* counters,     \
         WINDOWS_PARAMETERS, int places, int places_per_split, int splits_per_group, int columns,               \
         int grad_stride) {                                                                                     \
-        sum_products<ELEMENT, ROWS, COLUMNS, ROWS_EACH, BY_FOUR>(                                              \
+        sum_products<ELEMENT, ROWS, COLUMNS, ROWS_EACH, GROUPS, TERMS, BY_FOUR>(                               \
             image, grads, result, partials, counters, WINDOWS_MADE, places, places_per_split,                  \
             splits_per_group, columns, grad_stride);                                                           \
     }

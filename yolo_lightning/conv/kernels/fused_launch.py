@@ -5,6 +5,7 @@ The device depends on the `Launcher` only; the tests use an emulation on the CPU
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -25,15 +26,17 @@ from yolo_lightning.conv.kernels.launcher import (
 )
 
 DEPTH = 16
-"""Terms of each sum in shared memory at once; equal to DEPTH in fused.cu."""
+"""Terms of each sum in shared memory at once, except for some tiles; equal to DEPTH in fused.cu."""
 
 PROCESSORS = 18
 """Workgroup processors of an RX 5600 XT, each with 128 multiply-adds and 256 bytes of shared memory in a clock cycle.
 
 The value, and therefore the order of the sums, is equal on every device.
 """
-# Blocks of a weight gradient, if it has enough pixels. More blocks write more partial sums.
-MOST_BLOCKS = 10 * PROCESSORS
+BYTES_PER_CLOCK = 184
+"""Bytes that an RX 5600 XT reads or writes in global memory in a clock cycle of its processors."""
+# Largest number of blocks of a weight gradient for each processor.
+MOST_ROUNDS = 20
 # Minimum number of output pixels per block of the weight gradient.
 PIXELS_PER_SPLIT = 256
 # Largest number of sums that one block adds without groups; more would take longer than two levels.
@@ -41,12 +44,17 @@ SPLITS_PER_GROUP = 16
 
 
 class KernelTile(NamedTuple):
-    """Part of a result that one block computes; each thread computes `rows_each` x `columns_each` elements."""
+    """Part of a result that one block computes; each thread computes `rows_each` x `columns_each` elements.
+
+    Several threads compute the same elements if there are `groups`, each for other terms of the sums.
+    """
 
     rows: int
     columns: int
     rows_each: int
     columns_each: int = 4
+    groups: int = 1
+    depth: int = DEPTH  # terms of each sum in shared memory at once
     is_winograd: bool = False  # in winograd.cu
 
     def kernel(self, product: str, by_four: bool, dtype: torch.dtype = torch.float32) -> str:
@@ -71,15 +79,15 @@ class KernelTile(NamedTuple):
             blocks: Blocks of the launch.
             terms: Channels times taps, or pixels; for Winograd's algorithm channels, or patches.
         """
+        fetches = self.rows * self.depth // (4 * THREADS)
+        others = 38 + 13 * fetches if product == "correlate" else 9 + 35 * fetches
+        factors = self.rows + self.columns
         if self.is_winograd:
-            depth, factors, others = WINOGRAD_DEPTH, 2 * 16 * 32, 115
-        else:
-            depth, factors = DEPTH, self.rows + self.columns
-            others = 38 + 13 * self.rows // 64 if product == "correlate" else 9 + 35 * self.rows // 64
-        vector = depth * self.rows_each * self.columns_each + others
-        shared = depth * 4 * (THREADS * (self.rows_each + self.columns_each) + factors)
+            others, factors = 115, 2 * 16 * 32
+        vector = self.depth // self.groups * self.rows_each * self.columns_each + others
+        shared = self.depth * 4 * (THREADS // self.groups * (self.rows_each + self.columns_each) + factors)
         iteration = max(vector * THREADS / 128, shared / 256)
-        return -(-blocks // PROCESSORS) * (-(-terms // depth) + 1) * iteration
+        return -(-blocks // PROCESSORS) * (-(-terms // self.depth) + 1) * iteration
 
 
 TILES = (
@@ -89,31 +97,41 @@ TILES = (
     KernelTile(128, 32, 4),
     KernelTile(256, 16, 4),
 )
-WINOGRAD = KernelTile(128, 32, 8, 8, is_winograd=True)
-"""32 patches of 2 x 2 results, and 32 columns."""
-WINOGRAD_SUMS = KernelTile(288, 32, 8, 8, is_winograd=True)
-"""Nine taps of 32 channels, and 32 columns."""
 WINOGRAD_DEPTH = 8
 """Channels or patches in shared memory at once; equal to DEPTH_EACH in winograd.cu."""
+WINOGRAD = KernelTile(128, 32, 8, 8, depth=WINOGRAD_DEPTH, is_winograd=True)
+"""32 patches of 2 x 2 results, and 32 columns."""
+WINOGRAD_SUMS = KernelTile(288, 32, 8, 8, depth=WINOGRAD_DEPTH, is_winograd=True)
+"""Nine taps of 32 channels, and 32 columns."""
+CORRELATE_TILES = (*TILES, WINOGRAD)
+# Sums over all pixels have small results, down to 9 x 16.
+SUM_TILES = (
+    KernelTile(128, 64, 8),
+    KernelTile(64, 64, 4),
+    KernelTile(32, 32, 4, groups=4, depth=32),
+    KernelTile(16, 16, 4, groups=16, depth=64),
+    WINOGRAD_SUMS,
+)
 
 
 def instances() -> dict[str, str]:
     """Return the C++ line that defines each kernel, by kernel name."""
     lines = {}
     for dtype, element in ELEMENTS.items():
-        for product in ("correlate", "sum_products"):
-            for tile in TILES:
+        for product, tiles in (("correlate", CORRELATE_TILES), ("sum_products", SUM_TILES)):
+            for tile in tiles:
                 for by_four in (True, False):
                     name = tile.kernel(product, by_four, dtype)
-                    sizes = f"{tile.rows}, {tile.columns}, {tile.rows_each}, {str(by_four).lower()}"
-                    lines[name] = f"{product.upper()}({name}, {element.cpp_type}, {sizes})"
-            name = WINOGRAD.kernel(product, True, dtype)
-            lines[name] = f"{product.upper()}_WINOGRAD({name}, {element.cpp_type})"
+                    macro, sizes = f"{product}_winograd" if tile.is_winograd else product, ""
+                    if not tile.is_winograd:
+                        groups = f"{tile.groups}, {tile.depth}, " if product == "sum_products" else ""
+                        sizes = f", {tile.rows}, {tile.columns}, {tile.rows_each}, {groups}{str(by_four).lower()}"
+                    lines[name] = f"{macro.upper()}({name}, {element.cpp_type}{sizes})"
     return lines
 
 
 def forward(
-    launch: Launcher, input: Tensor, weight: Tensor, problem: Problem, tiles: Sequence[KernelTile] = (*TILES, WINOGRAD)
+    launch: Launcher, input: Tensor, weight: Tensor, problem: Problem, tiles: Sequence[KernelTile] = CORRELATE_TILES
 ) -> Tensor:
     output = empty_images(input, problem.output_size)
     _correlate(launch, input, weight, output, problem, tiles, is_gradient=False)
@@ -125,7 +143,7 @@ def input_gradient(
     grad_output: Tensor,
     weight: Tensor,
     problem: Problem,
-    tiles: Sequence[KernelTile] = (*TILES, WINOGRAD),
+    tiles: Sequence[KernelTile] = CORRELATE_TILES,
 ) -> Tensor:
     """Return the input gradient, `problem.input_size`, channels_last.
 
@@ -142,7 +160,7 @@ def weight_gradient(
     input: Tensor,
     grad_output: Tensor,
     problem: Problem,
-    tiles: Sequence[KernelTile] = (*TILES, WINOGRAD_SUMS),
+    tiles: Sequence[KernelTile] = SUM_TILES,
 ) -> Tensor:
     """Return the weight gradient, `problem.weight_size`, channels_last, which is the layout of the parameter.
 
@@ -155,20 +173,8 @@ def weight_gradient(
     channels, pixels, rows = problem.input_size[1], samples * height * width, math.prod(problem.weight_size[1:])
     result = empty_images(input, problem.weight_size)
     patches = samples * -(-height // 2) * -(-width // 2)
-
-    def split(tile: KernelTile) -> tuple[int, int, int]:
-        """Return the number of pixels or patches, of those of each split, and of splits."""
-        terms, depth, least = (patches, WINOGRAD_DEPTH, 4) if tile.is_winograd else (pixels, DEPTH, 1)
-        wanted = min(MOST_BLOCKS // math.prod(tile.blocks(rows, outputs)), terms * least // PIXELS_PER_SPLIT)
-        per_split = -(-terms // (max(1, wanted) * depth)) * depth
-        return terms, per_split, -(-terms // per_split)
-
-    def clocks(tile: KernelTile) -> float:
-        _, per_split, splits = split(tile)
-        return tile.clocks("sum_products", splits * math.prod(tile.blocks(rows, outputs)), per_split)
-
-    tile = min(_allowed(tiles, problem), key=clocks)
-    blocks, (terms, per_split, splits) = tile.blocks(rows, outputs), split(tile)
+    tile, terms, per_split = _split(_allowed(tiles, problem), rows, outputs, pixels, patches, PIXELS_PER_SPLIT)
+    blocks, splits = tile.blocks(rows, outputs), -(-terms // per_split)
     per_group = splits if splits <= SPLITS_PER_GROUP else math.isqrt(splits - 1) + 1
     elements = splits * math.prod(blocks) * tile.rows * tile.columns if splits > 1 else 0
     partials = input.new_empty(elements, dtype=torch.float32)
@@ -183,6 +189,24 @@ def weight_gradient(
     name = tile.kernel("sum_products", by_four, input.dtype)
     launch(name, (*blocks, splits), Operands((image, grads), (result,), partials, counts), numbers)
     return result
+
+
+@lru_cache(maxsize=1024)
+def _split(
+    tiles: tuple[KernelTile, ...], rows: int, columns: int, pixels: int, patches: int, least_pixels: int
+) -> tuple[KernelTile, int, int]:
+    """Return the fastest tile for a weight gradient, the number of its terms, and the terms of a split."""
+    found = {}
+    for tile in tiles:
+        terms, least = (patches, least_pixels // 4) if tile.is_winograd else (pixels, least_pixels)
+        blocks = math.prod(tile.blocks(rows, columns))
+        for wanted in {rounds * PROCESSORS // blocks for rounds in range(1, MOST_ROUNDS + 1)}:
+            per_split = -(-terms // (max(1, min(wanted, terms // least)) * tile.depth)) * tile.depth
+            splits = -(-terms // per_split)
+            partials = 2 * 4 * splits * blocks * tile.rows * tile.columns if splits > 1 else 0
+            clocks = tile.clocks("sum_products", blocks * splits, per_split)
+            found[tile, terms, per_split] = clocks, partials / BYTES_PER_CLOCK
+    return min(found, key=lambda one: (max(found[one]), sum(found[one])))
 
 
 PRODUCTS: dict[Operation, Callable[..., Tensor]] = {
@@ -208,8 +232,8 @@ def tiles_for(operation: Operation, problem: Problem, dtype: torch.dtype) -> lis
 
 def tile_of(kernel: str) -> KernelTile:
     """Return the tile of a kernel of `instances`."""
-    winograd = WINOGRAD if kernel.startswith("correlate") else WINOGRAD_SUMS
-    return next((tile for tile in TILES if f"_{tile.rows}x{tile.columns}_" in kernel), winograd)
+    tiles = CORRELATE_TILES if kernel.startswith("correlate") else SUM_TILES
+    return next(tile for tile in tiles if f"_{tile.rows}x{tile.columns}_" in kernel or tile.is_winograd)
 
 
 def _correlate(
@@ -228,15 +252,11 @@ def _correlate(
     remainders = problem.stride if is_gradient else (1, 1)
     rows = samples * -(-height // remainders[0]) * -(-width // remainders[1])
     channels, pixel_step = images.size(1), images.stride(3)
-
-    def clocks(tile: KernelTile) -> float:
-        terms = channels if tile.is_winograd else channels * math.prod(problem.kernel) // math.prod(remainders)
-        return tile.clocks("correlate", math.prod((*tile.blocks(rows, columns), *remainders)), terms)
-
     # The offsets in winograd.cu are 32-bit, in bytes.
     elements = max(samples * math.prod(images.shape[2:]) * pixel_step, weight.size(0) * weight.stride(0))
     is_small = max(elements, weight.size(1) * weight.stride(1)) * images.element_size() < 1 << 31
-    tile = min(_allowed(tiles, problem, is_small and channels % WINOGRAD_DEPTH == 0), key=clocks)
+    allowed = _allowed(tiles, problem, is_small and channels % WINOGRAD_DEPTH == 0)
+    tile = _fastest(allowed, rows, columns, math.prod(remainders), channels, math.prod(problem.kernel))
     if tile.is_winograd:
         rows = samples * -(-height // 2) * -(-width // 2) * 4
     column_step, channel_step, *tap_steps = weight.stride()
@@ -254,7 +274,20 @@ def _correlate(
     launch(name, grid, Operands((images, weight), (result,)), numbers)
 
 
-def _allowed(tiles: Sequence[KernelTile], problem: Problem, winograd: bool = True) -> Sequence[KernelTile]:
-    """Return the tiles that can compute a problem, those of Winograd's algorithm if `winograd`; `TILES` if none can."""
+@lru_cache(maxsize=1024)
+def _fastest(
+    tiles: tuple[KernelTile, ...], rows: int, columns: int, remainders: int, channels: int, taps: int
+) -> KernelTile:
+    """Return the fastest tile for a convolution or an input gradient."""
+
+    def clocks(tile: KernelTile) -> float:
+        terms = channels if tile.is_winograd else channels * taps // remainders
+        return tile.clocks("correlate", math.prod(tile.blocks(rows, columns)) * remainders, terms)
+
+    return min(tiles, key=clocks)
+
+
+def _allowed(tiles: Sequence[KernelTile], problem: Problem, winograd: bool = True) -> tuple[KernelTile, ...]:
+    """Return the tiles that can compute a problem, those of Winograd's algorithm if `winograd`."""
     winograd = winograd and (problem.kernel, problem.stride, problem.dilation) == ((3, 3), (1, 1), (1, 1))
-    return [tile for tile in tiles if winograd or not tile.is_winograd] or TILES
+    return tuple(tile for tile in tiles if winograd or not tile.is_winograd)
