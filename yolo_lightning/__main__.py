@@ -36,10 +36,10 @@ def main() -> None:
         if words[0] in STOPPABLE:
             request.install()
         try:
-            from yolo_lightning.commands.start_supervisor import start_processes
+            from yolo_lightning.commands.start_supervisor import start_supervisor
             from yolo_lightning.supervision.heartbeat import open_from_environment
 
-            start_processes(words)
+            start_supervisor(words)
             open_from_environment()  # a supervisor watches from here on: the next import takes seconds and may hang
             gc.disable()  # a fifth of the processor time of the import, whose 800,000 objects all stay
             from yolo_lightning.cli import main as run

@@ -46,7 +46,7 @@ from yolo_lightning.supervision import (
 from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.training.self_check import WrongResultError
 from yolo_lightning.utils import run_files
-from yolo_lightning.utils.addresses import redacted, refuse_secrets
+from yolo_lightning.utils.addresses import redacted
 from yolo_lightning.utils.distributed import launch_id, machines_of_launch
 from yolo_lightning.utils.optional_file import OptionalFile
 from yolo_lightning.utils.plain_text import printable
@@ -75,11 +75,7 @@ FIT_SWITCHES = {
     "detach": "Start the supervisor in a session of its own and return; training continues after a log-out.",
 }
 RUN_OPTIONS: dict[str, tuple[Any, Any, str | None]] = {
-    "best_pt": (
-        bool,
-        True,
-        "Write best.pt, which opens with Ultralytics' YOLO(), beside best.ckpt at the end of a fit.",
-    ),
+    "best_pt": (bool, True, "Write best.pt, which opens with Ultralytics' YOLO(), beside best.ckpt after a fit."),
     "recalibrate_images": (
         int,
         0,
@@ -92,22 +88,10 @@ RUN_OPTIONS: dict[str, tuple[Any, Any, str | None]] = {
         "Deadline, as 2026-11-30T23:59, local time or with zone. A plan replaces trainer.max_epochs, so that the "
         "training ends shortly before, with the last learning rate.",
     ),
-    "max_hours": (
-        float | None,
-        None,
-        "Hours from the first start of the run to its deadline, instead of --finish_by.",
-    ),
-    "default_callbacks": (
-        bool,
-        True,
-        "Add the default callbacks (callbacks/default_callbacks.py) to those of trainer.callbacks.",
-    ),
+    "max_hours": (float | None, None, "Hours from the first start of the run to its deadline, instead of --finish_by."),
+    "default_callbacks": (bool, True, "Add the callbacks of callbacks/default_callbacks.py to trainer.callbacks."),
     "supervision": (SuperviseSettings, SuperviseSettings(), None),
-    "mirror": (
-        str | None,
-        None,
-        "Copy the checkpoints of fit to a folder with the name of the run at this address, as s3://bucket/runs.",
-    ),
+    "mirror": (str | None, None, "Copy the checkpoints to a folder of the run at this address, as s3://bucket/runs."),
 }
 """Type, default and help of options that all subcommands accept, because they share a configuration file."""
 
@@ -161,11 +145,7 @@ def _run_trainer(words: list[str]) -> None:
             "use_distributed_sampler": False,
             "enable_model_summary": False,  # `start_lines` instead
         },
-        parser_kwargs={
-            "prog": PROGRAM,
-            "description": "Train YOLO detectors on LTDv2 or your own images. Further commands: predict PICTURES: "
-            f"boxes in images and videos; {'; '.join(map(': '.join, TOOLS.items()))}.",
-        },
+        parser_kwargs={"prog": PROGRAM},
     )
 
 
@@ -179,7 +159,6 @@ class YOLOCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse in descending precedence: command line, environment, weights, configuration files, defaults."""
-        refuse_secrets(self._words)
         command = self._words[0]
         words = learn(command, self._parser(command), layers(self._words, os.environ).command_line())
         self.config = parser.parse_args([command, *words])

@@ -74,7 +74,7 @@ def test_resuming_passes_an_average_by_and_refuses_it_where_nothing_else_is_left
         (["--last", "1"], "last must be >= 2, got 1"),
         (["--last", "4"], "last must not exceed the 0"),
         (["--output", "x.pt"], "output must end in .ckpt, got x.pt"),
-        (["--checkpoints", "gone.ckpt,other.ckpt"], "gone.ckpt: it does not exist; other.ckpt: it does not exist"),
+        (["--checkpoints", "gone.ckpt", "other.ckpt"], "gone.ckpt: it does not exist; other.ckpt: it does not exist"),
     ],
 )
 def test_what_is_not_allowed_is_said(

@@ -33,10 +33,9 @@ def tool(
         ("--no-such --json-file x", "--no-such --json-file x"),
         ("a-b -c -", "a-b -c -"),
         ("--weights 0.7 0.3 --json", "--weights=[0.7,0.3] --json=true"),
-        ("--weights 0.7,-1e-3", "--weights=[0.7,-1e-3]"),
         ("--weights=[0.7,0.3]", "--weights=[0.7,0.3]"),
-        ("--weights a", '--weights=["a"]'),
-        ("run --files a,b 3", 'run --files=["a","b","3"]'),
+        ("--weights a", "--weights=[a]"),
+        ("run --files a b 3", 'run --files=["a","b","3"]'),
         ("--files null", "--files=null"),
     ],
 )

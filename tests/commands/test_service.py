@@ -107,12 +107,13 @@ def test_run_resumes_exactly_its_folder(has_checkpoint: bool, calls: Path, monke
     Path("runs/x-2/checkpoints/step-000000009.ckpt").touch()
     if has_checkpoint:
         Path("runs/x/checkpoints/step-000000001.ckpt").touch()
-    run_tool("service", ["run", "runs/x", "--", "fit", "--config", "c.yaml"])
+    words = ["fit", "--config", "c.yaml", "--detach", "--finish_by", "2020-01-01"]
+    run_tool("service", ["run", "runs/x", "--", *words])
     ((folder, job),) = found
     assert folder == Path("runs/x")
     assert job.command[:3] == (sys.executable, "-m", "yolo_lightning")
     resume = ("--resume",) if has_checkpoint else ()
-    assert job.command[3:] == ("fit", "--config", "c.yaml", "--trainer.default_root_dir=runs/x", *resume)
+    assert job.command[3:] == (*words, "--trainer.default_root_dir=runs/x", *resume)
 
 
 def test_finished_run_ends_at_once(calls: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,14 +13,15 @@ import pytest
 
 from tests.conftest import REPOSITORY
 from yolo_lightning.checkpoints.checkpoint_file import Checksum, checksum_path
-from yolo_lightning.commands import start_supervisor
+from yolo_lightning.commands import start_supervisor as module
+from yolo_lightning.commands.answers import answer
 from yolo_lightning.commands.option_layers import configuration_file, given_options, with_run
 from yolo_lightning.commands.start_supervisor import (
     check_deadline,
     finished_line,
     folder_of,
     needs_supervisor,
-    start_processes,
+    start_supervisor,
     supervise_settings,
 )
 from yolo_lightning.supervision import Job, in_use, reserve, run_lock
@@ -40,7 +41,7 @@ def begun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[Path, J
         found.append((folder, job))
         raise SystemExit
 
-    monkeypatch.setattr(start_supervisor, "become_supervisor", record)
+    monkeypatch.setattr(module, "become_supervisor", record)
     monkeypatch.delenv(MARKER_VARIABLE, raising=False)
     monkeypatch.delenv(LAUNCH_VARIABLE, raising=False)
     monkeypatch.chdir(tmp_path)
@@ -113,7 +114,7 @@ def test_other_names_of_configurations_stay(name: str) -> None:
     ],
 )
 def test_other_command_lines_start_no_supervisor(begun: list[tuple[Path, Job]], words: list[str]) -> None:
-    start_processes(words)
+    start_supervisor(words)
     assert begun == []
 
 
@@ -126,7 +127,7 @@ def test_supervised_and_launched_processes_start_no_supervisor(monkeypatch: pyte
 def test_supervisor_gets_settings_folder_and_workers(begun: list[tuple[Path, Job]]) -> None:
     words = ["fit", "--config", "on.yaml", "--supervision.pause_s", "1e-1", "--trainer.accelerator=cpu"]
     with pytest.raises(SystemExit):
-        start_processes(words)
+        start_supervisor(words)
     ((folder, job),) = begun
     assert (folder, job.workers, job.smoke_test) == (Path("runs/yolo"), 3, ())
     assert (job.settings.attempts, job.settings.pause_s) == (5, 0.1)
@@ -152,7 +153,7 @@ def test_best_checkpoint_is_passed_as_a_file(begun: list[tuple[Path, Job]]) -> N
     best = checkpoint("runs/yolo", 1).rename("runs/yolo/checkpoints/best.ckpt")
     checkpoint("runs/yolo", 2)
     with pytest.raises(SystemExit):
-        start_processes(["fit", "--config", "on.yaml", "--ckpt_path", "best"])
+        start_supervisor(["fit", "--config", "on.yaml", "--ckpt_path", "best"])
     ((folder, job),) = begun
     assert folder == Path("runs/yolo-2")  # the later checkpoints of runs/yolo are kept
     assert f"--ckpt_path={best}" in job.command
@@ -165,11 +166,11 @@ def test_finished_run_is_reported_without_a_supervisor(
     Path("runs/yolo/finished.json").write_text('{"epochs": 3}')
     words = ["fit", "--config", "on.yaml", "--resume", "--trainer.max_epochs"]
     with pytest.raises(SystemExit) as stopped:
-        start_processes([*words, "3"])
+        start_supervisor([*words, "3"])
     assert stopped.value.code == 0
     assert "the training is finished, 3 of 3 epochs are done" in capsys.readouterr().err
     with pytest.raises(SystemExit):
-        start_processes([*words, "4"])
+        start_supervisor([*words, "4"])
     assert [folder for folder, _ in begun] == [Path("runs/yolo")]
 
 
@@ -179,10 +180,9 @@ def test_wrong_setting_of_the_supervisor_is_one_line(capsys: pytest.CaptureFixtu
     assert capsys.readouterr().err == "error: supervision.attempts must be an integer, got 'many'.\n"
 
 
-def test_credentials_on_the_command_line_are_refused(begun: list[tuple[Path, Job]]) -> None:
+def test_credentials_on_the_command_line_are_refused() -> None:
     with pytest.raises(ValueError, match="must not contain credentials"):
-        start_processes(["fit", "--config", "on.yaml", "--mirror", "https://user:secret@host/x"])
-    assert begun == []
+        answer(["fit", "--mirror", "https://user:secret@host/x"])
 
 
 def test_start_loads_neither_torch_nor_lightning(tmp_path: Path) -> None:
@@ -226,30 +226,6 @@ def test_wrong_option_of_the_training_process_ends_in_one_line_and_is_not_restar
     assert [line for line in (done.stdout + done.stderr).splitlines() if "run folder: " not in line] == [
         "error: model.recipe.lr0 must be > 0, got -1.0"
     ]
-
-
-FORKSERVER = "--data.loader.multiprocessing_context=forkserver"
-
-
-@pytest.mark.parametrize(
-    ("words", "starts"),
-    [
-        (["fit", FORKSERVER], True),
-        (["test", FORKSERVER], True),
-        (["fit", "--config", str(REPOSITORY / "configs" / "demo.yaml")], True),
-        (["fit"], False),
-        (["predict", FORKSERVER], False),
-        (["fit", FORKSERVER, "--data.loader.num_workers", "0"], False),
-        (["fit", FORKSERVER, "--data.loader.worker_threads", "2"], False),
-    ],
-)
-def test_fork_server_starts_before_torch_is_imported(
-    begun: list[tuple[Path, Job]], monkeypatch: pytest.MonkeyPatch, words: list[str], starts: bool
-) -> None:
-    numbers: list[int] = []
-    monkeypatch.setattr(start_supervisor, "start_fork_server", lambda threads: numbers.append(threads))
-    start_processes(words)
-    assert numbers == ([1] if starts else [])
 
 
 @pytest.mark.parametrize(
@@ -338,10 +314,10 @@ def test_second_fit_takes_the_next_folder(tmp_path: Path, begun: list[tuple[Path
         assert other.stdout is not None
         assert other.stdout.readline() == "True\n"
         with pytest.raises(SystemExit):
-            start_processes(words)
+            start_supervisor(words)
         assert not reserve(tmp_path / "run")
     with pytest.raises(SystemExit):
-        start_processes(words)
+        start_supervisor(words)
 
     assert [folder.name for folder, _ in begun] == ["run-2", "run"]
 

@@ -41,6 +41,7 @@ from yolo_lightning.commands.option_layers import (
     with_run,
 )
 from yolo_lightning.commands.ultralytics_words import TASKS, command_of, options_of, translated
+from yolo_lightning.utils.addresses import refuse_secrets
 from yolo_lightning.utils.files import cache_folder, write_json
 from yolo_lightning.utils.json_record import read_json
 from yolo_lightning.utils.suggestions import did_you_mean, missing
@@ -93,6 +94,7 @@ def answer(words: Sequence[str]) -> list[str]:
 
     Raises:
         SystemExit: After help, with code 0; after an error, with code 2.
+        ValueError: If the command line contains credentials, or RUN is no run.
     """
     if not words or words[0] in HELP_WORDS:
         commands = "\n".join(f"  {name:<18}{purpose}" for name, purpose in {**SUBCOMMANDS, **TOOLS}.items())
@@ -107,6 +109,7 @@ def answer(words: Sequence[str]) -> list[str]:
         fail("a mode is missing: fit, validate, test, predict or export")
     if words[0] not in SUBCOMMANDS and words[0] not in TOOLS:
         fail(unknown_command(words[0], [*SUBCOMMANDS, *TOOLS]))
+    refuse_secrets(words)
     command, *rest = words = with_run(words)
     rest = divided(rest, OWN_OPTIONS[command]) if command in OWN_OPTIONS else rest
     names = [PICTURES] if has_pictures_of(words) else [" ".join(words[:2]), command]  # with and without a section

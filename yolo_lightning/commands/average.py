@@ -23,7 +23,7 @@ def average(
     Args:
         run: Run folder.
         last: Number of the newest `step-*.ckpt` checkpoints to average, >= 2.
-        checkpoints: Checkpoints to average instead, such as `a.ckpt b.ckpt` or `a.ckpt,b.ckpt`: names in the checkpoint
+        checkpoints: Checkpoints to average instead, such as `a.ckpt b.ckpt`: names in the checkpoint
             folder of the run, paths, or addresses.
         output: File to write, with the suffix .ckpt; null: `average.ckpt` in the checkpoint folder of the run.
 

@@ -18,7 +18,6 @@ from yolo_lightning.commands import OWN_OPTIONS
 from yolo_lightning.commands.answers import HELP_WORDS, PICTURES, PROGRAM, learn
 from yolo_lightning.commands.option_errors import ShortErrors
 from yolo_lightning.commands.option_layers import divided
-from yolo_lightning.utils.addresses import refuse_secrets
 from yolo_lightning.utils.suggestions import did_you_mean, similar
 
 SECTIONS = "function_of"
@@ -39,7 +38,6 @@ def run_tool(name: str, words: Sequence[str]) -> None:
         name: Name of the command, its module and its function.
         words: Command line after the name.
     """
-    refuse_secrets(words)
     words = divided(words, OWN_OPTIONS[name]) if name in OWN_OPTIONS else words
     module = import_module(f"yolo_lightning.commands.{name}")
     if hasattr(module, "__path__"):  # a command in its own folder
@@ -105,7 +103,7 @@ def call(function: Callable[..., Any], words: Sequence[str], command: str = "") 
 def spelled_out(words: Sequence[str], parameters: Mapping[str, Parameter]) -> list[str]:
     """Return the words with a switch, as `--json`, expanded to `--json=true`, and the values of a list as one word.
 
-    `--weights 0.7 0.3` and `--weights 0.7,0.3` become `--weights=[0.7, 0.3]`. If the first argument is a positional
+    `--weights 0.7 0.3` becomes `--weights=[0.7, 0.3]`. If the first argument is a positional
     list, it has all words before the first option. For a function with an argument `command`, all words after `--`
     become the value of `--command`.
     """
@@ -114,7 +112,7 @@ def spelled_out(words: Sequence[str], parameters: Mapping[str, Parameter]) -> li
         return [*spelled_out(words[:at], parameters), f"--command={json.dumps(list(words[at + 1 :]))}"]
     found = []
     first, at = next(iter(parameters.values())), 0
-    if first.kind is not Parameter.KEYWORD_ONLY and _list_of(first) is not None and (values := leading_values(words)):
+    if first.kind is not Parameter.KEYWORD_ONLY and _list_of(first) is not None and (values := _leading_values(words)):
         found, at = [json.dumps(values)], len(values)
     while at < len(words):
         word = words[at]
@@ -123,9 +121,11 @@ def spelled_out(words: Sequence[str], parameters: Mapping[str, Parameter]) -> li
         if not word.startswith("--") or name not in parameters:
             found.append(word)
         elif (element := _list_of(parameters[name])) is not None:
-            values = [value] if equals else leading_values(words[at:])
+            values = [value] if equals else _leading_values(words[at:])
             at += 0 if equals else len(values)
-            found.append(f"--{name}={_list_text(values, element)}")
+            is_list = len(values) == 1 and (values[0] == "null" or values[0].startswith("["))
+            text = json.dumps(values) if element is str else f"[{', '.join(values)}]"
+            found.append(f"--{name}={values[0] if is_list else text}")
         else:
             has_value = bool(equals) or "".join(words[at : at + 1]).lower() in SWITCH_VALUES
             is_switch = parameters[name].annotation is bool and not has_value
@@ -139,25 +139,8 @@ def _list_of(parameter: Parameter) -> type | None:
     return next((get_args(one)[0] for one in annotations if get_origin(one) is list), None)
 
 
-def _list_text(values: Sequence[str], element: type | None) -> str:
-    """Return the values as one JSON list; a single word may be a list itself, as `[a, b]`, or `null`."""
-    if len(values) == 1 and (values[0].startswith("[") or values[0] == "null"):
-        return values[0]
-    given = [one.strip() for word in values for one in word.split(",") if one.strip()]
-    return f"[{', '.join(one if element is float and _is_number(one) else json.dumps(one) for one in given)}]"
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-def leading_values(words: Sequence[str]) -> list[str]:
-    """Return the words before the first option; a negative number is no option."""
-    return list(takewhile(lambda word: not word.startswith("-") or _is_number(word), words))
+def _leading_values(words: Sequence[str]) -> list[str]:
+    return list(takewhile(lambda word: not word.startswith("-"), words))
 
 
 def wide_console() -> Any:

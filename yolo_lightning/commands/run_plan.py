@@ -105,7 +105,7 @@ def plan_run(
     if is_fit and options["supervision.enabled"] and not is_supervised():
         lines.append("supervision.enabled is ignored: torchrun restarts the processes (--max-restarts)")
     if is_fit and run.checkpoint is None and (weights := weights_file(options)) is not None:
-        lines += changes(_bound_by(_weights_record(weights, options), options), options, f"the weights {weights}")
+        lines += changes(_bound_by(weights, options), options, f"the weights {weights}")
     if restarts_are_unsafe():
         warnings.append("torchrun's restarts may hang: set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 before starting it")
     return replace(run, lines=tuple(lines), warnings=tuple(warnings))
@@ -163,15 +163,14 @@ def _plan_evaluation(base: Path, options: Mapping[str, Any], given: GivenOptions
     weights, changed = weights_file(options), {}
     if checkpoint is not None:
         content = content_of(checkpoint)
-        record = checkpoint_record(content)
+        bound = _bound_by(content, options)
         saved = flatten({"model": content.get("hyper_parameters", {})})
         known = options.keys() & saved.keys() - {f"model.{name}" for name in FROM_DATA} - given.all.keys()
         changed = {name: saved[name] for name in known} | {"model.weights": None}
     elif weights is not None:
-        record = _weights_record(weights, options)
+        bound = _bound_by(weights, options)
     else:
         return Run(base)
-    bound = _bound_by(record, options)
     changed |= {name: value for name, value in bound.items() if name not in given.typed}
     lines = precedence(bound, options, {**options, **changed})
     folder = (run_folder.run_of(checkpoint) if checkpoint is not None else None) or base
@@ -190,11 +189,12 @@ def weights_file(options: Mapping[str, Any]) -> Path | None:
     return path if weights and path.is_file() else None
 
 
-def _weights_record(weights: Path, options: Mapping[str, Any]) -> dict[str, Any]:
-    return read_record(weights, allow_pickle=options["allow_pickle"])
-
-
-def _bound_by(record: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+def _bound_by(weights: Path | dict[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that a file of weights, or the content of a checkpoint, records."""
+    if isinstance(weights, Path):
+        record = read_record(weights, allow_pickle=options["allow_pickle"])
+    else:
+        record = checkpoint_record(weights)
     return bound_options(record, is_gray=format_class(options["data.format"]).is_gray)
 
 

@@ -13,12 +13,11 @@ from zlib import crc32
 from yolo_lightning.checkpoints import run_folder
 from yolo_lightning.commands.doctor.machine import ENVIRONMENT
 from yolo_lightning.commands.option_layers import PREFIX, given_options
-from yolo_lightning.commands.start_supervisor import folder_of, supervise_in, supervise_settings
+from yolo_lightning.commands.start_supervisor import folder_of, supervise_fit, supervise_settings
 from yolo_lightning.commands.unattended import PROGRAM, unattended
 from yolo_lightning.supervision.job import JOB_VARIABLE, SuperviseSettings
 from yolo_lightning.supervision.run_lock import current_holder
 from yolo_lightning.supervision.trainer import MARKER_VARIABLE
-from yolo_lightning.utils.addresses import refuse_secrets
 from yolo_lightning.utils.exit_codes import ExitCode
 from yolo_lightning.utils.files import replacing
 from yolo_lightning.utils.run_files import FINISHED_FILE, config_name, is_finished
@@ -67,7 +66,6 @@ def install(target: Path, *, command: list[str] = [], show: bool = False) -> Non
         show: Print the unit and change nothing.
     """
     words = ["fit", "--config", str(_configuration(target).absolute()), *command]
-    refuse_secrets(words)
     options = given_options(words, os.environ).all
     run = (target if target.is_dir() else folder_of(options)[0]).absolute()
     if is_finished(run):
@@ -120,8 +118,7 @@ def run(run: Path, *, command: list[str]) -> NoReturn:
         raise ValueError("service run needs a fit after --, for example: service run runs/a -- fit --config CONFIG")
     if not run.is_dir():
         raise ValueError(f"the run folder {run} does not exist: mount its disk, or create the folder for a new run")
-    run_folder.prepare(run)
-    supervise_in(run, command, given_options(command, os.environ).all)
+    supervise_fit(command, given_options(command, os.environ).all, run)
 
 
 service = {"install": install, "remove": remove, "run": run}

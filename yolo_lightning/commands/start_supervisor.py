@@ -1,4 +1,4 @@
-"""What starts before torch is imported: the supervisor of a fit, or the fork server of the loader's workers.
+"""Start of the supervisor of a fit, before torch is imported.
 
 The process that the user starts becomes the supervisor. Its training process parses and checks the command line.
 """
@@ -17,15 +17,14 @@ from yolo_lightning.checkpoints.mirror import is_address
 from yolo_lightning.commands.command_line import ToolParser
 from yolo_lightning.commands.option_layers import given_options
 from yolo_lightning.commands.unattended import detach
-from yolo_lightning.data.worker_processes import start_fork_server
 from yolo_lightning.supervision import SuperviseSettings, become_supervisor, in_use, is_supervised, reserve
-from yolo_lightning.supervision.job import Job, job
-from yolo_lightning.utils.addresses import refuse_secrets
+from yolo_lightning.supervision.job import job
 from yolo_lightning.utils.distributed import launch_id
 from yolo_lightning.utils.host import worker_count
 from yolo_lightning.utils.json_record import read_json
 from yolo_lightning.utils.moment import parse_moment
 from yolo_lightning.utils.run_files import BEST_CHECKPOINT, CHECKPOINTS, FINISHED_FILE, has_checkpoint
+from yolo_lightning.utils.yaml_file import nested
 
 MAX_EPOCHS = 100
 """Default of `trainer.max_epochs`."""
@@ -36,28 +35,22 @@ DEADLINE_OPTIONS = ("finish_by", "max_hours")
 NO_TRAINING = ("-h", "--help", "--print_config")
 
 
-def start_processes(words: Sequence[str]) -> None:
-    """Become the supervisor of a fit, or start the fork server of the loader's workers, if the options require it.
+def start_supervisor(words: Sequence[str]) -> None:
+    """Become the supervisor of a fit if the options require one.
 
-    The fork server imports torch in the same seconds as this process. If a configuration file cannot be read, nothing
-    is started, and the parser reports why.
+    If a configuration file cannot be read, the parser of the training reports why.
 
     Args:
         words: Command line, from the subcommand on.
     """
-    if words[:1] not in (["fit"], ["validate"], ["test"]):
+    if words[:1] != ["fit"]:
         return
     try:
         options = given_options(words, os.environ).all
     except (OSError, ValueError):
         return
     if needs_supervisor(words, options):
-        refuse_secrets(words)
         supervise_fit(words, options)
-    loader = {name: options.get(f"data.loader.{name}", 1) for name in ("num_workers", "worker_threads")}
-    forks = options.get("data.loader.multiprocessing_context") == "forkserver"
-    if forks and loader["num_workers"] != 0 and loader["worker_threads"] == 1:
-        start_fork_server(threads=1)
 
 
 def needs_supervisor(words: Sequence[str], options: Mapping[str, Any]) -> bool:
@@ -72,24 +65,34 @@ def needs_supervisor(words: Sequence[str], options: Mapping[str, Any]) -> bool:
     return words[:1] == ["fit"] and True in (options.get("supervision.enabled"), options.get("detach"))
 
 
-def supervise_fit(words: Sequence[str], options: Mapping[str, Any]) -> NoReturn:
+def supervise_fit(words: Sequence[str], options: Mapping[str, Any], folder: Path | None = None) -> NoReturn:
     """Select the run folder and become the supervisor of a fit; see `needs_supervisor` for the arguments.
+
+    In `folder`, if it is given, the fit begins at the newest checkpoint; its deadline may have passed.
 
     Raises:
         SystemExit: With code 0, if the run to resume is finished.
         ValueError: If there is no run to resume, or the run folder cannot be written.
     """
-    check_deadline(options)
-    folder, checkpoint = folder_of(options)
-    if resumes(options):
-        _end_if_finished(folder, options)
-    while not (resumes(options) or has_checkpoint(folder) or reserved(folder)):
+    is_given, checkpoint = folder is not None, None
+    if folder is None:
+        check_deadline(options)
+        folder, checkpoint = folder_of(options)
+    if (is_given or resumes(options)) and (line := finished_line(folder, options)) is not None:
+        print(line, file=sys.stderr)
+        raise SystemExit(0)
+    while not (is_given or resumes(options) or has_checkpoint(folder) or reserved(folder)):
         folder, checkpoint = folder_of(options)
     run_folder.prepare(folder)
     if checkpoint is not None:
         words = [*words, f"--ckpt_path={checkpoint}"]
-    made = job_of_fit(words, options, folder)
-    if options.get("detach") is True:
+    workers = options.get("data.loader.num_workers", "auto")
+    number = worker_count(workers) if isinstance(workers, int | str) else 0  # the training process refuses other types
+    settings, on_gpu = supervise_settings(options), options.get("trainer.accelerator", "auto") != "cpu"
+    made = job(words, folder, workers=number, settings=settings, on_gpu=on_gpu, options=options)
+    if is_given and has_checkpoint(folder):
+        made = replace(made, command=made.restart_command)
+    if options.get("detach") is True and not is_given:
         detach(folder, made)
     become_supervisor(folder, made)
 
@@ -98,26 +101,6 @@ def reserved(folder: Path) -> bool:
     """Create and reserve the folder of a new run; return False if another process uses the folder."""
     run_folder.prepare(folder)
     return reserve(folder)
-
-
-def supervise_in(folder: Path, words: Sequence[str], options: Mapping[str, Any]) -> NoReturn:
-    """Become the supervisor of a fit in exactly this run folder, from its newest checkpoint if it has one.
-
-    Raises:
-        SystemExit: With code 0, if the run is finished.
-    """
-    _end_if_finished(folder, options)
-    made = job_of_fit(words, options, folder)
-    become_supervisor(folder, replace(made, command=made.restart_command) if has_checkpoint(folder) else made)
-
-
-def job_of_fit(words: Sequence[str], options: Mapping[str, Any], folder: Path) -> Job:
-    """Return the job of the supervisor of a fit in `folder`."""
-    workers = options.get("data.loader.num_workers", "auto")
-    on_gpu = options.get("trainer.accelerator", "auto") != "cpu"
-    number = worker_count(workers) if isinstance(workers, int | str) else 0  # the training process refuses other types
-    settings = supervise_settings(options)
-    return job(words, folder, workers=number, settings=settings, on_gpu=on_gpu, options=options)
 
 
 def folder_of(options: Mapping[str, Any]) -> tuple[Path, Path | None]:
@@ -156,13 +139,6 @@ def check_deadline(options: Mapping[str, Any]) -> None:
             raise ValueError(f"finish_by must be in the future, got {moment.isoformat()}")
 
 
-def _end_if_finished(folder: Path, options: Mapping[str, Any]) -> None:
-    """Print one line and exit with code 0 if a run is finished with these options."""
-    if (line := finished_line(folder, options)) is not None:
-        print(line, file=sys.stderr)
-        raise SystemExit(0)
-
-
 def finished_line(folder: Path, options: Mapping[str, Any]) -> str | None:
     """Return the line that reports that a run is finished with these options, or None if there is more to train."""
     finish_by, hours = (options.get(name) for name in DEADLINE_OPTIONS)
@@ -189,11 +165,7 @@ def supervise_settings(options: Mapping[str, Any]) -> SuperviseSettings:
     """Return the settings `supervision.*`, checked by a parser."""
     parser = ToolParser()
     parser.add_argument("--supervision", type=SuperviseSettings, default=SuperviseSettings())
-    words = [
-        f"--{name}={value if isinstance(value, str) else json.dumps(value)}"
-        for name, value in options.items()
-        if name.startswith("supervision.")
-    ]
-    settings = parser.instantiate_classes(parser.parse_args(words)).supervision
+    given = {name: value for name, value in options.items() if name.startswith("supervision.")}
+    settings = parser.instantiate_classes(parser.parse_object(nested(given))).supervision
     assert isinstance(settings, SuperviseSettings)
     return settings

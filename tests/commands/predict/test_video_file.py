@@ -7,7 +7,7 @@ import cv2
 import numpy as np
 import pytest
 
-from yolo_lightning.commands.predict.video_file import VideoFile
+from yolo_lightning.commands.predict.results import VideoFile
 
 COLOURS = ((200, 40, 30), (30, 180, 60), (40, 30, 190))  # BGR, one per frame
 

@@ -126,25 +126,20 @@ def write_onnx_file(network: InferenceNetwork, path: Path, settings: NetworkSett
 def _model_of(network: InferenceNetwork, image_size: Sequence[int]) -> Any:
     example = sample_images(2, network.channels, image_size)  # torch.export would treat a batch of 1 as a constant
     height, width = (network.stride * torch.export.Dim(name, min=1) for name in ("rows", "columns"))
-    quiet = logging.getLogger("torch.onnx")
-    level = quiet.level
-    try:
-        quiet.setLevel(logging.ERROR)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about Ultralytics' head, which assigns the anchors in forward
-            program = torch.onnx.export(
-                network,
-                (example,),
-                dynamo=True,
-                opset_version=OPSET,
-                input_names=[INPUT],
-                output_names=[OUTPUT],
-                dynamic_shapes={INPUT: {0: torch.export.Dim.DYNAMIC, 2: height, 3: width}},
-                external_data=False,
-                verbose=False,
-            )
-    finally:
-        quiet.setLevel(level)
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about Ultralytics' head, which assigns the anchors in forward
+        program = torch.onnx.export(
+            network,
+            (example,),
+            dynamo=True,
+            opset_version=OPSET,
+            input_names=[INPUT],
+            output_names=[OUTPUT],
+            dynamic_shapes={INPUT: {0: torch.export.Dim.DYNAMIC, 2: height, 3: width}},
+            external_data=False,
+            verbose=False,
+        )
     assert program is not None
     return program.model_proto
 
