@@ -10,6 +10,14 @@ from tests.conftest import REPOSITORY
 
 AUGMENTATION, PASTE, SAMPLING = "data.augmentation.", "data.augmentation.paste.", "data.sampling."
 BAD: list[tuple[str, str, str]] = [
+    ("model.recipe.lr0", "-1", r"model\.recipe\.lr0 must be > 0, got -1"),
+    ("model.weights", "nowhere.pt", r"\(nothing is downloaded\), got nowhere\.pt"),
+    ("data.image_size", "100", r"image_size must be a multiple of 32 and >= 32, got 100"),
+    ("data.batch_size", "17", r"data\.batch_size must be at most the 16 frames"),
+    ("data.loader.num_workers", "many", r"data\.loader\.num_workers must be an integer or auto, got 'many'"),
+    ("trainer.default_root_dir", "/proc/nowhere", r"cannot be written"),
+    ("max_hours", "0", r"max_hours must be > 0, got 0"),
+    ("trainer.devices", "0", r"the options trainer\.\* cannot be used"),
     ("model.variant", "yolo11q", r"model\.variant must be .*got 'yolo11q'\. Did you mean yolo11"),
     ("model.variant", "nowhere.yaml", r"model\.variant must be an existing .*got 'nowhere.yaml'"),
     ("model.recipe.optimizer", "sgd", r"model\.recipe\.optimizer must be auto, SGD, .*got 'sgd'\. Did you mean SGD"),

@@ -23,16 +23,8 @@ from yolo_lightning.utils.run_files import STATE_FILE
 
 Run = Callable[..., None]
 RUN = Path("runs/yolo")
-ONE_STEP = [
-    "--model.recipe.nominal_batch",
-    "16",
-    "--trainer.max_epochs",
-    "1",
-    "--trainer.limit_train_batches",
-    "1",
-    "--trainer.limit_val_batches",
-    "1",
-]
+ONE_BATCH = ["--trainer.limit_train_batches", "1", "--trainer.limit_val_batches", "1"]
+ONE_STEP = ["--model.recipe.nominal_batch", "16", "--trainer.max_epochs", "1", *ONE_BATCH]
 
 
 def fails(run: Run, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -75,24 +67,8 @@ class TestCheckpointAndFlags:
     def test_flags_beat_the_checkpoint_and_the_difference_is_printed(
         self, trained: Run, caplog: pytest.LogCaptureFixture
     ) -> None:
-        options = [
-            "--trainer.max_epochs",
-            "2",
-            "--trainer.limit_train_batches",
-            "1",
-            "--trainer.limit_val_batches",
-            "1",
-        ]
-        trained(
-            "fit",
-            *options,
-            "--model.recipe.lr0",
-            "0.5",
-            "--model.recipe.weight_decay",
-            "0.25",
-            "--ckpt_path",
-            str(last_checkpoint()),
-        )
+        changed = ["--trainer.max_epochs", "2", "--model.recipe.lr0", "0.5", "--model.recipe.weight_decay", "0.25"]
+        trained("fit", *ONE_BATCH, *changed, "--ckpt_path", str(last_checkpoint()))
         checkpoint = saved(last_checkpoint())
         assert checkpoint["hyper_parameters"]["recipe"]["lr0"] == 0.5
         assert "model.recipe.lr0 was 0.02, now 0.5" in caplog.text
@@ -104,14 +80,14 @@ class TestCheckpointAndFlags:
     def test_resume_takes_the_newest_run(self, trained: Run) -> None:
         trained("fit", *ONE_STEP)  # the folder is taken, so this is a run of its own
         assert last_checkpoint(Path("runs/yolo-2")).is_file()
-        trained("fit", "--resume", "--trainer.max_epochs", "2", *ONE_STEP[4:])
+        trained("fit", "--resume", "--trainer.max_epochs", "2", *ONE_BATCH)
         assert saved(last_checkpoint(Path("runs/yolo-2")))["steps"] == 2
         assert saved(last_checkpoint())["steps"] == 1
 
     def test_going_back_to_an_older_checkpoint_is_a_run_of_its_own(self, trained: Run) -> None:
-        trained("fit", "--resume", "--trainer.max_epochs", "2", *ONE_STEP[4:])
+        trained("fit", "--resume", "--trainer.max_epochs", "2", *ONE_BATCH)
         older = RUN / "checkpoints" / "step-000000001.ckpt"
-        trained("fit", "--ckpt_path", str(older), "--trainer.max_epochs", "2", *ONE_STEP[4:])
+        trained("fit", "--ckpt_path", str(older), "--trainer.max_epochs", "2", *ONE_BATCH)
         assert saved(last_checkpoint())["steps"] == 2
         assert saved(last_checkpoint(Path("runs/yolo-2")))["steps"] == 2
         assert not (RUN.with_name("yolo-2") / "checkpoints" / older.name).exists()
@@ -122,7 +98,7 @@ class TestCheckpointAndFlags:
         saved_config = yaml.safe_load((RUN / "config.yaml").read_text())
         (RUN / STATE_FILE).write_text(json.dumps(asdict(FallbackState(quarantined=("index=0", "key=7")))))
         with pytest.warns(UserWarning, match="left out") as warned:
-            trained("fit", "--resume", "--trainer.max_epochs", "2", *ONE_STEP[4:])
+            trained("fit", "--resume", "--trainer.max_epochs", "2", *ONE_BATCH)
         texts = [str(one.message) for one in warned]
         assert "quarantined after repeated failures: index=0" in texts
         assert any(text.startswith("train: left out because of data.limits.quarantine: 2") for text in texts)
@@ -131,7 +107,7 @@ class TestCheckpointAndFlags:
         assert saved_config["data"]["limits"]["quarantine"] == []
 
     def test_the_configuration_of_a_resumed_run_serves_any_subcommand(self, trained: Run) -> None:
-        trained("fit", "--resume", "--trainer.max_epochs", "2", *ONE_STEP[4:])
+        trained("fit", "--resume", "--trainer.max_epochs", "2", *ONE_BATCH)
         trained("validate", "--config", str(RUN / "config.yaml"))
         assert (RUN / "config.validate.yaml").is_file()
         assert not {"resume", "ckpt_path"} & yaml.safe_load((RUN / "config.yaml").read_text()).keys()
@@ -142,7 +118,7 @@ class TestCheckpointAndFlags:
     ) -> None:
         (RUN / "config.yaml").write_text(damage)
         with pytest.warns(UserWarning, match="config.yaml cannot be read .*compared with those in the checkpoint"):
-            trained("fit", "--resume", "--trainer.max_epochs", "2", *ONE_STEP[4:])
+            trained("fit", "--resume", "--trainer.max_epochs", "2", *ONE_BATCH)
         assert "changed since the checkpoint: trainer.max_epochs was 1, now 2 (used)" in caplog.text
         assert saved(last_checkpoint())["steps"] == 2
         assert yaml.safe_load((RUN / "config.yaml").read_text())["trainer"]["max_epochs"] == 2
@@ -237,10 +213,6 @@ class TestOutputs:
         assert (boxes[:, [1, 3]] <= images[0]["height"]).all()
         assert (RUN / "predictions.zip").is_file()
 
-    def test_test_writes_scores(self, trained: Run) -> None:
-        trained("test")
-        assert "test/map_50" in json.loads((RUN / "test_scores.json").read_text())
-
 
 class TestLayers:
     """Command line over environment over configuration file over defaults."""
@@ -293,52 +265,26 @@ allow_pickle: true
         data = resolved("fit", CONFIG=str(tmp_path / "base.yaml"), DATA__LIMITS__MAX_BAD_FRAMES="9")["data"]
         assert (data["batch_size"], data["image_size"], data["limits"]["max_bad_frames"]) == (4, 96, 9)
 
-    def test_bad_value_of_a_variable_is_named(
-        self, resolved: Callable[..., dict], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    @pytest.mark.parametrize(
+        ("variable", "value", "message"),
+        [
+            ("DATA__BATCH_SIZE", "many", "data.batch_size must be an integer, got 'many'"),
+            ("DATA__BATCHSIZE", "4", "YOLO_LIGHTNING_FIT__DATA__BATCHSIZE. Did you mean --data.batch_size 4?"),
+        ],
+    )
+    def test_bad_variable_is_named(
+        self,
+        variable: str,
+        value: str,
+        message: str,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
     ) -> None:
-        monkeypatch.setenv("YOLO_LIGHTNING_FIT__DATA__BATCH_SIZE", "many")
-        with pytest.raises(SystemExit) as stopped:
-            main(["fit", "--print_config"])
-        assert stopped.value.code == 2
-        assert "data.batch_size" in capsys.readouterr().err
-
-    def test_unknown_variable_is_refused(
-        self, resolved: Callable[..., dict], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        monkeypatch.setenv("YOLO_LIGHTNING_FIT__DATA__BATCHSIZE", "4")
-        with pytest.raises(SystemExit) as stopped:
-            main(["fit", "--print_config"])
-        assert stopped.value.code == 2
-        message = "in the environment variable YOLO_LIGHTNING_FIT__DATA__BATCHSIZE. Did you mean --data.batch_size 4?"
-        assert message in capsys.readouterr().err
+        monkeypatch.setenv(f"YOLO_LIGHTNING_FIT__{variable}", value)
+        assert message in fails(lambda *words: main([*words]), capsys, "fit", "--print_config")
 
 
 class TestBadInput:
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            (["--model.recipe.lr0", "-1"], "model.recipe.lr0 must be > 0, got -1.0"),
-            (["--model.convolution.backend", "cudnn"], "cudnn"),
-            (["--model.lrr", "1"], "unknown key model.lrr. Did you mean --model.recipe.lrf 1?"),
-            (["--model.confidence", "0.1"], "model.confidence is now model.detections.score_threshold"),
-            (["--model.weights", "nowhere.pt"], "(nothing is downloaded), got nowhere.pt"),
-            (["--data.image_size", "100"], "image_size must be a multiple of 32 and >= 32, got 100"),
-            (["--data.image_size", "large"], "data.image_size must be an integer or a list of integers, got 'large'."),
-            (["--data.batch_size", "17"], "data.batch_size must be at most the 16 frames"),
-            (["--trainer.default_root_dir", "/proc/nowhere"], "cannot be written"),
-            (["--trainer.max_epochs", "-5"], "trainer.max_epochs must be >= 1, for the schedules, got -5."),
-            (["--trainer.devices", "0"], "the options trainer.* cannot be used"),
-            (["--data.loader.num_workers", "many"], "data.loader.num_workers must be an integer or auto, got 'many'."),
-        ],
-    )
-    def test_message_names_value_and_nothing_is_trained(
-        self, run: Run, capsys: pytest.CaptureFixture[str], options: list[str], message: str
-    ) -> None:
-        text = fails(run, capsys, "fit", *ONE_STEP, *options)
-        assert message in text
-        assert "Traceback" not in text
-        assert not last_checkpoint().exists()
-
     def test_weights_that_are_no_checkpoint(self, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
         Path("weights.pt").write_bytes(b"no pickle")
         assert "not an Ultralytics checkpoint" in fails(run, capsys, "fit", *ONE_STEP, "--model.weights", "weights.pt")
@@ -365,17 +311,6 @@ class TestBadInput:
 def test_seed_must_be_a_number(seed: bool | int) -> None:
     with pytest.raises(ValueError, match="seed_everything"):
         seed_of(seed)
-
-
-class TestTools:
-    @pytest.mark.parametrize("tool", ["benchmark", "submission"])  # test_answers.py covers the others
-    def test_help_says_what_the_tool_is_for(self, tool: str, capsys: pytest.CaptureFixture[str]) -> None:
-        with pytest.raises(SystemExit) as stopped:
-            main([tool, "--help"])
-        assert stopped.value.code == 0
-        shown = capsys.readouterr().out
-        assert f"usage: python -m yolo_lightning {tool}" in shown
-        assert "Lightning Trainer" not in shown
 
 
 @pytest.mark.whole_run

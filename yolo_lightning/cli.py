@@ -101,9 +101,7 @@ RECALIBRATION_EVALUATIONS = 2
 HARMLESS_LOG_LINES = (
     "Tip:",  # Lightning's advertisements
     "Seed set to",  # in config.yaml
-    "GPU available:",  # the line `device:` contains the device in use
-    "TPU available:",
-    "HPU available:",
+    "PU available:",  # of GPU, TPU and HPU; the line `device:` contains the device in use
     "`Trainer.fit` stopped: `max_epochs=",  # the closing block contains the number of epochs
 )
 
@@ -195,8 +193,9 @@ class YOLOCLI(LightningCLI):
 
     def _parse_ckpt_path(self) -> None:
         """Plan the run and carry the plan out. Lightning's method lets checkpoints override command-line options."""
-        command, options = self.config.subcommand, self._options()
         words, given = self._words, given_options(self._words, os.environ)
+        command = words[0]
+        options = flatten(yaml.safe_load(self.parser.dump(self.config, skip_none=False))[command])
         run = plan_run(words, options, given)
         if run.becomes_supervisor:
             supervise_fit(words, options)
@@ -214,10 +213,6 @@ class YOLOCLI(LightningCLI):
         self.config[command] = self._parser(command).parse_object(nested(changed), cfg_base=self.config[command])
         self._epochs_trained = run.epochs_trained
         heartbeat.enter(Phase.INDEX)
-
-    def _options(self) -> dict[str, Any]:
-        """Return all options of the subcommand as plain Python values by full name."""
-        return flatten(yaml.safe_load(self.parser.dump(self.config, skip_none=False))[self.config.subcommand])
 
     def instantiate_classes(self) -> None:
         """Name the callback and its option where jsonargparse lists all types of `trainer.callbacks`."""

@@ -6,7 +6,6 @@ import sys
 import pytest
 
 from yolo_lightning import __version__
-from yolo_lightning.commands.command_line import ToolParser
 from yolo_lightning.commands.option_errors import (
     RENAMED_KEYS,
     SYNONYMS,
@@ -114,14 +113,6 @@ def test_version_is_printed_without_torch() -> None:
     assert done.stdout == f"yolo_lightning {__version__}\n"
 
 
-def test_error_of_a_value_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    parser = ToolParser()
-    parser.add_argument("--count", type=int)
-    with pytest.raises(SystemExit, match="2"):
-        parser.parse_args(["--count", "ten"])
-    assert capsys.readouterr().err == "error: count must be an integer, got 'ten'.\n"
-
-
 CALLBACK_ERROR = """Parser key "trainer.callbacks":
   Does not validate against any of the Union subtypes
   Errors:
@@ -171,10 +162,6 @@ def test_option_that_a_constructor_rejects_is_named_with_its_callback() -> None:
 
 def test_missing_positional_argument_is_named_as_in_the_help() -> None:
     assert short_message("the following arguments are required: out", ()).startswith("OUT is missing; see --help")
-
-
-def test_checkpoint_of_a_command_that_names_it_weights() -> None:
-    assert "Did you mean weights" in short_message("unrecognized arguments: --checkpoint c", {"weights", "output"})
 
 
 def test_missing_package_is_one_line_with_the_command_that_installs_it() -> None:

@@ -7,17 +7,15 @@ import socket
 import subprocess
 import sys
 from dataclasses import asdict
-from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import REPOSITORY
+from tests.helpers.empty_checkpoints import empty_checkpoint
 from tests.supervision.supervised import Supervised
-from yolo_lightning.checkpoints.checkpoint_file import Checksum, checksum_path
 from yolo_lightning.commands.stop import stop
 from yolo_lightning.supervision.run_lock import Holder, current_holder, run_lock
-from yolo_lightning.utils.files import write_json
 from yolo_lightning.utils.process_identity import started_ticks
 
 HOLDS = """
@@ -29,14 +27,6 @@ with run_lock(Path(sys.argv[1])):
     print("ready", flush=True)
     time.sleep(60)
 """
-
-
-def checkpoint(run: Path, steps: int) -> Path:
-    path = run / "checkpoints" / f"step-{steps:09d}.ckpt"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(b"")
-    write_json(checksum_path(path), asdict(Checksum(sha256().hexdigest(), 0, 0, steps)))
-    return path
 
 
 def holding(run: Path, handler: str = "signal.SIG_DFL") -> subprocess.Popen[str]:
@@ -54,7 +44,7 @@ def test_supervised_run_saves_and_ends(tmp_path: Path, capsys: pytest.CaptureFix
     run = tmp_path / "run"
     supervised = Supervised(run, "wait_for_sigterm", until=100, grace_s=30.0)
     supervised.wait_for("ready.json")
-    saved = checkpoint(run, 12)
+    saved = empty_checkpoint(run, 12)
     stop(run)
     assert supervised.wait() == 128 + signal.SIGTERM
     assert (run / "saved.json").is_file()
@@ -69,8 +59,8 @@ def test_run_without_a_supervisor_ends(tmp_path: Path) -> None:
 
 
 def test_run_with_a_number_is_found_by_its_name(tmp_path: Path) -> None:
-    checkpoint(tmp_path / "run", 1)
-    checkpoint(tmp_path / "run-2", 1)
+    empty_checkpoint(tmp_path / "run", 1)
+    empty_checkpoint(tmp_path / "run-2", 1)
     process = holding(tmp_path / "run-2")
     stop(tmp_path / "run")
     assert process.wait(10) == -signal.SIGTERM
@@ -92,7 +82,7 @@ def test_process_that_does_not_end_is_reported(tmp_path: Path, capsys: pytest.Ca
 def test_run_that_has_ended_is_one_line(
     finished: bool, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    checkpoint(tmp_path, 3)
+    empty_checkpoint(tmp_path, 3)
     if finished:
         (tmp_path / "finished.json").write_text("{}")
     stop(tmp_path)

@@ -1,7 +1,6 @@
 """`supervise`: the example of docs/supervise.md, which hangs once and is restarted."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REPOSITORY
+from tests.helpers.program import COMMAND, run_python
+from yolo_lightning.commands.command_line import run_tool
 from yolo_lightning.supervision.fallback_levels import levels_of_words
 from yolo_lightning.supervision.heartbeat import heartbeat
 from yolo_lightning.supervision.job import Job
 
-SUPERVISE = (sys.executable, "-m", "yolo_lightning", "supervise", "--run", "run")
 PAGE = REPOSITORY / "docs" / "supervise.md"
 HANG = """    if step == 5 and not os.path.exists("hung"):
         open("hung", "w").close()
@@ -34,15 +34,8 @@ def supervise(
 ) -> subprocess.CompletedProcess[str]:
     (folder / "train.py").write_text(script)
     short = ["--supervision.poll_s=0.05", "--supervision.kill_after_s=0.1", "--supervision.pause_s=0.05"]
-    return subprocess.run(
-        [*SUPERVISE, *short, *options, "--", sys.executable, "train.py", *words],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    command = [*COMMAND, "supervise", "--run", "run", *short, *options, "--", sys.executable, "train.py", *words]
+    return run_python(folder, *command)
 
 
 def log_of(folder: Path) -> str:
@@ -92,26 +85,14 @@ def test_unchanged_checkpoints_are_no_progress(tmp_path: Path) -> None:
     assert (tmp_path / "starts").read_text() == "xx"
 
 
-def test_supervise_without_a_command_is_an_error(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [*SUPERVISE, "--"],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert "supervise needs a command after --" in done.stderr
+def test_supervise_without_a_command_is_an_error() -> None:
+    with pytest.raises(ValueError, match="supervise needs a command after --"):
+        run_tool("supervise", ["--"])
 
 
 def test_heartbeat_rejects_an_unknown_phase() -> None:
     with pytest.raises(ValueError, match=r"phase must be one of import, setup, .*got 'training'"):
         heartbeat("training")
-
-
-def test_heartbeat_does_nothing_without_a_supervisor() -> None:
-    heartbeat("step", 3)
 
 
 def test_fallback_options_follow_the_configured_level_and_survive_the_environment() -> None:

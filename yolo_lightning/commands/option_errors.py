@@ -6,6 +6,7 @@ import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from inspect import signature
+from traceback import walk_tb
 from typing import Any, NoReturn
 
 from yolo_lightning.utils.addresses import redacted
@@ -132,11 +133,8 @@ def user_errors() -> Iterator[None]:
 
 def is_ours(error: ValueError) -> bool:
     """Return whether code of this package raised the error."""
-    frame = error.__traceback__
-    while frame is not None and frame.tb_next is not None:
-        frame = frame.tb_next
-    module = frame.tb_frame.f_globals.get("__name__", "") if frame is not None else ""
-    return module.split(".")[0] == "yolo_lightning"
+    *_, (frame, _) = walk_tb(error.__traceback__)
+    return str(frame.f_globals.get("__name__")).split(".")[0] == "yolo_lightning"
 
 
 def _known_keys(parser: Any) -> set[str]:

@@ -6,6 +6,7 @@ Torch and jsonargparse are not imported: the supervisor of a fit reads the few o
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -144,13 +145,12 @@ def divided(words: Sequence[str], own: Sequence[str]) -> list[str]:
     """Return the words with the options in `own` first, then `--` and all other words."""
     first: list[str] = []
     others: list[str] = []
-    at = 0
-    while at < len(words):
-        name, equals, _ = words[at].removeprefix("--").partition("=")
-        is_own = words[at].startswith("--") and name in own
-        taken = words[at : at + 1 + (is_own and not equals and name != "help")]
-        (first if is_own or words[at] == "-h" else others).extend(taken)
-        at += len(taken)
+    left = iter(words)
+    for word in left:
+        name, equals, _ = word.removeprefix("--").partition("=")
+        is_own = word == "-h" or (word.startswith("--") and name in own)
+        (first if is_own else others).append(word)
+        first += islice(left, is_own and not equals and name not in ("-h", "help"))
     return [*first, "--", *others]
 
 

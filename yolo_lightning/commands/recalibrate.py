@@ -103,13 +103,22 @@ def apply(
     """Recalibrate a checkpoint, and score both on the validation frames, in `batches` batches (None: all).
 
     Returns:
-        The recalibrated checkpoint, which is not written, so that no file exists before its scores; the scores.
+        The recalibrated checkpoint, without the state of the training, which cannot be resumed; the scores. The
+        checkpoint is not written, so that no file exists before its scores.
     """
     usual, names, known = network_for(data, file, device, conv_backend)
-    content, graph = recalibrated(file, data, images, device, conv_backend)
+    graph, used = arranged_network(file, device, conv_backend), [0]
+    if not recompute_statistics(graph, _training_inputs(data, images, device, used)):
+        raise ValueError(f"{file}: the network has no batch normalization with running statistics")
+    new = {f"{PREFIX}{name}": one.cpu() for name, one in graph.state_dict().items() if name.endswith(STATISTICS)}
+    checkpoint = load_checkpoint(file)
+    state = checkpoint["state_dict"]
+    assert new.keys() <= state.keys(), "the graph has the layers of the checkpoint"
+    content = {name: checkpoint[name] for name in OF_NETWORK if name in checkpoint}
+    content["state_dict"] = state | {name: one.to(state[name].dtype) for name, one in new.items()}
     network = FoldedGraph(graph, one_to_one=known.detections.one_to_one, with_loss=False)
     before, after = (judged(one, data, known, len(names), device, batches) for one in (usual, network))
-    return content, Comparison(before, after)
+    return content | {RECALIBRATED: {"from": file.name, "images": used[0]}}, Comparison(before, after)
 
 
 def recalibrate_best(best: Path, data: DetectionDataModule, images: int, model: YOLOModule) -> str:
@@ -143,27 +152,6 @@ def recalibrate_best(best: Path, data: DetectionDataModule, images: int, model: 
         return f"{line}better on {found.where}"
     remove_checkpoint(target)
     return f"{line}not better on {found.where}, not kept"
-
-
-def recalibrated(
-    file: Path, data: DetectionDataModule, images: int, device: torch.device, conv_backend: Convolution
-) -> tuple[dict[str, Any], Any]:
-    """Return the checkpoint with new statistics, without the state of the training, which cannot be resumed.
-
-    Returns:
-        The checkpoint, and its network on `device`.
-    """
-    checkpoint = load_checkpoint(file)
-    graph = arranged_network(file, device, conv_backend)
-    used = [0]
-    if not recompute_statistics(graph, _training_inputs(data, images, device, used)):
-        raise ValueError(f"{file}: the network has no batch normalization with running statistics")
-    new = {f"{PREFIX}{name}": one.cpu() for name, one in graph.state_dict().items() if name.endswith(STATISTICS)}
-    state = checkpoint["state_dict"]
-    assert new.keys() <= state.keys(), "the graph has the layers of the checkpoint"
-    content = {name: checkpoint[name] for name in OF_NETWORK if name in checkpoint}
-    content["state_dict"] = state | {name: one.to(state[name].dtype) for name, one in new.items()}
-    return content | {RECALIBRATED: {"from": file.name, "images": used[0]}}, graph
 
 
 def _training_inputs(data: DetectionDataModule, images: int, device: torch.device, used: list[int]) -> Iterator[Tensor]:

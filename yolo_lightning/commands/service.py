@@ -11,10 +11,11 @@ from typing import Any, NoReturn
 from zlib import crc32
 
 from yolo_lightning.checkpoints import run_folder
+from yolo_lightning.commands.answers import PROGRAM
 from yolo_lightning.commands.doctor.machine import ENVIRONMENT
 from yolo_lightning.commands.option_layers import PREFIX, given_options
 from yolo_lightning.commands.start_supervisor import folder_of, supervise_fit, supervise_settings
-from yolo_lightning.commands.unattended import PROGRAM, unattended
+from yolo_lightning.commands.unattended import unattended
 from yolo_lightning.supervision.job import JOB_VARIABLE, SuperviseSettings
 from yolo_lightning.supervision.run_lock import current_holder
 from yolo_lightning.supervision.trainer import MARKER_VARIABLE

@@ -121,12 +121,8 @@ def resumes(options: Mapping[str, Any]) -> bool:
 
 
 def check_deadline(options: Mapping[str, Any]) -> None:
-    """Raise a ValueError for a deadline that is malformed or, for a new run, in the past."""
+    """Raise a ValueError for a deadline that is malformed or, for a new run, in the past; see also `FinishBy`."""
     finish_by, hours = (options.get(name) for name in DEADLINE_OPTIONS)
-    if finish_by is not None and hours is not None:
-        raise ValueError(f"either --finish_by or --max_hours must be set, got {finish_by} and {hours}")
-    if hours is not None and not float(hours) > 0:
-        raise ValueError(f"max_hours must be > 0, got {hours}")
     for name, free in (("trainer.max_time", None), ("trainer.max_steps", -1)) if hours or finish_by else ():
         if (limit := options.get(name, free)) not in (None, free):
             option = "--finish_by" if hours is None else "--max_hours"

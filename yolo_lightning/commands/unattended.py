@@ -4,6 +4,7 @@ import shlex
 from pathlib import Path
 from typing import NoReturn
 
+from yolo_lightning.commands.answers import PROGRAM
 from yolo_lightning.supervision.detach import start_detached
 from yolo_lightning.supervision.job import Job, SuperviseSettings
 from yolo_lightning.utils import sensors
@@ -11,7 +12,6 @@ from yolo_lightning.utils.host import lingers
 from yolo_lightning.utils.run_files import CHECKPOINT_PATTERN, CHECKPOINTS, LOG_FILE
 
 FIRST_BATCH_WAIT_S = 120.0
-PROGRAM = "python -m yolo_lightning"
 
 
 def unattended(run: Path, settings: SuperviseSettings, *, has_service: bool) -> list[str]:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -41,6 +42,10 @@ def album(tmp_path: Path) -> Path:
         writer.write(np.random.default_rng(number).integers(0, 256, (48, 48, 3), dtype=np.uint8))
     writer.release()
     return root
+
+
+def detections(folder: Path) -> list[list[dict[str, Any]]]:
+    return [entry["detections"] for entry in json.loads((folder / "predictions.json").read_text())]
 
 
 def test_all_results_of_images_and_videos(
@@ -101,15 +106,9 @@ def test_results_do_not_depend_on_the_batch(album: Path, weights: Path, tmp_path
     found = []
     for batch_size in (1, 5):
         output = tmp_path / str(batch_size)
-        predict(
-            [str(album)],
-            weights=str(weights),
-            output=str(output),
-            save="json",
-            image_size=SIDE,
-            batch_size=batch_size,
-        )
-        found.append([entry["detections"] for entry in json.loads((output / "predictions.json").read_text())])
+        options: dict[str, Any] = {"save": "json", "image_size": SIDE, "batch_size": batch_size}
+        predict([str(album)], weights=str(weights), output=str(output), **options)
+        found.append(detections(output))
     assert len(found[0]) == len(found[1]) == 5
     for one, other in zip(*found, strict=True):
         assert [entry["label"] for entry in one] == [entry["label"] for entry in other]
@@ -124,26 +123,13 @@ def test_augmented_detections_of_a_mirrored_picture_are_the_mirrored_ones(
     for name, image in (("plain", pixels), ("mirrored", pixels[:, ::-1])):
         cv2.imwrite(str(tmp_path / f"{name}.png"), image)
     words = ["predict", str(tmp_path / "plain.png"), str(tmp_path / "mirrored.png"), "--weights", str(weights)]
-    words += [
-        "--output",
-        str(tmp_path / "out"),
-        "--image_size",
-        str(SIDE),
-        "--save",
-        "json",
-        "--conv_backend",
-        "native",
-    ]
+    words += ["--output", str(tmp_path / "out"), *f"--image_size {SIDE} --save json --conv_backend native".split()]
     main([*words, "--tta", str(tta).lower()])
     plain, mirrored = (entry["detections"] for entry in json.loads((tmp_path / "out" / "predictions.json").read_text()))
     assert plain, "the case shows nothing"
     boxes = [[SIDE - x2, y1, SIDE - x1, y2] for x1, y1, x2, y2 in (entry["box"] for entry in mirrored)]
     is_same = len(plain) == len(mirrored) and np.allclose([entry["box"] for entry in plain], boxes, atol=0.05)
     assert is_same == tta
-
-
-def detections(folder: Path) -> list[list[dict[str, object]]]:
-    return [entry["detections"] for entry in json.loads((folder / "predictions.json").read_text())]
 
 
 def test_settings_of_the_training_are_the_default(album: Path, weights: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.conftest import data_options
 from tests.helpers.networks import lively_checkpoint
 from yolo_lightning.checkpoints.checkpoint_file import write_checkpoint
 from yolo_lightning.cli import main
@@ -49,14 +50,7 @@ def sweep(
     monkeypatch.chdir(tmp_path)
 
     def call(*words: str) -> dict[str, Any]:
-        data = [
-            "--data.root",
-            str(root),
-            "--data.storage.index_root",
-            str(index_root),
-            "--data.loader.num_workers",
-            "0",
-        ]
+        data = data_options(root, index_root)
         size = ["--data.image_size", "64", "--device", "cpu"]
         main(["sweep", *data, *size, "--json", "sweep.json", *words])
         result: dict[str, Any] = json.loads(Path("sweep.json").read_text())
@@ -83,16 +77,9 @@ def test_scores_are_those_of_validate(
     thresholds = " ".join(f"--model.detections.{name} {best[name]:g}" for name in names)
     assert f"--ckpt_path {weights} {thresholds}" in text
     one = found["settings"][-1]
-    run(
-        *("test", "--ckpt_path", str(weights), "--trainer.default_root_dir", str(weights.parent / "run")),
-        *(
-            "--model.detections.score_threshold",
-            str(one["score_threshold"]),
-            "--model.detections.iou_threshold",
-            str(one["iou_threshold"]),
-        ),
-        *("--data.root", str(root)),
-    )
+    setting = [f"--model.detections.{name}={one[name]}" for name in names]
+    words = ["--ckpt_path", str(weights), "--trainer.default_root_dir", str(weights.parent / "run")]
+    run("test", *words, *setting, "--data.root", str(root))
     scores = json.loads((weights.parent / "run" / "test_scores.json").read_text())
     assert 0 < scores["test/map_50"] < 1
     assert one["map_50"] == pytest.approx(scores["test/map_50"], abs=1e-9)
@@ -149,8 +136,8 @@ def test_frames_are_shown_in_the_size_of_the_training(
     content = torch.load(weights, weights_only=True) | {"input": {"image_size": 64, "channels": 1}}
     write_checkpoint(content, tmp_path / "trained.ckpt")
     (tmp_path / "data.yaml").write_text("data:\n  image_size: 128\n")
-    words = ["--data.root", str(root), "--data.storage.index_root", str(index_root), "--data.loader.num_workers", "0"]
-    words = ["sweep", "--config", "data.yaml", *words, "--device", "cpu", "--checkpoint", "trained.ckpt"]
+    data = data_options(root, index_root)
+    words = ["sweep", "--config", "data.yaml", *data, "--device", "cpu", "--checkpoint", "trained.ckpt"]
     found = {}
     for name, typed in (("recorded", []), ("64", ["--data.image_size", "64"]), ("96", ["--data.image_size", "96"])):
         main([*words, "--json", f"{name}.json", *typed])

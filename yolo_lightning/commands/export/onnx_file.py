@@ -75,28 +75,6 @@ def sample_images(batch: int, channels: int, image_size: int | Sequence[int]) ->
     return nn.functional.interpolate(coarse, size=size, mode="bilinear").clamp_(0, 1)
 
 
-def metadata(settings: NetworkSettings, network: InferenceNetwork) -> dict[str, Any]:
-    """Return the metadata of an exported file with the keys that Ultralytics' readers expect."""
-    if not settings.neighbours:
-        settings = replace(settings, channels=network.channels)
-    assert settings.image_size is not None
-    return {
-        "description": "YOLO detection network, trained with yolo_lightning",
-        "author": "yolo_lightning",
-        "version": version("ultralytics"),
-        "license": "AGPL-3.0-or-later",
-        "stride": network.stride,
-        "task": "detect",
-        "batch": 1,
-        "imgsz": list(settings.image_size),
-        "names": dict(enumerate(settings.class_names)),
-        "channels": network.channels,
-        "args": {"batch": 1, "dynamic": True, "nms": False},
-        "end2end": settings.detections.one_to_one,
-        OWN_SETTINGS: settings.plain(),
-    }
-
-
 def require_packages() -> None:
     """Raise a `ValueError` if a package for ONNX export is not installed."""
     missing = [name for name in PACKAGES if find_spec(name) is None]
@@ -114,7 +92,22 @@ def write_onnx_file(network: InferenceNetwork, path: Path, settings: NetworkSett
 
     assert settings.image_size is not None
     model = _model_of(network, settings.image_size)
-    about = metadata(settings, network)
+    own = settings if settings.neighbours else replace(settings, channels=network.channels)
+    about = {  # with the keys that Ultralytics' readers expect
+        "description": "YOLO detection network, trained with yolo_lightning",
+        "author": "yolo_lightning",
+        "version": version("ultralytics"),
+        "license": "AGPL-3.0-or-later",
+        "stride": network.stride,
+        "task": "detect",
+        "batch": 1,
+        "imgsz": list(settings.image_size),
+        "names": dict(enumerate(settings.class_names)),
+        "channels": network.channels,
+        "args": {"batch": 1, "dynamic": True, "nms": False},
+        "end2end": settings.detections.one_to_one,
+        OWN_SETTINGS: own.plain(),
+    }
     onnx.helper.set_model_props(model, {key: str(value) for key, value in about.items()})
     differences = compare(model, network, settings.image_size)
     onnx.checker.check_model(model, full_check=True)

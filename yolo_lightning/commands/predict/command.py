@@ -10,9 +10,10 @@ from yolo_lightning.challenge.rescoring import read_models
 from yolo_lightning.checkpoints.resume import checkpoint_to_evaluate
 from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN
 from yolo_lightning.commands.console import counter, name_some
-from yolo_lightning.commands.predict.rescored import require_classes, rescored
+from yolo_lightning.commands.predict.rescored import rescored
 from yolo_lightning.commands.predict.results import Result, Results
 from yolo_lightning.data.formats.frame_checks import refuse_other_depth
+from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.data.input_clips import ClipReader
 from yolo_lightning.data.input_images import InputImage, absolute, find_files, image_count
 from yolo_lightning.data.storage.frames import BitDepthError, FrameError
@@ -103,7 +104,8 @@ def predict(
     )
     threshold = detector.settings.detections.score_threshold
     if models is not None:
-        require_classes(detector.names)
+        if tuple(detector.names) != CLASS_NAMES:
+            raise ValueError(f"rescore needs a network with the classes {[*CLASS_NAMES]}, got {detector.names}.")
         weak = replace(detector.settings.detections, score_threshold=min(threshold, SCORING_THRESHOLD))
         detector.settings = replace(detector.settings, detections=weak)
     bad: dict[str, Exception] = {}

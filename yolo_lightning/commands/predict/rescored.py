@@ -10,17 +10,10 @@ import numpy as np
 from yolo_lightning.challenge.content import Content
 from yolo_lightning.challenge.rescoring import Models, rescore
 from yolo_lightning.challenge.tracks import places_in_time
-from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.data.input_images import read_pictures
 from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.evaluation.detection_result import DetectionResult
 from yolo_lightning.evaluation.drift import month_of_id
-
-
-def require_classes(names: Sequence[str]) -> None:
-    """Raise a ValueError if a network does not have the classes of a submission."""
-    if tuple(names) != CLASS_NAMES:
-        raise ValueError(f"rescore needs a network with the classes {list(CLASS_NAMES)}, got {list(names)}.")
 
 
 def rescored(
