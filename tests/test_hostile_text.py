@@ -89,7 +89,7 @@ def test_monitor_shows_no_escape_sequences(tmp_path: Path) -> None:
     standing = SupervisorStatus(SupervisorState.GAVE_UP, 1.8e9, 3, 1, 0, ESCAPE, ESCAPE, fallback_level=ESCAPE)
     (tmp_path / "supervisor.json").write_text(json.dumps(asdict(standing)))
     console = Console(file=io.StringIO(), width=200)
-    console.print(screen(read_run(tmp_path), None))
+    console.print(screen(read_run(tmp_path)))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "owned" in text
     assert not has_control(text)
