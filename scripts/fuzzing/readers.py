@@ -294,7 +294,8 @@ def checkpoint(folder: Path) -> Target:
     import torch
 
     from yolo_lightning.checkpoints.checkpoint_file import find_damage, steps_trained
-    from yolo_lightning.checkpoints.resume import content_of, remembered
+    from yolo_lightning.checkpoints.resume import remembered
+    from yolo_lightning.checkpoints.torch_archive import load_checkpoint
     from yolo_lightning.model.graph import read_checkpoint
     from yolo_lightning.model.network_settings import read_settings
 
@@ -314,7 +315,7 @@ def checkpoint(folder: Path) -> Target:
     def read() -> None:
         find_damage(file)
         steps_trained(file)
-        loaded = content_of(file)
+        loaded = load_checkpoint(file, "meta")
         read_settings(file)
         remembered(folder, loaded)
         if set(loaded.get("hyper_parameters", ())) != {

@@ -77,7 +77,7 @@ def checkpoint_to_fit(base: Path, ckpt_path: str | None, resume: bool, *, exactl
         path, damaged = checkpoint_to_resume(base, exactly=exactly)
         _warn_of(damaged)
     kinds = {AVERAGED: "an average", RECALIBRATED: "a recalibrated checkpoint"}
-    content = {} if path is None else content_of(path)
+    content = {} if path is None else load_checkpoint(path, "meta")
     kind = next((kind for key, kind in kinds.items() if key in content), None)
     if kind is not None:
         raise ValueError(
@@ -159,10 +159,6 @@ def checked(ckpt_path: str | None, base: Path) -> Path | None:
     path = checkpoint_to_evaluate(base) if ckpt_path == "best" else local_checkpoint(ckpt_path)
     require_whole(path)
     return path
-
-
-def content_of(checkpoint: Path) -> dict[str, Any]:
-    return load_checkpoint(checkpoint, "meta")
 
 
 def remembered(folder: Path, content: dict[str, Any]) -> dict[str, Any]:

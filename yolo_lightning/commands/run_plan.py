@@ -18,12 +18,12 @@ from yolo_lightning.checkpoints.checkpoint_file import steps_trained
 from yolo_lightning.checkpoints.resume import (
     checkpoint_to_fit,
     checkpoint_to_score,
-    content_of,
     differences,
     folder_after_restart,
     remembered,
     run_to_download,
 )
+from yolo_lightning.checkpoints.torch_archive import load_checkpoint
 from yolo_lightning.commands.option_layers import GivenOptions
 from yolo_lightning.commands.start_supervisor import (
     check_deadline,
@@ -139,7 +139,7 @@ def _plan_fit(base: Path, options: Mapping[str, Any]) -> Run:
             # Under a supervisor, training has to record the end.
             if not is_supervised() and (line := finished_line(folder, options)) is not None:
                 return Run(folder, is_finished=True, lines=(line,))
-        content = content_of(checkpoint)
+        content = load_checkpoint(checkpoint, "meta")
         changed |= {"model.weights": None, "model.class_width": content.get("hyper_parameters", {}).get("class_width")}
         lines += differences(remembered(folder, content), {**options, **changed})
     return Run(
@@ -162,7 +162,7 @@ def _plan_evaluation(base: Path, options: Mapping[str, Any], given: GivenOptions
     checkpoint = checkpoint_to_score(base, options["ckpt_path"], options["model.weights"])
     weights, changed = weights_file(options), {}
     if checkpoint is not None:
-        content = content_of(checkpoint)
+        content = load_checkpoint(checkpoint, "meta")
         bound = _bound_by(content, options)
         saved = flatten({"model": content.get("hyper_parameters", {})})
         known = options.keys() & saved.keys() - {f"model.{name}" for name in FROM_DATA} - given.all.keys()

@@ -30,7 +30,7 @@ from yolo_lightning.supervision.processes import (
     tree,
     wait_channel,
 )
-from yolo_lightning.supervision.trainer import SOCKET_PATH_BYTES, is_supervised
+from yolo_lightning.supervision.trainer import is_supervised, temporary_folder
 from yolo_lightning.utils.process_identity import (
     MARK,
     PROC,
@@ -41,7 +41,6 @@ from yolo_lightning.utils.process_identity import (
 )
 
 SHARED_MEMORY = Path("/dev/shm")
-SOCKET = "/listener-12345678"
 MARKED = re.compile(rf"(?:sem\.)?{MARK}(?:-\w{{8}})?(?:-record)?")
 """Names of semaphores and folders with a mark."""
 
@@ -196,9 +195,7 @@ def mark_process() -> None:
     config["semprefix"] = f"/{mark}"
     if is_supervised() or config.get("tempdir") is not None:
         return
-    folder = Path(tempfile.gettempdir()) / mark
-    if len(os.fsencode(f"{folder}{SOCKET}")) > SOCKET_PATH_BYTES:
-        folder = Path("/tmp") / mark
+    folder = temporary_folder(mark)
     folder.mkdir(mode=0o700, exist_ok=True)
     # As for multiprocessing's own folder: last of all finalizers of this process, not of a worker.
     multiprocessing.util.Finalize(None, shutil.rmtree, (folder,), {"ignore_errors": True}, exitpriority=-100)

@@ -39,7 +39,7 @@ def marker_of(token: str) -> str:
 
 
 def temporary_folder(token: str) -> Path:
-    """Return the folder for the trainer's temporary files; its path is short enough for sockets."""
+    """Return the folder for temporary files of a supervisor's token or a mark; the path is short enough for sockets."""
     usual = Path(tempfile.gettempdir()) / token
     is_short = len(os.fsencode(f"{usual}{SOCKET_IN_FOLDER}")) <= SOCKET_PATH_BYTES
     return usual if is_short else Path("/tmp") / token
