@@ -88,14 +88,12 @@ __device__ inline void store(Element* target, const float (&values)[1]) {
 // Combines the states of all rows of a block in row 0 of `shared`.
 template <int WIDTH, class State>
 __device__ inline void combine_rows(const State (&states)[WIDTH], State (&shared)[WIDTH][THREADS], int row, int rows, int lanes) {
-#pragma unroll
-    for (int number = 0; number < WIDTH; ++number) shared[number][threadIdx.x] = states[number];
+    UNROLL for (int number = 0; number < WIDTH; ++number) shared[number][threadIdx.x] = states[number];
     __syncthreads();
     for (int left = rows; left > 1; left = (left + 1) / 2) {
         const int half = (left + 1) / 2;
         if (row < left - half) {
-#pragma unroll
-            for (int number = 0; number < WIDTH; ++number) {
+            UNROLL for (int number = 0; number < WIDTH; ++number) {
                 shared[number][threadIdx.x].add(shared[number][threadIdx.x + half * lanes]);
             }
         }
@@ -130,8 +128,7 @@ __device__ inline bool combine_splits(
     State states[WIDTH] = {};
     for (int split = part.row; part.is_used && split < splits; split += part.rows) {
         const float* numbers = partials + split * 2 * part.channels + part.channel;
-#pragma unroll
-        for (int number = 0; number < part.CHANNELS; ++number) {
+        UNROLL for (int number = 0; number < part.CHANNELS; ++number) {
             states[number].add(state(numbers[number], numbers[part.channels + number], split));
         }
     }
@@ -172,16 +169,14 @@ __device__ inline void batch_statistics(
         float values[WIDTH];
         load(input + part.offset(position, input_stride), values);
         count += 1.0f;
-#pragma unroll
-        for (int number = 0; number < WIDTH; ++number) {
+        UNROLL for (int number = 0; number < WIDTH; ++number) {
             const float deviation = values[number] - first[number];
             sums[number] += deviation;
             squares[number] += deviation * deviation;
         }
     }
     Moments states[WIDTH];
-#pragma unroll
-    for (int number = 0; number < WIDTH; ++number) {
+    UNROLL for (int number = 0; number < WIDTH; ++number) {
         const float mean = count > 0.0f ? sums[number] / count : 0.0f;
         const float rest = squares[number] - sums[number] * mean;
         states[number] = Moments{count, first[number] + mean, rest < 0.0f ? 0.0f : rest};
@@ -208,8 +203,7 @@ struct Affine {
     template <bool CHANNELS_LAST>
     __device__ Affine(
         const Part<CHANNELS_LAST, WIDTH>& part, const float* statistics, const float* weights, const float* biases) {
-#pragma unroll
-        for (int number = 0; number < WIDTH; ++number) {
+        UNROLL for (int number = 0; number < WIDTH; ++number) {
             const int channel = part.channel_of(number);
             if (channel >= part.channels) continue;
             mean[number] = statistics[channel];
@@ -233,8 +227,7 @@ __device__ inline void normalise_silu(
     for (int position = part.start; position < part.stop; position += part.step) {
         float values[WIDTH];
         load(input + part.offset(position, input_stride), values);
-#pragma unroll
-        for (int number = 0; number < WIDTH; ++number) {
+        UNROLL for (int number = 0; number < WIDTH; ++number) {
             const float value = affine.normalised(number, values[number]) * affine.weight[number] + affine.bias[number];
             values[number] = value * sigmoid(value);
         }
@@ -261,8 +254,7 @@ __device__ inline void silu_gradient_sums(
         float values[WIDTH], upper[WIDTH];
         load(input + part.offset(position, input_stride), values);
         load(grads + part.offset(position, grad_stride), upper);
-#pragma unroll
-        for (int number = 0; number < WIDTH; ++number) {
+        UNROLL for (int number = 0; number < WIDTH; ++number) {
             const float value = affine.normalised(number, values[number]);
             const float grad = silu_gradient(value * affine.weight[number] + affine.bias[number], upper[number]);
             states[number].add(Sums{grad, grad * value});
@@ -285,8 +277,7 @@ __device__ inline void normalise_silu_gradient(
     int grad_stride) {
     const Affine<WIDTH> affine(part, statistics, weight, bias);
     float mean_grad[WIDTH], mean_product[WIDTH];
-#pragma unroll
-    for (int number = 0; number < WIDTH; ++number) {
+    UNROLL for (int number = 0; number < WIDTH; ++number) {
         const int channel = part.channel_of(number);
         if (channel >= part.channels) continue;
         mean_grad[number] = sums[channel] / float(positions);
@@ -296,8 +287,7 @@ __device__ inline void normalise_silu_gradient(
         float values[WIDTH], upper[WIDTH];
         load(input + part.offset(position, input_stride), values);
         load(grads + part.offset(position, grad_stride), upper);
-#pragma unroll
-        for (int number = 0; number < WIDTH; ++number) {
+        UNROLL for (int number = 0; number < WIDTH; ++number) {
             const float value = affine.normalised(number, values[number]);
             const float grad = silu_gradient(value * affine.weight[number] + affine.bias[number], upper[number]);
             const float centred = grad - mean_grad[number] - value * mean_product[number];

@@ -3,6 +3,9 @@
 // No compiler needs a header of its vendor: on AMD GPUs, float16 is converted by the compiler's type, else the conversions
 // use integer operations only.
 
+// Before a loop with a constant number of turns, so that the compiler keeps the arrays that it indexes in registers.
+#define UNROLL _Pragma("unroll")
+
 // Threads of every block.
 constexpr int THREADS = 256;
 
@@ -151,8 +154,7 @@ __device__ inline float4 to_floats(const Fetched<false, Element>& from) {
 template <class Element>
 __device__ inline float4 to_floats(const Fetched<true, Element>& from) {
     Fetched<false, Element> values;
-#pragma unroll
-    for (int number = 0; number < 4; ++number) {
+    UNROLL for (int number = 0; number < 4; ++number) {
         values.values[number].bits = (unsigned short)(from.words[number / 2] >> number % 2 * 16);
     }
     return to_floats(values);
@@ -168,15 +170,14 @@ __device__ inline Fetched<true, Element> fetch_four(const Element* elements) {
 template <class Element>
 __device__ inline void store_four(Element* target, const float* values) {
     Four<Element> four;
-#pragma unroll
-    for (int number = 0; number < 4; ++number) from_float(four.values[number], values[number]);
+    UNROLL for (int number = 0; number < 4; ++number) from_float(four.values[number], values[number]);
     *reinterpret_cast<Four<Element>*>(target) = four;
 }
 
 // Returns in all threads of one of the `blocks` blocks that call this function with `counter`, the last one, that it is
 // the last. What the other blocks have written before is then visible. The counter starts at zero, and is zero again
-// after the last block, so that the next launch can use it. Which block is the last must not affect the result. `arrived`
-// is in shared memory, which the block has stopped to use before the call.
+// after the last block, so that the next launch can use it. Which block is the last must not affect the result.
+// `arrived` is in shared memory, which the block does not use for other values at the call.
 __device__ inline bool is_last_block(unsigned* counter, unsigned blocks, unsigned& arrived) {
     __threadfence();
     __syncthreads();

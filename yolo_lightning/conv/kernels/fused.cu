@@ -46,8 +46,7 @@ __device__ inline Fetched<BY_FOUR, Element> row_values(const Element* values, in
     if constexpr (BY_FOUR) {
         if (left > 0) found = fetch_four(values);
     } else {
-#pragma unroll
-        for (int number = 0; number < 4; ++number) {
+        UNROLL for (int number = 0; number < 4; ++number) {
             if (left > number) found.values[number] = values[number];
         }
     }
@@ -83,8 +82,8 @@ __device__ inline void add_four(float (&totals)[4], const float4& values) {
     totals[0] += values.x, totals[1] += values.y, totals[2] += values.z, totals[3] += values.w;
 }
 
-// A tile of the result: a grid of threads, each with a patch of ROWS_EACH x 4. There are GROUPS such grids, and each of them
-// adds other terms; TERMS terms of each sum are in shared memory at once.
+// A tile of the result: a grid of threads, each with a patch of ROWS_EACH x 4. There are GROUPS such grids, and each
+// adds other terms. TERMS terms of each sum are in shared memory at once.
 template <int ROWS, int COLUMNS, int ROWS_EACH, int GROUPS = 1, int TERMS = DEPTH>
 struct Tile {
     static constexpr int GROUP_THREADS = THREADS / GROUPS;
@@ -105,20 +104,16 @@ struct Tile {
     __device__ static int right_row() { return threadIdx.x / THREAD_COLUMNS; }
 
     __device__ static void multiply(const Left& left, const Right& right, float (&totals)[ROWS_EACH][4]) {
-#pragma unroll
-        for (int turn = 0; turn < TERMS / GROUPS; ++turn) {
+        UNROLL for (int turn = 0; turn < TERMS / GROUPS; ++turn) {
             const int term = turn * GROUPS + group();
             float rows[ROWS_EACH];
-#pragma unroll
-            for (int row = 0; row < ROWS_EACH; row += 4) {
+            UNROLL for (int row = 0; row < ROWS_EACH; row += 4) {
                 put_registers(&rows[row], &left[term][first_row() + row]);
             }
             float columns[4];
             put_registers(columns, &right[term][first_column()]);
-#pragma unroll
-            for (int row = 0; row < ROWS_EACH; ++row) {
-#pragma unroll
-                for (int column = 0; column < 4; ++column) totals[row][column] += rows[row] * columns[column];
+            UNROLL for (int row = 0; row < ROWS_EACH; ++row) {
+                UNROLL for (int column = 0; column < 4; ++column) totals[row][column] += rows[row] * columns[column];
             }
         }
     }
@@ -128,13 +123,11 @@ struct Tile {
         for (int half = GROUPS / 2; half > 0; half /= 2) {
             float4* patch = shared + threadIdx.x % (half * GROUP_THREADS);
             if (group() >= half && group() < 2 * half) {
-#pragma unroll
-                for (int row = 0; row < ROWS_EACH; ++row) put(&patch[row * THREADS / 2].x, to_four(totals[row]));
+                UNROLL for (int row = 0; row < ROWS_EACH; ++row) put(&patch[row * THREADS / 2].x, to_four(totals[row]));
             }
             sync_shared();
             if (group() < half) {
-#pragma unroll
-                for (int row = 0; row < ROWS_EACH; ++row) add_four(totals[row], patch[row * THREADS / 2]);
+                UNROLL for (int row = 0; row < ROWS_EACH; ++row) add_four(totals[row], patch[row * THREADS / 2]);
             }
             sync_shared();
         }
@@ -174,8 +167,7 @@ __device__ inline void correlate(
     Fetched<BY_FOUR, Element> next_left[T::FETCHES];
     Fetched<false, Element> next_right = {};
     auto fetch_next = [&]() {
-#pragma unroll
-        for (int fetch = 0; fetch < T::FETCHES; ++fetch) {
+        UNROLL for (int fetch = 0; fetch < T::FETCHES; ++fetch) {
             next_left[fetch] = window_values<BY_FOUR>(image, windows, corners[fetch], taps);
         }
         if (left_row < COLUMNS) next_right = column_values<BY_FOUR>(column, matrix, taps, offsets);
@@ -184,8 +176,7 @@ __device__ inline void correlate(
     float totals[ROWS_EACH][4] = {};
     fetch_next();
     for (int first_depth = 0; first_depth < depth; first_depth += DEPTH) {
-#pragma unroll
-        for (int fetch = 0; fetch < T::FETCHES; ++fetch) {
+        UNROLL for (int fetch = 0; fetch < T::FETCHES; ++fetch) {
             const int row = left_row + fetch * FETCH_ROWS;
             put_column(&left[left_depth][row], ROWS + 4, to_floats(next_left[fetch]));
         }
@@ -193,8 +184,7 @@ __device__ inline void correlate(
         sync_shared();
         if (first_depth + DEPTH < depth) {
             // Before the loads: the compiler waits for all loads before a loop.
-#pragma unroll
-            for (int tap = 0; tap < TAPS; ++tap) advance(windows, matrix, taps[tap], offsets[tap], DEPTH);
+            UNROLL for (int tap = 0; tap < TAPS; ++tap) advance(windows, matrix, taps[tap], offsets[tap], DEPTH);
             fetch_next();
         }
         T::multiply(left, right, totals);
@@ -202,8 +192,7 @@ __device__ inline void correlate(
     }
 
     const int first_column = tile_column + T::first_column();
-#pragma unroll
-    for (int row = 0; row < ROWS_EACH; ++row) {
+    UNROLL for (int row = 0; row < ROWS_EACH; ++row) {
         const int index = tile_row + T::first_row() + row;
         if (index >= rows) continue;
         const Place place = place_at(windows, index);
@@ -215,8 +204,8 @@ __device__ inline void correlate(
 }
 
 // Sums over splits: the last block of each group of splits adds the patches of its group, and the last of these blocks
-// adds the sums of the groups. Both read the splits in a fixed order. `partials` has one patch per split, tile and each of
-// the first PATCHES threads.
+// adds the sums of the groups. Both read the splits in a fixed order. `partials` has one patch per split, tile and each
+// of the first PATCHES threads.
 template <int ROWS_EACH, int PATCHES = THREADS>
 struct Splits {
     float4* partials;
@@ -230,22 +219,19 @@ struct Splits {
     // Writes the used rows of a patch: `rows` of them, none if the number is negative.
     __device__ void write(int split, const float (&totals)[ROWS_EACH][4], int rows) const {
         float4* patch = patch_of(split);
-#pragma unroll
-        for (int row = 0; row < ROWS_EACH; ++row) {
+        UNROLL for (int row = 0; row < ROWS_EACH; ++row) {
             if (row < rows) put(&patch[row * PATCHES].x, to_four(totals[row]));
         }
     }
 
     // Sets `totals` to the sum over `number` splits from `first` on.
     __device__ void add(int first, int step, int number, float (&totals)[ROWS_EACH][4], int rows) const {
-#pragma unroll
-        for (int row = 0; row < ROWS_EACH; ++row) {
+        UNROLL for (int row = 0; row < ROWS_EACH; ++row) {
             totals[row][0] = totals[row][1] = totals[row][2] = totals[row][3] = 0.0f;
         }
         for (int split = 0; split < number; ++split) {
             const float4* patch = patch_of(first + split * step);
-#pragma unroll
-            for (int row = 0; row < ROWS_EACH; ++row) {
+            UNROLL for (int row = 0; row < ROWS_EACH; ++row) {
                 if (row < rows) add_four(totals[row], patch[row * PATCHES]);
             }
         }
@@ -300,8 +286,7 @@ __device__ inline void sum_products(
 
     Fetched<BY_FOUR, Element> next_left[T::FETCHES], next_right;
     auto fetch_next = [&](int first_place) {
-#pragma unroll
-        for (int fetch = 0; fetch < T::FETCHES; ++fetch) {
+        UNROLL for (int fetch = 0; fetch < T::FETCHES; ++fetch) {
             const bool is_needed = first_place + left_place + fetch * FETCH_PLACES < stop;
             next_left[fetch] = window_values<BY_FOUR>(image, windows, corner_of(windows, place, is_needed), taps);
             advance(windows, place, FETCH_PLACES);
@@ -315,8 +300,7 @@ __device__ inline void sum_products(
     float totals[ROWS_EACH][4] = {};
     fetch_next(start);
     for (int first_place = start; first_place < stop; first_place += TERMS) {
-#pragma unroll
-        for (int fetch = 0; fetch < T::FETCHES; ++fetch) {
+        UNROLL for (int fetch = 0; fetch < T::FETCHES; ++fetch) {
             put(&left[left_place + fetch * FETCH_PLACES][left_row], to_floats(next_left[fetch]));
         }
         if (right_row < TERMS) put(&right[right_row][T::first_column()], to_floats(next_right));
@@ -334,12 +318,10 @@ __device__ inline void sum_products(
     const int first_row = tile_row + T::first_row(), rows_left = rows - first_row;
     const bool is_used = T::group() == 0 && right_column < columns;
     if (!splits.sum(totals, is_used ? rows_left : 0, reinterpret_cast<unsigned&>(shared)) || !is_used) return;
-#pragma unroll
-    for (int column = 0; column < 4; ++column) {
+    UNROLL for (int column = 0; column < 4; ++column) {
         if (right_column + column >= columns) continue;
         Element* target = result + (right_column + column) * rows + first_row;
-#pragma unroll
-        for (int row = 0; row < ROWS_EACH; row += 4) {
+        UNROLL for (int row = 0; row < ROWS_EACH; row += 4) {
             const float values[4] = {
                 totals[row][column], totals[row + 1][column], totals[row + 2][column], totals[row + 3][column]};
             store_values<BY_FOUR>(target + row, values, rows_left - row);

@@ -1,7 +1,8 @@
-"""Optional implicit GEMM convolution on a GPU (fused.cu): windows are not written to global memory.
+"""Optional implicit GEMM convolution on a GPU (fused.cu, winograd.cu): windows are not written to global memory.
 
-Chetlur et al.: cuDNN: Efficient Primitives for Deep Learning (2014), section 3. Elements are float32, float16 or
-bfloat16; sums are float32.
+Chetlur et al.: cuDNN: Efficient Primitives for Deep Learning (2014), section 3. 3x3 convolutions with stride 1 use
+Winograd's algorithm (Lavin and Gray: Fast Algorithms for Convolutional Neural Networks, 2016). Elements are float32,
+float16 or bfloat16; sums are float32.
 
 Every product is one operator of `torch.library` in the namespace `yolo_lightning`, with a fake implementation, so that
 tools that record operators see the kernel. The kernels are disabled until `enable` is called, and compiled when a

@@ -78,8 +78,7 @@ __device__ inline Fetched<BY_FOUR, Element> window_values(
     if constexpr (BY_FOUR) {
         if (is_inside(windows, corner, taps[0])) values = fetch_four(image + (corner.offset + taps[0].offset));
     } else {
-#pragma unroll
-        for (int number = 0; number < 4; ++number) {
+        UNROLL for (int number = 0; number < 4; ++number) {
             const bool inside = is_inside(windows, corner, taps[number]);
             if (inside) values.values[number] = image[corner.offset + taps[number].offset];
         }
@@ -124,11 +123,9 @@ __device__ inline Fetched<false, Element> column_values(
     if constexpr (BY_FOUR) {
         if (taps[0].row_shift == NOWHERE) return values;
         const Element* first = column + offsets[0];
-#pragma unroll
-        for (int number = 0; number < 4; ++number) values.values[number] = first[number * matrix.channel_step];
+        UNROLL for (int number = 0; number < 4; ++number) values.values[number] = first[number * matrix.channel_step];
     } else {
-#pragma unroll
-        for (int number = 0; number < 4; ++number) {
+        UNROLL for (int number = 0; number < 4; ++number) {
             if (taps[number].row_shift != NOWHERE) values.values[number] = column[offsets[number]];
         }
     }

@@ -1,11 +1,11 @@
-// Convolution with 3 x 3 taps and stride 1 by Winograd's algorithm F(2 x 2, 3 x 3), which multiplies 16 times for 4 results
-// instead of 36 times (Lavin and Gray: Fast Algorithms for Convolutional Neural Networks, 2016).
+// Convolution with 3 x 3 taps and stride 1 by Winograd's algorithm F(2 x 2, 3 x 3), which multiplies 16 instead of 36
+// times for 4 results (Lavin and Gray: Fast Algorithms for Convolutional Neural Networks, 2016).
 //
 // A patch of 4 x 4 image pixels gives 2 x 2 results. Patches and weights of a few channels are transformed into shared
-// memory. There, each of the 16 points of a transformed patch has a matrix product of its own, which 16 threads compute.
-// The sums are transformed through shared memory, and only the results are written to global memory.
+// memory. Each of the 16 points of a transformed patch has a matrix product of its own, which 16 threads compute. The
+// sums are transformed through shared memory, and only the results are written to global memory.
 //
-// build.py places this file after fused.cu. Tensors have fewer than 2^32 bytes; the channels are a multiple of 8.
+// build.py places this file after fused.cu. The operands of `correlate` have fewer than 2^31 bytes, and 8 n channels.
 
 namespace winograd {
 
@@ -24,8 +24,8 @@ union Shared {
 // the same banks. Groups of four remain adjacent.
 __device__ inline int position(int index, int depth) { return index ^ depth * 4; }
 
-// Hides from the compiler that a value is constant, so that it computes what depends on the value in each iteration of a
-// loop. It would keep all of it in registers, of which the kernel has too few.
+// Hides from the compiler that a value is constant in a loop. It would otherwise compute before the loop what depends
+// on the value, and keep it in registers, of which the kernel has too few.
 __device__ inline int not_constant(int value) {
 #ifdef __AMDGCN__
     asm volatile("" : "+v"(value));
@@ -35,7 +35,7 @@ __device__ inline int not_constant(int value) {
 #endif
 }
 
-// Returns a value that is equal in 32 adjacent threads. If these are a wave, the compiler uses scalar instructions for it.
+// Returns a value that is equal in 32 adjacent threads. If these are a wave, the value needs scalar instructions only.
 __device__ inline int uniform(int value) {
 #if defined(__AMDGCN_WAVEFRONT_SIZE) && __AMDGCN_WAVEFRONT_SIZE == 32
     return __builtin_amdgcn_readfirstlane(value);
@@ -51,55 +51,34 @@ __device__ inline Element element_at(const Element* base, unsigned bytes) {
     return *reinterpret_cast<const Element*>(reinterpret_cast<const char*>(base) + bytes);
 }
 
-// Each transformation exists along one axis: of values that are `step` apart, to a target whose values are `to` apart.
-
-__device__ inline void patch_line(float* values, int step) {
-    const float first = values[0] - values[2 * step], last = values[step] - values[3 * step];
-    const float sum = values[step] + values[2 * step], difference = values[2 * step] - values[step];
-    values[0] = first, values[step] = sum, values[2 * step] = difference, values[3 * step] = last;
+// Applies a transformation along one axis to the columns and then to the rows of FROM x FROM values. Its arguments are
+// values and their distance, and a target and the distance of its TO values.
+template <int FROM, int TO, class Line>
+__device__ inline void transform(const float* values, float* target, Line line) {
+    float rows[TO * FROM];
+    UNROLL for (int number = 0; number < FROM; ++number) line(values + number, FROM, rows + number, FROM);
+    UNROLL for (int number = 0; number < TO; ++number) line(rows + FROM * number, 1, target + TO * number, 1);
 }
 
-__device__ inline void transform_patch(float (&values)[POINTS]) {
-#pragma unroll
-    for (int number = 0; number < 4; ++number) patch_line(values + number, 4);
-#pragma unroll
-    for (int number = 0; number < 4; ++number) patch_line(values + 4 * number, 1);
+__device__ inline void patch_line(const float* values, int step, float* target, int to) {
+    target[0] = values[0] - values[2 * step], target[to] = values[step] + values[2 * step];
+    target[2 * to] = values[2 * step] - values[step], target[3 * to] = values[step] - values[3 * step];
 }
 
 // SIZE x SIZE values that slide over a patch: the weights (3), or for their gradient the results (2).
 template <int SIZE>
 __device__ inline void window_line(const float* values, int step, float* target, int to) {
-    const float middle = SIZE == 3 ? 0.5f * values[step] : 0.5f * values[(SIZE - 1) * step];
-    const float outer = SIZE == 3 ? 0.5f * (values[0] + values[(SIZE - 1) * step]) : 0.5f * values[0];
-    target[0] = values[0], target[to] = outer + middle;
-    target[2 * to] = outer - middle, target[3 * to] = values[(SIZE - 1) * step];
-}
-
-template <int SIZE>
-__device__ inline void transform_window(const float (&values)[SIZE * SIZE], float (&target)[POINTS]) {
-    float rows[4 * SIZE];
-#pragma unroll
-    for (int number = 0; number < SIZE; ++number) window_line<SIZE>(values + number, SIZE, rows + number, SIZE);
-#pragma unroll
-    for (int number = 0; number < 4; ++number) window_line<SIZE>(rows + SIZE * number, 1, target + 4 * number, 1);
+    const float last = values[(SIZE - 1) * step], middle = 0.5f * (SIZE == 3 ? values[step] : last);
+    const float outer = 0.5f * (SIZE == 3 ? values[0] + last : values[0]);
+    target[0] = values[0], target[to] = outer + middle, target[2 * to] = outer - middle, target[3 * to] = last;
 }
 
 // SIZE x SIZE sums of a patch: results (2) or gradients of weights (3).
 template <int SIZE>
 __device__ inline void sums_line(const float* values, int step, float* target, int to) {
     const float sum = values[step] + values[2 * step], difference = values[step] - values[2 * step];
-    target[0] = values[0] + sum;
-    target[to] = SIZE == 2 ? difference - values[3 * step] : difference;
+    target[0] = values[0] + sum, target[to] = SIZE == 2 ? difference - values[3 * step] : difference;
     if (SIZE == 3) target[(SIZE - 1) * to] = sum - values[3 * step];
-}
-
-template <int SIZE>
-__device__ inline void transform_sums(const float (&values)[POINTS], float (&target)[SIZE * SIZE]) {
-    float rows[4 * SIZE];
-#pragma unroll
-    for (int number = 0; number < 4; ++number) sums_line<SIZE>(values + number, 4, rows + number, 4);
-#pragma unroll
-    for (int number = 0; number < SIZE; ++number) sums_line<SIZE>(rows + 4 * number, 1, target + SIZE * number, 1);
 }
 
 // The 16 products of a block. A thread has the sums of 8 rows and 8 columns of one point.
@@ -115,8 +94,7 @@ struct Products {
 
     // Writes the points of one row (`side` 0) or column (1) for one term of the sums.
     __device__ void put(int side, int index, int depth, const float (&values)[POINTS]) {
-#pragma unroll
-        for (int number = 0; number < POINTS; ++number) {
+        UNROLL for (int number = 0; number < POINTS; ++number) {
             shared.factors[side][number][depth][position(index, depth)] = values[number];
         }
     }
@@ -124,44 +102,39 @@ struct Products {
     __device__ void multiply() {
         const int left = not_constant(point * DEPTH_EACH * ROWS + group * EACH);
         const int right = not_constant((POINTS + point) * DEPTH_EACH * COLUMNS + own_columns);
-#pragma unroll
-        for (int depth = 0; depth < DEPTH_EACH; ++depth) {
+        UNROLL for (int depth = 0; depth < DEPTH_EACH; ++depth) {
             float rows[EACH], columns[EACH];
-#pragma unroll
-            for (int number = 0; number < EACH; number += 4) {
+            UNROLL for (int number = 0; number < EACH; number += 4) {
                 const float* const factors = &shared.factors[0][0][depth][0];
                 put_registers(&rows[number], factors + position(left ^ number, depth));
                 put_registers(&columns[number], factors + position(right ^ number, depth));
             }
-#pragma unroll
-            for (int row = 0; row < EACH; ++row) {
-#pragma unroll
-                for (int column = 0; column < EACH; ++column) totals[row][column] += rows[row] * columns[column];
+            UNROLL for (int row = 0; row < EACH; ++row) {
+                UNROLL for (int column = 0; column < EACH; ++column) totals[row][column] += rows[row] * columns[column];
             }
         }
     }
 
-    // Writes the sums of half of the rows, after a barrier. `row_of` returns the row of a slot.
+    // Writes the sums of half of the rows.
     __device__ void put_sums(int half) {
-#pragma unroll
-        for (int row = 0; row < EACH / 2; ++row) {
-#pragma unroll
-            for (int number = 0; number < EACH; ++number) {
-                shared.sums[point][group * (EACH / 2) + row][own_columns + number] = totals[half * (EACH / 2) + row][number];
-            }
+        UNROLL for (int row = 0; row < EACH / 2; ++row) {
+            float* target = &shared.sums[point][group * (EACH / 2) + row][own_columns];
+            const float(&values)[EACH] = totals[half * (EACH / 2) + row];
+            UNROLL for (int number = 0; number < EACH; ++number) target[number] = values[number];
         }
     }
 
+    // Row of a slot of `shared.sums`.
     __device__ static int row_of(int half, int slot) {
         return slot / (EACH / 2) * EACH + half * (EACH / 2) + slot % (EACH / 2);
     }
 
     template <int SIZE>
     __device__ void take_sums(int slot, float (&target)[SIZE * SIZE]) const {
+        const int column = threadIdx.x % COLUMNS;
         float values[POINTS];
-#pragma unroll
-        for (int number = 0; number < POINTS; ++number) values[number] = shared.sums[number][slot][threadIdx.x % COLUMNS];
-        transform_sums<SIZE>(values, target);
+        UNROLL for (int number = 0; number < POINTS; ++number) values[number] = shared.sums[number][slot][column];
+        transform<4, SIZE>(values, target, sums_line<SIZE>);
     }
 };
 
@@ -177,16 +150,16 @@ template <class Element>
 __device__ inline void put_patch(
     Products& products, int side, int index, int depth, const Element (&elements)[POINTS], const bool (&has_row)[4],
     const bool (&has_column)[4]) {
-    float values[POINTS];
-#pragma unroll
-    for (int number = 0; number < POINTS; ++number) {
+    float values[POINTS], points[POINTS];
+    UNROLL for (int number = 0; number < POINTS; ++number) {
         values[number] = has_row[number / 4] && has_column[number % 4] ? to_float(elements[number]) : 0.0f;
     }
-    transform_patch(values);
-    products.put(side, index, depth, values);
+    transform<4, 4>(values, points, patch_line);
+    products.put(side, index, depth, points);
 }
 
-// The places of `windows` are patches. `matrix.row_step` and `matrix.tap_column_step` are negative for an input gradient, with `weight` at the last tap.
+// The places of `windows` are patches. For an input gradient, `weight` is the last tap, and `matrix.row_step` and
+// `matrix.tap_column_step` are negative.
 template <class Element>
 __device__ inline void correlate(
     const Element* image, const Element* weight, Element* result, const Windows& windows, const Matrix& matrix,
@@ -201,8 +174,7 @@ __device__ inline void correlate(
     const Place place = place_at(windows, first_patch + own < patches ? first_patch + own : patches - 1);
     bool has_row[4], has_column[4];
     unsigned row_offset[4], column_offset[4];
-#pragma unroll
-    for (int number = 0; number < 4; ++number) {
+    UNROLL for (int number = 0; number < 4; ++number) {
         const int row = place.row * 2 + windows.first_row + number;
         const int column = place.column * 2 + windows.first_column + number;
         has_row[number] = unsigned(row) < unsigned(windows.height);
@@ -216,24 +188,20 @@ __device__ inline void correlate(
 
     Element next_patch[POINTS], next_weights[9];
     const Element* taps[9];
-#pragma unroll
-    for (int number = 0; number < 9; ++number) {
+    UNROLL for (int number = 0; number < 9; ++number) {
         taps[number] = weight + number / 3 * matrix.row_step + number % 3 * matrix.tap_column_step;
     }
-    // Loads the next channels. The pointers advance, because the compiler would keep their sums with offsets in registers.
+    // Loads the next channels. The pointers advance: the compiler would keep sums of constant pointers in registers.
     const auto fetch = [&]() {
-#pragma unroll
-        for (int row = 0; row < 4; ++row) {
+        UNROLL for (int row = 0; row < 4; ++row) {
             const unsigned offset = not_constant(row_offset[row]);
-#pragma unroll
-            for (int column = 0; column < 4; ++column) {
+            UNROLL for (int column = 0; column < 4; ++column) {
                 next_patch[4 * row + column] = element_at(image, offset + column_offset[column]);
             }
         }
         image += DEPTH_EACH;
         const unsigned offset = not_constant(weight_offset);
-#pragma unroll
-        for (int number = 0; number < 9; ++number) {
+        UNROLL for (int number = 0; number < 9; ++number) {
             next_weights[number] = element_at(taps[number], offset);
             taps[number] += DEPTH_EACH * matrix.channel_step;
         }
@@ -241,9 +209,8 @@ __device__ inline void correlate(
     const auto put_factors = [&]() {
         put_patch(products, 0, own, channel, next_patch, has_row, has_column);
         float values[POINTS], window[9];
-#pragma unroll
-        for (int number = 0; number < 9; ++number) window[number] = to_float(next_weights[number]);
-        transform_window<3>(window, values);
+        UNROLL for (int number = 0; number < 9; ++number) window[number] = to_float(next_weights[number]);
+        transform<3, 4>(window, values, window_line<3>);
         products.put(1, own, channel, values);
     };
 
@@ -257,8 +224,7 @@ __device__ inline void correlate(
     }
 
     const int column = first_column + threadIdx.x % COLUMNS;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
+    UNROLL for (int half = 0; half < 2; ++half) {
         products.put_sums(half);
         sync_shared();
         for (int slot = uniform(threadIdx.x / COLUMNS); slot < ROWS / 2; slot += THREADS / COLUMNS) {
@@ -267,8 +233,7 @@ __device__ inline void correlate(
             float found[4];
             products.take_sums<2>(slot, found);
             const Place at = place_at(windows, patch);
-#pragma unroll
-            for (int number = 0; number < 4; ++number) {
+            UNROLL for (int number = 0; number < 4; ++number) {
                 const int row = at.row * 2 + number / 2, result_column = at.column * 2 + number % 2;
                 if (row >= result_height || result_column >= result_width) continue;
                 const int pixel = (at.sample * result_height + row) * result_width + result_column;
@@ -301,31 +266,28 @@ __device__ inline void sum_products(
     Element next_patch[POINTS], next_grads[4];
     bool has_row[4], has_column[4], has_grad[4];
     const auto fetch = [&](int first_patch) {
-        const Corner corner = corner_of(windows, place, first_patch + depth < stop);
+        const bool exists = first_patch + depth < stop;
+        const Corner corner = corner_of(windows, place, exists);
         int column_offset[4];
-#pragma unroll
-        for (int number = 0; number < 4; ++number) {
+        UNROLL for (int number = 0; number < 4; ++number) {
             const int column = corner.column + number;
             has_column[number] = unsigned(column) < unsigned(windows.width);
             column_offset[number] = has_column[number] ? column * windows.pixel_stride : 0;
         }
         const int first_row = corner.offset - corner.column * windows.pixel_stride;
-#pragma unroll
-        for (int row = 0; row < 4; ++row) {
+        UNROLL for (int row = 0; row < 4; ++row) {
             has_row[row] = unsigned(corner.row + row) < unsigned(windows.height);
             const int offset = has_row[row] ? first_row + row * image_row : 0;
-#pragma unroll
-            for (int column = 0; column < 4; ++column) {
-                next_patch[4 * row + column] = element_at(image + (offset + column_offset[column]), not_constant(channel_bytes));
+            UNROLL for (int column = 0; column < 4; ++column) {
+                const Element* pixel = image + (offset + column_offset[column]);
+                next_patch[4 * row + column] = element_at(pixel, not_constant(channel_bytes));
             }
         }
         const int grad_row = place.row * 2, grad_column = place.column * 2;
         const int first = ((place.sample * grad_height + grad_row) * grad_width + grad_column) * grad_stride;
-#pragma unroll
-        for (int number = 0; number < 4; ++number) {
+        UNROLL for (int number = 0; number < 4; ++number) {
             const int row = number / 2, column = number % 2;
-            has_grad[number] =
-                first_patch + depth < stop && grad_row + row < grad_height && grad_column + column < grad_width;
+            has_grad[number] = exists && grad_row + row < grad_height && grad_column + column < grad_width;
             const int offset = has_grad[number] ? first + (row * grad_width + column) * grad_stride : 0;
             next_grads[number] = element_at(grads + offset, not_constant(output_bytes));
         }
@@ -333,9 +295,10 @@ __device__ inline void sum_products(
     };
     const auto put_factors = [&]() {
         float values[POINTS], window[4];
-#pragma unroll
-        for (int number = 0; number < 4; ++number) window[number] = has_grad[number] ? to_float(next_grads[number]) : 0.0f;
-        transform_window<2>(window, values);
+        UNROLL for (int number = 0; number < 4; ++number) {
+            window[number] = has_grad[number] ? to_float(next_grads[number]) : 0.0f;
+        }
+        transform<2, 4>(window, values, window_line<2>);
         products.put(0, own, depth, values);
         put_patch(products, 1, own, depth, next_patch, has_row, has_column);
     };
@@ -350,16 +313,13 @@ __device__ inline void sum_products(
     }
 
     float sums[9][4];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
+    UNROLL for (int half = 0; half < 2; ++half) {
         products.put_sums(half);
         sync_shared();
-#pragma unroll
-        for (int number = 2 * half; number < 2 * half + 2; ++number) {
+        UNROLL for (int number = 2 * half; number < 2 * half + 2; ++number) {
             float found[9];
             products.take_sums<3>(depth + number % 2 * DEPTH_EACH, found);
-#pragma unroll
-            for (int tap = 0; tap < 9; ++tap) sums[tap][number] = found[tap];
+            UNROLL for (int tap = 0; tap < 9; ++tap) sums[tap][number] = found[tap];
         }
         sync_shared();
     }
@@ -368,12 +328,10 @@ __device__ inline void sum_products(
         partials, counters, (patches + patches_per_split - 1) / patches_per_split, splits_per_group,
         int(blockIdx.y * tile_columns + blockIdx.x), tile_rows * tile_columns};
     if (!splits.sum(sums, channel < windows.channels ? 9 : 0, reinterpret_cast<unsigned&>(shared))) return;
-#pragma unroll
-    for (int number = 0; number < 4; ++number) {
+    UNROLL for (int number = 0; number < 4; ++number) {
         const int output = first_output + products.row_of(number / 2, depth + number % 2 * DEPTH_EACH);
         if (output >= outputs || channel >= windows.channels) continue;
-#pragma unroll
-        for (int tap = 0; tap < 9; ++tap) {
+        UNROLL for (int tap = 0; tap < 9; ++tap) {
             from_float(result[(output * 9 + tap) * windows.channels + channel], sums[tap][number]);
         }
     }
