@@ -293,5 +293,4 @@ def test_locked_folder_is_in_use_for_other_processes_only(tmp_path: Path) -> Non
             "print(in_use(Path(sys.argv[1])))"
         )
         command = ["sh", "-c", f'{sys.executable} -c "$0" "$1"; true', code, str(tmp_path)]  # no child of this process
-        environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
-        assert subprocess.run(command, env=environment, capture_output=True, text=True, check=False).stdout == "True\n"
+        assert subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False).stdout == "True\n"

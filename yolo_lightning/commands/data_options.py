@@ -3,7 +3,6 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from jsonargparse import ArgumentParser
 from lightning.pytorch.utilities import rank_zero_info
@@ -39,7 +38,9 @@ def with_recorded(words: Sequence[str], parser: ArgumentParser, *, has_weights: 
     bound = {name: value for name, value in bound.items() if name.startswith(f"{SECTION}.")}
     found = [*configured, f"{FILE_OPTION}={json.dumps(nested(bound))}", *others]
     after = parser.parse_args(found)
-    for line in precedence(bound, *({name: _plain(one.get(name)) for name in bound} for one in (before, after))):
+    used = [{name: one.get(name) for name in bound} for one in (before, after)]
+    plain = [{name: [*one] if isinstance(one, tuple) else one for name, one in values.items()} for values in used]
+    for line in precedence(bound, *plain):
         rank_zero_info(line)
     return found
 
@@ -54,7 +55,3 @@ def _section(file: str) -> str:
     if not isinstance(section, dict):
         raise ValueError(f"configuration {file} must have a section '{SECTION}' of options")
     return f"{FILE_OPTION}={json.dumps({SECTION: section})}"
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value

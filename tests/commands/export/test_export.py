@@ -90,7 +90,6 @@ def test_plain_ultralytics_opens_the_file(trained: Path, strangers_data: Path, t
     ("options", "message"),
     [
         ({"checkpoint": "no.ckpt"}, "no.ckpt cannot be used: it does not exist"),
-        ({"format": "engine"}, "format must be one of pt, onnx, got 'engine'"),
         ({"channels": 1}, "channels must be 3 for format pt, got 1"),
         ({"image_size": 100}, "image_size must be a multiple of 32 and >= 32, got 100"),
         ({"max_detections": 0}, "max_detections must be >= 1, got 0"),

@@ -214,7 +214,6 @@ def test_box_is_drawn_where_it_lies(one: DetectionResult) -> None:
     [
         ({"weights": "no.ckpt"}, "no.ckpt cannot be used: it does not exist"),
         ({"weights": "no.pt"}, "no.pt cannot be used: it does not exist"),
-        ({"save": "gif"}, "save must be one of pictures, json, txt, got 'gif'"),
         ({"image_size": 50}, "image_size must be a multiple of 32 and >= 32, got 50"),
         ({"score_threshold": -1.0}, "score_threshold must be >= 0 and <= 1, got -1.0"),
         ({"batch_size": 0}, "batch_size must be >= 1, got 0"),

@@ -14,7 +14,6 @@ from yolo_lightning.commands.export.pt_file import plain_network, write_ultralyt
 from yolo_lightning.model.graph import check_one_to_one
 from yolo_lightning.model.layers import graph_stride
 from yolo_lightning.model.network_settings import read_settings
-from yolo_lightning.utils.choices import check_choices
 from yolo_lightning.utils.paths import real_path
 
 Format = Literal["pt", "onnx"]
@@ -54,7 +53,6 @@ def export(
         ValueError: If the checkpoint does not exist or an option is invalid.
     """
     file = chosen_checkpoint(run, checkpoint)
-    check_choices("format", [format], Format)
     if channels == 1 and format == "pt":
         raise ValueError("channels must be 3 for format pt, got 1: Ultralytics builds the network with 3 channels.")
     recorded = read_settings(file)

@@ -21,7 +21,6 @@ from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.detector import Detector
 from yolo_lightning.model.detection_settings import SCORING_THRESHOLD
 from yolo_lightning.model.layers import Convolution
-from yolo_lightning.utils.choices import check_choices
 from yolo_lightning.utils.exit_codes import ExitCode
 from yolo_lightning.utils.files import first_free
 from yolo_lightning.utils.paths import user_path
@@ -85,7 +84,6 @@ def predict(
     """
     files = find_files(sources)
     kinds = (save,) if isinstance(save, str) else save
-    check_choices("save", kinds, Result)
     models = None if rescore is None else read_models(user_path(rescore))
     detector = Detector(
         weights or checkpoint_to_evaluate(Path(run)),
