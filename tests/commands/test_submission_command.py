@@ -2,7 +2,8 @@
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -71,13 +72,12 @@ def call(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     return run
 
 
-def spoilt(folder: Path) -> None:
-    """Count labels from 0 and lose a frame."""
-    content = json.loads((folder / "predictions.json").read_text())
-    for entry in content.values():
-        entry["labels"] = [label - 1 for label in entry["labels"]]
-    del content[IDS[1]]
-    (folder / "predictions.json").write_text(json.dumps(content))
+@contextmanager
+def changed(path: Path, target: Path | None = None) -> Iterator[Any]:
+    """Provide the content of a JSON file, which is written again, or to another file."""
+    content = json.loads(path.read_text())
+    yield content
+    (target or path).write_text(json.dumps(content))
 
 
 @pytest.mark.parametrize("template", ["template.json", "Valid.json", "targets.json"])
@@ -89,7 +89,10 @@ def test_right_file_passes(call: Callable[..., int], capsys: pytest.CaptureFixtu
 def test_wrong_file_is_told_with_counts_and_examples_and_is_not_scored(
     call: Callable[..., int], folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spoilt(folder)
+    with changed(folder / "predictions.json") as content:  # labels count from 0, and a frame is lost
+        for entry in content.values():
+            entry["labels"] = [label - 1 for label in entry["labels"]]
+        del content[IDS[1]]
     assert call("check", "predictions.json", "--template", "template.json") == 1
     out = capsys.readouterr().out
     assert f"error (certain): ids of the split are missing: 1\n    first: {IDS[1]}\n" in out
@@ -134,10 +137,9 @@ def test_score_writes_what_the_organisers_write(
 
 
 def test_missing_frames_count_as_empty(call: Callable[..., int], folder: Path) -> None:
-    content = json.loads((folder / "predictions.json").read_text())
-    for image_id in IDS[:4:2]:
-        del content[image_id]  # they were empty
-    (folder / "predictions.json").write_text(json.dumps(content))
+    with changed(folder / "predictions.json") as content:
+        for image_id in IDS[:4:2]:
+            del content[image_id]  # they were empty
     assert call("score", "predictions.json", "targets.json", "--json", "scores.json") == 0
     assert json.loads((folder / "scores.json").read_text())["global_map_50"] == pytest.approx(51 / 101)
 
@@ -212,10 +214,9 @@ def test_degenerate_boxes_are_scored_as_cocos_evaluation_scores_them(
 def test_boxes_of_another_layout_are_scored_and_named(
     call: Callable[..., int], folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    content = json.loads((folder / "predictions.json").read_text())
-    for entry in content.values():
-        entry["boxes"] = [[x, y, right - x, bottom - y] for x, y, right, bottom in entry["boxes"]]
-    (folder / "predictions.json").write_text(json.dumps(content))
+    with changed(folder / "predictions.json") as content:
+        for entry in content.values():
+            entry["boxes"] = [[x, y, right - x, bottom - y] for x, y, right, bottom in entry["boxes"]]
     assert call("score", "predictions.json", "Valid.json", "--json", "scores.json") == 0
     assert "error (certain): boxes are corner, width and height" in capsys.readouterr().out
     assert json.loads((folder / "scores.json").read_text())["global_map_50"] == pytest.approx(
@@ -234,9 +235,8 @@ def test_boxes_of_another_layout_are_scored_and_named(
 def test_wrong_truth_is_refused_with_its_record(
     call: Callable[..., int], folder: Path, capsys: pytest.CaptureFixture[str], change: dict[str, Any], message: str
 ) -> None:
-    content = json.loads((folder / "targets.json").read_text())
-    content[IDS[3]] |= change
-    (folder / "targets.json").write_text(json.dumps(content))
+    with changed(folder / "targets.json") as content:
+        content[IDS[3]] |= change
     assert call("score", "predictions.json", "targets.json") == 2
     err = capsys.readouterr().err
     assert message in err
@@ -245,9 +245,8 @@ def test_wrong_truth_is_refused_with_its_record(
 
 def test_boxes_of_a_split_are_neither_clipped_nor_dropped(call: Callable[..., int], folder: Path) -> None:
     """The organisers take them as they are: a box beyond the frame is matched in full."""
-    content = json.loads((folder / "Valid.json").read_text())
-    content["annotations"][3]["bbox"] = [-80.0, 20.0, 130.5, 60.0]
-    (folder / "Valid.json").write_text(json.dumps(content))
+    with changed(folder / "Valid.json") as content:
+        content["annotations"][3]["bbox"] = [-80.0, 20.0, 130.5, 60.0]
     assert call("score", "predictions.json", "Valid.json", "--json", "scores.json") == 0
     person = json.loads((folder / "scores.json").read_text())["jan_map_per_class"][0]
     assert person == 0  # the answer's 40 pixels are less than half of 130
@@ -257,10 +256,9 @@ def test_fused_submission_passes_the_check(
     call: Callable[..., int], folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for number, name in enumerate(("b", "c")):
-        found = json.loads((folder / "predictions.json").read_text())
-        for entry in found.values():
-            entry["boxes"] = [[side + number for side in box] for box in entry["boxes"]]
-        (folder / f"{name}.json").write_text(json.dumps(found))
+        with changed(folder / "predictions.json", folder / f"{name}.json") as found:
+            for entry in found.values():
+                entry["boxes"] = [[side + number for side in box] for box in entry["boxes"]]
     words = ["predictions.json", "b.json", "c.json", "--weights", "2", "1", "1", "--output", "fused.zip"]
     assert call("fuse", *words) == 0
     assert "0.5 x predictions.json + 0.25 x b.json + 0.25 x c.json" in capsys.readouterr().out
@@ -315,10 +313,9 @@ def test_template_tells_fusion_the_size_of_the_frames(call: Callable[..., int], 
         entry["boxes"] = [[side + 250 for side in box] for box in entry["boxes"]]
     for name in ("a.json", "b.json"):
         (folder / name).write_text(json.dumps(found))
-    split = json.loads((folder / "Valid.json").read_text())
-    for image in split["images"]:
-        image |= {"width": 640, "height": 512}
-    (folder / "large.json").write_text(json.dumps(split))
+    with changed(folder / "Valid.json", folder / "large.json") as split:
+        for image in split["images"]:
+            image |= {"width": 640, "height": 512}
     assert call("fuse", "a.json", "b.json") == 2
     assert call("fuse", "a.json", "b.json", "--template", "large.json") == 0
 
@@ -339,9 +336,8 @@ def test_template_tells_fusion_the_size_of_the_frames(call: Callable[..., int], 
 def test_fusions_that_are_refused(
     words: list[str], message: str, call: Callable[..., int], folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = json.loads((folder / "predictions.json").read_text())
-    del found[IDS[0]]
-    (folder / "b.json").write_text(json.dumps(found))
+    with changed(folder / "predictions.json", folder / "b.json") as found:
+        del found[IDS[0]]
     assert call("fuse", *words) == 2
     err = capsys.readouterr().err
     assert message in err
