@@ -15,7 +15,7 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.plugins import CheckpointIO
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch.distributed import DistStoreError
 
 from yolo_lightning import callbacks
@@ -121,30 +121,26 @@ def main(args: list[str] | None = None) -> None:
         if words[0] in TOOLS or has_pictures_of(words):
             run_tool(words[0], words[1:])
         else:
+            end_with_launcher(launch_id() is not None)
             with full_disk_reported():
-                _run_trainer(words)
-
-
-def _run_trainer(words: list[str]) -> None:
-    end_with_launcher(launch_id() is not None)
-    YOLOCLI(
-        YOLOModule,
-        DetectionDataModule,
-        args=words,
-        parser_class=ShortErrorParser,
-        trainer_class=callbacks.StoppableTrainer,
-        save_config_callback=SaveRunConfig,
-        save_config_kwargs={"save_to_log_dir": False},
-        seed_everything_default=0,
-        auto_configure_optimizers=False,
-        trainer_defaults={
-            "default_root_dir": run_folder.DEFAULT_RUN,
-            "max_epochs": MAX_EPOCHS,
-            "use_distributed_sampler": False,
-            "enable_model_summary": False,  # `start_lines` instead
-        },
-        parser_kwargs={"prog": PROGRAM},
-    )
+                YOLOCLI(
+                    YOLOModule,
+                    DetectionDataModule,
+                    args=words,
+                    parser_class=ShortErrorParser,
+                    trainer_class=callbacks.StoppableTrainer,
+                    save_config_callback=SaveRunConfig,
+                    save_config_kwargs={"save_to_log_dir": False},
+                    seed_everything_default=0,
+                    auto_configure_optimizers=False,
+                    trainer_defaults={
+                        "default_root_dir": run_folder.DEFAULT_RUN,
+                        "max_epochs": MAX_EPOCHS,
+                        "use_distributed_sampler": False,
+                        "enable_model_summary": False,  # `start_lines` instead
+                    },
+                    parser_kwargs={"prog": PROGRAM},
+                )
 
 
 class YOLOCLI(LightningCLI):
@@ -204,7 +200,10 @@ class YOLOCLI(LightningCLI):
             run = plan_run(words, options, given, may_download=False)
         while run.is_reserved and not reserved(run.folder):
             run = plan_run(words, options, given)
-        run.report()
+        for warning in run.warnings:
+            rank_zero_warn(warning)
+        for line in run.lines:
+            rank_zero_info(line)
         if run.is_finished:
             raise SystemExit(0)
         run_folder.prepare(run.folder)

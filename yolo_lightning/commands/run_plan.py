@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.accelerators import CUDAAccelerator, MPSAccelerator
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from yolo_lightning.checkpoints import run_folder
 from yolo_lightning.checkpoints.checkpoint_file import steps_trained
@@ -65,13 +64,6 @@ class Run:
     options: dict[str, Any] = field(default_factory=dict)  # changed options by full name
     warnings: tuple[str, ...] = ()
     lines: tuple[str, ...] = ()
-
-    def report(self) -> None:
-        """Print the plan on the first rank."""
-        for warning in self.warnings:
-            rank_zero_warn(warning)
-        for line in self.lines:
-            rank_zero_info(line)
 
 
 def plan_run(
