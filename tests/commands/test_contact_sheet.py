@@ -168,7 +168,7 @@ def test_command_line_takes_configurations_and_overrides() -> None:
     flags = ("--data.root", "here", "--samples", "3", "--data.augmentation.gain", "0.7")
     data = options("--config", str(recipe), f"--config={overlay}", *flags)["data"]
     assert (data.root, data.batch_size) == (Path("here"), 8)
-    assert (data.loader.num_workers, data.loader.worker_threads) == (2, 2)
+    assert (data.loader.num_workers, data.loader.persistent_workers) == (2, False)
     assert (data.augmentation.gain, data.augmentation.inversion) == (0.7, 0.02)
     assert options("--data.root", "here", "--samples", "3")["samples"] == 3
 

@@ -312,8 +312,8 @@ def test_only_training_workers_are_persistent(make: Make, asked: bool, kept: boo
 
 
 def test_worker_options_are_left_out_without_workers(make: Make) -> None:
-    loader = make(loader=LoaderSettings(num_workers=0, persistent_workers=True, timeout_s=9)).train_dataloader()
-    assert (loader.num_workers, loader.persistent_workers, loader.timeout) == (0, False, 0)
+    loader = make(loader=LoaderSettings(num_workers=0, persistent_workers=True)).train_dataloader()
+    assert (loader.num_workers, loader.persistent_workers) == (0, False)
 
 
 @pytest.mark.parametrize(

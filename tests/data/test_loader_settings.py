@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import threading
 import time
 from itertools import islice
 from multiprocessing import forkserver
@@ -24,8 +23,6 @@ from yolo_lightning.data.worker_processes import (
     THREADS_VARIABLE,
     ForkServingContext,
     SpawningContext,
-    start_fork_server,
-    thread_environment,
 )
 from yolo_lightning.utils.stop_signals import STOP_SIGNALS
 
@@ -115,8 +112,8 @@ def test_terminate_ends_a_worker_that_hangs(multiprocessing_context: Any) -> Non
     assert not worker.is_alive()
 
 
-def surroundings(multiprocessing_context: Any, threads: int) -> dict[str, Any]:
-    settings = LoaderSettings(num_workers=1, multiprocessing_context=multiprocessing_context, worker_threads=threads)
+def surroundings(multiprocessing_context: Any) -> dict[str, Any]:
+    settings = LoaderSettings(num_workers=1, multiprocessing_context=multiprocessing_context)
     arguments = settings.arguments(on_gpu=False, persistent=True)
     loader = DataLoader(Surroundings(), collate_fn=first, **arguments)
     (seen,) = islice(loader, 1)
@@ -124,57 +121,26 @@ def surroundings(multiprocessing_context: Any, threads: int) -> dict[str, Any]:
     return dict(seen)
 
 
-@pytest.mark.parametrize(("multiprocessing_context", "threads"), [("spawn", 2), ("forkserver", 1)])
-def test_worker_has_the_threads_it_was_given(
-    multiprocessing_context: str, threads: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("multiprocessing_context", ["spawn", "forkserver"])
+@pytest.mark.parametrize("before", [None, "7"])
+def test_worker_has_one_thread_and_the_environment_is_restored(
+    multiprocessing_context: str, before: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(THREADS_VARIABLE, "7")
-    seen = surroundings(multiprocessing_context, threads)
-    assert seen["process"] != os.getpid()
-    assert seen["variable"] == str(threads)
-    assert (seen["torch"], seen["opencv"]) == (threads, 1)
-    # Main thread, the queue's feeder, what watches the parent, and BLAS.
-    assert seen["threads"] <= 3 + threads
-    assert not seen["inherited_gpu"]
-    assert os.environ[THREADS_VARIABLE] == "7"
-
-
-def test_worker_is_forked_from_a_server_that_runs_already() -> None:
-    start_fork_server(threads=1)
-    server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
-    assert surroundings("forkserver", 1)["parent"] == server
-
-
-@pytest.mark.parametrize("before", [None, "5"])
-def test_environment_is_restored_even_after_an_error(before: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(THREADS_VARIABLE, raising=False)
     if before is not None:
         monkeypatch.setenv(THREADS_VARIABLE, before)
-    seen = []
-    with pytest.raises(OSError, match="no process"), thread_environment(3):  # noqa: PT012
-        seen.append(os.environ[THREADS_VARIABLE])
-        raise OSError("no process")
-    assert seen == ["3"]
+    seen = surroundings(multiprocessing_context)
+    assert seen["process"] != os.getpid()
+    assert (seen["variable"], seen["torch"], seen["opencv"]) == ("1", 1, 1)
+    # Main thread, the queue's feeder, what watches the parent, and BLAS.
+    assert seen["threads"] <= 4
+    assert not seen["inherited_gpu"]
     assert os.environ.get(THREADS_VARIABLE) == before
 
 
-def test_two_loaders_that_start_at_once_do_not_mix_their_environments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(THREADS_VARIABLE, "5")
-    mixed = []
-
-    def start(threads: int) -> None:
-        for _ in range(300):
-            with thread_environment(threads):
-                mixed.append(os.environ[THREADS_VARIABLE] != str(threads))
-
-    starters = [threading.Thread(target=start, args=(threads,)) for threads in (1, 2, 3)]
-    for starter in starters:
-        starter.start()
-    for starter in starters:
-        starter.join()
-    assert len(mixed) == 900
-    assert not any(mixed)
-    assert os.environ[THREADS_VARIABLE] == "5"
+def test_workers_are_forked_from_one_server() -> None:
+    parents = {surroundings("forkserver")["parent"] for _ in range(2)}
+    assert parents == {forkserver._forkserver._forkserver_pid}  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -182,9 +148,6 @@ def test_two_loaders_that_start_at_once_do_not_mix_their_environments(monkeypatc
     [
         ("num_workers", -1),
         ("prefetch_factor", 0),
-        ("worker_threads", 0),
-        ("timeout_s", -1),
-        ("timeout_s", float("nan")),
     ],
 )
 def test_value_out_of_range_is_refused(name: str, value: float) -> None:
@@ -206,13 +169,11 @@ def test_start_method_chooses_the_context(multiprocessing_context: Any, context:
     [
         (
             LoaderSettings(4),
-            "4 spawn workers, persistent, threads 1, prefetch 2, pinned, no timeout",
+            "4 spawn workers, persistent, prefetch 2, pinned",
         ),
         (
-            LoaderSettings(
-                2, False, 3, multiprocessing_context="forkserver", worker_threads=2, pin_memory=False, timeout_s=90
-            ),
-            "2 forkserver workers, new every epoch, threads 2, prefetch 3, not pinned, timeout 90 s",
+            LoaderSettings(2, False, 3, multiprocessing_context="forkserver", pin_memory=False),
+            "2 forkserver workers, new every epoch, prefetch 3, not pinned",
         ),
         (LoaderSettings(0), "no workers, pinned"),
     ],
@@ -228,21 +189,6 @@ def test_there_is_an_overlay_for_each_lower_fallback_level() -> None:
 def overlay(name: str) -> LoaderSettings:
     content = yaml.safe_load((REPOSITORY / "configs" / "loader" / f"{name}.yaml").read_text())
     return LoaderSettings(**content["data"]["loader"])
-
-
-def test_levels_lead_down() -> None:
-    recipe = yaml.safe_load((REPOSITORY / "configs" / "ltdv2.yaml").read_text())
-    top, middle, bottom = LoaderSettings(**recipe["data"]["loader"]), overlay("spawn2"), overlay("single")
-    assert (top.num_workers, top.persistent_workers) == ("auto", True)
-    assert (middle.num_workers, middle.persistent_workers, middle.prefetch_factor, middle.worker_threads) == (
-        2,
-        False,
-        2,
-        2,
-    )
-    assert bottom.num_workers == 0
-    assert {each.multiprocessing_context for each in (top, middle, bottom)} == {"spawn"}
-    assert {each.timeout_s for each in (top, middle, bottom)} == {0}
 
 
 @pytest.mark.parametrize("path", OVERLAYS, ids=lambda path: path.stem)

@@ -142,7 +142,6 @@ def test_overrides_of_both_levels() -> None:
         "--data.loader.num_workers=0",
         "--data.loader.persistent_workers=false",
         "--data.loader.prefetch_factor=2",
-        "--data.loader.worker_threads=1",
         "--model.convolution.backend=gemm",
         "--model.convolution.algorithm=table",
     )

@@ -1,13 +1,11 @@
 """Settings of the loader's worker processes, explained in docs/loader.md. Imported by workers, so imports are few."""
 
-import os
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import cv2
-import torch
 
-from yolo_lightning.data.worker_processes import THREADS_VARIABLE, ForkServingContext, SpawningContext
+from yolo_lightning.data.worker_processes import ForkServingContext, SpawningContext
 from yolo_lightning.utils.host import worker_count
 
 AUTO: Literal["auto"] = "auto"
@@ -28,26 +26,20 @@ class LoaderSettings:
         multiprocessing_context: How workers start. `spawn` starts a new interpreter; `forkserver` forks a process that
             was spawned once and has imported torch. Neither inherits the state of the GPU. `fork` is not available,
             because it stalls ROCm's queues and can inherit held locks.
-        worker_threads: OpenMP and BLAS threads of each worker, set in its environment before torch is loaded.
         pin_memory: Copy batches into page-locked memory; null does so if training runs on a GPU. Otherwise ROCm pins
             each pageable batch in place and stops the GPU's queues when the batch is unmapped.
-        timeout_s: Seconds to wait for a batch before an error ends the run; 0 waits forever. Slow storage cannot be
-            told from a hang; the supervisor and `StallMonitor` watch the whole training loop instead.
     """
 
     num_workers: NumWorkers = AUTO
     persistent_workers: bool = True
     prefetch_factor: int = 2
     multiprocessing_context: Literal["spawn", "forkserver"] = "spawn"
-    worker_threads: int = 1
     pin_memory: bool | None = None
-    timeout_s: float = 0.0
 
     def __post_init__(self) -> None:
         if isinstance(self.num_workers, str) and self.num_workers != AUTO:
             raise ValueError(f"data.loader.num_workers must be an integer >= 0 or auto, got {self.num_workers!r}")
-        limits = {"num_workers": 0, "prefetch_factor": 1, "worker_threads": 1, "timeout_s": 0}
-        for name, least in limits.items():
+        for name, least in {"num_workers": 0, "prefetch_factor": 1}.items():
             if getattr(self, name) != AUTO and not getattr(self, name) >= least:
                 raise ValueError(f"data.loader.{name} must be >= {least}, got {getattr(self, name)}")
         if self.multiprocessing_context not in ("spawn", "forkserver"):
@@ -64,19 +56,17 @@ class LoaderSettings:
         if num_workers:
             context = SpawningContext if self.multiprocessing_context == "spawn" else ForkServingContext
             arguments |= {
-                "multiprocessing_context": context(self.worker_threads),
+                "multiprocessing_context": context(),
                 "persistent_workers": persistent and self.persistent_workers,
                 "prefetch_factor": self.prefetch_factor,
-                "timeout": self.timeout_s,
                 "worker_init_fn": prepare_worker,
             }
         return arguments
 
 
 def prepare_worker(worker: int) -> None:
-    """Set the threads of a worker: none for OpenCV, `worker_threads` for torch, which the DataLoader has set to one."""
+    """Disable the threads of OpenCV in a worker. The environment limits those of OpenMP and BLAS."""
     cv2.setNumThreads(0)
-    torch.set_num_threads(int(os.environ.get(THREADS_VARIABLE, 1)))
 
 
 def describe(arguments: dict[str, Any]) -> str:
@@ -85,8 +75,7 @@ def describe(arguments: dict[str, Any]) -> str:
         return f"no workers, {pinned}"
     context, number = arguments["multiprocessing_context"], arguments["num_workers"]
     kept = "persistent" if arguments["persistent_workers"] else "new every epoch"
-    timeout = f"timeout {arguments['timeout']:g} s" if arguments["timeout"] else "no timeout"
     return (
-        f"{number} {context.get_start_method()} worker{'s' * (number > 1)}, {kept}, threads {context.threads}, "
-        f"prefetch {arguments['prefetch_factor']}, {pinned}, {timeout}"
+        f"{number} {context.get_start_method()} worker{'s' * (number > 1)}, {kept}, prefetch "
+        f"{arguments['prefetch_factor']}, {pinned}"
     )

@@ -33,15 +33,15 @@ class FallbackLevel:
         )
 
 
-def _loader(num_workers: int, prefetch_factor: int, worker_threads: int) -> dict[str, Any]:
-    settings = {"num_workers": num_workers, "persistent_workers": False, "prefetch_factor": prefetch_factor}
-    return {f"data.loader.{key}": value for key, value in (settings | {"worker_threads": worker_threads}).items()}
+def _loader(num_workers: int) -> dict[str, Any]:
+    settings = {"num_workers": num_workers, "persistent_workers": False, "prefetch_factor": 2}
+    return {f"data.loader.{key}": value for key, value in settings.items()}
 
 
 LOADER_LEVELS = (
     FallbackLevel(AS_CONFIGURED),
-    FallbackLevel("2 workers, not persistent", 2, _loader(2, 2, 2)),
-    FallbackLevel("no workers", 0, _loader(0, 2, 1)),
+    FallbackLevel("2 workers, not persistent", 2, _loader(2)),
+    FallbackLevel("no workers", 0, _loader(0)),
 )
 
 BACKEND, ALGORITHM = "model.convolution.backend", "model.convolution.algorithm"

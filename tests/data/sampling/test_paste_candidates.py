@@ -71,7 +71,7 @@ def test_pickle_contains_no_objects(index: SplitIndex) -> None:
     candidates = paste_candidates(index, [])
     expected = draws(candidates, 202005)
     assert len(pickle.dumps(candidates)) < 500
-    assert candidates.objects.boxes.dtype == np.int32
+    assert candidates.positions[202005][0].dtype == np.int32
     assert draws(candidates, 202005) == expected
 
 

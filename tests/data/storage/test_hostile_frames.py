@@ -75,7 +75,6 @@ def test_header_size_of_unusual_jpegs() -> None:
         assert header_size(content) == (41, 29)
     assert header_size(b"\xff\xd8") is None
     assert header_size(b"\xff\xd8\xff\xd9") is None
-    assert header_size(plain[:2] + b"junk" + plain[2:]) == (41, 29)  # libjpeg skips other bytes, too
 
 
 def test_fifo_device_and_names_outside_are_named(tmp_path: Path) -> None:

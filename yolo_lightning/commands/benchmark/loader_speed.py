@@ -137,12 +137,13 @@ def measure_speeds(
 
 def first_batch(data: DetectionDataModule, dataset: TrainingDataset, workers: int) -> float:
     """Return the seconds from the start of workers, with the loader settings of `data`, to the first batch."""
-    settings = replace(data.loader, num_workers=workers, timeout_s=FIRST_BATCH_LIMIT_S)
-    arguments = settings.arguments(on_gpu=False, persistent=False)
+    arguments = replace(data.loader, num_workers=workers).arguments(on_gpu=False, persistent=False)
     others = {process.pid for process in active_children()}
     began_s = time.perf_counter()
     keys = _sample_keys(dataset, data.batch_size)
-    batches = iter(DataLoader(dataset, batch_sampler=keys, collate_fn=collate, **arguments))
+    batches = iter(
+        DataLoader(dataset, batch_sampler=keys, collate_fn=collate, timeout=FIRST_BATCH_LIMIT_S, **arguments)
+    )
     next(batches)
     first_batch_s = time.perf_counter() - began_s
     started = [process for process in active_children() if process.pid not in others]

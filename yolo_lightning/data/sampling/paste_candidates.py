@@ -18,21 +18,12 @@ class AnnotatedObject(NamedTuple):
     box: int  # Position of the box among the boxes of the frame
 
 
-class Objects(NamedTuple):
-    """Boxes of the chosen classes, grouped by month and class."""
-
-    months: npt.NDArray[np.int32]  # `(G,)` ascending, YYYYMM, 0 for unknown months
-    boxes: npt.NDArray[np.int32]  # `(M,)` positions among all boxes of the split
-    starts: npt.NDArray[np.int64]  # `(G, C + 1)`; month g, class c has `boxes[starts[g, c]:starts[g, c + 1]]`
-    box_offsets: npt.NDArray[np.int64]  # `(N + 1,)` as in `SplitIndex`
-
-
 @dataclass(frozen=True)
 class PasteCandidates:
-    """Objects of the given classes, class indices from 0, of a training split.
+    """Objects of the given classes, class indices from 0, ascending, of a training split.
 
-    Pickles as the two attributes. Each process derives the grouped positions on the first draw: four bytes per box of
-    the chosen classes.
+    Pickles as the two attributes. Each process derives the positions on the first draw, with four bytes per box of the
+    chosen classes.
     """
 
     index: SplitIndex
@@ -42,35 +33,36 @@ class PasteCandidates:
         return {"index": self.index, "classes": self.classes}
 
     @cached_property
-    def objects(self) -> Objects:
-        labels, offsets = self.index.all_labels(), self.index.box_offsets()
-        months, groups = np.unique(self.index.months(), return_inverse=True)
-        count = len(self.index.facts.class_names)
-        is_chosen = np.isin(np.arange(count), self.classes)
-        boxes = np.flatnonzero(is_chosen[labels]).astype(np.int32)
-        frames = np.repeat(np.arange(len(groups), dtype=np.int32), np.diff(offsets))[boxes]
-        keys = groups[frames] * count + labels[boxes]
-        by_key = np.argsort(keys, kind="stable")
-        bounds = np.searchsorted(keys[by_key], np.arange(len(months) * count + 1))
-        places = np.arange(len(months))[:, None] * count + np.arange(count + 1)
-        return Objects(months, boxes[by_key], bounds[places], offsets)
+    def positions(self) -> dict[int, list[npt.NDArray[np.int32]]]:
+        """Positions of the objects among all boxes of the split: by month, YYYYMM, one array per class that occurs."""
+        labels = self.index.all_labels()
+        months = np.repeat(self.index.months(), np.diff(self.index.box_offsets()))
+        found = {}
+        for month in np.unique(self.index.months()).tolist():
+            by_class = [np.flatnonzero((months == month) & (labels == label)) for label in self.classes]
+            found[month] = [boxes.astype(np.int32) for boxes in by_class if len(boxes)]
+        return found
+
+    @cached_property
+    def box_offsets(self) -> npt.NDArray[np.int64]:
+        """`(N + 1,)` as in `SplitIndex`, which computes the array of a part anew at each call."""
+        return self.index.box_offsets()
 
     def draw(self, month: int, generator: np.random.Generator) -> AnnotatedObject | None:
         """Return a random object of `month`, YYYYMM: a class that occurs in the month, then one of its objects.
 
         Returns None if the month has no object of the chosen classes.
         """
-        starts = self.objects.starts[np.searchsorted(self.objects.months, month)]
-        present = np.flatnonzero(np.diff(starts))
-        if not len(present):
+        present = self.positions[month]
+        if not present:
             return None
-        label = present[generator.integers(len(present))]
-        box = int(self.objects.boxes[generator.integers(starts[label], starts[label + 1])])
-        frame = int(np.searchsorted(self.objects.box_offsets, box, side="right")) - 1
-        return AnnotatedObject(frame, box - int(self.objects.box_offsets[frame]))
+        boxes = present[generator.integers(len(present))]
+        box = int(boxes[generator.integers(len(boxes))])
+        frame = int(np.searchsorted(self.box_offsets, box, side="right")) - 1
+        return AnnotatedObject(frame, box - int(self.box_offsets[frame]))
 
     def describe(self) -> str:
-        counts = np.diff(self.objects.starts).sum(axis=0)
+        counts = np.bincount(self.index.all_labels(), minlength=len(self.index.facts.class_names))
         parts = [f"{counts[label]:,} {self.index.facts.class_names[label]}" for label in self.classes]
         return f"objects for box paste: {', '.join(parts)}"
 

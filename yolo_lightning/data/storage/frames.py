@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from yolo_lightning.data.storage.image_header import FrameLimits
+from yolo_lightning.data.storage.image_header import TIFF_STARTS, FrameLimits
 
 Channels = Literal[1, 3]  # Number of channels of a decoded frame: gray, or red, green and blue
 IMAGE_SUFFIXES = frozenset({".avif", ".bmp", ".jp2", ".jpeg", ".jpg", ".mpo", ".png", ".tif", ".tiff", ".webp"})
@@ -17,7 +17,6 @@ JPEG_END = b"\xff\xd9"
 TRAILING_BYTES = 64
 """Length of the end of a file that is searched for the end marker first; some writers append padding."""
 
-TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # First bytes of TIFF and BigTIFF, in both byte orders
 SCAN_MARKER = 0xDA  # Second byte of the JPEG marker of the segment before the pixels (ISO/IEC 10918-1, table B.1)
 
 
