@@ -1,4 +1,4 @@
-"""Annotations of another box format, repeated records and crowd regions, in both JSON formats."""
+"""Annotations of another box format and repeated records, in both JSON formats."""
 
 import json
 from collections.abc import Callable
@@ -91,14 +91,6 @@ def test_cause_is_named(name: str, read: Callable[[Content], Annotations]) -> No
     found = read(tree).facts
     assert text in (found.impossible if name in IMPOSSIBLE else found.unlikely)
     assert bool(found.impossible) == (name in IMPOSSIBLE)
-
-
-def test_crowd_regions_are_left_out(read: Callable[[Content], Annotations]) -> None:
-    tree = content()
-    tree["annotations"][7]["iscrowd"] = 1
-    found = read(tree)
-    assert len(found.boxes) == 59
-    assert found.facts.notes == ("1 crowd regions left out",)
 
 
 def test_refusal_has_one_key(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:

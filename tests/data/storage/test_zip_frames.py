@@ -214,24 +214,6 @@ def test_worker_that_starts_after_the_archive_was_replaced_refuses_it(tmp_path: 
         pickle.loads(sent)
 
 
-@pytest.mark.parametrize("file", ["names.npy", "members.npy"])
-@pytest.mark.parametrize("damage", ["cut", "delete"])
-def test_damaged_directory_is_built_again(tmp_path: Path, file: str, damage: str) -> None:
-    archive = write_zip(tmp_path / "frames.zip", FRAMES)
-    ZipFrames(archive, tmp_path / "index")
-    (path,) = (tmp_path / "index").glob(f"*/{file}")
-    path.write_bytes(path.read_bytes()[:-8])
-    if damage == "delete":
-        path.unlink()
-    assert_reads_all(archive, tmp_path / "index")
-
-
-def test_index_root_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    (tmp_path / "index").write_text("a file stands in the way")
-    with pytest.raises(ValueError, match=r"cannot write the index of .*frames\.zip under .*index"):
-        ZipFrames(write_zip(tmp_path / "frames.zip", FRAMES), tmp_path / "index")
-
-
 def test_pickles_as_paths_and_reads_in_threads_and_processes(tmp_path: Path) -> None:
     source = ZipFrames(write_zip(tmp_path / "frames.zip", FRAMES, zipfile.ZIP_DEFLATED), tmp_path / "index")
     source.read(FIRST)
