@@ -22,7 +22,7 @@ from yolo_lightning.checkpoints.checkpoint_file import INPUT, write_checkpoint
 from yolo_lightning.data.formats.yolo import ORIENTATION
 from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.data.input_images import InputImage, from_array
-from yolo_lightning.model import conv_backend
+from yolo_lightning.model import native_probe
 from yolo_lightning.model.network_settings import input_record
 
 NAMES = ("cat", "dog")
@@ -95,8 +95,8 @@ print(*{{"lightning", "torchmetrics", "albumentations", "pandas", "matplotlib", 
 
 def test_choice_of_convolutions_is_printed_once_per_process(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr(conv_backend, "rank_zero_info", said.append)
-    conv_backend._print_once.cache_clear()
+    monkeypatch.setattr(native_probe, "rank_zero_info", said.append)
+    native_probe._print_once.cache_clear()
     for _ in range(2):
         Detector(folder / "best.ckpt", device="cpu")
     assert [line.endswith("on a CPU") for line in said] == [True]

@@ -17,7 +17,7 @@ from yolo_lightning.conv import GemmConv2d
 from yolo_lightning.conv.normalization import RecomputedBatchNormSiLU2d
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.loader import LoaderSettings
-from yolo_lightning.model.conv_backend import ConvolutionSettings, trial_settings
+from yolo_lightning.model.conv_backend import ConvolutionSettings
 from yolo_lightning.model.detection_settings import DetectionSettings
 from yolo_lightning.model.layers import FoldedGraph
 from yolo_lightning.module import YOLOModule
@@ -103,7 +103,7 @@ def choice(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         asked.append((device, settings, precision))
         return "gemm", settings.memory_format
 
-    monkeypatch.setattr(module_file.conv_backend, "choose_convolution", choose)
+    monkeypatch.setattr(module_file.native_probe, "choose_convolution", choose)
     return asked
 
 
@@ -119,7 +119,7 @@ def test_auto_is_the_default_and_native_in_channels_last_on_a_cpu(
     data: DetectionDataModule,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module_file.conv_backend, "probe_native", None)
+    monkeypatch.setattr(module_file.native_probe, "probe_native", None)
     module, watch = module_of(nominal_batch=4, memory_format=memory_format), Watch()
     trainer(tmp_path, watch, precision=precision).fit(module, data)
     assert watch.gemm == [False] * 3
@@ -143,9 +143,6 @@ def test_auto_takes_the_probe_s_choice_before_anything_computes(
     run.fit(module, data)
     assert watch.gemm == [True] * 3
     assert choice == [(torch.device("cpu"), module.convolution, "32-true")]
-    options = trial_settings(module.convolution).options
-    assert options["activation_checkpointing"] is True
-    assert options["autotune_budget_s"] == 9.0 / 4
     assert module.hparams["convolution"]["backend"] == "auto"
     assert list(module.state_dict()) == keys
     assert any(isinstance(layer, RecomputedBatchNormSiLU2d) for layer in module.graph.modules())

@@ -23,9 +23,10 @@ from yolo_lightning.data.transforms.augmentation_settings import Image
 from yolo_lightning.data.transforms.letterbox import Labelled, letterbox
 from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.evaluation.detection_result import DetectionResult
-from yolo_lightning.model.conv_backend import ConvolutionSettings, choose_convolution
+from yolo_lightning.model.conv_backend import ConvolutionSettings
 from yolo_lightning.model.graph import check_one_to_one, network_input, read_network
 from yolo_lightning.model.layers import Convolution, FoldedGraph, arrange
+from yolo_lightning.model.native_probe import choose_convolution
 from yolo_lightning.model.network_settings import read_settings
 from yolo_lightning.model.postprocess import predictions
 from yolo_lightning.model.tta import tta_predictions

@@ -17,12 +17,11 @@ from tests.conv.test_recompute import kept_storages
 from yolo_lightning.conv import DEFAULT_PLAN, AutotunedPlan, GemmConv2d, disable_gpu_kernels
 from yolo_lightning.conv.kernels import fused, fused_norm
 from yolo_lightning.conv.layer import GrayConv2d, GrayGemmConv2d
-from yolo_lightning.conv.probe import ProbeResult
-from yolo_lightning.conv.trial import TrialSettings
-from yolo_lightning.conv.trial import arranged as arranged_blocks
-from yolo_lightning.model import conv_backend
-from yolo_lightning.model.conv_backend import ConvolutionSettings, choose_convolution, make_plan
+from yolo_lightning.model import native_probe
+from yolo_lightning.model.conv_backend import ConvolutionSettings, make_plan
 from yolo_lightning.model.layers import FoldedGraph, arrange, blocks, restore
+from yolo_lightning.model.native_probe import ProbeResult, choose_convolution
+from yolo_lightning.model.native_trial import arranged as arranged_blocks
 
 ARRANGEMENTS = list(itertools.product(("native", "gemm"), (False, True)))
 OURS = [arrangement for arrangement in ARRANGEMENTS if arrangement != ("native", False)]
@@ -268,9 +267,7 @@ def test_plans_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_probed_layers_are_arranged_like_the_graph(native: Any, kind: Any, options: dict[str, Any]) -> None:
     graph = copy.deepcopy(native)
     arrange(graph, kind, **options)
-    stem, other = arranged_blocks(
-        kind, torch.device("cpu"), conv_backend.trial_settings(ConvolutionSettings(**options))
-    )[:2]
+    stem, other = arranged_blocks(kind, torch.device("cpu"), ConvolutionSettings(**options))[:2]
     for probed, block in ((stem, graph.model[0]), (other, graph.model[1])):
         for one, same in ((probed.conv, block.conv), (probed.bn, block.bn), (probed.act, block.act)):
             assert type(one) is type(same)
@@ -278,7 +275,7 @@ def test_probed_layers_are_arranged_like_the_graph(native: Any, kind: Any, optio
 
 
 def test_cpu_is_not_probed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conv_backend, "probe_native", None)
+    monkeypatch.setattr(native_probe, "probe_native", None)
     assert choose_convolution(torch.device("cpu"), ConvolutionSettings()) == ("native", "channels_last")
     assert choose_convolution(torch.device("cpu"), ConvolutionSettings(memory_format="contiguous"))[1] == "contiguous"
 
@@ -293,15 +290,17 @@ def test_accelerator_is_probed(
 ) -> None:
     asked: list[tuple[Any, ...]] = []
 
-    def probe(*arguments: Any, settings: TrialSettings) -> ProbeResult:
-        asked.append((*arguments, settings.autocast))
+    def probe(*arguments: Any, precision: str) -> ProbeResult:
+        asked.append((*arguments, precision))
         return ProbeResult(outcome, "as seen")
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(conv_backend, "probe_native", probe)
+    monkeypatch.setattr(native_probe, "probe_native", probe)
     caplog.set_level("INFO")
     settings = ConvolutionSettings(probe_timeout_s=7.0)
     assert choose_convolution(torch.device("cuda", 1), settings, "16-mixed") == (expected, "auto")
-    assert asked == [(torch.device("cuda", 1), 7.0, tmp_path / "yolo_lightning" / "convolution_probe.json", "float16")]
+    assert asked == [
+        (torch.device("cuda", 1), settings, tmp_path / "yolo_lightning" / "convolution_probe.json", "16-mixed")
+    ]
     lines = [record.getMessage() for record in caplog.records if "as seen" in record.getMessage()]
     assert lines == [f"model.convolution.backend auto: {expected}; native convolutions: {outcome}, as seen"]

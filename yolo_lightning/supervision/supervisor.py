@@ -48,7 +48,7 @@ from yolo_lightning.utils.stop_signals import STOP_SIGNALS, pasteable
 EARLY_ATTEMPTS = 2
 """Limit of attempts in a row that stall before data and network are set up: such a stall usually occurs again."""
 
-PROBE = "yolo_lightning.conv.probe"
+PROBE = "yolo_lightning.model.native_probe"
 LARGEST_DOUBLINGS = 10
 LEVEL_TIME = "%Y-%m-%dT%H:%M:%S%z"
 

@@ -24,7 +24,8 @@ from yolo_lightning.commands.doctor.probes import (
     run_probe,
     run_probes,
 )
-from yolo_lightning.conv import VendorFreeBatchNorm2d, trial
+from yolo_lightning.conv import VendorFreeBatchNorm2d
+from yolo_lightning.model import native_trial as trial
 from yolo_lightning.supervision.child_process import Ended, run_child
 from yolo_lightning.utils.process_identity import read_process
 

@@ -173,7 +173,7 @@ def layer(probe: Probe, device: str, timeout_s: float) -> Answer:
     """Compare forward and backward of BatchNorm, or of our layers as training uses them, with float64 on the CPU."""
     import torch
 
-    from yolo_lightning.conv.trial import ProbedLayers, arranged, largest_error, make_inputs
+    from yolo_lightning.model.native_trial import ProbedLayers, arranged, largest_error, make_inputs
 
     references: list[Any] = list(ProbedLayers().model)
     inputs = make_inputs()
@@ -187,10 +187,10 @@ def layer(probe: Probe, device: str, timeout_s: float) -> Answer:
 
 
 def _default_settings(timeout_s: float) -> Any:
-    """Return the settings of a trial for the default options of the model, with a budget within the time limit."""
-    from yolo_lightning.model.conv_backend import ConvolutionSettings, trial_settings
+    """Return the default settings of the model with a time limit."""
+    from yolo_lightning.model.conv_backend import ConvolutionSettings
 
-    return trial_settings(ConvolutionSettings(probe_timeout_s=timeout_s))
+    return ConvolutionSettings(probe_timeout_s=timeout_s, autotune_budget_s=timeout_s / 4)
 
 
 def judge_error(error: float, tolerance: float) -> Answer:
@@ -203,14 +203,14 @@ def convolution(probe: Probe, device: str, timeout_s: float) -> Answer:
     """Test the vendor's convolutions as `model.convolution.backend: auto` does: correct, and not slower than ours."""
     import torch
 
-    from yolo_lightning.conv.probe import known_failure, probe_native
+    from yolo_lightning.model.native_probe import known_failure, probe_native
     from yolo_lightning.utils.files import CONVOLUTION_VERDICTS, cache_folder
 
     announce(f"PyTorch's own convolutions on {device}")
     if (failure := known_failure(torch.device(device), cache_folder() / CONVOLUTION_VERDICTS)) is not None:
         return Answer(Outcome.CRASHES, f"{failure.detail}; `doctor --retry` tests them again")
     limit_s = max(timeout_s - SPARE_S, timeout_s / 2)
-    result = probe_native(torch.device(device), limit_s, settings=_default_settings(limit_s), longest_s=limit_s)
+    result = probe_native(torch.device(device), _default_settings(limit_s), longest_s=limit_s)
     outcomes = {"crashed": Outcome.CRASHES, "hung": Outcome.HANGS, "wrong": Outcome.WRONG, "slower": Outcome.SLOWER}
     return Answer(outcomes.get(result.outcome, Outcome.WORKS), result.detail)
 

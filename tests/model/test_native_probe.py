@@ -13,12 +13,15 @@ import pytest
 import torch
 
 from yolo_lightning.commands.doctor.command import forget_failures
-from yolo_lightning.conv import probe, trial
 from yolo_lightning.conv.measurement_cache import read_entries
-from yolo_lightning.conv.probe import ProbeResult, probe_native
-from yolo_lightning.conv.trial import TrialSettings, run_trial
+from yolo_lightning.model import native_probe as probe
+from yolo_lightning.model import native_trial as trial
+from yolo_lightning.model.conv_backend import ConvolutionSettings
+from yolo_lightning.model.native_probe import ProbeResult, probe_native
+from yolo_lightning.model.native_trial import run_trial
 
 CPU = torch.device("cpu")
+TABLE = ConvolutionSettings(algorithm="table")
 GOOD: dict[str, Any] = {
     "native_error": 1e-6,
     "gemm_error": 1e-6,
@@ -37,13 +40,16 @@ def answering(**changes: Any) -> list[str]:
     return child(f"print('a line before'); print({json.dumps(GOOD | changes)!r})")
 
 
-def probed(command: list[str], timeout_s: float = LONG_S, cache_file: Path | None = None) -> ProbeResult:
-    return probe_native(CPU, timeout_s, cache_file, command)
+def probed(
+    command: list[str] | None, timeout_s: float = LONG_S, cache_file: Path | None = None, precision: str = "32-true"
+) -> ProbeResult:
+    settings = ConvolutionSettings(probe_timeout_s=timeout_s)
+    return probe_native(CPU, settings, cache_file, command=command, precision=precision)
 
 
 @pytest.mark.slow
 def test_real_child_on_this_cpu() -> None:
-    result = probe_native(CPU, 150.0)
+    result = probed(None, 150.0)
     assert result.outcome in ("works", "slower"), str(result)
     assert "vendor-free" in result.detail
 
@@ -231,11 +237,6 @@ def test_child_that_cannot_be_started() -> None:
     assert "cannot start the child process" in result.detail
 
 
-def test_time_out_must_be_positive() -> None:
-    with pytest.raises(ValueError, match="timeout_s must be > 0 seconds, got 0"):
-        probe_native(CPU, 0)
-
-
 @pytest.mark.parametrize("command", [answering(), answering(native_ms=70.0), child("raise SystemExit(3)")])
 def test_result_is_cached(command: list[str], tmp_path: Path) -> None:
     file = tmp_path / "cache" / "probe.json"
@@ -297,7 +298,7 @@ def test_file_that_cannot_be_written_causes_a_warning(tmp_path: Path) -> None:
 
 def test_wrong_layers_are_found_by_the_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "CASES", (trial.ProbeCase(4, 6, 3, 1, 12),))
-    right = run_trial(CPU, TrialSettings())
+    right = run_trial(CPU, TABLE)
     assert max(right.native_error, right.gemm_error) < 1e-4
     native = torch.nn.Conv2d._conv_forward
 
@@ -306,7 +307,7 @@ def test_wrong_layers_are_found_by_the_trial(monkeypatch: pytest.MonkeyPatch) ->
         return output.roll(1, dims=1) if input.dtype == torch.float32 else output
 
     monkeypatch.setattr(torch.nn.Conv2d, "_conv_forward", off_by_one_channel)
-    wrong = run_trial(CPU, TrialSettings())
+    wrong = run_trial(CPU, TABLE)
     assert wrong.native_error > 0.5
     assert wrong.gemm_error == right.gemm_error
 
@@ -317,7 +318,7 @@ def test_trial_reports_a_failure_of_the_vendor_free_layers(monkeypatch: pytest.M
 
     monkeypatch.setattr(trial, "CASES", (trial.ProbeCase(4, 6, 3, 1, 12),))
     monkeypatch.setattr("yolo_lightning.conv.layer.conv2d", fail)
-    found = run_trial(CPU, TrialSettings())
+    found = run_trial(CPU, TABLE)
     assert found.gemm_failure == "RuntimeError: no BLAS"
     assert found.native_error < 1e-4
     assert found.gemm_ms == float("inf")
@@ -333,8 +334,8 @@ def test_help_needs_no_device(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.whole_run
 def test_orphaned_child_exits_after_the_time_limit() -> None:
     code = (
-        "import sys, time; from yolo_lightning.conv import trial;"
-        "trial.run_trial = lambda device, settings: time.sleep(600);"
+        "import sys, time; from yolo_lightning.model import native_trial as trial;"
+        "trial.run_trial = lambda *arguments: time.sleep(600);"
         "trial.main(['--device', 'cpu', '--timeout_s', '0.3'])"
     )
     root = str(Path(probe.__file__).parents[2])
@@ -356,32 +357,30 @@ def test_time_out_of_the_vendor_free_layers_is_no_hang_of_the_native_ones(tmp_pa
 
 def test_result_is_cached_per_settings(tmp_path: Path) -> None:
     file = tmp_path / "probe.json"
-    half = TrialSettings(autocast="float16")
-    assert probe_native(CPU, LONG_S, file, answering(native_ms=70.0)).outcome == "slower"
-    assert probe_native(CPU, LONG_S, file, answering(), half).works
-    assert probe_native(CPU, LONG_S, file, ["/no/such/program"]).outcome == "slower"
+    assert probed(answering(native_ms=70.0), LONG_S, file).outcome == "slower"
+    assert probed(answering(), LONG_S, file, "16-mixed").works
+    assert probed(["/no/such/program"], LONG_S, file).outcome == "slower"
 
 
 def test_failure_in_a_training_revokes_the_verdict_for_all_settings(tmp_path: Path) -> None:
     file = tmp_path / "probe.json"
-    half = TrialSettings(autocast="float16")
-    assert probe_native(CPU, LONG_S, file, answering()).works
+    assert probed(answering(), LONG_S, file).works
     words = ["--key", probe.device_key(CPU), "--file", str(file), "--failure", "GPU stall at step 31,204 in run x"]
-    subprocess.run([sys.executable, "-m", "yolo_lightning.conv.probe", *words], check=True, timeout=120)
-    for settings in (TrialSettings(), half):
-        found = probe_native(CPU, LONG_S, file, answering(), settings)
+    subprocess.run([sys.executable, "-m", "yolo_lightning.model.native_probe", *words], check=True, timeout=120)
+    for precision in ("32-true", "16-mixed"):
+        found = probed(answering(), LONG_S, file, precision)
         assert str(found) == "native convolutions: failed, GPU stall at step 31,204 in run x"
     assert len(read_entries(file)) == 2
     forget_failures(file)
-    assert probe_native(CPU, LONG_S, file, answering(), half).works
+    assert probed(answering(), LONG_S, file, "16-mixed").works
 
 
 def test_failure_is_that_of_a_device_driver_and_torch_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "probe.json"
     probe.store_failure(probe.device_key(CPU), file, "device error")
-    assert not probe_native(CPU, LONG_S, file, answering()).works
+    assert not probed(answering(), LONG_S, file).works
     monkeypatch.setattr(torch, "__version__", "99.0")
-    assert probe_native(CPU, LONG_S, file, answering()).works
+    assert probed(answering(), LONG_S, file).works
 
 
 def test_failures_in_a_damaged_file_are_an_error_and_without_a_file_there_are_none(tmp_path: Path) -> None:
@@ -391,16 +390,7 @@ def test_failures_in_a_damaged_file_are_an_error_and_without_a_file_there_are_no
         forget_failures(tmp_path / "damaged.json")
 
 
-SEEN: list[tuple[str, dict[str, Any], Any]] = []
-
-
-def arrange_and_note(layers: Any, kind: trial.Kind, **options: Any) -> None:
-    trial.arrange_layers(layers, kind)
-    SEEN.append((kind, options, layers))
-
-
 def test_trial_computes_layers_as_the_settings_arrange_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    SEEN.clear()
     layouts: list[tuple[str, bool, bool]] = []
     forward = trial.ProbedBlock.forward
 
@@ -411,9 +401,7 @@ def test_trial_computes_layers_as_the_settings_arrange_them(monkeypatch: pytest.
 
     monkeypatch.setattr(trial, "CASES", (trial.ProbeCase(4, 6, 3, 1, 12), trial.ProbeCase(6, 4, 1, 1, 8)))
     monkeypatch.setattr(trial.ProbedBlock, "forward", note)
-    settings = TrialSettings(f"{__name__}:arrange_and_note", {"one": 1}, "bfloat16")
-    found = run_trial(CPU, settings)
-    assert [(kind, options) for kind, options, _ in SEEN] == [("native", {"one": 1}), ("gemm", {"one": 1})]
+    found = run_trial(CPU, TABLE, "bfloat16")
     assert 1e-4 < max(found.native_error, found.gemm_error) < probe.LARGEST_ERROR
     # The references are computed in float64 without autocast.
     assert set(layouts) == {("Conv2d", False, False), ("Conv2d", False, True), ("GemmConv2d", True, True)}

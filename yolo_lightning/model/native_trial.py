@@ -1,21 +1,20 @@
 """Trial of native and vendor-free layers on one device: errors against float64, and times of training passes.
 
-    python -m yolo_lightning.conv.trial --device cuda
+    python -m yolo_lightning.model.native_trial --device cuda
 
-prints a `Trial` as one line of JSON. It may crash or hang; `probe` runs it in a child process. `TrialSettings` names
-the function that arranges layers for training, so that the trial computes what training computes.
+prints a `Trial` as one line of JSON. It may crash or hang; `native_probe` runs it in a child process. Layers are
+arranged by the settings of the training, so that the trial computes what training computes.
 """
 
 import argparse
 import copy
 import faulthandler
-import importlib
 import json
 import statistics
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -23,8 +22,9 @@ import torch
 from torch import Tensor, nn
 
 from yolo_lightning.conv.algorithms.problem import looks_channels_last
-from yolo_lightning.conv.plan import run_seconds
-from yolo_lightning.conv.swap import swap_convs
+from yolo_lightning.conv.plan import DEFAULT_PLAN, run_seconds
+from yolo_lightning.model.conv_backend import ConvolutionSettings, make_plan
+from yolo_lightning.model.layers import arrange
 
 PHASE = "probe: "
 """Prefix of the lines on stderr that name the next computation."""
@@ -33,6 +33,8 @@ REPEATS = 5
 BATCH = 4
 
 Kind = Literal["native", "gemm"]
+Precision = Literal["float16", "bfloat16"] | None
+"""Dtype of autocast if training uses mixed precision."""
 
 
 class ProbeCase(NamedTuple):
@@ -55,16 +57,6 @@ CASES = (
     ProbeCase(128, 128, 3, 1, 20),
 )
 """Layers of YOLOv8n at 640 pixels, the first one for images."""
-
-
-@dataclass(frozen=True)
-class TrialSettings:
-    """How training arranges and computes its layers; plain values, which travel to a child process as JSON."""
-
-    # `module:function`, called as `function(layers, "native" or "gemm", **options)`; it changes `ProbedLayers` in place
-    arrange: str = "yolo_lightning.conv.trial:arrange_layers"
-    options: dict[str, Any] = field(default_factory=dict)
-    autocast: str | None = None  # "float16" or "bfloat16" if training uses mixed precision
 
 
 @dataclass(frozen=True)
@@ -103,31 +95,24 @@ class ProbedLayers(nn.Module):
             self.model.append(ProbedBlock(case))
 
 
-def arrange_layers(layers: nn.Module, kind: Kind) -> None:
-    """Arrange layers as training does by default: vendor-free ones in channels_last, with the plan by the table."""
-    if kind == "gemm":
-        swap_convs(layers)
-        layers.to(memory_format=torch.channels_last)
-
-
-def arranged(kind: Kind, device: torch.device, settings: TrialSettings) -> list[nn.Module]:
-    """Return the blocks of `CASES` on a device, arranged by the function that the settings name."""
+def arranged(kind: Kind, device: torch.device, settings: ConvolutionSettings) -> list[nn.Module]:
+    """Return the blocks of `CASES` on a device, arranged as `YOLOModule` arranges its graph."""
     layers = ProbedLayers()
-    module, _, function = settings.arrange.partition(":")
-    getattr(importlib.import_module(module), function)(layers, kind, **settings.options)
+    plan = make_plan(settings) if kind == "gemm" else DEFAULT_PLAN
+    arrange(layers, kind, settings.activation_checkpointing, plan, settings.memory_format)
     return list(layers.to(device).model)
 
 
-def run_trial(device: torch.device, settings: TrialSettings) -> Trial:
+def run_trial(device: torch.device, settings: ConvolutionSettings, precision: Precision = None) -> Trial:
     """Compute all cases on a device, native layers first, so that their failure is found early. May hang or crash."""
     references, inputs = list(ProbedLayers().model), make_inputs()
-    precision = partial(autocast, device, settings)
+    computing = partial(autocast, device, precision)
     native = arranged("native", device, settings)
-    native_error = largest_error(NATIVE, native, references, inputs, precision)
+    native_error = largest_error(NATIVE, native, references, inputs, computing)
     paths, gemm_error, gemm_failure = {"native": native}, float("inf"), ""
     try:
         gemm = arranged("gemm", device, settings)
-        gemm_error = largest_error(VENDOR_FREE, gemm, references, inputs, precision)
+        gemm_error = largest_error(VENDOR_FREE, gemm, references, inputs, computing)
         paths["gemm"] = gemm
     except Exception as error:
         gemm_failure = f"{type(error).__name__}: {error}"
@@ -137,16 +122,14 @@ def run_trial(device: torch.device, settings: TrialSettings) -> Trial:
     for _ in range(REPEATS):
         # In turns, so that other work on the device slows both.
         for name, path in paths.items():
-            times[name].append(1000 * run_seconds(partial(_pass, path, moved[name], precision), device))
+            times[name].append(1000 * run_seconds(partial(_pass, path, moved[name], computing), device))
     native_ms, gemm_ms = (statistics.median(times[name]) for name in ("native", "gemm"))
     return Trial(native_error, gemm_error, native_ms, gemm_ms, gemm_failure)
 
 
-def autocast(device: torch.device, settings: TrialSettings) -> AbstractContextManager[Any]:
+def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[Any]:
     """Return the context in which training computes its forward pass."""
-    if settings.autocast is None:
-        return nullcontext()
-    return torch.autocast(device.type, getattr(torch, settings.autocast))
+    return nullcontext() if precision is None else torch.autocast(device.type, getattr(torch, precision))
 
 
 def make_inputs() -> list[Tensor]:
@@ -219,17 +202,18 @@ def _pass(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure in this process and print a `Trial` as one line of JSON."""
     parser = argparse.ArgumentParser(
-        prog="python -m yolo_lightning.conv.trial",
+        prog="python -m yolo_lightning.model.native_trial",
         description="Compare native and vendor-free convolutions with float64; print errors and times as JSON.",
     )
     parser.add_argument("--device", default="cuda", help="cpu, cuda, cuda:1, xpu, mps (default: %(default)s)")
     parser.add_argument("--timeout_s", type=float, default=300.0, help="exit with a stack trace after this time")
-    parser.add_argument("--settings", type=json.loads, default={}, help="TrialSettings as JSON")
+    parser.add_argument("--settings", type=json.loads, default={}, help="ConvolutionSettings as JSON")
+    parser.add_argument("--precision", choices=("float16", "bfloat16"), help="dtype of autocast (default: none)")
     options = parser.parse_args(arguments)
     # Ends a hang if the parent has exited. The watchdog is a C thread, which does not need the interpreter lock.
     faulthandler.dump_traceback_later(options.timeout_s, exit=True)
     try:
-        trial = run_trial(torch.device(options.device), TrialSettings(**options.settings))
+        trial = run_trial(torch.device(options.device), ConvolutionSettings(**options.settings), options.precision)
     finally:
         faulthandler.cancel_dump_traceback_later()
     print(json.dumps(asdict(trial)))

@@ -1,7 +1,7 @@
-"""Probe of the native convolutions of a device in a child process: do they work, are they correct, are they faster?
+"""Choice of `backend: auto`: a child process probes whether native convolutions work, are correct and are fast.
 
-The child runs `trial`. It may crash or hang: a vendor library without kernels for a GPU does either, and a process that
-waits for a hung GPU cannot continue.
+The child runs `native_trial`. It may crash or hang: a vendor library without kernels for a GPU does either, and a
+process that waits for a hung GPU cannot continue.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import IO, Literal, NamedTuple, get_args
 
@@ -22,7 +23,11 @@ import torch
 
 from yolo_lightning.conv import measurement_cache
 from yolo_lightning.conv.measurement_cache import describe_environment
-from yolo_lightning.conv.trial import PHASE, VENDOR_FREE, Trial, TrialSettings
+from yolo_lightning.model.conv_backend import ConvolutionSettings
+from yolo_lightning.model.layers import Convolution, MemoryFormat
+from yolo_lightning.model.native_trial import PHASE, VENDOR_FREE, Trial
+from yolo_lightning.utils.files import CONVOLUTION_VERDICTS, cache_folder
+from yolo_lightning.utils.rank_zero import rank_zero_info
 
 Outcome = Literal["works", "crashed", "hung", "wrong", "slower", "failed"]
 
@@ -48,8 +53,49 @@ COMPILER_CACHES = {
 }
 """Folders in which vendor libraries store compiled kernels, by the environment variable that replaces the folder."""
 SHOWN_CHARACTERS = 300
-TRIAL = "yolo_lightning.conv.trial"
-DEFAULT_SETTINGS = TrialSettings()
+TRIAL = "yolo_lightning.model.native_trial"
+AUTOCAST = {"16-mixed": "float16", "bf16-mixed": "bfloat16"}
+"""Dtype of autocast by the precision of the Trainer."""
+
+
+@cache
+def _print_once(line: str) -> None:
+    """Print a line once per process: a command may arrange several networks on one device."""
+    rank_zero_info(line)
+
+
+def choose_convolution(
+    device: torch.device, settings: ConvolutionSettings, precision: str = "32-true"
+) -> tuple[Literal["gemm", "native"], MemoryFormat]:
+    """Return the convolution implementation and the memory format of `backend: auto` on a device, and log them.
+
+    On a CPU these are PyTorch's convolutions in channels_last, without a test. On other devices, native convolutions
+    are tested on layers of `settings` in the `precision` of the Trainer. A memory format other than `auto` is kept.
+    """
+    if device.type == "cpu":
+        memory_format: MemoryFormat = "channels_last" if settings.memory_format == "auto" else settings.memory_format
+        _print_once(f"model.convolution.backend auto: native, {memory_format}, on a CPU")
+        return "native", memory_format
+    _print_once(
+        f"model.convolution.backend auto: testing native convolutions on {device}, at most "
+        f"{settings.probe_timeout_s:g} s without progress"
+    )
+    result = probe_native(device, settings, _verdicts(), precision=precision)
+    convolution: Literal["gemm", "native"] = "native" if result.works else "gemm"
+    _print_once(f"model.convolution.backend auto: {convolution}; {result}")
+    return convolution, settings.memory_format
+
+
+def _verdicts() -> Path:
+    return cache_folder() / CONVOLUTION_VERDICTS
+
+
+def convolution_facts(backend: Convolution, device: torch.device) -> dict[str, str]:
+    """Return the implementation in use, and where a failure of native ones is stored, for `environment.json`."""
+    facts = {"convolutions": str(backend)}
+    if device.type != "cpu":
+        facts |= {"native verdict key": device_key(device), "native verdict file": str(_verdicts())}
+    return facts
 
 
 @dataclass(frozen=True)
@@ -71,42 +117,52 @@ class ProbeResult:
 
 def probe_native(
     device: torch.device,
-    timeout_s: float,
+    settings: ConvolutionSettings,
     cache_file: Path | None = None,
+    *,
+    precision: str = "32-true",
     command: Sequence[str] | None = None,
-    settings: TrialSettings = DEFAULT_SETTINGS,
     longest_s: float | None = None,
 ) -> ProbeResult:
     """Run native convolutions in a child process and return the result.
 
     Args:
         device: The tested device.
-        timeout_s: Time without progress after which the child is killed, seconds > 0. Progress is the start of the next
-            computation, or a change in `COMPILER_CACHES` or in the child's folder of temporary files: vendor libraries
-            compile kernels on first use.
+        settings: Settings of the training. The child is killed after `probe_timeout_s` without progress, which is the
+            start of the next computation, or a change in `COMPILER_CACHES` or in the child's folder of temporary files:
+            vendor libraries compile kernels on first use. The child may spend a quarter of this time on measurements of
+            `autotune`, which later trials need not repeat.
         cache_file: File with results. A failure in a training, see `store_failure`, is valid for all settings until
             device, driver or torch change, or `doctor --retry` deletes it. Another result is used for equal settings,
             device, driver, torch version and MIOPEN_* variables; a stored `hung` only if its time limit was not
             shorter. If kernels were compiled during a trial that hung, the result is not stored: the next trial finds
             these kernels.
+        precision: Precision of the Trainer.
         command: Replaces the command of the child in tests; the last line of its output must be a `Trial` as JSON.
-        settings: Describe the layers of the training.
-        longest_s: Time after which the child is killed in any case; None for `LONGEST_TRIAL` times `timeout_s`.
+        longest_s: Time after which the child is killed in any case; None for `LONGEST_TRIAL` times `probe_timeout_s`.
     """
-    if not timeout_s > 0:
-        raise ValueError(f"timeout_s must be > 0 seconds, got {timeout_s}")
+    timeout_s = settings.probe_timeout_s
+    options = asdict(settings)
+    for name in ("backend", "probe_timeout_s", "autotune_budget_s"):  # on which the layers do not depend
+        del options[name]
+    computed = json.dumps(options | {"precision": AUTOCAST.get(precision)}, sort_keys=True)
     limits = TrialLimits(timeout_s, LONGEST_TRIAL * timeout_s if longest_s is None else longest_s)
     if (failure := known_failure(device, cache_file)) is not None:
         return failure
     # A user who changes these variables tries to make native convolutions work, which requires a new probe.
     switches = {name: value for name, value in os.environ.items() if name.startswith(("MIOPEN_", "HSA_OVERRIDE"))}
-    environment = " | ".join([*describe_environment(device).values(), str(sorted(switches.items())), as_json(settings)])
+    environment = " | ".join([*describe_environment(device).values(), str(sorted(switches.items())), computed])
     with suppress(KeyError, TypeError):  # a damaged entry is replaced
         known = measurement_cache.load(cache_file, environment)
         is_too_short = known["outcome"] == "hung" and known["timeout_s"] < timeout_s
         if known["outcome"] in get_args(Outcome) and not is_too_short:
             return ProbeResult(known["outcome"], f"{known['detail']} (stored result from {cache_file})")
-    result = _probe(device, limits, command, settings)
+    if command is None:
+        words = ["--device", str(device), "--timeout_s", str(limits.longest_s + GRACE_S)]
+        words += ["--precision", AUTOCAST[precision]] if precision in AUTOCAST else []
+        options["autotune_budget_s"] = min(settings.autotune_budget_s, timeout_s / 4)
+        command = [sys.executable, "-m", TRIAL, *words, "--settings", json.dumps(options)]
+    result = _probe(limits, command)
     if not result.may_pass:
         verdict = {"outcome": result.outcome, "detail": result.detail, "timeout_s": timeout_s}
         measurement_cache.store(cache_file, environment, verdict)
@@ -130,10 +186,6 @@ def store_failure(key: str, cache_file: Path, failure: str) -> None:
     measurement_cache.store(cache_file, key, {"outcome": "failed", "detail": failure})
 
 
-def as_json(settings: TrialSettings) -> str:
-    return json.dumps(asdict(settings), sort_keys=True)
-
-
 class TrialLimits(NamedTuple):
     """Time limits of a trial in seconds."""
 
@@ -141,13 +193,8 @@ class TrialLimits(NamedTuple):
     longest_s: float  # in any case
 
 
-def _probe(
-    device: torch.device, limits: TrialLimits, command: Sequence[str] | None, settings: TrialSettings
-) -> ProbeResult:
+def _probe(limits: TrialLimits, command: Sequence[str]) -> ProbeResult:
     """Run the child process and judge its end."""
-    if command is None:
-        words = ["--device", str(device), "--timeout_s", str(limits.longest_s + GRACE_S)]
-        command = [sys.executable, "-m", TRIAL, *words, "--settings", as_json(settings)]
     # PYTHONPATH: the package need not be installed.
     path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
     # Files, not pipes: a pipe cannot be read to its end while a grandchild still has it open.
@@ -270,7 +317,7 @@ def _compare(trial: Trial) -> ProbeResult:
 
 def main() -> None:
     """Store a failure; the supervisor of a training, which has no torch, calls this file as a program."""
-    parser = argparse.ArgumentParser(prog="python -m yolo_lightning.conv.probe")
+    parser = argparse.ArgumentParser(prog="python -m yolo_lightning.model.native_probe")
     parser.add_argument("--key", required=True, help="device, driver and torch version")
     parser.add_argument("--file", type=Path, required=True, help="file with the results of trials")
     parser.add_argument("--failure", required=True, help="incident in a training")
