@@ -6,7 +6,6 @@ adds to `configs/ltdv2.yaml`.
 
 import sys
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +54,6 @@ def test_overlay_is_used_on_top_of_the_recipe(
     from yolo_lightning.cli import main
 
     content = yaml.safe_load(overlay.read_text())
-    if "ray." in str(content) and find_spec("ray") is None:
-        pytest.skip("Ray is not installed")
     monkeypatch.setattr(sys, "argv", ["yolo_lightning"])
     with pytest.raises(SystemExit) as ended:
         main(["fit", "--config", str(FOLDER / "ltdv2.yaml"), "--config", str(overlay), "--print_config"])
