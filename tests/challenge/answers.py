@@ -43,20 +43,6 @@ def write(folder: Path, content: Any, name: str = "predictions.json") -> Path:
     return path
 
 
-def as_results(content: Answers, layout: str = "xywh") -> list[dict[str, Any]]:
-    """The answers as a COCO results list."""
-    return [
-        {
-            "image_id": int(image_id),
-            "category_id": label,
-            "bbox": in_layout(box, layout),
-            "score": score,
-        }
-        for image_id, entry in content.items()
-        for box, score, label in zip(entry["boxes"], entry["scores"], entry["labels"], strict=True)
-    ]
-
-
 def in_layout(box: list[float], layout: str) -> list[float]:
     left, top, right, bottom = box
     if layout == "xywh":

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import Any, Self
 
 import numpy as np
@@ -61,14 +60,6 @@ class Content:
         return "\n".join(self.record(detection) for detection in np.flatnonzero(detections)[:count].tolist())
 
 
-class Certainty(StrEnum):
-    """Certainty of an error; a note is no error."""
-
-    CERTAIN = "certain"
-    LIKELY = "likely"
-    NOTE = "note"
-
-
 @dataclass(frozen=True, slots=True)
 class SubmissionProblem:
     """A problem of a submission."""
@@ -76,7 +67,7 @@ class SubmissionProblem:
     what: str
     count: int  # number of records with the problem
     example: str  # first of these records
-    certainty: Certainty = Certainty.CERTAIN
+    is_error: bool = True  # False for a note
     tolerated: bool = False  # whether the organisers' evaluation accepts the file nevertheless
 
 
@@ -86,9 +77,8 @@ class SubmissionReport:
 
     content: Content | None  # readable part; None if the file cannot be read
     problems: tuple[SubmissionProblem, ...]
-    is_results_list: bool = False  # whether the file is a COCO results list, whose boxes are not corners
 
     @property
     def errors(self) -> tuple[SubmissionProblem, ...]:
         """The problems that are not notes."""
-        return tuple(problem for problem in self.problems if problem.certainty is not Certainty.NOTE)
+        return tuple(problem for problem in self.problems if problem.is_error)

@@ -10,7 +10,6 @@ import struct
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from yolo_lightning.challenge.content import Certainty, Content, SubmissionProblem, SubmissionReport
+from yolo_lightning.challenge.content import Content, SubmissionProblem, SubmissionReport
 from yolo_lightning.utils.plain_text import one_line
 from yolo_lightning.utils.regular_files import read_regular
 
@@ -49,15 +48,6 @@ class EntryRecord(msgspec.Struct, gc=False):
     labels: list[Number]
 
 
-class ResultRecord(msgspec.Struct, gc=False):
-    """One detection of a COCO results list."""
-
-    image_id: int | float | str
-    category_id: Number
-    bbox: Box
-    score: Number
-
-
 def read_submission(path: Path) -> SubmissionReport:
     """Read a JSON or zip file; the report contains errors of the format only."""
     try:
@@ -76,8 +66,9 @@ def read_submission(path: Path) -> SubmissionReport:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return SubmissionReport(None, (*problems, unreadable(data, error)))
     if isinstance(decoded, list):
-        content, problem = _from_results(decoded)
-        return SubmissionReport(content, (*problems, problem), is_results_list=True)
+        what = "the file is a COCO results list instead of an object keyed by image id"
+        example = shown(bytes(decoded[0])) if decoded else "[]"
+        return SubmissionReport(None, (*problems, SubmissionProblem(what, len(decoded), example)))
     content, found = _from_entries(decoded)
     repeated = [(key.decode(errors="replace"), count) for key, count in Counter(KEY.findall(data)).items() if count > 1]
     repeated = [(key, count) for key, count in repeated if key in decoded]
@@ -103,7 +94,7 @@ def _unzip(data: bytes) -> tuple[bytes | None, list[SubmissionProblem]]:
     if names == [MEMBER]:
         return unpacked, []
     what = f"the archive must contain only {MEMBER}, at the top level"
-    return unpacked, [SubmissionProblem(what, len(names), names[0], Certainty.LIKELY)]
+    return unpacked, [SubmissionProblem(what, len(names), names[0])]
 
 
 def unpack(archive: zipfile.ZipFile, name: str) -> bytes:
@@ -164,25 +155,6 @@ def _from_entries(entries: dict[str, msgspec.Raw]) -> tuple[Content, list[Submis
     if unequal:
         problems.append(SubmissionProblem("boxes, scores and labels differ in length", len(unequal), unequal[0]))
     return join(chunks), problems
-
-
-def _from_results(records: Sequence[msgspec.Raw]) -> tuple[Content | None, SubmissionProblem]:
-    """Return the content of a COCO results list, grouped by image in order of first appearance, boxes unchanged."""
-    what = "the file is a COCO results list instead of an object keyed by image id"
-    decoder = msgspec.json.Decoder(ResultRecord)
-    groups: dict[str, list[ResultRecord]] = {}
-    for number, raw in enumerate(records):
-        try:
-            record = decoder.decode(raw)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            return None, SubmissionProblem(what, len(records), f"record {number}: {shown(bytes(raw))}: {error}")
-        groups.setdefault(str(record.image_id), []).append(record)
-    chunks = {
-        image_id: arrays([one.bbox for one in own], [one.score for one in own], [one.category_id for one in own])
-        for image_id, own in groups.items()
-    }
-    example = shown(bytes(records[0])) if records else "[]"
-    return join(chunks), SubmissionProblem(what, len(records), example)
 
 
 def arrays(boxes: list[Box], scores: list[Number], labels: list[Number]) -> tuple[Any, Any, Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import rich
 
 from yolo_lightning.challenge.check import check_submission
-from yolo_lightning.challenge.content import Certainty, Content, SubmissionReport, Template
+from yolo_lightning.challenge.content import Content, SubmissionReport, Template
 from yolo_lightning.challenge.fusion import fuse as fused
 from yolo_lightning.challenge.rescoring import LabelledDetections, in_first_half, write_models
 from yolo_lightning.challenge.rescoring import rescore as rescored
@@ -196,7 +196,7 @@ def show(path: Path, report: SubmissionReport) -> None:
     if report.content is not None:
         print(f"{path}: {len(report.content.image_ids):,} images, {len(report.content.scores):,} detections")
     for problem in report.problems:
-        kind = "note" if problem.certainty is Certainty.NOTE else f"error ({problem.certainty})"
+        kind = "error" if problem.is_error else "note"
         print(printable(f"{kind}: {problem.what}: {problem.count:,}"))
         if problem.example:
             print(printable("    first: " + problem.example.replace("\n", "\n           ")))
