@@ -28,7 +28,6 @@ from yolo_lightning.evaluation.ultralytics_metrics import (
     ultralytics_scores,
 )
 from yolo_lightning.utils.choices import check_range
-from yolo_lightning.utils.distributed import gather
 from yolo_lightning.utils.files import write_json
 from yolo_lightning.utils.loop_position import is_last_epoch, steps_begun
 from yolo_lightning.utils.run_files import CHALLENGE_SCORES, SCORES
@@ -99,7 +98,7 @@ class MeanAP(Callback):
         self._trained = {name: checkpoint[name] for name in ("epoch", "steps") if name in checkpoint}
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._metric = EvaluationCollection(len(pl_module.hparams["class_names"]), dist_sync_fn=gather)
+        self._metric = EvaluationCollection(len(pl_module.hparams["class_names"]))
 
     def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any) -> None:
         assert self._metric is not None

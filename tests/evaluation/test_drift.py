@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from tests.evaluation.detections import (
     CLASS_NAMES,
@@ -28,7 +27,6 @@ from yolo_lightning.evaluation.drift import (
     organisers_scores,
 )
 from yolo_lightning.evaluation.matching import match
-from yolo_lightning.evaluation.record import EvaluationCollection
 
 EIGHT = list(CHALLENGE_MONTHS.values())
 SEPTEMBER = 202009
@@ -171,36 +169,3 @@ def test_month_stands_in_the_id(image_id: str, month: int) -> None:
 
 def test_month_is_named_as_iso_names_it() -> None:
     assert month_name(202005) == "2020-05"
-
-
-def test_metric_collects_batches_and_counts_repeated_frames_once() -> None:
-    frames = random_frames(9, frames=20, months=EIGHT)
-    metric = EvaluationCollection(len(CLASS_NAMES))
-    for start in (0, 6, 12, 10):  # the last batch repeats frames, as a distributed sampler does
-        part = frames[start : start + 6] if start != 12 else frames[12:]
-        metric.update([one for one, _ in part], [one for _, one in part])
-    assert named_scores(drift_scores(metric.compute().matches), CLASS_NAMES) == named_scores(score(frames), CLASS_NAMES)
-
-
-def test_metric_scores_states_that_were_gathered() -> None:
-    """After a gather, torchmetrics stores one tensor per state instead of a list."""
-    frames = random_frames(9, frames=8, months=EIGHT)
-    metric = EvaluationCollection(len(CLASS_NAMES), distributed_available_fn=lambda: True, dist_sync_fn=twice)
-    metric.update([one for one, _ in frames], [one for _, one in frames])
-    assert named_scores(drift_scores(metric.compute().matches), CLASS_NAMES) == named_scores(score(frames), CLASS_NAMES)
-    assert calls == {"gathers": 8 + 7 + 3 + 1}
-
-
-calls = {"gathers": 0}
-
-
-def twice(state: torch.Tensor, group: Any) -> list[torch.Tensor]:
-    """Gather of two ranks with equal states."""
-    calls["gathers"] += 1
-    return [state, state]
-
-
-def test_metric_without_a_frame_is_minus_one() -> None:
-    metric = EvaluationCollection(len(CLASS_NAMES))
-    metric.update([], [])
-    assert drift_scores(metric.compute().matches).overall.scalars() == dict.fromkeys(SCALARS, -1.0)

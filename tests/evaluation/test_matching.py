@@ -1,4 +1,3 @@
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -6,7 +5,6 @@ import torch
 
 from tests.evaluation.detections import CLASS_NAMES, OBJECT, prediction, random_frames, target
 from yolo_lightning.data.batch import Prediction, Target
-from yolo_lightning.evaluation.frame_records import frame_key
 from yolo_lightning.evaluation.matching import IOU_THRESHOLDS, Matches, match
 
 ALL = (1 << len(IOU_THRESHOLDS)) - 1
@@ -98,7 +96,6 @@ def test_months_and_keys_come_from_the_targets() -> None:
     predictions = [prediction("20200502114223915"), prediction("x")]
     matches = match(predictions, [target("20200502114223915", month=202005), target("x")], 4)
     assert matches.months.tolist() == [202005, 0]
-    assert matches.keys.tolist() == [frame_key("20200502114223915"), frame_key("x")]
 
 
 def test_frames_matched_together_or_apart_are_the_same() -> None:
@@ -108,18 +105,6 @@ def test_frames_matched_together_or_apart_are_the_same() -> None:
     apart = Matches.join([match(found[at : at + 5], truth[at : at + 5], 4) for at in range(0, len(frames), 5)])
     for name in Matches.names():
         torch.testing.assert_close(getattr(apart, name), getattr(together, name), rtol=0, atol=0)
-
-
-def test_repeated_frames_count_once() -> None:
-    frames = random_frames(4)
-    repeated = [*frames, frames[3], frames[0], frames[3]]
-
-    def of(some: Sequence[tuple[Prediction, Target]]) -> Matches:
-        return match([one for one, _ in some], [one for _, one in some], 4)
-
-    for name in Matches.names():
-        one, other = getattr(of(repeated).without_repeats(), name), getattr(of(frames), name)
-        torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
 def test_order_of_frames_must_agree() -> None:

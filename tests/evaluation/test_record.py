@@ -1,14 +1,16 @@
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from tests.evaluation.detections import CLASS_NAMES, Frame, random_frames
+from yolo_lightning.evaluation import record
 from yolo_lightning.evaluation.frame_records import FrameRecords
 from yolo_lightning.evaluation.matching import match
-from yolo_lightning.evaluation.record import EvaluationCollection, EvaluationRecord, FrameNames
+from yolo_lightning.evaluation.record import EvaluationCollection, EvaluationRecord
 from yolo_lightning.evaluation.ultralytics_matching import match_as_ultralytics
 
 
@@ -39,13 +41,13 @@ def saved(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("frames", [random_frames(3, months=(202101, 202005)), []], ids=["frames", "none"])
 def test_what_was_saved_is_loaded(tmp_path: Path, frames: list[Frame]) -> None:
-    record = record_of(frames, epoch=4, steps=900)
-    record.save(tmp_path / "a.npz")
+    written = record_of(frames, epoch=4, steps=900)
+    written.save(tmp_path / "a.npz")
     loaded = EvaluationRecord.load(tmp_path / "a.npz")
-    assert_same(loaded.matches, record.matches)
-    assert_same(loaded.ultralytics, record.ultralytics)
+    assert_same(loaded.matches, written.matches)
+    assert_same(loaded.ultralytics, written.ultralytics)
     assert (loaded.stage, loaded.epoch, loaded.steps) == ("test", 4, 900)
-    assert (loaded.class_names, loaded.image_ids) == (record.class_names, record.image_ids)
+    assert (loaded.class_names, loaded.image_ids) == (written.class_names, written.image_ids)
 
 
 def test_saving_leaves_nothing_else(saved: Path) -> None:
@@ -102,7 +104,7 @@ def changed(path: Path, name: str, content: np.ndarray) -> None:  # type: ignore
         ("header", np.frombuffer(b'{"format": 2}', np.uint8)),
         ("header", np.frombuffer(b"[]", np.uint8)),
         ("header", np.frombuffer(b"{", np.uint8)),
-        ("matches.keys", np.array([None])),
+        ("matches.counts", np.array([None])),
     ],
 )
 def test_file_of_another_content_is_refused(saved: Path, name: str, content: np.ndarray) -> None:  # type: ignore[type-arg]
@@ -131,30 +133,26 @@ def test_collection_holds_ids_and_both_matches_without_repeats() -> None:
     assert_same(collected.ultralytics, expected.ultralytics)
 
 
-def test_collection_of_several_processes_is_brought_together() -> None:
-    """Gather of two ranks with equal states."""
-    frames = random_frames(9, frames=8)
-    collection = EvaluationCollection(
-        len(CLASS_NAMES), distributed_available_fn=lambda: True, dist_sync_fn=lambda state, group: [state, state]
-    )
-    for part in (frames[:5], frames[5:]):
-        collection.update([one for one, _ in part], [one for _, one in part])
-    collected, expected = collection.compute(), record_of(frames)
-    assert collected.image_ids == expected.image_ids
+def test_collection_without_a_frame_is_empty() -> None:
+    collection = EvaluationCollection(len(CLASS_NAMES))
+    collection.update([], [])
+    collected, expected = collection.compute(), record_of([])
+    assert collected.image_ids == ()
+    assert_same(collected.matches, expected.matches)
     assert_same(collected.ultralytics, expected.ultralytics)
 
 
-IDS = ("Ä, ö", "a\0b", "", "17", "x" * 300)
-
-
-def test_ids_of_any_text_are_kept() -> None:
-    assert FrameNames.of(IDS).image_ids() == IDS
-
-
-def test_ids_follow_the_order_of_the_frames() -> None:
-    order = [3, 0, 4, 1, 2]
-    assert FrameNames.of(IDS).in_order(torch.tensor(order)).image_ids() == tuple(IDS[place] for place in order)
-
-
-def test_repeated_ids_go() -> None:
-    assert FrameNames.of((*IDS, *IDS[:2])).without_repeats().image_ids() == IDS
+def test_collection_of_several_ranks_has_the_order_of_a_single_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each update is split over two ranks; the second rank repeats a frame of the first one."""
+    frames = random_frames(9, frames=9)
+    ranks: list[Any] = []
+    monkeypatch.setattr(record, "gather", lambda own: ranks.append(own) or list(ranks))
+    for slices in ((frames[:2], frames[4:7]), (frames[2:4], [*frames[7:], frames[0]])):
+        collection = EvaluationCollection(len(CLASS_NAMES))
+        for part in slices:
+            collection.update([one for one, _ in part], [one for _, one in part])
+        collected = collection.compute()
+    expected = record_of(frames)
+    assert collected.image_ids == expected.image_ids
+    assert_same(collected.matches, expected.matches)
+    assert_same(collected.ultralytics, expected.ultralytics)

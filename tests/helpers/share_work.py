@@ -33,7 +33,7 @@ from yolo_lightning.data.batch import Batch, _slice  # noqa: E402
 from yolo_lightning.data.sampling.resumable_loader import GlobalBatches  # noqa: E402
 from yolo_lightning.evaluation.drift import drift_scores, named_scores  # noqa: E402
 from yolo_lightning.evaluation.record import EvaluationCollection  # noqa: E402
-from yolo_lightning.utils.distributed import gather, gather_on_first, sum_over_ranks  # noqa: E402
+from yolo_lightning.utils.distributed import gather_on_first, sum_over_ranks  # noqa: E402
 from yolo_lightning.utils.loop_position import steps_begun  # noqa: E402
 from yolo_lightning.utils.stop_signals import request  # noqa: E402
 
@@ -70,19 +70,18 @@ def gradients_of_share(batch: Batch, fault: str = "") -> dict[str, Any]:
 def scores_of_share() -> dict[str, Any]:
     """Scores of frames that are dealt to the processes, and what a gather in their order holds."""
     frames = random_frames(9, frames=FRAMES, months=(202005, 202101), digits=1)  # many ties: their order counts
-    metric = EvaluationCollection(len(CLASS_NAMES), dist_sync_fn=gather)
+    metric = EvaluationCollection(len(CLASS_NAMES))
     deal = GlobalBatches(FRAMES_PER_BATCH, dist.get_rank(), dist.get_world_size())
     predictions = []
     for own in deal.slices(0, FRAMES):
         metric.update([one for one, _ in frames[own]], [one for _, one in frames[own]])
         predictions += [one for one, _ in frames[own]]
     gathered = gather_on_first(predictions)
-    matches = metric.compute().matches
+    collected = metric.compute()
     return {
-        "scores": named_scores(drift_scores(matches), CLASS_NAMES),
-        "keys": matches.keys,
+        "scores": named_scores(drift_scores(collected.matches), CLASS_NAMES),
+        "keys": collected.image_ids,
         "ids": None if gathered is None else [one.image_id for share in gathered for one in share],
-        "uneven": gather(torch.arange(3 * dist.get_rank(), dtype=torch.int16).view(-1, 3)),
     }
 
 

@@ -99,11 +99,8 @@ def match_submission(content: Content, truth: Content) -> Matches:
     Frames of the split that the content lacks have no detections, other frames are ignored. Inverted boxes and boxes
     without area match no object. The month of a frame is part of its id.
     """
-    image_ids = truth.image_ids
-    months = [month_of_id(image_id) for image_id in image_ids]
-    return match_frames(
-        box_table(content.with_frames(image_ids)), box_table(truth), len(CATEGORY_IDS), image_ids, months
-    )
+    detections, months = content.with_frames(truth.image_ids), [month_of_id(one) for one in truth.image_ids]
+    return match_frames(box_table(detections), box_table(truth), len(CATEGORY_IDS), months)
 
 
 def box_table(content: Content) -> BoxTable:

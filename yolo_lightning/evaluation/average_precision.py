@@ -76,9 +76,9 @@ class RankedDetections:
     @classmethod
     def of(cls, matches: Matches) -> Self:
         order = np.lexsort((-matches.scores.numpy(), matches.labels.numpy()))
-        owners = np.repeat(np.arange(len(matches.keys), dtype=np.int32), matches.counts.numpy())[order]
+        owners = np.repeat(np.arange(len(matches.counts), dtype=np.int32), matches.counts.numpy())[order]
         labels, ranks, hits = (column.numpy()[order] for column in (matches.labels, matches.ranks, matches.hits))
-        return cls(len(matches.keys), matches.annotated.numpy(), labels, owners, ranks, hits.view(np.uint16))
+        return cls(len(matches.counts), matches.annotated.numpy(), labels, owners, ranks, hits.view(np.uint16))
 
     def part(self, frames: Flags) -> Self:
         """Return the frames selected by `frames`, `(F,)`, without renumbering them."""

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from yolo_lightning.data.batch import Prediction, Target
-from yolo_lightning.evaluation.frame_records import FrameRecords, frame_keys
+from yolo_lightning.evaluation.frame_records import FrameRecords
 from yolo_lightning.evaluation.greedy import (
     Flags,
     Floats,
@@ -58,7 +58,7 @@ Bits = npt.NDArray[np.unsignedinteger[Any]]
 class Matches(FrameRecords):
     """F frames and their D evaluated detections."""
 
-    BY_FRAME: ClassVar[frozenset[str]] = frozenset({"keys", "months", "annotated", "counts"})
+    BY_FRAME: ClassVar[frozenset[str]] = frozenset({"months", "annotated", "counts"})
 
     months: Tensor  # `(F,)` int32, YYYYMM, 0 if unknown
     annotated: Tensor  # `(F, C)` int32, number of annotated objects per class
@@ -79,23 +79,20 @@ def match(predictions: Sequence[Prediction], targets: Sequence[Target], classes:
     assert [prediction.image_id for prediction in predictions] == [target.image_id for target in targets]
     detections = BoxTable.of([(one.boxes, one.labels) for one in predictions], all_scores(predictions))
     objects = BoxTable.of([(one.boxes, one.labels) for one in targets])
-    return match_frames(detections, objects, classes, [one.image_id for one in targets], [one.month for one in targets])
+    return match_frames(detections, objects, classes, [one.month for one in targets])
 
 
-def match_frames(
-    detections: "BoxTable", objects: "BoxTable", classes: int, image_ids: Sequence[str], months: Sequence[int]
-) -> Matches:
-    """Match the boxes of F frames with ids and months (YYYYMM, 0 if unknown) as `match` does."""
+def match_frames(detections: "BoxTable", objects: "BoxTable", classes: int, months: Sequence[int]) -> Matches:
+    """Match the boxes of F frames of the months `months` (YYYYMM, 0 if unknown) as `match` does."""
     assert detections.scores is not None
     for labels in (detections.labels, objects.labels):
         assert labels.size == 0 or (labels.min() >= 0 and labels.max() < classes), "labels are class indices"
-    frames = len(image_ids)
+    frames = len(months)
     found = match_boxes(detections, objects, classes, (*IOU_THRESHOLDS, LEAST_OVERLAP))
     hits = found.hits[0] | _errors(detections, objects, found, classes)
     counted = found.ignored[0] == 0
     groups, annotated = found.groups[counted], found.object_groups[found.counted[0]]
     return Matches(
-        keys=frame_keys(image_ids),
         months=torch.tensor(months, dtype=torch.int32),
         annotated=torch.from_numpy(
             np.bincount(annotated, minlength=frames * classes).reshape(frames, classes).astype(np.int32)

@@ -14,7 +14,7 @@ from yolo_lightning.evaluation.drift import (
     drift_scores,
     month_name,
 )
-from yolo_lightning.evaluation.greedy import Flags, Floats, Integers
+from yolo_lightning.evaluation.greedy import Floats, Integers
 from yolo_lightning.evaluation.matching import BACKGROUND, DUPLICATE, LOCALIZED, Matches
 
 
@@ -38,12 +38,15 @@ def oracles(matches: Matches, class_names: Sequence[str]) -> list[Oracle]:
     if not (hits & LOCALIZED).any():  # nothing is detected, or the record was written without error types
         return []
     usual = drift_scores(matches)
+    every = torch.ones(len(matches.counts), dtype=torch.bool)
     localized = np.where(hits & LOCALIZED, hits | 1, hits)
     rows = [
         _row("as it is", usual),
         _row("all boxes localized", drift_scores(replace(matches, hits=torch.from_numpy(localized.view(np.int16))))),
-        _row("no duplicates", drift_scores(_without(matches, hits & DUPLICATE > 0))),
-        _row("no background errors", drift_scores(_without(matches, hits & BACKGROUND > 0))),
+        *(
+            _row(condition, drift_scores(matches.chosen(every, torch.from_numpy(hits & error == 0))))
+            for condition, error in (("no duplicates", DUPLICATE), ("no background errors", BACKGROUND))
+        ),
     ]
     for label in np.flatnonzero(usual.overall.annotated).tolist():
         parts = {month: usual.monthly[month] for month in usual.compared()}
@@ -64,13 +67,6 @@ def _row(condition: str, scores: DriftScores) -> Oracle:
 def _of_months(condition: str, map_50: float, monthly: Mapping[int, float]) -> Oracle:
     variation = coefficient_of_variation(list(monthly.values())) if len(monthly) > 1 else None
     return Oracle(condition, map_50, variation, map_50 if variation is None else balanced_score(map_50, variation))
-
-
-def _without(matches: Matches, dropped: Flags) -> Matches:
-    kept = torch.from_numpy(~dropped)
-    owners = torch.arange(len(matches.keys)).repeat_interleave(matches.counts.long())
-    counts = torch.bincount(owners[kept], minlength=len(matches.keys)).to(matches.counts.dtype)
-    return replace(matches.chosen(torch.ones(len(matches.keys), dtype=torch.bool), kept), counts=counts)
 
 
 def _with_best(precision: Floats, annotated: Integers, label: int) -> float:

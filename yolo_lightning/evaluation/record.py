@@ -9,6 +9,7 @@ import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
@@ -16,13 +17,12 @@ import msgspec
 import numpy as np
 import torch
 from lightning.pytorch import Trainer
-from torch import Tensor
-from torchmetrics import Metric
 
 from yolo_lightning.data.batch import Prediction, Target
-from yolo_lightning.evaluation.frame_records import FrameRecords, frame_keys
+from yolo_lightning.evaluation.frame_records import FrameRecords
 from yolo_lightning.evaluation.matching import Matches, match
 from yolo_lightning.evaluation.ultralytics_matching import UltralyticsMatches, match_as_ultralytics
+from yolo_lightning.utils.distributed import gather
 from yolo_lightning.utils.files import replacing
 from yolo_lightning.utils.optional_file import OptionalFile
 from yolo_lightning.utils.plain_text import one_line
@@ -125,93 +125,49 @@ def write_record(trainer: Trainer, record: EvaluationRecord) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class FrameNames(FrameRecords):
-    """Image ids of F frames. Items are the UTF-8 bytes of the ids."""
-
-    characters: Tensor  # `(N,)` uint8, concatenated ids
-
-    @classmethod
-    def of(cls, image_ids: Sequence[str]) -> Self:
-        encoded = [image_id.encode() for image_id in image_ids]
-        return cls(
-            keys=frame_keys(image_ids),
-            counts=torch.tensor([len(one) for one in encoded], dtype=torch.int32),
-            characters=torch.from_numpy(np.frombuffer(b"".join(encoded), np.uint8).copy()),
-        )
-
-    def image_ids(self) -> tuple[str, ...]:
-        text = self.characters.numpy().tobytes()
-        ends = self.counts.cumsum(0).tolist()
-        return tuple(text[end - count : end].decode() for end, count in zip(ends, self.counts.tolist(), strict=True))
-
-
-class Collected(msgspec.Struct, frozen=True, eq=False):
-    """The frames of an evaluation. Not a dataclass, because torchmetrics rejects frozen dataclasses as results."""
+class Collected:
+    """The frames of an evaluation, each once."""
 
     matches: Matches
     ultralytics: UltralyticsMatches
     image_ids: tuple[str, ...]
 
 
-class EvaluationCollection(Metric):
+class EvaluationCollection:
     """Matched frames for the scores of COCO and Ultralytics, without repeated frames; 17 bytes per detection.
 
-    A batch is matched in `update`. Each field of a table is a state of concatenated tensors, so that ranks gather once
-    per field. Gathered frames are restored to the order of a single process, given that each update is split over the
-    ranks in slices, the first slice to rank 0: detections of equal scores are ranked by this order.
+    A batch is matched in `update`. Frames of several ranks are restored to the order of a single process, given that
+    each update is split over the ranks in slices, the first slice to rank 0: detections of equal scores are ranked by
+    this order.
     """
 
-    turns: list[Tensor] | Tensor
-    full_state_update = False
-    is_differentiable = False
-    higher_is_better = True
-
-    def __init__(self, classes: int, **options: Any) -> None:
-        super().__init__(**options)
+    def __init__(self, classes: int) -> None:
         self.classes = classes
-        self._empty = self._tables([], [])
-        for name, empty in self._empty.items():
-            for field in empty.names():
-                self.add_state(f"{name}_{field}", default=[], dist_reduce_fx="cat")
-        self.add_state("turns", default=[], dist_reduce_fx="cat")
-        self._turn = 0
+        self._matches, self._ultralytics = [match([], [], classes)], [match_as_ultralytics([], [], classes)]
+        self._image_ids: list[str] = []
+        self._turns: list[int] = []  # number of the update of each frame
+        self._updates = 0
 
     def update(self, predictions: Sequence[Prediction], targets: Sequence[Target]) -> None:
         """Add frames; both sequences contain the same frames in the same order."""
-        for name, table in self._tables(predictions, targets).items():
-            for field in table.names():
-                getattr(self, f"{name}_{field}").append(getattr(table, field))
-        assert isinstance(self.turns, list)
-        self.turns.append(torch.full((len(targets),), self._turn))
-        self._turn += 1
-
-    def reset(self) -> None:
-        super().reset()
-        self._turn = 0
+        self._matches.append(match(predictions, targets, self.classes))
+        self._ultralytics.append(match_as_ultralytics(predictions, targets, self.classes))
+        self._image_ids += [one.image_id for one in targets]
+        self._turns += [self._updates] * len(targets)
+        self._updates += 1
 
     def compute(self) -> Collected:
-        """Return the frames added so far."""
-        names = self._joined("names", FrameNames)
-        matches, ultralytics = self._joined("matches", Matches), self._joined("ultralytics", UltralyticsMatches)
-        return Collected(matches, ultralytics, names.image_ids())
-
-    def _tables(self, predictions: Sequence[Prediction], targets: Sequence[Target]) -> dict[str, FrameRecords]:
-        return {
-            "matches": match(predictions, targets, self.classes),
-            "ultralytics": match_as_ultralytics(predictions, targets, self.classes),
-            "names": FrameNames.of([one.image_id for one in targets]),
-        }
-
-    def _joined(self, name: str, kind: type[Records]) -> Records:
-        """Concatenate the states of a table: lists of tensors, or one tensor each after a gather."""
-        empty = self._empty[name]
-        states = {field: getattr(self, f"{name}_{field}") for field in empty.names()}
-        table = kind(
-            **{
-                field: torch.cat([getattr(empty, field), *([state] if isinstance(state, Tensor) else state)])
-                for field, state in states.items()
-            }
+        """Return the frames that all ranks have added so far; a collective call."""
+        own = Matches.join(self._matches), UltralyticsMatches.join(self._ultralytics), self._image_ids, self._turns
+        matches, ultralytics, ids, turns = zip(*gather(own), strict=True)
+        image_ids = list(chain.from_iterable(ids))
+        in_turn = np.argsort(list(chain.from_iterable(turns)), kind="stable").tolist()
+        first: dict[str, int] = {}  # position of each frame; distributed samplers repeat frames to pad the last batch
+        for position in in_turn:
+            first.setdefault(image_ids[position], position)
+        order = torch.tensor(list(first.values()), dtype=torch.int64)
+        return Collected(
+            Matches.join(matches).in_order(order),
+            UltralyticsMatches.join(ultralytics).in_order(order),
+            tuple(first),
         )
-        if isinstance(self.turns, Tensor):
-            table = table.in_order(self.turns.argsort(stable=True))
-        return table.without_repeats()

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from yolo_lightning.data.batch import Prediction, Target
-from yolo_lightning.evaluation.frame_records import FrameRecords, frame_keys
+from yolo_lightning.evaluation.frame_records import FrameRecords
 from yolo_lightning.evaluation.greedy import pairs_of_group, take_in_turn
 from yolo_lightning.evaluation.matching import IOU_THRESHOLDS, Singles, all_scores, bit_masks, flattened
 
@@ -30,7 +30,7 @@ NOT_COUNTED = -1
 class UltralyticsMatches(FrameRecords):
     """F frames and all their D detections."""
 
-    BY_FRAME: ClassVar[frozenset[str]] = frozenset({"keys", "annotated", "counts"})
+    BY_FRAME: ClassVar[frozenset[str]] = frozenset({"annotated", "counts"})
 
     annotated: Tensor  # `(F, C)` int32, number of annotated objects per class
     labels: Tensor  # `(D,)` uint8, class index from 0; detections are sorted by frame and descending score
@@ -81,7 +81,6 @@ def match_as_ultralytics(
     found = np.where(counted, np.int16(classes), np.int16(NOT_COUNTED))
     found[assigned >= 0] = object_labels[assigned[assigned >= 0]]
     return UltralyticsMatches(
-        keys=frame_keys([one.image_id for one in targets]),
         counts=torch.from_numpy(np.bincount(owners, minlength=frames).astype(np.int32)),
         annotated=torch.from_numpy(annotated.reshape(frames, classes).astype(np.int32)),
         labels=torch.from_numpy(labels.astype(np.uint8)),

@@ -58,23 +58,22 @@ def sum_over_ranks(tensor: "Tensor") -> "Tensor":
     return tensor
 
 
-def gather(tensor: "Tensor", group: Any = None) -> "list[Tensor]":
-    """Return the tensors of all ranks in their order, on the device of this rank's tensor; a collective call.
-
-    The tensors are pickled: sizes may differ between ranks, and neither NCCL nor Gloo supports every dtype (int16).
-    """
-    from torch import distributed as dist
-
-    gathered: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(gathered, tensor.cpu(), group)
-    return [one.to(tensor.device) for one in gathered]
-
-
-def gather_on_first(thing: Any) -> list[Any] | None:
-    """Return the objects of all ranks in their order in the first rank, None in the others; a collective call.
+def gather(thing: Any) -> list[Any]:
+    """Return the objects of all ranks in their order; a collective call.
 
     The objects are pickled; one large object is faster than many small ones.
     """
+    from torch import distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()):
+        return [thing]
+    things = [None] * dist.get_world_size()
+    dist.all_gather_object(things, thing)
+    return things
+
+
+def gather_on_first(thing: Any) -> list[Any] | None:
+    """Return the objects of all ranks, as `gather` does, in the first rank, and None in the others."""
     from torch import distributed as dist
 
     if not (dist.is_available() and dist.is_initialized()):

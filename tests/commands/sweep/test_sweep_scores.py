@@ -35,7 +35,7 @@ def test_cutting_matches_equals_matching_what_is_left(seed: int, score_threshold
     left = [frame for frame, kept in zip(frames, chosen, strict=True) if kept]
     expected = matched([(cut(one, score_threshold), other) for one, other in left])
     found = selected(matched(frames), chosen, score_threshold)
-    for name in ("keys", "months", "annotated", "counts", "labels", "scores", "ranks", "hits"):
+    for name in ("months", "annotated", "counts", "labels", "scores", "ranks", "hits"):
         assert torch.equal(getattr(found, name), getattr(expected, name)), name
 
 

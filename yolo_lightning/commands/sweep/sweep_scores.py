@@ -6,7 +6,7 @@ nothing for the remaining detections: its scores come from the same matches, cut
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -68,11 +68,7 @@ class HeldOut:
 
 def selected(matches: Matches, frames: Mask, score_threshold: float) -> Matches:
     """Return the matches of the frames in `frames`, `(F,)`, with detections of scores above `score_threshold`."""
-    owners = torch.arange(len(matches.keys)).repeat_interleave(matches.counts.long())
-    chosen = torch.from_numpy(frames)
-    kept = chosen[owners] & (matches.scores > score_threshold)
-    counts = torch.bincount(owners[kept], minlength=len(matches.keys)).to(matches.counts.dtype)
-    return replace(matches.chosen(chosen, kept), counts=counts[chosen])
+    return matches.chosen(torch.from_numpy(frames), matches.scores > score_threshold)
 
 
 def score_setting(matches: Matches, setting: Setting, frames: Mask) -> SettingScores:
