@@ -11,7 +11,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from yolo_lightning.data.batch import Batch, Prediction, Target
 from yolo_lightning.evaluation.drawing import encode, original_frame, side_by_side
-from yolo_lightning.evaluation.gallery import FrameScore, above, clip_of, frame_scores
+from yolo_lightning.evaluation.drift import clip_of_id
+from yolo_lightning.evaluation.gallery import FrameScore, above, frame_scores
 from yolo_lightning.utils.choices import check_range
 from yolo_lightning.utils.files import replacing, write_json
 from yolo_lightning.utils.loop_position import is_last_epoch
@@ -94,7 +95,7 @@ class FrameGallery(Callback):
         best = (self._best, self.best, score.from_best(), score.score > 0)
         worst = (self._worst, self.worst, score.from_worst(), score.score < 1)
         for kept, count, key, may_enter in (best, worst):
-            alike = [one for one in kept if clip_of(one.score.image_id) == clip_of(score.image_id)]
+            alike = [one for one in kept if clip_of_id(one.score.image_id) == clip_of_id(score.image_id)]
             if not may_enter or count == 0 or any(one.key <= key for one in alike):
                 continue
             if alike:

@@ -373,11 +373,11 @@ def run_files(folder: Path) -> Target:
     from yolo_lightning.supervision.incident import loader_stalls
     from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts, PhaseTimeouts
     from yolo_lightning.supervision.restart_policy import FallbackState, quarantined
+    from yolo_lightning.supervision.run_folder_files import saved_steps
     from yolo_lightning.supervision.run_lock import read_holder
     from yolo_lightning.supervision.run_status import Scores, Status
     from yolo_lightning.supervision.supervisor_status import SupervisorState, SupervisorStatus
     from yolo_lightning.supervision.watches import WatchFinding
-    from yolo_lightning.utils.run_files import saved_steps
 
     run = folder / "run"
     losses: dict[str, float | None] = {"train/loss": 1.5, "train/box": None}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from yolo_lightning.checkpoints import checkpoint_file
-from yolo_lightning.supervision import Job, RunInUseError, SuperviseSettings, run_disk, run_lock
+from yolo_lightning.supervision import Job, RunInUseError, SuperviseSettings, run_disk, run_folder_files, run_lock
 from yolo_lightning.supervision.helper_process import Helper
 from yolo_lightning.supervision.phase_timeouts import PhaseTimeouts
 from yolo_lightning.supervision.run_disk import Recorder
@@ -51,15 +51,15 @@ def test_checkpoint_of_another_step_is_headway(
         (tmp_path / name / "checkpoints").mkdir(parents=True)
         for file, steps in files.items():
             (tmp_path / name / "checkpoints" / f"{file}.json").write_text(f'{{"steps": {steps}}}')
-        found.append(run_files.saved_steps(tmp_path / name))
-    assert run_files.has_saved(found[0], found[1]) == is_headway
+        found.append(run_folder_files.saved_steps(tmp_path / name))
+    assert run_folder_files.has_saved(found[0], found[1]) == is_headway
 
 
 def test_what_an_earlier_attempt_said_is_cleared(tmp_path: Path) -> None:
-    run_files.clear(tmp_path)
+    run_folder_files.clear(tmp_path)
     for name in (HEARTBEAT_FILE, FINISHED_FILE, "heartbeat.stacks", "metrics.csv"):
         (tmp_path / name).write_text("")
-    run_files.clear(tmp_path)
+    run_folder_files.clear(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.csv"]
 
 
@@ -158,15 +158,15 @@ def test_checkpoints_after_the_last_passed_self_check_are_set_aside(tmp_path: Pa
         (folder / f"{name}.ckpt.json").write_text(json.dumps({"steps": steps}))
     (folder / "average.ckpt").write_bytes(b"x")  # of unknown steps
     (tmp_path / "self_check.json").write_text('{"passed_step": 4}')
-    assert run_files.set_aside_suspects(tmp_path) == ["average.ckpt", "last.ckpt", "step-000000008.ckpt"]
-    assert run_files.saved_steps(tmp_path) == {4}
+    assert run_folder_files.set_aside_suspects(tmp_path) == ["average.ckpt", "last.ckpt", "step-000000008.ckpt"]
+    assert run_folder_files.saved_steps(tmp_path) == {4}
     assert sorted(path.name for path in folder.glob("*.suspect")) == [
         "average.ckpt.suspect",
         "last.ckpt.suspect",
         "step-000000008.ckpt.suspect",
     ]
     (tmp_path / "self_check.json").unlink()
-    assert run_files.set_aside_suspects(tmp_path) == ["best.ckpt", "step-000000004.ckpt"]
+    assert run_folder_files.set_aside_suspects(tmp_path) == ["best.ckpt", "step-000000004.ckpt"]
     assert not run_files.has_checkpoint(tmp_path)
 
 

@@ -8,16 +8,7 @@ from typing import Any
 import pytest
 
 from yolo_lightning.utils import sensors
-from yolo_lightning.utils.sensors import (
-    Capacity,
-    GpuReading,
-    KernelSettings,
-    PciGpu,
-    Vendor,
-    architecture_name,
-    kernel_settings,
-    pci_gpus,
-)
+from yolo_lightning.utils.sensors import Capacity, GpuReading
 
 
 def write(root: Path, files: dict[str, object]) -> Path:
@@ -151,52 +142,3 @@ def test_machine_without_nvidia_driver_has_no_cards(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(nvmlInit=fail))  # type: ignore[arg-type]
     assert sensors.nvidia_gpus() == []
-
-
-AMD_CARD = {
-    "sys/bus/pci/devices/0000:03:00.0/vendor": "0x1002",
-    "sys/bus/pci/devices/0000:03:00.0/device": "0x731f",
-    "sys/bus/pci/devices/0000:03:00.0/class": "0x030000",
-    "sys/bus/pci/devices/0000:03:00.0/mem_info_vram_total": str(6 << 30),
-    "sys/bus/pci/devices/0000:03:00.1/vendor": "0x1002",
-    "sys/bus/pci/devices/0000:03:00.1/class": "0x040300",
-    "sys/class/kfd/kfd/topology/nodes/0/properties": "cpu_cores_count 12\ngfx_target_version 0\nlocation_id 0",
-    "sys/class/kfd/kfd/topology/nodes/1/name": "navi10",
-    "sys/class/kfd/kfd/topology/nodes/1/properties": "gfx_target_version 100100\nlocation_id 768\ndomain 0",
-}
-PCI_NAMES = "# list\n1001  Other\n\t731f  Wrong\n1002  AMD\n\t731f  Navi 10 [Radeon RX 5600 XT]\n10de  N\n\t731f  No"
-
-
-def test_an_amd_card_has_its_architecture_from_the_driver_and_its_name_from_the_list(tmp_path: Path) -> None:
-    write(tmp_path, AMD_CARD | {"usr/share/misc/pci.ids": PCI_NAMES})
-    assert pci_gpus(tmp_path) == (PciGpu(Vendor.AMD, "AMD Navi 10 [Radeon RX 5600 XT]", "gfx1010", 6 << 30),)
-
-
-def test_an_amd_card_without_list_is_called_as_the_driver_does(tmp_path: Path) -> None:
-    write(tmp_path, AMD_CARD)
-    assert pci_gpus(tmp_path)[0].name == "AMD navi10"
-
-
-def test_a_card_without_its_driver_is_seen(tmp_path: Path) -> None:
-    write(tmp_path, {name: text for name, text in AMD_CARD.items() if "kfd" not in name and "vram" not in name})
-    assert pci_gpus(tmp_path) == (PciGpu(Vendor.AMD, "AMD device 0x731f", "", None),)
-
-
-@pytest.mark.parametrize(
-    ("version", "name"), [(100100, "gfx1010"), (90010, "gfx90a"), (110501, "gfx1151"), (100300, "gfx1030")]
-)
-def test_architectures_are_called_as_compilers_do(version: int, name: str) -> None:
-    assert architecture_name(version) == name
-
-
-def test_kernel_settings(tmp_path: Path) -> None:
-    write(
-        tmp_path,
-        {
-            "sys/kernel/mm/transparent_hugepage/enabled": "[always] madvise never",
-            "proc/sys/kernel/numa_balancing": "2",
-            "proc/sys/kernel/yama/ptrace_scope": "1",
-            "proc/sys/kernel/dmesg_restrict": "1",
-        },
-    )
-    assert kernel_settings(tmp_path) == KernelSettings("always", True, 1, True)

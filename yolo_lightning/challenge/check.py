@@ -18,7 +18,7 @@ from yolo_lightning.challenge.content import (
     Template,
 )
 from yolo_lightning.challenge.reading import read_submission
-from yolo_lightning.evaluation.drift import ID_DIGITS
+from yolo_lightning.data.formats.image_ids import ID_DIGITS
 
 ID = re.compile(rf"\d{{{ID_DIGITS}}}")
 LEAST_SHARE = 0.5

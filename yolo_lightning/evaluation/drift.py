@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from yolo_lightning.data.formats.image_ids import ID_DIGITS
 from yolo_lightning.evaluation.average_precision import NO_GROUND_TRUTH, PartScores, RankedDetections
 from yolo_lightning.evaluation.matching import Matches
 
@@ -29,7 +30,6 @@ CHALLENGE_MONTHS = {
 """Compared months (YYYYMM) by their names in `scores.json`. September enters the global score only."""
 
 CLIP_DIGITS = 11  # digits of an LTDv2 image id that name the clip
-ID_DIGITS = 17  # digits of an LTDv2 image id: YYYYMM, clip (3), DD, HHMMSS
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,10 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from yolo_lightning.data.batch import Prediction, Target
-from yolo_lightning.data.formats.image_ids import ID_DIGITS
 from yolo_lightning.evaluation.matching import match
-
-CLIP_DIGITS = 11  # of an id of LTDv2: YYYYMM, clip (3), DD; the time of day follows
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +26,6 @@ class FrameScore:
     def from_worst(self) -> tuple[float, int, str]:
         """Return the sort key for worst frames first; ties by most errors, then by id."""
         return self.score, -(self.misses + self.false_alarms), self.image_id
-
-
-def clip_of(image_id: str) -> str:
-    """Return what the frames of a clip have in common in LTDv2's ids: month, clip and day; other ids unchanged."""
-    return image_id[:CLIP_DIGITS] if len(image_id) == ID_DIGITS and image_id.isdecimal() else image_id
 
 
 def above(prediction: Prediction, score_threshold: float) -> Prediction:

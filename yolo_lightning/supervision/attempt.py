@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from signal import SIGTERM
 
-from yolo_lightning.supervision import live_heartbeat
+from yolo_lightning.supervision import live_heartbeat, run_folder_files
 from yolo_lightning.supervision.announcer import Announcer
 from yolo_lightning.supervision.classify import WRITES_IN_KERNEL, Diagnosis, StallClass, classify
 from yolo_lightning.supervision.evidence import Request, collect, keep
@@ -70,7 +70,7 @@ class AttemptRunner:
         self, command: Sequence[str], overrides: Sequence[str], state: FallbackState, climb_after_s: float = math.inf
     ) -> Attempt:
         """Run one attempt. The trainer is stopped after a step when `climb_after_s` have passed without an incident."""
-        self.disk.ask(run_files.clear, self.run_folder)
+        self.disk.ask(run_folder_files.clear, self.run_folder)
         self.disk.ask(make_temporary_folder, self.token)
         self._incidents |= self.disk.ask(run_files.incident_names, self.run_folder)
         self._heartbeat_path, self._last_heartbeat = live_heartbeat.make(self.token), None
@@ -242,7 +242,7 @@ class AttemptRunner:
         self._copy_record(now=True)
         self.disk.post(remove_temporary_folder, self.token)
         if not killed.survivors:
-            self.disk.post(run_files.clear_leftovers, self.run_folder)
+            self.disk.post(run_folder_files.clear_leftovers, self.run_folder)
         self._keep_timeouts()
         return killed
 

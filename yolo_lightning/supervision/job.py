@@ -10,6 +10,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
+from yolo_lightning.supervision import run_folder_files
 from yolo_lightning.supervision.fallback_levels import COMPUTATION_KEYS
 from yolo_lightning.supervision.heartbeat import Heartbeat
 from yolo_lightning.supervision.notify import NotifySettings
@@ -147,7 +148,7 @@ def resume_words(words: Sequence[str], folder: Path) -> list[str]:
 def saved_marks(run: Path, job: Job) -> frozenset[int]:
     """Return one number per checkpoint: trained steps for a fit, the time of the last change for another command."""
     if not job.any_command:
-        return run_files.saved_steps(run)
+        return run_folder_files.saved_steps(run)
     found = set()
     for name in glob.glob(job.checkpoints, recursive=True) if job.checkpoints else ():
         try:
@@ -170,7 +171,7 @@ def has_progressed(
     """Return whether an attempt got further than the earlier ones, whose largest step is `furthest_step`."""
     if job.any_command and not job.checkpoints:
         return heartbeat is not None and heartbeat.step > furthest_step
-    return run_files.has_saved(before, after)
+    return run_folder_files.has_saved(before, after)
 
 
 def supervisor_command(run: Path, job: Job) -> tuple[list[str], dict[str, str]]:

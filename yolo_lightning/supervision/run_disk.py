@@ -8,8 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from yolo_lightning.supervision import run_folder_files
 from yolo_lightning.supervision.helper_process import Helper
-from yolo_lightning.utils import run_files
 from yolo_lightning.utils.addresses import redacted
 from yolo_lightning.utils.plain_text import printable
 
@@ -61,7 +61,7 @@ class RunDisk(Helper):
         """Write a small file to the run folder; return whether that was done within `wait_s` seconds."""
         if self.silent_s >= wait_s:
             return False
-        return self.wait(self.begin(run_files.probe, self.run), wait_s)
+        return self.wait(self.begin(run_folder_files.probe, self.run), wait_s)
 
     def check_alarm(self) -> None:
         """Raise or end the alarm; returns at once. Must be called regularly."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from yolo_lightning.supervision import live_heartbeat
+from yolo_lightning.supervision import live_heartbeat, run_folder_files
 from yolo_lightning.supervision.announcer import Announcer
 from yolo_lightning.supervision.attempt import Attempt, AttemptRunner
 from yolo_lightning.supervision.child_process import run_child
@@ -158,7 +158,7 @@ class Supervisor:
             return None
         assert incident is not None
         if incident.diagnosis.kind is StallClass.WRONG_RESULT and not self.job.any_command:
-            names = self.disk.ask(run_files.set_aside_suspects, self.run_folder)
+            names = self.disk.ask(run_folder_files.set_aside_suspects, self.run_folder)
             self.recorder.log(f"checkpoints set aside after the last passed self-check: {', '.join(names) or 'none'}")
         saved_after = self.disk.ask(saved_marks, self.run_folder, self.job)
         saved = has_progressed(self.job, saved_before, saved_after, incident.heartbeat, self._furthest_step)

@@ -1,4 +1,4 @@
-"""Atomic file writing, locks, and files that several threads and processes read."""
+"""Atomic file writing, and locks."""
 
 import errno
 import fcntl
@@ -10,7 +10,6 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -109,51 +108,3 @@ def sole_writer(lock: Path) -> Iterator[None]:
         file.write(f"{os.getpid()}\n")
         file.flush()
         yield
-
-
-class PositionedFile:
-    """File that any number of threads and processes read at given positions, without a shared file position.
-
-    Each process opens the file at its first read, also after a fork or unpickling, and checks that the file has the
-    expected size and time of the last change (None accepts any).
-    """
-
-    def __init__(self, path: Path, size_bytes: int, modified_ns: int | None = None) -> None:
-        self.path = path
-        self.size_bytes = size_bytes
-        self.modified_ns = modified_ns
-        self._opened: tuple[int, FileIO] | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_opened": None}
-
-    def read(self, offset: int, length: int) -> bytes:
-        """Return `length` bytes from `offset`, or fewer at the end of the file."""
-        file = self._open()
-        parts: list[bytes] = []
-        while length and (part := os.pread(file.fileno(), length, offset)):
-            parts.append(part)
-            offset, length = offset + len(part), length - len(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def read_into(self, buffer: memoryview, offset: int) -> None:
-        """Fill `buffer`, one dimension of bytes, from `offset`."""
-        file = self._open()
-        while len(buffer):
-            count = os.preadv(file.fileno(), [buffer], offset)
-            if count == 0:
-                raise OSError(errno.EIO, f"{self.path.name} ends at byte {offset}")
-            buffer, offset = buffer[count:], offset + count
-
-    def _open(self) -> FileIO:
-        opened = self._opened  # a local reference keeps the file open while another thread replaces it
-        if opened is not None and opened[0] == os.getpid():
-            return opened[1]
-        file = FileIO(self.path)
-        status = os.fstat(file.fileno())
-        if status.st_size != self.size_bytes or self.modified_ns not in (None, status.st_mtime_ns):
-            raise ValueError(f"{self.path} has changed since this process was started; start the command again")
-        if hasattr(os, "posix_fadvise"):  # read-ahead would read neighbours of a frame that are not needed
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
-        self._opened = (os.getpid(), file)
-        return file

@@ -1,4 +1,4 @@
-"""Readings of this machine from /proc, /sys and NVML: GPUs, memory, disks, kernel settings.
+"""Readings of this machine from /proc, /sys and NVML: load of GPUs, memory, disks.
 
 No function creates a GPU context. A read can block forever while a GPU driver hangs: call the GPU functions from a
 daemon thread or a child process. `root` is the folder that contains `proc` and `sys`; tests pass another one.
@@ -6,38 +6,15 @@ daemon thread or a child process. `root` is the folder that contains `proc` and 
 
 import shutil
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 ROOT = Path("/")
+AMD_VENDOR = "0x1002"  # PCI id
 BUSY_READINGS, BUSY_PAUSE_S = 5, 0.05
-PCI_CLASSES = ("0x03", "0x1200")  # display controllers, and accelerators without display outputs such as AMD Instinct
-PCI_NAMES = ("usr/share/hwdata/pci.ids", "usr/share/misc/pci.ids")
-
-
-class Vendor(StrEnum):
-    """GPU vendors for which torch builds exist."""
-
-    AMD = "AMD"
-    NVIDIA = "NVIDIA"
-
-
-PCI_VENDORS = {"0x1002": Vendor.AMD, "0x10de": Vendor.NVIDIA}
-
-
-@dataclass(frozen=True, slots=True)
-class PciGpu:
-    """A GPU on the PCI bus, with or without a loaded driver."""
-
-    vendor: Vendor
-    name: str
-    architecture: str = ""  # compiler name such as gfx1010; empty if the driver does not report one
-    memory_bytes: int | None = None  # dedicated memory; None if the driver does not report it
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,74 +46,9 @@ class Capacity:
         return 1 - self.used_bytes / self.total_bytes if self.total_bytes else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class KernelSettings:
-    """Linux settings that affect training; None if the kernel does not have the setting."""
-
-    huge_pages: str | None = None  # always, madvise or never
-    numa_balancing: bool | None = None  # pages move between memory nodes
-    ptrace_scope: int | None = None  # processes that can be traced: 0 same user, 1 children, 2 by root only, 3 none
-    log_restricted: bool | None = None  # only root can read the kernel log
-
-
-def pci_gpus(root: Path = ROOT) -> tuple[PciGpu, ...]:
-    """Return the AMD and NVIDIA GPUs on the PCI bus, in bus order."""
-    drivers = dict(_amd_driver_entries(root))
-    found = []
-    for device in sorted((root / "sys/bus/pci/devices").glob("*")):
-        vendor_id, device_id = text(device / "vendor"), text(device / "device")
-        vendor = PCI_VENDORS.get(vendor_id)
-        if vendor is None or not text(device / "class").startswith(PCI_CLASSES):
-            continue
-        driver_name, architecture = drivers.get(device.name, ("", ""))
-        information = _fields(text(root / "proc/driver/nvidia/gpus" / device.name / "information"))
-        name = (
-            information.get("Model", "")
-            or text(device / "product_name")
-            or _listed_name(root, vendor_id[2:], device_id[2:])
-            or driver_name
-            or f"device {device_id}"
-        )
-        name = name if name.startswith(vendor) else f"{vendor} {name}"
-        found.append(PciGpu(vendor, name, architecture, integer(device / "mem_info_vram_total")))
-    return tuple(found)
-
-
-def architecture_name(version: int) -> str:
-    """Return the compiler name of a `gfx_target_version`, for example gfx1010 for 100100 and gfx90a for 90010.
-
-    The number has two decimal digits each for variant and step after the generation; variant and step are printed in
-    hexadecimal. Source: `kfd_device.c` of the Linux kernel, LLVM's AMDGPU user guide.
-    """
-    return f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
-
-
-def _amd_driver_entries(root: Path) -> Iterator[tuple[str, tuple[str, str]]]:
-    """Yield PCI address, driver name and architecture of every GPU that the amdkfd driver lists."""
-    for node in (root / "sys/class/kfd/kfd/topology/nodes").glob("*"):
-        pairs = (line.split() for line in text(node / "properties").splitlines())
-        values = {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
-        version, location = values.get("gfx_target_version", 0), values.get("location_id", 0)
-        if version:
-            slot = f"{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.{location & 0x7}"
-            yield f"{values.get('domain', 0):04x}:{slot}", (text(node / "name"), architecture_name(version))
-
-
-def _listed_name(root: Path, vendor: str, device: str) -> str:
-    """Return the name of a device in the system's list of PCI names, or an empty string."""
-    lines = next((listed for name in PCI_NAMES if (listed := text(root / name).splitlines())), [])
-    in_vendor = False
-    for line in lines:
-        if not line.startswith(("\t", "#")):
-            in_vendor = line.startswith(f"{vendor} ")
-        elif in_vendor and line.startswith(f"\t{device} "):
-            return line.partition("  ")[2].strip()
-    return ""
-
-
 def amd_gpus(root: Path = ROOT) -> list[GpuReading]:
     devices = [card / "device" for card in sorted((root / "sys/class/drm").glob("card[0-9]*")) if "-" not in card.name]
-    return [_amd_gpu(device) for device in devices if PCI_VENDORS.get(text(device / "vendor")) is Vendor.AMD]
+    return [_amd_gpu(device) for device in devices if text(device / "vendor") == AMD_VENDOR]
 
 
 def _amd_gpu(device: Path) -> GpuReading:
@@ -197,12 +109,6 @@ def _nvidia_gpu(nvml: Any, number: int) -> GpuReading:
     )
 
 
-def nvidia_driver_version(root: Path = ROOT) -> str:
-    """Return the version of the loaded NVIDIA driver, or an empty string."""
-    words = text(root / "proc/driver/nvidia/version").partition("\n")[0].split()
-    return next((word for word in words if word[0].isdigit() and "." in word), "")
-
-
 def evicted_ms(pid: int, root: Path = ROOT) -> int | None:
     """Return how long the amdkfd driver has stopped the GPU queues of a process, summed over GPUs; None without one."""
     paths = (root / f"sys/class/kfd/kfd/proc/{pid}").glob("stats_*/evicted_ms")
@@ -212,7 +118,7 @@ def evicted_ms(pid: int, root: Path = ROOT) -> int | None:
 
 def memory(root: Path = ROOT) -> Capacity | None:
     """Return usage of the main memory, of the control group if its limit is lower; None if neither can be read."""
-    total, available = _meminfo_bytes(root, "MemTotal"), _meminfo_bytes(root, "MemAvailable")
+    total, available = meminfo_bytes(root, "MemTotal"), meminfo_bytes(root, "MemAvailable")
     if total is None or available is None:
         return None
     group = root / "sys/fs/cgroup"
@@ -223,13 +129,8 @@ def memory(root: Path = ROOT) -> Capacity | None:
     return Capacity(total - available, total)
 
 
-def swap_bytes(root: Path = ROOT) -> int:
-    """Return the size of the swap space; 0 if it cannot be read."""
-    return _meminfo_bytes(root, "SwapTotal") or 0
-
-
-def _meminfo_bytes(root: Path, name: str) -> int | None:
-    words = _fields(text(root / "proc/meminfo")).get(name, "").split()
+def meminfo_bytes(root: Path, name: str) -> int | None:
+    words = fields_of(text(root / "proc/meminfo")).get(name, "").split()
     return int(words[0]) * 1024 if words and words[0].isdigit() else None
 
 
@@ -240,22 +141,6 @@ def disk(path: Path) -> Capacity | None:
     except OSError:
         return None
     return Capacity(usage.total - usage.free, usage.total)
-
-
-def processor_name(root: Path = ROOT) -> str:
-    return _fields(text(root / "proc/cpuinfo")).get("model name", "")
-
-
-def kernel_settings(root: Path = ROOT) -> KernelSettings:
-    kernel = root / "proc/sys/kernel"
-    numa, restricted = integer(kernel / "numa_balancing"), integer(kernel / "dmesg_restrict")
-    huge_pages = text(root / "sys/kernel/mm/transparent_hugepage/enabled")  # as in: always [madvise] never
-    return KernelSettings(
-        huge_pages=huge_pages.partition("[")[2].partition("]")[0] or None,
-        numa_balancing=None if numa is None else numa != 0,
-        ptrace_scope=integer(kernel / "yama/ptrace_scope"),
-        log_restricted=None if restricted is None else restricted != 0,
-    )
 
 
 def text(path: Path) -> str:
@@ -273,7 +158,7 @@ def integer(path: Path) -> int | None:
         return None
 
 
-def _fields(content: str) -> dict[str, str]:
+def fields_of(content: str) -> dict[str, str]:
     """Return the first value of every `name: value` line."""
     found: dict[str, str] = {}
     for line in content.splitlines():

@@ -3,10 +3,11 @@
 from dataclasses import replace
 from pathlib import Path
 
+from yolo_lightning.commands.doctor.hardware import KernelSettings, PciGpu, Vendor
 from yolo_lightning.commands.doctor.machine import RUN_DISK, SHARED_MEMORY, MachineFacts, TorchBuild
 from yolo_lightning.commands.doctor.machine_findings import Finding, machine_findings
 from yolo_lightning.commands.doctor.probes import Outcome, Probe, ProbeOutcome
-from yolo_lightning.utils.sensors import Capacity, KernelSettings, PciGpu, Vendor
+from yolo_lightning.utils.sensors import Capacity
 
 GIB = 1 << 30
 NAVI = PciGpu(Vendor.AMD, "AMD Navi 10 [Radeon RX 5600 XT]", "gfx1010", 6 * GIB)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.commands.doctor.machines import GIB, write
+from yolo_lightning.commands.doctor.hardware import KernelSettings, PciGpu, Vendor
 from yolo_lightning.commands.doctor.machine import (
     RUN_DISK,
     SHARED_MEMORY,
@@ -17,7 +18,7 @@ from yolo_lightning.commands.doctor.machine import (
     read_build,
     version_numbers,
 )
-from yolo_lightning.utils.sensors import Capacity, KernelSettings, PciGpu, Vendor
+from yolo_lightning.utils.sensors import Capacity
 
 NVIDIA_CARD = {
     "sys/bus/pci/devices/0000:65:00.0/vendor": "0x10de",

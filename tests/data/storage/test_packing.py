@@ -27,6 +27,7 @@ from yolo_lightning.data.storage.packing import (
     write_index,
     write_shard,
 )
+from yolo_lightning.data.storage.positioned_file import PositionedFile
 from yolo_lightning.data.storage.zip_frames import ZipFrames
 from yolo_lightning.utils import files
 
@@ -210,7 +211,7 @@ def test_sole_writer_names_who_holds_the_lock(tmp_path: Path) -> None:
 
 def test_positioned_file_is_not_shared_with_a_forked_child(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"0123456789")
-    file = files.PositionedFile(tmp_path / "file", 10)
+    file = PositionedFile(tmp_path / "file", 10)
     assert file.read(2, 3) == b"234"
     inherited = file._opened
     assert inherited is not None

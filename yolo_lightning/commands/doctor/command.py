@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from yolo_lightning.commands.command_line import wide_console
+from yolo_lightning.commands.doctor.hardware import Vendor
 from yolo_lightning.commands.doctor.machine import SHARED_MEMORY, MachineFacts, inspect_machine
 from yolo_lightning.commands.doctor.machine_findings import (
     OVERRIDE,
@@ -30,7 +31,6 @@ from yolo_lightning.utils.exit_codes import INTERRUPTED
 from yolo_lightning.utils.files import CONVOLUTION_VERDICTS, cache_folder, write_json
 from yolo_lightning.utils.json_record import read_json
 from yolo_lightning.utils.paths import user_path
-from yolo_lightning.utils.sensors import Vendor
 
 STYLES = {Severity.OK: "green", Severity.NOTE: "cyan", Severity.WARNING: "yellow", Severity.BAD: "bold red"}
 REASON_COLUMN = 40

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+from yolo_lightning.commands.doctor.hardware import PciGpu, Vendor
 from yolo_lightning.commands.doctor.machine import (
     DATA_DISK,
     OPENCV,
@@ -13,7 +14,7 @@ from yolo_lightning.commands.doctor.machine import (
     is_integrated,
     version_numbers,
 )
-from yolo_lightning.utils.sensors import Capacity, PciGpu, Vendor
+from yolo_lightning.utils.sensors import Capacity
 
 
 class Severity(StrEnum):

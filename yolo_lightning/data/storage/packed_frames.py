@@ -21,8 +21,8 @@ import numpy.typing as npt
 from yolo_lightning.data.index.index_folder import NameTable, encode
 from yolo_lightning.data.storage.frames import Frame, FrameError
 from yolo_lightning.data.storage.image_header import FrameLimits
+from yolo_lightning.data.storage.positioned_file import PositionedFile
 from yolo_lightning.data.storage.storage import Storage, StorageSettings
-from yolo_lightning.utils.files import PositionedFile
 from yolo_lightning.utils.plain_text import one_line
 from yolo_lightning.utils.regular_files import read_regular
 

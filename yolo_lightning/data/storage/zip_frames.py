@@ -20,8 +20,8 @@ from yolo_lightning.data.index import index_folder
 from yolo_lightning.data.index.index_folder import NamesArray, NameTable, encode
 from yolo_lightning.data.storage.frames import FrameError
 from yolo_lightning.data.storage.image_header import FrameLimits
+from yolo_lightning.data.storage.positioned_file import PositionedFile
 from yolo_lightning.data.storage.storage import EncodedStorage, StorageSettings
-from yolo_lightning.utils.files import PositionedFile
 from yolo_lightning.utils.paths import real_path
 from yolo_lightning.utils.plain_text import one_line
 from yolo_lightning.utils.suggestions import missing

@@ -1,0 +1,126 @@
+"""Graphics cards on the PCI bus, drivers, processor and kernel settings, from /proc and /sys.
+
+`root` is the folder that contains `proc` and `sys`; tests pass another one.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from yolo_lightning.utils.sensors import ROOT, fields_of, integer, meminfo_bytes, text
+
+PCI_CLASSES = ("0x03", "0x1200")  # display controllers, and accelerators without display outputs such as AMD Instinct
+PCI_NAMES = ("usr/share/hwdata/pci.ids", "usr/share/misc/pci.ids")
+
+
+class Vendor(StrEnum):
+    """GPU vendors for which torch builds exist."""
+
+    AMD = "AMD"
+    NVIDIA = "NVIDIA"
+
+
+PCI_VENDORS = {"0x1002": Vendor.AMD, "0x10de": Vendor.NVIDIA}
+
+
+@dataclass(frozen=True, slots=True)
+class PciGpu:
+    """A GPU on the PCI bus, with or without a loaded driver."""
+
+    vendor: Vendor
+    name: str
+    architecture: str = ""  # compiler name such as gfx1010; empty if the driver does not report one
+    memory_bytes: int | None = None  # dedicated memory; None if the driver does not report it
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSettings:
+    """Linux settings that affect training; None if the kernel does not have the setting."""
+
+    huge_pages: str | None = None  # always, madvise or never
+    numa_balancing: bool | None = None  # pages move between memory nodes
+    ptrace_scope: int | None = None  # processes that can be traced: 0 same user, 1 children, 2 by root only, 3 none
+    log_restricted: bool | None = None  # only root can read the kernel log
+
+
+def pci_gpus(root: Path = ROOT) -> tuple[PciGpu, ...]:
+    """Return the AMD and NVIDIA GPUs on the PCI bus, in bus order."""
+    drivers = dict(_amd_driver_entries(root))
+    found = []
+    for device in sorted((root / "sys/bus/pci/devices").glob("*")):
+        vendor_id, device_id = text(device / "vendor"), text(device / "device")
+        vendor = PCI_VENDORS.get(vendor_id)
+        if vendor is None or not text(device / "class").startswith(PCI_CLASSES):
+            continue
+        driver_name, architecture = drivers.get(device.name, ("", ""))
+        information = fields_of(text(root / "proc/driver/nvidia/gpus" / device.name / "information"))
+        name = (
+            information.get("Model", "")
+            or text(device / "product_name")
+            or _listed_name(root, vendor_id[2:], device_id[2:])
+            or driver_name
+            or f"device {device_id}"
+        )
+        name = name if name.startswith(vendor) else f"{vendor} {name}"
+        found.append(PciGpu(vendor, name, architecture, integer(device / "mem_info_vram_total")))
+    return tuple(found)
+
+
+def architecture_name(version: int) -> str:
+    """Return the compiler name of a `gfx_target_version`, for example gfx1010 for 100100 and gfx90a for 90010.
+
+    The number has two decimal digits each for variant and step after the generation; variant and step are printed in
+    hexadecimal. Source: `kfd_device.c` of the Linux kernel, LLVM's AMDGPU user guide.
+    """
+    return f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
+
+
+def _amd_driver_entries(root: Path) -> Iterator[tuple[str, tuple[str, str]]]:
+    """Yield PCI address, driver name and architecture of every GPU that the amdkfd driver lists."""
+    for node in (root / "sys/class/kfd/kfd/topology/nodes").glob("*"):
+        pairs = (line.split() for line in text(node / "properties").splitlines())
+        values = {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
+        version, location = values.get("gfx_target_version", 0), values.get("location_id", 0)
+        if version:
+            slot = f"{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.{location & 0x7}"
+            yield f"{values.get('domain', 0):04x}:{slot}", (text(node / "name"), architecture_name(version))
+
+
+def _listed_name(root: Path, vendor: str, device: str) -> str:
+    """Return the name of a device in the system's list of PCI names, or an empty string."""
+    lines = next((listed for name in PCI_NAMES if (listed := text(root / name).splitlines())), [])
+    in_vendor = False
+    for line in lines:
+        if not line.startswith(("\t", "#")):
+            in_vendor = line.startswith(f"{vendor} ")
+        elif in_vendor and line.startswith(f"\t{device} "):
+            return line.partition("  ")[2].strip()
+    return ""
+
+
+def nvidia_driver_version(root: Path = ROOT) -> str:
+    """Return the version of the loaded NVIDIA driver, or an empty string."""
+    words = text(root / "proc/driver/nvidia/version").partition("\n")[0].split()
+    return next((word for word in words if word[0].isdigit() and "." in word), "")
+
+
+def swap_bytes(root: Path = ROOT) -> int:
+    """Return the size of the swap space; 0 if it cannot be read."""
+    return meminfo_bytes(root, "SwapTotal") or 0
+
+
+def processor_name(root: Path = ROOT) -> str:
+    return fields_of(text(root / "proc/cpuinfo")).get("model name", "")
+
+
+def kernel_settings(root: Path = ROOT) -> KernelSettings:
+    kernel = root / "proc/sys/kernel"
+    numa, restricted = integer(kernel / "numa_balancing"), integer(kernel / "dmesg_restrict")
+    huge_pages = text(root / "sys/kernel/mm/transparent_hugepage/enabled")  # as in: always [madvise] never
+    return KernelSettings(
+        huge_pages=huge_pages.partition("[")[2].partition("]")[0] or None,
+        numa_balancing=None if numa is None else numa != 0,
+        ptrace_scope=integer(kernel / "yama/ptrace_scope"),
+        log_restricted=None if restricted is None else restricted != 0,
+    )
