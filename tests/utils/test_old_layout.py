@@ -63,7 +63,7 @@ def test_error_names_the_new_key_only_where_it_exists() -> None:
     assert unknown_key("lr0", keys, value="0.005", hyphens="--") == (
         "unknown key lr0. Did you mean --model.recipe.lr0 0.005?"
     )
-    assert unknown_key("model.lr0", {"data.root"}) == "unknown key model.lr0."
+    assert unknown_key("model.lr0", {"data.root"}) == "unknown key model.lr0; --help.full lists all keys."
 
 
 OLD = {
