@@ -8,7 +8,6 @@ import json
 import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,6 @@ class FileReader:
 
     name: str
     prepare: Callable[[Path], Target]
-    needs: str = ""  # optional package
 
 
 def annotations(categories: Sequence[tuple[int, str]]) -> bytes:
@@ -475,7 +473,3 @@ READERS = (
     FileReader("evaluation record", evaluation),
 )
 """Run folder: supervision.json, status.json and the other small files of a run, as `monitor` and `report` read them."""
-
-
-def available() -> list[FileReader]:
-    return [reader for reader in READERS if not reader.needs or find_spec(reader.needs) is not None]

@@ -9,7 +9,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
 from fuzzing.mutation import mutated
-from fuzzing.readers import FileReader, Target, available
+from fuzzing.readers import READERS, FileReader, Target
 from fuzzing.session import INPUT_TIMEOUT_S, fuzz, is_allowed, outcome, run_session
 
 SECONDS = 10.0
@@ -17,7 +17,7 @@ SEED = 20261122
 
 
 @pytest.mark.whole_run
-@pytest.mark.parametrize("reader", available(), ids=lambda reader: reader.name)
+@pytest.mark.parametrize("reader", READERS, ids=lambda reader: reader.name)
 def test_no_reader_ends_with_a_foreign_error(reader: FileReader, tmp_path: Path) -> None:
     report = fuzz(reader, SECONDS, SEED, tmp_path)
     assert report.findings == []
