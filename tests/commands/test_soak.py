@@ -16,7 +16,7 @@ from yolo_lightning.commands.soak import SoakReading, copied_state, end_of_fit, 
 from yolo_lightning.data.synthetic import draw_dataset
 from yolo_lightning.utils.exit_codes import of_signal
 
-HOUR = [SoakReading(60.0 * at, 0.1 if at < 40 else 0.2, 0.3, 70.0, 1e9, 0.5, 1e9 + 1e8 * at) for at in range(60)]
+HOUR = [SoakReading(60.0 * at, 10.0 if at < 40 else 5.0, 0.3, 70.0, 1e9, 0.5, 1e9 + 1e8 * at) for at in range(60)]
 
 
 def test_options_of_soak_and_of_fit_are_divided() -> None:
@@ -44,16 +44,16 @@ def test_state_is_a_copy_of_the_newest_checkpoint(tmp_path: Path) -> None:
 
 def test_trends_show_parts_and_slopes() -> None:
     lines = trends(HOUR)
-    assert len(lines) == 9 + 4
-    assert lines[1].split() == ["7", "min", "0", "s", "10", "30", "%", "70", "1.00", "1.35"]
+    assert len(lines) == 9 + 5
+    assert lines[1].split() == ["7", "min", "0", "s", "10", "30", "70", "1.00", "1.35"]
     assert lines[8].split()[4] == "5", "steps per second at the end"
-    assert "+6 GB of main memory per hour" in lines[-1]
+    assert "+6 memory GB per hour" in lines[-1]
     assert trends([]) == lines[:1]
 
 
 def test_settings_are_recommended_for_waits_and_full_memory(tmp_path: Path) -> None:
     assert "num_workers" in recommended(HOUR, tmp_path)[0]
-    full = [SoakReading(1.0, 0.1, 0.0, gpu_share=0.95)]
+    full = [SoakReading(1.0, 10.0, 0.0, gpu_share=0.95)]
     assert "batch_size" in recommended(full, tmp_path)[0]
     assert recommended([SoakReading(1.0)], tmp_path) == ["recommended: the settings as they are"]
 

@@ -38,8 +38,15 @@ READING_S = 10.0
 SAVE_S = 600.0
 """Seconds for the last checkpoint after the end of the time."""
 
-PARTS = 8
-LINES_SHOWN = 10
+PARTS, LINES_SHOWN, WIDTH = 8, 10, 12
+COLUMNS = {
+    "steps_per_s": ("steps/s", 1.0, ".3g"),
+    "fetch_share": ("data wait %", 100.0, ".0f"),
+    "temperature_c": ("°C", 1.0, ".0f"),
+    "gpu_bytes": ("GPU GB", 1e-9, ".2f"),
+    "memory_bytes": ("memory GB", 1e-9, ".2f"),
+}
+"""Heading, factor and format of each column of the report."""
 LARGEST_WAIT, LARGEST_GPU_MEMORY = 0.1, 0.92
 """Share of waiting for data, and used share of the GPU's memory, above which other settings are recommended."""
 
@@ -56,8 +63,8 @@ class SoakReading:
     """Readings at one moment; None if unknown."""
 
     at_s: float  # seconds since the start
-    step_s: float | None = None  # seconds per step, with the wait for the batch
-    fetch_share: float | None = None  # share of `step_s` spent waiting for the batch
+    steps_per_s: float | None = None  # with the wait for the batch
+    fetch_share: float | None = None  # share of the time spent waiting for the batch
     temperature_c: float | None = None  # of the hottest GPU
     gpu_bytes: float | None = None  # used memory of all GPUs
     gpu_share: float | None = None  # used share of the memory of the fullest GPU
@@ -142,7 +149,7 @@ def sample(at_s: float, status: Status | None, machine: SensorReadings) -> SoakR
     gpus = [gpu for gpu in machine.gpus if gpu.memory_used_bytes is not None]
     return SoakReading(
         at_s,
-        step_s=status.step_s if status else None,
+        steps_per_s=1 / status.step_s if status and status.step_s else None,
         fetch_share=status.fetch_share if status else None,
         temperature_c=max((gpu.temperature_c for gpu in machine.gpus if gpu.temperature_c is not None), default=None),
         gpu_bytes=sum(gpu.memory_used_bytes or 0 for gpu in gpus) if gpus else None,
@@ -172,28 +179,22 @@ def incidents(run: Path) -> list[dict[str, object]]:
 
 
 def trends(samples: Sequence[SoakReading]) -> list[str]:
-    """Return a table over time, and one line per quantity that grows or falls, with its slope."""
-    lines = [f"{'until':>12} {'steps/s':>9} {'data wait':>9} {'°C':>5} {'GPU GB':>8} {'memory GB':>10}"]
+    """Return a table over time, and one line per quantity that was read, with its slope."""
+    lines = [" ".join(["until".rjust(WIDTH), *(heading.rjust(WIDTH) for heading, _, _ in COLUMNS.values())])]
     size = -(-len(samples) // PARTS)
     for part in (samples[at : at + size] for at in range(0, len(samples), size or 1)):
-        values = {name: median_of(part, name) for name in SoakReading.__slots__}
-        step_s, wait = values["step_s"], values["fetch_share"]
-        shown = [f"{1 / step_s:.3g}" if step_s else "-", share(wait) if wait is not None else "-"]
-        shown += [f"{one:.0f}" if (one := values["temperature_c"]) is not None else "-"]
-        shown += [
-            f"{one / 1e9:.2f}" if (one := values[name]) is not None else "-" for name in ("gpu_bytes", "memory_bytes")
-        ]
-        widths = (9, 9, 5, 8, 10)
-        row = " ".join(text.rjust(width) for text, width in zip(shown, widths, strict=True))
-        lines.append(f"{duration(part[-1].at_s):>12} {row}")
-    units = {"step_s": (1e3, "ms per step"), "temperature_c": (1, "°C"), "gpu_bytes": (1e-9, "GB of GPU memory")}
-    for name, (factor, unit) in {**units, "memory_bytes": (1e-9, "GB of main memory")}.items():
+        cells = [duration(part[-1].at_s)]
+        for name, (_, factor, form) in COLUMNS.items():
+            value = median_of(part, name)
+            cells.append("-" if value is None else format(value * factor, form))
+        lines.append(" ".join(cell.rjust(WIDTH) for cell in cells))
+    for name, (heading, factor, _) in COLUMNS.items():
         # The first quarter contains the start of workers and the compilation of kernels.
         points = [(one.at_s / 3600, getattr(one, name)) for one in samples[len(samples) // 4 :]]
         known = [(hour, value * factor) for hour, value in points if value is not None]
         if len({hour for hour, _ in known}) > 1:
             slope = statistics.linear_regression(*zip(*known, strict=True)).slope
-            lines.append(f"trend: {slope:+.3g} {unit} per hour")
+            lines.append(f"trend: {slope:+.3g} {heading} per hour")
     return lines
 
 

@@ -33,7 +33,6 @@ PLAIN = MachineFacts(
         "py-spy": "0.4.3",
     },
     python=(3, 11, 7),
-    start_method="fork",
     kernel=KernelSettings("madvise", False, 1, False),
 )
 """A machine without a GPU and without problems."""

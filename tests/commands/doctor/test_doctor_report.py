@@ -33,14 +33,13 @@ def test_report_fits_the_terminal(columns: int) -> None:
         "[Radeon RX 5600 XT]",
         "vendor convolution",
         "hangs",
-        "backend: gemm",
+        'backend: "gemm"',
         "unset HSA_OVERRIDE_GFX_VERSION",
     ):
         assert word in text
 
 
-@pytest.mark.parametrize("columns", [30, 80, 120])
-def test_options_are_yaml_with_reasons_as_comments(columns: int) -> None:
+def test_options_are_yaml_with_reasons_as_comments() -> None:
     options = (
         Option("trainer.precision", "32-true", "safe"),
         Option("data.loader.num_workers", 0, "hangs"),
@@ -48,7 +47,7 @@ def test_options_are_yaml_with_reasons_as_comments(columns: int) -> None:
         Option("data.loader.pin_memory", None, "as the device wants"),
         Option("data.batch_size", 4, "small"),
     )
-    text = yaml_text(options, columns)
+    text = yaml_text(options)
     assert yaml.safe_load(text) == {
         "trainer": {"precision": "32-true"},
         "data": {

@@ -62,9 +62,7 @@ CASES = [
     (GOOD_AMD, "ROCm", Severity.OK, "7.1"),
     (replace(GOOD_AMD, torch=OLD_ROCM), "ROCm", Severity.WARNING, "fork"),
     (replace(GOOD_AMD, torch=TorchBuild("2", hip="7.0.9")), "ROCm", Severity.WARNING, "fork"),
-    (replace(GOOD_AMD, torch=OLD_ROCM, start_method="forkserver"), "ROCm", Severity.NOTE, "fork"),
-    (replace(GOOD_AMD, torch=TorchBuild("1.13", hip="5.2.21153")), "ROCm", Severity.NOTE, "older"),
-    (replace(GOOD_AMD, torch=TorchBuild("2", hip="unknown")), "ROCm", Severity.NOTE, "unknown version format"),
+    (replace(GOOD_AMD, torch=TorchBuild("2", hip="unknown")), "ROCm", Severity.OK, "unknown"),
     # override
     (GOOD_AMD, "override", Severity.OK, "is not set"),
     (OVERRIDDEN, "override", Severity.WARNING, "gfx1010 runs code for gfx1030"),
@@ -76,7 +74,6 @@ CASES = [
         "architecture of the card already",
     ),
     (replace(GOOD_AMD, environment={OVERRIDE: "gfx1030"}), "override", Severity.BAD, "=gfx1030 is no architecture"),
-    (replace(PLAIN, environment={OVERRIDE: "10.3.0"}), "override", Severity.NOTE, "has no effect"),
     # libraries of AMD
     (GOOD_AMD, "rocBLAS", Severity.OK, "files for gfx1010"),
     (GOOD_AMD, "MIOpen", Severity.NOTE, "no file for gfx1010 (only gfx1030)"),
@@ -88,20 +85,19 @@ CASES = [
     (PLAIN, "Python", Severity.OK, "3.11.7"),
     (with_packages(lightning="2.6.2"), "lightning", Severity.BAD, "malicious"),
     (with_packages(pytorch_lightning="2.6.3"), "lightning", Severity.BAD, "malicious"),
-    (with_packages(lightning="2.6.5"), "lightning", Severity.WARNING, "versions differ"),
     (without("lightning"), "lightning", Severity.BAD, "pytorch-lightning 2.6.6"),
     (PLAIN, "lightning", Severity.OK, "2.6.6"),
     (with_packages(**BOTH_OPENCV), "OpenCV", Severity.NOTE, "install into the same folder"),
     (with_packages(opencv_python_headless="4.9.0"), "OpenCV", Severity.WARNING, "the one installed last"),
-    (without("opencv-python"), "OpenCV", Severity.NOTE, "no pip package"),
+    (without("opencv-python"), "OpenCV", Severity.OK, "no pip package"),
     (PLAIN, "OpenCV", Severity.OK, "opencv-python 5.0.0.93"),
     (without("torchvision"), "torchvision", Severity.BAD, "not installed"),
     (with_packages(torchvision="0.29.2+cu132"), "torchvision", Severity.BAD, "does not match torch 2.13.0+cpu"),
     (with_packages(torchvision="0.29.2+cpu"), "torchvision", Severity.OK, "0.29.2+cpu"),
     (without("py-spy"), "py-spy", Severity.WARNING, "not installed"),
     (kernel(PLAIN, ptrace_scope=1), "py-spy", Severity.OK, "can read the stacks"),
-    (kernel(PLAIN, ptrace_scope=2), "py-spy", Severity.WARNING, "only root"),
-    (kernel(PLAIN, ptrace_scope=3), "py-spy", Severity.WARNING, "until a reboot"),
+    (kernel(PLAIN, ptrace_scope=2), "py-spy", Severity.WARNING, "cannot read the stacks"),
+    (kernel(PLAIN, ptrace_scope=3), "py-spy", Severity.WARNING, "cannot read the stacks"),
     (replace(kernel(PLAIN, ptrace_scope=2), is_root=True), "py-spy", Severity.OK, "ptrace_scope 2"),
     (replace(PLAIN, environment={"MIOPEN_FIND_MODE": "FAST"}), "environment", Severity.OK, "MIOPEN_FIND_MODE=FAST"),
     (replace(PLAIN, environment={"CUDA_VISIBLE_DEVICES": ""}), "environment", Severity.WARNING, "hides all GPUs"),
@@ -114,27 +110,12 @@ CASES = [
     (replace(PLAIN, swap_bytes=GIB), "swap", Severity.OK, "1.0 GiB"),
     (replace(GOOD_AMD, swap_bytes=GIB), "swap", Severity.NOTE, "stop the queues"),
     (replace(PLAIN, disks={SHARED_MEMORY: None}), "/dev/shm", Severity.BAD, "does not exist"),
-    (
-        with_disk(PLAIN, SHARED_MEMORY, 64 << 20, 63 << 20),
-        "/dev/shm",
-        Severity.WARNING,
-        "bus error",
-    ),
-    (
-        with_disk(PLAIN, SHARED_MEMORY, 64 << 20, 64 << 20),
-        "/dev/shm",
-        Severity.NOTE,
-        "batches of 8",
-    ),
+    (with_disk(PLAIN, SHARED_MEMORY, 64 << 20, 63 << 20), "/dev/shm", Severity.WARNING, "bus error"),
+    (with_disk(PLAIN, SHARED_MEMORY, 64 << 20, 64 << 20), "/dev/shm", Severity.NOTE, "batches of 8"),
     (replace(PLAIN, disks={RUN_DISK: None}), RUN_DISK, Severity.BAD, "does not answer"),
     (with_disk(PLAIN, RUN_DISK, GIB, GIB - 1), RUN_DISK, Severity.BAD, "of 1.0 GiB free"),
     (with_disk(PLAIN, RUN_DISK, 5 * GIB, 4 * GIB), "disk for runs", Severity.WARNING, "4.0 GiB"),
-    (
-        with_disk(PLAIN, DATA_DISK, GIB, GIB),
-        "disk for data",
-        Severity.NOTE,
-        "`prepare` needs 43.3 GiB",
-    ),
+    (with_disk(PLAIN, DATA_DISK, GIB, GIB), "disk for data", Severity.NOTE, "`prepare` needs 43.3 GiB"),
     (with_disk(PLAIN, DATA_DISK, 99 * GIB, 99 * GIB), "disk for data", Severity.OK, "99.0 GiB"),
     (kernel(PLAIN, huge_pages="always", numa_balancing=True), "huge pages", Severity.OK, "always"),
     (kernel(GOOD_AMD, huge_pages="always"), "huge pages", Severity.NOTE, "stop the queues"),
@@ -153,6 +134,7 @@ def test_rule(machine: MachineFacts, check: str, verdict: Severity, phrase: str)
     found = finding(machine, check)
     assert found.verdict is verdict
     assert phrase in found.found
+    assert found.advice or verdict is not Severity.BAD
 
 
 @pytest.mark.parametrize("machine", [PLAIN, GOOD_AMD, GOOD_NVIDIA])
@@ -160,18 +142,11 @@ def test_a_good_machine_causes_no_warning(machine: MachineFacts) -> None:
     assert worst(machine_findings(machine)) in (Severity.OK, Severity.NOTE)
 
 
-@pytest.mark.parametrize(("machine", "check"), [(machine, check) for machine, check, *_ in CASES])
-def test_bad_findings_contain_advice(machine: MachineFacts, check: str) -> None:
-    found = finding(machine, check)
-    assert found.advice or found.verdict is not Severity.BAD
-
-
 @pytest.mark.parametrize("check", ["override", "rocBLAS"])
 def test_a_card_without_code_is_told_which_builds_have_it(check: str) -> None:
-    found = finding(replace(OVERRIDDEN, libraries={"rocBLAS": ()}, distribution="arch"), check)
+    found = finding(replace(OVERRIDDEN, libraries={"rocBLAS": ()}), check)
     assert "torch[device-gfx1010]" in found.advice
     assert "python-pytorch-rocm" in found.advice
-    assert "Arch" not in finding(OVERRIDDEN, "override").advice
 
 
 def test_kernel_without_the_settings() -> None:

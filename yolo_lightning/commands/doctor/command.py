@@ -1,12 +1,12 @@
 """`python -m yolo_lightning doctor`: inspects this machine and recommends settings."""
 
 import json as json_format
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import yaml
 from rich import box
 from rich.console import Console
 from rich.markup import escape
@@ -33,7 +33,6 @@ from yolo_lightning.utils.json_record import read_json
 from yolo_lightning.utils.paths import user_path
 
 STYLES = {Severity.OK: "green", Severity.NOTE: "cyan", Severity.WARNING: "yellow", Severity.BAD: "bold red"}
-REASON_COLUMN = 40
 
 MAX_WORKERS = 4
 WORKER_BYTES = 600 << 20
@@ -44,9 +43,6 @@ BFLOAT16_CAPABILITY = 8
 
 BFLOAT16_SHARE = 0.7
 """Largest time of bfloat16 convolutions on a CPU, as a multiple of float32, with which bfloat16 is recommended."""
-
-NUMBERED = ("cuda", "xpu")
-"""Types of devices of which a machine may have several."""
 
 Value = str | int | bool | None
 
@@ -143,8 +139,7 @@ def forget_failures(verdicts: Path) -> None:
 
 def check_device(device: str) -> None:
     """Check the form of a device name without importing torch."""
-    name, _, number = device.partition(":")
-    if device not in ("auto", "cpu", "mps", *NUMBERED) and not (name in NUMBERED and number.isdigit()):
+    if not re.fullmatch(r"auto|cpu|mps|(cuda|xpu)(:[0-9]+)?", device):
         raise ValueError(
             f"--device must be auto, cpu, mps, cuda, xpu, or cuda:N or xpu:N with a number N, got {device!r}."
         )
@@ -244,7 +239,7 @@ def show(
     show_findings(console, found)
     lines = "\n".join(f"# {command.reason}\n{command.text}" for command in commands)
     for title, text in (
-        ("save as a configuration file, give it with a further --config", yaml_text(options, console.width)),
+        ("save as a configuration file, give it with a further --config", yaml_text(options)),
         ("run in the shell before training", lines),
     ):
         if text:
@@ -268,8 +263,8 @@ def show_findings(console: Console, found: Sequence[Finding]) -> None:
     console.print(summary, style=STYLES[worst(found)], highlight=False)
 
 
-def yaml_text(options: Sequence[Option], columns: int) -> str:
-    """Return nested YAML; the reason of a value is a comment behind it, or above it if the line would be too wide."""
+def yaml_text(options: Sequence[Option]) -> str:
+    """Return nested YAML; the reason of a value is a comment above it."""
     lines: list[str] = []
     before: list[str] = []
     for option in options:
@@ -278,7 +273,5 @@ def yaml_text(options: Sequence[Option], columns: int) -> str:
             if before[: depth + 1] != parents[: depth + 1]:
                 lines.append(f"{'  ' * depth}{parent}:")
         before, indent = parents, "  " * len(parents)
-        value = yaml.safe_dump(option.value, default_flow_style=True).removesuffix("\n...\n").strip()
-        line = f"{indent}{name}: {value}  ".ljust(REASON_COLUMN) + f"# {option.reason}"
-        lines += [line] if len(line) <= columns else [f"{indent}# {option.reason}", f"{indent}{name}: {value}"]
+        lines += [f"{indent}# {option.reason}", f"{indent}{name}: {json_format.dumps(option.value)}"]
     return "\n".join(lines)

@@ -5,7 +5,6 @@ Reads that can block for ever (a network file system, a GPU driver) run in a chi
 
 import importlib.metadata
 import importlib.util
-import multiprocessing
 import os
 import platform
 import re
@@ -76,12 +75,10 @@ class MachineFacts:
     rocm: str = ""  # version installed on the system; a torch wheel contains its own ROCm
     # Architectures in the file names of `LIBRARIES` by library; None without a folder of such files
     libraries: dict[str, tuple[str, ...] | None] = field(default_factory=dict)
-    distribution: str = ""  # of Linux, for example arch or debian
     torch: TorchBuild | None = None
     packages: dict[str, str] = field(default_factory=dict)  # versions by name
     environment: dict[str, str] = field(default_factory=dict)  # variables that affect GPUs and libraries
     python: tuple[int, int, int] = (3, 11, 0)
-    start_method: str = "fork"  # default of Python's multiprocessing
     kernel: KernelSettings = field(default_factory=KernelSettings)
     is_root: bool = False
     reads_journal: bool = False  # whether this user can read the system journal
@@ -132,7 +129,6 @@ def inspect_machine(run: Path, data: Path | None, root: Path = sensors.ROOT) -> 
         kfd_opens=os.access(kfd, os.R_OK | os.W_OK) if kfd.exists() else None,
         rocm=sensors.text(root / "opt/rocm/.info/version"),
         libraries={name: architectures(_folders_of(folder, root)) for name, folder in LIBRARIES.items()},
-        distribution=dict(re.findall(r"(?m)^(\w+)=\"?([\w.-]+)", sensors.text(root / "etc/os-release"))).get("ID", ""),
         torch=_find_build("torch"),
         packages=packages,
         environment={
@@ -141,7 +137,6 @@ def inspect_machine(run: Path, data: Path | None, root: Path = sensors.ROOT) -> 
             if ENVIRONMENT.fullmatch(name) and not SECRET.search(name) and value != ENVIRONMENT_SWITCHES.get(name)
         },
         python=sys.version_info[:3],
-        start_method=multiprocessing.get_all_start_methods()[0],  # the default; get_start_method() would fix it
         kernel=hardware.kernel_settings(root),
         is_root=os.geteuid() == 0,
         reads_journal=any(

@@ -116,7 +116,7 @@ def _gpu_findings(machine: MachineFacts) -> Iterator[Finding]:
     elif machine.has(Vendor.NVIDIA):
         verdict = Severity.BAD if torch_vendor is Vendor.NVIDIA else Severity.NOTE
         yield Finding("NVIDIA driver", "not loaded", verdict, "load it, or give the container access to the card")
-    if OVERRIDE in machine.environment or machine.has(Vendor.AMD):
+    if machine.has(Vendor.AMD):
         yield _override(machine)
 
 
@@ -166,18 +166,12 @@ def _rocm(machine: MachineFacts) -> Finding:
     assert machine.torch.hip is not None
     check, version = "ROCm", version_numbers(machine.torch.hip)
     found = f"torch contains {machine.torch.hip}" + (f", the system has {machine.rocm}" if machine.rocm else "")
-    if len(version) < 2:
-        return Finding(check, f"{found}: unknown version format", Severity.NOTE)
-    if version >= FORK_BUG_UNTIL:
+    if not FORK_BUG_SINCE <= version < FORK_BUG_UNTIL:
         return Finding(check, found)
-    if version < FORK_BUG_SINCE:
-        return Finding(check, f"{found}: older than the versions that these rules cover", Severity.NOTE, "use >= 7.1")
-    forks = machine.start_method == "fork"
     return Finding(
         check,
-        f"{found}: a fork can stop the GPU's queues (bug with host buffers of 2 MiB and more)"
-        + (", and fork is Python's default start method here" if forks else ""),
-        Severity.WARNING if forks else Severity.NOTE,
+        f"{found}: a fork can stop the GPU's queues (bug with host buffers of 2 MiB and more)",
+        Severity.WARNING,
         "the loader workers of this program are spawned; do not fork in other code of the training process; "
         "7.1 and newer should not have the bug",
     )
@@ -188,8 +182,6 @@ def _override(machine: MachineFacts) -> Finding:
     if value is None:
         return Finding(check, f"{OVERRIDE} is not set: the card uses its own architecture")
     setting, version = f"{OVERRIDE}={value}", version_numbers(value)
-    if not machine.has(Vendor.AMD):
-        return Finding(check, f"{setting} has no effect without an AMD card", Severity.NOTE)
     if len(version) != 3:
         return Finding(check, f"{setting} is no architecture", Severity.BAD, "unset it")
     (target,), real = used_architectures(machine), own_architectures(machine)
@@ -218,8 +210,8 @@ def used_architectures(machine: MachineFacts) -> set[str]:
 def own_build(machine: MachineFacts) -> str:
     """Return where a torch build for gfx101x cards comes from."""
     extras = ",".join(f"device-{name}" for name in sorted(own_architectures(machine) & RDNA1))
-    packages = ", or Arch's package python-pytorch-rocm" if machine.distribution == "arch" else ""
-    return f"install torch[{extras}] from TheRock's multi-architecture wheels{packages}; neither needs an override"
+    wheels = f"install torch[{extras}] from TheRock's multi-architecture wheels"
+    return f"{wheels}, or on Arch Linux the package python-pytorch-rocm; neither needs an override"
 
 
 def _libraries(machine: MachineFacts) -> Iterator[Finding]:
@@ -242,8 +234,7 @@ def _libraries(machine: MachineFacts) -> Iterator[Finding]:
 
 def _software_findings(machine: MachineFacts) -> Iterator[Finding]:
     """Yield findings about Python, packages and environment variables."""
-    python = ".".join(map(str, machine.python))
-    yield Finding("Python", f"{python}, default start method of multiprocessing: {machine.start_method}")
+    yield Finding("Python", ".".join(map(str, machine.python)))
     yield _lightning(*_versions(machine, "lightning", "pytorch-lightning"))
     yield _torchvision(machine)
     yield _opencv(*_versions(machine, *OPENCV))
@@ -271,8 +262,6 @@ def _lightning(versions: dict[str, str], found: str) -> Finding:
         return Finding(check, found, Severity.BAD, advice)
     if "lightning" not in versions:
         return Finding(check, found or "not installed", Severity.BAD, "pip install 'lightning>=2.6.4'")
-    if len(set(versions.values())) > 1:
-        return Finding(check, f"{found}: versions differ", Severity.WARNING, "install equal versions")
     return Finding(check, found)
 
 
@@ -289,16 +278,11 @@ def _torchvision(machine: MachineFacts) -> Finding:
 
 
 def _opencv(versions: dict[str, str], found: str) -> Finding:
-    check, shared = "OpenCV", f"{found} install into the same folder"
-    if not versions:
-        return Finding(check, "no pip package found", Severity.NOTE, "a system package of OpenCV is sufficient")
-    if len(versions) == 1:
-        return Finding(check, found)
-    if len(set(versions.values())) == 1:
-        advice = "harmless until one is removed; after that, reinstall the other"
-        return Finding(check, shared, Severity.NOTE, advice)
-    advice = f"pip uninstall {' '.join(versions)}, then install one of them"
-    return Finding(check, f"{shared}, which contains the one installed last", Severity.WARNING, advice)
+    if len(versions) < 2:
+        return Finding("OpenCV", found or "no pip package found")
+    text = f"{found} install into the same folder, which contains the one installed last"
+    severity = Severity.NOTE if len(set(versions.values())) == 1 else Severity.WARNING
+    return Finding("OpenCV", text, severity, f"pip uninstall {' '.join(versions)}, then install one of them")
 
 
 def _py_spy(machine: MachineFacts) -> Finding:
@@ -310,10 +294,8 @@ def _py_spy(machine: MachineFacts) -> Finding:
     if scope in (None, 0, 1) or (scope == 2 and machine.is_root):
         # Scope 1 restricts a process to its descendants, which include the workers.
         return Finding(check, f"{found}: the supervisor can read the stacks of blocked processes")
-    if scope == 2:
-        advice = "sudo sysctl kernel.yama.ptrace_scope=1 adds the stacks of blocked workers to incident reports"
-        return Finding(check, f"{found}: only root can read the stacks of processes", Severity.WARNING, advice)
-    return Finding(check, f"{found}: no process can read the stacks of another until a reboot", Severity.WARNING)
+    advice = "sudo sysctl kernel.yama.ptrace_scope=1, for 3 after a reboot, adds stacks of workers to incident reports"
+    return Finding(check, f"{found}: this user cannot read the stacks of processes", Severity.WARNING, advice)
 
 
 def _system_findings(machine: MachineFacts) -> Iterator[Finding]:
