@@ -3,7 +3,7 @@
 import pytest
 
 from yolo_lightning.commands import console
-from yolo_lightning.commands.console import DAY_S, HOUR_S, Lines, duration, gigabytes, name_some, rate, share
+from yolo_lightning.commands.console import DAY_S, HOUR_S, duration, gigabytes, lines, name_some, rate, share
 
 
 def test_lines_come_at_intervals_and_at_the_end(
@@ -11,10 +11,10 @@ def test_lines_come_at_intervals_and_at_the_end(
 ) -> None:
     now_s = 0.0
     monkeypatch.setattr(console.time, "monotonic", lambda: now_s)
-    lines = Lines("packed", 4000, interval_s=30.0)
+    advance = lines("packed", 4000, interval_s=30.0)
     for step_s in (10.0, 25.0, 10.0, 65.0):
         now_s += step_s
-        lines.advance(1000)
+        advance(1000)
     assert capsys.readouterr().out.splitlines() == [
         "packed 2,000 of 4,000, 57 per second, 0:35 left",
         "packed 4,000 of 4,000, 36 per second, 0:00 left",
@@ -26,10 +26,10 @@ def test_slow_progress_has_digits_and_an_estimate_that_is_too_small_prints_one_e
 ) -> None:
     now_s = 0.0
     monkeypatch.setattr(console.time, "monotonic", lambda: now_s)
-    lines = Lines("predicted", 2, interval_s=30.0)
+    advance = lines("predicted", 2, interval_s=30.0)
     for _ in range(4):
         now_s += 4.0
-        lines.advance(1)
+        advance(1)
     assert capsys.readouterr().out.splitlines() == ["predicted 2 of 2, 0.25 per second, 0:00 left"]
 
 

@@ -5,7 +5,7 @@ from typing import Literal
 import numpy as np
 import rich
 
-from yolo_lightning.commands.console import count_text, finite, write_results
+from yolo_lightning.commands.console import count_text
 from yolo_lightning.evaluation.drift import drift_scores, month_name, named_scores
 from yolo_lightning.evaluation.record import EvaluationRecord
 from yolo_lightning.evaluation.score_intervals import MIN_BOOTSTRAP_SAMPLES
@@ -26,7 +26,6 @@ def bootstrap(
     samples: int = 1000,
     confidence: float = 0.95,
     seed: int = 0,
-    json: str | None = None,
 ) -> None:
     """Show how much the scores of the last validation or test depend on the chance choice of the clips.
 
@@ -38,7 +37,6 @@ def bootstrap(
         samples: Number of bootstrap samples, >= 100.
         confidence: Share of the samples inside an interval, > 0 and < 1.
         seed: Seed of the samples, >= 0.
-        json: JSON file to write, with the intervals.
     """
     check_choices("stage", [stage], Evaluated)
     check_range("samples", samples, f">= {MIN_BOOTSTRAP_SAMPLES}")
@@ -60,10 +58,3 @@ def bootstrap(
     rich.print(table)
     if scores.single_clips:
         print(f"too narrow, because of one clip only: {', '.join(map(month_name, scores.single_clips))}")
-    content = {
-        name: {"score": finite(measured.get(name)), **{key: finite(getattr(one, key)) for key in COLUMNS[1:]}}
-        for name, one in intervals.items()
-    }
-    header = {"stage": stage, "epoch": record.epoch, "samples": samples, "confidence": confidence, "seed": seed}
-    single = [month_name(month) for month in scores.single_clips]
-    write_results(json, header | {"single_clip_months": single, "scores": content})

@@ -34,44 +34,31 @@ def counter(verb: str, total: int) -> Iterator[Callable[[int], None]]:
             task = progress.add_task(verb, total=total)
             yield lambda count: progress.advance(task, count)
     else:
-        yield Lines(verb, total).advance
+        yield lines(verb, total)
 
 
-class Lines:
-    """Progress as lines of text, one per interval and one at the end.
+def lines(verb: str, total: int, interval_s: float = LINE_INTERVAL_S) -> Callable[[int], None]:
+    """Return a function that advances progress shown as lines of text, one per interval and one at the end.
 
-    Args:
-        verb: Operation on the items.
-        total: Number of items; may be an estimate, such as the frames of a video.
-        interval_s: Seconds between two lines.
+    `total` may be an estimate, such as the frames of a video.
     """
+    done, started_s = 0, time.monotonic()
+    printed_s = started_s
 
-    def __init__(self, verb: str, total: int, interval_s: float = LINE_INTERVAL_S) -> None:
-        self.verb = verb
-        self.total = total
-        self.interval_s = interval_s
-        self._done = 0
-        self._started_s = self._printed_s = time.monotonic()
-
-    def advance(self, count: int) -> None:
-        self._done += count
+    def advance(count: int) -> None:
+        nonlocal done, printed_s
+        done, is_over = done + count, done >= total
         now_s = time.monotonic()
-        is_end = self._done >= self.total > self._done - count
-        if now_s - self._printed_s < self.interval_s and not is_end:
+        if now_s - printed_s < interval_s and (done < total or is_over):
             return
-        self._printed_s = now_s
-        per_second = self._done / max(now_s - self._started_s, 1e-9)
-        left_s = max(0, self.total - self._done) / per_second if per_second else float("inf")
-        print(
-            f"{self.verb} {self._done:,} of {self.total:,}, {rate_text(per_second)} per second, "
-            f"{int(left_s // 60)}:{int(left_s % 60):02d} left",
-            flush=True,
-        )
+        printed_s = now_s
+        per_second = done / max(now_s - started_s, 1e-9)
+        left_s = max(0, total - done) / per_second if per_second else float("inf")
+        digits = ",.0f" if per_second >= 9.95 else ".2g"
+        left = f"{int(left_s // 60)}:{int(left_s % 60):02d} left"
+        print(f"{verb} {done:,} of {total:,}, {per_second:{digits}} per second, {left}", flush=True)
 
-
-def rate_text(per_second: float) -> str:
-    """Return a rate, with two digits below 10."""
-    return f"{per_second:,.0f}" if per_second >= 9.95 else f"{per_second:.2g}"
+    return advance
 
 
 def name_some(names: dict[str, str] | Sequence[str]) -> str:

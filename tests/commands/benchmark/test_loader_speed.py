@@ -1,6 +1,5 @@
 """The loader benchmark on a small split."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +20,12 @@ def data(look_alike: Path, index_root: Path) -> DetectionDataModule:
 
 
 @pytest.mark.whole_run
-def test_numbers_are_printed_and_written(
-    data: DetectionDataModule, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    output = tmp_path / "loader.json"
-    loader(data=data, workers=(0, 1), samples=3, repeats=2, json=output)
-    measured = json.loads(output.read_text())["measured"]
-    assert set(measured["samples_s"]) == {"folder"}
-    assert len(measured["samples_s"]["folder"]) == 2
-    assert all(0 < value < 5 for value in measured["samples_s"]["folder"])
-    assert {count: len(times) for count, times in measured["first_batch_s"].items()} == {"0": 3, "1": 3}
+def test_numbers_are_printed(data: DetectionDataModule, capsys: pytest.CaptureFixture[str]) -> None:
+    loader(data=data, workers=(0, 1), samples=3, repeats=2)
     printed = capsys.readouterr().out
     assert "| folder |" in printed
     assert "forkserver workers, batch 4" in printed
+    assert [line.split("|")[1].strip() for line in printed.splitlines()[-4:] if line] == ["---", "0", "1"]
 
 
 def test_functions_take_turns_after_an_unmeasured_turn_that_fills_the_image_caches() -> None:

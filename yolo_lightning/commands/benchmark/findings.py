@@ -3,12 +3,10 @@
 import math
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 from yolo_lightning.utils.exit_codes import ExitCode
-from yolo_lightning.utils.files import write_json
 
 FORMAT = 5
 """Version of the JSON files; increases when the meaning of a key changes or a key is removed."""
@@ -37,11 +35,9 @@ class Findings:
         """Record checks that failed, if there are any."""
         self.passed, self.reason = self.passed and not reasons, "; ".join(filter(None, [self.reason, *reasons]))
 
-    def finish(self, json: Path | None) -> None:
-        """Print the lines and write all findings to a file; exit with code 1 if a check failed."""
+    def finish(self) -> None:
+        """Print the lines; exit with code 1 if a check failed."""
         print("\n".join(self.lines))
-        if json is not None:
-            write_json(json, {"format": FORMAT, **asdict(self)})
         if not self.passed:
             print(f"benchmark: failed: {self.reason}", file=sys.stderr)
             raise SystemExit(ExitCode.FAILED)

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from multiprocessing import active_children
-from pathlib import Path
 from statistics import median
 
 import cv2
@@ -35,7 +34,6 @@ def loader(
     workers: tuple[int, ...] = (0, 2, 4),
     samples: int = 60,
     repeats: int = 7,
-    json: Path | None = None,
 ) -> None:
     """Measure training samples per second and core and the time to the first batch.
 
@@ -47,7 +45,6 @@ def loader(
         workers: Numbers of workers to start, each >= 0.
         samples: Samples per measurement, on one core.
         repeats: Measurements per storage; the median is reported.
-        json: Output file for all results.
     """
     check_range("samples", samples, ">= 1")
     check_range("repeats", repeats, ">= 1")
@@ -72,8 +69,7 @@ def loader(
     rows = [[str(count), f"{median(found):.2f} ({max(found):.2f})"] for count, found in starts.items()]
     findings.add(f"{data.loader.multiprocessing_context} workers, batch {data.batch_size}, median (longest):")
     findings.add(*table(["workers", "first batch s"], rows))
-    findings.measured |= {"samples_s": times, "first_batch_s": starts}
-    findings.finish(json)
+    findings.finish()
 
 
 def training_datasets(data: DetectionDataModule) -> dict[str, TrainingDataset]:

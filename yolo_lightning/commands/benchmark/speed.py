@@ -45,7 +45,6 @@ def convolutions(
     image_size: int | Sequence[int] = 640,
     repeats: int = 7,
     precision: Precision = "32-true",
-    json: Path | None = None,
 ) -> None:
     """Compare the convolutions of yolo_lightning.conv (gemm) with native PyTorch convolutions.
 
@@ -61,7 +60,6 @@ def convolutions(
         image_size: Size of the input in pixels, multiples of 32: the side of a square, or `[height, width]`.
         repeats: Number of rounds. Every round measures each variant once; the order rotates and the median is reported.
         precision: 32-true, or bf16-mixed for bfloat16 under autocast.
-        json: Output file for all results.
     """
     check_range("batch_size", batch_size, ">= 1")
     check_range("repeats", repeats, ">= 1")
@@ -78,7 +76,7 @@ def convolutions(
             folder=Path(folder),
         )
         {"layers": layers, "graph": graph, "step": step}[section](measured)
-    measured.findings.finish(json)
+    measured.findings.finish()
 
 
 def layers(section: Section) -> None:

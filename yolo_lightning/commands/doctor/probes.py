@@ -36,7 +36,6 @@ class Probe(StrEnum):
     MATMUL_FLOAT16 = "matmul_float16"
     MATMUL_BFLOAT16 = "matmul_bfloat16"
     OWN_CONVOLUTION = "own_convolution"
-    BATCH_NORM = "batch_norm"
     CONVOLUTION = "convolution"
 
 
@@ -51,7 +50,6 @@ MEANING = {
     Probe.MATMUL_FLOAT16: ("float16 products", Severity.NOTE, FLOAT32),
     Probe.MATMUL_BFLOAT16: ("bfloat16 products", Severity.NOTE, FLOAT32),
     Probe.OWN_CONVOLUTION: ("own convolution", Severity.WARNING, "model.convolution.backend: native does not need it"),
-    Probe.BATCH_NORM: ("vendor BatchNorm", Severity.WARNING, "model.convolution.backend: gemm does not need it"),
     Probe.CONVOLUTION: ("vendor convolution", Severity.WARNING, "model.convolution.backend: gemm does not need it"),
 }
 """Title of each probe, and severity and advice if it fails; for convolutions, if the other implementation works."""
