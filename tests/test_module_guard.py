@@ -16,7 +16,7 @@ from tests.helpers.data_module import data_module
 from tests.helpers.networks import module_of
 from yolo_lightning.callbacks import EMA, LastCheckpoint, MetricsFile
 from yolo_lightning.checkpoints.checkpoint_io import AtomicCheckpointIO
-from yolo_lightning.commands.command_line import is_ours
+from yolo_lightning.commands.option_errors import is_ours
 from yolo_lightning.data.batch import Batch, TrainingFacts, collate
 from yolo_lightning.data.loader import LoaderSettings
 from yolo_lightning.model.conv_backend import ConvolutionSettings

@@ -18,7 +18,7 @@ from tests.conftest import REPOSITORY
 from yolo_lightning import __main__
 from yolo_lightning.checkpoints.checkpoint_file import NotSavedError, write_checkpoint
 from yolo_lightning.checkpoints.run_folder import prepare
-from yolo_lightning.commands import endings
+from yolo_lightning.commands import endings, start_supervisor
 from yolo_lightning.commands.endings import full_disk_reported, reported
 from yolo_lightning.utils.exit_codes import ExitCode
 from yolo_lightning.utils.stop_signals import STOP_SIGNALS, Stopped, StopRequest, pasteable
@@ -93,11 +93,11 @@ def test_ignored_sigint_stays_ignored() -> None:
 def test_command_that_is_stopped_before_a_step_says_so(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def raises() -> None:
+    def raises(words: list[str]) -> None:
         raise Stopped(signal.SIGTERM)
 
     monkeypatch.setattr(sys, "argv", ["yolo_lightning", "fit"])
-    monkeypatch.setattr(__main__, "run_with_torch", raises)
+    monkeypatch.setattr(start_supervisor, "start_supervisor", raises)
     monkeypatch.setattr(__main__.request, "install", lambda: None)
     with pytest.raises(SystemExit) as stopped:
         __main__.main()

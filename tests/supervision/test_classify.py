@@ -11,7 +11,6 @@ from torch.utils.data._utils import worker as torch_worker
 
 from yolo_lightning.data.dataset import EvaluationDataset, TrainingDataset
 from yolo_lightning.data.labelled_frames import LabelledFrames
-from yolo_lightning.data.worker_processes import SpawningContext
 from yolo_lightning.supervision.classify import (
     FRAME_ID,
     GET_SAMPLE,
@@ -20,7 +19,6 @@ from yolo_lightning.supervision.classify import (
     READ_FRAME,
     RECEIVE_TENSOR,
     SAMPLE_INDEX,
-    SPAWN_WAIT,
     WAITS_FOR_LOADER,
     WORKER_FETCH,
     WORKER_LOOP,
@@ -68,7 +66,6 @@ def test_names_of_the_contract_exist_in_the_code_that_they_point_to() -> None:
     assert callable(getattr(torch_worker, WORKER_LOOP))
     assert callable(getattr(torch_fetch._MapDatasetFetcher, WORKER_FETCH))
     assert callable(getattr(multiprocessing.queues.Queue, QUEUE_GET))
-    assert callable(getattr(SpawningContext, SPAWN_WAIT))
     assert FRAME_ID in getattr(LabelledFrames, READ_FRAME).__code__.co_varnames
     for dataset in (TrainingDataset, EvaluationDataset):
         assert set(inspect.signature(getattr(dataset, GET_SAMPLE)).parameters) & set(SAMPLE_INDEX)
@@ -137,7 +134,7 @@ POLL = "poll (multiprocessing/connection.py:257)"
         ((POLL, f"_reset ({TORCH})"), [], "_reset"),
         ((POLL, f"_shutdown_workers ({TORCH})"), [], "_shutdown_workers"),
         (
-            (POLL, f"{SPAWN_WAIT} (worker_processes.py:1)"),
+            WAITING,
             [worker(11, "open (storage.py:1)", "<module> (torch/__init__.py:1)")],
             "worker process 11 (state S) has not delivered the batch; it is in open",
         ),

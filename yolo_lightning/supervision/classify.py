@@ -21,16 +21,13 @@ EPOCH_RESET = "_reset"
 RECEIVE_TENSOR = ("recvfds", "rebuild_storage_fd")
 """Functions of `multiprocessing.reduction` and `torch.multiprocessing.reductions`: receipt of a batch from a worker."""
 
-SPAWN_WAIT = "_await_core"
-"""Method of `SpawningContext` in `data/worker_processes.py` that waits for the import in a new worker."""
-
 READ_FRAME, FRAME_ID = "read", "image_id"
 """Method `LabelledFrames.read` in `data/labelled_frames.py`, and its local variable that holds the id of the frame."""
 
 GET_SAMPLE, SAMPLE_INDEX = "__getitem__", ("index", "idx", "i", "key")
 """Method of every dataset, and the usual names of its argument."""
 
-WAITS_FOR_LOADER = frozenset({*LOADER_WAITS, *RECEIVE_TENSOR, SPAWN_WAIT})
+WAITS_FOR_LOADER = frozenset({*LOADER_WAITS, *RECEIVE_TENSOR})
 WAITS_FOR_GPU = frozenset({"synchronize", "item", "cpu", "tolist", "numpy"})
 KERNEL_CALLS = frozenset({"_conv_forward", "_engine_run_backward"})
 """Functions of torch, innermost of the stack while a convolution or a backward pass computes."""
