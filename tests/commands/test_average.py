@@ -58,7 +58,7 @@ def test_resuming_passes_an_average_by_and_refuses_it_where_nothing_else_is_left
     run: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run("fit", *SHORT, "--trainer.max_epochs", "2")
-    main(["average", str(RUN), "--checkpoints", "step-000000001.ckpt,last.ckpt"])
+    main(["average", str(RUN), "--checkpoints", "step-000000001.ckpt", "last.ckpt"])
     run("fit", "--resume", *SHORT, "--trainer.max_epochs", "3")
     assert torch.load(FOLDER / "last.ckpt", weights_only=True)["steps"] == 3
     for path in FOLDER.glob("*.ckpt"):

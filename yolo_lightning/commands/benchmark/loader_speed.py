@@ -138,7 +138,13 @@ def first_batch(data: DetectionDataModule, dataset: TrainingDataset, workers: in
     began_s = time.perf_counter()
     keys = _sample_keys(dataset, data.batch_size)
     batches = iter(
-        DataLoader(dataset, batch_sampler=keys, collate_fn=collate, timeout=FIRST_BATCH_LIMIT_S, **arguments)
+        DataLoader(
+            dataset,
+            batch_sampler=keys,
+            collate_fn=collate,
+            timeout=FIRST_BATCH_LIMIT_S if arguments["num_workers"] else 0,
+            **arguments,
+        )
     )
     next(batches)
     first_batch_s = time.perf_counter() - began_s
