@@ -58,7 +58,8 @@ def closing_block(run: Path, best: Path, found: dict[str, Any]) -> str:
     from yolo_lightning.utils import run_files
 
     scores = json.loads((run / run_files.SCORES).read_text())
-    months = {name: value or 0.0 for name, value in scores.items() if re.fullmatch(r"test/map_50/\d{4}-\d\d", name)}
+    of_months = {name for name in scores if re.fullmatch(r"test/map_50/\d{4}-\d\d", name)}
+    months = {name: scores[name] for name in of_months if scores[name] is not None}  # none without an object
     named = {"mAP50-95": "test/map", "mAP50": "test/map_50", "balanced": "test/balanced"}
     named |= {f"mAP50 of the {text} month": choose(months, key=months.__getitem__) for text, choose in EXTREMES.items()}
     rows = {

@@ -203,6 +203,11 @@ def test_other_sources_are_refused(detector: Detector, source: Any, message: str
         detector(source)
 
 
+def test_network_in_place_of_its_file_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"must be a file or a run folder, got Linear; trainer\.save_checkpoint"):
+        Detector(torch.nn.Linear(1, 1))  # type: ignore[arg-type]
+
+
 def test_recorded_interpolation_reduces_large_images(tmp_path: Path) -> None:
     """At a third of the size, linear interpolation takes every third row, and area interpolation the mean of three."""
     image = np.repeat(np.tile(np.array([0, 255, 255], np.uint8), 64)[:, None], 192, axis=1)

@@ -49,7 +49,7 @@ from yolo_lightning.utils import run_files
 from yolo_lightning.utils.addresses import redacted
 from yolo_lightning.utils.distributed import launch_id, machines_of_launch
 from yolo_lightning.utils.optional_file import OptionalFile
-from yolo_lightning.utils.plain_text import printable
+from yolo_lightning.utils.plain_text import one_line, printable
 from yolo_lightning.utils.tensorboard import Curves
 from yolo_lightning.utils.yaml_file import flatten, nested
 
@@ -257,8 +257,10 @@ class YOLOCLI(LightningCLI):
         kwargs["callbacks"] = chosen
         try:
             trainer = super().instantiate_trainer(**kwargs)
-        except MisconfigurationException as error:
-            raise ValueError(f"the options trainer.* cannot be used: {error}") from error
+        except (MisconfigurationException, TypeError, ValueError) as error:  # of Lightning, for values of a valid type
+            typed = given_options(self._words, os.environ).typed
+            options = ", ".join(f"{key}={value}" for key, value in typed.items() if key.startswith("trainer."))
+            raise ValueError(f"the options {options or 'trainer.*'} cannot be used: {one_line(str(error))}") from error
         place = trainer.strategy.root_device.type
         if config["sync_batchnorm"] and trainer.world_size > 1 and place == "cpu":
             raise ValueError("trainer.sync_batchnorm must be false on a CPU, got true: PyTorch's layer requires GPUs.")

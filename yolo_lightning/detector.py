@@ -211,6 +211,10 @@ def weights_file(weights: str | PathLike[str]) -> Path:
     Raises:
         ValueError: If there is no such file, it is damaged, or the folder contains no checkpoint.
     """
+    given: Any = weights
+    if not isinstance(given, str | PathLike):
+        kind = type(given).__name__
+        raise ValueError(f"weights must be a file or a run folder, got {kind}; trainer.save_checkpoint writes a file")
     if user_path(weights).is_dir():
         return checkpoint_to_evaluate(user_path(weights))
     file = local_checkpoint(str(weights))

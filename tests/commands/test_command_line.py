@@ -56,6 +56,14 @@ def test_our_own_value_errors_are_messages(capsys: pytest.CaptureFixture[str]) -
     )
 
 
+def test_refusal_of_lightning_is_a_message(capsys: pytest.CaptureFixture[str]) -> None:
+    from lightning.fabric.utilities.exceptions import MisconfigurationException
+
+    with pytest.raises(SystemExit, match="2"), user_errors():
+        raise MisconfigurationException("could not find the monitored key")
+    assert capsys.readouterr().err == "error: could not find the monitored key\n"
+
+
 def test_those_of_others_keep_their_traceback() -> None:
     with pytest.raises(ValueError, match="invalid literal"), user_errors():
         int("x")

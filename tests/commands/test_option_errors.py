@@ -162,6 +162,20 @@ def test_missing_positional_argument_is_named_as_in_the_help() -> None:
     assert short_message("the following arguments are required: out", ()).startswith("OUT is missing; see --help")
 
 
+@pytest.mark.parametrize(
+    ("words", "keys", "end"),
+    [
+        ("python train.py", {"command", "run"}, "write the command after all options: -- python train.py"),
+        ("a.yaml", {"data.format"}, "Did you mean --data.format a.yaml?"),
+        ("a.yaml", {"samples"}, "write --key value, and a list as --key '[a, b]'."),
+    ],
+)
+def test_words_without_an_option(words: str, keys: set[str], end: str) -> None:
+    text = short_message(f"unrecognized arguments: {words}", keys)
+    assert text.startswith(f"{words!r} follows no option; ")
+    assert text.endswith(end)
+
+
 def test_missing_package_is_one_line_with_the_command_that_installs_it() -> None:
     message = (
         "Does not validate against any of the Union subtypes\nErrors:\n"

@@ -204,3 +204,8 @@ def test_subclass_with_another_constructor_only_is_swapped_copied_pickled_and_un
         assert type(unswap_convs(twin)) is Square
     assert type(unswap_convs(native)) is Square
     assert "plan" not in vars(native)
+
+
+def test_name_in_place_of_a_module_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"converts a torch\.nn\.Module, got 'resnet18'"):
+        swap_convs("resnet18")  # type: ignore[type-var]

@@ -19,7 +19,7 @@ TOOLS = {
     "prepare": "pack frames into a store, or check or summarise a dataset",
     "recalibrate": "compute the statistics of batch normalization anew, and compare the scores",
     "report": "write a run as one HTML file: curves, scores, frames, incidents, configuration",
-    "service": "resume a run after a reboot with systemd: install, status, remove",
+    "service": "resume a run after a reboot with systemd: install, remove",
     "stop": "stop a run and wait for its checkpoint",
     "soak": "train with the options of a fit for hours in a temporary folder, and report what happened",
     "submission": "check, score, fuse or rescore submission files of the LTDv2 challenge",

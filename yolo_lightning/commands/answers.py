@@ -25,6 +25,7 @@ from yolo_lightning.commands.option_errors import (
     SYNONYMS,
     fail,
     nearest_key,
+    stray_word,
     unknown_command,
     unknown_key,
     wrong_choice,
@@ -73,15 +74,6 @@ SHOWN = (
 """Options in the short help of fit, validate, test and predict."""
 
 SINGLE_HYPHEN = re.compile(r"-([a-zA-Z]\w[\w.]*)(?:=|$)")
-KEYS_OF_FILES = {
-    ".yaml": "data.format",
-    ".yml": "data.format",
-    ".pt": "model.weights",
-    ".ckpt": "ckpt_path",
-    "folder": "data.root",
-}
-"""Options whose name users omit, by the suffix of the value."""
-
 SWITCH = [TRUE, "false"]
 Table = Mapping[str, Any]  # `stamp`; `help`, a text; `options`: choices of each option by name, None for a group
 
@@ -185,9 +177,7 @@ def check(command: str, words: Sequence[str], table: Table) -> None:
         if (choices := options.get(name)) and value and value not in choices and choices != SWITCH:
             fail(wrong_choice(name, value, choices))
     if "trainer" in options and (stray := stray_words(source.words)):
-        kind = "folder" if os.path.isdir(stray[0]) else Path(stray[0]).suffix
-        meant = [f"--{KEYS_OF_FILES[kind]} {stray[0]}"] if kind in KEYS_OF_FILES else []
-        fail(f"{stray[0]!r} follows no option; write --key value, and a list as --key '[a, b]'{did_you_mean(meant)}")
+        fail(stray_word(stray[0], leaves))
     for file in (file for file in source.files if ":" not in file):  # no configuration as text
         if os.path.isdir(file):
             fail(f"the file {file} of --config is a folder; pass a YAML file")

@@ -1,11 +1,13 @@
 """Error messages for options: one line with the key, the accepted values, the value, and the nearest valid choice."""
 
+import os
 import re
 import shlex
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from inspect import signature
+from pathlib import Path
 from traceback import walk_tb
 from typing import Any, NoReturn
 
@@ -68,6 +70,16 @@ SYNONYMS = {
 
 VALUE_SYNONYMS = {"fp16": "16-mixed", "half": "16-mixed", "fp32": "32-true", "cuda": "gpu"}
 
+KEYS_OF_FILES = {
+    ".yaml": "data.format",
+    ".yml": "data.format",
+    ".pt": "model.weights",
+    ".ckpt": "ckpt_path",
+    "folder": "data.root",
+}
+"""Options whose name users omit, by the suffix of the value."""
+
+STRAY_WORDS = re.compile(r"unrecognized arguments: (?P<words>[^-].*)")
 UNKNOWN_KEY = re.compile(
     r"(?:unrecognized arguments: --(?P<typed>[\w.]+)|does not accept (?:option|nested key) '(?P<configured>[\w.]+)')"
 )
@@ -122,11 +134,12 @@ def fail(message: str, cause: Exception | None = None) -> NoReturn:
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """Print a `ValueError` raised by this package and exit with code 2; other errors keep their traceback."""
+    """Print a `ValueError` of this package or a refusal of Lightning and exit with code 2; other errors are raised."""
     try:
         yield
-    except ValueError as error:
-        if not is_ours(error):
+    except Exception as error:
+        is_refusal = type(error).__name__ == "MisconfigurationException"  # without an import of Lightning
+        if not (is_refusal or (isinstance(error, ValueError) and is_ours(error))):
             raise
         fail(redacted(printable(str(error))))
 
@@ -156,6 +169,8 @@ def short_message(message: str, keys: Collection[str]) -> str:
     """
     if found := UNKNOWN_KEY.search(message):
         return unknown_key(found["typed"] or found["configured"], keys)
+    if found := STRAY_WORDS.search(message):
+        return stray_word(found["words"], keys)
     if found := WRONG_GROUP.search(message):
         if renamed := new_key(found["key"]):
             return f"{found['key']} is now {renamed}"
@@ -193,6 +208,16 @@ def rejected_option(message: str) -> str | None:
 def unknown_command(typed: str, known: Collection[str]) -> str:
     meant = [MODES.get(one, one) for one in similar(typed.lower(), [*known, *MODES])]
     return f"unknown command {typed}{did_you_mean(meant)} The commands are {', '.join(known)}."
+
+
+def stray_word(words: str, keys: Collection[str]) -> str:
+    """Return the error for words that are neither options nor values."""
+    if "command" in keys:
+        return f"{words!r} follows no option; write the command after all options: -- {words}"
+    kind = "folder" if os.path.isdir(words) else Path(words).suffix
+    key = KEYS_OF_FILES.get(kind)
+    meant = did_you_mean([f"--{key} {words}"] if key in keys else [])
+    return f"{words!r} follows no option; write --key value, and a list as --key '[a, b]'{meant}"
 
 
 def wrong_choice(key: str, value: str, accepted: Sequence[str]) -> str:

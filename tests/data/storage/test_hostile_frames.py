@@ -170,3 +170,16 @@ def test_member_without_a_name_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "frames.zip").write_bytes(changed)
     frames = ZipFrames(tmp_path / "frames.zip", tmp_path / "index")
     assert frames.missing(["frames/20200514/clip/image_1.jpg"]) == []
+
+
+def test_unknown_format_installs_nothing_although_ultralytics_replaces_the_open_function_of_pillow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import ultralytics.utils.checks
+    import ultralytics.utils.patches
+
+    asked: list[str] = []
+    monkeypatch.setattr(ultralytics.utils.checks, "check_requirements", asked.append)
+    monkeypatch.setattr(ultralytics.utils.patches.Image, "open", ultralytics.utils.patches.image_open)
+    assert header_size(b"no image") is None
+    assert asked == []

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from yolo_lightning.data.formats.annotations import Annotations, still_images
 from yolo_lightning.data.formats.dataset_format import DatasetFormat, DatasetSettings, Files
@@ -21,7 +20,7 @@ from yolo_lightning.data.index.split_index import SplitIndex, open_packed
 from yolo_lightning.data.index.splits import Split
 from yolo_lightning.data.storage.folder_frames import ImageFiles
 from yolo_lightning.data.storage.frames import IMAGE_SUFFIXES, Channels, FrameError, decode_frame
-from yolo_lightning.data.storage.image_header import FrameLimits
+from yolo_lightning.data.storage.image_header import FrameLimits, open_image
 from yolo_lightning.data.storage.storage import Storage, StorageKind
 from yolo_lightning.utils.paths import user_path
 from yolo_lightning.utils.plain_text import one_line
@@ -270,7 +269,7 @@ def image_shape(path: Path, limits: FrameLimits = FrameLimits()) -> tuple[int, i
     """
     with open_regular(path) as file:
         try:
-            with Image.open(file) as image:
+            with open_image(file) as image:
                 width, height = image.size
                 # Pillow would decode the whole PNG to search for EXIF data.
                 without_exif = image.format == "PNG" and "exif" not in image.info

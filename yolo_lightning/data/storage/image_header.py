@@ -1,9 +1,10 @@
 """Size of an image from its header, before any pixel is decoded: a file of 4 KB can claim 30,000 x 30,000 pixels."""
 
 import io
+import sys
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Literal
+from typing import BinaryIO, Literal
 
 from PIL import Image
 from PIL.TiffImagePlugin import ImageFileDirectory_v2
@@ -52,10 +53,17 @@ class FrameLimits:
         return f"the header claims {claimed} pixels, more than data.limits.max_image_pixels {self.max_pixels}"
 
 
+def open_image(file: BinaryIO) -> Image.Image:
+    """Open a file with Pillow's own function; the one of Ultralytics tries to install a package for unknown formats."""
+    replaced = sys.modules.get("ultralytics.utils.patches")
+    opened: Image.Image = getattr(replaced, "_image_open", Image.open)(file)
+    return opened
+
+
 def header_size(content: bytes) -> tuple[int, int] | None:
     """Return width and height in pixels that the header of an encoded image claims; None if it has no known header."""
     try:
-        with Image.open(io.BytesIO(content)) as image:
+        with open_image(io.BytesIO(content)) as image:
             return image.size
     except Image.DecompressionBombError:
         return REFUSED_BY_PILLOW
