@@ -15,7 +15,7 @@ from typing import Any, get_args, get_origin
 from jsonargparse import ActionConfigFile, ArgumentParser
 
 from yolo_lightning.commands import OWN_OPTIONS
-from yolo_lightning.commands.answers import HELP_WORDS, PICTURES, PROGRAM, learn
+from yolo_lightning.commands.answers import HELP_WORDS, PICTURES, PROGRAM, fitted, learn
 from yolo_lightning.commands.option_errors import ShortErrors
 from yolo_lightning.commands.option_layers import divided
 from yolo_lightning.utils.suggestions import did_you_mean, similar
@@ -56,8 +56,8 @@ def _section(name: str, section: str, functions: Mapping[str, Callable[..., Any]
     """Return the function of a section of a command, or print the sections, if the user asks for help, and exit."""
     if section in HELP_WORDS:
         print(f"usage: {PROGRAM} {name} {'|'.join(functions)} [options]\n")
-        for one, function in functions.items():
-            print(f"  {one:<10}{(function.__doc__ or '').partition('.')[0]}")
+        purposes = (f"  {one:<10}{(function.__doc__ or '').partition('.')[0]}" for one, function in functions.items())
+        print(fitted("\n".join(purposes)))
         raise SystemExit(0)
     if section not in functions:
         meant = did_you_mean(similar(section, functions))
