@@ -16,8 +16,7 @@ import supervision as sv
 import torch
 
 from tests.helpers.networks import lively_checkpoint
-from yolo_lightning import Detector
-from yolo_lightning import detector as detector_file
+from yolo_lightning import Detector, detector as detector_file
 from yolo_lightning.checkpoints.checkpoint_file import INPUT, write_checkpoint
 from yolo_lightning.data.formats.yolo import ORIENTATION
 from yolo_lightning.data.image_size import ImageSize
@@ -172,7 +171,9 @@ def test_run_folder_and_class_names(tmp_path: Path) -> None:
     found = Detector(tmp_path / "run", image_size=64)
     assert found.file == checkpoints / "best.ckpt"
     found.names = ["Katze", "Hund"]
-    assert set(found(FRAME).names) <= {"Katze", "Hund"}
+    names = found(FRAME).names
+    assert names
+    assert set(names) <= {"Katze", "Hund"}
 
 
 @pytest.mark.parametrize("variant", ["yolov10n", "yolo26n"])

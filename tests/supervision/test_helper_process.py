@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from yolo_lightning.supervision import helper_process as module
-from yolo_lightning.supervision import live_heartbeat, run_disk
+from yolo_lightning.supervision import helper_process as module, live_heartbeat, run_disk
 from yolo_lightning.supervision.helper_process import Helper
 from yolo_lightning.supervision.run_disk import DiskHangsError, RunDisk, append_to_log
 from yolo_lightning.utils.process_identity import read_process
@@ -65,7 +64,7 @@ def test_calls_are_made_in_order(tmp_path: Path) -> None:
 
 
 def test_a_call_that_hangs_delays_nobody_and_starts_no_further_process(
-    helper: Helper, fifo: Path, tmp_path: Path
+    helper: Helper, fifo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     helper.post(Path.read_text, fifo)
     before, began_s = os.listdir("/proc/self/fd"), time.monotonic()
@@ -78,6 +77,11 @@ def test_a_call_that_hangs_delays_nobody_and_starts_no_further_process(
     assert helper.silent_s > 0.2
     assert sum(call.content_bytes for call in helper._waiting) <= module.MOST_WAITING_BYTES
     assert helper.dropped > 100
+    dropped = helper.dropped
+    with monkeypatch.context() as limited:
+        limited.setattr(module, "MOST_WAITING_CALLS", len(helper._waiting))
+        helper.post(append_to_log, tmp_path / "log", b"x")
+        assert (helper.dropped, len(helper._waiting)) == (dropped + 1, module.MOST_WAITING_CALLS)
     fifo.write_text("it answers")
     assert helper.wait(helper.begin(divide, 1, 1), 20)
     assert (tmp_path / "state").read_text() == "999;"  # a newer state replaces one that waits
