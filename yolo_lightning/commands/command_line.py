@@ -103,9 +103,9 @@ def call(function: Callable[..., Any], words: Sequence[str], command: str = "") 
 def spelled_out(words: Sequence[str], parameters: Mapping[str, Parameter]) -> list[str]:
     """Return the words with a switch, as `--json`, expanded to `--json=true`, and the values of a list as one word.
 
-    `--weights 0.7 0.3` becomes `--weights=[0.7, 0.3]`. If the first argument is a positional
-    list, it has all words before the first option. For a function with an argument `command`, all words after `--`
-    become the value of `--command`.
+    `--score_thresholds 0.1 0.3` becomes `--score_thresholds=[0.1, 0.3]`. If the first argument is a positional list, it
+    has all words before the first option. For a function with an argument `command`, all words after `--` become the
+    value of `--command`.
     """
     if "command" in parameters and "--" in words:
         at = list(words).index("--")

@@ -20,15 +20,13 @@ from yolo_lightning.supervision.evidence import Request, collect
 from yolo_lightning.supervision.heartbeat import read_heartbeat
 from yolo_lightning.supervision.helper_process import Helper, bounded
 from yolo_lightning.supervision.incident import Incident
+from yolo_lightning.supervision.job import SuperviseSettings
 from yolo_lightning.supervision.kill import end
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts, PhaseTimeouts
 from yolo_lightning.supervision.processes import STOPPED, is_resource_tracker, tree
 from yolo_lightning.supervision.watch import Health, Look, Watch
 from yolo_lightning.utils.process_identity import read_process
 from yolo_lightning.utils.run_files import INCIDENT_FILE, has_checkpoint, incident_folder
-
-PART_TIMEOUT_S, RESAMPLE_S = 10.0, 1.0
-"""As the defaults of `SuperviseSettings`."""
 
 DISK_WAIT_S = 5.0
 OTHERS_REPORT_S = 5.0
@@ -84,8 +82,10 @@ def _excuse(trainer: int) -> str | None:
 
 def _report(look: Look, trainer: int, heartbeat: Path, folder: Path, further: Mapping[str, Any]) -> None:
     """Write stacks and report, from a helper process because the disk can hang, and print the incident."""
-    disk = Helper()
-    request = Request(folder, trainer, heartbeat, look.heartbeat, look.phase, (), PART_TIMEOUT_S, RESAMPLE_S)
+    disk, limits = Helper(), SuperviseSettings()
+    request = Request(
+        folder, trainer, heartbeat, look.heartbeat, look.phase, (), limits.part_timeout_s, limits.resample_s
+    )
     diagnosis = classify(collect(request, lambda path, text: disk.post(evidence.keep, path, text)))
     incident = Incident(folder, look.phase, look.heartbeat, diagnosis, look.waited_s)
     disk.post(evidence.keep, folder / INCIDENT_FILE, incident.report("the training process was killed", **further))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from yolo_lightning.utils.sensors import ROOT, fields_of, integer, meminfo_bytes, text
+from yolo_lightning.utils.sensors import AMD_VENDOR, ROOT, fields_of, integer, meminfo_bytes, text
 
 PCI_CLASSES = ("0x03", "0x1200")  # display controllers, and accelerators without display outputs such as AMD Instinct
 PCI_NAMES = ("usr/share/hwdata/pci.ids", "usr/share/misc/pci.ids")
@@ -21,7 +21,7 @@ class Vendor(StrEnum):
     NVIDIA = "NVIDIA"
 
 
-PCI_VENDORS = {"0x1002": Vendor.AMD, "0x10de": Vendor.NVIDIA}
+PCI_VENDORS = {AMD_VENDOR: Vendor.AMD, "0x10de": Vendor.NVIDIA}
 
 
 @dataclass(frozen=True, slots=True)

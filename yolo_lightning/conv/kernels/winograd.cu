@@ -29,10 +29,8 @@ __device__ inline int position(int index, int depth) { return index ^ depth * 4;
 __device__ inline int not_constant(int value) {
 #ifdef __AMDGCN__
     asm volatile("" : "+v"(value));
-    return value;
-#else
-    return value;
 #endif
+    return value;
 }
 
 // Returns a value that is equal in 32 adjacent threads. If these are a wave, the value needs scalar instructions only.

@@ -55,6 +55,7 @@ class FrameLimits:
 
 def open_image(file: BinaryIO) -> Image.Image:
     """Open a file with Pillow's own function; the one of Ultralytics tries to install a package for unknown formats."""
+    # Ultralytics 8.4 replaces `Image.open` when it is imported; not needed once it leaves Pillow's function in place.
     replaced = sys.modules.get("ultralytics.utils.patches")
     opened: Image.Image = getattr(replaced, "_image_open", Image.open)(file)
     return opened
