@@ -23,11 +23,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from yolo_lightning.callbacks.checkpoint import (
         BestCheckpoint as BestCheckpoint,
-    )
-    from yolo_lightning.callbacks.checkpoint import (
         EpochCheckpoint as EpochCheckpoint,
-    )
-    from yolo_lightning.callbacks.checkpoint import (
         LastCheckpoint as LastCheckpoint,
     )
     from yolo_lightning.callbacks.checkpoint_mirror import CheckpointMirror as CheckpointMirror
@@ -38,18 +34,14 @@ if TYPE_CHECKING:
     from yolo_lightning.callbacks.frame_gallery import FrameGallery as FrameGallery
     from yolo_lightning.callbacks.heartbeat_callback import HeartbeatCallback as HeartbeatCallback
     from yolo_lightning.callbacks.heartbeat_file import HeartbeatFile as HeartbeatFile
-    from yolo_lightning.callbacks.mean_ap import FinalValidation as FinalValidation
-    from yolo_lightning.callbacks.mean_ap import MeanAP as MeanAP
+    from yolo_lightning.callbacks.mean_ap import FinalValidation as FinalValidation, MeanAP as MeanAP
     from yolo_lightning.callbacks.metrics_file import MetricsFile as MetricsFile
-    from yolo_lightning.callbacks.progress_bar import ProgressLines as ProgressLines
-    from yolo_lightning.callbacks.progress_bar import RunProgressBar as RunProgressBar
+    from yolo_lightning.callbacks.progress_bar import ProgressLines as ProgressLines, RunProgressBar as RunProgressBar
     from yolo_lightning.callbacks.random_state import RandomState as RandomState
     from yolo_lightning.callbacks.stall_monitor import StallMonitor as StallMonitor
     from yolo_lightning.callbacks.status_file import StatusFile as StatusFile
     from yolo_lightning.callbacks.stop_on_signal import (
         StopOnSignal as StopOnSignal,
-    )
-    from yolo_lightning.callbacks.stop_on_signal import (
         StoppableTrainer as StoppableTrainer,
     )
     from yolo_lightning.callbacks.submission_writer import SubmissionWriter as SubmissionWriter

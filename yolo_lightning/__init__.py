@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from yolo_lightning.checkpoints.checkpoint_file import find_damage as find_damage
     from yolo_lightning.checkpoints.checkpoint_io import AtomicCheckpointIO as AtomicCheckpointIO
     from yolo_lightning.checkpoints.resume import latest_checkpoint as latest_checkpoint
-    from yolo_lightning.conv import swap_convs as swap_convs
-    from yolo_lightning.conv import unswap_convs as unswap_convs
+    from yolo_lightning.conv import swap_convs as swap_convs, unswap_convs as unswap_convs
     from yolo_lightning.data.datamodule import DetectionDataModule as DetectionDataModule
     from yolo_lightning.data.sampling.seeded_dataset import resumable_loader as resumable_loader
     from yolo_lightning.detector import Detector as Detector

@@ -344,8 +344,7 @@ def weights(folder: Path) -> Target:
 
 def configuration(folder: Path) -> Target:
     from yolo_lightning.checkpoints.resume import differences, remembered
-    from yolo_lightning.commands.report.read_report import Reader
-    from yolo_lightning.commands.report.read_report import configuration as shown
+    from yolo_lightning.commands.report.read_report import Reader, configuration as shown
 
     file = folder / "config.yaml"
     content = (
@@ -433,8 +432,7 @@ def run_files(folder: Path) -> Target:
 def evaluation(folder: Path) -> Target:
     import torch
 
-    from yolo_lightning.data.batch import Prediction
-    from yolo_lightning.data.batch import Target as Truth
+    from yolo_lightning.data.batch import Prediction, Target as Truth
     from yolo_lightning.evaluation.matching import match
     from yolo_lightning.evaluation.record import EvaluationRecord
     from yolo_lightning.evaluation.ultralytics_matching import match_as_ultralytics

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch import Tensor
 
 from yolo_lightning.checkpoints.averaging import AVERAGED, average_checkpoints, average_states, newest_steps

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from yolo_lightning.checkpoints.checkpoint_file import write_checkpoint
-from yolo_lightning.checkpoints.mirror import RemoteFolder, to_mirror
-from yolo_lightning.checkpoints.mirror import mirror as copy
+from yolo_lightning.checkpoints.mirror import RemoteFolder, mirror as copy, to_mirror
 from yolo_lightning.checkpoints.resume import checkpoint_to_fit, download, run_to_download
 from yolo_lightning.checkpoints.run_folder import folder_to_fit
 

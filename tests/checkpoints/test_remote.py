@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from yolo_lightning.checkpoints.checkpoint_file import find_damage, read_checksum, write_checkpoint
-from yolo_lightning.checkpoints.mirror import RemoteFolder, fetch_run, local_checkpoint, to_mirror
-from yolo_lightning.checkpoints.mirror import mirror as copy
+from yolo_lightning.checkpoints.mirror import RemoteFolder, fetch_run, local_checkpoint, mirror as copy, to_mirror
 
 MEMORY = fsspec.filesystem("memory")
 

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 

@@ -13,8 +13,7 @@ import torch
 from torch.nn import functional as F
 
 from tests.conv.test_conv2d import random
-from yolo_lightning.conv import DEFAULT_PLAN, AutotunedPlan, GemmConv2d, Plan, conv2d
-from yolo_lightning.conv import plan as plan_module
+from yolo_lightning.conv import DEFAULT_PLAN, AutotunedPlan, GemmConv2d, Plan, conv2d, plan as plan_module
 from yolo_lightning.conv.algorithms.algorithm import Operation
 from yolo_lightning.conv.algorithms.problem import Problem, Tensors
 from yolo_lightning.conv.algorithms.table import SEPARATE, Candidate, candidates

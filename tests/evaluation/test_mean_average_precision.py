@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import Tensor
 from torch.multiprocessing.spawn import spawn
 from torchmetrics.detection import MeanAveragePrecision as Reference

@@ -14,8 +14,7 @@ import torch
 
 from yolo_lightning.commands.doctor.command import forget_failures
 from yolo_lightning.conv.measurement_cache import read_entries
-from yolo_lightning.model import native_probe as probe
-from yolo_lightning.model import native_trial as trial
+from yolo_lightning.model import native_probe as probe, native_trial as trial
 from yolo_lightning.model.conv_backend import ConvolutionSettings
 from yolo_lightning.model.native_probe import ProbeResult, probe_native
 from yolo_lightning.model.native_trial import run_trial

@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 import torch.multiprocessing.reductions
 from torch.utils.data import dataloader
-from torch.utils.data._utils import fetch as torch_fetch
-from torch.utils.data._utils import worker as torch_worker
+from torch.utils.data._utils import fetch as torch_fetch, worker as torch_worker
 
 from yolo_lightning.data.dataset import EvaluationDataset, TrainingDataset
 from yolo_lightning.data.labelled_frames import LabelledFrames

@@ -8,8 +8,7 @@ import rich
 from yolo_lightning.commands.console import count_text
 from yolo_lightning.evaluation.drift import drift_scores, month_name, named_scores
 from yolo_lightning.evaluation.record import EvaluationRecord
-from yolo_lightning.evaluation.score_intervals import MIN_BOOTSTRAP_SAMPLES
-from yolo_lightning.evaluation.score_intervals import bootstrap as sampled
+from yolo_lightning.evaluation.score_intervals import MIN_BOOTSTRAP_SAMPLES, bootstrap as sampled
 from yolo_lightning.evaluation.score_table import number_table, score_text
 from yolo_lightning.utils.choices import check_choices, check_range
 from yolo_lightning.utils.paths import user_path

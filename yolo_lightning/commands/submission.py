@@ -9,8 +9,7 @@ import rich
 from yolo_lightning.challenge.check import check_submission
 from yolo_lightning.challenge.content import Content, SubmissionReport, Template
 from yolo_lightning.challenge.fusion import fuse as fused
-from yolo_lightning.challenge.rescoring import LabelledDetections, in_first_half, write_models
-from yolo_lightning.challenge.rescoring import rescore as rescored
+from yolo_lightning.challenge.rescoring import LabelledDetections, in_first_half, rescore as rescored, write_models
 from yolo_lightning.challenge.score import match_submission, read_truth, score_submission
 from yolo_lightning.challenge.submission_file import entries, write_submission
 from yolo_lightning.commands.console import writing

@@ -8,8 +8,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from yolo_lightning.conv import layer as gemm
-from yolo_lightning.conv import normalization
+from yolo_lightning.conv import layer as gemm, normalization
 from yolo_lightning.conv.plan import DEFAULT_PLAN, Plan
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)

@@ -15,8 +15,7 @@ import pytest
 import torch
 
 from tests.conv.emulation import Guarded, compile_emulated
-from yolo_lightning.commands.benchmark import correctness, passes, speed, training
-from yolo_lightning.commands.benchmark import section as sections
+from yolo_lightning.commands.benchmark import correctness, passes, section as sections, speed, training
 from yolo_lightning.commands.benchmark.conv_variants import Variant
 from yolo_lightning.commands.benchmark.correctness import (
     FUSED,

@@ -5,8 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tests.evaluation.detections import CLASS_NAMES, Frame, random_frames
 from yolo_lightning.commands.sweep.sweep_scores import Setting, SettingScores, best, held_out, score_setting, selected

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from yolo_lightning.data.formats.annotations import SplitFacts
 from yolo_lightning.data.formats.ltdv2 import CATEGORY_IDS, CLASS_NAMES

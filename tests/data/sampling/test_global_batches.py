@@ -5,8 +5,7 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch.utils.data import Dataset
 
 from yolo_lightning.data.sampling.epoch_order import SampledOrder

@@ -8,8 +8,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tests.helpers.archives import assert_same_in_threads_and_processes, drawn_frames, pixels
 from yolo_lightning.data.index.index_folder import NameTable, encode

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from yolo_lightning.data.boxes import FloatArray
 from yolo_lightning.data.dataset import MIXUP_BETA
