@@ -1,4 +1,4 @@
-"""Rounding of the Winograd kernels on activations and gradients of a training, against the other kernels and float64."""
+"""Rounding of the Winograd kernels on activations and gradients of a training, against float64."""
 
 from pathlib import Path
 
