@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import fields
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -206,14 +205,9 @@ def _notified_once_of_full_disk(run: Run) -> list[str]:
     return [] if count == 1 else [f"{count} notifications of the full disk instead of one"]
 
 
-def _needs_apprise() -> str:
-    """Return why notifications cannot be sent, an empty string if they can."""
-    return "" if find_spec("apprise") else "needs the package apprise"
-
-
 OWN_DISK: dict[str, Any] = {
     **{"prepare": _own_disk_and_webhook, "clean_up": clean_up},
-    "unavailable": lambda: _needs_apprise() or do.cannot_mount(),
+    "unavailable": do.cannot_mount,
 }
 
 
@@ -393,10 +387,10 @@ CASES: tuple[Case, ...] = (
          smoke_test=(sys.executable, "-c", "import time; time.sleep(1000)"), check=_one_trainer, computation="gemm"),
     Case("26", "worker: endless sleep at every fallback level", ("sleep @ frame 16 always",),
          reports=hang("sleep (", phase="fetch", kind=LOADER_STALL) * 3, codes=(76,), timeouts_s={"fetch_s": 6.0},
-         workers=4, fallback_level=2, exact=False, lost_steps=None, log=("gave up: 3 attempts in a row",),
+         workers=4, fallback_level=2, exact=False, lost_steps=None, log=("gave up: 3 consecutive attempts",),
          prepare=_save_rarely, check=_levels_taken),
     Case("27", "trainer: hangs at the same step in every attempt, without workers", ("lock @ step 2 always",),
-         reports=hang("lock (") * 3, codes=(76,), timeouts_s=STEP, exact=False, log=("gave up: 3 attempts in a row",)),
+         reports=hang("lock (") * 3, codes=(76,), timeouts_s=STEP, exact=False, log=("gave up: 3 consecutive attempts",)),
     Case("28", "slow but alive: first batch, a step of ten times the usual duration, validation, save",
          ("slow @ step 0", "half_a_second @ step 9", "slow @ validation 0", "slow @ save 2"),
          timeouts_s=STEP | {"fetch_s": 2.0}, check=_one_trainer),
@@ -454,14 +448,14 @@ CASES: tuple[Case, ...] = (
          timeouts_s=FETCH, workers=2, fallback_level=1, small_shared_memory=True, unavailable=do.cannot_unshare),
     Case("39a", "notifications: a webhook that never answers, a ping that answers 500; the trainer is killed", (),
          (at_step(8, KILL),), KILLED, prepare=_deaf_webhook_and_failing_ping, log=("webhook", "ping"),
-         clean_up=clean_up, unavailable=_needs_apprise),
+         clean_up=clean_up),
     Case("39b", "notifications: a host name that does not exist; the trainer is killed", (),
          (at_step(8, KILL),), KILLED, log=("webhook",),
-         config={"supervision.notify.webhook": "http://notify.invalid/hook"}, unavailable=_needs_apprise),
+         config={"supervision.notify.webhook": "http://notify.invalid/hook"}),
     Case("39c", "notifications: a webhook that redirects, a ping that sends one byte per second; the trainer is killed",
          (), (at_step(8, KILL),), KILLED, prepare=_redirecting_webhook_and_dripping_ping,
          log=("HTTP status 302, a redirect, which is not followed", "ping not sent"),
-         clean_up=clean_up, unavailable=_needs_apprise),
+         clean_up=clean_up),
     Case("40a", "trainer: SIGKILL to its process group, with workers and resource tracker", (),
          (at_step(8, send(SIGKILL, TRAINER_GROUP)),), KILLED, workers=2),
     Case("40b", "SIGKILL to supervisor, trainer, workers and resource tracker at once; then fit --resume", (),

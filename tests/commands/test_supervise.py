@@ -10,9 +10,7 @@ import pytest
 from tests.conftest import REPOSITORY
 from tests.helpers.program import COMMAND, run_python
 from yolo_lightning.commands.command_line import run_tool
-from yolo_lightning.supervision.fallback_levels import levels_of_words
 from yolo_lightning.supervision.heartbeat import heartbeat
-from yolo_lightning.supervision.job import Job
 
 PAGE = REPOSITORY / "docs" / "supervise.md"
 HANG = """    if step == 5 and not os.path.exists("hung"):
@@ -59,8 +57,9 @@ def test_example_of_the_page_is_restarted_after_a_hang(tmp_path: Path) -> None:
 
 @pytest.mark.whole_run
 def test_restart_adds_options_after_progress_and_exit_code_zero_finishes(tmp_path: Path) -> None:
-    script = f"{PLAIN}heartbeat('step', 10 * starts)\nos._exit(0 if starts == 3 else 9)\n"
-    done = supervise(tmp_path, script, "--restart_options=--resume now", words=("--lr", "0.1"))
+    script = f"{PLAIN}open('a.pt', 'a').write('x')\nos._exit(0 if starts == 3 else 9)\n"
+    options = ("--restart_options=--resume now", "--checkpoints", "*.pt", "--supervision.attempts=1")
+    done = supervise(tmp_path, script, *options, words=("--lr", "0.1"))
     assert done.returncode == 0, done.stdout + done.stderr
     started = [line for line in log_of(tmp_path).splitlines() if "started with" in line]
     assert [line.partition("with ")[2] for line in started] == [
@@ -70,17 +69,11 @@ def test_restart_adds_options_after_progress_and_exit_code_zero_finishes(tmp_pat
 
 
 @pytest.mark.whole_run
-def test_supervisor_gives_up_without_progress(tmp_path: Path) -> None:
-    done = supervise(tmp_path, f"{PLAIN}heartbeat('step', 3)\nos._exit(9)\n", "--supervision.attempts=2")
-    assert done.returncode == 76, done.stdout + done.stderr
-    # The first attempt made progress: step 3 after step 0. The two after it did not.
-    assert (tmp_path / "starts").read_text() == "xxx"
-
-
-@pytest.mark.whole_run
-def test_unchanged_checkpoints_are_no_progress(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [(), ("--checkpoints", "*.pt")], ids=["no pattern", "unchanged"])
+def test_supervisor_gives_up_without_a_new_checkpoint(options: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "a.pt").touch()
     script = f"{PLAIN}heartbeat('step', 3 * starts)\nos._exit(9)\n"
-    done = supervise(tmp_path, script, "--supervision.attempts=2", "--checkpoints", "*.pt")
+    done = supervise(tmp_path, script, "--supervision.attempts=2", *options)
     assert done.returncode == 76, done.stdout + done.stderr
     assert (tmp_path / "starts").read_text() == "xx"
 
@@ -93,15 +86,6 @@ def test_supervise_without_a_command_is_an_error() -> None:
 def test_heartbeat_rejects_an_unknown_phase() -> None:
     with pytest.raises(ValueError, match=r"phase must be one of import, setup, .*got 'training'"):
         heartbeat("training")
-
-
-def test_fallback_options_follow_the_configured_level_and_survive_the_environment() -> None:
-    words = (("--num-workers", "2"), ("--num-workers", "0"))
-    job = Job(("train",), ("train", "--resume"), fallbacks=words, any_command=True, checkpoints="/out/*.pt")
-    assert Job.from_json(job.to_json()) == job
-    levels = levels_of_words(job.fallbacks)
-    assert [level.overrides for level in levels] == [(), *words]
-    assert [level.name for level in levels] == ["as configured", "--num-workers 2", "--num-workers 0"]
 
 
 DIES_ONCE = """

@@ -18,8 +18,6 @@ from yolo_lightning.supervision.trainer import marker_of
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 TRAINER = Path(__file__).with_name("stand_in_trainer.py")
-APPRISE_STUB = Path(__file__).with_name("apprise_stub")
-PYTHONPATH = f"{REPOSITORY}{os.pathsep}{APPRISE_STUB}"
 PATIENT_S = 30.0
 LIMIT_S = 60.0
 
@@ -60,7 +58,7 @@ class Supervised:
         job = Job(command, (*command, "--resume"), workers, options, smoke_test)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "yolo_lightning.supervision", str(run)],
-            env=os.environ | {"PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1", JOB_VARIABLE: job.to_json()},
+            env=os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", JOB_VARIABLE: job.to_json()},
             stdout=stdout,
         )
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from yolo_lightning.supervision import kill
-from yolo_lightning.supervision.kill import kill_tree, wait_until_gone, where_it_is
-from yolo_lightning.supervision.processes import is_resource_tracker, marked, remaining_thread, tree
+from yolo_lightning.supervision.kill import _wait_until_gone, _where_it_is, kill_tree
+from yolo_lightning.supervision.processes import marked, remaining_thread, tree
 from yolo_lightning.utils.process_identity import Process, is_same, read_process
 
 MARKER = f"YOLO_LIGHTNING_TEST_MARKER=kill-{os.getpid()}"
@@ -70,23 +70,6 @@ def test_whole_tree_ends_and_leaves_no_semaphore(state: str, tmp_path: Path) -> 
     trainer.wait()
 
 
-@pytest.mark.parametrize("remover", ["tracker", "supervisor"])
-def test_semaphores_are_unlinked_by_the_tracker_or_if_it_was_killed_by_the_supervisor(
-    remover: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trainer = start(TREE, str(tmp_path / "orphan"), "alive")
-    assert trainer.stdout is not None
-    names = trainer.stdout.readline().split()[1].split(",")
-    if remover == "tracker":
-        monkeypatch.setattr(kill, "_mapped_now", lambda pids: [])
-    else:
-        (tracker,) = [one for one in tree(trainer.pid) if is_resource_tracker(one.pid)]
-        os.kill(tracker.pid, 9)
-    kill_tree(trainer.pid, MARKER, wait_s=10)
-    assert not any(Path("/dev/shm", f"sem.{name.lstrip('/')}").exists() for name in names)
-    trainer.wait()
-
-
 def test_neighbours_live_on() -> None:
     neighbour = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
     trainer = start("import time; print('up', flush=True); time.sleep(1000)")
@@ -103,7 +86,7 @@ def test_neighbours_live_on() -> None:
 
 def test_fault_24_process_that_outlives_sigkill_needs_a_reboot(monkeypatch: pytest.MonkeyPatch) -> None:
     stuck = Process(4_000_000, "python", "D", 1, 4_000_000, 7)
-    monkeypatch.setattr(kill, "snapshot", lambda leader, marker: [stuck])
+    monkeypatch.setattr(kill, "_snapshot", lambda leader, marker: [stuck])
     monkeypatch.setattr(kill, "is_same", lambda process: True)
     monkeypatch.setattr(kill, "wait_channel", lambda pid: "amdgpu_fence_wait")
     began_s = time.monotonic()
@@ -149,7 +132,7 @@ def test_process_whose_main_thread_has_exited_is_not_gone() -> None:
         time.sleep(0.01)
     assert found is not None
     assert (found.state, found.is_gone, is_same(found)) == ("Z", False, True)
-    assert re.fullmatch(r"python\S*, state S, waits in \S.*", where_it_is(found))
+    assert re.fullmatch(r"python\S*, state S, waits in \S.*", _where_it_is(found))
     kill.end([found])
-    assert wait_until_gone([found], 10.0) == []
+    assert _wait_until_gone([found], 10.0) == []
     process.communicate()

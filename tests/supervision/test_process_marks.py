@@ -10,12 +10,7 @@ from pathlib import Path
 import pytest
 
 from yolo_lightning.supervision import kill
-from yolo_lightning.supervision.kill import (
-    OURS_IN_SHARED_MEMORY,
-    mark_process,
-    marked_files,
-    remove_files_of_dead_processes,
-)
+from yolo_lightning.supervision.kill import _marked_files, mark_process, remove_files_of_dead_processes
 from yolo_lightning.supervision.trainer import MARKER_VARIABLE
 from yolo_lightning.utils.process_identity import own_mark
 
@@ -113,16 +108,8 @@ def test_other_names_and_other_namespaces_are_left_alone(tmp_path: Path, monkeyp
         "sem.mp-12345678",
     ):
         (tmp_path / name).mkdir()
-    found = sorted(path.name for path in marked_files() if path.parent == tmp_path)
+    found = sorted(path.name for path in _marked_files() if path.parent == tmp_path)
     assert found == [other_start, f"{other_start}-12345678-record"]
-
-
-def test_mark_is_short_and_known_to_the_one_who_kills(monkeypatch: pytest.MonkeyPatch) -> None:
-    mark = own_mark()
-    assert mark is not None
-    assert len(mark) <= 40
-    assert kill.MARKED.fullmatch(f"sem.{mark}-abcd_012")
-    assert OURS_IN_SHARED_MEMORY.fullmatch(f"sem.{mark}-abcd_012")
 
 
 def test_folder_of_sockets_is_one_in_which_sockets_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

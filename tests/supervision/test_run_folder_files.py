@@ -12,6 +12,7 @@ import pytest
 from yolo_lightning.checkpoints import checkpoint_file
 from yolo_lightning.supervision import Job, RunInUseError, SuperviseSettings, run_disk, run_folder_files, run_lock
 from yolo_lightning.supervision.helper_process import Helper
+from yolo_lightning.supervision.job import has_saved
 from yolo_lightning.supervision.phase_timeouts import PhaseTimeouts
 from yolo_lightning.supervision.run_disk import Recorder
 from yolo_lightning.supervision.run_lock import Holder, read_holder
@@ -31,28 +32,21 @@ def test_names_of_step_checkpoints_agree() -> None:
     assert fnmatch(name, run_files.STEP_CHECKPOINTS)
 
 
+def test_saved_steps_are_those_of_whole_step_checkpoints(tmp_path: Path) -> None:
+    """A run that crashes after each validation would write `best.ckpt` again in each attempt."""
+    (tmp_path / "checkpoints").mkdir()
+    for file, steps in (("step-000000500.ckpt", "500"), ("best.ckpt", "900"), ("step-000000900.ckpt", "{")):
+        (tmp_path / "checkpoints" / f"{file}.json").write_text(f'{{"steps": {steps}}}')
+    assert run_folder_files.saved_steps(tmp_path) == {500}
+
+
 @pytest.mark.parametrize(
-    ("before", "after", "is_headway"),
-    [
-        ({}, {"step-000000500.ckpt": "500"}, True),
-        ({"step-000000500.ckpt": "500"}, {"step-000000500.ckpt": "500", "best.ckpt": "900"}, False),
-        ({"step-000001000.ckpt": "1000"}, {"step-000000600.ckpt": "600"}, True),
-        ({"step-000001000.ckpt": "1000"}, {"step-000001000.ckpt": "1000", "step-000001400.ckpt": "1400"}, True),
-        ({"step-000000500.ckpt": "500", "step-000001000.ckpt": "1000"}, {"step-000000500.ckpt": "500"}, False),
-        ({"step-000000500.ckpt": "500"}, {"step-000000500.ckpt": "500", "step-000000900.ckpt": "{"}, False),
-    ],
-    ids=["first", "same step and the best", "after a damaged one", "more steps", "deleted", "damaged checksum file"],
+    ("before", "after", "is_saved"),
+    [((), (500,), True), ((1000,), (600,), True), ((500, 1000), (500,), False), ((500,), (500,), False)],
+    ids=["first", "in place of a damaged one", "deleted", "none"],
 )
-def test_checkpoint_of_another_step_is_headway(
-    before: dict[str, str], after: dict[str, str], is_headway: bool, tmp_path: Path
-) -> None:
-    found = []
-    for name, files in (("before", before), ("after", after)):
-        (tmp_path / name / "checkpoints").mkdir(parents=True)
-        for file, steps in files.items():
-            (tmp_path / name / "checkpoints" / f"{file}.json").write_text(f'{{"steps": {steps}}}')
-        found.append(run_folder_files.saved_steps(tmp_path / name))
-    assert run_folder_files.has_saved(found[0], found[1]) == is_headway
+def test_checkpoint_of_another_step_is_progress(before: tuple[int], after: tuple[int], is_saved: bool) -> None:
+    assert has_saved(frozenset(before), frozenset(after)) is is_saved
 
 
 def test_what_an_earlier_attempt_said_is_cleared(tmp_path: Path) -> None:

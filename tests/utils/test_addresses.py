@@ -38,8 +38,6 @@ def test_credentials_are_hidden(text: str, expected: str) -> None:
         ["predict", "sftp://user:SECRET@host/a.ckpt"],
         ["fit", "--supervision.notify.webhook", "https://host/services/aB3dE6gH9jK1mN4pSECRET"],
         ["fit", "--supervision.notify.ping=https://host/a?key=SECRET"],
-        ["fit", "--supervision.notify.apprise=tgram://SECRET@host/"],
-        ["fit", "--supervision.notify.apprise=tgram://123456:SECRET/42"],
         ["fit", "--supervision", '{enabled: true, notify: {webhook: "https://usr:SECRET@host/x"}}'],
         ["fit", "--supervision.notify", "{ping: https://host/5f8f1a2b-9c3d-4e5f-8a7b-SECRET123456}"],
         ["fit", "--supervision.notify={ping: 'https://host/a?key=SECRET'}"],

@@ -22,7 +22,7 @@ from yolo_lightning.utils.plain_text import one_line
 from yolo_lightning.utils.rank_zero import rank_zero_info, rank_zero_warn
 from yolo_lightning.utils.yaml_file import flatten, read_yaml
 
-ADDRESSES = {f"supervision.notify.{name}" for name in ("webhook", "apprise", "ping")}
+ADDRESSES = {f"supervision.notify.{name}" for name in ("webhook", "ping")}
 NOT_COMPARED = {"ckpt_path", "resume", "detach", "trainer.default_root_dir", "config", "mirror"} | ADDRESSES
 """Options that select the checkpoint or contain secrets."""
 LONGEST_VALUE = 300  # characters of a saved value in a message

@@ -14,7 +14,6 @@ def supervise(
     run: Path = Path("runs/supervised"),
     restart_options: str = "",
     checkpoints: str = "",
-    fallbacks: list[str] = [],  # noqa: B006 - the parser needs a list as the default
     supervision: SuperviseSettings = SuperviseSettings(),  # noqa: B008 - frozen
 ) -> NoReturn:
     """Run a command, watch its heartbeat, and restart the command after hangs and crashes.
@@ -24,10 +23,9 @@ def supervise(
     Args:
         command: Words of the command; usually written after all options: `supervise --run RUN -- python train.py`.
         run: Folder for the log, the incident reports and the state of the supervisor.
-        restart_options: Options that are appended to the command when it is restarted after progress.
-        checkpoints: Pattern of the checkpoint files, for example 'out/*.pt'. A new or changed file is progress. Without
-            a pattern, a heartbeat with a larger step than in all earlier attempts is progress.
-        fallbacks: Options that are appended after loader stalls, one text per level, from fast to safe.
+        restart_options: Options that are appended to the command when it is restarted and a checkpoint exists.
+        checkpoints: Pattern of the checkpoint files, for example 'out/*.pt'. A new or changed file is progress, which
+            resets the limit of attempts.
         supervision: Timeouts, retries and notifications.
     """
     if not command:
@@ -36,7 +34,6 @@ def supervise(
         command=tuple(command),
         restart_command=(*command, *shlex.split(restart_options)),
         settings=supervision,
-        fallbacks=tuple(tuple(shlex.split(one)) for one in fallbacks),
         any_command=True,
         checkpoints=str(Path(checkpoints).absolute()) if checkpoints else "",
     )

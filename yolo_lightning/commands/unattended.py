@@ -23,10 +23,8 @@ def unattended(run: Path, settings: SuperviseSettings, *, has_service: bool) -> 
         has_service: Whether a systemd unit resumes the run after a reboot.
     """
     open_points = []
-    if not (settings.notify.webhook or settings.notify.apprise or settings.notify.ping):
-        open_points.append(
-            "nobody is told when the run ends or gives up: set --supervision.notify.webhook, apprise or ping"
-        )
+    if not (settings.notify.webhook or settings.notify.ping):
+        open_points.append("nobody is told when the run ends or gives up: set --supervision.notify.webhook or ping")
     if not has_service:
         open_points.append(f"a reboot or a power cut ends the run: {PROGRAM} service install {shlex.quote(str(run))}")
     elif not lingers():

@@ -3,14 +3,14 @@
 Imports neither torch nor Lightning: the supervisor uses no GPU, no threads and little memory. Reading order::
 
     job                         settings, commands, progress    supervisor          attempts and restarts
-    attempt                     one attempt                     trainer             the trainer process, its output
-    heartbeat, live_heartbeat   the heartbeat file              watch               detection of stalls
-    phase_timeouts              timeout of each phase           classify            class of a stall (pure)
-    evidence, incident          the incident report             outcome             meaning of an exit, full disk
-    kill                        ends all processes              restart_policy      what follows an attempt (pure)
-    run_disk, helper_process    file access that cannot block   fallback            loader settings, fast to safe
-    announcer, notify           status file and notifications   detach              a session of its own
+    heartbeat, live_heartbeat   the heartbeat file              trainer             the trainer process, its output
+    phase_timeouts              timeout of each phase           watch               detection of stalls
+    evidence, incident          the incident report             classify            class of a stall (pure)
+    kill                        ends all processes              outcome             meaning of an exit, full disk
+    run_disk, helper_process    file access that cannot block   restart_policy      what follows an attempt (pure)
+    announcer, notify           status file and notifications   fallback_levels     settings, from fast to safe
     stall_process               stalls without a supervisor     watches             readings over minutes
+    detach                      a session of its own
 """
 
 from yolo_lightning.supervision.fallback_levels import level_of_launch

@@ -52,7 +52,7 @@ class Announcer:
         self._began_s = time.time()
         self._furthest = (-1, 0, 0)
         self._next_ping_s = 0.0
-        self._next_check_s = 0.0 if settings.webhook or settings.apprise else float("inf")
+        self._next_check_s = 0.0 if settings.webhook else float("inf")
         self._check: Call[Status | None] | None = None
         self._alarms: dict[str, float] = {}  # begin of each alarm that was sent, by name of the watch
         self._steps_lost: int | None = None

@@ -21,13 +21,12 @@ class FallbackLevel:
     name: str
     num_workers: int | None = None  # loader processes; None for the configured number
     settings: dict[str, Any] = field(default_factory=dict)  # options that are replaced, by full key
-    words: tuple[str, ...] = ()  # options of another command than `fit`
     saves_memory: bool = False  # whether the level needs less memory of the GPU than the levels above it
 
     @property
     def overrides(self) -> tuple[str, ...]:
         """The settings as command-line options of the trainer."""
-        return self.words + tuple(
+        return tuple(
             f"--{key}={str(value).lower() if isinstance(value, bool) else value}"
             for key, value in self.settings.items()
         )
@@ -79,11 +78,6 @@ def computation_levels(options: Mapping[str, Any], *, cpu: bool = False) -> tupl
         if configured | level.settings != configured | kept[-1].settings:
             kept.append(level)
     return (*kept, CPU_LEVEL) if cpu and options.get("trainer.accelerator") != "cpu" else tuple(kept)
-
-
-def levels_of_words(fallbacks: Sequence[tuple[str, ...]]) -> tuple[FallbackLevel, ...]:
-    """Return the levels of a command that gets the words of `fallbacks` in addition, from fast to safe."""
-    return LOADER_LEVELS[0], *(FallbackLevel(" ".join(words), words=words) for words in fallbacks)
 
 
 def level_of_launch(run: Path, launch: str, num_workers: int) -> FallbackLevel:

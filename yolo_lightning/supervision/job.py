@@ -12,7 +12,6 @@ from typing import Any, NoReturn, Self
 
 from yolo_lightning.supervision import run_folder_files
 from yolo_lightning.supervision.fallback_levels import COMPUTATION_KEYS
-from yolo_lightning.supervision.heartbeat import Heartbeat
 from yolo_lightning.supervision.notify import NotifySettings
 from yolo_lightning.supervision.phase_timeouts import PhaseTimeouts
 from yolo_lightning.utils import run_files
@@ -41,8 +40,8 @@ class SuperviseSettings:
         part_timeout_s: Time limit of each part of an incident report, seconds.
         resample_s: Seconds between two samples of a stalled trainer's stack.
         smoke_test_s: Time limit of the GPU smoke test, seconds, including the import of torch.
-        attempts: Limit of failed attempts in a row without a new checkpoint.
-        pause_s: Pause before the second restart in a row without a new checkpoint, seconds; each further pause is twice
+        attempts: Limit of consecutive failed attempts without a new checkpoint.
+        pause_s: Pause before the second consecutive restart without a new checkpoint, seconds; each further pause is twice
             as long. The first restart follows at once.
         max_pause_s: Longest pause, seconds.
         cpu_fallback: Whether the last fallback level of the computation trains on the CPU.
@@ -91,8 +90,7 @@ class Job:
     settings: SuperviseSettings = field(default_factory=SuperviseSettings)
     smoke_test: tuple[str, ...] = ()  # words of a program that uses the GPU, run after a GPU stall; empty for none
     any_command: bool = False  # whether the command is not a `fit`: exit code 0 means that it has finished
-    checkpoints: str = ""  # absolute pattern of the checkpoint files of `any_command`; empty if unknown
-    fallbacks: tuple[tuple[str, ...], ...] = ()  # words that `any_command` gets at each fallback level
+    checkpoints: str = ""  # absolute pattern of the checkpoint files of `any_command`; empty for none
     options: dict[str, Any] = field(default_factory=dict)  # configured computation, see `computation_levels`
 
     def to_json(self) -> str:
@@ -105,8 +103,7 @@ class Job:
         settings["phase_timeouts"] = PhaseTimeouts(**settings["phase_timeouts"])
         settings["notify"] = NotifySettings(**settings["notify"])
         words = {name: tuple(content[name]) for name in ("command", "restart_command", "smoke_test")}
-        fallbacks = tuple(map(tuple, content["fallbacks"]))
-        return cls(**content | words | {"settings": SuperviseSettings(**settings), "fallbacks": fallbacks})
+        return cls(**content | words | {"settings": SuperviseSettings(**settings)})
 
 
 def job(
@@ -150,7 +147,7 @@ def saved_marks(run: Path, job: Job) -> frozenset[int]:
     if not job.any_command:
         return run_folder_files.saved_steps(run)
     found = set()
-    for name in glob.glob(job.checkpoints, recursive=True) if job.checkpoints else ():
+    for name in glob.glob(job.checkpoints, recursive=True):
         try:
             found.add(os.stat(name).st_mtime_ns)
         except OSError:  # replaced meanwhile
@@ -158,20 +155,17 @@ def saved_marks(run: Path, job: Job) -> frozenset[int]:
     return frozenset(found)
 
 
-def can_resume(run: Path, job: Job, furthest_step: int) -> bool:
-    """Return whether the next attempt uses the restart command; `furthest_step` is the largest of any heartbeat."""
-    if not job.any_command:
-        return run_files.has_checkpoint(run)
-    return bool(saved_marks(run, job)) if job.checkpoints else furthest_step > 0
+def has_saved(before: frozenset[int], after: frozenset[int]) -> bool:
+    """Return whether an attempt has saved a step that had no checkpoint before the attempt.
+
+    A smaller number of steps counts too: training was resumed before a damaged checkpoint, which the save has replaced.
+    """
+    return not after <= before
 
 
-def has_progressed(
-    job: Job, before: frozenset[int], after: frozenset[int], heartbeat: Heartbeat | None, furthest_step: int
-) -> bool:
-    """Return whether an attempt got further than the earlier ones, whose largest step is `furthest_step`."""
-    if job.any_command and not job.checkpoints:
-        return heartbeat is not None and heartbeat.step > furthest_step
-    return run_folder_files.has_saved(before, after)
+def can_resume(run: Path, job: Job) -> bool:
+    """Return whether there is a checkpoint, so that the next attempt uses the restart command."""
+    return bool(saved_marks(run, job)) if job.any_command else run_files.has_checkpoint(run)
 
 
 def supervisor_command(run: Path, job: Job) -> tuple[list[str], dict[str, str]]:

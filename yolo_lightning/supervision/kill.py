@@ -21,31 +21,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from yolo_lightning.supervision.helper_process import bounded
-from yolo_lightning.supervision.processes import (
-    LOOK_TIMEOUT_S,
-    is_resource_tracker,
-    marked,
-    remaining_thread,
-    tree,
-    wait_channel,
-)
+from yolo_lightning.supervision.processes import is_resource_tracker, marked, remaining_thread, tree, wait_channel
 from yolo_lightning.supervision.trainer import is_supervised, temporary_folder
-from yolo_lightning.utils.process_identity import (
-    MARK,
-    PROC,
-    Process,
-    is_same,
-    own_mark,
-    owner_lives,
-)
+from yolo_lightning.utils.process_identity import MARK, PROC, Process, is_same, own_mark, owner_lives
 
 SHARED_MEMORY = Path("/dev/shm")
 MARKED = re.compile(rf"(?:sem\.)?{MARK}(?:-\w{{8}})?(?:-record)?")
 """Names of semaphores and folders with a mark."""
-
-OURS_IN_SHARED_MEMORY = re.compile(r"(sem\.mp-|sem\.yolo-|torch_|psm_|wnsm_|sem\.loky-).+")
-"""Names chosen by multiprocessing, torch and `mark_process`. Other files in /dev/shm are never deleted."""
 
 POLL_S = 0.02
 PR_SET_CHILD_SUBREAPER = 36
@@ -94,28 +76,26 @@ def kill_tree(leader: int | None, marker: str, wait_s: float = 5.0) -> Killed:
     time limit in seconds for the processes, for the resource tracker, and for processes that were found last, each.
     A chain of processes that fork and exit ends because each one is killed as soon as it is adopted.
     """
-    members = snapshot(leader, marker)
-    pids = [process.pid for process in members]
-    files = bounded(lambda: _mapped_now(pids), LOOK_TIMEOUT_S) or []
+    members = _snapshot(leader, marker)
     others = [process for process in members if not is_resource_tracker(process.pid)]
     end(others)
-    wait_until_gone(others, wait_s)
-    wait_until_gone(members, wait_s)
+    _wait_until_gone(others, wait_s)
+    _wait_until_gone(members, wait_s)
     end(members)
-    late = [process for process in snapshot(leader, marker) if process not in members]
+    late = [process for process in _snapshot(leader, marker) if process not in members]
     end(late)
     end_s, earlier = time.monotonic() + wait_s, list[int]()
     while (orphans := reap_orphans(leader, signal.SIGKILL)) and time.monotonic() < end_s:
         time.sleep(POLL_S if orphans == earlier else 0.0)
         earlier = orphans
-    left = wait_until_gone([*members, *late], wait_s)
+    left = _wait_until_gone([*members, *late], wait_s)
     dead = tuple(process.pid for process in [*members, *late] if process not in left)
-    _remove([*files, *(path for pid in dead for path in SHARED_MEMORY.glob(f"torch_{pid}_*"))])
+    _remove(path for pid in dead for path in SHARED_MEMORY.glob(f"torch_{pid}_*"))
     remove_files_of_dead_processes()
-    return Killed(dead, {process: where_it_is(process) for process in left})
+    return Killed(dead, {process: _where_it_is(process) for process in left})
 
 
-def snapshot(leader: int | None, marker: str) -> list[Process]:
+def _snapshot(leader: int | None, marker: str) -> list[Process]:
     """Return the living processes to end, without this process."""
     found = {process.pid: process for process in marked(marker)}
     for pid in [*found, *reap_orphans(leader), *([] if leader is None else [leader])]:
@@ -136,7 +116,7 @@ def end(processes: Iterable[Process]) -> None:
                 os.kill(process.pid, number)
 
 
-def wait_until_gone(processes: Iterable[Process], wait_s: float) -> list[Process]:
+def _wait_until_gone(processes: Iterable[Process], wait_s: float) -> list[Process]:
     """Wait at most `wait_s` seconds; return the processes that have not ended."""
     left = [process for process in processes if is_same(process)]
     deadline_s = time.monotonic() + wait_s
@@ -146,29 +126,10 @@ def wait_until_gone(processes: Iterable[Process], wait_s: float) -> list[Process
     return left
 
 
-def where_it_is(process: Process) -> str:
+def _where_it_is(process: Process) -> str:
     """Return the state and the place in the kernel as text, of the thread that has not ended if there are several."""
     thread = remaining_thread(process) or process
     return f"{process.name}, state {thread.state}, waits in {wait_channel(thread.pid) or 'an unknown place'}"
-
-
-def _mapped_now(pids: Iterable[int]) -> list[Path]:
-    """Return the files in /dev/shm that processes have mapped; can block forever.
-
-    Files are compared by inode, because the C library creates a semaphore under another name and links it.
-    """
-    device = SHARED_MEMORY.stat().st_dev
-    where = f"{os.major(device):02x}:{os.minor(device):02x}"
-    inodes: set[int] = set()
-    for pid in pids:
-        try:
-            maps = (PROC / str(pid) / "maps").read_text(errors="replace")
-        except OSError:
-            continue
-        inodes |= {int(inode) for inode in re.findall(rf"^\S+ \S+ \S+ {where} (\d+)", maps, re.MULTILINE)}
-    with os.scandir(SHARED_MEMORY) as entries:
-        found = [entry.name for entry in entries if entry.inode() in inodes]
-    return [SHARED_MEMORY / name for name in sorted(found) if OURS_IN_SHARED_MEMORY.fullmatch(name)]
 
 
 def _remove(paths: Iterable[Path]) -> None:
@@ -204,10 +165,10 @@ def mark_process() -> None:
 
 def remove_files_of_dead_processes() -> None:
     """Delete this user's semaphores and folders whose mark names a process that has ended."""
-    _remove(marked_files())
+    _remove(_marked_files())
 
 
-def marked_files() -> Iterator[Path]:
+def _marked_files() -> Iterator[Path]:
     """Yield the files and folders whose mark names a process of this boot and PID namespace that has ended."""
     for folder in {SHARED_MEMORY, Path(tempfile.gettempdir()), Path("/tmp")}:
         with suppress(OSError):

@@ -2,22 +2,18 @@
 
 import base64
 import json
-import logging
-import os
 import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from yolo_lightning.supervision.helper_process import Call, Helper
-from yolo_lightning.utils.addresses import REFERENCE
+from yolo_lightning.utils.addresses import REFERENCE, resolved
 
-ADDRESSES = ("webhook", "apprise", "ping")
+ADDRESSES = ("webhook", "ping")
 WEB_SCHEMES = ("http", "https")
 REPEAT_AFTER_S = 3600.0
 SOCKET_TIMEOUT_S = 10.0
@@ -36,15 +32,12 @@ class NotifySettings:
     variable `NAME` and keeps the address out of `config.yaml`.
 
     Attributes:
-        webhook: http or https address. apprise recognizes the addresses of Slack, Discord and others; any other address
-            receives one JSON object per event by POST, with `title` and `text`. Redirects are not followed.
-        apprise: Address of the package apprise (`mailto://...`, `tgram://...`), or several, separated by commas.
+        webhook: Address that receives one JSON object per event by POST, with `title` and `text`.
         ping: Address that receives a GET request while training makes progress (dead man's switch, as of
             healthchecks.io): the service raises the alarm when the requests stop.
     """
 
     webhook: str | None = field(default=None, repr=False)
-    apprise: str | None = field(default=None, repr=False)
     ping: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -57,14 +50,10 @@ class NotifySettings:
         """Return a copy in which environment variables are replaced by their values."""
         found: dict[str, Any] = {}
         for name in ADDRESSES:
-            if match := REFERENCE.fullmatch(getattr(self, name) or ""):
-                if not os.environ.get(match[1]):
-                    raise ValueError(f"supervision.notify.{name} is ${match[1]}, but {match[1]} is not set.")
-                found[name] = os.environ[match[1]]
-        if (self.webhook or self.apprise) and find_spec("apprise") is None:
-            raise ValueError(
-                "supervision.notify needs the package apprise for webhook and apprise: pip install apprise"
-            )
+            try:
+                found[name] = (address := getattr(self, name)) and resolved(address)
+            except ValueError as error:
+                raise ValueError(f"supervision.notify.{name}: {error}") from None
         return replace(self, **found)
 
 
@@ -75,9 +64,7 @@ def _check_address(name: str, address: str) -> None:
         scheme, host = parts.scheme, parts.hostname
     except ValueError:
         scheme, host = "", None
-    if name == "apprise" and "://" not in address:
-        raise ValueError("supervision.notify.apprise must be $NAME or contain a scheme, such as mailto://...")
-    if name != "apprise" and (scheme not in WEB_SCHEMES or not host):
+    if scheme not in WEB_SCHEMES or not host:
         raise ValueError(
             f"supervision.notify.{name} must be http://HOST/..., https://HOST/... or $NAME, "
             f"got the scheme {scheme!r} and {'a' if host else 'no'} host"
@@ -85,7 +72,7 @@ def _check_address(name: str, address: str) -> None:
 
 
 class Notifier:
-    """Sends messages and pings from child processes, one for each configured address. Only `close` waits.
+    """Sends messages and pings from child processes, one for each address. Only `close` waits.
 
     The limit of one message per event and hour also bounds the queue of an address that does not respond. `log` is
     called with a line for each message that could not be sent.
@@ -99,7 +86,7 @@ class Notifier:
         self._sent: dict[str, tuple[float, int]] = {}
 
     def send(self, event: str, text: str = "") -> None:
-        """Queue a message for all addresses, unless the same event was sent within the last hour."""
+        """Queue a message, unless the same event was sent within the last hour."""
         now_s = time.monotonic()
         sent_s, suppressed = self._sent.get(event, (float("-inf"), 0))
         if now_s < sent_s + REPEAT_AFTER_S:
@@ -109,13 +96,12 @@ class Notifier:
         title = f"{self._place}: {event}"
         body = f"{title}: {text}" if text else title
         body += f" ({suppressed} earlier messages suppressed)" if suppressed else ""
-        for name in ("webhook", "apprise"):
-            self._begin(name, f"message '{event}'", _send_message, title, body)
+        self._begin("webhook", f"message '{event}'", {"title": title, "text": body})
 
     def ping(self) -> None:
         """Queue a ping, unless the previous one has not been answered."""
         if not any(name == "ping" for name, _, _ in self._calls):
-            self._begin("ping", "ping", _send_ping)
+            self._begin("ping", "ping")
 
     def serve(self) -> None:
         """Take answers, send what is queued, and log failures; returns at once."""
@@ -143,16 +129,16 @@ class Notifier:
         for helper in self._helpers.values():
             helper.close(0.0)
 
-    def _begin(self, name: str, what: str, send: Callable[..., None], *arguments: str) -> None:
+    def _begin(self, name: str, what: str, content: dict[str, str] | None = None) -> None:
         if name in self._helpers:
-            call = self._helpers[name].begin(_without_address, send, self._addresses[name], *arguments)
+            call = self._helpers[name].begin(_send_without_address, self._addresses[name], content)
             self._calls.append((name, what, call))
 
 
-def _without_address(send: Callable[..., None], *arguments: str) -> None:
-    """Call `send`; the `OSError` that it raises does not contain the address."""
+def _send_without_address(address: str, content: dict[str, str] | None) -> None:
+    """Call `_send`; the `OSError` that it raises does not contain the address."""
     try:
-        send(*arguments)
+        _send(address, content)
     except Exception as error:
         if isinstance(status := getattr(error, "code", None), int):  # urllib's HTTPError
             moved = ", a redirect, which is not followed: correct the address" if 300 <= status < 400 else ""
@@ -161,27 +147,12 @@ def _without_address(send: Callable[..., None], *arguments: str) -> None:
         raise OSError(getattr(reason, "strerror", None) or type(reason).__name__) from None
 
 
-def _send_message(address: str, title: str, body: str) -> None:
-    apprise: Any = import_module("apprise")  # optional
-    logging.getLogger("apprise").setLevel(logging.CRITICAL)  # its messages may contain the address
-    service = apprise.Apprise()
-    if not service.add(address):
-        if urlsplit(address).scheme not in WEB_SCHEMES:
-            raise OSError(0, "apprise does not support the address")
-        _post(address, {"title": title, "text": body})
-        return
-    if not service.notify(title=title, body=body):
-        raise OSError(
-            0, "the service did not accept it, or cannot be reached; test the address with: apprise -vv -b test ADDRESS"
-        )
-
-
-def _post(address: str, content: dict[str, str]) -> None:
-    """Send a JSON object by POST; raise an OSError unless the answer is a success."""
+def _send(address: str, content: dict[str, str] | None) -> None:
+    """Send a JSON object by POST, or a GET request without content; raise an OSError unless the answer is a success."""
     from urllib.request import HTTPRedirectHandler, Request, build_opener  # needs 5 MB, only in the child process
 
     class Refused(HTTPRedirectHandler):
-        """A redirect is an error: urllib and requests would repeat the request as a GET without the message."""
+        """A redirect is an error: urllib and requests would repeat a POST as a GET without the message."""
 
         def redirect_request(self, *_: Any, **__: Any) -> None:
             return None
@@ -192,13 +163,7 @@ def _post(address: str, content: dict[str, str]) -> None:
     if parts.username is not None:
         user = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
         headers["Authorization"] = f"Basic {base64.b64encode(user.encode()).decode()}"
-    request = Request(urlunsplit(parts._replace(netloc=host)), json.dumps(content).encode(), headers)
+    data = None if content is None else json.dumps(content).encode()
+    request = Request(urlunsplit(parts._replace(netloc=host)), data, headers)
     with build_opener(Refused).open(request, timeout=SOCKET_TIMEOUT_S) as answer:
-        answer.read(1)
-
-
-def _send_ping(address: str) -> None:
-    from urllib.request import Request, urlopen  # needs 5 MB, which the supervisor itself does not use
-
-    with urlopen(Request(address, headers={"User-Agent": USER_AGENT}), timeout=SOCKET_TIMEOUT_S) as answer:
         answer.read(1)

@@ -38,9 +38,9 @@ class FallbackState:
     on_trial: str = ""  # `loader` or `computation` if that level was taken back and no checkpoint followed yet
     failed_climbs: int = 0  # levels that were taken back and failed again
     crashes: int = 0  # crashes of the trainer at this level of the computation
-    attempts: int = 0  # failed attempts in a row without a new checkpoint
+    attempts: int = 0  # consecutive failed attempts without a new checkpoint
     restarts: int = 0  # since the run began
-    loader_crashes: int = 0  # loader crashes, and loader stalls before the first batch, in a row
+    loader_crashes: int = 0  # consecutive loader crashes, and loader stalls before the first batch
     suspicions: dict[str, int] = field(default_factory=dict)  # ends of training per sample in `suspicious_epoch`
     suspicious_epoch: int = 0  # epoch of the last end with suspects
     quarantined: tuple[str, ...] = ()  # samples to leave out
@@ -168,7 +168,7 @@ def decide(
 ) -> Decision:
     """Return what follows a failed attempt.
 
-    The level of the loader is lowered by loader stalls, stopped GPU queues and the second loader crash in a row. A
+    The level of the loader is lowered by loader stalls, stopped GPU queues and the second consecutive loader crash. A
     loader stall before the first batch counts as a crash, because a slow start looks the same. The level of the
     computation is lowered by other GPU stalls, device errors, wrong results, NaN after rollbacks, lack of memory, and a
     crash that repeats or occurs in a convolution. A level that was taken back is lowered by any failure before the
@@ -189,7 +189,7 @@ def decide(
     names = [one.name for one in (after.loader, after.computation) if one not in (state.loader, state.computation)]
     after = replace(after, attempts=attempts)
     if attempts >= max_attempts:
-        return Decision(after, False, f"{attempts} attempts in a row without a new checkpoint")
+        return Decision(after, False, f"{attempts} consecutive attempts without a new checkpoint")
     reason = f"attempt {attempts + 1} of {max_attempts} since the last checkpoint"
     reason += "".join(f", fallback level '{name}'" for name in names)
     reason += f", leaving out {', '.join(left_out)}" if left_out else ""

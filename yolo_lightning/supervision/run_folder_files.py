@@ -58,14 +58,6 @@ def set_aside_suspects(run: Path) -> list[str]:
     return names
 
 
-def has_saved(before: frozenset[int], after: frozenset[int]) -> bool:
-    """Return whether an attempt has saved a step that had no checkpoint before the attempt.
-
-    A smaller number of steps counts too: training was resumed before a damaged checkpoint, which the save has replaced.
-    """
-    return not after <= before
-
-
 def clear(run: Path) -> None:
     """Delete heartbeat, stacks and finished marker of an earlier attempt.
 

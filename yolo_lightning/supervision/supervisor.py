@@ -5,28 +5,30 @@ import signal
 import sys
 import time
 import uuid
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from yolo_lightning.supervision import live_heartbeat, run_folder_files
 from yolo_lightning.supervision.announcer import Announcer
-from yolo_lightning.supervision.attempt import Attempt, AttemptRunner
 from yolo_lightning.supervision.child_process import run_child
-from yolo_lightning.supervision.classify import Diagnosis, StallClass
+from yolo_lightning.supervision.classify import WRITES_IN_KERNEL, Diagnosis, StallClass, classify
+from yolo_lightning.supervision.evidence import Request, collect, keep
 from yolo_lightning.supervision.fallback_levels import (
     AS_CONFIGURED,
     BACKEND,
+    LOADER_LEVELS,
     computation_levels,
     levels_below,
-    levels_of_words,
 )
-from yolo_lightning.supervision.heartbeat import Phase
+from yolo_lightning.supervision.heartbeat import RECORD_BYTES, Heartbeat, Phase, parse, read_heartbeat
 from yolo_lightning.supervision.incident import Incident
-from yolo_lightning.supervision.job import Job, can_resume, has_progressed, saved_marks
-from yolo_lightning.supervision.kill import adopt_orphans, kill_tree
+from yolo_lightning.supervision.job import Job, can_resume, has_saved, saved_marks
+from yolo_lightning.supervision.kill import Killed, adopt_orphans, kill_tree, reap_orphans
 from yolo_lightning.supervision.outcome import (
+    FAULTS,
     Space,
+    diagnose_exit,
     ended_by_full_disk,
     error_of,
     is_recoverable,
@@ -35,24 +37,42 @@ from yolo_lightning.supervision.outcome import (
 )
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts
 from yolo_lightning.supervision.restart_policy import REVOKES, FallbackState, Levels, climb, decide, lower
-from yolo_lightning.supervision.run_disk import STOP_WAIT_S, DiskHangsError, Recorder, RunDisk
+from yolo_lightning.supervision.run_disk import PROBE_S, STOP_WAIT_S, DiskHangsError, Recorder, RunDisk
 from yolo_lightning.supervision.run_lock import Holder, RunInUseError, run_lock
-from yolo_lightning.supervision.trainer import marker_of
+from yolo_lightning.supervision.trainer import RunningTrainer, make_temporary_folder, marker_of, remove_temporary_folder
+from yolo_lightning.supervision.watch import Health, Look, Watch, excuse_for
 from yolo_lightning.utils import run_files
 from yolo_lightning.utils.exit_codes import ExitCode, of_signal
+from yolo_lightning.utils.files import write_json
 from yolo_lightning.utils.json_record import read_json
-from yolo_lightning.utils.process_identity import own_mark
+from yolo_lightning.utils.process_identity import is_same, own_mark
+from yolo_lightning.utils.regular_files import read_regular
 from yolo_lightning.utils.run_files import LOG_FILE, PHASE_TIMEOUTS_FILE, STATE_FILE
 from yolo_lightning.utils.stop_signals import STOP_SIGNALS, pasteable
 
 EARLY_ATTEMPTS = 2
-"""Limit of attempts in a row that stall before data and network are set up: such a stall usually occurs again."""
+"""Limit of consecutive attempts that stall before data and network are set up: such a stall usually occurs again."""
 
 PROBE = "yolo_lightning.model.native_probe"
 LARGEST_DOUBLINGS = 10
 LEVEL_TIME = "%Y-%m-%dT%H:%M:%S%z"
 
 End = tuple[int, str]  # exit code and reason of the end of a supervisor
+
+WORKS_ON_S = 1.0
+"""A heartbeat this much later than the last output shows that the error in the output has not ended the trainer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """An attempt that has ended."""
+
+    code: int | None  # exit code of the trainer; None if it has not ended
+    lines: tuple[str, ...]  # last lines of its output
+    worked_on: bool  # whether it has reported a heartbeat after its last output
+    incident: Incident | None  # stall or unexpected exit; None after a stop signal or the end of training
+    killed: Killed  # processes that were killed
+    finished: bool  # whether the trainer has reported the end of training
 
 
 class Supervisor:
@@ -61,11 +81,10 @@ class Supervisor:
     def __init__(self, run: Path, job: Job) -> None:
         self.run_folder, self.job, self.settings = run, job, job.settings
         if job.any_command:
-            self.levels = Levels(levels_of_words(job.fallbacks), levels_of_words(()))
+            self.levels = Levels(LOADER_LEVELS[:1], LOADER_LEVELS[:1])
         else:
             computation = computation_levels(job.options, cpu=self.settings.cpu_fallback)
             self.levels = Levels(levels_below(job.workers), computation)
-        self._furthest_step = 0
         # Begins with the mark of this process: `remove_files_of_dead_processes` deletes the folders with this name.
         self.token = f"{own_mark()}-{uuid.uuid4().hex[:8]}"
         self.state = FallbackState()
@@ -74,7 +93,13 @@ class Supervisor:
         self.disk: RunDisk
         self.recorder: Recorder
         self.announcer: Announcer
-        self.runner: AttemptRunner
+        self._incidents: set[str] = set()
+        self._last_heartbeat: Heartbeat | None = None
+        self._copied_s = 0.0
+        self._quiet_since_s = time.monotonic()  # end of the last incident
+        self._disk_hung = False  # whether the disk of the run folder did not respond during the stall of the attempt
+        self._climbs = False  # whether the trainer was stopped so that the next attempt takes a fallback level back
+        self._heartbeat_path: Path
 
     def run(self) -> int:
         adopt_orphans()
@@ -103,10 +128,7 @@ class Supervisor:
         self.announcer = Announcer(self.run_folder, notify, attempts, self.disk, self.recorder.log)
         end: End = ExitCode.FAILED, "internal error of the supervisor"
         try:
-            timeouts = self._prepare(before)
-            self.runner = AttemptRunner(
-                self.token, self.job, self.disk, self.recorder, self.announcer, self.signals, timeouts
-            )
+            self.timeouts = self._prepare(before)
             end = self._run_attempts()
         except DiskHangsError:
             name = signal_name(self.signals[0])
@@ -141,19 +163,19 @@ class Supervisor:
             end = self._run_attempt(self.job.restart_command if resume else self.job.command)
             if end is not None:
                 return end
-            resume = self.disk.ask(can_resume, self.run_folder, self.job, self._furthest_step)
+            resume = self.disk.ask(can_resume, self.run_folder, self.job)
 
     def _run_attempt(self, command: tuple[str, ...]) -> End | None:
         """Run one trainer from start to end; return None if another attempt follows."""
         saved_before = self.disk.ask(saved_marks, self.run_folder, self.job)
-        attempt = self.runner.run(command, self.levels.overrides(self.state), self.state, self._climb_after_s())
+        attempt = self._train(command)
         incident = attempt.incident
         end = self._end_after(attempt)
         if end is not None:
             if incident is not None:
-                self.runner.keep_incident(incident, end[1])
+                self._keep_incident(incident, end[1])
             return end
-        if attempt.climbs:
+        if self._climbs:
             self._climb()
             return None
         assert incident is not None
@@ -161,12 +183,10 @@ class Supervisor:
             names = self.disk.ask(run_folder_files.set_aside_suspects, self.run_folder)
             self.recorder.log(f"checkpoints set aside after the last passed self-check: {', '.join(names) or 'none'}")
         saved_after = self.disk.ask(saved_marks, self.run_folder, self.job)
-        saved = has_progressed(self.job, saved_before, saved_after, incident.heartbeat, self._furthest_step)
+        saved = has_saved(saved_before, saved_after)
         lost = None
-        if incident.heartbeat is not None:
-            self._furthest_step = max(self._furthest_step, incident.heartbeat.step)
-            if not self.job.any_command:  # the steps in the checkpoints of another command are unknown
-                lost = max(0, incident.heartbeat.step - max(saved_after, default=0))
+        if incident.heartbeat is not None and not self.job.any_command:  # whose steps in checkpoints are unknown
+            lost = max(0, incident.heartbeat.step - max(saved_after, default=0))
         if not incident.waited_s:
             if (space := self._full_disk(attempt)) is not None:
                 return self._wait_for_space(incident, space, saved, lost)
@@ -174,11 +194,208 @@ class Supervisor:
             if attempt.code is not None and not (is_recoverable(attempt.code, lines) or self._can_lower(incident)):
                 error = error_of(lines)
                 reason = "failed; a restart cannot correct this error" + (f": {error}" if error else "")
-                self.runner.keep_incident(incident, reason)
+                self._keep_incident(incident, reason)
                 return ExitCode.USAGE if attempt.code == ExitCode.USAGE else ExitCode.FAILED, reason
-        if attempt.disk_hung:  # the trainer was not the cause, so that the attempt does not count
+        if self._disk_hung:  # the trainer was not the cause, so that the attempt does not count
             self.state = replace(self.state, attempts=self.state.attempts - 1)
         return self._restart(incident, saved, lost)
+
+    def _train(self, command: tuple[str, ...]) -> Attempt:
+        """Start a trainer, watch it until it ends, must be killed or a stop signal arrives, and kill its processes."""
+        self.disk.ask(run_folder_files.clear, self.run_folder)
+        self.disk.ask(make_temporary_folder, self.token)
+        self._incidents |= self.disk.ask(run_files.incident_names, self.run_folder)
+        self._heartbeat_path, self._last_heartbeat = live_heartbeat.make(self.token), None
+        self._disk_hung = self._climbs = False
+        self._keep_timeouts()
+        incident: Incident | None = None
+        words = [*command, *self.levels.overrides(self.state)]
+        try:
+            trainer = RunningTrainer(words, self._heartbeat_path, self.token, self.recorder.record)
+        except OSError:
+            self.disk.post(remove_temporary_folder, self.token)
+            raise
+        try:
+            self.announcer.attempt_started(trainer.process.pid, self.state)
+            incident = self._watch(trainer)
+        finally:
+            killed = self._end(trainer, incident)
+        if self.job.any_command:
+            finished = incident is None and trainer.process.returncode == 0
+        else:
+            finished = self.disk.ask(run_files.is_finished, self.run_folder)
+        code = trainer.process.returncode
+        self._climbs &= incident is None and not finished and code in (of_signal(signal.SIGTERM), -signal.SIGTERM)
+        if incident is None and not self.signals and not finished and not self._climbs:
+            incident = self._incident_of_exit(trainer)
+        output, last = trainer.output, incident.heartbeat if incident else None
+        worked_on = last is not None and last.phase_began_s > output.last_s + WORKS_ON_S
+        return Attempt(code, output.lines(), worked_on, incident, killed, finished)
+
+    def _keep_incident(self, incident: Incident, outcome: str) -> None:
+        """Write the report of an incident; `outcome` describes the reaction of the supervisor."""
+        self._quiet_since_s = time.monotonic()
+        path = incident.folder / run_files.INCIDENT_FILE
+        self.disk.post(keep, path, incident.report(outcome), replaces=str(path))
+
+    def _serve(self) -> None:
+        self.recorder.serve()
+        self.disk.check_alarm()
+        self.announcer.serve()
+
+    def _watch(self, trainer: RunningTrainer) -> Incident | None:
+        """Wait until the trainer has ended, must be killed, or a stop signal arrives; return the stall, if any."""
+        pid = trainer.process.pid
+        watch = Watch(
+            lambda: read_heartbeat(self._heartbeat_path, pid),
+            lambda: excuse_for(pid),
+            self.timeouts,
+            self.settings.poll_s,
+        )
+        incident: Incident | None = None
+        kill_at_s = 0.0
+        last_reason = ""
+        while trainer.process.poll() is None:
+            trainer.output.pump(self.settings.poll_s)
+            self._serve()
+            if self.signals:
+                self._stop(trainer)
+                return None
+            reap_orphans(pid)
+            look = watch.look()
+            if look.heartbeat is not None:
+                self._last_heartbeat = look.heartbeat
+                self.timeouts = self.timeouts.learn(look.heartbeat.longest_s, self.settings.kill_after_s)
+                watch.timeouts = self.timeouts
+                self.announcer.progress_made(look.heartbeat)
+                self._copy_record()
+                self._stop_to_climb(trainer, look.phase)
+            if look.reason != last_reason and look.reason:
+                self.recorder.log(f"{look.health}: {look.reason}")
+            last_reason = look.reason
+            if look.health is not Health.STALLED:
+                if incident is not None:
+                    self._keep_incident(incident, "recovered without a restart")
+                    self.recorder.log("recovered")
+                    self.announcer.recovered()
+                    incident = None
+            elif incident is None:
+                kill_at_s = time.monotonic() + self.settings.kill_after_s
+                incident = self._report_stall(trainer, look)
+                watch.keep_looking()
+            elif time.monotonic() >= kill_at_s:
+                return incident
+        return incident
+
+    def _stop_to_climb(self, trainer: RunningTrainer, phase: Phase) -> None:
+        """Let the trainer save and exit once the time without incidents has passed; it finishes its step first."""
+        is_due = time.monotonic() >= self._quiet_since_s + self._climb_after_s()
+        if is_due and not self._climbs and phase in (Phase.FETCH, Phase.STEP):
+            self._climbs, self._quiet_since_s = True, time.monotonic()
+            self.recorder.log("no incident for some time: the trainer is stopped to take a fallback level back")
+            trainer.process.terminate()
+
+    def _copy_record(self, *, now: bool = False) -> None:
+        """Copy the heartbeat file to the run folder, for readers on other machines."""
+        if not now and time.monotonic() < self._copied_s + live_heartbeat.COPY_INTERVAL_S:
+            return
+        self._copied_s = time.monotonic()
+        try:
+            content = read_regular(self._heartbeat_path, RECORD_BYTES)
+        except OSError:
+            return
+        if isinstance(parse(content), Heartbeat):
+            self.disk.post(live_heartbeat.write_copy, content, self.run_folder, replaces="record")
+
+    def _report_stall(self, trainer: RunningTrainer, look: Look) -> Incident:
+        """Diagnose and report a stall. If the disk hangs, notifications are sent before the processes are examined."""
+        folder = run_files.incident_folder(self.run_folder, self._incidents)
+        heartbeat = look.heartbeat or self._last_heartbeat
+        request = Request(
+            folder,
+            trainer.process.pid,
+            self._heartbeat_path,
+            heartbeat,
+            look.phase,
+            trainer.output.lines(),
+            self.settings.part_timeout_s,
+            self.settings.resample_s,
+        )
+        self._disk_hung = not self.disk.answers(min(PROBE_S, self.settings.part_timeout_s))
+        silent = f"the disk of the run folder has not responded for {self.disk.silent_s:.0f} s"
+        if self._disk_hung:
+            diagnosis = Diagnosis(StallClass.STORAGE, f"{silent}; the trainer is process {trainer.process.pid}")
+        else:
+            diagnosis = classify(collect(request, self._keep))
+        incident = Incident(folder, look.phase, heartbeat, diagnosis, look.waited_s)
+        self.announcer.stalled(incident.sentence())
+        self.recorder.log(f"stalled: {incident.sentence()}; see {folder}")
+        if self._disk_hung:
+            sentence = f"{silent}; {classify(collect(request, self._keep)).sentence}"
+            incident = replace(incident, diagnosis=replace(diagnosis, sentence=sentence))
+        self._keep_incident(incident, f"kill in {self.settings.kill_after_s:g} s unless it recovers")
+        return incident
+
+    def _keep(self, path: Path, text: str) -> None:
+        self.disk.post(keep, path, text)
+
+    def _incident_of_exit(self, trainer: RunningTrainer) -> Incident:
+        """Return the incident of a trainer that has ended without having finished."""
+        found = read_heartbeat(self._heartbeat_path, trainer.process.pid)
+        heartbeat = found if isinstance(found, Heartbeat) else self._last_heartbeat
+        folder = run_files.incident_folder(self.run_folder, self._incidents)
+        lines = trainer.output.lines()
+        self._keep(folder / "log.txt", "\n".join(lines) + "\n")
+        code = trainer.process.returncode or 0
+        phase = heartbeat.phase if heartbeat else Phase.IMPORT
+        return Incident(folder, phase, heartbeat, diagnose_exit(code, lines), blames_samples=-code in FAULTS)
+
+    def _stop(self, trainer: RunningTrainer) -> None:
+        """Pass the stop signal on and wait for the trainer to save and exit; a second signal ends the wait."""
+        name, grace_s = signal_name(self.signals[0]), self.settings.grace_s
+        self.recorder.log(f"{name}: the trainer has {grace_s:g} s to exit; a second signal kills it")
+        trainer.process.terminate()  # SIGTERM, because a second SIGINT would end the trainer without saving
+        end_s = time.monotonic() + grace_s
+        while trainer.process.poll() is None and time.monotonic() < end_s and len(self.signals) == 1:
+            trainer.output.pump(min(self.settings.poll_s, 0.2))
+            self._serve()
+
+    def _end(self, trainer: RunningTrainer, incident: Incident | None) -> Killed:
+        """Kill all remaining processes of the attempt, also if the trainer has ended by itself."""
+        trainer.process.poll()
+        killed = kill_tree(trainer.process.pid, marker_of(self.token), self.settings.kill_wait_s)
+        if killed.survivors:
+            # Processes that survived SIGKILL end as soon as a disk responds, if they wait for one.
+            is_storage = incident is not None and incident.diagnosis.kind is StallClass.STORAGE
+            in_kernel = all(WRITES_IN_KERNEL.search(where) for where in killed.survivors.values())
+            if self.disk.hangs or is_storage or in_kernel:
+                killed = self._wait_for_storage(trainer, killed)
+        trainer.close()
+        self._copy_record(now=True)
+        self.disk.post(remove_temporary_folder, self.token)
+        if not killed.survivors:
+            self.disk.post(run_folder_files.clear_leftovers, self.run_folder)
+        self._keep_timeouts()
+        return killed
+
+    def _wait_for_storage(self, trainer: RunningTrainer, killed: Killed) -> Killed:
+        """Wait until the disk responds and the killed processes end, or a stop signal arrives."""
+        sentence = f"SIGKILL takes effect when the disk responds: {killed}; the restart waits for this"
+        self.announcer.stalled(sentence, "waits for storage")
+        self.recorder.log(sentence)
+        began_s = time.monotonic()
+        while any(map(is_same, killed.survivors)):
+            if self.signals:
+                return killed
+            time.sleep(self.settings.poll_s)
+            self._serve()
+        self.recorder.log(f"the killed processes ended after {time.monotonic() - began_s:.0f} s")
+        trainer.process.poll()
+        return kill_tree(trainer.process.pid, marker_of(self.token), self.settings.kill_wait_s)
+
+    def _keep_timeouts(self) -> None:
+        path = self.run_folder / PHASE_TIMEOUTS_FILE
+        self.disk.post(write_json, path, self.timeouts.as_json(), replaces=str(path))
 
     def _end_after(self, attempt: Attempt) -> End | None:
         """Return the end if no further attempt may follow, whatever the incident."""
@@ -187,7 +404,7 @@ class Supervisor:
         if attempt.killed.survivors:
             return ExitCode.NEEDS_REBOOT, f"needs reboot: SIGKILL did not end {attempt.killed}"
         if self.signals:
-            saved = self.disk.ask(can_resume, self.run_folder, self.job, self._furthest_step)
+            saved = self.disk.ask(can_resume, self.run_folder, self.job)
             resume = f"resume with: {pasteable(self.job.restart_command)}"
             hint = resume if saved else "nothing was saved: start again without --resume"
             return of_signal(self.signals[0]), f"stopped by {signal_name(self.signals[0])}; {hint}"
@@ -209,7 +426,7 @@ class Supervisor:
         self.state = replace(self.state, restarts=self.state.restarts + 1)
         sentence = f"{incident.diagnosis.sentence}; the disk of {self.run_folder} is full: {space}"
         incident = replace(incident, diagnosis=Diagnosis(StallClass.DISK_FULL, sentence))
-        self.runner.keep_incident(incident, "restart when there is space; this attempt does not count")
+        self._keep_incident(incident, "restart when there is space; this attempt does not count")
         self.recorder.log(incident.sentence())
         event = None if self._space_pauses else "disk full"
         self.announcer.restarting(event, incident.sentence(), self.state, lost)
@@ -228,7 +445,7 @@ class Supervisor:
                 break
         self._keep_state()
         # Written again, because the first report may have been lost on the full disk.
-        self.runner.keep_incident(incident, "restart, because there is space again; this attempt does not count")
+        self._keep_incident(incident, "restart, because there is space again; this attempt does not count")
         self.recorder.log(f"restart in 0 s: there is space again: {space}")
         return None
 
@@ -255,11 +472,11 @@ class Supervisor:
         self._keep_state()
         self.recorder.log(incident.sentence())
         if not decision.restart:
-            self.runner.keep_incident(incident, decision.reason)
+            self._keep_incident(incident, decision.reason)
             return ExitCode.GAVE_UP, f"gave up: {decision.reason}; see {incident.folder}"
         pause_s = self.settings.pause_after(self.state.attempts - 1) if self.state.attempts > 1 else 0.0
         outcome = f"restart in {pause_s:g} s: {decision.reason}"
-        self.runner.keep_incident(incident, outcome)
+        self._keep_incident(incident, outcome)
         self.recorder.log(outcome)
         event = None if is_stall else "crashed"
         self.announcer.restarting(event, incident.sentence(), self.state, lost)
@@ -326,7 +543,7 @@ class Supervisor:
         end_s = time.monotonic() + pause_s
         while not self.signals and (left_s := end_s - time.monotonic()) > 0:
             time.sleep(min(left_s, self.settings.poll_s))
-            self.runner.serve()
+            self._serve()
         if not self.signals:
             return None
         return of_signal(self.signals[0]), f"stopped by {signal_name(self.signals[0])} before the restart"

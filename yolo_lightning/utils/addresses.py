@@ -24,7 +24,7 @@ STORES = re.compile(
 SECRET = re.compile(r"password|passwd|token|secret|credential|(^|_|api)key$", re.IGNORECASE)
 """Names of options and environment variables, such as those of loggers, whose values are neither stored nor shown."""
 
-NOTIFY_OPTIONS = re.compile(r"\b(webhook|apprise|ping)\b")
+NOTIFY_OPTIONS = re.compile(r"\b(webhook|ping)\b")
 
 
 def redacted(text: str) -> str:

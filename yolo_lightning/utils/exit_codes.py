@@ -12,7 +12,7 @@ class ExitCode(IntEnum):
     USAGE = 2  # invalid command line, configuration or data
     NOT_SAVED = 73  # the last checkpoint could not be written; `fit --resume` trains the steps since the previous one
     DISK_FULL = 74  # a file that the fit needs could not be written because the disk or a quota is full
-    GAVE_UP = 76  # too many attempts in a row ended without a new checkpoint
+    GAVE_UP = 76  # too many consecutive attempts ended without a new checkpoint
     NEEDS_REBOOT = 77  # a process survived SIGKILL, or the GPU does not respond
     RUN_IN_USE = 78  # another process trains in the run folder
 
