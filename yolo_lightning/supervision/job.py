@@ -41,8 +41,8 @@ class SuperviseSettings:
         resample_s: Seconds between two samples of a stalled trainer's stack.
         smoke_test_s: Time limit of the GPU smoke test, seconds, including the import of torch.
         attempts: Limit of consecutive failed attempts without a new checkpoint.
-        pause_s: Pause before the second consecutive restart without a new checkpoint, seconds; each further pause is twice
-            as long. The first restart follows at once.
+        pause_s: Pause before the second consecutive restart without a new checkpoint, seconds. The first restart follows
+            at once; each further pause is twice as long.
         max_pause_s: Longest pause, seconds.
         cpu_fallback: Whether the last fallback level of the computation trains on the CPU.
         climb_after_h: Hours without an incident after which one fallback level is taken back, loader first. Each level
