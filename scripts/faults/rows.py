@@ -36,7 +36,7 @@ FETCH, STEP = {"fetch_s": 3.0}, {"step_s": 2.0}
 LARGEST_S = 25.0
 HOUR_S, DAY_S = 3600.0, 86_400.0
 DEFAULTS = SuperviseSettings()
-INTERVALS = {name: getattr(DEFAULTS, name) for name in ("poll_s", "kill_after_s", "pause_s", "resample_s")}
+INTERVALS = {name: getattr(DEFAULTS, name) for name in ("poll_s", "kill_after_s", "pause_s")}
 
 KILLED = (Report(UNKNOWN, ("SIGKILL",), within_s=AT_ONCE_S),)
 REFUSED = (Report(UNKNOWN, ("exit code 2",)),)

@@ -27,7 +27,6 @@ SHORT = {
     "grace_s": 0.5,
     "pause_s": 0.05,
     "part_timeout_s": 5.0,
-    "resample_s": 0.05,
 }
 
 

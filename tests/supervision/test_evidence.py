@@ -68,7 +68,7 @@ class Started:
 
     def look(self, folder: Path, phase: Phase, heartbeat: Heartbeat | None = None) -> Evidence:
         incident, record = folder / "incident", folder / "heartbeat"
-        return collect(Request(incident, self.process.pid, record, heartbeat, phase, (), 10.0, 0.1))
+        return collect(Request(incident, self.process.pid, record, heartbeat, phase, (), 10.0))
 
     def end(self) -> None:
         kill_tree(self.process.pid, f"{MARKER_VARIABLE}={MARKER}")

@@ -34,6 +34,7 @@ KERNEL_LINES = re.compile(
 SYSTEM_FILES = ("meminfo", "pressure/memory", "pressure/io", "pressure/cpu", "loadavg", "vmstat")
 PROCESSES_LOOKED_AT = 24
 LINES_KEPT = 50
+RESAMPLE_S = 0.2  # between the two reads of the trainer's stack
 MOST_STACKS_BYTES = 16 << 20
 
 Keep = Callable[[Path, str], None]
@@ -51,7 +52,6 @@ class Request:
     phase: Phase  # last recorded phase
     log_lines: tuple[str, ...]  # last lines of the trainer's output
     part_timeout_s: float  # time limit of each part
-    resample_s: float  # seconds between the two reads of the trainer's stack
 
 
 def keep(path: Path, text: str) -> None:
@@ -78,7 +78,7 @@ def collect(request: Request, keep: Keep = keep) -> Evidence:
     descendants = [one.pid for one in processes.tree(trainer_id) if one.pid != trainer_id]
     zombies = [one.pid for one in processes.all_processes() if one.parent == trainer_id and one.is_gone]
     looks = [_look_at(pid, request, keep) for pid in [trainer_id, *descendants, *zombies][:PROCESSES_LOOKED_AT]]
-    time.sleep(request.resample_s)
+    time.sleep(RESAMPLE_S)
     later_stack = parse_py_spy(bounded(lambda: _py_spy(trainer_id, ()), limit_s) or "")
     evicted_after = bounded(lambda: evicted_ms(trainer_id), limit_s)
     evidence = Evidence(

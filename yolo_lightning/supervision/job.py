@@ -38,11 +38,10 @@ class SuperviseSettings:
             SLURM after 30 s.
         kill_wait_s: Seconds to wait for the end of killed processes.
         part_timeout_s: Time limit of each part of an incident report, seconds.
-        resample_s: Seconds between two samples of a stalled trainer's stack.
         smoke_test_s: Time limit of the GPU smoke test, seconds, including the import of torch.
         attempts: Limit of consecutive failed attempts without a new checkpoint.
-        pause_s: Pause before the second consecutive restart without a new checkpoint, seconds. The first restart follows
-            at once; each further pause is twice as long.
+        pause_s: Seconds before the second consecutive restart without a new checkpoint. The first restart follows at
+            once; each further pause is twice as long.
         max_pause_s: Longest pause, seconds.
         cpu_fallback: Whether the last fallback level of the computation trains on the CPU.
         climb_after_h: Hours without an incident after which one fallback level is taken back, loader first. Each level
@@ -58,7 +57,6 @@ class SuperviseSettings:
     grace_s: float = 20.0
     kill_wait_s: float = 5.0
     part_timeout_s: float = 10.0
-    resample_s: float = 1.0
     smoke_test_s: float = 120.0
     attempts: int = 3
     pause_s: float = 10.0
@@ -75,7 +73,7 @@ class SuperviseSettings:
         for name in ("factor", "poll_s", "kill_wait_s", "part_timeout_s", "smoke_test_s", "attempts"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"supervision.{name} must be > 0, got {getattr(self, name)}")
-        for name in ("kill_after_s", "grace_s", "resample_s", "pause_s", "max_pause_s", "climb_after_h"):
+        for name in ("kill_after_s", "grace_s", "pause_s", "max_pause_s", "climb_after_h"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"supervision.{name} must be >= 0, got {getattr(self, name)}")
 

@@ -82,10 +82,8 @@ def _excuse(trainer: int) -> str | None:
 
 def _report(look: Look, trainer: int, heartbeat: Path, folder: Path, further: Mapping[str, Any]) -> None:
     """Write stacks and report, from a helper process because the disk can hang, and print the incident."""
-    disk, limits = Helper(), SuperviseSettings()
-    request = Request(
-        folder, trainer, heartbeat, look.heartbeat, look.phase, (), limits.part_timeout_s, limits.resample_s
-    )
+    disk, part_timeout_s = Helper(), SuperviseSettings().part_timeout_s
+    request = Request(folder, trainer, heartbeat, look.heartbeat, look.phase, (), part_timeout_s)
     diagnosis = classify(collect(request, lambda path, text: disk.post(evidence.keep, path, text)))
     incident = Incident(folder, look.phase, look.heartbeat, diagnosis, look.waited_s)
     disk.post(evidence.keep, folder / INCIDENT_FILE, incident.report("the training process was killed", **further))

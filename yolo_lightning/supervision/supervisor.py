@@ -319,7 +319,6 @@ class Supervisor:
             look.phase,
             trainer.output.lines(),
             self.settings.part_timeout_s,
-            self.settings.resample_s,
         )
         self._disk_hung = not self.disk.answers(min(PROBE_S, self.settings.part_timeout_s))
         silent = f"the disk of the run folder has not responded for {self.disk.silent_s:.0f} s"
