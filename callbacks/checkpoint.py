@@ -15,14 +15,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
-from yolo_lightning.checkpoints.checkpoint_file import (
-    NotSavedError,
-    find_damage,
-    link_checkpoint,
-    remove_checkpoint,
-    steps_trained,
-    superseded,
-)
+from yolo_lightning.checkpoints.checkpoint_file import NotSavedError, link_checkpoint, remove_checkpoint, superseded
 from yolo_lightning.utils import run_files
 from yolo_lightning.utils.choices import check_range
 from yolo_lightning.utils.loop_position import is_last_epoch, steps_begun
@@ -62,8 +55,8 @@ def _failing_together(trainer: Trainer) -> Iterator[None]:
 class BestCheckpoint(ModelCheckpoint):
     """Saves `best.ckpt` in the run folder when a validation improves the monitored metric.
 
-    A checkpoint that a full disk rejects stays in memory. It is written at the end of an epoch, before the process ends
-    or, if the process died, from the step checkpoint with the same weights. A fit that cannot write it fails.
+    A checkpoint that a full disk rejects stays in memory, and is written at the end of an epoch or before the process
+    ends; a fit that cannot write it fails. After the death of the process, the scores of the older file count again.
 
     Args:
         monitor: Logged metric.
@@ -76,9 +69,7 @@ class BestCheckpoint(ModelCheckpoint):
         check_range("window", window, ">= 1")
         self.window = window
         self.recent: list[float] = []  # values of the newest validations, oldest first
-        self.lost_steps: int | None = None  # steps of a better checkpoint than the file that could not be saved
-        # Complete checkpoint on the CPU that could not be written, and its number of steps
-        self._unsaved: tuple[dict[str, Any], int] | None = None
+        self._unsaved: dict[str, Any] | None = None  # complete checkpoint on the CPU that could not be written
         self._written: dict[str, Any] = {}  # state with the score of the file, while there is an unsaved checkpoint
         super().__init__(
             filename=Path(run_files.BEST_CHECKPOINT).stem,
@@ -99,23 +90,6 @@ class BestCheckpoint(ModelCheckpoint):
             self.recent = [*self.recent, float(trainer.callback_metrics[self.monitor])][-self.window :]
         super().on_validation_end(trainer, pl_module)
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Use the step checkpoint in place of a best checkpoint that an earlier process could not write."""
-        if self.lost_steps is None:
-            return
-        source = _checkpoint_folder(trainer) / run_files.STEP_CHECKPOINT.format(steps=self.lost_steps)
-        best, is_saved = source.with_name(run_files.BEST_CHECKPOINT), False
-        if trainer.is_global_zero:
-            is_saved = steps_trained(best) == self.lost_steps
-            if not is_saved and find_damage(source) is None:
-                link_checkpoint(source, best)
-                is_saved = True
-        if trainer.strategy.broadcast(is_saved):
-            self.lost_steps = None
-        else:
-            rank_zero_warn(f"the best checkpoint, of step {self.lost_steps}, could not be saved: an older one is kept")
-            super().load_state_dict(self._written)
-
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_epoch_end(trainer, pl_module)
         self._save_again(trainer)
@@ -133,13 +107,12 @@ class BestCheckpoint(ModelCheckpoint):
             raise NotSavedError(failure.errno, failure.strerror, failure.filename)
 
     def state_dict(self) -> dict[str, Any]:
-        unsaved = {} if self._unsaved is None else {"lost": (self._unsaved[1], self._written)}
-        return super().state_dict() | {"recent": self.recent} | unsaved
+        state = super().state_dict() if self._unsaved is None else self._written
+        return state | {"recent": self.recent}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the best score, also if the run folder was renamed."""
         self.recent = state_dict.get("recent", [])
-        self.lost_steps, self._written = state_dict.get("lost", (None, {}))
         best = str(Path(self.dirpath or "") / run_files.BEST_CHECKPOINT)
         moved: dict[str, Any] = {"dirpath": self.dirpath}
         if state_dict["best_model_path"]:
@@ -167,7 +140,7 @@ class BestCheckpoint(ModelCheckpoint):
             super()._update_best_and_save(current, trainer, monitor_candidates)
         except OSError as error:
             content = trainer._checkpoint_connector.dump_checkpoint(self.save_weights_only)
-            self._unsaved = deepcopy(move_data_to_device(content, torch.device("cpu"))), steps_begun(trainer)
+            self._unsaved = deepcopy(move_data_to_device(content, torch.device("cpu")))
             kept = "training continues, and the checkpoint is written as soon as possible"
             rank_zero_warn(f"could not save {run_files.BEST_CHECKPOINT} ({error.strerror}); {kept}")
 
@@ -179,7 +152,7 @@ class BestCheckpoint(ModelCheckpoint):
                 return None
             try:
                 with _failing_together(trainer):
-                    trainer.strategy.save_checkpoint(self._unsaved[0], self.best_model_path)
+                    trainer.strategy.save_checkpoint(self._unsaved, self.best_model_path)
                     trainer.strategy.barrier("Trainer.save_checkpoint")
                 self._unsaved = None
             except OSError as error:

@@ -256,11 +256,10 @@ def test_best_is_written_as_soon_as_there_is_space(
     assert best.best_model_score == pytest.approx(max(scores))
 
 
-@pytest.mark.parametrize("is_kept", [True, False], ids=["step checkpoint", "nothing left"])
-def test_best_of_a_dead_process_is_its_step_checkpoint_and_its_loss_is_said(
-    is_kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+def test_score_of_a_best_checkpoint_that_was_never_written_is_not_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, scores = tmp_path / "checkpoints", [0.1, 0.9, 0.05]
+    folder, scores = tmp_path / "checkpoints", [0.1, 0.9, 0.5]
     fit(tmp_path, BestCheckpoint(), LastCheckpoint(0), module=TinyModule(val_scores=scores), epochs=1)
     last = folder / "last.ckpt"
     callbacks = (BestCheckpoint(), LastCheckpoint(0), StopAt(2, 0))
@@ -269,15 +268,10 @@ def test_best_of_a_dead_process_is_its_step_checkpoint_and_its_loss_is_said(
         with pytest.raises(Interrupt):
             fit(tmp_path, *callbacks, module=TinyModule(val_scores=scores), epochs=3, resume=last)
     assert read(folder / "best.ckpt")["epoch"] == 0
-    if not is_kept:
-        for path in folder.glob("step-*8.ckpt"):
-            path.unlink()
     best = BestCheckpoint()
     fit(tmp_path, best, LastCheckpoint(0), module=TinyModule(val_scores=scores), epochs=3, resume=last)
-    assert read(folder / "best.ckpt")["epoch"] == (1 if is_kept else 0)
-    assert best.best_model_score == pytest.approx(0.9 if is_kept else 0.1)
-    assert ("an older one is kept" in warned(recwarn)) != is_kept
-    assert best.lost_steps == (None if is_kept else 8)
+    assert read(folder / "best.ckpt")["epoch"] == 2
+    assert best.best_model_score == pytest.approx(0.5)
 
 
 def test_run_folder_resumed_under_another_name_remembers_the_best_score(

@@ -75,9 +75,9 @@ def test_without_a_validation_there_is_no_best_epoch(tmp_path: Path, block: list
 
 def test_lost_best_checkpoint_is_named(tmp_path: Path, block: list[str]) -> None:
     trainer, module = fitted(tmp_path, limit_val_batches=0)
-    trainer.checkpoint_callback.lost_steps = 8  # type: ignore[union-attr]
+    trainer.checkpoint_callback.recent = [0.5]  # type: ignore[union-attr]
     fit_summary.end_fit(trainer, module, None, with_pt=False)  # type: ignore[arg-type]
-    assert block[0].startswith("finished 3 epochs; no best checkpoint; that of step 8 could not be saved, see the log")
+    assert block[0].startswith("finished 3 epochs; no best checkpoint, because it could not be saved")
 
 
 def test_recalibrated_checkpoint_is_named_and_tested_next(tmp_path: Path, block: list[str]) -> None:

@@ -114,13 +114,12 @@ def _finish_line(trainer: Trainer, best: Path) -> str:
     epochs = count_text(trainer.current_epoch, "epoch")
     checksum = read_checksum(best) if best.is_file() else None
     callback = trainer.checkpoint_callback
-    lost = getattr(callback, "lost_steps", None)
-    note = "" if lost is None else f"; that of step {lost} could not be saved, see the log"
     if checksum is None:
-        return f"finished {epochs}; no best checkpoint{note or ', because no validation was scored'}"
+        reason = "it could not be saved" if getattr(callback, "recent", ()) else "no validation was scored"
+        return f"finished {epochs}; no best checkpoint, because {reason}"
     score = getattr(callback, "best_model_score", None)
     shown = "" if score is None else f", {getattr(callback, 'monitor', 'score')} {float(score):.4f}"
-    return f"finished {epochs}; best epoch {checksum.epoch + 1}{shown}{note}"
+    return f"finished {epochs}; best epoch {checksum.epoch + 1}{shown}"
 
 
 def _table_lines(scores: ValidationScores | None, class_names: Sequence[str]) -> list[str]:
