@@ -372,8 +372,7 @@ def run_files(folder: Path) -> Target:
     from yolo_lightning.supervision.restart_policy import FallbackState, quarantined
     from yolo_lightning.supervision.run_folder_files import saved_steps
     from yolo_lightning.supervision.run_lock import read_holder
-    from yolo_lightning.supervision.run_status import Scores, Status
-    from yolo_lightning.supervision.supervisor_status import SupervisorState, SupervisorStatus
+    from yolo_lightning.supervision.run_status import Scores, Status, SupervisorState, SupervisorStatus
     from yolo_lightning.supervision.watches import WatchFinding
 
     run = folder / "run"

@@ -18,7 +18,7 @@ from yolo_lightning.supervision.fallback_levels import LevelState
 from yolo_lightning.supervision.heartbeat import Heartbeat, Phase
 from yolo_lightning.supervision.helper_process import Call
 from yolo_lightning.supervision.restart_policy import FallbackState
-from yolo_lightning.supervision.supervisor_status import SupervisorState, SupervisorStatus
+from yolo_lightning.supervision.run_status import SupervisorState, SupervisorStatus
 from yolo_lightning.utils.exit_codes import ExitCode
 
 RECORD = Heartbeat(1, 1, 0, 2, 0, 10, 10, Phase.STEP, 0.0, {}, ())

@@ -30,7 +30,6 @@ NO_SPACE = ("OSError: [Errno 28] No space left on device: 'events.out'",)
         (1, NO_SPACE, Space(GB // 8, 100 * GB, GB // 10), True),  # the writer has deleted its half a checkpoint
         (1, (), Space(GB // 8, 100 * GB, GB // 10), False),
         (1, ("OSError: [Errno 122] Disk quota exceeded",), ROOMY, True),
-        (1, (), Space(50 * GB, 100 * GB, has_free_files=False), True),
         (ExitCode.USAGE, (), FULL, False),
         (0, (), FULL, False),
         (-signal.SIGKILL, (), FULL, False),
@@ -46,7 +45,6 @@ def test_next_attempt_needs_room_for_a_checkpoint() -> None:
     assert not Space(GB // 10, 100 * GB, GB // 10).suffices
     assert Space(GB // 10 + (16 << 20), 100 * GB, GB // 10).suffices
     assert Space(1 << 20, 8 << 20).suffices  # a small disk
-    assert not Space(GB, 100 * GB, has_free_files=False).suffices
 
 
 def test_space_of_a_run_folder(tmp_path: Path) -> None:

@@ -20,8 +20,7 @@ from yolo_lightning.commands.console import duration, share
 from yolo_lightning.commands.option_layers import given_options
 from yolo_lightning.supervision.incident import read_report
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts
-from yolo_lightning.supervision.run_status import Status, read_status
-from yolo_lightning.supervision.supervisor_status import SupervisorStatus
+from yolo_lightning.supervision.run_status import Status, SupervisorStatus, read_status
 from yolo_lightning.supervision.trainer import end_with_parent
 from yolo_lightning.utils.exit_codes import ExitCode, of_signal
 from yolo_lightning.utils.machine_reader import MachineReader, SensorReadings

@@ -11,8 +11,7 @@ from yolo_lightning.supervision.heartbeat import Heartbeat, Phase
 from yolo_lightning.supervision.helper_process import Call, Helper
 from yolo_lightning.supervision.notify import Notifier, NotifySettings
 from yolo_lightning.supervision.restart_policy import FallbackState
-from yolo_lightning.supervision.run_status import Status, read_status
-from yolo_lightning.supervision.supervisor_status import SupervisorState, SupervisorStatus
+from yolo_lightning.supervision.run_status import Status, SupervisorState, SupervisorStatus, read_status
 from yolo_lightning.utils.addresses import redacted
 from yolo_lightning.utils.exit_codes import ExitCode
 from yolo_lightning.utils.files import write_json

@@ -11,7 +11,7 @@ from pathlib import Path
 from yolo_lightning.supervision.heartbeat import Heartbeat, Phase, read_heartbeat
 from yolo_lightning.supervision.job import Job, supervisor_command
 from yolo_lightning.supervision.live_heartbeat import heartbeat_of
-from yolo_lightning.supervision.supervisor_status import SupervisorStatus
+from yolo_lightning.supervision.run_status import SupervisorStatus
 from yolo_lightning.utils.run_files import SUPERVISOR_FILE
 from yolo_lightning.utils.stop_signals import Stopped
 

@@ -146,7 +146,6 @@ class Space:
     free_bytes: int  # available to this user
     total_bytes: int
     checkpoint_bytes: int = 0  # size of the largest checkpoint of the run; 0 without one
-    has_free_files: bool = True  # whether another file can be created
 
     @property
     def reserve_bytes(self) -> int:
@@ -160,11 +159,10 @@ class Space:
 
     @property
     def suffices(self) -> bool:
-        return self.has_free_files and self.free_bytes >= self.needed_bytes
+        return self.free_bytes >= self.needed_bytes
 
     def __str__(self) -> str:
-        files = "" if self.has_free_files else ", no further file can be created"
-        return f"{self.free_bytes / 1e6:.1f} MB free, {self.needed_bytes / 1e6:.1f} MB needed{files}"
+        return f"{self.free_bytes / 1e6:.1f} MB free, {self.needed_bytes / 1e6:.1f} MB needed"
 
 
 def space_of(run: Path) -> Space:
@@ -175,7 +173,6 @@ def space_of(run: Path) -> Space:
         free_bytes=status.f_bavail * status.f_frsize,
         total_bytes=status.f_blocks * status.f_frsize,
         checkpoint_bytes=max(sizes, default=0),
-        has_free_files=status.f_files == 0 or status.f_favail > 0,
     )
 
 
@@ -194,4 +191,4 @@ def ended_by_full_disk(code: int, log_lines: Sequence[str], space: Space) -> boo
         return True
     is_logged = any(NO_SPACE.search(line) for line in log_lines)
     limit_bytes = space.needed_bytes + space.checkpoint_bytes if is_logged else space.reserve_bytes
-    return space.free_bytes < limit_bytes or not space.has_free_files
+    return space.free_bytes < limit_bytes

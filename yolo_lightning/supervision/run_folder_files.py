@@ -26,13 +26,16 @@ def saved_steps(run: Path) -> frozenset[int]:
 
     `best.ckpt` does not count: a run that crashes after each validation would write `best.ckpt` again in each attempt.
     """
-    found = set()
-    for path in (run / CHECKPOINTS).glob(STEP_CHECKPOINTS + CHECKSUM_SUFFIX):
-        try:
-            found.add(int(read_json(path)["steps"]))
-        except (OSError, ValueError, TypeError, KeyError, OverflowError):
-            continue
-    return frozenset(found)
+    paths = (run / CHECKPOINTS).glob(STEP_CHECKPOINTS + CHECKSUM_SUFFIX)
+    return frozenset(steps for path in paths if (steps := _number_in(path, "steps")) is not None)
+
+
+def _number_in(path: Path, key: str) -> int | None:
+    """Return a number of a JSON file, or None if it cannot be read."""
+    try:
+        return int(read_json(path)[key])
+    except (OSError, ValueError, TypeError, KeyError, OverflowError):
+        return None
 
 
 def set_aside_suspects(run: Path) -> list[str]:
@@ -40,18 +43,12 @@ def set_aside_suspects(run: Path) -> list[str]:
 
     Without a passed self-check, all checkpoints are renamed.
     """
-    try:
-        passed = int(read_json(run / SELF_CHECK_FILE)["passed_step"])
-    except (OSError, ValueError, TypeError, KeyError, OverflowError):
-        passed = 0
+    passed = _number_in(run / SELF_CHECK_FILE, "passed_step") or 0
     names = []
     for path in sorted((run / CHECKPOINTS).glob(CHECKPOINT_PATTERN)):
         checksum = path.with_name(path.name + CHECKSUM_SUFFIX)
-        try:
-            is_trusted = int(read_json(checksum)["steps"]) <= passed
-        except (OSError, ValueError, TypeError, KeyError, OverflowError):
-            is_trusted = False
-        if not is_trusted:
+        steps = _number_in(checksum, "steps")
+        if steps is None or steps > passed:
             path.rename(path.with_name(path.name + SUSPECT_SUFFIX))
             checksum.unlink(missing_ok=True)
             names.append(path.name)

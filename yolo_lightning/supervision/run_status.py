@@ -1,10 +1,11 @@
-"""Status file of a run: speed, losses, scores and position, written by training every few seconds.
+"""Status files of a run: `status.json`, written by training every few seconds, and `supervisor.json`.
 
-The heartbeat file contains the current phase; the status file contains values that take longer to compute.
+The heartbeat file contains the current phase; `status.json` contains values that take longer to compute.
 """
 
 import json
 from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from pathlib import Path
 
 from yolo_lightning.supervision.watches import WatchFinding
@@ -103,3 +104,37 @@ def read_status(path: Path) -> Status | None:
         return None
     every = status.validate_every_epochs
     return status if every is None or every >= 1 else None
+
+
+class SupervisorState(StrEnum):
+    """State of a running supervisor, or the way in which it ended."""
+
+    RUNNING = "running"
+    STALLED = "stalled"
+    RESTARTING = "restarting"
+    FINISHED = "finished"
+    INTERRUPTED = "interrupted"
+    FAILED = "failed"
+    GAVE_UP = "gave up"
+    NEEDS_REBOOT = "needs reboot"
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorStatus:
+    """Content of `supervisor.json`, which is rewritten when the state changes."""
+
+    state: SupervisorState
+    since_s: float  # start of the state, seconds since 1970
+    attempts: int  # limit of consecutive failed attempts
+    process: int  # process id of the supervisor
+    process_started_ticks: int  # start of that process, clock ticks since boot
+    host: str  # host name of the supervisor
+    sentence: str = ""  # reason for the state; empty while training makes progress
+    attempt: int = 1  # number of the attempt since the last checkpoint, from 1
+    restarts: int = 0  # since the run began
+    fallback_level: str = ""
+    trainer: int = 0  # process id of the trainer; 0 if none runs
+
+    @classmethod
+    def read(cls, path: Path) -> "SupervisorStatus | None":
+        return read_record(path, cls)

@@ -7,8 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from yolo_lightning.supervision.heartbeat import Heartbeat, HeartbeatWriter, Phase
-from yolo_lightning.supervision.run_status import Scores, Status, write_status
-from yolo_lightning.supervision.supervisor_status import SupervisorState, SupervisorStatus
+from yolo_lightning.supervision.run_status import Scores, Status, SupervisorState, SupervisorStatus, write_status
 from yolo_lightning.utils.process_identity import started_ticks
 
 NOW_S = 1_800_000_000.0

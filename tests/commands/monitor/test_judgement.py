@@ -6,7 +6,7 @@ from tests.commands.monitor.known_states import NOW_S, STANDING, record
 from yolo_lightning.commands.monitor.run_state import ENDS, Facts, RunVerdict, judge
 from yolo_lightning.supervision.heartbeat import NoHeartbeat, Phase
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts, PhaseTimeouts
-from yolo_lightning.supervision.supervisor_status import SupervisorState
+from yolo_lightning.supervision.run_status import SupervisorState
 
 ALIVE = Facts(
     now_s=NOW_S,

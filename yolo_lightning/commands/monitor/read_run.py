@@ -20,8 +20,7 @@ from yolo_lightning.supervision.incident import IncidentReport, read_incident
 from yolo_lightning.supervision.live_heartbeat import heartbeat_of
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts, PhaseTimeouts
 from yolo_lightning.supervision.processes import loader_workers
-from yolo_lightning.supervision.run_status import Status, read_status
-from yolo_lightning.supervision.supervisor_status import SupervisorStatus
+from yolo_lightning.supervision.run_status import Status, SupervisorStatus, read_status
 from yolo_lightning.utils.machine_reader import SensorReadings
 from yolo_lightning.utils.plain_text import one_line
 from yolo_lightning.utils.process_identity import read_process

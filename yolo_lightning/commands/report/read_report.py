@@ -17,8 +17,7 @@ from yolo_lightning.evaluation.drift import DriftScores, drift_scores, named_sco
 from yolo_lightning.evaluation.record import EvaluationRecord
 from yolo_lightning.supervision.incident import IncidentReport, read_incident
 from yolo_lightning.supervision.restart_policy import FallbackState
-from yolo_lightning.supervision.run_status import read_status
-from yolo_lightning.supervision.supervisor_status import SupervisorStatus
+from yolo_lightning.supervision.run_status import SupervisorStatus, read_status
 from yolo_lightning.supervision.watches import WatchFinding
 from yolo_lightning.utils import run_files
 from yolo_lightning.utils.addresses import SECRET, redacted
