@@ -75,10 +75,6 @@ def raise_value_error() -> None:
     raise ValueError("this is wrong and stays wrong")
 
 
-def report_dead_worker() -> None:
-    raise RuntimeError("DataLoader worker (pid 4711) is killed by signal: Killed.")
-
-
 def wait_for_worker() -> None:
     """As torch's loader does; the worker's function is named as the dataset's."""
     worker = (
@@ -195,7 +191,7 @@ FAULTS: dict[str, Callable[[], Any]] = {
     function.__name__: function
     for function in (
         *(sleep_for_ever, hold_the_lock, compute_for_ever, stop_alone, leave_children_and_hang),
-        *(leave_children_and_die, raise_value_error, report_dead_worker, wait_for_worker, write_for_ever, be_slow),
+        *(leave_children_and_die, raise_value_error, wait_for_worker, write_for_ever, be_slow),
         *(wait_for_gpu, train_on, print_much, fail_for_want_of_space),
         *(ignore_sigterm, wait_for_sigterm, hang_at_exit, truncate_record, lose_record_and_hang),
     )

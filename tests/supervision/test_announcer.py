@@ -170,18 +170,6 @@ def test_exit_code_says_how_it_ended(code: int, state: SupervisorState, tmp_path
     assert spy.sent[-1] == (state.value, "why")
 
 
-def test_folder_that_cannot_be_written_ends_nothing(tmp_path: Path) -> None:
-    made, _ = announcer(tmp_path / "gone")
-    made.attempt_started(1, FallbackState())
-    made.ended(0, "finished")
-
-
-@pytest.mark.parametrize("content", ["", "{}", "[]", '{"state": "dancing"}'])
-def test_damaged_status_is_none(content: str, tmp_path: Path) -> None:
-    (tmp_path / "supervisor.json").write_text(content)
-    assert SupervisorStatus.read(tmp_path / "supervisor.json") is None
-
-
 STATUS = {
     **dict.fromkeys(("interval_s", "step_s", "fetch_share", "trained_s", "validation_s", "best_map_50"), 1.0),
     **dict.fromkeys(("process", "process_started_ticks", "workers", "epochs", "batches_per_epoch"), 1),
@@ -239,7 +227,3 @@ def test_alarm_of_a_watch_is_sent_once_and_its_end_once(tmp_path: Path, clock: l
         ("GPU too hot: over", "after 10 min; last: 84 °C, limit 80 °C"),
         ("GPU too hot", "84 °C, limit 80 °C"),
     ]
-
-
-def test_folder_that_cannot_be_read_is_no_error(tmp_path: Path) -> None:
-    assert checked(tmp_path / "gone") == []

@@ -94,36 +94,21 @@ def test_each_event_is_sent_once_an_hour_with_the_number_of_suppressed_ones(
         assert sent[-1] == f"{place}: {last}"
 
 
-def test_stalled_degraded_recovered_finished_are_told_in_this_order(tmp_path: Path) -> None:
-    with Endpoint() as endpoint:
-        supervised = Supervised(
-            tmp_path / "run", "wait_for_worker", allowed=FETCH, notify={"webhook": endpoint.address}
-        )
-        assert supervised.wait() == ExitCode.FINISHED, supervised.log()
-        assert endpoint.events() == ["started", "stalled", "degraded", "recovered", "finished"]
-        _, stalled, degraded, recovered, _ = endpoint.posts
-    assert "__getitem__" in stalled["text"]
-    assert stalled["text"].startswith(f"run on {socket.gethostname()}: stalled: loader stall: ")
-    assert degraded["text"].endswith("before: as configured")
-    assert (
-        ", 1 steps lost, fallback level: loader: 2 workers, not persistent since" in recovered["text"]
-    )  # stalled at 5, saved at 4
-    assert "SECRET" not in supervised.log()
-    assert supervised.left() == []
-
-
 @pytest.mark.parametrize(
     ("fault", "until", "code", "last"),
     [
         ("raise_value_error", 100, ExitCode.FAILED, ["started", "failed"]),
         ("kill", 1, ExitCode.FINISHED, ["started", "crashed", "recovered", "finished"]),
         ("kill", 100, ExitCode.GAVE_UP, ["started", "crashed", "gave up"]),
+        ("wait_for_worker", 1, ExitCode.FINISHED, ["started", "stalled", "degraded", "recovered", "finished"]),
     ],
 )
 def test_ends_are_told(fault: str, until: int, code: int, last: list[str], tmp_path: Path) -> None:
     with Endpoint() as endpoint:
-        supervised = Supervised(tmp_path / "run", fault, until, attempts=2, notify={"webhook": endpoint.address})
+        notify = {"webhook": endpoint.address}
+        supervised = Supervised(tmp_path / "run", fault, until, attempts=2, allowed=FETCH, notify=notify)
         assert supervised.wait() == code
+        assert "SECRET" not in supervised.log()
         told = [event for event in endpoint.events() if event != "recovered" or "recovered" in last]
     assert told == last
 

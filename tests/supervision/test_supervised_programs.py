@@ -115,32 +115,16 @@ STALLED, FAILED = ("no progress for",), ("a restart cannot correct this error",)
 
 PROGRAMS = {
     # Ends.
-    "exit code 0": Program(""),
-    "exit code 3": Program("sys.exit(3)", 2, reports=("exit code 3",)),
-    "error in the program": Program("raise ValueError('wrong')", exit_code=1, reports=(*FAILED, "ValueError: wrong")),
-    "error of the moment": Program("raise RuntimeError('device lost')", 2, reports=("RuntimeError: device lost",)),
-    "handled error, then an exit code": Program(f"{HANDLED}\nwork(10)\nsys.exit(3)", 2, silent=FAILED),
     "handled error, work and output, then exit code 1": Program(
         f"{HANDLED}\nwork(10)\nprint('works on')\nsys.exit(1)", 2, silent=FAILED
     ),
     "handled error, silent work, then exit code 1": Program(f"{HANDLED}\nwork(10, 90)\nsys.exit(1)", 2, silent=FAILED),
-    "handled error, then SIGKILL": Program(f"{HANDLED}\nos.kill(os.getpid(), 9)", 2, reports=("SIGKILL",)),
     "error with notes and a chain": Program(
         "try:\n    {}['a']\nexcept KeyError as error:\n    raise TypeError('no\\n  such\\n  call') from error",
         exit_code=1,
         reports=FAILED,
     ),
-    "error in a thread": Program(
-        "t = threading.Thread(target=lambda: {}['a']); t.start(); t.join(); work(10); os._exit(4)", 2, silent=FAILED
-    ),
-    "SIGTERM to itself": Program("os.kill(os.getpid(), signal.SIGTERM)", 2, reports=("SIGTERM",)),
     # Hangs.
-    "ignored signals": Program(
-        "[signal.signal(n, signal.SIG_IGN) for n in (1, 2, 3, 15)]; time.sleep(1000)", 2, reports=STALLED
-    ),
-    "exit that waits for a thread": Program(
-        "threading.Thread(target=time.sleep, args=(1000,)).start()", 2, reports=STALLED
-    ),
     "daemon thread that prints while the program hangs": Program(
         "def talk():\n    while True: print('alive', flush=True); time.sleep(0.05)\n"
         "threading.Thread(target=talk, daemon=True).start(); time.sleep(1000)",
@@ -151,8 +135,6 @@ PROGRAMS = {
         "if os.fork() == 0: work(10, 3000); os._exit(0)\ntime.sleep(1000)", 2, reports=STALLED
     ),
     # Processes.
-    "child that outlives the program": Program("note(subprocess.Popen([PYTHON, '-c', IDLE]).pid)"),
-    "child in its own session": Program("note(subprocess.Popen([PYTHON, '-c', IDLE], start_new_session=True).pid)"),
     "double fork without the environment": Program(f"{DAEMON}\nos._exit(9)", 2),
     "chain of forks": Program(f"{CHAIN}\nos._exit(9)", 2, check=chain_has_ended),
     "exec": Program(
@@ -170,7 +152,6 @@ PROGRAMS = {
     "working folder deleted": Program(
         "os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone'); work(10); os._exit(9)", 2
     ),
-    "heartbeat deleted, then a hang": Program("HEARTBEAT.unlink(); time.sleep(1000)", 2, reports=STALLED),
     "heartbeat replaced by a FIFO": Program(
         "HEARTBEAT.unlink(); os.mkfifo(HEARTBEAT); time.sleep(1000)", 2, reports=("the heartbeat file cannot be read",)
     ),
