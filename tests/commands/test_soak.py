@@ -12,11 +12,14 @@ from tests.conftest import REPOSITORY
 from yolo_lightning.checkpoints.checkpoint_file import find_damage, write_checkpoint
 from yolo_lightning.commands import OWN_OPTIONS
 from yolo_lightning.commands.option_layers import divided
-from yolo_lightning.commands.soak import SoakReading, copied_state, end_of_fit, incidents, recommended, soak, trends
+from yolo_lightning.commands.soak import copied_state, end_of_fit, incidents, recommended, soak, trends
 from yolo_lightning.data.synthetic import draw_dataset
 from yolo_lightning.utils.exit_codes import of_signal
 
-HOUR = [SoakReading(60.0 * at, 10.0 if at < 40 else 5.0, 0.3, 70.0, 1e9, 0.5, 1e9 + 1e8 * at) for at in range(60)]
+HOUR = [
+    {"hours": at / 60, "steps/s": 10.0 if at < 40 else 5.0, "data wait %": 30.0, "°C": 70.0, "memory GB": 1 + at / 10}
+    for at in range(60)
+]
 
 
 def test_options_of_soak_and_of_fit_are_divided() -> None:
@@ -44,8 +47,8 @@ def test_state_is_a_copy_of_the_newest_checkpoint(tmp_path: Path) -> None:
 
 def test_trends_show_parts_and_slopes() -> None:
     lines = trends(HOUR)
-    assert len(lines) == 9 + 5
-    assert lines[1].split() == ["7", "min", "0", "s", "10", "30", "70", "1.00", "1.35"]
+    assert len(lines) == 9 + 4
+    assert lines[1].split() == ["7", "min", "0", "s", "10", "30", "70", "-", "1.35"]
     assert lines[8].split()[4] == "5", "steps per second at the end"
     assert "+6 memory GB per hour" in lines[-1]
     assert trends([]) == lines[:1]
@@ -53,9 +56,9 @@ def test_trends_show_parts_and_slopes() -> None:
 
 def test_settings_are_recommended_for_waits_and_full_memory(tmp_path: Path) -> None:
     assert "num_workers" in recommended(HOUR, tmp_path)[0]
-    full = [SoakReading(1.0, 10.0, 0.0, gpu_share=0.95)]
+    full = [{"hours": 1.0, "GPU memory %": 95.0}]
     assert "batch_size" in recommended(full, tmp_path)[0]
-    assert recommended([SoakReading(1.0)], tmp_path) == ["recommended: the settings as they are"]
+    assert recommended([{"hours": 1.0}], tmp_path) == ["recommended: the settings as they are"]
 
 
 def test_only_an_end_by_the_time_is_good(tmp_path: Path) -> None:

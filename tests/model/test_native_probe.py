@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from yolo_lightning.commands.doctor.command import forget_failures
 from yolo_lightning.conv.measurement_cache import read_entries
 from yolo_lightning.model import native_probe as probe, native_trial as trial
 from yolo_lightning.model.conv_backend import ConvolutionSettings
@@ -370,8 +369,6 @@ def test_failure_in_a_training_revokes_the_verdict_for_all_settings(tmp_path: Pa
         found = probed(answering(), LONG_S, file, precision)
         assert str(found) == "native convolutions: failed, GPU stall at step 31,204 in run x"
     assert len(read_entries(file)) == 2
-    forget_failures(file)
-    assert probed(answering(), LONG_S, file, "16-mixed").works
 
 
 def test_failure_is_that_of_a_device_driver_and_torch_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -380,13 +377,6 @@ def test_failure_is_that_of_a_device_driver_and_torch_version(tmp_path: Path, mo
     assert not probed(answering(), LONG_S, file).works
     monkeypatch.setattr(torch, "__version__", "99.0")
     assert probed(answering(), LONG_S, file).works
-
-
-def test_failures_in_a_damaged_file_are_an_error_and_without_a_file_there_are_none(tmp_path: Path) -> None:
-    forget_failures(tmp_path / "missing.json")
-    (tmp_path / "damaged.json").write_text("{")
-    with pytest.raises(ValueError, match="--retry cannot change"):
-        forget_failures(tmp_path / "damaged.json")
 
 
 def test_trial_computes_layers_as_the_settings_arrange_them(monkeypatch: pytest.MonkeyPatch) -> None:

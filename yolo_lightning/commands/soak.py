@@ -11,12 +11,11 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from yolo_lightning.checkpoints import run_folder
 from yolo_lightning.checkpoints.checkpoint_file import checksum_path, newest_checkpoint
-from yolo_lightning.commands.console import duration, share
+from yolo_lightning.commands.console import duration
 from yolo_lightning.commands.option_layers import given_options
 from yolo_lightning.supervision.incident import read_report
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts
@@ -38,16 +37,10 @@ SAVE_S = 600.0
 """Seconds for the last checkpoint after the end of the time."""
 
 PARTS, LINES_SHOWN, WIDTH = 8, 10, 12
-COLUMNS = {
-    "steps_per_s": ("steps/s", 1.0, ".3g"),
-    "fetch_share": ("data wait %", 100.0, ".0f"),
-    "temperature_c": ("°C", 1.0, ".0f"),
-    "gpu_bytes": ("GPU GB", 1e-9, ".2f"),
-    "memory_bytes": ("memory GB", 1e-9, ".2f"),
-}
-"""Heading, factor and format of each column of the report."""
-LARGEST_WAIT, LARGEST_GPU_MEMORY = 0.1, 0.92
-"""Share of waiting for data, and used share of the GPU's memory, above which other settings are recommended."""
+COLUMNS = {"steps/s": ".3g", "data wait %": ".0f", "°C": ".0f", "GPU memory %": ".0f", "memory GB": ".2f"}
+"""Quantities of a reading, with the format of the column of the report."""
+LARGEST_WAIT, LARGEST_GPU_MEMORY = 10.0, 92.0
+"""Percent of waiting for data, and of used GPU memory, above which other settings are recommended."""
 
 OVERRIDES = (
     "--supervision.enabled=true",
@@ -57,17 +50,8 @@ OVERRIDES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class SoakReading:
-    """Readings at one moment; None if unknown."""
-
-    at_s: float  # seconds since the start
-    steps_per_s: float | None = None  # with the wait for the batch
-    fetch_share: float | None = None  # share of the time spent waiting for the batch
-    temperature_c: float | None = None  # of the hottest GPU
-    gpu_bytes: float | None = None  # used memory of all GPUs
-    gpu_share: float | None = None  # used share of the memory of the fullest GPU
-    memory_bytes: float | None = None  # used main memory
+Reading = dict[str, float]
+"""Hours since the start, and the quantities of `COLUMNS` that are known."""
 
 
 def soak(*, command: list[str], hours: float = 2.0) -> None:
@@ -95,7 +79,7 @@ def soak(*, command: list[str], hours: float = 2.0) -> None:
         print("\n".join([*problems, f"soak: something happened; see {run}"]))
         raise SystemExit(ExitCode.FAILED)
     shutil.rmtree(run.parent, ignore_errors=True)
-    print(f"soak: nothing happened in {duration(samples[-1].at_s)}")
+    print(f"soak: nothing happened in {duration(3600 * samples[-1]['hours'])}")
 
 
 def copied_state(command: Sequence[str], run: Path) -> list[str]:
@@ -117,7 +101,7 @@ def copied_state(command: Sequence[str], run: Path) -> list[str]:
     return [] if options.get("resume") else ["--resume"]
 
 
-def train(words: Sequence[str], run: Path, seconds: float) -> tuple[int, list[SoakReading]]:
+def train(words: Sequence[str], run: Path, seconds: float) -> tuple[int, list[Reading]]:
     """Run a supervised fit for a time; return its exit code and readings. SIGTERM ends the fit with a checkpoint."""
     began_s, samples = time.monotonic(), []
     with (run.parent / "output.log").open("wb") as output:
@@ -133,7 +117,7 @@ def train(words: Sequence[str], run: Path, seconds: float) -> tuple[int, list[So
         while fit.poll() is None and (left_s := began_s + seconds - time.monotonic()) > 0:
             with suppress(subprocess.TimeoutExpired):
                 fit.wait(min(READING_S, left_s))
-            samples.append(sample(time.monotonic() - began_s, read_status(run / STATUS_FILE), machine.latest()))
+            samples.append(reading(time.monotonic() - began_s, read_status(run / STATUS_FILE), machine.latest()))
     finally:
         fit.send_signal(signal.SIGTERM)
         try:
@@ -144,17 +128,21 @@ def train(words: Sequence[str], run: Path, seconds: float) -> tuple[int, list[So
     return fit.returncode, samples
 
 
-def sample(at_s: float, status: Status | None, machine: SensorReadings) -> SoakReading:
-    gpus = [gpu for gpu in machine.gpus if gpu.memory_used_bytes is not None]
-    return SoakReading(
-        at_s,
-        steps_per_s=1 / status.step_s if status and status.step_s else None,
-        fetch_share=status.fetch_share if status else None,
-        temperature_c=max((gpu.temperature_c for gpu in machine.gpus if gpu.temperature_c is not None), default=None),
-        gpu_bytes=sum(gpu.memory_used_bytes or 0 for gpu in gpus) if gpus else None,
-        gpu_share=max(((gpu.memory_used_bytes or 0) / (gpu.memory_bytes or 1) for gpu in gpus), default=None),
-        memory_bytes=machine.memory.used_bytes if machine.memory else None,
-    )
+def reading(at_s: float, status: Status | None, machine: SensorReadings) -> Reading:
+    """Return the readings at one moment: the hottest GPU, the GPU with the fullest memory, the main memory."""
+    temperatures = [gpu.temperature_c for gpu in machine.gpus if gpu.temperature_c is not None]
+    full = [
+        gpu.memory_used_bytes / gpu.memory_bytes for gpu in machine.gpus if gpu.memory_used_bytes and gpu.memory_bytes
+    ]
+    found = {
+        "hours": at_s / 3600,
+        "steps/s": 1 / status.step_s if status and status.step_s else None,
+        "data wait %": 100 * status.fetch_share if status and status.fetch_share is not None else None,
+        "°C": max(temperatures, default=None),
+        "GPU memory %": 100 * max(full) if full else None,
+        "memory GB": machine.memory.used_bytes / 1e9 if machine.memory else None,
+    }
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def end_of_fit(code: int, run: Path) -> Iterator[str]:
@@ -168,37 +156,34 @@ def end_of_fit(code: int, run: Path) -> Iterator[str]:
 
 def incidents(run: Path) -> list[dict[str, object]]:
     """Return the incident reports of a run, oldest first; a damaged report counts, too."""
-    found = []
+    found: list[dict[str, object]] = []
     for path in sorted(run.glob(f"{INCIDENTS}/*/{INCIDENT_FILE}")):
-        try:
-            found.append({"sentence": f"see {path}", "phase": "unknown phase"} | read_report(path))
-        except (OSError, ValueError) as error:
-            found.append({"sentence": f"{path}: {error}", "phase": "unknown phase"})
+        found.append({"sentence": f"see {path}", "phase": "unknown phase"})
+        with suppress(OSError, ValueError):
+            found[-1] |= read_report(path)
     return found
 
 
-def trends(samples: Sequence[SoakReading]) -> list[str]:
+def trends(samples: Sequence[Reading]) -> list[str]:
     """Return a table over time, and one line per quantity that was read, with its slope."""
-    lines = [" ".join(["until".rjust(WIDTH), *(heading.rjust(WIDTH) for heading, _, _ in COLUMNS.values())])]
+    lines = [" ".join(name.rjust(WIDTH) for name in ("until", *COLUMNS))]
     size = -(-len(samples) // PARTS)
     for part in (samples[at : at + size] for at in range(0, len(samples), size or 1)):
-        cells = [duration(part[-1].at_s)]
-        for name, (_, factor, form) in COLUMNS.items():
-            value = median_of(part, name)
-            cells.append("-" if value is None else format(value * factor, form))
+        values = {name: median_of(part, name) for name in COLUMNS}
+        cells = [duration(3600 * part[-1]["hours"])]
+        cells += ["-" if value is None else format(value, COLUMNS[name]) for name, value in values.items()]
         lines.append(" ".join(cell.rjust(WIDTH) for cell in cells))
-    for name, (heading, factor, _) in COLUMNS.items():
+    for name in COLUMNS:
         # The first quarter contains the start of workers and the compilation of kernels.
-        points = [(one.at_s / 3600, getattr(one, name)) for one in samples[len(samples) // 4 :]]
-        known = [(hour, value * factor) for hour, value in points if value is not None]
+        known = [(one["hours"], one[name]) for one in samples[len(samples) // 4 :] if name in one]
         if len({hour for hour, _ in known}) > 1:
             slope = statistics.linear_regression(*zip(*known, strict=True)).slope
-            lines.append(f"trend: {slope:+.3g} {heading} per hour")
+            lines.append(f"trend: {slope:+.3g} {name} per hour")
     return lines
 
 
-def median_of(samples: Sequence[SoakReading], name: str) -> float | None:
-    values = [value for one in samples if (value := getattr(one, name)) is not None]
+def median_of(samples: Sequence[Reading], name: str) -> float | None:
+    values = [one[name] for one in samples if name in one]
     return statistics.median(values) if values else None
 
 
@@ -215,21 +200,22 @@ def phases(run: Path) -> list[str]:
     return lines
 
 
-def recommended(samples: Sequence[SoakReading], run: Path) -> list[str]:
+def recommended(samples: Sequence[Reading], run: Path) -> list[str]:
     """Return the settings that the readings suggest, one per line."""
-    later, lines = samples[len(samples) // 4 :], []
+    lines = []
     standing = SupervisorStatus.read(run / SUPERVISOR_FILE)
     if standing is not None and standing.restarts and standing.fallback_level:
         lines.append(f"start at the fallback level of the last restart: {standing.fallback_level}")
-    if (wait := median_of(later, "fetch_share")) is not None and wait > LARGEST_WAIT:
+    wait = median_of(samples[len(samples) // 4 :], "data wait %")
+    if wait is not None and wait > LARGEST_WAIT:
         lines.append(
-            f"training waits for data {share(wait)} of the time: more data.loader.num_workers, or a packed store "
+            f"training waits for data {wait:.0f} % of the time: more data.loader.num_workers, or a packed store "
             "(`prepare`)"
         )
-    full = max((one.gpu_share for one in samples if one.gpu_share is not None), default=0.0)
+    full = max((one.get("GPU memory %", 0.0) for one in samples), default=0.0)
     if full > LARGEST_GPU_MEMORY:
         lines.append(
-            f"the GPU's memory is {share(full)} full: a smaller data.batch_size, or "
+            f"the GPU's memory is {full:.0f} % full: a smaller data.batch_size, or "
             "model.convolution.activation_checkpointing: true"
         )
     return [f"recommended: {line}" for line in lines or ["the settings as they are"]]

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from yolo_lightning.commands.doctor import command as doctor_module
 from yolo_lightning.commands.doctor.command import doctor
 from yolo_lightning.commands.doctor.machine import RUN_DISK, SHARED_MEMORY, MachineFacts, TorchBuild
 from yolo_lightning.commands.doctor.probes import Outcome, Probe, ProbeOutcome
+from yolo_lightning.utils.files import CONVOLUTION_VERDICTS
 from yolo_lightning.utils.sensors import Capacity
 
 MACHINE = MachineFacts(
@@ -101,3 +103,15 @@ def test_json_contains_all_parts(
     assert {"torch build", "vendor convolution"} <= {one["check"] for one in content["findings"]}
     assert content["probes"][-1]["outcome"] == "hangs"
     assert content["recommended"]["options"][1]["key"] == "model.convolution.backend"
+
+
+def test_stored_results_of_native_convolutions_are_deleted_on_request(
+    tried: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    file = tmp_path / "yolo_lightning" / CONVOLUTION_VERDICTS
+    file.parent.mkdir()
+    file.write_text("{")
+    for _ in range(2):
+        doctor(retry=True)
+        assert not file.exists()

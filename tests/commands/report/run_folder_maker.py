@@ -13,7 +13,7 @@ from yolo_lightning.data.batch import Prediction, Target
 from yolo_lightning.evaluation.matching import match
 from yolo_lightning.evaluation.record import EvaluationRecord
 from yolo_lightning.evaluation.ultralytics_matching import match_as_ultralytics
-from yolo_lightning.utils.run_files import ENVIRONMENT, FRAMES, INCIDENTS, METRICS, SCORES, evaluation_record
+from yolo_lightning.utils.run_files import ENVIRONMENT, FRAMES, INCIDENTS, METRICS, evaluation_record
 
 CLASS_NAMES = ("person", "bicycle")
 IMAGE_IDS = ("20200500101000000", "20200600102000000", "20210100103000000")
@@ -44,14 +44,10 @@ def make_run(folder: Path, class_names: Sequence[str] = CLASS_NAMES, image_id: s
         )
     )
     (folder / ENVIRONMENT).write_text(json.dumps({"torch": "2.6.0", "host": "bench"}))
-    (folder / SCORES).write_text(json.dumps({"test/map_50": 0.3, "test/map": 0.12, "test/cov": None}))
     (folder / "finished.json").write_text("{}")
     make_checkpoint(folder)
     make_incident(folder, "20261121-095523", step=32)
     make_gallery(folder / FRAMES, class_names, image_id)
-    (folder / "tensorboard").mkdir()
-    for start_s in (1795254778, 1795254938):
-        (folder / "tensorboard" / f"events.out.tfevents.{start_s}.host.1.0").write_text("")
     record(class_names).save(folder / evaluation_record("val"))
     return folder
 

@@ -27,10 +27,6 @@ def test_pace_leaves_validations_out(metrics: Metrics) -> None:
     assert pace.values.tolist() == [1.0, 1.0, 1.0]
 
 
-def test_last_scores_are_of_the_last_validation(metrics: Metrics) -> None:
-    assert metrics.last_scores("val/") == {"box_loss": 2.4, "map_50": 0.4, "map": 0.2, "balanced": 0.35}
-
-
 def test_value_with_two_names_is_drawn_once() -> None:
     row = np.zeros(1)
     metrics = Metrics({"train/loss": row, "train/loss_step": row, "train/other_step": row})

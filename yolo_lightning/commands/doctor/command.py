@@ -5,7 +5,6 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from rich import box
 from rich.console import Console
@@ -28,8 +27,7 @@ from yolo_lightning.commands.doctor.machine_findings import (
 )
 from yolo_lightning.commands.doctor.probes import Outcome, Probe, ProbeOutcome, probe_findings, run_probes
 from yolo_lightning.utils.exit_codes import INTERRUPTED
-from yolo_lightning.utils.files import CONVOLUTION_VERDICTS, cache_folder, write_json
-from yolo_lightning.utils.json_record import read_json
+from yolo_lightning.utils.files import CONVOLUTION_VERDICTS, cache_folder
 from yolo_lightning.utils.paths import user_path
 
 STYLES = {Severity.OK: "green", Severity.NOTE: "cyan", Severity.WARNING: "yellow", Severity.BAD: "bold red"}
@@ -85,8 +83,8 @@ def doctor(
         probes: Also run tests on the device, which takes half a minute, or longer if one hangs.
         probe_timeout_s: Time limit of each test in seconds; vendor libraries compile kernels at first use.
         json: Print one JSON object instead of tables.
-        retry: Forget that native convolutions have failed in a training, so that `model.convolution.backend: auto`
-            tests them again.
+        retry: Delete the stored results of native convolutions, also failures in a training, so that
+            `model.convolution.backend: auto` tests them again.
 
     Raises:
         ValueError: If an option is invalid.
@@ -99,7 +97,11 @@ def doctor(
     if data is not None and not data.is_dir():
         raise ValueError(f"--data_root must be an existing folder, got '{data}'.")
     if retry:
-        forget_failures(cache_folder() / CONVOLUTION_VERDICTS)
+        verdicts = cache_folder() / CONVOLUTION_VERDICTS
+        try:
+            verdicts.unlink(missing_ok=True)
+        except OSError as error:
+            raise ValueError(f"--retry cannot delete {verdicts} ({error.strerror}).") from error
     machine = inspect_machine(user_path(run), data)
     try:
         results = run_probes(device, probe_timeout_s) if probes else []
@@ -121,20 +123,6 @@ def doctor(
         show(wide_console(), machine, found, options, commands)
     if worst(found) is Severity.BAD:
         raise SystemExit(1)
-
-
-def forget_failures(verdicts: Path) -> None:
-    """Delete the failures of native convolutions in trainings, which supervisors have stored, from a file."""
-    try:
-        content = read_json(verdicts)
-        known = content["environments"]
-        kept = {key: entry for key, entry in known.items() if entry.get("outcome") != "failed"}
-        if len(kept) < len(known):
-            write_json(verdicts, content | {"environments": kept})
-    except FileNotFoundError:
-        return
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise ValueError(f"--retry cannot change {verdicts} ({error}); delete this file.") from error
 
 
 def check_device(device: str) -> None:

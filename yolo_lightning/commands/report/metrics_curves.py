@@ -63,16 +63,6 @@ class Metrics:
         is_training = (batches > 0) & (seconds > 0)
         return Series(self.columns["step"][1:][is_training], batches[is_training] / seconds[is_training])
 
-    def last_scores(self, prefix: str) -> dict[str, float]:
-        """Return the finite values under `prefix` in the last row that has any, by name without `prefix`."""
-        names = self.names(prefix)
-        for row in reversed(range(len(self.columns["step"]))):
-            found = {name.removeprefix(prefix): float(self.columns[name][row]) for name in names}
-            found = {name: value for name, value in found.items() if math.isfinite(value)}
-            if found:
-                return found
-        return {}
-
 
 def read_metrics(path: Path) -> Metrics:
     """Return the curves of a file. Lines that cannot be parsed are counted and skipped."""

@@ -1,7 +1,6 @@
 """The HTML page of a report. All text from files is escaped."""
 
 import base64
-import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
@@ -33,9 +32,6 @@ from yolo_lightning.supervision.fallback_levels import AS_CONFIGURED
 from yolo_lightning.supervision.incident import IncidentReport
 
 STAGE_NAMES = {"val": "Validation", "test": "Test"}
-NO_RECORD = "the run folder contains no matched detections of this split."
-MONTH_SCORE = re.compile(r"map_50/(\d{4}-\d{2})")
-CLASS_SCORE = re.compile(r"map_50/(?!\d{4}-\d{2}(/|$))")
 SCORE_COLUMNS = (SCORE_LABELS["map_50"], SCORE_LABELS["map"])
 MISSING = "–"  # noqa: RUF001 - an en dash
 
@@ -51,7 +47,7 @@ def render(contents: Contents) -> str:
     if not contents.evaluations:
         parts.append(section("evaluation", "Evaluation", note("No validation and no test yet.")))
     parts += [
-        section("events", "Incidents and restarts", events(contents)),
+        section("events", "Incidents", events(contents)),
         section("checkpoints", "Checkpoints", _checkpoint_table(contents)),
         section("setup", "Environment and configuration", setup(contents)),
     ]
@@ -98,31 +94,29 @@ def training(contents: Contents) -> str:
 
 def _split_section(evaluation: Evaluation) -> str:
     """Return scores, figures and frames of one split."""
-    stage, scores, record = evaluation.stage, evaluation.scores, evaluation.record
-    months = {
-        match[1]: value
-        for name, value in scores.items()
-        if (match := MONTH_SCORE.fullmatch(name)) and is_defined(value)
-    }
+    stage, record, scores = evaluation.stage, evaluation.record, evaluation.scores
+    named = {name: scores[f"map_50/{name}"] for name in _months(evaluation)}
+    months = {name: value for name, value in named.items() if is_defined(value)}
     by_month = ""
     if months:
         monthly = figures.month_figure(stage, months, scores.get("map_50"))
         by_month = figure("mAP50 by month", monthly, f"only {next(iter(months))} has a score.")
-    curves = confusion = None
-    if record is not None:
-        curves = figures.class_curves_figure(stage, record)
-        confusion = _confusion_table(record.class_names, record.ultralytics.confusion())
-    no_curves = NO_RECORD if record is None else "there are no annotated objects."
+    curves = figures.class_curves_figure(stage, record)
+    confusion = _confusion_table(record.class_names, record.ultralytics.confusion())
     charts = grid(
         by_month,
-        figure("Precision and recall at IoU 0.5", curves, no_curves),
-        figure(f"Confusion matrix, detections with a score > {CONFUSION_SCORE_THRESHOLD:g}", confusion, NO_RECORD),
+        figure("Precision and recall at IoU 0.5", curves, "there are no annotated objects."),
+        figure(f"Confusion matrix, detections with a score > {CONFUSION_SCORE_THRESHOLD:g}", confusion, ""),
     )
-    rows = [] if record is None else oracles(record.matches, record.class_names)
-    oracle = ""
+    rows, oracle = oracles(record.matches, record.class_names), ""
     if rows:
         oracle = folded("Where points can be gained: the scores without one kind of error", table(*oracle_cells(rows)))
     return section(stage, STAGE_NAMES[stage], _score_section(evaluation), oracle, charts, frame_gallery(evaluation))
+
+
+def _months(evaluation: Evaluation) -> list[str]:
+    """Return the names of the months with annotated objects."""
+    return [month_name(month) for month, part in evaluation.drift.monthly.items() if part.annotated.any()]
 
 
 def _challenge_scores(evaluation: Evaluation) -> tuple[str, ...]:
@@ -131,43 +125,33 @@ def _challenge_scores(evaluation: Evaluation) -> tuple[str, ...]:
 
 
 def _score_section(evaluation: Evaluation) -> str:
-    """Return the table of scores, and the scores without a column."""
+    """Return the table of scores, and the scores without a column.
+
+    The table has a row for all frames and each month; without months, with a row for each class.
+    """
     scores, record, drift = evaluation.scores, evaluation.record, evaluation.drift
-    if not scores:
-        return note("Scores: not stored.")
     weights = ""
-    if record is not None and record.steps is not None:
+    if record.steps is not None:
         epoch = f", in epoch {record.epoch + 1}" if record.epoch is not None else ""
         weights = note(f"Weights after {record.steps:,} batches{epoch}.")
-    months = sorted(match[1] for name in scores if (match := MONTH_SCORE.fullmatch(name)))
-    classes = [name.removeprefix("map_50/") for name in scores if CLASS_SCORE.match(name)]
-    others = scores_text(scores, _challenge_scores(evaluation)) if drift is None else drift_summary(drift)
-    rows = _score_table(evaluation, months, classes)
-    return weights + rows + "".join(note(line) for line in others.splitlines())
-
-
-def _score_table(evaluation: Evaluation, months: Sequence[str], classes: Sequence[str]) -> str:
-    """Return a table with a row for all frames and each month; without months, with a row for each class."""
-    scores, record, drift = evaluation.scores, evaluation.record, evaluation.drift
-    counts: dict[str, list[str]] = {}
-    if drift is not None and record is not None:
+    months = _months(evaluation)
+    objects = dict(zip(record.class_names, drift.overall.annotated.tolist(), strict=True))
+    classes = [name for name, count in objects.items() if count]
+    if months:
         parts = {"all": drift.overall} | {month_name(month): part for month, part in drift.monthly.items()}
+        head, further = ["month", "frames", "objects"], classes
         counts = {name: [f"{part.frames:,}", f"{part.annotated.sum():,}"] for name, part in parts.items()}
-        if not months:
-            counts = {"all": counts["all"][1:]}
-            counts |= {
-                name: [f"{objects:,}"]
-                for name, objects in zip(record.class_names, drift.overall.annotated.tolist(), strict=True)
-            }
-    kind, further = ("month", classes) if months else ("class", ())
-    counted = ("frames", "objects") if months else ("objects",)
+    else:
+        head, further = ["class", "objects"], []
+        counts = {name: [f"{count:,}"] for name, count in {"all": sum(objects.values()), **objects}.items()}
     rows = []
     for row in ("all", *(months or classes)):
         part = "" if row == "all" else f"/{row}"
         names = (f"map_50{part}", f"map{part}", *(f"map_50{part}/{name}" for name in further))
-        rows.append([row, *counts.get(row, []), *(score_text(scores.get(name), MISSING) for name in names)])
+        rows.append([row, *counts[row], *(score_text(scores.get(name), MISSING) for name in names)])
     of_classes = note("Columns of classes: mAP50.") if further else ""
-    return table([kind, *(counted if counts else ()), *SCORE_COLUMNS, *further], rows) + of_classes
+    others = "".join(note(line) for line in drift_summary(drift).splitlines())
+    return weights + table([*head, *SCORE_COLUMNS, *further], rows) + of_classes + others
 
 
 def frame_gallery(evaluation: Evaluation) -> str:
@@ -200,12 +184,8 @@ def _frame_picture(frame: GalleryFrame, jpeg: bytes) -> str:
 def events(contents: Contents) -> str:
     items = "".join(map(_incident_item, contents.incidents))
     findings = "".join(f"<li>{escape(finding_line(one, contents.read_s))}</li>\n" for one in contents.findings)
-    starts = ", ".join(map(timestamp, contents.starts_s))
-    return (
-        note(f"Starts of the training: {starts or 'none recorded'}.")
-        + (f"<ol>{items}</ol>\n" if items else note("No incidents."))
-        + (f"<h3>Watches</h3><ul>{findings}</ul>\n" if findings else note("The watches have found nothing."))
-    )
+    found = f"<h3>Watches</h3><ul>{findings}</ul>\n" if findings else note("The watches have found nothing.")
+    return (f"<ol>{items}</ol>\n" if items else note("No incidents.")) + found
 
 
 def _incident_item(incident: IncidentReport) -> str:

@@ -1,6 +1,5 @@
 """Reads a run folder for the report. Damaged files are listed and skipped."""
 
-import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -25,9 +24,6 @@ from yolo_lightning.utils.moment import moment
 from yolo_lightning.utils.paths import real_path
 from yolo_lightning.utils.regular_files import read_regular
 from yolo_lightning.utils.yaml_file import read_yaml
-
-EVENT_FILE = re.compile(r"events\.out\.tfevents\.(\d{9,11})\.")
-"""TensorBoard creates one file per start of the training, with the time in seconds since 1970 in its name."""
 
 HIDDEN = "(not shown)"
 MAX_INCIDENTS = 200
@@ -56,13 +52,13 @@ class Gallery(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Results of one split; None if not stored."""
+    """Results of one split."""
 
     stage: str  # `val` or `test`
-    scores: Mapping[str, float]  # the last scores by logged name without the stage (`map_50/2020-05`)
-    record: EvaluationRecord | None  # all matched detections
-    drift: DriftScores | None  # scores computed from `record`
-    gallery: Gallery | None  # best and worst frames
+    record: EvaluationRecord  # all matched detections
+    drift: DriftScores  # scores computed from `record`
+    scores: Mapping[str, float]  # the same by logged name without the stage (`map_50/2020-05`)
+    gallery: Gallery | None  # best and worst frames; None if not stored
     pictures: Mapping[str, bytes]  # JPEG content by file name of the gallery
 
 
@@ -75,8 +71,7 @@ class Contents:
     state: str
     fallback: str  # lowered fallback levels with their reasons
     metrics: Metrics
-    evaluations: tuple[Evaluation, ...]  # those with any stored result
-    starts_s: tuple[float, ...]  # starts of the training, seconds since 1970, ascending
+    evaluations: tuple[Evaluation, ...]  # those with a readable record
     incidents: tuple[IncidentReport, ...]  # oldest first
     findings: tuple[WatchFinding, ...]  # of the watches, oldest first
     checkpoints: tuple[Checkpoint, ...]  # newest first
@@ -120,10 +115,9 @@ def read_contents(folder: Path) -> Contents:
         reader.add(folder / run_files.METRICS, f"has {metrics.unreadable} lines that cannot be parsed")
     environment = reader.read_json(folder / run_files.ENVIRONMENT, dict[str, Any]) or {}
     texts = {path.name: reader.read(path, configuration) for path in sorted(folder.glob("config*.yaml"))}
-    evaluations = (_read_evaluation(folder, stage, metrics, reader) for stage in ("val", "test"))
+    evaluations = (_read_evaluation(folder, stage, reader) for stage in ("val", "test"))
     reports = sorted((folder / run_files.INCIDENTS).glob(f"*/{run_files.INCIDENT_FILE}"))[-MAX_INCIDENTS:]
     incidents = [reader.read(path, read_incident) for path in reports]
-    starts = (EVENT_FILE.match(path.name) for path in (folder / run_files.TENSORBOARD).glob("events.out.tfevents.*"))
     status = read_status(folder / run_files.STATUS_FILE)
     return Contents(
         name=folder.name,
@@ -132,7 +126,6 @@ def read_contents(folder: Path) -> Contents:
         fallback=FallbackState.read(folder / run_files.STATE_FILE).line,
         metrics=metrics,
         evaluations=tuple(one for one in evaluations if one is not None),
-        starts_s=tuple(sorted({float(match[1]) for match in starts if match})),
         incidents=tuple(one for one in incidents if one is not None),
         findings=() if status is None else status.findings,
         checkpoints=tuple(checkpoints(folder / run_files.CHECKPOINTS, now_s)),
@@ -175,21 +168,15 @@ def without_secrets(content: Any, is_secret: bool = False) -> Any:
     return HIDDEN if is_secret and isinstance(content, str) and not content.startswith("$") else content
 
 
-def _read_evaluation(folder: Path, stage: str, metrics: Metrics, reader: Reader) -> Evaluation | None:
-    """Return the stored results of a split, or None. Scores come from the record, else from the file of scores."""
+def _read_evaluation(folder: Path, stage: str, reader: Reader) -> Evaluation | None:
+    """Return the results of a split, or None without a readable record of its matched detections."""
     record = reader.read(folder / run_files.evaluation_record(stage), EvaluationRecord.load)
-    gallery = reader.read_json(folder / run_files.FRAMES / f"{stage}.json", Gallery)
-    drift = None
-    if record is not None:
-        drift = drift_scores(record.matches)
-        scores = named_scores(drift, record.class_names)
-    elif stage == "test":
-        listed = reader.read_json(folder / run_files.SCORES, dict[str, float | None]) or {}
-        scores = {name.removeprefix("test/"): value for name, value in listed.items() if value is not None}
-    else:
-        scores = metrics.last_scores(f"{stage}/")
-    if not scores and gallery is None:
+    if record is None:
         return None
+    gallery, drift = (
+        reader.read_json(folder / run_files.FRAMES / f"{stage}.json", Gallery),
+        drift_scores(record.matches),
+    )
     pictures = {}
     for frame in gallery.frames if gallery is not None else ():
         path = folder / run_files.FRAMES / Path(frame.file).name  # never outside the folder
@@ -197,7 +184,7 @@ def _read_evaluation(folder: Path, stage: str, metrics: Metrics, reader: Reader)
             pictures[frame.file] = jpeg
         elif not path.exists():
             reader.add(path, "is listed but missing")
-    return Evaluation(stage, scores, record, drift, gallery, pictures)
+    return Evaluation(stage, record, drift, named_scores(drift, record.class_names), gallery, pictures)
 
 
 def _read_picture(path: Path) -> bytes:
