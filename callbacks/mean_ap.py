@@ -12,7 +12,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from yolo_lightning.evaluation.drift import DriftScores, drift_scores, named_scores, organisers_scores
 from yolo_lightning.evaluation.matching import match
 from yolo_lightning.evaluation.oracles import oracles
-from yolo_lightning.evaluation.record import Collected, EvaluationCollection, EvaluationRecord, Stage, write_record
+from yolo_lightning.evaluation.record import Collected, EvaluationCollection, EvaluationRecord, Stage
 from yolo_lightning.evaluation.score_intervals import (
     BOOTSTRAPPED,
     MIN_BOOTSTRAP_SAMPLES,
@@ -30,7 +30,8 @@ from yolo_lightning.evaluation.ultralytics_metrics import (
 from yolo_lightning.utils.choices import check_range
 from yolo_lightning.utils.files import write_json
 from yolo_lightning.utils.loop_position import is_last_epoch, steps_begun
-from yolo_lightning.utils.run_files import CHALLENGE_SCORES, SCORES
+from yolo_lightning.utils.optional_file import OptionalFile
+from yolo_lightning.utils.run_files import CHALLENGE_SCORES, SCORES, evaluation_record
 from yolo_lightning.utils.suggestions import did_you_mean, similar
 
 LOSS = "_loss"
@@ -65,6 +66,7 @@ class MeanAP(Callback):
             check_range("bootstrap_samples", bootstrap_samples, f">= {MIN_BOOTSTRAP_SAMPLES}")
         self.bootstrap_samples = bootstrap_samples
         self._metric: EvaluationCollection | None = None
+        self._record_file = OptionalFile()
         self._trained: dict[str, int] = {}
         """`epoch` and `steps` of the loaded checkpoint."""
         self.last_scores: tuple[DriftScores, UltralyticsScores] | None = None
@@ -145,7 +147,9 @@ class MeanAP(Callback):
         record = EvaluationRecord(
             stage, tuple(class_names), found.image_ids, found.matches, found.ultralytics, **self._trained
         )
-        write_record(trainer, record)
+        path = Path(trainer.default_root_dir) / evaluation_record(stage)
+        with self._record_file.attempt(path, "the run continues"):
+            record.save(path)
         if trainer.state.fn != "fit":
             rich.print(score_table(scores, class_names), class_table(scores, ultralytics, class_names))
         if stage == "test" and (rows := oracles(found.matches, class_names)):

@@ -22,8 +22,7 @@ from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.labelled_frames import LabelledFrames
 from yolo_lightning.data.storage.folder_frames import FolderFrames
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation, BoxPaste
-from yolo_lightning.evaluation.class_colours import class_colour
-from yolo_lightning.evaluation.drawing import bgr, false_colour
+from yolo_lightning.evaluation.drawing import bgr, class_colour, false_colour
 
 Make = Callable[..., DetectionDataModule]
 

@@ -34,7 +34,7 @@ def test_wrong_images_are_an_error(ids: list[str]) -> None:
         coco_results([found(one) for one in ids], [1, "2"], (3, 44))
 
 
-@pytest.mark.parametrize("count", [0, 1, 2])
+@pytest.mark.parametrize("count", [0, 2])
 def test_file_is_json_however_little_was_found(tmp_path: Path, count: int) -> None:
     results = coco_results([found("1", count)], [1], (3, 44))
     write_coco_results(results, tmp_path / "new" / "predictions.json")

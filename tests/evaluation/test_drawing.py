@@ -10,9 +10,8 @@ from tests.callbacks.tiny_detection import frame_batch
 from yolo_lightning.data.batch import Batch
 from yolo_lightning.data.boxes import Letterbox
 from yolo_lightning.data.image_size import ImageSize
-from yolo_lightning.evaluation.class_colours import class_colour
 from yolo_lightning.evaluation.detection_result import DetectionResult
-from yolo_lightning.evaluation.drawing import bgr, original_frame
+from yolo_lightning.evaluation.drawing import bgr, class_colour, original_frame
 
 NAMES = ("a", "b", "c")
 
@@ -50,10 +49,6 @@ def test_first_box_is_on_top() -> None:
 def test_text_at_the_border_is_complete(box: list[float]) -> None:
     usual, image = ((plotted(one, [0]) == 0).all(axis=2).sum() for one in ([100, 100, 140, 160], box))
     assert image > 0.9 * usual > 0
-
-
-def test_result_without_boxes_is_the_image() -> None:
-    assert (plotted([], []) == (9, 5, 1)).all()
 
 
 def test_original_frame_is_cut_out_of_the_letterboxed_image() -> None:

@@ -92,26 +92,11 @@ def test_boxes_without_area_touch_nothing() -> None:
     assert hits_at_50(prediction("a", [[5, 5, 5, 5]], [0.5], [0]), target("a", [[5, 5, 5, 5]], [0])) == [False]
 
 
-def test_months_and_keys_come_from_the_targets() -> None:
-    predictions = [prediction("20200502114223915"), prediction("x")]
-    matches = match(predictions, [target("20200502114223915", month=202005), target("x")], 4)
-    assert matches.months.tolist() == [202005, 0]
-
-
 def test_frames_matched_together_or_apart_are_the_same() -> None:
     frames = random_frames(3, months=(202101, 202005))
     found, truth = [one for one, _ in frames], [one for _, one in frames]
     together = match(found, truth, 4)
     apart = Matches.join([match(found[at : at + 5], truth[at : at + 5], 4) for at in range(0, len(frames), 5)])
+    assert together.months.tolist() == [202101, 202005] * 6
     for name in Matches.names():
         torch.testing.assert_close(getattr(apart, name), getattr(together, name), rtol=0, atol=0)
-
-
-def test_order_of_frames_must_agree() -> None:
-    with pytest.raises(AssertionError):
-        match([prediction("a"), prediction("b")], [target("b"), target("a")], 4)
-
-
-def test_labels_must_be_class_indices() -> None:
-    with pytest.raises(AssertionError):
-        matched(prediction("a", OBJECT, [0.5], [4]), target("a"))

@@ -88,10 +88,3 @@ def test_every_detection_of_a_class_counts() -> None:
     frame = (prediction("a", torch.cat([alarms, OBJECT]), [0.9] * 100 + [0.5], [0] * 101), target("a", OBJECT, [0]))
     assert matched([frame]).hits.tolist() == [0] * 100 + [(1 << len(IOU_THRESHOLDS)) - 1]
     assert not (match([frame[0]], [frame[1]], CLASSES).hits & ((1 << len(IOU_THRESHOLDS)) - 1)).any()
-
-
-def test_frames_matched_together_or_apart_are_the_same() -> None:
-    frames = random_frames(3)
-    together, apart = matched(frames), UltralyticsMatches.join([matched(frames[:5]), matched(frames[5:])])
-    for name in UltralyticsMatches.names():
-        torch.testing.assert_close(getattr(apart, name), getattr(together, name), rtol=0, atol=0)

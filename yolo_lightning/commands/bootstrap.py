@@ -2,7 +2,6 @@
 
 from typing import Literal
 
-import numpy as np
 import rich
 
 from yolo_lightning.commands.console import count_text
@@ -49,11 +48,9 @@ def bootstrap(
         raise ValueError(f"{run} contains no {evaluation_record(stage)}: run `{command}` first") from None
     measured = named_scores(drift_scores(record.matches), record.class_names)
     scores = sampled(record.matches, record.image_ids, samples, seed)
-    intervals = scores.intervals(confidence)
     table = number_table(f"{stage}: {count_text(samples, 'sample')}, {100 * confidence:g} %", COLUMNS)
-    for name, one in intervals.items():
-        if np.isfinite(one.low):
-            table.add_row(name, *map(score_text, (measured.get(name), one.low, one.median, one.high)))
+    for name, interval in scores.intervals(confidence).items():
+        table.add_row(name, *map(score_text, (measured.get(name), *interval)))
     rich.print(table)
     if scores.single_clips:
         print(f"too narrow, because of one clip only: {', '.join(map(month_name, scores.single_clips))}")

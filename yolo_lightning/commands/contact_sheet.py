@@ -12,8 +12,17 @@ from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import EvaluationDataset, TrainingDataset
 from yolo_lightning.data.labelled_frames import LabelledFrames
 from yolo_lightning.data.transforms.augmentation_settings import BoxPaste
-from yolo_lightning.evaluation.class_colours import class_colour
-from yolo_lightning.evaluation.drawing import FONT, FONT_SCALE, Image, bgr, false_colour, resized, with_boxes, write
+from yolo_lightning.evaluation.drawing import (
+    FONT,
+    FONT_SCALE,
+    Image,
+    bgr,
+    class_colour,
+    false_colour,
+    resized,
+    with_boxes,
+    write,
+)
 from yolo_lightning.utils.files import replacing
 from yolo_lightning.utils.plain_text import one_line
 

@@ -86,17 +86,11 @@ class RankedDetections:
         detections = {name: getattr(self, name)[own] for name in ("labels", "owners", "ranks", "hits")}
         return replace(self, frames=int(frames.sum()), annotated=self.annotated * frames[:, None], **detections)
 
-    def scores(
-        self,
-        thresholds: int = len(IOU_THRESHOLDS),
-        recalls: Floats = RECALLS,
-        limits: Sequence[int] = DETECTION_LIMITS,
-    ) -> PartScores:
+    def scores(self, thresholds: int = len(IOU_THRESHOLDS), limits: Sequence[int] = DETECTION_LIMITS) -> PartScores:
         """Return the scores of all frames.
 
         Args:
             thresholds: Number of IoU thresholds of the matching.
-            recalls: Recalls at which precision is sampled.
             limits: M maximum numbers of detections per frame and class for recall.
         """
         annotated = self.annotated.sum(axis=0, dtype=np.int64)
@@ -110,7 +104,7 @@ class RankedDetections:
                 correct = places = np.flatnonzero(hits & bit)
                 if self.ignored is not None and (dropped := np.flatnonzero(self.ignored[own] & bit)).size:
                     places = correct - np.searchsorted(dropped, correct)
-                precision[threshold, label] = average_precision(places, objects, recalls)
+                precision[threshold, label] = average_precision(places, objects)
                 for row, limit in enumerate(limits):
                     recall[row, threshold, label] = (ranks[correct] < limit).sum() / objects
         observed = (annotated > 0) | (np.bincount(self.labels, minlength=len(annotated)) > 0)
@@ -122,13 +116,13 @@ class RankedDetections:
         return slice(int(first), int(stop))
 
 
-def average_precision(correct: Integers, annotated: int, recalls: Floats = RECALLS) -> float:
-    """Return the mean of the decreasing envelope of precision at `recalls`, 0 to 1, of a class with >= 1 objects.
+def average_precision(correct: Integers, annotated: int) -> float:
+    """Return the mean of the decreasing envelope of precision at `RECALLS`, 0 to 1, of a class with >= 1 objects.
 
     `correct` contains the ascending ranks of the correct detections among all detections of the class.
     """
     found = np.arange(1, len(correct) + 1)
-    first = np.searchsorted(found / annotated, recalls)
+    first = np.searchsorted(found / annotated, RECALLS)
     return float(np.append(decreasing_envelope(found / (correct + 1)), 0.0)[first].mean())
 
 

@@ -82,20 +82,12 @@ class DetectionResult:
             xyxy=self.boxes, confidence=self.scores, class_id=self.labels, data={"class_name": np.array(self.names)}
         )
 
-    def to_coco(self, image_id: int | str = 0, category_ids: Sequence[int] | None = None) -> list[Detection]:
+    def to_coco(self, image_id: int | str = 0) -> list[Detection]:
         """Return the detections as entries of a COCO result file: `bbox` is x, y, width, height in pixels.
 
-        Args:
-            image_id: Id of the image in the dataset's file.
-            category_ids: Category id of each class in the dataset's file; None for those of the training data, which
-                `predict` writes, too, or 1, 2, ... if the weights do not record them.
-
-        Raises:
-            ValueError: If `category_ids` has another length than `class_names`.
+        The category ids are those of the training data, which `predict` writes, too, or 1, 2, ... if the weights do not
+        record them. `image_id` is the id of the image in the dataset's file.
         """
-        known = self.category_ids or range(1, len(self.class_names) + 1)
-        ids = known if category_ids is None else category_ids
-        if len(ids) != len(self.class_names):
-            raise ValueError(f"category_ids must contain {len(self.class_names)} ids, one per class, got {len(ids)}.")
+        ids = self.category_ids or range(1, len(self.class_names) + 1)
         found = [ids[label] for label in self.labels.tolist()]
         return coco_detections(image_id, self.boxes.tolist(), self.scores.tolist(), found)

@@ -9,7 +9,6 @@ import torch
 
 from yolo_lightning.data.batch import Batch, Prediction, Target
 from yolo_lightning.data.boxes import scaled_shape
-from yolo_lightning.evaluation.class_colours import class_colour
 from yolo_lightning.utils.plain_text import one_line
 
 SIDE_WIDTH = 640
@@ -18,6 +17,10 @@ SIDE_WIDTH = 640
 GAP = 8
 JPEG_QUALITY = 80
 FONT, FONT_SCALE = cv2.FONT_HERSHEY_SIMPLEX, 0.5
+
+CLASS_COLOURS = ("#2ba6de", "#e8a90c", "#f0383b", "#6cab3f", "#b067ea", "#f07d1a", "#2f9c7e", "#f25597")
+"""Colours of the first classes in all pictures and curves, visible on gray frames and on light and dark pages; further
+classes repeat them."""
 
 Image = npt.NDArray[np.uint8]
 
@@ -95,6 +98,11 @@ def with_boxes(
         if word:
             write(drawn, word, left, top, colour, font_scale)
     return drawn
+
+
+def class_colour(label: int) -> str:
+    """Return the colour `#rrggbb` of a class, by its label from 0."""
+    return CLASS_COLOURS[label % len(CLASS_COLOURS)]
 
 
 def bgr(colour: str) -> tuple[int, int, int]:

@@ -47,13 +47,11 @@ class DriftScores:
 
     def variation(self) -> float | None:
         """Return the coefficient of variation of `map_50` over the compared months, None for fewer than two months."""
-        values = list(self.compared().values())
-        return coefficient_of_variation(values) if len(values) > 1 else None
+        return coefficient_of_variation(list(self.compared().values()))
 
     def balanced(self) -> float:
         """Return `(1 - CoV) * map_50`, or `map_50` if fewer than two months can be compared."""
-        map_50, variation = self.overall.scalars()["map_50"], self.variation()
-        return map_50 if variation is None else balanced_score(map_50, variation)
+        return balanced_score(self.overall.scalars()["map_50"], self.variation())
 
 
 def drift_scores(matches: Matches, frames: npt.NDArray[np.bool_] | None = None) -> DriftScores:
@@ -65,15 +63,17 @@ def drift_scores(matches: Matches, frames: npt.NDArray[np.bool_] | None = None) 
     return DriftScores(ranked.scores(), {month: ranked.part(months == month).scores() for month in known})
 
 
-def coefficient_of_variation(values: Sequence[float]) -> float:
-    """Return the sample standard deviation (n - 1) of >= 2 values over their mean; NaN if the mean is 0."""
+def coefficient_of_variation(values: Sequence[float]) -> float | None:
+    """Return the sample standard deviation (n - 1) over the mean, NaN if the mean is 0; None for less than 2 values."""
+    if len(values) < 2:
+        return None
     mean = statistics.fmean(values)
     return statistics.stdev(values) / mean if mean else math.nan
 
 
-def balanced_score(map_50: float, variation: float) -> float:
-    """Return the challenge's ranking score; negative if the coefficient of variation exceeds 1."""
-    return (1 - variation) * map_50
+def balanced_score(map_50: float, variation: float | None) -> float:
+    """Return the challenge's ranking score, negative if the variation exceeds 1; `map_50` without a variation."""
+    return map_50 if variation is None else (1 - variation) * map_50
 
 
 def month_of_id(image_id: str) -> int:
@@ -131,5 +131,5 @@ def organisers_scores(scores: DriftScores) -> dict[str, Any]:
     variation = coefficient_of_variation([content[f"{name}_map_50"] for name in CHALLENGE_MONTHS])
     balanced = balanced_score(content["global_map_50"], variation)
     for name, value in {"global_map_con": variation, "global_map_bal": balanced}.items():
-        content[name] = None if math.isnan(value) else value
+        content[name] = None if value is None or math.isnan(value) else value
     return content

@@ -11,7 +11,7 @@ and so does a detection outside the range that takes nothing. Detections prefer 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -41,7 +41,7 @@ an object of its class is 0.5 or more; its IoU with every object of any class is
 General Toolbox for Identifying Object Detection Errors" (Bolya et al. 2020)."""
 LEAST_OVERLAP = 0.1  # IoU of a detection of an object that is badly localized
 
-MAX_THRESHOLDS = 64  # one bit each in `MatchedBoxes.hits`
+MAX_THRESHOLDS = 16  # one bit each in `MatchedBoxes.hits`
 
 AreaRange = tuple[float, float]
 ALL_AREAS: AreaRange = (0.0, 1e10)
@@ -51,7 +51,7 @@ PAIRS_PER_CHUNK = 500_000
 """Pairs of a detection and an object of one frame that are matched at once; 100 to 200 MB."""
 
 Singles = npt.NDArray[np.float32]
-Bits = npt.NDArray[np.unsignedinteger[Any]]
+Bits = npt.NDArray[np.uint16]
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,51 +249,24 @@ def _match_chunk(
     close = overlaps >= min(reached)
     finder, found, overlaps = finder[close], found[close], overlaps[close]
 
-    hits, dropped = np.zeros((2, len(ranges), len(groups)), _bits_type(len(thresholds)))
+    hits, dropped = np.zeros((2, len(ranges), len(groups)), np.uint16)
     counted = np.empty((len(ranges), len(truth)), np.bool_)
-    taken_of_first = np.full((len(reached), len(groups)), -1)
     for number, (least, most) in enumerate(ranges):
         ignored = crowds | (areas < least) | (areas > most)
         counted[number] = ~ignored
-        again = np.ones(len(finder), np.bool_)
-        if number:
-            # The matching differs from that of the first range only in groups in which the range separates the objects.
-            again = np.isin(object_groups[found], _separated(object_groups, ignored, crowds))
-        taken = taken_of_first.copy()
-        taken[:, finder[again]] = -1
-        part = finder[again], found[again], overlaps[again]
-        second = ignored if ignored.any() else None
-        anew = take_in_turn(*part, groups, reached, prefers_last=True, ignored=second, crowds=crowds)
-        taken = np.maximum(taken, anew)
-        if number == 0:
-            taken_of_first = taken
-        is_free = taken < 0
+        taken = take_in_turn(
+            finder, found, overlaps, groups, reached, prefers_last=True, ignored=ignored, crowds=crowds
+        )
         outside = (own_areas < least) | (own_areas > most)
-        if ignored.any():
-            is_ignored = ignored[taken] & ~is_free
-            hits[number] = bit_masks(~is_free & ~is_ignored)
-            dropped[number] = bit_masks(is_ignored | (is_free & outside))
-        else:
-            hits[number] = bit_masks(~is_free)
-            if outside.any():
-                dropped[number] = bit_masks(is_free & outside)
+        is_ignored = np.append(ignored, False)[taken]  # the last one is that of no object
+        hits[number] = bit_masks((taken >= 0) & ~is_ignored)
+        dropped[number] = bit_masks(is_ignored | ((taken < 0) & outside))
     return MatchedBoxes(order, groups, ranks, hits, dropped, object_groups, counted)
-
-
-def _separated(object_groups: Integers, ignored: Flags, crowds: Flags) -> Integers:
-    """Return the groups with objects that are ignored for their area, and with crowds or objects that count."""
-    by_area = ignored & ~crowds
-    return np.intersect1d(object_groups[by_area], object_groups[~by_area])
-
-
-def _bits_type(thresholds: int) -> type[np.unsignedinteger[Any]]:
-    return np.uint16 if thresholds <= 16 else np.uint64
 
 
 def bit_masks(flags: Flags) -> Bits:
     """Return bit masks `(D,)` of `(T, D)` flags, bit `t` from row `t`."""
-    kind = _bits_type(len(flags))
-    masks: Bits = (flags * (kind(1) << np.arange(len(flags), dtype=kind))[:, None]).sum(axis=0, dtype=kind)
+    masks: Bits = (flags * (1 << np.arange(len(flags), dtype=np.uint16))[:, None]).sum(axis=0, dtype=np.uint16)
     return masks
 
 

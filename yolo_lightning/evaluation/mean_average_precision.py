@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +12,6 @@ from torchmetrics import Metric
 from yolo_lightning.evaluation.average_precision import (
     DETECTION_LIMITS,
     NO_GROUND_TRUTH,
-    RECALLS,
     PartScores,
     RankedDetections,
 )
@@ -27,8 +26,6 @@ AREA_RANGES = {
 }
 """Smallest and largest area of an object in square pixels, both inclusive."""
 
-BoxFormat = Literal["xyxy", "xywh", "cxcywh"]
-Average = Literal["macro", "micro"]
 Frame = dict[str, Tensor]
 STATES = {
     "detection_boxes": torch.float32,
@@ -47,17 +44,14 @@ STATES = {
 class MeanAveragePrecision(Metric):
     """COCO's mean average precision and recall of boxes; equal to torchmetrics' `MeanAveragePrecision`, but faster.
 
-    Arguments, inputs and results are those of `torchmetrics.detection.MeanAveragePrecision` with `iou_type="bbox"`, so
-    that one import replaces the other. Masks and `extended_summary` are not supported. Boxes and scores are stored as
-    float32 on the device of the metric; `update` does not wait for the device.
+    Inputs and results are those of `torchmetrics.detection.MeanAveragePrecision` with its default arguments; boxes are
+    corners (x, y, x, y) in pixels. Boxes and scores are stored as float32 on the device of the metric;
+    `update` does not wait for the device.
 
     Args:
-        box_format: Format of all boxes in pixels: `xyxy` corners, `xywh` corner and size, `cxcywh` centre and size.
-        iou_thresholds: Minimum IoUs of a correct detection, 1 to 64 values; None is 0.50, 0.55, ..., 0.95.
-        rec_thresholds: Recalls at which precision is sampled; None is 0, 0.01, ..., 1.
+        iou_thresholds: Minimum IoUs of a correct detection, 1 to 16 values; None is 0.50, 0.55, ..., 0.95.
         max_detection_thresholds: Three maximum numbers of detections per image and class; None is 1, 10, 100.
         class_metrics: Whether to return the scores per class.
-        average: `macro` averages the scores of the classes, `micro` treats all boxes as one class.
         options: Arguments of `torchmetrics.Metric`.
 
     Raises:
@@ -79,31 +73,17 @@ class MeanAveragePrecision(Metric):
 
     def __init__(
         self,
-        box_format: BoxFormat = "xyxy",
         iou_thresholds: list[float] | None = None,
-        rec_thresholds: list[float] | None = None,
         max_detection_thresholds: list[int] | None = None,
         class_metrics: bool = False,
-        average: Average = "macro",
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        for name, value, accepted in (
-            ("box_format", box_format, get_args(BoxFormat)),
-            ("average", average, get_args(Average)),
-        ):
-            if value not in accepted:
-                raise ValueError(f"{name} must be one of {', '.join(accepted)}, got {value!r}")
-        self.box_format = box_format
-        self.average = average
         self.class_metrics = class_metrics
         self.iou_thresholds = list(IOU_THRESHOLDS) if iou_thresholds is None else list(iou_thresholds)
-        self.rec_thresholds = RECALLS.tolist() if rec_thresholds is None else list(rec_thresholds)
         self.max_detection_thresholds = sorted(max_detection_thresholds or DETECTION_LIMITS)
         if not 1 <= len(self.iou_thresholds) <= MAX_THRESHOLDS:
             raise ValueError(f"iou_thresholds must contain 1 to {MAX_THRESHOLDS} values, got {iou_thresholds!r}")
-        if not self.rec_thresholds:
-            raise ValueError("rec_thresholds must contain at least one value, got []")
         if len(self.max_detection_thresholds) != 3 or self.max_detection_thresholds[0] < 1:
             raise ValueError(f"max_detection_thresholds must contain 3 numbers >= 1, got {max_detection_thresholds!r}")
         for name in STATES:
@@ -127,11 +107,11 @@ class MeanAveragePrecision(Metric):
         _check(target, "target", ("labels",), ("iscrowd", "area"))
         if not preds:
             return
-        self._add("detection_boxes", [self._sized(one["boxes"]).reshape(-1) for one in preds])
+        self._add("detection_boxes", [_sized(one["boxes"]) for one in preds])
         self._add("detection_scores", [one["scores"] for one in preds])
         self._add("detection_labels", [one["labels"] for one in preds])
         self._add("detection_counts", [torch.tensor([len(one["labels"]) for one in preds])])
-        self._add("object_boxes", [self._sized(one["boxes"]).reshape(-1) for one in target])
+        self._add("object_boxes", [_sized(one["boxes"]) for one in target])
         self._add("object_labels", [one["labels"] for one in target])
         for name, key in (("object_areas", "area"), ("object_crowds", "iscrowd")):
             self._add(name, [one[key] if key in one else torch.zeros_like(one["labels"]) for one in target])
@@ -147,14 +127,11 @@ class MeanAveragePrecision(Metric):
         found, truth = self._table("detection"), self._table("object")
         joined = np.concatenate([found.labels, truth.labels])
         classes, labels = np.unique(joined, return_inverse=True)
-        labels = labels.reshape(-1)
-        is_micro = self.average == "micro"
-        scores = self._scores(found, truth, np.zeros_like(labels) if is_micro else labels)
+        scores = self._scores(found, truth, labels.reshape(-1))
         result = self._named(scores)
         by_class = (torch.tensor([NO_GROUND_TRUTH]),) * 2
         if self.class_metrics:
-            own = (self._scores(found, truth, labels) if is_micro else scores)[0]
-            by_class = torch.from_numpy(own.precision.mean(0)), torch.from_numpy(own.recall[-1].mean(0))
+            by_class = torch.from_numpy(scores[0].precision.mean(0)), torch.from_numpy(scores[0].recall[-1].mean(0))
         names = "map_per_class", f"mar_{self.max_detection_thresholds[-1]}_per_class"
         result |= {name: values.float() for name, values in zip(names, by_class, strict=True)}
         return result | {"classes": torch.from_numpy(classes.astype(np.int32))}
@@ -169,16 +146,6 @@ class MeanAveragePrecision(Metric):
 
     def _add(self, state: str, parts: list[Tensor]) -> None:
         getattr(self, state).append(torch.cat(parts).to(self.device, STATES[state], non_blocking=True))
-
-    def _sized(self, boxes: Tensor) -> Tensor:
-        """Return `(N, 4)` boxes as x, y, width, height, by the operations of `torchvision.ops.box_convert`."""
-        boxes = boxes.reshape(-1, 4)
-        if self.box_format == "xywh":
-            return boxes
-        first, second = boxes[:, :2], boxes[:, 2:]
-        if self.box_format == "cxcywh":
-            first, second = first - 0.5 * second, first + 0.5 * second
-        return torch.cat([first, second - first], 1)
 
     def _table(self, kind: str) -> BoxTable:
         def column(name: str) -> Any:
@@ -208,7 +175,7 @@ class MeanAveragePrecision(Metric):
         for hits, ignored, counted in zip(matches.hits, matches.ignored, matches.counted, strict=True):
             annotated = np.bincount(of_objects[counted], minlength=classes)[None]
             ranked = RankedDetections(1, annotated, own, owners, ranks, hits[order], ignored[order])
-            scores.append(ranked.scores(len(thresholds), np.array(self.rec_thresholds), limits))
+            scores.append(ranked.scores(len(thresholds), limits))
         return scores
 
     def _named(self, scores: list[PartScores]) -> dict[str, Tensor]:
@@ -224,6 +191,12 @@ class MeanAveragePrecision(Metric):
         values |= {f"mar_{limit}": whole.mar(number) for number, limit in enumerate(self.max_detection_thresholds)}
         values |= {f"mar_{size}": part.mar(-1) for size, part in zip(sizes, by_size, strict=True)}
         return {name: torch.tensor([value], dtype=torch.float32) for name, value in values.items()}
+
+
+def _sized(boxes: Tensor) -> Tensor:
+    """Return boxes `(N, 4)` xyxy as x, y, width, height in one dimension."""
+    corners = boxes.reshape(-1, 4)
+    return torch.cat([corners[:, :2], corners[:, 2:] - corners[:, :2]], 1).reshape(-1)
 
 
 def _check(frames: Sequence[Frame], name: str, columns: Sequence[str], optional: Sequence[str] = ()) -> None:

@@ -41,10 +41,12 @@ def oracles(matches: Matches, class_names: Sequence[str]) -> list[Oracle]:
     every = torch.ones(len(matches.counts), dtype=torch.bool)
     localized = np.where(hits & LOCALIZED, hits | 1, hits)
     rows = [
-        _row("as it is", usual),
-        _row("all boxes localized", drift_scores(replace(matches, hits=torch.from_numpy(localized.view(np.int16))))),
+        _of_scores("as it is", usual),
+        _of_scores(
+            "all boxes localized", drift_scores(replace(matches, hits=torch.from_numpy(localized.view(np.int16))))
+        ),
         *(
-            _row(condition, drift_scores(matches.chosen(every, torch.from_numpy(hits & error == 0))))
+            _of_scores(condition, drift_scores(matches.chosen(every, torch.from_numpy(hits & error == 0))))
             for condition, error in (("no duplicates", DUPLICATE), ("no background errors", BACKGROUND))
         ),
     ]
@@ -60,13 +62,13 @@ def oracles(matches: Matches, class_names: Sequence[str]) -> list[Oracle]:
     return rows
 
 
-def _row(condition: str, scores: DriftScores) -> Oracle:
-    return Oracle(condition, scores.overall.scalars()["map_50"], scores.variation(), scores.balanced())
+def _of_scores(condition: str, scores: DriftScores) -> Oracle:
+    return _of_months(condition, scores.overall.scalars()["map_50"], scores.compared())
 
 
 def _of_months(condition: str, map_50: float, monthly: Mapping[int, float]) -> Oracle:
-    variation = coefficient_of_variation(list(monthly.values())) if len(monthly) > 1 else None
-    return Oracle(condition, map_50, variation, map_50 if variation is None else balanced_score(map_50, variation))
+    variation = coefficient_of_variation(list(monthly.values()))
+    return Oracle(condition, map_50, variation, balanced_score(map_50, variation))
 
 
 def _with_best(precision: Floats, annotated: Integers, label: int) -> float:

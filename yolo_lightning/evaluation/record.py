@@ -16,7 +16,6 @@ from typing import Any, Literal, Self, TypeVar
 import msgspec
 import numpy as np
 import torch
-from lightning.pytorch import Trainer
 
 from yolo_lightning.data.batch import Prediction, Target
 from yolo_lightning.evaluation.frame_records import FrameRecords
@@ -24,10 +23,8 @@ from yolo_lightning.evaluation.matching import Matches, match
 from yolo_lightning.evaluation.ultralytics_matching import UltralyticsMatches, match_as_ultralytics
 from yolo_lightning.utils.distributed import gather
 from yolo_lightning.utils.files import replacing
-from yolo_lightning.utils.optional_file import OptionalFile
 from yolo_lightning.utils.plain_text import one_line
 from yolo_lightning.utils.regular_files import open_regular
-from yolo_lightning.utils.run_files import evaluation_record
 
 Stage = Literal["val", "test"]
 Records = TypeVar("Records", bound=FrameRecords)
@@ -42,8 +39,6 @@ DAMAGE = (
     *(zipfile.BadZipFile, zlib.error, struct.error, msgspec.MsgspecError),
 )
 """Exceptions from reading a truncated or foreign file; for example, `zipfile` takes flipped bits for encryption."""
-
-RECORD_FILE = OptionalFile()
 
 
 class Header(msgspec.Struct, frozen=True):
@@ -115,13 +110,6 @@ def _read_table(arrays: Mapping[str, Any], name: str, empty: Records, frames: in
         if column.dtype != like.dtype or tuple(column.shape) != shape:
             raise ValueError(f"{name}.{field} must be {like.dtype} {shape}, got {column.dtype} {tuple(column.shape)}")
     return type(empty)(**columns)
-
-
-def write_record(trainer: Trainer, record: EvaluationRecord) -> None:
-    """Write a record into the run folder, or warn if the disk is full; call on rank 0."""
-    path = Path(trainer.default_root_dir) / evaluation_record(record.stage)
-    with RECORD_FILE.attempt(path, "the run continues"):
-        record.save(path)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,30 +30,21 @@ Integers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
-    """Percentile interval of a score."""
-
-    low: float  # NaN if no sample has the score
-    median: float
-    high: float
-
-
-@dataclass(frozen=True, slots=True)
 class BootstrapScores:
     """Scores of S samples; NaN where a sample has no ground truth."""
 
     values: dict[str, npt.NDArray[np.float64]]  # `(S,)` by name: `map_50`, `balanced`, `cov`, `map_50/2020-05`, ...
     single_clips: tuple[int, ...]  # months (YYYYMM) with one clip, whose scores do not vary
 
-    def intervals(self, confidence: float = 0.95) -> dict[str, Interval]:
-        """Return the central interval of each score that contains the share `confidence` of the samples."""
+    def intervals(self, confidence: float = 0.95) -> dict[str, tuple[float, float, float]]:
+        """Return the bounds of the central interval with the share `confidence` of the samples, and the median.
+
+        Each value is low, median, high. A score that no sample has is left out.
+        """
         tail = (1 - confidence) / 2
-        found = {}
-        for name, values in self.values.items():
-            known = values[np.isfinite(values)]
-            limits = np.quantile(known, (tail, 0.5, 1 - tail)) if len(known) else np.full(3, np.nan)
-            found[name] = Interval(*limits.tolist())
-        return found
+        known = {name: values[np.isfinite(values)] for name, values in self.values.items()}
+        found = {name: np.quantile(own, (tail, 0.5, 1 - tail)).tolist() for name, own in known.items() if len(own)}
+        return {name: (low, median, high) for name, (low, median, high) in found.items()}
 
 
 class RankedClass:
@@ -110,9 +101,9 @@ def bootstrap(matches: Matches, image_ids: Sequence[str], samples: int, seed: in
         map_50 = _mean_precision(overall, counts)
         by_month = {month: _mean_precision(classes, counts) for month, classes in monthly.items()}
         compared = [one for month, one in by_month.items() if month in CHALLENGE_MONTHS.values() and np.isfinite(one)]
-        variation = coefficient_of_variation(compared) if len(compared) > 1 else None
+        variation = coefficient_of_variation(compared)
         values["map_50"][sample] = map_50
-        values["balanced"][sample] = map_50 if variation is None else balanced_score(map_50, variation)
+        values["balanced"][sample] = balanced_score(map_50, variation)
         values["cov"][sample] = np.nan if variation is None else variation
         for month, one in by_month.items():
             values[f"map_50/{month_name(month)}"][sample] = one
@@ -130,18 +121,13 @@ def ranked_classes(ranked: RankedDetections) -> list[RankedClass]:
     return [RankedClass(ranked, label) for label in range(ranked.annotated.shape[1])]
 
 
-def limits(scores: BootstrapScores, confidence: float = 0.95) -> dict[str, float]:
-    """Return the bounds of all intervals to log: `balanced_low`, `balanced_high`, `map_50_low/2020-05`, ...
-
-    A score that no sample has is left out.
-    """
+def limits(scores: BootstrapScores) -> dict[str, float]:
+    """Return the bounds of all 95 % intervals to log: `balanced_low`, `balanced_high`, `map_50_low/2020-05`, ..."""
     named = {}
-    for name, interval in scores.intervals(confidence).items():
+    for name, (low, _, high) in scores.intervals().items():
         score, separator, month = name.partition("/")
-        if np.isfinite(interval.low):
-            low, high = bound_names(score)
-            named[f"{low}{separator}{month}"] = interval.low
-            named[f"{high}{separator}{month}"] = interval.high
+        for bound, value in zip(bound_names(score), (low, high), strict=True):
+            named[f"{bound}{separator}{month}"] = value
     return named
 
 

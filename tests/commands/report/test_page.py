@@ -9,7 +9,7 @@ from tests.commands.monitor.known_states import NOW_S, STATUS
 from tests.commands.report.run_folder_maker import CLASS_NAMES, METRICS_TEXT, OTHER, make_run, record
 from yolo_lightning.commands.report.page import render
 from yolo_lightning.commands.report.read_report import read_contents, state
-from yolo_lightning.evaluation.class_colours import class_colour
+from yolo_lightning.evaluation.drawing import class_colour
 from yolo_lightning.supervision.run_status import write_status
 from yolo_lightning.supervision.watches import WatchFinding
 from yolo_lightning.utils.run_files import evaluation_record

@@ -15,7 +15,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFor
 
 from yolo_lightning.commands.report.metrics_curves import Floats, Metrics, Series
 from yolo_lightning.evaluation.average_precision import AT_50
-from yolo_lightning.evaluation.class_colours import class_colour, class_line_style
+from yolo_lightning.evaluation.drawing import CLASS_COLOURS, class_colour
 from yolo_lightning.evaluation.drift import CHALLENGE_MONTHS, month_name
 from yolo_lightning.evaluation.record import EvaluationRecord
 from yolo_lightning.evaluation.score_table import SCORE_LABELS
@@ -30,6 +30,8 @@ VARIABLES = {INK: "var(--ink)", FAINT: "var(--faint)", PAPER: "var(--paper)"} | 
     colour: f"var(--series-{number})" for number, colour in enumerate(COLOURS)
 }
 """Placeholder colours, and the CSS variables of the page that replace them."""
+
+LINE_STYLES = ("-", "--", ":")  # they separate the curves of classes with equal colours
 
 Scale = Literal["scores", "from zero", "logarithmic"]
 """Vertical axis: for scores, from 0, logarithmic if the values span a decade, else from 0."""
@@ -244,7 +246,8 @@ def class_curves_figure(stage: str, record: EvaluationRecord) -> str | None:
     else:
         for values, label, score in zip(scores.precision_by_recall, scores.labels.tolist(), at_50, strict=True):
             name = f"{without_math(record.class_names[label])} {score:.3f}"
-            axes.plot(GRID, values, class_line_style(label), color=class_colour(label), linewidth=1.6, label=name)
+            style = LINE_STYLES[label // len(CLASS_COLOURS) % len(LINE_STYLES)]
+            axes.plot(GRID, values, style, color=class_colour(label), linewidth=1.6, label=name)
     axes.plot(GRID, scores.precision_by_recall.mean(axis=0), color=INK, linewidth=2.8, label=f"all {at_50.mean():.3f}")
     figure.legend(loc="outside right upper", title="Ultralytics' mAP50")
     return _as_svg(figure, f"{stage}-precision-recall", "precision over recall of each class at IoU 0.5")

@@ -16,7 +16,7 @@ from yolo_lightning.commands.console import duration, gigabytes
 from yolo_lightning.commands.monitor.run_state import finding_line
 from yolo_lightning.commands.report import figures
 from yolo_lightning.commands.report.read_report import Contents, Evaluation, GalleryFrame
-from yolo_lightning.evaluation.class_colours import class_colour
+from yolo_lightning.evaluation.drawing import class_colour
 from yolo_lightning.evaluation.drift import month_name
 from yolo_lightning.evaluation.oracles import oracles
 from yolo_lightning.evaluation.score_table import (
