@@ -53,13 +53,13 @@ class HeartbeatCallback(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":
             return
-        self.writer, self._any_batch = heartbeat.open_from_environment(), False
-        self._begin(trainer)
-
-    def _begin(self, trainer: Trainer) -> None:
+        self.writer, self._any_batch = self._open(trainer), False
         self.beat(Phase.SETUP)
         if self.writer is not None and not isinstance(trainer.strategy.checkpoint_io, HeartbeatCheckpointIO):
             trainer.strategy.checkpoint_io = HeartbeatCheckpointIO(trainer.strategy.checkpoint_io, self)
+
+    def _open(self, trainer: Trainer) -> HeartbeatWriter | None:
+        return heartbeat.open_from_environment()
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.beat(Phase.SANITY)

@@ -10,7 +10,6 @@ from lightning.pytorch import LightningModule, Trainer
 from yolo_lightning.callbacks.heartbeat_callback import HeartbeatCallback
 from yolo_lightning.checkpoints.run_folder import note_start
 from yolo_lightning.data.batch import Batch
-from yolo_lightning.supervision import heartbeat
 from yolo_lightning.supervision.heartbeat import HeartbeatWriter
 from yolo_lightning.utils.distributed import rank_suffix
 from yolo_lightning.utils.files import write_json
@@ -32,22 +31,19 @@ class HeartbeatFile(HeartbeatCallback):
         self._owned = False
         self.work_follows = False
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage != "fit":
-            return
-        folder = Path(trainer.default_root_dir)
-        self.writer, self._any_batch = heartbeat.open_from_environment(), False
-        if self.writer is None:
+    def _open(self, trainer: Trainer) -> HeartbeatWriter | None:
+        folder, writer = Path(trainer.default_root_dir), super()._open(trainer)
+        if writer is None:
             path = folder / f"{HEARTBEAT_FILE}{rank_suffix(trainer.global_rank)}"
             with OptionalFile().attempt(path, "stalls are not detected"):
                 folder.mkdir(parents=True, exist_ok=True)
-                self.writer, self._owned = HeartbeatWriter(path), True
+                writer, self._owned = HeartbeatWriter(path), True
         if trainer.is_global_zero:
             with OptionalFile().attempt(folder / FINISHED_FILE):
                 (folder / FINISHED_FILE).unlink(missing_ok=True)
             with OptionalFile().attempt(folder / STARTED):
                 note_start(folder)
-        self._begin(trainer)
+        return writer
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Delete the marker of an earlier end; the hook is not called if no step is left to train."""

@@ -17,28 +17,25 @@ LOSS = "train/loss"
 LOSS_INTERVAL_S = 1.0
 
 
-class FinishEstimate(FitTimer):
-    """Estimates the finish time of a fit from the typical duration of a step and the duration of the last validation.
+def finish_time(timer: FitTimer, trainer: Trainer) -> str:
+    """Return the time at which a fit will be finished: from the typical step and the last validation.
 
-    There is no estimate until `BLOCK_STEPS` steps of this process, or one epoch, and one validation have been timed.
+    The answer is "estimating" until `BLOCK_STEPS` steps of this process, or one epoch, and one validation were timed.
     """
-
-    def finish_time(self, trainer: Trainer) -> str:
-        """Return the time at which the fit will be finished, or "estimating"."""
-        plan, epoch = fit_plan(trainer), trainer.current_epoch
-        typical = self.pace.typical()
-        if plan.epochs is None or typical is None or self.pace.timed_steps < min(BLOCK_STEPS, plan.batches_per_epoch):
-            return ESTIMATING
-        steps = max(0, plan.batches_of(epoch) - self.batch)
-        validations = plan.validations_left(epoch, steps) + plan.validations_after(epoch)
-        if validations and self.validation_s is None:
-            return ESTIMATING
-        steps += plan.steps_after(epoch)
-        left_s = steps * typical[0] + validations * (self.validation_s or 0.0)
-        return moment(time.time() + left_s, time.time())
+    plan, epoch = fit_plan(trainer), trainer.current_epoch
+    typical = timer.pace.typical()
+    if plan.epochs is None or typical is None or timer.pace.timed_steps < min(BLOCK_STEPS, plan.batches_per_epoch):
+        return ESTIMATING
+    steps = max(0, plan.batches_of(epoch) - timer.batch)
+    validations = plan.validations_left(epoch, steps) + plan.validations_after(epoch)
+    if validations and timer.validation_s is None:
+        return ESTIMATING
+    steps += plan.steps_after(epoch)
+    left_s = steps * typical[0] + validations * (timer.validation_s or 0.0)
+    return moment(time.time() + left_s, time.time())
 
 
-class RunProgressBar(FinishEstimate, RichProgressBar):
+class RunProgressBar(FitTimer, RichProgressBar):
     """Lightning's progress bar with the loss and the finish time of the fit; `EpochTable` shows the scores.
 
     Epochs count from 1, as in the log. The bar disappears at the end of the fit. The loss is read from the device
@@ -54,7 +51,7 @@ class RunProgressBar(FinishEstimate, RichProgressBar):
         metrics: dict[str, Any] = super().get_metrics(trainer, pl_module)
         metrics.pop("v_num", None)
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
-            return {**self._train_loss(trainer), "ETA": self.finish_time(trainer)}
+            return {**self._train_loss(trainer), "ETA": finish_time(self, trainer)}
         return metrics
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -74,7 +71,7 @@ class RunProgressBar(FinishEstimate, RichProgressBar):
         return self._loss
 
 
-class ProgressLines(FinishEstimate):
+class ProgressLines(FitTimer):
     """Logs a line of progress at intervals, for output that is not a terminal.
 
     Args:
@@ -100,5 +97,5 @@ class ProgressLines(FinishEstimate):
         rank_zero_info(
             f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}, "
             f"batch {batch_idx + 1:,}/{int(trainer.num_training_batches):,}, loss {loss:.3f}, "
-            f"ETA {self.finish_time(trainer)}"
+            f"ETA {finish_time(self, trainer)}"
         )

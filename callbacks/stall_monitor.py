@@ -10,6 +10,7 @@ from yolo_lightning.callbacks.heartbeat_file import HeartbeatFile
 from yolo_lightning.supervision import is_supervised
 from yolo_lightning.supervision.heartbeat import HeartbeatWriter
 from yolo_lightning.supervision.stall_process import start_stall_process
+from yolo_lightning.utils.choices import check_range
 from yolo_lightning.utils.distributed import launch_id, rank_suffix, restarts
 
 
@@ -27,8 +28,7 @@ class StallMonitor(Callback):
     """
 
     def __init__(self, timeout_s: float = 900.0) -> None:
-        if not timeout_s > 0:
-            raise ValueError(f"StallMonitor.timeout_s must be > 0, got {timeout_s}")
+        check_range("StallMonitor.timeout_s", timeout_s, "> 0")
         self.timeout_s = timeout_s
         self._writer: HeartbeatWriter | None = None
         self._process: subprocess.Popen[bytes] | None = None

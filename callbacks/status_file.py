@@ -15,6 +15,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from yolo_lightning.supervision.run_status import FitPlan, Scores, Status, write_status
 from yolo_lightning.supervision.watches import MAX_TEMPERATURE_C, Minute, Reading, RunWatches, WatchFinding
+from yolo_lightning.utils.choices import check_range
 from yolo_lightning.utils.loop_position import steps_begun
 from yolo_lightning.utils.machine_reader import MachineReader, SensorReadings
 from yolo_lightning.utils.optional_file import OptionalFile
@@ -139,10 +140,8 @@ class StatusFile(FitTimer):
     def __init__(
         self, interval_s: float = 10.0, max_temperature_c: float = MAX_TEMPERATURE_C, pause_when_hot: bool = False
     ) -> None:
-        if not interval_s >= 1:
-            raise ValueError(f"StatusFile.interval_s must be >= 1, got {interval_s}")
-        if not max_temperature_c > 0:
-            raise ValueError(f"StatusFile.max_temperature_c must be > 0, got {max_temperature_c}")
+        check_range("StatusFile.interval_s", interval_s, ">= 1")
+        check_range("StatusFile.max_temperature_c", max_temperature_c, "> 0")
         super().__init__()
         self.interval_s, self.pause_when_hot = interval_s, pause_when_hot
         self.watches = RunWatches(max_temperature_c)

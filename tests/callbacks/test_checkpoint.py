@@ -12,14 +12,13 @@ import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from tests.callbacks.tiny_training import Interrupt, StopAt, TinyModule, fit, loader, tiny_trainer
+from tests.callbacks.tiny_training import Interrupt, StopAt, TinyModule, fit
 from yolo_lightning.callbacks import BestCheckpoint, HeartbeatFile, LastCheckpoint
 from yolo_lightning.callbacks.checkpoint import FINAL_PAUSES_S
 from yolo_lightning.checkpoints.checkpoint_file import (
     NotSavedError,
     find_damage,
     newest_checkpoint,
-    read_checksum,
     write_checkpoint,
 )
 from yolo_lightning.checkpoints.checkpoint_io import AtomicCheckpointIO
@@ -99,22 +98,6 @@ def test_nothing_is_saved_on_an_exception(tmp_path: Path) -> None:
     assert steps_kept(tmp_path) == [2]
 
 
-def test_a_run_resumed_at_the_end_of_an_epoch_trains_each_batch_once(tmp_path: Path) -> None:
-    class Count(Callback):
-        def __init__(self) -> None:
-            self.seen: list[tuple[int, int]] = []
-
-        def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-            self.seen.append((trainer.current_epoch, args[-1]))
-
-    with pytest.raises(Interrupt):
-        fit(tmp_path, LastCheckpoint(0), StopAt(1, 0), epochs=2, batches=3)
-    count = Count()
-    fit(tmp_path, LastCheckpoint(0, keep=9), count, epochs=2, batches=3, resume=tmp_path / "checkpoints/last.ckpt")
-    assert count.seen == [(1, 0), (1, 1), (1, 2)]
-    assert steps_kept(tmp_path) == [3, 6]
-
-
 def warned(recwarn: pytest.WarningsRecorder) -> str:
     return "\n".join(str(warning.message) for warning in recwarn)
 
@@ -189,15 +172,6 @@ def test_damaged_checkpoints_of_later_steps_go_with_the_first_save_after_them(tm
         fit(tmp_path, LastCheckpoint(1, keep=3), StopAt(0, 4), batches=6, resume=resume)
     assert steps_kept(tmp_path) == [2, 3, 4]
     assert newest_checkpoint(tmp_path / "checkpoints") == (tmp_path / "checkpoints/step-000000004.ckpt", {})
-
-
-def test_leftovers_of_a_killed_writer_are_removed_by_the_next_one(tmp_path: Path) -> None:
-    (tmp_path / "checkpoints").mkdir()
-    leftover = tmp_path / "checkpoints/.writing-abc"
-    leftover.write_bytes(b"half a checkpoint")
-    os.utime(leftover, (0, 0))
-    fit(tmp_path, LastCheckpoint(1))
-    assert not leftover.exists()
 
 
 @pytest.mark.parametrize(("mode", "scores"), [("max", [0.1, 0.5, 0.3, 0.5]), ("min", [0.4, 0.2, 0.3, 0.2])])
@@ -288,42 +262,9 @@ def test_run_folder_resumed_under_another_name_remembers_the_best_score(
     assert read(folder / "checkpoints/best.ckpt")["epoch"] == 0
 
 
-def test_trainer_uses_the_atomic_writer(tmp_path: Path) -> None:
-    trainer = tiny_trainer(tmp_path)
-    trainer.fit(TinyModule(), loader(1))
-    trainer.save_checkpoint(tmp_path / "own.ckpt")
-    assert read_checksum(tmp_path / "own.ckpt") is not None
-    trainer.strategy.remove_checkpoint(tmp_path / "own.ckpt")
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_storage_options_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="storage_options"):
         AtomicCheckpointIO().save_checkpoint({}, tmp_path / "one.ckpt", storage_options={"key": 1})
-
-
-@pytest.mark.parametrize("options", [{"interval_steps": -1}, {"keep": 0}])
-def test_bad_arguments_are_named(options: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match=next(iter(options))):
-        LastCheckpoint(**options)
-
-
-class TerminateAt(Callback):
-    """Sends SIGTERM to this process at the start of a batch."""
-
-    def __init__(self, batch: int) -> None:
-        self.batch = batch
-
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        if batch_idx == self.batch:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-
-@pytest.mark.parametrize(("batch", "kept"), [(1, [2]), (3, [4])], ids=["within an epoch", "at its end"])
-def test_sigterm_saves_the_step_at_hand_or_the_epochs_end(batch: int, kept: list[int], tmp_path: Path) -> None:
-    with pytest.raises(SystemExit):
-        fit(tmp_path, TerminateAt(batch), LastCheckpoint(interval_steps=100), batches=4, epochs=2)
-    assert steps_kept(tmp_path) == kept
 
 
 class TerminatedModule(TinyModule):

@@ -9,7 +9,7 @@ import fsspec
 import pytest
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from tests.callbacks.tiny_training import Interrupt, StopAt, TinyModule, fit, loader, tiny_trainer
+from tests.callbacks.tiny_training import Interrupt, StopAt, fit
 from yolo_lightning.callbacks import BestCheckpoint, CheckpointMirror, LastCheckpoint, checkpoint_mirror
 from yolo_lightning.checkpoints.mirror import RemoteFolder, fetch_run
 
@@ -109,15 +109,3 @@ def test_store_that_hangs_holds_up_neither_training_nor_its_end(
     released.set()
     assert module.steps == 8
     assert any("cancelled" in str(warning.message) for warning in recwarn)
-
-
-def test_other_stages_copy_nothing(tmp_path: Path) -> None:
-    running: list[str] = []
-
-    class Look(Callback):
-        def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-            running.extend(thread.name for thread in threading.enumerate())
-
-    tiny_trainer(tmp_path, CheckpointMirror(MIRROR), Look()).test(TinyModule(), loader(1), verbose=False)
-    assert "MainThread" in running
-    assert "checkpoint mirror" not in running

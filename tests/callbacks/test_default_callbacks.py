@@ -16,11 +16,6 @@ def kinds(callbacks: list[Callback]) -> list[type[Callback]]:
     return [type(one) for one in callbacks]
 
 
-def test_defaults_of_each_subcommand() -> None:
-    assert kinds(with_default_callbacks([], is_fit=True)) == [*REQUIRED, *FIT_DEFAULTS, *DEFAULTS]
-    assert kinds(with_default_callbacks([], is_fit=False)) == list(DEFAULTS)
-
-
 def test_configured_callback_replaces_the_default_of_its_class_and_others_are_added() -> None:
     class OwnMeanAP(MeanAP):
         pass

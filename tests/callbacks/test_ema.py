@@ -19,7 +19,6 @@ from tests.callbacks.tiny_training import (
     weights,
 )
 from yolo_lightning.callbacks import EMA, LastCheckpoint
-from yolo_lightning.callbacks.ema import decay_at
 
 DECAY, TAU = 0.9, 5.0
 COUNTER = "layers.1.num_batches_tracked"
@@ -58,19 +57,6 @@ class Spy(Callback):
             kept = DECAY * (1 - math.exp(-number / TAU))
             mean = {name: kept * value + (1 - kept) * raw[name].double() for name, value in mean.items()}
         return mean | {COUNTER: self.raw[-1][COUNTER].double()}
-
-
-@pytest.mark.parametrize(
-    ("updates", "decay", "tau", "expected"),
-    [
-        (1, 0.9999, 2000, 0.00049983),
-        (2000, 0.9999, 2000, 0.63205735),
-        (20000, 0.9999, 2000, 0.99985460),
-        (7, 0.0, 1, 0),
-    ],
-)
-def test_ramp_reaches_its_known_values(updates: int, decay: float, tau: float, expected: float) -> None:
-    assert decay_at(updates, decay, tau) == pytest.approx(expected, abs=5e-9)
 
 
 def test_average_equals_that_of_ultralytics_after_300_updates(tmp_path: Path) -> None:
@@ -168,9 +154,3 @@ def test_test_after_a_fit_of_the_same_trainer_uses_the_average(tmp_path: Path) -
     trainer.fit(module, loader(), loader(1))
     trainer.test(module, loader(1), ckpt_path=path, verbose=False)
     assert_equal_weights(weights(module), read(path)["state_dict"])
-
-
-@pytest.mark.parametrize(("decay", "tau"), [(-0.1, 1.0), (1.0, 1.0), (0.9, 0.0)])
-def test_bad_arguments_are_named(decay: float, tau: float) -> None:
-    with pytest.raises(ValueError, match=r"must be >"):
-        EMA(decay, tau)

@@ -186,12 +186,6 @@ def test_training_ends_shortly_before_the_deadline_with_the_last_learning_rate(c
     assert loop.module.plan.problem == ""
 
 
-@pytest.mark.parametrize(("finish_by", "max_hours"), [(None, None), ("2100-01-01", 1.0)])
-def test_either_deadline_is_set(finish_by: str | None, max_hours: float | None) -> None:
-    with pytest.raises(ValueError, match="either finish_by or max_hours must be set"):
-        FinishBy(finish_by, max_hours)
-
-
 def test_a_deadline_that_cannot_be_met_is_reported_at_once(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     """After a pause of 40 hours the training ends as early as possible, with the last learning rate."""
     loop = Loop(clock, Events(pauses=[(at(0.5), 40 * HOUR_S)]), max_epochs=15)

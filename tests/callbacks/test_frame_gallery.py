@@ -11,7 +11,7 @@ from tests.callbacks.tiny_training import loader, tiny_trainer
 from yolo_lightning.callbacks import FrameGallery
 from yolo_lightning.data.batch import Prediction, Target
 from yolo_lightning.evaluation.drawing import GAP, enlargement, side_by_side
-from yolo_lightning.evaluation.gallery import above, frame_scores
+from yolo_lightning.evaluation.gallery import frame_scores
 from yolo_lightning.utils.run_files import FRAMES
 
 
@@ -99,20 +99,6 @@ def test_a_frame_is_shown_once_on_the_side_where_it_belongs(tmp_path: Path) -> N
     assert ids(listed(tmp_path), "worst") == ["id-0"]
 
 
-def test_no_more_frames_are_held_than_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gallery, held = FrameGallery(2, 3), []
-    original = FrameGallery.on_validation_batch_end
-
-    def count(self: FrameGallery, *arguments: Any, **options: Any) -> None:
-        original(self, *arguments, **options)
-        held.append(len(self._best) + len(self._worst))
-
-    monkeypatch.setattr(FrameGallery, "on_validation_batch_end", count)
-    run(tmp_path, gallery, *(half(number) for number in range(12)))
-    assert max(held) == 5
-    assert gallery._best == gallery._worst == []
-
-
 def test_fit_keeps_those_of_the_last_epoch_alone(tmp_path: Path) -> None:
     seen: list[bool] = []
 
@@ -164,19 +150,3 @@ def test_each_object_is_found_once_at_most() -> None:
     (score,) = frame_scores([found], [target("a")], 2)
     assert score is not None
     assert (score.score, score.misses, score.false_alarms) == (2 / 4, 0, 2)
-
-
-def test_frames_of_a_batch_are_scored_apart() -> None:
-    found, truth = zip(right(0), empty(1), wrong(2), half(3), strict=True)
-    counted = [above(one, 0.25) for one in found]
-    assert frame_scores(counted, truth, 2) == [
-        frame_scores([a], [b], 2)[0]  # type: ignore[list-item]
-        for a, b in zip(counted, truth, strict=True)
-    ]
-    assert [one and one.image_id for one in frame_scores(counted, truth, 2)] == ["id-0", None, "id-2", "id-3"]
-
-
-@pytest.mark.parametrize("options", [{"best": 0, "worst": 0}, {"best": -1}, {"score_threshold": 1.5}])
-def test_wrong_options_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="must be >= 0"):
-        FrameGallery(**options)

@@ -111,7 +111,9 @@ def test_new_column_keeps_the_rows_before(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("any_uptime")
-def test_seconds_count_from_a_clock_that_shows_zero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seconds_count_from_a_clock_that_shows_zero_and_over_restarts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now_s = [0.0]
 
     class TakesTwoSeconds(Callback):
@@ -119,8 +121,12 @@ def test_seconds_count_from_a_clock_that_shows_zero(tmp_path: Path, monkeypatch:
             now_s[0] += 2
 
     monkeypatch.setattr("yolo_lightning.callbacks.metrics_file.time.monotonic", lambda: now_s[0])
-    fit(tmp_path, TakesTwoSeconds(), MetricsFile(), batches=2)
+    fit(tmp_path, TakesTwoSeconds(), MetricsFile(), LastCheckpoint(0), batches=2)
     assert [row["time_s"] for row in rows(tmp_path)] == ["2.0", "4.0", "4.0"]
+    now_s[0] = 900.0
+    last = tmp_path / "checkpoints" / "last.ckpt"
+    fit(tmp_path, TakesTwoSeconds(), MetricsFile(), batches=2, epochs=2, resume=last)
+    assert [row["time_s"] for row in rows(tmp_path)][3:] == ["6.0", "8.0", "8.0"]
 
 
 @pytest.mark.parametrize("name", ["step-000000002.ckpt", "step-000000004.ckpt", "step-000000006.ckpt"])
@@ -136,25 +142,6 @@ def test_new_run_in_a_folder_without_checkpoint_starts_a_new_file(tmp_path: Path
     fit(tmp_path, MetricsFile(), batches=5)
     fit(tmp_path, MetricsFile(), batches=2)
     assert steps(tmp_path) == [1, 2]
-
-
-@pytest.mark.usefixtures("any_uptime")
-def test_seconds_of_a_resumed_run_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fit(tmp_path, MetricsFile(), LastCheckpoint(0), epochs=1)
-    monkeypatch.setattr(MetricsFile, "load_state_dict", later(MetricsFile.load_state_dict, 500.0))
-    fit(tmp_path, MetricsFile(), epochs=2, resume=tmp_path / "checkpoints/last.ckpt")
-    seconds = [float(row["time_s"]) for row in rows(tmp_path)]
-    assert max(seconds[:5]) < 100
-    assert min(seconds[5:]) >= 500
-
-
-def later(load: Any, seconds: float) -> Any:
-    """As if the checkpoint had been written after that much training."""
-
-    def load_later(callback: MetricsFile, state: dict[str, Any]) -> None:
-        load(callback, state | {"trained_s": seconds})
-
-    return load_later
 
 
 TORN = "1,6,0.9,0."

@@ -34,11 +34,6 @@ def test_only_first_batch_and_ends_of_epochs_within_the_interval(tmp_path: Path,
     assert of_batches(lines) == ["epoch 1/2, batch 1/5", "epoch 1/2, batch 5/5", "epoch 2/2, batch 5/5"]
 
 
-def test_negative_interval_is_refused() -> None:
-    with pytest.raises(ValueError, match="interval_s must be >= 0, got -1"):
-        ProgressLines(-1)
-
-
 class Fake:
     """A wall clock and a monotonic clock that move only where a test moves them; finish times are in seconds."""
 
@@ -104,32 +99,6 @@ def test_fit_without_validation_needs_steps_alone(tmp_path: Path, lines: list[st
     assert [", ETA estimating" in line for line in lines] == [True] * 16 + [False] * 24
 
 
-class Metrics(Callback):
-    """Asks the bar what it shows, and pretends a logger's version number is among it."""
-
-    def __init__(self, bar: RunProgressBar) -> None:
-        self.bar = bar
-        self.shown: list[dict[str, Any]] = []
-
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-        self.shown.append(self.bar.get_metrics(trainer, pl_module))
-
-
-def with_bar(folder: Path, **options: Any) -> list[dict[str, Any]]:
-    bar = RunProgressBar()
-    metrics = Metrics(bar)
-    trainer = tiny_trainer(folder, metrics, bar, enable_progress_bar=True, logger=True, **options)
-    trainer.fit(TinyModule(), loader(3), loader(1))
-    return metrics.shown
-
-
-def test_bar_shows_the_time_of_the_end_and_no_version_number(tmp_path: Path) -> None:
-    shown = with_bar(tmp_path, epochs=2, num_sanity_val_steps=1)
-    assert not any("v_num" in metrics for metrics in shown)
-    assert shown[0]["ETA"] == "estimating"
-    assert shown[-1]["ETA"] != "estimating"
-
-
 class Readings:
     """A logged loss that counts how often it is read."""
 
@@ -155,21 +124,27 @@ def test_bar_reads_the_loss_once_per_interval(monkeypatch: pytest.MonkeyPatch) -
     assert loss.count == 2
 
 
-class Descriptions(Callback):
-    """Reads the description of the bar of the training."""
+class Shown(Callback):
+    """Records what the bar shows."""
 
     def __init__(self, bar: RunProgressBar) -> None:
         self.bar = bar
-        self.seen: list[str] = []
+        self.metrics: list[dict[str, Any]] = []
+        self.descriptions: list[str] = []
 
-    def on_train_batch_end(self, *_: Any) -> None:
-        self.seen.append(self.bar.train_progress_bar.description)
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        self.metrics.append(self.bar.get_metrics(trainer, pl_module))
+        self.descriptions.append(self.bar.train_progress_bar.description.strip())
 
 
-def test_bar_counts_epochs_from_1_and_disappears_at_the_end(tmp_path: Path) -> None:
+def test_bar_shows_epochs_from_1_and_the_time_of_the_end_and_then_disappears(tmp_path: Path) -> None:
     bar = RunProgressBar()
-    seen = Descriptions(bar)
-    trainer = tiny_trainer(tmp_path, bar, seen, enable_progress_bar=True, epochs=2)
-    trainer.fit(TinyModule(), loader(1), loader(1))
-    assert [text.strip() for text in seen.seen] == ["Epoch 1/2", "Epoch 2/2"]
+    shown = Shown(bar)
+    options: dict[str, Any] = {"epochs": 2, "num_sanity_val_steps": 1, "logger": True}  # with a version number
+    trainer = tiny_trainer(tmp_path, shown, bar, enable_progress_bar=True, **options)
+    trainer.fit(TinyModule(), loader(3), loader(1))
+    assert shown.descriptions == ["Epoch 1/2"] * 3 + ["Epoch 2/2"] * 3
+    assert not any("v_num" in metrics for metrics in shown.metrics)
+    assert shown.metrics[0]["ETA"] == "estimating"
+    assert shown.metrics[-1]["ETA"] != "estimating"
     assert not bar.train_progress_bar.visible

@@ -59,16 +59,6 @@ def test_next_draws_of_every_generator_are_restored_once_when_training_starts(
     assert draw() != expected
 
 
-def test_state_of_other_gpus_is_left_out(tmp_path: Path) -> None:
-    state = saved_and_loaded(tmp_path / "state.pt")
-    state["accelerator"], state["accelerator_states"] = "cuda", [torch.get_rng_state()] * 17
-    expected = draw()
-    callback = RandomState()
-    callback.load_state_dict(state)
-    callback.on_train_start(FIRST, None)  # type: ignore[arg-type]
-    assert draw() == expected
-
-
 def test_each_process_gets_its_own_generators_back(tmp_path: Path) -> None:
     first, second = generators(), [draw(), generators()][1]
     callback = RandomState()

@@ -111,13 +111,6 @@ def test_resumed_fit_knows_at_once_what_was_measured_before(clock: Clock, tmp_pa
     assert [one.values["val/map_50"] for one in found.scores] == [0.5]
 
 
-@pytest.mark.parametrize("value", [0.0, -1.0, float("nan")])
-@pytest.mark.parametrize(("name", "bound"), [("interval_s", ">= 1"), ("max_temperature_c", "> 0")])
-def test_impossible_values_are_refused(name: str, bound: str, value: float) -> None:
-    with pytest.raises(ValueError, match=rf"StatusFile\.{name} must be {bound}, got {value}"):
-        StatusFile(**{name: value})
-
-
 class SlowsDown(Takes):
     """Steps of 35 s become steps of 70 s after 60 steps."""
 
@@ -217,13 +210,6 @@ def test_loss_that_is_not_finite_is_null_in_valid_json(tmp_path: Path) -> None:
     assert content["losses"]["train/box_loss"] is None
     assert last(tmp_path).not_finite() == ["train/box_loss"]
     assert content["learning_rates"] == {"lr/weight": pytest.approx(0.01)}
-
-
-def test_other_stages_write_nothing(tmp_path: Path) -> None:
-    from tests.callbacks.tiny_training import loader, tiny_trainer
-
-    tiny_trainer(tmp_path, StatusFile()).validate(TinyModule(), loader(), verbose=False)
-    assert not (tmp_path / "status.json").exists()
 
 
 def test_bursts_of_a_loader_are_averaged() -> None:
