@@ -19,6 +19,7 @@ from typing import Any
 
 from yolo_lightning.supervision import heartbeat
 from yolo_lightning.supervision.heartbeat import Phase
+from yolo_lightning.supervision.job import JOB_VARIABLE
 
 STEPS, FAULT_AT = 8, 5
 IDLE = "import time\nwhile True: time.sleep(1000)"
@@ -188,14 +189,6 @@ def fail_for_want_of_space() -> None:
 
 
 FAULTS: dict[str, Callable[[], Any]] = {
-    function.__name__: function
-    for function in (
-        *(sleep_for_ever, hold_the_lock, compute_for_ever, stop_alone, leave_children_and_hang),
-        *(leave_children_and_die, raise_value_error, wait_for_worker, write_for_ever, be_slow),
-        *(wait_for_gpu, train_on, print_much, fail_for_want_of_space),
-        *(ignore_sigterm, wait_for_sigterm, hang_at_exit, truncate_record, lose_record_and_hang),
-    )
-} | {
     "none": lambda: None,
     "segfault": lambda: os.kill(os.getpid(), signal.SIGSEGV),
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
@@ -203,6 +196,7 @@ FAULTS: dict[str, Callable[[], Any]] = {
     "exit_2": lambda: sys.exit(2),
     "exit_74": lambda: sys.exit(74),
 }
+"""Faults besides the functions of this module."""
 
 
 def note(name: str, content: Any) -> None:
@@ -228,6 +222,7 @@ def main() -> None:
     starts = RUN / "starts.jsonl"
     attempt = len(starts.read_text().splitlines()) if starts.is_file() else 0
     begin = {"process": os.getpid(), "options": OPTIONS, "threads": os.environ.get("OMP_NUM_THREADS")}
+    begin["knows the job"] = JOB_VARIABLE in os.environ
     with starts.open("a") as file:
         file.write(json.dumps(begin | {"first_step": first_step(), "temporary": os.environ["TMPDIR"]}) + "\n")
     print(f"attempt {attempt}", flush=True)
@@ -242,7 +237,7 @@ def main() -> None:
         time.sleep(0.01)
         if step >= FAULT_AT and faulty and FAULT != "hang_in_set_up":
             faulty = False
-            FAULTS[FAULT]()
+            (FAULTS.get(FAULT) or globals()[FAULT])()
         if (step + 1) % 2 == 0:
             save(step + 1)
     note("finished", {})

@@ -9,6 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from tests.conftest import REPOSITORY
 from yolo_lightning.supervision import Job, SuperviseSettings
 from yolo_lightning.supervision.job import JOB_VARIABLE
 from yolo_lightning.supervision.phase_timeouts import PhaseTimeouts
@@ -16,7 +17,6 @@ from yolo_lightning.supervision.processes import marked, tree
 from yolo_lightning.supervision.run_lock import read_holder
 from yolo_lightning.supervision.trainer import marker_of
 
-REPOSITORY = Path(__file__).resolve().parent.parent.parent
 TRAINER = Path(__file__).with_name("stand_in_trainer.py")
 PATIENT_S = 30.0
 LIMIT_S = 60.0

@@ -25,7 +25,7 @@ needs_py_spy = pytest.mark.skipif(
 MARKER_VARIABLE, MARKER = "YOLO_LIGHTNING_TEST_MARKER", f"evidence-{os.getpid()}"
 
 LOADER = """
-import os, signal, sys, time
+import os, signal, sys
 from torch.utils.data import DataLoader
 
 class Frames:
@@ -34,10 +34,8 @@ class Frames:
 
     def __getitem__(self, index):
         if index == 5:
-            open(sys.argv[2], "w").write(str(os.getpid()))
-            if sys.argv[1] == "stop":
-                os.kill(os.getpid(), signal.SIGSTOP)
-            time.sleep(1000)
+            open(sys.argv[1], "w").write(str(os.getpid()))
+            os.kill(os.getpid(), signal.SIGSTOP)
         return index
 
 if __name__ == "__main__":
@@ -85,19 +83,10 @@ def started() -> Iterator[list[Started]]:
 
 @pytest.mark.whole_run
 @needs_py_spy
-@pytest.mark.parametrize(
-    ("kind", "state"),
-    [
-        pytest.param("sleep", "S", id="fault 1: sleeps", marks=pytest.mark.slow),
-        pytest.param("stop", "T", id="fault 4: stopped"),
-    ],
-)
-def test_torchs_loader_names_the_worker_that_hangs(
-    kind: str, state: str, started: list[Started], tmp_path: Path
-) -> None:
+def test_fault_4_torchs_loader_names_the_worker_that_is_stopped(started: list[Started], tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(LOADER)
-    started.append(Started(str(script), kind, str(tmp_path / "hangs")))
+    started.append(Started(str(script), str(tmp_path / "hangs")))
     trainer = started[0]
     trainer.wait_for("1")
     end_s = time.monotonic() + 60
@@ -105,7 +94,7 @@ def test_torchs_loader_names_the_worker_that_hangs(
         assert time.monotonic() < end_s
         time.sleep(0.05)
     worker = int((tmp_path / "hangs").read_text())
-    trainer.wait_for_state([worker], state)
+    trainer.wait_for_state([worker], "T")
     time.sleep(1.0)  # until the main process waits for the batch
     found = classify(trainer.look(tmp_path, Phase.FETCH))
     assert found.kind is StallClass.LOADER_STALL

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
+from tests.conftest import REPOSITORY
 from yolo_lightning.supervision import heartbeat
 from yolo_lightning.supervision.heartbeat import (
     HEARTBEAT_VARIABLE,
@@ -27,9 +28,6 @@ from yolo_lightning.supervision.phase_timeouts import LONGEST_S, AdaptiveTimeout
 from yolo_lightning.utils.files import write_json
 from yolo_lightning.utils.process_identity import started_ticks
 from yolo_lightning.utils.run_files import stacks_path
-
-REPOSITORY = Path(__file__).resolve().parents[2]
-ENVIRONMENT = os.environ | {"PYTHONPATH": str(REPOSITORY)}
 
 
 def read(path: Path) -> Heartbeat:
@@ -157,7 +155,9 @@ while True:
 
 def test_reader_never_sees_half_a_beat(tmp_path: Path) -> None:
     path = tmp_path / "heartbeat"
-    writer = subprocess.Popen([sys.executable, "-c", BEATS, str(path)], env=ENVIRONMENT)
+    writer = subprocess.Popen(
+        [sys.executable, "-c", BEATS, str(path)], env=os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    )
     try:
         seen = set()
         end_s = time.monotonic() + 30
@@ -235,7 +235,7 @@ def test_process_below_the_trainer_leaves_its_record_alone(tmp_path: Path, monke
 
 
 def test_every_phase_has_a_timeout_and_fits_into_the_record() -> None:
-    assert {phase: PhaseTimeouts().of(phase) for phase in Phase}[Phase.METRICS] == 900.0
+    assert min(map(PhaseTimeouts().of, Phase)) > 0
     assert max(Phase) < heartbeat.PHASES
 
 
@@ -247,11 +247,6 @@ def test_timeout_of_no_time_is_refused() -> None:
 @pytest.mark.parametrize(("longest_s", "timeout_s"), [(0.0, 60.0), (11.0, 60.0), (12.1, 60.5), (40.0, 200.0)])
 def test_timeout_is_the_minimum_or_five_times_the_longest(longest_s: float, timeout_s: float) -> None:
     assert AdaptiveTimeouts(PhaseTimeouts(), {Phase.STEP: longest_s}).seconds(Phase.STEP) == pytest.approx(timeout_s)
-
-
-def test_largest_timeout() -> None:
-    assert AdaptiveTimeouts(PhaseTimeouts(), {}).largest_s() == 900.0
-    assert AdaptiveTimeouts(PhaseTimeouts(), {Phase.STEP: 500.0}).largest_s() == 2500.0
 
 
 def test_only_longer_stays_are_learned_and_excused_ones_are_not() -> None:

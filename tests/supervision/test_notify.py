@@ -1,20 +1,16 @@
 """Notifications: addresses are never shown, and messages never delay the supervisor (real servers)."""
 
-import os
-import signal
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from tests.supervision.endpoint import Endpoint
-from tests.supervision.supervised import REPOSITORY, TRAINER, Supervised, floors
-from yolo_lightning.supervision import Job, NotifySettings, notify
+from tests.supervision.supervised import Supervised, floors
+from yolo_lightning.supervision import Job, NotifySettings, SuperviseSettings, notify
+from yolo_lightning.supervision.job import JOB_VARIABLE, supervisor_command
 from yolo_lightning.supervision.notify import CLOSE_S, Notifier
-from yolo_lightning.supervision.processes import all_processes, command_line_now
 from yolo_lightning.utils.exit_codes import ExitCode
 
 pytestmark = pytest.mark.whole_run  # real processes, seconds each
@@ -217,36 +213,8 @@ def test_user_and_query_of_a_webhook_are_sent(tmp_path: Path) -> None:
         assert endpoint.posts == [{"title": place, "text": f"{place}: text"}]
 
 
-BECOMES = """
-import sys
-from dataclasses import replace
-from pathlib import Path
-from yolo_lightning.supervision import Job, NotifySettings, become_supervisor
-job = Job.from_json(sys.argv[2])
-notify = NotifySettings(webhook=sys.stdin.readline().strip())
-become_supervisor(Path(sys.argv[1]), replace(job, settings=replace(job.settings, notify=notify)))
-"""
-
-
-def test_address_is_in_no_command_line_while_it_is_used(tmp_path: Path) -> None:
-    with Endpoint() as endpoint:
-        command = (sys.executable, str(TRAINER), str(tmp_path), "wait_for_sigterm", "1")
-        process = subprocess.Popen(
-            [sys.executable, "-c", BECOMES, str(tmp_path), Job(command, command).to_json()],
-            env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-        )
-        assert process.stdin is not None
-        process.stdin.write(endpoint.address.encode() + b"\n")
-        process.stdin.close()
-        end_s = time.monotonic() + 30
-        while not ((tmp_path / "ready.json").exists() and endpoint.posts) and time.monotonic() < end_s:
-            time.sleep(0.02)
-        below = [one.pid for one in all_processes() if one.parent == process.pid]
-        seen = [command_line_now(pid) for pid in (process.pid, *below)]
-        process.terminate()
-        assert process.wait(30) == 128 + signal.SIGTERM
-        assert endpoint.events() == ["started", "interrupted"]
-    assert len(seen) == 5  # supervisor, its three helpers, trainer
-    assert not any("SECRET" in words for words in seen)
+def test_address_is_in_the_environment_of_the_supervisor_and_not_in_its_command_line(tmp_path: Path) -> None:
+    settings = SuperviseSettings(notify=NotifySettings(webhook=URL))
+    words, environment = supervisor_command(tmp_path, Job(("program",), ("program",), settings=settings))
+    assert "SECRET" not in " ".join(words)
+    assert Job.from_json(environment[JOB_VARIABLE]).settings == settings

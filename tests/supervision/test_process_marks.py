@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import REPOSITORY
 from yolo_lightning.supervision import kill
 from yolo_lightning.supervision.kill import _marked_files, mark_process, remove_files_of_dead_processes
 from yolo_lightning.supervision.trainer import MARKER_VARIABLE
 from yolo_lightning.utils.process_identity import own_mark
-
-REPOSITORY = Path(__file__).resolve().parents[2]
 
 TRAINER = """
 import sys

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import REPOSITORY
 from yolo_lightning.checkpoints import checkpoint_file
 from yolo_lightning.supervision import Job, RunInUseError, SuperviseSettings, run_disk, run_folder_files, run_lock
 from yolo_lightning.supervision.helper_process import Helper
@@ -20,8 +21,6 @@ from yolo_lightning.supervision.trainer import Output
 from yolo_lightning.utils import run_files
 from yolo_lightning.utils.process_identity import started_ticks
 from yolo_lightning.utils.run_files import FINISHED_FILE, HEARTBEAT_FILE, LOCK_FILE
-
-REPOSITORY = Path(__file__).resolve().parent.parent.parent
 
 
 def test_names_of_step_checkpoints_agree() -> None:

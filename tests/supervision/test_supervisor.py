@@ -123,6 +123,7 @@ def test_healthy_run_needs_one_attempt_and_leaves_no_incident(tmp_path: Path) ->
     assert supervised.wait() == ExitCode.FINISHED
     (start,) = supervised.starts()
     assert start["options"] == []
+    assert not start["knows the job"]  # which contains addresses
     assert not Path(start["temporary"]).exists()
     assert not (tmp_path / "run" / "incidents").exists()
 

@@ -1,14 +1,8 @@
 from typing import Literal
 
 import pytest
-import torch
 
 from yolo_lightning.utils.choices import check_choices, check_range, chosen_device
-
-
-def test_auto_is_the_accelerator_where_there_is_one() -> None:
-    expected = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
-    assert chosen_device("auto") == expected
 
 
 def test_device_that_only_pretends_to_compute_is_refused() -> None:
