@@ -9,7 +9,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
 from yolo_lightning.utils.accelerator import random_states, set_random_states
-from yolo_lightning.utils.distributed import gather_on_first
+from yolo_lightning.utils.distributed import gather
 from yolo_lightning.utils.loop_position import steps_begun
 
 OTHERS = "others"
@@ -31,9 +31,9 @@ class RandomState(Callback):
         self._loaded: list[dict[str, Any]] = []
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of all ranks in the first rank, and the own state in the others; a collective call."""
+        """Return the state of this rank, and those of all ranks but the first; a collective call."""
         own = generators()
-        return own | {OTHERS: (gather_on_first(own) or [])[1:]}
+        return own | {OTHERS: gather(own)[1:]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep the state until training starts, because the setup may draw random numbers."""

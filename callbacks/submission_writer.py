@@ -9,7 +9,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from yolo_lightning.challenge.submission_file import build_submission, write_submission
 from yolo_lightning.data.batch import Prediction
 from yolo_lightning.evaluation.coco_results import coco_results, write_coco_results
-from yolo_lightning.utils.distributed import gather_on_first
+from yolo_lightning.utils.distributed import gather
 from yolo_lightning.utils.run_files import PREDICTIONS, PREDICTIONS_ARCHIVE
 
 
@@ -28,12 +28,11 @@ class SubmissionWriter(Callback):
         self._predictions.extend(outputs)
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Gather the predictions of all ranks in the first rank, and write the files."""
-        gathered = gather_on_first(self._predictions)
+        """Gather the predictions of all ranks, and write the files in the first rank."""
+        predictions = [prediction for share in gather(self._predictions) for prediction in share]
         self._predictions = []
-        if gathered is None:
+        if not trainer.is_global_zero:
             return
-        predictions = [prediction for share in gathered for prediction in share]
         path = Path(trainer.default_root_dir) / PREDICTIONS
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         images = f"{len(data.predict_image_ids):,} images"

@@ -33,7 +33,7 @@ from yolo_lightning.data.batch import Batch, _slice  # noqa: E402
 from yolo_lightning.data.sampling.resumable_loader import GlobalBatches  # noqa: E402
 from yolo_lightning.evaluation.drift import drift_scores, named_scores  # noqa: E402
 from yolo_lightning.evaluation.record import EvaluationCollection  # noqa: E402
-from yolo_lightning.utils.distributed import gather_on_first, sum_over_ranks  # noqa: E402
+from yolo_lightning.utils.distributed import gather, sum_over_ranks  # noqa: E402
 from yolo_lightning.utils.loop_position import steps_begun  # noqa: E402
 from yolo_lightning.utils.stop_signals import request  # noqa: E402
 
@@ -76,12 +76,12 @@ def scores_of_share() -> dict[str, Any]:
     for own in deal.slices(0, FRAMES):
         metric.update([one for one, _ in frames[own]], [one for _, one in frames[own]])
         predictions += [one for one, _ in frames[own]]
-    gathered = gather_on_first(predictions)
+    gathered = gather(predictions)
     collected = metric.compute()
     return {
         "scores": named_scores(drift_scores(collected.matches), CLASS_NAMES),
         "keys": collected.image_ids,
-        "ids": None if gathered is None else [one.image_id for share in gathered for one in share],
+        "ids": [one.image_id for share in gathered for one in share],
     }
 
 

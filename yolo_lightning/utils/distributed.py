@@ -70,14 +70,3 @@ def gather(thing: Any) -> list[Any]:
     things = [None] * dist.get_world_size()
     dist.all_gather_object(things, thing)
     return things
-
-
-def gather_on_first(thing: Any) -> list[Any] | None:
-    """Return the objects of all ranks, as `gather` does, in the first rank, and None in the others."""
-    from torch import distributed as dist
-
-    if not (dist.is_available() and dist.is_initialized()):
-        return [thing]
-    things = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
-    dist.gather_object(thing, things, dst=0)
-    return things
