@@ -7,7 +7,7 @@ import pytest
 from lightning.pytorch import Callback
 from torch import Tensor
 
-from tests.callbacks.tiny_training import BATCH, TinyModule, fit
+from tests.callbacks.tiny_training import BATCH, Clock, TinyModule, fit
 from yolo_lightning.callbacks import EpochTable
 from yolo_lightning.callbacks.epoch_table import duration_text, heading, loss_text, rate_text, row
 
@@ -35,12 +35,8 @@ class Logs(TinyModule):
         self.log_dict({"val/box_loss": 7.5, "val/map_50": 0.5, "val/map": -1.0})
 
 
-class Clock(Callback):
+class Work(Clock, Callback):
     """Steps take 2 s, validations 10 s."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now_s = 0.0
-        monkeypatch.setattr("yolo_lightning.callbacks.epoch_table.time.monotonic", lambda: self.now_s)
 
     def on_train_batch_start(self, *_: Any) -> None:
         self.now_s += 2.0
@@ -50,8 +46,7 @@ class Clock(Callback):
 
 
 def test_row_has_the_values_of_the_epoch(tmp_path: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch)
-    fit(tmp_path, clock, EpochTable(), module=Logs(), epochs=2, batches=3, check_val_every_n_epoch=2)
+    fit(tmp_path, Work(monkeypatch), EpochTable(), module=Logs(), epochs=2, batches=3, check_val_every_n_epoch=2)
     assert len(lines) == 3, "a heading and two rows"
     rate = f"{BATCH / 2:.1f}"
     assert lines[1].split() == ["1/2", "2.000", "-", "-", "-", "-", "-", "-", "-", "1.0e-2", rate, "0:06"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from tests.callbacks.tiny_training import AccumulatingModule, Interrupt, StopAt, TinyModule, fit
+from tests.callbacks.tiny_training import AccumulatingModule, Clock, Interrupt, StopAt, TinyModule, fit
 from yolo_lightning.callbacks import LastCheckpoint, MetricsFile
 
 
@@ -114,16 +114,15 @@ def test_new_column_keeps_the_rows_before(tmp_path: Path) -> None:
 def test_seconds_count_from_a_clock_that_shows_zero_and_over_restarts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now_s = [0.0]
+    clock = Clock(monkeypatch)
 
     class TakesTwoSeconds(Callback):
         def on_train_batch_end(self, *args: Any) -> None:
-            now_s[0] += 2
+            clock.now_s += 2
 
-    monkeypatch.setattr("yolo_lightning.callbacks.metrics_file.time.monotonic", lambda: now_s[0])
     fit(tmp_path, TakesTwoSeconds(), MetricsFile(), LastCheckpoint(0), batches=2)
     assert [row["time_s"] for row in rows(tmp_path)] == ["2.0", "4.0", "4.0"]
-    now_s[0] = 900.0
+    clock.now_s = 900.0
     last = tmp_path / "checkpoints" / "last.ckpt"
     fit(tmp_path, TakesTwoSeconds(), MetricsFile(), batches=2, epochs=2, resume=last)
     assert [row["time_s"] for row in rows(tmp_path)][3:] == ["6.0", "8.0", "8.0"]

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from tests.callbacks.tiny_training import Interrupt, StopAt, TinyModule, fit, loader, tiny_trainer
+from tests.callbacks.tiny_training import Clock, Interrupt, StopAt, TinyModule, fit, loader, tiny_trainer
 from yolo_lightning.callbacks import LastCheckpoint, ProgressLines, RunProgressBar, progress_bar
 
 
@@ -34,13 +34,12 @@ def test_only_first_batch_and_ends_of_epochs_within_the_interval(tmp_path: Path,
     assert of_batches(lines) == ["epoch 1/2, batch 1/5", "epoch 1/2, batch 5/5", "epoch 2/2, batch 5/5"]
 
 
-class Fake:
-    """A wall clock and a monotonic clock that move only where a test moves them; finish times are in seconds."""
+class Fake(Clock):
+    """The wall clock is the monotonic clock; finish times are in seconds."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now_s = 0.0
-        for name in ("monotonic", "time"):
-            monkeypatch.setattr(f"yolo_lightning.callbacks.progress_bar.time.{name}", lambda: self.now_s)
+        super().__init__(monkeypatch)
+        monkeypatch.setattr("yolo_lightning.callbacks.progress_bar.time.time", lambda: self.now_s)
         monkeypatch.setattr("yolo_lightning.callbacks.progress_bar.moment", lambda time_s, now_s: f"{time_s}")
 
 

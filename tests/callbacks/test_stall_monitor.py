@@ -14,7 +14,10 @@ from tests.callbacks.tiny_training import Interrupt, StopAt, fit
 from tests.conftest import REPOSITORY
 from tests.helpers.forks import Forks
 from yolo_lightning.callbacks import HeartbeatFile, StallMonitor, stall_monitor
+from yolo_lightning.supervision.kill import end
+from yolo_lightning.supervision.processes import tree
 from yolo_lightning.supervision.trainer import MARKER_VARIABLE
+from yolo_lightning.utils.process_identity import Process, read_process
 
 pytestmark = pytest.mark.whole_run  # real processes, seconds each
 
@@ -125,20 +128,6 @@ if __name__ == "__main__":
 '''
 
 
-def session_members(session: int) -> list[int]:
-    """Return the processes of a session without zombies."""
-    members = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                state, _, _, number = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
-            except (OSError, ValueError):
-                continue
-            if int(number) == session and state != "Z":
-                members.append(int(entry.name))
-    return members
-
-
 class Run:
     """One started script with its output."""
 
@@ -152,13 +141,12 @@ class Run:
     def wait(self) -> None:
         self.code = self.process.wait()
 
-    def left_over(self) -> list[int]:
+    def left_over(self) -> list[Process]:
         """Return the remaining processes; the resource tracker ends a moment after its parent."""
-        for _ in range(50):
-            if not session_members(self.process.pid):
-                break
+        end_s = time.monotonic() + 5
+        while (found := tree(self.process.pid)) and time.monotonic() < end_s:
             time.sleep(0.1)
-        return session_members(self.process.pid)
+        return found
 
     def incident(self) -> dict[str, Any]:
         (path,) = (self.folder / "incidents").glob("*/incident.json")
@@ -174,14 +162,12 @@ class Run:
 
     def end(self) -> None:
         """End all processes of this test."""
-        for number in session_members(self.process.pid):
-            os.kill(number, 9)
+        end(tree(self.process.pid))
 
 
 def continue_suspended(process: int) -> None:
     """Continue a process that stops itself, after the timeout."""
-    stat = Path(f"/proc/{process}/stat")
-    while stat.is_file() and stat.read_text().rpartition(")")[2].split()[0] not in "TZ":
+    while (found := read_process(process)) and found.state not in "TZ":
         time.sleep(0.05)
     time.sleep(4.0)
     os.kill(process, signal.SIGCONT)

@@ -11,21 +11,13 @@ import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from tests.callbacks.tiny_training import Interrupt, StopAt, TinyModule, fit
+from tests.callbacks.tiny_training import Clock, Interrupt, StopAt, TinyModule, fit
 from yolo_lightning.callbacks import LastCheckpoint, StatusFile, status_file
 from yolo_lightning.callbacks.status_file import BLOCK_STEPS, BLOCKS, StepPace
 from yolo_lightning.supervision.run_status import Status, read_status
 from yolo_lightning.supervision.watches import Minute, RunWatches, WatchFinding
 from yolo_lightning.utils.machine_reader import SensorReadings
 from yolo_lightning.utils.sensors import Capacity, GpuReading
-
-
-class Clock:
-    """Clock that only a test advances."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now_s = 0.0
-        monkeypatch.setattr(status_file.time, "monotonic", lambda: self.now_s)
 
 
 class Takes(Callback):

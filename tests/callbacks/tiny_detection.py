@@ -1,7 +1,6 @@
 """Frames, predictions and a module that returns them, for tests of the evaluation callbacks."""
 
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from tests.callbacks.tiny_training import CLASS_NAMES, TinyModule
+from tests.callbacks.tiny_training import TinyModule
 from yolo_lightning.data.batch import Batch, Prediction, Sample, Target, collate
 from yolo_lightning.data.boxes import Letterbox
 from yolo_lightning.data.formats.ltdv2 import CATEGORY_IDS
@@ -81,10 +80,6 @@ class Frames(LightningDataModule):
 
     val_dataloader = test_dataloader
     predict_dataloader = test_dataloader
-
-
-def module_of(class_names: Sequence[str] = CLASS_NAMES) -> Any:
-    return SimpleNamespace(hparams={"class_names": list(class_names)})
 
 
 def numbers(count: int) -> list[Tensor]:

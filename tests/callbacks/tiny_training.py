@@ -1,9 +1,11 @@
 """A network whose fit takes a fraction of a second, with the attributes that the callbacks need."""
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
@@ -61,6 +63,14 @@ class AccumulatingModule(TinyModule):
             optimizer = self.optimizers()
             optimizer.step()
             optimizer.zero_grad()
+
+
+class Clock:
+    """Time that only a test advances, in place of the monotonic clock of all modules."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = 0.0
+        monkeypatch.setattr(time, "monotonic", lambda: self.now_s)
 
 
 class Interrupt(Exception):
