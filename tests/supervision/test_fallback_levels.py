@@ -285,22 +285,6 @@ def test_state_survives_its_file(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["supervision.json"]
 
 
-IMPOSSIBLE_LEVELS = ("-9", '{"name": 1}', f'{{"name": "gemm", "failures": {{"native": {10**30}}}}}')
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        *(None, "", "[]", "{}", '{"unknown": 1, "quarantined": []}'),
-        *(f'{{"computation": {level}, "restarts": 7}}' for level in IMPOSSIBLE_LEVELS),
-    ],
-)
-def test_damaged_state_is_the_beginning(text: str | None, tmp_path: Path) -> None:
-    if text is not None:
-        (tmp_path / "state").write_text(text)
-    assert FallbackState.read(tmp_path / "state") == FallbackState()
-
-
 def test_started_by_a_person_the_level_stays_and_attempts_do_not() -> None:
     kept = FallbackState(lowered_loader(2), LevelState(GEMM), restarts=5, suspicions={"index=7": 1})
     state = replace(kept, attempts=3, loader_crashes=1, on_trial="loader")

@@ -30,13 +30,6 @@ def test_status_comes_back_also_with_a_field_of_a_later_version(tmp_path: Path) 
     assert read_status(tmp_path / "status.json") == STATUS
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[]", "null", '{"scores": [{}]}', '{"scores": [1]}'])
-def test_file_that_says_nothing_is_none(content: str, tmp_path: Path) -> None:
-    (tmp_path / "status.json").write_text(content)
-    assert read_status(tmp_path / "status.json") is None
-    assert read_status(tmp_path / "none.json") is None
-
-
 def test_failed_writing_leaves_the_file_before_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
