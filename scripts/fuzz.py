@@ -18,18 +18,17 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seconds", type=float, default=30.0, help="of one turn of a reader")
     parser.add_argument("--seed", type=int, default=1, help="of the first turn")
-    parser.add_argument("--only", nargs="*", choices=[reader.name for reader in READERS])
+    parser.add_argument("--only", nargs="*", choices=list(READERS))
     parser.add_argument("--keep", type=Path, default=Path("runs/fuzz"), help="folder for inputs with findings")
     arguments = parser.parse_args()
-    readers = [reader for reader in READERS if not arguments.only or reader.name in arguments.only]
-    totals = {reader.name: SessionReport(reader.name) for reader in readers}
+    totals = {reader: SessionReport(reader) for reader in arguments.only or READERS}
     end_s, seed = time.monotonic() + 60 * arguments.minutes, arguments.seed
     while time.monotonic() < end_s:
-        for reader in readers:
+        for reader in totals:
             left_s = end_s - time.monotonic()
             if left_s <= 0:
                 break
-            add(totals[reader.name], fuzz(reader, min(arguments.seconds, left_s), seed, arguments.keep))
+            add(totals[reader], fuzz(reader, min(arguments.seconds, left_s), seed, arguments.keep))
         seed += 1
     print(table(list(totals.values())))
     for one in totals.values():

@@ -15,8 +15,7 @@ import yaml
 
 from tests.conftest import TINY, data_options
 from yolo_lightning import cli
-from yolo_lightning.challenge.content import CATEGORY_IDS
-from yolo_lightning.cli import main, seed_of
+from yolo_lightning.cli import main
 from yolo_lightning.commands import fit_summary
 from yolo_lightning.supervision.restart_policy import FallbackState
 from yolo_lightning.utils.run_files import STATE_FILE
@@ -77,13 +76,6 @@ class TestCheckpointAndFlags:
         assert decays["weight"] == pytest.approx(0.25)
         assert checkpoint["steps"] == 2
 
-    def test_resume_takes_the_newest_run(self, trained: Run) -> None:
-        trained("fit", *ONE_STEP)  # the folder is taken, so this is a run of its own
-        assert last_checkpoint(Path("runs/yolo-2")).is_file()
-        trained("fit", "--resume", "--trainer.max_epochs", "2", *ONE_BATCH)
-        assert saved(last_checkpoint(Path("runs/yolo-2")))["steps"] == 2
-        assert saved(last_checkpoint())["steps"] == 1
-
     def test_going_back_to_an_older_checkpoint_is_a_run_of_its_own(self, trained: Run) -> None:
         trained("fit", "--resume", "--trainer.max_epochs", "2", *ONE_BATCH)
         older = RUN / "checkpoints" / "step-000000001.ckpt"
@@ -111,17 +103,6 @@ class TestCheckpointAndFlags:
         trained("validate", "--config", str(RUN / "config.yaml"))
         assert (RUN / "config.validate.yaml").is_file()
         assert not {"resume", "ckpt_path"} & yaml.safe_load((RUN / "config.yaml").read_text()).keys()
-
-    @pytest.mark.parametrize("damage", ["", "trainer:\n  max_epochs: [1,"], ids=["empty", "half"])
-    def test_damaged_configuration_does_not_keep_a_run_from_being_resumed(
-        self, trained: Run, caplog: pytest.LogCaptureFixture, damage: str
-    ) -> None:
-        (RUN / "config.yaml").write_text(damage)
-        with pytest.warns(UserWarning, match="config.yaml cannot be read .*compared with those in the checkpoint"):
-            trained("fit", "--resume", "--trainer.max_epochs", "2", *ONE_BATCH)
-        assert "changed since the checkpoint: trainer.max_epochs was 1, now 2 (used)" in caplog.text
-        assert saved(last_checkpoint())["steps"] == 2
-        assert yaml.safe_load((RUN / "config.yaml").read_text())["trainer"]["max_epochs"] == 2
 
     def test_resumed_run_that_is_finished_ends_with_one_line(
         self, trained: Run, caplog: pytest.LogCaptureFixture
@@ -172,18 +153,6 @@ class TestCheckpointAndFlags:
         assert "best.ckpt" in caplog.text
         assert yaml.safe_load((RUN / "config.validate.yaml").read_text())["model"]["weights"] is None
 
-    def test_weights_are_evaluated_where_there_is_no_run(self, run: Run, finished_run: Path) -> None:
-        run("validate", "--trainer.limit_val_batches", "1", "--model.weights", str(last_checkpoint(finished_run)))
-        assert not (RUN / "checkpoints" / "best.ckpt").exists()
-        assert (RUN / "config.validate.yaml").is_file()
-
-    def test_checkpoint_of_other_classes_is_refused(self, trained: Run, capsys: pytest.CaptureFixture[str]) -> None:
-        checkpoint = saved(last_checkpoint())
-        checkpoint["hyper_parameters"]["class_names"] = ["person", "car"]
-        torch.save(checkpoint, "other.ckpt")
-        text = fails(trained, capsys, "fit", "--ckpt_path", "other.ckpt", *ONE_STEP)
-        assert "model.class_names must be ['person', 'car'], as in the checkpoint" in text
-
     def test_changed_training_data_is_refused(
         self, trained: Run, look_alike: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -194,24 +163,6 @@ class TestCheckpointAndFlags:
         (other / "Train.json").write_text(json.dumps(content))
         text = fails(trained, capsys, "fit", "--resume", "--trainer.max_epochs", "2", "--data.root", str(other))
         assert "other training data" in text
-
-
-@pytest.mark.whole_run
-class TestOutputs:
-    def test_predict_writes_the_submission_for_every_id(self, trained: Run, look_alike: Path) -> None:
-        trained("predict", "--model.detections.score_threshold", "0")
-        content = json.loads((RUN / "predictions.json").read_text())
-        images = json.loads((look_alike / "TestNoLabels.json").read_text())["images"]
-        assert list(content) == [str(image["id"]) for image in images]
-        labels = {label for entry in content.values() for label in entry["labels"]}
-        assert labels
-        assert labels <= set(CATEGORY_IDS)
-        boxes = torch.tensor([box for entry in content.values() for box in entry["boxes"]])
-        assert (boxes[:, 2:] >= boxes[:, :2]).all()
-        assert boxes.min() >= 0
-        assert (boxes[:, [0, 2]] <= images[0]["width"]).all()
-        assert (boxes[:, [1, 3]] <= images[0]["height"]).all()
-        assert (RUN / "predictions.zip").is_file()
 
 
 class TestLayers:
@@ -305,12 +256,6 @@ class TestBadInput:
         with pytest.warns(UserWarning, match="left out . of at most 2 bad frames"):
             run("fit", *torn, "--data.limits.max_bad_frames", "2")
         assert saved(last_checkpoint())["steps"] == 1
-
-
-@pytest.mark.parametrize("seed", [True, -1])
-def test_seed_must_be_a_number(seed: bool | int) -> None:
-    with pytest.raises(ValueError, match="seed_everything"):
-        seed_of(seed)
 
 
 @pytest.mark.whole_run

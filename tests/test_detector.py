@@ -1,8 +1,6 @@
 """`Detector`: sources, results, weights and keywords."""
 
 import doctest
-import subprocess
-import sys
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -16,6 +14,7 @@ import supervision as sv
 import torch
 
 from tests.helpers.networks import lively_checkpoint
+from tests.helpers.program import run_python
 from yolo_lightning import Detector, detector as detector_file
 from yolo_lightning.checkpoints.checkpoint_file import INPUT, write_checkpoint
 from yolo_lightning.data.formats.yolo import ORIENTATION
@@ -73,7 +72,9 @@ def test_pil_images_are_detected_as_their_arrays(detector: Detector) -> None:
     image = PIL.Image.fromarray(FRAME)
     assert same(detector(image), detector(FRAME))
     assert same(detector([image.convert("RGBA")])[0], detector(FRAME))
-    assert same(detector(image.convert("L")), detector(np.array(image.convert("L"))))
+    gray = np.array(image.convert("L"))
+    for one in (image.convert("L"), np.stack([gray] * 3, axis=-1)):
+        assert same(detector(one), detector(gray))
     turned = PIL.Image.fromarray(np.ascontiguousarray(np.rot90(FRAME)))
     turned.getexif()[ORIENTATION] = 6  # shown after a turn by 90 degrees clockwise
     assert same(detector(turned), detector(FRAME))
@@ -88,8 +89,8 @@ from yolo_lightning import Detector
 Detector({str(folder / "best.ckpt")!r})(np.zeros((48, 64, 3), np.uint8)).plot()
 print(*{{"lightning", "torchmetrics", "albumentations", "pandas", "matplotlib", "scipy"}} & {{*sys.modules}})
 """
-    words = [sys.executable, "-c", script]
-    assert subprocess.run(words, capture_output=True, text=True, check=True).stdout.split() == []
+    done = run_python(folder, "-c", script)
+    assert (done.returncode, done.stdout.split()) == (0, [])
 
 
 def test_choice_of_convolutions_is_printed_once_per_process(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,11 +100,6 @@ def test_choice_of_convolutions_is_printed_once_per_process(folder: Path, monkey
     for _ in range(2):
         Detector(folder / "best.ckpt", device="cpu")
     assert [line.endswith("on a CPU") for line in said] == [True]
-
-
-def test_gray_array_is_three_equal_channels(detector: Detector) -> None:
-    gray = FRAME[..., 0]
-    assert same(detector(gray), detector(np.stack([gray] * 3, axis=-1)))
 
 
 def test_videos_and_folders_are_read_while_they_are_iterated(folder: Path, detector: Detector) -> None:
@@ -196,9 +192,11 @@ def test_heads_without_suppression(variant: str, tmp_path: Path) -> None:
         (["absent.png"], "absent.png does not exist"),
     ],
 )
-def test_other_sources_are_refused(detector: Detector, source: Any, message: str) -> None:
+def test_other_sources_are_refused(detector: Detector, folder: Path, source: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         detector(source)
+    with pytest.raises(ValueError, match=r"video\.mp4 must be an image: lists contain arrays and image files only"):
+        detector([folder / "video.mp4"])
 
 
 def test_network_in_place_of_its_file_is_refused() -> None:
@@ -218,11 +216,6 @@ def test_recorded_interpolation_reduces_large_images(tmp_path: Path) -> None:
         detector = Detector(file)
         levels[resize] = set(np.unique(detector._sample(from_array(image), gray=True).image).tolist())
     assert levels == {"area": {170}, "linear": {255}}
-
-
-def test_video_in_a_list_is_refused(folder: Path, detector: Detector) -> None:
-    with pytest.raises(ValueError, match=r"video\.mp4 must be an image: lists contain arrays and image files only"):
-        detector([folder / "video.mp4"])
 
 
 def test_examples_of_the_docstring(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

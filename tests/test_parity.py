@@ -18,7 +18,6 @@ from yolo_lightning.model.detection_settings import DetectionSettings
 from yolo_lightning.model.graph import build_graph
 from yolo_lightning.model.loss import DetectionLoss
 from yolo_lightning.model.postprocess import predictions
-from yolo_lightning.training.optimizers import parameter_groups
 from yolo_lightning.training.recipe import Group, Recipe
 from yolo_lightning.training.schedule import decay_factor, scaled_weight_decay, settings_at
 
@@ -76,29 +75,6 @@ def test_loss_and_gradients_equal_ultralytics(convolution: str, boxes: int) -> N
             torch.testing.assert_close(own.grad, other.grad, rtol=1e-4, atol=1e-6, msg=name)
 
 
-def test_loss_is_summed_over_the_batch() -> None:
-    ours, _ = twin_graphs("native")
-    one = random_batch(images=1, boxes=60)  # enough matches: below a sum of 1 the divisor is clamped
-    loss = DetectionLoss(ours)
-    with torch.no_grad():
-        total, parts = loss(ours.eval()(as_input(one)), one)
-    assert float(total) == pytest.approx(sum(map(float, parts.values())), rel=1e-5)
-    two = Batch(
-        images=one.images.repeat(2, 1, 1, 1),
-        boxes=one.boxes.repeat(2, 1),
-        labels=one.labels.repeat(2),
-        sample_index=torch.cat((one.sample_index, one.sample_index + 1)),
-        image_ids=one.image_ids * 2,
-        frame_shapes=one.frame_shapes * 2,
-        letterboxes=one.letterboxes * 2,
-        readable=one.readable * 2,
-    )
-    with torch.no_grad():
-        doubled, same_parts = loss(ours.eval()(as_input(two)), two)
-    assert float(doubled) == pytest.approx(2 * float(total), rel=1e-4)
-    assert float(same_parts["cls_loss"]) == pytest.approx(float(parts["cls_loss"]), rel=1e-4)
-
-
 def test_slow_nms_loses_no_image(monkeypatch: pytest.MonkeyPatch) -> None:
     import ultralytics.utils.nms as nms
 
@@ -113,24 +89,6 @@ def test_slow_nms_loses_no_image(monkeypatch: pytest.MonkeyPatch) -> None:
             DetectionSettings(score_threshold=0.001, iou_threshold=0.7, max_detections=300),
         )
     assert all(len(one.labels) > 0 for one in found)
-
-
-def test_parameter_groups_equal_ultralytics() -> None:
-    ours, theirs = twin_graphs("gemm")
-    trainer = SimpleNamespace(args=SimpleNamespace(), data={})
-    expected = BaseTrainer.build_optimizer(trainer, theirs, name="SGD", lr=0.01, momentum=0.937, decay=5e-4)
-    names = {id(parameter): name for name, parameter in theirs.named_parameters()}
-    wanted = {
-        group["param_group"]: {names[id(parameter)] for parameter in group["params"]} for group in expected.param_groups
-    }
-    own_names = {id(parameter): name for name, parameter in ours.named_parameters()}
-    groups = {
-        group["name"]: {own_names[id(parameter)] for parameter in group["params"]}
-        for group in parameter_groups(ours, 5e-4)
-    }
-    assert groups["weight"] == wanted["weight"]
-    assert groups["normalisation"] == wanted["bn"]
-    assert groups["bias"] == wanted["bias"]
 
 
 @pytest.mark.parametrize("cosine", [False, True])

@@ -1,9 +1,5 @@
 """Parts that stand alone: the examples of their pages run, imports are few, checkpoints work under a Trainer."""
 
-import os
-import signal
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +9,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
 
 from tests.conftest import REPOSITORY
-from tests.helpers.forks import Forks
+from tests.helpers.program import run_python
 from yolo_lightning import AtomicCheckpointIO, CheckpointMirror, LastCheckpoint, find_damage, latest_checkpoint
 
 pytestmark = pytest.mark.whole_run
@@ -43,23 +39,14 @@ PARTS = {
 }
 
 
-def run(folder: Path, script: str) -> str:
-    """Run a script in a fresh process and return what it prints."""
-    (folder / "train.py").write_text(script)
-    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    words = [sys.executable, "train.py"]
-    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @pytest.mark.parametrize("part", PARTS.values(), ids=PARTS)
 def test_example_of_the_page_imports_nothing_of_the_rest(part: Part, tmp_path: Path) -> None:
     text = (REPOSITORY / "docs" / f"{part.page}.md").read_text(encoding="utf-8")
     example = text.split("```python\n")[1 + part.block].split("```")[0]
     assert len([line for line in example.splitlines() if line]) <= 18, "the example has about 15 lines"
-    printed = run(tmp_path, example + SHOW_IMPORTS)
-    loaded = printed.rpartition("LOADED ")[2].split()
+    done = run_python(tmp_path, "-c", example + SHOW_IMPORTS)
+    assert done.returncode == 0, done.stderr
+    loaded = done.stdout.rpartition("LOADED ")[2].split()
     packages = {name.split(".")[0] for name in loaded}
     assert packages & FOREIGN == set()
     assert ("lightning" in packages) == part.is_lightning
@@ -67,39 +54,6 @@ def test_example_of_the_page_imports_nothing_of_the_rest(part: Part, tmp_path: P
     assert {name[1] for name in own} == part.rooms
     if part.page == "exact_resume":
         assert {name[2] for name in own if name[1] == "data" and len(name) > 2} == {"sampling"}
-
-
-KILLED_IN_A_SAVE = """
-import os, pathlib, signal
-from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.demos.boring_classes import BoringModel
-from yolo_lightning import AtomicCheckpointIO
-
-write, saves = pathlib.Path.write_bytes, []
-
-def write_half_of_the_second(path, content):
-    saves.append(path)
-    if len(saves) == 1:
-        return write(path, content)
-    write(path, bytes(content)[: len(content) // 2])
-    os.kill(os.getpid(), signal.SIGKILL)
-
-pathlib.Path.write_bytes = write_half_of_the_second
-saving = ModelCheckpoint("run/checkpoints", "newest", every_n_train_steps=2, enable_version_counter=False)
-Trainer(max_steps=6, accelerator="cpu", logger=False, enable_progress_bar=False, callbacks=[saving],
-        plugins=[AtomicCheckpointIO()], limit_val_batches=0).fit(BoringModel())
-"""
-
-
-def test_kill_in_the_middle_of_a_save_leaves_the_former_checkpoint(forks: Forks, tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(KILLED_IN_A_SAVE)
-    assert forks.start(script, folder=tmp_path).wait() == -signal.SIGKILL
-    path = latest_checkpoint(tmp_path / "run")
-    assert path == tmp_path / "run" / "checkpoints" / "newest.ckpt"
-    assert torch.load(path, weights_only=True)["global_step"] == 2
-    assert [one.name for one in path.parent.glob(".writing-*")], "the process was not killed in the middle"
 
 
 def plain_trainer(folder: Path, *callbacks: LastCheckpoint | CheckpointMirror, steps: int = 4) -> Trainer:

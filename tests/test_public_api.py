@@ -16,13 +16,9 @@ from yolo_lightning.callbacks import MeanAP
 from yolo_lightning.model.conv_backend import ConvolutionSettings
 
 
-@pytest.mark.parametrize("name", yolo_lightning.__all__)
-def test_names_are_imported_at_first_use(name: str) -> None:
-    assert getattr(yolo_lightning, name).__name__ == name
-
-
-def test_dir_shows_the_public_names() -> None:
+def test_public_names_are_listed_and_imported_at_first_use() -> None:
     assert set(yolo_lightning.__all__) <= set(dir(yolo_lightning))
+    assert [getattr(yolo_lightning, name).__name__ for name in yolo_lightning.__all__] == yolo_lightning.__all__
 
 
 @pytest.mark.parametrize("names", ["RBC", 3])

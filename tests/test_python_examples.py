@@ -1,9 +1,6 @@
 """The Python code of the README and of docs/python.md runs from top to bottom."""
 
-import os
 import re
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -12,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import REPOSITORY
+from tests.helpers.program import run_python
 
 SIDE = 64
 README_AT_TEST_SIZE = {
@@ -73,22 +71,9 @@ def saved_readme(folder: Path) -> Path:
     return script
 
 
-def run_script(script: Path) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [sys.executable, script.name],
-        cwd=script.parent,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-
-
 @pytest.mark.whole_run
 def test_readme_as_a_file(offline_folder: Path) -> None:
-    done = run_script(saved_readme(offline_folder))
+    done = run_python(offline_folder, saved_readme(offline_folder).name, timeout_s=300)
     assert done.returncode == 0, done.stderr
     assert (offline_folder / "run" / "checkpoints" / "best.ckpt").is_file()
 
@@ -98,7 +83,7 @@ def test_script_without_the_guard_ends_in_one_line(offline_folder: Path) -> None
     script = saved_readme(offline_folder)
     head, _, body = script.read_text().partition("if __name__ == ")
     script.write_text(head + textwrap.dedent(body.partition("\n")[2]))
-    done = run_script(script)
+    done = run_python(offline_folder, script.name)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert done.stderr.splitlines()[-1].startswith("error: train.py, line ")

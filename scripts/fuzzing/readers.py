@@ -23,14 +23,6 @@ class Target:
     read: Callable[[], object]  # reads `file`
 
 
-@dataclass(frozen=True)
-class FileReader:
-    """A reader by the name of what it reads."""
-
-    name: str
-    prepare: Callable[[Path], Target]
-
-
 def annotations(categories: Sequence[tuple[int, str]]) -> bytes:
     images = [
         {
@@ -449,24 +441,27 @@ def _check_text(text: str) -> None:
     assert not found, f"control characters {sorted(found)} in {text[:200]!r}"
 
 
-READERS = (
-    FileReader("annotations (LTDv2)", ltdv2),
-    FileReader("annotations (COCO)", coco),
-    FileReader("labels", labels),
-    FileReader("data.yaml", _data_yaml),
-    FileReader("image list", _image_list),
-    FileReader("image", image),
-    FileReader("image (16 bits)", _raw_image),
-    FileReader("frames.zip", zip_frames),
-    FileReader("packed store", packed),
-    FileReader("submission (JSON)", _submission_json),
-    FileReader("submission (zip)", _submission_zip),
-    FileReader("ground truth", truth),
-    FileReader("heartbeat", heartbeat),
-    FileReader("checkpoint", checkpoint),
-    FileReader("weights (.pt)", weights),
-    FileReader("config.yaml", configuration),
-    FileReader("run folder", run_files),
-    FileReader("evaluation record", evaluation),
-)
-"""Run folder: supervision.json, status.json and the other small files of a run, as `monitor` and `report` read them."""
+READERS: dict[str, Callable[[Path], Target]] = {
+    "annotations (LTDv2)": ltdv2,
+    "annotations (COCO)": coco,
+    "labels": labels,
+    "data.yaml": _data_yaml,
+    "image list": _image_list,
+    "image": image,
+    "image (16 bits)": _raw_image,
+    "frames.zip": zip_frames,
+    "packed store": packed,
+    "submission (JSON)": _submission_json,
+    "submission (zip)": _submission_zip,
+    "ground truth": truth,
+    "heartbeat": heartbeat,
+    "checkpoint": checkpoint,
+    "weights (.pt)": weights,
+    "config.yaml": configuration,
+    "run folder": run_files,
+    "evaluation record": evaluation,
+}
+"""Function that prepares the reader, by the name of what is read.
+
+Run folder: supervision.json, status.json and the other small files of a run, as `monitor` and `report` read them.
+"""

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from fuzzing.mutation import mutated
-from fuzzing.readers import READERS, FileReader, Target
+from fuzzing.readers import READERS, Target
 
 INPUT_TIMEOUT_S = 5.0  # processor time; on a busy machine a process waits for much longer
 BLOCKED_TIMEOUT_S = 60.0
@@ -44,23 +44,12 @@ class SessionReport:
     findings: list[dict[str, str]] = field(default_factory=list)  # `error` and `file`, one per place in the code
 
 
-def fuzz(reader: FileReader, seconds: float, seed: int, keep: Path, most_inputs: int = 0) -> SessionReport:
-    """Run a session in a child process; inputs with findings are stored in the folder `keep`.
-
-    `most_inputs` ends the session earlier; 0 for no limit.
-    """
+def fuzz(reader: str, seconds: float, seed: int, keep: Path) -> SessionReport:
+    """Run a session in a child process; inputs with findings are stored in the folder `keep`."""
     keep.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
         answer = Path(folder) / "answer.json"
-        words = [
-            sys.executable,
-            "-m",
-            "fuzzing.session",
-            reader.name,
-            f"{seconds}",
-            f"{seed}",
-            f"{most_inputs}",
-        ]
+        words = [sys.executable, "-m", "fuzzing.session", reader, f"{seconds}", f"{seed}"]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(SCRIPTS), str(SCRIPTS.parent)))}
         log = Path(folder) / "stderr.txt"
         with log.open("wb") as file:
@@ -75,7 +64,7 @@ def fuzz(reader: FileReader, seconds: float, seed: int, keep: Path, most_inputs:
             ended = f"the process ended with {child.returncode}: {lines[-1] if lines else ''}"
             current = Path(folder) / "current"
             content = current.read_bytes() if current.exists() else b""
-            return SessionReport(reader.name, 0, 0, [finding(keep, reader.name, ended, content)])
+            return SessionReport(reader, 0, 0, [finding(keep, reader, ended, content)])
 
 
 def wait_for(child: subprocess.Popen[bytes], current: Path, seconds: float) -> None:
@@ -89,21 +78,21 @@ def wait_for(child: subprocess.Popen[bytes], current: Path, seconds: float) -> N
         time.sleep(POLL_S)
 
 
-def run_session(reader: FileReader, seconds: float, seed: int, most_inputs: int, folder: Path, keep: Path) -> None:
+def run_session(reader: str, seconds: float, seed: int, folder: Path, keep: Path) -> None:
     """Run a session in this process and write its report."""
     warnings.simplefilter("ignore")
     signal.signal(signal.SIGALRM, _end_input)
     signal.signal(signal.SIGPROF, _end_input)
     work = folder / "work"
     work.mkdir()
-    target = reader.prepare(work)
-    chance, report, places = random.Random(f"{reader.name} {seed}"), SessionReport(reader.name), set[str]()
+    target = READERS[reader](work)
+    chance, report, places = random.Random(f"{reader} {seed}"), SessionReport(reader), set[str]()
     for content in target.contents:  # valid files: here the reader imports what it needs
         target.file.write_bytes(content)
         _read_valid(target)
     limit_memory()
     end_s = time.monotonic() + seconds
-    while time.monotonic() < end_s and (not most_inputs or report.inputs < most_inputs):
+    while time.monotonic() < end_s:
         content = mutated(chance.choice(list(target.contents)), chance)
         (folder / "current").write_bytes(content)
         target.file.write_bytes(content)
@@ -116,7 +105,7 @@ def run_session(reader: FileReader, seconds: float, seed: int, most_inputs: int,
         if place not in places and len(places) < MOST_FINDINGS:
             places.add(place)
             shown = " ".join(str(failure)[:5000].split())[:120]
-            report.findings.append(finding(keep, reader.name, f"{place}: {shown!r}", content))
+            report.findings.append(finding(keep, reader, f"{place}: {shown!r}", content))
     (folder / "answer.json").write_text(json.dumps(asdict(report)))
 
 
@@ -192,6 +181,5 @@ def limit_memory() -> None:
 
 
 if __name__ == "__main__":
-    name, seconds, seed, most, folder, keep = sys.argv[1:]
-    chosen = next(reader for reader in READERS if reader.name == name)
-    run_session(chosen, float(seconds), int(seed), int(most), Path(folder), Path(keep))
+    name, seconds, seed, folder, keep = sys.argv[1:]
+    run_session(name, float(seconds), int(seed), Path(folder), Path(keep))

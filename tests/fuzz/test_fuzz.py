@@ -9,16 +9,16 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
 from fuzzing.mutation import mutated
-from fuzzing.readers import READERS, FileReader, Target
-from fuzzing.session import INPUT_TIMEOUT_S, fuzz, is_allowed, outcome, run_session
+from fuzzing.readers import READERS
+from fuzzing.session import fuzz, is_allowed, outcome
 
 SECONDS = 10.0
 SEED = 20261122
 
 
 @pytest.mark.whole_run
-@pytest.mark.parametrize("reader", READERS, ids=lambda reader: reader.name)
-def test_no_reader_ends_with_a_foreign_error(reader: FileReader, tmp_path: Path) -> None:
+@pytest.mark.parametrize("reader", READERS)
+def test_no_reader_ends_with_a_foreign_error(reader: str, tmp_path: Path) -> None:
     report = fuzz(reader, SECONDS, SEED, tmp_path)
     assert report.findings == []
     assert report.inputs > 10
@@ -31,23 +31,14 @@ def test_changes_are_the_same_for_the_same_seed() -> None:
     assert len(set(first)) > 150
 
 
-@pytest.mark.parametrize(
-    ("error", "expected"), [(KeyError("a"), False), (ValueError("of a library"), False), (MemoryError(), False)]
-)
-def test_errors_of_other_packages_are_findings(error: Exception, expected: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [KeyError("a"), ValueError("of a library"), MemoryError()])
+def test_errors_of_other_packages_are_findings(error: Exception) -> None:
     def read() -> None:
-        if file.read_bytes() != b"valid":
-            raise error
+        raise error
 
-    file = tmp_path / "file"
-    reader = FileReader("broken", lambda folder: Target(file, [b"valid"], read))
-    found = outcome(read) if file.exists() else None
-    assert found is None
-    file.write_bytes(b"changed")
-    caught = outcome(read)
-    assert caught is error
-    assert is_allowed(caught) is expected
-    assert reader.name == "broken"
+    assert outcome(read) is error
+    assert not is_allowed(error)
+    assert outcome(lambda: None) is None
 
 
 def test_own_errors_are_allowed() -> None:
@@ -56,5 +47,3 @@ def test_own_errors_are_allowed() -> None:
     error = outcome(lambda: Limits(max_image_pixels=0))
     assert error is not None
     assert is_allowed(error)
-    assert INPUT_TIMEOUT_S < SECONDS
-    assert callable(run_session)

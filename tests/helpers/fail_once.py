@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 FAILED = Path("failed")
@@ -34,13 +33,6 @@ class FailOnce(Callback):
                 os.kill(os.getppid(), signal.SIGKILL)
             if self.failure in ("hang", "kill agent"):
                 time.sleep(1000)
-            if self.failure == "out of memory":
-
-                def run_out(graph: Any, arguments: Any) -> None:
-                    handle.remove()
-                    raise torch.OutOfMemoryError("tried to allocate 7 GiB")
-
-                handle = pl_module.graph.register_forward_pre_hook(run_out)  # type: ignore[operator, union-attr]
 
     def fails(self, trainer: Trainer, batch: int) -> bool:
         step = trainer.current_epoch * int(trainer.num_training_batches) + batch
