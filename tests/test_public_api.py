@@ -40,7 +40,6 @@ LIGHT = {
     "yolo_lightning.utils.sensors": ("torch",),
     "yolo_lightning.commands.monitor.command": ("torch", "lightning"),
     "yolo_lightning.commands.benchmark.command": ("torch",),
-    "yolo_lightning.conv.kernels.fused": ("torch.utils.cpp_extension",),
 }
 """Modules, and packages that an import of the module does not load."""
 

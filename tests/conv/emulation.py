@@ -10,17 +10,22 @@ import torch
 from torch import Tensor
 
 from yolo_lightning.conv.kernels import build
-from yolo_lightning.conv.kernels.launcher import Grid, Launch, LibraryLauncher, Operands
+from yolo_lightning.conv.kernels.launcher import Grid, Launch, Operands, argument_slots
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 READ, WRITE, PARTIAL, COUNTER = range(4)  # kinds of operands in race_check.cpp
 
 
-def compile_emulated(folder: Path, kernels: str = "", *, checked: bool = True) -> Path:
-    """Compile a source text for the CPU, or all kernels, and return the library; it is many times as fast unchecked."""
+def compile_emulated(folder: Path, text: str = "", names: Sequence[str] = (), *, checked: bool = True) -> Path:
+    """Compile a source text with the named kernels, or all kernels, for the CPU, and return the library.
+
+    The library is many times as fast unchecked.
+    """
     source, library = folder / "kernels.cpp", folder / "kernels.so"
-    kernels = kernels or build.source(list(build.kernel_lines()))
-    source.write_text(f'#include "kernel_emulation.h"\n{kernels}\nEMULATED_LAUNCH\n')
+    names = names or list(build.kernel_lines())
+    listed = " ".join(f"X({name})" for name in names)
+    lines = ('#include "kernel_emulation.h"', text or build.source(names), f"#define FUSED_KERNELS(X) {listed}")
+    source.write_text("\n".join((*lines, "EMULATED_LAUNCH", "")))
     here = Path(__file__).parent
     flags = ["-std=c++17", "-fPIC", "-fno-gnu-unique", "-Wno-unknown-pragmas", f"-I{here}"]
     steps: tuple[list[str | Path], ...] = (
@@ -32,6 +37,20 @@ def compile_emulated(folder: Path, kernels: str = "", *, checked: bool = True) -
         made = subprocess.run([str(COMPILER), *flags, *words], capture_output=True, text=True)
         assert made.returncode == 0, made.stderr
     return library
+
+
+class LibraryLauncher:
+    """Launcher of the kernels in a library of `compile_emulated`."""
+
+    def __init__(self, library: Path) -> None:
+        self._launch = ctypes.CDLL(str(library)).fused_launch
+        self._launch.restype = ctypes.c_char_p
+
+    def __call__(self, name: str, grid: Grid, operands: Operands, numbers: Sequence[int | float]) -> None:
+        slots = argument_slots(operands, numbers)
+        failure = self._launch(name.encode(), *map(ctypes.c_uint, grid), slots.addresses, None)
+        if failure is not None:
+            raise RuntimeError(f"cannot launch kernel {name}: {failure.decode(errors='replace')}")
 
 
 class Guarded:

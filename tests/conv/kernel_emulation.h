@@ -135,7 +135,7 @@ UNTRACED inline unsigned atomicAdd(unsigned* counter, unsigned number) {
     return before;
 }
 
-// The counterpart of fused_launch.cu.
+// Launches a kernel by its name.
 #define EMULATED_ENTRY(NAME) \
     if (std::strcmp(name, #NAME) == 0) return emulation::run_grid(NAME, Index{x, y, z}, arguments);
 #define EMULATED_LAUNCH                                                                               \

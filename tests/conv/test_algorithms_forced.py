@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from tests.conv.test_conv2d import CASES, Case, derivatives, lay_out, random
 from tests.conv.test_conv_dtypes import ROUNDING
 from yolo_lightning.conv import Plan, conv2d
-from yolo_lightning.conv.algorithms import column_batches, depthwise, shared, table
+from yolo_lightning.conv.algorithms import column_batches, shared, table
 from yolo_lightning.conv.algorithms.algorithm import Operation
 from yolo_lightning.conv.algorithms.problem import Problem, make_problem
 from yolo_lightning.conv.algorithms.table import Candidate, candidates
@@ -62,7 +62,7 @@ PLAIN = problem_of((2, 8, 9, 9), (8, 8, 3, 3), {}, True)
 def test_the_cases_cover_every_row_of_the_table() -> None:
     reached = {parameters.values[0].removeprefix("mirrored ").partition(" in ")[0] for parameters in FORCED}
     # Disabled kernels and kernels for accelerators have separate tests.
-    rows = {one.name for one in table.algorithms(PLAIN, torch.float32, "cpu")} - {"native depthwise", "fused"}
+    rows = {one.name for one in table.algorithms(PLAIN, torch.float32, "cpu")} - {"fused"}
     assert reached == rows | {"zeros", table.SEPARATE}
 
 
@@ -198,63 +198,3 @@ def test_any_problem_by_any_algorithm(case: Case, channels_last: bool) -> None:
             results = candidate.compute(given_tensors)
             for mine, reference in zip(results, references, strict=True):
                 torch.testing.assert_close(mine, reference, msg=lambda text, name=candidate.name: f"{name}: {text}")
-
-
-DEPTHWISE = [case for case in CASES if case[3].get("groups") == case[0][1] and 0 not in case[0]]
-DEPTHWISE.append(((2, 4, 6, 5), (4, 1, 3, 2), False, {"groups": 4, "padding": (2, 0), "dilation": (1, 2)}))
-
-
-@pytest.mark.parametrize("channels_last", [False, True])
-@pytest.mark.parametrize("case", DEPTHWISE, ids=str)
-def test_native_depthwise_gets_the_right_arguments(
-    case: Case, channels_last: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """torch's native convolution replaces the kernel, which does not exist on a CPU."""
-
-    def answer(input: Tensor, weight: Tensor, kernel: Any, bias: None, *arguments: Any) -> Tensor:
-        assert tuple(weight.shape[2:]) == kernel
-        return F.conv2d(input, weight, bias, *arguments, groups=input.size(1))
-
-    monkeypatch.setattr(torch.ops.aten, "_conv_depthwise2d", answer, raising=False)
-    input_shape, weight_shape, _, arguments = case
-    problem = problem_of(input_shape, weight_shape, arguments, channels_last)
-    tensors = [random(*input_shape), random(*weight_shape, seed=1)]
-    grad_output = random(*problem.output_size, seed=2)
-    output, grad_input, _ = derivatives(F.conv2d, tensors, grad_output, arguments)
-    for operation, first, reference in (
-        (Operation.FORWARD, tensors[0], output),
-        (Operation.INPUT_GRADIENT, grad_output, grad_input),
-    ):
-        offered = [c for c in candidates(operation, problem, torch.float64, "cuda") if "native" in c.name]
-        assert offered or operation is Operation.INPUT_GRADIENT
-        for candidate in offered:
-            torch.testing.assert_close(candidate.compute((first, tensors[1]))[0], reference)
-
-
-def test_native_depthwise_is_for_cuda_devices_and_even_padding() -> None:
-    even = problem_of((2, 4, 6, 6), (4, 1, 3, 3), {"groups": 4, "padding": 1}, False)
-    uneven = problem_of((2, 4, 6, 6), (4, 1, 2, 2), {"groups": 4, "padding": "same"}, False)
-    first = {
-        (device, problem.kernel): candidates(Operation.FORWARD, problem, torch.float32, device)[0].name
-        for device in ("cpu", "cuda")
-        for problem in (even, uneven)
-    }
-    assert first == {
-        ("cpu", (3, 3)): "depthwise",
-        ("cpu", (2, 2)): "depthwise",
-        ("cuda", (3, 3)): "native depthwise",
-        ("cuda", (2, 2)): "depthwise",
-    }
-    for cropping in ((-1, -1, 0, 0), (0, 0, -1, -1)):
-        assert not depthwise.NATIVE.serves(replace(even, padding=cropping), torch.float32, "cuda")
-    assert not depthwise.NATIVE.serves(replace(even, input_size=(1 << 20, 4, 64, 64)), torch.float32, "cuda")
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA or ROCm device")
-def test_native_depthwise_on_a_device() -> None:
-    problem = problem_of((2, 4, 6, 6), (8, 1, 3, 3), {"groups": 4, "padding": 1, "stride": 2}, False)
-    tensors = (random(*problem.input_size).cuda(), random(*problem.weight_size).cuda())
-    candidate = candidates(Operation.FORWARD, problem, torch.float64, "cuda")[0]
-    reference = F.conv2d(*(tensor.cpu() for tensor in tensors), groups=4, padding=1, stride=2)
-    assert candidate.name == "native depthwise"
-    torch.testing.assert_close(candidate.compute(tensors)[0].cpu(), reference)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from tests.conv.emulation import Guarded
 from tests.conv.test_conv2d import random
 from tests.conv.test_fused import nhwc, problem_of
-from yolo_lightning.conv import DEFAULT_PLAN, Plan
+from yolo_lightning.conv import DEFAULT_PLAN, Plan, disable_gpu_kernels, enable_gpu_kernels
 from yolo_lightning.conv.algorithms import im2col
 from yolo_lightning.conv.algorithms.algorithm import Operation
 from yolo_lightning.conv.algorithms.problem import Problem
@@ -33,9 +33,9 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def disabled_before_and_after() -> Iterator[None]:
-    fused.disable()
+    disable_gpu_kernels()
     yield
-    fused.disable()
+    disable_gpu_kernels()
 
 
 @pytest.mark.parametrize(
@@ -230,9 +230,9 @@ def test_disabled_until_enabled(tmp_path: Path) -> None:
     device = torch.device("cuda")
     assert not fused.available(device)
     torch.testing.assert_close(fused.forward(INPUT, WEIGHT, PROBLEM), EXPECTED)
-    fused.enable(tmp_path)
+    enable_gpu_kernels(tmp_path)
     assert not fused.available(CPU)
-    fused.disable()
+    fused.KERNELS.disable()
     assert not fused.available(device)
 
 

@@ -27,7 +27,7 @@ def enabled(emulated: Guarded) -> Iterator[Guarded]:
     fused_norm.KERNELS.enable(lambda device: emulated)
     with assume_available("cpu"):
         yield emulated
-    fused_norm.disable()
+    fused_norm.KERNELS.disable()
 
 
 @dataclass
@@ -232,7 +232,7 @@ def test_a_wrong_kernel_is_disabled_before_its_first_use() -> None:
             output = ours(input)
         assert not fused_norm.KERNELS.enabled
     finally:
-        fused_norm.disable()
+        fused_norm.KERNELS.disable()
     torch.testing.assert_close(output, native(input))
     torch.testing.assert_close(ours.state_dict(), native[0].state_dict())
     assert input.abs().sum() > 0

@@ -54,7 +54,7 @@ def mutable(tmp_path_factory: pytest.TempPathFactory) -> tuple[Guarded, ctypes.c
     if COMPILER is None:
         pytest.skip("there is no C++ compiler")
     text, removed = mutated(build.source(NAMES))
-    library = compile_emulated(tmp_path_factory.mktemp("mutable"), text)
+    library = compile_emulated(tmp_path_factory.mktemp("mutable"), text, NAMES)
     return Guarded(library), ctypes.c_uint.in_dll(ctypes.CDLL(str(library)), "removed_statement"), removed
 
 

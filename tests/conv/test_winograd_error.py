@@ -7,11 +7,10 @@ import torch
 from lightning.pytorch import Trainer, seed_everything
 from torch import Tensor, nn
 
-from tests.conv.emulation import COMPILER, compile_emulated
+from tests.conv.emulation import COMPILER, LibraryLauncher, compile_emulated
 from tests.conv.test_fused import nhwc, only_tile, problem_of
 from tests.helpers.data_module import data_module
 from yolo_lightning.conv.kernels import fused_launch
-from yolo_lightning.conv.kernels.launcher import LibraryLauncher
 from yolo_lightning.data.loader import LoaderSettings
 from yolo_lightning.model.conv_backend import ConvolutionSettings
 from yolo_lightning.module import YOLOModule

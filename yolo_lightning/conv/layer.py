@@ -106,42 +106,6 @@ class GemmConvTranspose3d(_GemmConvTranspose, nn.ConvTranspose3d):
     """`torch.nn.ConvTranspose3d` without a vendor library: `(N, C, D, H, W)` or `(C, D, H, W)`."""
 
 
-class LazyGemmConv1d(nn.LazyConv1d, GemmConv1d):  # type: ignore[misc]
-    """`torch.nn.LazyConv1d` that becomes a `GemmConv1d`."""
-
-    cls_to_become = GemmConv1d
-
-
-class LazyGemmConv2d(nn.LazyConv2d, GemmConv2d):  # type: ignore[misc]
-    """`torch.nn.LazyConv2d` that becomes a `GemmConv2d`."""
-
-    cls_to_become = GemmConv2d
-
-
-class LazyGemmConv3d(nn.LazyConv3d, GemmConv3d):  # type: ignore[misc]
-    """`torch.nn.LazyConv3d` that becomes a `GemmConv3d`."""
-
-    cls_to_become = GemmConv3d
-
-
-class LazyGemmConvTranspose1d(nn.LazyConvTranspose1d, GemmConvTranspose1d):  # type: ignore[misc]
-    """`torch.nn.LazyConvTranspose1d` that becomes a `GemmConvTranspose1d`."""
-
-    cls_to_become = GemmConvTranspose1d
-
-
-class LazyGemmConvTranspose2d(nn.LazyConvTranspose2d, GemmConvTranspose2d):  # type: ignore[misc]
-    """`torch.nn.LazyConvTranspose2d` that becomes a `GemmConvTranspose2d`."""
-
-    cls_to_become = GemmConvTranspose2d
-
-
-class LazyGemmConvTranspose3d(nn.LazyConvTranspose3d, GemmConvTranspose3d):  # type: ignore[misc]
-    """`torch.nn.LazyConvTranspose3d` that becomes a `GemmConvTranspose3d`."""
-
-    cls_to_become = GemmConvTranspose3d
-
-
 class GrayConv2d(nn.Conv2d):
     """`torch.nn.Conv2d` that also accepts one channel, `(N, 1, H, W)`, and treats it as repeated to `in_channels`.
 

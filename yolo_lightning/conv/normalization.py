@@ -72,24 +72,6 @@ class VendorFreeBatchNorm3d(_VendorFreeBatchNorm, nn.BatchNorm3d):
     """`torch.nn.BatchNorm3d` without a vendor library, for `(N, C, D, H, W)`."""
 
 
-class LazyVendorFreeBatchNorm1d(nn.LazyBatchNorm1d, VendorFreeBatchNorm1d):
-    """`torch.nn.LazyBatchNorm1d` that becomes a `VendorFreeBatchNorm1d`."""
-
-    cls_to_become = VendorFreeBatchNorm1d
-
-
-class LazyVendorFreeBatchNorm2d(nn.LazyBatchNorm2d, VendorFreeBatchNorm2d):
-    """`torch.nn.LazyBatchNorm2d` that becomes a `VendorFreeBatchNorm2d`."""
-
-    cls_to_become = VendorFreeBatchNorm2d
-
-
-class LazyVendorFreeBatchNorm3d(nn.LazyBatchNorm3d, VendorFreeBatchNorm3d):
-    """`torch.nn.LazyBatchNorm3d` that becomes a `VendorFreeBatchNorm3d`."""
-
-    cls_to_become = VendorFreeBatchNorm3d
-
-
 class BatchNormSiLU2d(VendorFreeBatchNorm2d):
     """`torch.nn.BatchNorm2d` followed by `torch.nn.SiLU`, computed by GPU kernels (batch_norm.cu) if enabled.
 
@@ -172,20 +154,12 @@ class _FusedBatchNormSiLU(Function):
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         input, weight, bias, statistics = ctx.saved_tensors
         results = None
-        if torch.is_grad_enabled():
-            gradients = _gradients_with_graph(ctx, (input, weight, bias, *statistics), grad_output)
-        elif (results := fused_norm.backward(grad_output, input, weight, bias, statistics)) is not None:
-            grad_bias, grad_weight = results[1].unbind()
-            found = (results[0], grad_weight, grad_bias)
-            needed = zip(found, ctx.needs_input_grad, strict=False)
-            one, two, three = (grad if is_needed else None for grad, is_needed in needed)
-            gradients = one, two, three
-        else:
-            gradients = _gradients(ctx, (input, weight, bias, *statistics), grad_output)
-        return *gradients, None, None, None, None, None
-
-
-_Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+        if not torch.is_grad_enabled():
+            results = fused_norm.backward(grad_output, input, weight, bias, statistics)
+        if results is None:
+            return _gradients(ctx, (input, weight, bias, *statistics), grad_output)
+        grad_input, (grad_bias, grad_weight) = results
+        return grad_input, grad_weight, grad_bias, None, None, None, None, None
 
 
 class _BatchNormSiLU(Function):
@@ -217,18 +191,19 @@ class _BatchNormSiLU(Function):
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        # With create_graph=True, autograd differentiates the native operators.
-        gradients = _gradients_with_graph if torch.is_grad_enabled() else _gradients
-        return *gradients(ctx, ctx.saved_tensors, grad_output), None, None, None, None, None
+        return _gradients(ctx, ctx.saved_tensors, grad_output)
 
 
-def _gradients(ctx: Any, saved: Sequence[Any], grad_output: Tensor) -> _Gradients:
+def _gradients(ctx: Any, saved: Sequence[Any], grad_output: Tensor) -> tuple[Tensor | None, ...]:
+    """Return the gradients of input, weight and bias, and None for the five other arguments of a function."""
+    if torch.is_grad_enabled():  # with create_graph=True, autograd differentiates the native operators
+        return *_gradients_with_graph(ctx, saved, grad_output), None, None, None, None, None
     input, weight, bias, first, second = saved
     # Recompute the affine function from the saved statistics, without a second reduction over the batch.
     variance, eps = (second.pow(-2), 0.0) if ctx.uses_batch else (second, ctx.eps)
     normalised, _, _ = torch.native_batch_norm(input, weight, bias, first, variance, False, 0.0, eps)
     grad_normalised = torch.ops.aten.silu_backward.grad_input(grad_output, normalised, grad_input=normalised)
-    gradients: _Gradients = torch.ops.aten.native_batch_norm_backward(
+    gradients: tuple[Tensor | None, ...] = torch.ops.aten.native_batch_norm_backward(
         grad_normalised,
         input,
         weight,
@@ -240,14 +215,13 @@ def _gradients(ctx: Any, saved: Sequence[Any], grad_output: Tensor) -> _Gradient
         ctx.eps,
         list(ctx.needs_input_grad[:3]),
     )
-    return gradients
+    return *gradients, None, None, None, None, None
 
 
-def _gradients_with_graph(ctx: Any, saved: Sequence[Any], grad_output: Tensor) -> _Gradients:
+def _gradients_with_graph(ctx: Any, saved: Sequence[Any], grad_output: Tensor) -> list[Tensor | None]:
     input, weight, bias, first, second = saved
     mean, variance = (None, None) if ctx.uses_batch else (first, second)
     normalised, _, _ = torch.native_batch_norm(input, weight, bias, mean, variance, ctx.uses_batch, 0.0, ctx.eps)
     wanted = [tensor for tensor, needed in zip((input, weight, bias), ctx.needs_input_grad, strict=False) if needed]
     found = iter(torch.autograd.grad(F.silu(normalised), wanted, grad_output, create_graph=True))
-    by_input, by_weight, by_bias = (next(found) if needed else None for needed in ctx.needs_input_grad[:3])
-    return by_input, by_weight, by_bias
+    return [next(found) if needed else None for needed in ctx.needs_input_grad[:3]]

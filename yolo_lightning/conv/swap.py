@@ -19,24 +19,16 @@ _CONVOLUTIONS: dict[type[nn.Module], type[nn.Module]] = {
     nn.ConvTranspose1d: gemm.GemmConvTranspose1d,
     nn.ConvTranspose2d: gemm.GemmConvTranspose2d,
     nn.ConvTranspose3d: gemm.GemmConvTranspose3d,
-    nn.LazyConv1d: gemm.LazyGemmConv1d,
-    nn.LazyConv2d: gemm.LazyGemmConv2d,
-    nn.LazyConv3d: gemm.LazyGemmConv3d,
-    nn.LazyConvTranspose1d: gemm.LazyGemmConvTranspose1d,
-    nn.LazyConvTranspose2d: gemm.LazyGemmConvTranspose2d,
-    nn.LazyConvTranspose3d: gemm.LazyGemmConvTranspose3d,
 }
 _VENDOR_FREE: dict[type[nn.Module], type[nn.Module]] = _CONVOLUTIONS | {
     nn.BatchNorm1d: normalization.VendorFreeBatchNorm1d,
     nn.BatchNorm2d: normalization.VendorFreeBatchNorm2d,
     nn.BatchNorm3d: normalization.VendorFreeBatchNorm3d,
-    nn.LazyBatchNorm1d: normalization.LazyVendorFreeBatchNorm1d,
-    nn.LazyBatchNorm2d: normalization.LazyVendorFreeBatchNorm2d,
-    nn.LazyBatchNorm3d: normalization.LazyVendorFreeBatchNorm3d,
 }
+_LAZY = {getattr(nn, f"Lazy{native.__name__}"): replacement for native, replacement in _VENDOR_FREE.items()}
 _NATIVE = {replacement: native for native, replacement in _VENDOR_FREE.items()}
 _ADAPTED: dict[type[nn.Module], type[nn.Module]] = {}
-"""Classes that `_adapted` has made, and the subclasses of native layers for which it has made them."""
+"""Classes that `_adapted` has made, and the lazy classes or subclasses of native layers for which it has made them."""
 
 _WITHOUT_EFFECT = frozenset(
     (
@@ -122,6 +114,8 @@ def _replacement(layer: nn.Module) -> type[nn.Module] | None:
     kind = type(layer)
     if kind in _VENDOR_FREE:
         return _VENDOR_FREE[kind]
+    if kind in _LAZY:
+        return _adapted(_LAZY[kind], kind)
     native = next((base for base in kind.__mro__ if base in _VENDOR_FREE), None)
     if native is None or isinstance(layer, (*_NATIVE, LazyModuleMixin)) or hasattr(layer, "parametrizations"):
         return None
@@ -134,7 +128,10 @@ def _replacement(layer: nn.Module) -> type[nn.Module] | None:
 
 
 def _adapted(vendor_free: type[nn.Module], subclass: type[nn.Module]) -> type[nn.Module]:
-    """Return the class with the computation of `vendor_free` and all other attributes of `subclass`."""
+    """Return the class with the computation of `vendor_free` and all other attributes of `subclass`.
+
+    A lazy layer becomes a `vendor_free` one when its first input initializes it.
+    """
     for present, original in _ADAPTED.items():
         if original is subclass:
             return present
@@ -143,7 +140,8 @@ def _adapted(vendor_free: type[nn.Module], subclass: type[nn.Module]) -> type[nn
         # pickle cannot import the class by its name.
         return _new_adapted, (vendor_free, subclass), vars(layer).copy()
 
-    made = type(f"VendorFree{subclass.__name__}", (vendor_free, subclass), {"__reduce_ex__": reduce})
+    attributes = {"__reduce_ex__": reduce} | ({"cls_to_become": vendor_free} if subclass in _LAZY else {})
+    made = type(f"VendorFree{subclass.__name__}", (vendor_free, subclass), attributes)
     _ADAPTED[made] = subclass
     return made
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.conv.emulation import Guarded, compile_emulated
+from tests.conv.emulation import Guarded, LibraryLauncher, compile_emulated
 from yolo_lightning.commands.benchmark import correctness, passes, section as sections, speed, training
 from yolo_lightning.commands.benchmark.conv_variants import Variant
 from yolo_lightning.commands.benchmark.correctness import (
@@ -34,7 +34,6 @@ from yolo_lightning.commands.benchmark.section import Section
 from yolo_lightning.commands.benchmark.stages import Stage
 from yolo_lightning.conv import disable_gpu_kernels
 from yolo_lightning.conv.kernels import fused, fused_norm
-from yolo_lightning.conv.kernels.launcher import LibraryLauncher
 from yolo_lightning.conv.kernels.verified import assume_available
 from yolo_lightning.data.image_size import ImageSize
 
@@ -127,8 +126,7 @@ def test_layers_and_network_are_measured_with_kernels(
     monkeypatch.setattr(speed, "find_layers", lambda *_: [LAYER])
     monkeypatch.setattr(sections, "absent", lambda device: set())
 
-    for one in (fused, fused_norm):
-        monkeypatch.setattr(one, "enable", lambda _, kernels=one.KERNELS: kernels.enable(lambda device: recorded))
+    monkeypatch.setattr("yolo_lightning.conv.kernels.make_launcher", lambda *_: recorded)
     for stage in (speed.layers, speed.network):
         launches.clear()
         own = replace(section, findings=Findings())

@@ -1,6 +1,4 @@
-"""Depthwise convolution: one multiply-add over the whole image per kernel tap, or ATen's kernel for CUDA and ROCm."""
-
-from math import prod
+"""Depthwise convolution: one multiply-add over the whole image per kernel tap."""
 
 import torch
 from torch import Tensor
@@ -8,8 +6,6 @@ from torch import Tensor
 from yolo_lightning.conv.algorithms.algorithm import Algorithm, Operation
 from yolo_lightning.conv.algorithms.problem import Problem
 from yolo_lightning.conv.algorithms.shared import accumulation_dtype, crop, pad, tap
-
-MOST_ELEMENTS = (1 << 31) - 1
 
 
 def forward(input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
@@ -49,31 +45,6 @@ def weight_gradient(input: Tensor, grad_output: Tensor, problem: Problem) -> Ten
     return torch.stack(products, -1).to(input.dtype).view(problem.weight_size)
 
 
-def _native_forward(input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
-    """Return the output, contiguous, by ATen's kernel for CUDA and ROCm devices, which needs no vendor library.
-
-    Half types accumulate in float32. The backward kernels are accessible only through `aten::convolution_backward`,
-    which may dispatch to the vendor library.
-    """
-    top, _, left, _ = problem.padding
-    output: Tensor = torch.ops.aten._conv_depthwise2d(
-        input, weight, problem.kernel, None, problem.stride, (top, left), problem.dilation
-    )
-    return output
-
-
-def _native_serves(problem: Problem, dtype: torch.dtype, device_type: str) -> bool:
-    """Return whether ATen's operator exists and accepts the problem.
-
-    It requires a GPU, padding that is >= 0 and equal on opposite sides, and 32-bit indices.
-    """
-    top, bottom, left, right = problem.padding
-    is_symmetric = top == bottom >= 0 and left == right >= 0
-    has_small_tensors = max(prod(problem.input_size), prod(problem.output_size)) <= MOST_ELEMENTS
-    is_suitable = problem.is_depthwise and is_symmetric and has_small_tensors
-    return device_type == "cuda" and not problem.channels_last and is_suitable
-
-
 def _taps(weight: Tensor, problem: Problem) -> Tensor:
     """Return the weight as `(kernel height, kernel width, 1, C, multiplier, 1, 1)`."""
     channels = problem.groups
@@ -95,4 +66,3 @@ ALGORITHM = Algorithm(
     },
     lambda problem, dtype, device_type: problem.is_depthwise,
 )
-NATIVE = Algorithm("native depthwise", {Operation.FORWARD: _native_forward}, _native_serves)

@@ -30,11 +30,11 @@ class Candidate:
 WINOGRAD_CHANNELS = 32
 """With fewer input or output channels the matrix products are too small to compensate for the transforms."""
 
-_FIRST = (depthwise.NATIVE, fused.WEIGHT_GRADIENT, pointwise.ALGORITHM, depthwise.ALGORITHM, fused.PRODUCTS)
+_FIRST = (fused.WEIGHT_GRADIENT, pointwise.ALGORITHM, depthwise.ALGORITHM, fused.PRODUCTS)
 _ON_ACCELERATORS = (*_FIRST, column_batches.ALGORITHM, im2col.ALGORITHM)
 # In half types, products of a BLAS use the tensor cores of NVIDIA's cards; the kernels of this package do not.
 _ON_TENSOR_CORES = (
-    *(depthwise.NATIVE, pointwise.ALGORITHM, depthwise.ALGORITHM, column_batches.ALGORITHM, im2col.ALGORITHM),
+    *(pointwise.ALGORITHM, depthwise.ALGORITHM, column_batches.ALGORITHM, im2col.ALGORITHM),
     *(fused.WEIGHT_GRADIENT, fused.PRODUCTS),
 )
 _ON_CPUS = (*_FIRST, winograd.ALGORITHM, im2col.ALGORITHM, column_batches.ALGORITHM)

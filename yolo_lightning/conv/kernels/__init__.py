@@ -5,6 +5,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from yolo_lightning.conv.kernels import fused, fused_norm
+from yolo_lightning.conv.kernels.build import make_launcher
 
 _KERNELS = (fused.KERNELS, fused_norm.KERNELS)
 
@@ -18,8 +19,8 @@ def enable_gpu_kernels(build_folder: Path) -> None:
     Args:
         build_folder: Folder for compiled kernels; several processes may share it.
     """
-    fused.enable(build_folder)
-    fused_norm.enable(build_folder)
+    for kernels in _KERNELS:
+        kernels.enable(lambda device: make_launcher(device, build_folder))
 
 
 def disable_gpu_kernels() -> None:

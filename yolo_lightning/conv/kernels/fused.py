@@ -5,14 +5,11 @@ Winograd's algorithm (Lavin and Gray: Fast Algorithms for Convolutional Neural N
 float16 or bfloat16; sums are float32.
 
 Every product is one operator of `torch.library` in the namespace `yolo_lightning`, with a fake implementation, so that
-tools that record operators see the kernel. The kernels are disabled until `enable` is called, and compiled when a
-problem first uses them (see build.py).
+tools that record operators see the kernel. The kernels are disabled until `enable_gpu_kernels` is called, and compiled
+when a problem first uses them (see build.py).
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,21 +19,12 @@ from yolo_lightning.conv.algorithms.algorithm import Algorithm, Operation
 from yolo_lightning.conv.algorithms.problem import Problem
 from yolo_lightning.conv.algorithms.shared import have_data
 from yolo_lightning.conv.kernels import fused_launch
-from yolo_lightning.conv.kernels.build import make_launcher
 from yolo_lightning.conv.kernels.launcher import ELEMENTS, MOST_ELEMENTS, Launcher, empty_images
 from yolo_lightning.conv.kernels.registered import operator
 from yolo_lightning.conv.kernels.representative import compared
 from yolo_lightning.conv.kernels.verified import OptionalKernels, is_accelerator
 
 KERNELS = OptionalKernels("fused convolution kernels")
-
-
-def enable(build_folder: Path) -> None:
-    """Enable the kernels, without compiling them yet; compiled kernels are stored in the folder."""
-    KERNELS.enable(lambda device: make_launcher(device, build_folder))
-
-
-disable = KERNELS.disable
 available = KERNELS.available
 
 
@@ -88,38 +76,15 @@ def _compute(operation: Operation, first: Tensor, second: Tensor, problem: Probl
     return result
 
 
-@lru_cache(maxsize=1024)
-def _problem(
-    input_size: tuple[int, int, int, int],
-    weight_size: tuple[int, int, int, int],
-    stride: tuple[int, int],
-    padding: tuple[int, int, int, int],
-    dilation: tuple[int, int],
-) -> Problem:
-    return Problem(input_size, weight_size, stride, padding, dilation, 1, channels_last=True)
-
-
-def _problem_of(
-    input_size: Sequence[int],
-    weight_size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-) -> Problem:
-    sizes: Any = (tuple(input_size), tuple(weight_size), tuple(stride), tuple(padding), tuple(dilation))
-    return _problem(*sizes)
-
-
-def _fake_forward(input: Tensor, weight: Tensor, stride: list[int], padding: list[int], dilation: list[int]) -> Tensor:
-    # Not cached: the sizes may be symbols of torch.compile.
-    sizes: list[Any] = [tuple(size) for size in (input.shape, weight.shape, stride, padding, dilation)]
-    problem = Problem(sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], groups=1, channels_last=True)
-    return empty_images(input, problem.output_size)
+def _problem_of(*sizes: Sequence[int]) -> Problem:
+    """Return the problem of input size, weight size, stride, padding and dilation."""
+    input_size, weight_size, stride, padding, dilation = (tuple(size) for size in sizes)
+    return Problem(input_size, weight_size, stride, padding, dilation, groups=1, channels_last=True)  # type: ignore[arg-type]
 
 
 @operator(
     "fused_conv_forward(Tensor input, Tensor weight, int[] stride, int[] padding, int[] dilation) -> Tensor",
-    _fake_forward,
+    lambda input, weight, *spatial: empty_images(input, _problem_of(input.shape, weight.shape, *spatial).output_size),
     KERNELS,
 )
 def _forward(

@@ -59,9 +59,13 @@ class KernelTile(NamedTuple):
 
     def kernel(self, product: str, by_four: bool, dtype: torch.dtype = torch.float32) -> str:
         """Return the name of the kernel for `correlate` or `sum_products`; `by_four` selects aligned vector loads."""
-        width = "by_four" if by_four else "by_one"
-        kind = "winograd" if self.is_winograd else f"{self.rows}x{self.columns}_{width}"
-        return f"{product}_{kind}{ELEMENTS[dtype].suffix}"
+        width = "" if self.is_winograd else "_by_four" if by_four else "_by_one"
+        return f"{product}_{self.kind}{width}{ELEMENTS[dtype].suffix}"
+
+    @property
+    def kind(self) -> str:
+        """Part of the kernel name that tells the tiles of a product apart."""
+        return "winograd" if self.is_winograd else f"{self.rows}x{self.columns}"
 
     def blocks(self, rows: int, columns: int) -> tuple[int, int]:
         """Return the number of tiles along the rows and columns of a result."""
@@ -233,7 +237,7 @@ def tiles_for(operation: Operation, problem: Problem, dtype: torch.dtype) -> lis
 def tile_of(kernel: str) -> KernelTile:
     """Return the tile of a kernel of `instances`."""
     tiles = CORRELATE_TILES if kernel.startswith("correlate") else SUM_TILES
-    return next(tile for tile in tiles if f"_{tile.rows}x{tile.columns}_" in kernel or tile.is_winograd)
+    return next(tile for tile in tiles if tile.kind in kernel.split("_"))
 
 
 def _correlate(

@@ -1,6 +1,5 @@
 """Optional batch normalization followed by SiLU on a GPU (batch_norm.cu): two launches forward, two backward."""
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,20 +9,11 @@ from torch.nn import functional as F
 from yolo_lightning.conv.algorithms.problem import Tensors
 from yolo_lightning.conv.algorithms.shared import have_data
 from yolo_lightning.conv.kernels import batch_norm_launch
-from yolo_lightning.conv.kernels.build import make_launcher
 from yolo_lightning.conv.kernels.launcher import ELEMENTS, MOST_ELEMENTS, Launcher
 from yolo_lightning.conv.kernels.registered import operator
 from yolo_lightning.conv.kernels.verified import OptionalKernels, Pairs, generated, is_accelerator
 
 KERNELS = OptionalKernels("fused batch normalization kernels")
-
-
-def enable(build_folder: Path) -> None:
-    """Enable the kernels, without compiling them yet; compiled kernels are stored in the folder."""
-    KERNELS.enable(lambda device: make_launcher(device, build_folder))
-
-
-disable = KERNELS.disable
 
 
 def accepts(input: Tensor, *parameters: Tensor | None) -> bool:

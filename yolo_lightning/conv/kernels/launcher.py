@@ -1,8 +1,7 @@
-"""Launches of GPU kernels by name, the elements that the kernels support, and a launcher for a shared library."""
+"""Launches of GPU kernels by name, and the elements that the kernels support."""
 
 import ctypes
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import torch
@@ -83,27 +82,6 @@ class LaunchRecorder:
         self.launches.append(Launch(name, grid, operands))
 
 
-class LibraryLauncher:
-    """Launcher of kernels in a shared library that exports `fused_launch`."""
-
-    def __init__(self, library: Path) -> None:
-        self._launch = ctypes.CDLL(str(library)).fused_launch
-        self._launch.restype = ctypes.c_char_p
-
-    def __call__(self, name: str, grid: Grid, operands: Operands, numbers: Sequence[int | float]) -> None:
-        slots = argument_slots(operands, numbers)
-        device = _device_of(operands)
-        blocks = map(ctypes.c_uint, grid)
-        if device.type == "cuda":
-            with torch.cuda.device(device):
-                stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-                failure = self._launch(name.encode(), *blocks, slots.addresses, stream)
-        else:
-            failure = self._launch(name.encode(), *blocks, slots.addresses, None)
-        if failure is not None:
-            raise RuntimeError(f"cannot launch kernel {name}: {failure.decode(errors='replace')}")
-
-
 class ArgumentSlots(NamedTuple):
     """Arguments of a kernel: `addresses` points to the 8-byte slots, which must live as long as the call."""
 
@@ -121,10 +99,6 @@ def argument_slots(operands: Operands, numbers: Sequence[int | float]) -> Argume
     first = ctypes.addressof(slots)
     addresses = (ctypes.c_void_p * len(values))(*range(first, first + 8 * len(values), 8))
     return ArgumentSlots(slots, addresses)
-
-
-def _device_of(operands: Operands) -> torch.device:
-    return next(tensor.device for tensor in operands.tensors if tensor is not None)
 
 
 def evenly_spaced(images: Tensor) -> Tensor:
