@@ -107,47 +107,6 @@ def test_channels_last_input_gives_channels_last_output(case: Case) -> None:
     assert conv2d(input, weight, **arguments).is_contiguous(memory_format=torch.channels_last)
 
 
-GRID = [
-    (size, kernel, stride, padding, dilation, groups)
-    for size, kernel in ((6, 3), (7, 3), (5, 2))
-    for stride in (1, 2)
-    for padding in (0, 2)
-    for dilation in (1, 2)
-    for groups in (1, 2)
-]
-
-
-@pytest.mark.parametrize(("size", "kernel", "stride", "padding", "dilation", "groups"), GRID)
-def test_first_and_second_derivatives(
-    size: int, kernel: int, stride: int, padding: int, dilation: int, groups: int
-) -> None:
-    # Two groups of one channel are depthwise, one group is im2col; the test below covers the others.
-    tensors = [random(2, 2, size, size - 1), random(2, 2 // groups, kernel, kernel), random(2)]
-    tensors = [tensor.requires_grad_() for tensor in tensors]
-
-    def function(*leaves: Tensor) -> Tensor:
-        return conv2d(*leaves, stride=stride, padding=padding, dilation=dilation, groups=groups)
-
-    assert torch.autograd.gradcheck(function, tensors, fast_mode=True, nondet_tol=0.0)
-    assert torch.autograd.gradgradcheck(function, tensors, fast_mode=True, nondet_tol=0.0)
-
-
-@pytest.mark.parametrize("stride", [1, 2])
-@pytest.mark.parametrize("channels_last", [False, True])
-@pytest.mark.parametrize(("groups", "kernel"), [(1, 1), (1, 3), (2, 3), (4, 3)])
-def test_second_derivatives_equal_torch(stride: int, channels_last: bool, groups: int, kernel: int) -> None:
-    layout = "channels_last" if channels_last else "contiguous"
-    tensors = [lay_out(random(2, 4, 7, 5), layout), lay_out(random(4, 4 // groups, kernel, kernel), layout)]
-
-    def second(function: Any) -> tuple[Tensor, ...]:
-        leaves = [tensor.detach().requires_grad_() for tensor in tensors]
-        output = function(*leaves, stride=stride, padding=1, groups=groups)
-        first = torch.autograd.grad(output.square().sum(), leaves, create_graph=True)
-        return torch.autograd.grad(sum(gradient.square().sum() for gradient in first), leaves)
-
-    torch.testing.assert_close(second(conv2d), second(F.conv2d))
-
-
 @pytest.mark.parametrize("wanted", [(True, False), (False, True)])
 def test_only_required_gradients_are_computed_and_saved(wanted: tuple[bool, bool]) -> None:
     input, weight = random(2, 3, 8, 8).requires_grad_(wanted[0]), random(4, 3, 3, 3).requires_grad_(wanted[1])

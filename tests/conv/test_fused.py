@@ -108,6 +108,7 @@ def test_results_equal_torch(case: Case, emulated: Launcher, unwritten_is_nan: N
     check(emulated, case[0], case[1], case[3])
 
 
+SUMS = fused_launch.KernelTile(64, 64, 4)
 DIRECT_TILES = [tile for tile in {*fused_launch.TILES, *fused_launch.SUM_TILES} if not tile.is_winograd]
 
 
@@ -170,12 +171,19 @@ def test_winograd_is_as_exact_as_the_other_kernels(emulated: Guarded) -> None:
     """Activations of SiLU, with a mean that is not zero."""
     activations = F.silu(random(2, 64, 10, 10, dtype=torch.float32) + 0.5)
     weight = random(16, 64, 3, 3, seed=1, dtype=torch.float32)
-    exact = F.conv2d(activations.double(), weight.double())
+    products = make_products((2, 64, 10, 10), (16, 64, 3, 3), {})._replace(input=nhwc(activations), weight=weight)
+    leaves = [activations.double().requires_grad_(), weight.double().requires_grad_()]
+    output = F.conv2d(*leaves)
+    exact = (output, torch.autograd.grad(output, leaves, products.grad_output.double())[1])
     errors = []
-    for tile in (fused_launch.WINOGRAD, fused_launch.KernelTile(256, 16, 4)):
-        found = fused_launch.forward(emulated, nhwc(activations), weight, problem_of(activations, weight, {}), (tile,))
-        errors.append((found - exact).square().mean().sqrt().item())
-    assert errors[0] < 2 * errors[1]
+    for tiles in ((fused_launch.WINOGRAD, fused_launch.WINOGRAD_SUMS), (fused_launch.KernelTile(256, 16, 4), SUMS)):
+        found = (
+            fused_launch.forward(emulated, products.input, weight, products.problem, tiles[:1]),
+            fused_launch.weight_gradient(emulated, products.input, products.grad_output, products.problem, tiles[1:]),
+        )
+        errors.append([(one - other).square().mean().sqrt() for one, other in zip(found, exact, strict=True)])
+    assert errors[0][0] < 2 * errors[1][0]
+    assert errors[0][1] < 4 * errors[1][1]
 
 
 def test_winograd_needs_its_shape_and_32_bit_offsets() -> None:

@@ -173,18 +173,10 @@ def test_the_verification_keeps_the_state_of_the_random_number_generator() -> No
 @pytest.mark.parametrize(
     "problem",
     [
-        problem_of(
-            torch.empty(8, 16, 320, 320, device="meta"), torch.empty(16, 16, 3, 3, device="meta"), {"padding": 1}
-        ),
-        problem_of(
-            torch.empty(8, 16, 320, 320, device="meta"),
-            torch.empty(32, 16, 3, 3, device="meta"),
-            {"padding": 1, "stride": 2},
-        ),
-        problem_of(torch.empty(64, 3, 2000, 9, device="meta"), torch.empty(8, 3, 7, 3, device="meta"), {"dilation": 3}),
-        problem_of(
-            torch.empty(1, 640, 5, 5, device="meta"), torch.empty(640, 640, 3, 3, device="meta"), {"padding": 2}
-        ),
+        Problem((8, 16, 320, 320), (16, 16, 3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1, channels_last=True),
+        Problem((8, 16, 320, 320), (32, 16, 3, 3), (2, 2), (1, 1, 1, 1), (1, 1), 1, channels_last=True),
+        Problem((64, 3, 2000, 9), (8, 3, 7, 3), (1, 1), (0, 0, 0, 0), (3, 3), 1, channels_last=True),
+        Problem((1, 640, 5, 5), (640, 640, 3, 3), (1, 1), (2, 2, 2, 2), (1, 1), 1, channels_last=True),
     ],
     ids=["wide", "stride", "tall", "deep"],
 )

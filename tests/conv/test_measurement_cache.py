@@ -1,14 +1,10 @@
 """Cache file: stored timings, ignored files, corrupt content, concurrent writers."""
 
 import errno
-import json
 import os
-import subprocess
-import sys
 import threading
 import warnings
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -46,33 +42,6 @@ def test_another_process_chooses_the_same_without_timing(table: Table, file: Pat
         assert table.run(plan) == ["quick"]
         assert plan.spent_s == 0
     assert os.listdir(file.parent) == [file.name]
-
-
-TRAIN_A_STEP = """
-import sys
-import torch
-from yolo_lightning.conv import AutotunedPlan, conv2d
-
-def step(file):
-    plan = AutotunedPlan(60, file)
-    leaves = [torch.ones(1, 2, 6, 6, requires_grad=True), torch.ones(2, 2, 3, 3, requires_grad=True)]
-    conv2d(*leaves, plan=plan).sum().backward()
-    return {key.in_words(): chosen.name for key, chosen in plan.decisions.items()}, plan.spent_s
-"""
-
-
-@pytest.mark.whole_run
-def test_a_real_second_process(tmp_path: Path) -> None:
-    file = tmp_path / "plan.json"
-    script = TRAIN_A_STEP + "import json; torch.set_num_threads(1); print(json.dumps(step(sys.argv[1])))"
-    first, spent_s = json.loads(subprocess.check_output([sys.executable, "-W", "error", "-c", script, file], text=True))
-    here: dict[str, Any] = {}
-    exec(TRAIN_A_STEP, here)
-    second, spent_here_s = here["step"](file)
-    assert len(first) == 4, "forward, both gradients, and each of them"
-    assert second.items() <= first.items()
-    assert spent_s > 0
-    assert spent_here_s == 0
 
 
 @pytest.mark.parametrize("field", describe_environment(CPU))
@@ -175,23 +144,6 @@ def test_concurrent_writers_leave_a_valid_file(file: Path) -> None:
     assert failures == []
     assert os.listdir(file.parent) == [file.name]
     assert read_entries(file)["cpu"], "writers at the same moment may overwrite each other"
-
-
-def test_no_file_keeps_timings_in_memory(table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    plan = AutotunedPlan(100)
-    table.run(plan)
-    assert table.run(plan) == ["quick"]
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_environment_of_a_cpu_names_model_threads_torch_and_algorithms() -> None:
-    environment = describe_environment(CPU)
-    assert environment["device_type"] == "cpu"
-    assert environment["device"].endswith(f"{torch.get_num_threads()} threads")
-    assert environment["torch"] == torch.__version__
-    assert "im2col" in environment["algorithms"]
-    assert all(environment.values())
 
 
 def test_the_environment_of_an_accelerator_names_its_architecture(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 from ultralytics.nn.modules import Conv
 from ultralytics.nn.tasks import DetectionModel
 
-from tests.conv.test_recompute import kept_storages
+from tests.conv.test_batch_norm import kept_storages
 from yolo_lightning.conv import DEFAULT_PLAN, AutotunedPlan, GemmConv2d, disable_gpu_kernels
 from yolo_lightning.conv.kernels import fused, fused_norm
 from yolo_lightning.conv.layer import GrayConv2d, GrayGemmConv2d
