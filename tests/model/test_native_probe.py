@@ -219,7 +219,7 @@ def test_interrupted_probe_leaves_no_child(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize(
-    "text", ["", "garbage", "[]", "{}", "null", '{"native_error": "x"}', "{" * 20_000, json.dumps(GOOD | {"more": 1})]
+    "text", ["", "garbage", "[]", "{}", "null", json.dumps(GOOD | {"native_error": "x"}), "{" * 20_000]
 )
 def test_invalid_output_is_a_crash_that_is_not_cached(text: str, tmp_path: Path) -> None:
     result = probed(child(f"print({text!r})"), cache_file=tmp_path / "probe.json")
@@ -405,7 +405,7 @@ def test_layers_are_checked_on_a_device_without_float64(monkeypatch: pytest.Monk
             return self.as_subclass(torch.Tensor)
 
     monkeypatch.setattr(trial, "CASES", (trial.ProbeCase(4, 6, 3, 1, 12),))
-    references, inputs = list(trial.ProbedLayers().model), trial.make_inputs()
+    references, inputs = trial.probed_layers(), trial.make_inputs()
     on_device = trial._results
 
     def results(layer: Any, input: torch.Tensor, precision: Any) -> list[torch.Tensor]:

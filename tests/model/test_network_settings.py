@@ -20,8 +20,6 @@ from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.model.detection_settings import DetectionSettings
 from yolo_lightning.model.network_settings import (
-    LETTERBOX,
-    NORMALISATION,
     NetworkSettings,
     bound_options,
     check_same_input,
@@ -42,8 +40,8 @@ INPUT = {
     "image_size": 96,
     "channels": 1,
     "neighbours": [],
-    "letterbox": LETTERBOX,
-    "normalisation": NORMALISATION,
+    "letterbox": "centred in a square, padded with 114",
+    "normalisation": "uint8 / 255",
     "resize": "area",
 }
 
@@ -206,15 +204,12 @@ def test_rectangle_is_recorded_as_two_numbers() -> None:
     assert settings.plain()["image_size"] == [96, 128]
     bound = {"data.image_size": [96, 128], "data.input.neighbours": [], "data.input.resize": "area"}
     assert bound_options(record, is_gray=True) == bound
-    assert settings.for_pictures(image_size=64).letterbox == LETTERBOX
     with pytest.raises(ValueError, match=r"image_size of the weights must be one integer .* got \[1, 2, 3\]"):
         NetworkSettings.of(record | {"image_size": [1, 2, 3]})
 
 
 def test_input_that_cannot_be_prepared_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="normalisation of the weights must be 'uint8 / 255', got 'ImageNet'"):
-        read_settings(trained_on(tmp_path, normalisation="ImageNet"))
-    with pytest.raises(ValueError, match="resize of the weights must be 'area' or 'linear', got 'cubic'"):
+    with pytest.raises(ValueError, match="resize of the weights must be one of area, linear, got 'cubic'"):
         read_settings(trained_on(tmp_path, resize="cubic"))
 
 

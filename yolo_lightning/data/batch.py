@@ -153,6 +153,8 @@ def collate(samples: Sequence[Sample]) -> Batch:
 
 def in_parts(batch: Batch, images_at_once: int) -> list[Batch]:
     """Split a batch into the fewest parts of nearly equal size with at most `images_at_once` images each."""
+    if images_at_once >= len(batch):
+        return [batch]  # without the masks below, whose size a GPU has to be asked for
     count = -(-len(batch) // images_at_once)
     edges = [part * len(batch) // count for part in range(count + 1)]
     return [_slice(batch, first, stop) for first, stop in pairwise(edges)]

@@ -17,8 +17,9 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import IO, Literal, NamedTuple, get_args
+from typing import IO, Literal, get_args
 
+import msgspec
 import torch
 
 from yolo_lightning.conv import measurement_cache
@@ -146,7 +147,7 @@ def probe_native(
     for name in ("backend", "probe_timeout_s", "autotune_budget_s"):  # on which the layers do not depend
         del options[name]
     computed = json.dumps(options | {"precision": AUTOCAST.get(precision)}, sort_keys=True)
-    limits = TrialLimits(timeout_s, LONGEST_TRIAL * timeout_s if longest_s is None else longest_s)
+    longest_s = LONGEST_TRIAL * timeout_s if longest_s is None else longest_s
     if (failure := known_failure(device, cache_file)) is not None:
         return failure
     # A user who changes these variables tries to make native convolutions work, which requires a new probe.
@@ -158,11 +159,11 @@ def probe_native(
         if known["outcome"] in get_args(Outcome) and not is_too_short:
             return ProbeResult(known["outcome"], f"{known['detail']} (stored result from {cache_file})")
     if command is None:
-        words = ["--device", str(device), "--timeout_s", str(limits.longest_s + GRACE_S)]
+        words = ["--device", str(device), "--timeout_s", str(longest_s + GRACE_S)]
         words += ["--precision", AUTOCAST[precision]] if precision in AUTOCAST else []
         options["autotune_budget_s"] = min(settings.autotune_budget_s, timeout_s / 4)
         command = [sys.executable, "-m", TRIAL, *words, "--settings", json.dumps(options)]
-    result = _probe(limits, command)
+    result = _probe(timeout_s, longest_s, command)
     if not result.may_pass:
         verdict = {"outcome": result.outcome, "detail": result.detail, "timeout_s": timeout_s}
         measurement_cache.store(cache_file, environment, verdict)
@@ -186,15 +187,9 @@ def store_failure(key: str, cache_file: Path, failure: str) -> None:
     measurement_cache.store(cache_file, key, {"outcome": "failed", "detail": failure})
 
 
-class TrialLimits(NamedTuple):
-    """Time limits of a trial in seconds."""
-
-    timeout_s: float  # without progress
-    longest_s: float  # in any case
-
-
-def _probe(limits: TrialLimits, command: Sequence[str]) -> ProbeResult:
+def _probe(timeout_s: float, longest_s: float, command: Sequence[str]) -> ProbeResult:
     """Run the child process and judge its end."""
+    caches = (Path(os.environ.get(name) or default).expanduser() for name, default in COMPILER_CACHES.items())
     # PYTHONPATH: the package need not be installed.
     path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
     # Files, not pipes: a pipe cannot be read to its end while a grandchild still has it open.
@@ -217,7 +212,7 @@ def _probe(limits: TrialLimits, command: Sequence[str]) -> ProbeResult:
             return ProbeResult("crashed", f"cannot start the child process: {error}", may_pass=True)
         has_compiled = False
         try:
-            has_compiled = _wait(child, limits, err, [Path(temporary), *_compiler_caches()])
+            has_compiled = _wait(child, timeout_s, longest_s, err, [Path(temporary), *caches])
         finally:
             code = child.returncode
             if code is None:
@@ -225,16 +220,18 @@ def _probe(limits: TrialLimits, command: Sequence[str]) -> ProbeResult:
                 with suppress(ProcessLookupError, subprocess.TimeoutExpired):
                     os.killpg(child.pid, signal.SIGKILL)
                     child.wait(GRACE_S)
-        return _judge(code, limits.timeout_s, _lines(out), _lines(err), has_compiled)
+        return _judge(code, timeout_s, _lines(out), _lines(err), has_compiled)
 
 
-def _wait(child: "subprocess.Popen[bytes]", limits: TrialLimits, err: IO[str], folders: Sequence[Path]) -> bool:
+def _wait(
+    child: "subprocess.Popen[bytes]", timeout_s: float, longest_s: float, err: IO[str], folders: Sequence[Path]
+) -> bool:
     """Wait for the child within the limits; return whether files in `folders` changed meanwhile."""
     began_s = progress_s = time.monotonic()
     files, begun, has_compiled = _files_state(folders), 0, False
-    while time.monotonic() < min(progress_s + limits.timeout_s, began_s + limits.longest_s):
+    while time.monotonic() < min(progress_s + timeout_s, began_s + longest_s):
         with suppress(subprocess.TimeoutExpired):
-            child.wait(min(POLL_S, limits.timeout_s / 5))
+            child.wait(min(POLL_S, timeout_s / 5))
             break
         # The child shares the position in the file, so that the position must not change.
         computations = os.pread(err.fileno(), os.fstat(err.fileno()).st_size, 0).count(PHASE.encode())
@@ -243,11 +240,6 @@ def _wait(child: "subprocess.Popen[bytes]", limits: TrialLimits, err: IO[str], f
             progress_s, has_compiled = time.monotonic(), has_compiled or state != files
             files, begun = state, computations
     return has_compiled
-
-
-def _compiler_caches() -> list[Path]:
-    """Return the folders in which vendor libraries store compiled kernels on this machine."""
-    return [Path(os.environ.get(name) or default).expanduser() for name, default in COMPILER_CACHES.items()]
 
 
 def _files_state(folders: Iterable[Path]) -> tuple[int, int]:
@@ -285,21 +277,11 @@ def _judge(code: int | None, timeout_s: float, out: list[str], err: list[str], h
         # SIGKILL may come from the out-of-memory killer of the kernel.
         may_pass = "out of memory" in last or -code == signal.SIGKILL
         return ProbeResult("crashed", f"{end}{phase}{last}", may_pass)
-    trial = _parse(out)
-    if trial is None:
+    try:
+        return _compare(msgspec.convert(json.loads(out[-1]), Trial))
+    except (IndexError, RecursionError, ValueError, msgspec.ValidationError):
         shown = " ".join(out)[:SHOWN_CHARACTERS]
         return ProbeResult("crashed", f"exit code 0 without a result, output {shown!r}{last}", may_pass=True)
-    return _compare(trial)
-
-
-def _parse(out: list[str]) -> Trial | None:
-    try:
-        values = json.loads(out[-1])
-        failure = str(values.pop("gemm_failure"))
-        trial = Trial(**{name: float(value) for name, value in values.items()}, gemm_failure=failure)
-    except (AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError):
-        return None
-    return trial if min(trial.native_ms, trial.gemm_ms) > 0 else None
 
 
 def _compare(trial: Trial) -> ProbeResult:

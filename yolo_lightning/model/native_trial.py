@@ -32,9 +32,10 @@ NATIVE, VENDOR_FREE = "native convolution", "vendor-free convolution"
 REPEATS = 5
 BATCH = 4
 
-Kind = Literal["native", "gemm"]
 Precision = Literal["float16", "bfloat16"] | None
 """Dtype of autocast if training uses mixed precision."""
+Precise = Callable[[], AbstractContextManager[Any]]
+"""Returns the context in which training computes its forward pass."""
 
 
 class ProbeCase(NamedTuple):
@@ -84,29 +85,29 @@ class ProbedBlock(nn.Module):
         return output
 
 
-class ProbedLayers(nn.Module):
-    """The blocks of `CASES` in `model`, as in a graph of Ultralytics; each block has an input of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.model = nn.ModuleList()
-        for case in CASES:
-            torch.manual_seed(0)
-            self.model.append(ProbedBlock(case))
+def probed_layers() -> nn.Sequential:
+    """Return the blocks of `CASES` on the CPU; each block has an input of its own."""
+    blocks = []
+    for case in CASES:
+        torch.manual_seed(0)
+        blocks.append(ProbedBlock(case))
+    return nn.Sequential(*blocks)
 
 
-def arranged(kind: Kind, device: torch.device, settings: ConvolutionSettings) -> list[nn.Module]:
+def arranged(kind: Literal["native", "gemm"], device: torch.device, settings: ConvolutionSettings) -> nn.Sequential:
     """Return the blocks of `CASES` on a device, arranged as `YOLOModule` arranges its graph."""
-    layers = ProbedLayers()
+    layers = probed_layers()
     plan = make_plan(settings) if kind == "gemm" else DEFAULT_PLAN
     arrange(layers, kind, settings.activation_checkpointing, plan, settings.memory_format)
-    return list(layers.to(device).model)
+    return layers.to(device)
 
 
 def run_trial(device: torch.device, settings: ConvolutionSettings, precision: Precision = None) -> Trial:
     """Compute all cases on a device, native layers first, so that their failure is found early. May hang or crash."""
-    references, inputs = list(ProbedLayers().model), make_inputs()
-    computing = partial(autocast, device, precision)
+    references, inputs = probed_layers(), make_inputs()
+    computing: Precise = nullcontext
+    if precision is not None:
+        computing = partial(torch.autocast, device.type, getattr(torch, precision))
     native = arranged("native", device, settings)
     native_error = largest_error(NATIVE, native, references, inputs, computing)
     paths, gemm_error, gemm_failure = {"native": native}, float("inf"), ""
@@ -116,7 +117,7 @@ def run_trial(device: torch.device, settings: ConvolutionSettings, precision: Pr
         paths["gemm"] = gemm
     except Exception as error:
         gemm_failure = f"{type(error).__name__}: {error}"
-    announce("timing")
+    _announce("timing")
     moved = {name: _inputs_for(path, inputs) for name, path in paths.items()}
     times: dict[str, list[float]] = {"native": [], "gemm": [float("inf")] if gemm_failure else []}
     for _ in range(REPEATS):
@@ -125,11 +126,6 @@ def run_trial(device: torch.device, settings: ConvolutionSettings, precision: Pr
             times[name].append(1000 * run_seconds(partial(_pass, path, moved[name], computing), device))
     native_ms, gemm_ms = (statistics.median(times[name]) for name in ("native", "gemm"))
     return Trial(native_error, gemm_error, native_ms, gemm_ms, gemm_failure)
-
-
-def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[Any]:
-    """Return the context in which training computes its forward pass."""
-    return nullcontext() if precision is None else torch.autocast(device.type, getattr(torch, precision))
 
 
 def make_inputs() -> list[Tensor]:
@@ -143,10 +139,10 @@ def _generator() -> torch.Generator:
 
 def largest_error(
     name: str,
-    tested: Sequence[nn.Module],
-    references: Sequence[nn.Module],
+    tested: nn.Sequential,
+    references: nn.Sequential,
     inputs: Sequence[Tensor],
-    precision: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    precision: Precise = nullcontext,
 ) -> float:
     """Return the largest error of any output, gradient or running statistic, relative to the largest value.
 
@@ -156,7 +152,7 @@ def largest_error(
     largest, moved = 0.0, _inputs_for(tested, inputs)
     for case, layer, reference, input, on_device in zip(CASES, tested, references, inputs, moved, strict=True):
         sizes = f"{case.kernel}x{case.kernel}, stride {case.stride}, {case.size}x{case.size}"
-        announce(f"{name}, {case.channels} to {case.outputs} channels, {sizes}")
+        _announce(f"{name}, {case.channels} to {case.outputs} channels, {sizes}")
         # First to the CPU: some devices have no float64.
         found = [tensor.cpu().double() for tensor in _results(copy.deepcopy(layer), on_device, precision)]
         expected = _results(copy.deepcopy(reference).double(), input.double(), nullcontext)
@@ -167,15 +163,15 @@ def largest_error(
     return largest
 
 
-def _inputs_for(layers: Sequence[nn.Module], inputs: Sequence[Tensor]) -> list[Tensor]:
+def _inputs_for(layers: nn.Sequential, inputs: Sequence[Tensor]) -> list[Tensor]:
     """Return inputs on the device and in the memory format of layers, as preceding layers would give them."""
-    weights = [parameter for layer in layers for parameter in layer.parameters()]
+    weights = list(layers.parameters())
     is_channels_last = any(weight.ndim == 4 and looks_channels_last(weight) for weight in weights)
     layout = torch.channels_last if is_channels_last else torch.contiguous_format
     return [input.to(weights[0].device).contiguous(memory_format=layout) for input in inputs]
 
 
-def _results(layer: nn.Module, input: Tensor, precision: Callable[[], AbstractContextManager[Any]]) -> list[Tensor]:
+def _results(layer: nn.Module, input: Tensor, precision: Precise) -> list[Tensor]:
     """Return the output, the gradients of input and parameters, and the running statistics."""
     leaf = input.clone().requires_grad_()
     with precision():
@@ -186,13 +182,11 @@ def _results(layer: nn.Module, input: Tensor, precision: Callable[[], AbstractCo
     return [output.detach(), *gradients, *(buffer for buffer in layer.buffers() if buffer.is_floating_point())]
 
 
-def announce(computation: str) -> None:
+def _announce(computation: str) -> None:
     print(f"{PHASE}{computation}", file=sys.stderr, flush=True)
 
 
-def _pass(
-    path: Sequence[nn.Module], inputs: Sequence[Tensor], precision: Callable[[], AbstractContextManager[Any]]
-) -> None:
+def _pass(path: nn.Sequential, inputs: Sequence[Tensor], precision: Precise) -> None:
     for layer, input in zip(path, inputs, strict=True):
         with precision():
             output = layer(input.requires_grad_())

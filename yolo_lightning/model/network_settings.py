@@ -6,7 +6,7 @@ A network detects less on images of another size or with another preprocessing t
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self, get_args
+from typing import Any, Self
 
 from yolo_lightning.checkpoints.checkpoint_file import INPUT
 from yolo_lightning.checkpoints.resume import differences
@@ -16,12 +16,10 @@ from yolo_lightning.data.input_settings import check_neighbours
 from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.model.detection_settings import SCORING_THRESHOLD, DetectionSettings
 from yolo_lightning.model.graph import ultralytics_description
+from yolo_lightning.utils.choices import check_choices
 from yolo_lightning.utils.old_layout import current_hyperparameters
 from yolo_lightning.utils.rank_zero import rank_zero_info
 
-LETTERBOX = "centred in a square, padded with 114"
-RECTANGULAR_LETTERBOX = "centred in a rectangle, padded with 114"
-NORMALISATION = "uint8 / 255"
 USUAL_IMAGE_SIZE = ImageSize(640, 640)
 """Pixels; used for weights that do not record their image size."""
 
@@ -48,8 +46,6 @@ class NetworkSettings:
     class_names: tuple[str, ...] = ()  # index 0 first; empty if unknown
     single_class: bool = False  # whether all classes of the data count as one
     detections: DetectionSettings = field(default_factory=DetectionSettings)
-    letterbox: str = LETTERBOX  # how a frame is placed in the input
-    normalisation: str = NORMALISATION  # how pixels are converted to the input
     # Offsets of the gray frames of a clip that are the channels of the input; empty if a frame is the input
     neighbours: tuple[int, ...] = ()
     pixel_range: PixelRange = field(default_factory=PixelRange)  # how 16-bit frames are mapped to 8 bits
@@ -57,15 +53,7 @@ class NetworkSettings:
     category_ids: tuple[int, ...] = ()  # of the classes in the training data's files; empty if unknown
 
     def __post_init__(self) -> None:
-        accepted_values = {
-            "letterbox": (LETTERBOX, RECTANGULAR_LETTERBOX),
-            "normalisation": (NORMALISATION,),
-            "resize": get_args(Resize),
-        }
-        for name, supported in accepted_values.items():
-            if getattr(self, name) not in supported:
-                accepted = " or ".join(map(repr, supported))
-                raise ValueError(f"{name} of the weights must be {accepted}, got {getattr(self, name)!r}")
+        check_choices("resize of the weights", [self.resize], Resize)
 
     @classmethod
     def of(cls, recorded: Mapping[str, Any]) -> Self:
@@ -86,9 +74,9 @@ class NetworkSettings:
         return len(self.neighbours) or self.channels or 3
 
     def plain(self) -> dict[str, Any]:
-        size = None if self.image_size is None else self.image_size.plain()
         lists = {name: list(getattr(self, name)) for name in ("class_names", "neighbours", "category_ids")}
-        return asdict(self) | {"image_size": size, "detections": self.detections.recorded(), **lists}
+        size = {"image_size": None} if self.image_size is None else _placement(self.image_size)
+        return asdict(self) | {"detections": self.detections.recorded(), **lists, **size}
 
     def for_pictures(
         self,
@@ -135,7 +123,6 @@ class NetworkSettings:
             channels=channels or self.channels,
             pixel_range=pixel_range or self.pixel_range,
             image_size=size,
-            letterbox=_letterbox_in(size),
         )
 
 
@@ -145,8 +132,11 @@ def changes(recorded: Mapping[str, Any], used: Mapping[str, Any], source: str = 
     return differences({name: recorded[name] for name in both}, used, source)
 
 
-def _letterbox_in(image_size: ImageSize) -> str:
-    return LETTERBOX if image_size.height == image_size.width else RECTANGULAR_LETTERBOX
+def _placement(image_size: ImageSize) -> dict[str, Any]:
+    """Return the record of how a frame is placed in the input, and how its pixels are converted."""
+    shape = "square" if image_size.height == image_size.width else "rectangle"
+    letterbox = f"centred in a {shape}, padded with 114"
+    return {"image_size": image_size.plain(), "letterbox": letterbox, "normalisation": "uint8 / 255"}
 
 
 def input_record(
@@ -162,11 +152,10 @@ def input_record(
     `channels` are those of the images; neighbouring frames are gray. The range of the pixels is recorded only if the
     frames have 16 bits, and the ids of the categories if they are known.
     """
-    own, letterbox = 1 if neighbours else channels, _letterbox_in(image_size)
-    settings = NetworkSettings(image_size, own, letterbox=letterbox, neighbours=neighbours, resize=resize).plain()
+    own = {"channels": 1 if neighbours else channels, "neighbours": list(neighbours), "resize": resize}
     ranges = {} if pixel_range.mode is None else {PIXEL_RANGE: asdict(pixel_range)}
     ids = {"category_ids": list(category_ids)} if category_ids else {}
-    return {name: settings[name] for name in (*OF_DATA, "letterbox", "normalisation")} | ranges | ids
+    return _placement(image_size) | own | ranges | ids
 
 
 def check_same_input(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:

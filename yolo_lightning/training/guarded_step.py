@@ -110,14 +110,11 @@ class GuardedStep:
 
         With several ranks, `batch` is the share of this rank.
         """
-        is_retry = False
-        while True:
-            is_split = self.summed is not None or self.largest_part(len(batch)) < len(batch)
-            attempt = (SplitAttempt if is_split else BatchAttempt)(self, batch, is_retry=is_retry)
+        attempt = BatchAttempt(self, batch)
+        yield attempt
+        while attempt.ran_out_of_memory:
+            attempt = BatchAttempt(self, batch, is_retry=True)
             yield attempt
-            is_retry = attempt.ran_out_of_memory
-            if not is_retry:
-                return
 
     def largest_part(self, images: int) -> int:
         """Return the largest number of images per pass for a batch of `images`."""
@@ -169,7 +166,8 @@ class GuardedStep:
 class BatchAttempt:
     """Context for the passes over one batch. Leaves gradients and running statistics unchanged unless they succeed.
 
-    An out-of-memory error that splits the batch ends the context without an exception.
+    An out-of-memory error that splits the batch ends the context without an exception. The weights of parts with fewer
+    images, and of the shares of several ranks, depend on the scores of all parts and are applied to the gradients.
 
     Attributes:
         is_finite: Whether loss and running statistics are finite so far.
@@ -181,7 +179,10 @@ class BatchAttempt:
         self.step, self.batch, self._is_retry = step, batch, is_retry
         self.is_finite, self.ran_out_of_memory = True, False
         self.losses: Losses
+        self._is_split = step.summed is not None or step.largest_part(len(batch)) < len(batch)
         self._earlier: list[Tensor | None] = []
+        self._scores, self._undivided = torch.zeros(()), torch.zeros(())
+        self._parts: dict[str, Tensor] = {}
 
     def __enter__(self) -> Self:
         if self._is_retry:  # the caller has released the tensors of the failed attempt
@@ -195,7 +196,7 @@ class BatchAttempt:
     def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> bool:
         if error is not None and not (isinstance(error, RuntimeError) and is_out_of_memory(error)):
             return False
-        images = self.finish(failed=error is not None)
+        images = self._finish(failed=error is not None)
         if not images and self.is_finite:
             self._add_earlier()
         else:
@@ -208,7 +209,9 @@ class BatchAttempt:
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield the parts of the batch; none after a non-finite loss."""
-        yield self.batch
+        for part in in_parts(self.batch, self.step.largest_part(len(self.batch))):
+            if self.is_finite:
+                yield part
 
     def weighted(self, part: Batch, totals: Tensor, parts: dict[str, Tensor], scores: Tensor) -> Tensor:
         """Return the loss of a part for the backward pass, and set `is_finite`.
@@ -222,57 +225,22 @@ class BatchAttempt:
                 smaller.
         """
         total = totals.sum()
-        self.is_finite = self.step.are_finite(total)
-        self.losses = Losses(total.detach(), parts, self.is_finite)
-        return total
-
-    def finish(self, *, failed: bool) -> int:
-        """Weight the gradients and set `losses`; or return the number of images if a rank ran out of memory, else 0."""
-        return len(self.batch) if failed else 0
-
-    def _add_earlier(self) -> None:
-        pairs = [(old, one) for old, one in zip(self._earlier, self.step.parameters, strict=True) if old is not None]
-        both = [(old, one.grad) for old, one in pairs if one.grad is not None]
-        if both:
-            torch._foreach_add_([old for old, _ in both], [gradient for _, gradient in both])
-        for old, parameter in pairs:
-            parameter.grad = old
-
-    def _undo(self) -> None:
-        for old, parameter in zip(self._earlier, self.step.parameters, strict=True):
-            parameter.grad = old
-        self.step.restore_buffers()
-
-
-class SplitAttempt(BatchAttempt):
-    """Parts with fewer images, and shares of several ranks.
-
-    Their weights depend on the scores of all parts and are applied to the gradients.
-    """
-
-    def __init__(self, step: GuardedStep, batch: Batch, *, is_retry: bool = False) -> None:
-        super().__init__(step, batch, is_retry=is_retry)
-        self._scores, self._undivided = torch.zeros(()), torch.zeros(())
-        self._parts: dict[str, Tensor] = {}
-
-    def __iter__(self) -> Iterator[Batch]:
-        for part in in_parts(self.batch, self.step.largest_part(len(self.batch))):
-            if self.is_finite:
-                yield part
-
-    def weighted(self, part: Batch, totals: Tensor, parts: dict[str, Tensor], scores: Tensor) -> Tensor:
+        self.is_finite, self._parts = self.step.are_finite(total), parts
+        if not self._is_split:
+            self.losses = Losses(total.detach(), parts, self.is_finite)
+            return total
         divisor = scores.clamp(min=1)
         undivided = _undivided(totals, parts, divisor, len(part))
         self._scores, self._undivided = self._scores.to(scores) + scores, self._undivided.to(undivided) + undivided
-        self._parts, self.is_finite = parts, self.step.are_finite(totals.sum())
         loss: Tensor = (totals / len(part) * divisor).sum()
         return loss
 
-    def finish(self, *, failed: bool) -> int:
+    def _finish(self, *, failed: bool) -> int:
+        """Weight the gradients and set `losses`; or return the number of images if a rank ran out of memory, else 0."""
         summed, own, images = self.step.summed, len(self.batch), float(len(self.batch))
         # Ranks with synchronized normalization wait within a pass, not here.
-        if failed and (summed is None or self.step.is_synchronized):
-            return own
+        if not self._is_split or (failed and (summed is None or self.step.is_synchronized)):
+            return own if failed else 0
         scores, undivided = self._scores.flatten(), self._undivided
         if summed is not None:
             # Of constant size: a rank that fails in its first pass does not know the number of branches and losses.
@@ -297,6 +265,19 @@ class SplitAttempt(BatchAttempt):
         total, losses = _divided(undivided, self._parts, scores)
         self.losses = Losses(total * own, losses, self.is_finite)
         return 0
+
+    def _add_earlier(self) -> None:
+        pairs = [(old, one) for old, one in zip(self._earlier, self.step.parameters, strict=True) if old is not None]
+        both = [(old, one.grad) for old, one in pairs if one.grad is not None]
+        if both:
+            torch._foreach_add_([old for old, _ in both], [gradient for _, gradient in both])
+        for old, parameter in pairs:
+            parameter.grad = old
+
+    def _undo(self) -> None:
+        for old, parameter in zip(self._earlier, self.step.parameters, strict=True):
+            parameter.grad = old
+        self.step.restore_buffers()
 
 
 @torch.no_grad()

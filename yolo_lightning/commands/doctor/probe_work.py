@@ -172,10 +172,10 @@ def layer(probe: Probe, device: str, timeout_s: float) -> Answer:
     """Compare forward and backward of our layers as training uses them with float64 on the CPU."""
     import torch
 
-    from yolo_lightning.model.native_trial import ProbedLayers, arranged, largest_error, make_inputs
+    from yolo_lightning.model.native_trial import arranged, largest_error, make_inputs, probed_layers
 
     tested = arranged("gemm", torch.device(device), _default_settings(timeout_s))
-    error = largest_error(f"{probe} on {device}", tested, list(ProbedLayers().model), make_inputs())
+    error = largest_error(f"{probe} on {device}", tested, probed_layers(), make_inputs())
     return judge_error(error, LAYER_TOLERANCE)
 
 
