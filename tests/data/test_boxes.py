@@ -50,14 +50,6 @@ def test_known_placement_of_an_ltdv2_frame() -> None:
     assert Letterbox.fit(288, 384, ImageSize(640, 640)) == Letterbox(640 / 384, left=0, top=80)
 
 
-def test_scaled_side_is_at_least_one_pixel() -> None:
-    assert scaled_shape(7, 1000, 0.032) == (1, 32)
-
-
-def test_frame_to_input_keeps_float32() -> None:
-    assert frame_to_input(random_boxes(288, 384), Letterbox.fit(288, 384, ImageSize(640, 640))).dtype == np.float32
-
-
 def test_boxes_in_the_padding_lie_outside_the_frame_until_they_are_clipped() -> None:
     placement = Letterbox.fit(288, 384, ImageSize(640, 640))
     whole_input = torch.tensor([[0.0, 0.0, 640.0, 640.0], [-50.0, 100.0, 700.0, 110.0]])
@@ -73,31 +65,7 @@ def test_clip_boxes_cuts_each_side_at_its_own_limit() -> None:
     assert clip_boxes(boxes, height=288, width=384).tolist() == [[0, 0, 384, 288], [1, 2, 3, 4]]
 
 
-def test_xywh_to_xyxy_of_a_known_box() -> None:
-    assert xywh_to_xyxy(torch.tensor([[10.0, 20.0, 4.0, 6.0]])).tolist() == [[8, 17, 12, 23]]
-
-
-def test_xywh_to_xyxy_keeps_leading_dimensions() -> None:
-    boxes = torch.rand(2, 3, 4, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(xywh_to_xyxy(boxes)[1, 2], xywh_to_xyxy(boxes[1, 2]))
-
-
 def test_corners_to_centres_is_undone_by_xywh_to_xyxy() -> None:
     boxes = random_boxes(288, 384)
     there = corners_to_centres(boxes)
     np.testing.assert_allclose(xywh_to_xyxy(torch.from_numpy(there)).numpy(), boxes, rtol=0, atol=1e-4)
-
-
-def test_no_boxes_pass_through_every_function() -> None:
-    none = np.zeros((0, 4), dtype=np.float32)
-    placement = Letterbox.fit(288, 384, ImageSize(640, 640))
-    tensor = torch.from_numpy(none)
-    results = [
-        frame_to_input(none, placement),
-        corners_to_centres(none),
-        clip_boxes(none, 288, 384),
-        xywh_to_xyxy(tensor),
-        input_to_frame(tensor, placement),
-        clip_to_frame(tensor, (288, 384)),
-    ]
-    assert [tuple(result.shape) for result in results] == [(0, 4)] * 6

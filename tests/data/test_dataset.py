@@ -1,6 +1,5 @@
 """Samples: reproducible from (seed, epoch, index), and the replacement of unusable frames."""
 
-import pickle
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -79,33 +78,6 @@ def same(first: Sample, second: Sample) -> bool:
     )
 
 
-def test_sample_does_not_depend_on_the_order_of_calls(frames: LabelledFrames) -> None:
-    forwards, backwards = training(frames), training(frames)
-    first = {key: forwards[key] for key in KEYS}
-    second = {key: backwards[key] for key in reversed(KEYS)}
-    assert all(same(first[key], second[key]) for key in KEYS)
-
-
-def test_sample_is_the_same_after_pickling(frames: LabelledFrames) -> None:
-    dataset = training(frames)
-    expected = [dataset[key] for key in KEYS]
-    copy: TrainingDataset = pickle.loads(pickle.dumps(dataset))
-    assert all(same(copy[key], sample) for key, sample in zip(KEYS, expected, strict=True))
-
-
-def test_pickled_dataset_holds_no_annotations(split: Split) -> None:
-    dataset = training(split([[[1, 2, 10, 20]]] * 300))
-    dataset[0, 0]
-    assert len(pickle.dumps(dataset)) < 2000
-
-
-def test_frame_repeated_within_an_epoch_is_augmented_anew(frames: LabelledFrames) -> None:
-    dataset = training(frames, Augmentation(mosaic=0))
-    samples = [dataset[SampleKey(epoch=1, frame=2, occurrence=occurrence)] for occurrence in range(3)]
-    assert {sample.image_id for sample in samples} == {"20200502114223917"}
-    assert len({sample.image.tobytes() for sample in samples}) == 3
-
-
 def test_random_numbers_of_a_sample_come_from_its_key(frames: LabelledFrames, monkeypatch: pytest.MonkeyPatch) -> None:
     default_rng, asked = np.random.default_rng, []
     monkeypatch.setattr(np.random, "default_rng", lambda seed: asked.append(seed) or default_rng(seed))
@@ -113,22 +85,6 @@ def test_random_numbers_of_a_sample_come_from_its_key(frames: LabelledFrames, mo
     for key in ((4, 5), SampleKey(4, 5, 0), SampleKey(4, 5, 1)):
         dataset[key]
     assert asked == [(2, 9, 4, 5), (2, 9, 4, 5), (2, 9, 4, 5, 1)]
-
-
-@pytest.mark.parametrize("mosaic", [0.0, 1.0])
-def test_samples_of_other_epochs_and_seeds_differ(frames: LabelledFrames, mosaic: float) -> None:
-    settings = Augmentation(mosaic=mosaic)
-    here, other_seed = training(frames, settings), training(frames, settings, seed=1)
-    assert not any(same(here[0, index], here[1, index]) for index in range(len(here)))
-    assert not any(same(here[0, index], other_seed[0, index]) for index in range(len(here)))
-
-
-def test_samples_of_other_indices_are_augmented_differently(split: Split, tmp_path: Path) -> None:
-    frames = split([[]] * 2)
-    first, second = (tmp_path / frames.index.file_name(index) for index in range(2))
-    second.write_bytes(first.read_bytes())
-    dataset = training(frames, Augmentation(mosaic=0))
-    assert not np.array_equal(dataset[0, 0].image, dataset[0, 1].image)
 
 
 def test_training_sample_names_its_frame(frames: LabelledFrames) -> None:
@@ -185,16 +141,6 @@ def test_torn_frame_gives_an_unreadable_sample_without_boxes(torn_frames: Labell
     assert sample.image_id == torn_frames.index.image_id(TORN)
 
 
-def test_torn_frame_leaves_other_samples_as_they_are(split: Split, tmp_path: Path) -> None:
-    frames = split(BOXES)
-    settings = Augmentation(mosaic=0)
-    expected = [training(frames, settings)[0, index] for index in range(len(BOXES))]
-    (tmp_path / frames.index.file_name(TORN)).unlink()
-    found = [training(frames, settings)[0, index] for index in range(len(BOXES))]
-    assert [same(*pair) for pair in zip(expected, found, strict=True)] == [index != TORN for index in range(len(BOXES))]
-    assert [sample.readable for sample in found] == [index != TORN for index in range(len(BOXES))]
-
-
 def test_torn_frame_in_a_mosaic_is_named_but_the_sample_stays_readable(torn_frames: LabelledFrames) -> None:
     torn_name = torn_frames.index.file_name(TORN)
     source = CountingSource(torn_frames.storage)
@@ -249,11 +195,6 @@ def test_frames_larger_than_the_input_are_reduced_as_configured(frames: Labelled
     found = EvaluationDataset(frames, 24)[0].image
     linear, _ = letterbox(frames.read(0), ImageSize(24, 24), shrink_by_area=False)
     assert np.array_equal(found, linear.image) == (resize == "linear")
-
-
-def test_evaluation_goes_through_the_file_in_order(frames: LabelledFrames) -> None:
-    dataset = EvaluationDataset(frames, 64)
-    assert [dataset[index].image_id for index in range(len(dataset))] == frames.index.image_ids()
 
 
 def test_error_that_nobody_expects_names_the_image(frames: LabelledFrames, monkeypatch: pytest.MonkeyPatch) -> None:

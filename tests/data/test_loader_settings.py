@@ -1,28 +1,21 @@
 """Environment of a real worker process, and the settings of the overlays in configs/loader."""
 
 import os
-import subprocess
-import sys
 import time
 from itertools import islice
 from multiprocessing import forkserver
-from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from jsonargparse import ArgumentParser
 from torch.utils.data import DataLoader
 
 from tests.conftest import REPOSITORY
 from tests.helpers.in_a_worker import AbortsWhenTornDown, Surroundings, first
-from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.loader import LoaderSettings, describe
 from yolo_lightning.data.worker_processes import (
     THREADS_VARIABLE,
-    ForkServingContext,
-    SpawningContext,
 )
 from yolo_lightning.utils.stop_signals import STOP_SIGNALS
 
@@ -60,43 +53,6 @@ def test_workers_ignore_what_a_process_group_receives_from_their_start_on(multip
     del iterator
     worker.join()
     assert worker.exitcode == 0
-
-
-ENDLESS = """
-import os, sys
-from torch.utils.data import DataLoader
-from tests.helpers.in_a_worker import Surroundings, first
-from yolo_lightning.data.loader import LoaderSettings
-
-if __name__ == "__main__":
-    settings = LoaderSettings(num_workers=1, multiprocessing_context=sys.argv[1])
-    arguments = settings.arguments(on_gpu=False, persistent=False)
-    batches = iter(DataLoader(Surroundings(), collate_fn=first, **arguments))
-    print(next(batches)["process"], flush=True)
-    os.kill(os.getpid(), 9)
-"""
-
-
-@pytest.mark.whole_run
-@pytest.mark.parametrize("multiprocessing_context", ["spawn", "forkserver"])
-def test_worker_ends_when_the_training_process_is_killed(multiprocessing_context: str, tmp_path: Path) -> None:
-    script = tmp_path / "endless.py"
-    script.write_text(ENDLESS)
-    paths = {"PYTHONPATH": str(REPOSITORY)}
-    # Not until the end of the output: the worker has it open as well.
-    process = subprocess.Popen(
-        [sys.executable, str(script), multiprocessing_context],
-        env=os.environ | paths,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    worker = Path("/proc") / process.stdout.readline().strip()
-    process.wait()
-    end_s = time.monotonic() + 30
-    while worker.exists() and "\nState:\tZ" not in (worker / "status").read_text():
-        assert time.monotonic() < end_s
-        time.sleep(0.1)
 
 
 @pytest.mark.parametrize("multiprocessing_context", ["spawn", "forkserver"])
@@ -156,15 +112,6 @@ def test_value_out_of_range_is_refused(name: str, value: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("multiprocessing_context", "context"), [("spawn", SpawningContext), ("forkserver", ForkServingContext)]
-)
-def test_start_method_chooses_the_context(multiprocessing_context: Any, context: type[BaseContext]) -> None:
-    arguments = LoaderSettings(multiprocessing_context=multiprocessing_context).arguments(on_gpu=True, persistent=True)
-    assert isinstance(arguments["multiprocessing_context"], context)
-    assert arguments["multiprocessing_context"].get_start_method() == multiprocessing_context
-
-
-@pytest.mark.parametrize(
     ("settings", "text"),
     [
         (
@@ -186,29 +133,12 @@ def test_there_is_an_overlay_for_each_lower_fallback_level() -> None:
     assert [path.stem for path in OVERLAYS] == ["single", "spawn2"]
 
 
-def overlay(name: str) -> LoaderSettings:
-    content = yaml.safe_load((REPOSITORY / "configs" / "loader" / f"{name}.yaml").read_text())
-    return LoaderSettings(**content["data"]["loader"])
-
-
 @pytest.mark.parametrize("path", OVERLAYS, ids=lambda path: path.stem)
 def test_overlay_names_every_loader_setting_and_nothing_else(path: Path) -> None:
     content = yaml.safe_load(path.read_text())
     assert list(content) == ["data"]
     assert list(content["data"]) == ["loader"]
     assert set(content["data"]["loader"]) == set(LoaderSettings.__dataclass_fields__)
-
-
-@pytest.mark.parametrize("path", OVERLAYS, ids=lambda path: path.stem)
-def test_overlay_lies_over_the_recipe(path: Path) -> None:
-    parser = ArgumentParser()
-    parser.add_argument("--config", action="config")
-    parser.add_class_arguments(DetectionDataModule, "data")
-    recipe = yaml.safe_load((REPOSITORY / "configs" / "ltdv2.yaml").read_text())
-    first_config = parser.parse_object({"data": recipe["data"]})
-    both = parser.parse_object(yaml.safe_load(path.read_text()), cfg_base=first_config)
-    assert parser.instantiate_classes(both).data.loader == overlay(path.stem)
-    assert both.data.batch_size == recipe["data"]["batch_size"]
 
 
 @pytest.mark.parametrize(("cores", "workers"), [(1, 1), (3, 3), (64, 4)])
@@ -218,6 +148,11 @@ def test_auto_workers_are_the_available_cores_up_to_four(
     monkeypatch.setattr("yolo_lightning.utils.host.available_cores", lambda: cores)
     assert LoaderSettings().arguments(on_gpu=False, persistent=True)["num_workers"] == workers
     assert LoaderSettings(num_workers=7).arguments(on_gpu=False, persistent=True)["num_workers"] == 7
+
+
+def test_fork_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"multiprocessing_context must be spawn or forkserver, got 'fork'"):
+        LoaderSettings(multiprocessing_context="fork")  # type: ignore[arg-type]
 
 
 def test_other_word_for_the_number_of_workers_is_refused() -> None:

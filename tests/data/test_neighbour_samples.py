@@ -2,15 +2,12 @@
 
 import pickle
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from lightning.pytorch import Trainer
 
 from tests.helpers.archives import write_zip
 from tests.helpers.data_module import data_module
@@ -18,7 +15,6 @@ from yolo_lightning.commands.prepare.command import prepare
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import EvaluationDataset, TrainingDataset
 from yolo_lightning.data.labelled_frames import LabelledFrames
-from yolo_lightning.data.loader import LoaderSettings
 from yolo_lightning.data.storage.folder_frames import FolderFrames
 from yolo_lightning.data.synthetic import draw_dataset
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
@@ -156,23 +152,6 @@ def test_equal_frames_are_changed_equally(settings: Augmentation) -> None:
         assert np.abs(found[..., 0].astype(int) - single).max() <= 3  # rounding of the histograms
         changed += not np.array_equal(single, image[..., 0])
     assert changed
-
-
-def batches(data: DetectionDataModule, tmp_path: Path) -> Iterator[torch.Tensor]:
-    trainer = Trainer(accelerator="cpu", logger=False, max_epochs=2, default_root_dir=tmp_path)
-    trainer.datamodule = data  # type: ignore[attr-defined]
-    data.trainer = trainer
-    data.setup("fit")
-    for batch in data.train_dataloader():
-        yield batch.images
-
-
-@pytest.mark.whole_run
-def test_workers_prepare_the_same_batches(root: Path, index_root: Path, tmp_path: Path) -> None:
-    loaders = (LoaderSettings(num_workers=number) for number in (0, 2))
-    here, there = (list(batches(module(root, index_root, loader=loader), tmp_path)) for loader in loaders)
-    assert {images.shape for images in here} == {(4, 3, 96, 96)}
-    assert all(torch.equal(one, other) for one, other in zip(here, there, strict=True))
 
 
 def test_formats_without_clips_are_refused(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
-import torch
 from lightning.pytorch import Trainer
 
 from tests.helpers.archives import write_zip
@@ -206,17 +205,6 @@ def test_coco_and_yolo_datasets_are_mapped(raw_set: Path, yolo_set: Callable[...
     module = data_module(format=str(file), pixel_range=FIXED, index_root=str(file.parent / "index"))
     frames = module.open("train")
     assert np.array_equal(frames.read(0).image, Span(RAW_LOW, RAW_LOW + 255 * RAW_PER_LEVEL).levels(image))
-
-
-@pytest.mark.whole_run
-def test_samples_do_not_depend_on_the_number_of_workers(raw_set: Path) -> None:
-    def batches(num_workers: int) -> list[torch.Tensor]:
-        module = data(raw_set, PixelRange("frame"), loader=LoaderSettings(num_workers=num_workers))
-        module.setup("fit")
-        assert module.trainer is not None
-        return [batch.images.clone() for batch in module.train_dataloader()]
-
-    assert all(torch.equal(one, other) for one, other in zip(batches(0), batches(2), strict=True))
 
 
 def test_pictures_and_arrays_are_mapped_and_8_bit_images_are_not(raw_set: Path, look_alike: Path) -> None:

@@ -4,17 +4,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from lightning.pytorch import Trainer
 
 from tests.helpers.annotations import assert_boxes_of_the_json, open_ltdv2
-from tests.helpers.data_module import data_module
+from tests.helpers.data_module import cpu_trainer, set_up
 from yolo_lightning.data.batch import Batch, targets
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.formats.frame_checks import BadFrames, check_frames
-from yolo_lightning.data.loader import LoaderSettings
 from yolo_lightning.data.storage.folder_frames import FolderFrames
 
 FILES = ("Train.json", "Valid.json", "TestNoLabels.json")
@@ -28,17 +25,8 @@ def read(path: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def datamodule(real_frames: Path, index_root: Path) -> DetectionDataModule:
-    datamodule = data_module(
-        str(real_frames),
-        index_root=str(index_root),
-        image_size=320,
-        batch_size=BATCH_SIZE,
-        max_bad_frames=0,
-        loader=LoaderSettings(num_workers=0),
-    )
-    datamodule.trainer = Trainer(accelerator="cpu", max_epochs=20, logger=False, enable_checkpointing=False)
-    datamodule.setup("fit")
-    return datamodule
+    options = {"image_size": 320, "batch_size": BATCH_SIZE, "max_bad_frames": 0}
+    return set_up("fit", str(real_frames), cpu_trainer(max_epochs=20), index_root=str(index_root), **options)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -55,14 +43,6 @@ def test_no_frame_is_missing_or_of_another_size(real_frames: Path, index_root: P
     bad_frames = BadFrames(0)
     check_frames(open_ltdv2(real_frames / name, index_root), FolderFrames(real_frames), bad_frames)
     assert bad_frames.names == set()
-
-
-def test_frames_decode_to_pictures(real_frames: Path, index_root: Path) -> None:
-    index, source = open_ltdv2(real_frames / "Valid.json", index_root), FolderFrames(real_frames)
-    for position in range(0, len(index), len(index) // 5):
-        frame = source.read(index.file_name(position))
-        assert (frame.shape, frame.dtype) == (index.shape(position), np.uint8)
-        assert frame.std() > 5
 
 
 def test_training_batch_holds_objects_inside_the_input(datamodule: DetectionDataModule) -> None:

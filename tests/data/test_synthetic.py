@@ -156,27 +156,9 @@ def test_a_summer_month_is_brighter_than_a_winter_month(small: Path) -> None:
     assert np.mean(gray["202007"]) > np.mean(gray["202102"]) + 40
 
 
-def test_person_is_bright_in_winter_and_dark_in_the_summer_sun() -> None:
-    scene = Scene(384, 288, 0)
-    person = Actor(0, 150.0, 200.0, 15.0, 36.0, velocity=0.0, heading=1, warmth=0.0, shape=0)
-    torso = (slice(173, 182), slice(147, 154))
-    contrasts = []
-    for moment in (JANUARY_NIGHT, JULY_NOON):
-        (frame, _), (empty, _) = exposed([person], scene, moment), exposed([], scene, moment)
-        contrasts.append(float(frame[torso].mean()) - float(empty[torso].mean()))
-    assert contrasts[0] > 40
-    assert contrasts[1] < -10
-
-
 def test_finished_root_is_returned_without_drawing(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drawn_dataset, "_draw", lambda *_: pytest.fail("drawn again"))
     assert draw_dataset(small, **SMALL) == small
-
-
-def test_differing_root_is_refused(tmp_path: Path) -> None:
-    draw_dataset(tmp_path, **TINY)
-    with pytest.raises(ValueError, match="drawn with the same parameters"):
-        draw_dataset(tmp_path, **{**TINY, "train_frames": 17})
 
 
 def test_interrupted_draw_starts_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,14 +233,6 @@ def test_fog_and_rain_take_contrast_from_some_clips() -> None:
     assert 15 <= len(dim) <= 45
     assert {one.precipitation > 0 for one in dim} == {True, False}
     assert all(one == clear for one in found if one not in dim)
-
-
-def test_surveillance_is_part_of_the_parameters_of_a_folder(tmp_path: Path) -> None:
-    options: dict[str, Any] = {**TINY, "clip_frames": 8, "surveillance": True}
-    root = draw_dataset(tmp_path / "root", **options)
-    assert draw_dataset(root, **options) == root
-    with pytest.raises(ValueError, match="drawn with the same parameters"):
-        draw_dataset(root, **{**options, "surveillance": False})
 
 
 def frame_changes(root: Path, images: list[dict[str, Any]]) -> tuple[float, float]:

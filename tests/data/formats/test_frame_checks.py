@@ -8,7 +8,7 @@ import cv2
 import numpy as np
 import pytest
 
-from yolo_lightning.data.formats.frame_checks import BadFrames, Limits, check_frames
+from yolo_lightning.data.formats.frame_checks import BadFrames, check_frames
 from yolo_lightning.data.labelled_frames import LabelledFrames
 
 Split = Callable[..., LabelledFrames]
@@ -28,15 +28,6 @@ def damaged(split: Split, tmp_path: Path) -> LabelledFrames:
 
 def problem(number: int, reason: str = "torn") -> str:
     return f"frames/image_{number:04d}.jpg: {reason}"
-
-
-def test_sound_frames_give_no_warning(split: Split) -> None:
-    frames = split([[]] * 3)
-    bad_frames = BadFrames(0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        check_frames(frames.index, frames.storage, bad_frames)
-    assert bad_frames.names == set()
 
 
 def test_missing_and_torn_frames_are_named_and_tolerated_up_to_the_limit(damaged: LabelledFrames) -> None:
@@ -94,16 +85,6 @@ def test_frames_add_up_over_calls() -> None:
         bad_frames.add([problem(2)])
 
 
-def test_limit_of_zero_tolerates_none() -> None:
-    with pytest.raises(ValueError, match="1 frames cannot be used"):
-        BadFrames(0).add([problem(1)])
-
-
 def test_many_bad_frames_are_named_in_part() -> None:
     with pytest.raises(ValueError, match=r"image_0004\.jpg: torn; and 3 more$"):
         BadFrames(0).add([problem(number) for number in range(8)])
-
-
-def test_negative_limit_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"data\.limits\.max_bad_frames must be >= 0, got -1"):
-        Limits(max_bad_frames=-1)

@@ -4,10 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from yolo_lightning.data.formats.annotations import Annotations, SplitFacts
+from yolo_lightning.data.formats.annotations import Annotations
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES, read_annotations
 
 Coco = Callable[..., dict[str, Any]]
@@ -88,13 +87,6 @@ def test_annotation_of_an_unknown_category_is_refused(coco: Coco, write_json: Wr
         read_annotations(write_json(content))
 
 
-def test_annotation_of_an_unknown_image_is_refused(coco: Coco, write_json: WriteJson) -> None:
-    content = coco([[BOX, BOX]])
-    content["annotations"][1]["image_id"] = 77
-    with pytest.raises(ValueError, match=r"annotations\[1\] has unknown image_id 77"):
-        read_annotations(write_json(content))
-
-
 @pytest.mark.parametrize("text", [False, True], ids=["both-int", "int-and-str"])
 def test_duplicate_image_ids_are_refused(coco: Coco, write_json: WriteJson, text: bool) -> None:
     content = coco([[], [], []])
@@ -159,12 +151,6 @@ def test_box_of_no_size_is_dropped_and_counted(coco: Coco, write_json: WriteJson
     assert box_counts(annotations) == (2, 0, 1)
 
 
-def test_counts_describe_themselves_in_one_line() -> None:
-    assert (
-        SplitFacts((), (), 1234, 5, 6).describe_boxes() == "1,234 boxes; 5 clipped to the frame, 6 without area dropped"
-    )
-
-
 def test_boxes_are_grouped_by_image_and_keep_their_order_within_it(coco: Coco, write_json: WriteJson) -> None:
     content = coco([[[0, 0, 1, 1], [0, 0, 2, 2]], [], [[0, 0, 3, 3], [0, 0, 4, 4]]])
     first_a, first_b, last_a, last_b = content["annotations"]
@@ -201,13 +187,6 @@ def test_ids_that_share_a_float64_stay_apart(coco: Coco, write_json: WriteJson) 
     annotations = read_annotations(write_json(content))
     assert annotations.image_ids.tolist() == [b"20200502114223916", b"20200502114223917"]
     assert annotations.box_offsets.tolist() == [0, 0, 1]
-
-
-def test_arrays_have_the_documented_types(coco: Coco, write_json: WriteJson) -> None:
-    annotations = read_annotations(write_json(coco([[BOX]])))
-    assert annotations.shapes.tolist() == [[48, 64]]
-    assert (annotations.shapes.dtype, annotations.box_offsets.dtype) == (np.int32, np.int64)
-    assert (annotations.boxes.dtype, annotations.labels.dtype) == (np.float32, np.int8)
 
 
 def test_file_names_beyond_ascii_survive(coco: Coco, write_json: WriteJson) -> None:

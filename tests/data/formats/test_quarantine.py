@@ -7,15 +7,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from lightning.pytorch import Trainer
 
-from tests.helpers.data_module import data_module
+from tests.helpers.data_module import cpu_trainer, data_module, set_up
 from yolo_lightning.data.batch import Batch
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import TrainingDataset
 from yolo_lightning.data.formats.frame_checks import Limits
 from yolo_lightning.data.labelled_frames import LabelledFrames
-from yolo_lightning.data.loader import LoaderSettings
 from yolo_lightning.data.storage.storage import Storage
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
 
@@ -47,20 +45,9 @@ def frames(split: Split) -> LabelledFrames:
 
 @pytest.fixture
 def make(look_alike: Path, index_root: Path) -> Make:
-    def build(**options: Any) -> DetectionDataModule:
-        data = data_module(
-            str(look_alike),
-            index_root=str(index_root),
-            image_size=64,
-            batch_size=4,
-            loader=LoaderSettings(num_workers=0),
-            **options,
-        )
-        data.trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, max_epochs=30)
-        data.setup("fit")
-        return data
-
-    return build
+    return lambda **options: set_up(
+        "fit", str(look_alike), cpu_trainer(max_epochs=30), index_root=str(index_root), **options
+    )
 
 
 def test_frames_are_found_by_id_and_in_training_by_place(frames: LabelledFrames) -> None:
@@ -105,15 +92,6 @@ def test_quarantined_frames_count_neither_as_missing_nor_against_the_limit(
     index = data.index("train")
     listed = ", ".join(f"{index.image_id(place)} ({index.file_name(place)})" for place in (0, 5))
     assert message == f"train: left out because of data.limits.quarantine: {listed}"
-
-
-def test_quarantined_validation_frame_is_not_scored(make: Make) -> None:
-    image_id = make().index("valid").image_id(1)
-    with pytest.warns(UserWarning, match="valid: left out"):
-        data = make(quarantine=(f"id={image_id}",))
-    batches: list[Batch] = list(data.val_dataloader())
-    flags = {one: flag for batch in batches for one, flag in zip(batch.image_ids, batch.readable, strict=True)}
-    assert [one for one, flag in flags.items() if not flag] == [image_id]
 
 
 @pytest.mark.filterwarnings("ignore:train")

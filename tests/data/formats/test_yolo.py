@@ -41,12 +41,6 @@ def test_split_is_sorted_by_path_and_measured(yolo_set: YoloSet) -> None:
     assert (split.boxes.dtype, split.labels.dtype) == (np.float32, np.int8)
 
 
-def test_what_is_not_known_is_said_so(yolo_set: YoloSet) -> None:
-    split = read(yolo_set({"train/a.png": BOX, "train/b.png": BOX}))
-    assert (split.facts.has_clips, split.months.tolist(), split.clips.tolist()) == (False, [0, 0], [0, 1])
-    assert np.isnan(split.temperatures).all()
-
-
 @pytest.mark.parametrize(
     ("image", "expected"),
     [

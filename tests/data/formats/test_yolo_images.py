@@ -1,6 +1,5 @@
 """Image sizes from file headers equal the sizes of the decoded images."""
 
-import io
 import struct
 from pathlib import Path
 from typing import Any
@@ -40,11 +39,6 @@ def write(path: Path, orientation: int | None = None, mode: str = "RGB") -> Path
     return path
 
 
-@pytest.mark.parametrize("suffix", FORMATS)
-def test_size_is_height_and_width(tmp_path: Path, suffix: str) -> None:
-    assert image_shape(write(tmp_path / f"a.{suffix}")) == (HEIGHT, WIDTH)
-
-
 def test_every_format_that_is_trained_on_is_predicted_with_equal_pixels(tmp_path: Path) -> None:
     assert {f".{suffix}" for suffix in FORMATS} | {".avif"} == IMAGE_SUFFIXES
     (tmp_path / "images").mkdir()
@@ -80,11 +74,6 @@ def test_turned_image_has_the_size_it_is_decoded_to(tmp_path: Path, suffix: str,
     )
 
 
-def test_turned_jpeg_is_turned(tmp_path: Path) -> None:
-    assert image_shape(write(tmp_path / "a.jpg", 6)) == (WIDTH, HEIGHT)
-    assert image_shape(write(tmp_path / "a.jpg", 3)) == (HEIGHT, WIDTH)
-
-
 @pytest.mark.parametrize("content", [b"", b"no image", b"\xff\xd8\xff\xe0"])
 def test_damaged_image_has_no_size(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.jpg").write_bytes(content)
@@ -98,14 +87,3 @@ def test_image_with_damaged_exif_data_is_decoded(tmp_path: Path, monkeypatch: py
     path = write(tmp_path / "a.jpg", 6)
     monkeypatch.setattr(Image.Image, "getexif", refuse)
     assert image_shape(path) == (WIDTH, HEIGHT)
-
-
-def test_missing_image_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        image_shape(tmp_path / "absent.jpg")
-
-
-def test_colours_are_red_green_blue() -> None:
-    content = io.BytesIO()
-    Image.new("RGB", (4, 4), (200, 100, 50)).save(content, "PNG")
-    assert decode_frame(content.getvalue(), "a.png", 3)[0, 0].tolist() == [200, 100, 50]

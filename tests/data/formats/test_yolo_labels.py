@@ -4,11 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
 
 from yolo_lightning.data.formats.yolo_labels import Labels, read_labels
-
-POINT = st.tuples(st.floats(0, 1), st.floats(0, 1))
 
 
 def labels_in(tmp_path: Path, text: str, classes: int = 4, keypoint_columns: int = 0) -> Labels:
@@ -30,16 +27,6 @@ def test_polygon_is_the_box_around_it(tmp_path: Path) -> None:
     labels = labels_in(tmp_path, "1 0.25 0.5 0.75 0.25 0.5 1.0\n")
     assert labels.classes.tolist() == [1]
     assert labels.centres.tolist() == [[0.5, 0.625, 0.5, 0.75]]
-
-
-@given(points=st.lists(POINT, min_size=3, max_size=12))
-def test_box_of_a_polygon_touches_its_outermost_points(points: list[tuple[float, float]]) -> None:
-    from yolo_lightning.data.formats.yolo_labels import box_of_polygon
-
-    x, y, width, height = box_of_polygon(tuple(value for point in points for value in point))
-    columns, rows = zip(*points, strict=True)
-    assert np.allclose((x - width / 2, x + width / 2), (min(columns), max(columns)))
-    assert np.allclose((y - height / 2, y + height / 2), (min(rows), max(rows)))
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "  \n"])

@@ -39,16 +39,6 @@ def open_and_describe(annotation_file: Path, index_root: Path) -> tuple[str, lis
     return describe(open_ltdv2(annotation_file, index_root))
 
 
-def test_contents_match_the_annotation_file(coco: Coco, write_json: WriteJson, tmp_path: Path) -> None:
-    content = coco(BOXES)
-    index = open_ltdv2(write_json(content), tmp_path / "index")
-    assert len(index) == 3
-    assert index.image_ids() == [str(image["id"]) for image in content["images"]]
-    assert index.file_names() == [image["file_name"] for image in content["images"]]
-    assert [index.image_id(1), index.file_name(1)] == [index.image_ids()[1], index.file_names()[1]]
-    assert index.shape(1) == (48, 64)
-
-
 def test_boxes_per_image_match_the_source(look_alike: Path, index_root: Path) -> None:
     content = json.loads((look_alike / "Train.json").read_text())
     index = open_ltdv2(look_alike / "Train.json", index_root)
@@ -104,12 +94,6 @@ def test_arrays_of_all_frames_are_mapped_and_read_only(
         array[0] = 1
 
 
-def test_counts_are_kept_with_the_index(coco: Coco, write_json: WriteJson, tmp_path: Path) -> None:
-    index = open_ltdv2(write_json(coco([[[-1, 0, 9, 9], [0, 0, 0, 9], [1, 1, 9, 9]]])), tmp_path / "index")
-    assert (index.facts.kept, index.facts.clipped, index.facts.dropped) == (2, 1, 1)
-    assert pickle.loads(pickle.dumps(index)).facts == index.facts
-
-
 def test_second_open_does_not_rebuild(coco: Coco, write_json: WriteJson, tmp_path: Path) -> None:
     path = write_json(coco(BOXES))
     built = identities(open_ltdv2(path, tmp_path / "index").folder)
@@ -124,13 +108,6 @@ def test_current_index_is_opened_without_writing_anything(coco: Coco, write_json
         lock.unlink()
     open_ltdv2(path, tmp_path / "index")
     assert list((tmp_path / "index").iterdir()) == [index.folder]
-
-
-def test_changed_annotation_file_is_packed_again(coco: Coco, write_json: WriteJson, tmp_path: Path) -> None:
-    before = open_ltdv2(write_json(coco(BOXES)), tmp_path / "index").fingerprint
-    index = open_ltdv2(write_json(coco([*BOXES, []])), tmp_path / "index")
-    assert len(index) == 4
-    assert index.fingerprint != before
 
 
 def test_newer_modification_time_alone_is_packed_again(coco: Coco, write_json: WriteJson, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.helpers.annotations import open_ltdv2
 from yolo_lightning.data.index.split_index import SplitIndex
-from yolo_lightning.data.index.splits import choose_clips, clip_months, describe_split, hold_out, subset
+from yolo_lightning.data.index.splits import describe_split, hold_out, subset
 
 CLIPS_OF_MONTH = {"202005": 10, "202006": 4, "202101": 1}
 FRAMES_OF_CLIP = 3
@@ -100,10 +100,6 @@ def test_fingerprint_tells_parts_of_a_file_apart(index: SplitIndex, part: SplitI
     assert part.fingerprint == pickle.loads(pickle.dumps(part)).fingerprint
 
 
-def test_whole_share_is_the_index_itself(index: SplitIndex) -> None:
-    assert subset(index, 1.0) is index
-
-
 @pytest.mark.parametrize(
     ("share", "counts"), [(0.01, (1, 1, 1)), (0.3, (3, 1, 1)), (0.5, (5, 2, 1)), (0.99, (10, 4, 1))]
 )
@@ -125,17 +121,6 @@ def test_choice_depends_on_the_names_of_the_clips_alone(
     content["images"].reverse()
     other = open_ltdv2(write_json(content, "Reversed.json"), tmp_path / "index")
     assert clip_names(subset(other, 0.4)) == clip_names(subset(index, 0.4))
-
-
-def test_choice_is_not_that_of_the_first_clips(index: SplitIndex) -> None:
-    chosen = choose_clips(index, 0.5)
-    assert sorted(chosen[chosen < 10].tolist()) != list(range(5))
-
-
-def test_month_of_a_clip_is_that_of_its_frames(index: SplitIndex) -> None:
-    numbers, months = clip_months(index)
-    assert numbers.tolist() == list(range(15))
-    assert months.tolist() == [202005] * 10 + [202006] * 4 + [202101]
 
 
 @pytest.mark.parametrize("share", [0.01, 0.25, 0.5, 0.99])

@@ -1,7 +1,7 @@
 """Partners of mosaics: how often each frame is one, which mosaics share frames, and how many frames workers read."""
 
 from collections import Counter
-from itertools import combinations, islice
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -147,21 +147,3 @@ def reads_per_epoch(workers: int, batch_size: int, ranks: int = 1, length: int =
 @pytest.mark.parametrize(("workers", "batch_size", "ranks"), [(1, 8, 1), (4, 8, 1), (6, 16, 1), (2, 8, 3)])
 def test_each_frame_is_read_once_after_the_first_window(workers: int, batch_size: int, ranks: int) -> None:
     assert reads_per_epoch(workers, batch_size, ranks) == LENGTH + 11 * LARGEST_STRIDE
-
-
-def test_other_numbers_of_workers_read_more_frames_but_fewer_than_four_per_sample() -> None:
-    assert 1.5 * LENGTH < reads_per_epoch(workers=8, batch_size=16) < 3 * LENGTH
-
-
-def test_a_resumed_epoch_fills_the_cache_again() -> None:
-    sampler = EpochBatchSampler(Shuffled(LENGTH), 8)
-    sampler.start = 2400
-    frames = frames_of(LENGTH, window(LENGTH) + 8)
-    for keys in islice(sampler, window(LENGTH) // 8):
-        read_samples(frames, keys)
-    reads = frames.storage.reads  # type: ignore[attr-defined]
-    assert reads == window(LENGTH) + 11 * LARGEST_STRIDE
-    sampler.start += window(LENGTH)
-    for keys in sampler:
-        read_samples(frames, keys)
-    assert frames.storage.reads - reads == LENGTH - sampler.start  # type: ignore[attr-defined]

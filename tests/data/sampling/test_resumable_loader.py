@@ -106,12 +106,6 @@ def resumed(state: dict[str, Any], **options: Any) -> ResumableLoader:
     return loader
 
 
-@pytest.mark.parametrize(("batch_size", "batches"), [(1, 7), (2, 4), (6, 2), (7, 1), (8, 1)])
-def test_sampler_says_how_many_batches_an_epoch_has(batch_size: int, batches: int) -> None:
-    sampler = EpochBatchSampler(Shuffled(), batch_size)
-    assert len(sampler) == len(list(sampler)) == batches
-
-
 def test_sampler_starts_again_at_the_same_sample_when_asked_twice() -> None:
     sampler = EpochBatchSampler(Shuffled(), BATCH_SIZE)
     sampler.start = 4
@@ -122,10 +116,6 @@ def test_sampler_may_start_within_a_batch() -> None:
     sampler = EpochBatchSampler(Shuffled(), 3)
     sampler.start = 2
     assert list(sampler) == [keys_of(0)[2:5], keys_of(0)[5:7]]
-
-
-def test_loader_length_is_that_of_a_whole_epoch_also_after_resuming() -> None:
-    assert len(resumed(state_after(2))) == EPOCH_BATCHES
 
 
 @pytest.mark.parametrize("position", POSITIONS)
@@ -141,28 +131,10 @@ def test_state_right_after_resuming_is_an_equal_position(position: int) -> None:
     assert take(again, len(expected)) == expected
 
 
-@pytest.mark.parametrize(("first", "second"), [(1, 1), (1, 2), (5, 1), (5, 2)])
-def test_two_resumes_within_one_epoch(first: int, second: int) -> None:
-    loader = resumed(state_after(first))
-    take(loader, second)
-    expected = uninterrupted()[first + second :]
-    assert take(resumed(loader.state_dict()), len(expected)) == expected
-
-
-def test_state_saved_after_a_whole_epoch_rolls_over_to_the_next_epoch() -> None:
-    loader = make_loader()
-    list(loader)
-    assert take(resumed(loader.state_dict()), 1) == uninterrupted()[EPOCH_BATCHES : EPOCH_BATCHES + 1]
-
-
 @pytest.mark.parametrize("position", range(7))
 def test_limited_epochs_roll_over_at_their_limit(position: int) -> None:
     expected = uninterrupted(epoch_batches=3)[position:]
     assert take(resumed(state_after(position, epoch_batches=3), epoch_batches=3), len(expected)) == expected
-
-
-def test_epoch_limit_beyond_the_data_is_the_length_of_the_data() -> None:
-    assert make_loader(epoch_batches=100).epoch_batches == EPOCH_BATCHES
 
 
 def test_loader_may_be_repositioned_after_use() -> None:
@@ -170,13 +142,6 @@ def test_loader_may_be_repositioned_after_use() -> None:
     take(loader, 6)
     loader.load_state_dict(state_after(1))
     assert take(loader, 2) == uninterrupted()[1:3]
-
-
-@pytest.mark.whole_run
-def test_resume_with_spawned_workers_after_none_and_with_none_after_them() -> None:
-    loader = resumed(state_after(1), workers=2)
-    assert take(loader, 2) == uninterrupted()[1:3]
-    assert take(resumed(loader.state_dict()), 5) == uninterrupted()[3:8]
 
 
 @pytest.mark.whole_run

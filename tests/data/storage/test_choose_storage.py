@@ -73,11 +73,6 @@ def test_nothing_found_says_where_it_looked(tmp_path: Path) -> None:
         open_(tmp_path)
 
 
-def test_missing_root_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"dataset root .*nowhere does not exist"):
-        open_(tmp_path / "nowhere")
-
-
 def test_unknown_storage_is_refused(root: Path) -> None:
     with pytest.raises(ValueError, match=r"data\.storage\.kind must be one of auto, packed, folder, zip, got 'tar'"):
         open_(root, "tar")  # type: ignore[arg-type]
@@ -104,8 +99,3 @@ def test_original_may_be_deleted_in_part_or_be_damaged(root: Path) -> None:
     assert isinstance(open_(root), PackedFrames)
     (root / "frames.zip").unlink()
     assert isinstance(open_(root), PackedFrames)
-
-
-@pytest.mark.parametrize("storage", ["folder", "zip", "packed"])
-def test_a_source_names_itself(root: Path, storage: StorageKind) -> None:
-    assert str(root) in str(open_(root, storage))

@@ -7,12 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lightning.pytorch import Trainer
 
-from tests.helpers.data_module import data_module
+from tests.helpers.data_module import data_module, set_up
 from yolo_lightning.data.dataset import TrainingDataset
 from yolo_lightning.data.labelled_frames import LabelledFrames
-from yolo_lightning.data.loader import LoaderSettings
 from yolo_lightning.data.storage.folder_frames import ImageFiles
 from yolo_lightning.data.storage.frames import FrameError
 from yolo_lightning.data.storage.image_cache import ImageCache
@@ -144,17 +142,10 @@ def test_channels_count_and_the_log_names_the_missing_memory(split: LabelledFram
     assert colour.describe_cache() == "image cache of 5 frames per process (all 6: 2 MiB)"
 
 
-def test_part_of_a_split_counts_its_own_pixels(look_alike: Path, index_root: Path) -> None:
-    data = data_module(str(look_alike), index_root=str(index_root), train_fraction=0.5)
-    assert data.open("train").index.pixels() == 8 * PIXELS
-
-
 @pytest.mark.parametrize("budget_mib", [0, 1])
 def test_setting_decides_whether_training_keeps_them(look_alike: Path, index_root: Path, budget_mib: int) -> None:
-    options = {"kind": "folder", "loader": LoaderSettings(num_workers=0), "image_cache_mib": budget_mib}
-    data = data_module(str(look_alike), index_root=str(index_root), **options)
-    data.trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, max_epochs=1)
-    data.setup("fit")
+    options = {"kind": "folder", "image_cache_mib": budget_mib}
+    data = set_up("fit", str(look_alike), index_root=str(index_root), **options)
     frames = data.train_dataloader().dataset.frames
     frames.read(0)
     assert len(frames.cache) == budget_mib

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-import zlib
 from functools import partial
 from pathlib import Path
 
@@ -54,21 +53,6 @@ def write(store: Path, source: FolderFrames, names: list[str]) -> ShardFrames:
     frames = write_shard(store, source, describe(source), names)[0]
     assert frames is not None
     return frames
-
-
-def test_shard_holds_the_pixels_one_after_another(store: Path, source: FolderFrames) -> None:
-    frames = write(store, source, NAMES)
-    content = (store / frames.shard.file).read_bytes()
-    assert content == b"".join(pixels(FRAMES)[name].tobytes() for name in NAMES)
-    assert frames.shard.crc == zlib.crc32(content)
-    assert (frames.shard.bytes, frames.shard.frames) == (len(content), len(NAMES))
-
-
-def test_shard_is_found_again(store: Path, source: FolderFrames) -> None:
-    written = [write(store, source, names) for names in HALVES]
-    whole, broken = complete_shards(store)
-    assert sorted(whole, key=str) == sorted(written, key=str)
-    assert broken == []
 
 
 def test_same_task_gives_the_same_file_and_another_source_does_not(store: Path, source: FolderFrames) -> None:

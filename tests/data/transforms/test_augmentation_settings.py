@@ -38,8 +38,3 @@ def test_setting_of_box_paste_out_of_range_is_refused(name: str, value: Any, all
 def test_negative_epochs_are_refused() -> None:
     with pytest.raises(ValueError, match="close_mosaic_epochs must be >= 0, got -1"):
         Augmentation(close_mosaic_epochs=-1)
-
-
-def test_unknown_pixel_transform_is_refused_when_the_settings_are_made() -> None:
-    with pytest.raises(ValueError, match=r"name must be a pixel-level transform of albumentations.*got 'Clahe'"):
-        Augmentation(pixel_transforms=({"name": "Clahe"},))

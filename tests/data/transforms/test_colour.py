@@ -1,6 +1,5 @@
 """Frames in colour: jitter like Ultralytics', geometry channel by channel, samples and batches of three channels."""
 
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 
@@ -111,28 +110,6 @@ def test_each_channel_goes_where_a_gray_frame_would(settings: Augmentation, mosa
         assert np.array_equal(whole.boxes, alone.boxes)
 
 
-@pytest.mark.parametrize("shrink_by_area", [False, True])
-def test_letterbox_shrinks_each_channel(shrink_by_area: bool) -> None:
-    frame = Labelled(noise(0, 100, 150), np.zeros((0, 4), np.float32), np.zeros(0, np.int64))
-    found, _ = letterbox(frame, ImageSize(64, 64), shrink_by_area=shrink_by_area)
-    for channel in range(3):
-        alone, _ = letterbox(
-            frame._replace(image=frame.image[..., channel]), ImageSize(64, 64), shrink_by_area=shrink_by_area
-        )
-        assert np.array_equal(found.image[..., channel], alone.image)
-
-
-def test_sample_has_three_channels_and_depends_on_its_key_alone(yolo_set: YoloSet) -> None:
-    dataset = TrainingDataset(frames(yolo_set(dict.fromkeys(NAMES, LABEL)), 3), 64, Augmentation(), 10, seed=1)
-    first = [dataset[1, index] for index in range(len(NAMES))]
-    copy = pickle.loads(pickle.dumps(dataset))
-    for index in reversed(range(len(NAMES))):
-        again = copy[1, index]
-        assert (again.image.shape, again.image.dtype) == ((64, 64, 3), np.uint8)
-        assert np.array_equal(again.image, first[index].image)
-        assert np.array_equal(again.boxes, first[index].boxes)
-
-
 def test_batch_is_red_green_blue_planes(yolo_set: YoloSet) -> None:
     file = yolo_set(dict.fromkeys(NAMES, LABEL))
     for position, colour in enumerate(((255, 0, 0), (0, 255, 0), (0, 0, 255))):
@@ -145,11 +122,6 @@ def test_batch_is_red_green_blue_planes(yolo_set: YoloSet) -> None:
     for position in range(3):
         means = images[position].float().mean(dim=(1, 2)).tolist()
         assert means == [255 * float(channel == position) for channel in range(3)]
-
-
-def test_one_channel_of_the_same_set_is_a_gray_batch(yolo_set: YoloSet) -> None:
-    dataset = EvaluationDataset(frames(yolo_set(dict.fromkeys(NAMES, LABEL)), 1), 64)
-    assert collate([dataset[0]]).images.shape == (1, 1, 64, 64)
 
 
 def test_image_that_cannot_be_read_is_empty_gray_on_three_channels(yolo_set: YoloSet) -> None:

@@ -77,12 +77,6 @@ def test_letterbox_pads_with_gray_outside_the_frame_only() -> None:
     assert (labelled.image[8:-8] == 0).all()
 
 
-def test_letterbox_at_the_frames_own_size_changes_no_pixel() -> None:
-    frame = np.random.default_rng(0).integers(0, 256, (48, 64), dtype=np.uint8)
-    labelled, _ = letterbox(Labelled(frame, *empty_frame(48, 64)[1:]), ImageSize(64, 64), shrink_by_area=True)
-    assert np.array_equal(labelled.image[8:56], frame)
-
-
 def test_shrinking_by_area_averages() -> None:
     stripes = np.tile(np.array([0, 0, 0, 200], dtype=np.uint8), (32, 8))
     assert (resize_frame(stripes, 0.25, shrink_by_area=True) == 50).all()
@@ -101,15 +95,6 @@ def test_mosaic_sets_four_frames_around_one_point(seed: int) -> None:
     assert [bottom_left[2], bottom_left[1]] == centre
     assert bottom_right[:2] == centre
     assert all(16 <= side < 48 for side in centre)
-
-
-def test_mosaic_centre_differs_between_samples() -> None:
-    frames = [empty_frame(32, 32, level) for level in (20, 60, 180, 240)]
-    centres = {
-        tuple(outline(mosaic(frames, ImageSize(32, 32), np.random.default_rng(seed)).image == 20)[2:])
-        for seed in range(8)
-    }
-    assert len(centres) >= 6
 
 
 @pytest.mark.parametrize("shape", [(48, 64), (32, 24), (128, 96)], ids=["same", "enlarged", "shrunk"])
@@ -281,22 +266,6 @@ def test_mosaic_of_small_frames_keeps_their_pixels() -> None:
 def test_mosaic_does_not_take_more_pixels_than_the_input_needs() -> None:
     result = mosaic([empty_frame(300, 400)] * 4, ImageSize(64, 64), np.random.default_rng(0))
     assert (result.image.shape, result.gain) == ((128, 128), 1)
-
-
-@pytest.mark.parametrize("degrees", [0, 10], ids=["cut", "warp"])
-@pytest.mark.parametrize("seed", range(8))
-def test_affine_after_a_mosaic_of_small_frames_keeps_the_box_on_its_object(seed: int, degrees: float) -> None:
-    generator = np.random.default_rng(seed)
-    frames = [one_object(60, 80, (30, 20, 50, 40)), *[empty_frame(60, 80)] * 3]
-    result = random_affine(
-        mosaic(frames, ImageSize(240, 240), generator), ImageSize(240, 240), Augmentation(degrees=degrees), generator
-    )
-    assert result.image.shape == (240, 240)
-    assert result.gain == 1
-    if len(result.boxes):
-        assert_box_is_on_the_object(result, tolerance=3.0)
-    else:
-        assert bright_pixels(result.image).mean() < 0.01
 
 
 def frame_of_noise(height: int, width: int) -> Image:

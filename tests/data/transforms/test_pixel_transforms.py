@@ -1,7 +1,5 @@
 """Transforms of albumentations that a configuration names."""
 
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -51,17 +49,3 @@ def test_photometry_ends_with_the_transforms_in_every_sample() -> None:
 def test_transform_that_cannot_work_is_refused(transform: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Augmentation(pixel_transforms=(transform,))
-
-
-def test_albumentations_is_imported_only_where_a_transform_asks_for_it() -> None:
-    code = (
-        "import sys, numpy as np\n"
-        "from yolo_lightning.data.transforms.augmentation_settings import Augmentation\n"
-        "from yolo_lightning.data.transforms.photometric import random_photometry\n"
-        "settings = Augmentation(photometric=1, inversion=1)\n"
-        "for seed in range(20):\n"
-        "    random_photometry(np.zeros((64, 64), np.uint8), settings, np.random.default_rng(seed))\n"
-        "print(sorted({name.split('.')[0] for name in sys.modules} & {'albumentations', 'lightning', 'ultralytics'}))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
