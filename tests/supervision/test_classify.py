@@ -205,29 +205,21 @@ def test_fault_12_gpu_stall_moves_down_only_with_evicted_queues(
 
 
 @pytest.mark.parametrize(
-    "trainer",
+    ("trainer", "kind"),
     [
-        main_process("flush (yolo_lightning/utils/files.py:41)", "replacing (yolo_lightning/utils/files.py:33)"),
-        main_process("save (torch/serialization.py:900)"),
-        main_process("anything (x.py:1)", state="D", channel="jbd2_log_wait_commit"),
+        (main_process("flush (yolo_lightning/utils/files.py:41)", "replacing (a.py:33)"), StallClass.STORAGE),
+        (main_process("save (torch/serialization.py:900)"), StallClass.STORAGE),
+        (main_process("anything (x.py:1)", state="D", channel="jbd2_log_wait_commit"), StallClass.STORAGE),
+        (main_process("loop (a.py:3)", state="R", later=("loop (a.py:4)",)), StallClass.LIVELOCK),
+        (main_process("loop (a.py:3)", state="R", later=("other (a.py:9)",)), StallClass.UNKNOWN),
+        (main_process("loop (a.py:3)", state="S", later=("loop (a.py:3)",)), StallClass.UNKNOWN),
+        (main_process("loop (a.py:3)", state="R"), StallClass.UNKNOWN),
     ],
 )
-def test_storage(trainer: ProcessEvidence) -> None:
+def test_stall_of_the_trainer_itself(trainer: ProcessEvidence, kind: StallClass) -> None:
+    """A livelock computes in the same function a moment later, in any line of it."""
     found = judge(trainer, phase=Phase.SAVE)
-    assert (found.kind, found.moves_down) == (StallClass.STORAGE, False)
-
-
-@pytest.mark.parametrize(
-    ("state", "later", "kind"),
-    [
-        ("R", ("loop (a.py:4)",), StallClass.LIVELOCK),
-        ("R", ("other (a.py:9)",), StallClass.UNKNOWN),
-        ("S", ("loop (a.py:3)",), StallClass.UNKNOWN),
-        ("R", (), StallClass.UNKNOWN),
-    ],
-)
-def test_livelock_computes_in_the_same_function(state: str, later: tuple[str, ...], kind: StallClass) -> None:
-    assert judge(main_process("loop (a.py:3)", state=state, later=later), phase=Phase.STEP).kind is kind
+    assert (found.kind, found.moves_down) == (kind, False)
 
 
 def test_nothing_known_is_unknown_and_says_so() -> None:

@@ -94,6 +94,7 @@ def test_each_event_is_sent_once_an_hour_with_the_number_of_suppressed_ones(
     ("fault", "until", "code", "last"),
     [
         ("raise_value_error", 100, ExitCode.FAILED, ["started", "failed"]),
+        ("exit_2", 100, ExitCode.USAGE, ["started", "failed"]),
         ("kill", 1, ExitCode.FINISHED, ["started", "crashed", "recovered", "finished"]),
         ("kill", 100, ExitCode.GAVE_UP, ["started", "crashed", "gave up"]),
         ("wait_for_worker", 1, ExitCode.FINISHED, ["started", "stalled", "degraded", "recovered", "finished"]),

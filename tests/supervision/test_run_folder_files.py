@@ -1,4 +1,3 @@
-import ast
 import json
 import os
 import subprocess
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REPOSITORY
+from yolo_lightning import supervision
 from yolo_lightning.checkpoints import checkpoint_file
 from yolo_lightning.supervision import Job, RunInUseError, SuperviseSettings, run_disk, run_folder_files, run_lock
 from yolo_lightning.supervision.helper_process import Helper
@@ -167,29 +167,8 @@ def test_log_that_cannot_be_written_costs_nothing_else(tmp_path: Path) -> None:
     assert output_of("print('line')", tmp_path / "missing" / "run.log").lines() == ("line",)
 
 
-STANDARD_LIBRARY_UTILS = (
-    *("addresses", "exit_codes", "files", "json_record", "plain_text", "process_identity", "regular_files"),
-    *("run_files", "sensors", "stop_signals"),
-)
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        *(REPOSITORY / "yolo_lightning" / "utils" / f"{name}.py" for name in STANDARD_LIBRARY_UTILS),
-        *(REPOSITORY / "yolo_lightning" / "supervision").glob("*.py"),
-    ],
-    ids=lambda path: path.name,
-)
-def test_supervision_needs_the_standard_library_alone(path: Path) -> None:
-    rooms = ("yolo_lightning.supervision", *(f"yolo_lightning.utils.{name}" for name in STANDARD_LIBRARY_UTILS))
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            names = [f"{base}.{alias.name}" for alias in node.names] if base == "yolo_lightning.utils" else [base]
-        else:
-            continue
-        for name in names:
-            assert name.split(".")[0] in sys.stdlib_module_names or name.startswith(rooms), name
+def test_supervision_needs_the_standard_library_alone() -> None:
+    """Without the module `site`, other packages cannot be imported."""
+    names = [f"yolo_lightning.supervision.{path.stem}" for path in Path(supervision.__file__).parent.glob("[!_]*.py")]
+    code = f"import sys; sys.path.insert(0, {str(REPOSITORY)!r}); import {', '.join(names)}"
+    subprocess.run([sys.executable, "-S", "-c", code], check=True)

@@ -74,17 +74,6 @@ def test_stall_is_reported_ended_and_resumed(name: str, tmp_path: Path) -> None:
     assert set(supervised.new_shared_memory()) == set()
 
 
-def test_evidence_of_a_stall_is_kept(tmp_path: Path) -> None:
-    supervised = Supervised(tmp_path / "run", "sleep_for_ever", allowed=STEP)
-    assert supervised.wait() == ExitCode.FINISHED
-    (folder,) = (tmp_path / "run" / "incidents").iterdir()
-    kept = {path.name for path in folder.iterdir()}
-    pid = supervised.starts()[0]["process"]
-    assert kept >= {"incident.json", "evidence.json", "system.txt", "log.txt", "stacks.txt"}
-    assert f"process-{pid}.txt" in kept
-    assert "sleep_for_ever" in (folder / "stacks.txt").read_text()  # by faulthandler, without py-spy
-
-
 @pytest.mark.parametrize(
     ("kind", "words"),
     [("kill", "SIGKILL"), ("leave_children_and_die", "exit code 9"), ("exit_0", "before training was finished")],
@@ -96,13 +85,6 @@ def test_death_is_noticed_at_once_and_resumed(kind: str, words: str, tmp_path: P
     assert words in incident["sentence"]
     assert [start["first_step"] for start in supervised.starts()] == [0, 4]
     assert supervised.left() == []
-
-
-@pytest.mark.parametrize(("kind", "code"), [("raise_value_error", ExitCode.FAILED), ("exit_2", ExitCode.USAGE)])
-def test_error_that_a_restart_cannot_mend_ends_the_run(kind: str, code: ExitCode, tmp_path: Path) -> None:
-    supervised = Supervised(tmp_path / "run", kind, until=100)
-    assert supervised.wait() == code
-    assert len(supervised.starts()) == 1
 
 
 def test_gpu_stall_of_native_convolutions_revokes_their_verdict(tmp_path: Path) -> None:
@@ -176,7 +158,15 @@ def test_fault_30_hang_without_a_record_is_noticed_after_the_largest_timeout(tmp
     assert "sleep_for_ever" in incident["sentence"]
     assert (incident["phase"], incident["step"]) == ("step", 5)
     (folder,) = (tmp_path / "run" / "incidents").iterdir()
-    assert "sleep_for_ever" in (folder / "stacks.txt").read_text()
+    assert "sleep_for_ever" in (folder / "stacks.txt").read_text()  # by faulthandler, without py-spy
+    names = {
+        "incident.json",
+        "evidence.json",
+        "system.txt",
+        "log.txt",
+        f"process-{supervised.starts()[0]['process']}.txt",
+    }
+    assert names <= {path.name for path in folder.iterdir()}
 
 
 def test_fault_35_hang_at_exit_after_success_counts_as_finished(tmp_path: Path) -> None:
