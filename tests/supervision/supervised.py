@@ -48,6 +48,7 @@ class Supervised:
         allowed: PhaseTimeouts | None = None,
         smoke_test: tuple[str, ...] = (),
         stdout: int = subprocess.DEVNULL,
+        program: tuple[str, ...] = (),  # in place of the stand-in trainer, run in the parent folder of `run`
         **settings: Any,
     ) -> None:
         self.run = run
@@ -55,9 +56,12 @@ class Supervised:
         options = SuperviseSettings(phase_timeouts=allowed or floors(), **(SHORT | settings))
         command = (sys.executable, str(TRAINER), str(run), fault, str(until))
         job = Job(command, (*command, "--resume"), workers, options, smoke_test)
+        if program:
+            job = Job(program, program, settings=options, any_command=True)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "yolo_lightning.supervision", str(run)],
             env=os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", JOB_VARIABLE: job.to_json()},
+            cwd=run.parent if program else None,
             stdout=stdout,
         )
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,10 +65,13 @@ def marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Marked]:
     process.semaphore.unlink(missing_ok=True)
 
 
-def test_files_of_a_killed_group_are_removed(marked: Marked) -> None:
+def test_files_of_a_killed_group_are_removed_by_their_user(marked: Marked, monkeypatch: pytest.MonkeyPatch) -> None:
     assert marked.semaphore.exists()
     assert marked.folder.is_dir()
     marked.kill_group()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "geteuid", lambda: marked.semaphore.lstat().st_uid + 1)
+        remove_files_of_dead_processes()
     assert marked.semaphore.exists()
     remove_files_of_dead_processes()
     assert not marked.semaphore.exists()
@@ -81,13 +85,6 @@ def test_files_of_a_living_process_stay_until_it_ends(marked: Marked) -> None:
     marked.end()
     assert not marked.semaphore.exists()
     assert not marked.folder.exists()
-
-
-def test_files_of_another_user_stay(marked: Marked, monkeypatch: pytest.MonkeyPatch) -> None:
-    marked.kill_group()
-    monkeypatch.setattr(os, "geteuid", lambda: marked.semaphore.lstat().st_uid + 1)
-    remove_files_of_dead_processes()
-    assert marked.semaphore.exists()
 
 
 def test_other_names_and_other_namespaces_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,10 +108,18 @@ def test_other_names_and_other_namespaces_are_left_alone(tmp_path: Path, monkeyp
     assert found == [other_start, f"{other_start}-12345678-record"]
 
 
-def test_folder_of_sockets_is_one_in_which_sockets_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = multiprocessing.process.current_process()._config  # type: ignore[attr-defined]
+@pytest.fixture
+def config(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Settings of multiprocessing in this process, without those of `mark_process`."""
+    found: dict[str, Any] = multiprocessing.process.current_process()._config  # type: ignore[attr-defined]
     for name in ("tempdir", "semprefix"):
-        monkeypatch.setitem(config, name, None)
+        monkeypatch.setitem(found, name, None)
+    return found
+
+
+def test_folder_of_sockets_is_one_in_which_sockets_can_be_made(
+    config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv(MARKER_VARIABLE, raising=False)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / ("x" * 100)))
     mark = f"yolo-test-{os.getpid()}"  # the folder with the mark of this process may contain sockets of other tests
@@ -125,10 +130,7 @@ def test_folder_of_sockets_is_one_in_which_sockets_can_be_made(tmp_path: Path, m
     Path(config["tempdir"]).rmdir()
 
 
-def test_supervised_trainer_keeps_its_temporary_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = multiprocessing.process.current_process()._config  # type: ignore[attr-defined]
-    for name in ("tempdir", "semprefix"):
-        monkeypatch.setitem(config, name, None)
+def test_supervised_trainer_keeps_its_temporary_folder(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(MARKER_VARIABLE, "token")
     mark_process()
     assert config["tempdir"] is None

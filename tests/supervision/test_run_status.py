@@ -1,6 +1,4 @@
 import json
-import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,21 +26,6 @@ def test_status_comes_back_also_with_a_field_of_a_later_version(tmp_path: Path) 
     content = json.loads((tmp_path / "status.json").read_text())
     (tmp_path / "status.json").write_text(json.dumps(content | {"later": 1}))
     assert read_status(tmp_path / "status.json") == STATUS
-
-
-def test_failed_writing_leaves_the_file_before_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_status(STATUS, tmp_path / "status.json")
-
-    def fail(*arguments: object) -> None:
-        raise OSError("disk full")
-
-    monkeypatch.setattr(os, "replace", fail)
-    with pytest.raises(OSError, match="disk full"):
-        write_status(replace(STATUS, step=4), tmp_path / "status.json")
-    assert read_status(tmp_path / "status.json") == STATUS
-    assert [path.name for path in tmp_path.iterdir()] == ["status.json"]
 
 
 @pytest.mark.parametrize("every", [None, 1, 2, 3, 7, 100])

@@ -12,9 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import REPOSITORY
-from tests.supervision.supervised import SHORT
-from yolo_lightning.supervision.job import JOB_VARIABLE, Job, SuperviseSettings
+from tests.supervision.supervised import Supervised
 from yolo_lightning.supervision.phase_timeouts import PhaseTimeouts
 from yolo_lightning.supervision.processes import all_processes, environment_now
 from yolo_lightning.supervision.run_lock import read_holder
@@ -171,17 +169,9 @@ def log_bytes(folder: Path) -> int:
 def start(folder: Path, code: str) -> subprocess.Popen[bytes]:
     """Start a supervisor of a program in `folder`."""
     (folder / "program.py").write_text(START + code)
-    (folder / "run").mkdir(exist_ok=True)
-    limits = {field.name: STEP_S for field in fields(PhaseTimeouts)} | {"import_s": IMPORT_S}
-    settings = SuperviseSettings(phase_timeouts=PhaseTimeouts(**limits), factor=1.0, **(SHORT | {"kill_wait_s": 2.0}))
-    command = (sys.executable, "program.py")
-    job = Job(command, command, settings=settings, any_command=True)
-    return subprocess.Popen(
-        [sys.executable, "-m", "yolo_lightning.supervision", str(folder / "run")],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(REPOSITORY), JOB_VARIABLE: job.to_json()},
-        stdout=subprocess.DEVNULL,
-    )
+    limits = PhaseTimeouts(**{field.name: STEP_S for field in fields(PhaseTimeouts)} | {"import_s": IMPORT_S})
+    program = (sys.executable, "program.py")
+    return Supervised(folder / "run", "", program=program, allowed=limits, factor=1.0, kill_wait_s=2.0).process
 
 
 def end_of(process: subprocess.Popen[bytes], folder: Path) -> int:
