@@ -6,9 +6,10 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, patch
 
 import pytest
 
@@ -24,26 +25,6 @@ from yolo_lightning.utils.exit_codes import ExitCode
 RECORD = Heartbeat(1, 1, 0, 2, 0, 10, 10, Phase.STEP, 0.0, {}, ())
 
 NO_WORKERS = LevelState("no workers", "loader stall at step 47", "2026-11-23T22:00:00+0000")
-
-
-@dataclass
-class Spy:
-    """Instead of the notifier."""
-
-    sent: list[tuple[str, str]] = field(default_factory=list)
-    pings: int = 0
-
-    def send(self, event: str, text: str = "") -> None:
-        self.sent.append((event, text))
-
-    def ping(self) -> None:
-        self.pings += 1
-
-    def serve(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 class Direct:
@@ -70,12 +51,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now_s
 
 
-def announcer(run: Path, settings: NotifySettings | None = None) -> tuple[Announcer, Spy]:
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("yolo_lightning.supervision.announcer.Notifier", lambda *_: Spy())
-        made = Announcer(run, settings or NotifySettings(), 3, Direct(), print)  # type: ignore[arg-type]
-    assert isinstance(made.notifier, Spy)
-    return made, made.notifier
+def announcer(run: Path, settings: NotifySettings | None = None) -> tuple[Announcer, Mock]:
+    with patch("yolo_lightning.supervision.announcer.Notifier") as notifier:
+        return Announcer(run, settings or NotifySettings(), 3, Direct(), print), notifier()  # type: ignore[arg-type]
+
+
+def sent(notifier: Mock) -> list[tuple[str, str]]:
+    return [one.args for one in notifier.send.call_args_list]
 
 
 def status(run: Path) -> SupervisorStatus:
@@ -84,38 +66,25 @@ def status(run: Path) -> SupervisorStatus:
     return found
 
 
-def test_pings_with_headway_and_not_more_often_than_asked_for(tmp_path: Path, clock: list[float]) -> None:
-    made, spy = announcer(tmp_path)
-    for step in range(10, 200):
-        clock[0] += 1.0
-        made.progress_made(replace(RECORD, step=step))
-    assert spy.pings == 4  # at once, and after each of three minutes
-
-
 @pytest.mark.parametrize(
-    "states",
+    ("states", "interval_s", "pings"),
     [
-        [replace(RECORD, sequence=number) for number in range(2, 900, 2)],
-        [replace(RECORD, step=step) for _ in range(50) for step in (8, 9, 10)],
-        [replace(RECORD, phase=Phase.SETUP, step=step) for step in range(500)],
+        ([replace(RECORD, step=step) for step in range(10, 200)], 1.0, 4),  # at once, and after each of three minutes
+        ([replace(RECORD, phase=Phase.VALIDATE, batch=batch) for batch in range(5)], 60.0, 5),
+        ([replace(RECORD, sequence=number) for number in range(2, 900, 2)], 60.0, 1),
+        ([replace(RECORD, step=step) for _ in range(50) for step in (10, 8, 9)], 60.0, 1),
+        ([RECORD, *(replace(RECORD, phase=Phase.SETUP, step=step) for step in range(500))], 60.0, 1),
     ],
-    ids=["beats without a step", "the same steps again and again", "set-up"],
+    ids=["steps", "batches of a validation", "beats without a step", "the same steps again and again", "set-up"],
 )
-def test_without_headway_comes_no_second_ping(states: list[Heartbeat], tmp_path: Path, clock: list[float]) -> None:
-    made, spy = announcer(tmp_path)
-    made.progress_made(RECORD)
+def test_pings_follow_progress(
+    states: list[Heartbeat], interval_s: float, pings: int, tmp_path: Path, clock: list[float]
+) -> None:
+    made, notifier = announcer(tmp_path)
     for state in states:
-        clock[0] += 60.0
+        clock[0] += interval_s
         made.progress_made(state)
-    assert spy.pings == 1
-
-
-def test_batches_of_a_validation_are_headway(tmp_path: Path, clock: list[float]) -> None:
-    made, spy = announcer(tmp_path)
-    for batch in range(5):
-        clock[0] += 60.0
-        made.progress_made(replace(RECORD, phase=Phase.VALIDATE, batch=batch))
-    assert spy.pings == 5
+    assert notifier.ping.call_count == pings
 
 
 def test_recovery_is_told_at_the_first_trained_batch_with_what_was_lost(tmp_path: Path) -> None:
@@ -124,12 +93,12 @@ def test_recovery_is_told_at_the_first_trained_batch_with_what_was_lost(tmp_path
     made.restarting(None, "it slept", FallbackState(NO_WORKERS, attempts=1, restarts=1), 37)
     made.attempt_started(2, FallbackState(NO_WORKERS, restarts=1))
     made.progress_made(replace(RECORD, phase=Phase.FIRST_BATCH))
-    assert [event for event, _ in spy.sent] == ["started", "degraded"]
+    assert [event for event, _ in sent(spy)] == ["started", "degraded"]
     made.progress_made(RECORD)
     made.progress_made(RECORD)
-    assert [event for event, _ in spy.sent] == ["started", "degraded", "recovered"]
+    assert [event for event, _ in sent(spy)] == ["started", "degraded", "recovered"]
     assert (
-        spy.sent[-1][1]
+        sent(spy)[-1][1]
         == f"training resumed from step 10, 37 steps lost, fallback level: {FallbackState(NO_WORKERS).line}"
     )
 
@@ -167,7 +136,7 @@ def test_exit_code_says_how_it_ended(code: int, state: SupervisorState, tmp_path
     made, spy = announcer(tmp_path)
     made.ended(code, "why")
     assert (status(tmp_path).state, status(tmp_path).sentence) == (state, "why")
-    assert spy.sent[-1] == (state.value, "why")
+    assert sent(spy)[-1] == (state.value, "why")
 
 
 STATUS = {
@@ -183,7 +152,7 @@ def checked(run: Path) -> list[tuple[str, str]]:
     made, spy = announcer(run, NotifySettings(webhook="http://localhost/"))
     made.serve()
     made.serve()
-    return spy.sent
+    return sent(spy)
 
 
 @pytest.mark.parametrize(
@@ -222,7 +191,7 @@ def test_alarm_of_a_watch_is_sent_once_and_its_end_once(tmp_path: Path, clock: l
         for _ in range(2):
             clock[0] += 31.0
             made.serve()
-    assert spy.sent == [
+    assert sent(spy) == [
         ("GPU too hot", "84 °C, limit 80 °C"),
         ("GPU too hot: over", "after 10 min; last: 84 °C, limit 80 °C"),
         ("GPU too hot", "84 °C, limit 80 °C"),
