@@ -18,6 +18,7 @@ from yolo_lightning.utils import run_files
 
 JOB_VARIABLE = "YOLO_LIGHTNING_JOB"  # environment variable that contains the job of a supervisor
 RUN_FOLDER_OPTION = "--trainer.default_root_dir"
+LONGEST_PAUSE_S = 300.0  # between two attempts
 START_OPTIONS = ("--resume", "--ckpt_path", RUN_FOLDER_OPTION)
 """Options of the first attempt only; a restart begins at the newest checkpoint of its run folder."""
 
@@ -41,8 +42,7 @@ class SuperviseSettings:
         smoke_test_s: Time limit of the GPU smoke test, seconds, including the import of torch.
         attempts: Limit of consecutive failed attempts without a new checkpoint.
         pause_s: Seconds before the second consecutive restart without a new checkpoint. The first restart follows at
-            once; each further pause is twice as long.
-        max_pause_s: Longest pause, seconds.
+            once; each further pause is twice as long, up to 5 min.
         cpu_fallback: Whether the last fallback level of the computation trains on the CPU.
         climb_after_h: Hours without an incident after which one fallback level is taken back, loader first. Each level
             that fails again doubles the time. 0 keeps all levels.
@@ -60,20 +60,19 @@ class SuperviseSettings:
     smoke_test_s: float = 120.0
     attempts: int = 3
     pause_s: float = 10.0
-    max_pause_s: float = 300.0
     cpu_fallback: bool = False
     climb_after_h: float = 12.0
     notify: NotifySettings = field(default_factory=NotifySettings)
 
     def pause_after(self, failures: int) -> float:
         """Return the pause after consecutive failures in seconds: twice the previous pause, up to a limit; from 1."""
-        return min(self.pause_s * 2.0 ** min(failures - 1, 30), self.max_pause_s)
+        return min(self.pause_s * 2.0 ** min(failures - 1, 30), LONGEST_PAUSE_S)
 
     def __post_init__(self) -> None:
         for name in ("factor", "poll_s", "kill_wait_s", "part_timeout_s", "smoke_test_s", "attempts"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"supervision.{name} must be > 0, got {getattr(self, name)}")
-        for name in ("kill_after_s", "grace_s", "pause_s", "max_pause_s", "climb_after_h"):
+        for name in ("kill_after_s", "grace_s", "pause_s", "climb_after_h"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"supervision.{name} must be >= 0, got {getattr(self, name)}")
 

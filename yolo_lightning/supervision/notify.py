@@ -83,19 +83,16 @@ class Notifier:
         self._addresses = {name: address for name in ADDRESSES if (address := getattr(settings, name))}
         self._helpers = {name: Helper() for name in self._addresses}
         self._calls: list[tuple[str, str, Call[None]]] = []
-        self._sent: dict[str, tuple[float, int]] = {}
+        self._sent: dict[str, float] = {}  # time of the last message of each event
 
     def send(self, event: str, text: str = "") -> None:
         """Queue a message, unless the same event was sent within the last hour."""
         now_s = time.monotonic()
-        sent_s, suppressed = self._sent.get(event, (float("-inf"), 0))
-        if now_s < sent_s + REPEAT_AFTER_S:
-            self._sent[event] = (sent_s, suppressed + 1)
+        if now_s < self._sent.get(event, float("-inf")) + REPEAT_AFTER_S:
             return
-        self._sent[event] = (now_s, 0)
+        self._sent[event] = now_s
         title = f"{self._place}: {event}"
         body = f"{title}: {text}" if text else title
-        body += f" ({suppressed} earlier messages suppressed)" if suppressed else ""
         self._begin("webhook", f"message '{event}'", {"title": title, "text": body})
 
     def ping(self) -> None:
