@@ -87,13 +87,20 @@ def test_bounds_of_a_bootstrap_are_logged_and_can_be_monitored(tmp_path: Path) -
     assert callbacks[1].best_model_score == values["val/balanced_low"]
 
 
-def test_drift_over_the_months_is_logged(tmp_path: Path) -> None:
+def test_drift_and_ultralytics_scores_are_logged(tmp_path: Path) -> None:
     values = validated(tmp_path, TWO_MONTHS)
     variation = 50 / math.sqrt(2) / 76
     assert values["val/map_50/2021-01"] == pytest.approx(1)
     assert values["val/map_50/2020-05"] == pytest.approx(51 / 101)
     assert values["val/cov"] == pytest.approx(variation)
     assert values["val/balanced"] == pytest.approx((1 - variation) * 67 / 101)
+    assert values["val/map_50"] == pytest.approx(67 / 101)
+    assert values["val/precision"] == values["val/precision/person"] == 1
+    assert values["val/recall"] == pytest.approx(2 / 3)
+    assert values["val/f1"] == pytest.approx(0.8)
+    area = (66 * 1.0 + 1.0 * 0.5) / 100  # precision 1 up to recall 0.66, then 0 from 0.67 on
+    assert values["val/ultralytics_map_50"] == pytest.approx(area)
+    assert {"val/ultralytics_map", "val/ultralytics_map/person", "val/f1/person", "val/recall/person"} < set(values)
 
 
 NOTHING = [([prediction("a", [], []), prediction("b", [], [])], [target("a", month=202101), target("b", month=202005)])]
@@ -158,17 +165,6 @@ def test_test_logs_and_writes_the_scores_also_those_of_the_organisers(tmp_path: 
     assert (organisers["jan_map_50"], organisers["feb_map_50"]) == (1, -1)
     assert organisers["may_map_per_class"] == pytest.approx([51 / 101])
     assert list(organisers)[-2:] == ["global_map_con", "global_map_bal"]
-
-
-def test_ultralytics_scores_are_logged_under_names_of_their_own(tmp_path: Path) -> None:
-    values = validated(tmp_path, TWO_MONTHS)
-    assert values["val/precision"] == values["val/precision/person"] == 1
-    assert values["val/recall"] == pytest.approx(2 / 3)
-    assert values["val/f1"] == pytest.approx(0.8)
-    area = (66 * 1.0 + 1.0 * 0.5) / 100  # precision 1 up to recall 0.66, then 0 from 0.67 on
-    assert values["val/ultralytics_map_50"] == pytest.approx(area)
-    assert values["val/map_50"] == pytest.approx(67 / 101)
-    assert {"val/ultralytics_map", "val/ultralytics_map/person", "val/f1/person", "val/recall/person"} < set(values)
 
 
 def test_predictions_and_targets_of_other_frames_are_refused(tmp_path: Path) -> None:

@@ -59,17 +59,6 @@ def test_next_draws_of_every_generator_are_restored_once_when_training_starts(
     assert draw() != expected
 
 
-def test_each_process_gets_its_own_generators_back(tmp_path: Path) -> None:
-    first, second = generators(), [draw(), generators()][1]
-    callback = RandomState()
-    for rank, state in enumerate((first, second)):
-        callback.load_state_dict(first | {"others": [second]})
-        callback.on_train_start(of_rank(rank, 2), None)  # type: ignore[arg-type]
-        drawn = draw()
-        restore(state)
-        assert drawn == draw()
-
-
 @pytest.mark.parametrize(("rank", "processes"), [(0, 1), (0, 3), (1, 3), (2, 3)])
 def test_other_number_of_processes_is_said_and_unknown_ranks_draw_apart(
     rank: int, processes: int, monkeypatch: pytest.MonkeyPatch

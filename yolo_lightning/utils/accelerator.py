@@ -24,16 +24,12 @@ def uses_pinned_memory(device: torch.device) -> bool:
 
 def free_cached_memory(device: torch.device) -> None:
     """Return the unused memory that the allocator of a device has cached to the driver."""
-    empty_cache = None if device.type in ("cpu", "meta") else _function(device.type, "empty_cache")
-    if empty_cache is not None:
-        empty_cache()
+    _call(device, "empty_cache")
 
 
 def synchronize(device: torch.device) -> None:
     """Wait until a device has finished its work."""
-    wait = None if device.type in ("cpu", "meta") else _function(device.type, "synchronize")
-    if wait is not None:
-        wait()
+    _call(device, "synchronize")
 
 
 def device_name(device: torch.device) -> str:
@@ -68,6 +64,11 @@ def set_random_states(kind: str, states: list[Tensor]) -> None:
         set_all(on_host)
     elif set_one is not None:
         set_one(on_host[0])
+
+
+def _call(device: torch.device, name: str) -> None:
+    if device.type not in ("cpu", "meta") and (function := _function(device.type, name)) is not None:
+        function()
 
 
 def _function(kind: str, name: str) -> Any:
