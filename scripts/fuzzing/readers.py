@@ -362,7 +362,7 @@ def run_files(folder: Path) -> Target:
     from yolo_lightning.supervision.incident import loader_stalls
     from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts, PhaseTimeouts
     from yolo_lightning.supervision.restart_policy import FallbackState, quarantined
-    from yolo_lightning.supervision.run_folder_files import saved_steps
+    from yolo_lightning.supervision.run_disk import saved_steps
     from yolo_lightning.supervision.run_lock import read_holder
     from yolo_lightning.supervision.run_status import Scores, Status, SupervisorState, SupervisorStatus
     from yolo_lightning.supervision.watches import WatchFinding

@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import REPOSITORY
 from yolo_lightning import supervision
 from yolo_lightning.checkpoints import checkpoint_file
-from yolo_lightning.supervision import Job, RunInUseError, SuperviseSettings, run_disk, run_folder_files, run_lock
+from yolo_lightning.supervision import Job, RunInUseError, SuperviseSettings, run_disk, run_lock
 from yolo_lightning.supervision.helper_process import Helper
 from yolo_lightning.supervision.job import has_saved
 from yolo_lightning.supervision.phase_timeouts import PhaseTimeouts
@@ -36,7 +36,7 @@ def test_saved_steps_are_those_of_whole_step_checkpoints(tmp_path: Path) -> None
     (tmp_path / "checkpoints").mkdir()
     for file, steps in (("step-000000500.ckpt", "500"), ("best.ckpt", "900"), ("step-000000900.ckpt", "{")):
         (tmp_path / "checkpoints" / f"{file}.json").write_text(f'{{"steps": {steps}}}')
-    assert run_folder_files.saved_steps(tmp_path) == {500}
+    assert run_disk.saved_steps(tmp_path) == {500}
 
 
 @pytest.mark.parametrize(
@@ -49,10 +49,10 @@ def test_checkpoint_of_another_step_is_progress(before: tuple[int], after: tuple
 
 
 def test_what_an_earlier_attempt_said_is_cleared(tmp_path: Path) -> None:
-    run_folder_files.clear(tmp_path)
+    run_disk.clear_attempt(tmp_path)
     for name in (HEARTBEAT_FILE, FINISHED_FILE, "heartbeat.stacks", "metrics.csv"):
         (tmp_path / name).write_text("")
-    run_folder_files.clear(tmp_path)
+    run_disk.clear_attempt(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.csv"]
 
 
@@ -151,15 +151,15 @@ def test_checkpoints_after_the_last_passed_self_check_are_set_aside(tmp_path: Pa
         (folder / f"{name}.ckpt.json").write_text(json.dumps({"steps": steps}))
     (folder / "average.ckpt").write_bytes(b"x")  # of unknown steps
     (tmp_path / "self_check.json").write_text('{"passed_step": 4}')
-    assert run_folder_files.set_aside_suspects(tmp_path) == ["average.ckpt", "last.ckpt", "step-000000008.ckpt"]
-    assert run_folder_files.saved_steps(tmp_path) == {4}
+    assert run_disk.set_aside_suspects(tmp_path) == ["average.ckpt", "last.ckpt", "step-000000008.ckpt"]
+    assert run_disk.saved_steps(tmp_path) == {4}
     assert sorted(path.name for path in folder.glob("*.suspect")) == [
         "average.ckpt.suspect",
         "last.ckpt.suspect",
         "step-000000008.ckpt.suspect",
     ]
     (tmp_path / "self_check.json").unlink()
-    assert run_folder_files.set_aside_suspects(tmp_path) == ["best.ckpt", "step-000000004.ckpt"]
+    assert run_disk.set_aside_suspects(tmp_path) == ["best.ckpt", "step-000000004.ckpt"]
     assert not run_files.has_checkpoint(tmp_path)
 
 

@@ -10,10 +10,10 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
-from yolo_lightning.supervision import run_folder_files
 from yolo_lightning.supervision.fallback_levels import COMPUTATION_KEYS
 from yolo_lightning.supervision.notify import NotifySettings
 from yolo_lightning.supervision.phase_timeouts import PhaseTimeouts
+from yolo_lightning.supervision.run_disk import saved_steps
 from yolo_lightning.utils import run_files
 
 JOB_VARIABLE = "YOLO_LIGHTNING_JOB"  # environment variable that contains the job of a supervisor
@@ -142,7 +142,7 @@ def resume_words(words: Sequence[str], folder: Path) -> list[str]:
 def saved_marks(run: Path, job: Job) -> frozenset[int]:
     """Return one number per checkpoint: trained steps for a fit, the time of the last change for another command."""
     if not job.any_command:
-        return run_folder_files.saved_steps(run)
+        return saved_steps(run)
     found = set()
     for name in glob.glob(job.checkpoints, recursive=True):
         try:

@@ -8,10 +8,21 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from yolo_lightning.supervision import run_folder_files
 from yolo_lightning.supervision.helper_process import Helper
 from yolo_lightning.utils.addresses import redacted
+from yolo_lightning.utils.files import flush, remove_leftovers
+from yolo_lightning.utils.json_record import read_json
 from yolo_lightning.utils.plain_text import printable
+from yolo_lightning.utils.run_files import (
+    CHECKPOINT_PATTERN,
+    CHECKPOINTS,
+    CHECKSUM_SUFFIX,
+    FINISHED_FILE,
+    HEARTBEAT_FILE,
+    SELF_CHECK_FILE,
+    STEP_CHECKPOINTS,
+    stacks_path,
+)
 
 Result = TypeVar("Result")
 POLL_S = 0.5
@@ -20,6 +31,8 @@ PROBE_S = 5.0
 
 ALARM_S = 30.0  # a disk that has not responded for this time is reported, whatever the trainer does
 LOG_BYTES = 50_000_000
+PROBE_FILE = ".probe-supervisor"
+SUSPECT_SUFFIX = ".suspect"  # of a checkpoint whose weights may be wrong: no self-check has passed since
 STOP_WAIT_S = 5.0
 """Longest wait for the disk after a stop signal, and at the end of the supervisor."""
 
@@ -61,7 +74,7 @@ class RunDisk(Helper):
         """Write a small file to the run folder; return whether that was done within `wait_s` seconds."""
         if self.silent_s >= wait_s:
             return False
-        return self.wait(self.begin(run_folder_files.probe, self.run), wait_s)
+        return self.wait(self.begin(_probe, self.run), wait_s)
 
     def check_alarm(self) -> None:
         """Raise or end the alarm; returns at once. Must be called regularly."""
@@ -120,3 +133,65 @@ def append_to_log(path: Path, content: bytes) -> None:
     # A FIFO without a reader is an error instead of an endless wait.
     with open(path, "ab", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK, 0o666)) as file:
         file.write(content)
+
+
+def saved_steps(run: Path) -> frozenset[int]:
+    """Return the numbers of trained steps of all step checkpoints in a run folder.
+
+    `best.ckpt` does not count: a run that crashes after each validation would write `best.ckpt` again in each attempt.
+    """
+    paths = (run / CHECKPOINTS).glob(STEP_CHECKPOINTS + CHECKSUM_SUFFIX)
+    return frozenset(steps for path in paths if (steps := _number_in(path, "steps")) is not None)
+
+
+def _number_in(path: Path, key: str) -> int | None:
+    """Return a number of a JSON file, or None if it cannot be read."""
+    try:
+        return int(read_json(path)[key])
+    except (OSError, ValueError, TypeError, KeyError, OverflowError):
+        return None
+
+
+def set_aside_suspects(run: Path) -> list[str]:
+    """Rename the checkpoints of more steps than the last passed self-check, so that none is resumed; return the names.
+
+    Without a passed self-check, all checkpoints are renamed.
+    """
+    passed = _number_in(run / SELF_CHECK_FILE, "passed_step") or 0
+    names = []
+    for path in sorted((run / CHECKPOINTS).glob(CHECKPOINT_PATTERN)):
+        checksum = path.with_name(path.name + CHECKSUM_SUFFIX)
+        steps = _number_in(checksum, "steps")
+        if steps is None or steps > passed:
+            path.rename(path.with_name(path.name + SUSPECT_SUFFIX))
+            checksum.unlink(missing_ok=True)
+            names.append(path.name)
+    return names
+
+
+def clear_attempt(run: Path) -> None:
+    """Delete heartbeat, stacks and finished marker of an earlier attempt.
+
+    Raises:
+        OSError: If a file cannot be deleted. A remaining finished marker would end the run too early.
+    """
+    heartbeat = run / HEARTBEAT_FILE
+    for path in (heartbeat, stacks_path(heartbeat), run / FINISHED_FILE):
+        path.unlink(missing_ok=True)
+
+
+def clear_leftovers(run: Path) -> None:
+    """Delete temporary files of a killed trainer, which can be as large as a checkpoint, before the next attempt."""
+    for folder in (run, run / CHECKPOINTS):
+        remove_leftovers(folder)
+
+
+def _probe(run: Path) -> None:
+    """Write a small file to the disk of the run folder. The call blocks while the disk hangs."""
+    path = run / PROBE_FILE
+    path.unlink(missing_ok=True)  # can be a FIFO
+    try:
+        path.write_bytes(b"probe")
+        flush(path)
+    finally:
+        path.unlink(missing_ok=True)

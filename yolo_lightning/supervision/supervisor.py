@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from yolo_lightning.supervision import live_heartbeat, run_folder_files
+from yolo_lightning.supervision import live_heartbeat, run_disk
 from yolo_lightning.supervision.announcer import Announcer
 from yolo_lightning.supervision.child_process import run_child
 from yolo_lightning.supervision.classify import WRITES_IN_KERNEL, Diagnosis, StallClass, classify
@@ -180,7 +180,7 @@ class Supervisor:
             return None
         assert incident is not None
         if incident.diagnosis.kind is StallClass.WRONG_RESULT and not self.job.any_command:
-            names = self.disk.ask(run_folder_files.set_aside_suspects, self.run_folder)
+            names = self.disk.ask(run_disk.set_aside_suspects, self.run_folder)
             self.recorder.log(f"checkpoints set aside after the last passed self-check: {', '.join(names) or 'none'}")
         saved_after = self.disk.ask(saved_marks, self.run_folder, self.job)
         saved = has_saved(saved_before, saved_after)
@@ -202,7 +202,7 @@ class Supervisor:
 
     def _train(self, command: tuple[str, ...]) -> Attempt:
         """Start a trainer, watch it until it ends, must be killed or a stop signal arrives, and kill its processes."""
-        self.disk.ask(run_folder_files.clear, self.run_folder)
+        self.disk.ask(run_disk.clear_attempt, self.run_folder)
         self.disk.ask(make_temporary_folder, self.token)
         self._incidents |= self.disk.ask(run_files.incident_names, self.run_folder)
         self._heartbeat_path, self._last_heartbeat = live_heartbeat.make(self.token), None
@@ -373,7 +373,7 @@ class Supervisor:
         self._copy_record(now=True)
         self.disk.post(remove_temporary_folder, self.token)
         if not killed.survivors:
-            self.disk.post(run_folder_files.clear_leftovers, self.run_folder)
+            self.disk.post(run_disk.clear_leftovers, self.run_folder)
         self._keep_timeouts()
         return killed
 
