@@ -89,7 +89,7 @@ class Detector:
         tta: Test-time augmentation: weighted boxes fusion of the detections of six scaled and mirrored copies of each
             image; 4.3 times the computation.
         batch_size: Images per batch, >= 1.
-        device: `cpu`, `cuda`, `cuda:1`, ...; `auto` uses a GPU if there is one.
+        device: `cpu`, `cuda`, `cuda:1`, ...; `auto` uses a GPU if there is one. The attribute is a `torch.device`.
         conv_backend: As `model.convolution.backend` of `YOLOModule`.
         allow_pickle: Open a `.pt` file even if it contains arbitrary pickled code.
 
@@ -97,7 +97,6 @@ class Detector:
         file: The file of the weights.
         settings: Settings of the network, with the keywords applied.
         names: Names of all classes, index 0 first; a list that can be changed.
-        device: Device of the network.
 
     Raises:
         ValueError: If the weights cannot be used, or an option is invalid.

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from inspect import signature
 
 import pytest
 
@@ -11,16 +10,13 @@ from yolo_lightning.commands import TOOLS, WITHOUT_TORCH
 from yolo_lightning.commands.command_line import spelled_out
 from yolo_lightning.commands.option_errors import user_errors
 
-
-def tool(
-    *,
-    json: bool = False,
-    check_only: bool = False,
-    hours_per_arm: float = 1.0,
-    files: list[str] | None = None,
-    weights: list[float] | None = None,
-) -> None:
-    """Options of every kind."""
+OPTIONS = {
+    "json": bool,
+    "check_only": bool,
+    "hours_per_arm": float,
+    "files": list[str] | None,
+    "weights": list[float] | None,
+}
 
 
 @pytest.mark.parametrize(
@@ -40,9 +36,7 @@ def tool(
     ],
 )
 def test_words_are_spelled_out(typed: str, spelled: str) -> None:
-    assert [
-        word.replace(", ", ",") for word in spelled_out(typed.split(), signature(tool).parameters)
-    ] == spelled.split()
+    assert [word.replace(", ", ",") for word in spelled_out(typed.split(), OPTIONS)] == spelled.split()
 
 
 def test_our_own_value_errors_are_messages(capsys: pytest.CaptureFixture[str]) -> None:

@@ -228,6 +228,8 @@ def test_pictures_and_arrays_are_mapped_and_8_bit_images_are_not(raw_set: Path, 
         list(read_pictures(path, PixelRange()))
 
 
-def test_summary_prints_percentiles_of_the_pixel_values(raw_set: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    prepare(str(raw_set), index_root=str(raw_set / "index"), summary=True, bits=16)
+def test_percentiles_of_the_pixel_values_are_printed(
+    raw_set: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prepare(str(raw_set), store=str(tmp_path / "store"), index_root=str(raw_set / "index"), bits=16)
     assert "pixel values of 28 sampled frames: 0 to 100 %: 6" in capsys.readouterr().out

@@ -16,7 +16,7 @@ TOOLS = {
     "doctor": "inspect this machine and recommend settings",
     "export": "write the trained network for Ultralytics or ONNX Runtime",
     "monitor": "show the state of a run, live or afterwards",
-    "prepare": "pack frames into a store, or check or summarise a dataset",
+    "prepare": "pack frames into a store, or check a dataset",
     "recalibrate": "compute the statistics of batch normalization anew, and compare the scores",
     "report": "write a run as one HTML file: curves, scores, frames, incidents, configuration",
     "service": "resume a run after a reboot with systemd: install, remove",

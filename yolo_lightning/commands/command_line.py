@@ -8,7 +8,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from inspect import Parameter, signature
+from inspect import signature
 from itertools import takewhile
 from typing import Any, get_args, get_origin
 
@@ -90,7 +90,9 @@ def call(function: Callable[..., Any], words: Sequence[str], command: str = "") 
         )
         parser.add_class_arguments(DetectionDataModule, DATA)
     parser.add_function_arguments(function, skip={DATA}, as_group=False, as_positional=True, sub_configs=True)
-    words = spelled_out(learn(command, parser, words), parameters)
+    options = {one.dest: getattr(one, "_typehint", None) for one in parser._actions if one.option_strings}
+    positional = [getattr(one, "_typehint", None) for one in parser._actions if not one.option_strings]
+    words = spelled_out(learn(command, parser, words), options, *positional[:1])
     if DATA in parameters:
         from yolo_lightning.commands.data_options import with_recorded
 
@@ -100,27 +102,30 @@ def call(function: Callable[..., Any], words: Sequence[str], command: str = "") 
     function(**given)
 
 
-def spelled_out(words: Sequence[str], parameters: Mapping[str, Parameter]) -> list[str]:
+def spelled_out(words: Sequence[str], options: Mapping[str, Any], first: Any = None) -> list[str]:
     """Return the words with a switch, as `--json`, expanded to `--json=true`, and the values of a list as one word.
 
-    `--score_thresholds 0.1 0.3` becomes `--score_thresholds=[0.1, 0.3]`. If the first argument is a positional list, it
-    has all words before the first option. For a function with an argument `command`, all words after `--` become the
-    value of `--command`.
+    `--score_thresholds 0.1 0.3` becomes `--score_thresholds=[0.1, 0.3]`. For a function with an argument `command`, all
+    words after `--` become the value of `--command`.
+
+    Args:
+        words: Command line after the command.
+        options: Types of the options by name.
+        first: Type of the first positional argument. If it is a list, it has all words before the first option.
     """
-    if "command" in parameters and "--" in words:
+    if "command" in options and "--" in words:
         at = list(words).index("--")
-        return [*spelled_out(words[:at], parameters), f"--command={json.dumps(list(words[at + 1 :]))}"]
-    found = []
-    first, at = next(iter(parameters.values())), 0
-    if first.kind is not Parameter.KEYWORD_ONLY and _list_of(first) is not None and (values := _leading_values(words)):
+        return [*spelled_out(words[:at], options), f"--command={json.dumps(list(words[at + 1 :]))}"]
+    found, at = [], 0
+    if _element_of(first) is not None and (values := _leading_values(words)):
         found, at = [json.dumps(values)], len(values)
     while at < len(words):
         word = words[at]
         at += 1
         name, equals, value = word.removeprefix("--").partition("=")
-        if not word.startswith("--") or name not in parameters:
+        if not word.startswith("--") or name not in options:
             found.append(word)
-        elif (element := _list_of(parameters[name])) is not None:
+        elif (element := _element_of(options[name])) is not None:
             values = [value] if equals else _leading_values(words[at:])
             at += 0 if equals else len(values)
             is_list = len(values) == 1 and (values[0] == "null" or values[0].startswith("["))
@@ -128,15 +133,13 @@ def spelled_out(words: Sequence[str], parameters: Mapping[str, Parameter]) -> li
             found.append(f"--{name}={values[0] if is_list else text}")
         else:
             has_value = bool(equals) or "".join(words[at : at + 1]).lower() in SWITCH_VALUES
-            is_switch = parameters[name].annotation is bool and not has_value
-            found.append(f"{word}=true" if is_switch else word)
+            found.append(word if has_value or options[name] is not bool else f"{word}=true")
     return found
 
 
-def _list_of(parameter: Parameter) -> type | None:
-    """Return the type of the elements of an argument that is a list, None for other arguments."""
-    annotations = (parameter.annotation, *get_args(parameter.annotation))
-    return next((get_args(one)[0] for one in annotations if get_origin(one) is list), None)
+def _element_of(kind: Any) -> type | None:
+    """Return the type of the elements of a list, None for other types."""
+    return next((get_args(one)[0] for one in (kind, *get_args(kind)) if get_origin(one) is list), None)
 
 
 def _leading_values(words: Sequence[str]) -> list[str]:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -11,7 +12,6 @@ from yolo_lightning.data.batch import Sample
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import EvaluationDataset, TrainingDataset
 from yolo_lightning.data.labelled_frames import LabelledFrames
-from yolo_lightning.data.transforms.augmentation_settings import BoxPaste
 from yolo_lightning.evaluation.drawing import (
     FONT,
     FONT_SCALE,
@@ -95,22 +95,18 @@ def sample_rows(
     recorded = EvaluationDataset(frames, size)
     plain = TrainingDataset(frames, size, augmentation, 0, data.seed)
 
-    def mixed(**changed: float | BoxPaste) -> list[Sample]:
-        """Return the chosen samples as in the first epochs, with changed settings."""
-        settings = replace(augmentation, **changed)  # type: ignore[arg-type]
-        dataset = TrainingDataset(frames, size, settings, ALL_EPOCHS, data.seed)
-        return [dataset[epoch, index] for index in chosen]
-
     rows = {"without augmentation": [recorded[index] for index in chosen]}
     rows["augmented, without mosaic"] = [plain[epoch, index] for index in chosen]
     paste = augmentation.paste
-    if paste.probability:
-        heading = f"augmented, with box paste ({paste.probability:.0%} of the frames), without mosaic"
-        rows[heading] = mixed(mosaic=0.0, mixup=0.0, paste=replace(paste, probability=1.0))
-    if augmentation.mosaic:
-        rows[f"augmented, with mosaic ({augmentation.mosaic:.0%} of the samples)"] = mixed(mosaic=1.0, mixup=0.0)
-    if augmentation.mixup:
-        rows[f"augmented, with mixup ({augmentation.mixup:.0%} of the samples)"] = mixed(mixup=1.0)
+    mixes: dict[str, tuple[float, dict[str, Any]]] = {
+        "box paste": (paste.probability, {"mosaic": 0.0, "mixup": 0.0, "paste": replace(paste, probability=1.0)}),
+        "mosaic": (augmentation.mosaic, {"mosaic": 1.0, "mixup": 0.0}),
+        "mixup": (augmentation.mixup, {"mixup": 1.0}),
+    }
+    for name, (share, changed) in mixes.items():
+        if share:
+            dataset = TrainingDataset(frames, size, replace(augmentation, **changed), ALL_EPOCHS, data.seed)
+            rows[f"augmented, with {name} ({share:.0%} of the samples)"] = [dataset[epoch, index] for index in chosen]
     heading = "one frame in consecutive epochs, without mosaic"
     rows[heading] = [plain[epoch + k, shown] for k in range(len(chosen))]
     return rows

@@ -8,24 +8,20 @@ import pytest
 from tests.helpers.data_module import data_module
 from yolo_lightning.commands.benchmark.loader_speed import loader, measure_speeds, sample_maker, training_datasets
 from yolo_lightning.data.datamodule import DetectionDataModule
-from yolo_lightning.data.loader import LoaderSettings
 from yolo_lightning.data.sampling.epoch_order import SampledOrder, Sampling
 from yolo_lightning.data.sampling.resumable_loader import EpochBatchSampler
 
 
 @pytest.fixture
 def data(look_alike: Path, index_root: Path) -> DetectionDataModule:
-    settings = LoaderSettings(multiprocessing_context="forkserver")
-    return data_module(str(look_alike), index_root=str(index_root), image_size=64, batch_size=4, loader=settings)
+    return data_module(str(look_alike), index_root=str(index_root), image_size=64, batch_size=4)
 
 
 @pytest.mark.whole_run
 def test_numbers_are_printed(data: DetectionDataModule, capsys: pytest.CaptureFixture[str]) -> None:
-    loader(data=data, workers=(0, 1), samples=3, repeats=2)
+    loader(data=data, samples=3, repeats=2)
     printed = capsys.readouterr().out
     assert "| folder |" in printed
-    assert "forkserver workers, batch 4" in printed
-    assert [line.split("|")[1].strip() for line in printed.splitlines()[-4:] if line] == ["---", "0", "1"]
 
 
 def test_functions_take_turns_after_an_unmeasured_turn_that_fills_the_image_caches() -> None:
@@ -53,7 +49,6 @@ def test_samples_are_those_of_a_training(data: DetectionDataModule) -> None:
     [
         ({"samples": 0}, "samples must be >= 1, got 0"),
         ({"repeats": 0}, "repeats must be >= 1, got 0"),
-        ({"workers": (2, -1)}, "workers must be >= 0, got -1"),
     ],
 )
 def test_option_out_of_range_is_rejected(data: DetectionDataModule, changed: dict[str, Any], message: str) -> None:

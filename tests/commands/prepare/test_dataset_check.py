@@ -1,6 +1,7 @@
 """`prepare --check`: duplicates across splits, boxes, unreadable files, exit code and picture."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,14 @@ def test_unreadable_file_is_bad(check: Callable[..., None], tmp_path: Path, caps
     with pytest.raises(SystemExit):
         prepare(format=str(tmp_path / "data.yaml"), check=True, picture=str(tmp_path / "check.png"))
     assert "1 unreadable frames: " in capsys.readouterr().out
+
+
+def test_frames_per_month_are_counted(look_alike: Path, index_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with suppress(SystemExit):  # the drawn frames of two splits are similar
+        prepare(str(look_alike), index_root=str(index_root), check=True, picture=str(index_root / "check.png"))
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "train 2020-05: " in shown
+    assert "2021-04: " in shown
 
 
 def test_nearest_frame_is_found_in_every_block(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,16 +65,16 @@ def test_a_choice_is_scored_on_frames_that_had_no_part_in_it() -> None:
     half = np.arange(24) < 12
     usual = Setting(0.1, 0.7)
     first, second = held_out(by_overlap, (0.1, 0.6), half, usual)
-    for one, own in ((first, half), (second, ~half)):
+    for (chosen, elsewhere, unchanged), own in ((first, half), (second, ~half)):
         options = [
             score_setting(matches, Setting(score_threshold, iou_threshold), own)
             for iou_threshold, matches in by_overlap.items()
             for score_threshold in (0.1, 0.6)
         ]
-        assert one.chosen == best(options)
-        setting = one.chosen.setting
-        assert one.elsewhere == score_setting(by_overlap[setting.iou_threshold], setting, ~own)
-        assert one.usual == score_setting(by_overlap[0.7], usual, ~own)
+        assert chosen == best(options)
+        setting = chosen.setting
+        assert elsewhere == score_setting(by_overlap[setting.iou_threshold], setting, ~own)
+        assert unchanged == score_setting(by_overlap[0.7], usual, ~own)
 
 
 def test_options_are_words_of_the_command_line() -> None:

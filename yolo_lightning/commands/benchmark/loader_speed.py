@@ -1,19 +1,16 @@
-"""Section `loader`: training samples per second, time to the first batch, and memory of the loader workers."""
+"""Section `loader`: training samples per second and core from each storage."""
 
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from multiprocessing import active_children
 from statistics import median
 
 import cv2
 import torch
-from torch.utils.data import DataLoader
 
 from yolo_lightning.commands.benchmark.comparison import rounds
 from yolo_lightning.commands.benchmark.findings import Findings, table
-from yolo_lightning.data.batch import collate
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import TrainingDataset
 from yolo_lightning.data.sampling.epoch_order import SampledOrder, Sampling
@@ -21,35 +18,28 @@ from yolo_lightning.data.sampling.mosaic_partners import frames_to_cache
 from yolo_lightning.data.sampling.resumable_loader import EpochBatchSampler
 from yolo_lightning.utils.choices import check_range
 
-STARTS = 3
-"""Starts per number of workers; the first one may read files from disk and start the fork server."""
 ALL_EPOCHS = 2**31
 """Number of mosaic epochs that no run exceeds."""
-FIRST_BATCH_LIMIT_S = 300.0
 
 
 def loader(
     *,
     data: DetectionDataModule,
-    workers: tuple[int, ...] = (0, 2, 4),
     samples: int = 60,
     repeats: int = 7,
 ) -> None:
-    """Measure training samples per second and core and the time to the first batch.
+    """Measure training samples per second and core.
 
     Every available storage (packed store, folder, frames.zip) is measured in turns, from a warm page cache, with the
     full augmentation in every sample.
 
     Args:
         data: Dataset, augmentation, batch size and loader settings.
-        workers: Numbers of workers to start, each >= 0.
         samples: Samples per measurement, on one core.
         repeats: Measurements per storage; the median is reported.
     """
     check_range("samples", samples, ">= 1")
     check_range("repeats", repeats, ">= 1")
-    for count in workers:
-        check_range("workers", count, ">= 0")
     data.setup("fit")
     datasets = training_datasets(data)
     makers = {name: sample_maker(dataset) for name, dataset in datasets.items()}
@@ -58,17 +48,13 @@ def loader(
     torch.set_num_threads(1)  # as in a loader worker
     cv2.setNumThreads(0)
     times = measure_speeds(makers, samples, repeats, warm_up)
-    findings, dataset = Findings(), next(iter(datasets.values()))
+    findings = Findings()
     findings.add(f"{data.image_size} px, one core, median (slowest to fastest):")
     rows = []
     for name, own in times.items():
         speed, slow, fast = (f"{1 / time_s:,.0f}" for time_s in (median(own), max(own), min(own)))
         rows.append([name, f"{speed} ({slow} to {fast})", f"{median(own) * 1e3:.2f}"])
     findings.add(*table(["storage", "samples/s per core", "ms per sample"], rows))
-    starts = {count: [first_batch(data, dataset, count) for _ in range(STARTS)] for count in workers}
-    rows = [[str(count), f"{median(found):.2f} ({max(found):.2f})"] for count, found in starts.items()]
-    findings.add(f"{data.loader.multiprocessing_context} workers, batch {data.batch_size}, median (longest):")
-    findings.add(*table(["workers", "first batch s"], rows))
     findings.finish()
 
 
@@ -129,27 +115,3 @@ def measure_speeds(
             if turn:
                 times[name].append((time.perf_counter() - began_s) / samples)
     return times
-
-
-def first_batch(data: DetectionDataModule, dataset: TrainingDataset, workers: int) -> float:
-    """Return the seconds from the start of workers, with the loader settings of `data`, to the first batch."""
-    arguments = replace(data.loader, num_workers=workers).arguments(on_gpu=False, persistent=False)
-    others = {process.pid for process in active_children()}
-    began_s = time.perf_counter()
-    keys = _sample_keys(dataset, data.batch_size)
-    batches = iter(
-        DataLoader(
-            dataset,
-            batch_sampler=keys,
-            collate_fn=collate,
-            timeout=FIRST_BATCH_LIMIT_S if arguments["num_workers"] else 0,
-            **arguments,
-        )
-    )
-    next(batches)
-    first_batch_s = time.perf_counter() - began_s
-    started = [process for process in active_children() if process.pid not in others]
-    del batches
-    for process in started:
-        process.join()
-    return first_batch_s

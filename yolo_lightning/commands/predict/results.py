@@ -2,11 +2,9 @@
 
 import json
 import os
-from collections.abc import Sequence
-from contextlib import ExitStack
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, Self, TextIO
+from typing import TYPE_CHECKING, Any, Final, Literal, TextIO
 
 import av
 import cv2
@@ -33,29 +31,6 @@ MAX_DENOMINATOR = 1001  # of frame rates such as 30000/1001
 PICTURES_FOLDER = "pictures"
 LABELS_FOLDER = "labels"
 LONGEST_STEM = 200  # bytes of a file name, to which a number and a suffix are added; file systems accept 255
-
-
-class Results:
-    """Writers of all chosen kinds of results in one folder; `base` is the common parent folder of all inputs.
-
-    Frames of a video are written in order.
-    """
-
-    def __init__(self, folder: Path, kinds: Sequence[Result], base: Path) -> None:
-        writers = {"pictures": Pictures, "json": JsonFile, "txt": TextFiles}
-        self._writers: list[Any] = [writers[kind](folder, base) for kind in dict.fromkeys(kinds)]
-
-    def write(self, result: DetectionResult) -> None:
-        for writer in self._writers:
-            writer.write(result)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with ExitStack() as stack:  # closes every writer even if closing one of them fails
-            for writer in self._writers:
-                stack.callback(writer.close)
 
 
 class Pictures:
@@ -178,6 +153,14 @@ class TextFiles:
 
     def close(self) -> None:
         pass
+
+
+WRITERS: dict[Result, type[Pictures | JsonFile | TextFiles]] = {
+    "pictures": Pictures,
+    "json": JsonFile,
+    "txt": TextFiles,
+}
+"""Writers of the kinds of results, for a folder and the common parent folder of all inputs; close them at the end."""
 
 
 def _file_of(result: DetectionResult) -> Path:

@@ -1,1 +1,1 @@
-"""`prepare`: pack frames into a store, verify a store, or summarise a dataset."""
+"""`prepare`: pack frames into a store, verify a store, or check a dataset."""

@@ -1,5 +1,6 @@
 """`prepare --check`: errors of a dataset that harm training or its scores, as a table and a picture."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -13,7 +14,6 @@ from torchvision.ops import box_iou
 
 from yolo_lightning.commands.console import counter, name_some
 from yolo_lightning.commands.doctor.machine_findings import Finding, Severity
-from yolo_lightning.commands.prepare.summary import month_name
 from yolo_lightning.data.batch import Sample
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import EvaluationDataset
@@ -21,6 +21,7 @@ from yolo_lightning.data.formats.image_ids import ID_DIGITS, number_at
 from yolo_lightning.data.index.splits import Split
 from yolo_lightning.data.labelled_frames import LabelledFrames
 from yolo_lightning.data.transforms.letterbox import Labelled
+from yolo_lightning.evaluation.drift import month_name
 
 THUMBNAIL = 16  # Pixels per side of the reduced frames that are compared
 NEAR_LEVELS = 2.0  # Largest root mean square difference of the gray levels of near-duplicates
@@ -183,23 +184,28 @@ def _of_empty_frames(checked: dict[Split, CheckedSplit]) -> Finding:
 
 
 def _of_times(checked: dict[Split, CheckedSplit]) -> list[Finding]:
-    """Return the months and hours of each split; those of another split that training lacks are a note."""
-    months = {split: set(one.frames.index.months().tolist()) - {0} for split, one in checked.items()}
-    hours = {split: _hours(one.frames.index.image_ids()) for split, one in checked.items()}
-    names: tuple[tuple[str, dict[Split, set[int]], Callable[[int], str]], ...] = (
+    """Return the frames per month and hour of each split; times of another split that training lacks are a note."""
+    months = {split: Counter(one.frames.index.months().tolist()) for split, one in checked.items()}
+    hours = {split: Counter(_hours(one.frames.index.image_ids())) for split, one in checked.items()}
+    names: tuple[tuple[str, dict[Split, Counter[int]], Callable[[int], str]], ...] = (
         ("months", months, month_name),
         ("hours", hours, "{:02d}".format),
     )
     findings = []
     for check, found, name in names:
-        text = "; ".join(f"{split} {', '.join(map(name, sorted(own))) or 'unknown'}" for split, own in found.items())
-        lacking = set().union(*found.values()) - found["train"] if found["train"] else set()
+        known = {split: [time for time in sorted(own) if check == "hours" or time] for split, own in found.items()}
+        texts = {
+            split: ", ".join(f"{name(time)}: {found[split][time]:,}" for time in own) for split, own in known.items()
+        }
+        lacking = set().union(*known.values()) - set(known["train"]) if known["train"] else set()
         advice = f"not in train: {', '.join(map(name, sorted(lacking)))}" if lacking else ""
+        text = "; ".join(f"{split} {one or 'unknown'}" for split, one in texts.items())
         findings.append(Finding(check, text, Severity.NOTE if lacking else Severity.OK, advice))
     return findings
 
 
-def _hours(image_ids: Sequence[str]) -> set[int]:
+def _hours(image_ids: Sequence[str]) -> list[int]:
     """Return the hours of LTDv2 image ids, without other ids."""
     known = [image_id for image_id in image_ids if len(image_id) == ID_DIGITS and image_id.isdecimal()]
-    return set(number_at(np.array(known, dtype=np.bytes_), HOUR_COLUMNS).tolist()) if known else set()
+    hours: list[int] = number_at(np.array(known, dtype=np.bytes_), HOUR_COLUMNS).tolist() if known else []
+    return hours

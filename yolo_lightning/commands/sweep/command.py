@@ -12,7 +12,6 @@ from yolo_lightning.commands.command_line import wide_console
 from yolo_lightning.commands.console import write_results
 from yolo_lightning.commands.sweep.sweep_scores import (
     COLUMNS,
-    HeldOut,
     Setting,
     SettingScores,
     best,
@@ -80,15 +79,13 @@ def sweep(
         options += f" --data.image_size {quote(str(data.image_size))}"
     show(scored, usual, halves)
     print(f"best: --ckpt_path {file} {options}")
-    held = [
-        {"chosen": one.chosen.plain(), "elsewhere": one.elsewhere.plain(), "checkpoint_elsewhere": one.usual.plain()}
-        for one in halves
-    ]
+    names_of_halves = ("chosen", "elsewhere", "checkpoint_elsewhere")
+    held = [dict(zip(names_of_halves, map(SettingScores.plain, one), strict=True)) for one in halves]
     content = {"weights": str(file), "frames": len(half), "checkpoint": asdict(usual), "best": best(scored).plain()}
     write_results(json, {**content, "settings": [one.plain() for one in scored], "held_out": held})
 
 
-def show(scored: Sequence[SettingScores], usual: Setting, halves: Sequence[HeldOut]) -> None:
+def show(scored: Sequence[SettingScores], usual: Setting, halves: Sequence[Sequence[SettingScores]]) -> None:
     """Print the best settings, and the settings chosen on halves."""
     console = wide_console()
     settings = number_table("setting", TABLE)
@@ -99,10 +96,10 @@ def show(scored: Sequence[SettingScores], usual: Setting, halves: Sequence[HeldO
     if halves:
         console.print("Scores on the frames used for the choice are too optimistic. Chosen on one half of the clips:")
         table = number_table("clips", TABLE)
-        for number, pair in enumerate(halves, start=1):
-            table.add_row(f"chosen on half {number}", *cells(pair.chosen))
-            table.add_row(f"the same on half {3 - number}", *cells(pair.elsewhere))
-            table.add_row(f"the checkpoint's on half {3 - number}", *cells(pair.usual), end_section=True)
+        for number, (chosen, elsewhere, unchanged) in enumerate(halves, start=1):
+            table.add_row(f"chosen on half {number}", *cells(chosen))
+            table.add_row(f"the same on half {3 - number}", *cells(elsewhere))
+            table.add_row(f"the checkpoint's on half {3 - number}", *cells(unchanged), end_section=True)
         console.print(table)
 
 

@@ -57,15 +57,6 @@ class SettingScores:
         return {**asdict(self.setting), **{name: finite(value) for name, value in self.named().items()}}
 
 
-@dataclass(frozen=True, slots=True)
-class HeldOut:
-    """A setting chosen on one half of the clips and scored on the other half."""
-
-    chosen: SettingScores  # the best setting of one half with its scores there
-    elsewhere: SettingScores  # the chosen setting on the other half
-    usual: SettingScores  # the checkpoint's setting on the other half
-
-
 def selected(matches: Matches, frames: Mask, score_threshold: float) -> Matches:
     """Return the matches of the frames in `frames`, `(F,)`, with detections of scores above `score_threshold`."""
     return matches.chosen(torch.from_numpy(frames), matches.scores > score_threshold)
@@ -99,16 +90,17 @@ def of_setting(scored: Sequence[SettingScores], setting: Setting) -> SettingScor
 
 def held_out(
     matches: Mapping[float, Matches], score_thresholds: Sequence[float], half: Mask, usual: Setting
-) -> list[HeldOut]:
+) -> list[tuple[SettingScores, SettingScores, SettingScores]]:
     """Choose on one half of the frames and score on the other half, in both directions.
 
-    `matches` are by IoU threshold, `half` is `(F,)`. The setting `usual` must be among the choices.
+    `matches` are by IoU threshold, `half` is `(F,)`. The setting `usual` must be among the choices. Each direction has
+    the scores of the best setting on its half, of the same setting on the other half, and of `usual` there.
     """
     scored = [score_settings(matches, score_thresholds, part) for part in (half, ~half)]
     result = []
     for own, other in (scored, scored[::-1]):
         chosen = best(own)
-        result.append(HeldOut(chosen, of_setting(other, chosen.setting), of_setting(other, usual)))
+        result.append((chosen, of_setting(other, chosen.setting), of_setting(other, usual)))
     return result
 
 

@@ -126,11 +126,6 @@ class DatasetFormat(ABC):
     def open_storage(self, split: Split, channels: Channels, kind: StorageKind | None = None) -> Storage:
         """Return the storage of the frames of `split`: of a kind in `storages`, or the configured one."""
 
-    def existing_parts(self) -> dict[str, SplitIndex]:
-        """Return the labelled parts of the dataset by name."""
-        splits: tuple[Split, ...] = ("train", "valid")
-        return {split: self.open_index(split) for split in splits}
-
 
 class JsonFormat(DatasetFormat):
     """Common part of the formats with one JSON file per split.

@@ -127,7 +127,3 @@ class LTDv2Format(JsonFormat):
     def open_storage(self, split: Split, channels: Channels, kind: StorageKind | None = None) -> Storage:
         storage = self.settings.storage
         return open_frames(self.root, replace(storage, kind=kind or storage.kind), limits=self.settings.frame_limits)
-
-    def existing_parts(self) -> dict[str, SplitIndex]:
-        """Return the whole official files that exist, also without labels."""
-        return {name: self.open_file(name) for name in OFFICIAL_FILES if (self.root / name).is_file()}
