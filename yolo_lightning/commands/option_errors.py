@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from yolo_lightning.utils.addresses import redacted
 from yolo_lightning.utils.exit_codes import ExitCode
-from yolo_lightning.utils.old_layout import RENAMED_KEYS, new_key
+from yolo_lightning.utils.old_layout import RENAMED_KEYS, new_key, renamed_message
 from yolo_lightning.utils.plain_text import printable
 from yolo_lightning.utils.suggestions import did_you_mean, similar
 
@@ -172,8 +172,8 @@ def short_message(message: str, keys: Collection[str]) -> str:
     if found := STRAY_WORDS.search(message):
         return stray_word(found["words"], keys)
     if found := WRONG_GROUP.search(message):
-        if renamed := new_key(found["key"]):
-            return f"{found['key']} is now {renamed}"
+        if renamed := renamed_message(found["key"]):
+            return renamed
         group = sorted(name for name in keys if name.startswith(f"{found['key']}."))
         return f"{found['key']} must be set by its keys {', '.join(group)}, got {found['value']!r}."
     if found := PROBLEM_OF_CLASS.search(message):
@@ -270,7 +270,7 @@ def unknown_key(key: str, keys: Collection[str], *, source: str = "", value: str
     """
     renamed = new_key(key)
     if renamed and any(name.partition(".")[0] == renamed.partition(".")[0] for name in keys):
-        return f"{key}{source} is now {renamed}"
+        return renamed_message(key, source)
     meant = nearest_key(key, keys)
     value = VALUE_SYNONYMS.get(value.lower(), value)
     if not meant:

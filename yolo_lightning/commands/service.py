@@ -12,7 +12,7 @@ from zlib import crc32
 
 from yolo_lightning.checkpoints import run_folder
 from yolo_lightning.commands.answers import PROGRAM
-from yolo_lightning.commands.doctor.machine import ENVIRONMENT
+from yolo_lightning.commands.doctor.inspect_machine import ENVIRONMENT
 from yolo_lightning.commands.option_layers import PREFIX, given_options
 from yolo_lightning.commands.start_supervisor import folder_of, supervise_fit, supervise_settings
 from yolo_lightning.commands.unattended import unattended

@@ -71,6 +71,12 @@ def new_key(key: str) -> str | None:
     return None
 
 
+def renamed_message(key: str, source: str = "") -> str:
+    """Return the error for a key of the old layout, found in `source`; an empty string for every other key."""
+    renamed = new_key(key)
+    return f"{key}{source} is now {renamed}" if renamed else ""
+
+
 def current_layout(flat: Mapping[str, Any]) -> dict[str, Any]:
     """Return options by full name with the names of today; other keys are kept."""
     return {new_key(name) or name: value for name, value in flat.items()}

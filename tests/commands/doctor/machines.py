@@ -3,10 +3,10 @@
 from dataclasses import replace
 from pathlib import Path
 
-from yolo_lightning.commands.doctor.hardware import KernelSettings, PciGpu, Vendor
-from yolo_lightning.commands.doctor.machine import RUN_DISK, SHARED_MEMORY, MachineFacts, TorchBuild
+from yolo_lightning.commands.doctor.inspect_machine import RUN_DISK, SHARED_MEMORY, MachineFacts, TorchBuild
 from yolo_lightning.commands.doctor.machine_findings import Finding, machine_findings
 from yolo_lightning.commands.doctor.probes import Outcome, Probe, ProbeOutcome
+from yolo_lightning.commands.doctor.read_hardware import KernelSettings, PciGpu, Vendor
 from yolo_lightning.utils.sensors import Capacity
 
 GIB = 1 << 30

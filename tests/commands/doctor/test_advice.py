@@ -7,9 +7,9 @@ import pytest
 
 from tests.commands.doctor.machines import GIB, H200, NAVI, PLAIN, ROCM, results, with_disk
 from yolo_lightning.commands.doctor.command import Value, recommended_commands, recommended_options
-from yolo_lightning.commands.doctor.hardware import KernelSettings
-from yolo_lightning.commands.doctor.machine import SHARED_MEMORY, MachineFacts
+from yolo_lightning.commands.doctor.inspect_machine import SHARED_MEMORY, MachineFacts
 from yolo_lightning.commands.doctor.probes import Outcome, Probe, ProbeOutcome
+from yolo_lightning.commands.doctor.read_hardware import KernelSettings
 from yolo_lightning.data.loader import LoaderSettings
 from yolo_lightning.model.layers import Convolution
 from yolo_lightning.utils.sensors import Capacity

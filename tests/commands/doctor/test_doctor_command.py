@@ -10,7 +10,7 @@ import pytest
 from tests.commands.doctor.machines import NAVI, PLAIN
 from yolo_lightning.commands.doctor import command as doctor_module
 from yolo_lightning.commands.doctor.command import doctor
-from yolo_lightning.commands.doctor.machine import RUN_DISK, SHARED_MEMORY, MachineFacts, TorchBuild
+from yolo_lightning.commands.doctor.inspect_machine import RUN_DISK, SHARED_MEMORY, MachineFacts, TorchBuild
 from yolo_lightning.commands.doctor.probes import Outcome, Probe, ProbeOutcome
 from yolo_lightning.utils.files import CONVOLUTION_VERDICTS
 from yolo_lightning.utils.sensors import Capacity

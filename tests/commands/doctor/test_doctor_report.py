@@ -9,7 +9,7 @@ from rich.console import Console
 
 from tests.commands.doctor.machines import NAVI, PLAIN, ROCM, results
 from yolo_lightning.commands.doctor.command import Option, recommended_commands, recommended_options, show, yaml_text
-from yolo_lightning.commands.doctor.machine import MachineFacts
+from yolo_lightning.commands.doctor.inspect_machine import MachineFacts
 from yolo_lightning.commands.doctor.machine_findings import Finding, Severity, machine_findings
 from yolo_lightning.commands.doctor.probes import Outcome, probe_findings
 

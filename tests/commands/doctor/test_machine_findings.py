@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from tests.commands.doctor.machines import CPU, CUDA, GIB, H200, NAVI, OLD_ROCM, PLAIN, ROCM, finding, with_disk
-from yolo_lightning.commands.doctor.hardware import KernelSettings, PciGpu, Vendor
-from yolo_lightning.commands.doctor.machine import DATA_DISK, RUN_DISK, SHARED_MEMORY, MachineFacts, TorchBuild
+from yolo_lightning.commands.doctor.inspect_machine import DATA_DISK, RUN_DISK, SHARED_MEMORY, MachineFacts, TorchBuild
 from yolo_lightning.commands.doctor.machine_findings import Finding, Severity, machine_findings, worst
+from yolo_lightning.commands.doctor.read_hardware import KernelSettings, PciGpu, Vendor
 from yolo_lightning.utils.sensors import Capacity
 
 OVERRIDE = "HSA_OVERRIDE_GFX_VERSION"

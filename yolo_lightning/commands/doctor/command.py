@@ -12,8 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from yolo_lightning.commands.command_line import wide_console
-from yolo_lightning.commands.doctor.hardware import Vendor
-from yolo_lightning.commands.doctor.machine import SHARED_MEMORY, MachineFacts, inspect_machine
+from yolo_lightning.commands.doctor.inspect_machine import SHARED_MEMORY, MachineFacts, inspect_machine
 from yolo_lightning.commands.doctor.machine_findings import (
     OVERRIDE,
     RDNA1,
@@ -26,6 +25,7 @@ from yolo_lightning.commands.doctor.machine_findings import (
     worst,
 )
 from yolo_lightning.commands.doctor.probes import Outcome, Probe, ProbeOutcome, probe_findings, run_probes
+from yolo_lightning.commands.doctor.read_hardware import Vendor
 from yolo_lightning.utils.exit_codes import INTERRUPTED
 from yolo_lightning.utils.files import CONVOLUTION_VERDICTS, cache_folder
 from yolo_lightning.utils.paths import user_path

@@ -4,8 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from yolo_lightning.commands.doctor.hardware import PciGpu, Vendor
-from yolo_lightning.commands.doctor.machine import (
+from yolo_lightning.commands.doctor.inspect_machine import (
     DATA_DISK,
     OPENCV,
     RUN_DISK,
@@ -14,6 +13,7 @@ from yolo_lightning.commands.doctor.machine import (
     is_integrated,
     version_numbers,
 )
+from yolo_lightning.commands.doctor.read_hardware import PciGpu, Vendor
 from yolo_lightning.utils.sensors import Capacity
 
 

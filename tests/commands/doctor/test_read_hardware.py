@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.utils.test_sensors import write
-from yolo_lightning.commands.doctor.hardware import (
+from yolo_lightning.commands.doctor.read_hardware import (
     KernelSettings,
     PciGpu,
     Vendor,

@@ -14,8 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from yolo_lightning.commands.doctor import hardware
-from yolo_lightning.commands.doctor.hardware import KernelSettings, PciGpu, Vendor
+from yolo_lightning.commands.doctor import read_hardware
+from yolo_lightning.commands.doctor.read_hardware import KernelSettings, PciGpu, Vendor
 from yolo_lightning.supervision.helper_process import bounded
 from yolo_lightning.utils import sensors
 from yolo_lightning.utils.addresses import SECRET
@@ -114,17 +114,17 @@ def inspect_machine(run: Path, data: Path | None, root: Path = sensors.ROOT) -> 
             packages.setdefault(name, importlib.metadata.version(name))
     return MachineFacts(
         system=f"{platform.system()} {platform.release()}",
-        processor=hardware.processor_name(root) or platform.processor() or platform.machine(),
+        processor=read_hardware.processor_name(root) or platform.processor() or platform.machine(),
         cores=available_cores(),
         memory=sensors.memory(root) or Capacity(0, 0),
-        swap_bytes=hardware.swap_bytes(root),
+        swap_bytes=read_hardware.swap_bytes(root),
         disks={
             SHARED_MEMORY: disk(shared) if shared.is_dir() else None,
             RUN_DISK: disk(run),
             **({} if data is None else {DATA_DISK: disk(data)}),
         },
-        gpus=bounded(lambda: hardware.pci_gpus(root), ANSWER_S) or (),
-        nvidia_driver=hardware.nvidia_driver_version(root),
+        gpus=bounded(lambda: read_hardware.pci_gpus(root), ANSWER_S) or (),
+        nvidia_driver=read_hardware.nvidia_driver_version(root),
         # Permissions only: opening the device would create a GPU context.
         kfd_opens=os.access(kfd, os.R_OK | os.W_OK) if kfd.exists() else None,
         rocm=sensors.text(root / "opt/rocm/.info/version"),
@@ -137,7 +137,7 @@ def inspect_machine(run: Path, data: Path | None, root: Path = sensors.ROOT) -> 
             if ENVIRONMENT.fullmatch(name) and not SECRET.search(name) and value != ENVIRONMENT_SWITCHES.get(name)
         },
         python=sys.version_info[:3],
-        kernel=hardware.kernel_settings(root),
+        kernel=read_hardware.kernel_settings(root),
         is_root=os.geteuid() == 0,
         reads_journal=any(
             os.access(file, os.R_OK) for name in JOURNALS for file in (root / name).glob("*/system.journal")

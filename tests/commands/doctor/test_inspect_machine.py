@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.commands.doctor.machines import GIB, write
-from yolo_lightning.commands.doctor.hardware import KernelSettings, PciGpu, Vendor
-from yolo_lightning.commands.doctor.machine import (
+from yolo_lightning.commands.doctor.inspect_machine import (
     RUN_DISK,
     SHARED_MEMORY,
     TorchBuild,
@@ -18,6 +17,7 @@ from yolo_lightning.commands.doctor.machine import (
     read_build,
     version_numbers,
 )
+from yolo_lightning.commands.doctor.read_hardware import KernelSettings, PciGpu, Vendor
 from yolo_lightning.utils.sensors import Capacity
 
 NVIDIA_CARD = {
@@ -87,7 +87,7 @@ def test_the_process_of_the_doctor_does_not_import_torch() -> None:
 import sys
 from pathlib import Path
 import yolo_lightning.commands.doctor.command
-from yolo_lightning.commands.doctor.machine import inspect_machine
+from yolo_lightning.commands.doctor.inspect_machine import inspect_machine
 assert inspect_machine(Path("."), None).torch is not None
 print(sorted({"torch", "lightning", "cv2", "numpy"} & set(sys.modules)))
 """
