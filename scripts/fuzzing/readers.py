@@ -284,7 +284,7 @@ def checkpoint(folder: Path) -> Target:
     import torch
 
     from yolo_lightning.checkpoints.checkpoint_file import find_damage, steps_trained
-    from yolo_lightning.checkpoints.resume import remembered
+    from yolo_lightning.checkpoints.resume import differences, remembered
     from yolo_lightning.checkpoints.torch_archive import load_checkpoint
     from yolo_lightning.model.graph import read_checkpoint
     from yolo_lightning.model.network_settings import read_settings
@@ -307,7 +307,7 @@ def checkpoint(folder: Path) -> Target:
         steps_trained(file)
         loaded = load_checkpoint(file, "meta")
         read_settings(file)
-        remembered(folder, loaded)
+        differences(remembered(loaded), {"data.batch_size": 8})
         if set(loaded.get("hyper_parameters", ())) != {
             "variant",
             "class_names",
@@ -335,7 +335,6 @@ def weights(folder: Path) -> Target:
 
 
 def configuration(folder: Path) -> Target:
-    from yolo_lightning.checkpoints.resume import differences, remembered
     from yolo_lightning.commands.report.read_report import Reader, configuration as shown
 
     file = folder / "config.yaml"
@@ -344,7 +343,6 @@ def configuration(folder: Path) -> Target:
     )
 
     def read() -> None:
-        differences(remembered(folder, {}), {"data.batch_size": 4})
         Reader(folder).read(file, shown)
 
     return Target(file, [content, b"trainer: {max_epochs: 3, callbacks: []}\nmodel: &m {a: 1}\nother: *m\n"], read)

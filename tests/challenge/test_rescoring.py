@@ -13,9 +13,9 @@ from yolo_lightning.challenge.rescoring import (
     real_detections,
     rescore,
 )
-from yolo_lightning.challenge.score import score_submission
+from yolo_lightning.challenge.score import match_submission
 from yolo_lightning.challenge.tracks import link, places_in_time
-from yolo_lightning.evaluation.drift import CHALLENGE_MONTHS
+from yolo_lightning.evaluation.drift import CHALLENGE_MONTHS, drift_scores
 
 SIZE = (384, 288)
 
@@ -100,7 +100,8 @@ def test_objects_that_stay_rise_above_passing_false_alarms_and_a_fixed_one() -> 
     half = in_first_half(content.image_ids)
     assert half.mean() == 0.5
     before, after = (
-        score_submission(one, truth) for one in (content, LabelledDetections(content, truth, SIZE).cross_rescored(half))
+        drift_scores(match_submission(one, truth))
+        for one in (content, LabelledDetections(content, truth, SIZE).cross_rescored(half))
     )
     assert after.overall.scalars()["map_50"] > before.overall.scalars()["map_50"] + 0.2
     assert after.balanced() > before.balanced() + 0.2

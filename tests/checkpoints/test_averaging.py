@@ -55,12 +55,6 @@ def test_result_shares_no_memory() -> None:
     assert newest["count"] == 5
 
 
-@pytest.mark.parametrize("other", [{"weight": torch.zeros(2, 4)}, {"weights": torch.zeros(2, 3)}])
-def test_other_networks_are_refused_by_name(other: dict[str, Tensor]) -> None:
-    with pytest.raises(ValueError, match=r"the networks differ in .*weight"):
-        average_states([other, {"weight": torch.zeros(2, 3)}])
-
-
 def test_checkpoint_holds_the_network_and_its_origin_alone(tmp_path: Path) -> None:
     files = [checkpoint(tmp_path, steps, steps) for steps in (2, 1, 6)]
     content = average_checkpoints(files)
@@ -92,7 +86,7 @@ def test_damaged_files_are_all_named(tmp_path: Path) -> None:
         ({"hyper_parameters": NETWORK | {"class_names": ["b"]}}, r"model.class_names is \['b'\] in .* and \['a'\] in"),
         ({"hyper_parameters": NETWORK | {"one_to_one": True}}, "model.detections.one_to_one is True in .* and None in"),
         ({"hyper_parameters": NETWORK | {"single_class": True}}, "model.single_class is True in .* and None in"),
-        ({"state_dict": state(1) | {"more": torch.zeros(1)}}, "000002.ckpt and .*000003.ckpt: .* differ in more"),
+        ({"state_dict": state(1) | {"more": torch.zeros(1)}}, "000002.ckpt and .*000003.ckpt differ in more"),
         (
             {"state_dict": state(float("nan"))},
             "000002.ckpt cannot be averaged: weight contains non-finite values",

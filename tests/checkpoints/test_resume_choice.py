@@ -1,13 +1,12 @@
 """Selection of the run folder that a fit resumes, and the number of files read for it."""
 
-import warnings
 from pathlib import Path
 
 import pytest
 
 from yolo_lightning.checkpoints import checkpoint_file, run_folder
 from yolo_lightning.checkpoints.checkpoint_file import find_damage, write_checkpoint
-from yolo_lightning.checkpoints.resume import checkpoint_to_fit, remembered, storable
+from yolo_lightning.checkpoints.resume import checkpoint_to_fit, storable
 from yolo_lightning.checkpoints.run_folder import folder_to_fit
 
 
@@ -53,26 +52,6 @@ def test_resume_reads_the_newest_checkpoint_once_to_check_it(tmp_path: Path, mon
     assert checkpoint_to_fit(tmp_path / "yolo", None, resume=True) == newest
     assert folder_to_fit(tmp_path / "yolo", newest) == tmp_path / "yolo"
     assert checked == [newest]
-
-
-@pytest.mark.parametrize("damage", [b"", b"trainer:\n  max_epochs: [1,", b"\xff\xfe\x00", b"- 1"])
-def test_damaged_configuration_is_replaced_by_that_in_the_checkpoint(tmp_path: Path, damage: bytes) -> None:
-    (tmp_path / "config.yaml").write_bytes(damage)
-    content = {"config": {"trainer": {"max_epochs": 3}}, "hyper_parameters": {"recipe": {"lr0": 0.1}}}
-    with pytest.warns(UserWarning, match="config.yaml .*options are compared with those in the checkpoint") as told:
-        assert remembered(tmp_path, content) == {"trainer.max_epochs": 3, "model.recipe.lr0": 0.1}
-    assert len(told) == 1
-    with pytest.warns(UserWarning, match="options are compared with none"):
-        assert remembered(tmp_path, {}) == {}
-
-
-def test_configuration_of_the_run_folder_comes_first_and_may_be_missing(tmp_path: Path) -> None:
-    content = {"config": {"trainer": {"max_epochs": 3}}}
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert remembered(tmp_path, content) == {"trainer.max_epochs": 3}
-        (tmp_path / "config.yaml").write_text("trainer: {max_epochs: 4}")
-        assert remembered(tmp_path, content) == {"trainer.max_epochs": 4}
 
 
 def test_stored_configuration_has_neither_secrets_nor_places() -> None:

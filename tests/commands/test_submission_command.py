@@ -204,8 +204,8 @@ def test_degenerate_boxes_are_scored_as_cocos_evaluation_scores_them(
     out = capsys.readouterr().out
     assert "but have x2 < x1 or y2 < y1: 3\n" in out
     assert "boxes have no area: 2\n" in out
-    for image_id, box in zip(IDS, INVERTED.values(), strict=False):
-        assert f"image {image_id}, detection 0: box [{', '.join(f'{side:g}' for side in box)}]" in out
+    first = ", ".join(f"{side:g}" for side in next(iter(INVERTED.values())))
+    assert f"image {IDS[0]}, detection 0: box [{first}]" in out
     assert "scored unchanged" in out
     assert call("check", "predictions.json", "--template", "template.json") == 1
     assert "error: boxes must be corners" in capsys.readouterr().out

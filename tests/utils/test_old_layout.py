@@ -101,22 +101,22 @@ def test_old_checkpoint_is_read_in_the_layout_of_today(tmp_path: Path) -> None:
     assert NetworkSettings.of(content["hyper_parameters"]).detections == DetectionSettings(score_threshold=0.2)
     assert ModuleState.of(state) == ModuleState.of(content)
     assert ModuleState.of(content) == ModuleState(steps=7, splitting={"images_at_once": 3, "splits": 1})
-    options = remembered(tmp_path, content)
+    options = remembered(content)
     assert (options["model.recipe.lr0"], options["model.recipe.momentum"]) == (0.1, 0.5)
 
 
-def test_options_of_an_old_run_folder_are_compared_by_their_new_names(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text(
-        "model: {lr0: 0.3, optimizer: {class_path: torch.optim.Adagrad}}\n"
-        "data: {storage: zip, train_fraction: 0.5, root: here, quarantine: [index=1]}\n"
-    )
+def test_options_of_an_old_configuration_are_compared_by_their_new_names() -> None:
+    config = {
+        "model": {"lr0": 0.3, "optimizer": {"class_path": "torch.optim.Adagrad"}},
+        "data": {"storage": "zip", "train_fraction": 0.5, "root": "here", "quarantine": ["index=1"]},
+    }
     data = {"data.storage.kind": "zip", "data.split.train_fraction": 0.5, "data.root": "here"}
     expected = data | {
         "data.limits.quarantine": ["index=1"],
         "model.recipe.lr0": 0.3,
         "model.recipe.optimizer.class_path": "torch.optim.Adagrad",
     }
-    assert remembered(tmp_path, {}) == expected
+    assert remembered({"config": config}) == expected
     assert current_layout(expected) == expected
 
 

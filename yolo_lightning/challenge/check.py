@@ -4,7 +4,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -24,7 +23,6 @@ ID = re.compile(rf"\d{{{ID_DIGITS}}}")
 LEAST_SHARE = 0.5
 """Minimum fraction of the split's ids in a file that is scored in spite of missing and foreign ids."""
 
-NAMED_BOXES = 5
 LARGEST_SHARE = 1.5  # if no coordinate of a file is larger, the boxes are fractions of the frame
 
 
@@ -51,12 +49,12 @@ def _check_content(content: Content, template: Template | None) -> list[Submissi
 
 
 def _of_detections(
-    content: Content, detections: Flags, what: str, named: int = 1, **options: Any
+    content: Content, detections: Flags, what: str, *, tolerated: bool = False
 ) -> list[SubmissionProblem]:
-    """Return the problem of some detections, of which it names the first ones; nothing if there are none."""
+    """Return the problem of some detections; nothing if there are none."""
     if not detections.any():
         return []
-    return [SubmissionProblem(what, int(detections.sum()), content.first(detections, named), **options)]
+    return [SubmissionProblem(what, int(detections.sum()), content.first(detections), tolerated=tolerated)]
 
 
 def _check_format_of_ids(image_ids: Sequence[str]) -> list[SubmissionProblem]:
@@ -94,12 +92,12 @@ def _check_boxes(content: Content, frame_size: tuple[int, int] | None) -> list[S
     finite = boxes[np.isfinite(boxes).all(axis=1)]
     if (finite != 0).any() and np.abs(finite).max() <= LARGEST_SHARE:
         what = f"boxes are fractions of the frame instead of pixels: no coordinate exceeds {LARGEST_SHARE}"
-        return [SubmissionProblem(what, len(boxes), content.record(0), tolerated=True)]
+        return _of_detections(content, np.ones(len(boxes), np.bool_), what, tolerated=True)
     inverted = (boxes[:, 2] < boxes[:, 0]) | (boxes[:, 3] < boxes[:, 1])
     what = "boxes must be corners x1, y1, x2, y2 (not corner and size as in COCO), but have x2 < x1 or y2 < y1"
-    problems = _of_detections(content, inverted, what, NAMED_BOXES, tolerated=True)
+    problems = _of_detections(content, inverted, what, tolerated=True)
     empty = (boxes[:, 2] == boxes[:, 0]) | (boxes[:, 3] == boxes[:, 1])
-    problems += _of_detections(content, empty, "boxes have no area", NAMED_BOXES, tolerated=True)
+    problems += _of_detections(content, empty, "boxes have no area", tolerated=True)
     if frame_size:
         outside = ((boxes[:, :2] >= frame_size) | (boxes[:, 2:] <= 0)).any(axis=1) & ~empty
         size = f"{frame_size[0]} x {frame_size[1]}"

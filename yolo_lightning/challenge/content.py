@@ -45,8 +45,9 @@ class Content:
         order = np.argsort(moved, kind="stable")
         return replace(self, image_ids=tuple(image_ids), owners=moved).take(order[moved[order] >= 0])
 
-    def record(self, detection: int) -> str:
-        """Return a description of a detection: image id, position in the frame, values."""
+    def first(self, detections: Flags) -> str:
+        """Return a description of the first of some detections: image id, position in the frame, values."""
+        detection = int(np.flatnonzero(detections)[0])
         frame = self.owners[detection]
         place = detection - int(np.searchsorted(self.owners, frame))
         box = ", ".join(f"{side:g}" for side in self.boxes[detection])
@@ -54,10 +55,6 @@ class Content:
             f"image {self.image_ids[frame]}, detection {place}: box [{box}], score {self.scores[detection]:g}, "
             f"label {self.labels[detection]:g}"
         )
-
-    def first(self, detections: Flags, count: int = 1) -> str:
-        """Return descriptions of the first `count` of some detections, one per line."""
-        return "\n".join(self.record(detection) for detection in np.flatnonzero(detections)[:count].tolist())
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,7 +87,11 @@ def _unzip(data: bytes) -> tuple[bytes | None, list[SubmissionProblem]]:
             if len(answers) != 1:
                 what = f"the archive must contain only {MEMBER}, got {len(answers)} JSON files"
                 return None, [SubmissionProblem(what, len(answers), ", ".join(names[:3]) or "the archive is empty")]
-            unpacked = unpack(archive, answers[0])
+            size = archive.getinfo(answers[0]).file_size
+            if size > LARGEST_FILE:
+                raise ValueError(f"{answers[0]} has {size:,} bytes, more than {LARGEST_FILE:,}")
+            with archive.open(answers[0]) as member:
+                unpacked = member.read(size + 1)  # no more than the directory of the archive says
     except UNREADABLE_ARCHIVE as error:
         reason = one_line(str(error)) or type(error).__name__
         return None, [SubmissionProblem("the archive is damaged or unreadable", 1, reason)]
@@ -95,15 +99,6 @@ def _unzip(data: bytes) -> tuple[bytes | None, list[SubmissionProblem]]:
         return unpacked, []
     what = f"the archive must contain only {MEMBER}, at the top level"
     return unpacked, [SubmissionProblem(what, len(names), names[0])]
-
-
-def unpack(archive: zipfile.ZipFile, name: str) -> bytes:
-    """Return a member; no more is unpacked than its size in the directory of the archive, which has a limit."""
-    size = archive.getinfo(name).file_size
-    if size > LARGEST_FILE:
-        raise ValueError(f"{name} has {size:,} bytes, more than {LARGEST_FILE:,}")
-    with archive.open(name) as member:
-        return member.read(size + 1)
 
 
 def decode(data: bytes) -> Outermost:

@@ -11,7 +11,7 @@ import numpy as np
 from yolo_lightning.challenge.content import CATEGORY_IDS, LTDV2_FRAME_SIZE, Content, Template
 from yolo_lightning.data.formats.coco_json import BYTE_ORDER_MARK, decode
 from yolo_lightning.data.formats.image_ids import id_text, image_id_texts, unknown_image_hint
-from yolo_lightning.evaluation.drift import DriftScores, drift_scores, month_of_id
+from yolo_lightning.evaluation.drift import month_of_id
 from yolo_lightning.evaluation.matching import BoxTable, Matches, match_frames, sized
 from yolo_lightning.utils.plain_text import one_line
 from yolo_lightning.utils.regular_files import read_regular
@@ -38,7 +38,7 @@ def read_truth(path: Path) -> tuple[Template, Content]:
         reason = one_line(str(error))
         raise ValueError(f"{path} is neither the JSON of a split nor an object keyed by image id: {reason}") from error
     try:
-        frame_size, truth = read_coco(path) if "images" in outermost else _read_keyed(path, outermost)
+        frame_size, truth = _read_coco(path) if "images" in outermost else _read_keyed(path, outermost)
     except OverflowError as error:
         raise ValueError(f"{path} contains a number that is too large") from error
     except ValueError as error:  # ids and values in the message are of unknown length
@@ -69,7 +69,7 @@ def _read_keyed(path: Path, entries: dict[str, msgspec.Raw]) -> tuple[FrameSize,
     return LTDV2_FRAME_SIZE, content
 
 
-def read_coco(path: Path) -> tuple[FrameSize, Content]:
+def _read_coco(path: Path) -> tuple[FrameSize, Content]:
     file = decode(path)
     positions = image_id_texts(path, [one.id for one in file.images], [one.file_name for one in file.images])
     owners = np.empty(len(file.annotations), dtype=np.int64)
@@ -86,11 +86,6 @@ def read_coco(path: Path) -> tuple[FrameSize, Content]:
     order = np.argsort(owners, kind="stable")
     content = Content(tuple(positions), owners, boxes, np.ones(len(labels)), labels).take(order)
     return sizes.pop() if len(sizes) == 1 else None, content
-
-
-def score_submission(content: Content, truth: Content) -> DriftScores:
-    """Return the scores of a checked content, see `match_submission`."""
-    return drift_scores(match_submission(content, truth))
 
 
 def match_submission(content: Content, truth: Content) -> Matches:

@@ -37,8 +37,6 @@ def average_states(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         states: Tensors on the CPU with the same names and shapes, oldest first.
     """
     newest = states[-1]
-    for state in states:
-        _check_same_tensors(state, newest)
 
     def mean(name: str) -> Tensor:
         total = torch.zeros_like(newest[name], dtype=torch.float64)
@@ -47,13 +45,6 @@ def average_states(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         return (total / len(states)).to(newest[name].dtype)
 
     return {name: mean(name) if tensor.is_floating_point() else tensor.clone() for name, tensor in newest.items()}
-
-
-def _check_same_tensors(state: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
-    different = [name for name in other if name not in state or state[name].shape != other[name].shape]
-    different += [name for name in state if name not in other]
-    if different:
-        raise ValueError(f"the networks differ in {', '.join(different[:NAMED_TENSORS])}")
 
 
 def newest_steps(folder: Path, count: int) -> list[Path]:
@@ -79,7 +70,7 @@ def average_checkpoints(files: Sequence[Path]) -> dict[str, Any]:
     if damaged:
         raise ValueError(f"damaged checkpoints cannot be averaged: {'; '.join(damaged)}")
     ordered = sorted(files, key=training_age)
-    checkpoints = [read(file) for file in ordered]
+    checkpoints = [_read(file) for file in ordered]
     newest = checkpoints[-1]
     for file, checkpoint in zip(ordered, checkpoints, strict=True):
         _check_network(file, checkpoint, ordered[-1], newest)
@@ -98,7 +89,7 @@ def _check_distinct(files: Sequence[Path], states: Sequence[Mapping[str, Tensor]
                 raise ValueError(f"{files[other]} and {files[number]} contain the same weights: they would count twice")
 
 
-def read(file: Path) -> dict[str, Any]:
+def _read(file: Path) -> dict[str, Any]:
     """Return the parts of a checkpoint that an average needs, so that the memory of the others is released."""
     content = load_checkpoint(file)
     if AVERAGED in content:
@@ -119,10 +110,10 @@ def _check_network(file: Path, checkpoint: Mapping[str, Any], other: Path, newes
         found, expected = (one.get(name) or None for one in inputs)
         if found != expected:
             raise ValueError(f"the input's {name} is {found} in {file} and {expected} in {other}")
-    try:
-        _check_same_tensors(checkpoint["state_dict"], newest["state_dict"])
-    except ValueError as error:
-        raise ValueError(f"{file} and {other}: {error}") from error
-    bad = [name for name, tensor in checkpoint["state_dict"].items() if not tensor.isfinite().all()]
+    own_state, newest_state = checkpoint["state_dict"], newest["state_dict"]
+    shapes, expected = ({key: value.shape for key, value in one.items()} for one in (own_state, newest_state))
+    if different := sorted(dict(shapes.items() ^ expected.items())):
+        raise ValueError(f"the networks of {file} and {other} differ in {', '.join(different[:NAMED_TENSORS])}")
+    bad = [name for name, tensor in own_state.items() if not tensor.isfinite().all()]
     if bad:
         raise ValueError(f"{file} cannot be averaged: {bad[0]} contains non-finite values")

@@ -16,11 +16,10 @@ from yolo_lightning.checkpoints.mirror import RemoteFolder, fetch_run, local_che
 from yolo_lightning.checkpoints.torch_archive import load_checkpoint
 from yolo_lightning.utils import run_files
 from yolo_lightning.utils.addresses import SECRET, redacted
-from yolo_lightning.utils.distributed import launch_id, restarts
 from yolo_lightning.utils.old_layout import current_layout
 from yolo_lightning.utils.plain_text import one_line
 from yolo_lightning.utils.rank_zero import rank_zero_info, rank_zero_warn
-from yolo_lightning.utils.yaml_file import flatten, read_yaml
+from yolo_lightning.utils.yaml_file import flatten
 
 ADDRESSES = {f"supervision.notify.{name}" for name in ("webhook", "ping")}
 NOT_COMPARED = {"ckpt_path", "resume", "detach", "trainer.default_root_dir", "config", "mirror"} | ADDRESSES
@@ -135,12 +134,6 @@ def download(base: Path, mirror: str, name: str) -> None:
         rank_zero_info(f"downloaded {path} from {redacted(mirror)}")
 
 
-def folder_after_restart(base: Path) -> Path | None:
-    """Return the run folder of this launch if torchrun has restarted all processes after one had ended."""
-    launch = launch_id()
-    return run_folder.run_of_launch(base, launch) if launch is not None and restarts() else None
-
-
 def checkpoint_to_score(base: Path, ckpt_path: str | None, weights: str | None) -> Path | None:
     """Return the checkpoint to evaluate: the given one, else the best of the newest run; None for `weights` alone."""
     if ckpt_path == "last":
@@ -161,22 +154,10 @@ def checked(ckpt_path: str | None, base: Path) -> Path | None:
     return path
 
 
-def remembered(folder: Path, content: dict[str, Any]) -> dict[str, Any]:
-    """Return the configuration of a run by full names: the file in its folder, and the hyperparameters of the model.
-
-    If the file is missing or damaged, the configuration in the checkpoint is used.
-    """
-    path, configured = folder / run_files.config_name("fit"), content.get(CONFIGURATION, {})
-    if path.is_file():
-        try:
-            loaded = read_yaml(path)
-            if not isinstance(loaded, dict):
-                raise ValueError("the file contains no options")
-            configured = loaded
-        except (OSError, ValueError) as error:
-            instead = "those in the checkpoint" if configured else "none"
-            rank_zero_warn(f"{path} cannot be read ({str(error).splitlines()[0]}); options are compared with {instead}")
-    return current_layout(flatten(configured)) | flatten({"model": content.get("hyper_parameters", {})})
+def remembered(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration in a checkpoint, and the hyperparameters of its model, by full names."""
+    configured = current_layout(flatten(content.get(CONFIGURATION, {})))
+    return configured | flatten({"model": content.get("hyper_parameters", {})})
 
 
 def storable(config: Any, prefix: str = "") -> Any:

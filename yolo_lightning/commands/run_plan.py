@@ -18,7 +18,6 @@ from yolo_lightning.checkpoints.resume import (
     checkpoint_to_fit,
     checkpoint_to_score,
     differences,
-    folder_after_restart,
     remembered,
     run_to_download,
 )
@@ -41,7 +40,7 @@ from yolo_lightning.model.network_settings import (
 )
 from yolo_lightning.supervision import in_use, is_supervised, level_of_launch, quarantined
 from yolo_lightning.utils import run_files
-from yolo_lightning.utils.distributed import launch_id, restarts_are_unsafe
+from yolo_lightning.utils.distributed import launch_id, restarts, restarts_are_unsafe
 from yolo_lightning.utils.host import worker_count
 from yolo_lightning.utils.paths import user_path
 from yolo_lightning.utils.yaml_file import flatten
@@ -105,7 +104,9 @@ def plan_run(
 
 def _plan_fit(base: Path, options: Mapping[str, Any]) -> Run:
     """Return the run folder of a fit, the checkpoint to resume from, and the options of a restart."""
-    restarted = folder_after_restart(base)
+    launch = launch_id()
+    # torchrun has restarted all processes after one had ended.
+    restarted = run_folder.run_of_launch(base, launch) if launch is not None and restarts() else None
     if restarted is not None and run_files.has_checkpoint(restarted):
         checkpoint = checkpoint_to_fit(restarted, None, True, exactly=True)
     else:
@@ -120,7 +121,7 @@ def _plan_fit(base: Path, options: Mapping[str, Any]) -> Run:
     if suspects := [one for one in quarantined(folder) if one not in left_out]:
         warnings.append(f"quarantined after repeated failures: {', '.join(suspects)}")
         changed["data.limits.quarantine"] = [*left_out, *suspects]
-    if (launch := launch_id()) is not None:  # no supervisor restarts the fit with other options
+    if launch is not None:  # no supervisor restarts the fit with other options
         level = level_of_launch(folder, launch, worker_count(options["data.loader.num_workers"]))
         changed |= level.settings
         lines += [f"loader: fallback level '{level.name}' after a loader stall"] if level.settings else []
@@ -133,7 +134,7 @@ def _plan_fit(base: Path, options: Mapping[str, Any]) -> Run:
                 return Run(folder, is_finished=True, lines=(line,))
         content = load_checkpoint(checkpoint, "meta")
         changed |= {"model.weights": None, "model.class_width": content.get("hyper_parameters", {}).get("class_width")}
-        lines += differences(remembered(folder, content), {**options, **changed})
+        lines += differences(remembered(content), {**options, **changed})
     return Run(
         folder,
         checkpoint,

@@ -10,13 +10,13 @@ from yolo_lightning.challenge.check import check_submission
 from yolo_lightning.challenge.content import Content, SubmissionReport, Template
 from yolo_lightning.challenge.fusion import fuse as fused
 from yolo_lightning.challenge.rescoring import LabelledDetections, in_first_half, rescore as rescored, write_models
-from yolo_lightning.challenge.score import match_submission, read_truth, score_submission
+from yolo_lightning.challenge.score import match_submission, read_truth
 from yolo_lightning.challenge.submission_file import entries, write_submission
 from yolo_lightning.commands.console import writing
 from yolo_lightning.commands.sweep.sweep_scores import Comparison, Setting, score_setting
 from yolo_lightning.data.box_fusion import FUSION_IOU
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
-from yolo_lightning.evaluation.drift import organisers_scores
+from yolo_lightning.evaluation.drift import drift_scores, organisers_scores
 from yolo_lightning.evaluation.score_table import score_table
 from yolo_lightning.utils.choices import check_range
 from yolo_lightning.utils.files import write_json
@@ -58,7 +58,7 @@ def score(file: str, truth: str, json: str | None = None) -> None:
         raise SystemExit(1)
     if report.errors:
         print("scored unchanged, like the organisers' server does in spite of these errors")
-    scores = score_submission(report.content, objects)
+    scores = drift_scores(match_submission(report.content, objects))
     rich.print(score_table(scores, CLASS_NAMES))
     if json:
         with writing(Path(json)):
@@ -198,7 +198,7 @@ def show(path: Path, report: SubmissionReport) -> None:
         kind = "error" if problem.is_error else "note"
         print(printable(f"{kind}: {problem.what}: {problem.count:,}"))
         if problem.example:
-            print(printable("    first: " + problem.example.replace("\n", "\n           ")))
+            print(printable(f"    first: {problem.example}"))
     if not report.errors:
         print("no errors found")
 
