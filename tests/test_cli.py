@@ -17,7 +17,7 @@ from tests.conftest import TINY, data_options
 from yolo_lightning import cli
 from yolo_lightning.cli import main
 from yolo_lightning.commands import fit_summary
-from yolo_lightning.supervision.restart_policy import FallbackState
+from yolo_lightning.supervision.fallback_levels import FallbackState
 from yolo_lightning.utils.run_files import STATE_FILE
 
 Run = Callable[..., None]

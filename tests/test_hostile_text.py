@@ -32,7 +32,7 @@ from yolo_lightning.evaluation.record import EvaluationRecord
 from yolo_lightning.evaluation.score_table import class_table, score_table
 from yolo_lightning.evaluation.ultralytics_matching import match_as_ultralytics
 from yolo_lightning.evaluation.ultralytics_metrics import ultralytics_scores
-from yolo_lightning.supervision.restart_policy import FallbackState
+from yolo_lightning.supervision.fallback_levels import FallbackState
 from yolo_lightning.supervision.run_status import SupervisorState, SupervisorStatus
 from yolo_lightning.utils.json_record import read_record
 

@@ -16,10 +16,9 @@ from torch import Tensor
 from faults import traces
 from faults.run import MARK_VARIABLE, Beat, Case, OutputLine, Report, Run
 from yolo_lightning.supervision.classify import StallClass
-from yolo_lightning.supervision.fallback_levels import levels_below
+from yolo_lightning.supervision.fallback_levels import FallbackState, levels_below
 from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts
-from yolo_lightning.supervision.restart_policy import FallbackState
 from yolo_lightning.utils.run_files import PHASE_TIMEOUTS_FILE, STATE_FILE
 
 REPORTED = re.compile(rf"^supervisor: \S+(?: \S+)? (?:stalled: )?((?:{'|'.join(StallClass)}): .*)$")

@@ -11,7 +11,7 @@ import pytest
 from yolo_lightning.checkpoints.checkpoint_file import Checksum, checksum_path, write_checkpoint
 from yolo_lightning.commands.option_layers import GivenOptions
 from yolo_lightning.commands.run_plan import check_accelerator, plan_run
-from yolo_lightning.supervision.restart_policy import FallbackState
+from yolo_lightning.supervision.fallback_levels import FallbackState
 from yolo_lightning.supervision.trainer import MARKER_VARIABLE
 from yolo_lightning.utils.distributed import LAUNCH_VARIABLE
 from yolo_lightning.utils.files import write_json

@@ -24,9 +24,8 @@ from faults.judge import FinalState, differences, restarts  # noqa: E402
 from faults.rows import CASES, KILL, chosen  # noqa: E402
 from faults.run import Beat, OutputLine, Run  # noqa: E402
 
-from yolo_lightning.supervision.fallback_levels import AS_CONFIGURED  # noqa: E402
+from yolo_lightning.supervision.fallback_levels import AS_CONFIGURED, FallbackState  # noqa: E402
 from yolo_lightning.supervision.heartbeat import Phase  # noqa: E402
-from yolo_lightning.supervision.restart_policy import FallbackState  # noqa: E402
 from yolo_lightning.utils.run_files import STATE_FILE  # noqa: E402
 
 GROUPS = {

@@ -15,10 +15,9 @@ import pytest
 
 from yolo_lightning.supervision import NotifySettings
 from yolo_lightning.supervision.announcer import Announcer
-from yolo_lightning.supervision.fallback_levels import LevelState
+from yolo_lightning.supervision.fallback_levels import FallbackState, LevelState
 from yolo_lightning.supervision.heartbeat import Heartbeat, Phase
 from yolo_lightning.supervision.helper_process import Call
-from yolo_lightning.supervision.restart_policy import FallbackState
 from yolo_lightning.supervision.run_status import SupervisorState, SupervisorStatus
 from yolo_lightning.utils.exit_codes import ExitCode
 

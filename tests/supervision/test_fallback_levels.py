@@ -12,12 +12,15 @@ from yolo_lightning.supervision.fallback_levels import (
     AS_CONFIGURED,
     COMPUTATION_LEVELS,
     LOADER_LEVELS,
+    FallbackState,
+    Levels,
     LevelState,
+    climb,
     computation_levels,
     level_of_launch,
     levels_below,
 )
-from yolo_lightning.supervision.restart_policy import Decision, FallbackState, Levels, climb, decide, quarantined
+from yolo_lightning.supervision.restart_policy import Decision, decide, quarantined
 from yolo_lightning.supervision.supervisor import Supervisor
 from yolo_lightning.utils.run_files import ENVIRONMENT, STATE_FILE
 

@@ -17,8 +17,7 @@ from yolo_lightning.evaluation.drift import DriftScores
 from yolo_lightning.evaluation.score_table import class_table
 from yolo_lightning.evaluation.ultralytics_metrics import UltralyticsScores
 from yolo_lightning.module import YOLOModule
-from yolo_lightning.supervision.fallback_levels import AS_CONFIGURED
-from yolo_lightning.supervision.restart_policy import FallbackState
+from yolo_lightning.supervision.fallback_levels import AS_CONFIGURED, FallbackState
 from yolo_lightning.utils.run_files import (
     BEST_CHECKPOINT,
     CHECKPOINTS,

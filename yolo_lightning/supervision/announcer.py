@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from yolo_lightning.supervision.fallback_levels import FallbackState
 from yolo_lightning.supervision.heartbeat import Heartbeat, Phase
 from yolo_lightning.supervision.helper_process import Call, Helper
 from yolo_lightning.supervision.notify import Notifier, NotifySettings
-from yolo_lightning.supervision.restart_policy import FallbackState
 from yolo_lightning.supervision.run_status import Status, SupervisorState, SupervisorStatus, read_status
 from yolo_lightning.utils.addresses import redacted
 from yolo_lightning.utils.exit_codes import ExitCode

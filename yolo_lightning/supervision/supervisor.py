@@ -18,8 +18,12 @@ from yolo_lightning.supervision.fallback_levels import (
     AS_CONFIGURED,
     BACKEND,
     LOADER_LEVELS,
+    FallbackState,
+    Levels,
+    climb,
     computation_levels,
     levels_below,
+    lower,
 )
 from yolo_lightning.supervision.heartbeat import RECORD_BYTES, Heartbeat, Phase, parse, read_heartbeat
 from yolo_lightning.supervision.incident import Incident
@@ -36,7 +40,7 @@ from yolo_lightning.supervision.outcome import (
     space_of,
 )
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts
-from yolo_lightning.supervision.restart_policy import REVOKES, FallbackState, Levels, climb, decide, lower
+from yolo_lightning.supervision.restart_policy import REVOKES, decide
 from yolo_lightning.supervision.run_disk import PROBE_S, STOP_WAIT_S, DiskHangsError, Recorder, RunDisk
 from yolo_lightning.supervision.run_lock import Holder, RunInUseError, run_lock
 from yolo_lightning.supervision.trainer import RunningTrainer, make_temporary_folder, marker_of, remove_temporary_folder

@@ -14,8 +14,8 @@ from yolo_lightning.commands.monitor.run_state import Checkpoint
 from yolo_lightning.commands.report.metrics_curves import Metrics, read_metrics
 from yolo_lightning.evaluation.drift import DriftScores, drift_scores, named_scores
 from yolo_lightning.evaluation.record import EvaluationRecord
+from yolo_lightning.supervision.fallback_levels import FallbackState
 from yolo_lightning.supervision.incident import IncidentReport, read_incident
-from yolo_lightning.supervision.restart_policy import FallbackState
 from yolo_lightning.supervision.run_status import SupervisorStatus, read_status
 from yolo_lightning.supervision.watches import WatchFinding
 from yolo_lightning.utils import run_files
