@@ -62,10 +62,7 @@ class HeartbeatCallback(Callback):
         return heartbeat.open_from_environment()
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.beat(Phase.SANITY)
-
-    def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.beat(Phase.SETUP)
+        self.beat(Phase.FIRST_BATCH)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.beat(Phase.FIRST_BATCH, epoch=trainer.current_epoch)
@@ -122,7 +119,7 @@ class HeartbeatCallback(Callback):
             self.writer.beat(phase, **position)
 
     def _beat_validation(self, trainer: Trainer, phase: Phase, **position: int) -> None:
-        self.beat(Phase.SANITY if trainer.sanity_checking else phase, **position)
+        self.beat(Phase.FIRST_BATCH if trainer.sanity_checking else phase, **position)
 
     def _record_samples(self, batch: Any) -> None:
         """Record the ids of the samples of a batch; here none, because a batch can be of any type."""

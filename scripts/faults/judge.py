@@ -25,7 +25,7 @@ REPORTED = re.compile(rf"^supervisor: \S+(?: \S+)? (?:stalled: )?((?:{'|'.join(S
 RESTARTED = re.compile(r"^supervisor: \S+(?: \S+)? restart in ")
 SLACK_S = 5.0
 RECOVERY_LIMIT_S = 20.0  # from the restart to the next step, on an idle machine
-BEFORE_TRAINING = frozenset({Phase.IMPORT, Phase.SETUP, Phase.INDEX, Phase.SANITY, Phase.FIRST_BATCH})
+BEFORE_TRAINING = frozenset({Phase.IMPORT, Phase.SETUP, Phase.INDEX, Phase.FIRST_BATCH})
 STATES = ("state_dict", "current_model_state", "optimizer_states", "accumulation")
 """Compared parts of `last.ckpt`: averaged weights, weights, optimizer, accumulated gradients."""
 SHOWN = 3

@@ -46,7 +46,7 @@ def test_phases_of_a_whole_fit(beats: Beats, tmp_path: Path) -> None:
     fit(tmp_path, HeartbeatFile(), LastCheckpoint(interval_steps=2), epochs=2, batches=3, num_sanity_val_steps=1)
     epoch_end = ["fetch", "validate", "metrics", "epoch_end", "save", "epoch_end"]
     assert beats.phases() == [
-        *("setup", "sanity", "setup", "first_batch"),
+        *("setup", "first_batch"),
         *("fetch", "step", "fetch", "save", "fetch", "step", *epoch_end),
         *("fetch", "step", "fetch", "step", "fetch", "save", "fetch", "step", *epoch_end),
         "exit",

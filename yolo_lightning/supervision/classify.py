@@ -36,7 +36,7 @@ ENGINE = re.compile(r"yolo_lightning/conv/")
 WRITES = frozenset({"fsync", "flush", "write", "write_bytes", "write_text", "save", "_save", "link", "replace"})
 
 LIBRARY = re.compile(r"(^|/)(multiprocessing|threading\.py|selectors\.py|queue\.py|socket\.py|subprocess\.py)")
-COMPUTES = frozenset({Phase.FIRST_BATCH, Phase.STEP, Phase.SANITY, Phase.VALIDATE, Phase.METRICS})
+COMPUTES = frozenset({Phase.FIRST_BATCH, Phase.STEP, Phase.VALIDATE, Phase.METRICS})
 GPU_IN_KERNEL = re.compile(r"amdgpu|kfd|dup_mmap|nvidia|uvm")
 WRITES_IN_KERNEL = re.compile(
     r"fsync|io_schedule|jbd2|wait_on_page|folio_wait|balance_dirty|nfs|rpc_wait|fuse|percpu_rwsem"

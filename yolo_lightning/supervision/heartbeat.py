@@ -45,12 +45,11 @@ READ_ATTEMPTS = 5
 
 
 class Phase(IntEnum):
-    """Activity of the training process. The numbers are part of the file format."""
+    """Activity of the training process. The numbers are part of the file format; 4 is not used."""
 
     IMPORT = 1
     SETUP = 2
     INDEX = 3
-    SANITY = 4
     FIRST_BATCH = 5
     FETCH = 6
     STEP = 7

@@ -19,8 +19,8 @@ class PhaseTimeouts:
         import_s: Import of the libraries.
         setup_s: Construction of network, data and trainer.
         index_s: Packing of the annotations.
-        sanity_s: One batch of the validation before training.
-        first_batch_s: Start of the workers, choice of convolution algorithms, compilation of kernels, first step.
+        first_batch_s: Start of the workers, choice of convolution algorithms, compilation of kernels, validation before
+            training, first step.
         fetch_s: Wait for a batch.
         step_s: One training step.
         validate_s: One validation batch.
@@ -33,7 +33,6 @@ class PhaseTimeouts:
     import_s: float = 300.0
     setup_s: float = 300.0
     index_s: float = 900.0
-    sanity_s: float = 300.0
     first_batch_s: float = 300.0
     fetch_s: float = 60.0
     step_s: float = 60.0

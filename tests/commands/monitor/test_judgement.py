@@ -26,7 +26,7 @@ def test_beating_trainer_runs() -> None:
     assert judge(ALIVE).verdict is RunVerdict.RUNNING
 
 
-@pytest.mark.parametrize("phase", [Phase.IMPORT, Phase.SETUP, Phase.INDEX, Phase.SANITY])
+@pytest.mark.parametrize("phase", [Phase.IMPORT, Phase.SETUP, Phase.INDEX])
 def test_trainer_that_has_not_begun_is_starting(phase: Phase) -> None:
     assert judge(replace(ALIVE, found=record(phase))).verdict is RunVerdict.STARTING
 

@@ -36,7 +36,7 @@ ALIVE = frozenset(
 )
 """States in which the run has not ended."""
 
-SETTING_UP = frozenset({Phase.IMPORT, Phase.SETUP, Phase.INDEX, Phase.SANITY})
+SETTING_UP = frozenset({Phase.IMPORT, Phase.SETUP, Phase.INDEX})
 ENDS = {
     SupervisorState.FINISHED: RunVerdict.FINISHED,
     SupervisorState.INTERRUPTED: RunVerdict.INTERRUPTED,
