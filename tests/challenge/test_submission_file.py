@@ -13,7 +13,7 @@ from yolo_lightning.challenge.submission_file import build_submission, write_sub
 from yolo_lightning.data.batch import Prediction
 
 IDS = ["20200502114223915", "20200502114223916", "20210102000000001"]
-"""17 digits; the first two are one number as float64."""
+"""The first two are one number as float64."""
 BOX = torch.tensor([[0.0, 0.0, 9.0, 9.0]])
 
 
@@ -35,20 +35,10 @@ def test_labels_are_category_ids_from_one_and_boxes_corners_in_frame_pixels() ->
     }
 
 
-def test_labels_are_whole_numbers_in_the_file() -> None:
-    content = build_submission([prediction(IDS[0], [[0, 0, 1, 1]], [0.5], [2])], IDS[:1])
-    assert '"labels": [3]' in json.dumps(content)
-
-
-def test_every_id_is_there_in_the_order_of_the_split() -> None:
+def test_every_id_is_there_in_the_order_of_the_split_with_empty_lists_without_detections() -> None:
     content = build_submission([prediction(IDS[2]), prediction(IDS[0])], IDS)
     assert list(content) == IDS
-
-
-def test_frame_without_detection_or_prediction_has_empty_lists() -> None:
-    content = build_submission([prediction(IDS[0])], IDS[:2])
-    empty: dict[str, list[Any]] = {"boxes": [], "scores": [], "labels": []}
-    assert content == {IDS[0]: empty, IDS[1]: empty}
+    assert list(content.values()) == [{"boxes": [], "scores": [], "labels": []}] * 3
 
 
 def test_hundred_best_per_class_are_kept_in_their_order() -> None:
@@ -67,33 +57,10 @@ def test_the_best_are_kept_whatever_their_order() -> None:
     assert min(content[IDS[0]]["scores"]) == pytest.approx(float(scores[50]), abs=1e-5)  # type: ignore[type-var]
 
 
-def test_a_rare_class_is_not_pushed_out_by_a_frequent_one() -> None:
-    scores = torch.tensor([0.9] * 100 + [0.1])
-    labels = torch.tensor([0] * 100 + [3])
-    content = build_submission([Prediction(IDS[0], BOX.repeat(101, 1), scores, labels)], IDS[:1])
-    assert content[IDS[0]]["labels"].count(4) == 1  # type: ignore[arg-type]
-
-
-def test_foreign_id_is_an_error_that_names_it() -> None:
-    with pytest.raises(ValueError, match=IDS[2]):
-        build_submission([prediction(IDS[2])], IDS[:2])
-
-
-def test_repeated_id_is_an_error_that_names_it() -> None:
-    with pytest.raises(ValueError, match=IDS[0]):
-        build_submission([prediction(IDS[0]), prediction(IDS[0])], IDS)
-
-
 def test_boxes_that_lose_their_area_by_rounding_are_left_out(tmp_path: Path) -> None:
     boxes = [[1.0, 2.0, 1.004, 9.0], [1.0, 2.0, 1.02, 9.0], [3.0, 9.0, 5.0, 9.0]]
     content = build_submission([prediction(IDS[0], boxes, [0.9, 0.5, 0.4], [0, 1, 2])], IDS[:1])
     assert content[IDS[0]] == {"boxes": [[1.0, 2.0, 1.02, 9.0]], "scores": [0.5], "labels": [2]}
-
-
-def test_ids_are_exact_in_the_file(tmp_path: Path) -> None:
-    assert float(IDS[0]) == float(IDS[1]), "the case is too easy"
-    write_submission(build_submission([], IDS).items(), tmp_path / "predictions.json")
-    assert list(json.loads((tmp_path / "predictions.json").read_text())) == IDS
 
 
 def test_zip_holds_the_same_bytes_under_the_name_of_the_kit(tmp_path: Path) -> None:
@@ -102,6 +69,7 @@ def test_zip_holds_the_same_bytes_under_the_name_of_the_kit(tmp_path: Path) -> N
     for target in (path, archive):
         write_submission(content.items(), target)
     assert json.loads(path.read_text()) == content
+    assert b'"labels":[3]' in path.read_bytes(), "whole numbers"
     with zipfile.ZipFile(archive) as file:
         assert file.namelist() == ["predictions.json"]
         assert file.read("predictions.json") == path.read_bytes()

@@ -29,6 +29,7 @@ SAMPLING = (
 )
 """Mixup, box paste, repeated frames, epochs that begin within a pass; four steps here too, the last of two frames."""
 
+RECTANGULAR = ("--data.image_size", "[64, 96]", "--model.recipe.multi_scale", "0.5")
 YOLO26 = (
     *("--model.variant", "yolo26n", "--model.recipe.optimizer", "MuSGD", "--model.recipe.lr0", "0.001"),
     *("--model.detections.one_to_one", "true", "--model.convolution.backend", "native"),
@@ -115,26 +116,6 @@ def test_killed_and_resumed_equals_uninterrupted(
     assert_resumed_is_same(run, tmp_path, uninterrupted)
 
 
-@pytest.mark.whole_run
-def test_killed_yolo26_resumes_its_decaying_loss(run: Callable[..., None], die: Die, tmp_path: Path) -> None:
-    whole = tmp_path / "whole"
-    whole.mkdir()
-    assert die(whole, "never", options=YOLO26) == 0
-    assert die(tmp_path, "batch:6", options=YOLO26) == EXIT_KILLED
-    assert_resumed_is_same(run, tmp_path, outcome(whole), YOLO26)
-
-
-@pytest.mark.whole_run
-def test_killed_and_resumed_with_rectangular_images(run: Callable[..., None], die: Die, tmp_path: Path) -> None:
-    options = ("--data.image_size", "[64, 96]", "--model.recipe.multi_scale", "0.5")
-    whole = tmp_path / "whole"
-    whole.mkdir()
-    assert die(whole, "never", options=options) == 0
-    assert die(tmp_path, "batch:6", options=options) == EXIT_KILLED
-    assert_resumed_is_same(run, tmp_path, outcome(whole), options)
-    assert outcome(tmp_path)["all"]["input"]["image_size"] == [64, 96]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("step", range(1, EPOCHS * STEPS_PER_EPOCH))
 def test_killed_before_every_step(
@@ -154,12 +135,24 @@ def test_killed_twice_in_one_epoch_with_changing_workers(
     assert_resumed_is_same(run, tmp_path, uninterrupted)
 
 
-@pytest.mark.slow
+@pytest.mark.whole_run
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("where", ["batch:4", "batch:6", "validation:1"])
-def test_killed_and_resumed_with_sampling(where: str, run: Callable[..., None], die: Die, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "where", "workers"),
+    [
+        pytest.param(YOLO26, "batch:6", 0, id="yolo26n, decaying loss"),
+        pytest.param(RECTANGULAR, "batch:6", 0, id="rectangular images"),
+        *(
+            pytest.param(SAMPLING, where, 2, id=f"sampling, {where}", marks=pytest.mark.slow)
+            for where in ("batch:4", "batch:6", "validation:1")
+        ),
+    ],
+)
+def test_killed_and_resumed_with_other_options(
+    options: tuple[str, ...], where: str, workers: int, run: Callable[..., None], die: Die, tmp_path: Path
+) -> None:
     whole = tmp_path / "whole"
     whole.mkdir()
-    assert die(whole, "never", options=SAMPLING) == 0
-    assert die(tmp_path, where, workers=2, options=SAMPLING) == EXIT_KILLED
-    assert_resumed_is_same(run, tmp_path, outcome(whole), SAMPLING)
+    assert die(whole, "never", options=options) == 0
+    assert die(tmp_path, where, workers=workers, options=options) == EXIT_KILLED
+    assert_resumed_is_same(run, tmp_path, outcome(whole), options)

@@ -23,13 +23,9 @@ def test_fresh_runs_are_numbered_and_never_overwrite(tmp_path: Path) -> None:
         save(folder)
         seen.append(folder.name)
     assert seen == ["yolo", "yolo-2", "yolo-3", "yolo-4"]
-
-
-def test_folder_without_checkpoint_is_used_again(tmp_path: Path) -> None:
-    save(tmp_path / "yolo")
-    run_folder.prepare(tmp_path / "yolo-2")
-    assert [path.name for path in (tmp_path / "yolo-2").iterdir()] == ["checkpoints"]
-    assert run_folder.fresh_run(tmp_path / "yolo") == tmp_path / "yolo-2"
+    run_folder.prepare(tmp_path / "yolo-5")
+    assert [path.name for path in (tmp_path / "yolo-5").iterdir()] == ["checkpoints"]
+    assert run_folder.fresh_run(tmp_path / "yolo") == tmp_path / "yolo-5", "a folder without a checkpoint"
 
 
 def test_runs_are_listed_by_number_and_by_the_start_of_the_last_fit_whatever_the_clock_said(tmp_path: Path) -> None:
@@ -126,13 +122,3 @@ def test_folder_that_cannot_be_written_is_an_error_with_a_remedy(tmp_path: Path)
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match=r"file/yolo cannot be written \(Not a directory\).*default_root_dir"):
         run_folder.prepare(tmp_path / "file/yolo")
-
-
-def test_run_of_a_checkpoint(tmp_path: Path) -> None:
-    assert run_folder.run_of(tmp_path / "yolo/checkpoints/last.ckpt") == tmp_path / "yolo"
-    assert run_folder.run_of(tmp_path / "yolov8n.pt") is None
-
-
-def test_each_subcommand_has_its_own_configuration_file() -> None:
-    names = [run_files.config_name(subcommand) for subcommand in ("fit", "validate", "test", "predict")]
-    assert names == ["config.yaml", "config.validate.yaml", "config.test.yaml", "config.predict.yaml"]

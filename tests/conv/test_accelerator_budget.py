@@ -17,7 +17,7 @@ BATCH, SIZE = 8, 640
 KERNELS = 1_080
 DISPATCHES = 3_420
 GIGABYTES = 17.5
-MILLISECONDS = {"RX 5600 XT": 101.0}
+MILLISECONDS = 101.0  # modelled RX 5600 XT
 
 
 # Input, weight, stride; padding is half of the kernel. The first three are layers of YOLOv8n.
@@ -64,8 +64,7 @@ def test_launches(step: DispatchCount) -> None:
 
 def test_traffic_and_modelled_time(step: DispatchCount) -> None:
     assert step.bytes <= GIGABYTES * 1e9
-    for card, milliseconds in MILLISECONDS.items():
-        assert step.seconds[card] <= milliseconds / 1e3, card
+    assert step.seconds <= MILLISECONDS / 1e3
 
 
 def test_the_products_are_those_of_the_network(step: DispatchCount) -> None:

@@ -22,19 +22,10 @@ UPLOADS = frozenset(("lift_fresh", "lift_fresh_copy", "lift"))
 """Operators that receive a tensor made from Python numbers: each is a blocking copy to the device."""
 
 
-@dataclass(frozen=True)
-class Card:
-    """Achievable bytes, floating-point operations of the BLAS and clock cycles per second, and the time of a launch."""
-
-    bytes_per_s: float
-    flop_per_s: float
-    clocks_per_s: float  # of `KernelTile.clocks`
-    launch_s: float
-
-
-CARDS = {
-    "RX 5600 XT": Card(288e9 * 0.8, 7.2e12 * 0.5, 7.2e12 / (2 * 128 * PROCESSORS) * 0.8, 12e-6),
-}
+# A modelled RX 5600 XT: achievable bytes, floating-point operations of the BLAS and clock cycles of `KernelTile.clocks`
+# per second, and the time of a launch.
+BYTES_PER_S, FLOP_PER_S, LAUNCH_S = 288e9 * 0.8, 7.2e12 * 0.5, 12e-6
+CLOCKS_PER_S = 7.2e12 / (2 * 128 * PROCESSORS) * 0.8
 
 
 @dataclass
@@ -54,7 +45,7 @@ class DispatchCount(TorchDispatchMode):
     uploads: list[str] = field(default_factory=list)
     bytes: int = 0
     flop: int = 0
-    seconds: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
     dispatched: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
@@ -98,9 +89,7 @@ class DispatchCount(TorchDispatchMode):
         self.kernels[name] += 1
         self.bytes += size
         self.flop += flop
-        for card, limits in CARDS.items():
-            products = clocks / limits.clocks_per_s or flop / limits.flop_per_s
-            self.seconds[card] += max(size / limits.bytes_per_s, products, limits.launch_s)
+        self.seconds += max(size / BYTES_PER_S, clocks / CLOCKS_PER_S or flop / FLOP_PER_S, LAUNCH_S)
 
 
 def fused_flop(name: str, arguments: tuple[Any, ...], result: Any) -> int:

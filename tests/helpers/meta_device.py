@@ -100,7 +100,6 @@ class Requests:
     uploads: Counter[str] = field(default_factory=Counter)  # blocking copies to the device, named alike
     queued_uploads: int = 0  # copies to the device that do not block
     kernels: Counter[str] = field(default_factory=Counter)  # operators that are no views
-    dispatches: int = 0  # operators, views included
 
 
 class MetaDevice(TorchDispatchMode):
@@ -113,13 +112,12 @@ class MetaDevice(TorchDispatchMode):
     contained; the workspace inside an operator of PyTorch, rounding and fragmentation of an allocator are not.
     """
 
-    def __init__(self, images: int, number: int = 8, rows: int = 4096, names_origins: bool = False) -> None:
+    def __init__(self, images: int, number: int = 8, rows: int = 4096) -> None:
         super().__init__()
-        self.names_origins = names_origins
         self.images, self.number, self.rows = images, number, rows
         self.requests = Requests()
         self.live_bytes = self.peak_bytes = 0
-        self._storages: dict[int, tuple[Any, int, str]] = {}
+        self._storages: dict[int, Any] = {}
 
     def start(self) -> None:
         """Forget the requests and the peak so far."""
@@ -131,13 +129,11 @@ class MetaDevice(TorchDispatchMode):
         tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
         on_device = any(one.device == META for one in tensors)
         if func in LAUNCHES and on_device:
-            self.requests.dispatches += 1
             return self._launch(func, args)
         result = self._answer(name, func, args, kwargs) if on_device else func(*args, **kwargs)
         results = [one for one in tree_leaves(result) if isinstance(one, Tensor)]
         if not on_device and not any(one.device == META for one in results):
             return result
-        self.requests.dispatches += 1
         if name not in VIEWS:
             self.requests.kernels[name] += 1
         # A host tensor without dimensions is an argument of a kernel, not a copy.
@@ -200,20 +196,13 @@ class MetaDevice(TorchDispatchMode):
         size = storage.nbytes()
 
         def freed(reference: Any) -> None:
-            if key in self._storages and self._storages[key][0] is reference:
+            if key in self._storages and self._storages[key] is reference:
                 del self._storages[key]
                 self.live_bytes -= size
 
-        # The origin takes longer to find than the operator to compute.
-        place = f" {origin()}" if self.names_origins else ""
-        self._storages[key] = (weakref.ref(storage, freed), size, f"{tuple(tensor.shape)}{place}")
+        self._storages[key] = weakref.ref(storage, freed)
         self.live_bytes += size
-        if self.live_bytes > self.peak_bytes:
-            self.peak_bytes = self.live_bytes
-
-    def alive(self) -> list[tuple[int, str]]:
-        """Return bytes and shape, with `names_origins` also the origin, of the live storages, the largest first."""
-        return sorted(((size, text) for _, size, text in self._storages.values()), reverse=True)
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
 
 
 def is_mask(index: Any) -> bool:
