@@ -8,6 +8,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 
+from tests.callbacks.tiny_training import tiny_trainer
 from tests.helpers.data_module import data_module
 from tests.helpers.networks import module_of
 from tests.test_parity import random_batch
@@ -16,9 +17,7 @@ from yolo_lightning.callbacks import EMA
 from yolo_lightning.conv import GemmConv2d
 from yolo_lightning.conv.normalization import RecomputedBatchNormSiLU2d
 from yolo_lightning.data.datamodule import DetectionDataModule
-from yolo_lightning.data.loader import LoaderSettings
 from yolo_lightning.model.conv_backend import ConvolutionSettings
-from yolo_lightning.model.detection_settings import DetectionSettings
 from yolo_lightning.model.layers import FoldedGraph
 from yolo_lightning.module import YOLOModule
 from yolo_lightning.training.recipe import Recipe
@@ -26,26 +25,12 @@ from yolo_lightning.training.recipe import Recipe
 
 @pytest.fixture
 def data(look_alike: Path, index_root: Path) -> DetectionDataModule:
-    return data_module(
-        str(look_alike), index_root=str(index_root), image_size=64, batch_size=4, loader=LoaderSettings(num_workers=0)
-    )
+    return data_module(str(look_alike), index_root=str(index_root), image_size=64, batch_size=4, num_workers=0)
 
 
 def trainer(folder: Path, *callbacks: Callback, **options: Any) -> Trainer:
-    settings: dict[str, Any] = {
-        "accelerator": "cpu",
-        "max_epochs": 1,
-        "limit_train_batches": 2,
-        "limit_val_batches": 1,
-        "limit_test_batches": 1,
-        "limit_predict_batches": 1,
-        "num_sanity_val_steps": 0,
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-    }
-    return Trainer(default_root_dir=folder, callbacks=list(callbacks), **(settings | options))
+    limits: dict[str, Any] = {f"limit_{name}_batches": 1 for name in ("val", "test", "predict")}
+    return tiny_trainer(folder, *callbacks, **(limits | {"limit_train_batches": 2} | options))
 
 
 def is_gemm(module: YOLOModule) -> bool:
@@ -130,13 +115,7 @@ def test_auto_is_the_default_and_native_in_channels_last_on_a_cpu(
 def test_auto_takes_the_probe_s_choice_before_anything_computes(
     tmp_path: Path, data: DetectionDataModule, choice: list[Any]
 ) -> None:
-    module, watch = (
-        YOLOModule(
-            recipe=Recipe(nominal_batch=4),
-            convolution=ConvolutionSettings(activation_checkpointing=True, probe_timeout_s=9.0),
-        ),
-        Watch(),
-    )
+    module, watch = module_of(nominal_batch=4, activation_checkpointing=True, probe_timeout_s=9.0), Watch()
     assert not is_gemm(module)
     keys = list(module.state_dict())
     run = trainer(tmp_path, watch, EMA())
@@ -187,26 +166,16 @@ def test_synchronised_normalisation_would_drop_activations_and_is_refused() -> N
         module.on_fit_start()
 
 
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        ("native", "gemm"),
-        ("gemm", "native"),
-        pytest.param("native", "native", marks=pytest.mark.whole_run),
-        pytest.param("gemm", "gemm", marks=pytest.mark.whole_run),
-    ],
-)
+@pytest.mark.parametrize(("first", "second"), [("native", "gemm"), ("gemm", "native")])
 def test_run_continues_under_another_convolution(
     tmp_path: Path, data: DetectionDataModule, first: Any, second: Any
 ) -> None:
     torch.manual_seed(0)
     started = trainer(tmp_path, EMA(), limit_val_batches=0)
-    started.fit(YOLOModule(convolution=ConvolutionSettings(backend=first), recipe=Recipe(nominal_batch=4)), data)
+    started.fit(module_of(backend=first, nominal_batch=4), data)
     started.save_checkpoint(tmp_path / "run.ckpt")
-    module = YOLOModule(
-        convolution=ConvolutionSettings(backend=second, activation_checkpointing=True), recipe=Recipe(nominal_batch=4)
-    )
-    trainer(tmp_path, EMA(), max_epochs=2, limit_val_batches=0).fit(module, data, ckpt_path=tmp_path / "run.ckpt")
+    module = module_of(backend=second, activation_checkpointing=True, nominal_batch=4)
+    trainer(tmp_path, EMA(), epochs=2, limit_val_batches=0).fit(module, data, ckpt_path=tmp_path / "run.ckpt")
     assert module._steps == 4
     assert is_gemm(module) == (second == "gemm")
     assert all(tensor.isfinite().all() for tensor in module.state_dict().values())
@@ -259,12 +228,7 @@ def test_folded_evaluation_scores_the_checkpoint_s_average(
 
 def test_folded_predictions_equal_those_of_the_graph() -> None:
     torch.manual_seed(0)
-    module, batch = (
-        YOLOModule(
-            convolution=ConvolutionSettings(backend="gemm"), detections=DetectionSettings(score_threshold=0.0)
-        ).eval(),
-        random_batch(),
-    )
+    module, batch = module_of(backend="gemm", score_threshold=0.0).eval(), random_batch()
     with torch.no_grad():
         expected = module.predict_step(batch, 0)
         module._folded_graph = FoldedGraph(module.graph)
@@ -277,27 +241,10 @@ def test_folded_predictions_equal_those_of_the_graph() -> None:
         torch.testing.assert_close(one.scores, other.scores, rtol=1e-4, atol=1e-6)
 
 
-def test_folded_copy_of_a_failed_evaluation_does_not_train(tmp_path: Path, data: DetectionDataModule) -> None:
-    class Fail(Callback):
-        def on_test_batch_start(self, *arguments: Any) -> None:
-            raise RuntimeError("on purpose")
-
-    module, watch = YOLOModule(recipe=Recipe(nominal_batch=4)), Watch()
-    with pytest.raises(RuntimeError, match="on purpose"):
-        trainer(tmp_path, Fail()).test(module, data, verbose=False)
-    before = module.graph.model[0].conv.weight.detach().clone()  # type: ignore[union-attr,index]
-    trainer(tmp_path, watch).fit(module.train(), data)
-    assert ("validation", False) in watch.folded
-    assert not torch.equal(module.graph.model[0].conv.weight, before)  # type: ignore[union-attr,index]
-    assert isinstance(module.graph.model[0].conv, nn.Conv2d)  # type: ignore[union-attr,index]
-
-
 def test_size_that_the_graph_does_not_accept_is_refused_before_the_training(
     look_alike: Path, index_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(YOLOModule, "_network_input", lambda *_: pytest.fail("the training has started"))
-    data = data_module(
-        str(look_alike), index_root=str(index_root), image_size=[64, 96], loader=LoaderSettings(num_workers=0)
-    )
+    data = data_module(str(look_alike), index_root=str(index_root), image_size=[64, 96], num_workers=0)
     with pytest.raises(ValueError, match=r"data\.image_size must be two multiples of 64 and >= 64, got \[64, 96\]"):
         trainer(tmp_path).fit(YOLOModule(variant="yolov8n-p6"), datamodule=data)

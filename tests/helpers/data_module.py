@@ -19,6 +19,7 @@ GROUPS: dict[str, Any] = {
     "storage": StorageSettings,
     "limits": Limits,
     "input": InputSettings,
+    "loader": LoaderSettings,
 }
 
 
@@ -27,7 +28,7 @@ def data_module(root: str | None = None, **values: Any) -> DetectionDataModule:
     groups = {}
     for group, settings in GROUPS.items():
         own = {field.name: values.pop(field.name) for field in fields(settings) if field.name in values}
-        groups[group] = settings(**own)
+        groups[group] = values.pop(group, None) or settings(**own)
     return DetectionDataModule(root, **values, **groups)
 
 

@@ -2,7 +2,6 @@
 
 import copy
 import itertools
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,8 @@ from ultralytics.nn.modules import Conv
 from ultralytics.nn.tasks import DetectionModel
 
 from tests.conv.test_batch_norm import kept_storages
-from yolo_lightning.conv import DEFAULT_PLAN, AutotunedPlan, GemmConv2d, disable_gpu_kernels
+from yolo_lightning.conv import DEFAULT_PLAN, AutotunedPlan, disable_gpu_kernels
 from yolo_lightning.conv.kernels import fused, fused_norm
-from yolo_lightning.conv.layer import GrayConv2d, GrayGemmConv2d
 from yolo_lightning.model import native_probe
 from yolo_lightning.model.conv_backend import ConvolutionSettings, make_plan
 from yolo_lightning.model.layers import FoldedGraph, arrange, blocks, restore
@@ -87,14 +85,6 @@ def test_three_steps_equal_ultralytics_in_float64(native: Any, arrangement: tupl
     torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-9)
 
 
-@pytest.mark.parametrize("arrangement", OURS, ids=str)
-def test_a_step_equals_ultralytics_in_float32(native32: Any, arrangement: tuple[str, str]) -> None:
-    batches = [images(dtype=torch.float32)]
-    expected = train(copy.deepcopy(native32), batches)
-    found = train(arranged(native32, *arrangement), batches)
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
-
-
 @pytest.mark.parametrize("convolution", ["native", "gemm"])
 def test_gray_equals_three_equal_channels_over_three_steps(native: Any, convolution: str) -> None:
     batches = [images(channels=1, seed=step) for step in range(3)]
@@ -104,26 +94,6 @@ def test_gray_equals_three_equal_channels_over_three_steps(native: Any, convolut
     first = "0 gradient model.0.conv.weight"
     torch.testing.assert_close(gray[first], repeated[first], rtol=1e-12, atol=1e-12)
     assert gray[first].shape[1] == 3
-
-
-@pytest.mark.parametrize("kind", [GrayConv2d, GrayGemmConv2d])
-def test_gray_layer_alone_is_exact(kind: type[nn.Conv2d]) -> None:
-    torch.manual_seed(0)
-    layer = kind(3, 5, 3, stride=2, padding=1).double()
-    gray = torch.randn(2, 1, 9, 9, dtype=torch.float64, requires_grad=True)
-    colour = gray.detach().repeat(1, 3, 1, 1).requires_grad_()
-    outputs = layer(gray), layer(colour)
-    torch.testing.assert_close(*outputs, rtol=1e-12, atol=1e-12)
-    parameters = list(layer.parameters())
-    found, expected = (
-        torch.autograd.grad(output.square().sum(), [input, *parameters])
-        for output, input in zip(outputs, (gray, colour), strict=True)
-    )
-    torch.testing.assert_close(found[0], expected[0].sum(1, keepdim=True), rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(found[1:], expected[1:], rtol=1e-12, atol=1e-12)
-    assert layer(gray[0]).shape == (5, 5, 5)
-    with pytest.raises((ValueError, RuntimeError), match="channels"):
-        layer(torch.zeros(2, 2, 9, 9).double())
 
 
 def test_gray_saves_two_thirds_of_the_first_input(native32: Any) -> None:
@@ -179,14 +149,6 @@ def test_block_with_another_activation_keeps_it(native: Any) -> None:
     assert type(graph.model[0].bn) is nn.BatchNorm2d
 
 
-def test_copies_and_pickles_stay_arranged(native: Any) -> None:
-    graph = arranged(native, "gemm", True).eval()
-    input = images(channels=1)
-    for twin in (copy.deepcopy(graph), pickle.loads(pickle.dumps(graph))):
-        assert kinds(twin) == kinds(graph)
-        assert torch.equal(twin(input)[0], graph(input)[0])
-
-
 def kept_bytes(graph: Any, batch: Tensor) -> int:
     """What a forward pass keeps for the backward pass besides parameters and buffers."""
     own = {tensor.untyped_storage().data_ptr() for tensor in (*graph.parameters(), *graph.buffers())}
@@ -233,21 +195,6 @@ def test_folded_copy_has_no_normalisation_and_the_same_convolutions(native: Any)
     assert graph.training
 
 
-def test_folded_copy_does_not_follow_the_graph(native: Any) -> None:
-    graph = arranged(native, "native").eval()
-    folded, input = FoldedGraph(graph), images()
-    before = folded(input)[0]
-    with torch.no_grad():
-        graph.model[0].conv.weight.zero_()
-    assert torch.equal(folded(input)[0], before)
-
-
-def test_all_convolutions_share_one_plan(native: Any) -> None:
-    plan = make_plan(ConvolutionSettings(algorithm="autotune", autotune_budget_s=0.0))
-    graph = arranged(native, "gemm", False, plan)
-    assert {id(module.plan) for module in graph.modules() if isinstance(module, GemmConv2d)} == {id(plan)}
-
-
 def test_plans_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disable_gpu_kernels()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -272,12 +219,6 @@ def test_probed_layers_are_arranged_like_the_graph(native: Any, kind: Any, optio
         for one, same in ((probed.conv, block.conv), (probed.bn, block.bn), (probed.act, block.act)):
             assert type(one) is type(same)
         assert probed.conv.weight.is_contiguous() == block.conv.weight.is_contiguous()
-
-
-def test_cpu_is_not_probed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native_probe, "probe_native", None)
-    assert choose_convolution(torch.device("cpu"), ConvolutionSettings()) == ("native", "channels_last")
-    assert choose_convolution(torch.device("cpu"), ConvolutionSettings(memory_format="contiguous"))[1] == "contiguous"
 
 
 @pytest.mark.parametrize(("outcome", "expected"), [("works", "native"), ("hung", "gemm"), ("slower", "gemm")])

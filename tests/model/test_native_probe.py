@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -52,59 +53,45 @@ def test_real_child_on_this_cpu() -> None:
     assert "vendor-free" in result.detail
 
 
-def test_right_and_fast_works() -> None:
-    result = probed(answering())
-    assert result.works
-    assert str(result) == "native convolutions: works, 10.0 ms, vendor-free 20.0 ms"
-
-
-@pytest.mark.parametrize("error", [1.0, float("inf"), float("nan")])
-def test_wrong_native_results(error: float) -> None:
-    result = probed(answering(native_error=error))
-    assert (result.outcome, result.works) == ("wrong", False)
-    assert "of the largest value" in result.detail
-
-
-def test_slower_native_convolutions() -> None:
-    result = probed(answering(native_ms=70.0))
-    assert (result.outcome, result.works) == ("slower", False)
-    assert result.detail.startswith("3.5 times")
-
-
-def test_equal_within_noise_is_not_slower() -> None:
-    assert probed(answering(native_ms=20.5)).works
-
-
-@pytest.mark.parametrize("changes", [{"gemm_failure": "RuntimeError: no BLAS", "gemm_ms": 1.0}, {"gemm_error": 1.0}])
-def test_native_works_if_only_the_vendor_free_layers_fail(changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("changes", "outcome", "words"),
+    [
+        ({}, "works", "10.0 ms, vendor-free 20.0 ms"),
+        ({"native_ms": 20.5}, "works", "20.5 ms, vendor-free 20.0 ms"),  # within noise
+        ({"native_ms": 70.0}, "slower", "3.5 times"),
+        ({"native_error": 1.0}, "wrong", "error 1 of the largest value"),
+        ({"native_error": float("inf")}, "wrong", "error inf of the largest value"),
+        ({"native_error": float("nan")}, "wrong", "error nan of the largest value"),
+        ({"gemm_failure": "RuntimeError: no BLAS", "gemm_ms": 1.0}, "works", "vendor-free convolutions fail: Runtime"),
+        ({"gemm_error": 1.0}, "works", "vendor-free convolutions fail: error 1 of the largest value"),
+    ],
+)
+def test_trial_is_judged(changes: dict[str, Any], outcome: str, words: str) -> None:
     result = probed(answering(**changes))
-    assert result.works
-    assert "vendor-free convolutions fail" in result.detail
+    assert (result.outcome, result.works) == (outcome, outcome == "works")
+    assert words in str(result)
 
 
-def test_exception_is_a_crash_with_its_last_line_and_the_convolution() -> None:
-    result = probed(
-        child("import sys; print('probe: native 3x3', file=sys.stderr); raise RuntimeError('miopenStatusUnknownError')")
-    )
+@pytest.mark.parametrize(
+    ("end", "detail"),
+    [
+        (
+            "print('probe: native 3x3', file=sys.stderr); raise RuntimeError('miopenStatusUnknownError')",
+            "exit code 1 in: native 3x3; last line: RuntimeError: miopenStatusUnknownError",
+        ),
+        ("os.kill(os.getpid(), 11)", "killed by signal 11 (Segmentation fault) before the first convolution"),
+        (f"os.kill(os.getpid(), {signal.SIGRTMIN + 1})", f"killed by signal {signal.SIGRTMIN + 1} ("),
+    ],
+)
+def test_exception_or_signal_is_a_crash_with_its_last_line_and_the_convolution(end: str, detail: str) -> None:
+    result = probed(child(f"import os, sys; {end}"))
     assert result.outcome == "crashed"
-    assert result.detail == "exit code 1 in: native 3x3; last line: RuntimeError: miopenStatusUnknownError"
+    assert result.detail.startswith(detail)
 
 
-def test_signal_is_a_crash_with_its_name() -> None:
-    result = probed(child("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"))
-    assert result.outcome == "crashed"
-    assert result.detail == "killed by signal 11 (Segmentation fault) before the first convolution"
-
-
-@pytest.mark.parametrize("number", [signal.SIGRTMIN + 1, signal.SIGABRT])
-def test_any_signal_is_named(number: int) -> None:
-    assert f"signal {int(number)}" in probed(child(f"import os; os.kill(os.getpid(), {int(number)})")).detail
-
-
-@pytest.mark.parametrize("code", ["", "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"])
-def test_hanging_child_is_killed_in_time(code: str, tmp_path: Path) -> None:
+def test_hanging_child_is_killed_in_time(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
-    hang = f"import os, sys, time\n{code}\nprint('probe: native 80x80', file=sys.stderr, flush=True)\n"
+    hang = "import os, sys, time\nprint('probe: native 80x80', file=sys.stderr, flush=True)\n"
     hang += f"open({str(pid_file)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)"
     start = time.monotonic()
     result = probed(child(hang), SHORT_S)
@@ -130,21 +117,20 @@ COMPILES = "open(os.path.join({folder}, f'kernel{{number}}'), 'w').close()"
 
 
 @pytest.mark.parametrize(
-    "work",
+    ("work", "outcome"),
     [
-        NEXT_SHAPE,
-        COMPILES.format(folder="os.environ['MIOPEN_CUSTOM_CACHE_DIR']"),
-        COMPILES.format(folder="tempfile.gettempdir()"),
+        (NEXT_SHAPE, "works"),
+        (COMPILES.format(folder="os.environ['MIOPEN_CUSTOM_CACHE_DIR']"), "works"),
+        (COMPILES.format(folder="tempfile.gettempdir()"), "works"),
+        ("print('still here', number, file=sys.stderr, flush=True)", "hung"),
     ],
-    ids=["next shape", "compiler cache", "temporary files of a compiler"],
+    ids=["next shape", "compiler cache", "temporary files of a compiler", "output"],
 )
-def test_progress_extends_the_time_limit(work: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_progress_extends_the_time_limit(
+    work: str, outcome: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MIOPEN_CUSTOM_CACHE_DIR", str(tmp_path))
-    assert probed(lasting(work), SHORT_S).works
-
-
-def test_output_that_is_no_progress_does_not_extend_the_time_limit() -> None:
-    assert probed(lasting("print('still here', number, file=sys.stderr, flush=True)"), SHORT_S).outcome == "hung"
+    assert probed(lasting(work), SHORT_S).outcome == outcome
 
 
 def test_progress_does_not_extend_the_longest_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,16 +160,10 @@ def test_grandchild_of_a_hanging_child_is_killed(tmp_path: Path) -> None:
     )
     assert probed(child(code), 2.0).outcome == "hung"
     deadline = time.monotonic() + 5
-    while Path(f"/proc/{pid_file.read_text()}").exists() and "Z" not in state_of(pid_file.read_text()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def state_of(pid: str) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return "Z"
+    with suppress(OSError):
+        while Path(f"/proc/{pid_file.read_text()}/cmdline").read_bytes():  # empty for a zombie
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
 
 
 def test_child_that_cannot_be_killed_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,15 +250,6 @@ def test_another_environment_is_probed_again(tmp_path: Path, monkeypatch: pytest
     assert probed(["/no/such/program"], cache_file=file).outcome == "slower"
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 9}', '{"format": 2, "environments": [1]}'])
-def test_damaged_file_is_ignored_and_replaced(content: str, tmp_path: Path) -> None:
-    file = tmp_path / "probe.json"
-    file.write_text(content)
-    with pytest.warns(UserWarning, match="is ignored and will be replaced"):
-        assert probed(answering(), cache_file=file).works
-    assert probed(["/no/such/program"], cache_file=file).works
-
-
 @pytest.mark.parametrize("finding", [{}, {"outcome": "odd"}, {"outcome": []}, {"outcome": "hung", "detail": ""}])
 def test_damaged_finding_is_replaced(finding: dict[str, Any], tmp_path: Path) -> None:
     file = tmp_path / "probe.json"
@@ -286,12 +257,6 @@ def test_damaged_finding_is_replaced(finding: dict[str, Any], tmp_path: Path) ->
     (environment,) = read_entries(file)
     file.write_text(json.dumps({"format": 2, "environments": {environment: finding}}))
     assert probed(answering(native_ms=70.0), cache_file=file).outcome == "slower"
-
-
-def test_file_that_cannot_be_written_causes_a_warning(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.warns(UserWarning, match="cannot write"):
-        assert probed(answering(), cache_file=tmp_path / "file" / "probe.json").works
 
 
 def test_wrong_layers_are_found_by_the_trial(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,13 +285,6 @@ def test_trial_reports_a_failure_of_the_vendor_free_layers(monkeypatch: pytest.M
     assert found.gemm_failure == "RuntimeError: no BLAS"
     assert found.native_error < 1e-4
     assert found.gemm_ms == float("inf")
-
-
-def test_help_needs_no_device(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        trial.main(["--help"])
-    assert end.value.code == 0
-    assert "--device" in capsys.readouterr().out
 
 
 @pytest.mark.whole_run

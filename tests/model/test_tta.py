@@ -7,20 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch import Trainer
 from torch import Tensor
 
+from tests.callbacks.tiny_training import tiny_trainer
 from tests.helpers.data_module import data_module
-from tests.helpers.networks import enliven
+from tests.helpers.networks import enliven, module_of
 from yolo_lightning.data.batch import Batch, Prediction, Sample, collate
 from yolo_lightning.data.boxes import Letterbox
-from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.image_size import STRIDE
-from yolo_lightning.data.loader import LoaderSettings
 from yolo_lightning.model.detection_settings import DetectionSettings
 from yolo_lightning.model.graph import build_graph
 from yolo_lightning.model.layers import FoldedGraph
-from yolo_lightning.model.postprocess import predictions
 from yolo_lightning.model.tta import (
     VIEWS,
     View,
@@ -44,13 +41,8 @@ def network() -> FoldedGraph:
     return FoldedGraph(graph)
 
 
-def images(channels: int = 1) -> Tensor:
-    return torch.rand(2, channels, *SHAPE, generator=torch.Generator().manual_seed(1))
-
-
-def test_views_hold_the_mirror_of_each() -> None:
-    assert VIEWS[0] == View(1.0, False)
-    assert {View(view.scale, not view.mirrored) for view in VIEWS} == set(VIEWS)
+def images() -> Tensor:
+    return torch.rand(2, 1, *SHAPE, generator=torch.Generator().manual_seed(1))
 
 
 @pytest.mark.parametrize("view", VIEWS)
@@ -85,13 +77,11 @@ def test_padding_lies_right_and_below_in_the_gray_of_the_letterbox() -> None:
     assert torch.unique(shown[..., 53:, :]).tolist() == pytest.approx([114 / 255])
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-def test_mirrored_frames_give_mirrored_predictions(network: FoldedGraph, channels: int) -> None:
+def test_mirrored_frames_give_mirrored_predictions(network: FoldedGraph) -> None:
     batch = two_frames()
     settings = DetectionSettings(score_threshold=0.3, iou_threshold=0.6, max_detections=20)
     own, mirrored = (
-        tta_predictions(network, shown, network(shown)[0], batch, settings)
-        for shown in (images(channels), images(channels).flip(-1))
+        tta_predictions(network, shown, network(shown)[0], batch, settings) for shown in (images(), images().flip(-1))
     )
     for one, other in zip(own, mirrored, strict=True):
         assert len(one.labels) > 3
@@ -129,32 +119,30 @@ def test_fusion_replaces_the_boxes_of_an_object_by_their_mean() -> None:
     assert len(fused(views, (55, 100), 1).scores) == 1
 
 
-def test_fusion_of_equal_views_changes_nothing(network: FoldedGraph, monkeypatch: pytest.MonkeyPatch) -> None:
-    batch, shown = two_frames(), images()
-    settings = DetectionSettings(score_threshold=0.3, iou_threshold=0.3, max_detections=20)
-    monkeypatch.setattr("yolo_lightning.model.tta.VIEWS", (VIEWS[0],) * 3)
-    original = network(shown)[0]
-    for single, merged in zip(
-        predictions((original,), batch, settings),
-        tta_predictions(network, shown, original, batch, settings),
-        strict=True,
-    ):
-        assert len(single.scores) > 0
-        torch.testing.assert_close(merged.boxes, single.boxes)
-        torch.testing.assert_close(merged.scores, single.scores)
-        assert torch.equal(merged.labels, single.labels)
-
-
-@pytest.mark.parametrize("stage", ["validate", "test", "predict"])
-def test_module_augments_in_evaluation(
-    stage: str, data: DetectionDataModule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("stage", "tta", "expected"),
+    [("validate", True, 1), ("test", True, 1), ("predict", True, 1), ("test", False, 0), ("fit", True, 0)],
+)
+def test_module_merges_views_outside_of_a_fit(
+    stage: str,
+    tta: bool,
+    expected: int,
+    look_alike: Path,
+    index_root: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert run(stage, YOLOModule(detections=DetectionSettings(tta=True)), data, tmp_path, monkeypatch) == 1
-    assert run(stage, YOLOModule(), data, tmp_path, monkeypatch) == 0
+    calls = []
 
+    def counted(*arguments: Any) -> list[Prediction]:
+        calls.append(arguments)
+        return tta_predictions(*arguments)
 
-def test_a_fit_does_not_pay_for_it(data: DetectionDataModule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run("fit", YOLOModule(detections=DetectionSettings(tta=True)), data, tmp_path, monkeypatch) == 0
+    monkeypatch.setattr("yolo_lightning.module.tta_predictions", counted)
+    data = data_module(str(look_alike), index_root=str(index_root), image_size=64, batch_size=4, num_workers=0)
+    trainer = tiny_trainer(tmp_path, **{f"limit_{name}_batches": 1 for name in ("train", "val", "test", "predict")})
+    getattr(trainer, stage)(module_of(tta=tta), data, **{"return_predictions": False} if stage == "predict" else {})
+    assert len(calls) == expected
 
 
 def test_settings_of_a_file_with_the_former_value_fusion_are_read() -> None:
@@ -163,33 +151,3 @@ def test_settings_of_a_file_with_the_former_value_fusion_are_read() -> None:
 
 def test_checkpoints_do_not_remember_it() -> None:
     assert "tta" not in YOLOModule(detections=DetectionSettings(tta=True)).hparams["detections"]
-
-
-@pytest.fixture
-def data(look_alike: Path, index_root: Path) -> DetectionDataModule:
-    return data_module(
-        str(look_alike), index_root=str(index_root), image_size=64, batch_size=4, loader=LoaderSettings(num_workers=0)
-    )
-
-
-def run(
-    stage: str, module: YOLOModule, data: DetectionDataModule, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> int:
-    """Run one batch; returns how often views were merged."""
-    calls = []
-
-    def counted(*arguments: Any, **options: Any) -> list[Prediction]:
-        calls.append(arguments)
-        return tta_predictions(*arguments, **options)
-
-    monkeypatch.setattr("yolo_lightning.module.tta_predictions", counted)
-    one = {f"limit_{name}_batches": 1 for name in ("train", "val", "test", "predict")}
-    quiet = {
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-    }
-    trainer = Trainer(default_root_dir=folder, accelerator="cpu", max_epochs=1, num_sanity_val_steps=0, **one, **quiet)
-    getattr(trainer, stage)(module, data, **({"return_predictions": False} if stage == "predict" else {}))
-    return len(calls)

@@ -84,11 +84,6 @@ def test_moved_file_resumes_and_another_graph_does_not(own_file: Path) -> None:
         ({"head": None}, "must describe a detection graph .* got no such lists"),
         ({"activation": "__import__('os').system('true')"}, r"model\.variant .*: its activation must be like nn\.ReLU"),
         ({"backbone": [[-1, 1, "torch_safe_load", []]]}, "its layers must be of .* got 'torch_safe_load'"),
-        ({"backbone": [[-1, 1, "os.system", []]]}, "its layers must be of .* got 'os.system'"),
-        (
-            {"backbone": [[-1, 1, "TorchVision", [512, "resnet18", "DEFAULT"]]]},
-            "its layers must be of .* got 'TorchVision'",
-        ),
     ],
 )
 def test_file_of_something_else_is_refused(own_file: Path, change: dict[str, Any], message: str) -> None:

@@ -62,14 +62,6 @@ def test_size_is_a_multiple_of_the_stride_within_the_spread(strides: int, spread
     assert side == training_size(size, spread, seed, step)
 
 
-def test_sizes_differ_between_steps_and_between_seeds() -> None:
-    def sizes(seed: int) -> list[int]:
-        return [training_size(640, 0.5, seed, step) for step in range(20)]
-
-    assert len(set(sizes(0))) > 5
-    assert sizes(0) != sizes(1)
-
-
 def test_network_is_trained_at_the_size_of_each_step_and_boxes_stay(tmp_path: Path) -> None:
     module = YOLOModule(convolution=ConvolutionSettings(backend="native"), recipe=Recipe(multi_scale=0.5))
     seen: list[int] = []

@@ -144,45 +144,18 @@ def test_peak_memory_of_a_step(backend: str, checkpointing: bool, limit_gib: flo
     assert 0.5 * limit_gib < peak_bytes / GIB < limit_gib
 
 
-def hidden_item(tensor: Tensor) -> None:
-    tensor.sum().item()
-
-
-def blocking_copy(tensor: Tensor) -> None:
-    tensor.copy_(torch.ones(4))
-
-
-def indexing_by_a_list(tensor: Tensor) -> None:
-    tensor[[0, 1]]
-
-
-def indexing_by_a_host_tensor(tensor: Tensor) -> None:
-    tensor[torch.tensor([0, 1])]
-
-
-def indexing_by_a_mask(tensor: Tensor) -> None:
-    tensor[tensor > 0]
-
-
-def copy_to_the_host(tensor: Tensor) -> None:
-    tensor.cpu()
-
-
-def tensor_of_a_number(tensor: Tensor) -> None:
-    torch.tensor(1.0, device=tensor.device)
-
-
 @pytest.mark.parametrize(
     "work",
     [
-        hidden_item,
-        blocking_copy,
-        indexing_by_a_list,
-        indexing_by_a_host_tensor,
-        indexing_by_a_mask,
-        copy_to_the_host,
-        tensor_of_a_number,
+        lambda tensor: tensor.sum().item(),
+        lambda tensor: tensor.copy_(torch.ones(4)),
+        lambda tensor: tensor[[0, 1]],
+        lambda tensor: tensor[torch.tensor([0, 1])],
+        lambda tensor: tensor[tensor > 0],
+        lambda tensor: tensor.cpu(),
+        lambda tensor: torch.tensor(1.0, device=tensor.device),
     ],
+    ids=["item", "blocking copy", "list", "host tensor", "mask", "copy to the host", "tensor of a number"],
 )
 def test_instrument_counts(work: Any) -> None:
     with MetaDevice(IMAGES) as device:

@@ -20,9 +20,9 @@ def limited_guard() -> NonFiniteGuard:
     )
 
 
-def rollbacks(events: list[tuple[str, bool]], guard: NonFiniteGuard | None = None) -> list[bool]:
+def rollbacks(events: list[tuple[str, bool]]) -> list[bool]:
     """Return whether each event restores a checkpoint; the event that ends the training is left out."""
-    guard, found = guard or limited_guard(), []
+    guard, found = limited_guard(), []
     try:
         for source, is_finite in events:
             is_loss = source == LOSS
@@ -32,37 +32,22 @@ def rollbacks(events: list[tuple[str, bool]], guard: NonFiniteGuard | None = Non
     return found
 
 
-@pytest.mark.parametrize("source", [LOSS, GRADIENT])
-def test_rolls_back_after_so_many_in_a_row(source: str) -> None:
-    assert rollbacks([(source, False)] * 3) == [False, False, True]
-
-
-@pytest.mark.parametrize("source", [LOSS, GRADIENT])
-def test_a_finite_one_begins_the_row_anew(source: str) -> None:
-    assert rollbacks([(source, False)] * 2 + [(source, True)] + [(source, False)] * 2) == [False] * 5
-
-
-def test_finite_losses_do_not_hide_gradients_that_are_not() -> None:
-    assert rollbacks([(LOSS, True), (GRADIENT, False)] * 3)[-1]
-
-
-def test_finite_gradients_do_not_hide_losses_that_are_not() -> None:
-    assert rollbacks([(LOSS, False), (LOSS, False), (GRADIENT, True), (LOSS, False)])[-1]
-
-
-def test_gives_up_when_rollbacks_did_not_help() -> None:
-    assert rollbacks([(LOSS, False)] * 12) == [False, False, True, False, False, True, False, False]
-
-
-def test_no_rollback_allowed_gives_up_at_once() -> None:
-    assert rollbacks([(LOSS, False)], NonFiniteGuard(GuardSettings(1, 0))) == []
-
-
-@given(EVENTS)
-def test_what_is_not_finite_is_counted_once(events: list[tuple[str, bool]]) -> None:
-    guard = NonFiniteGuard(GuardSettings(max_consecutive_nonfinite=3, max_rollbacks=100))
-    rollbacks(events, guard)
-    assert guard.tally.skipped == sum(not is_finite for _, is_finite in events)
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        ([(LOSS, False)] * 3, [False, False, True]),
+        ([(GRADIENT, False)] * 3, [False, False, True]),
+        ([(LOSS, False)] * 2 + [(LOSS, True)] + [(LOSS, False)] * 2, [False] * 5),
+        ([(GRADIENT, False)] * 2 + [(GRADIENT, True)] + [(GRADIENT, False)] * 2, [False] * 5),
+        ([(LOSS, True), (GRADIENT, False)] * 3, [False] * 5 + [True]),
+        ([(LOSS, False), (LOSS, False), (GRADIENT, True), (LOSS, False)], [False] * 3 + [True]),
+        ([(LOSS, False)] * 12, [False, False, True, False, False, True, False, False]),
+    ],
+)
+def test_rollback_follows_three_consecutive_values_of_one_kind(
+    events: list[tuple[str, bool]], expected: list[bool]
+) -> None:
+    assert rollbacks(events) == expected
 
 
 @given(EVENTS)

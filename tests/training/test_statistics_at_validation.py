@@ -9,11 +9,10 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
+from tests.callbacks.tiny_training import tiny_trainer
 from tests.helpers.data_module import data_module
 from tests.helpers.networks import module_of
 from yolo_lightning.callbacks import EMA, BestCheckpoint, LastCheckpoint
-from yolo_lightning.checkpoints.checkpoint_io import AtomicCheckpointIO
-from yolo_lightning.data.loader import LoaderSettings
 from yolo_lightning.model.graph import network_input
 from yolo_lightning.module import YOLOModule
 from yolo_lightning.training.normalisation_statistics import recompute_statistics
@@ -46,29 +45,13 @@ def fit(tmp_path: Path, look_alike: Path, index_root: Path) -> Any:
     """Train two epochs; return the module and what was recorded."""
 
     def run(folder: str, *, stop_after: int | None = None, resume: bool = False, **options: Any) -> Any:
-        data = data_module(
-            str(look_alike),
-            index_root=str(index_root),
-            image_size=64,
-            batch_size=4,
-            loader=LoaderSettings(num_workers=0),
-        )
+        data = data_module(str(look_alike), index_root=str(index_root), image_size=64, batch_size=4, num_workers=0)
         torch.manual_seed(0)
         watch = Watch(stop_after)
         module = module_of(**({"backend": "native", "nominal_batch": 4, "warmup_epochs": 0.0} | options))
         root = tmp_path / folder
-        trainer = Trainer(
-            default_root_dir=root,
-            accelerator="cpu",
-            max_epochs=2,
-            limit_val_batches=1,
-            logger=False,
-            num_sanity_val_steps=0,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            callbacks=[EMA(tau=2.0), watch, BestCheckpoint("val/map"), LastCheckpoint(1, keep=99)],
-            plugins=[AtomicCheckpointIO()],
-        )
+        callbacks = EMA(tau=2.0), watch, BestCheckpoint("val/map"), LastCheckpoint(1, keep=99)
+        trainer = tiny_trainer(root, *callbacks, epochs=2, limit_val_batches=1)
         last = root / "checkpoints" / "last.ckpt"
         try:
             trainer.fit(module, datamodule=data, ckpt_path=last if resume else None)
@@ -113,11 +96,3 @@ def test_resumed_fit_recomputes_from_the_batches_before_the_interruption(fit: An
     _, watch, resumed = fit("cut", resume=True)
     assert len(watch.images) < 4
     assert not differing(resumed, whole)
-
-
-def test_frozen_statistics_are_kept(fit: Any) -> None:
-    _, _, saved = fit("run", freeze=22)
-    new = module_of(backend="native", freeze=22).graph.state_dict()
-    changed = {name for name, one in of_graph(saved).items() if "running" in name and not torch.equal(one, new[name])}
-    assert changed
-    assert all(name.startswith("model.22.") for name in changed)
