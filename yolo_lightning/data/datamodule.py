@@ -1,7 +1,7 @@
 """Lightning data module: frames of each split, sample order, loaders and worker processes."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -33,10 +33,9 @@ from yolo_lightning.data.labelled_frames import LabelledFrames
 from yolo_lightning.data.loader import LoaderSettings, describe
 from yolo_lightning.data.sampling.epoch_order import SampledOrder, Sampling
 from yolo_lightning.data.sampling.mosaic_partners import frames_to_cache
-from yolo_lightning.data.sampling.paste_candidates import paste_candidates
+from yolo_lightning.data.sampling.paste_candidates import PasteCandidates
 from yolo_lightning.data.sampling.resumable_loader import (
     EpochBatchSampler,
-    FileOrderBatches,
     GlobalBatches,
     ResumableLoader,
     limited,
@@ -57,29 +56,6 @@ SPLITS_OF_STAGE: dict[str, tuple[Split, ...]] = {
     "test": ("test",),
     "predict": ("predict",),
 }
-
-
-class ValidationLoader(DataLoader[Sample]):
-    """Loader whose workers do not start for the sanity check of a fit.
-
-    Starting workers takes seconds, and the training starts its own right after the sanity check.
-    """
-
-    is_sanity_check: Callable[[], bool]
-
-    def __iter__(self) -> Any:
-        if not self.is_sanity_check():
-            return super().__iter__()
-        # An own generator: otherwise, the iterator draws from the global stream.
-        return iter(
-            DataLoader(
-                self.dataset,
-                batch_sampler=self.batch_sampler,
-                collate_fn=self.collate_fn,
-                pin_memory=self.pin_memory,
-                generator=torch.Generator(),
-            )
-        )
 
 
 class DetectionDataModule(LightningDataModule):
@@ -184,8 +160,7 @@ class DetectionDataModule(LightningDataModule):
             self._order = SampledOrder(self.index("train"), self.sampling, self.seed)
             rank_zero_info(f"train: {self._order.describe()}")
             if self.augmentation.paste.probability:
-                objects = paste_candidates(self.index("train"), self.augmentation.paste.classes)
-                rank_zero_info(f"train: {objects.describe()}")
+                PasteCandidates(self.index("train"), self.augmentation.paste.classes)  # raises ValueError
             batches = self._batches()
             if batches.size > self._order.length:
                 times = f" x {batches.processes} processes" if batches.processes > 1 else ""
@@ -297,12 +272,8 @@ class DetectionDataModule(LightningDataModule):
                 "--model.weights"
             )
 
-    def val_dataloader(self) -> ValidationLoader:
-        trainer = self.trainer
-        loader = self._evaluation_loader("valid", ValidationLoader)
-        assert isinstance(loader, ValidationLoader)
-        loader.is_sanity_check = lambda: trainer is not None and trainer.sanity_checking
-        return loader
+    def val_dataloader(self) -> DataLoader[Sample]:
+        return self._evaluation_loader("valid")
 
     def test_dataloader(self) -> DataLoader[Sample]:
         return self._evaluation_loader("test")
@@ -315,11 +286,11 @@ class DetectionDataModule(LightningDataModule):
         self.bad_frames.add(batch.bad_frames)
         return batch
 
-    def _evaluation_loader(self, split: Split, kind: type[DataLoader[Sample]] = DataLoader) -> DataLoader[Sample]:
+    def _evaluation_loader(self, split: Split) -> DataLoader[Sample]:
         frames = self._splits[split].cached_in_order(self.storage.image_cache_mib)
-        return kind(
+        return DataLoader(
             EvaluationDataset(frames, self.image_size),
-            batch_sampler=FileOrderBatches(len(frames), self._batches()),
+            batch_sampler=self._batches().in_file_order(len(frames)),
             collate_fn=collate,
             **self._loader_arguments(persistent=False),
         )

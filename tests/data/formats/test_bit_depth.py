@@ -28,8 +28,6 @@ ENCODED = {
     "colour tiff": (".tif", COLOUR.astype(np.uint16), "uint16, values 7000 to 9040"),
     "signed tiff": (".tif", (RAW - 8000).astype(np.int16), "int16, values -1000 to 1040"),
     "float tiff": (".tif", (RAW / 1000).astype(np.float32), "float32, values 7 to 9.04"),
-    "float colour tiff": (".tif", (COLOUR / 1000).astype(np.float32), "float32, values 7 to 9.04"),
-    "double tiff": (".tif", RAW / 1000, "float64, values 7 to 9.04"),
     "integer tiff": (".tif", RAW.astype(np.int32), "int32, values 7000 to 9040"),
 }
 

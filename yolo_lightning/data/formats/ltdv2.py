@@ -4,7 +4,6 @@ The list of categories begins with a background entry (id 0), so a class index i
 the list.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ import numpy.typing as npt
 from yolo_lightning.data.formats.annotations import IMAGE_NUMBER, Annotations, encoded
 from yolo_lightning.data.formats.coco_json import decode, to_annotations
 from yolo_lightning.data.formats.dataset_format import DatasetSettings, JsonFormat
-from yolo_lightning.data.formats.image_ids import ID_DIGITS, number_at, refuse_rounded_owners
+from yolo_lightning.data.formats.image_ids import ID_DIGITS, number_at
 from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.index.splits import Split
 from yolo_lightning.data.storage.choose_storage import STORAGES, open_frames
@@ -29,7 +28,6 @@ CATEGORY_IDS = (1, 2, 3, 4)
 OFFICIAL_FILES = TRAIN_FILE, VALID_FILE, PREDICT_FILE = "Train.json", "Valid.json", "TestNoLabels.json"
 
 LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
-LEADING_NUMBER = re.compile(r"\s*([-+]?\d+(?:[.,]\d+)?(?:[eE][-+]?\d+)?)")
 
 
 def read_annotations(path: Path) -> Annotations:
@@ -42,7 +40,6 @@ def read_annotations(path: Path) -> Annotations:
         got = one_line(str(found), 300)
         raise ValueError(f"{path}: categories must be {expected} (and optionally 0, background), got {got}")
     annotations = to_annotations(path, content, expected, np.float32)
-    refuse_rounded_owners(path, annotations)
     file_names = [name.decode() for name in annotations.file_names.tolist()]
     clip_numbers, clip_names = clips(file_names)
     dates = [date if isinstance(date := image.date_captured, str) else "" for image in images]
@@ -95,11 +92,11 @@ def positions_in_clip(file_names: Sequence[str], clip_numbers: npt.NDArray[np.in
 
 
 def temperature(meta: msgspec.Raw) -> float:
-    """Return degrees Celsius from the `meta` of a frame, a number or a text that begins with one; NaN if unknown."""
-    content = msgspec.json.decode(meta)
-    value = content.get("Temperature") if isinstance(content, dict) else None
-    found = None if isinstance(value, bool) else LEADING_NUMBER.match(str(value))
-    number = float("nan") if found is None else float(found[1].replace(",", "."))
+    """Return degrees Celsius from the `meta` of a frame, a number or its text; NaN if unknown."""
+    try:
+        number = float(msgspec.json.decode(meta)["Temperature"])
+    except (TypeError, KeyError, IndexError, ValueError, OverflowError):
+        return float("nan")
     return number if abs(number) < LARGEST_FLOAT32 else float("nan")
 
 

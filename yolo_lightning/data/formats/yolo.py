@@ -32,8 +32,6 @@ UNKNOWN_SHAPE = (1, 1)  # Height and width of a damaged image, which is counted 
 LARGEST_LIST = 1 << 30  # Bytes of a list of images
 SPLIT_FILES = ("train", "valid", "test", "predict")  # Names of `Files` that a data.yaml replaces
 READERS = 8  # Number of threads that read label files and headers: they mostly wait for the disk
-UNDECODED_SUFFIXES = frozenset({".dng", ".heic", ".heif"})
-"""Suffixes of Ultralytics' image formats that OpenCV does not decode."""
 
 ORIENTATION = 0x0112  # EXIF tag of the camera's orientation
 TURNED = frozenset({5, 6, 7, 8})  # Orientations that exchange rows and columns
@@ -108,8 +106,8 @@ class YoloSplit:
         self.limits = limits
         self.key = key
         places = description.places(key)
-        found = [file for place in places for file in _files_at(place, description.root)]
-        images = [file for file in found if suffix(file) in IMAGE_SUFFIXES]
+        files = (file for place in places for file in _files_at(place, description.root))
+        images = [file for file in files if suffix(file) in IMAGE_SUFFIXES]
         if not images:
             raise ValueError(
                 f"{description.file}: no images for '{key}' in {', '.join(map(str, places))} (formats: "
@@ -122,7 +120,6 @@ class YoloSplit:
             if file.encode(errors="replace") != file.encode(errors="surrogateescape"):
                 raise ValueError(f"{description.file}: the name of the image {file!r} is not UTF-8")
         self.repeated = len(images) - len(self.files)
-        self.undecoded = sum(suffix(file) in UNDECODED_SUFFIXES for file in found)
 
     def state(self) -> dict[str, Any]:
         """Return the description, and a hash of name, size and modification time of all files.
@@ -197,7 +194,6 @@ class YoloSplit:
             (sum(one.duplicates for one in labels), "duplicate label lines"),
             (sum(one.polygons for one in labels), "polygons or oriented boxes, replaced by the boxes around them"),
             (self.repeated, "duplicate images"),
-            (self.undecoded, f"files in formats that cannot be decoded ({', '.join(sorted(UNDECODED_SUFFIXES))})"),
         )
         return tuple(one_line(f"{count:,} {what}") for count, what in found if count)
 

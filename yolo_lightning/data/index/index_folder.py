@@ -9,10 +9,9 @@ import json
 import os
 import shutil
 import tempfile
-import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ from yolo_lightning.utils.files import flush
 from yolo_lightning.utils.json_record import read_json
 
 MANIFEST = "manifest.json"
-KEPT_S = 60 * 86_400.0  # Age since the last use at which the folder of an earlier state of a source is deleted
 NamesArray = npt.NDArray[np.bytes_]
 Arrays = dict[str, npt.NDArray[Any]]
 State = dict[str, Any]
@@ -38,7 +36,7 @@ def open_folder(
 
     The name of the folder contains `stem`, a hash of the source's path and a hash of its state. A changed source
     therefore gets a new folder, and a run keeps the folder that it opened. Of several processes, one builds under a
-    lock. Folders of earlier states are deleted when they have not been opened for `KEPT_S`.
+    lock.
 
     Args:
         index_root: Parent of the folder.
@@ -55,14 +53,8 @@ def open_folder(
                 if not is_current(folder, source):
                     arrays, facts = build()
                     write_folder(folder, arrays, {"source": source, **facts})
-                for earlier in index_root.glob(f"{glob.escape(name)}*/"):
-                    with suppress(OSError):  # no permission, or deleted by another process
-                        if time.time() - (earlier / MANIFEST).stat().st_mtime > KEPT_S:
-                            remove(earlier)
         except OSError as error:
             raise ValueError(f"cannot write the index of {source['path']} under {index_root}: {error}") from error
-    with suppress(OSError):  # another user may own the folder
-        os.utime(folder / MANIFEST)
     return folder
 
 
@@ -110,21 +102,11 @@ def write_folder(folder: Path, arrays: Mapping[str, npt.NDArray[Any]], manifest:
         temporary.chmod(0o755)  # mkdtemp makes a private folder; another user may share the index
         for file in (*temporary.iterdir(), temporary):
             flush(file)
-        if folder.exists():
-            remove(folder)
+        shutil.rmtree(folder, ignore_errors=True)
         os.replace(temporary, folder)
         flush(folder.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def remove(folder: Path) -> None:
-    """Rename a folder to a hidden name, so that it disappears at once, then delete it."""
-    doomed = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
-        os.replace(folder, doomed)
-    finally:
-        shutil.rmtree(doomed, ignore_errors=True)
 
 
 def remove_leftovers(parent: Path, name: str) -> None:
@@ -160,15 +142,7 @@ class NameTable:
 
     def absent(self, names: Iterable[str]) -> list[str]:
         """Return the elements of `names` that are not in the array, in their order."""
-        wanted = list(names)
-        if not wanted or not len(self):
-            return wanted
-        keys = [encode(name) for name in wanted]
-        array = np.array(keys, dtype=self.names.dtype)  # truncates longer names, which the lengths reveal
-        positions = np.searchsorted(self.names, array).clip(max=len(self) - 1)
-        lengths = np.array([len(key) for key in keys])
-        present = (self.names[positions] == array) & (np.char.str_len(array) == lengths)
-        return [wanted[position] for position in np.flatnonzero(~present)]
+        return [name for name in names if self.find(name) is None]
 
 
 def encode(name: str) -> bytes:

@@ -1,7 +1,6 @@
 """Objects for box paste, by month and class, so that an object of a class and month is drawn in constant time."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -18,16 +17,28 @@ class AnnotatedObject(NamedTuple):
     box: int  # Position of the box among the boxes of the frame
 
 
-@dataclass(frozen=True)
 class PasteCandidates:
-    """Objects of the given classes, class indices from 0, ascending, of a training split.
+    """Objects of a training split with one of the classes `names`, with any class if `names` is empty.
 
-    Pickles as the two attributes. Each process derives the positions on the first draw, with four bytes per box of the
+    A pickle does not contain the positions. Each process derives them on the first draw, with four bytes per box of the
     chosen classes.
+
+    Raises:
+        ValueError: If a name is not a class of the dataset, or no box has one of the classes.
     """
 
-    index: SplitIndex
-    classes: tuple[int, ...]
+    def __init__(self, index: SplitIndex, names: Sequence[str]) -> None:
+        known = index.facts.class_names
+        for name in names:
+            if name not in known:
+                raise ValueError(f"data.augmentation.paste.classes must be names of {', '.join(known)}, got {name!r}")
+        self.index = index
+        self.classes = sorted({known.index(name) for name in names}) or range(len(known))
+        if not np.isin(index.all_labels(), self.classes).any():
+            raise ValueError(
+                "data.augmentation.paste.classes must contain a class that occurs in the training split, got "
+                f"{', '.join(known[label] for label in self.classes)}"
+            )
 
     def __getstate__(self) -> dict[str, Any]:
         return {"index": self.index, "classes": self.classes}
@@ -60,27 +71,3 @@ class PasteCandidates:
         box = int(boxes[generator.integers(len(boxes))])
         frame = int(np.searchsorted(self.box_offsets, box, side="right")) - 1
         return AnnotatedObject(frame, box - int(self.box_offsets[frame]))
-
-    def describe(self) -> str:
-        counts = np.bincount(self.index.all_labels(), minlength=len(self.index.facts.class_names))
-        parts = [f"{counts[label]:,} {self.index.facts.class_names[label]}" for label in self.classes]
-        return f"objects for box paste: {', '.join(parts)}"
-
-
-def paste_candidates(index: SplitIndex, names: Sequence[str]) -> PasteCandidates:
-    """Return the objects of the classes with these names, of all classes if `names` is empty.
-
-    Raises:
-        ValueError: If a name is not a class of the dataset, or no box has one of the classes.
-    """
-    known = index.facts.class_names
-    for name in names:
-        if name not in known:
-            raise ValueError(f"data.augmentation.paste.classes must be names of {', '.join(known)}, got {name!r}")
-    classes = tuple(sorted({known.index(name) for name in names})) or tuple(range(len(known)))
-    if not np.isin(index.all_labels(), classes).any():
-        raise ValueError(
-            "data.augmentation.paste.classes must contain a class that occurs in the training split, got "
-            f"{', '.join(known[label] for label in classes)}"
-        )
-    return PasteCandidates(index, classes)

@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from yolo_lightning.data.storage.image_header import TIFF_STARTS, FrameLimits
+from yolo_lightning.data.storage.image_header import FrameLimits
 
 Channels = Literal[1, 3]  # Number of channels of a decoded frame: gray, or red, green and blue
 IMAGE_SUFFIXES = frozenset({".avif", ".bmp", ".jp2", ".jpeg", ".jpg", ".mpo", ".png", ".tif", ".tiff", ".webp"})
@@ -14,6 +14,7 @@ IMAGE_SUFFIXES = frozenset({".avif", ".bmp", ".jp2", ".jpeg", ".jpg", ".mpo", ".
 
 JPEG_START = b"\xff\xd8"
 JPEG_END = b"\xff\xd9"
+TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # TIFF and BigTIFF, in both byte orders
 TRAILING_BYTES = 64
 """Length of the end of a file that is searched for the end marker first; some writers append padding."""
 
@@ -87,7 +88,7 @@ def decode_frame(
         raise FrameError(f"{name}: {problem}")
     if limits.bits == 16:
         return _decode_16_bits(content, name)
-    if content.startswith(TIFF_STARTS):  # OpenCV cannot convert float RGB pixels to gray, and prints lines to stderr
+    if content.startswith(TIFF_STARTS):  # OpenCV cannot convert float pixels to RGB, and prints lines to stderr
         _refuse_other_types(content, name, decode(content, cv2.IMREAD_UNCHANGED))
     flag = cv2.IMREAD_GRAYSCALE if channels == 1 else cv2.IMREAD_COLOR
     frame = decode(content, flag | cv2.IMREAD_ANYDEPTH)

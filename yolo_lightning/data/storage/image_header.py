@@ -7,19 +7,14 @@ from pathlib import PurePosixPath
 from typing import BinaryIO, Literal
 
 from PIL import Image
-from PIL.TiffImagePlugin import ImageFileDirectory_v2
 
 MAX_IMAGE_PIXELS = 89_478_485
 """Default of `data.limits.max_image_pixels`: the size above which Pillow warns about a decompression bomb. As 8-bit
 RGB pixels such an image takes 268 MB, in each loader worker."""
 PILLOW_LIMIT = 2 * MAX_IMAGE_PIXELS  # Pillow refuses larger images
-REFUSED_BY_PILLOW = (PILLOW_LIMIT, PILLOW_LIMIT)  # In place of the size of such an image, which Pillow does not tell
 
 BYTES_PER_PIXEL = 4
 SMALLEST_LIMIT_BYTES = 1 << 20  # Files up to this size are read, whatever `max_image_pixels`
-
-TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # TIFF and BigTIFF, in both byte orders
-TIFF_WIDTH, TIFF_HEIGHT = 256, 257
 
 
 @dataclass(frozen=True)
@@ -44,12 +39,17 @@ class FrameLimits:
 
     def problem_of_content(self, content: bytes) -> str | None:
         """Return why an encoded image must not be decoded."""
-        size = header_size(content)
-        if size is None:
+        try:
+            with open_image(io.BytesIO(content)) as image:
+                width, height = image.size
+        except Image.DecompressionBombError:
+            claimed = f"more than {PILLOW_LIMIT:,}"
+        except Exception:  # Pillow raises many types of exceptions for damaged headers, also struct.error
             return f"not an image that can be decoded ({len(content)} bytes)"
-        if size[0] * size[1] <= self.max_pixels:
-            return None
-        claimed = f"more than {PILLOW_LIMIT:,}" if size == REFUSED_BY_PILLOW else f"{size[0]:,} x {size[1]:,}"
+        else:
+            if width * height <= self.max_pixels:
+                return None
+            claimed = f"{width:,} x {height:,}"
         return f"the header claims {claimed} pixels, more than data.limits.max_image_pixels {self.max_pixels}"
 
 
@@ -59,27 +59,3 @@ def open_image(file: BinaryIO) -> Image.Image:
     replaced = sys.modules.get("ultralytics.utils.patches")
     opened: Image.Image = getattr(replaced, "_image_open", Image.open)(file)
     return opened
-
-
-def header_size(content: bytes) -> tuple[int, int] | None:
-    """Return width and height in pixels that the header of an encoded image claims; None if it has no known header."""
-    try:
-        with open_image(io.BytesIO(content)) as image:
-            return image.size
-    except Image.DecompressionBombError:
-        return REFUSED_BY_PILLOW
-    except Exception:  # Pillow raises many types of exceptions for damaged headers, also struct.error
-        return _tiff_size(content) if content.startswith(TIFF_STARTS) else None
-
-
-def _tiff_size(content: bytes) -> tuple[int, int] | None:
-    """Return width and height of a TIFF file whose kind of pixels Pillow does not know, such as float RGB."""
-    try:
-        header = content[:16] if content[2:3] == b"+" or content[3:4] == b"+" else content[:8]
-        directory = ImageFileDirectory_v2(header)
-        file = io.BytesIO(content)
-        file.seek(directory.next)
-        directory.load(file)
-        return int(directory[TIFF_WIDTH]), int(directory[TIFF_HEIGHT])
-    except Exception:
-        return None

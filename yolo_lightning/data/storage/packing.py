@@ -8,6 +8,7 @@ same name.
 import errno
 import multiprocessing
 import os
+import shutil
 import signal
 import threading
 import zlib
@@ -215,5 +216,5 @@ def write_index(
             remove_shard(store, path.name)
     for path in store.glob(f"{INDEX_PREFIX}*"):
         if path.name not in used:
-            index_folder.remove(path)
+            shutil.rmtree(path)
     return manifest

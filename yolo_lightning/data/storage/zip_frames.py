@@ -33,7 +33,6 @@ MEMBER = np.dtype(
 )
 METHODS = {zipfile.ZIP_STORED: "stored", zipfile.ZIP_DEFLATED: "deflated"}
 ENCRYPTED = 0x1
-LARGEST_MEMBER = 1 << 40  # Bytes
 LONGEST_NAME = 512  # Bytes. A member with a longer name is not a frame; one such name would widen the whole array.
 LEADING_FOLDERS = re.compile(r"^(?:.*/)?(?:frames/|(?=\d{8}/))")
 """Folders before `<date>/<clip>/<frame>`: archives were packed above, at or below the folder `frames`."""
@@ -166,16 +165,14 @@ def read_directory(archive: Path) -> tuple[NamesArray, npt.NDArray[Any]]:
         raise ValueError(f"{archive} contains no files")
     archive_bytes = archive.stat().st_size
     for entry in entries:
-        if not 0 <= entry.header_offset <= archive_bytes - entry.compress_size or entry.file_size > LARGEST_MEMBER:
+        if entry.volume or not 0 <= entry.header_offset <= archive_bytes - entry.compress_size:
             raise ValueError(
-                f"{archive}: {entry.filename!r} has {entry.compress_size:,} bytes at {entry.header_offset:,} and "
-                f"{entry.file_size:,} unpacked bytes, which is not inside the archive of {archive_bytes:,} bytes: its "
-                "directory is damaged"
+                f"{archive}: {entry.filename!r} has {entry.compress_size:,} bytes at {entry.header_offset:,} of disk "
+                f"{entry.volume}, which is not inside the archive of {archive_bytes:,} bytes: its directory is "
+                "damaged, or it is one of several disks, which have to be joined"
             )
         if entry.flag_bits & ENCRYPTED:
             raise ValueError(f"{archive}: {entry.filename} is encrypted: extract the archive and use the folder")
-        if entry.volume:
-            raise ValueError(f"{archive}: {entry.filename} is on disk {entry.volume} of several: join the archive")
         if entry.compress_type not in METHODS:
             supported = ", ".join(f"{method} ({name})" for method, name in METHODS.items())
             raise ValueError(

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from yolo_lightning.data.boxes import FloatArray
 from yolo_lightning.data.index.split_index import SplitIndex
-from yolo_lightning.data.sampling.paste_candidates import paste_candidates
+from yolo_lightning.data.sampling.paste_candidates import PasteCandidates
 from yolo_lightning.data.transforms.augmentation_settings import BoxPaste
 from yolo_lightning.data.transforms.letterbox import Labelled
 
@@ -145,7 +145,7 @@ class ObjectPaster:
     def __init__(self, index: SplitIndex, settings: BoxPaste) -> None:
         self.index = index
         self.settings = settings
-        self.candidates = paste_candidates(index, settings.classes)
+        self.candidates = PasteCandidates(index, settings.classes)
 
     def __call__(
         self,
