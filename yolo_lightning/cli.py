@@ -60,7 +60,7 @@ HARMLESS_WARNINGS = (
     "The '.*_dataloader' does not have many workers",  # the configuration sets the number, with reasons
     "The number of training batches .* is smaller than the logging interval",  # small datasets
     r"Found \d+ module\(s\) in eval mode at the start of training",  # normalization layers of frozen parts
-    "You are using a custom batch sampler `list`",  # of `GlobalBatches.in_file_order`: it has every frame
+    "You are using a custom batch sampler `FileOrderBatches`",  # it visits every frame
     r"It is recommended to use `self.log\('.*', ..., sync_dist=True\)`",  # each process scores all frames
     # Only a fit has these callbacks, or only one with or without a terminal; no state of the training is in them.
     "Be aware that when using `ckpt_path`, .* Please add the following callbacks: "

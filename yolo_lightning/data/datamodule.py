@@ -36,6 +36,7 @@ from yolo_lightning.data.sampling.mosaic_partners import frames_to_cache
 from yolo_lightning.data.sampling.paste_candidates import PasteCandidates
 from yolo_lightning.data.sampling.resumable_loader import (
     EpochBatchSampler,
+    FileOrderBatches,
     GlobalBatches,
     ResumableLoader,
     limited,
@@ -237,7 +238,8 @@ class DetectionDataModule(LightningDataModule):
         if trainer is not None:
             keys.epoch = epochs_trained(trainer)  # Lightning restores no loader state at the end of an epoch
         arguments = self._loader_arguments(persistent=True)
-        rank_zero_info(f"train loader: batch {self.batch_size}, {describe(arguments)}, {frames.describe_cache()}")
+        cached = f"image cache of {frames.cache.max_frames:,} frames per process"
+        rank_zero_info(f"train loader: batch {self.batch_size}, {describe(arguments)}, {cached}")
         return ResumableLoader(
             TrainingDataset(frames, self.image_size, self.augmentation, self._mosaic_epochs(), self.seed),
             keys,
@@ -290,7 +292,7 @@ class DetectionDataModule(LightningDataModule):
         frames = self._splits[split].cached_in_order(self.storage.image_cache_mib)
         return DataLoader(
             EvaluationDataset(frames, self.image_size),
-            batch_sampler=self._batches().in_file_order(len(frames)),
+            batch_sampler=FileOrderBatches(len(frames), self._batches()),
             collate_fn=collate,
             **self._loader_arguments(persistent=False),
         )

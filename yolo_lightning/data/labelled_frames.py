@@ -43,23 +43,22 @@ class LabelledFrames:
         self.pixel_range = pixel_range
         self.resize = resize
         self.quarantined: frozenset[int] = frozenset()
-        self.cache = ImageCache(max_bytes=0, max_frames=0, keep_partners=False)
+        self.cache = ImageCache(max_frames=0, keep_partners=False)
 
     def __len__(self) -> int:
         return len(self.index)
 
     def cached(self, budget_mib: int, window: int) -> Self:
-        """Return a copy with an image cache of at most `budget_mib` per process.
+        """Return a copy with an image cache of `budget_mib` per process, at the mean size of a frame.
 
         It contains all frames if all fit and the storage has encoded images; otherwise the own frames of the last
         `window` samples, because frames of a packed store need no decoding and share the memory of the page cache.
         """
-        copied, budget = copy(self), budget_mib * MIB
-        count = len(self)
+        copied, count, fitting = copy(self), len(self), self._frames_in(budget_mib)
         read_per_sample = 1 if self.neighbours is None else len(self.neighbours.offsets)
-        keeps_all = self.storage.is_encoded and self._frame_bytes() * count <= budget
-        wanted = count if keeps_all else min(window * read_per_sample, count)
-        copied.cache = ImageCache(budget, wanted, keep_partners=keeps_all)
+        keeps_all = self.storage.is_encoded and count <= fitting
+        wanted = count if keeps_all else min(window * read_per_sample, count, fitting)
+        copied.cache = ImageCache(wanted, keep_partners=keeps_all)
         return copied
 
     def cached_in_order(self, budget_mib: int) -> Self:
@@ -67,19 +66,12 @@ class LabelledFrames:
         copied = copy(self)
         if self.neighbours is not None:
             first, last = self.neighbours.offsets[0], self.neighbours.offsets[-1]
-            copied.cache = ImageCache(budget_mib * MIB, last - first + 1, keep_partners=False)
+            copied.cache = ImageCache(min(last - first + 1, self._frames_in(budget_mib)), keep_partners=False)
         return copied
 
-    def describe_cache(self) -> str:
-        """Return the number of frames that fit into the image cache, at the mean size of a frame."""
-        frame_bytes = self._frame_bytes()
-        held, wanted = min(self.cache.max_bytes // frame_bytes, self.cache.max_frames), self.cache.max_frames
-        more = f" (all {wanted:,}: {-(-wanted * frame_bytes // MIB):,} MiB)" if held < wanted else ""
-        return f"image cache of {held:,} frames per process{more}"
-
-    def _frame_bytes(self) -> int:
-        """Return the mean size of a decoded frame, before the mapping of a 16-bit frame."""
-        return max(1, self.index.pixels() * self.channels * self.pixel_range.bits // 8 // len(self))
+    def _frames_in(self, budget_mib: int) -> int:
+        """Return how many decoded frames, before the mapping of 16-bit frames, have the size `budget_mib`."""
+        return budget_mib * MIB * len(self) // (self.index.pixels() * self.channels * self.pixel_range.bits // 8)
 
     def read(
         self, index: int, is_partner: bool = False, drift: Drift | None = None, problems: list[str] | None = None

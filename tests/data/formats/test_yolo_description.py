@@ -27,7 +27,6 @@ def test_keys_are_read(yolo_set: YoloSet) -> None:
         ({"0": "a", "1": "b"}, 2, ("a", "b")),
         (["a", True, 3], None, ("a", "True", "3")),
         (None, 3, ("class_0", "class_1", "class_2")),
-        (None, "2", ("class_0", "class_1")),
         (["a", "b", "a"], None, ("a (0)", "b", "a (2)")),
     ],
 )

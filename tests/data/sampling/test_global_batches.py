@@ -11,6 +11,7 @@ from torch.utils.data import Dataset
 from yolo_lightning.data.sampling.epoch_order import SampledOrder
 from yolo_lightning.data.sampling.resumable_loader import (
     EpochBatchSampler,
+    FileOrderBatches,
     GlobalBatches,
     ResumableLoader,
     SampleKey,
@@ -54,7 +55,7 @@ def test_rest_of_fewer_samples_than_processes_joins_the_batch_before() -> None:
 
 def test_split_that_is_too_small_for_the_processes_is_refused() -> None:
     with pytest.raises(ValueError, match="2 frames for 3 processes: use at most 2"):
-        GlobalBatches(4, 0, 3).in_file_order(2)
+        FileOrderBatches(2, GlobalBatches(4, 0, 3))
 
 
 COUNT = 23

@@ -122,14 +122,8 @@ def _find_root(file: Path, path: object) -> Path:
 
 def class_names(file: Path, names: object, count: Any) -> tuple[str, ...]:
     """Return the class names, index 0 first; `class_0`, `class_1`, ... if only their number is given."""
-    if count is not None:
-        try:
-            number = float(count)
-        except (TypeError, ValueError, OverflowError):
-            number = 0.0
-        if not 1 <= number <= MOST_CLASSES or not number.is_integer():
-            raise ValueError(f"{file}: 'nc' must be an integer from 1 to {MOST_CLASSES}, got {shown(repr(count))}")
-        count = int(number)
+    if count is not None and not (type(count) is int and 1 <= count <= MOST_CLASSES):
+        raise ValueError(f"{file}: 'nc' must be an integer from 1 to {MOST_CLASSES}, got {shown(repr(count))}")
     if names is None:
         if count is None:
             raise ValueError(f"{file} must have the key 'names' or 'nc'")

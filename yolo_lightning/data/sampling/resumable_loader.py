@@ -90,15 +90,25 @@ class GlobalBatches:
             yield slice(first + begin, first + end)
             first = stop
 
-    def in_file_order(self, samples: int) -> list[range]:
-        """Return the batches of this rank of the samples 0 to `samples` - 1.
 
-        Raises:
-            ValueError: If a rank has no sample, because the other ranks would wait for it.
-        """
-        if 0 < samples < self.processes:
-            raise ValueError(f"the split has {samples} frames for {self.processes} processes: use at most {samples}")
-        return [range(own.start, own.stop) for own in self.slices(0, samples)]
+class FileOrderBatches(Sampler[list[int]]):
+    """Batches of the indices 0 to `samples` - 1 in order: the share of this rank, without repeats.
+
+    Every rank needs a sample, because the other ranks would wait for it.
+    """
+
+    def __init__(self, samples: int, batches: GlobalBatches) -> None:
+        if 0 < samples < batches.processes:
+            raise ValueError(f"the split has {samples} frames for {batches.processes} processes: use at most {samples}")
+        self.samples = samples
+        self.batches = batches
+
+    def __len__(self) -> int:
+        return self.batches.count(self.samples)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for own in self.batches.slices(0, self.samples):
+            yield list(range(own.start, own.stop))
 
 
 class EpochBatchSampler(Sampler[list[SampleKey]]):

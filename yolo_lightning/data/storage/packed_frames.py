@@ -108,7 +108,7 @@ class PackedFrames(Storage):
         return f"{self.store}, {len(self._names):,} packed frames" + (" of 16 bits" if self.bits == 16 else "")
 
     def read(self, name: str) -> Frame:
-        """Return a frame; raise also a `ValueError` if a shard was replaced after the store was opened."""
+        """Return a frame, read-only; raise also a `ValueError` if a shard was replaced after the store was opened."""
         position = self._names.find(name)
         if position is None:
             raise FrameError(f"{name}: {self._damaged.get(name, f'not in the packed store {self.store}')}")
@@ -119,13 +119,13 @@ class PackedFrames(Storage):
         ):
             raise FrameError(f"{name}: the index of {self.store} is damaged: run prepare")
         shard = self._shards[number]
-        frame: Frame = np.empty((height, width), dtype=self._dtype)
         try:
-            shard.read_into(frame.data.cast("B"), offset)
+            content = shard.read(offset, height * width * self._dtype.itemsize)
         except OSError as error:
             raise FrameError(f"{name}: cannot be read from {shard.path}: {error}") from error
-        if zlib.crc32(frame.data) != crc:
+        if zlib.crc32(content) != crc:
             raise FrameError(f"{name}: wrong checksum in {shard.path}: run prepare --verify true, which packs it again")
+        frame: Frame = np.frombuffer(content, dtype=self._dtype).reshape(height, width)
         return frame
 
     def missing(self, names: Iterable[str]) -> list[str]:

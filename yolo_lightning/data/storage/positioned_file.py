@@ -1,6 +1,5 @@
 """File that several threads and processes read at given positions."""
 
-import errno
 import os
 from io import FileIO
 from pathlib import Path
@@ -31,15 +30,6 @@ class PositionedFile:
             parts.append(part)
             offset, length = offset + len(part), length - len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def read_into(self, buffer: memoryview, offset: int) -> None:
-        """Fill `buffer`, one dimension of bytes, from `offset`."""
-        file = self._open()
-        while len(buffer):
-            count = os.preadv(file.fileno(), [buffer], offset)
-            if count == 0:
-                raise OSError(errno.EIO, f"{self.path.name} ends at byte {offset}")
-            buffer, offset = buffer[count:], offset + count
 
     def _open(self) -> FileIO:
         opened = self._opened  # a local reference keeps the file open while another thread replaces it

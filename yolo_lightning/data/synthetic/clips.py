@@ -81,11 +81,7 @@ def image_entry(clip: Clip, frame: int, weather: Weather, width: int, height: in
             "Temperature": round(weather.ambient, 1),
             "Humidity": round(weather.humidity, 1),
             "Precipitation": round(weather.precipitation, 1),
-            "Dew Point": round(weather.ambient - (100 - weather.humidity) / 5, 1),
-            "Wind Direction": (clip.start.day * 37 + clip.number * 11) % 360,
-            "Wind Speed": round(2 + (clip.start.day * 7 + clip.number) % 60 / 10, 1),
             "Sun Radiation Intensity": round(weather.sun, 1),
-            "Min of sunshine latest 10 min": int(weather.sun / clip.month.radiation * 10),
         },
     }
 

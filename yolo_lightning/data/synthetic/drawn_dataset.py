@@ -4,14 +4,14 @@ import json
 import os
 import shutil
 from collections import defaultdict
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import cv2
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import track
 
 from yolo_lightning.data.synthetic.camera import Box, draw_frame
 from yolo_lightning.data.synthetic.clips import cast_clip, gain_curve, image_entry, plan_clips
@@ -19,21 +19,11 @@ from yolo_lightning.data.synthetic.objects import CLASS_NAMES
 from yolo_lightning.data.synthetic.scene import REFERENCE_HEIGHT, REFERENCE_WIDTH, Scene, weather_at
 from yolo_lightning.data.synthetic.surveillance import cast_surveillance, veiled
 
-VERSION = 1  # Version of the drawing; a folder drawn by another version is not reused
+VERSION = 2  # Version of the drawing; a folder drawn by another version is not reused
 MANIFEST_NAME = "synthetic.json"
 SPLIT_FILES = {"train": "Train.json", "valid": "Valid.json", "test": "TestNoLabels.json"}
 CATEGORIES = [{"id": number, "name": name} for number, name in enumerate(("background", *CLASS_NAMES))]
 _JPEG = (cv2.IMWRITE_JPEG_QUALITY, 95)
-
-
-@dataclass(frozen=True)
-class Motion:
-    """Changes between the frames of a clip; see `draw_dataset`."""
-
-    clip_frames: int | None = None
-    speed: float = 1.0
-    gain_drift: float = 0.0
-    surveillance: bool = False
 
 
 def draw_dataset(
@@ -78,10 +68,8 @@ def draw_dataset(
     counts = {"train": train_frames, "valid": valid_frames, "test": test_frames}
     root = Path(root)
     parameters: dict[str, Any] = {"version": VERSION, "frames": counts, "seed": seed, "width": width, "height": height}
-    motion = Motion(clip_frames, speed, gain_drift, surveillance)
-    if motion != Motion():
-        parameters["motion"] = {name: value for name, value in asdict(motion).items() if value is not False}
-    parameters |= {"bits": bits} if bits != 8 else {}
+    changed = {"clip_frames": clip_frames, "speed": speed, "gain_drift": gain_drift, "surveillance": surveillance}
+    parameters |= {**changed, "bits": bits}
     temporary = root.with_name(root.name + ".part")
     try:
         if root.exists() and (root.is_file() or any(root.iterdir())):
@@ -90,7 +78,7 @@ def draw_dataset(
             raise ValueError(f"root must be a new or empty folder, or one drawn with the same parameters, got {root}")
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-        _draw(temporary, counts, Scene(width, height, seed), motion, bits, progress)
+        _draw(temporary, parameters, Scene(width, height, seed), progress)
         (temporary / MANIFEST_NAME).write_text(json.dumps({"parameters": parameters, "complete": True}))
         os.replace(temporary, root)
     except OSError as error:
@@ -106,41 +94,36 @@ def _is_drawn(root: Path, parameters: dict[str, Any]) -> bool:
         return False
 
 
-def _draw(
-    root: Path, counts: dict[str, int], scene: Scene, motion: Motion, bits: Literal[8, 16], progress: bool
-) -> None:
+def _draw(root: Path, parameters: dict[str, Any], scene: Scene, progress: bool) -> None:
+    counts, bits, speed = parameters["frames"], parameters["bits"], parameters["speed"]
     images: dict[str, list[dict[str, Any]]] = defaultdict(list)
     annotations: dict[str, list[dict[str, Any]]] = defaultdict(list)
     boxes = {split: dict.fromkeys(CLASS_NAMES, 0) for split in counts}
-    clips = plan_clips(counts, scene.seed, motion.clip_frames)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=not progress) as bar:
-        task = bar.add_task("drawing frames", total=sum(counts.values()))
-        for index, clip in enumerate(clips):
-            rng = np.random.default_rng([scene.seed, 3000, index])
-            weather = weather_at(clip.month, clip.start, rng)
-            if motion.surveillance:
-                weather = veiled(weather, rng)
-                actors = [] if clip.empty else cast_surveillance(scene, clip.frames, rng, motion.speed)
-            else:
-                actors = [] if clip.empty else cast_clip(scene, clip.frames, boxes[clip.split], rng, motion.speed)
-            gains = gain_curve(clip.frames, motion.gain_drift, np.random.default_rng([scene.seed, 4000, index]))
-            background = scene.background(weather)
-            (root / clip.folder).mkdir(parents=True)
-            for frame in range(clip.frames):
-                exposed = replace(weather, gain=weather.gain * gains[frame])
-                image, labels = draw_frame(scene, background, actors, exposed, frame, rng, bits)
-                entry = image_entry(clip, frame, weather, scene.width, scene.height)
-                if bits == 16:
-                    entry["file_name"] = entry["file_name"].removesuffix(".jpg") + ".png"
-                _, encoded = cv2.imencode(Path(entry["file_name"]).suffix, image, _JPEG if bits == 8 else [])
-                (root / entry["file_name"]).write_bytes(encoded.tobytes())
-                images[clip.split].append(entry)
-                own = annotations[clip.split]
-                for class_index, box in labels:
-                    boxes[clip.split][CLASS_NAMES[class_index]] += 1
-                    own.append(_annotation_entry(len(own) + 1, entry["id"], class_index + 1, box))
-            bar.advance(task, clip.frames)
+    clips = plan_clips(counts, scene.seed, parameters["clip_frames"])
+    for index, clip in enumerate(track(clips, "drawing clips", console=Console(stderr=True), disable=not progress)):
+        rng = np.random.default_rng([scene.seed, 3000, index])
+        weather = weather_at(clip.month, clip.start, rng)
+        if parameters["surveillance"]:
+            weather = veiled(weather, rng)
+            actors = [] if clip.empty else cast_surveillance(scene, clip.frames, rng, speed)
+        else:
+            actors = [] if clip.empty else cast_clip(scene, clip.frames, boxes[clip.split], rng, speed)
+        gains = gain_curve(clip.frames, parameters["gain_drift"], np.random.default_rng([scene.seed, 4000, index]))
+        background = scene.background(weather)
+        (root / clip.folder).mkdir(parents=True)
+        for frame in range(clip.frames):
+            exposed = replace(weather, gain=weather.gain * gains[frame])
+            image, labels = draw_frame(scene, background, actors, exposed, frame, rng, bits)
+            entry = image_entry(clip, frame, weather, scene.width, scene.height)
+            if bits == 16:
+                entry["file_name"] = entry["file_name"].removesuffix(".jpg") + ".png"
+            _, encoded = cv2.imencode(Path(entry["file_name"]).suffix, image, _JPEG if bits == 8 else [])
+            (root / entry["file_name"]).write_bytes(encoded.tobytes())
+            images[clip.split].append(entry)
+            own = annotations[clip.split]
+            for class_index, box in labels:
+                boxes[clip.split][CLASS_NAMES[class_index]] += 1
+                own.append(_annotation_entry(len(own) + 1, entry["id"], class_index + 1, box))
     for split, name in SPLIT_FILES.items():
         content = {"info": {"description": "Synthetic LTDv2 look-alike"}, "images": images[split]}
         labelled = {} if split == "test" else {"annotations": annotations[split]}
