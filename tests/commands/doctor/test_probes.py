@@ -1,6 +1,5 @@
 """Outcomes of probes whose child processes exit, crash, hang or print nonsense."""
 
-import signal
 import sys
 import time
 from pathlib import Path
@@ -45,24 +44,28 @@ def try_it(code: str, timeout_s: float = 20.0) -> ProbeOutcome:
     return run_probe(Probe.CONVOLUTION, "cpu", timeout_s, python(code))
 
 
-def test_answer_of_the_child_is_returned() -> None:
-    result = try_it(f"print('noise'); print('{ANSWER}')")
-    assert (result.outcome, result.detail, result.facts) == (Outcome.WORKS, "fine", {"device": "cuda"})
-
-
-def test_a_signal_is_a_crash_with_its_name_and_place() -> None:
-    result = try_it("import os, sys; print('probe: layer 3', file=sys.stderr, flush=True); os.kill(os.getpid(), 11)")
-    assert (result.outcome, result.detail) == (Outcome.CRASHES, "SIGSEGV in: layer 3")
-
-
-def test_an_exit_code_is_a_failure_with_the_last_line_of_stderr() -> None:
-    result = try_it("import sys; print('no such kernel', file=sys.stderr); sys.exit(3)")
-    assert (result.outcome, result.detail) == (Outcome.FAILS, "exit code 3; no such kernel")
-
-
-def test_output_that_is_no_answer_is_a_failure() -> None:
-    assert try_it("print('hello')").outcome is Outcome.FAILS
-    assert try_it("pass").outcome is Outcome.FAILS
+@pytest.mark.parametrize(
+    ("code", "outcome", "detail"),
+    [
+        (f"print('noise'); print('{ANSWER}')", Outcome.WORKS, "fine"),
+        (
+            "import os, sys; print('probe: layer 3', file=sys.stderr, flush=True); os.kill(os.getpid(), 11)",
+            Outcome.CRASHES,
+            "SIGSEGV in: layer 3",
+        ),
+        (
+            "import sys; print('no such kernel', file=sys.stderr); sys.exit(3)",
+            Outcome.FAILS,
+            "exit code 3; no such kernel",
+        ),
+        ("print('hello')", Outcome.FAILS, "exit code 0"),
+        ("pass", Outcome.FAILS, "exit code 0"),
+    ],
+)
+def test_end_of_the_child_is_the_outcome(code: str, outcome: Outcome, detail: str) -> None:
+    result = try_it(code)
+    assert (result.outcome, result.detail) == (outcome, detail)
+    assert result.facts == ({"device": "cuda"} if outcome is Outcome.WORKS else {})
 
 
 def test_a_child_that_cannot_be_started_is_a_failure() -> None:
@@ -103,12 +106,6 @@ def test_a_process_that_survives_sigkill_needs_a_reboot() -> None:
     assert detail.endswith("reboot")
 
 
-def test_signals_have_names() -> None:
-    assert Ended(-signal.SIGABRT, 1.0).signal_name == "SIGABRT"
-    assert Ended(-250, 1.0).signal_name == "signal 250"
-    assert Ended(3, 1.0).signal_name == Ended(None, 1.0).signal_name == ""
-
-
 class Script:
     """Replacement of `run_probe`: every probe works except the given ones; records each call."""
 
@@ -139,42 +136,38 @@ def test_all_probes_run_on_the_device_that_torch_finds(
     assert list(Probe)[-1] is Probe.CONVOLUTION, "the probe that is known to hang GPUs is last"
 
 
-def test_no_probe_runs_after_a_hang_of_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    script, found = run_script(monkeypatch, matmul_float16=Outcome.HANGS)
-    assert script.calls[-1][0] is Probe.MATMUL_FLOAT16
-    assert {result.outcome for result in found[5:]} == {Outcome.NOT_TRIED}
-    assert "float16 products" in found[-1].detail
-
-
-def test_probes_continue_after_a_crash_or_a_hanging_loader(monkeypatch: pytest.MonkeyPatch) -> None:
-    script, _ = run_script(monkeypatch, matmul_float16=Outcome.CRASHES, loader=Outcome.HANGS)
-    assert script.calls[-1][0] is Probe.CONVOLUTION
-
-
-def test_no_probe_computes_without_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    script, found = run_script(monkeypatch, device=Outcome.CRASHES)
-    assert script.calls[-1][0] is Probe.DEVICE
-    assert found[-1].outcome is Outcome.NOT_TRIED
+@pytest.mark.parametrize(
+    ("outcomes", "last", "reason"),
+    [
+        ({"matmul_float16": Outcome.HANGS}, Probe.MATMUL_FLOAT16, "after the hang of: float16 products"),
+        ({"device": Outcome.CRASHES}, Probe.DEVICE, "torch cannot use the device"),
+        ({"matmul_float16": Outcome.CRASHES, "loader": Outcome.HANGS}, Probe.CONVOLUTION, ""),
+    ],
+)
+def test_no_probe_runs_after_a_hang_of_the_gpu_or_without_a_device(
+    monkeypatch: pytest.MonkeyPatch, outcomes: dict[str, Outcome], last: Probe, reason: str
+) -> None:
+    script, found = run_script(monkeypatch, **outcomes)
+    assert script.calls[-1][0] is last
+    left = found[list(Probe).index(last) + 1 :]
+    assert [(one.outcome, one.detail) for one in left] == [(Outcome.NOT_TRIED, reason)] * len(left)
 
 
 def of(probe: Probe, found: list[Finding]) -> Finding:
     return next(one for one in found if one.check == MEANING[probe][0])
 
 
-def test_hanging_vendor_convolutions_are_a_warning_if_the_own_convolution_works() -> None:
-    found = probe_findings(results(convolution=Outcome.HANGS))
-    assert worst(found) is Severity.WARNING
-    assert "gemm" in of(Probe.CONVOLUTION, found).advice
-
-
-def test_failure_of_both_convolutions_is_bad() -> None:
-    found = probe_findings(results(convolution=Outcome.HANGS, own_convolution=Outcome.WRONG))
-    assert of(Probe.CONVOLUTION, found).verdict is of(Probe.OWN_CONVOLUTION, found).verdict is Severity.BAD
-
-
-def test_failure_of_the_own_convolution_alone_is_a_warning() -> None:
-    found = probe_findings(results(convolution=Outcome.NOT_TRIED, own_convolution=Outcome.HANGS))
-    assert of(Probe.OWN_CONVOLUTION, found).verdict is Severity.WARNING
+@pytest.mark.parametrize(
+    ("vendor", "own", "severity"),
+    [
+        (Outcome.HANGS, Outcome.WORKS, Severity.WARNING),
+        (Outcome.NOT_TRIED, Outcome.HANGS, Severity.WARNING),
+        (Outcome.HANGS, Outcome.WRONG, Severity.BAD),
+    ],
+)
+def test_failure_of_both_convolutions_is_bad(vendor: Outcome, own: Outcome, severity: Severity) -> None:
+    found = probe_findings(results(convolution=vendor, own_convolution=own))
+    assert worst(found) is severity
 
 
 @pytest.mark.parametrize("probe", list(Probe))

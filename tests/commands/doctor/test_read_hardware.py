@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.utils.test_sensors import write
+from tests.commands.doctor.machines import write
 from yolo_lightning.commands.doctor.read_hardware import (
     KernelSettings,
     PciGpu,
@@ -33,14 +33,16 @@ def test_an_amd_card_has_its_architecture_from_the_driver_and_its_name_from_the_
     assert pci_gpus(tmp_path) == (PciGpu(Vendor.AMD, "AMD Navi 10 [Radeon RX 5600 XT]", "gfx1010", 6 << 30),)
 
 
-def test_an_amd_card_without_list_is_called_as_the_driver_does(tmp_path: Path) -> None:
-    write(tmp_path, AMD_CARD)
-    assert pci_gpus(tmp_path)[0].name == "AMD navi10"
-
-
-def test_a_card_without_its_driver_is_seen(tmp_path: Path) -> None:
-    write(tmp_path, {name: text for name, text in AMD_CARD.items() if "kfd" not in name and "vram" not in name})
-    assert pci_gpus(tmp_path) == (PciGpu(Vendor.AMD, "AMD device 0x731f", "", None),)
+@pytest.mark.parametrize(
+    ("left_out", "card"),
+    [
+        (("pci.ids",), PciGpu(Vendor.AMD, "AMD navi10", "gfx1010", 6 << 30)),
+        (("pci.ids", "kfd", "vram"), PciGpu(Vendor.AMD, "AMD device 0x731f", "", None)),  # without its driver
+    ],
+)
+def test_an_amd_card_without_list_and_driver(tmp_path: Path, left_out: tuple[str, ...], card: PciGpu) -> None:
+    write(tmp_path, {name: text for name, text in AMD_CARD.items() if not any(part in name for part in left_out)})
+    assert pci_gpus(tmp_path) == (card,)
 
 
 @pytest.mark.parametrize(
