@@ -176,19 +176,15 @@ def test_command_line_takes_configurations_and_overrides() -> None:
     ("content", "message"),
     [
         ("data: {rooot: x}", "unknown key data.rooot in {file}. Did you mean data.root?"),
-        ("data: {loader: {worker: 1}}", "unknown key data.loader.worker in {file}. Did you mean"),
         ("data: [1]", "configuration {file} must have a section 'data' of options"),
         ("- 1", "the file {file} of --config must contain keys and values"),
-        ("data: {", "the file {file} of --config cannot be read"),
-        (None, "the file {file} of --config does not exist"),
     ],
 )
 def test_configuration_that_cannot_be_used_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None, message: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, message: str
 ) -> None:
     path = tmp_path / "config.yaml"
-    if content is not None:
-        path.write_text(content)
+    path.write_text(content)
     with pytest.raises(SystemExit):
         main(["contact_sheet", "--config", str(path), "--data.root", "x"])
     assert message.format(file=path) in capsys.readouterr().err

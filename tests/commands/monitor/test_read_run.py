@@ -41,13 +41,7 @@ def trainer(tmp_path: Path) -> Iterator["subprocess.Popen[bytes]"]:
         process.kill()
 
 
-def test_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=f"{tmp_path}/none does not exist"):
-        read_run(tmp_path / "none")
-
-
 def test_folder_without_a_run_names_what_is_missing(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("")
     with pytest.raises(ValueError, match="contains no run") as refused:
         read_run(tmp_path)
     assert [name for name in TRACES if name not in str(refused.value)] == []
@@ -94,26 +88,16 @@ def test_process_of_the_same_id_that_began_later_is_another_one(tmp_path: Path) 
     assert read_run(tmp_path).judgement.verdict is RunVerdict.GONE
 
 
-def tear(folder: Path) -> None:
-    content = bytearray((folder / "heartbeat").read_bytes())
+@pytest.mark.parametrize(("process", "verdict"), [(os.getpid(), RunVerdict.BLIND), (2**22 + 1, RunVerdict.GONE)])
+def test_torn_record_of_a_living_and_of_a_dead_trainer(process: int, verdict: RunVerdict, tmp_path: Path) -> None:
+    make_run(tmp_path, status=replace(STATUS, process=process))
+    content = bytearray((tmp_path / "heartbeat").read_bytes())
     content[TAIL_AT] ^= 255
-    (folder / "heartbeat").write_bytes(content)
-
-
-def test_torn_record_of_a_living_trainer(tmp_path: Path) -> None:
-    make_run(tmp_path)
-    tear(tmp_path)
+    (tmp_path / "heartbeat").write_bytes(content)
     state = read_run(tmp_path)
-    assert state.judgement.verdict is RunVerdict.BLIND
+    assert state.judgement.verdict is verdict
+    assert "incomplete" in state.judgement.sentence
     assert (state.epoch, state.batch, state.step, state.phase) == (1, 30, 105, None)
-
-
-def test_torn_record_of_a_dead_trainer(tmp_path: Path) -> None:
-    make_run(tmp_path, status=replace(STATUS, process=2**22 + 1))
-    tear(tmp_path)
-    judgement = read_run(tmp_path).judgement
-    assert judgement.verdict is RunVerdict.GONE
-    assert "incomplete" in judgement.sentence
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"epoch": 1}', "\x00\xff"])

@@ -17,7 +17,6 @@ from yolo_lightning.commands.monitor.run_state import (
 from yolo_lightning.commands.monitor.screen import buffer_s, screen
 from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.supervision.incident import IncidentReport
-from yolo_lightning.supervision.watches import WatchFinding
 from yolo_lightning.utils.machine_reader import SensorReadings
 from yolo_lightning.utils.process_identity import Process
 from yolo_lightning.utils.sensors import Capacity, GpuReading
@@ -78,22 +77,19 @@ def test_everything_is_shown_and_fits(width: int) -> None:
     assert "loader stall: loader stall" not in shown
 
 
-def test_time_that_is_not_known_is_not_invented() -> None:
-    unknown = replace(STATE, remaining=Remaining(), status=replace(STATUS, step_s=None, fetch_share=None, step=0))
-    shown = draw(unknown)
-    assert "ETA     estimating" in shown
+@pytest.mark.parametrize(
+    ("left", "words"),
+    [
+        (Remaining(32.5), "ETA     epoch 32 s, run unknown: no trainer.max_epochs"),
+        (Remaining(None, 165.0, 3), "run 2 min 45 s + 3 validations not yet timed"),
+        (Remaining(None, 165.0, 1), "+ 1 validation not yet timed"),
+        (Remaining(), "ETA     estimating"),
+    ],
+)
+def test_time_that_is_not_known_is_not_invented(left: Remaining, words: str) -> None:
+    shown = draw(replace(STATE, remaining=left, status=replace(STATUS, step_s=None, fetch_share=None, step=0)))
+    assert words in shown
     assert "speed   not timed yet" in shown
-    assert "done" not in shown
-
-
-def test_run_without_max_epochs_has_an_estimate_of_the_epoch_only() -> None:
-    assert "ETA     epoch 32 s, run unknown: no trainer.max_epochs" in draw(replace(STATE, remaining=Remaining(32.5)))
-
-
-def test_unmeasured_validations_are_named_and_no_date_is_promised() -> None:
-    shown = draw(replace(STATE, remaining=Remaining(None, 165.0, 3)))
-    assert "run 2 min 45 s + 3 validations not yet timed" in shown
-    assert "+ 1 validation not yet timed" in draw(replace(STATE, remaining=Remaining(None, 165.0, 1)))
     assert "done" not in shown
 
 
@@ -158,17 +154,5 @@ def test_sentence_of_the_present_stall_is_shown_once() -> None:
     assert "→ restart in 10 s" in shown
 
 
-def test_findings_of_the_watches_are_shown_as_warnings() -> None:
-    findings = (WatchFinding("disk fills", "+4 GB/h", NOW_S - 60),)
-    lines = draw(replace(STATE, status=replace(STATUS, findings=findings))).splitlines()
-    [alarm] = [line for line in lines if "disk fills: +4 GB/h, since " in line]
-    assert "! " in alarm
-
-
 def test_nothing_known_is_no_error() -> None:
     assert "STOPPED, PROCESS GONE" in draw(RunState("runs/x", NOW_S, Judgement(RunVerdict.GONE)))
-
-
-def test_loss_that_is_not_finite_is_shown() -> None:
-    shown = draw(replace(STATE, status=replace(STATUS, losses={"train/loss": None})))
-    assert "! loss not finite: train/loss" in shown

@@ -202,7 +202,6 @@ def test_json_file_holds_boxes_in_pixels(one: DetectionResult, tmp_path: Path) -
     [
         ({"weights": "no.ckpt"}, "no.ckpt cannot be used: it does not exist"),
         ({"weights": "no.pt"}, "no.pt cannot be used: it does not exist"),
-        ({"image_size": 50}, "image_size must be a multiple of 32 and >= 32, got 50"),
         ({"score_threshold": -1.0}, "score_threshold must be >= 0 and <= 1, got -1.0"),
         ({"batch_size": 0}, "batch_size must be >= 1, got 0"),
         ({"device": "tpu9"}, "device must be one of auto, cpu, got 'tpu9'"),

@@ -227,13 +227,6 @@ def test_list_cannot_name_a_file_outside(tmp_path: Path) -> None:
     assert "data:image" not in render(read_contents(folder))
 
 
-@pytest.mark.parametrize("there", [True, False])
-def test_folder_without_a_run_is_refused(tmp_path: Path, there: bool) -> None:
-    folder = tmp_path if there else tmp_path / "nowhere"
-    with pytest.raises(ValueError, match=str(folder)):
-        read_contents(folder)
-
-
 def test_summary_contains_the_deadline(tmp_path: Path) -> None:
     write_status(replace(STATUS, deadline_s=1e9, deadline_problem="40 s are left"), tmp_path / "status.json")
     assert re.fullmatch(r"not finished; deadline \d\d Sep 2001 \d\d:46; 40 s are left", state(tmp_path))
