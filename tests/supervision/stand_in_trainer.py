@@ -168,8 +168,6 @@ def train_on() -> None:
         for _ in range(50):
             heartbeat.enter(Phase.STEP)
             time.sleep(0.02)
-            if (RUN / "stop").exists():
-                return
         heartbeat.enter(Phase.SAVE)
         save(FAULT_AT + 1)
 
@@ -177,15 +175,6 @@ def train_on() -> None:
 def print_much() -> None:
     """More than a pipe that nobody reads takes."""
     print("x" * 1_000_000, flush=True)
-
-
-def fail_for_want_of_space() -> None:
-    """As a trainer that cannot write a file that it needs."""
-    try:
-        (RUN / "needed").write_bytes(b"0" * (1 << 20))
-    except OSError:
-        print("OSError: [Errno 28] No space left on device: 'needed'", flush=True)
-        os._exit(1)
 
 
 FAULTS: dict[str, Callable[[], Any]] = {

@@ -1,18 +1,20 @@
 """After a full disk has ended the trainer, the next attempt waits for space and is not counted."""
 
-import os
 import shutil
 import signal
-import subprocess
-import time
-from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from tests.supervision.endpoint import Endpoint
 from tests.supervision.supervised import Supervised
+from yolo_lightning.supervision import Job
+from yolo_lightning.supervision.classify import Diagnosis, StallClass
+from yolo_lightning.supervision.heartbeat import Phase
+from yolo_lightning.supervision.incident import Incident
 from yolo_lightning.supervision.outcome import Space, ended_by_full_disk, space_of
+from yolo_lightning.supervision.supervisor import Supervisor
 from yolo_lightning.utils.exit_codes import ExitCode
 
 GB = 1 << 30
@@ -67,32 +69,12 @@ def test_attempts_that_a_full_disk_has_ended_do_not_count(tmp_path: Path) -> Non
     assert len(supervised.starts()) == 6
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "none", folder]
-    if os.getuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("needs root: a file system of its own")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", folder], check=True)
-
-
-def test_restart_follows_when_the_disk_has_space_again(small_disk: Path) -> None:
-    filler = small_disk / "filler"
-    filler.write_bytes(bytes(shutil.disk_usage(small_disk).free - (512 << 10)))
-    supervised = Supervised(small_disk / "run", "fail_for_want_of_space", attempts=1, until=100)
-    try:
-        while "for space on the disk" not in supervised.log():
-            assert supervised.process.poll() is None, supervised.log()
-            time.sleep(0.02)
-        time.sleep(0.5)
-        assert len(supervised.starts()) == 1
-        filler.unlink()
-        assert supervised.wait() == ExitCode.FINISHED, supervised.log()
-    finally:
-        supervised.end()
-    (incident,) = supervised.incidents()
-    assert (incident["class"], len(supervised.starts())) == ("disk full", 2)
+def test_restart_waits_until_the_disk_has_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Supervisor(tmp_path, Job(("program",), ("program",)))
+    spaces, pauses = [FULL, FULL, ROOMY], list[float]()
+    made.disk, made.recorder, made.announcer = Mock(), Mock(), Mock()
+    made.disk.ask.side_effect = lambda function, *_: spaces.pop(0) if function is space_of else None
+    monkeypatch.setattr(made, "_pause", pauses.append)
+    incident = Incident(tmp_path, Phase.SAVE, None, Diagnosis(StallClass.UNKNOWN, "the trainer ended"))
+    assert made._wait_for_space(incident, FULL, saved=False, lost=None) is None
+    assert (pauses, made.state.attempts, made.state.restarts) == ([10.0, 20.0, 40.0], 0, 1)

@@ -110,16 +110,6 @@ def test_stall_is_told_while_the_disk_hangs_and_the_run_goes_on_after_it(
     assert supervised.left() == []
 
 
-def test_disk_that_answers_within_the_phase_timeout_costs_nothing(disk: Path, start: Callable[..., Supervised]) -> None:
-    supervised = start()
-    with frozen(disk):
-        time.sleep(5.0)
-    (disk / "run" / "stop").touch()
-    assert supervised.wait() == ExitCode.FINISHED, supervised.log()
-    assert len(supervised.starts()) == 1
-    assert supervised.incidents() == []
-
-
 def test_supervisor_ends_on_a_signal_while_the_disk_hangs(disk: Path, start: Callable[..., Supervised]) -> None:
     with Endpoint() as endpoint:
         supervised = start(notify={"webhook": endpoint.address})

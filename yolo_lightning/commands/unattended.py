@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from yolo_lightning.commands.answers import PROGRAM
-from yolo_lightning.supervision.detach import start_detached
-from yolo_lightning.supervision.job import Job, SuperviseSettings
+from yolo_lightning.supervision.job import Job, SuperviseSettings, start_detached
 from yolo_lightning.utils import sensors
 from yolo_lightning.utils.host import lingers
 from yolo_lightning.utils.run_files import CHECKPOINT_PATTERN, CHECKPOINTS, LOG_FILE

@@ -2,7 +2,7 @@
 
 Imports neither torch nor Lightning: the supervisor uses no GPU, no threads and little memory. Reading order::
 
-    job                         settings, commands, progress    supervisor          attempts and restarts
+    job                         settings, commands, start       supervisor          attempts and restarts
     heartbeat, live_heartbeat   the heartbeat file              trainer             the trainer process, its output
     phase_timeouts              timeout of each phase           watch               detection of stalls
     evidence, incident          the incident report             classify            class of a stall (pure)
@@ -10,7 +10,6 @@ Imports neither torch nor Lightning: the supervisor uses no GPU, no threads and 
     run_disk, helper_process    file access that cannot block   restart_policy      what follows an attempt (pure)
     announcer, notify           status file and notifications   fallback_levels     settings, from fast to safe
     stall_process               stalls without a supervisor     watches             readings over minutes
-    detach                      a session of its own
 """
 
 from yolo_lightning.supervision.fallback_levels import level_of_launch

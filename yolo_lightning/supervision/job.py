@@ -1,9 +1,13 @@
-"""Job of a supervisor: settings, command lines of the attempts, progress between two attempts, and the start."""
+"""Job of a supervisor: settings, command lines, progress between two attempts, and the start, also detached."""
 
 import glob
 import json
 import os
+import select
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import zip_longest
@@ -11,10 +15,14 @@ from pathlib import Path
 from typing import Any, NoReturn, Self
 
 from yolo_lightning.supervision.fallback_levels import COMPUTATION_KEYS
+from yolo_lightning.supervision.heartbeat import Heartbeat, Phase, read_heartbeat
+from yolo_lightning.supervision.live_heartbeat import heartbeat_of
 from yolo_lightning.supervision.notify import NotifySettings
 from yolo_lightning.supervision.phase_timeouts import PhaseTimeouts
 from yolo_lightning.supervision.run_disk import saved_steps
+from yolo_lightning.supervision.run_status import SupervisorStatus
 from yolo_lightning.utils import run_files
+from yolo_lightning.utils.stop_signals import Stopped
 
 JOB_VARIABLE = "YOLO_LIGHTNING_JOB"  # environment variable that contains the job of a supervisor
 RUN_FOLDER_OPTION = "--trainer.default_root_dir"
@@ -22,6 +30,7 @@ LONGEST_PAUSE_S = 300.0  # between two attempts
 START_OPTIONS = ("--resume", "--ckpt_path", RUN_FOLDER_OPTION)
 """Options of the first attempt only; a restart begins at the newest checkpoint of its run folder."""
 
+OUTPUT_POLL_S, OUTPUT_BYTES = 0.2, 1 << 16  # of a detached supervisor
 GPU_SMOKE_TEST = "import torch; torch.ones(1, device=torch.accelerator.current_accelerator() or 'cpu').sum().item()"
 
 
@@ -185,3 +194,51 @@ def become_supervisor(run: Path, job: Job) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(words[0], words, environment)
+
+
+def start_detached(run: Path, job: Job, wait_s: float) -> tuple[int, int | None]:
+    """Start the supervisor of a job in a session of its own, and show its output until training has begun.
+
+    Neither a log-out nor the end of the terminal reaches that session. Later output is in the log of the run folder
+    only. Ctrl-C ends the wait, not the training.
+
+    Args:
+        run: Run folder.
+        job: Job of the supervisor.
+        wait_s: Longest wait for the first batch, seconds.
+
+    Returns:
+        The process id of the supervisor, and its exit code if it has ended already.
+    """
+    words, environment = supervisor_command(run, job)
+    sys.stdout.flush()
+    process = subprocess.Popen(
+        words,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),  # as nohup; the trainer inherits this, too
+    )
+    assert process.stdout is not None
+    end_s = time.monotonic() + wait_s
+    try:
+        while time.monotonic() < end_s and not _trains(run, process.pid):
+            if select.select([process.stdout], [], [], OUTPUT_POLL_S)[0]:
+                content = os.read(process.stdout.fileno(), OUTPUT_BYTES)
+                os.write(1, content)
+                if not content:  # no process holds the other end: the supervisor has ended
+                    return process.pid, process.wait()
+    except (KeyboardInterrupt, Stopped):
+        pass
+    return process.pid, None
+
+
+def _trains(run: Path, supervisor: int) -> bool:
+    """Return whether the trainer of this supervisor has asked for its first batch."""
+    standing = SupervisorStatus.read(run / run_files.SUPERVISOR_FILE)
+    if standing is None or standing.process != supervisor or not standing.trainer:
+        return False
+    found = read_heartbeat(heartbeat_of(run), standing.trainer)
+    return isinstance(found, Heartbeat) and found.phase >= Phase.FIRST_BATCH
