@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from yolo_lightning.evaluation.drift import DriftScores, drift_scores, named_scores, organisers_scores
 from yolo_lightning.evaluation.matching import match
 from yolo_lightning.evaluation.oracles import oracles
-from yolo_lightning.evaluation.record import Collected, EvaluationCollection, EvaluationRecord, Stage
+from yolo_lightning.evaluation.record import EvaluationCollection, Stage
 from yolo_lightning.evaluation.score_intervals import (
     BOOTSTRAPPED,
     MIN_BOOTSTRAP_SAMPLES,
@@ -130,7 +131,7 @@ class MeanAP(Callback):
     ) -> tuple[DriftScores, dict[str, float]]:
         assert self._metric is not None
         class_names = pl_module.hparams["class_names"]
-        found: Collected = self._metric.compute()
+        found = self._metric.compute(stage, class_names)
         scores, ultralytics = drift_scores(found.matches), ultralytics_scores(found.ultralytics)
         named = named_scores(scores, class_names) | named_ultralytics_scores(ultralytics, class_names)
         if self.bootstrap_samples:
@@ -144,12 +145,9 @@ class MeanAP(Callback):
             return scores, logged
         if trainer.state.fn == "fit":
             self._trained = {"epoch": trainer.current_epoch, "steps": steps_begun(trainer)}
-        record = EvaluationRecord(
-            stage, tuple(class_names), found.image_ids, found.matches, found.ultralytics, **self._trained
-        )
         path = Path(trainer.default_root_dir) / evaluation_record(stage)
         with self._record_file.attempt(path, "the run continues"):
-            record.save(path)
+            replace(found, epoch=self._trained.get("epoch"), steps=self._trained.get("steps")).save(path)
         if trainer.state.fn != "fit":
             rich.print(score_table(scores, class_names), class_table(scores, ultralytics, class_names))
         if stage == "test" and (rows := oracles(found.matches, class_names)):

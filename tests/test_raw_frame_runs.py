@@ -2,7 +2,7 @@
 
 import csv
 import shutil
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import cv2
@@ -11,10 +11,9 @@ import pytest
 import torch
 from lightning.pytorch import Callback, Trainer
 
-from tests.conftest import TINY
 from tests.helpers.networks import lively_checkpoint
-from yolo_lightning import cli
 from yolo_lightning.checkpoints.checkpoint_file import write_checkpoint
+from yolo_lightning.cli import main
 from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.data.synthetic.camera import RAW_LOW, RAW_PER_LEVEL
 from yolo_lightning.data.synthetic.drawn_dataset import draw_dataset
@@ -22,6 +21,7 @@ from yolo_lightning.data.transforms.pixel_range import PixelRange, RangeMode
 from yolo_lightning.detector import Detector
 from yolo_lightning.model.network_settings import input_record, read_settings
 
+Run = Callable[..., None]
 FRAMES = {"train_frames": 24, "valid_frames": 8, "test_frames": 4, "width": 96, "height": 64}
 FIXED = PixelRange("fixed", RAW_LOW, RAW_LOW + 255 * RAW_PER_LEVEL)
 OF_DATA = [
@@ -40,24 +40,8 @@ class Stop(Callback):
             raise KeyboardInterrupt
 
 
-def run(command: str, root: Path, folder: Path, *options: str) -> None:
-    data = [
-        "--data.root",
-        str(root),
-        "--data.storage.index_root",
-        str(root / "index"),
-        "--data.loader.num_workers",
-        "0",
-    ]
-    supervision = ["--supervision.enabled", "false"] if command == "fit" else []
-    output = ["--trainer.default_root_dir", str(folder), *supervision]
-    cli.main([command, "--trainer.accelerator", "cpu", *data, *TINY, *output, *options])
-
-
-@pytest.fixture(autouse=True)
-def as_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["yolo_lightning"])
+def on(root: Path, folder: str) -> list[str]:
+    return ["--data.root", str(root), "--trainer.default_root_dir", folder]
 
 
 def losses(folder: Path) -> list[float]:
@@ -68,7 +52,7 @@ def losses(folder: Path) -> list[float]:
 
 @pytest.mark.whole_run
 def test_a_run_on_16_bit_frames_equals_a_run_on_the_mapped_frames(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     still = ["--data.augmentation.photometric", "0"]  # 16-bit frames drift before, 8-bit frames after the mapping
     raw = draw_dataset(tmp_path / "data", **FRAMES, bits=16)
@@ -76,38 +60,37 @@ def test_a_run_on_16_bit_frames_equals_a_run_on_the_mapped_frames(
     for file in (gray / "frames").rglob("*.png"):
         pixels = np.asarray(cv2.imread(str(file), cv2.IMREAD_UNCHANGED), dtype=np.uint16)
         cv2.imwrite(str(file), FIXED.of_frame(pixels).levels(pixels))
-    run("fit", raw, tmp_path / "raw", *SHORT, *still, *OF_DATA)
-    run("fit", gray, tmp_path / "gray", *SHORT, *still)
+    run("fit", *on(raw, "raw"), *SHORT, *still, *OF_DATA)
+    run("fit", *on(gray, "gray"), *SHORT, *still)
     assert losses(tmp_path / "raw") == losses(tmp_path / "gray")
     assert read_settings(tmp_path / "raw" / "checkpoints" / "best.ckpt").pixel_range == FIXED
     assert read_settings(tmp_path / "gray" / "checkpoints" / "best.ckpt").pixel_range == PixelRange()
     caplog.clear()
-    run("test", raw, tmp_path / "raw")
+    run("test", *on(raw, "raw"))
     assert (
         "taken from the checkpoint: data.input.pixel_range.mode fixed (instead of None), data.input.pixel_range.low"
         in caplog.text
     )
-    run("test", gray, tmp_path / "gray")
+    run("test", *on(gray, "gray"))
     scores = [(tmp_path / name / "test_scores.json").read_text() for name in ("raw", "gray")]
     assert scores[0] == scores[1]
-    run("predict", raw, tmp_path / "raw")
 
 
 @pytest.mark.whole_run
-def test_a_run_with_full_depth_is_resumed_bit_for_bit(tmp_path: Path) -> None:
+def test_a_run_with_full_depth_is_resumed_bit_for_bit(run: Run, tmp_path: Path) -> None:
     raw = draw_dataset(tmp_path / "data", **FRAMES, bits=16)
     full = ["--data.input.pixel_range.mode", "full", *SHORT]
-    run("fit", raw, tmp_path / "whole", *full)
+    run("fit", *on(raw, "whole"), *full)
     with pytest.raises(SystemExit):
-        run("fit", raw, tmp_path / "parts", *full, "--trainer.callbacks+", f"{__name__}.Stop")
-    run("fit", raw, tmp_path / "parts", *full, "--ckpt_path", "stopped.ckpt")
+        run("fit", *on(raw, "parts"), *full, "--trainer.callbacks+", f"{__name__}.Stop")
+    run("fit", *on(raw, "parts"), *full, "--ckpt_path", "stopped.ckpt")
     whole, parts = (
         torch.load(tmp_path / name / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
         for name in ("whole", "parts-2")
     )
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
-    run("test", raw, tmp_path / "whole")
-    run("predict", raw, tmp_path / "whole")
+    run("test", *on(raw, "whole"))
+    run("predict", *on(raw, "whole"))
 
 
 @pytest.mark.parametrize("mode", ["fixed", "full"])
@@ -143,5 +126,5 @@ def test_predict_maps_16_bit_files_by_the_range_of_the_weights(
         np.testing.assert_allclose(one.boxes, found[0].boxes, rtol=0, atol=1e-3)
     other = Detector(weights, device="cpu", pixel_range=PixelRange("fixed", 0, 65535))(raw)
     assert not np.array_equal(other.image, found[0].image)
-    cli.main(["predict", str(tmp_path / "frames"), "--weights", str(weights), "--output", str(tmp_path / "out")])
+    main(["predict", str(tmp_path / "frames"), "--weights", str(weights), "--output", str(tmp_path / "out")])
     assert "in 2 images" in capsys.readouterr().out

@@ -3,24 +3,15 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import cv2
 import numpy as np
 import pytest
-import torch
 import yaml
 
 from tests.conftest import REAL_FRAMES
 from yolo_lightning.checkpoints.torch_archive import load_checkpoint
 from yolo_lightning.cli import main
-from yolo_lightning.commands.export.onnx_file import (
-    BOX_TOLERANCE,
-    SCORE_TOLERANCE,
-    InferenceNetwork,
-    sample_images,
-)
-from yolo_lightning.commands.export.pt_file import plain_network
 from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.detector import Detector
 
@@ -78,48 +69,28 @@ def test_rectangular_size_from_training_to_submission(
 
 
 def check_exports() -> None:
-    """ONNX Runtime and PyTorch agree at the size of the training, and at others; `pt` records it."""
+    """Exported files record the size of the training."""
     import onnxruntime
 
     main(["export", "--format", "onnx", "--output", "best.onnx"])
     session = onnxruntime.InferenceSession("best.onnx", providers=["CPUExecutionProvider"])
-    about = session.get_modelmeta().custom_metadata_map
-    assert about["imgsz"] == "[256, 320]"
-    network = InferenceNetwork(plain_network(BEST), 1)
-    for size in (SIZE, ImageSize(320, 256), ImageSize(96, 96), ImageSize(64, 160)):
-        images = sample_images(2, 1, size)
-        with torch.no_grad():
-            expected = network(images)
-        (found,) = map(torch.from_numpy, session.run(None, {"images": images.numpy()}))
-        assert found.shape == expected.shape
-        gap = (found - expected).abs()
-        assert gap[:, :4].max() < BOX_TOLERANCE
-        assert gap[:, 4:].max() < SCORE_TOLERANCE
+    assert session.get_modelmeta().custom_metadata_map["imgsz"] == "[256, 320]"
     main(["export", "--format", "pt", "--output", "best.pt"])
     assert Detector("best.pt").settings.image_size == SIZE
 
 
 def check_detector(frames: Path) -> None:
-    """An array, a file, a list, a folder and a video give boxes within the picture; keywords replace the size."""
-    files = sorted((frames / "frames").rglob("*.*g"))[:3]
-    picture = cv2.imread(str(files[0]))
-    assert picture is not None
-    height, width = picture.shape[:2]
-    video = cv2.VideoWriter("clip.mp4", cv2.VideoWriter.fourcc(*"mp4v"), 5, (width, height))
-    for _ in range(2):
-        video.write(picture)
-    video.release()
+    """Files give boxes within the picture; keywords replace the size."""
+    files = sorted((frames / "frames").rglob("*.*g"))[:2]
     detector = Detector(BEST, score_threshold=0.0, device="cpu")
     assert detector.settings.image_size == SIZE
-    results: list[Any] = [detector(np.asarray(picture, np.uint8)), *detector(files), *detector("clip.mp4")]
-    assert len(results) == 6
-    for result in results:
+    tall = Detector(BEST, image_size=(320, 192), score_threshold=0.0, device="cpu", tta=True)
+    assert tall.settings.image_size == ImageSize(320, 192)
+    for result in (*detector(files), tall(files[0])):
+        height, width = result.image.shape[:2]
         assert len(result)
         assert (result.boxes >= 0).all()
         assert (result.boxes <= np.array([width, height] * 2)).all()
-    tall = Detector(BEST, image_size=(320, 192), score_threshold=0.0, device="cpu", tta=True)
-    assert tall.settings.image_size == ImageSize(320, 192)
-    assert len(tall(files[0]))
     main(["predict", str(files[0]), "--weights", str(BEST), "--image_size", "[128, 160]", "--output", "seen"])
     assert json.loads(Path("seen/predictions.json").read_text())[0]["width"] == width
 

@@ -116,7 +116,7 @@ def test_collection_holds_ids_and_both_matches_without_repeats() -> None:
     collection = EvaluationCollection(len(CLASS_NAMES))
     for part in (frames[:6], frames[6:], frames[4:9]):  # the last batch repeats frames, as a distributed sampler does
         collection.update([one for one, _ in part], [one for _, one in part])
-    collected, expected = collection.compute(), record_of(frames)
+    collected, expected = collection.compute("val", CLASS_NAMES), record_of(frames)
     assert collected.image_ids == expected.image_ids
     assert_same(collected.matches, expected.matches)
     assert_same(collected.ultralytics, expected.ultralytics)
@@ -131,7 +131,7 @@ def test_collection_of_several_ranks_has_the_order_of_a_single_process(monkeypat
         collection = EvaluationCollection(len(CLASS_NAMES))
         for part in slices:
             collection.update([one for one, _ in part], [one for _, one in part])
-        collected = collection.compute()
+        collected = collection.compute("val", CLASS_NAMES)
     expected = record_of(frames)
     assert collected.image_ids == expected.image_ids
     assert_same(collected.matches, expected.matches)

@@ -77,7 +77,7 @@ def scores_of_share() -> dict[str, Any]:
         metric.update([one for one, _ in frames[own]], [one for _, one in frames[own]])
         predictions += [one for one, _ in frames[own]]
     gathered = gather(predictions)
-    collected = metric.compute()
+    collected = metric.compute("val", CLASS_NAMES)
     return {
         "scores": named_scores(drift_scores(collected.matches), CLASS_NAMES),
         "keys": collected.image_ids,

@@ -167,7 +167,7 @@ def test_scores_of_boxes_that_overhang_the_frame_are_theirs(seed: int, tmp_path:
     )
     collection = EvaluationCollection(CLASSES)
     collection.update(found, targets(batch))
-    collected = collection.compute()
+    collected = collection.compute("val", "abcd")
     assert 0.1 < figures["ultralytics_map"] < 0.9, "the case is too easy"
     assert ultralytics_scores(collected.ultralytics).scalars() == pytest.approx(figures, abs=1e-6)
     assert collected.ultralytics.confusion().tolist() == confusion

@@ -72,20 +72,40 @@ class LabelledDetections:
 
     def learn(self, chosen: Flags) -> Models:
         """Return the models that some frames teach; `chosen` is `(F,)`."""
-        return _learn(self._content, self._links, self._is_real, self._frame_size, chosen)
+        content, is_real = self._content, self._is_real
+        _, clips = np.unique([clip_of_id(image_id) for image_id in content.image_ids], return_inverse=True)
+        folds = (clips % FOLDS)[content.owners]
+        models = {}
+        for label in CATEGORY_IDS:
+            own = (content.labels == label) & chosen[content.owners]
+            if 0 < is_real[own].sum() < own.sum():
+                members = np.flatnonzero(own)
+                models[label] = _learn_class(content, self._links, is_real, members, folds, self._frame_size)
+        return models
 
     def cross_rescored(self, half: Flags) -> Content:
         """Return the content with the scores that the other half of the frames teaches; `half` is `(F,)`."""
         of_first, of_second = (
-            _rescore(self._content, self._links, self.learn(part), self._frame_size).scores for part in (half, ~half)
+            rescore(self._content, self.learn(part), self._frame_size, self._links).scores for part in (half, ~half)
         )
         return replace(self._content, scores=np.where(half[self._content.owners], of_second, of_first))
 
 
-def rescore(content: Content, models: Models, frame_size: tuple[int, int], places: Integers | None = None) -> Content:
-    """Return the content with new scores; detections keep their order. `places`: see `places_in_time`, the default."""
-    links = link(content, places_in_time(content.image_ids) if places is None else places)
-    return _rescore(content, links, models, frame_size)
+def rescore(content: Content, models: Models, frame_size: tuple[int, int], links: Links | None = None) -> Content:
+    """Return the content with new scores; detections keep their order.
+
+    `links` are those of the detections, by default as the image ids order the frames.
+    """
+    if links is None:
+        links = link(content, places_in_time(content.image_ids))
+    scores = content.scores.copy()
+    for label, model in models.items():
+        own = np.flatnonzero(content.labels == label)
+        alone = _features_alone(content, own, model.places, frame_size) @ model.alone
+        past, future = _messages(model, alone, _within(links, own, len(content.scores)))
+        odds = np.stack((np.ones(len(own)), alone, past, future), axis=1) @ model.weights
+        scores[own] = (1 / (1 + np.exp(-odds))).round(DIGITS)
+    return replace(content, scores=scores)
 
 
 def write_models(models: Models, path: Path) -> None:
@@ -137,28 +157,6 @@ def real_detections(content: Content, truth: Content) -> Flags:
     is_real: Flags = np.zeros(len(content.scores), np.bool_)
     is_real[found.order] = found.hits[0] > 0
     return is_real
-
-
-def _learn(content: Content, links: Links, is_real: Flags, frame_size: tuple[int, int], chosen: Flags) -> Models:
-    _, clips = np.unique([clip_of_id(image_id) for image_id in content.image_ids], return_inverse=True)
-    folds = (clips % FOLDS)[content.owners]
-    models = {}
-    for label in CATEGORY_IDS:
-        own = (content.labels == label) & chosen[content.owners]
-        if 0 < is_real[own].sum() < own.sum():
-            models[label] = _learn_class(content, links, is_real, np.flatnonzero(own), folds, frame_size)
-    return models
-
-
-def _rescore(content: Content, links: Links, models: Models, frame_size: tuple[int, int]) -> Content:
-    scores = content.scores.copy()
-    for label, model in models.items():
-        own = np.flatnonzero(content.labels == label)
-        alone = _features_alone(content, own, model.places, frame_size) @ model.alone
-        past, future = _messages(model, alone, _within(links, own, len(content.scores)))
-        odds = np.stack((np.ones(len(own)), alone, past, future), axis=1) @ model.weights
-        scores[own] = (1 / (1 + np.exp(-odds))).round(DIGITS)
-    return replace(content, scores=scores)
 
 
 def _learn_class(

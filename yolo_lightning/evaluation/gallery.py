@@ -39,11 +39,8 @@ def frame_scores(predictions: Sequence[Prediction], targets: Sequence[Target], c
     """Return F1 at IoU 0.5 of each frame, None for frames with neither objects nor detections."""
     matches = match(predictions, targets, classes)
     counts = matches.counts.numpy()
-    owners, is_correct = (
-        np.repeat(np.arange(len(counts)), counts),
-        matches.hits.numpy() & 1,
-    )  # the lowest bit is IoU 0.5
-    correct = np.bincount(owners[is_correct > 0], minlength=len(counts))
+    owners = np.repeat(np.arange(len(counts)), counts)
+    correct = np.bincount(owners[matches.hits.numpy() & 1 > 0], minlength=len(counts))  # the lowest bit is IoU 0.5
     objects = matches.annotated.numpy().sum(axis=1)
     numbers = zip(targets, correct.tolist(), objects.tolist(), counts.tolist(), strict=True)
     return [

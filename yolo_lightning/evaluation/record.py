@@ -112,15 +112,6 @@ def _read_table(arrays: Mapping[str, Any], name: str, empty: Records, frames: in
     return type(empty)(**columns)
 
 
-@dataclass(frozen=True, slots=True)
-class Collected:
-    """The frames of an evaluation, each once."""
-
-    matches: Matches
-    ultralytics: UltralyticsMatches
-    image_ids: tuple[str, ...]
-
-
 class EvaluationCollection:
     """Matched frames for the scores of COCO and Ultralytics, without repeated frames; 17 bytes per detection.
 
@@ -144,8 +135,8 @@ class EvaluationCollection:
         self._turns += [self._updates] * len(targets)
         self._updates += 1
 
-    def compute(self) -> Collected:
-        """Return the frames that all ranks have added so far; a collective call."""
+    def compute(self, stage: Stage, class_names: Sequence[str]) -> EvaluationRecord:
+        """Return the record of the frames that all ranks have added so far, each once; a collective call."""
         own = Matches.join(self._matches), UltralyticsMatches.join(self._ultralytics), self._image_ids, self._turns
         matches, ultralytics, ids, turns = zip(*gather(own), strict=True)
         image_ids = list(chain.from_iterable(ids))
@@ -154,8 +145,5 @@ class EvaluationCollection:
         for position in in_turn:
             first.setdefault(image_ids[position], position)
         order = torch.tensor(list(first.values()), dtype=torch.int64)
-        return Collected(
-            Matches.join(matches).in_order(order),
-            UltralyticsMatches.join(ultralytics).in_order(order),
-            tuple(first),
-        )
+        tables = Matches.join(matches).in_order(order), UltralyticsMatches.join(ultralytics).in_order(order)
+        return EvaluationRecord(stage, tuple(class_names), tuple(first), *tables)
