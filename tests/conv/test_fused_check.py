@@ -20,8 +20,8 @@ from yolo_lightning.conv.algorithms.problem import Problem
 from yolo_lightning.conv.algorithms.table import candidates
 from yolo_lightning.conv.kernels import fused
 from yolo_lightning.conv.kernels.build import make_launcher
+from yolo_lightning.conv.kernels.fused import SMALL_ELEMENTS, small_problem
 from yolo_lightning.conv.kernels.launcher import Grid, Launcher, Operands
-from yolo_lightning.conv.kernels.representative import MOST_ELEMENTS, small_problem
 from yolo_lightning.conv.kernels.verified import BuildError, OptionalKernels, assume_available, generated
 
 ACCEPTED = Problem((2, 3, 8, 8), (4, 3, 3, 3), (1, 1), (0, 0, 0, 0), (1, 1), 1, channels_last=True)
@@ -186,8 +186,8 @@ def test_a_small_problem_keeps_channels_and_taps_and_needs_little_memory(problem
     assert replace(small, input_size=problem.input_size) == problem
     assert min(small.output_size) > 0
     rows = small.input_size[2]
-    assert rows == problem.input_size[2] or torch.Size(small.input_size).numel() < 1.5 * MOST_ELEMENTS
-    assert torch.Size(small.output_size).numel() < 2 * MOST_ELEMENTS
+    assert rows == problem.input_size[2] or torch.Size(small.input_size).numel() < 1.5 * SMALL_ELEMENTS
+    assert torch.Size(small.output_size).numel() < 2 * SMALL_ELEMENTS
 
 
 @pytest.mark.parametrize(

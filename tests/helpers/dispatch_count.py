@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from tests.helpers.meta_device import VIEWS
 from yolo_lightning.conv.kernels.fused_launch import PROCESSORS, tile_of
 from yolo_lightning.conv.kernels.launcher import Launch, LaunchRecorder
-from yolo_lightning.conv.kernels.registered import LAUNCHES
+from yolo_lightning.conv.kernels.verified import LAUNCHES
 
 PRODUCTS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2), "addmm_": (1, 2), "baddbmm_": (1, 2)}
 """Positions of the two factors of a matrix product."""

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from yolo_lightning.conv.kernels.launcher import LaunchRecorder
-from yolo_lightning.conv.kernels.registered import LAUNCHES
+from yolo_lightning.conv.kernels.verified import LAUNCHES
 
 META = torch.device("meta")
 PACKAGES = ("yolo_lightning", "ultralytics", "lightning", "torchmetrics")

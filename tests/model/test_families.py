@@ -20,7 +20,7 @@ from yolo_lightning.model.detection_settings import DetectionSettings
 from yolo_lightning.model.graph import build_graph
 from yolo_lightning.model.layers import FoldedGraph, has_one_to_one_branch, image_layers, restore
 from yolo_lightning.model.loss import DetectionLoss
-from yolo_lightning.model.postprocess import best_boxes, predictions
+from yolo_lightning.model.postprocess import best_boxes
 from yolo_lightning.module import YOLOModule
 
 pytestmark = pytest.mark.whole_run  # trains a step of each family
@@ -160,14 +160,3 @@ def test_module_evaluates_either_branch(variant: str) -> None:
         assert set(parts) >= {"box_loss", "cls_loss"}
         torch.testing.assert_close(module._predict(raw, batch)[0].boxes, found[1][0], rtol=1e-4, atol=1e-2)
     assert found[0][0].shape != found[1][0].shape or not torch.equal(found[0][0], found[1][0])
-
-
-def test_six_anchors_are_not_taken_for_chosen_boxes() -> None:
-    decoded = torch.zeros(3, 4 + len(CLASS_NAMES), 6)
-    decoded[:, :4] = torch.tensor([20.0, 20.0, 10.0, 10.0])[:, None]
-    decoded[:, 5, 2] = 0.9
-    (first, *_) = predictions(
-        (decoded,), random_batch(), DetectionSettings(score_threshold=0.5, iou_threshold=0.7, max_detections=10)
-    )
-    assert first.labels.tolist() == [1]
-    torch.testing.assert_close(first.boxes, torch.tensor([[15.0, 15.0, 25.0, 25.0]]))

@@ -321,7 +321,7 @@ def test_result_is_cached_per_settings(tmp_path: Path) -> None:
 def test_failure_in_a_training_revokes_the_verdict_for_all_settings(tmp_path: Path) -> None:
     file = tmp_path / "probe.json"
     assert probed(answering(), LONG_S, file).works
-    words = ["--key", probe.device_key(CPU), "--file", str(file), "--failure", "GPU stall at step 31,204 in run x"]
+    words = [probe.device_key(CPU), str(file), "GPU stall at step 31,204 in run x"]
     subprocess.run([sys.executable, "-m", "yolo_lightning.model.native_probe", *words], check=True, timeout=120)
     for precision in ("32-true", "16-mixed"):
         found = probed(answering(), LONG_S, file, precision)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from yolo_lightning.checkpoints.torch_archive import load_checkpoint, reason
 from yolo_lightning.model.description import MOST_CHANNELS, checked_description
-from yolo_lightning.model.layers import Convolution, MemoryFormat, arrange, has_one_to_one_branch, image_layers
+from yolo_lightning.model.layers import Convolution, arrange, has_one_to_one_branch, image_layers
 from yolo_lightning.model.read_pt import PtFile, read_pt
 from yolo_lightning.model.variants import description_of, is_file_of_user
 from yolo_lightning.utils.offline import offline
@@ -49,7 +49,6 @@ def build_graph(
     weights: str | None = None,
     class_width: int | None = None,
     allow_pickle: bool = False,
-    memory_format: MemoryFormat = "auto",
     architecture: dict[str, Any] | None = None,
     input_channels: int = INPUT_CHANNELS,
 ) -> nn.Module:
@@ -67,7 +66,6 @@ def build_graph(
         class_width: Channels of the hidden layers of the class head; None for the default of Ultralytics for this
             number of classes, or the width in `weights`.
         allow_pickle: See `_load_weights`.
-        memory_format: See `arrange`.
         architecture: Description of the graph, as stored in checkpoints; None: the description of `variant`.
         input_channels: Channels of the images, >= 1.
     """
@@ -88,7 +86,7 @@ def build_graph(
         graph.load(plain_graph(description, class_width, input_channels), verbose=False)
     if weights is not None:
         _load_weights(graph, weights, allow_pickle=allow_pickle)
-    arrange(graph, convolution, memory_format=memory_format)
+    arrange(graph, convolution)
     module: nn.Module = graph
     return module
 

@@ -4,7 +4,6 @@ The child runs `native_trial`. It may crash or hang: a vendor library without ke
 process that waits for a hung GPU cannot continue.
 """
 
-import argparse
 import json
 import os
 import signal
@@ -298,13 +297,12 @@ def _compare(trial: Trial) -> ProbeResult:
 
 
 def main() -> None:
-    """Store a failure; the supervisor of a training, which has no torch, calls this file as a program."""
-    parser = argparse.ArgumentParser(prog="python -m yolo_lightning.model.native_probe")
-    parser.add_argument("--key", required=True, help="device, driver and torch version")
-    parser.add_argument("--file", type=Path, required=True, help="file with the results of trials")
-    parser.add_argument("--failure", required=True, help="incident in a training")
-    given = parser.parse_args()
-    store_failure(given.key, given.file, given.failure)
+    """Store a failure in a training; its supervisor, which has no torch, calls this file as a program.
+
+    The words are the key of `device_key`, the file with the results of trials, and the incident.
+    """
+    key, file, failure = sys.argv[1:]
+    store_failure(key, Path(file), failure)
 
 
 if __name__ == "__main__":

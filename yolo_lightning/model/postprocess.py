@@ -16,9 +16,6 @@ with offline():
 NO_TIME_LIMIT_S = 1e9
 """Ultralytics returns no boxes for the images left when a time limit is reached, which would falsify the scores."""
 
-CHOSEN_COLUMNS = 6
-"""Ultralytics takes a tensor for boxes that the head has chosen if its last dimension, the anchors, has this size."""
-
 
 def predictions(
     raw: Any,
@@ -36,8 +33,6 @@ def predictions(
     decoded: Tensor = raw[0].detach().float().cpu()
     if settings.one_to_one:
         decoded = best_boxes(decoded, settings.max_detections, class_agnostic=settings.class_agnostic)
-    elif decoded.shape[-1] == CHOSEN_COLUMNS:
-        decoded = torch.nn.functional.pad(decoded, (0, 1))
     kept = non_max_suppression(
         decoded,
         conf_thres=settings.score_threshold,

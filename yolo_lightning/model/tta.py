@@ -87,10 +87,14 @@ def fused(views: Sequence[Prediction], frame_shape: tuple[int, int], max_detecti
 
 
 def view_candidates(network: Callable[[Tensor], Any], images: Tensor, view: View, stride: int = STRIDE) -> Tensor:
+    """Return the candidates of a view, `(B, 4 + classes, anchors)`, in pixels of the original input."""
     height, width = images.shape[-2:]
-    scaled = (int(height * view.scale), int(width * view.scale))
-    decoded: Tensor = network(apply_view(images, view, stride))[0]
-    return to_original(decoded, view, (height, width), (scaled[0] / height, scaled[1] / width))
+    # Pixels of the view per pixel of the original input.
+    vertical, horizontal = (int(side * view.scale) / side for side in (height, width))
+    x, y, widths, heights, scores = network(apply_view(images, view, stride))[0].tensor_split((1, 2, 3, 4), dim=1)
+    x = x / horizontal
+    x = width - x if view.mirrored else x
+    return torch.cat([x, y / vertical, widths / horizontal, heights / vertical, scores], dim=1)
 
 
 def apply_view(images: Tensor, view: View, stride: int = STRIDE) -> Tensor:
@@ -102,19 +106,3 @@ def apply_view(images: Tensor, view: View, stride: int = STRIDE) -> Tensor:
         images = nn.functional.interpolate(images, size=sides, mode="bilinear", align_corners=False)
     below, right = (-side % stride for side in images.shape[-2:])
     return nn.functional.pad(images, (0, right, 0, below), value=PADDING_LEVEL)
-
-
-def to_original(decoded: Tensor, view: View, shape: tuple[int, int], gains: tuple[float, float]) -> Tensor:
-    """Convert the candidates of a view to pixels of the original input.
-
-    Args:
-        decoded: `(B, 4 + classes, anchors)`, xywh in pixels of the view and class scores.
-        view: The view of the candidates.
-        shape: `(height, width)` of the original input, pixels.
-        gains: Pixels of the view per pixel of the original input, along height and width.
-    """
-    vertical, horizontal = gains
-    x, y, width, height = decoded[:, :4].chunk(4, dim=1)
-    x = x / horizontal
-    x = shape[1] - x if view.mirrored else x
-    return torch.cat([x, y / vertical, width / horizontal, height / vertical, decoded[:, 4:]], dim=1)

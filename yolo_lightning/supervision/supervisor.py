@@ -529,8 +529,7 @@ class Supervisor:
         if facts.get("convolutions") != "native" or not isinstance(key, str) or not isinstance(cache, str):
             return
         failure = f"{incident.diagnosis.kind}{incident.place} in run {self.run_folder.absolute()}"
-        words = ("--key", key, "--file", cache, "--failure", failure)
-        code = run_child((sys.executable, "-m", PROBE, *words), self.settings.smoke_test_s).code
+        code = run_child((sys.executable, "-m", PROBE, key, cache, failure), self.settings.smoke_test_s).code
         self.recorder.log(
             f"native convolutions on this device: failed, {failure}" + ("" if code == 0 else " (not stored)")
         )

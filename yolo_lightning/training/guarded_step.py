@@ -3,7 +3,7 @@
 A non-finite loss, or an out-of-memory error within a batch, leaves gradients and running statistics unchanged.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -97,10 +97,7 @@ class GuardedStep:
         self._first_images = -(-batch_size // 2**self.oom_splits) if batch_size and self.oom_splits else None
         self.is_synchronized = any(isinstance(layer, nn.SyncBatchNorm) for layer in graph.modules())
         self.parameters = list(graph.parameters())
-        by_dtype: dict[torch.dtype, list[Tensor]] = {}
-        for buffer in graph.buffers():
-            by_dtype.setdefault(buffer.dtype, []).append(buffer)
-        self._buffers = list(by_dtype.values())
+        self._buffers = _by_dtype(graph.buffers())
         self._copies = [[torch.empty_like(buffer) for buffer in buffers] for buffers in self._buffers]
         self._statistics = [buffer for buffer in graph.buffers() if buffer.is_floating_point()]
         self.one_to_one = {id(one) for name, one in graph.named_parameters() if ONE_TO_ONE in name}
@@ -140,12 +137,10 @@ class GuardedStep:
 
     def sum_gradients(self, summed: Sum) -> None:
         """Replace the gradients by their sums over all ranks; a rank without a gradient contributes zeros."""
-        by_dtype: dict[torch.dtype, list[Tensor]] = {}
-        for parameter in self.parameters:
-            if parameter.requires_grad:
-                parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                by_dtype.setdefault(parameter.dtype, []).append(parameter.grad)
-        for gradients in by_dtype.values():
+        trained = [parameter for parameter in self.parameters if parameter.requires_grad]
+        for parameter in trained:
+            parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        for gradients in _by_dtype(one.grad for one in trained if one.grad is not None):
             flat = summed(torch.cat([gradient.flatten() for gradient in gradients]))
             pieces = torch.split(flat, [gradient.numel() for gradient in gradients])
             sums = [piece.view_as(gradient) for piece, gradient in zip(pieces, gradients, strict=True)]
@@ -230,7 +225,9 @@ class BatchAttempt:
             self.losses = Losses(total.detach(), parts, self.is_finite)
             return total
         divisor = scores.clamp(min=1)
-        undivided = _undivided(totals, parts, divisor, len(part))
+        # Totals per image and parts, multiplied by the scores that they were divided by.
+        per_image = totals.detach().flatten() / len(part) * divisor.flatten()
+        undivided = torch.cat([per_image, torch.stack([*parts.values()]) * divisor.flatten()[-1]])
         self._scores, self._undivided = self._scores.to(scores) + scores, self._undivided.to(undivided) + undivided
         loss: Tensor = (totals / len(part) * divisor).sum()
         return loss
@@ -262,8 +259,9 @@ class BatchAttempt:
                 found = [one.grad for one in self.step.parameters if (id(one) in self.step.one_to_one) == branch]
                 if gradients := [gradient for gradient in found if gradient is not None]:
                     torch._foreach_mul_(gradients, factor)
-        total, losses = _divided(undivided, self._parts, scores)
-        self.losses = Losses(total * own, losses, self.is_finite)
+        totals, of_parts = torch.split(undivided, [len(scores), len(self._parts)])
+        parts = dict(zip(self._parts, of_parts / scores[-1], strict=True))
+        self.losses = Losses((totals / scores).sum() * own, parts, self.is_finite)
         return 0
 
     def _add_earlier(self) -> None:
@@ -280,19 +278,14 @@ class BatchAttempt:
         self.step.restore_buffers()
 
 
+def _by_dtype(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+    found: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        found.setdefault(tensor.dtype, []).append(tensor)
+    return list(found.values())
+
+
 @torch.no_grad()
 def _copy(sources: list[list[Tensor]], targets: list[list[Tensor]]) -> None:
     for target, source in zip(targets, sources, strict=True):
         torch._foreach_copy_(target, source)
-
-
-def _undivided(totals: Tensor, parts: dict[str, Tensor], divisor: Tensor, images: int) -> Tensor:
-    """Return the totals per image and the parts of a batch, multiplied by the scores that they were divided by."""
-    per_image = totals.detach().flatten() / images * divisor.flatten()
-    return torch.cat([per_image, torch.stack([*parts.values()]) * divisor.flatten()[-1]])
-
-
-def _divided(undivided: Tensor, parts: dict[str, Tensor], scores: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the total per image and the parts of several batches, from the sum of `_undivided` over the batches."""
-    totals, of_parts = torch.split(undivided, [len(scores), len(parts)])
-    return (totals / scores).sum(), dict(zip(parts, of_parts / scores[-1], strict=True))

@@ -42,16 +42,11 @@ class CheckedCall:
     input: Tensor  # `(N, C, H, W)`
     dtype: torch.dtype  # of the computation, which can differ from that of input and weight under autocast
     output_error: Tensor  # 0-d
-    wants_input: bool
-    wants_weight: bool
-    grad_output: Tensor | None = None
-    grad_input: Tensor | None = None
-    grad_weight: Tensor | None = None
+    gradients: dict[str, Tensor | None]  # by the name of `output`, `input`, `weight`, if needed; None until computed
 
     @property
     def is_complete(self) -> bool:
-        wanted = (self.grad_output, *[self.grad_input] * self.wants_input, *[self.grad_weight] * self.wants_weight)
-        return all(gradient is not None for gradient in wanted)
+        return all(gradient is not None for gradient in self.gradients.values())
 
 
 class SelfCheck:
@@ -131,11 +126,11 @@ class SelfCheck:
         self._call = None
         with self._measured(input.device):
             error = output_error(layer, input.detach(), output.detach())
-            wants = input.requires_grad, layer.weight.requires_grad
-            self._call = CheckedCall(input.detach(), output.dtype, error, *wants)
-            names = {"grad_output": output} | ({"grad_input": input} if wants[0] else {})
-            for name, tensor in (names | ({"grad_weight": layer.weight} if wants[1] else {})).items():
-                self._handles.append(tensor.register_hook(partial(_keep_first, self._call, name)))
+            tensors = {"output": output, "input": input, "weight": layer.weight}
+            wanted = {name: tensor for name, tensor in tensors.items() if tensor.requires_grad}
+            self._call = CheckedCall(input.detach(), output.dtype, error, dict.fromkeys(wanted))
+            for name, tensor in wanted.items():
+                self._handles.append(tensor.register_hook(partial(_keep_first, self._call.gradients, name)))
 
     @contextmanager
     def _measured(self, device: torch.device) -> Iterator[None]:
@@ -180,24 +175,25 @@ def output_error(layer: nn.Conv2d, input: Tensor, output: Tensor) -> Tensor:
 
 def gradient_errors(layer: nn.Conv2d, call: CheckedCall) -> dict[str, Tensor]:
     """Return the largest error, 0-d, of each gradient that was computed."""
-    assert call.grad_output is not None
+    grad_output, grad_input, grad_weight = (call.gradients.get(name) for name in ("output", "input", "weight"))
+    assert grad_output is not None
     weight = _matrices(layer, call.input, call.dtype)
     of_weight, of_input = torch.zeros_like(weight), []
-    for index, (image, grad_output) in enumerate(zip(call.input, call.grad_output, strict=True)):
-        direction = grad_output.to(weight.dtype).reshape(layer.groups, weight.size(1), -1)
-        if call.wants_weight:
+    for index, (image, own_grad) in enumerate(zip(call.input, grad_output, strict=True)):
+        direction = own_grad.to(weight.dtype).reshape(layer.groups, weight.size(1), -1)
+        if grad_weight is not None:
             of_weight += direction @ _columns(layer, image, call.dtype).transpose(1, 2)
-        if call.grad_input is not None:
+        if grad_input is not None:
             columns = (weight.transpose(1, 2) @ direction).flatten(0, 1).unsqueeze(0)
             expected = F.fold(columns, image.shape[1:], **_geometry(layer))[0]
-            of_input.append(largest_error(call.grad_input[index], expected, call.dtype))
+            of_input.append(largest_error(grad_input[index], expected, call.dtype))
     errors = {}
-    if call.grad_input is not None:
+    if grad_input is not None:
         errors["gradient of the input"] = torch.stack(of_input).max()
-    if call.grad_weight is not None:
+    if grad_weight is not None:
         # A layer that treats one channel as repeated has equal gradients for all channels.
-        expected = of_weight.view(layer.out_channels, -1, *layer.kernel_size).expand_as(call.grad_weight)
-        errors["gradient of the weight"] = largest_error(call.grad_weight, expected, call.dtype)
+        expected = of_weight.view(layer.out_channels, -1, *layer.kernel_size).expand_as(grad_weight)
+        errors["gradient of the weight"] = largest_error(grad_weight, expected, call.dtype)
     return errors
 
 
@@ -252,10 +248,10 @@ def _alias_input(layer: nn.Module, arguments: Sequence[Any]) -> tuple[Any, ...]:
     return arguments[0].view_as(arguments[0]), *arguments[1:]
 
 
-def _keep_first(call: CheckedCall, name: str, gradient: Tensor) -> None:
-    if getattr(call, name) is None:
+def _keep_first(gradients: dict[str, Tensor | None], name: str, gradient: Tensor) -> None:
+    if gradients[name] is None:
         # A copy of the weight's gradient: it can become `weight.grad`, which is changed in place.
-        setattr(call, name, gradient.clone() if name == "grad_weight" else gradient.detach())
+        gradients[name] = gradient.clone() if name == "weight" else gradient.detach()
 
 
 def _by(sizes: Sequence[int]) -> str:

@@ -10,8 +10,7 @@ from yolo_lightning.conv.algorithms.problem import Tensors
 from yolo_lightning.conv.algorithms.shared import have_data
 from yolo_lightning.conv.kernels import batch_norm_launch
 from yolo_lightning.conv.kernels.launcher import ELEMENTS, MOST_ELEMENTS, Launcher
-from yolo_lightning.conv.kernels.registered import operator
-from yolo_lightning.conv.kernels.verified import OptionalKernels, Pairs, generated, is_accelerator
+from yolo_lightning.conv.kernels.verified import OptionalKernels, Pairs, generated, is_accelerator, operator
 
 KERNELS = OptionalKernels("fused batch normalization kernels")
 

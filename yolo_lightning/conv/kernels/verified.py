@@ -1,4 +1,7 @@
-"""Optional kernels, compiled on first use, verified against a reference, and disabled after a failure."""
+"""Optional kernels, compiled on first use, verified against a reference, and disabled after a failure.
+
+They are registered as operators of `torch.library`, with a fake implementation for tensors without data.
+"""
 
 import threading
 import warnings
@@ -20,6 +23,10 @@ TOLERANCE_TF32 = 1e-2
 
 Pairs = Iterable[tuple[Tensor, Tensor]]
 """Results of kernels, each with the result of the reference."""
+
+NAMESPACE = "yolo_lightning"
+# The methods of the class have no annotations.
+_LIBRARY: Any = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
 
 _ACCELERATORS = {"cuda"}
 
@@ -167,6 +174,45 @@ class OptionalKernels:
     def _disable(self, reason: str) -> None:
         self.disable()
         warnings.warn(f"{self._name} are disabled: {reason}", stacklevel=2)
+
+
+LAUNCHES: dict[Any, Callable[..., Any]] = {}
+"""For each operator the function that launches its kernels: the operator without its choice of a launcher.
+
+With a `LaunchRecorder` and tensors on the meta device, the function reports the launches of the operator and computes
+nothing.
+"""
+
+
+def operator(schema: str, fake: Callable[..., Any], kernels: OptionalKernels) -> Callable[[Callable[..., Any]], Any]:
+    """Register a function as the implementation of an operator on CPU and GPU and return the operator.
+
+    The first argument of the function is the launcher of the kernels on the device of the first tensor.
+
+    The plain registration is used instead of `torch.library.custom_op`, whose wrapper takes several times as long per
+    call. The operators have no derivative formula: callers use them in an `autograd.Function`.
+
+    Args:
+        schema: Schema of the operator, without namespace.
+        fake: Returns results with the shapes, dtypes and strides of the operator.
+        kernels: Kernels that the function launches.
+    """
+    name = schema.partition("(")[0]
+
+    def register(function: Callable[..., Any]) -> Any:
+        _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+
+        def compute(first: Tensor, *others: Any) -> Any:
+            return function(kernels.required(first.device), first, *others)
+
+        for key in ("CPU", "CUDA"):
+            _LIBRARY.impl(name, compute, key)
+        torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_LIBRARY)
+        registered = getattr(getattr(torch.ops, NAMESPACE), name).default
+        LAUNCHES[registered] = function
+        return registered
+
+    return register
 
 
 def generated(*shape: int, dtype: torch.dtype, device: torch.device, seed: int) -> Tensor:
