@@ -33,7 +33,6 @@ from yolo_lightning.data.labelled_frames import LabelledFrames
 from yolo_lightning.data.loader import LoaderSettings, describe
 from yolo_lightning.data.sampling.epoch_order import SampledOrder, Sampling
 from yolo_lightning.data.sampling.mosaic_partners import frames_to_cache
-from yolo_lightning.data.sampling.paste_candidates import PasteCandidates
 from yolo_lightning.data.sampling.resumable_loader import (
     EpochBatchSampler,
     FileOrderBatches,
@@ -44,6 +43,7 @@ from yolo_lightning.data.sampling.resumable_loader import (
 from yolo_lightning.data.storage.frames import Channels
 from yolo_lightning.data.storage.storage import StorageKind, StorageSettings
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
+from yolo_lightning.data.transforms.box_paste import PasteCandidates
 from yolo_lightning.utils.accelerator import uses_pinned_memory
 from yolo_lightning.utils.host import worker_count
 from yolo_lightning.utils.loop_position import epochs_trained, recount

@@ -4,6 +4,7 @@ import os
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
 import cv2
@@ -27,58 +28,45 @@ class ClipReader:
     def __init__(self, offsets: tuple[int, ...] = (), ranges: PixelRange | None = None) -> None:
         self.offsets = offsets
         self.ranges = ranges
-        self._folder: Path | None = None  # of the last image file
-        self._clips: dict[str, list[tuple[int, str]]] = {}  # number and name of its files, by name without the number
-        self._decoded: dict[Path, Image] = {}  # last gray images, oldest first
+        self._clips = lru_cache(1)(_clips_in)
+        reach = offsets[-1] - offsets[0] + 1 if offsets else 0
+        self._image = lru_cache(reach)(lambda path: next(read_pictures(path, ranges)))
 
     def read(self, path: Path) -> Iterator[InputImage]:
         """Yield the image of an image file, or the frames of a video."""
-        images = read_pictures(path, self.ranges)
         if not self.offsets:
-            yield from images
+            yield from read_pictures(path, self.ranges)
         elif is_video(path):
-            yield from with_neighbours(images, self.offsets)
+            yield from with_neighbours(read_pictures(path, self.ranges), self.offsets)
         else:
-            yield from (replace(image, channels=self._channels(path, image)) for image in images)
+            yield replace(self._image(path), channels=self._channels(path, gray(self._image(path))))
 
-    def _channels(self, path: Path, image: InputImage) -> Image:
-        own = self._decoded[path] = gray(image)
-        clip = self._clip(path)
-        place = clip.index((numbered(path.name)[1], path.name))
-        frames = [
-            own if other == place else self._neighbour(path.with_name(clip[other][1]), own)
-            for other in clamped(place, len(clip), self.offsets)
-        ]
-        while len(self._decoded) > self.offsets[-1] - self.offsets[0] + 1:
-            del self._decoded[next(iter(self._decoded))]
-        return _merged(frames)
-
-    def _clip(self, path: Path) -> list[tuple[int, str]]:
+    def _channels(self, path: Path, own: Image) -> Image:
         pattern, number = numbered(path.name)
-        if number < 0:
-            return [(number, path.name)]
-        if path.parent != self._folder:
-            self._folder, self._clips = path.parent, {}
-            for name in os.listdir(path.parent):
-                found, found_number = numbered(name)
-                self._clips.setdefault(found, []).append((found_number, name))
-            for clip in self._clips.values():
-                clip.sort()
-        return self._clips[pattern]
+        clip = [(number, path.name)] if number < 0 else self._clips(path.parent)[pattern]
+        places = clamped(clip.index((number, path.name)), len(clip), self.offsets)
+        return _merged([self._neighbour(path.with_name(clip[place][1]), own) for place in places])
 
     def _neighbour(self, path: Path, own: Image) -> Image:
-        """Return a neighbouring frame, or `own` and log a warning if it cannot be used."""
-        if path not in self._decoded:
-            try:
-                self._decoded[path] = gray(next(read_pictures(path, self.ranges)))
-            except (FrameError, OSError, ValueError) as error:
-                rank_zero_warn(f"a neighbouring frame cannot be used, the frame itself replaces it: {error}")
-                return own
-        found = self._decoded[path]
+        """Return a frame of the clip of `own`, or `own` and log a warning if the frame cannot be used."""
+        try:
+            found = gray(self._image(path))
+        except (FrameError, OSError, ValueError) as error:
+            rank_zero_warn(f"a neighbouring frame cannot be used, the frame itself replaces it: {error}")
+            return own
         if found.shape == own.shape:
             return found
         rank_zero_warn(f"{path} has another size than its neighbour, which replaces it: {found.shape} and {own.shape}")
         return own
+
+
+def _clips_in(folder: Path) -> dict[str, list[tuple[int, str]]]:
+    """Return number and name of the files of each clip, in their order, by the name without the number."""
+    clips: dict[str, list[tuple[int, str]]] = {}
+    for name in os.listdir(folder):
+        pattern, number = numbered(name)
+        clips.setdefault(pattern, []).append((number, name))
+    return {pattern: sorted(files) for pattern, files in clips.items()}
 
 
 def with_neighbours(frames: Iterable[InputImage], offsets: tuple[int, ...]) -> Iterator[InputImage]:

@@ -51,10 +51,6 @@ def list_twice(tree: Content) -> None:
     tree["annotations"] *= 2
 
 
-def give_two_ids(tree: Content) -> None:
-    tree["images"] += [{**one, "id": one["id"] + 1000} for one in tree["images"][:5]]
-
-
 IMPOSSIBLE: dict[str, tuple[Callable[[Content], None], str]] = {
     "relative": (each_box(lambda x, y, w, h: [x / WIDTH, y / HEIGHT, w / WIDTH, h / HEIGHT]), "smaller than 1 pixel"),
     "corners": (each_box(lambda x, y, w, h: [x, y, x + w, y + h]), "x, y, width, height in pixels. Is it x1, y1, x2"),
@@ -63,7 +59,6 @@ IMPOSSIBLE: dict[str, tuple[Callable[[Content], None], str]] = {
 UNLIKELY: dict[str, tuple[Callable[[Content], None], str]] = {
     "centers": (each_box(lambda x, y, w, h: [x + w / 2, y + h / 2, w, h]), "is bbox center x, center y"),
     "twice": (list_twice, "60 of 120 examined boxes repeat another box"),
-    "two ids": (give_two_ids, "5 of 35 images have the file of another image"),
 }
 
 

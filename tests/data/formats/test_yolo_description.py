@@ -67,11 +67,6 @@ def test_superfluous_step_up_is_passed_over(yolo_set: YoloSet) -> None:
     assert read_description(file).places("train") == [file.parent / "images" / "train"]
 
 
-def test_validation_is_another_name_of_val(yolo_set: YoloSet) -> None:
-    file = yolo_set({"valid/a.png": None}, val=None, validation="images/valid")
-    assert read_description(file).places("val") == [file.parent / "images" / "valid"]
-
-
 @pytest.mark.parametrize(
     ("keys", "message"),
     [

@@ -143,20 +143,12 @@ def test_other_compression_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_repeated_member_with_the_same_content_is_accepted(tmp_path: Path) -> None:
-    archive = write_zip(tmp_path / "frames.zip", FRAMES)
-    with zipfile.ZipFile(archive, "a") as opened:
-        opened.writestr(FIRST, FRAMES[FIRST])
-    assert_reads_all(archive, tmp_path / "index")
-
-
-@pytest.mark.filterwarnings("ignore:Duplicate name")
 @pytest.mark.parametrize("name", [FIRST, f"LTDv2/{FIRST}"])
 def test_two_frames_of_one_name_are_refused(tmp_path: Path, name: str) -> None:
     archive = write_zip(tmp_path / "frames.zip", FRAMES)
     with zipfile.ZipFile(archive, "a") as opened:
         opened.writestr(name, FRAMES[SECOND])
-    with pytest.raises(ValueError, match=rf"frames\.zip contains {FIRST} twice with different content"):
+    with pytest.raises(ValueError, match=rf"frames\.zip contains {FIRST} twice"):
         ZipFrames(archive, tmp_path / "index")
 
 

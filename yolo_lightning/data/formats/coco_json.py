@@ -198,5 +198,5 @@ def to_annotations(
         labels,
         classes,
         () if single.all() else (f"{count - len(owner):,} crowd regions left out",),
-        suspicions(owner, boxes, labels, shapes, file_names),
+        suspicions(owner, boxes, labels, shapes),
     )

@@ -1,6 +1,5 @@
 """Statistics of the boxes of an annotation file that point to another box format or to repeated records."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,6 @@ def suspicions(
     boxes: Boxes,
     labels: npt.NDArray[np.integer[Any]],
     shapes: npt.NDArray[np.int32],
-    file_names: Sequence[str],
 ) -> tuple[str, str]:
     """Return what cannot be right about the boxes of a file, and what is unlikely; empty texts for usual boxes.
 
@@ -29,10 +27,9 @@ def suspicions(
         boxes: `(M, 4)`, xyxy in pixels of the frame, from `bbox` as x, y, width, height, not clipped.
         labels: Class index of each box, `(M,)`.
         shapes: `(N, 2)`, height and width of the images, pixels.
-        file_names: Files of the images.
     """
     if not len(boxes):
-        return "", "".join(_shared_files(file_names))
+        return "", ""
     if len(owner) > SAMPLE:
         apart = len(owner) // SAMPLE + 1
         chosen = np.flatnonzero(owner % apart == owner[0] % apart)
@@ -41,7 +38,7 @@ def suspicions(
     corners, sides = boxes[:, :2], boxes[:, 2:] - boxes[:, :2]
     beyond = (np.maximum(-corners, boxes[:, 2:] - shapes[owner][:, ::-1]) > EDGE).any(axis=1)
     across = int(beyond.sum())
-    unlikely = [*repeated(owner, boxes, labels), *_shared_files(file_names)]
+    unlikely = repeated(owner, boxes, labels)
     if (sides < 1).all():
         return f"all {count:,} examined boxes are smaller than 1 pixel: are they relative to the image?", ""
     if count < FEWEST:
@@ -69,11 +66,3 @@ def repeated(owner: npt.NDArray[np.int64], boxes: Boxes, labels: npt.NDArray[np.
     if count <= max(2, REPEATED_SHARE * len(rows)):
         return []
     return [f"{count:,} of {len(rows):,} examined boxes repeat another box of their image: are objects listed twice?"]
-
-
-def _shared_files(file_names: Sequence[str]) -> list[str]:
-    """Return a text if several images are in the same file."""
-    count = len(file_names) - len(set(file_names))
-    if not count:
-        return []
-    return [f"{count:,} of {len(file_names):,} images have the file of another image: does a file have two ids?"]

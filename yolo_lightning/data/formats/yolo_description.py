@@ -62,8 +62,6 @@ def read_description(file: Path, root: Path | None = None) -> DataDescription:
     if not isinstance(content, dict):
         raise ValueError(f"data.format {file} is not a data.yaml: it must have keys such as 'train', 'val' and 'names'")
     root = _find_root(file, content.get("path")) if root is None else root
-    if content.get("val") is None:
-        content["val"] = content.get("validation")
     entries: dict[Key, tuple[str, ...]] = {}
     for key in get_args(Key):
         if (value := content.get(key)) is not None:

@@ -150,7 +150,7 @@ def _open_directory(archive: Path, index_root: Path) -> Path:
 
 
 def read_directory(archive: Path) -> tuple[NamesArray, npt.NDArray[Any]]:
-    """Return the sorted names and the `MEMBER` records of the files in an archive; duplicates are dropped."""
+    """Return the sorted names and the `MEMBER` records of the files in an archive."""
     try:
         with zipfile.ZipFile(archive) as opened:
             entries = opened.infolist()
@@ -186,15 +186,10 @@ def read_directory(archive: Path) -> tuple[NamesArray, npt.NDArray[Any]]:
     members = np.fromiter(fields, dtype=MEMBER, count=len(entries))
     order = np.argsort(names, kind="stable")
     names, members = names[order], members[order]
-    repeated = np.flatnonzero(names[1:] == names[:-1])
-    for column in ("crc", "bytes"):
-        differing = repeated[members[column][repeated] != members[column][repeated + 1]]
-        if len(differing):
-            name = bytes(names[differing[0]]).decode(errors="replace")
-            raise ValueError(
-                f"{archive} contains {name} twice with different content: extract the right one, or all into a folder"
-            )
-    return np.delete(names, repeated + 1), np.delete(members, repeated + 1)
+    if (repeated := names[1:] == names[:-1]).any():
+        name = bytes(names[repeated.argmax()]).decode(errors="replace")
+        raise ValueError(f"{archive} contains {name} twice: extract the archive and use the folder")
+    return names, members
 
 
 def frame_name(member: str) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.data.sampling.test_epoch_order import make_index
 from yolo_lightning.data.index.split_index import SplitIndex
-from yolo_lightning.data.sampling.paste_candidates import AnnotatedObject, PasteCandidates
+from yolo_lightning.data.transforms.box_paste import AnnotatedObject, PasteCandidates
 
 Groups = dict[tuple[int, int], set[AnnotatedObject]]
 
