@@ -58,7 +58,6 @@ def test_intervals_are_shown(run_folder: Path, capsys: pytest.CaptureFixture[str
         (["--stage", "train"], "stage must be val or test, got 'train'"),
         (["--samples", "10"], "samples must be >= 100, got 10"),
         (["--confidence", "1"], "confidence must be > 0 and < 1, got 1.0"),
-        (["--seed", "-1"], "seed must be >= 0, got -1"),
     ],
 )
 def test_what_is_not_allowed_is_said(

@@ -63,21 +63,21 @@ def test_neighbouring_frames_are_drawn_in_false_colour(make: Make, tmp_path: Pat
 
 def test_samples_are_those_of_the_training(make: Make, frames: LabelledFrames) -> None:
     data = make(augmentation=Augmentation(mosaic=0.3, photometric=1), seed=5)
-    rows = list(sample_rows(data, frames, [0, 7], 3, epoch=2).values())
+    rows = list(sample_rows(data, frames, [0, 7], 3).values())
     recorded, plain, mixed, repeated = rows
     assert [sample.image_id for sample in plain] == [frames.index.image_id(index) for index in (0, 7)]
     assert not np.array_equal(plain[0].image, recorded[0].image)
     assert not np.array_equal(plain[0].image, mixed[0].image)
     assert {sample.image_id for sample in repeated} == {frames.index.image_id(3)}
     assert not np.array_equal(repeated[0].image, repeated[1].image)
-    again = list(sample_rows(data, frames, [0, 7], 3, epoch=2).values())
+    again = list(sample_rows(data, frames, [0, 7], 3).values())
     pairs = [pair for row, other in zip(rows, again, strict=True) for pair in zip(row, other, strict=True)]
     assert all(np.array_equal(one.image, other.image) for one, other in pairs)
 
 
 def test_box_paste_and_mixup_have_rows(make: Make, frames: LabelledFrames) -> None:
     augmentation = Augmentation(mixup=0.1, paste=BoxPaste(0.3))
-    rows = sample_rows(make(augmentation=augmentation), frames, [0, 4, 8], 0, epoch=0)
+    rows = sample_rows(make(augmentation=augmentation), frames, [0, 4, 8], 0)
     assert [heading.split(" (")[0] for heading in rows] == [
         "without augmentation",
         "augmented, without mosaic",
@@ -96,7 +96,7 @@ def coloured(cell: npt.NDArray[np.uint8]) -> int:
 
 
 def test_without_mosaic_there_is_no_row_of_mosaics(make: Make, frames: LabelledFrames) -> None:
-    rows = sample_rows(make(augmentation=Augmentation(mosaic=0)), frames, [0], 0, epoch=0)
+    rows = sample_rows(make(augmentation=Augmentation(mosaic=0)), frames, [0], 0)
     assert len(rows) == 3
     assert not any("with mosaic" in heading for heading in rows)
 
@@ -115,7 +115,6 @@ def test_frames_are_spread_over_the_split(frames: LabelledFrames) -> None:
     [
         ({"samples": 0}, "samples must be 1 to 16, got 0"),
         ({"samples": 17}, "samples must be 1 to 16, got 17"),
-        ({"epoch": -1}, "epoch must be >= 0, got -1"),
         ({"output": Path("sheet.jpg")}, r"output must be a file name with the suffix \.png, got sheet\.jpg"),
     ],
 )

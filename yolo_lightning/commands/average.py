@@ -1,8 +1,5 @@
 """`python -m yolo_lightning average RUN`: averages of checkpoints of one run or of several."""
 
-from collections.abc import Sequence
-from pathlib import Path
-
 from yolo_lightning.checkpoints.averaging import AVERAGED, average_checkpoints, newest_steps
 from yolo_lightning.checkpoints.checkpoint_file import write_checkpoint
 from yolo_lightning.checkpoints.mirror import local_checkpoint
@@ -39,7 +36,10 @@ def average(
     if target.suffix != ".ckpt":
         raise ValueError(f"output must end in .ckpt, got {target}.")
     try:
-        files = named(folder, checkpoints) if checkpoints else newest_steps(folder, last)
+        if checkpoints:  # names that exist in `folder` refer to that folder
+            files = [folder / name if (folder / name).is_file() else local_checkpoint(name) for name in checkpoints]
+        else:
+            files = newest_steps(folder, last)
         if real_path(target) in [real_path(file) for file in files]:
             raise ValueError(f"output must differ from the checkpoints to average, got {target}.")
         content = average_checkpoints(files)
@@ -50,8 +50,3 @@ def average(
     with writing(target):
         write_checkpoint(content, target)
     print(f"{target}: average of {', '.join(content[AVERAGED])}")
-
-
-def named(folder: Path, names: Sequence[str]) -> list[Path]:
-    """Return the files of a list; names that exist in `folder` refer to that folder."""
-    return [folder / name if (folder / name).is_file() else local_checkpoint(name) for name in names]

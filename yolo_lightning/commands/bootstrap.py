@@ -23,7 +23,6 @@ def bootstrap(
     stage: Evaluated = "val",
     samples: int = 1000,
     confidence: float = 0.95,
-    seed: int = 0,
 ) -> None:
     """Show how much the scores of the last validation or test depend on the chance choice of the clips.
 
@@ -34,12 +33,10 @@ def bootstrap(
         stage: Evaluation, `val` or `test`.
         samples: Number of bootstrap samples, >= 100.
         confidence: Share of the samples inside an interval, > 0 and < 1.
-        seed: Seed of the samples, >= 0.
     """
     check_choices("stage", [stage], Evaluated)
     check_range("samples", samples, f">= {MIN_BOOTSTRAP_SAMPLES}")
     check_range("confidence", confidence, "> 0", "< 1")
-    check_range("seed", seed, ">= 0")
     path = user_path(run) / evaluation_record(stage)
     try:
         record = EvaluationRecord.load(path)
@@ -47,7 +44,7 @@ def bootstrap(
         command = "validate" if stage == "val" else "test"
         raise ValueError(f"{run} contains no {evaluation_record(stage)}: run `{command}` first") from None
     measured = named_scores(drift_scores(record.matches), record.class_names)
-    scores = sampled(record.matches, record.image_ids, samples, seed)
+    scores = sampled(record.matches, record.image_ids, samples, seed=0)
     table = number_table(f"{stage}: {count_text(samples, 'sample')}, {100 * confidence:g} %", COLUMNS)
     for name, interval in scores.intervals(confidence).items():
         table.add_row(name, *map(score_text, (measured.get(name), *interval)))

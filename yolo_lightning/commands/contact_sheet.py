@@ -39,7 +39,6 @@ def contact_sheet(
     data: DetectionDataModule,
     output: Path = Path("contact_sheet.png"),
     samples: int = 8,
-    epoch: int = 0,
 ) -> None:
     """Draw the inputs of the network: training samples after augmentation, with their boxes.
 
@@ -55,21 +54,18 @@ def contact_sheet(
         data: Dataset and augmentation.
         output: PNG file to write.
         samples: Samples per row, 1 to 16.
-        epoch: Epoch of the samples.
 
     Raises:
         ValueError: If an option is out of range, or the data cannot be used.
     """
     if not 1 <= samples <= 16:
         raise ValueError(f"samples must be 1 to 16, got {samples}")
-    if epoch < 0:
-        raise ValueError(f"epoch must be >= 0, got {epoch}")
     if output.suffix.lower() != ".png":
         raise ValueError(f"output must be a file name with the suffix .png, got {output}")
     frames = data.open("train")
     chosen = spread_frames(frames, samples)
     shown = _busiest(frames, chosen)
-    draw_rows(sample_rows(data, frames, chosen, shown, epoch), data.class_names, output)
+    draw_rows(sample_rows(data, frames, chosen, shown), data.class_names, output)
     last = frames.index.file_name(shown)
     print(f"{output}: {len(chosen)} of {len(frames):,} training frames; the last row shows {last}")
 
@@ -89,14 +85,14 @@ def _busiest(frames: LabelledFrames, indices: Sequence[int]) -> int:
 
 
 def sample_rows(
-    data: DetectionDataModule, frames: LabelledFrames, chosen: Sequence[int], shown: int, epoch: int
+    data: DetectionDataModule, frames: LabelledFrames, chosen: Sequence[int], shown: int
 ) -> dict[str, list[Sample]]:
     size, augmentation = data.image_size, data.augmentation
     recorded = EvaluationDataset(frames, size)
     plain = TrainingDataset(frames, size, augmentation, 0, data.seed)
 
     rows = {"without augmentation": [recorded[index] for index in chosen]}
-    rows["augmented, without mosaic"] = [plain[epoch, index] for index in chosen]
+    rows["augmented, without mosaic"] = [plain[0, index] for index in chosen]
     paste = augmentation.paste
     mixes: dict[str, tuple[float, dict[str, Any]]] = {
         "box paste": (paste.probability, {"mosaic": 0.0, "mixup": 0.0, "paste": replace(paste, probability=1.0)}),
@@ -106,9 +102,9 @@ def sample_rows(
     for name, (share, changed) in mixes.items():
         if share:
             dataset = TrainingDataset(frames, size, replace(augmentation, **changed), ALL_EPOCHS, data.seed)
-            rows[f"augmented, with {name} ({share:.0%} of the samples)"] = [dataset[epoch, index] for index in chosen]
+            rows[f"augmented, with {name} ({share:.0%} of the samples)"] = [dataset[0, index] for index in chosen]
     heading = "one frame in consecutive epochs, without mosaic"
-    rows[heading] = [plain[epoch + k, shown] for k in range(len(chosen))]
+    rows[heading] = [plain[epoch, shown] for epoch in range(len(chosen))]
     return rows
 
 

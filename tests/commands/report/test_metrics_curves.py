@@ -21,12 +21,6 @@ def test_series_holds_the_finite_points(metrics: Metrics) -> None:
     assert len(metrics.series("train/nothing")) == 0
 
 
-def test_pace_leaves_validations_out(metrics: Metrics) -> None:
-    pace = metrics.pace()
-    assert pace.steps.tolist() == [20, 30, 40]
-    assert pace.values.tolist() == [1.0, 1.0, 1.0]
-
-
 def test_value_with_two_names_is_drawn_once() -> None:
     row = np.zeros(1)
     metrics = Metrics({"train/loss": row, "train/loss_step": row, "train/other_step": row})

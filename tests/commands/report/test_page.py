@@ -59,7 +59,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
         "Loss</figcaption>",
         "Validation scores</figcaption>",
         "Learning rate</figcaption>",
-        "Pace</figcaption>",
         "mAP50 by month</figcaption>",
         "Precision and recall at IoU 0.5</figcaption>",
         "Confusion matrix",
@@ -92,7 +91,7 @@ def test_references_lead_to_one_place_each(whole: str) -> None:
 
 def test_figures_take_the_colours_of_the_page(whole: str) -> None:
     figures = re.findall(r"<svg.*?</svg>", whole, flags=re.DOTALL)
-    assert len(figures) == 6
+    assert len(figures) == 5
     for figure in figures:
         assert "var(--ink)" in figure
         is_of_classes = 'aria-label="precision over recall' in figure
@@ -158,7 +157,6 @@ def test_run_that_has_just_begun_says_what_is_missing(tmp_path: Path) -> None:
     for sentence in (
         "No validation and no test yet.",
         "Validation scores: no validation yet.",
-        "Pace: too few rows were logged.",
         "No incidents.",
         "There is no checkpoint.",
         "Environment: not recorded.",

@@ -114,10 +114,12 @@ def inspect_machine(run: Path, data: Path | None, root: Path = sensors.ROOT) -> 
             packages.setdefault(name, importlib.metadata.version(name))
     return MachineFacts(
         system=f"{platform.system()} {platform.release()}",
-        processor=read_hardware.processor_name(root) or platform.processor() or platform.machine(),
+        processor=sensors.fields_of(sensors.text(root / "proc/cpuinfo")).get("model name")
+        or platform.processor()
+        or platform.machine(),
         cores=available_cores(),
         memory=sensors.memory(root) or Capacity(0, 0),
-        swap_bytes=read_hardware.swap_bytes(root),
+        swap_bytes=sensors.meminfo_bytes(root, "SwapTotal") or 0,
         disks={
             SHARED_MEMORY: disk(shared) if shared.is_dir() else None,
             RUN_DISK: disk(run),

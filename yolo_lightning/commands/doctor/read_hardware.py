@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from yolo_lightning.utils.sensors import AMD_VENDOR, ROOT, fields_of, integer, meminfo_bytes, text
+from yolo_lightning.utils.sensors import AMD_VENDOR, ROOT, fields_of, integer, text
 
 PCI_CLASSES = ("0x03", "0x1200")  # display controllers, and accelerators without display outputs such as AMD Instinct
-PCI_NAMES = ("usr/share/hwdata/pci.ids", "usr/share/misc/pci.ids")
 
 
 class Vendor(StrEnum):
@@ -49,8 +48,7 @@ def pci_gpus(root: Path = ROOT) -> tuple[PciGpu, ...]:
     drivers = dict(_amd_driver_entries(root))
     found = []
     for device in sorted((root / "sys/bus/pci/devices").glob("*")):
-        vendor_id, device_id = text(device / "vendor"), text(device / "device")
-        vendor = PCI_VENDORS.get(vendor_id)
+        vendor = PCI_VENDORS.get(text(device / "vendor"))
         if vendor is None or not text(device / "class").startswith(PCI_CLASSES):
             continue
         driver_name, architecture = drivers.get(device.name, ("", ""))
@@ -58,9 +56,8 @@ def pci_gpus(root: Path = ROOT) -> tuple[PciGpu, ...]:
         name = (
             information.get("Model", "")
             or text(device / "product_name")
-            or _listed_name(root, vendor_id[2:], device_id[2:])
             or driver_name
-            or f"device {device_id}"
+            or f"device {text(device / 'device')}"
         )
         name = name if name.startswith(vendor) else f"{vendor} {name}"
         found.append(PciGpu(vendor, name, architecture, integer(device / "mem_info_vram_total")))
@@ -87,31 +84,10 @@ def _amd_driver_entries(root: Path) -> Iterator[tuple[str, tuple[str, str]]]:
             yield f"{values.get('domain', 0):04x}:{slot}", (text(node / "name"), architecture_name(version))
 
 
-def _listed_name(root: Path, vendor: str, device: str) -> str:
-    """Return the name of a device in the system's list of PCI names, or an empty string."""
-    lines = next((listed for name in PCI_NAMES if (listed := text(root / name).splitlines())), [])
-    in_vendor = False
-    for line in lines:
-        if not line.startswith(("\t", "#")):
-            in_vendor = line.startswith(f"{vendor} ")
-        elif in_vendor and line.startswith(f"\t{device} "):
-            return line.partition("  ")[2].strip()
-    return ""
-
-
 def nvidia_driver_version(root: Path = ROOT) -> str:
     """Return the version of the loaded NVIDIA driver, or an empty string."""
     words = text(root / "proc/driver/nvidia/version").partition("\n")[0].split()
     return next((word for word in words if word[0].isdigit() and "." in word), "")
-
-
-def swap_bytes(root: Path = ROOT) -> int:
-    """Return the size of the swap space; 0 if it cannot be read."""
-    return meminfo_bytes(root, "SwapTotal") or 0
-
-
-def processor_name(root: Path = ROOT) -> str:
-    return fields_of(text(root / "proc/cpuinfo")).get("model name", "")
 
 
 def kernel_settings(root: Path = ROOT) -> KernelSettings:

@@ -33,8 +33,8 @@ VARIABLES = {INK: "var(--ink)", FAINT: "var(--faint)", PAPER: "var(--paper)"} | 
 
 LINE_STYLES = ("-", "--", ":")  # they separate the curves of classes with equal colours
 
-Scale = Literal["scores", "from zero", "logarithmic"]
-"""Vertical axis: for scores, from 0, logarithmic if the values span a decade, else from 0."""
+Scale = Literal["scores", "logarithmic"]
+"""Vertical axis: for scores, or logarithmic if the values span a decade, else from 0."""
 
 WIDTH_INCHES = 5.5  # text has the size of the page's on a wide screen and remains legible on a telephone
 STYLE = {
@@ -114,17 +114,6 @@ def rate_figure(metrics: Metrics, incidents: Sequence[IncidentReport]) -> str | 
         for number, name in enumerate(metrics.names("lr/"))
     ]
     return _step_figure("rates", "learning rate", lines, metrics, incidents, scale="logarithmic")
-
-
-def pace_figure(metrics: Metrics, incidents: Sequence[IncidentReport]) -> str | None:
-    """Plot batches per second without validations, and their median; None if fewer than two rows were logged."""
-    pace = metrics.pace()
-    if not len(pace):
-        return None
-    median = float(np.median(pace.values))
-    level = CurveLine(Series(pace.steps[[0, -1]], np.full(2, median)), f"median {median:.3g}", INK, ":")
-    lines = [CurveLine(pace, "batches per second", COLOURS[0]), level]
-    return _step_figure("pace", "batches / s", lines, metrics, incidents, scale="from zero")
 
 
 def _step_figure(

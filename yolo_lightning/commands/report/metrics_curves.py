@@ -54,15 +54,6 @@ class Metrics:
         is_finite = np.isfinite(values)
         return Series(self.columns["step"][is_finite], values[is_finite])
 
-    def pace(self) -> Series:
-        """Return batches per second between successive rows.
-
-        The duration of a validation does not count, because its row is written at its end.
-        """
-        batches, seconds = np.diff(self.columns["step"]), np.diff(self.columns["time_s"])
-        is_training = (batches > 0) & (seconds > 0)
-        return Series(self.columns["step"][1:][is_training], batches[is_training] / seconds[is_training])
-
 
 def read_metrics(path: Path) -> Metrics:
     """Return the curves of a file. Lines that cannot be parsed are counted and skipped."""

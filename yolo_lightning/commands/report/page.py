@@ -1,7 +1,6 @@
 """The HTML page of a report. All text from files is escaped."""
 
 import base64
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from html import escape
@@ -63,7 +62,7 @@ def render(contents: Contents) -> str:
 
 
 def summary(contents: Contents) -> str:
-    """Return state, training time, scores, pace, number of incidents, and the damaged files."""
+    """Return state, training time, scores, number of incidents, and the damaged files."""
     pairs, metrics = {"state": contents.state}, contents.metrics
     if contents.fallback != AS_CONFIGURED:
         pairs["fallback level"] = contents.fallback
@@ -73,8 +72,6 @@ def summary(contents: Contents) -> str:
     for evaluation in contents.evaluations:
         if text := scores_text(evaluation.scores, ("map_50", "map", *_challenge_scores(evaluation))):
             pairs[STAGE_NAMES[evaluation.stage].lower()] = text
-    if len(pace := metrics.pace()):
-        pairs["pace"] = f"{statistics.median(pace.values.tolist()):.3g} batches/s (median)"
     lines = "".join(f"<li>{escape(problem)}</li>\n" for problem in contents.problems)
     damaged = f'<h3>Damaged files</h3><ul class="problems">{lines}</ul>\n' if lines else ""
     return facts(pairs | {"incidents": str(len(contents.incidents))}) + damaged
@@ -88,7 +85,6 @@ def training(contents: Contents) -> str:
         figure("Loss", figures.loss_figure(metrics, incidents), "not logged."),
         figure("Validation scores", figures.score_figure(metrics, incidents), "no validation yet."),
         figure("Learning rate", figures.rate_figure(metrics, incidents), "not logged."),
-        figure("Pace", figures.pace_figure(metrics, incidents), "too few rows were logged."),
     ) + (note("Numbered dashed lines: incidents, listed below.") if incidents else "")
 
 
