@@ -18,7 +18,8 @@ import torch
 from lightning.pytorch.cli import LightningCLI
 from torch.distributed import DistStoreError
 
-from tests.conftest import REPOSITORY, TINY
+from tests.conftest import REPOSITORY, TINY, data_options
+from tests.helpers.program import COMMAND, run_python
 
 HELPER = str(REPOSITORY / "tests" / "helpers" / "fail_once.py")
 FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
@@ -46,12 +47,12 @@ def fit(tmp_path: Path, look_alike: Path, index_root: Path) -> Fit:
         program: str = HELPER,
         timeout_s: float = 170.0,
         **environment: str,
-    ) -> Fit:
+    ) -> subprocess.CompletedProcess[str]:
         data = ["--data.root", str(look_alike), "--data.storage.index_root", str(index_root)]
         size = ["--data.batch_size", str(GLOBAL_BATCH // processes)]
         words = [*launcher, *program.split(), *FIT, *data, *size, *options]
         settings = {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "RECORD": str(tmp_path / "record")}
-        return subprocess.run(  # type: ignore[return-value]
+        return subprocess.run(
             words,
             cwd=tmp_path,
             env=os.environ | FRESH_STORE | settings | environment,
@@ -62,7 +63,7 @@ def fit(tmp_path: Path, look_alike: Path, index_root: Path) -> Fit:
             stderr=subprocess.STDOUT,
         )
 
-    return call  # type: ignore[return-value]
+    return call
 
 
 def trained(record: Path) -> list[Counter[str]]:
@@ -258,24 +259,15 @@ def test_answers_of_two_processes_are_those_of_one(
     """Trained by Lightning's own launcher; four processes where one has two frames."""
     assert fit([sys.executable], "--trainer.devices", "2").returncode == 0
     assert_each_once(tmp_path / "record")
-    data = [
-        "--data.root",
-        str(look_alike),
-        "--data.storage.index_root",
-        str(index_root),
-        "--data.batch_size",
-        "1",
-        *TINY,
-    ]
+    data = [*data_options(look_alike, index_root), "--data.batch_size", "1", "--trainer.accelerator", "cpu", *TINY]
+    data += ["--model.weights", "run/checkpoints/last.ckpt"]
     answers = {}
     for processes, subcommands in ((1, ("test", "predict")), (2, ("test",)), (4, ("test", "predict"))):
         for subcommand in subcommands:
-            words = [sys.executable, "-m", "yolo_lightning", subcommand, *data, "--trainer.accelerator", "cpu"]
-            words += ["--data.loader.num_workers", "0", "--trainer.devices", str(processes)]
+            words = ["--trainer.devices", str(processes), "--trainer.default_root_dir", f"of-{processes}"]
             words += ["--trainer.strategy", "ddp"] if processes > 1 else []
-            words += ["--model.weights", "run/checkpoints/last.ckpt", "--trainer.default_root_dir", f"of-{processes}"]
-            settings = {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-            subprocess.run(words, cwd=tmp_path, env=os.environ | settings, check=True, timeout=170)
+            done = run_python(tmp_path, *COMMAND, subcommand, *data, *words)
+            assert done.returncode == 0, done.stderr
             name = {"test": "scores.json", "predict": "predictions.json"}[subcommand]
             answers[processes, subcommand] = json.loads((tmp_path / f"of-{processes}" / name).read_text())
     assert answers[1, "test"] == answers[2, "test"] == answers[4, "test"]

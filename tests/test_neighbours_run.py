@@ -8,11 +8,8 @@ import pytest
 import torch
 
 from yolo_lightning import Detector
-from yolo_lightning.checkpoints.averaging import average_checkpoints
-from yolo_lightning.checkpoints.checkpoint_file import INPUT, write_checkpoint
-from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.data.synthetic import draw_dataset
-from yolo_lightning.model.network_settings import input_record, read_settings
+from yolo_lightning.model.network_settings import read_settings
 
 pytestmark = pytest.mark.whole_run
 
@@ -33,7 +30,7 @@ def options(data: Path, offsets: str) -> tuple[str, ...]:
 
 
 def test_network_of_neighbouring_frames_is_trained_scored_and_applied(
-    run: Run, data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+    run: Run, data: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run("fit", *options(data, "[-2, -1, 0, 1]"), "--trainer.max_epochs", "1", "--data.batch_size", "4")
     assert "train: channels are the frames at [-2, -1, 0, 1]" in caplog.messages
@@ -56,11 +53,6 @@ def test_network_of_neighbouring_frames_is_trained_scored_and_applied(
     assert (
         "data.input.neighbours must be [-2, -1, 0, 1], as in the checkpoint, whose network has 4 input channels" in line
     )
-
-    checkpoint[INPUT] = input_record(4, ImageSize(64, 64), (-1, 0, 1, 2))
-    write_checkpoint(checkpoint, tmp_path / "other.ckpt")
-    with pytest.raises(ValueError, match=r"the input's neighbours is \[-2, -1, 0, 1\] in .* and \[-1, 0, 1, 2\] in "):
-        average_checkpoints([BEST, tmp_path / "other.ckpt"])
 
 
 def test_run_is_not_resumed_with_other_inputs(run: Run, data: Path, capsys: pytest.CaptureFixture[str]) -> None:

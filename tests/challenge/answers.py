@@ -64,7 +64,3 @@ def with_labels(content: Answers, shift: int) -> Answers:
     for entry in content.values():
         entry["labels"] = [label + shift for label in entry["labels"]]
     return content
-
-
-def renamed(content: Answers, names: dict[str, str]) -> Answers:
-    return {names.get(image_id, image_id): entry for image_id, entry in content.items()}

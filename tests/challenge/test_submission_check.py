@@ -16,7 +16,6 @@ from tests.challenge.answers import (
     WIDTH,
     Answers,
     answers,
-    renamed,
     template,
     with_boxes,
     with_labels,
@@ -97,14 +96,12 @@ def test_less_than_half_of_the_split_is_not_tolerated(tmp_path: Path, image_ids:
 
 
 @pytest.mark.parametrize(
-    ("names", "words"),
-    [
-        ({SECOND: "1.2020052e16"}, "floating-point"),
-        ({SECOND: "image_0015"}, "not ids of 17 digits"),
-    ],
+    ("name", "words"), [("1.2020052e16", "floating-point"), ("image_0015", "not ids of 17 digits")]
 )
-def test_damaged_ids_are_noticed_without_a_template(tmp_path: Path, names: dict[str, str], words: str) -> None:
-    report = check_submission(write(tmp_path, renamed(answers(), names)))
+def test_damaged_ids_are_noticed_without_a_template(tmp_path: Path, name: str, words: str) -> None:
+    content = answers()
+    content[name] = content.pop(SECOND)
+    report = check_submission(write(tmp_path, content))
     assert [words in problem.what for problem in report.errors] == [True]
 
 
@@ -211,12 +208,10 @@ def test_truncated_file_names_the_last_key(tmp_path: Path) -> None:
     assert "number 77" in problem.example
 
 
-@pytest.mark.parametrize("content", [b"\xff\xfe\x00binary", pickle.dumps({"a": 1}, 4)], ids=["binary", "pickle"])
-def test_binary_file_is_named(tmp_path: Path, content: bytes) -> None:
+def test_binary_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "predictions.json"
-    path.write_bytes(content)
-    problem = the_one_problem(check_submission(path, template()))
-    assert ("pickle" in problem.what) == (content[:1] == b"\x80")
+    path.write_bytes(pickle.dumps({"a": 1}, 4))
+    assert "the file is not JSON" in the_one_problem(check_submission(path, template())).what
 
 
 def archive(path: Path, members: dict[str, str]) -> Path:

@@ -144,11 +144,6 @@ def test_names_in_the_log() -> None:
     assert values["map_50/2020-05/vehicle"] == 1
 
 
-def test_nothing_annotated_is_minus_one() -> None:
-    values = named_scores(score([(prediction("a", OBJECT, [0.9], [0]), target("a", month=202101))]), CLASS_NAMES)
-    assert values == dict.fromkeys([*SCALARS, "balanced"], -1.0)
-
-
 @pytest.mark.parametrize(
     ("image_id", "month"),
     [("20200502114223915", 202005), ("20201302114223915", 0), ("000000000139", 0), ("frame-1", 0)],

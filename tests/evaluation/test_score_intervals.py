@@ -10,7 +10,7 @@ from tests.evaluation.detections import CLASS_NAMES, OBJECT, Frame, prediction, 
 from yolo_lightning.evaluation.average_precision import AT_50, RankedDetections
 from yolo_lightning.evaluation.drift import drift_scores
 from yolo_lightning.evaluation.matching import Matches, match
-from yolo_lightning.evaluation.score_intervals import bootstrap, limits, ranked_classes
+from yolo_lightning.evaluation.score_intervals import bootstrap, limits, precision_of_classes
 
 CLASSES = len(CLASS_NAMES)
 MONTHS = (202101, 202102, 202006)
@@ -44,7 +44,7 @@ def test_repeated_frames_score_as_in_a_split_that_contains_them_repeatedly(digit
     ]
     expected = drift_scores(matched(renamed)).overall.precision[AT_50]
     matches = matched(frames)
-    ours = [one.average_precision(counts) for one in ranked_classes(RankedDetections.of(matches))]
+    ours = [one(counts) for one in precision_of_classes(RankedDetections.of(matches))]
     np.testing.assert_allclose(np.nan_to_num(ours, nan=-1), expected, atol=1e-9)
 
 

@@ -54,12 +54,6 @@ def assert_as_theirs(matches: UltralyticsMatches) -> UltralyticsScores:
     return ours
 
 
-@pytest.fixture
-def stable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ultralytics' sort leaves the order of equal scores undefined."""
-    monkeypatch.setattr(np, "argsort", partial(np.argsort, kind="stable"))
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_numbers_and_curves_are_theirs(seed: int) -> None:
     ours = assert_as_theirs(matched(random_frames(seed, frames=20)))
@@ -67,15 +61,10 @@ def test_numbers_and_curves_are_theirs(seed: int) -> None:
     assert 0.1 < ours.scalars()["f1"] < 0.95
 
 
-@pytest.mark.usefixtures("stable")
-@pytest.mark.parametrize("seed", range(2))
-def test_equal_scores_rank_by_frame(seed: int) -> None:
-    assert_as_theirs(matched(random_frames(seed, frames=20, digits=1)))
-
-
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(frames=drawn_frames())
 def test_numbers_of_any_frames_are_theirs(frames: list[Frame]) -> None:
+    """Many scores are equal; Ultralytics' sort leaves their order undefined."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(np, "argsort", partial(np.argsort, kind="stable"))
         assert_as_theirs(matched(frames))

@@ -22,7 +22,6 @@ from yolo_lightning.utils.plain_text import one_line
 from yolo_lightning.utils.regular_files import read_regular
 
 MEMBER = "predictions.json"  # name of the submission in the organisers' kit and in the archive
-PICKLE = b"\x80"
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 NON_NUMBERS = re.compile(rb"(?<=[:\[,\s])(?:NaN|-?Infinity)(?=\s*[,\]}])")
 """Extension of JSON that Python's json module writes and reads."""
@@ -116,9 +115,6 @@ def unreadable(data: bytes, error: Exception) -> SubmissionProblem:
     """Return the reason why the text cannot be decoded."""
     keys = KEY.findall(data)
     last = f"the last key is {keys[-1].decode(errors='replace')}, number {len(keys):,}" if keys else shown(data[:200])
-    if data.startswith(PICKLE):
-        what = "the file is a pickle, as in the challenge of 2022, instead of JSON"
-        return SubmissionProblem(what, 1, repr(data[:8]))
     if "truncated" in str(error):
         return SubmissionProblem(f"the JSON is truncated after {len(data):,} bytes", 1, last)
     if isinstance(error, msgspec.ValidationError):

@@ -199,14 +199,8 @@ def match_boxes(
         part.groups[:] += first * classes
         part.object_groups[:] += first * classes
         parts.append(part)
-    if len(parts) == 1:
-        return parts[0]
-    return MatchedBoxes(
-        **{
-            field.name: np.concatenate([getattr(part, field.name) for part in parts], axis=-1)
-            for field in fields(MatchedBoxes)
-        }
-    )
+    names = [field.name for field in fields(MatchedBoxes)]
+    return MatchedBoxes(**{name: np.concatenate([getattr(part, name) for part in parts], axis=-1) for name in names})
 
 
 def _chunks(detections: Integers, objects: Integers) -> Iterator[tuple[int, int]]:

@@ -6,7 +6,7 @@ Source: "Bootstrap methods: another look at the jackknife" (Efron 1979); percent
 within strata.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +27,7 @@ BOOTSTRAPPED = ("map_50", "cov", "balanced")
 MIN_BOOTSTRAP_SAMPLES = 100  # fewer samples do not determine the bounds of an interval
 
 Integers = npt.NDArray[np.int64]
+ClassPrecision = Callable[[Integers], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,30 +48,27 @@ class BootstrapScores:
         return {name: (low, median, high) for name, (low, median, high) in found.items()}
 
 
-class RankedClass:
-    """Detections of one class in descending order of scores, to compute average precision at IoU 0.5 of samples."""
+def precision_of_class(ranked: RankedDetections, label: int) -> ClassPrecision:
+    """Return a function that returns the average precision at IoU 0.5 of a class; NaN without objects.
 
-    def __init__(self, ranked: RankedDetections, label: int) -> None:
-        own = ranked.of_class(label)
-        self._owners = ranked.owners[own]
-        self._correct = np.flatnonzero(ranked.hits[own] & (1 << AT_50))
-        self._annotated = ranked.annotated[:, label].astype(np.int64)
+    Its argument is how often each frame occurs, `(F,)`. The result equals that of a split with repeated frames, except
+    for detections of one frame with equal scores: a repeated detection is ranked directly after itself.
+    """
+    own = ranked.of_class(label)
+    owners, annotated = ranked.owners[own], ranked.annotated[:, label].astype(np.int64)
+    correct = np.flatnonzero(ranked.hits[own] & (1 << AT_50))
 
-    def average_precision(self, counts: Integers) -> float:
-        """Return the average precision if each frame occurs `counts` times, `(F,)`; NaN without objects.
-
-        It equals that of a split in which the frames are repeated, except for detections of one frame with equal
-        scores: a repeated detection is ranked directly after itself.
-        """
-        objects = int(self._annotated @ counts)
-        if not objects:
+    def precision(counts: Integers) -> float:
+        if not (objects := int(annotated @ counts)):
             return float("nan")
-        times = counts[self._owners]
+        times = counts[owners]
         before = np.cumsum(times) - times
-        hits = times[self._correct]
+        hits = times[correct]
         # Rank of each correct detection: those before it, and its own earlier repetitions.
         earlier = np.arange(int(hits.sum())) - np.repeat(np.cumsum(hits) - hits, hits)
-        return average_precision(np.repeat(before[self._correct], hits) + earlier, objects)
+        return average_precision(np.repeat(before[correct], hits) + earlier, objects)
+
+    return precision
 
 
 def bootstrap(matches: Matches, image_ids: Sequence[str], samples: int, seed: int = 0) -> BootstrapScores:
@@ -87,8 +85,8 @@ def bootstrap(matches: Matches, image_ids: Sequence[str], samples: int, seed: in
     strata = [np.unique(clips[months == month]) for month in np.unique(months)]
     known = [int(month) for month in np.unique(months[months > 0])]
     ranked = RankedDetections.of(matches)
-    overall = ranked_classes(ranked)
-    monthly = {month: ranked_classes(ranked.part(months == month)) for month in known}
+    overall = precision_of_classes(ranked)
+    monthly = {month: precision_of_classes(ranked.part(months == month)) for month in known}
     # The months are part of the name of a score, so that a month without objects has no score.
     names = [*BOOTSTRAPPED, *(f"map_50/{month_name(month)}" for month in known)]
     values = {name: np.full(samples, np.nan) for name in names}
@@ -111,14 +109,14 @@ def bootstrap(matches: Matches, image_ids: Sequence[str], samples: int, seed: in
     return BootstrapScores(values, tuple(single))
 
 
-def _mean_precision(classes: Sequence[RankedClass], counts: Integers) -> float:
+def _mean_precision(classes: Sequence[ClassPrecision], counts: Integers) -> float:
     """Return the mean over the classes that have objects; NaN if there is none."""
-    found = [one for one in (ranked.average_precision(counts) for ranked in classes) if not np.isnan(one)]
+    found = [one for one in (precision(counts) for precision in classes) if not np.isnan(one)]
     return float(np.mean(found)) if found else float("nan")
 
 
-def ranked_classes(ranked: RankedDetections) -> list[RankedClass]:
-    return [RankedClass(ranked, label) for label in range(ranked.annotated.shape[1])]
+def precision_of_classes(ranked: RankedDetections) -> list[ClassPrecision]:
+    return [precision_of_class(ranked, label) for label in range(ranked.annotated.shape[1])]
 
 
 def limits(scores: BootstrapScores) -> dict[str, float]:
