@@ -26,9 +26,7 @@ from yolo_lightning.utils import run_files
 RESULT = "comparison.json"
 """File in a run folder that is finished and scored."""
 TABLE_WIDTH = 170
-COLUMNS = {
-    "mAP50": ("map_50", 3),
-    "mAP50-95": ("map", 3),
+SPEEDS = {
     "images/s": ("images_per_wall_s", 2),
     "images/processor s": ("images_per_processor_s", 2),
     "epoch, s": ("epoch_s", 0),
@@ -36,10 +34,10 @@ COLUMNS = {
     "memory, MiB": ("peak_memory_mib", 0),
     "GPU memory, MiB": ("peak_gpu_memory_mib", 0),
 }
-"""Name and number of digits of each column by its title."""
+"""Name and number of digits of each column of speed and memory by its title."""
 
 SCORES = {"map_50": "mAP50", "recalibrated_map_50": "mAP50 recalibrated", "map": "mAP50-95"}
-"""Title of each column of the table with intervals by its name; further columns are those of the classes."""
+"""Title of each column of scores by its name; further columns of scores are those of the classes."""
 PER_CLASS = "map_50/"
 
 Result = dict[str, Any]
@@ -103,20 +101,23 @@ def finished(work: Path) -> list[Result]:
 
 
 def show(results: Sequence[Result], turns: dict[str, list[Result]]) -> None:
-    """Print a row per arm: mean and range over the seeds, scores with intervals; and the speeds of the turns."""
-    about = "validation split, final weights, one evaluator (COCO)"
-    table = Table(title=f"{about}; mean over seeds (lowest to highest)")
-    shown = {title: column for title, column in COLUMNS.items() if any(column[0] in one for one in results)}
-    for title in ("trainer", "seeds", *shown):
+    """Print a row per arm: scores with intervals, mean and range of speed and memory; and the speeds of the turns."""
+    present = dict.fromkeys(name for one in results for name in one)
+    names = [name for name in SCORES if name in present] + [name for name in present if name.startswith(PER_CLASS)]
+    speeds = {title: column for title, column in SPEEDS.items() if column[0] in present}
+    about = "validation split, final weights, one evaluator (COCO); mean over seeds"
+    table = Table(title=f"{about}; scores with the 95 % interval of the mean (Student's t), others with their range")
+    scores = [SCORES.get(name, f"mAP50 {name.removeprefix(PER_CLASS)}") for name in names]
+    for title in ("trainer", "seeds", *scores, *speeds):
         table.add_column(title, justify="left" if title == "trainer" else "right")
     for arm in ARMS:
-        if own := _own_results(results, arm):
-            cells = [spread([one[name] for one in own], digits) for name, digits in shown.values()]
+        if own := [one for one in results if one["arm"] == arm]:
+            columns = [[one[name] for one in own if name in one] for name in names]
+            # Earlier results lack classes.
+            cells = [_score_cell(values) if len(values) == len(own) else "" for values in columns]
+            cells += [spread([one[name] for one in own], digits) for name, digits in speeds.values()]
             table.add_row(arm, str(len(own)), *cells)
-    console = Console(width=TABLE_WIDTH)
-    console.print(table)
-    if any(len(_own_results(results, arm)) > 1 for arm in ARMS):
-        console.print(_interval_table(results, f"{about}; mean and 95 % interval of the mean over seeds (Student's t)"))
+    Console(width=TABLE_WIDTH).print(table)
     for trainer, own in turns.items():
         for unit, name in (("images/s", "images_per_wall_s"), ("images/processor s", "images_per_processor_s")):
             rates = [one[name] for one in own]
@@ -124,21 +125,5 @@ def show(results: Sequence[Result], turns: dict[str, list[Result]]) -> None:
             print(f"{len(rates)} turns, {trainer}: median {middle:.2f} {unit} ({extremes})")
 
 
-def _interval_table(results: Sequence[Result], title: str) -> Table:
-    """Return the scores of all classes and of each class, for the arms with several seeds."""
-    present = dict.fromkeys(name for one in results for name in one)
-    names = [name for name in SCORES if name in present] + [name for name in present if name.startswith(PER_CLASS)]
-    table = Table(title=title)
-    for column in ("trainer", "seeds", *(SCORES.get(name, f"mAP50 {name.removeprefix(PER_CLASS)}") for name in names)):
-        table.add_column(column, justify="left" if column == "trainer" else "right")
-    for arm in ARMS:
-        own = _own_results(results, arm)
-        if len(own) > 1:
-            columns = [[one[name] for one in own if name in one] for name in names]  # earlier results lack classes
-            found = [mean_interval(values) if len(values) == len(own) else None for values in columns]
-            table.add_row(arm, str(len(own)), *("" if one is None else f"{one[0]:.3f} ± {one[1]:.3f}" for one in found))
-    return table
-
-
-def _own_results(results: Sequence[Result], arm: str) -> list[Result]:
-    return [result for result in results if result["arm"] == arm]
+def _score_cell(values: Sequence[float]) -> str:
+    return f"{values[0]:.3f}" if len(values) == 1 else "{:.3f} ± {:.3f}".format(*mean_interval(values))

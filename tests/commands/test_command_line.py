@@ -6,7 +6,6 @@ import sys
 
 import pytest
 
-from yolo_lightning.commands import TOOLS, WITHOUT_TORCH
 from yolo_lightning.commands.command_line import spelled_out
 from yolo_lightning.commands.option_errors import user_errors
 
@@ -39,17 +38,6 @@ def test_words_are_spelled_out(typed: str, spelled: str) -> None:
     assert [word.replace(", ", ",") for word in spelled_out(typed.split(), OPTIONS)] == spelled.split()
 
 
-def test_our_own_value_errors_are_messages(capsys: pytest.CaptureFixture[str]) -> None:
-    from yolo_lightning.commands.doctor.command import check_device
-
-    with pytest.raises(SystemExit) as exit_info, user_errors():
-        check_device("gpu")
-    assert exit_info.value.code == 2
-    assert capsys.readouterr().err.startswith(
-        "error: --device must be auto, cpu, mps, cuda, xpu, or cuda:N or xpu:N with a number N, got 'gpu'."
-    )
-
-
 def test_refusal_of_lightning_is_a_message(capsys: pytest.CaptureFixture[str]) -> None:
     from lightning.fabric.utilities.exceptions import MisconfigurationException
 
@@ -61,10 +49,6 @@ def test_refusal_of_lightning_is_a_message(capsys: pytest.CaptureFixture[str]) -
 def test_those_of_others_keep_their_traceback() -> None:
     with pytest.raises(ValueError, match="invalid literal"), user_errors():
         int("x")
-
-
-def test_tools_without_torch_are_tools() -> None:
-    assert set(TOOLS) > WITHOUT_TORCH
 
 
 def test_the_doctor_runs_from_the_command_line_without_torch() -> None:

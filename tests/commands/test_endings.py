@@ -142,35 +142,31 @@ def test_stopped_fit_names_the_command_that_resumes_it(trainer: Any, capsys: pyt
     assert line == f"stopped by SIGINT after step 7; resume with: {command} -m yolo_lightning fit {options}"
 
 
-def test_stopped_fit_says_which_steps_are_lost(trainer: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    save(trainer.default_root_dir, 5)
-    code, line = said(trainer, SIGTERMException(), capsys)
+@pytest.mark.parametrize(
+    ("saved", "is_supervised", "is_finished", "words"),
+    [
+        (5, False, False, "saved up to step 5; resume with: "),
+        (7, True, False, "saved in "),  # the supervisor prints the command
+        (None, False, False, "nothing is saved: start again"),
+        (7, False, True, "the fit had finished"),  # the signal still ends a chain of commands
+    ],
+)
+def test_stopped_fit_says_what_is_saved(
+    saved: int | None,
+    is_supervised: bool,
+    is_finished: bool,
+    words: str,
+    trainer: Any,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(endings, "is_supervised", lambda: is_supervised)
+    trainer.state.finished, endings.request.number = is_finished, signal.SIGTERM
+    if saved is not None:
+        save(trainer.default_root_dir, saved)
+    code, line = said(trainer, None if is_finished else SIGTERMException(), capsys)
     assert code == 143
-    assert line.startswith("stopped by SIGTERM after step 7; saved up to step 5; resume with: ")
-
-
-def test_stopped_fit_without_a_checkpoint_names_no_command(trainer: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert said(trainer, SIGTERMException(), capsys) == (
-        143,
-        "stopped by SIGTERM after step 7; nothing is saved: start again",
-    )
-
-
-def test_signal_after_the_last_step_still_ends_the_chain_of_commands(
-    trainer: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    trainer.state.finished = True
-    endings.request.number = signal.SIGINT
-    assert said(trainer, None, capsys) == (130, "stopped by SIGINT after step 7; the fit had finished")
-
-
-def test_supervised_trainer_leaves_the_command_to_the_supervisor(
-    trainer: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(endings, "is_supervised", lambda: True)
-    save(trainer.default_root_dir, 7)
-    _, line = said(trainer, SIGTERMException(), capsys)
-    assert line.startswith("stopped by SIGTERM after step 7; saved in ")
+    assert line.startswith(f"stopped by SIGTERM after step 7; {words}")
 
 
 @pytest.mark.parametrize(

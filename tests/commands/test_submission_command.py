@@ -211,19 +211,6 @@ def test_degenerate_boxes_are_scored_as_cocos_evaluation_scores_them(
     assert "error: boxes must be corners" in capsys.readouterr().out
 
 
-def test_boxes_of_another_layout_are_scored_and_named(
-    call: Callable[..., int], folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with changed(folder / "predictions.json") as content:
-        for entry in content.values():
-            entry["boxes"] = [[x, y, right - x, bottom - y] for x, y, right, bottom in entry["boxes"]]
-    assert call("score", "predictions.json", "Valid.json", "--json", "scores.json") == 0
-    assert "error: boxes must be corners" in capsys.readouterr().out
-    assert json.loads((folder / "scores.json").read_text())["global_map_50"] == pytest.approx(
-        as_cocos_evaluation(folder)[1], abs=1e-6
-    )
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

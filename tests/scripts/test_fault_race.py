@@ -50,9 +50,7 @@ def test_schedule_has_one_fault_of_each_kind_where_it_has_an_effect(seed: int) -
     assert all(2 <= step % systems.STEPS_PER_EPOCH <= 5 for step in steps)
 
 
-def test_schedules_of_different_seeds_differ_and_short_trainings_are_refused() -> None:
-    assert len({tuple(schedule.draw_schedule(schedule.KINDS, 120, seed)) for seed in range(10)}) > 5
-    assert len(schedule.draw_schedule(schedule.KINDS, 60, 0)) == 5
+def test_short_trainings_are_refused() -> None:
     with pytest.raises(ValueError, match=r"--steps must be >= 60 for 5 faults, got 50"):
         schedule.draw_schedule(schedule.KINDS, 50, 0)
 
@@ -76,19 +74,6 @@ def test_time_to_recover_is_the_longest_time_without_progress_after_a_fault() ->
     steps += [(38.0, 5, False), (40.0, 6, True)]
     found = Outcome(50.0, "d", steps, [(11.5, "hang"), (34.5, "nan")])
     assert found.recovery_s == [22.0, 5.5]
-
-
-def test_record_is_read_while_a_line_is_written(tmp_path: Path) -> None:
-    record = Record(tmp_path / "record.jsonl")
-    assert record.update() == []
-    line = json.dumps({"at_s": 1.0, "process": 3, "step": 1, "finite": True})
-    record.path.write_text(line + "\n" + line[:10])
-    assert record.update() == [Entry(1.0, 3, step=1)]
-    assert record.update() == []
-    with record.path.open("a") as file:
-        file.write(line[10:] + "\n")
-    assert record.update() == [Entry(1.0, 3, step=1)]
-    assert len(record.entries) == 2
 
 
 def test_hook_makes_one_step_nan_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

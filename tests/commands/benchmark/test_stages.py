@@ -75,15 +75,6 @@ def test_damaged_record_is_measured_again(machine: Machine) -> None:
     assert len(machine.started) == 2
 
 
-def test_record_is_written_before_the_next_stage_starts(machine: Machine) -> None:
-    seen = []
-    machine.ends[Stage.CORRECTNESS] = lambda: (seen.append(read_record(machine.folder, Stage.MACHINE)), Ended(0, 1.0))[
-        1
-    ]
-    machine.run()
-    assert seen[0].state is StageState.PASSED
-
-
 def test_stages_share_the_budget(machine: Machine) -> None:
     """Every stage is killed at its limit: the sum stays within the budget, and every stage runs."""
 

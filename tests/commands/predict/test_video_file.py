@@ -56,8 +56,3 @@ def test_videos_without_the_encoder_are_mpeg_4(tmp_path: Path, monkeypatch: pyte
         write(path, 64, 48)
     assert codec_of(path) == "mpeg4"
     check_frames(path, 64, 48)
-
-
-def test_folder_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="film"):
-        VideoFile(tmp_path / "absent" / "film.mp4", 64, 48, 5.0)

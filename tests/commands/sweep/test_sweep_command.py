@@ -86,11 +86,6 @@ def test_scores_are_those_of_validate(
     assert one["balanced"] == pytest.approx(scores["test/balanced"], abs=1e-9)
 
 
-def test_halves_are_reported(weights: Path, sweep: Callable[..., dict[str, Any]]) -> None:
-    found = sweep("--checkpoint", str(weights), "--score_thresholds", "[0.3]")
-    assert found["frames"] == 8
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [

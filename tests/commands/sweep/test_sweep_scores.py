@@ -3,7 +3,6 @@
 import math
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
@@ -75,16 +74,3 @@ def test_a_choice_is_scored_on_frames_that_had_no_part_in_it() -> None:
         setting = chosen.setting
         assert elsewhere == score_setting(by_overlap[setting.iou_threshold], setting, ~own)
         assert unchanged == score_setting(by_overlap[0.7], usual, ~own)
-
-
-def test_options_are_words_of_the_command_line() -> None:
-    assert (
-        Setting(0.003, 0.5).options() == "--model.detections.score_threshold 0.003 --model.detections.iou_threshold 0.5"
-    )
-
-
-@pytest.mark.parametrize("score_threshold", [0.25, 0.5])
-def test_a_detection_must_score_more_than_the_confidence(score_threshold: float) -> None:
-    frames = random_frames(5, digits=2)
-    found = selected(matched(frames), np.ones(len(frames), dtype=np.bool_), score_threshold)
-    assert found.scores.min() > score_threshold
