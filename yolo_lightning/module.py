@@ -24,7 +24,7 @@ from yolo_lightning.data.batch import Batch, Prediction, Target, TrainingFacts, 
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.data.sampling.resumable_loader import ResumableLoader
-from yolo_lightning.model import conv_backend, layers, native_probe
+from yolo_lightning.model import conv_backend, layers, native_failures, native_probe
 from yolo_lightning.model.conv_backend import ConvolutionSettings
 from yolo_lightning.model.detection_settings import DetectionSettings
 from yolo_lightning.model.graph import (
@@ -217,7 +217,7 @@ class YOLOModule(LightningModule):
 
     def convolution_facts(self) -> dict[str, str]:
         """Return the implementation of the convolutions for `environment.json`; the supervisor reads the entries."""
-        return native_probe.convolution_facts(self.convolution.backend, self.trainer.strategy.root_device)
+        return native_failures.convolution_facts(self.convolution.backend, self.trainer.strategy.root_device)
 
     def forward(self, images: Tensor) -> Any:
         """Return raw predictions for `(B, 1 or 3, H, W)` uint8 images; gray counts as three equal channels.

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from yolo_lightning.conv.measurement_cache import read_entries
-from yolo_lightning.model import native_probe as probe, native_trial as trial
+from yolo_lightning.model import native_failures, native_probe as probe, native_trial as trial
 from yolo_lightning.model.conv_backend import ConvolutionSettings
 from yolo_lightning.model.native_probe import ProbeResult, probe_native
 from yolo_lightning.model.native_trial import run_trial
@@ -321,8 +321,8 @@ def test_result_is_cached_per_settings(tmp_path: Path) -> None:
 def test_failure_in_a_training_revokes_the_verdict_for_all_settings(tmp_path: Path) -> None:
     file = tmp_path / "probe.json"
     assert probed(answering(), LONG_S, file).works
-    words = [probe.device_key(CPU), str(file), "GPU stall at step 31,204 in run x"]
-    subprocess.run([sys.executable, "-m", "yolo_lightning.model.native_probe", *words], check=True, timeout=120)
+    words = [native_failures.device_key(CPU), str(file), "GPU stall at step 31,204 in run x"]
+    subprocess.run([sys.executable, "-m", "yolo_lightning.model.native_failures", *words], check=True, timeout=120)
     for precision in ("32-true", "16-mixed"):
         found = probed(answering(), LONG_S, file, precision)
         assert str(found) == "native convolutions: failed, GPU stall at step 31,204 in run x"
@@ -331,7 +331,7 @@ def test_failure_in_a_training_revokes_the_verdict_for_all_settings(tmp_path: Pa
 
 def test_failure_is_that_of_a_device_driver_and_torch_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "probe.json"
-    probe.store_failure(probe.device_key(CPU), file, "device error")
+    native_failures.store_failure(native_failures.device_key(CPU), file, "device error")
     assert not probed(answering(), LONG_S, file).works
     monkeypatch.setattr(torch, "__version__", "99.0")
     assert probed(answering(), LONG_S, file).works

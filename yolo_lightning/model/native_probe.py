@@ -24,9 +24,9 @@ import torch
 from yolo_lightning.conv import measurement_cache
 from yolo_lightning.conv.measurement_cache import describe_environment
 from yolo_lightning.model.conv_backend import ConvolutionSettings
-from yolo_lightning.model.layers import Convolution, MemoryFormat
+from yolo_lightning.model.layers import MemoryFormat
+from yolo_lightning.model.native_failures import known_failure, verdicts_file
 from yolo_lightning.model.native_trial import PHASE, VENDOR_FREE, Trial
-from yolo_lightning.utils.files import CONVOLUTION_VERDICTS, cache_folder
 from yolo_lightning.utils.rank_zero import rank_zero_info
 
 Outcome = Literal["works", "crashed", "hung", "wrong", "slower", "failed"]
@@ -80,22 +80,10 @@ def choose_convolution(
         f"model.convolution.backend auto: testing native convolutions on {device}, at most "
         f"{settings.probe_timeout_s:g} s without progress"
     )
-    result = probe_native(device, settings, _verdicts(), precision=precision)
+    result = probe_native(device, settings, verdicts_file(), precision=precision)
     convolution: Literal["gemm", "native"] = "native" if result.works else "gemm"
     _print_once(f"model.convolution.backend auto: {convolution}; {result}")
     return convolution, settings.memory_format
-
-
-def _verdicts() -> Path:
-    return cache_folder() / CONVOLUTION_VERDICTS
-
-
-def convolution_facts(backend: Convolution, device: torch.device) -> dict[str, str]:
-    """Return the implementation in use, and where a failure of native ones is stored, for `environment.json`."""
-    facts = {"convolutions": str(backend)}
-    if device.type != "cpu":
-        facts |= {"native verdict key": device_key(device), "native verdict file": str(_verdicts())}
-    return facts
 
 
 @dataclass(frozen=True)
@@ -132,7 +120,7 @@ def probe_native(
             start of the next computation, or a change in `COMPILER_CACHES` or in the child's folder of temporary files:
             vendor libraries compile kernels on first use. The child may spend a quarter of this time on measurements of
             `autotune`, which later trials need not repeat.
-        cache_file: File with results. A failure in a training, see `store_failure`, is valid for all settings until
+        cache_file: File with results. A failure in a training, see `native_failures`, is valid for all settings until
             device, driver or torch change, or `doctor --retry` deletes it. Another result is used for equal settings,
             device, driver, torch version and MIOPEN_* variables; a stored `hung` only if its time limit was not
             shorter. If kernels were compiled during a trial that hung, the result is not stored: the next trial finds
@@ -148,7 +136,7 @@ def probe_native(
     computed = json.dumps(options | {"precision": AUTOCAST.get(precision)}, sort_keys=True)
     longest_s = LONGEST_TRIAL * timeout_s if longest_s is None else longest_s
     if (failure := known_failure(device, cache_file)) is not None:
-        return failure
+        return ProbeResult("failed", failure)
     # A user who changes these variables tries to make native convolutions work, which requires a new probe.
     switches = {name: value for name, value in os.environ.items() if name.startswith(("MIOPEN_", "HSA_OVERRIDE"))}
     environment = " | ".join([*describe_environment(device).values(), str(sorted(switches.items())), computed])
@@ -167,23 +155,6 @@ def probe_native(
         verdict = {"outcome": result.outcome, "detail": result.detail, "timeout_s": timeout_s}
         measurement_cache.store(cache_file, environment, verdict)
     return result
-
-
-def device_key(device: torch.device) -> str:
-    """Return the name under which failures of native convolutions on a device, driver and torch version are stored."""
-    found = describe_environment(device)
-    return " | ".join(found[name] for name in ("device_type", "device", "driver", "torch"))
-
-
-def known_failure(device: torch.device, cache_file: Path | None) -> ProbeResult | None:
-    """Return that native convolutions have failed in a training on this device; None if they have not."""
-    known = measurement_cache.load(cache_file, device_key(device))
-    return ProbeResult("failed", f"{known.get('detail')}") if known.get("outcome") == "failed" else None
-
-
-def store_failure(key: str, cache_file: Path, failure: str) -> None:
-    """Store that native convolutions have failed in a training; `key` is that of `device_key`."""
-    measurement_cache.store(cache_file, key, {"outcome": "failed", "detail": failure})
 
 
 def _probe(timeout_s: float, longest_s: float, command: Sequence[str]) -> ProbeResult:
@@ -294,16 +265,3 @@ def _compare(trial: Trial) -> ProbeResult:
     if not times <= MAX_SLOWDOWN:
         return ProbeResult("slower", f"{times:.1f} times ({measured})")
     return ProbeResult("works", measured)
-
-
-def main() -> None:
-    """Store a failure in a training; its supervisor, which has no torch, calls this file as a program.
-
-    The words are the key of `device_key`, the file with the results of trials, and the incident.
-    """
-    key, file, failure = sys.argv[1:]
-    store_failure(key, Path(file), failure)
-
-
-if __name__ == "__main__":
-    main()

@@ -57,7 +57,7 @@ from yolo_lightning.utils.stop_signals import STOP_SIGNALS, pasteable
 EARLY_ATTEMPTS = 2
 """Limit of consecutive attempts that stall before data and network are set up: such a stall usually occurs again."""
 
-PROBE = "yolo_lightning.model.native_probe"
+NATIVE_FAILURES = "yolo_lightning.model.native_failures"
 LARGEST_DOUBLINGS = 10
 LEVEL_TIME = "%Y-%m-%dT%H:%M:%S%z"
 
@@ -529,7 +529,7 @@ class Supervisor:
         if facts.get("convolutions") != "native" or not isinstance(key, str) or not isinstance(cache, str):
             return
         failure = f"{incident.diagnosis.kind}{incident.place} in run {self.run_folder.absolute()}"
-        code = run_child((sys.executable, "-m", PROBE, key, cache, failure), self.settings.smoke_test_s).code
+        code = run_child((sys.executable, "-m", NATIVE_FAILURES, key, cache, failure), self.settings.smoke_test_s).code
         self.recorder.log(
             f"native convolutions on this device: failed, {failure}" + ("" if code == 0 else " (not stored)")
         )

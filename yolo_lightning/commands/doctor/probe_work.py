@@ -196,12 +196,12 @@ def convolution(probe: Probe, device: str, timeout_s: float) -> Answer:
     """Test the vendor's convolutions as `model.convolution.backend: auto` does: correct, and not slower than ours."""
     import torch
 
-    from yolo_lightning.model.native_probe import known_failure, probe_native
-    from yolo_lightning.utils.files import CONVOLUTION_VERDICTS, cache_folder
+    from yolo_lightning.model.native_failures import known_failure, verdicts_file
+    from yolo_lightning.model.native_probe import probe_native
 
     announce(f"PyTorch's own convolutions on {device}")
-    if (failure := known_failure(torch.device(device), cache_folder() / CONVOLUTION_VERDICTS)) is not None:
-        return Answer(Outcome.CRASHES, f"{failure.detail}; `doctor --retry` tests them again")
+    if (failure := known_failure(torch.device(device), verdicts_file())) is not None:
+        return Answer(Outcome.CRASHES, f"{failure}; `doctor --retry` tests them again")
     limit_s = max(timeout_s - SPARE_S, timeout_s / 2)
     result = probe_native(torch.device(device), _default_settings(limit_s), longest_s=limit_s)
     outcomes = {"crashed": Outcome.CRASHES, "hung": Outcome.HANGS, "wrong": Outcome.WRONG, "slower": Outcome.SLOWER}
