@@ -58,7 +58,7 @@ IMPOSSIBLE: dict[str, tuple[Callable[[Content], None], str]] = {
 }
 UNLIKELY: dict[str, tuple[Callable[[Content], None], str]] = {
     "centers": (each_box(lambda x, y, w, h: [x + w / 2, y + h / 2, w, h]), "is bbox center x, center y"),
-    "twice": (list_twice, "60 of 120 examined boxes repeat another box"),
+    "twice": (list_twice, "60 of 120 boxes repeat another box"),
 }
 
 

@@ -77,7 +77,7 @@ def test_superfluous_step_up_is_passed_over(yolo_set: YoloSet) -> None:
         ({"nc": 1.5}, "'nc' must be an integer from 1 to 32767, got 1.5"),
         ({"nc": 0, "names": None}, "'nc' must be an integer from 1 to 32767, got 0"),
         ({"names": {0: "a", 2: "b"}}, r"the keys of 'names' must be 0 to 1, got \[0, 2\]"),
-        ({"names": {"a": 0}}, r"the keys of 'names' must be class numbers, got \['a'\]"),
+        ({"names": {"a": 0}}, r"the keys of 'names' must be 0 to 0, got \['a'\]"),
         ({"names": []}, r"'names' must be a list, or names by class number, got \[\]"),
         ({"names": "cat"}, "'names' must be .* got 'cat'"),
         ({"train": 7}, "'train' must be a folder.* got 7"),

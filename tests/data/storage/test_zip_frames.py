@@ -19,7 +19,7 @@ from tests.helpers.archives import (
 )
 from yolo_lightning.data.storage import zip_frames
 from yolo_lightning.data.storage.frames import FrameError
-from yolo_lightning.data.storage.zip_frames import HEADROOM_BYTES, ZipFrames
+from yolo_lightning.data.storage.zip_frames import ZipFrames
 
 FRAMES = drawn_frames(6)
 FIRST, SECOND = list(FRAMES)[:2]
@@ -38,7 +38,7 @@ def test_reads_members(tmp_path: Path, compression: int) -> None:
 
 
 @pytest.mark.parametrize("zip64", [False, True])
-@pytest.mark.parametrize("extra_bytes", [0, 28, HEADROOM_BYTES + 1])
+@pytest.mark.parametrize("extra_bytes", [0, 300])
 def test_content_begins_where_the_local_header_says(tmp_path: Path, zip64: bool, extra_bytes: int) -> None:
     archive = write_zip_by_hand(tmp_path / "frames.zip", FRAMES, zip64=zip64, local_extra=bytes(extra_bytes))
     assert_reads_all(archive, tmp_path / "index")

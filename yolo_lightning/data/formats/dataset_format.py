@@ -34,11 +34,6 @@ class Files:
     predict: str | None = None
     image_folders: tuple[str, ...] = ()
 
-    def of(self, split: Split) -> str | None:
-        """Return the JSON file of a split."""
-        file: str | None = getattr(self, split)
-        return file
-
 
 @dataclass(frozen=True)
 class DatasetSettings:
@@ -159,11 +154,11 @@ class JsonFormat(DatasetFormat):
         """Read and check an annotation file; the name of the function identifies its packed indexes."""
 
     def name(self, split: Split) -> str:
-        return self.files.of(self.replacement(split)) or self.files.train
+        return str(getattr(self.files, self.replacement(split)) or self.files.train)
 
     def origin(self, split: Split) -> str:
         split = self.replacement(split)
-        return f"data.files.{split if self.files.of(split) else 'train'} {self.name(split)}"
+        return f"data.files.{split if getattr(self.files, split) else 'train'} {self.name(split)}"
 
     def replacement(self, split: Split) -> Split:
         """Return `split`, or the split that replaces it if it has no file."""

@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-SAMPLE = 20_000  # Boxes that are examined at most, of evenly spread images
 FEWEST = 10  # Boxes below which only sides of less than a pixel are suspicious
 EDGE = 2.0  # Pixels by which a box may exceed its frame without being counted
 REPEATED_SHARE = 0.05
@@ -30,20 +29,16 @@ def suspicions(
     """
     if not len(boxes):
         return "", ""
-    if len(owner) > SAMPLE:
-        apart = len(owner) // SAMPLE + 1
-        chosen = np.flatnonzero(owner % apart == owner[0] % apart)
-        owner, boxes, labels = owner[chosen], boxes[chosen], labels[chosen]
     count = len(boxes)
     corners, sides = boxes[:, :2], boxes[:, 2:] - boxes[:, :2]
     beyond = (np.maximum(-corners, boxes[:, 2:] - shapes[owner][:, ::-1]) > EDGE).any(axis=1)
     across = int(beyond.sum())
     unlikely = repeated(owner, boxes, labels)
     if (sides < 1).all():
-        return f"all {count:,} examined boxes are smaller than 1 pixel: are they relative to the image?", ""
+        return f"all {count:,} boxes are smaller than 1 pixel: are they relative to the image?", ""
     if count < FEWEST:
         return "", "; ".join(unlikely)
-    found = f"{across:,} of {count:,} examined boxes extend beyond the edge of their image"
+    found = f"{across:,} of {count:,} boxes extend beyond the edge of their image"
     like_corners = float((sides > corners).all(axis=1).mean()) > 0.99
     cause = "x1, y1, x2, y2" if like_corners else "boxes of another image size, or center x, center y, width, height"
     if across > count / 2:
@@ -65,4 +60,4 @@ def repeated(owner: npt.NDArray[np.int64], boxes: Boxes, labels: npt.NDArray[np.
     count = int((rows[1:] == rows[:-1]).all(axis=1).sum())
     if count <= max(2, REPEATED_SHARE * len(rows)):
         return []
-    return [f"{count:,} of {len(rows):,} examined boxes repeat another box of their image: are objects listed twice?"]
+    return [f"{count:,} of {len(rows):,} boxes repeat another box of their image: are objects listed twice?"]

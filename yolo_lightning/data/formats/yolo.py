@@ -35,7 +35,6 @@ READERS = 8  # Number of threads that read label files and headers: they mostly 
 
 ORIENTATION = 0x0112  # EXIF tag of the camera's orientation
 TURNED = frozenset({5, 6, 7, 8})  # Orientations that exchange rows and columns
-TURNED_BY_ALL = frozenset({"JPEG", "MPO"})  # Formats whose orientation is applied by every OpenCV version
 
 
 class YoloFormat(DatasetFormat):
@@ -261,7 +260,7 @@ def suffix(file: str) -> str:
 def image_shape(path: Path, limits: FrameLimits = FrameLimits()) -> tuple[int, int] | None:  # noqa: B008
     """Return `(height, width)` of the decoded image in pixels, after its EXIF orientation; None if it is damaged.
 
-    Only the header is read, except for formats whose orientation depends on the OpenCV version.
+    Only the header is read, except for turned images: which formats are turned back depends on the OpenCV version.
     """
     with open_regular(path) as file:
         try:
@@ -271,8 +270,6 @@ def image_shape(path: Path, limits: FrameLimits = FrameLimits()) -> tuple[int, i
                 without_exif = image.format == "PNG" and "exif" not in image.info
                 if without_exif or image.getexif().get(ORIENTATION) not in TURNED:
                     return height, width
-                if image.format in TURNED_BY_ALL:
-                    return width, height
         except Exception:  # Pillow raises many types of exceptions for damaged headers, also struct.error
             pass
     try:

@@ -40,9 +40,9 @@ class DataDescription:
                 tried.append(self.root / entry.removeprefix("../"))
             place = next((path for path in tried if os.path.exists(path)), None)
             if place is None:
-                places_tried = " and ".join(shown(str(path)) for path in tried)
+                places_tried = " and ".join(_shown(str(path)) for path in tried)
                 raise ValueError(
-                    f"{self.file}: '{key}' is {shown(entry)}, which does not exist (tried {places_tried}). "
+                    f"{self.file}: '{key}' is {_shown(entry)}, which does not exist (tried {places_tried}). "
                     "Nothing is downloaded, and Ultralytics' setting datasets_dir is not used: correct 'path', or set "
                     "data.root"
                 )
@@ -67,26 +67,20 @@ def read_description(file: Path, root: Path | None = None) -> DataDescription:
         if (value := content.get(key)) is not None:
             parts: list[Any] = value if isinstance(value, list) else [value]
             if not parts or not all(isinstance(part, str) and part for part in parts):
-                raise ValueError(
-                    f"{file}: '{key}' must be a folder, a .txt list of images, or a list of them, got "
-                    f"{shown(repr(value))}"
-                )
+                raise _refused(file, key, "a folder, a .txt list of images, or a list of them", value)
             entries[key] = tuple(parts)
     if "train" not in entries and "val" not in entries:
         raise ValueError(f"{file} must have the key 'train' or 'val'")
     channels = content.get("channels")
     if channels not in (None, *get_args(Channels)):
-        raise ValueError(f"{file}: 'channels' must be one of 1, 3, got {shown(repr(channels))}")
+        raise _refused(file, "channels", "one of 1, 3", channels)
     keypoints = [0, 0] if content.get("kpt_shape") is None else content["kpt_shape"]
     if not (
         isinstance(keypoints, list)
         and len(keypoints) == 2
         and all(type(n) is int and 0 <= n <= MOST_KEYPOINTS for n in keypoints)
     ):
-        raise ValueError(
-            f"{file}: 'kpt_shape' must be a list of two integers from 0 to {MOST_KEYPOINTS}, got "
-            f"{shown(repr(keypoints))}"
-        )
+        raise _refused(file, "kpt_shape", f"a list of two integers from 0 to {MOST_KEYPOINTS}", keypoints)
     return DataDescription(
         file=real_path(file),
         root=real_path(root),
@@ -97,7 +91,11 @@ def read_description(file: Path, root: Path | None = None) -> DataDescription:
     )
 
 
-def shown(text: str) -> str:
+def _refused(file: Path, key: str, accepted: str, value: object) -> ValueError:
+    return ValueError(f"{file}: '{key}' must be {accepted}, got {_shown(repr(value))}")
+
+
+def _shown(text: str) -> str:
     return one_line(text, SHOWN_CHARACTERS)
 
 
@@ -106,14 +104,14 @@ def _find_root(file: Path, path: object) -> Path:
     if path is None or path == "":
         return file.parent
     if not isinstance(path, str):
-        raise ValueError(f"{file}: 'path' must be a folder, got {shown(repr(path))}")
+        raise _refused(file, "path", "a folder", path)
     tried = [file.parent / user_path(path), Path.cwd() / user_path(path)]
     for folder in tried:
         if os.path.isdir(folder):
             return folder
-    places_tried = " and ".join(shown(str(folder)) for folder in dict.fromkeys(tried))
+    places_tried = " and ".join(_shown(str(folder)) for folder in dict.fromkeys(tried))
     raise ValueError(
-        f"{file}: 'path' is {shown(path)}, which does not exist (tried {places_tried}). "
+        f"{file}: 'path' is {_shown(path)}, which does not exist (tried {places_tried}). "
         "Ultralytics' setting datasets_dir is not used: use an absolute path, or set data.root"
     )
 
@@ -121,24 +119,20 @@ def _find_root(file: Path, path: object) -> Path:
 def class_names(file: Path, names: object, count: Any) -> tuple[str, ...]:
     """Return the class names, index 0 first; `class_0`, `class_1`, ... if only their number is given."""
     if count is not None and not (type(count) is int and 1 <= count <= MOST_CLASSES):
-        raise ValueError(f"{file}: 'nc' must be an integer from 1 to {MOST_CLASSES}, got {shown(repr(count))}")
+        raise _refused(file, "nc", f"an integer from 1 to {MOST_CLASSES}", count)
     if names is None:
         if count is None:
             raise ValueError(f"{file} must have the key 'names' or 'nc'")
         return tuple(f"class_{index}" for index in range(count))
     if not isinstance(names, list | dict) or not 0 < len(names) <= MOST_CLASSES:
-        raise ValueError(f"{file}: 'names' must be a list, or names by class number, got {shown(repr(names))}")
+        raise _refused(file, "names", "a list, or names by class number", names)
     pairs = list(enumerate(names)) if isinstance(names, list) else list(names.items())
     try:
         by_number = {int(index): str(name) for index, name in pairs}
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ValueError(
-            f"{file}: the keys of 'names' must be class numbers, got {shown(repr(list(names)))}"
-        ) from error
+    except (TypeError, ValueError, OverflowError):
+        by_number = {}
     if sorted(by_number) != list(range(len(names))):
-        raise ValueError(
-            f"{file}: the keys of 'names' must be 0 to {len(names) - 1}, got {shown(repr(sorted(by_number)))}"
-        )
+        raise ValueError(f"{file}: the keys of 'names' must be 0 to {len(names) - 1}, got {_shown(repr(list(names)))}")
     if count not in (None, len(names)):
         raise ValueError(f"{file}: 'nc' must be {len(names)}, the number of 'names', got {count}")
     return tuple(distinct_names(dict(sorted(by_number.items()))).values())

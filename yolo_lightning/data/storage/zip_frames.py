@@ -38,11 +38,9 @@ LEADING_FOLDERS = re.compile(r"^(?:.*/)?(?:frames/|(?=\d{8}/))")
 """Folders before `<date>/<clip>/<frame>`: archives were packed above, at or below the folder `frames`."""
 
 LOCAL_HEADER = struct.Struct("<4s22xHH")
-"""Signature, length of the name, length of the extra fields (APPNOTE.TXT 4.3.7)."""
+"""Signature, length of the name, length of the extra fields (APPNOTE.TXT 4.3.7), which only this header has."""
 
 LOCAL_SIGNATURE = b"PK\x03\x04"
-HEADROOM_BYTES = 256
-"""Bytes read in addition to header and content: only the local header has the lengths of its name and extra fields."""
 
 
 class ZipFrames(EncodedStorage):
@@ -104,14 +102,11 @@ class ZipFrames(EncodedStorage):
         return self._names.absent(names)
 
     def _compressed(self, header_offset: int, length: int) -> bytes:
-        block = self._file.read(header_offset, LOCAL_HEADER.size + HEADROOM_BYTES + length)
-        if not block.startswith(LOCAL_SIGNATURE) or len(block) < LOCAL_HEADER.size:
+        header = self._file.read(header_offset, LOCAL_HEADER.size)
+        if not header.startswith(LOCAL_SIGNATURE) or len(header) < LOCAL_HEADER.size:
             raise OSError(f"no member begins at byte {header_offset:,}")
-        _, name_length, extra_length = LOCAL_HEADER.unpack_from(block)
-        start = LOCAL_HEADER.size + name_length + extra_length
-        data = block[start : start + length]
-        if len(data) < length:
-            data = self._file.read(header_offset + start, length)
+        _, name_length, extra_length = LOCAL_HEADER.unpack(header)
+        data = self._file.read(header_offset + LOCAL_HEADER.size + name_length + extra_length, length)
         if len(data) < length:
             raise OSError(f"the archive ends inside the member, {length - len(data):,} bytes are missing")
         return data
