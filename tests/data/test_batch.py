@@ -44,27 +44,15 @@ def three_samples() -> list[Sample]:
     ]
 
 
-def test_collate_stacks_images_with_one_channel() -> None:
-    images = collate(three_samples()).images
-    assert (images.shape, images.dtype) == ((3, 1, HEIGHT, WIDTH), torch.uint8)
-    assert images[:, 0, 0, 0].tolist() == [10, 20, 30]
-
-
-def test_collate_gives_boxes_as_centre_and_size_in_shares_of_the_input() -> None:
-    boxes = collate(three_samples()).boxes
-    assert boxes.dtype == torch.float32
-    assert boxes.tolist() == [[0.25, 0.25, 0.5, 0.5], [0.5, 0.5, 0.5, 0.5], [0.75, 0.75, 0.5, 0.5]]
-
-
-def test_collate_numbers_boxes_by_their_image_in_ascending_order() -> None:
+def test_collate_stacks_images_boxes_and_facts() -> None:
     batch = collate(three_samples())
+    assert (batch.images.shape, batch.images.dtype) == ((3, 1, HEIGHT, WIDTH), torch.uint8)
+    assert batch.images[:, 0, 0, 0].tolist() == [10, 20, 30]
+    assert batch.boxes.dtype == torch.float32
+    assert batch.boxes.tolist() == [[0.25, 0.25, 0.5, 0.5], [0.5, 0.5, 0.5, 0.5], [0.75, 0.75, 0.5, 0.5]]
     assert batch.sample_index.tolist() == [0, 0, 2]
     assert batch.labels.tolist() == [0, 1, 0]
     assert batch.sample_index.dtype == batch.labels.dtype == torch.int64
-
-
-def test_collate_keeps_ids_shapes_and_placements_in_order() -> None:
-    batch = collate(three_samples())
     assert len(batch) == 3
     assert batch.image_ids == ("20200502114223915", "20200502114223916", "20200502114223917")
     assert batch.frame_shapes == ((HEIGHT, WIDTH),) * 3

@@ -87,14 +87,10 @@ def test_random_numbers_of_a_sample_come_from_its_key(frames: LabelledFrames, mo
     assert asked == [(2, 9, 4, 5), (2, 9, 4, 5), (2, 9, 4, 5, 1)]
 
 
-def test_training_sample_names_its_frame(frames: LabelledFrames) -> None:
+def test_training_sample_has_the_documented_content(frames: LabelledFrames) -> None:
     sample = training(frames)[0, 2]
     assert (sample.image_id, sample.frame_shape) == ("20200502114223917", (48, 64))
     assert (sample.readable, sample.bad_frames) == (True, ())
-
-
-def test_training_sample_has_the_documented_types(frames: LabelledFrames) -> None:
-    sample = training(frames)[0, 0]
     assert (sample.image.shape, sample.image.dtype) == ((64, 64), np.uint8)
     assert (sample.boxes.dtype, sample.labels.dtype) == (np.float32, np.int64)
     assert sample.image.flags.c_contiguous

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from lightning.pytorch import Trainer
 
-from tests.helpers.archives import write_zip
+from tests.helpers.archives import pack, write_zip
 from tests.helpers.data_module import data_module
 from yolo_lightning.commands.prepare.command import prepare
 from yolo_lightning.data.batch import Sample
@@ -22,7 +22,7 @@ from yolo_lightning.data.loader import LoaderSettings
 from yolo_lightning.data.storage.choose_storage import open_frames, open_original
 from yolo_lightning.data.storage.frames import BitDepthError, FrameError, decode_frame
 from yolo_lightning.data.storage.image_header import FrameLimits
-from yolo_lightning.data.storage.packing import damaged_frames, describe, write_index, write_shard
+from yolo_lightning.data.storage.packing import complete_shards, damaged_frames
 from yolo_lightning.data.storage.storage import StorageSettings
 from yolo_lightning.data.synthetic.camera import RAW_LOW, RAW_PER_LEVEL
 from yolo_lightning.data.synthetic.drawn_dataset import draw_dataset
@@ -42,12 +42,8 @@ def raw_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
     files = sorted((root / "frames").rglob("*.png"))
     names = [str(file.relative_to(root)) for file in files]
     write_zip(root / "frames.zip", {name: file.read_bytes() for name, file in zip(names, files, strict=True)})
-    original, store = open_original(root, StorageSettings(kind="folder"), RAW), root / "packed"
-    store.mkdir()
-    shards = [write_shard(store, original, describe(original), part)[0] for part in (names[:9], names[9:])]
-    write_index(store, [shard for shard in shards if shard is not None], {}, describe(original))
-    assert shards[0] is not None
-    assert damaged_frames(store, shards[0]) == []
+    store = pack(root / "packed", open_original(root, StorageSettings(kind="folder"), RAW), names, 9)
+    assert not any(damaged_frames(store, shard) for shard in complete_shards(store)[0])
     return root
 
 

@@ -5,7 +5,7 @@ import multiprocessing
 import struct
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,7 +14,8 @@ import numpy as np
 
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.data.storage.frames import decode_frame
-from yolo_lightning.data.storage.storage import Storage
+from yolo_lightning.data.storage.packing import describe, write_index, write_shard
+from yolo_lightning.data.storage.storage import EncodedStorage, Storage
 
 LOCAL, CENTRAL, END = b"PK\x03\x04", b"PK\x01\x02", b"PK\x05\x06"
 ENCRYPTED = 1
@@ -60,6 +61,23 @@ def write_annotations(path: Path, names: list[str], height: int = 24, width: int
     boxes = [{"id": 1, "image_id": images[0]["id"], "category_id": 1, "bbox": [0, 0, 1, 1]}]
     categories = [{"id": number, "name": name} for number, name in enumerate(("background", *CLASS_NAMES))]
     path.write_text(json.dumps({"images": images, "annotations": boxes, "categories": categories}))
+
+
+def put(root: Path, frames: Mapping[str, bytes]) -> None:
+    """Write frames into a folder."""
+    for name, content in frames.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(content)
+
+
+def pack(store: Path, source: EncodedStorage, names: Sequence[str], shard_frames: int = 4) -> Path:
+    """Write a new packed store of the frames."""
+    store.mkdir()
+    parts = [names[start : start + shard_frames] for start in range(0, len(names), shard_frames)]
+    done = [write_shard(store, source, describe(source), part) for part in parts]
+    damaged = {name: reason for _, reasons in done for name, reason in reasons.items()}
+    write_index(store, [shard for shard, _ in done if shard], damaged, describe(source))
+    return store
 
 
 def write_zip(path: Path, frames: Mapping[str, bytes], compression: int = zipfile.ZIP_STORED) -> Path:

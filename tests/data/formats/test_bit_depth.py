@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 import pytest
 
-from tests.helpers.archives import drawn_frames, write_annotations, write_zip
+from tests.helpers.archives import drawn_frames, put, write_annotations, write_zip
 from tests.helpers.data_module import set_up
 from yolo_lightning.commands.prepare.command import prepare
 from yolo_lightning.data.storage.choose_storage import open_frames
@@ -38,12 +38,6 @@ def encode(extension: str, image: np.ndarray) -> bytes:
 
 def raw_frame() -> bytes:
     return encode(".png", RAW.astype(np.uint16))
-
-
-def put(root: Path, frames: dict[str, bytes]) -> None:
-    for name, content in frames.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_bytes(content)
 
 
 @pytest.mark.parametrize("channels", [1, 3])

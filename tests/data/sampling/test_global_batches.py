@@ -2,19 +2,16 @@
 
 from itertools import islice
 
-import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given, strategies as st
-from torch.utils.data import Dataset
 
-from yolo_lightning.data.sampling.epoch_order import SampledOrder
+from tests.data.sampling.test_mosaic_partners import Shuffled
+from tests.data.sampling.test_resumable_loader import KeyDataset
 from yolo_lightning.data.sampling.resumable_loader import (
     EpochBatchSampler,
     FileOrderBatches,
     GlobalBatches,
     ResumableLoader,
-    SampleKey,
 )
 
 PLACES = {"batch_size": st.integers(1, 5), "processes": st.integers(1, 5), "extra": st.integers(0, 40)}
@@ -61,28 +58,11 @@ def test_split_that_is_too_small_for_the_processes_is_refused() -> None:
 COUNT = 23
 
 
-class Shuffled(SampledOrder):
-    """An order of `COUNT` samples."""
-
-    def __init__(self) -> None:
-        self.length = COUNT
-        self.settings = {"seed": 0}
-
-    def indices(self, epoch: int) -> npt.NDArray[np.int64]:
-        return np.random.default_rng(epoch).permutation(COUNT)
-
-
-class Keys(Dataset[SampleKey]):
-    """Its samples are the keys it is asked for."""
-
-    def __getitem__(self, key: SampleKey) -> SampleKey:
-        return key
-
-
 def loaders(processes: int, global_batch: int) -> list[ResumableLoader]:
     size = global_batch // processes
     return [
-        ResumableLoader(Keys(), EpochBatchSampler(Shuffled(), size, rank, processes), list) for rank in range(processes)
+        ResumableLoader(KeyDataset(), EpochBatchSampler(Shuffled(COUNT), size, rank, processes), list)
+        for rank in range(processes)
     ]
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.helpers.annotations import open_ltdv2
+from tests.helpers.archives import pack
 from yolo_lightning.data.batch import Batch, collate
 from yolo_lightning.data.dataset import TrainingDataset
 from yolo_lightning.data.labelled_frames import LabelledFrames
@@ -19,7 +20,6 @@ from yolo_lightning.data.sampling.mosaic_partners import MIXUP_RULER, mosaic_par
 from yolo_lightning.data.sampling.resumable_loader import EpochBatchSampler, ResumableLoader, SampleKey
 from yolo_lightning.data.storage.choose_storage import open_frames
 from yolo_lightning.data.storage.folder_frames import FolderFrames
-from yolo_lightning.data.storage.packing import describe, write_index, write_shard
 from yolo_lightning.data.storage.storage import StorageKind, StorageSettings
 from yolo_lightning.data.synthetic import draw_dataset
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation, BoxPaste
@@ -66,11 +66,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with zipfile.ZipFile(root / "frames.zip", "w") as archive:
         for file in files:
             archive.write(root / file, file)
-    source = FolderFrames(root)
-    (root / "packed").mkdir()
-    shard = write_shard(root / "packed", source, describe(source), [str(file) for file in files])[0]
-    assert shard is not None
-    write_index(root / "packed", [shard], {}, describe(source))
+    pack(root / "packed", FolderFrames(root), [str(file) for file in files])
     return root
 
 

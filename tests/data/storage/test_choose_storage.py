@@ -6,11 +6,10 @@ from typing import get_args
 
 import pytest
 
-from tests.helpers.archives import drawn_frames, write_zip
+from tests.helpers.archives import drawn_frames, pack, put, write_zip
 from yolo_lightning.data.storage.choose_storage import STORAGES, open_frames
 from yolo_lightning.data.storage.folder_frames import FolderFrames
 from yolo_lightning.data.storage.packed_frames import PackedFrames
-from yolo_lightning.data.storage.packing import describe, write_index, write_shard
 from yolo_lightning.data.storage.storage import Storage, StorageKind, StorageSettings
 from yolo_lightning.data.storage.zip_frames import ZipFrames
 
@@ -19,25 +18,12 @@ NAMES = sorted(FRAMES)
 KINDS = {"folder": FolderFrames, "zip": ZipFrames, "packed": PackedFrames}
 
 
-def put(root: Path, frames: dict[str, bytes]) -> None:
-    for name, content in frames.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_bytes(content)
-
-
-def pack(store: Path, source: FolderFrames) -> None:
-    store.mkdir()
-    shard, damaged = write_shard(store, source, describe(source), NAMES)
-    assert shard is not None
-    write_index(store, [shard], damaged, describe(source))
-
-
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """Dataset root with the same frames in three storages."""
     put(tmp_path, FRAMES)
     write_zip(tmp_path / "frames.zip", FRAMES)
-    pack(tmp_path / "packed", FolderFrames(tmp_path))
+    pack(tmp_path / "packed", FolderFrames(tmp_path), NAMES)
     return tmp_path
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.helpers.archives import put
 from yolo_lightning.data.storage.folder_frames import FolderFrames
 from yolo_lightning.data.storage.frames import FrameError, decode_frame, is_truncated
 
@@ -22,23 +23,18 @@ def encode(extension: str, image: np.ndarray) -> bytes:
     return cv2.imencode(extension, image)[1].tobytes()
 
 
-def put(root: Path, name: str, content: bytes) -> None:
-    (root / name).parent.mkdir(parents=True, exist_ok=True)
-    (root / name).write_bytes(content)
-
-
 def test_a_gray_jpeg_stored_with_three_channels_reads_as_one(tmp_path: Path) -> None:
-    put(tmp_path, NAME, encode(".jpg", cv2.cvtColor(gradient(), cv2.COLOR_GRAY2BGR)))
+    put(tmp_path, {NAME: encode(".jpg", cv2.cvtColor(gradient(), cv2.COLOR_GRAY2BGR))})
     assert FolderFrames(tmp_path).read(NAME).shape == (48, 64)
 
 
 def test_png_is_accepted_and_exact(tmp_path: Path) -> None:
-    put(tmp_path, "frames/a.png", encode(".png", gradient()))
+    put(tmp_path, {"frames/a.png": encode(".png", gradient())})
     assert np.array_equal(FolderFrames(tmp_path).read("frames/a.png"), gradient())
 
 
 def test_finds_frames_extracted_into_a_folder_of_their_own(tmp_path: Path) -> None:
-    put(tmp_path / "frames", NAME, encode(".jpg", gradient()))
+    put(tmp_path / "frames", {NAME: encode(".jpg", gradient())})
     source = FolderFrames(tmp_path)
     assert source.read(NAME).shape == (48, 64)
     assert source.missing([NAME]) == []
@@ -61,7 +57,7 @@ def test_root_without_frames_is_refused(tmp_path: Path, root: str, message: str)
 @pytest.mark.parametrize("share", [0.001, 0.01, 0.3, 0.6, 0.9, 0.99])
 def test_torn_jpeg_raises_and_names_the_file(tmp_path: Path, share: float) -> None:
     whole = encode(".jpg", gradient(288, 384))
-    put(tmp_path, NAME, whole[: max(1, int(len(whole) * share))])
+    put(tmp_path, {NAME: whole[: max(1, int(len(whole) * share))]})
     with pytest.raises(FrameError, match=rf"^{NAME}: "):
         FolderFrames(tmp_path).read(NAME)
 
@@ -81,7 +77,7 @@ def test_bytes_padded_after_the_end_marker_are_accepted() -> None:
     ids=["empty", "html", "zeros", "lfs-pointer"],
 )
 def test_content_that_is_no_image_is_named_with_its_reason(tmp_path: Path, content: bytes, reason: str) -> None:
-    put(tmp_path, NAME, content)
+    put(tmp_path, {NAME: content})
     with pytest.raises(FrameError, match=rf"^{NAME}: {reason}"):
         FolderFrames(tmp_path).read(NAME)
 
@@ -99,7 +95,7 @@ def test_folder_in_place_of_a_file_raises_frame_error(tmp_path: Path) -> None:
 
 
 def test_missing_lists_absent_files_and_absent_clips(tmp_path: Path) -> None:
-    put(tmp_path, NAME, b"content is not looked at")
+    put(tmp_path, {NAME: b"content is not looked at"})
     absent = ["frames/20200502/clip_1_1142/image_0002.jpg", "frames/20200502/clip_9_0000/image_0001.jpg"]
     assert sorted(FolderFrames(tmp_path).missing([NAME, *absent])) == absent
 

@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from tests.helpers.archives import assert_same_in_threads_and_processes, drawn_frames, pixels
+from tests.helpers.archives import assert_same_in_threads_and_processes, drawn_frames, pack, pixels, put
 from yolo_lightning.data.index.index_folder import NameTable, encode
 from yolo_lightning.data.storage.folder_frames import FolderFrames
 from yolo_lightning.data.storage.frames import FrameError
 from yolo_lightning.data.storage.packed_frames import FORMAT_OF_BITS, MANIFEST, PackedFrames
-from yolo_lightning.data.storage.packing import describe, write_index, write_shard
 
 FRAMES = drawn_frames(6)
 FIRST, SECOND = list(FRAMES)[:2]
@@ -23,25 +22,14 @@ TORN = "frames/20200502/clip_2_1150/image_0000.jpg"
 ABSENT = "frames/20200502/clip_9_1150/image_0000.jpg"
 
 
-def pack(root: Path, frames: Mapping[str, bytes], shard_frames: int = 4) -> Path:
-    for name, content in frames.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_bytes(content)
-    store, source = root / "packed", FolderFrames(root)
-    store.mkdir()
-    names = sorted(frames)
-    done = [
-        write_shard(store, source, describe(source), names[start : start + shard_frames])
-        for start in range(0, len(names), shard_frames)
-    ]
-    damaged = {name: reason for _, reasons in done for name, reason in reasons.items()}
-    write_index(store, [shard for shard, _ in done if shard], damaged, describe(source))
-    return store
+def packed(root: Path, frames: Mapping[str, bytes], shard_frames: int = 4) -> Path:
+    put(root, frames)
+    return pack(root / "packed", FolderFrames(root), sorted(frames), shard_frames)
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    return pack(tmp_path, {**FRAMES, TORN: FRAMES[FIRST][:200]})
+    return packed(tmp_path, {**FRAMES, TORN: FRAMES[FIRST][:200]})
 
 
 def shards(store: Path) -> list[Path]:
@@ -66,7 +54,7 @@ def test_frames_of_any_size_come_back(
     generator = np.random.default_rng(0)
     images = {f"frames/{k}.png": generator.integers(0, 256, shape, dtype=np.uint8) for k, shape in enumerate(shapes)}
     encoded = {name: cv2.imencode(".png", image)[1].tobytes() for name, image in images.items()}
-    source = PackedFrames(pack(tmp_path_factory.mktemp("sizes"), encoded, group))
+    source = PackedFrames(packed(tmp_path_factory.mktemp("sizes"), encoded, group))
     for name, image in images.items():
         assert np.array_equal(source.read(name), image)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.helpers.archives import drawn_frames, pixels, write_zip
+from tests.helpers.archives import drawn_frames, pixels, put, write_zip
 from yolo_lightning.data.storage.folder_frames import FolderFrames
 from yolo_lightning.data.storage.packed_frames import MANIFEST, PackedFrames, read_manifest
 from yolo_lightning.data.storage.packing import (
@@ -37,9 +37,7 @@ HALVES = [NAMES[:3], NAMES[3:]]
 
 @pytest.fixture
 def source(tmp_path: Path) -> FolderFrames:
-    for name, content in FRAMES.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(content)
+    put(tmp_path, FRAMES)
     return FolderFrames(tmp_path)
 
 
