@@ -38,6 +38,8 @@ from yolo_lightning.utils.suggestions import did_you_mean, similar
 LOSS = "_loss"
 """End of the names of the losses that a validation logs."""
 MONTH = re.compile(r"\d{4}-\d{2}(/.+)?")
+LOGGED_BY_STEPS = ("train/", "lr/", "epoch", "step")
+"""Beginnings of the names that training steps and Lightning log."""
 PACKAGES = ("yolo_lightning", "callbacks", "lightning")
 """Packages whose modules and callbacks log no further score in a validation."""
 
@@ -81,12 +83,13 @@ class MeanAP(Callback):
         names = pl_module.hparams["class_names"]
         for one in present:
             monitor = str(getattr(one, "monitor", None) or "")
-            if monitor.startswith("val/") and not self._logs(monitor.removeprefix("val/"), names):
+            is_score = monitor.startswith("val/") and self._logs(monitor.removeprefix("val/"), names)
+            if monitor and not is_score and not monitor.startswith(LOGGED_BY_STEPS):
                 known = [f"val/{name}" for name in sorted(score_names(len(names), bounds=self.bootstrap_samples > 0))]
                 bounds = "" if self.bootstrap_samples else "; bootstrap_samples of MeanAP adds val/balanced_low, ..."
                 raise ValueError(
                     f"trainer.callbacks: {type(one).__name__}: monitor must be one of {', '.join(known)}, such a name "
-                    f"with /class or /month, or a loss{bounds}; got {monitor!r}{did_you_mean(similar(monitor, known))}"
+                    f"with /class or /month, or a loss{bounds}; got {monitor!r}{did_you_mean(_meant(monitor, known))}"
                 )
 
     def _logs(self, name: str, class_names: Sequence[str]) -> bool:
@@ -153,6 +156,12 @@ class MeanAP(Callback):
         if stage == "test" and (rows := oracles(found.matches, class_names)):
             rich.print(oracle_table(rows))
         return scores, logged
+
+
+def _meant(monitor: str, known: Sequence[str]) -> list[str]:
+    """Return the name that is most similar to a `monitor`, which may be Ultralytics' `metrics/mAP50-95(B)`."""
+    typed = monitor.rpartition("/")[2].lower().removesuffix("(b)").replace("50-95", "")
+    return similar(f"val/{typed}", known)
 
 
 def score_names(classes: int, *, bounds: bool) -> set[str]:

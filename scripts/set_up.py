@@ -71,10 +71,11 @@ def check() -> int:
 
 
 def minimum() -> list[str]:
-    """Return the oldest supported version of each dependency as requirements: `numpy==1.26`."""
+    """Return the oldest supported version of each dependency, and of the extra `dev`: `numpy==1.26`."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     pattern = re.compile(r"([\w-]+)(?:\[\w+\])?[>=]=([\d.]+)")
-    found = [pattern.match(requirement) for requirement in project["dependencies"]]
+    required = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    found = [pattern.match(requirement) for requirement in required]
     assert all(found), "every dependency has a minimum version"
     return [f"{one[1]}=={one[2]}" for one in found if one]
 

@@ -82,6 +82,7 @@ CALLBACKS = [
     ("BestCheckpoint", "monitor: val/balance", r"monitor must be one of .*'val/balance'\. Did you mean val/balanced\?"),
     ("BestCheckpoint", "monitor: val/balanced_low", r"monitor must be .*bootstrap_samples of MeanAP adds"),
     ("BestCheckpoint", "monitor: val/map_50/dog", r"monitor must be one of .*got 'val/map_50/dog'"),
+    ("BestCheckpoint", "monitor: map50", r"monitor must be one of .*got 'map50'\. Did you mean val/map_50\?"),
     ("MeanAP", "bootstrap_samples: 9", "MeanAP: bootstrap_samples must be >= 100, got 9"),
 ]
 BAD += [

@@ -62,6 +62,7 @@ def begun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[Path, J
         (["--config", "second.yaml"], {"YOLO_LIGHTNING_FIT__CONFIG": "first.yaml"}, 4),
         ([], {"YOLO_LIGHTNING_FIT__CONFIG": "first.yaml"}, 3),
         ([], {"YOLO_LIGHTNING_TEST__CONFIG": "first.yaml"}, None),
+        (["-config", "first.yaml"], {}, None),  # a mistake that the parser reports, not the file `onfig`
         (["--data.loader", "{num_workers: 8}"], {}, 8),
         (["--data.loader", "loader.yaml"], {}, 9),
     ],

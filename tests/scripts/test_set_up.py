@@ -88,4 +88,6 @@ def test_constraints_name_no_registry() -> None:
 
 
 def test_minimum_versions_are_those_of_the_project(set_up: ModuleType) -> None:
-    assert {"torch==2.6", "lightning==2.6.4", "jsonargparse==4.39", "ultralytics==8.4.190"} <= set(set_up.minimum())
+    found = set(set_up.minimum())
+    assert {"torch==2.6", "lightning==2.6.4", "jsonargparse==4.39", "ultralytics==8.4.190"} <= found
+    assert {"pytest==8", "nbclient==0.10", "onnx==1.17"} <= found, "packages of the extra `dev`"

@@ -170,8 +170,12 @@ def separated(words: Sequence[str]) -> tuple[list[str], list[str]]:
         if word in FILE_WORDS:
             value = next(left, None)
             (others if value is None else files).append(word if value is None else configuration_file(value))
-        elif word.startswith((f"{FILE_OPTION}=", SHORT_FILE_OPTION)):
-            files.append(configuration_file(word.removeprefix(f"{FILE_OPTION}=").removeprefix(SHORT_FILE_OPTION)))
+        elif word.startswith(f"{FILE_OPTION}="):
+            files.append(configuration_file(word.removeprefix(f"{FILE_OPTION}=")))
+        elif word.startswith(SHORT_FILE_OPTION) and os.path.isfile(
+            file := configuration_file(word.removeprefix(SHORT_FILE_OPTION))
+        ):
+            files.append(file)  # unlike -config or -cfg
         else:
             others.append(word)
     return files, others

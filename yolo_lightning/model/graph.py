@@ -60,7 +60,7 @@ def build_graph(
 
     Args:
         variant: A name in `variants`, or the path of a `.yaml` file.
-        class_names: Index 0 first, at least one.
+        class_names: Index 0 first, at least one, all different.
         convolution: See `arrange`.
         weights: File with initial weights, see `_load_weights`; None for random weights.
         class_width: Channels of the hidden layers of the class head; None for the default of Ultralytics for this
@@ -71,6 +71,8 @@ def build_graph(
     """
     if not class_names:
         raise ValueError("model.class_names must contain at least one name, got none")
+    if doubled := [name for at, name in enumerate(class_names) if name in class_names[:at]]:
+        raise ValueError(f"model.class_names must differ from each other, got {doubled[0]!r} twice")
     if type(input_channels) is not int or not 1 <= input_channels <= MOST_CHANNELS:
         raise ValueError(f"model.input_channels must be 1 to {MOST_CHANNELS}, got {input_channels}")
     description = description_of(variant) if architecture is None else architecture
