@@ -23,7 +23,7 @@ endif
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: environment ## generate a small dataset, train, recalibrate, test, predict (minutes on a CPU)
+demo: environment ## generate a small dataset, train, test, predict (minutes on a CPU)
 	PYTHONPATH="$(CURDIR)" $(PYTHON) scripts/demo.py
 
 # One process more than cores, at most 4: tests of supervision wait for other processes.

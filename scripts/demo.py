@@ -1,4 +1,4 @@
-"""Draw a look-alike of LTDv2, train YOLOv8n, recalibrate, test, predict; print scores, files and next commands."""
+"""Draw a look-alike of LTDv2, train YOLOv8n, test, predict; print scores, files and next commands."""
 
 import argparse
 import json
@@ -6,7 +6,6 @@ import re
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.panel import Panel
@@ -14,7 +13,6 @@ from rich.panel import Panel
 DATA = Path("runs/demo-data")
 RUN = Path("runs/demo")
 CONFIG = str(Path(__file__).resolve().parent.parent / "configs" / "demo.yaml")
-COMPARISON = "recalibrated.json"  # scores before and after recalibration, in the run folder
 EXTREMES = {"best": max, "worst": min}
 LABEL_WIDTH = 25
 
@@ -33,27 +31,22 @@ def main() -> None:
     started_s = time.monotonic()
     draw_dataset(DATA, progress=True)
     common = ["--config", CONFIG, "--data.root", str(DATA), "--trainer.default_root_dir", str(RUN)]
-    for command in ("fit", "recalibrate", "test", "predict"):
-        if command == "recalibrate":
+    for command in ("fit", "test", "predict"):
+        words = common
+        if command != "fit":
             run = run_folder.runs(RUN)[0]
             best = run / run_files.CHECKPOINTS / run_files.BEST_CHECKPOINT
-            words = [str(run), "--images", "32", "--json", str(run / COMPARISON)]
-        else:
-            words = common if command == "fit" else [*common, "--ckpt_path", str(best)]
+            words = [*common, "--ckpt_path", str(best)]
         console.rule(command)
         sys.argv[1:] = [command, *words]  # the log contains the command line
         command_line(sys.argv[1:])
-        if command == "recalibrate" and (found := json.loads((run / COMPARISON).read_text()))["recommended"]:
-            best = Path(found["output"])
     console.print(
-        Panel(
-            closing_block(run, best, found), title=f"demo finished in {(time.monotonic() - started_s) / 60:.1f} minutes"
-        )
+        Panel(closing_block(run, best), title=f"demo finished in {(time.monotonic() - started_s) / 60:.1f} minutes")
     )
 
 
-def closing_block(run: Path, best: Path, found: dict[str, Any]) -> str:
-    """Return six lines of scores, files and next commands; `found` is the JSON result of `recalibrate`."""
+def closing_block(run: Path, best: Path) -> str:
+    """Return five lines of scores, files and next commands."""
     from yolo_lightning.evaluation.score_table import score_text
     from yolo_lightning.utils import run_files
 
@@ -65,9 +58,6 @@ def closing_block(run: Path, best: Path, found: dict[str, Any]) -> str:
     rows = {
         label: f"{score_text(scores[name])}  {name.partition('map_50/')[2]}".rstrip() for label, name in named.items()
     }
-    before = found["scores"]["before"]["all"]["map_50"]
-    after = found["scores"]["recalibrated"]["all"]["map_50"]
-    rows["validation mAP50"] = f"{score_text(before)}, recalibrated {score_text(after)}"
     files = {"checkpoint": best, "submission": run / run_files.PREDICTIONS, "report": run / run_files.REPORT}
     rows |= {name: str(path) for name, path in files.items()}
     lines = [f"{name:<{LABEL_WIDTH}}{value}" for name, value in rows.items()]

@@ -77,6 +77,7 @@ ANSWERS = [
     (["fit", "--cache", "True"], 2, "unknown key cache. Did you mean --data.storage.image_cache_mib?"),
     (["fit", "--rect", "True"], 2, "unknown key rect; --help.full lists all keys."),
     (["fit", "--help"], 0, "--data.image_size = 640 [imgsz, img]"),
+    (["fit", "--trainer.precision", "fp8"], 2, "bf16-mixed, 32-true, 64-true, bf16 or null, got 'fp8'"),
     (["export", "--help"], 0, "pt | onnx"),
     *((["--help"], 0, tool) for tool in sorted(TOOLS)),
     ([], 2, "usage: "),

@@ -231,7 +231,7 @@ def _choices_of(action: Any) -> list[str]:
     kinds = [kind] if get_origin(kind) is Literal else get_args(kind)
     if any(get_origin(one) is not Literal and one is not NoneType for one in kinds):
         return []
-    return [str(value) for one in kinds for value in get_args(one) or ("null",)]
+    return list(dict.fromkeys(str(value) for one in kinds for value in get_args(one) or ("null",)))
 
 
 def _short_help(command: str, parser: Any) -> str:

@@ -68,7 +68,7 @@ SYNONYMS = {
 }
 """Keys for words of Ultralytics; the first key that the parser accepts is suggested."""
 
-VALUE_SYNONYMS = {"fp16": "16-mixed", "half": "16-mixed", "fp32": "32-true", "cuda": "gpu"}
+VALUE_SYNONYMS = {"fp16": "16-mixed", "half": "16-mixed", "fp32": "32-true", "cuda": "gpu", "csv": "json"}
 
 KEYS_OF_FILES = {
     ".yaml": "data.format",
@@ -222,7 +222,7 @@ def stray_word(words: str, keys: Collection[str]) -> str:
 
 def wrong_choice(key: str, value: str, accepted: Sequence[str]) -> str:
     by_lower = {one.lower(): one for one in accepted}
-    meant = [VALUE_SYNONYMS.get(value.lower(), ""), *similar(value.lower(), by_lower)]
+    meant = [VALUE_SYNONYMS.get(one, one) for one in similar(value.lower(), [*by_lower, *VALUE_SYNONYMS])]
     choice = " or ".join([", ".join(accepted[:-1]), accepted[-1]] if len(accepted) > 1 else accepted)
     return (
         f"{key} must be {choice}, got {value!r}{did_you_mean([by_lower[one] for one in meant if one in by_lower][:1])}"
