@@ -50,6 +50,16 @@ def test_known_placement_of_an_ltdv2_frame() -> None:
     assert Letterbox.fit(288, 384, ImageSize(640, 640)) == Letterbox(640 / 384, left=0, top=80)
 
 
+@pytest.mark.parametrize(("height", "width", "size"), [(512, 640, 416), (757, 1000, 320), (288, 384, 640)])
+def test_box_of_the_whole_frame_covers_the_whole_pixels_of_the_scaled_frame(height: int, width: int, size: int) -> None:
+    """A side of 332.8 pixels is drawn with 333: boxes that are scaled by the gain alone would lie 0.3 pixels off."""
+    placement = Letterbox.fit(height, width, ImageSize(size, size))
+    rows, columns = scaled_shape(height, width, placement.gain)
+    (box,) = frame_to_input(np.array([[0, 0, width, height]], np.float32), placement)
+    left, top = placement.left, placement.top
+    assert box.tolist() == pytest.approx([left, top, left + columns, top + rows], abs=1e-4)
+
+
 def test_boxes_in_the_padding_lie_outside_the_frame_until_they_are_clipped() -> None:
     placement = Letterbox.fit(288, 384, ImageSize(640, 640))
     whole_input = torch.tensor([[0.0, 0.0, 640.0, 640.0], [-50.0, 100.0, 700.0, 110.0]])

@@ -14,18 +14,29 @@ FloatArray = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Letterbox:
-    """Position of a frame in the network input: scaled by `gain`, then shifted by `(left, top)`."""
+    """Position of a frame in the network input: scaled by `gain`, then shifted by `(left, top)`.
+
+    A scaled frame has whole pixels: 512 rows with a gain of 0.65 become 333 instead of 332.8. `stretch` is the ratio of
+    the two, which also applies to the boxes.
+    """
 
     gain: float  # Input pixels per frame pixel, > 0
     left: int  # Columns of padding before the frame, input pixels
     top: int  # Rows of padding above the frame, input pixels
+    stretch: tuple[float, float] = (1.0, 1.0)  # of width and height
 
     @staticmethod
     def fit(height: int, width: int, size: ImageSize) -> "Letterbox":
         """Return the largest centred placement of a `height` x `width` frame in the input."""
         gain = min(size.height / height, size.width / width)
         scaled_height, scaled_width = scaled_shape(height, width, gain)
-        return Letterbox(gain, (size.width - scaled_width) // 2, (size.height - scaled_height) // 2)
+        left, top = (size.width - scaled_width) // 2, (size.height - scaled_height) // 2
+        return Letterbox(gain, left, top, (scaled_width / width / gain, scaled_height / height / gain))
+
+    @property
+    def gains(self) -> list[float]:
+        """Return input pixels per frame pixel for each value of an xyxy box."""
+        return [self.gain * one for one in self.stretch] * 2
 
 
 def scaled_shape(height: int, width: int, gain: float) -> tuple[int, int]:
@@ -48,13 +59,13 @@ def corners_to_centres(boxes: FloatArray) -> FloatArray:
 def frame_to_input(boxes: FloatArray, letterbox: Letterbox) -> FloatArray:
     """Convert boxes `(N, 4)`, xyxy, from pixels of the frame to pixels of the letterboxed input."""
     offset = np.array([letterbox.left, letterbox.top] * 2, dtype=np.float32)
-    return boxes * np.float32(letterbox.gain) + offset
+    return boxes * np.array(letterbox.gains, dtype=np.float32) + offset
 
 
 def input_to_frame(boxes: Tensor, letterbox: Letterbox) -> Tensor:
     """Convert boxes `(N, 4)`, xyxy, from pixels of the letterboxed input to pixels of the frame, without clipping."""
     offset = boxes.new_tensor([letterbox.left, letterbox.top] * 2)
-    return (boxes - offset) / letterbox.gain
+    return (boxes - offset) / boxes.new_tensor(letterbox.gains)
 
 
 def clip_to_frame(boxes: Tensor, frame_shape: tuple[int, int]) -> Tensor:
