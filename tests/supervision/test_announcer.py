@@ -160,7 +160,7 @@ def checked(run: Path) -> list[tuple[str, str]]:
         (
             {"losses": {"train/box_loss": None}},
             100.0,
-            [("loss is not finite", "train/box_loss in epoch 2, batch 7, step 99")],
+            [("loss is not finite", "train/box_loss in epoch 3, batch 7, step 99")],
         ),
         ({"losses": {"train/box_loss": 1.0}}, 100.0, []),
         ({"losses": {"train/box_loss": None}}, -100.0, []),

@@ -46,7 +46,7 @@ STALLS = {
     "fault 1, 7.1: worker sleeps": Fault(
         "wait_for_worker",
         LOADER,
-        ("has not delivered the batch", "__getitem__", "index=7", "epoch 0, batch 5"),
+        ("has not delivered the batch", "__getitem__", "index=7", "epoch 1, batch 5"),
         FETCH,
         1,
         "fetch",

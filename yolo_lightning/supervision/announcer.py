@@ -137,7 +137,7 @@ class Announcer:
     def _report_status(self, status: Status) -> None:
         """Report non-finite losses, a missed deadline, each new alarm of a watch, and the end of a reported alarm."""
         if names := status.not_finite():
-            place = f"in epoch {status.epoch}, batch {status.batch}, step {status.step}"
+            place = f"in epoch {status.epoch + 1}, batch {status.batch}, step {status.step}"
             self.notifier.send("loss is not finite", f"{', '.join(names)} {place}")
         if status.deadline_problem:
             self.notifier.send("deadline cannot be met", status.deadline_problem)

@@ -36,7 +36,7 @@ class Incident:
         """Return class, place and description in one line."""
         place = f"in phase {self.phase.label}"
         if self.heartbeat is not None:
-            place += f", epoch {self.heartbeat.epoch}, batch {self.heartbeat.batch}, step {self.heartbeat.step}"
+            place += f", epoch {self.heartbeat.epoch + 1}, batch {self.heartbeat.batch}, step {self.heartbeat.step}"
         waited = f"no progress for {self.waited_s:.1f} s " if self.waited_s else ""
         return f"{self.diagnosis.kind}: {waited}{place}: {self.diagnosis.sentence}"
 
