@@ -18,7 +18,9 @@ from yolo_lightning.utils.offline import set_switches
 set_switches()
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-REAL_FRAMES = Path(os.environ.get("YOLO_LIGHTNING_TEST_DATA", REPOSITORY.parent / "shared" / "data" / "hit-uav-ltdv2"))
+REAL_FRAMES = Path(
+    os.environ.get("YOLO_LIGHTNING_REAL_FRAMES", REPOSITORY.parent / "shared" / "data" / "hit-uav-ltdv2")
+)
 
 TINY = ["--data.image_size", "64", "--trainer.num_sanity_val_steps", "0"]
 """Options that make any run small."""

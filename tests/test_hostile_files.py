@@ -112,6 +112,12 @@ def test_alias_that_contains_itself(tmp_path: Path) -> None:
     assert read_yaml(tmp_path / "config.yaml") == {"a": [1], "b": [1]}
 
 
+def test_key_that_is_given_twice(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("data:\n  batch_size: 4\n  batch_size: 8\n")
+    with pytest.raises(ValueError, match="the key batch_size is given twice, line 2"):
+        read_yaml(tmp_path / "config.yaml")
+
+
 def loop(path: Path) -> Path:
     path.symlink_to(path)
     return path

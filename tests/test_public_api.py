@@ -10,9 +10,11 @@ import torch
 from lightning.pytorch import Trainer
 
 import yolo_lightning
+from tests.callbacks.tiny_training import tiny_trainer
 from tests.conftest import REPOSITORY
 from tests.helpers.data_module import data_module
 from yolo_lightning.callbacks import MeanAP
+from yolo_lightning.data.synthetic import draw_dataset
 from yolo_lightning.model.conv_backend import ConvolutionSettings
 
 
@@ -21,10 +23,20 @@ def test_public_names_are_listed_and_imported_at_first_use() -> None:
     assert [getattr(yolo_lightning, name).__name__ for name in yolo_lightning.__all__] == yolo_lightning.__all__
 
 
-@pytest.mark.parametrize("names", ["RBC", 3])
+@pytest.mark.parametrize("names", ["RBC", 3, [1, 2], ["a", " "]])
 def test_class_names_are_a_list(names: Any) -> None:
     with pytest.raises(ValueError, match=r"model\.class_names must be a list of names, as \['person', 'car'\], got "):
         yolo_lightning.YOLOModule(class_names=names)
+
+
+def test_classes_of_model_and_data_are_compared(tmp_path: Path) -> None:
+    module = yolo_lightning.YOLOModule(class_names=["a"])
+    other = data_module(root=str(draw_dataset(tmp_path / "drawn", train_frames=8, valid_frames=8, test_frames=8)))
+    trainer = tiny_trainer(tmp_path)
+    with pytest.raises(ValueError, match=r"model\.class_names \['a'\] and the classes of the data .* differ: use"):
+        trainer.validate(module, datamodule=other)
+    with pytest.warns(UserWarning, match=r"differ; boxes have the names of the model"):
+        module._check_classes(["x"])
 
 
 def test_unknown_name_is_an_attribute_error() -> None:

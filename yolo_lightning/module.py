@@ -123,8 +123,9 @@ class YOLOModule(LightningModule):
     ) -> None:
         super().__init__()
         print_to_notebook()
-        names: Any = class_names
-        if isinstance(names, str) or not isinstance(names, Sequence):
+        variant, names = str(variant), class_names  # a path is stored as a text
+        is_list = isinstance(names, Sequence) and not isinstance(names, str)
+        if not (is_list and all(isinstance(one, str) and one.strip() for one in names)):
             raise ValueError(f"model.class_names must be a list of names, as ['person', 'car'], got {names!r}")
         self.recipe, self.loss_settings = as_settings(Recipe, recipe), as_settings(LossSettings, loss)
         self.convolution = as_settings(ConvolutionSettings, convolution)
@@ -188,16 +189,18 @@ class YOLOModule(LightningModule):
         return super().load_from_checkpoint(checkpoint_path, *arguments, **(stored | options))
 
     def setup(self, stage: str) -> None:
-        """Check the image size, and choose the convolution implementation for `backend: auto`.
+        """Check classes and image size, and choose the convolution implementation for `backend: auto`.
 
         Raises:
-            ValueError: If the graph does not accept the image size of the training data, or for `Tuner.lr_find`.
+            ValueError: If the graph does not accept the image size of the training data, if model and data have
+                different numbers of classes, or for `Tuner.lr_find`.
         """
         if any(isinstance(one, LearningRateFinder) for one in self.trainer.callbacks):  # type: ignore[attr-defined]
             raise ValueError(
                 "Tuner.lr_find and LearningRateFinder are not supported: model.recipe sets the learning rate of every "
                 "step. Compare short runs with different values of model.recipe.lr0 instead."
             )
+        self._check_classes(getattr(self.trainer.datamodule, "class_names", None))  # type: ignore[attr-defined]
         if stage == "fit" and hasattr(self.trainer.datamodule, "training_facts"):  # type: ignore[attr-defined]
             image_size = TrainingFacts.from_trainer(self.trainer).image_size
             if image_size is not None:
@@ -214,6 +217,16 @@ class YOLOModule(LightningModule):
             chosen = native_probe.choose_convolution(strategy.root_device, self.convolution, self.trainer.precision)
         convolution, memory_format = strategy.broadcast(chosen)
         self._arrange(self.graph, convolution, memory_format=memory_format)
+
+    def _check_classes(self, names: Sequence[str] | None) -> None:
+        """Refuse data with another number of classes, and warn of other names; None: the data has no names."""
+        own = list(self.hparams["class_names"])
+        if names is None or self.hparams["single_class"] or own == list(names):
+            return
+        found = f"model.class_names {own} and the classes of the data {list(names)} differ"
+        if len(own) != len(names):
+            raise ValueError(f"{found}: use YOLOModule(class_names=data.class_names)")
+        rank_zero_warn(f"{found}; boxes have the names of the model, in this order")
 
     def convolution_facts(self) -> dict[str, str]:
         """Return the implementation of the convolutions for `environment.json`; the supervisor reads the entries."""

@@ -122,3 +122,5 @@ def test_folder_that_cannot_be_written_is_an_error_with_a_remedy(tmp_path: Path)
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match=r"file/yolo cannot be written \(Not a directory\).*default_root_dir"):
         run_folder.prepare(tmp_path / "file/yolo")
+    with pytest.raises(ValueError, match=r"trainer\.default_root_dir must be a folder, got the file .*/file\."):
+        run_folder.configured_folder(str(tmp_path / "file"))

@@ -141,6 +141,15 @@ def test_other_command_lines_are_left_to_the_parsers(words: list[str], monkeypat
     answer(words)
 
 
+@pytest.mark.parametrize("name", ["YOLO_LIGHTNING_FIT_DATA__BATCH_SIZE", "YOLO_LIGHTNING_DATA__BATCH_SIZE"])
+def test_environment_variable_of_no_command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "4")
+    expected = f"the environment variable {name} is not used. Did you mean YOLO_LIGHTNING_FIT__DATA__BATCH_SIZE?"
+    assert answered(capsys, "fit", "--config", "yolo") == (2, f"error: {expected}\n")
+
+
 def test_options_of_the_short_help_exist() -> None:
     table = stored("fit")
     assert table is not None

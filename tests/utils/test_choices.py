@@ -1,8 +1,9 @@
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
-from yolo_lightning.utils.choices import check_choices, check_range, chosen_device
+from yolo_lightning.training.recipe import Recipe
+from yolo_lightning.utils.choices import as_settings, check_choices, check_range, chosen_device
 
 
 def test_device_that_only_pretends_to_compute_is_refused() -> None:
@@ -20,3 +21,15 @@ def test_value_out_of_range_is_refused_with_the_limits(value: float) -> None:
     check_range("share", 1, "> 0", "<= 1")
     with pytest.raises(ValueError, match=f"share must be > 0 and <= 1, got {value}"):
         check_range("share", value, "> 0", "<= 1")
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({"lr_0": 0.1}, r"Recipe has no setting 'lr_0'\. Did you mean lr0\?"),
+        ("SGD", r"Recipe\(.*lr0, .*\) is expected, got 'SGD'"),
+    ],
+)
+def test_settings_of_a_group_are_named(value: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        as_settings(Recipe, value)

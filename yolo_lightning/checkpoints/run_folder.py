@@ -21,12 +21,14 @@ LONGEST_NOTE = 1000  # bytes
 
 
 def configured_folder(text: str) -> Path:
-    """Return the value of `trainer.default_root_dir` as a path; raise a `ValueError` for an address."""
+    """Return the value of `trainer.default_root_dir` as a path; raise a `ValueError` for an address or a file."""
     if is_address(text):
         raise ValueError(
             f"trainer.default_root_dir must be a local folder, got {text}. "
             "Use --mirror to copy the checkpoints to an address."
         )
+    if os.path.isfile(text):
+        raise ValueError(f"trainer.default_root_dir must be a folder, got the file {text}.")
     return Path(text)
 
 

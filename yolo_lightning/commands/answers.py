@@ -32,6 +32,7 @@ from yolo_lightning.commands.option_errors import (
 )
 from yolo_lightning.commands.option_layers import (
     HELP,
+    PREFIX,
     TRUE,
     configuration_folder,
     divided,
@@ -159,6 +160,8 @@ def check(command: str, words: Sequence[str], table: Table) -> None:
         if meant := short if accepts(options, short) else nearest_key(short, leaves):
             fail(f"options begin with two hyphens, got -{short}. Did you mean --{meant}?")
     source = layers([command, *words], os.environ)
+    if command in SUBCOMMANDS:
+        _check_variables(command)
     places = {name: f" in the environment variable {variable_of(command, name)}" for name in source.variables}
     given = [(name, text, places[name]) for name, text in source.variables.items()]
     for name, value, place in [*given, *((*one, "") for one in named_values(source.words))]:
@@ -197,6 +200,16 @@ def check(command: str, words: Sequence[str], table: Table) -> None:
             is_read = "trainer" in options or key.startswith("data.")  # other commands read the section `data` only
             if is_read and not accepts(options, key):
                 fail(unknown_key(key, leaves, source=f" in {file}"))
+
+
+def _check_variables(command: str) -> None:
+    """Exit with an error for an environment variable that looks like an option and belongs to no command."""
+    start, names = variable_of(command, ""), [variable_of(one, "") for one in SUBCOMMANDS]
+    for name in os.environ:
+        is_option = name.startswith(f"{PREFIX}_") and ("__" in name or name.startswith(start[:-1]))
+        if is_option and not name.startswith(tuple(names)):
+            meant = start + name.removeprefix(f"{PREFIX}_").removeprefix(f"{command.upper()}_")
+            fail(f"the environment variable {name} is not used{did_you_mean([meant])}")
 
 
 def _is_of_ultralytics(value: str) -> bool:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -80,6 +81,13 @@ def writing(target: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise ValueError(f"output {target} cannot be written: {error.strerror}") from error
+
+
+def check_writable(target: Path) -> None:
+    """Raise a ValueError if no file can be written in the folder of `target`, before minutes of work for this file."""
+    with writing(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        TemporaryFile(dir=target.parent).close()
 
 
 def write_results(file: str | None, content: Any) -> None:

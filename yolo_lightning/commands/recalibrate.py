@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from yolo_lightning.checkpoints.checkpoint_file import RECALIBRATED, remove_chec
 from yolo_lightning.checkpoints.resume import chosen_checkpoint
 from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN
 from yolo_lightning.checkpoints.torch_archive import load_checkpoint
-from yolo_lightning.commands.console import counter, duration, write_results, writing
+from yolo_lightning.commands.console import check_writable, counter, duration, write_results, writing
 from yolo_lightning.commands.sweep.sweep_scores import PARTS, Comparison, Setting, SettingScores, score_setting
 from yolo_lightning.commands.sweep.validation_matches import match_validation, network_for, validation_frames
 from yolo_lightning.data.batch import collate
@@ -72,9 +71,7 @@ def recalibrate(
     target = user_path(output) if output else file.with_name(RECALIBRATED_CHECKPOINT)
     if real_path(target) == real_path(file):
         raise ValueError(f"--output must differ from the checkpoint, got {target}.")
-    with writing(target):  # fails before the minutes of the scores, not after them
-        target.parent.mkdir(parents=True, exist_ok=True)
-        TemporaryFile(dir=target.parent).close()
+    check_writable(target)
     result, found = apply(file, data, images, chosen_device(device), conv_backend)
     with writing(target):
         write_checkpoint(result, target)

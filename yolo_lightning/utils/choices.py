@@ -2,9 +2,12 @@
 
 import operator
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from typing import Any, TypeVar, get_args
 
 import torch
+
+from yolo_lightning.utils.suggestions import did_you_mean, similar
 
 Settings = TypeVar("Settings")
 
@@ -19,16 +22,23 @@ def check_choices(name: str, values: Iterable[str], choices: Any) -> None:
 
 
 def as_settings(kind: type[Settings], value: Settings | Mapping[str, Any]) -> Settings:
-    """Return a group of settings, which a checkpoint stores as a dictionary."""
-    return value if isinstance(value, kind) else kind(**value)  # type: ignore[arg-type]
+    """Return a group of settings, which a checkpoint stores as a dictionary; raise a ValueError for other values."""
+    if isinstance(value, kind):
+        return value
+    known = [one.name for one in fields(kind)]  # type: ignore[arg-type]
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{kind.__name__}({', '.join(known)}) is expected, got {value!r}")
+    for name in value.keys() - known:
+        raise ValueError(f"{kind.__name__} has no setting {name!r}{did_you_mean(similar(name, known))}")
+    return kind(**value)
 
 
-def check_range(name: str, value: float, *limits: str) -> None:
-    """Raise a ValueError unless the value satisfies all limits, such as `>= 0` or `< 1`; NaN satisfies none."""
+def check_range(name: str, value: float | str, *limits: str) -> None:
+    """Raise a ValueError unless the value satisfies all limits, such as `>= 0` or `< 1`; NaN and texts satisfy none."""
     for limit in limits:
         sign, bound = limit.split()
-        if not COMPARISONS[sign](value, float(bound)):
-            raise ValueError(f"{name} must be {' and '.join(limits)}, got {value}")
+        if isinstance(value, str) or not COMPARISONS[sign](value, float(bound)):
+            raise ValueError(f"{name} must be {' and '.join(limits)}, got {value!r}")
 
 
 def chosen_device(name: str) -> torch.device:

@@ -8,10 +8,20 @@ import yaml
 from yolo_lightning.utils.plain_text import one_line
 from yolo_lightning.utils.regular_files import read_regular
 
-LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML was built with libyaml
+FASTEST: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML was built with libyaml
 LARGEST_BYTES = 1 << 20  # 10,000 class names take 0.3 MB
 MOST_ALIASES = 16  # ten lists of ten aliases each stand for ten thousand million values
 DEEPEST = 64
+
+
+class PlainLoader(FASTEST):  # type: ignore[misc]
+    """Loader of plain values that refuses a key that is given twice, of which YAML would use the second value."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        if doubled := [key for at, key in enumerate(keys) if key in keys[:at]]:
+            raise ValueError(f"the key {doubled[0]} is given twice, line {node.start_mark.line + 1} and following")
+        return super().construct_mapping(node, deep)
 
 
 def read_yaml(path: Path, most_bytes: int = LARGEST_BYTES) -> Any:
@@ -24,7 +34,7 @@ def read_yaml(path: Path, most_bytes: int = LARGEST_BYTES) -> Any:
     try:
         text = read_regular(path, most_bytes).decode("utf-8-sig")
         aliases, opened = 0, []
-        for event in yaml.parse(text, Loader=LOADER):
+        for event in yaml.parse(text, Loader=PlainLoader):
             if isinstance(event, yaml.CollectionStartEvent):
                 opened.append(event.anchor)
             elif isinstance(event, yaml.CollectionEndEvent):
@@ -35,7 +45,7 @@ def read_yaml(path: Path, most_bytes: int = LARGEST_BYTES) -> Any:
                     raise ValueError(f"the alias {event.anchor} contains itself")
             if aliases > MOST_ALIASES or len(opened) > DEEPEST:
                 raise ValueError(f"more than {MOST_ALIASES} aliases or {DEEPEST} levels")
-        return yaml.load(text, Loader=LOADER)
+        return yaml.load(text, Loader=PlainLoader)
     except OSError:
         raise
     except Exception as error:  # PyYAML raises errors of many types, also TypeError and OverflowError

@@ -92,6 +92,7 @@ def test_plain_ultralytics_opens_the_file(trained: Path, strangers_data: Path, t
         ({"checkpoint": "no.ckpt"}, "no.ckpt cannot be used: it does not exist"),
         ({"channels": 1}, "channels must be 3 for format pt, got 1"),
         ({"image_size": 100}, "image_size must be a multiple of 32 and >= 32, got 100"),
+        ({"output": "/proc/x.pt"}, "output /proc/x.pt cannot be written"),
         ({"max_detections": 0}, "max_detections must be >= 1, got 0"),
     ],
 )

@@ -9,6 +9,7 @@ from rich.console import Console
 from yolo_lightning.checkpoints.mirror import is_address
 from yolo_lightning.checkpoints.resume import chosen_checkpoint
 from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN
+from yolo_lightning.commands.console import check_writable
 from yolo_lightning.commands.export.onnx_file import InferenceNetwork, require_packages, write_onnx_file
 from yolo_lightning.commands.export.pt_file import plain_network, write_ultralytics_file
 from yolo_lightning.model.graph import check_one_to_one
@@ -75,12 +76,12 @@ def export(
     target = Path(output) if output else beside.with_suffix(f".{format}")
     if real_path(target) == real_path(file):
         raise ValueError(f"output must differ from the checkpoint, got {target}.")
+    check_writable(target)
     say = Console(highlight=False).print
     graph = plain_network(file)
     size.check("image_size", stride=graph_stride(graph))
     if settings.detections.one_to_one:
         check_one_to_one(graph, str(file))
-    target.parent.mkdir(parents=True, exist_ok=True)
     if format == "pt":
         write_ultralytics_file(graph, target, settings)
     else:
