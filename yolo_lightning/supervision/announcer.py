@@ -29,7 +29,6 @@ ENDS: dict[int, SupervisorState] = {
 
 AFTER_FIRST_BATCH = frozenset({Phase.FETCH, Phase.STEP, Phase.VALIDATE, Phase.METRICS, Phase.SAVE, Phase.EPOCH_END})
 CHECK_INTERVAL_S = 30.0
-PING_INTERVAL_S = 60.0
 
 
 class Announcer:
@@ -49,8 +48,6 @@ class Announcer:
         )
         self.notifier = Notifier(run, settings, log)
         self._began_s = time.time()
-        self._furthest = (-1, 0, 0)
-        self._next_ping_s = 0.0
         self._next_check_s = 0.0 if settings.webhook else float("inf")
         self._check: Call[Status | None] | None = None
         self._alarms: dict[str, float] = {}  # begin of each alarm that was sent, by name of the watch
@@ -82,11 +79,7 @@ class Announcer:
             return
         self._report_recovery(f"training resumed from step {progress.step}")
         is_validating = progress.phase is Phase.VALIDATE
-        place = (progress.step, int(is_validating), progress.batch if is_validating else 0)
-        # A repetition of steps that were trained before is no progress.
-        if place > self._furthest and time.monotonic() >= self._next_ping_s:
-            self._furthest, self._next_ping_s = place, time.monotonic() + PING_INTERVAL_S
-            self.notifier.ping()
+        self.notifier.progress((progress.step, int(is_validating), progress.batch if is_validating else 0))
 
     def stalled(self, sentence: str, event: str = "stalled") -> None:
         self.notifier.send(event, sentence)

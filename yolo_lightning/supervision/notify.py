@@ -16,6 +16,7 @@ from yolo_lightning.utils.addresses import REFERENCE, resolved
 ADDRESSES = ("webhook", "ping")
 WEB_SCHEMES = ("http", "https")
 REPEAT_AFTER_S = 3600.0
+PING_INTERVAL_S = 60.0
 SOCKET_TIMEOUT_S = 10.0
 CALL_TIMEOUT_S = 30.0
 """Total time limit of a message or ping: a byte per second resets the time limit of a socket forever."""
@@ -84,6 +85,8 @@ class Notifier:
         self._helpers = {name: Helper() for name in self._addresses}
         self._calls: list[tuple[str, str, Call[None]]] = []
         self._sent: dict[str, float] = {}  # time of the last message of each event
+        self._furthest = (-1, 0, 0)
+        self._next_ping_s = 0.0
 
     def send(self, event: str, text: str = "") -> None:
         """Queue a message, unless the same event was sent within the last hour."""
@@ -94,6 +97,15 @@ class Notifier:
         title = f"{self._place}: {event}"
         body = f"{title}: {text}" if text else title
         self._begin("webhook", f"message '{event}'", {"title": title, "text": body})
+
+    def progress(self, place: tuple[int, int, int]) -> None:
+        """Ping if training is further than at the last ping, at most once a minute.
+
+        `place` is (step, 1 while it validates, batch of the validation); a repetition of steps is no progress.
+        """
+        if place > self._furthest and time.monotonic() >= self._next_ping_s:
+            self._furthest, self._next_ping_s = place, time.monotonic() + PING_INTERVAL_S
+            self.ping()
 
     def ping(self) -> None:
         """Queue a ping, unless the previous one has not been answered."""
