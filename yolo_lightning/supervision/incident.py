@@ -40,10 +40,6 @@ class Incident:
         waited = f"no progress for {self.waited_s:.1f} s " if self.waited_s else ""
         return f"{self.diagnosis.kind}: {waited}{place}: {self.diagnosis.sentence}"
 
-    @property
-    def epoch(self) -> int:
-        return self.heartbeat.epoch if self.heartbeat else 0
-
     def suspects(self) -> tuple[str, ...]:
         """Return the samples that can be the cause: the sample of a worker, or the batch of a training step.
 

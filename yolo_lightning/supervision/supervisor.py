@@ -6,6 +6,7 @@ import sys
 import time
 import uuid
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +133,7 @@ class Supervisor:
         self.announcer = Announcer(self.run_folder, notify, attempts, self.disk, self.recorder.log)
         end: End = ExitCode.FAILED, "internal error of the supervisor"
         try:
-            self.timeouts = self._prepare(before)
+            self._prepare(before)
             end = self._run_attempts()
         except DiskHangsError:
             name = signal_name(self.signals[0])
@@ -148,18 +149,16 @@ class Supervisor:
             self.announcer.ended(code, reason)
         return code
 
-    def _prepare(self, before: Holder | None) -> AdaptiveTimeouts:
+    def _prepare(self, before: Holder | None) -> None:
         """Remove what an earlier supervisor has left, and read its state and timeouts."""
         if before is not None and before.marker:
             killed = kill_tree(None, marker_of(before.marker), self.settings.kill_wait_s)
             if killed.processes:
                 self.recorder.log(f"killed {len(killed.processes)} processes of an earlier supervisor")
-        kept = self.disk.ask(FallbackState.read, self.run_folder / STATE_FILE)
-        self.state = kept.for_new_supervisor()
+        self.state = self.disk.ask(FallbackState.read, self.run_folder / STATE_FILE).for_new_supervisor()
         learned = self.disk.ask(AdaptiveTimeouts.read, self.run_folder / PHASE_TIMEOUTS_FILE)
-        return AdaptiveTimeouts(
-            self.settings.phase_timeouts, learned.longest_s if learned else {}, self.settings.factor
-        )
+        longest_s = learned.longest_s if learned else {}
+        self.timeouts = AdaptiveTimeouts(self.settings.phase_timeouts, longest_s, self.settings.factor)
 
     def _run_attempts(self) -> End:
         resume = False
@@ -324,23 +323,21 @@ class Supervisor:
             trainer.output.lines(),
             self.settings.part_timeout_s,
         )
+        store = partial(self.disk.post, keep)
         self._disk_hung = not self.disk.answers(min(PROBE_S, self.settings.part_timeout_s))
         silent = f"the disk of the run folder has not responded for {self.disk.silent_s:.0f} s"
         if self._disk_hung:
             diagnosis = Diagnosis(StallClass.STORAGE, f"{silent}; the trainer is process {trainer.process.pid}")
         else:
-            diagnosis = classify(collect(request, self._keep))
+            diagnosis = classify(collect(request, store))
         incident = Incident(folder, look.phase, heartbeat, diagnosis, look.waited_s)
         self.announcer.stalled(incident.sentence())
         self.recorder.log(f"stalled: {incident.sentence()}; see {folder}")
         if self._disk_hung:
-            sentence = f"{silent}; {classify(collect(request, self._keep)).sentence}"
+            sentence = f"{silent}; {classify(collect(request, store)).sentence}"
             incident = replace(incident, diagnosis=replace(diagnosis, sentence=sentence))
         self._keep_incident(incident, f"kill in {self.settings.kill_after_s:g} s unless it recovers")
         return incident
-
-    def _keep(self, path: Path, text: str) -> None:
-        self.disk.post(keep, path, text)
 
     def _incident_of_exit(self, trainer: RunningTrainer) -> Incident:
         """Return the incident of a trainer that has ended without having finished."""
@@ -348,7 +345,7 @@ class Supervisor:
         heartbeat = found if isinstance(found, Heartbeat) else self._last_heartbeat
         folder = run_files.incident_folder(self.run_folder, self._incidents)
         lines = trainer.output.lines()
-        self._keep(folder / "log.txt", "\n".join(lines) + "\n")
+        self.disk.post(keep, folder / "log.txt", "\n".join(lines) + "\n")
         code = trainer.process.returncode or 0
         phase = heartbeat.phase if heartbeat else Phase.IMPORT
         return Incident(folder, phase, heartbeat, diagnose_exit(code, lines), blames_samples=-code in FAULTS)
@@ -463,7 +460,7 @@ class Supervisor:
             self._levels_now(),
             saved=saved,
             suspects=incident.suspects(),
-            epoch=incident.epoch,
+            epoch=incident.heartbeat.epoch if incident.heartbeat else 0,
             place=incident.place,
             now=time.strftime(LEVEL_TIME),
             max_attempts=min(attempts, EARLY_ATTEMPTS) if is_early else attempts,
