@@ -11,10 +11,12 @@ from yolo_lightning.utils.files import remove_leftovers, replacing, temporary_pr
 WRITER = """
 import os, sys
 from pathlib import Path
-from yolo_lightning.utils.files import replacing
+from yolo_lightning.utils.files import replacing, temporary_prefix
 with replacing(Path(sys.argv[1])) as temporary:
     temporary.write_text("half")
-    os.kill(os.getpid(), 9) if sys.argv[2] == "killed" else None
+    if sys.argv[2] == "killed":
+        temporary.with_name(temporary_prefix() + "folder").mkdir()
+        os.kill(os.getpid(), 9)
 """
 
 
@@ -23,10 +25,11 @@ def write(path: Path, end: str) -> None:
     subprocess.run([sys.executable, "-c", WRITER, str(path), end], env=environment, check=False)
 
 
-def test_repeated_command_removes_the_temporary_files_of_a_killed_one(tmp_path: Path) -> None:
+def test_repeated_command_removes_temporary_files_and_folders_of_a_killed_one(tmp_path: Path) -> None:
     write(tmp_path / "other.json", "killed")
-    (leftover,) = tmp_path.iterdir()
-    assert leftover.name.startswith(".writing-yolo-")
+    leftovers = list(tmp_path.iterdir())
+    assert len(leftovers) == 2
+    assert all(one.name.startswith(".writing-yolo-") for one in leftovers)
     write(tmp_path / "report.html", "complete")
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
 
@@ -46,12 +49,3 @@ def test_files_of_living_processes_and_new_files_of_other_machines_stay(tmp_path
         remove_leftovers(tmp_path)
         assert not other.exists()
     assert {path.name for path in tmp_path.iterdir()} == {"file", folder.name}
-
-
-def test_folder_of_a_dead_process_is_removed(tmp_path: Path) -> None:
-    child = subprocess.Popen([sys.executable, "-c", "pass"])
-    child.wait()
-    _, space, *_ = temporary_prefix().removeprefix(".writing-").split("-")
-    (tmp_path / f".writing-yolo-{space}-{child.pid:x}-1-fetched").mkdir()
-    remove_leftovers(tmp_path)
-    assert list(tmp_path.iterdir()) == []

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from yolo_lightning.utils.host import USERS_SWITCHES, keep_freed_memory
+from yolo_lightning.utils.host import USERS_SWITCHES
 
 BLOCKS = """
 import ctypes, resource, sys
@@ -42,8 +42,3 @@ def test_freed_blocks_come_back_without_page_faults(monkeypatch: pytest.MonkeyPa
     else:
         assert kept == "True"
         assert int(faults) < PAGES // 10
-
-
-def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "platform", "darwin")
-    assert not keep_freed_memory()
