@@ -84,6 +84,8 @@ def changed(path: Path, target: Path | None = None) -> Iterator[Any]:
 def test_right_file_passes(call: Callable[..., int], capsys: pytest.CaptureFixture[str], template: str) -> None:
     assert call("check", "predictions.json", "--template", template) == 0
     assert "16 images, 24 detections\nno errors found" in capsys.readouterr().out
+    assert call("check", "predictions.json") == 0
+    assert "missing and foreign ids cannot be detected without a template" in capsys.readouterr().out
 
 
 def test_wrong_file_is_told_with_counts_and_examples_and_is_not_scored(

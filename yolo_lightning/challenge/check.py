@@ -59,13 +59,9 @@ def _of_detections(
 
 def _check_format_of_ids(image_ids: Sequence[str]) -> list[SubmissionProblem]:
     """Return the problems of ids that can be found without a template."""
-    what = "missing and foreign ids cannot be detected without a template"
-    problems = [SubmissionProblem(what, 1, "", is_error=False)]
     others = [text for text in image_ids if not ID.fullmatch(text)]
-    if others:
-        what = f"keys are not ids of {ID_DIGITS} digits (a conversion to a floating-point number rounds an id)"
-        problems.append(SubmissionProblem(what, len(others), others[0]))
-    return problems
+    what = f"keys are not ids of {ID_DIGITS} digits (a conversion to a floating-point number rounds an id)"
+    return [SubmissionProblem(what, len(others), others[0])] if others else []
 
 
 def _check_ids(content: Content, template: Template) -> list[SubmissionProblem]:

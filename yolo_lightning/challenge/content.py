@@ -64,7 +64,6 @@ class SubmissionProblem:
     what: str
     count: int  # number of records with the problem
     example: str  # first of these records
-    is_error: bool = True  # False for a note
     tolerated: bool = False  # whether the organisers' evaluation accepts the file nevertheless
 
 
@@ -74,8 +73,3 @@ class SubmissionReport:
 
     content: Content | None  # readable part; None if the file cannot be read
     problems: tuple[SubmissionProblem, ...]
-
-    @property
-    def errors(self) -> tuple[SubmissionProblem, ...]:
-        """The problems that are not notes."""
-        return tuple(problem for problem in self.problems if problem.is_error)

@@ -33,7 +33,9 @@ def check(file: str, template: str | None = None) -> None:
     """
     report = check_submission(Path(file), read_truth(Path(template))[0] if template else None)
     show(Path(file), report)
-    if report.errors:
+    if template is None:
+        print("note: missing and foreign ids cannot be detected without a template")
+    if report.problems:
         raise SystemExit(1)
 
 
@@ -51,12 +53,12 @@ def score(file: str, truth: str, json: str | None = None) -> None:
     if not len(objects.labels):
         raise ValueError(f"{truth} has no annotated box: use a labelled split")
     report = check_submission(Path(file), expected)
-    if report.errors:
+    if report.problems:
         show(Path(file), report)
-    if report.content is None or not all(problem.tolerated for problem in report.errors):
+    if report.content is None or not all(problem.tolerated for problem in report.problems):
         print("not scored: correct the file first, see `submission check`")
         raise SystemExit(1)
-    if report.errors:
+    if report.problems:
         print("scored unchanged, like the organisers' server does in spite of these errors")
     scores = drift_scores(match_submission(report.content, objects))
     rich.print(score_table(scores, CLASS_NAMES))
@@ -178,8 +180,8 @@ def _contents_of(files: Sequence[str], template: Template | None) -> list[Conten
     contents: list[Content] = []
     for file in files:
         report = check_submission(Path(file), template)
-        if report.content is None or report.errors:
-            raise ValueError(f"{file} has errors, see `submission check {file}`: {report.errors[0].what}")
+        if report.content is None or report.problems:
+            raise ValueError(f"{file} has errors, see `submission check {file}`: {report.problems[0].what}")
         contents.append(report.content)
         different = set(contents[0].image_ids) ^ set(report.content.image_ids)
         if different:
@@ -195,11 +197,10 @@ def show(path: Path, report: SubmissionReport) -> None:
     if report.content is not None:
         print(f"{path}: {len(report.content.image_ids):,} images, {len(report.content.scores):,} detections")
     for problem in report.problems:
-        kind = "error" if problem.is_error else "note"
-        print(printable(f"{kind}: {problem.what}: {problem.count:,}"))
+        print(printable(f"error: {problem.what}: {problem.count:,}"))
         if problem.example:
             print(printable(f"    first: {problem.example}"))
-    if not report.errors:
+    if not report.problems:
         print("no errors found")
 
 
