@@ -45,18 +45,12 @@ def fuse(
     order = np.lexsort((-weighted, keys))
     order = order[raw[order] > score_threshold]
     keys, weighted, boxes = keys[order], weighted[order], boxes[order]
-    fused, scores, groups = [np.zeros((0, 4))], [np.zeros(0)], [np.zeros(0, np.int64)]
+    parts_of_groups = [(np.zeros((0, 4)), np.zeros(0), np.zeros(0, np.int64))]
     edges = [*segment_starts(keys), len(keys)] if len(keys) else []
     for start, stop in pairwise(edges):
         found, score = fuse_group(boxes[start:stop], weighted[start:stop], iou_threshold, len(contents))
-        fused.append(found)
-        scores.append(score)
-        groups.append(np.full(len(score), keys[start]))
-    all_boxes, all_scores, all_keys = (
-        np.concatenate(fused).round(2),
-        np.concatenate(scores).round(5),
-        np.concatenate(groups),
-    )
+        parts_of_groups.append((found.round(2), score.round(5), np.full(len(score), keys[start])))
+    all_boxes, all_scores, all_keys = map(np.concatenate, zip(*parts_of_groups, strict=True))
     order = np.lexsort((-all_scores, all_keys))
     all_boxes, all_scores, all_keys = all_boxes[order], all_scores[order], all_keys[order]
     kept = (all_boxes[:, :2] < all_boxes[:, 2:]).all(axis=1) & (numbers_within(all_keys) < COUNTED_PER_CLASS)

@@ -71,7 +71,7 @@ def checkpoint_to_fit(base: Path, ckpt_path: str | None, resume: bool, *, exactl
     if resume and ckpt_path is not None:
         raise ValueError("--resume finds the checkpoint itself; give either --resume or --ckpt_path")
     if not resume and ckpt_path != "last":
-        path = checked(ckpt_path, base)
+        path = None if ckpt_path is None else checked(ckpt_path, base)
     else:
         path, damaged = checkpoint_to_resume(base, exactly=exactly)
         _warn_of(damaged)
@@ -143,10 +143,8 @@ def checkpoint_to_score(base: Path, ckpt_path: str | None, weights: str | None) 
     return checked(ckpt_path or "best", base)
 
 
-def checked(ckpt_path: str | None, base: Path) -> Path | None:
+def checked(ckpt_path: str, base: Path) -> Path:
     """Return a given checkpoint if it is undamaged; `best` is the best one of the newest run."""
-    if ckpt_path is None:
-        return None
     if ckpt_path.endswith(".pt"):
         raise ValueError(f"ckpt_path must be a .ckpt file, got {ckpt_path}. Use --model.weights for a .pt file.")
     path = checkpoint_to_evaluate(base) if ckpt_path == "best" else local_checkpoint(ckpt_path)
