@@ -24,7 +24,7 @@ AMD = replace(PLAIN, gpus=(NAVI,), torch=ROCM, kfd_opens=True, environment={"HSA
 def tried(monkeypatch: pytest.MonkeyPatch) -> dict[str, Outcome]:
     """Replace inspection and probes; contains the outcomes that differ from `works`."""
     outcomes: dict[str, Outcome] = {}
-    monkeypatch.setattr(doctor_module, "inspect_machine", lambda run, data: PLAIN)
+    monkeypatch.setattr(doctor_module, "inspect_machine", lambda run: PLAIN)
     monkeypatch.setattr(doctor_module, "run_probes", lambda device, timeout_s: results("cpu", **outcomes))
     return outcomes
 
@@ -44,7 +44,7 @@ def test_report_fits_the_terminal(
     tried: dict[str, Outcome], columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tried[Probe.CONVOLUTION] = Outcome.HANGS
-    monkeypatch.setattr(doctor_module, "inspect_machine", lambda run, data: AMD)
+    monkeypatch.setattr(doctor_module, "inspect_machine", lambda run: AMD)
     monkeypatch.setattr(doctor_module, "run_probes", lambda device, timeout_s: results(**tried))
     monkeypatch.setattr(doctor_module, "wide_console", lambda: Console(width=columns))
     doctor()
@@ -63,7 +63,7 @@ def test_report_fits_the_terminal(
 def test_json_contains_all_parts_and_nothing_else_is_printed(
     tried: dict[str, Outcome], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor_module, "inspect_machine", lambda run, data: replace(PLAIN, gpus=(NAVI,)))
+    monkeypatch.setattr(doctor_module, "inspect_machine", lambda run: replace(PLAIN, gpus=(NAVI,)))
     tried[Probe.CONVOLUTION] = Outcome.HANGS
     with pytest.raises(SystemExit):  # the torch build is for a CPU only
         doctor(json=True)
@@ -104,7 +104,6 @@ def test_brackets_are_printed_literally_and_the_highest_severity_is_counted_firs
     [
         ({"device": "cuda:x"}, "--device must be auto, cpu, mps, cuda, xpu, or cuda:N or xpu:N .* got 'cuda:x'"),
         ({"probe_timeout_s": 0.0}, "--probe_timeout_s must be > 0, got 0.0"),
-        ({"data_root": "/not/there"}, "--data_root must be an existing folder, got '/not/there'"),
     ],
 )
 def test_invalid_options_are_rejected(options: dict[str, Any], message: str) -> None:

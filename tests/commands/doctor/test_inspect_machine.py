@@ -29,13 +29,13 @@ NVIDIA_CARD = {
 
 def test_an_nvidia_card_and_its_driver(tmp_path: Path) -> None:
     write(tmp_path, NVIDIA_CARD)
-    machine = inspect_machine(tmp_path, None, tmp_path)
+    machine = inspect_machine(tmp_path, tmp_path)
     assert machine.gpus == (PciGpu(Vendor.NVIDIA, "NVIDIA H200"),)
     assert machine.nvidia_driver == "575.57.08"
 
 
 def test_a_machine_without_readable_files(tmp_path: Path) -> None:
-    machine = inspect_machine(tmp_path / "not" / "there", None, tmp_path)
+    machine = inspect_machine(tmp_path / "not" / "there", tmp_path)
     assert machine.gpus == ()
     assert machine.kfd_opens is None
     assert machine.disks[SHARED_MEMORY] is None
@@ -49,11 +49,11 @@ def test_a_machine_without_readable_files(tmp_path: Path) -> None:
 def test_memory_is_limited_to_that_of_the_container(tmp_path: Path) -> None:
     lines = "MemTotal: 33554432 kB\nMemAvailable: 25165824 kB\nSwapTotal: 2097152 kB"
     write(tmp_path, {"proc/meminfo": lines})
-    machine = inspect_machine(tmp_path, None, tmp_path)
+    machine = inspect_machine(tmp_path, tmp_path)
     assert (machine.memory, machine.swap_bytes) == (Capacity(8 * GIB, 32 * GIB), 2 * GIB)
     limit = {"sys/fs/cgroup/memory.max": str(8 * GIB), "sys/fs/cgroup/memory.current": str(3 * GIB)}
     write(tmp_path, limit | {"sys/fs/cgroup/memory.stat": f"inactive_file {GIB}"})
-    assert inspect_machine(tmp_path, None, tmp_path).memory == Capacity(2 * GIB, 8 * GIB)
+    assert inspect_machine(tmp_path, tmp_path).memory == Capacity(2 * GIB, 8 * GIB)
 
 
 @pytest.mark.parametrize(
@@ -90,10 +90,10 @@ def test_architectures_are_read_from_file_names(tmp_path: Path) -> None:
 def test_files_of_the_system(tmp_path: Path) -> None:
     files = ("opt/rocm/lib/rocblas/library/Tensile_gfx1010.dat", "var/log/journal/1/system.journal")
     write(tmp_path, dict.fromkeys(files, ""))
-    machine = inspect_machine(tmp_path, None, tmp_path)
+    machine = inspect_machine(tmp_path, tmp_path)
     assert (machine.reads_journal, machine.lingers) == (True, None)
     assert machine.libraries["rocBLAS"] == ("gfx1010",)
     (tmp_path / "run/systemd/system").mkdir(parents=True)
-    assert inspect_machine(tmp_path, None, tmp_path).lingers is False
+    assert inspect_machine(tmp_path, tmp_path).lingers is False
     write(tmp_path, {f"var/lib/systemd/linger/{getpass.getuser()}": ""})
-    assert inspect_machine(tmp_path, None, tmp_path).lingers
+    assert inspect_machine(tmp_path, tmp_path).lingers

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.commands.doctor.machines import CPU, CUDA, GIB, H200, NAVI, OLD_ROCM, PLAIN, ROCM, finding, with_disk
-from yolo_lightning.commands.doctor.inspect_machine import DATA_DISK, RUN_DISK, SHARED_MEMORY, MachineFacts, TorchBuild
+from yolo_lightning.commands.doctor.inspect_machine import RUN_DISK, SHARED_MEMORY, MachineFacts, TorchBuild
 from yolo_lightning.commands.doctor.machine_findings import Finding, Severity, machine_findings, worst
 from yolo_lightning.commands.doctor.read_hardware import KernelSettings, PciGpu, Vendor
 from yolo_lightning.utils.sensors import Capacity
@@ -106,8 +106,6 @@ CASES = [
     (replace(PLAIN, disks={RUN_DISK: None}), RUN_DISK, Severity.BAD, "does not answer"),
     (with_disk(PLAIN, RUN_DISK, GIB, GIB - 1), RUN_DISK, Severity.BAD, "of 1.0 GiB free"),
     (with_disk(PLAIN, RUN_DISK, 5 * GIB, 4 * GIB), "disk for runs", Severity.WARNING, "4.0 GiB"),
-    (with_disk(PLAIN, DATA_DISK, GIB, GIB), "disk for data", Severity.NOTE, "`prepare` needs 43.3 GiB"),
-    (with_disk(PLAIN, DATA_DISK, 99 * GIB, 99 * GIB), "disk for data", Severity.OK, "99.0 GiB"),
     (kernel(PLAIN, huge_pages="always", numa_balancing=True), "huge pages", Severity.OK, "always"),
     (kernel(GOOD_AMD, huge_pages="always"), "huge pages", Severity.NOTE, "stop the queues"),
     (kernel(GOOD_AMD, numa_balancing=True), "NUMA balancing", Severity.NOTE, "stop the queues"),

@@ -17,7 +17,6 @@ import pytest
 from tests.helpers.archives import drawn_frames, pixels, write_annotations, write_zip
 from yolo_lightning.commands.prepare import command
 from yolo_lightning.commands.prepare.command import LOCK, prepare
-from yolo_lightning.data.storage.folder_frames import FolderFrames
 from yolo_lightning.data.storage.packed_frames import MANIFEST, PackedFrames, read_manifest
 from yolo_lightning.utils.exit_codes import INTERRUPTED
 
@@ -77,15 +76,6 @@ def test_packs_from_the_archive(root: Path, pack: Callable[..., PackedFrames]) -
     write_zip(root / "frames.zip", FRAMES)
     shutil.rmtree(root / "frames")
     assert_holds(pack(store=str(root / "elsewhere")), FRAMES)
-
-
-def test_real_frames_are_those_of_the_folder(real_frames: Path, tmp_path: Path, index_root: Path) -> None:
-    prepare(str(real_frames), ["TestNoLabels.json"], str(tmp_path / "packed"), index_root=str(index_root), workers=1)
-    packed, folder = PackedFrames(tmp_path / "packed"), FolderFrames(real_frames)
-    names = [image["file_name"] for image in json.loads((real_frames / "TestNoLabels.json").read_text())["images"]]
-    assert packed.missing(names) == []
-    for name in names[::10]:
-        assert np.array_equal(packed.read(name), folder.read(name))
 
 
 def test_second_run_packs_nothing(pack: Callable[..., PackedFrames], capfd: pytest.CaptureFixture[str]) -> None:

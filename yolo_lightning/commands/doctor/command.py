@@ -66,7 +66,6 @@ def doctor(
     *,
     device: str = "auto",
     run: str = "runs",
-    data_root: str | None = None,
     probes: bool = True,
     probe_timeout_s: float = 180.0,
     json: bool = False,
@@ -79,7 +78,6 @@ def doctor(
     Args:
         device: auto, cpu, cuda, cuda:1, xpu or mps; auto selects the GPU that torch finds, else the CPU.
         run: Parent folder of run folders; its free disk space is checked.
-        data_root: Dataset folder; its free disk space is checked.
         probes: Also run tests on the device, which takes half a minute, or longer if one hangs.
         probe_timeout_s: Time limit of each test in seconds; vendor libraries compile kernels at first use.
         json: Print one JSON object instead of tables.
@@ -93,16 +91,13 @@ def doctor(
     check_device(device)
     if not probe_timeout_s > 0:
         raise ValueError(f"--probe_timeout_s must be > 0, got {probe_timeout_s}.")
-    data = None if data_root is None else user_path(data_root)
-    if data is not None and not data.is_dir():
-        raise ValueError(f"--data_root must be an existing folder, got '{data}'.")
     if retry:
         verdicts = cache_folder() / CONVOLUTION_VERDICTS
         try:
             verdicts.unlink(missing_ok=True)
         except OSError as error:
             raise ValueError(f"--retry cannot delete {verdicts} ({error.strerror}).") from error
-    machine = inspect_machine(user_path(run), data)
+    machine = inspect_machine(user_path(run))
     try:
         results = run_probes(device, probe_timeout_s) if probes else []
     except KeyboardInterrupt:

@@ -37,7 +37,7 @@ GFX = re.compile(r"gfx\d+[0-9a-f]")
 ANSWER_S = 5.0
 """Time limit for a driver or a file system, in seconds."""
 
-SHARED_MEMORY, RUN_DISK, DATA_DISK = "/dev/shm", "disk for runs", "disk for data"
+SHARED_MEMORY, RUN_DISK = "/dev/shm", "disk for runs"
 """Names of the checks of free space."""
 
 
@@ -105,7 +105,7 @@ def version_numbers(version: str) -> tuple[int, ...]:
     return tuple(map(int, match[0].split("."))) if match else ()
 
 
-def inspect_machine(run: Path, data: Path | None, root: Path = sensors.ROOT) -> MachineFacts:
+def inspect_machine(run: Path, root: Path = sensors.ROOT) -> MachineFacts:
     """Return the facts about this machine; `run` need not exist, `root` contains proc, sys, dev and opt."""
     shared, kfd, torchvision = root / "dev/shm", root / "dev/kfd", _find_build("torchvision")
     packages = {} if torchvision is None else {"torchvision": torchvision.version}
@@ -120,11 +120,7 @@ def inspect_machine(run: Path, data: Path | None, root: Path = sensors.ROOT) -> 
         cores=available_cores(),
         memory=sensors.memory(root) or Capacity(0, 0),
         swap_bytes=sensors.meminfo_bytes(root, "SwapTotal") or 0,
-        disks={
-            SHARED_MEMORY: disk(shared) if shared.is_dir() else None,
-            RUN_DISK: disk(run),
-            **({} if data is None else {DATA_DISK: disk(data)}),
-        },
+        disks={SHARED_MEMORY: disk(shared) if shared.is_dir() else None, RUN_DISK: disk(run)},
         gpus=bounded(lambda: read_hardware.pci_gpus(root), ANSWER_S) or (),
         nvidia_driver=read_hardware.nvidia_driver_version(root),
         # Permissions only: opening the device would create a GPU context.

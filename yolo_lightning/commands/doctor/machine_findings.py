@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from yolo_lightning.commands.doctor.inspect_machine import (
-    DATA_DISK,
     OPENCV,
     RUN_DISK,
     SHARED_MEMORY,
@@ -85,11 +84,6 @@ DISK_RULES = {
     RUN_DISK: (
         {GIB: (Severity.BAD, RUN_NEED), 5 * GIB: (Severity.WARNING, RUN_NEED)},
         "choose another folder with --run",
-    ),
-    # `prepare` writes the packed store beside the frames.
-    DATA_DISK: (
-        {46_500_000_000: (Severity.NOTE, "`prepare` needs 43.3 GiB for LTDv2")},
-        "move the dataset to another disk",
     ),
 }
 """By check: severity and reason for less free space than the key, and the advice."""
