@@ -17,11 +17,10 @@ from yolo_lightning.supervision.run_status import FitPlan, Scores, Status, write
 from yolo_lightning.supervision.watches import MAX_TEMPERATURE_C, Minute, Reading, RunWatches, WatchFinding
 from yolo_lightning.utils.choices import check_range
 from yolo_lightning.utils.loop_position import steps_begun
-from yolo_lightning.utils.machine_reader import MachineReader, SensorReadings
 from yolo_lightning.utils.optional_file import OptionalFile
 from yolo_lightning.utils.process_identity import started_ticks
 from yolo_lightning.utils.run_files import STATUS_FILE
-from yolo_lightning.utils.sensors import Capacity
+from yolo_lightning.utils.sensors import Capacity, MachineReader, SensorReadings
 
 BLOCK_STEPS = 16
 BLOCKS = 16

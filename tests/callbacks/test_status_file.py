@@ -16,8 +16,7 @@ from yolo_lightning.callbacks import LastCheckpoint, StatusFile, status_file
 from yolo_lightning.callbacks.status_file import BLOCK_STEPS, BLOCKS, StepPace
 from yolo_lightning.supervision.run_status import Status, read_status
 from yolo_lightning.supervision.watches import Minute, RunWatches, WatchFinding
-from yolo_lightning.utils.machine_reader import SensorReadings
-from yolo_lightning.utils.sensors import Capacity, GpuReading
+from yolo_lightning.utils.sensors import Capacity, GpuReading, SensorReadings
 
 
 class Takes(Callback):

@@ -22,7 +22,6 @@ from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts
 from yolo_lightning.supervision.run_status import Status, SupervisorStatus, read_status
 from yolo_lightning.supervision.trainer import end_with_parent
 from yolo_lightning.utils.exit_codes import ExitCode, of_signal
-from yolo_lightning.utils.machine_reader import MachineReader, SensorReadings
 from yolo_lightning.utils.run_files import (
     CHECKPOINTS,
     INCIDENT_FILE,
@@ -31,6 +30,7 @@ from yolo_lightning.utils.run_files import (
     STATUS_FILE,
     SUPERVISOR_FILE,
 )
+from yolo_lightning.utils.sensors import MachineReader, SensorReadings
 
 READING_S = 10.0
 SAVE_S = 600.0

@@ -11,8 +11,7 @@ import pytest
 from yolo_lightning.cli import main
 from yolo_lightning.commands.monitor.read_run import read_run
 from yolo_lightning.supervision.heartbeat import HeartbeatWriter, Phase
-from yolo_lightning.utils.machine_reader import MachineReader, SensorReadings
-from yolo_lightning.utils.sensors import Capacity
+from yolo_lightning.utils.sensors import Capacity, MachineReader, SensorReadings
 
 
 @pytest.fixture
@@ -64,7 +63,7 @@ def test_looking_changes_nothing_in_the_folder(running: Path) -> None:
 
 
 def test_driver_that_hangs_holds_up_nothing_and_is_reported(running: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("yolo_lightning.utils.machine_reader.SILENT_AFTER_S", 0.1)
+    monkeypatch.setattr("yolo_lightning.utils.sensors.SILENT_AFTER_S", 0.1)
     asked = threading.Event()
 
     def read(folder: Path) -> SensorReadings:

@@ -6,10 +6,9 @@ from tests.commands.monitor.known_states import NOW_S, STATUS
 from yolo_lightning.commands.monitor.run_state import Judgement, RunState, RunVerdict, red_flags
 from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.supervision.watches import WatchFinding
-from yolo_lightning.utils.machine_reader import SensorReadings
 from yolo_lightning.utils.moment import moment
 from yolo_lightning.utils.process_identity import Process
-from yolo_lightning.utils.sensors import Capacity, GpuReading
+from yolo_lightning.utils.sensors import Capacity, GpuReading, SensorReadings
 
 COOL = GpuReading("GPU 0", busy_share=0.9, temperature_c=80.0, power_w=150.0, memory_used_bytes=97, memory_bytes=100)
 WELL = RunState(

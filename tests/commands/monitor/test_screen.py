@@ -17,9 +17,8 @@ from yolo_lightning.commands.monitor.run_state import (
 from yolo_lightning.commands.monitor.screen import buffer_s, screen
 from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.supervision.incident import IncidentReport
-from yolo_lightning.utils.machine_reader import SensorReadings
 from yolo_lightning.utils.process_identity import Process
-from yolo_lightning.utils.sensors import Capacity, GpuReading
+from yolo_lightning.utils.sensors import Capacity, GpuReading, SensorReadings
 
 STATE = RunState(
     folder="runs/ltdv2",

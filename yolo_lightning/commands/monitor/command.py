@@ -14,7 +14,7 @@ from rich.live import Live
 from yolo_lightning.commands.monitor.read_run import check_holds_run, read_run
 from yolo_lightning.commands.monitor.run_state import RunState, red_flags
 from yolo_lightning.commands.monitor.screen import buffer_s, screen
-from yolo_lightning.utils.machine_reader import MachineReader
+from yolo_lightning.utils.sensors import MachineReader
 
 INTERVAL_S = 2.0
 FIRST_READING_S, LIVE_READING_S = 5.0, 0.5

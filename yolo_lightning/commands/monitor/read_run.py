@@ -21,7 +21,6 @@ from yolo_lightning.supervision.live_heartbeat import heartbeat_of
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts, PhaseTimeouts
 from yolo_lightning.supervision.processes import loader_workers
 from yolo_lightning.supervision.run_status import Status, SupervisorStatus, read_status
-from yolo_lightning.utils.machine_reader import SensorReadings
 from yolo_lightning.utils.plain_text import one_line
 from yolo_lightning.utils.process_identity import read_process
 from yolo_lightning.utils.run_files import (
@@ -36,6 +35,7 @@ from yolo_lightning.utils.run_files import (
     STATUS_FILE,
     SUPERVISOR_FILE,
 )
+from yolo_lightning.utils.sensors import SensorReadings
 from yolo_lightning.utils.suggestions import missing
 
 TRACES = (HEARTBEAT_FILE, STATUS_FILE, SUPERVISOR_FILE, FINISHED_FILE, METRICS, CHECKPOINTS)

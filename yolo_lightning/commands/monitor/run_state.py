@@ -10,9 +10,9 @@ from yolo_lightning.supervision.incident import IncidentReport
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts
 from yolo_lightning.supervision.run_status import Status, SupervisorState, SupervisorStatus
 from yolo_lightning.supervision.watches import WatchFinding
-from yolo_lightning.utils.machine_reader import SensorReadings
 from yolo_lightning.utils.moment import moment
 from yolo_lightning.utils.process_identity import Process
+from yolo_lightning.utils.sensors import SensorReadings
 
 
 class RunVerdict(StrEnum):
