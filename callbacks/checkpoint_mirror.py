@@ -7,7 +7,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.utilities import rank_zero_warn
 
-from yolo_lightning.checkpoints.mirror import RemoteFolder, mirror, to_mirror
+from yolo_lightning.checkpoints.remote_folder import RemoteFolder, mirror, to_mirror
 from yolo_lightning.utils import run_files
 
 POLL_S = 2.0

@@ -14,7 +14,7 @@ import PIL.ImageOps
 import torch
 
 from yolo_lightning.checkpoints.checkpoint_file import require_whole
-from yolo_lightning.checkpoints.mirror import local_checkpoint
+from yolo_lightning.checkpoints.remote_folder import local_checkpoint
 from yolo_lightning.checkpoints.resume import checkpoint_to_evaluate
 from yolo_lightning.data.batch import Prediction, Sample, collate
 from yolo_lightning.data.input_clips import ClipReader, channels_of

@@ -11,7 +11,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from tests.callbacks.tiny_training import Interrupt, StopAt, fit
 from yolo_lightning.callbacks import BestCheckpoint, CheckpointMirror, LastCheckpoint, checkpoint_mirror
-from yolo_lightning.checkpoints.mirror import RemoteFolder, fetch_run
+from yolo_lightning.checkpoints.remote_folder import RemoteFolder, fetch_run
 
 MEMORY = fsspec.filesystem("memory")
 MIRROR = "memory://bucket"

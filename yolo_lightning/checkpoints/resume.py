@@ -12,7 +12,7 @@ from yolo_lightning.checkpoints.checkpoint_file import (
     newest_checkpoint,
     require_whole,
 )
-from yolo_lightning.checkpoints.mirror import RemoteFolder, fetch_run, local_checkpoint
+from yolo_lightning.checkpoints.remote_folder import RemoteFolder, fetch_run, local_checkpoint
 from yolo_lightning.checkpoints.torch_archive import load_checkpoint
 from yolo_lightning.utils import run_files
 from yolo_lightning.utils.addresses import SECRET, redacted

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from yolo_lightning.checkpoints.checkpoint_file import find_damage, training_age
-from yolo_lightning.checkpoints.mirror import RemoteFolder, is_address
+from yolo_lightning.checkpoints.remote_folder import RemoteFolder, is_address
 from yolo_lightning.utils.addresses import redacted
 from yolo_lightning.utils.files import DISK_FULL, first_free, replacing
 from yolo_lightning.utils.paths import real_path

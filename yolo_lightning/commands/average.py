@@ -2,7 +2,7 @@
 
 from yolo_lightning.checkpoints.averaging import AVERAGED, average_checkpoints, newest_steps
 from yolo_lightning.checkpoints.checkpoint_file import write_checkpoint
-from yolo_lightning.checkpoints.mirror import local_checkpoint
+from yolo_lightning.checkpoints.remote_folder import local_checkpoint
 from yolo_lightning.commands.console import writing
 from yolo_lightning.utils.paths import real_path, user_path
 from yolo_lightning.utils.run_files import AVERAGE_CHECKPOINT, CHECKPOINTS

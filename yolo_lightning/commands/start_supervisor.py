@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from yolo_lightning.checkpoints import run_folder
-from yolo_lightning.checkpoints.mirror import is_address
+from yolo_lightning.checkpoints.remote_folder import is_address
 from yolo_lightning.commands.command_line import ToolParser
 from yolo_lightning.commands.option_layers import given_options
 from yolo_lightning.commands.unattended import detach

@@ -6,7 +6,7 @@ from typing import Literal
 
 from rich.console import Console
 
-from yolo_lightning.checkpoints.mirror import is_address
+from yolo_lightning.checkpoints.remote_folder import is_address
 from yolo_lightning.checkpoints.resume import chosen_checkpoint
 from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN
 from yolo_lightning.commands.console import check_writable

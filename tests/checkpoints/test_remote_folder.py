@@ -10,7 +10,13 @@ import pytest
 import torch
 
 from yolo_lightning.checkpoints.checkpoint_file import find_damage, read_checksum, write_checkpoint
-from yolo_lightning.checkpoints.mirror import RemoteFolder, fetch_run, local_checkpoint, mirror as copy, to_mirror
+from yolo_lightning.checkpoints.remote_folder import (
+    RemoteFolder,
+    fetch_run,
+    local_checkpoint,
+    mirror as copy,
+    to_mirror,
+)
 from yolo_lightning.checkpoints.resume import checkpoint_to_fit, download, run_to_download
 from yolo_lightning.checkpoints.run_folder import folder_to_fit
 
