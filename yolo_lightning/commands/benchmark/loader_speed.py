@@ -80,15 +80,10 @@ def training_datasets(data: DetectionDataModule) -> dict[str, TrainingDataset]:
     return datasets
 
 
-def _sample_keys(dataset: TrainingDataset, batch_size: int) -> EpochBatchSampler:
-    """Return the batches of samples of an epoch, as in training."""
-    order = SampledOrder(dataset.frames.index, Sampling(), dataset.seed)
-    return EpochBatchSampler(order, batch_size, has_mixup=dataset.augmentation.mixup > 0)
-
-
 def sample_maker(dataset: TrainingDataset) -> Callable[[], object]:
     """Return a function that makes the next sample, in the order of the epochs, which use each frame once."""
-    keys = _sample_keys(dataset, batch_size=1)
+    order = SampledOrder(dataset.frames.index, Sampling(), dataset.seed)
+    keys = EpochBatchSampler(order, 1, has_mixup=dataset.augmentation.mixup > 0)
 
     def samples() -> Iterator[object]:
         for keys.epoch in itertools.count():

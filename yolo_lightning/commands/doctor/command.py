@@ -88,7 +88,10 @@ def doctor(
         ValueError: If an option is invalid.
         SystemExit: With code 1 if a finding is bad.
     """
-    check_device(device)
+    if not re.fullmatch(r"auto|cpu|mps|(cuda|xpu)(:[0-9]+)?", device):
+        raise ValueError(
+            f"--device must be auto, cpu, mps, cuda, xpu, or cuda:N or xpu:N with a number N, got {device!r}."
+        )
     if not probe_timeout_s > 0:
         raise ValueError(f"--probe_timeout_s must be > 0, got {probe_timeout_s}.")
     if retry:
@@ -118,14 +121,6 @@ def doctor(
         show(wide_console(), machine, found, options, commands)
     if worst(found) is Severity.BAD:
         raise SystemExit(1)
-
-
-def check_device(device: str) -> None:
-    """Check the form of a device name without importing torch."""
-    if not re.fullmatch(r"auto|cpu|mps|(cuda|xpu)(:[0-9]+)?", device):
-        raise ValueError(
-            f"--device must be auto, cpu, mps, cuda, xpu, or cuda:N or xpu:N with a number N, got {device!r}."
-        )
 
 
 def recommended_options(machine: MachineFacts, results: Sequence[ProbeOutcome]) -> list[Option]:

@@ -70,7 +70,9 @@ def summary(contents: Contents) -> str:
         steps, times_s = metrics.columns["step"], metrics.columns["time_s"]
         pairs["trained"] = f"{steps.max():,.0f} batches, {duration(times_s.max())}"
     for evaluation in contents.evaluations:
-        if text := scores_text(evaluation.scores, ("map_50", "map", *_challenge_scores(evaluation))):
+        # The scores of the challenge need two months to compare.
+        of_challenge = ("balanced", "cov") if is_defined(evaluation.scores.get("cov")) else ()
+        if text := scores_text(evaluation.scores, ("map_50", "map", *of_challenge)):
             pairs[STAGE_NAMES[evaluation.stage].lower()] = text
     lines = "".join(f"<li>{escape(problem)}</li>\n" for problem in contents.problems)
     damaged = f'<h3>Damaged files</h3><ul class="problems">{lines}</ul>\n' if lines else ""
@@ -113,11 +115,6 @@ def _split_section(evaluation: Evaluation) -> str:
 def _months(evaluation: Evaluation) -> list[str]:
     """Return the names of the months with annotated objects."""
     return [month_name(month) for month, part in evaluation.drift.monthly.items() if part.annotated.any()]
-
-
-def _challenge_scores(evaluation: Evaluation) -> tuple[str, ...]:
-    """Return the names of the challenge's scores, which need two months to compare; empty for other data."""
-    return ("balanced", "cov") if is_defined(evaluation.scores.get("cov")) else ()
 
 
 def _score_section(evaluation: Evaluation) -> str:

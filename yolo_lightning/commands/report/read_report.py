@@ -137,19 +137,20 @@ def read_contents(folder: Path) -> Contents:
 
 def state(folder: Path) -> str:
     """Return the state of the run according to its files, without looking for its processes, and its deadline."""
-    status, parts = read_status(folder / run_files.STATUS_FILE), [_outcome(folder)]
+    status, standing = (
+        read_status(folder / run_files.STATUS_FILE),
+        SupervisorStatus.read(folder / run_files.SUPERVISOR_FILE),
+    )
+    if any((folder / name).exists() for name in (run_files.FINISHED_FILE, run_files.TRAINED_FILE)):
+        outcome = "finished"
+    elif standing is None:
+        outcome = "not finished"
+    else:
+        outcome = ": ".join(filter(None, [str(standing.state), standing.sentence]))
+    parts = [outcome]
     if status is not None and status.deadline_s is not None:
         parts += filter(None, [f"deadline {moment(status.deadline_s, 0)}", status.deadline_problem])
     return "; ".join(parts)
-
-
-def _outcome(folder: Path) -> str:
-    if any((folder / name).exists() for name in (run_files.FINISHED_FILE, run_files.TRAINED_FILE)):
-        return "finished"
-    standing = SupervisorStatus.read(folder / run_files.SUPERVISOR_FILE)
-    if standing is None:
-        return "not finished"
-    return f"{standing.state}: {standing.sentence}" if standing.sentence else f"{standing.state}"
 
 
 def configuration(path: Path) -> str:
