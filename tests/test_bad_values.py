@@ -38,11 +38,11 @@ BAD: list[tuple[str, str, str]] = [
     ),
     ("model.detections.tta", "fusion", r"model\.detections\.tta must be true or false, got 'fusion'"),
     ("model.detections.one_to_one", "true", r"model\.detections\.one_to_one must be false for yolov8n, got true"),
-    ("data.input.neighbours", "x", r"data\.input\.neighbours must be a list of integers, got 'x'"),
+    ("data.input.neighbours", "x", r"data\.input\.neighbours must be a list of integers or null, got 'x'"),
     (
         "data.input.neighbours",
         "[0, 1.5]",
-        r"data\.input\.neighbours must be a list of integers, got '\[0, 1\.5\]'",
+        r"data\.input\.neighbours must be a list of integers or null, got '\[0, 1\.5\]'",
     ),
     (
         "data.input.neighbours",

@@ -139,7 +139,7 @@ class DetectionDataModule(LightningDataModule):
             index = frames.index
             rank_zero_info(f"{split}: frames from {frames.storage}")
             if frames.neighbours is not None:
-                rank_zero_info(f"{split}: channels are the frames at {list(self.input.neighbours)}")
+                rank_zero_info(f"{split}: channels are the frames at {list(self.input.offsets)}")
             frames.quarantined = self.limits.quarantined(index, split)
             self.bad_frames.quarantined |= {index.file_name(place) for place in frames.quarantined}
             if frames.quarantined:
@@ -177,7 +177,7 @@ class DetectionDataModule(LightningDataModule):
         if self.channels is None:
             self.channels = needed_channels(index, opened)
             opened = self.dataset_format.open_storage(split, self.channels, storage)
-        offsets, pixel_range = self.input.neighbours, self.input.pixel_range
+        offsets, pixel_range = self.input.offsets, self.input.pixel_range
         neighbours = Neighbours(index, offsets) if offsets else None
         return LabelledFrames(index, opened, self.channels, neighbours, pixel_range, self.input.resize)
 
@@ -187,7 +187,7 @@ class DetectionDataModule(LightningDataModule):
 
         A network for RGB also accepts gray frames without neighbours.
         """
-        return len(self.input.neighbours) or RGB_CHANNELS
+        return len(self.input.offsets) or RGB_CHANNELS
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -224,7 +224,7 @@ class DetectionDataModule(LightningDataModule):
         """Return the facts about the training split that the model needs; call it after `setup`."""
         counts = np.bincount(self.index("train").all_labels(), minlength=len(self.class_names))
         counts_of = tuple(counts.tolist())
-        frames = self.input.neighbours, self.input.pixel_range, self.channels, self.input.resize
+        frames = self.input.offsets, self.input.pixel_range, self.channels, self.input.resize
         return TrainingFacts(self.batch_size, self.seed, counts_of, self.image_size, *frames, self.category_ids)
 
     def train_dataloader(self) -> ResumableLoader:

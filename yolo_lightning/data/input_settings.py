@@ -21,15 +21,15 @@ class InputSettings:
         channels: 1 for gray frames, 3 for RGB; null uses 1 for LTDv2, the value of a `data.yaml`, otherwise 3 unless
             all of some sampled images are gray.
         neighbours: Frame offsets used as input channels, in ascending order and including 0. `[-1, 0, 1]` stacks the
-            gray levels of the previous, the current and the next frame of the clip; `[]` uses the frame alone. At the
-            ends of a clip, the edge frame is repeated. LTDv2 only.
+            gray levels of the previous, the current and the next frame of the clip; `[]` or null uses the frame alone.
+            At the ends of a clip, the edge frame is repeated. LTDv2 only.
         pixel_range: Mapping of frames with 16 bits to the range of the network; see docs/datasets.md.
         resize: Interpolation that reduces frames larger than the input in evaluation and prediction: `area` is the mean
             of the covered pixels, `linear` is that of Ultralytics, for the scores of `YOLO.val`. Training is bilinear.
     """
 
     channels: Channels | None = None
-    neighbours: tuple[int, ...] = ()
+    neighbours: tuple[int, ...] | None = ()
     pixel_range: PixelRange = field(default_factory=PixelRange)
     resize: Resize = "area"
 
@@ -42,6 +42,11 @@ class InputSettings:
             raise ValueError(
                 "data.input.channels must be 1 or null with data.input.pixel_range.mode (16-bit gray frames), got 3"
             )
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """Frame offsets used as input channels, empty for the frame alone."""
+        return self.neighbours or ()
 
 
 def check_neighbours(offsets: Sequence[int] | None) -> tuple[int, ...]:

@@ -94,10 +94,10 @@ class DatasetFormat(ABC):
             raise ValueError(
                 f"data.input.channels must be 1 or null with data.format {chosen}, whose frames are gray, got 3"
             )
-        if given.neighbours and not self.has_clips:
+        if given.offsets and not self.has_clips:
             raise ValueError(
                 f"data.input.neighbours must be [] with data.format {chosen}, whose images do not form clips, got "
-                f"{list(given.neighbours)}"
+                f"{list(given.offsets)}"
             )
 
     @classmethod
