@@ -3,10 +3,6 @@
 import errno
 import multiprocessing
 import os
-import signal
-import subprocess
-import sys
-import time
 from functools import partial
 from pathlib import Path
 
@@ -21,8 +17,7 @@ from yolo_lightning.data.storage.packing import (
     complete_shards,
     damaged_frames,
     describe,
-    in_processes,
-    process_pool,
+    in_threads,
     write_index,
     write_shard,
 )
@@ -116,14 +111,12 @@ def test_damaged_frames_are_found_by_name(store: Path, source: FolderFrames) -> 
     assert damaged_frames(store, frames) == [NAMES[1]]
 
 
-def test_processes_write_and_check_shards(store: Path, source: FolderFrames) -> None:
-    done = list(in_processes(partial(write_shard, store, source, describe(source)), HALVES, workers=2))
+def test_threads_write_and_check_shards(store: Path, source: FolderFrames) -> None:
+    done = list(in_threads(partial(write_shard, store, source, describe(source)), HALVES, workers=2))
     assert sorted(names for names, _ in done) == HALVES
     shards = [shard for _, (shard, _) in done if shard]
     assert {
-        tuple(frames.names)
-        for frames, damaged in in_processes(partial(damaged_frames, store), shards, 2)
-        if not damaged
+        tuple(frames.names) for frames, damaged in in_threads(partial(damaged_frames, store), shards, 2) if not damaged
     } == {tuple(names) for names in HALVES}
     write_index(store, shards, {}, describe(source))
     packed = PackedFrames(store)
@@ -148,36 +141,6 @@ def test_what_the_manifest_does_not_name_is_deleted(store: Path, source: FolderF
         *kept,
         *(file.replace(".u8", ".json") for file in kept),
     }
-
-
-def test_killed_process_is_an_error_that_says_so() -> None:
-    with pytest.raises(OSError, match="a packing process was killed"), process_pool(1) as pool:
-        pool.submit(os.kill, pool.submit(os.getpid).result(), signal.SIGKILL).result()
-
-
-def test_processes_end_when_their_parent_is_killed() -> None:
-    script = (
-        "import os, time\n"
-        "from yolo_lightning.data.storage.packing import process_pool\n"
-        "with process_pool(1) as pool:\n"
-        "    print(pool.submit(os.getpid).result(), flush=True)\n"
-        "    time.sleep(60)\n"
-    )
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
-        child = int(parent.stdout.readline())
-        parent.kill()
-    deadline_s = time.monotonic() + 20
-    while runs(child):
-        assert time.monotonic() < deadline_s, f"process {child} outlives its parent"
-        time.sleep(0.05)
-
-
-def runs(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_sole_writer_names_who_holds_the_lock(tmp_path: Path) -> None:

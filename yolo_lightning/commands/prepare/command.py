@@ -25,7 +25,7 @@ from yolo_lightning.data.storage.packing import (
     complete_shards,
     damaged_frames,
     describe,
-    in_processes,
+    in_threads,
     remove_shard,
     write_index,
     write_shard,
@@ -68,7 +68,7 @@ def prepare(
         store: Folder to write; null is `packed` in `root`.
         storage: Storage to read, the extracted folder or frames.zip; auto selects the folder if it exists.
         index_root: Folder of the packed annotation index; null is `yolo_lightning` in the user's cache folder.
-        workers: Number of decoding processes; null is the number of cores.
+        workers: Number of decoding threads; null is the number of cores.
         bits: Bits per pixel of the frames, 16 for gray PNG and TIFF files of uint16; percentiles of the pixel values of
             some frames are printed. Training with `data.input.pixel_range.mode` requires a store of 16-bit frames.
         verify: Verify the checksums of existing shards, and pack damaged shards again.
@@ -174,7 +174,7 @@ def _pack_store(
     damaged: dict[str, str] = {}
     tasks = [to_pack[start : start + shard_frames] for start in range(0, len(to_pack), shard_frames)]
     write = partial(write_shard, store, original, source)
-    written = in_processes(write, tasks, min(workers, max(1, len(tasks))))
+    written = in_threads(write, tasks, min(workers, max(1, len(tasks))))
     with counter("packed", len(to_pack)) as advance, closing(written):
         for task, (shard, reasons) in written:
             damaged |= reasons
@@ -206,7 +206,7 @@ def _existing_shards(store: Path, source: dict[str, str], workers: int, *, verif
     if not verify:
         return shards
     intact: list[ShardFrames] = []
-    checked = in_processes(partial(damaged_frames, store), shards, workers)
+    checked = in_threads(partial(damaged_frames, store), shards, workers)
     with counter("verified", sum(frames.shard.frames for frames in shards)) as advance, closing(checked):
         for frames, names in checked:
             advance(frames.shard.frames)

@@ -1,26 +1,16 @@
-"""Writer of packed stores: parallel processes, one shard per task.
+"""Writer of packed stores: one shard per task.
 
-A shard is complete or absent, so that an interrupted run can be resumed. Its name is a hash of its task: if two
-processes write the same shard (one whose parent was killed, and its successor), they write the same bytes under the
-same name.
+A shard is complete or absent, so that an interrupted run can be resumed. Its name is a hash of its task.
 """
 
-import errno
-import multiprocessing
-import os
 import shutil
-import signal
-import threading
 import zlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from hashlib import sha256
 from pathlib import Path
 from typing import TypeVar
 
-import cv2
 import msgspec
 import numpy as np
 
@@ -38,9 +28,7 @@ from yolo_lightning.data.storage.packed_frames import (
     map_index,
 )
 from yolo_lightning.data.storage.storage import EncodedStorage, Storage
-from yolo_lightning.data.worker_processes import end_with_trainer
 from yolo_lightning.utils.files import replacing
-from yolo_lightning.utils.process_identity import Process, read_process
 from yolo_lightning.utils.regular_files import read_regular
 
 SHARD_PREFIX, SHARD_SUFFIX = "shard-", ".u8"
@@ -150,37 +138,20 @@ def remove_shard(store: Path, file: str) -> None:
     (store / file).unlink(missing_ok=True)
 
 
-def in_processes(
+def in_threads(
     function: Callable[[Task], Result], tasks: Iterable[Task], workers: int
 ) -> Generator[tuple[Task, Result], None, None]:
-    """Call `function` for each task in a pool of processes; yield each task with its result on completion."""
-    with process_pool(workers) as pool:
-        pending = {pool.submit(function, task): task for task in tasks}
-        for done in as_completed(pending):
-            yield pending[done], done.result()
+    """Call `function` for each task in a pool of threads; yield each task with its result on completion.
 
-
-@contextmanager
-def process_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
-    """Provide a pool of spawned processes; at the end of the block, pending tasks are cancelled.
-
-    Forked processes would inherit held locks and stall ROCm's queues.
+    OpenCV and zlib release Python's lock. At the end, or on an error, pending tasks are cancelled.
     """
-    context, own = multiprocessing.get_context("spawn"), read_process(os.getpid())
-    pool = ProcessPoolExecutor(workers, context, initializer=_prepare_process, initargs=(own,))
-    try:
-        yield pool
-    except BrokenProcessPool as error:
-        raise OSError(errno.ECHILD, "a packing process was killed, perhaps because of insufficient memory") from error
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _prepare_process(parent: Process | None) -> None:
-    """Use one core, leave Ctrl-C to the parent process, and exit with the parent, even if the parent is killed."""
-    cv2.setNumThreads(0)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=end_with_trainer, args=(parent,), daemon=True).start()
+    with ThreadPoolExecutor(workers) as pool:
+        pending = {pool.submit(function, task): task for task in tasks}
+        try:
+            for done in as_completed(pending):
+                yield pending[done], done.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def write_index(
