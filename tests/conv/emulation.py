@@ -3,13 +3,14 @@
 import ctypes
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from yolo_lightning.conv.kernels import build
+from yolo_lightning.conv.kernels import build, verified
 from yolo_lightning.conv.kernels.launcher import Grid, Launch, Operands, argument_slots
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
@@ -82,3 +83,13 @@ class Guarded:
 def span(tensor: Tensor) -> int:
     """Return the number of elements from the first to the last element of a tensor that is not empty."""
     return 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+@contextmanager
+def assume_available(device_type: str) -> Iterator[None]:
+    """Treat a device type as one that has the GPU kernels; on `meta`, this shows which operators a GPU would launch."""
+    verified._ACCELERATORS.add(device_type)
+    try:
+        yield
+    finally:
+        verified._ACCELERATORS.discard(device_type)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.helpers.dispatch_count import DispatchCount, count_step
-from yolo_lightning.conv.algorithms.algorithm import Operation
+from yolo_lightning.conv.algorithms.algorithm import Operation, operands_of
 from yolo_lightning.conv.algorithms.problem import Problem, make_problem
 from yolo_lightning.conv.algorithms.table import candidates, gradient_candidates
 from yolo_lightning.model.graph import build_graph
@@ -40,17 +40,12 @@ def problem_of(shape: tuple[int, ...], weight: tuple[int, ...], stride: int, cha
     return make_problem(images, kernel, None, stride, weight[2] // 2, 1, shape[1] // weight[1], layout)
 
 
-def operands(operation: Operation, problem: Problem, dtype: torch.dtype) -> list[torch.Tensor]:
+def operands(operation: Operation, problem: Problem, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
     input, output, weight = (
         torch.empty(size, device="meta", dtype=dtype).contiguous(memory_format=problem.memory_format)
         for size in (problem.input_size, problem.output_size, problem.weight_size)
     )
-    return {
-        Operation.FORWARD: [input, weight],
-        Operation.INPUT_GRADIENT: [output, weight],
-        Operation.WEIGHT_GRADIENT: [input, output],
-        Operation.GRADIENTS: [input, output, weight],
-    }[operation]
+    return operands_of(operation, input, output, weight)
 
 
 @pytest.fixture(scope="module")
@@ -104,10 +99,10 @@ def test_no_transfer_by_any_candidate(channels_last: bool) -> None:
         problem = problem_of(shape, weight, stride, channels_last)
         for operation in Operation:
             for candidate in candidates(operation, problem, torch.float32, "meta"):
-                candidate.compute(tuple(operands(operation, problem, torch.float32)))  # creates cached constants
+                candidate.compute(operands(operation, problem, torch.float32))  # creates cached constants
                 count = DispatchCount()
                 with torch.no_grad(), count:
-                    candidate.compute(tuple(operands(operation, problem, torch.float32)))
+                    candidate.compute(operands(operation, problem, torch.float32))
                 assert not count.uploads, f"{operation} {candidate.name} {problem}: {count.uploads}"
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tests.conv.emulation import Guarded
+from tests.conv.emulation import Guarded, assume_available
 from tests.conv.test_conv2d import random
 from tests.conv.test_fused import nhwc, problem_of
 from yolo_lightning.conv import DEFAULT_PLAN, Plan, disable_gpu_kernels, enable_gpu_kernels
@@ -22,7 +22,7 @@ from yolo_lightning.conv.kernels import fused
 from yolo_lightning.conv.kernels.build import make_launcher
 from yolo_lightning.conv.kernels.fused import SMALL_ELEMENTS, small_problem
 from yolo_lightning.conv.kernels.launcher import Grid, Launcher, Operands
-from yolo_lightning.conv.kernels.verified import BuildError, OptionalKernels, assume_available, generated
+from yolo_lightning.conv.kernels.verified import BuildError, OptionalKernels, generated
 
 ACCEPTED = Problem((2, 3, 8, 8), (4, 3, 3, 3), (1, 1), (0, 0, 0, 0), (1, 1), 1, channels_last=True)
 INPUT, WEIGHT = nhwc(random(2, 4, 6, 6, dtype=torch.float32)), random(5, 4, 3, 3, dtype=torch.float32)

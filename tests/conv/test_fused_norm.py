@@ -10,11 +10,10 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.conv.emulation import Guarded
+from tests.conv.emulation import Guarded, assume_available
 from tests.conv.test_conv2d import random
 from yolo_lightning.conv.kernels import batch_norm_launch, fused_norm
 from yolo_lightning.conv.kernels.launcher import Launcher, LaunchRecorder
-from yolo_lightning.conv.kernels.verified import assume_available
 from yolo_lightning.conv.normalization import BatchNormSiLU2d, RecomputedBatchNormSiLU2d
 
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}

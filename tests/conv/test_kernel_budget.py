@@ -2,9 +2,9 @@
 
 import pytest
 
+from tests.conv.emulation import assume_available
 from tests.helpers.dispatch_count import DispatchCount, count_step
 from yolo_lightning.conv import Plan
-from yolo_lightning.conv.kernels.verified import assume_available
 from yolo_lightning.model.graph import build_graph
 from yolo_lightning.model.layers import arrange
 

@@ -11,10 +11,10 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from tests.conv.emulation import assume_available
 from tests.helpers.meta_device import META, MetaAccelerator, MetaDevice, Requests
 from yolo_lightning.callbacks import EMA
 from yolo_lightning.conv import Plan
-from yolo_lightning.conv.kernels.verified import assume_available
 from yolo_lightning.data.batch import Batch, TrainingFacts
 from yolo_lightning.data.boxes import Letterbox
 from yolo_lightning.model import conv_backend

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from yolo_lightning.conv.algorithms.algorithm import Operation
+from yolo_lightning.conv.algorithms.algorithm import Operation, result_sizes
 from yolo_lightning.conv.algorithms.problem import Problem
 from yolo_lightning.conv.algorithms.shared import channels_last_strides, without_autocast
 from yolo_lightning.conv.derivatives import MaybeTensor, derivatives
@@ -63,13 +63,8 @@ def _register(operation: Operation, tensors: str, size: str = "", results: str =
 
     def fake(*arguments: Any) -> Any:
         operands, problem = split(arguments)
-        shapes: dict[Operation, tuple[Sizes, ...]] = {
-            Operation.FORWARD: (problem.output_size,),
-            Operation.INPUT_GRADIENT: (problem.input_size,),
-            Operation.WEIGHT_GRADIENT: (problem.weight_size,),
-            Operation.GRADIENTS: (problem.input_size, problem.weight_size),
-        }
-        made = tuple(_empty(operands[0], shape, problem.channels_last) for shape in shapes[operation])
+        sizes = result_sizes(operation, problem)
+        made = tuple(_empty(operands[0], one, problem.channels_last) for one in sizes)
         return made if len(made) > 1 else made[0]
 
     def save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

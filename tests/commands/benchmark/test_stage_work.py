@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.conv.emulation import Guarded, LibraryLauncher, compile_emulated
+from tests.conv.emulation import Guarded, LibraryLauncher, assume_available, compile_emulated
 from yolo_lightning.commands.benchmark import correctness, passes, section as sections, speed, training
 from yolo_lightning.commands.benchmark.conv_variants import Variant
 from yolo_lightning.commands.benchmark.correctness import (
@@ -34,7 +34,6 @@ from yolo_lightning.commands.benchmark.section import Section
 from yolo_lightning.commands.benchmark.stages import Stage
 from yolo_lightning.conv import disable_gpu_kernels
 from yolo_lightning.conv.kernels import fused, fused_norm
-from yolo_lightning.conv.kernels.verified import assume_available
 from yolo_lightning.data.image_size import ImageSize
 
 CPU = torch.device("cpu")

@@ -3,11 +3,14 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from yolo_lightning.conv.algorithms.problem import Problem, Tensors
+
+Operand = TypeVar("Operand")
 
 
 class Operation(StrEnum):
@@ -21,6 +24,26 @@ class Operation(StrEnum):
     """`(input, grad_output)` to `(grad_weight,)`."""
     GRADIENTS = "gradients"
     """`(input, grad_output, weight)` to `(grad_input, grad_weight)`."""
+
+
+def operands_of(operation: Operation, input: Operand, grad_output: Operand, weight: Operand) -> tuple[Operand, ...]:
+    """Return those of three tensors, or of their sizes, that an operation reads."""
+    return {
+        Operation.FORWARD: (input, weight),
+        Operation.INPUT_GRADIENT: (grad_output, weight),
+        Operation.WEIGHT_GRADIENT: (input, grad_output),
+        Operation.GRADIENTS: (input, grad_output, weight),
+    }[operation]
+
+
+def result_sizes(operation: Operation, problem: Problem) -> tuple[tuple[int, int, int, int], ...]:
+    """Return the sizes of the results of an operation."""
+    return {
+        Operation.FORWARD: (problem.output_size,),
+        Operation.INPUT_GRADIENT: (problem.input_size,),
+        Operation.WEIGHT_GRADIENT: (problem.weight_size,),
+        Operation.GRADIENTS: (problem.input_size, problem.weight_size),
+    }[operation]
 
 
 Product = Callable[..., Tensor | Tensors]

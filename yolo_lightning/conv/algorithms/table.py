@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from yolo_lightning.conv.algorithms import column_batches, depthwise, im2col, pointwise, winograd
-from yolo_lightning.conv.algorithms.algorithm import Algorithm, Operation, Product
+from yolo_lightning.conv.algorithms.algorithm import Algorithm, Operation, Product, result_sizes
 from yolo_lightning.conv.algorithms.problem import Problem, Tensors
 from yolo_lightning.conv.algorithms.shared import correlation, mirrored_weight
 from yolo_lightning.conv.kernels import fused
@@ -131,9 +131,5 @@ def _mirrored(problem: Problem, dtype: torch.dtype, device_type: str) -> tuple[C
 
 def _zeros(operation: Operation, problem: Problem) -> Candidate:
     """Return the candidate for an input or weight without elements."""
-    size: tuple[int, ...] = {
-        Operation.FORWARD: problem.output_size,
-        Operation.INPUT_GRADIENT: problem.input_size,
-        Operation.WEIGHT_GRADIENT: problem.weight_size,
-    }[operation]
+    (size,) = result_sizes(operation, problem)
     return Candidate("zeros", lambda tensors: (tensors[0].new_zeros(size),))

@@ -11,14 +11,15 @@ when a problem first uses them (see build.py).
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from yolo_lightning.conv.algorithms import im2col
-from yolo_lightning.conv.algorithms.algorithm import Algorithm, Operation
-from yolo_lightning.conv.algorithms.problem import Problem, Tensors
+from yolo_lightning.conv.algorithms.algorithm import Algorithm, Operation, operands_of, result_sizes
+from yolo_lightning.conv.algorithms.problem import Problem
 from yolo_lightning.conv.algorithms.shared import have_data
 from yolo_lightning.conv.kernels import fused_launch
 from yolo_lightning.conv.kernels.launcher import ELEMENTS, MOST_ELEMENTS, Launcher, empty_images
@@ -47,21 +48,10 @@ def accepts(problem: Problem, dtype: torch.dtype, device_type: str) -> bool:
     )
 
 
-def forward(input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
-    return _compute(Operation.FORWARD, input, weight, problem, ())
-
-
-def input_gradient(grad_output: Tensor, weight: Tensor, problem: Problem) -> Tensor:
-    return _compute(Operation.INPUT_GRADIENT, grad_output, weight, problem, problem.input_size)
-
-
-def weight_gradient(input: Tensor, grad_output: Tensor, problem: Problem) -> Tensor:
-    return _compute(Operation.WEIGHT_GRADIENT, input, grad_output, problem, problem.weight_size)
-
-
-def _compute(operation: Operation, first: Tensor, second: Tensor, problem: Problem, size: tuple[int, ...]) -> Tensor:
+def _compute(operation: Operation, first: Tensor, second: Tensor, problem: Problem) -> Tensor:
     """Compute a product with the kernels if possible, else with the reference."""
-    arguments = (first, second, *([size] if size else []), problem.stride, problem.padding, problem.dilation)
+    sizes = () if operation is Operation.FORWARD else result_sizes(operation, problem)
+    arguments = (first, second, *sizes, problem.stride, problem.padding, problem.dilation)
     results = None
     if have_data((first, second)):
         device, dtype = first.device, first.dtype
@@ -76,6 +66,11 @@ def _compute(operation: Operation, first: Tensor, second: Tensor, problem: Probl
     result = im2col.ALGORITHM.products[operation](first, second, problem)
     assert isinstance(result, Tensor)
     return result
+
+
+forward = partial(_compute, Operation.FORWARD)
+input_gradient = partial(_compute, Operation.INPUT_GRADIENT)
+weight_gradient = partial(_compute, Operation.WEIGHT_GRADIENT)
 
 
 def small_problem(problem: Problem) -> Problem:
@@ -108,15 +103,11 @@ def _compared(
     input = _images(small.input_size, dtype, device, 1)
     grads = _images(small.output_size, dtype, device, 2)
     weight = generated(*small.weight_size, dtype=dtype, device=device, seed=3)
-    operands: dict[Operation, Tensors] = {
-        Operation.FORWARD: (input, weight),
-        Operation.INPUT_GRADIENT: (grads, weight),
-        Operation.WEIGHT_GRADIENT: (input, grads),
-    }
-    exact = im2col.ALGORITHM.products[operation](*(tensor.float() for tensor in operands[operation]), small)
+    operands = operands_of(operation, input, grads, weight)
+    exact = im2col.ALGORITHM.products[operation](*(tensor.float() for tensor in operands), small)
     assert isinstance(exact, Tensor)
     for tile in fused_launch.tiles_for(operation, problem, dtype):
-        found = fused_launch.PRODUCTS[operation](kernels, *operands[operation], small, tiles=(tile,))
+        found = fused_launch.PRODUCTS[operation](kernels, *operands, small, tiles=(tile,))
         yield found.float(), exact
 
 
@@ -125,66 +116,40 @@ def _images(size: tuple[int, int, int, int], dtype: torch.dtype, device: torch.d
     return generated(samples, height, width, channels, dtype=dtype, device=device, seed=seed).permute(0, 3, 1, 2)
 
 
-def _problem_of(*sizes: Sequence[int]) -> Problem:
-    """Return the problem of input size, weight size, stride, padding and dilation."""
-    input_size, weight_size, stride, padding, dilation = (tuple(size) for size in sizes)
-    return Problem(input_size, weight_size, stride, padding, dilation, groups=1, channels_last=True)  # type: ignore[arg-type]
+def _register(operation: Operation, tensors: str, size: str = "") -> Any:
+    """Register and return the operator of a product; its schema begins with `tensors` and the `size` of a gradient."""
 
+    def problem_of(first: Tensor, second: Tensor, *sizes: Sequence[int]) -> Problem:
+        *own, stride, padding, dilation = sizes
+        input_size, weight_size = {
+            Operation.FORWARD: (first.shape, second.shape),
+            Operation.INPUT_GRADIENT: (*own, second.shape),
+            Operation.WEIGHT_GRADIENT: (first.shape, *own),
+        }[operation]
+        spatial = (tuple(one) for one in (input_size, weight_size, stride, padding, dilation))
+        arguments: list[Any] = [*spatial, 1, True]  # one group, channels_last
+        return Problem(*arguments)
 
-@operator(
-    "fused_conv_forward(Tensor input, Tensor weight, int[] stride, int[] padding, int[] dilation) -> Tensor",
-    lambda input, weight, *spatial: empty_images(input, _problem_of(input.shape, weight.shape, *spatial).output_size),
-    KERNELS,
-)
-def _forward(
-    launch: Launcher, input: Tensor, weight: Tensor, stride: list[int], padding: list[int], dilation: list[int]
-) -> Tensor:
-    problem = _problem_of(input.shape, weight.shape, stride, padding, dilation)
-    return fused_launch.forward(launch, input, weight, problem)
+    def fake(first: Tensor, second: Tensor, *sizes: Sequence[int]) -> Tensor:
+        return empty_images(first, result_sizes(operation, problem_of(first, second, *sizes))[0])
 
+    schema = f"fused_conv_{operation}({tensors}, {size}int[] stride, int[] padding, int[] dilation) -> Tensor"
 
-@operator(
-    "fused_conv_input_gradient(Tensor grad_output, Tensor weight, int[] input_size, int[] stride, int[] padding, "
-    "int[] dilation) -> Tensor",
-    lambda grad_output, weight, input_size, stride, padding, dilation: empty_images(grad_output, input_size),
-    KERNELS,
-)
-def _input_gradient(
-    launch: Launcher,
-    grad_output: Tensor,
-    weight: Tensor,
-    input_size: list[int],
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-) -> Tensor:
-    problem = _problem_of(input_size, weight.shape, stride, padding, dilation)
-    return fused_launch.input_gradient(launch, grad_output, weight, problem)
+    @operator(schema, fake, KERNELS)
+    def compute(launch: Launcher, first: Tensor, second: Tensor, *sizes: Sequence[int]) -> Tensor:
+        return fused_launch.PRODUCTS[operation](launch, first, second, problem_of(first, second, *sizes))
 
-
-@operator(
-    "fused_conv_weight_gradient(Tensor input, Tensor grad_output, int[] weight_size, int[] stride, int[] padding, "
-    "int[] dilation) -> Tensor",
-    lambda input, grad_output, weight_size, stride, padding, dilation: empty_images(input, weight_size),
-    KERNELS,
-)
-def _weight_gradient(
-    launch: Launcher,
-    input: Tensor,
-    grad_output: Tensor,
-    weight_size: list[int],
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-) -> Tensor:
-    problem = _problem_of(input.shape, weight_size, stride, padding, dilation)
-    return fused_launch.weight_gradient(launch, input, grad_output, problem)
+    return compute
 
 
 _OPERATORS = {
-    Operation.FORWARD: _forward,
-    Operation.INPUT_GRADIENT: _input_gradient,
-    Operation.WEIGHT_GRADIENT: _weight_gradient,
+    Operation.FORWARD: _register(Operation.FORWARD, "Tensor input, Tensor weight"),
+    Operation.INPUT_GRADIENT: _register(
+        Operation.INPUT_GRADIENT, "Tensor grad_output, Tensor weight", "int[] input_size, "
+    ),
+    Operation.WEIGHT_GRADIENT: _register(
+        Operation.WEIGHT_GRADIENT, "Tensor input, Tensor grad_output", "int[] weight_size, "
+    ),
 }
 
 

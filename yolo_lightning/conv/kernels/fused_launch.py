@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from yolo_lightning.conv.algorithms.algorithm import Operation
+from yolo_lightning.conv.algorithms.algorithm import Operation, operands_of
 from yolo_lightning.conv.algorithms.problem import Problem
 from yolo_lightning.conv.kernels.launcher import (
     ELEMENTS,
@@ -223,14 +223,9 @@ PRODUCTS: dict[Operation, Callable[..., Tensor]] = {
 def tiles_for(operation: Operation, problem: Problem, dtype: torch.dtype) -> list[KernelTile]:
     """Return the tiles that the function `operation` of this module selects for a problem, without computing it."""
     record = LaunchRecorder()
-    sizes = {
-        Operation.INPUT_GRADIENT: (problem.output_size, problem.weight_size),
-        Operation.FORWARD: (problem.input_size, problem.weight_size),
-    }
-    first, second = sizes.get(operation, (problem.input_size, problem.output_size))
-    images = torch.empty(first, dtype=dtype, device="meta", memory_format=torch.channels_last)
-    other = torch.empty(second, dtype=dtype, device="meta", memory_format=torch.channels_last)
-    PRODUCTS[operation](record, images, other, problem)
+    sizes = operands_of(operation, problem.input_size, problem.output_size, problem.weight_size)
+    meta = (torch.empty(size, dtype=dtype, device="meta", memory_format=torch.channels_last) for size in sizes)
+    PRODUCTS[operation](record, *meta, problem)
     return [tile_of(launch.name) for launch in record.launches]
 
 

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from yolo_lightning.conv.algorithms.problem import Tensors
 from yolo_lightning.conv.algorithms.shared import have_data
 from yolo_lightning.conv.kernels import batch_norm_launch
-from yolo_lightning.conv.kernels.launcher import ELEMENTS, MOST_ELEMENTS, Launcher
+from yolo_lightning.conv.kernels.launcher import ELEMENTS, MOST_ELEMENTS
 from yolo_lightning.conv.kernels.verified import OptionalKernels, Pairs, generated, is_accelerator, operator
 
 KERNELS = OptionalKernels("fused batch normalization kernels")
@@ -90,35 +90,21 @@ def _compared(input: Tensor, eps: float, results: slice) -> Pairs:
     return pairs[results]
 
 
-def _fake_forward(input: Tensor, weight: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
-    return _empty_like(input), weight.new_empty(2, input.size(1))
-
-
-def _fake_backward(grad_output: Tensor, input: Tensor, weight: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
-    return _empty_like(input), weight.new_empty(2, input.size(1))
-
-
-def _empty_like(input: Tensor) -> Tensor:
+def _fake(input: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     channels_last = batch_norm_launch.is_channels_last(input)
     memory_format = torch.channels_last if channels_last else torch.contiguous_format
-    return torch.empty_like(input, memory_format=memory_format)
+    return torch.empty_like(input, memory_format=memory_format), weight.new_empty(2, input.size(1))
 
 
-@operator(
+_forward = operator(
     "batch_norm_silu(Tensor input, Tensor weight, Tensor bias, Tensor(a!)? running_mean, Tensor(b!)? running_var, "
     "Tensor(c!)? num_batches_tracked, float momentum, float eps) -> (Tensor, Tensor)",
-    _fake_forward,
+    lambda input, weight, *others: _fake(input, weight),
     KERNELS,
-)
-def _forward(launch: Launcher, *arguments: Any) -> tuple[Tensor, Tensor]:
-    return batch_norm_launch.forward(launch, *arguments)
-
-
-@operator(
+)(batch_norm_launch.forward)
+_backward = operator(
     "batch_norm_silu_backward(Tensor grad_output, Tensor input, Tensor weight, Tensor bias, Tensor statistics) "
     "-> (Tensor, Tensor)",
-    _fake_backward,
+    lambda grad_output, input, weight, *others: _fake(input, weight),
     KERNELS,
-)
-def _backward(launch: Launcher, *arguments: Any) -> tuple[Tensor, Tensor]:
-    return batch_norm_launch.backward(launch, *arguments)
+)(batch_norm_launch.backward)

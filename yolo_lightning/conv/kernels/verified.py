@@ -29,20 +29,7 @@ NAMESPACE = "yolo_lightning"
 _LIBRARY: Any = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
 
 _ACCELERATORS = {"cuda"}
-
-
-@contextmanager
-def assume_available(device_type: str) -> Iterator[None]:
-    """Treat a device type as an accelerator for which the GPU kernels exist.
-
-    On `meta`, whose tensors have no data, the kernels then count as available without compilation. This shows which
-    operators a model launches on a GPU, on a machine without one.
-    """
-    _ACCELERATORS.add(device_type)
-    try:
-        yield
-    finally:
-        _ACCELERATORS.discard(device_type)
+"""Types of the devices that have the kernels. Tests add `meta`, on which the kernels need no compilation."""
 
 
 def is_accelerator(device_type: str) -> bool:
