@@ -60,14 +60,6 @@ def test_failure_of_best_pt_is_a_warning_and_the_block_suggests_export(
     assert f"  yolo-lightning export {tmp_path}" in text
 
 
-def test_without_option_no_pt_file_is_written(
-    tmp_path: Path, block: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fit_summary, "write_pt", lambda *_: pytest.fail("called"))
-    fit_summary.end_fit(*fitted(tmp_path), None, with_pt=False)  # type: ignore[arg-type]
-    assert "best.pt" not in block[0]
-
-
 def test_without_a_validation_there_is_no_best_epoch(tmp_path: Path, block: list[str]) -> None:
     fit_summary.end_fit(*fitted(tmp_path, limit_val_batches=0), None, with_pt=True)  # type: ignore[arg-type]
     assert block[0].startswith("finished 3 epochs; no best checkpoint, because no validation was scored\n")
@@ -89,5 +81,7 @@ def test_recalibrated_checkpoint_is_named_and_tested_next(tmp_path: Path, block:
     lines = block[0].splitlines()
     target = tmp_path / "checkpoints/recalibrated.ckpt"
     assert lines[1] == "recalibrated with 8 frames: better"
+    assert "best.pt" not in block[0]
+    assert not (tmp_path / "checkpoints/best.pt").exists()
     assert f"recalibrated     {target}" in lines
     assert lines[lines.index("next:") + 1].endswith(f"test {tmp_path} --ckpt_path {target}")

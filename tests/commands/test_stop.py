@@ -52,16 +52,11 @@ def test_supervised_run_saves_and_ends(tmp_path: Path, capsys: pytest.CaptureFix
     assert f"{run}: stopped after step 12, saved in {saved}" in capsys.readouterr().out
 
 
-def test_run_without_a_supervisor_ends(tmp_path: Path) -> None:
-    process = holding(tmp_path / "run")
-    stop(tmp_path / "run")
-    assert process.wait(10) == -signal.SIGTERM
-
-
-def test_run_with_a_number_is_found_by_its_name(tmp_path: Path) -> None:
-    empty_checkpoint(tmp_path / "run", 1)
-    empty_checkpoint(tmp_path / "run-2", 1)
-    process = holding(tmp_path / "run-2")
+@pytest.mark.parametrize("name", ["run", "run-2"])
+def test_run_without_a_supervisor_is_found_by_its_name_and_ends(tmp_path: Path, name: str) -> None:
+    for folder in {"run", name}:
+        empty_checkpoint(tmp_path / folder, 1)
+    process = holding(tmp_path / name)
     stop(tmp_path / "run")
     assert process.wait(10) == -signal.SIGTERM
 
