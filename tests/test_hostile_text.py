@@ -130,7 +130,7 @@ BOMB = "a: &a [x, x]\n" + "".join(
         ("train: .\nnc: 99999999999\n", "'nc' must be an integer from 1 to 32767, got 99999999999"),
         (f"train: .\nnc: {'9' * 400}\n", "'nc' must be an integer from 1 to 32767"),
         (f"train: {'[' * 5000}\n", "cannot be read as YAML"),
-        ("train: .\nnames: {.inf: a}\n", "keys of 'names' must be class numbers"),
+        ("train: .\nnames: {.inf: a}\n", "the keys of 'names' must be 0 to 0, got"),
         ("train: .\nnames: [a]\nkpt_shape: [1000000000, 1000000000]\n", "'kpt_shape' must be"),
         ("train: 2020-99-99\n", "cannot be read as YAML"),
         ("train: .\nnames: [a\nb: c\n", "cannot be read as YAML: while parsing a flow sequence"),
