@@ -7,6 +7,7 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.utilities import rank_zero_info
+from rich.progress import BarColumn
 
 from yolo_lightning.callbacks.status_file import BLOCK_STEPS, FitTimer, fit_plan
 from yolo_lightning.utils.choices import check_range
@@ -15,6 +16,8 @@ from yolo_lightning.utils.moment import moment
 ESTIMATING = "estimating"
 LOSS = "train/loss"
 LOSS_INTERVAL_S = 1.0
+BAR_WIDTH = 10
+"""Columns of the bar."""
 
 
 def finish_time(timer: FitTimer, trainer: Trainer) -> str:
@@ -53,6 +56,14 @@ class RunProgressBar(FitTimer, RichProgressBar):
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
             return {**self._train_loss(trainer), "ETA": finish_time(self, trainer)}
         return metrics
+
+    def configure_columns(self, trainer: Trainer) -> list[Any]:
+        """Shorten the bar, so that the loss and the finish time stay on its line in a terminal of 80 columns."""
+        columns: list[Any] = super().configure_columns(trainer)
+        for one in columns:
+            if isinstance(one, BarColumn):
+                one.bar_width = BAR_WIDTH
+        return columns
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_end(trainer, pl_module)

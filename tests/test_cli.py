@@ -270,11 +270,11 @@ def test_fit_ends_with_a_file_for_ultralytics_a_report_and_commands_that_work(
     judged: list[int | None] = []
     monkeypatch.setattr(recalibrate, "match_validation", lambda *a, **k: judged.append(k["batches"]) or match(*a, **k))
     with caplog.at_level(logging.INFO):
-        run("fit", *ONE_STEP, "--trainer.default_root_dir", "first", "--recalibrate_images", "4")
+        run("fit", *ONE_STEP, "--trainer.default_root_dir", "first", "--recalibrate_images", "1024")
     assert judged == [1, 1], "trainer.limit_val_batches"
-    assert re.search(r"recalibration: 4 training frames, then scores of \d+ validation frames, about ", caplog.text)
+    assert re.search(r"recalibration: 16 training frames, then scores of \d+ validation frames, about ", caplog.text)
     checkpoints = tmp_path / "first" / "checkpoints"
-    assert re.search(r"recalibrated with 4 frames: balanced ", caplog.text)
+    assert re.search(r"recalibrated with 16 frames: balanced ", caplog.text)
     assert (checkpoints / "recalibrated.ckpt").is_file() == ("not kept" not in caplog.text)
     network = YOLO(checkpoints / "best.pt")
     assert list(network.names.values()) == ["person", "bicycle", "motorcycle", "vehicle"]

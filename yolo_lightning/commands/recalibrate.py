@@ -136,7 +136,8 @@ def recalibrate_best(best: Path, data: DetectionDataModule, images: int, model: 
     frames = validation_frames(data, batches)
     measured = [getattr(one, "validation_s", None) for one in trainer.callbacks]  # type: ignore[attr-defined]
     validation_s = next(filter(None, measured), None)
-    images = min(images, len(data.index("train")))
+    trained = int(trainer.num_training_batches) * trainer.world_size * data.batch_size  # follows limit_train_batches
+    images = min(images, len(data.index("train")), max(trained, 2))
     time = "" if validation_s is None else f", about {duration(validation_s * (2 + images / frames))}"
     rank_zero_info(f"recalibration: {images:,} training frames, then scores of {frames:,} validation frames{time}")
     device, backend = model.device, model.convolution.backend
