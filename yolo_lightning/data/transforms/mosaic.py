@@ -5,6 +5,8 @@ canvas, flips. The canvas has the resolution of the frames, so that every pixel 
 from the generator argument.
 """
 
+from dataclasses import replace
+
 import cv2
 import numpy as np
 import numpy.typing as npt
@@ -38,15 +40,15 @@ def mosaic(frames: list[Labelled], size: ImageSize, generator: np.random.Generat
     )
     boxes = []
     for corner, (frame, (height, width)) in enumerate(zip(frames, shapes, strict=True)):
-        gain = Letterbox.fit(height, width, tile_size).gain
-        tile = resize_frame(frame.image, gain, shrink_by_area=False)
+        fitted = Letterbox.fit(height, width, tile_size)
+        tile = resize_frame(frame.image, fitted.gain, shrink_by_area=False)
         height, width = tile.shape[:2]
         left = centre_x - (width if corner % 2 == 0 else 0)
         top = centre_y - (height if corner < 2 else 0)
         x1, y1 = max(left, 0), max(top, 0)
         x2, y2 = min(left + width, canvas.shape[1]), min(top + height, canvas.shape[0])
         canvas[y1:y2, x1:x2] = tile[y1 - top : y2 - top, x1 - left : x2 - left]
-        boxes.append(frame_to_input(frame.boxes, Letterbox(gain, left, top)))
+        boxes.append(frame_to_input(frame.boxes, replace(fitted, left=left, top=top)))
     clipped = clip_boxes(np.concatenate(boxes), *canvas.shape[:2])
     labels = np.concatenate([frame.labels for frame in frames])
     keep = ((clipped[:, 2:] - clipped[:, :2]) > 0).all(axis=1)
