@@ -157,7 +157,7 @@ def test_other_processes_take_what_the_first_found(choice: list[Any], monkeypatc
     assert is_gemm(module)
 
 
-def test_synchronised_normalisation_would_drop_activations_and_is_refused() -> None:
+def test_synchronized_normalization_would_drop_activations_and_is_refused() -> None:
     module = YOLOModule(convolution=ConvolutionSettings(activation_checkpointing=True))
     module.trainer = Trainer(accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False)
     module.on_fit_start()

@@ -127,7 +127,7 @@ def test_schedule_equals_ultralytics_formulas(cosine: bool, batch_size: int, ste
         assert ours.accumulate == accumulate
         assert ours.momentum == pytest.approx(momentum)
         assert ours.learning_rates == pytest.approx(
-            {Group.WEIGHT: weight, Group.NORMALISATION: weight, Group.BIAS: bias}
+            {Group.WEIGHT: weight, Group.NORMALIZATION: weight, Group.BIAS: bias}
         )
 
 

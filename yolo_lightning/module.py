@@ -49,7 +49,7 @@ from yolo_lightning.training.freezing import Freeze, freeze_parts, keep_norms_fr
 from yolo_lightning.training.guarded_step import GuardedStep, Losses
 from yolo_lightning.training.module_state import ModuleState
 from yolo_lightning.training.nonfinite import GuardSettings, NonFiniteGuard, roll_back
-from yolo_lightning.training.normalisation_statistics import recompute_statistics
+from yolo_lightning.training.normalization_statistics import recompute_statistics
 from yolo_lightning.training.optimizers import (
     AUTO_MOMENTUM,
     apply_settings,

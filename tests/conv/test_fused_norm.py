@@ -175,8 +175,8 @@ def test_layer_uses_the_kernels_and_equals_torch(
         torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(ours.state_dict(), native[0].state_dict())
     assert [name for name, *_ in enabled.launches[-4:]] == [
-        *("batch_statistics_nchw_by_one", "normalise_silu_nchw_by_one"),
-        *("silu_gradient_sums_nchw_by_one", "normalise_silu_gradient_nchw_by_one"),
+        *("batch_statistics_nchw_by_one", "normalize_silu_nchw_by_one"),
+        *("silu_gradient_sums_nchw_by_one", "normalize_silu_gradient_nchw_by_one"),
     ]
 
 

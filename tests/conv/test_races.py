@@ -31,7 +31,7 @@ NAMES = [
     *(
         f"{kernel}_{kind}"
         for kind in ("nhwc_by_four", "nchw_by_one")
-        for kernel in ("batch_statistics", "normalise_silu", "silu_gradient_sums", "normalise_silu_gradient")
+        for kernel in ("batch_statistics", "normalize_silu", "silu_gradient_sums", "normalize_silu_gradient")
     ),
 ]
 

@@ -184,7 +184,7 @@ def test_folded_copy_predicts_the_same(native: Any, arrangement: tuple[str, str]
     assert kinds(graph) == before[1]
 
 
-def test_folded_copy_has_no_normalisation_and_the_same_convolutions(native: Any) -> None:
+def test_folded_copy_has_no_normalization_and_the_same_convolutions(native: Any) -> None:
     graph = arranged(native, "gemm", True).float().train()
     with profile(activities=[ProfilerActivity.CPU]) as trace:
         FoldedGraph(graph)(images(channels=1, dtype=torch.float32))

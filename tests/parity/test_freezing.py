@@ -42,7 +42,7 @@ def test_only_the_named_parts_lose_their_gradients(freeze: Freeze, layers: set[s
     assert all(name.startswith("model.22.cv3.") for name in frozen if name.startswith("model.22."))
 
 
-class Normalisation(Callback):
+class Normalization(Callback):
     """Notes which normalization layers are in training mode in each step."""
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ def test_frozen_layers_stand_still_through_validations(tmp_path: Path, conv: str
         recipe=Recipe(nominal_batch=4),
     )  # type: ignore[arg-type]
     before = {name: tensor.clone() for name, tensor in module.graph.state_dict().items()}
-    norms = Normalisation()
+    norms = Normalization()
     make_trainer(tmp_path, 2, norms, EMA()).fit(module, FramesToValidate(random_batches(2)))
     assert len(norms.training) == 4
     assert all({"0", "1", "2"}.isdisjoint(names) and "3" in names for names in norms.training)

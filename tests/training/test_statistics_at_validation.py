@@ -15,7 +15,7 @@ from tests.helpers.networks import module_of
 from yolo_lightning.callbacks import EMA, BestCheckpoint, LastCheckpoint
 from yolo_lightning.model.graph import network_input
 from yolo_lightning.module import YOLOModule
-from yolo_lightning.training.normalisation_statistics import recompute_statistics
+from yolo_lightning.training.normalization_statistics import recompute_statistics
 
 STOP_AFTER = 6
 

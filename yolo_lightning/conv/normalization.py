@@ -38,9 +38,9 @@ class _VendorFreeBatchNorm(_BatchNorm):
             return self._scale(input)
         keeps_running = not self.training or self.track_running_stats
         running = (self.running_mean, self.running_var) if keeps_running else (None, None)
-        return self._normalise(input, self.weight, self.bias, *running, uses_batch, momentum, self.eps)
+        return self._normalize(input, self.weight, self.bias, *running, uses_batch, momentum, self.eps)
 
-    def _normalise(self, *arguments: Any) -> Tensor:
+    def _normalize(self, *arguments: Any) -> Tensor:
         if exports_to_onnx():
             return F.batch_norm(arguments[0], *arguments[3:5], *arguments[1:3], *arguments[5:])
         return torch.native_batch_norm(*arguments)[0]
@@ -107,8 +107,8 @@ class BatchNormSiLU2d(VendorFreeBatchNorm2d):
     def _scale(self, input: Tensor) -> Tensor:
         return F.silu(super()._scale(input))
 
-    def _normalise(self, *arguments: Any) -> Tensor:
-        return F.silu(super()._normalise(*arguments))
+    def _normalize(self, *arguments: Any) -> Tensor:
+        return F.silu(super()._normalize(*arguments))
 
 
 class RecomputedBatchNormSiLU2d(BatchNormSiLU2d):
@@ -120,9 +120,9 @@ class RecomputedBatchNormSiLU2d(BatchNormSiLU2d):
     recomputation. Derivatives of any order are supported; higher ones save what autograd saves.
     """
 
-    def _normalise(self, *arguments: Any) -> Tensor:
+    def _normalize(self, *arguments: Any) -> Tensor:
         if exports_to_onnx():
-            return super()._normalise(*arguments)
+            return super()._normalize(*arguments)
         output: Tensor = _BatchNormSiLU.apply(*arguments)
         return output
 
@@ -201,10 +201,10 @@ def _gradients(ctx: Any, saved: Sequence[Any], grad_output: Tensor) -> tuple[Ten
     input, weight, bias, first, second = saved
     # Recompute the affine function from the saved statistics, without a second reduction over the batch.
     variance, eps = (second.pow(-2), 0.0) if ctx.uses_batch else (second, ctx.eps)
-    normalised, _, _ = torch.native_batch_norm(input, weight, bias, first, variance, False, 0.0, eps)
-    grad_normalised = torch.ops.aten.silu_backward.grad_input(grad_output, normalised, grad_input=normalised)
+    normalized, _, _ = torch.native_batch_norm(input, weight, bias, first, variance, False, 0.0, eps)
+    grad_normalized = torch.ops.aten.silu_backward.grad_input(grad_output, normalized, grad_input=normalized)
     gradients: tuple[Tensor | None, ...] = torch.ops.aten.native_batch_norm_backward(
-        grad_normalised,
+        grad_normalized,
         input,
         weight,
         None if ctx.uses_batch else first,
@@ -221,7 +221,7 @@ def _gradients(ctx: Any, saved: Sequence[Any], grad_output: Tensor) -> tuple[Ten
 def _gradients_with_graph(ctx: Any, saved: Sequence[Any], grad_output: Tensor) -> list[Tensor | None]:
     input, weight, bias, first, second = saved
     mean, variance = (None, None) if ctx.uses_batch else (first, second)
-    normalised, _, _ = torch.native_batch_norm(input, weight, bias, mean, variance, ctx.uses_batch, 0.0, ctx.eps)
+    normalized, _, _ = torch.native_batch_norm(input, weight, bias, mean, variance, ctx.uses_batch, 0.0, ctx.eps)
     wanted = [tensor for tensor, needed in zip((input, weight, bias), ctx.needs_input_grad, strict=False) if needed]
-    found = iter(torch.autograd.grad(F.silu(normalised), wanted, grad_output, create_graph=True))
+    found = iter(torch.autograd.grad(F.silu(normalized), wanted, grad_output, create_graph=True))
     return [next(found) if needed else None for needed in ctx.needs_input_grad[:3]]

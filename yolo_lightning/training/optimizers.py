@@ -20,7 +20,7 @@ with offline():
 AUTO_MOMENTUM = 0.9  # with which `auto` builds an optimizer; a warm-up ends at the momentum of the recipe nevertheless
 LONG_TRAINING = 10_000  # updates; a longer training has MuSGD under `auto`, a shorter one AdamW
 MUON_SHARES: dict[str, Any] = {"muon": 0.2, "sgd": 1.0}  # factors of the two parts of MuSGD
-NORMALISATIONS = tuple(layer for name, layer in vars(nn).items() if "Norm" in name)
+NORMALIZATIONS = tuple(layer for name, layer in vars(nn).items() if "Norm" in name)
 
 SECOND_BETA = 0.999  # second beta of Adam's family, as in Ultralytics; the first beta is the momentum of the recipe
 FROM_RECIPE = {"lr": "lr0", "weight_decay": "weight_decay", "momentum": "momentum"}
@@ -32,7 +32,7 @@ def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, A
 
     Parameters without gradient are included: optimizers skip them.
     """
-    members: dict[Group, list[nn.Parameter]] = {group: [] for group in (Group.BIAS, Group.WEIGHT, Group.NORMALISATION)}
+    members: dict[Group, list[nn.Parameter]] = {group: [] for group in (Group.BIAS, Group.WEIGHT, Group.NORMALIZATION)}
     for part in module.modules():
         for name, parameter in part.named_parameters(recurse=False):
             members[_group_of(part, name)].append(parameter)
@@ -46,7 +46,7 @@ def _group_of(part: nn.Module, name: str) -> Group:
     """Return the group of the parameter `name` of a layer."""
     if "bias" in name:
         return Group.BIAS
-    return Group.NORMALISATION if isinstance(part, NORMALISATIONS) else Group.WEIGHT
+    return Group.NORMALIZATION if isinstance(part, NORMALIZATIONS) else Group.WEIGHT
 
 
 def muon_groups(graph: Any, weight_decay: float) -> list[dict[str, Any]]:
@@ -60,7 +60,7 @@ def muon_groups(graph: Any, weight_decay: float) -> list[dict[str, Any]]:
     boosted = {id(parameter) for branch in branches for parameter in branch.parameters()}
     members: dict[tuple[str, bool], list[nn.Parameter]] = {
         (role, in_head): []
-        for role in (Group.WEIGHT.value, Group.NORMALISATION.value, Group.BIAS.value, "muon")
+        for role in (Group.WEIGHT.value, Group.NORMALIZATION.value, Group.BIAS.value, "muon")
         for in_head in (True, False)
     }
     for part in graph.modules():

@@ -18,7 +18,7 @@ class Group(StrEnum):
     """Parameter group. Only weights decay; biases have a warm-up of their own."""
 
     WEIGHT = "weight"
-    NORMALISATION = "normalisation"
+    NORMALIZATION = "normalisation"
     BIAS = "bias"
 
 

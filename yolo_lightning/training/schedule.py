@@ -71,7 +71,7 @@ def settings_at(
     def ramp(start: float, end: float) -> float:
         return float(np.interp(step, (0, warmup), (start, end)))
 
-    starts = {Group.WEIGHT: 0.0, Group.NORMALISATION: 0.0, Group.BIAS: recipe.warmup_bias_lr}
+    starts = {Group.WEIGHT: 0.0, Group.NORMALIZATION: 0.0, Group.BIAS: recipe.warmup_bias_lr}
     rates, head_rates = ({group: ramp(start, target) for group, start in starts.items()} for target in targets)
     momentum = ramp(recipe.warmup_momentum, recipe.momentum)
     return OptimizerSettings(rates, momentum, max(1, round(ramp(1, accumulate))), head_rates)

@@ -191,10 +191,10 @@ def test_phase_prefix_equals_that_of_the_trial() -> None:
 def test_wrong_layers_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "CASES", (trial.ProbeCase(4, 6, 3, 1, 12),))
     assert layer(Probe.OWN_CONVOLUTION, "cpu", 10.0).outcome is Outcome.WORKS
-    normalise = VendorFreeBatchNorm2d.forward
+    normalize = VendorFreeBatchNorm2d.forward
 
     def off_by_one_channel(self: VendorFreeBatchNorm2d, input: torch.Tensor) -> torch.Tensor:
-        output = normalise(self, input)
+        output = normalize(self, input)
         return output.roll(1, dims=1) if input.dtype == torch.float32 else output
 
     monkeypatch.setattr(VendorFreeBatchNorm2d, "forward", off_by_one_channel)

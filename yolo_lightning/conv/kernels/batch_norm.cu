@@ -1,4 +1,4 @@
-// Batch normalisation followed by SiLU: two launches forward and two backward.
+// Batch normalization followed by SiLU: two launches forward and two backward.
 //
 // Elements are float32, float16 or bfloat16; statistics, parameters and sums are float32. A first kernel reduces ranges
 // of positions (splits), and the last block of each range of channels combines the splits, in a fixed order. A second
@@ -195,7 +195,7 @@ __device__ inline void batch_statistics(
     }
 }
 
-// Parameters of the normalisation of the channels of a thread.
+// Parameters of the normalization of the channels of a thread.
 template <int WIDTH>
 struct Affine {
     float mean[WIDTH], deviation[WIDTH], weight[WIDTH], bias[WIDTH];  // deviation: 1 / standard deviation
@@ -213,14 +213,14 @@ struct Affine {
         }
     }
 
-    __device__ float normalised(int number, float value) const { return (value - mean[number]) * deviation[number]; }
+    __device__ float normalized(int number, float value) const { return (value - mean[number]) * deviation[number]; }
 };
 
 __device__ inline float sigmoid(float value) { return 1.0f / (1.0f + expf(-value)); }
 
-// output = SiLU(normalised input * weight + bias)
+// output = SiLU(normalized input * weight + bias)
 template <class Element, bool CHANNELS_LAST, int WIDTH>
-__device__ inline void normalise_silu(
+__device__ inline void normalize_silu(
     const Element* input, const float* statistics, const float* weight, const float* bias, Element* output,
     const Part<CHANNELS_LAST, WIDTH>& part, int input_stride) {
     const Affine<WIDTH> affine(part, statistics, weight, bias);
@@ -228,14 +228,14 @@ __device__ inline void normalise_silu(
         float values[WIDTH];
         load(input + part.offset(position, input_stride), values);
         UNROLL for (int number = 0; number < WIDTH; ++number) {
-            const float value = affine.normalised(number, values[number]) * affine.weight[number] + affine.bias[number];
+            const float value = affine.normalized(number, values[number]) * affine.weight[number] + affine.bias[number];
             values[number] = value * sigmoid(value);
         }
         store(output + part.offset(position, part.channels), values);
     }
 }
 
-// Gradient of the normalised, scaled and shifted value.
+// Gradient of the normalized, scaled and shifted value.
 __device__ inline float silu_gradient(float value, float grad) {
     const float share = sigmoid(value);
     return grad * share * (1.0f + value * (1.0f - share));
@@ -255,7 +255,7 @@ __device__ inline void silu_gradient_sums(
         load(input + part.offset(position, input_stride), values);
         load(grads + part.offset(position, grad_stride), upper);
         UNROLL for (int number = 0; number < WIDTH; ++number) {
-            const float value = affine.normalised(number, values[number]);
+            const float value = affine.normalized(number, values[number]);
             const float grad = silu_gradient(value * affine.weight[number] + affine.bias[number], upper[number]);
             states[number].add(Sums{grad, grad * value});
         }
@@ -271,7 +271,7 @@ __device__ inline void silu_gradient_sums(
 }
 
 template <class Element, bool CHANNELS_LAST, int WIDTH>
-__device__ inline void normalise_silu_gradient(
+__device__ inline void normalize_silu_gradient(
     const Element* input, const Element* grads, const float* statistics, const float* weight, const float* bias,
     const float* sums, Element* grad_input, const Part<CHANNELS_LAST, WIDTH>& part, int positions, int input_stride,
     int grad_stride) {
@@ -288,7 +288,7 @@ __device__ inline void normalise_silu_gradient(
         load(input + part.offset(position, input_stride), values);
         load(grads + part.offset(position, grad_stride), upper);
         UNROLL for (int number = 0; number < WIDTH; ++number) {
-            const float value = affine.normalised(number, values[number]);
+            const float value = affine.normalized(number, values[number]);
             const float grad = silu_gradient(value * affine.weight[number] + affine.bias[number], upper[number]);
             const float centred = grad - mean_grad[number] - value * mean_product[number];
             values[number] = affine.weight[number] * affine.deviation[number] * centred;
@@ -311,13 +311,13 @@ __device__ inline void normalise_silu_gradient(
             input, statistics, partials, counters, PART_MADE, positions, lanes, per_split, input_stride);        \
     }
 
-#define NORMALISE_SILU(NAME, ELEMENT, IS_LAST, WIDTH_OF)                                                         \
+#define NORMALIZE_SILU(NAME, ELEMENT, IS_LAST, WIDTH_OF)                                                         \
     extern "C" __global__ void __launch_bounds__(THREADS) NAME(                                                  \
         const ELEMENT* input, const float* statistics, const float* weight, const float* bias, ELEMENT* output,  \
         PART_PARAMETERS, int input_stride) {                                                                     \
         constexpr bool CHANNELS_LAST = IS_LAST;                                                                  \
         constexpr int WIDTH = WIDTH_OF;                                                                          \
-        normalise_silu<ELEMENT, CHANNELS_LAST, WIDTH>(                                                           \
+        normalize_silu<ELEMENT, CHANNELS_LAST, WIDTH>(                                                           \
             input, statistics, weight, bias, output, PART_MADE, input_stride);                                   \
     }
 
@@ -333,14 +333,14 @@ __device__ inline void normalise_silu_gradient(
             (positions + per_split - 1) / per_split, lanes, input_stride, grad_stride);                          \
     }
 
-#define NORMALISE_SILU_GRADIENT(NAME, ELEMENT, IS_LAST, WIDTH_OF)                                                \
+#define NORMALIZE_SILU_GRADIENT(NAME, ELEMENT, IS_LAST, WIDTH_OF)                                                \
     extern "C" __global__ void __launch_bounds__(THREADS) NAME(                                                  \
         const ELEMENT* input, const ELEMENT* grads, const float* statistics, const float* weight,                \
         const float* bias, const float* sums, ELEMENT* grad_input, PART_PARAMETERS, int input_stride,            \
         int grad_stride) {                                                                                       \
         constexpr bool CHANNELS_LAST = IS_LAST;                                                                  \
         constexpr int WIDTH = WIDTH_OF;                                                                          \
-        normalise_silu_gradient<ELEMENT, CHANNELS_LAST, WIDTH>(                                                  \
+        normalize_silu_gradient<ELEMENT, CHANNELS_LAST, WIDTH>(                                                  \
             input, grads, statistics, weight, bias, sums, grad_input, PART_MADE, positions, input_stride,        \
             grad_stride);                                                                                        \
     }

@@ -25,7 +25,7 @@ LEAST_ACCESSES = 8
 # Largest number of vectors of channels that a block computes next to each other.
 MOST_LANES = 64
 
-KERNELS = ("batch_statistics", "normalise_silu", "silu_gradient_sums", "normalise_silu_gradient")
+KERNELS = ("batch_statistics", "normalize_silu", "silu_gradient_sums", "normalize_silu_gradient")
 
 
 def _kernel_name(kernel: str, channels_last: bool, by_four: bool, dtype: torch.dtype) -> str:
@@ -118,7 +118,7 @@ def forward(
     output = _empty_like(images, layout)
     per_split = layout.per_split(ELEMENT_BLOCKS)
     operands = Operands((images, statistics, weight, bias), (output,))
-    launch(layout.name("normalise_silu"), layout.grid(per_split), operands, (*layout.numbers(per_split), stride))
+    launch(layout.name("normalize_silu"), layout.grid(per_split), operands, (*layout.numbers(per_split), stride))
     return output, statistics
 
 
@@ -135,7 +135,7 @@ def backward(
     grad_input = _empty_like(images, layout)
     per_split = layout.per_split(ELEMENT_BLOCKS)
     operands, numbers = Operands((*reads, sums), (grad_input,)), (*layout.numbers(per_split), *strides)
-    launch(layout.name("normalise_silu_gradient"), layout.grid(per_split), operands, numbers)
+    launch(layout.name("normalize_silu_gradient"), layout.grid(per_split), operands, numbers)
     return grad_input, sums
 
 

@@ -78,13 +78,13 @@ def _compared(input: Tensor, eps: float, results: slice) -> Pairs:
     expected_mean, expected_var = mean.clone(), var.clone()
     with torch.enable_grad():
         one, two, three = exact
-        normalised = torch.native_batch_norm(one, two, three, expected_mean, expected_var, True, 0.3, eps)
-        expected = F.silu(normalised[0])
+        normalized = torch.native_batch_norm(one, two, three, expected_mean, expected_var, True, 0.3, eps)
+        expected = F.silu(normalized[0])
         by_input, by_weight, by_bias = torch.autograd.grad(expected, exact, grads.float())
     output, statistics = batch_norm_launch.forward(launcher, batch, weight, bias, mean, var, None, 0.3, eps)
     grad_input, sums = batch_norm_launch.backward(launcher, grads, batch, weight, bias, statistics)
     pairs: list[tuple[Tensor, Tensor]] = [
-        *((output.float(), expected.detach()), (statistics[0], normalised[1]), (mean, expected_mean)),
+        *((output.float(), expected.detach()), (statistics[0], normalized[1]), (mean, expected_mean)),
         *((var, expected_var), (grad_input.float(), by_input), (sums, torch.stack([by_bias, by_weight]))),
     ]
     return pairs[results]
