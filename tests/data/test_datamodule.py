@@ -90,6 +90,8 @@ def test_value_out_of_range_is_refused(options: dict[str, Any], message: str) ->
 def test_missing_root_is_refused_before_training(make: Make) -> None:
     with pytest.raises(ValueError, match="dataset root nowhere does not exist"):
         make(root="nowhere")
+    with pytest.raises(ValueError, match=r"data\.root must be the path of a folder, got 123"):
+        make(root=123)
 
 
 @pytest.mark.parametrize(("option", "stage"), [("train", "fit"), ("valid", "validate"), ("test", "test")])

@@ -1,5 +1,6 @@
 """Lightning data module: frames of each split, sample order, loaders and worker processes."""
 
+import os
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -103,6 +104,8 @@ class DetectionDataModule(LightningDataModule):
         for name, value, least in (("batch_size", batch_size, 1), ("seed", seed, 0)):
             if value < least:
                 raise ValueError(f"data.{name} must be >= {least}, got {value}")
+        if not isinstance(root, str | os.PathLike | None):
+            raise ValueError(f"data.root must be the path of a folder, got {root!r}")
         folder = None if root is None else user_path(root)
         self.dataset_format = open_format(DatasetSettings(folder, format, files, split, storage, limits, input))
         self.root = self.dataset_format.root

@@ -11,7 +11,7 @@ FORMATS: tuple[type[DatasetFormat], ...] = (LTDv2Format, CocoFormat, YoloFormat)
 
 def format_class(value: str) -> type[DatasetFormat]:
     """Return the class for a value of `data.format`."""
-    found = next((one for one in FORMATS if one.accepts(value)), None)
+    found = next((one for one in FORMATS if value and one.accepts(value)), None)
     if found is None:
         names = [one.accepted for one in FORMATS]
         raise ValueError(f"data.format must be one of {', '.join(names[:-1])}, or {names[-1]}, got {value!r}")
