@@ -88,7 +88,11 @@ def test_process_of_the_same_id_that_began_later_is_another_one(tmp_path: Path) 
     assert read_run(tmp_path).judgement.verdict is RunVerdict.GONE
 
 
-@pytest.mark.parametrize(("process", "verdict"), [(os.getpid(), RunVerdict.BLIND), (2**22 + 1, RunVerdict.GONE)])
+@pytest.mark.parametrize(
+    ("process", "verdict"),
+    [(os.getpid(), RunVerdict.BLIND), (2**22 + 1, RunVerdict.GONE)],
+    ids=["living", "dead"],  # the workers of pytest-xdist have different process numbers
+)
 def test_torn_record_of_a_living_and_of_a_dead_trainer(process: int, verdict: RunVerdict, tmp_path: Path) -> None:
     make_run(tmp_path, status=replace(STATUS, process=process))
     content = bytearray((tmp_path / "heartbeat").read_bytes())
