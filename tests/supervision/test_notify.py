@@ -113,6 +113,7 @@ def test_ends_are_told(fault: str, until: int, code: int, last: list[str], tmp_p
 @pytest.mark.parametrize(
     ("address", "reason"),
     [("", "HTTP status 500"), (refused(), "Connection refused"), ("http://name.invalid/SECRET", "")],
+    ids=["error", "refused", "unknown host"],
 )
 def test_failure_is_logged_without_the_address(address: str, reason: str, tmp_path: Path) -> None:
     log: list[str] = []
