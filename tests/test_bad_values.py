@@ -24,6 +24,7 @@ BAD: list[tuple[str, str, str]] = [
     ("trainer.devices", "0", r"trainer\.devices=0.* cannot be used: "),
     ("trainer.devices", "two", r"trainer\.devices=two.* cannot be used: "),
     ("trainer.strategy", "dpp", r"trainer\.strategy=dpp.* cannot be used: "),
+    ("trainer.logger", "TensorBord", r"there is no logger TensorBord\. Did you mean TensorBoardLogger\?"),
     ("model.variant", "yolo11q", r"model\.variant must be .*got 'yolo11q'\. Did you mean yolo11"),
     ("model.variant", "nowhere.yaml", r"model\.variant must be an existing .*got 'nowhere.yaml'"),
     ("model.recipe.optimizer", "sgd", r"model\.recipe\.optimizer must be auto, SGD, .*got 'sgd'\. Did you mean SGD"),

@@ -259,7 +259,9 @@ class YOLOCLI(LightningCLI):
             trainer = super().instantiate_trainer(**kwargs)
         except (MisconfigurationException, TypeError, ValueError) as error:  # of Lightning, for values of a valid type
             typed = given_options(self._words, os.environ).typed
-            options = ", ".join(f"{key}={value}" for key, value in typed.items() if key.startswith("trainer."))
+            ours = {key: value for key, value in typed.items() if key.startswith("trainer.")}
+            named = {key: value for key, value in ours.items() if key.removeprefix("trainer.") in str(error)}
+            options = ", ".join(f"{key}={value}" for key, value in (named or ours).items())
             raise ValueError(f"the options {options or 'trainer.*'} cannot be used: {one_line(str(error))}") from error
         place = trainer.strategy.root_device.type
         if config["sync_batchnorm"] and trainer.world_size > 1 and place == "cpu":

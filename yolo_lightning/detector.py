@@ -121,6 +121,8 @@ class Detector:
     ) -> None:
         check_choices("conv_backend", [conv_backend], Convolution)
         check_range("batch_size", batch_size, ">= 1")
+        if not isinstance(batch_size, int):
+            raise ValueError(f"batch_size must be an integer, got {batch_size!r}")
         self.file = weights_file(weights)
         self.settings = read_settings(self.file, allow_pickle=allow_pickle).for_pictures(
             image_size=image_size,

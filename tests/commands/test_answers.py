@@ -113,6 +113,9 @@ def test_first_use_gives_the_same_answers(
         ("", "must contain keys and values, as 'data: {root: PATH}', got an empty file"),
         ("trainer: {max_epoch: 3}", "unknown key trainer.max_epoch in "),
         ("trainer: [", "cannot be read"),
+        ("model: yolov8n", "must be set by its keys model.class_width, model.convolution, "),
+        ("data: {augmentation: [{mosaic: 0.5}]}", ", got [{'mosaic': 0.5}]."),
+        ("data: {loader: 4}", "must be set by its keys data.loader.multiprocessing_context"),
         ("path: .\nnames: [a]\n", "describes a dataset. Did you mean --config yolo --data.format "),
     ],
 )

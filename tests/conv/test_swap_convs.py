@@ -2,7 +2,9 @@
 
 import copy
 import pickle
+import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -194,3 +196,15 @@ def test_subclass_with_another_constructor_only_is_swapped_copied_pickled_and_un
 def test_name_in_place_of_a_module_is_refused() -> None:
     with pytest.raises(ValueError, match=r"converts a torch\.nn\.Module, got 'resnet18'"):
         swap_convs("resnet18")  # type: ignore[type-var]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"skip": "01"}, "skip must be a list of names, as ['01'], got '01'"),
+        ({"plan": "autotune"}, "plan must be a Plan or an AutotunedPlan, got 'autotune'"),
+    ],
+)
+def test_options_of_another_type_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        swap_convs(nn.Conv2d(3, 4, 3), **options)

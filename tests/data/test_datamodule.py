@@ -68,6 +68,8 @@ def clip_names(index: SplitIndex) -> set[str]:
             for size in (0, -32, 33)
         ),
         ({"batch_size": 0}, "data.batch_size must be >= 1, got 0"),
+        ({"batch_size": "4"}, "data.batch_size must be an integer, got '4'"),
+        ({"loader": 4}, "prefetch_factor, multiprocessing_context, pin_memory) is expected, got 4"),
         ({"image_cache_mib": -1}, "data.storage.image_cache_mib must be >= 0, got -1"),
         ({"max_bad_frames": -1}, "data.limits.max_bad_frames must be >= 0, got -1"),
         ({"seed": -1}, "data.seed must be >= 0, got -1"),

@@ -23,6 +23,11 @@ def test_value_out_of_range_is_refused_with_the_limits(value: float) -> None:
         check_range("share", value, "> 0", "<= 1")
 
 
+def test_text_instead_of_a_number_is_named() -> None:
+    with pytest.raises(ValueError, match="share must be a number > 0, got the text '1'"):
+        check_range("share", "1", "> 0")
+
+
 @pytest.mark.parametrize(
     ("value", "message"),
     [

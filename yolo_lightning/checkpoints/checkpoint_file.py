@@ -94,7 +94,7 @@ def find_damage(path: Path) -> str | None:
         try:
             content = load_checkpoint(path, "meta")
         except ValueError as error:
-            return f"it cannot be loaded ({type(error.__cause__ or error).__name__})"
+            return f"it cannot be loaded: {error.__cause__ or error}"
         return None if "state_dict" in content else "it is not a checkpoint"
     if path.stat().st_size != checksum.bytes:
         return f"it has {path.stat().st_size:,} bytes instead of {checksum.bytes:,}"

@@ -29,6 +29,7 @@ from yolo_lightning.commands.option_errors import (
     unknown_command,
     unknown_key,
     wrong_choice,
+    wrong_group,
 )
 from yolo_lightning.commands.option_layers import (
     HELP,
@@ -196,10 +197,13 @@ def check(command: str, words: Sequence[str], table: Table) -> None:
             fail(f"the file {file} of --config must contain keys and values, as 'data: {{root: PATH}}', got {got}")
         if "names" in content and "data.format" in options:
             fail(f"the file {file} of --config describes a dataset. Did you mean --config yolo --data.format {file}?")
-        for key in flatten(content):
+        for key, value in flatten(content).items():
             is_read = "trainer" in options or key.startswith("data.")  # other commands read the section `data` only
             if is_read and not accepts(options, key):
                 fail(unknown_key(key, leaves, source=f" in {file}"))
+            is_file = isinstance(value, str) and os.path.isfile(value)
+            if is_read and options.get(key, ()) is None and value not in (None, {}) and not is_file:
+                fail(wrong_group(key, value, leaves, f" in {file}"))
 
 
 def _check_variables(command: str) -> None:

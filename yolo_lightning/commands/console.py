@@ -85,6 +85,8 @@ def writing(target: Path) -> Iterator[None]:
 
 def check_writable(target: Path) -> None:
     """Raise a ValueError if no file can be written in the folder of `target`, before minutes of work for this file."""
+    if target.is_dir():
+        raise ValueError(f"{target} must be a file, got a folder. Did you mean {target / 'NAME'}?")
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         TemporaryFile(dir=target.parent).close()

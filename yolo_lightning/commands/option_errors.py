@@ -95,7 +95,7 @@ REJECTED_OPTION = re.compile(
 MISSING_PACKAGE = re.compile(r"(?P<path>[\w.]+)':\s+(?:- )?(?:Requirement|No module named) '(?P<package>[^']+)'")
 SUBTYPES = re.compile(r"^\s*Subtypes: \[(?P<types>.+)\]$", re.MULTILINE)
 COMMA = re.compile(r", (?![^\[]*\])")  # outside of brackets
-CALLBACKS = "trainer.callbacks"
+CALLBACKS, LOGGER = "trainer.callbacks", "trainer.logger"
 MISSING_POSITIONAL = re.compile(r"the following arguments are required: (?P<names>[\w, ]+)$")
 TYPE_NAMES = {
     "<class 'int'>": "an integer",
@@ -174,8 +174,7 @@ def short_message(message: str, keys: Collection[str]) -> str:
     if found := WRONG_GROUP.search(message):
         if renamed := renamed_message(found["key"]):
             return renamed
-        group = sorted(name for name in keys if name.startswith(f"{found['key']}."))
-        return f"{found['key']} must be set by its keys {', '.join(group)}, got {found['value']!r}."
+        return wrong_group(found["key"], found["value"], keys)
     if found := PROBLEM_OF_CLASS.search(message):
         return f"{found['key']}: {_last_part(found['path'])}: {found['problem']}"
     if found := WRONG_CLASS_OPTION.search(message):
@@ -188,11 +187,24 @@ def short_message(message: str, keys: Collection[str]) -> str:
         meant = did_you_mean(similar(found["name"], [*own, *others]))
         listed = f"{', '.join(own)}, and those of lightning.pytorch.callbacks"
         return f"{CALLBACKS}: there is no callback {found['name']}{meant} The callbacks are {listed}."
+    if (found := WRONG_CLASS.search(message)) and found["key"] == LOGGER:
+        known = [name for name in public_names("lightning.pytorch.loggers") if name != "Logger"]
+        meant = did_you_mean(similar(found["name"], known))
+        return (
+            f"{LOGGER}: there is no logger {found['name']}{meant} The loggers are {', '.join(known)}, true and false."
+        )
     if found := MISSING_POSITIONAL.search(message):
         return f"{found['names'].upper()} is missing; see --help for the order of the arguments"
     if (found := WRONG_VALUE.search(message)) and (accepted := _accepted_values(message)):
         return wrong_choice(found["key"], found["value"].strip(), accepted)
     return message
+
+
+def wrong_group(key: str, value: Any, keys: Collection[str], source: str = "") -> str:
+    """Return the error for a group of keys that is set as a whole by a text, a number or a list."""
+    names = {name.removeprefix(f"{key}.").partition(".")[0] for name in keys if name.startswith(f"{key}.")}
+    group = sorted(f"{key}.{name}" for name in names if name.isidentifier() and name != "help")
+    return f"{key}{source} must be set by its keys {', '.join(group)}, got {value!r}."
 
 
 def rejected_option(message: str) -> str | None:

@@ -63,13 +63,17 @@ def swap_convs(module: ModuleT, *, plan: Plan = DEFAULT_PLAN, skip: Collection[s
         The same module.
 
     Raises:
-        ValueError: If `module` is not a module, if `skip` contains an unknown name, or if a layer outside `skip` would
-            keep PyTorch's dispatch, which may use the vendor library: a synchronized or instance normalization, or a
-            convolution or normalization that is parametrized or a subclass with methods of its own. The message lists
-            the layers; no layer has been changed.
+        ValueError: If `module` is not a module, `plan` not a plan or `skip` a text, if `skip` contains an unknown name,
+            or if a layer outside `skip` would keep PyTorch's dispatch, which may use the vendor library: a synchronized
+            or instance normalization, or a convolution or normalization that is parametrized or a subclass with methods
+            of its own. The message lists the layers; no layer has been changed.
     """
     if not isinstance(module, nn.Module):
         raise ValueError(f"swap_convs converts a torch.nn.Module, got {module!r}")
+    if isinstance(skip, str):
+        raise ValueError(f"skip must be a list of names, as [{skip!r}], got {skip!r}")
+    if not isinstance(plan, Plan):
+        raise ValueError(f"plan must be a Plan or an AutotunedPlan, got {plan!r}")
     skipped = {id(submodule) for name in skip for submodule in _named(module, name).modules()}
     layers = [(name, layer) for name, layer in module.named_modules() if id(layer) not in skipped]
     refused = [f"{name or '(root)'} ({type(layer).__name__})" for name, layer in layers if _stays_native(layer)]

@@ -46,6 +46,7 @@ from yolo_lightning.data.storage.storage import StorageKind, StorageSettings
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
 from yolo_lightning.data.transforms.box_paste import PasteCandidates
 from yolo_lightning.utils.accelerator import uses_pinned_memory
+from yolo_lightning.utils.choices import as_settings, check_range
 from yolo_lightning.utils.host import worker_count
 from yolo_lightning.utils.loop_position import epochs_trained, recount
 from yolo_lightning.utils.paths import user_path
@@ -102,10 +103,15 @@ class DetectionDataModule(LightningDataModule):
         super().__init__()
         self.image_size = ImageSize.of("data.image_size", image_size).check("data.image_size")
         for name, value, least in (("batch_size", batch_size, 1), ("seed", seed, 0)):
-            if value < least:
-                raise ValueError(f"data.{name} must be >= {least}, got {value}")
+            if not isinstance(value, int):
+                raise ValueError(f"data.{name} must be an integer, got {value!r}")
+            check_range(f"data.{name}", value, f">= {least}")
         if not isinstance(root, str | os.PathLike | None):
             raise ValueError(f"data.root must be the path of a folder, got {root!r}")
+        files, split = as_settings(Files, files), as_settings(Shares, split)
+        storage, limits = as_settings(StorageSettings, storage), as_settings(Limits, limits)
+        input, sampling = as_settings(InputSettings, input), as_settings(Sampling, sampling)
+        loader, augmentation = as_settings(LoaderSettings, loader), as_settings(Augmentation, augmentation)
         folder = None if root is None else user_path(root)
         self.dataset_format = open_format(DatasetSettings(folder, format, files, split, storage, limits, input))
         self.root = self.dataset_format.root

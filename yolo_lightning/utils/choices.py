@@ -37,7 +37,9 @@ def check_range(name: str, value: float | str, *limits: str) -> None:
     """Raise a ValueError unless the value satisfies all limits, such as `>= 0` or `< 1`; NaN and texts satisfy none."""
     for limit in limits:
         sign, bound = limit.split()
-        if isinstance(value, str) or not COMPARISONS[sign](value, float(bound)):
+        if isinstance(value, str):
+            raise ValueError(f"{name} must be a number {' and '.join(limits)}, got the text {value!r}")
+        if not COMPARISONS[sign](value, float(bound)):
             raise ValueError(f"{name} must be {' and '.join(limits)}, got {value!r}")
 
 

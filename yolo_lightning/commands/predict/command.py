@@ -60,6 +60,8 @@ def predict(
         ValueError: If an option is invalid, no file is found, or none of the files can be read.
         SystemExit: With code 1, if some of the files cannot be read.
     """
+    if user_path(output).is_file():
+        raise ValueError(f"output must be a folder, got the file {output}")
     files = find_files(sources)
     kinds = (save,) if isinstance(save, str) else save
     models = None if rescore is None else read_models(user_path(rescore))

@@ -66,15 +66,15 @@ class SampledOrder:
     """
 
     def __init__(self, index: "SplitIndex", sampling: Sampling, seed: int) -> None:
-        if sampling.frame_interval > len(index):
-            raise ValueError(
-                f"data.sampling.frame_interval must be <= {len(index)}, the number of frames of the split, "
-                f"got {sampling.frame_interval}"
-            )
         if not index.facts.has_clips and sampling.frame_interval > 1:
             raise ValueError(
                 f"data.sampling.frame_interval must be 1 for a dataset without clips, got {sampling.frame_interval}; "
                 "use data.sampling.epoch_frames or data.split.train_fraction for shorter epochs"
+            )
+        if sampling.frame_interval > len(index):
+            raise ValueError(
+                f"data.sampling.frame_interval must be <= {len(index)}, the number of frames of the split, "
+                f"got {sampling.frame_interval}"
             )
         self.frames = len(index)
         self.sampling = sampling
