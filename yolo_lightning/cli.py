@@ -50,22 +50,9 @@ from yolo_lightning.utils.addresses import redacted
 from yolo_lightning.utils.distributed import launch_id, machines_of_launch
 from yolo_lightning.utils.optional_file import OptionalFile
 from yolo_lightning.utils.plain_text import one_line, printable
+from yolo_lightning.utils.rank_zero import HARMLESS_WARNINGS
 from yolo_lightning.utils.tensorboard import Curves
 from yolo_lightning.utils.yaml_file import flatten, nested
-
-HARMLESS_WARNINGS = (
-    r"`isinstance\(treespec, LeafSpec\)` is deprecated",  # Lightning 2.6 with torch 2.13 and newer
-    "Consider setting `persistent_workers=True`",  # evaluation workers end after each evaluation
-    "Checkpoint directory .* exists and is not empty",  # normal for a resumed run
-    "The '.*_dataloader' does not have many workers",  # the configuration sets the number, with reasons
-    "The number of training batches .* is smaller than the logging interval",  # small datasets
-    r"Found \d+ module\(s\) in eval mode at the start of training",  # normalization layers of frozen parts
-    "You are using a custom batch sampler `FileOrderBatches`",  # it visits every frame
-    r"It is recommended to use `self.log\('.*', ..., sync_dist=True\)`",  # each process scores all frames
-    # Only a fit has these callbacks, or only one with or without a terminal; no state of the training is in them.
-    "Be aware that when using `ckpt_path`, .* Please add the following callbacks: "
-    r"\[('(StatusFile|RunProgressBar|ProgressLines)'(, )?)+\]",
-)
 
 SWITCH: dict[str, Any] = {"type": bool, "nargs": "?", "const": True, "default": False}
 """Arguments of an option that needs no value, as `--resume`, and accepts one, as an environment variable has."""

@@ -32,6 +32,7 @@ from yolo_lightning.model.postprocess import predictions
 from yolo_lightning.model.tta import tta_predictions
 from yolo_lightning.utils.choices import check_choices, check_range, chosen_device
 from yolo_lightning.utils.paths import user_path
+from yolo_lightning.utils.rank_zero import print_to_notebook
 
 Pixels = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
 """`(H, W)` gray or `(H, W, 3)` RGB of uint8, or `(H, W)` gray of uint16."""
@@ -119,6 +120,7 @@ class Detector:
         conv_backend: Convolution = "auto",
         allow_pickle: bool = False,
     ) -> None:
+        print_to_notebook()
         check_choices("conv_backend", [conv_backend], Convolution)
         check_range("batch_size", batch_size, ">= 1")
         if not isinstance(batch_size, int):

@@ -144,10 +144,11 @@ def test_other_command_lines_are_left_to_the_parsers(words: list[str], monkeypat
     answer(words)
 
 
-@pytest.mark.parametrize("name", ["YOLO_LIGHTNING_FIT_DATA__BATCH_SIZE", "YOLO_LIGHTNING_DATA__BATCH_SIZE"])
+@pytest.mark.parametrize("middle", ["FIT_", "", "FTI__", "VALIDAT__"])
 def test_environment_variable_of_no_command(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, middle: str
 ) -> None:
+    name = f"YOLO_LIGHTNING_{middle}DATA__BATCH_SIZE"
     monkeypatch.setenv(name, "4")
     expected = f"the environment variable {name} is not used. Did you mean YOLO_LIGHTNING_FIT__DATA__BATCH_SIZE?"
     assert answered(capsys, "fit", "--config", "yolo") == (2, f"error: {expected}\n")

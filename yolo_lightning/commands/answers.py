@@ -47,7 +47,7 @@ from yolo_lightning.commands.ultralytics_words import TASKS, command_of, options
 from yolo_lightning.utils.addresses import refuse_secrets
 from yolo_lightning.utils.files import cache_folder, write_json
 from yolo_lightning.utils.json_record import read_json
-from yolo_lightning.utils.suggestions import did_you_mean, missing
+from yolo_lightning.utils.suggestions import did_you_mean, missing, similar
 from yolo_lightning.utils.yaml_file import flatten, read_yaml
 
 PROGRAM = "python -m yolo_lightning"
@@ -212,7 +212,9 @@ def _check_variables(command: str) -> None:
     for name in os.environ:
         is_option = name.startswith(f"{PREFIX}_") and ("__" in name or name.startswith(start[:-1]))
         if is_option and not name.startswith(tuple(names)):
-            meant = start + name.removeprefix(f"{PREFIX}_").removeprefix(f"{command.upper()}_")
+            meant = name.removeprefix(f"{PREFIX}_").removeprefix(f"{command.upper()}_")
+            first, _, rest = meant.partition("__")
+            meant = start + (rest if similar(first.lower(), SUBCOMMANDS) else meant)
             fail(f"the environment variable {name} is not used{did_you_mean([meant])}")
 
 

@@ -50,6 +50,7 @@ from yolo_lightning.utils.choices import as_settings, check_range
 from yolo_lightning.utils.host import worker_count
 from yolo_lightning.utils.loop_position import epochs_trained, recount
 from yolo_lightning.utils.paths import user_path
+from yolo_lightning.utils.rank_zero import print_to_notebook
 
 RGB_CHANNELS = 3
 
@@ -101,6 +102,7 @@ class DetectionDataModule(LightningDataModule):
         augmentation: Augmentation = Augmentation(),  # noqa: B008
     ) -> None:
         super().__init__()
+        print_to_notebook()
         self.image_size = ImageSize.of("data.image_size", image_size).check("data.image_size")
         for name, value, least in (("batch_size", batch_size, 1), ("seed", seed, 0)):
             if not isinstance(value, int):

@@ -129,14 +129,14 @@ def read_pictures(path: Path, ranges: PixelRange | None = None) -> Iterator[Inpu
     video = cv2.VideoCapture(str(path))
     try:
         if not video.isOpened():
-            raise ValueError(f"{path} cannot be opened as a video")
+            raise ValueError(f"{path}: cannot be opened as a video")
         _refuse_raw_video(video, path)
         number = 0
         while (answer := video.read())[0]:
             yield InputImage(path, number, np.asarray(cv2.cvtColor(answer[1], cv2.COLOR_BGR2RGB), dtype=np.uint8))
             number += 1
         if number == 0:
-            raise ValueError(f"{path} contains no frames")
+            raise ValueError(f"{path}: contains no frames")
     finally:
         video.release()
 

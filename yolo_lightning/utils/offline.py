@@ -13,6 +13,7 @@ ENVIRONMENT_SWITCHES = {
     "YOLO_VERBOSE": "0",  # ultralytics: errors only
     "NO_ALBUMENTATIONS_UPDATE": "1",  # albumentations: no version request per process, loader workers included
     "MLFLOW_DISABLE_TELEMETRY": "true",  # mlflow, if it is the logger: no request when it is imported
+    "OPENCV_FFMPEG_LOGLEVEL": "-8",  # opencv: unreadable videos are reported once, by this package
     "MIOPEN_FIND_MODE": "FAST",  # MIOpen: a convolution without a measurement in its database is not measured
 }
 CONSTANTS = {"YOLO_OFFLINE": "ONLINE", "YOLO_AUTOINSTALL": "AUTOINSTALL", "YOLO_VERBOSE": "VERBOSE"}

@@ -3,10 +3,27 @@
 import logging
 import os
 import sys
+import warnings
 
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_only, rank_zero_warn
 
-__all__ = ["print_to_notebook", "rank_zero_info", "rank_zero_warn"]
+__all__ = ["HARMLESS_WARNINGS", "print_to_notebook", "rank_zero_info", "rank_zero_warn"]
+
+HARMLESS_WARNINGS = (
+    'install "ipywidgets" for Jupyter support',  # rich's progress bar works without it
+    r"`isinstance\(treespec, LeafSpec\)` is deprecated",  # Lightning 2.6 with torch 2.13 and newer
+    "Consider setting `persistent_workers=True`",  # evaluation workers end after each evaluation
+    "Checkpoint directory .* exists and is not empty",  # normal for a resumed run
+    "The '.*_dataloader' does not have many workers",  # the configuration sets the number, with reasons
+    "The number of training batches .* is smaller than the logging interval",  # small datasets
+    r"Found \d+ module\(s\) in eval mode at the start of training",  # normalization layers of frozen parts
+    "You are using a custom batch sampler `FileOrderBatches`",  # it visits every frame
+    r"It is recommended to use `self.log\('.*', ..., sync_dist=True\)`",  # each process scores all frames
+    # Only a fit has these callbacks, or only one with or without a terminal; no state of the training is in them.
+    "Be aware that when using `ckpt_path`, .* Please add the following callbacks: "
+    r"\[('(StatusFile|RunProgressBar|ProgressLines)'(, )?)+\]",
+)
+"""Warnings of other libraries that a user cannot act on."""
 
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
 
@@ -15,9 +32,11 @@ vars(rank_zero_only).setdefault("rank", next((int(os.environ[one]) for one in RA
 
 
 def print_to_notebook() -> None:
-    """In a notebook, print Lightning's log lines to stdout, because a notebook shows stderr in red."""
+    """In a notebook, hide harmless warnings and print log lines to stdout, because a notebook shows stderr in red."""
     kernel = sys.modules.get("ipykernel.kernelapp")
     if kernel is not None and kernel.IPKernelApp.initialized():  # False where a program merely imports ipykernel
+        for message in HARMLESS_WARNINGS:
+            warnings.filterwarnings("ignore", message)
         for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
             for handler in logging.getLogger(name).handlers:
                 if type(handler) is logging.StreamHandler:

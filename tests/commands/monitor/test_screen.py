@@ -1,6 +1,7 @@
 """The text of the screen, line by line."""
 
 from dataclasses import replace
+from datetime import datetime
 from io import StringIO
 
 import pytest
@@ -74,6 +75,20 @@ def test_everything_is_shown_and_fits(width: int) -> None:
     ):
         assert words in " ".join(line.strip("│ ") for line in shown.splitlines()), words
     assert "loader stall: loader stall" not in shown
+
+
+@pytest.mark.parametrize(
+    ("time_s", "since"),
+    [(NOW_S - 60, "%H:%M:%S"), (NOW_S - 3 * 24 * 3600, "%Y-%m-%dT%H:%M:%S%z")],
+    ids=["today", "earlier"],
+)
+def test_a_lowered_fallback_level_has_its_own_row(time_s: float, since: str) -> None:
+    then = datetime.fromtimestamp(time_s).astimezone()
+    level = f"loader: no workers since {then:%Y-%m-%dT%H:%M:%S%z} (loader stall at step 54)"
+    lines = draw(replace(STATE, standing=replace(STANDING, fallback_level=level))).splitlines()
+    at = next(number for number, line in enumerate(lines) if "level" in line)
+    assert lines[at].startswith(f"│ level   loader: no workers since {then.strftime(since)} (loader stall")
+    assert "restarts: 1 " in lines[at - 1]
 
 
 @pytest.mark.parametrize(

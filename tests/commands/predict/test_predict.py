@@ -81,7 +81,7 @@ def test_nothing_readable_is_an_error_in_one_line(
     assert ended.value.code == 2
     errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1
-    assert errors[0].startswith(f"error: none of the 3 files can be read: {tmp_path / 'a.jpg'}: not an image")
+    assert errors[0].startswith(f"error: no file can be read: {tmp_path / 'a.jpg'}: not an image")
     assert str(tmp_path / "c.mp4") in errors[0]
     assert not (tmp_path / "out").exists()
 

@@ -1,5 +1,6 @@
 """Renders the state of a run with rich, as a panel that fits into 80 columns and 24 lines."""
 
+import re
 from collections.abc import Iterator
 from datetime import datetime
 
@@ -16,6 +17,7 @@ from yolo_lightning.commands.monitor.run_state import (
     RunVerdict,
     red_flags,
 )
+from yolo_lightning.supervision.fallback_levels import AS_CONFIGURED
 from yolo_lightning.supervision.incident import IncidentReport
 from yolo_lightning.supervision.run_status import Status
 from yolo_lightning.utils.moment import moment
@@ -70,7 +72,7 @@ def _headline(state: RunState) -> Text:
         elapsed = duration(state.now_s - judgement.since_s)
         text.append(f" since {moment(judgement.since_s, state.now_s)} ({elapsed})", style=plain)
     if state.standing is not None and verdict in ALIVE:
-        level = f", fallback level: {state.standing.fallback_level}" if state.standing.fallback_level else ""
+        level = f", fallback level: {AS_CONFIGURED}" if state.standing.fallback_level == AS_CONFIGURED else ""
         text.append(f"  restarts: {state.standing.restarts}{level}", style=plain)
     if judgement.sentence:
         text.append(f"\n{judgement.sentence}", style=plain)
@@ -80,7 +82,11 @@ def _headline(state: RunState) -> Text:
 
 
 def _progress_rows(state: RunState) -> Rows:
-    """Yield the phase of the training loop, and progress bars of epoch and run."""
+    """Yield lowered fallback levels, the phase of the training loop, and progress bars of epoch and run."""
+    level = state.standing.fallback_level if state.standing is not None else ""
+    if level not in ("", AS_CONFIGURED) and state.judgement.verdict in ALIVE:
+        day, zone = datetime.fromtimestamp(state.now_s).astimezone().strftime("%Y-%m-%dT %z").split()
+        yield "level", Text(re.sub(rf"{day}([\d:]+){re.escape(zone)}", r"\1", level))
     if state.phase is not None and state.judgement.verdict in ALIVE and state.phase_s is not None:
         timeout = f", timeout {duration(state.phase_timeout_s)}" if state.phase_timeout_s is not None else ""
         process = f", process {state.trainer.pid} ({state.trainer.state})" if state.trainer is not None else ""

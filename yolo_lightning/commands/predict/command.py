@@ -87,7 +87,7 @@ def predict(
             depths = [error for error in bad.values() if isinstance(error, BitDepthError)]
             if len(depths) == len(bad):
                 refuse_other_depth(depths, 0, "files")
-            raise ValueError(f"none of the {len(bad):,} files can be read: {name_some(reasons(bad))}")
+            raise ValueError(f"no file can be read: {name_some(reasons(bad))}")
         folder = first_free(user_path(output))
         folder.mkdir(parents=True)
         with ExitStack() as stack:  # closes every writer even if closing one of them fails
