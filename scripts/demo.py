@@ -26,7 +26,9 @@ def main() -> None:
     from yolo_lightning.cli import main as command_line
     from yolo_lightning.data.synthetic import draw_dataset
     from yolo_lightning.utils import run_files
+    from yolo_lightning.utils.stop_signals import request
 
+    request.install()  # Ctrl-C saves a checkpoint, as in the command `fit`
     console = Console()
     started_s = time.monotonic()
     draw_dataset(DATA, progress=True)
@@ -62,7 +64,7 @@ def closing_block(run: Path, best: Path) -> str:
     rows |= {name: str(path) for name, path in files.items()}
     lines = [f"{name:<{LABEL_WIDTH}}{value}" for name, value in rows.items()]
     program = "python -m yolo_lightning"
-    lines += ["next:", f"  {program} report {run}", f"  {program} predict PICTURES --weights {best}"]
+    lines += ["next:", f"  {program} report {run}", f"  {program} predict PICTURES --run {run}"]
     lines += [f"  {program} fit --config yolo --data.format path/to/data.yaml"]
     return "\n".join(lines)
 

@@ -1,4 +1,4 @@
-"""The Python code of the README and of docs/python.md runs from top to bottom."""
+"""The Python code of the README, docs/index.md and docs/python.md runs from top to bottom."""
 
 import re
 import textwrap
@@ -12,9 +12,9 @@ from tests.conftest import REPOSITORY
 from tests.helpers.program import run_python
 
 SIDE = 64
-README_AT_TEST_SIZE = {
-    "path/to/data.yaml": "data.yaml",
-    "image_size=640": f"image_size={SIDE}",
+AT_TEST_SIZE = {
+    'format="path/to/data.yaml"': f'format="data.yaml", image_size={SIDE}',
+    f"image_size={SIDE}, image_size=640": f"image_size={SIDE}",
     "max_epochs=100": "max_epochs=1",
 }
 
@@ -59,28 +59,30 @@ def test_python_page(offline_folder: Path) -> None:
     assert len(results) == 3
 
 
-def saved_readme(folder: Path) -> Path:
-    """Save the Python block of the README as a file of `folder`, with the dataset and the length of a test."""
+def saved_block(folder: Path, page: str) -> Path:
+    """Save the Python block of a page as a file of `folder`, with the dataset and the length of a test."""
     draw_yolo_dataset(folder)
-    (block,) = code_blocks(REPOSITORY / "README.md")
-    for at_full_size, at_test_size in README_AT_TEST_SIZE.items():
-        assert at_full_size in block
+    (block,) = code_blocks(REPOSITORY / page)
+    for at_full_size, at_test_size in AT_TEST_SIZE.items():
         block = block.replace(at_full_size, at_test_size)
+    assert "path/to" not in block
+    assert (block.count(f"image_size={SIDE}"), block.count("max_epochs=1,")) == (1, 1)
     script = folder / "train.py"
     script.write_text(block)
     return script
 
 
 @pytest.mark.whole_run
-def test_readme_as_a_file(offline_folder: Path) -> None:
-    done = run_python(offline_folder, saved_readme(offline_folder).name, timeout_s=300)
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_page_as_a_file(offline_folder: Path, page: str) -> None:
+    done = run_python(offline_folder, saved_block(offline_folder, page).name, timeout_s=300)
     assert done.returncode == 0, done.stderr
     assert (offline_folder / "run" / "checkpoints" / "best.ckpt").is_file()
 
 
 @pytest.mark.whole_run
 def test_script_without_the_guard_ends_in_one_line(offline_folder: Path) -> None:
-    script = saved_readme(offline_folder)
+    script = saved_block(offline_folder, "README.md")
     head, _, body = script.read_text().partition("if __name__ == ")
     script.write_text(head + textwrap.dedent(body.partition("\n")[2]))
     done = run_python(offline_folder, script.name)

@@ -163,6 +163,7 @@ class YOLOCLI(LightningCLI):
 
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
+        parser.usage = f"{PROGRAM} {subcommand} [options]"  # not 200 lines of options, which follow with their help
         if subcommand == "fit":
             for name, text in FIT_SWITCHES.items():
                 parser.add_argument(f"--{name}", **SWITCH, help=text)
