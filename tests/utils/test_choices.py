@@ -3,7 +3,7 @@ from typing import Any, Literal
 import pytest
 
 from yolo_lightning.training.recipe import Recipe
-from yolo_lightning.utils.choices import as_settings, check_choices, check_range, chosen_device
+from yolo_lightning.utils.choices import as_settings, check_choices, check_range, chosen_device, settings_group
 
 
 def test_device_that_only_pretends_to_compute_is_refused() -> None:
@@ -23,9 +23,10 @@ def test_value_out_of_range_is_refused_with_the_limits(value: float) -> None:
         check_range("share", value, "> 0", "<= 1")
 
 
-def test_text_instead_of_a_number_is_named() -> None:
-    with pytest.raises(ValueError, match="share must be a number > 0, got the text '1'"):
-        check_range("share", "1", "> 0")
+@pytest.mark.parametrize(("value", "shown"), [("1", "the text '1'"), (None, "None"), ([1], r"\[1\]")])
+def test_other_value_than_a_number_is_named(value: Any, shown: str) -> None:
+    with pytest.raises(ValueError, match=f"share must be a number > 0, got {shown}"):
+        check_range("share", value, "> 0")
 
 
 @pytest.mark.parametrize(
@@ -33,8 +34,37 @@ def test_text_instead_of_a_number_is_named() -> None:
     [
         ({"lr_0": 0.1}, r"Recipe has no setting 'lr_0'\. Did you mean lr0\?"),
         ("SGD", r"Recipe\(.*lr0, .*\) is expected, got 'SGD'"),
+        ({"nominal_batch": 2.5}, r"model\.recipe\.nominal_batch must be an integer, got 2\.5"),
+        ({"cosine": "no"}, r"model\.recipe\.cosine must be true or false, got 'no'"),
     ],
 )
 def test_settings_of_a_group_are_named(value: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         as_settings(Recipe, value)
+
+
+@settings_group("a.group")
+class Example:
+    number: float = 1.0
+    names: tuple[str, ...] = ()
+    limit: int | None = None
+    mode: Literal["on", "off"] = "on"
+
+    def __post_init__(self) -> None:
+        check_range("a.group.number", self.number, "> 0")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"number": "1"}, r"a\.group\.number must be a number, got '1'"),
+        ({"number": 0}, r"a\.group\.number must be > 0, got 0"),
+        ({"names": "car"}, r"a\.group\.names must be a list, got 'car'"),
+        ({"names": ["car", 3]}, r"a\.group\.names must be a list, got \['car', 3\]"),
+        ({"limit": 1.5}, r"a\.group\.limit must be an integer or null, got 1\.5"),
+    ],
+)
+def test_setting_of_another_type_is_named_before_values_are_compared(values: dict[str, Any], message: str) -> None:
+    assert Example(2, ("car",), None).names == ("car",)
+    with pytest.raises(ValueError, match=message):
+        Example(**values)

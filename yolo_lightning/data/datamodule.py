@@ -46,7 +46,7 @@ from yolo_lightning.data.storage.storage import StorageKind, StorageSettings
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
 from yolo_lightning.data.transforms.box_paste import PasteCandidates
 from yolo_lightning.utils.accelerator import uses_pinned_memory
-from yolo_lightning.utils.choices import as_settings, check_range
+from yolo_lightning.utils.choices import as_settings, check_range, check_types
 from yolo_lightning.utils.host import worker_count
 from yolo_lightning.utils.loop_position import epochs_trained, recount
 from yolo_lightning.utils.paths import user_path
@@ -104,10 +104,9 @@ class DetectionDataModule(LightningDataModule):
         super().__init__()
         print_to_notebook()
         self.image_size = ImageSize.of("data.image_size", image_size).check("data.image_size")
-        for name, value, least in (("batch_size", batch_size, 1), ("seed", seed, 0)):
-            if not isinstance(value, int):
-                raise ValueError(f"data.{name} must be an integer, got {value!r}")
-            check_range(f"data.{name}", value, f">= {least}")
+        check_types("data", DetectionDataModule.__init__, {"batch_size": batch_size, "seed": seed, "format": format})
+        check_range("data.batch_size", batch_size, ">= 1")
+        check_range("data.seed", seed, ">= 0")
         if not isinstance(root, str | os.PathLike | None):
             raise ValueError(f"data.root must be the path of a folder, got {root!r}")
         files, split = as_settings(Files, files), as_settings(Shares, split)

@@ -1,19 +1,19 @@
 """Settings of the input of the network: which pixels of which frames are the channels of an image."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import get_args
 
 from yolo_lightning.data.image_size import Resize
 from yolo_lightning.data.storage.frames import Channels
 from yolo_lightning.data.transforms.pixel_range import PixelRange
-from yolo_lightning.utils.choices import check_choices
+from yolo_lightning.utils.choices import check_choices, settings_group
 
 MOST_NEIGHBOURS = 16
 LARGEST_OFFSET = 100
 
 
-@dataclass(frozen=True)
+@settings_group("data.input")
 class InputSettings:
     """Channels of the images, and how frames become images.
 

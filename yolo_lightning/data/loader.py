@@ -1,18 +1,18 @@
 """Settings of the loader's worker processes, explained in docs/loader.md. Imported by workers, so imports are few."""
 
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import cv2
 
 from yolo_lightning.data.worker_processes import ForkServingContext, SpawningContext
+from yolo_lightning.utils.choices import check_range, settings_group
 from yolo_lightning.utils.host import worker_count
 
 AUTO: Literal["auto"] = "auto"
 NumWorkers = int | Literal["auto"]
 
 
-@dataclass(frozen=True)
+@settings_group("data.loader")
 class LoaderSettings:
     """Settings of the loader's worker processes.
 
@@ -37,13 +37,11 @@ class LoaderSettings:
     pin_memory: bool | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.num_workers, str) and self.num_workers != AUTO:
+        if self.num_workers != AUTO and not isinstance(self.num_workers, int):
             raise ValueError(f"data.loader.num_workers must be an integer >= 0 or auto, got {self.num_workers!r}")
-        for name, least in {"num_workers": 0, "prefetch_factor": 1}.items():
-            if getattr(self, name) != AUTO and not getattr(self, name) >= least:
-                raise ValueError(f"data.loader.{name} must be >= {least}, got {getattr(self, name)}")
-        if self.multiprocessing_context not in ("spawn", "forkserver"):
-            given = self.multiprocessing_context
+        check_range("data.loader.num_workers", 0 if self.num_workers == AUTO else self.num_workers, ">= 0")
+        check_range("data.loader.prefetch_factor", self.prefetch_factor, ">= 1")
+        if (given := self.multiprocessing_context) not in ("spawn", "forkserver"):
             raise ValueError(f"data.loader.multiprocessing_context must be spawn or forkserver, got {given!r}")
 
     def arguments(self, *, on_gpu: bool, persistent: bool) -> dict[str, Any]:

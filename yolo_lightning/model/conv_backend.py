@@ -1,17 +1,16 @@
 """Settings of the convolutions of a graph."""
 
-from dataclasses import dataclass
 from typing import Literal
 
 from yolo_lightning.conv import DEFAULT_PLAN, AutotunedPlan, Plan, enable_gpu_kernels
 from yolo_lightning.model.layers import Convolution, MemoryFormat
-from yolo_lightning.utils.choices import check_choices, check_range
+from yolo_lightning.utils.choices import check_choices, check_range, settings_group
 from yolo_lightning.utils.files import cache_folder
 
 ConvAlgorithm = Literal["auto", "table", "autotune"]
 
 
-@dataclass(frozen=True)
+@settings_group("model.convolution")
 class ConvolutionSettings:
     """Implementation of the layers.
 

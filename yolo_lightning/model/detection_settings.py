@@ -1,16 +1,16 @@
 """Settings of the detections: which boxes of the network's output are kept."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from typing import Any, Self
 
-from yolo_lightning.utils.choices import check_range
+from yolo_lightning.utils.choices import check_range, settings_group
 
 SCORING_THRESHOLD = 0.001
 """Average precision needs nearly all boxes: a score threshold up to this one is meant for evaluation."""
 
 
-@dataclass(frozen=True)
+@settings_group("model.detections")
 class DetectionSettings:
     """Choice of the boxes.
 
@@ -46,11 +46,8 @@ class DetectionSettings:
         """
         if not isinstance(recorded, Mapping):
             raise ValueError(f"detections of the weights must be a dictionary, got {recorded!r}")
-        names = {field.name for field in fields(cls)} & recorded.keys()
-        try:
-            return cls(**{name: recorded[name] for name in names if recorded[name] is not None})
-        except TypeError as error:
-            raise ValueError(f"detections of the weights cannot be used: {error}") from error
+        names = {field.name for field in fields(cls)} & recorded.keys() - {"tta"}
+        return cls(**{name: recorded[name] for name in names if recorded[name] is not None})
 
     def recorded(self) -> dict[str, Any]:
         """Return the settings that belong to the weights: all except `tta`, which a command chooses."""

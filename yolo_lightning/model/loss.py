@@ -1,6 +1,5 @@
 """Detection loss, computed by Ultralytics' criteria."""
 
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,14 +9,14 @@ from torch import Tensor, nn
 
 from yolo_lightning.data.batch import Batch
 from yolo_lightning.model.layers import has_one_to_one_branch
-from yolo_lightning.utils.choices import check_range
+from yolo_lightning.utils.choices import check_range, settings_group
 from yolo_lightning.utils.offline import offline
 
 with offline():
     from ultralytics.utils.loss import E2ELoss, v8DetectionLoss
 
 
-@dataclass(frozen=True)
+@settings_group("model.loss")
 class LossSettings:
     """Weights of the parts of the loss.
 

@@ -11,7 +11,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from yolo_lightning.checkpoints.checkpoint_file import find_damage, training_age
-from yolo_lightning.utils.choices import check_range
+from yolo_lightning.utils.choices import check_range, settings_group
 from yolo_lightning.utils.loop_position import steps_begun
 from yolo_lightning.utils.run_files import CHECKPOINTS
 
@@ -28,7 +28,7 @@ class Tally:
     rollbacks: int = 0  # to a checkpoint
 
 
-@dataclass(frozen=True)
+@settings_group("model.guard")
 class GuardSettings:
     """Reactions to non-finite values, to a lack of memory and to wrong results.
 

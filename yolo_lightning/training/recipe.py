@@ -1,12 +1,11 @@
 """YOLOv8's optimization recipe: hyperparameters and groups of parameters. `schedule.py` contains the schedules."""
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal, Self, get_args
 
 from lightning.pytorch.cli import OptimizerCallable
 
-from yolo_lightning.utils.choices import check_range
+from yolo_lightning.utils.choices import check_range, settings_group
 
 OptimizerName = Literal["SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "MuSGD"]
 OptimizerChoice = Literal["auto"] | OptimizerName | OptimizerCallable
@@ -22,7 +21,7 @@ class Group(StrEnum):
     BIAS = "bias"
 
 
-@dataclass(frozen=True)
+@settings_group("model.recipe")
 class Recipe:
     """Optimization; the defaults are YOLOv8's.
 

@@ -1,15 +1,27 @@
 """Checks of option values, and the choice of a device."""
 
 import operator
-from collections.abc import Iterable, Mapping
-from dataclasses import fields
-from typing import Any, TypeVar, get_args
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from numbers import Integral, Real
+from os import PathLike
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, dataclass_transform, get_args, get_origin, get_type_hints
 
 import torch
 
 from yolo_lightning.utils.suggestions import did_you_mean, similar
 
 Settings = TypeVar("Settings")
+TYPES: dict[Any, tuple[Any, str]] = {
+    int: (Integral, "an integer"),
+    float: (Real, "a number"),
+    bool: (bool, "true or false"),
+    str: ((str, PathLike), "a text"),
+    **dict.fromkeys((tuple, list, Sequence), ((tuple, list), "a list")),
+    NoneType: (NoneType, "null"),
+}
+"""Accepted values of an annotated type, and their name."""
 
 COMPARISONS = {">=": operator.ge, ">": operator.gt, "<=": operator.le, "<": operator.lt}
 
@@ -33,12 +45,54 @@ def as_settings(kind: type[Settings], value: Settings | Mapping[str, Any]) -> Se
     return kind(**value)
 
 
-def check_range(name: str, value: float | str, *limits: str) -> None:
-    """Raise a ValueError unless the value satisfies all limits, such as `>= 0` or `< 1`; NaN and texts satisfy none."""
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def settings_group(key: str) -> Callable[[type[Settings]], type[Settings]]:
+    """Return a decorator for a frozen dataclass of the options `key.*`; it checks types before `__post_init__`."""
+
+    def decorated(kind: type[Settings]) -> type[Settings]:
+        check_values = getattr(kind, "__post_init__", lambda _: None)
+
+        def check(self: Settings) -> None:
+            check_types(key, kind, {one.name: getattr(self, one.name) for one in fields(self)})  # type: ignore[arg-type]
+            check_values(self)
+
+        kind.__post_init__ = check  # type: ignore[attr-defined]
+        return dataclass(frozen=True)(kind)
+
+    return decorated
+
+
+def check_types(key: str, annotated: Any, values: Mapping[str, Any]) -> None:
+    """Raise a ValueError if a value does not have its annotated type; literals are not compared (`check_choices`)."""
+    for name, hint in get_type_hints(annotated).items():
+        if name in values and not _has_type(values[name], hint):
+            kinds = [get_origin(one) or one for one in _alternatives(hint)]
+            accepted = " or ".join(TYPES[one][1] if one in TYPES else one.__name__ for one in kinds)
+            raise ValueError(f"{key}.{name} must be {accepted}, got {values[name]!r}")
+
+
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+
+
+def _has_type(value: Any, hint: Any) -> bool:
+    if len(kinds := _alternatives(hint)) > 1:
+        return any(_has_type(value, one) for one in kinds)
+    kind, elements = get_origin(hint) or hint, get_args(hint)
+    if kind in (Any, Literal):
+        return True
+    accepted, _ = TYPES.get(kind, (kind, ""))
+    members = value if kind in (tuple, list, Sequence) and isinstance(value, accepted) else ()
+    return isinstance(value, accepted) and all(_has_type(one, elements[0]) for one in members)
+
+
+def check_range(name: str, value: Any, *limits: str) -> None:
+    """Raise a ValueError unless the value is a number that satisfies all limits, such as `>= 0` or `< 1`; no NaN."""
+    if not isinstance(value, Real):
+        what = "the text " if isinstance(value, str) else ""
+        raise ValueError(f"{name} must be a number {' and '.join(limits)}, got {what}{value!r}")
     for limit in limits:
         sign, bound = limit.split()
-        if isinstance(value, str):
-            raise ValueError(f"{name} must be a number {' and '.join(limits)}, got the text {value!r}")
         if not COMPARISONS[sign](value, float(bound)):
             raise ValueError(f"{name} must be {' and '.join(limits)}, got {value!r}")
 

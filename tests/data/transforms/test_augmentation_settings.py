@@ -14,7 +14,7 @@ def test_every_setting_is_held_to_its_range(name: str) -> None:
     for value in (least, most):
         assert getattr(Augmentation(**{name: value}), name) == value
     for value in (least - 0.01, most + 0.01, float("nan")):
-        with pytest.raises(ValueError, match=rf"data\.augmentation\.{name} must be from {least} to {most}, got"):
+        with pytest.raises(ValueError, match=rf"data\.augmentation\.{name} must be >= {least} and <= {most}, got"):
             Augmentation(**{name: value})
 
 
@@ -26,7 +26,7 @@ def test_no_setting_is_without_a_range() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "allowed"),
     [
-        *(("probability", value, "from 0 to 1") for value in (-0.1, 1.1, float("nan"))),
+        *(("probability", value, ">= 0 and <= 1") for value in (-0.1, 1.1, float("nan"))),
         ("count", 0, ">= 1"),
     ],
 )

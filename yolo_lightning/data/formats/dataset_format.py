@@ -13,9 +13,10 @@ from yolo_lightning.data.input_settings import InputSettings
 from yolo_lightning.data.storage.frames import Channels
 from yolo_lightning.data.storage.image_header import FrameLimits
 from yolo_lightning.data.storage.storage import Storage, StorageKind, StorageSettings
+from yolo_lightning.utils.choices import settings_group
 
 
-@dataclass(frozen=True)
+@settings_group("data.files")
 class Files:
     """Files and folders of a dataset in the formats `ltdv2` and `coco`, relative to `data.root`.
 

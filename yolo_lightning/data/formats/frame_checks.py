@@ -1,7 +1,6 @@
 """Checks of the frames before training, the count of bad frames during training, and the quarantine."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from lightning.pytorch.utilities import rank_zero_warn
@@ -12,6 +11,7 @@ from yolo_lightning.data.storage.frames import BitDepthError, Channels, Frame, F
 from yolo_lightning.data.storage.image_header import MAX_IMAGE_PIXELS, PILLOW_LIMIT
 from yolo_lightning.data.storage.storage import Storage
 from yolo_lightning.data.transforms.pixel_range import PixelRange, value_counts
+from yolo_lightning.utils.choices import check_range, settings_group
 from yolo_lightning.utils.plain_text import one_line
 
 SAMPLED_FRAMES = 32  # Number of frames, evenly spread over a split, that are decoded before training starts
@@ -19,7 +19,7 @@ LONGEST_PROBLEM = 500  # Characters of the name and the reason of a bad frame
 NAMED_FRAMES = 5  # Maximum number of bad frames in one message
 
 
-@dataclass(frozen=True)
+@settings_group("data.limits")
 class Limits:
     """Which frames and annotations may be used, and how many frames may be unusable.
 
@@ -45,8 +45,7 @@ class Limits:
     quarantine: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.max_bad_frames < 0:
-            raise ValueError(f"data.limits.max_bad_frames must be >= 0, got {self.max_bad_frames}")
+        check_range("data.limits.max_bad_frames", self.max_bad_frames, ">= 0")
         if not 1 <= self.max_image_pixels <= PILLOW_LIMIT:
             raise ValueError(
                 f"data.limits.max_image_pixels must be 1 to {PILLOW_LIMIT} (Pillow's limit), got "

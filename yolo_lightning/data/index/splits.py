@@ -5,7 +5,6 @@ validation, and a fraction of a split consists of whole clips.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Literal
 
@@ -13,11 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from yolo_lightning.data.index.split_index import SplitIndex
+from yolo_lightning.utils.choices import check_range, settings_group
 
 Split = Literal["train", "valid", "test", "predict"]
 
 
-@dataclass(frozen=True)
+@settings_group("data.split")
 class Shares:
     """Fractions of the clips that are used. For datasets without clips (COCO, YOLO), fractions refer to images.
 
@@ -36,8 +36,7 @@ class Shares:
 
     def __post_init__(self) -> None:
         for name in ("train_fraction", "valid_fraction"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ValueError(f"data.split.{name} must be > 0 and <= 1, got {getattr(self, name)}")
+            check_range(f"data.split.{name}", getattr(self, name), "> 0", "<= 1")
         if self.valid_share is not None and not 0 < self.valid_share < 1:
             raise ValueError(f"data.split.valid_share must be > 0 and < 1, or null, got {self.valid_share}")
 

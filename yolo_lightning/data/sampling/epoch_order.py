@@ -10,12 +10,14 @@ omitted frames are spread evenly over time, and only the offset of the grid depe
 Order of the rules: subset of clips (`splits`), `frame_interval` and `every_frame_of`, shuffling, `epoch_frames`.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+
+from yolo_lightning.utils.choices import check_range, settings_group
 
 if TYPE_CHECKING:
     from yolo_lightning.data.index.split_index import SplitIndex
@@ -27,7 +29,7 @@ ORDER_STREAM = 1  # Seed component of the order; `dataset.SAMPLE_STREAM` is 2
 OFFSET_STREAM = 3  # Seed component of the grid offset
 
 
-@dataclass(frozen=True)
+@settings_group("data.sampling")
 class Sampling:
     """Sampling of the training split. The defaults use every frame once per epoch.
 
@@ -50,8 +52,7 @@ class Sampling:
     epoch_frames: int | None = None
 
     def __post_init__(self) -> None:
-        if self.frame_interval < 1:
-            raise ValueError(f"data.sampling.frame_interval must be >= 1, got {self.frame_interval}")
+        check_range("data.sampling.frame_interval", self.frame_interval, ">= 1")
         if self.epoch_frames is not None and self.epoch_frames < 1:
             raise ValueError(f"data.sampling.epoch_frames must be >= 1 or null, got {self.epoch_frames}")
 

@@ -2,12 +2,12 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal, Self, get_args
 
 from yolo_lightning.data.storage.frames import Channels, Frame, decode_frame
 from yolo_lightning.data.storage.image_header import FrameLimits
+from yolo_lightning.utils.choices import check_range, settings_group
 from yolo_lightning.utils.files import cache_folder
 from yolo_lightning.utils.paths import user_path
 
@@ -15,7 +15,7 @@ STORE = "packed"
 StorageKind = Literal["auto", "packed", "folder", "zip"]
 
 
-@dataclass(frozen=True)
+@settings_group("data.storage")
 class StorageSettings:
     """Where the frames of a dataset are stored, and what is cached.
 
@@ -37,8 +37,7 @@ class StorageSettings:
         if self.kind not in get_args(StorageKind):
             kinds = ", ".join(get_args(StorageKind))
             raise ValueError(f"data.storage.kind must be one of {kinds}, got {self.kind!r}")
-        if self.image_cache_mib < 0:
-            raise ValueError(f"data.storage.image_cache_mib must be >= 0, got {self.image_cache_mib}")
+        check_range("data.storage.image_cache_mib", self.image_cache_mib, ">= 0")
 
     def store_in(self, root: Path) -> Path:
         """Return the folder of the packed store of the dataset in `root`."""

@@ -3,13 +3,13 @@
 import json
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from yolo_lightning.utils.choices import check_range, settings_group
 from yolo_lightning.utils.offline import offline
 
 Image = npt.NDArray[np.uint8 | np.float32]
@@ -34,7 +34,7 @@ RANGES: dict[str, tuple[float, float]] = {
 """Minimum and maximum of each setting."""
 
 
-@dataclass(frozen=True)
+@settings_group("data.augmentation.paste")
 class BoxPaste:
     """Objects of other frames pasted into training frames, before mosaic.
 
@@ -57,13 +57,11 @@ class BoxPaste:
     classes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if not 0 <= self.probability <= 1:
-            raise ValueError(f"data.augmentation.paste.probability must be from 0 to 1, got {self.probability}")
-        if self.count < 1:
-            raise ValueError(f"data.augmentation.paste.count must be >= 1, got {self.count}")
+        check_range("data.augmentation.paste.probability", self.probability, ">= 0", "<= 1")
+        check_range("data.augmentation.paste.count", self.count, ">= 1")
 
 
-@dataclass(frozen=True)
+@settings_group("data.augmentation")
 class Augmentation:
     """Strength of the training augmentation; the geometry has YOLOv8's defaults, and 0 disables each setting.
 
@@ -139,10 +137,8 @@ class Augmentation:
 
     def __post_init__(self) -> None:
         for name, (low, high) in RANGES.items():
-            if not low <= getattr(self, name) <= high:
-                raise ValueError(f"data.augmentation.{name} must be from {low} to {high}, got {getattr(self, name)}")
-        if self.close_mosaic_epochs < 0:
-            raise ValueError(f"data.augmentation.close_mosaic_epochs must be >= 0, got {self.close_mosaic_epochs}")
+            check_range(f"data.augmentation.{name}", getattr(self, name), f">= {low}", f"<= {high}")
+        check_range("data.augmentation.close_mosaic_epochs", self.close_mosaic_epochs, ">= 0")
         if self.pixel_transforms:
             _build_pipeline(json.dumps(self.pixel_transforms))
 

@@ -6,13 +6,13 @@ values beyond the range become visible, as they do in a camera, and each pixel i
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Self, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from yolo_lightning.data.transforms.augmentation_settings import Image
+from yolo_lightning.utils.choices import settings_group
 
 RawImage = npt.NDArray[np.uint16]
 RangeMode = Literal["fixed", "frame", "full"]
@@ -20,7 +20,7 @@ LARGEST_VALUE = 2**16 - 1
 DEFAULT_PERCENTILES = (0.5, 99.5)
 
 
-@dataclass(frozen=True)
+@settings_group("data.input.pixel_range")
 class PixelRange:
     """Range of the values of 16-bit frames that is mapped to the gray levels 0 to 255.
 
@@ -70,8 +70,6 @@ class PixelRange:
             return cls()
         if not isinstance(recorded, Mapping) or not recorded.keys() <= names:
             raise ValueError(f"pixel_range of the weights must be a dictionary of {', '.join(names)}, got {recorded!r}")
-        if not all(value is None or type(value) in (int, float) for name, value in recorded.items() if name != "mode"):
-            raise ValueError(f"pixel_range.low and pixel_range.high of the weights must be numbers, got {recorded!r}")
         return cls(**recorded)
 
     def __str__(self) -> str:
