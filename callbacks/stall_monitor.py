@@ -28,7 +28,7 @@ class StallMonitor(Callback):
     """
 
     def __init__(self, timeout_s: float = 900.0) -> None:
-        check_range("StallMonitor.timeout_s", timeout_s, "> 0")
+        check_range("timeout_s", timeout_s, "> 0")
         self.timeout_s = timeout_s
         self._writer: HeartbeatWriter | None = None
         self._process: subprocess.Popen[bytes] | None = None

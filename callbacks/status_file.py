@@ -139,8 +139,8 @@ class StatusFile(FitTimer):
     def __init__(
         self, interval_s: float = 10.0, max_temperature_c: float = MAX_TEMPERATURE_C, pause_when_hot: bool = False
     ) -> None:
-        check_range("StatusFile.interval_s", interval_s, ">= 1")
-        check_range("StatusFile.max_temperature_c", max_temperature_c, "> 0")
+        check_range("interval_s", interval_s, ">= 1")
+        check_range("max_temperature_c", max_temperature_c, "> 0")
         super().__init__()
         self.interval_s, self.pause_when_hot = interval_s, pause_when_hot
         self.watches = RunWatches(max_temperature_c)

@@ -7,6 +7,7 @@ import warnings
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any
 
 import yaml
@@ -14,6 +15,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins import CheckpointIO
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch.distributed import DistStoreError
@@ -29,7 +31,7 @@ from yolo_lightning.commands.answers import PROGRAM, answer, has_pictures_of, le
 from yolo_lightning.commands.command_line import run_tool
 from yolo_lightning.commands.endings import full_disk_reported, reported
 from yolo_lightning.commands.fit_summary import end_fit, start_lines
-from yolo_lightning.commands.option_errors import ShortErrors, rejected_option, user_errors
+from yolo_lightning.commands.option_errors import ShortErrors, missing_package, user_errors
 from yolo_lightning.commands.option_layers import given_options, layers
 from yolo_lightning.commands.run_plan import FROM_DATA, plan_run
 from yolo_lightning.commands.start_supervisor import DEADLINE_OPTIONS, MAX_EPOCHS, reserved, supervise_fit
@@ -202,19 +204,30 @@ class YOLOCLI(LightningCLI):
         heartbeat.enter(Phase.INDEX)
 
     def instantiate_classes(self) -> None:
-        """Name the callback and its option where jsonargparse lists all types of `trainer.callbacks`."""
+        """Name the callback or logger whose constructor fails, where jsonargparse lists all types of the option."""
         try:
             super().instantiate_classes()
         except ValueError as error:
-            if (message := rejected_option(str(error))) is None:
-                raise
-            raise ValueError(message) from error
+            if (message := missing_package(str(error))) is not None:
+                raise ValueError(message) from error
+            cause: BaseException = error
+            while cause.__cause__ is not None:
+                cause = cause.__cause__
+            for frame, _ in walk_tb(cause.__traceback__):
+                kind = type(frame.f_locals.get("self"))
+                if frame.f_code.co_name == "__init__" and issubclass(kind, Callback | Logger):
+                    option = "callbacks" if issubclass(kind, Callback) else "logger"
+                    raise ValueError(f"trainer.{option}: {kind.__name__}: {one_line(str(cause))}") from error
+            raise
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Add the TensorBoard logger, atomic checkpoints and the default callbacks."""
         config = self._get(self.config_init, "trainer")
         if config["use_distributed_sampler"]:
             raise ValueError("trainer.use_distributed_sampler must be false, got true: the data module assigns frames.")
+        for key, instead in {"accumulate_grad_batches": "nominal_batch", "gradient_clip_val": "clip_norm"}.items():
+            if config[key] not in (None, 1 if key.startswith("acc") else 0):
+                raise ValueError(f"trainer.{key} must not be set, got {config[key]}: use model.recipe.{instead}.")
         if (nodes := machines_of_launch()) is not None:
             kwargs["num_nodes"] = nodes
         options, is_fit = self.config_init[self.subcommand], self.subcommand == "fit"

@@ -57,9 +57,9 @@ REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("LastCheckpoint", {"keep": 0}, "keep must be >= 1, got 0"),
     ("MeanAP", {"bootstrap_samples": 5}, "bootstrap_samples must be >= 100, got 5"),
     ("ProgressLines", {"interval_s": -1}, "interval_s must be >= 0, got -1"),
-    ("StallMonitor", {"timeout_s": 0}, r"StallMonitor\.timeout_s must be > 0, got 0"),
-    ("StatusFile", {"interval_s": NAN}, r"StatusFile\.interval_s must be >= 1, got nan"),
-    ("StatusFile", {"max_temperature_c": NAN}, r"StatusFile\.max_temperature_c must be > 0, got nan"),
+    ("StallMonitor", {"timeout_s": 0}, r"timeout_s must be > 0, got 0"),
+    ("StatusFile", {"interval_s": NAN}, r"interval_s must be >= 1, got nan"),
+    ("StatusFile", {"max_temperature_c": NAN}, r"max_temperature_c must be > 0, got nan"),
 )
 
 

@@ -3,10 +3,12 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from yolo_lightning.commands.command_line import spelled_out
+from yolo_lightning.commands.command_line import run_tool, spelled_out
+from yolo_lightning.commands.console import check_writable
 from yolo_lightning.commands.option_errors import user_errors
 
 OPTIONS = {
@@ -30,6 +32,7 @@ OPTIONS = {
         ("--weights 0.7 0.3 --json", "--weights=[0.7,0.3] --json=true"),
         ("--weights=[0.7,0.3]", "--weights=[0.7,0.3]"),
         ("--weights a", "--weights=[a]"),
+        ("--weights 1 -1 -.5 --json", "--weights=[1,-1,-.5] --json=true"),
         ("run --files a b 3", 'run --files=["a","b","3"]'),
         ("--files null", "--files=null"),
     ],
@@ -65,3 +68,33 @@ finally:
     assert done.returncode in (0, 1), done.stderr
     assert json.loads(done.stdout)["machine"]["cores"] >= 1
     assert done.stderr.splitlines()[-1] == "False"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("stop FILE", r"run folder .*data\.yaml is not a folder"),
+        ("stop RUN --wait_s -5", r"--wait_s must be >= 0 and finite, got -5"),
+        ("doctor --run FILE", r"--run must be the parent folder of run folders, got the file .*data\.yaml"),
+        ("report FILE", r"run folder .*data\.yaml is not a folder"),
+        ("report RUN --output FILE", r"output must end in \.html, got .*data\.yaml"),
+        ("service install FILE --show", r"data\.yaml must be the configuration of a fit, with keys of data, model"),
+        ("supervise --restart_options='x -- python -c pass", r"--restart_options \"'x\" cannot be split .*No closing"),
+        ("predict FILE --output .", r"output must be a new folder, got '\.'"),
+    ],
+)
+def test_wrong_words_of_commands_are_errors_before_the_work(words: str, message: str, tmp_path: Path) -> None:
+    file, run = tmp_path / "data.yaml", tmp_path / "run"
+    file.write_text("train: images\nnames: [car]\n")
+    (run / "checkpoints").mkdir(parents=True)
+    command, *rest = words.replace("FILE", str(file)).replace("RUN", str(run)).split()
+    with pytest.raises(ValueError, match=message):
+        run_tool(command, rest)
+    assert file.read_text() == "train: images\nnames: [car]\n"
+
+
+def test_file_of_another_kind_is_not_replaced(tmp_path: Path) -> None:
+    check_writable(tmp_path / "new/out.pt", ".pt")
+    for name in ("Train.json", "", "."):
+        with pytest.raises(ValueError, match=r"must end in \.pt, got .*Train|must be a file, got a folder"):
+            check_writable(tmp_path / name, ".pt")

@@ -9,8 +9,8 @@ from yolo_lightning import __version__
 from yolo_lightning.commands.option_errors import (
     RENAMED_KEYS,
     SYNONYMS,
+    missing_package,
     nearest_key,
-    rejected_option,
     short_message,
 )
 
@@ -148,16 +148,6 @@ def test_wrong_callback_is_named_with_the_known_ones(message: str, start: str) -
     assert "\n" not in text
 
 
-def test_option_that_a_constructor_rejects_is_named_with_its_callback() -> None:
-    message = (
-        "Does not validate against any of the Union subtypes\nErrors:\n  - window must be >= 1, got 0\n"
-        "  - Expected a <class 'NoneType'>\n"
-        "Given value: [Namespace(class_path='yolo_lightning.callbacks.BestCheckpoint')]"
-    )
-    assert rejected_option(message) == "trainer.callbacks: BestCheckpoint: window must be >= 1, got 0"
-    assert rejected_option(message.replace("callbacks", "loggers")) is None
-
-
 def test_missing_positional_argument_is_named_as_in_the_help() -> None:
     assert short_message("the following arguments are required: out", ()).startswith("OUT is missing; see --help")
 
@@ -182,4 +172,4 @@ def test_missing_package_is_one_line_with_the_command_that_installs_it() -> None
         "  - Problem with given class_path 'lightning.pytorch.loggers.WandbLogger':\n"
         "      Requirement 'wandb>=0.12.10' not met. HINT: Try running `pip install -U 'wandb>=0.12.10'`\n"
     )
-    assert rejected_option(message) == "WandbLogger requires a missing package: pip install 'wandb>=0.12.10'"
+    assert missing_package(message) == "WandbLogger requires a missing package: pip install 'wandb>=0.12.10'"

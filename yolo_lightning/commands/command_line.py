@@ -5,6 +5,7 @@ are positional. torch is imported only by commands that use it.
 """
 
 import json
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
@@ -143,7 +144,8 @@ def _element_of(kind: Any) -> type | None:
 
 
 def _leading_values(words: Sequence[str]) -> list[str]:
-    return list(takewhile(lambda word: not word.startswith("-"), words))
+    """Return the words before the next option; a negative number is none."""
+    return list(takewhile(lambda word: not re.match(r"-(?!\.?\d)", word), words))
 
 
 def wide_console() -> Any:

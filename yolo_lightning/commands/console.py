@@ -83,10 +83,15 @@ def writing(target: Path) -> Iterator[None]:
         raise ValueError(f"output {target} cannot be written: {error.strerror}") from error
 
 
-def check_writable(target: Path) -> None:
-    """Raise a ValueError if no file can be written in the folder of `target`, before minutes of work for this file."""
+def check_writable(target: Path, suffix: str) -> None:
+    """Raise a ValueError if `target` cannot be written, before minutes of work for this file.
+
+    Its name must end in `suffix`, so that a mistyped path does not replace a file of another kind.
+    """
     if target.is_dir():
         raise ValueError(f"{target} must be a file, got a folder. Did you mean {target / 'NAME'}?")
+    if target.suffix != suffix:
+        raise ValueError(f"output must end in {suffix}, got {target}.")
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         TemporaryFile(dir=target.parent).close()

@@ -89,9 +89,6 @@ WRONG_CLASS = re.compile(KEY + r".*?Expected a dot import path string: (?P<name>
 WRONG_CLASS_OPTION = re.compile(KEY + CLASS + r"Option '(?P<option>[\w.]+)' is not accepted", re.DOTALL)
 PROBLEM_OF_CLASS = re.compile(KEY + CLASS + r"(?P<problem>\w+ must be [^\n]+)", re.DOTALL)
 WRONG_GROUP = re.compile(KEY + r"\s+Unable to load config '(?P<value>.*?)'\n", re.DOTALL)
-REJECTED_OPTION = re.compile(
-    r"Errors:\n\s+- (?P<problem>\w+ must be [^\n]+)\n.*?Namespace\(class_path='(?P<path>[\w.]+)'", re.DOTALL
-)
 MISSING_PACKAGE = re.compile(r"(?P<path>[\w.]+)':\s+(?:- )?(?:Requirement|No module named) '(?P<package>[^']+)'")
 SUBTYPES = re.compile(r"^\s*Subtypes: \[(?P<types>.+)\]$", re.MULTILINE)
 COMMA = re.compile(r", (?![^\[]*\])")  # outside of brackets
@@ -106,6 +103,7 @@ TYPE_NAMES = {
     "<class 'tuple'>": "a list",
     "list[int]": "a list of integers",
     "tuple[int, ...]": "a list of integers",
+    "list[float]": "a list of numbers",
     "collections.abc.Sequence[int]": "a list of integers",
     "<class 'collections.abc.Sequence'>": "a list",
     "<class 'NoneType'>": "null",
@@ -207,14 +205,11 @@ def wrong_group(key: str, value: Any, keys: Collection[str], source: str = "") -
     return f"{key}{source} must be set by its keys {', '.join(group)}, got {value!r}."
 
 
-def rejected_option(message: str) -> str | None:
-    """Return the error of the constructor of a callback or a logger in one line; None if the message contains none."""
+def missing_package(message: str) -> str | None:
+    """Return the error of a logger without its package in one line; None if the message contains none."""
     if found := MISSING_PACKAGE.search(message):
         return f"{_last_part(found['path'])} requires a missing package: pip install {shlex.quote(found['package'])}"
-    found = REJECTED_OPTION.search(message)
-    if found is None or ".callbacks." not in found["path"]:
-        return None
-    return f"{CALLBACKS}: {_last_part(found['path'])}: {found['problem']}"
+    return None
 
 
 def unknown_command(typed: str, known: Collection[str]) -> str:

@@ -65,13 +65,13 @@ def recalibrate(
         json: JSON file to write, with the scores.
     """
     check_range("--images", images, ">= 2")
-    if output is not None and Path(output).suffix != ".ckpt":
-        raise ValueError(f"--output must end in .ckpt, got {output}.")
+    if json is not None:
+        check_writable(Path(json), ".json")
     file = chosen_checkpoint(run, checkpoint)
-    target = user_path(output) if output else file.with_name(RECALIBRATED_CHECKPOINT)
+    target = user_path(output) if output is not None else file.with_name(RECALIBRATED_CHECKPOINT)
     if real_path(target) == real_path(file):
         raise ValueError(f"--output must differ from the checkpoint, got {target}.")
-    check_writable(target)
+    check_writable(target, ".ckpt")
     result, found = apply(file, data, images, chosen_device(device), conv_backend)
     with writing(target):
         write_checkpoint(result, target)

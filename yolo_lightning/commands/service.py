@@ -67,6 +67,8 @@ def install(target: Path, *, command: list[str] = [], show: bool = False) -> Non
         show: Print the unit and change nothing.
     """
     words = ["fit", "--config", str(_configuration(target).absolute()), *command]
+    if not {"data", "model", "trainer"} & {key.partition(".")[0] for key in given_options(words[:3], {}).all}:
+        raise ValueError(f"{target} must be the configuration of a fit, with keys of data, model or trainer")
     options = given_options(words, os.environ).all
     run = (target if target.is_dir() else folder_of(options)[0]).absolute()
     if is_finished(run):

@@ -1,5 +1,6 @@
 """`python -m yolo_lightning stop RUN`: stops a run and waits until its checkpoint is written."""
 
+import math
 import os
 import select
 import signal
@@ -27,6 +28,10 @@ def stop(run: Path, *, wait_s: float = 600.0) -> None:
         run: Run folder. If no process trains there, but in a folder with this name and a number, that run is stopped.
         wait_s: Longest wait, seconds. The command then exits with code 1; the run is still told to stop.
     """
+    if not 0 <= wait_s < math.inf:
+        raise ValueError(f"--wait_s must be >= 0 and finite, got {wait_s}")
+    if run.is_file():
+        check_holds_run(run)
     others = [folder for folder in runs(run) if folder != run.absolute() and current_holder(folder) is not None]
     folder = others[0] if others and current_holder(run) is None else run
     holder = current_holder(folder)

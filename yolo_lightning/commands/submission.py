@@ -12,7 +12,7 @@ from yolo_lightning.challenge.fusion import fuse as fused
 from yolo_lightning.challenge.rescoring import LabelledDetections, in_first_half, rescore as rescored, write_models
 from yolo_lightning.challenge.score import match_submission, read_truth
 from yolo_lightning.challenge.submission_file import entries, write_submission
-from yolo_lightning.commands.console import writing
+from yolo_lightning.commands.console import check_writable, writing
 from yolo_lightning.commands.sweep.sweep_scores import Comparison, Setting, score_setting
 from yolo_lightning.data.box_fusion import FUSION_IOU
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
@@ -49,6 +49,8 @@ def score(file: str, truth: str, json: str | None = None) -> None:
         truth: JSON of a labelled split, or the organisers' file of targets.
         json: Write the organisers' `scores.json` here.
     """
+    if json is not None:
+        check_writable(Path(json), ".json")
     expected, objects = read_truth(Path(truth))
     if not len(objects.labels):
         raise ValueError(f"{truth} has no annotated box: use a labelled split")
@@ -62,9 +64,8 @@ def score(file: str, truth: str, json: str | None = None) -> None:
         print("scored unchanged, like the organisers' server does in spite of these errors")
     scores = drift_scores(match_submission(report.content, objects))
     rich.print(score_table(scores, CLASS_NAMES))
-    if json:
+    if json is not None:
         with writing(Path(json)):
-            Path(json).parent.mkdir(parents=True, exist_ok=True)
             write_json(Path(json), organisers_scores(scores), indent=4)
 
 

@@ -30,9 +30,13 @@ def supervise(
     """
     if not command:
         raise ValueError("supervise needs a command after --, for example: supervise --run runs/a -- python train.py")
+    try:
+        restart_command = (*command, *shlex.split(restart_options))
+    except ValueError as error:
+        raise ValueError(f"--restart_options {restart_options!r} cannot be split into words: {error}") from error
     job = Job(
         command=tuple(command),
-        restart_command=(*command, *shlex.split(restart_options)),
+        restart_command=restart_command,
         settings=supervision,
         any_command=True,
         checkpoints=str(Path(checkpoints).absolute()) if checkpoints else "",

@@ -100,6 +100,8 @@ def doctor(
             verdicts.unlink(missing_ok=True)
         except OSError as error:
             raise ValueError(f"--retry cannot delete {verdicts} ({error.strerror}).") from error
+    if user_path(run).is_file():
+        raise ValueError(f"--run must be the parent folder of run folders, got the file {run}.")
     machine = inspect_machine(user_path(run))
     try:
         results = run_probes(device, probe_timeout_s) if probes else []

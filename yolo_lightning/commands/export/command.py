@@ -73,10 +73,10 @@ def export(
     if format == "onnx":
         require_packages()
     beside = Path(file.name) if checkpoint and is_address(checkpoint) else file
-    target = Path(output) if output else beside.with_suffix(f".{format}")
+    target = Path(output) if output is not None else beside.with_suffix(f".{format}")
     if real_path(target) == real_path(file):
         raise ValueError(f"output must differ from the checkpoint, got {target}.")
-    check_writable(target)
+    check_writable(target, f".{format}")
     say = Console(highlight=False).print
     graph = plain_network(file)
     size.check("image_size", stride=graph_stride(graph))

@@ -11,7 +11,7 @@ from typing import Any
 from yolo_lightning.challenge.rescoring import read_models
 from yolo_lightning.checkpoints.resume import checkpoint_to_evaluate
 from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN
-from yolo_lightning.commands.console import counter, name_some
+from yolo_lightning.commands.console import counter, name_some, writing
 from yolo_lightning.commands.predict.rescored import rescored
 from yolo_lightning.commands.predict.results import WRITERS, Result
 from yolo_lightning.data.formats.frame_checks import refuse_other_depth
@@ -60,8 +60,8 @@ def predict(
         ValueError: If an option is invalid, no file is found, or none of the files can be read.
         SystemExit: With code 1, if some of the files cannot be read.
     """
-    if user_path(output).is_file():
-        raise ValueError(f"output must be a folder, got the file {output}")
+    if user_path(output).is_file() or not user_path(output).name:
+        raise ValueError(f"output must be a new folder, got {output!r}")
     files = find_files(sources)
     kinds = (save,) if isinstance(save, str) else save
     models = None if rescore is None else read_models(user_path(rescore))
@@ -89,7 +89,8 @@ def predict(
                 refuse_other_depth(depths, 0, "files")
             raise ValueError(f"no file can be read: {name_some(reasons(bad))}")
         folder = first_free(user_path(output))
-        folder.mkdir(parents=True)
+        with writing(folder):
+            folder.mkdir(parents=True)
         with ExitStack() as stack:  # closes every writer even if closing one of them fails
             writers = [stack.enter_context(closing(WRITERS[kind](folder, base))) for kind in dict.fromkeys(kinds)]
             detected = detector.detect(chain([first], found))

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from yolo_lightning.commands.console import writing
+from yolo_lightning.commands.console import check_writable, writing
+from yolo_lightning.commands.monitor.read_run import check_holds_run
 from yolo_lightning.commands.report.page import render
 from yolo_lightning.commands.report.read_report import read_contents
 from yolo_lightning.utils.files import replacing
@@ -19,8 +20,9 @@ def report(run: Path, *, output: Path | None = None) -> None:
         output: HTML file to write; null for `report.html` in the run folder.
     """
     path = run / REPORT if output is None else output
+    check_holds_run(run)
+    check_writable(path, ".html")
     with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_report(run, path)
     print(f"{path} ({path.stat().st_size / 1e6:.1f} MB)")
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from shlex import quote
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from yolo_lightning.checkpoints.resume import chosen_checkpoint
 from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN
 from yolo_lightning.commands.command_line import wide_console
-from yolo_lightning.commands.console import write_results
+from yolo_lightning.commands.console import check_writable, write_results
 from yolo_lightning.commands.sweep.sweep_scores import (
     COLUMNS,
     Setting,
@@ -60,6 +61,8 @@ def sweep(
     for name, values in (("score_thresholds", score_thresholds), ("iou_thresholds", iou_thresholds)):
         if not values or not all(0 <= value <= 1 for value in values):
             raise ValueError(f"--{name} must contain one or more numbers from 0 to 1, got {list(values)}.")
+    if json is not None:
+        check_writable(Path(json), ".json")
     file = chosen_checkpoint(run, checkpoint)
     place = chosen_device(device)
     network, names, recorded = network_for(data, file, place, conv_backend)
