@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tests.callbacks.tiny_training import tiny_trainer
 from tests.conftest import REPOSITORY
 from tests.helpers.data_module import data_module
 from yolo_lightning.callbacks import MeanAP
+from yolo_lightning.conv import AutotunedPlan
 from yolo_lightning.data.synthetic import draw_dataset
 from yolo_lightning.model.conv_backend import ConvolutionSettings
 
@@ -123,3 +125,31 @@ def test_prediction_of_a_plain_trainer_returns_the_detections_of_each_frame(
     assert batches is not None
     assert [one.image_id for batch in batches for one in batch] == data.predict_image_ids
     assert all(one.boxes.shape == (len(one.scores), 4) for batch in batches for one in batch)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: yolo_lightning.unswap_convs(None), "unswap_convs converts a torch.nn.Module, got None"),
+        (lambda: AutotunedPlan("60"), "budget_s must be >= 0 seconds, got '60'"),
+        (lambda: yolo_lightning.CheckpointMirror(None), "a mirror must be an address, .* got None"),
+        (lambda: yolo_lightning.CheckpointMirror("s3:/bucket"), "a mirror must be an address, .* got 's3:/bucket'"),
+        (lambda: yolo_lightning.CheckpointMirror(""), "a mirror must be an address, .* got ''"),
+        (lambda: yolo_lightning.resumable_loader([1], "4"), "batch_size must be an integer >= 1, got '4'"),
+        (
+            lambda: yolo_lightning.resumable_loader(iter([1]), 4),
+            r"dataset must have a length and dataset\[index\], got",
+        ),
+        (
+            lambda: yolo_lightning.MeanAveragePrecision().update({}, {}),
+            "lists with one dictionary per image, got a dict",
+        ),
+        (lambda: yolo_lightning.YOLOModule(weights=3), r"model\.weights must be a text or null, got 3"),
+        (lambda: yolo_lightning.YOLOModule(class_width=0), r"model\.class_width must be >= 1, got 0"),
+        (lambda: yolo_lightning.DetectionDataModule(format=3), r"data\.format must be a text, got 3"),
+    ],
+)
+def test_argument_of_another_type_is_named(call: Callable[[], Any], message: str) -> None:
+    assert yolo_lightning.find_damage("nowhere.ckpt") == "it does not exist"
+    with pytest.raises(ValueError, match=message):
+        call()

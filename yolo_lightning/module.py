@@ -20,7 +20,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from yolo_lightning.callbacks.mean_ap import MeanAP
 from yolo_lightning.checkpoints.torch_archive import load_checkpoint
-from yolo_lightning.data.batch import Batch, Prediction, Target, TrainingFacts, targets
+from yolo_lightning.data.batch import Batch, Prediction, Target, TrainingFacts, check_batch, targets
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.data.sampling.resumable_loader import ResumableLoader
@@ -62,7 +62,7 @@ from yolo_lightning.training.optimizers import (
 from yolo_lightning.training.recipe import Recipe
 from yolo_lightning.training.schedule import OptimizerSettings, scaled_weight_decay, settings_at
 from yolo_lightning.training.self_check import SelfCheck
-from yolo_lightning.utils.choices import as_settings
+from yolo_lightning.utils.choices import as_settings, check_range, check_types
 from yolo_lightning.utils.distributed import sum_over_ranks
 from yolo_lightning.utils.host import keep_freed_memory
 from yolo_lightning.utils.loop_position import schedule_step, steps_begun
@@ -127,6 +127,9 @@ class YOLOModule(LightningModule):
         is_list = isinstance(names, Sequence) and not isinstance(names, str)
         if not (is_list and all(isinstance(one, str) and one.strip() for one in names)):
             raise ValueError(f"model.class_names must be a list of names, as ['person', 'car'], got {names!r}")
+        typed = {"weights": weights, "allow_pickle": allow_pickle, "single_class": single_class, "freeze": freeze}
+        check_types("model", YOLOModule.__init__, {**typed, "class_width": class_width})
+        check_range("model.class_width", 1 if class_width is None else class_width, ">= 1")
         self.recipe, self.loss_settings = as_settings(Recipe, recipe), as_settings(LossSettings, loss)
         self.convolution = as_settings(ConvolutionSettings, convolution)
         self.detections = as_settings(DetectionSettings, detections)
@@ -238,6 +241,10 @@ class YOLOModule(LightningModule):
         With another `input_channels`, the images have this number of channels.
         """
         return self.graph(self._network_input(images))
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Batch:
+        check_batch(batch, len(self.hparams["class_names"]))
+        return batch  # type: ignore[no-any-return]
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Compute the gradients of one batch, and make an optimizer step when enough gradients are summed.

@@ -12,7 +12,7 @@ from lightning.fabric.utilities.apply_func import move_data_to_device
 
 from tests.helpers.annotations import assert_boxes_of_the_json, open_ltdv2
 from tests.helpers.meta_device import META, MetaDevice
-from yolo_lightning.data.batch import Sample, collate, targets
+from yolo_lightning.data.batch import Sample, check_batch, collate, targets
 from yolo_lightning.data.boxes import Letterbox
 from yolo_lightning.data.dataset import EvaluationDataset
 from yolo_lightning.data.labelled_frames import LabelledFrames
@@ -124,3 +124,18 @@ def test_transfer_blocks_unless_the_batch_is_pinned(is_pinned: bool, monkeypatch
         move_data_to_device(collate(three_samples()), META)  # as Lightning does
     assert device.requests.queued_uploads == (4 if is_pinned else 0)
     assert device.requests.uploads.total() == (0 if is_pinned else 4)
+
+
+def test_batch_of_a_foreign_loader_is_checked() -> None:
+    batch = collate(three_samples())
+    check_batch(batch, 3)
+    changes = {
+        "images": (batch.images.double(), r"Batch\.images must be uint8, or float32 from 0 to 255, got torch\.float64"),
+        "labels": (batch.labels + 9, r"Batch\.labels must be from 0 to 2, got 9 to"),
+        "boxes": (batch.boxes * 640, r"Batch\.boxes must be from 0 to 1, got"),
+    }
+    for name, (value, message) in changes.items():
+        with pytest.raises(ValueError, match=message):
+            check_batch(msgspec.structs.replace(batch, **{name: value}), 3)
+    with pytest.raises(ValueError, match=r"must yield yolo_lightning\.data\.batch\.Batch, .* got list"):
+        check_batch([batch.images], 3)

@@ -80,11 +80,12 @@ def remove_checkpoint(path: Path) -> None:
     checksum_path(path).unlink(missing_ok=True)
 
 
-def find_damage(path: Path) -> str | None:
+def find_damage(path: str | Path) -> str | None:
     """Return why a checkpoint cannot be used, or None if it is undamaged.
 
     torch.load detects a truncated file but not a changed byte.
     """
+    path = Path(path)
     if not path.is_file():
         return "it is a folder, not a file" if path.is_dir() else f"it {missing(path).rstrip('.')}"
     checksum = read_checksum(path)

@@ -3,6 +3,7 @@
 The checksum file is written last and removed first: a checkpoint without one is an interrupted upload and is ignored.
 """
 
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from fnmatch import filter as matching
@@ -45,6 +46,10 @@ class RemoteFolder:
     """
 
     def __init__(self, address: str) -> None:
+        if not isinstance(address, str) or re.fullmatch(r"|\w+:(?!//).*", address):
+            raise ValueError(
+                f"a mirror must be an address, such as s3://bucket/runs or file:///folder, got {address!r}"
+            )
         found = resolved(address).rstrip("/")
         self.address = redacted(found)  # for messages
         self._secret = found

@@ -128,8 +128,8 @@ class AutotunedPlan(Plan):
     """
 
     def __init__(self, budget_s: float, cache_file: str | os.PathLike[str] | None = None) -> None:
-        if not budget_s >= 0:
-            raise ValueError(f"budget_s must be >= 0 seconds, got {budget_s}")
+        if not (isinstance(budget_s, int | float) and budget_s >= 0):
+            raise ValueError(f"budget_s must be >= 0 seconds, got {budget_s!r}")
         super().__init__()
         self.budget_s = budget_s
         self.cache_file = None if cache_file is None else Path(cache_file).expanduser()

@@ -92,6 +92,8 @@ def swap_convs(module: ModuleT, *, plan: Plan = DEFAULT_PLAN, skip: Collection[s
 
 def unswap_convs(module: ModuleT) -> ModuleT:
     """Undo `swap_convs` in place and return the same module."""
+    if not isinstance(module, nn.Module):
+        raise ValueError(f"unswap_convs converts a torch.nn.Module, got {module!r}")
     for layer in module.modules():
         kind = type(layer)
         if kind in _CONVOLUTIONS.values() or kind in _ADAPTED:

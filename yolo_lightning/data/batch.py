@@ -151,6 +151,20 @@ def collate(samples: Sequence[Sample]) -> Batch:
     )
 
 
+def check_batch(batch: Any, classes: int) -> None:
+    """Raise a ValueError unless the value is a `Batch` with labels below `classes`; a loader can be foreign."""
+    if not isinstance(batch, Batch):
+        kind = type(batch).__name__
+        raise ValueError(
+            f"a DataLoader must yield yolo_lightning.data.batch.Batch, as `collate` there does, got {kind}"
+        )
+    if batch.images.dtype not in (torch.uint8, torch.float32):
+        raise ValueError(f"Batch.images must be uint8, or float32 from 0 to 255, got {batch.images.dtype}")
+    for name, values, most in (("labels", batch.labels, classes - 1), ("boxes", batch.boxes, 1.01)):
+        if values.numel() and not 0 <= values.min() <= values.max() <= most:
+            raise ValueError(f"Batch.{name} must be from 0 to {int(most)}, got {values.min():g} to {values.max():g}")
+
+
 def in_parts(batch: Batch, images_at_once: int) -> list[Batch]:
     """Split a batch into the fewest parts of nearly equal size with at most `images_at_once` images each."""
     if images_at_once >= len(batch):

@@ -1,6 +1,6 @@
 """Mean average precision as a torchmetrics metric."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -101,6 +101,8 @@ class MeanAveragePrecision(Metric):
         Raises:
             ValueError: If a key is missing or the tensors of an image have different lengths.
         """
+        if isinstance(preds, Mapping) or isinstance(target, Mapping):
+            raise ValueError("preds and target must be lists with one dictionary per image, got a dictionary")
         if len(preds) != len(target):
             raise ValueError(f"preds and target must have the same length, got {len(preds)} and {len(target)}")
         _check(preds, "preds", ("scores", "labels"))

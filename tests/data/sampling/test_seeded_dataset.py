@@ -80,8 +80,8 @@ def test_another_order_cannot_be_resumed_within_an_epoch() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_size": 0}, "batch_size must be >= 1, got 0"),
-        ({"seed": -1}, "seed must be >= 0, got -1"),
+        ({"batch_size": 0}, "batch_size must be an integer >= 1, got 0"),
+        ({"seed": -1}, "seed must be an integer >= 0, got -1"),
         ({"drop_last": True}, "remove drop_last"),
     ],
 )

@@ -106,9 +106,11 @@ def resumable_loader(
     Raises:
         ValueError: If a number is out of range, or an option determines the order of the samples.
     """
+    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        raise ValueError(f"dataset must have a length and dataset[index], got {type(dataset).__name__}")
     for name, value, least in (("batch_size", batch_size, 1), ("seed", seed, 0), ("len(dataset)", len(dataset), 1)):
-        if value < least:
-            raise ValueError(f"{name} must be >= {least}, got {value}")
+        if not isinstance(value, int) or value < least:
+            raise ValueError(f"{name} must be an integer >= {least}, got {value!r}")
     if refused := sorted(options.keys() & {"sampler", "batch_sampler", "drop_last"}):
         raise ValueError(f"resumable_loader determines the order of the samples; remove {', '.join(refused)}")
     ranks = (trainer.global_rank, trainer.world_size) if trainer is not None else (0, 1)
