@@ -73,6 +73,7 @@ def saved_block(folder: Path, page: str) -> Path:
 
 
 @pytest.mark.whole_run
+@pytest.mark.timeout(400)  # more than that of the script
 @pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
 def test_page_as_a_file(offline_folder: Path, page: str) -> None:
     done = run_python(offline_folder, saved_block(offline_folder, page).name, timeout_s=300)
