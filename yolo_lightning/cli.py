@@ -210,9 +210,7 @@ class YOLOCLI(LightningCLI):
         except ValueError as error:
             if (message := missing_package(str(error))) is not None:
                 raise ValueError(message) from error
-            cause: BaseException = error
-            while cause.__cause__ is not None:
-                cause = cause.__cause__
+            cause = error.__cause__ or error
             for frame, _ in walk_tb(cause.__traceback__):
                 kind = type(frame.f_locals.get("self"))
                 if frame.f_code.co_name == "__init__" and issubclass(kind, Callback | Logger):

@@ -30,7 +30,7 @@ from yolo_lightning.model.native_probe import choose_convolution
 from yolo_lightning.model.network_settings import read_settings
 from yolo_lightning.model.postprocess import predictions
 from yolo_lightning.model.tta import tta_predictions
-from yolo_lightning.utils.choices import check_choices, check_range, chosen_device
+from yolo_lightning.utils.choices import check_choices, check_range, check_types, chosen_device
 from yolo_lightning.utils.paths import user_path
 from yolo_lightning.utils.rank_zero import print_to_notebook
 
@@ -122,9 +122,8 @@ class Detector:
     ) -> None:
         print_to_notebook()
         check_choices("conv_backend", [conv_backend], Convolution)
+        check_types("Detector", Detector.__init__, {"batch_size": batch_size, "device": device, "tta": tta})
         check_range("batch_size", batch_size, ">= 1")
-        if not isinstance(batch_size, int):
-            raise ValueError(f"batch_size must be an integer, got {batch_size!r}")
         self.file = weights_file(weights)
         self.settings = read_settings(self.file, allow_pickle=allow_pickle).for_pictures(
             image_size=image_size,

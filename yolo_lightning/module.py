@@ -122,13 +122,12 @@ class YOLOModule(LightningModule):
         guard: GuardSettings = GuardSettings(),  # noqa: B008 - frozen
     ) -> None:
         super().__init__()
+        check_types("model", YOLOModule.__init__, {**locals(), "class_names": ()})
         print_to_notebook()
         variant, names = str(variant), class_names  # a path is stored as a text
         is_list = isinstance(names, Sequence) and not isinstance(names, str)
         if not (is_list and all(isinstance(one, str) and one.strip() for one in names)):
             raise ValueError(f"model.class_names must be a list of names, as ['person', 'car'], got {names!r}")
-        typed = {"weights": weights, "allow_pickle": allow_pickle, "single_class": single_class, "freeze": freeze}
-        check_types("model", YOLOModule.__init__, {**typed, "class_width": class_width})
         check_range("model.class_width", 1 if class_width is None else class_width, ">= 1")
         self.recipe, self.loss_settings = as_settings(Recipe, recipe), as_settings(LossSettings, loss)
         self.convolution = as_settings(ConvolutionSettings, convolution)

@@ -74,7 +74,7 @@ finally:
     ("words", "message"),
     [
         ("stop FILE", r"run folder .*data\.yaml is not a folder"),
-        ("stop RUN --wait_s -5", r"--wait_s must be >= 0 and finite, got -5"),
+        ("stop RUN --wait_s -5", r"--wait_s must be >= 0, got -5"),
         ("doctor --run FILE", r"--run must be the parent folder of run folders, got the file .*data\.yaml"),
         ("report FILE", r"run folder .*data\.yaml is not a folder"),
         ("report RUN --output FILE", r"output must end in \.html, got .*data\.yaml"),

@@ -137,6 +137,15 @@ OPTION_ERROR = """Parser key "trainer.callbacks":
             CALLBACK_ERROR.replace("EMAA", "EarlyStoping"),
             "there is no callback EarlyStoping. Did you mean EarlyStopping?",
         ),
+        (
+            CALLBACK_ERROR.replace("EMAA", "EMA"),
+            "must be a list, such as [{class_path: EMA, init_args: {decay: 0.999}}]; ",
+        ),
+        (OPTION_ERROR.replace("yolo_lightning.callbacks.EMA", "lightning.Callback"), "must be a list, such as "),
+        (
+            union("trainer.callbacks", "5", "<class 'NoneType'>"),
+            "must be a list, such as [{class_path: EMA, init_args: ",
+        ),
         (OPTION_ERROR, "EMA does not have the option taau. Did you mean tau? The options of EMA are"),
     ],
 )
@@ -144,7 +153,7 @@ def test_wrong_callback_is_named_with_the_known_ones(message: str, start: str) -
     import yolo_lightning.callbacks  # noqa: F401
 
     text = short_message(message, ())
-    assert text.startswith(f"trainer.callbacks: {start}")
+    assert text.startswith((f"trainer.callbacks: {start}", f"trainer.callbacks {start}"))
     assert "\n" not in text
 
 

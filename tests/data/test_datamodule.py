@@ -69,7 +69,7 @@ def clip_names(index: SplitIndex) -> set[str]:
         ),
         ({"batch_size": 0}, "data.batch_size must be >= 1, got 0"),
         ({"batch_size": "4"}, "data.batch_size must be an integer, got '4'"),
-        ({"loader": 4}, "prefetch_factor, multiprocessing_context, pin_memory) is expected, got 4"),
+        ({"loader": 4}, "data.loader must be LoaderSettings, got 4"),
         ({"image_cache_mib": -1}, "data.storage.image_cache_mib must be >= 0, got -1"),
         ({"max_bad_frames": -1}, "data.limits.max_bad_frames must be >= 0, got -1"),
         ({"seed": -1}, "data.seed must be >= 0, got -1"),
@@ -79,7 +79,7 @@ def clip_names(index: SplitIndex) -> set[str]:
             for share in (0.0, 1.01, float("nan"))
         ),
         *(
-            ({"valid": None, "valid_share": share}, f"data.split.valid_share must be > 0 and < 1, or null, got {share}")
+            ({"valid": None, "valid_share": share}, f"data.split.valid_share must be > 0 and < 1, got {share}")
             for share in (0.0, 1.0, float("nan"))
         ),
     ],
@@ -92,7 +92,7 @@ def test_value_out_of_range_is_refused(options: dict[str, Any], message: str) ->
 def test_missing_root_is_refused_before_training(make: Make) -> None:
     with pytest.raises(ValueError, match="dataset root nowhere does not exist"):
         make(root="nowhere")
-    with pytest.raises(ValueError, match=r"data\.root must be the path of a folder, got 123"):
+    with pytest.raises(ValueError, match=r"data\.root must be a text or null, got 123"):
         make(root=123)
 
 

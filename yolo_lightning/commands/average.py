@@ -3,7 +3,7 @@
 from yolo_lightning.checkpoints.averaging import AVERAGED, average_checkpoints, newest_steps
 from yolo_lightning.checkpoints.checkpoint_file import write_checkpoint
 from yolo_lightning.checkpoints.remote_folder import local_checkpoint
-from yolo_lightning.commands.console import writing
+from yolo_lightning.commands.console import check_writable, writing
 from yolo_lightning.utils.paths import real_path, user_path
 from yolo_lightning.utils.run_files import AVERAGE_CHECKPOINT, CHECKPOINTS
 
@@ -33,8 +33,7 @@ def average(
     if not folder.is_dir():
         raise ValueError(f"run must be a run folder with a folder {CHECKPOINTS}, got {run}.")
     target = user_path(output) if output else folder / AVERAGE_CHECKPOINT
-    if target.suffix != ".ckpt":
-        raise ValueError(f"output must end in .ckpt, got {target}.")
+    check_writable(target, ".ckpt")
     try:
         if checkpoints:  # names that exist in `folder` refer to that folder
             files = [folder / name if (folder / name).is_file() else local_checkpoint(name) for name in checkpoints]

@@ -83,14 +83,17 @@ def writing(target: Path) -> Iterator[None]:
         raise ValueError(f"output {target} cannot be written: {error.strerror}") from error
 
 
-def check_writable(target: Path, suffix: str) -> None:
-    """Raise a ValueError if `target` cannot be written, before minutes of work for this file.
+def check_writable(file: str | Path | None, suffix: str) -> None:
+    """Raise a ValueError if a file, unless it is None, cannot be written, before minutes of work for this file.
 
     Its name must end in `suffix`, so that a mistyped path does not replace a file of another kind.
     """
+    if file is None:
+        return
+    target = Path(file)
     if target.is_dir():
         raise ValueError(f"{target} must be a file, got a folder. Did you mean {target / 'NAME'}?")
-    if target.suffix != suffix:
+    if target.suffix.lower() != suffix:
         raise ValueError(f"output must end in {suffix}, got {target}.")
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -8,6 +8,7 @@ from typing import Any
 import cv2
 import numpy as np
 
+from yolo_lightning.commands.console import check_writable
 from yolo_lightning.data.batch import Sample
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import EvaluationDataset, TrainingDataset
@@ -60,8 +61,7 @@ def contact_sheet(
     """
     if not 1 <= samples <= 16:
         raise ValueError(f"samples must be 1 to 16, got {samples}")
-    if output.suffix.lower() != ".png":
-        raise ValueError(f"output must be a file name with the suffix .png, got {output}")
+    check_writable(output, ".png")
     frames = data.open("train")
     chosen = spread_frames(frames, samples)
     shown = _busiest(frames, chosen)

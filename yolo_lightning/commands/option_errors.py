@@ -93,6 +93,7 @@ MISSING_PACKAGE = re.compile(r"(?P<path>[\w.]+)':\s+(?:- )?(?:Requirement|No mod
 SUBTYPES = re.compile(r"^\s*Subtypes: \[(?P<types>.+)\]$", re.MULTILINE)
 COMMA = re.compile(r", (?![^\[]*\])")  # outside of brackets
 CALLBACKS, LOGGER = "trainer.callbacks", "trainer.logger"
+CALLBACKS_FORM = f"{CALLBACKS} must be a list, such as [{{class_path: EMA, init_args: {{decay: 0.999}}}}]"
 MISSING_POSITIONAL = re.compile(r"the following arguments are required: (?P<names>[\w, ]+)$")
 TYPE_NAMES = {
     "<class 'int'>": "an integer",
@@ -177,12 +178,16 @@ def short_message(message: str, keys: Collection[str]) -> str:
         return f"{found['key']}: {_last_part(found['path'])}: {found['problem']}"
     if found := WRONG_CLASS_OPTION.search(message):
         name, known = _last_part(found["path"]), _options_of_class(found["path"])
+        if name == "Callback":  # no class path was recognized
+            return f"{CALLBACKS_FORM}, got {found['option']}: arguments of a callback belong into its init_args."
         listed = f" The options of {name} are {', '.join(known)}." if known else ""
         meant = did_you_mean(similar(found["option"], known))
         return f"{found['key']}: {name} does not have the option {found['option']}{meant}{listed}"
     if (found := WRONG_CLASS.search(message)) and found["key"] == CALLBACKS:
         own, others = public_names("yolo_lightning.callbacks"), public_names("lightning.pytorch.callbacks")
         meant = did_you_mean(similar(found["name"], [*own, *others]))
+        if found["name"] in (*own, *others):  # its arguments are wrong
+            return f"{CALLBACKS_FORM}; the value for {found['name']} is not of this form."
         listed = f"{', '.join(own)}, and those of lightning.pytorch.callbacks"
         return f"{CALLBACKS}: there is no callback {found['name']}{meant} The callbacks are {listed}."
     if (found := WRONG_CLASS.search(message)) and found["key"] == LOGGER:
@@ -193,6 +198,8 @@ def short_message(message: str, keys: Collection[str]) -> str:
         )
     if found := MISSING_POSITIONAL.search(message):
         return f"{found['names'].upper()} is missing; see --help for the order of the arguments"
+    if (found := WRONG_VALUE.search(message)) and found["key"] == CALLBACKS:
+        return f"{CALLBACKS_FORM}, got {found['value'].strip()}"
     if (found := WRONG_VALUE.search(message)) and (accepted := _accepted_values(message)):
         return wrong_choice(found["key"], found["value"].strip(), accepted)
     return message

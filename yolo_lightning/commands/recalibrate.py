@@ -65,8 +65,7 @@ def recalibrate(
         json: JSON file to write, with the scores.
     """
     check_range("--images", images, ">= 2")
-    if json is not None:
-        check_writable(Path(json), ".json")
+    check_writable(json, ".json")
     file = chosen_checkpoint(run, checkpoint)
     target = user_path(output) if output is not None else file.with_name(RECALIBRATED_CHECKPOINT)
     if real_path(target) == real_path(file):

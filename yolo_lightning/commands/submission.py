@@ -49,8 +49,7 @@ def score(file: str, truth: str, json: str | None = None) -> None:
         truth: JSON of a labelled split, or the organisers' file of targets.
         json: Write the organisers' `scores.json` here.
     """
-    if json is not None:
-        check_writable(Path(json), ".json")
+    check_writable(json, ".json")
     expected, objects = read_truth(Path(truth))
     if not len(objects.labels):
         raise ValueError(f"{truth} has no annotated box: use a labelled split")

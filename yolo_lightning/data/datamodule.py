@@ -1,6 +1,5 @@
 """Lightning data module: frames of each split, sample order, loaders and worker processes."""
 
-import os
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -102,13 +101,11 @@ class DetectionDataModule(LightningDataModule):
         augmentation: Augmentation = Augmentation(),  # noqa: B008
     ) -> None:
         super().__init__()
+        check_types("data", DetectionDataModule.__init__, {**locals(), "image_size": 0})
         print_to_notebook()
         self.image_size = ImageSize.of("data.image_size", image_size).check("data.image_size")
-        check_types("data", DetectionDataModule.__init__, {"batch_size": batch_size, "seed": seed, "format": format})
         check_range("data.batch_size", batch_size, ">= 1")
         check_range("data.seed", seed, ">= 0")
-        if not isinstance(root, str | os.PathLike | None):
-            raise ValueError(f"data.root must be the path of a folder, got {root!r}")
         files, split = as_settings(Files, files), as_settings(Shares, split)
         storage, limits = as_settings(StorageSettings, storage), as_settings(Limits, limits)
         input, sampling = as_settings(InputSettings, input), as_settings(Sampling, sampling)

@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from numbers import Integral, Real
 from os import PathLike
 from types import NoneType, UnionType
@@ -34,12 +34,10 @@ def check_choices(name: str, values: Iterable[str], choices: Any) -> None:
 
 
 def as_settings(kind: type[Settings], value: Settings | Mapping[str, Any]) -> Settings:
-    """Return a group of settings, which a checkpoint stores as a dictionary; raise a ValueError for other values."""
-    if isinstance(value, kind):
+    """Return a group of settings, which a checkpoint stores as a dictionary; raise a ValueError for unknown names."""
+    if not isinstance(value, Mapping):
         return value
     known = [one.name for one in fields(kind)]  # type: ignore[arg-type]
-    if not isinstance(value, Mapping):
-        raise ValueError(f"{kind.__name__}({', '.join(known)}) is expected, got {value!r}")
     for name in value.keys() - known:
         raise ValueError(f"{kind.__name__} has no setting {name!r}{did_you_mean(similar(name, known))}")
     return kind(**value)
@@ -79,7 +77,7 @@ def _has_type(value: Any, hint: Any) -> bool:
     if len(kinds := _alternatives(hint)) > 1:
         return any(_has_type(value, one) for one in kinds)
     kind, elements = get_origin(hint) or hint, get_args(hint)
-    if kind in (Any, Literal):
+    if kind in (Any, Literal) or (is_dataclass(kind) and isinstance(value, Mapping)):
         return True
     accepted, _ = TYPES.get(kind, (kind, ""))
     members = value if kind in (tuple, list, Sequence) and isinstance(value, accepted) else ()

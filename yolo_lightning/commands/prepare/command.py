@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from yolo_lightning.commands.command_line import wide_console
-from yolo_lightning.commands.console import counter, gigabytes, name_some
+from yolo_lightning.commands.console import check_writable, counter, gigabytes, name_some
 from yolo_lightning.commands.contact_sheet import draw_rows
 from yolo_lightning.commands.doctor.command import show_findings
 from yolo_lightning.commands.doctor.machine_findings import Severity, worst
@@ -129,8 +129,7 @@ def prepare(
 
 def _check(data: DetectionDataModule, picture: Path) -> None:
     """Print the findings of `check_dataset`; exit with code 1 if one is bad."""
-    if picture.suffix.lower() != ".png":
-        raise ValueError(f"picture must be a file name with the suffix .png, got {picture}")
+    check_writable(picture, ".png")
     findings, rows = check_dataset(data)
     show_findings(wide_console(), findings)
     if rows:

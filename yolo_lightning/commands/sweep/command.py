@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from shlex import quote
 
 import numpy as np
@@ -61,8 +60,7 @@ def sweep(
     for name, values in (("score_thresholds", score_thresholds), ("iou_thresholds", iou_thresholds)):
         if not values or not all(0 <= value <= 1 for value in values):
             raise ValueError(f"--{name} must contain one or more numbers from 0 to 1, got {list(values)}.")
-    if json is not None:
-        check_writable(Path(json), ".json")
+    check_writable(json, ".json")
     file = chosen_checkpoint(run, checkpoint)
     place = chosen_device(device)
     network, names, recorded = network_for(data, file, place, conv_backend)

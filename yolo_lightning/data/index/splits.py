@@ -37,8 +37,7 @@ class Shares:
     def __post_init__(self) -> None:
         for name in ("train_fraction", "valid_fraction"):
             check_range(f"data.split.{name}", getattr(self, name), "> 0", "<= 1")
-        if self.valid_share is not None and not 0 < self.valid_share < 1:
-            raise ValueError(f"data.split.valid_share must be > 0 and < 1, or null, got {self.valid_share}")
+        check_range("data.split.valid_share", 0.5 if self.valid_share is None else self.valid_share, "> 0", "< 1")
 
     def part(self, split: Split, index: SplitIndex) -> SplitIndex:
         """Return the clips of the file `index` that `split` uses."""

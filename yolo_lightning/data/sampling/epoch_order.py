@@ -53,8 +53,7 @@ class Sampling:
 
     def __post_init__(self) -> None:
         check_range("data.sampling.frame_interval", self.frame_interval, ">= 1")
-        if self.epoch_frames is not None and self.epoch_frames < 1:
-            raise ValueError(f"data.sampling.epoch_frames must be >= 1 or null, got {self.epoch_frames}")
+        check_range("data.sampling.epoch_frames", 1 if self.epoch_frames is None else self.epoch_frames, ">= 1")
 
 
 class SampledOrder:

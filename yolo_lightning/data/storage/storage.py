@@ -3,11 +3,11 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
-from typing import ClassVar, Literal, Self, get_args
+from typing import ClassVar, Literal, Self
 
 from yolo_lightning.data.storage.frames import Channels, Frame, decode_frame
 from yolo_lightning.data.storage.image_header import FrameLimits
-from yolo_lightning.utils.choices import check_range, settings_group
+from yolo_lightning.utils.choices import check_choices, check_range, settings_group
 from yolo_lightning.utils.files import cache_folder
 from yolo_lightning.utils.paths import user_path
 
@@ -34,9 +34,7 @@ class StorageSettings:
     image_cache_mib: int = 256
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(StorageKind):
-            kinds = ", ".join(get_args(StorageKind))
-            raise ValueError(f"data.storage.kind must be one of {kinds}, got {self.kind!r}")
+        check_choices("data.storage.kind", [self.kind], StorageKind)
         check_range("data.storage.image_cache_mib", self.image_cache_mib, ">= 0")
 
     def store_in(self, root: Path) -> Path:
