@@ -56,7 +56,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "random_partners": {"trainer.callbacks+": "accuracy_study.RandomPartners"},
     "mixup": {"data.augmentation.mixup": 0.1},
     "paste": {"data.augmentation.paste.probability": 0.5},
-    "neighbours": {"data.input.neighbours": [-1, 0, 1]},
+    "background": {"data.input.background": True},
     "rectangular": {},  # see `rectangle`
     "class_weights": {"model.loss.class_weight_power": 0.5},
 }

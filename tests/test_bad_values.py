@@ -40,17 +40,7 @@ BAD: list[tuple[str, str, str]] = [
     ),
     ("model.detections.tta", "fusion", r"model\.detections\.tta must be true or false, got 'fusion'"),
     ("model.detections.one_to_one", "true", r"model\.detections\.one_to_one must be false for yolov8n, got true"),
-    ("data.input.neighbours", "x", r"data\.input\.neighbours must be a list of integers or null, got 'x'"),
-    (
-        "data.input.neighbours",
-        "[0, 1.5]",
-        r"data\.input\.neighbours must be a list of integers or null, got '\[0, 1\.5\]'",
-    ),
-    (
-        "data.input.neighbours",
-        "[-1, 1]",
-        r"data\.input\.neighbours must be \[\] or at most .* with 0 among them.*got \[-1, 1\]",
-    ),
+    ("data.input.background", "x", r"data\.input\.background must be true or false, got 'x'"),
     ("data.image_size", "[64, x]", r"data\.image_size must be an integer or a list of integers, got"),
     ("data.image_size", "[64, 70]", r"data\.image_size must be two multiples of 32 and >= 32, got \[64, 70\]"),
     ("data.image_size", "1000000000", r"data\.image_size must be <= 16352, got 1000000000"),

@@ -228,41 +228,38 @@ def test_examples_of_the_docstring(folder: Path, monkeypatch: pytest.MonkeyPatch
     assert runner.summarize().failed == 0
 
 
-OFFSETS = (-1, 0, 1, 2)
-
-
 @pytest.fixture(scope="module")
-def neighbours_detector(tmp_path_factory: pytest.TempPathFactory) -> Detector:
-    """A network of four neighbouring frames."""
+def background_detector(tmp_path_factory: pytest.TempPathFactory) -> Detector:
+    """A network of a frame and its difference from the background."""
     file = lively_checkpoint(
-        tmp_path_factory.mktemp("neighbours"), "input_channels", class_names=NAMES, input_channels=len(OFFSETS)
+        tmp_path_factory.mktemp("background"), "input_channels", class_names=NAMES, input_channels=2
     )
-    content = torch.load(file, weights_only=True) | {INPUT: input_record(len(OFFSETS), ImageSize(64, 64), OFFSETS)}
-    write_checkpoint(content, file)
+    recorded = input_record(1, ImageSize(64, 64), background=True)
+    write_checkpoint(torch.load(file, weights_only=True) | {INPUT: recorded}, file)
     return Detector(file, score_threshold=0.4, max_detections=20, batch_size=2, tta=True)
 
 
 def test_video_its_frames_as_files_and_as_arrays_give_the_same_detections(
-    neighbours_detector: Detector, tmp_path: Path
+    background_detector: Detector, tmp_path: Path
 ) -> None:
-    frames = [np.random.default_rng(number).integers(0, 256, (48, 48), dtype=np.uint8) for number in range(4)]
+    frames = [np.random.default_rng(number).integers(0, 256, (48, 48), dtype=np.uint8) for number in range(5)]
     writer = cv2.VideoWriter(str(tmp_path / "film.avi"), cv2.VideoWriter.fourcc(*"FFV1"), 5, (48, 48))
     for number, frame in enumerate(frames):
         writer.write(np.repeat(frame[..., None], 3, axis=2))
         cv2.imwrite(str(tmp_path / f"frame_{number}.png"), frame)
     writer.release()
-    stacks = [np.stack([frames[min(max(place + offset, 0), 3)] for offset in OFFSETS], axis=-1) for place in range(4)]
-    film = list(neighbours_detector(tmp_path / "film.avi"))
-    assert [one.frame for one in film] == [0, 1, 2, 3]
+    pairs = [np.dstack([frame, np.median(frames, axis=0).astype(np.uint8)]) for frame in frames]
+    film = list(background_detector(tmp_path / "film.avi"))
+    assert [one.frame for one in film] == [0, 1, 2, 3, 4]
     assert all(np.array_equal(one.image[..., 0], frame) for one, frame in zip(film, frames, strict=True))
-    files = neighbours_detector([tmp_path / f"frame_{number}.png" for number in range(4)])
-    for found in (files, neighbours_detector(stacks), list(neighbours_detector(tmp_path / "frame_*.png"))):
+    files = background_detector([tmp_path / f"frame_{number}.png" for number in range(5)])
+    for found in (files, background_detector(pairs), list(background_detector(tmp_path / "frame_*.png"))):
         assert all(same(one, other) for one, other in zip(found, film, strict=True))
-    alone = neighbours_detector(frames[1])
+    alone = background_detector(frames[1])
     assert not same(alone, film[1])
-    assert same(alone, neighbours_detector(np.stack([frames[1]] * 4, axis=-1)))
+    assert same(alone, background_detector(np.dstack([frames[1]] * 2)))
 
 
-def test_array_with_other_channels_is_refused(neighbours_detector: Detector) -> None:
-    with pytest.raises(ValueError, match=r"must be a \(H, W\) gray or \(H, W, 4\) frames \[-1, 0, 1, 2\] array"):
-        neighbours_detector(FRAME)
+def test_array_with_other_channels_is_refused(background_detector: Detector) -> None:
+    with pytest.raises(ValueError, match=r"must be a \(H, W\) gray or \(H, W, 2\) frame and background array"):
+        background_detector(FRAME)

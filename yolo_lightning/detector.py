@@ -17,7 +17,8 @@ from yolo_lightning.checkpoints.checkpoint_file import require_whole
 from yolo_lightning.checkpoints.remote_folder import local_checkpoint
 from yolo_lightning.checkpoints.resume import checkpoint_to_evaluate
 from yolo_lightning.data.batch import Prediction, Sample, collate
-from yolo_lightning.data.input_clips import ClipReader, channels_of
+from yolo_lightning.data.clip_backgrounds import with_difference
+from yolo_lightning.data.input_clips import ClipReader, pair_of
 from yolo_lightning.data.input_images import InputImage, find_files, from_array, is_video
 from yolo_lightning.data.transforms.augmentation_settings import Image
 from yolo_lightning.data.transforms.letterbox import Labelled, letterbox
@@ -55,9 +56,9 @@ class Detector:
     cv2.COLOR_BGR2RGB)`. Gray images with 16 bits, in files and in arrays of uint16, are mapped to 8 bits by
     `pixel_range`.
 
-    If the network was trained with `data.input.neighbours`, the neighbouring frames of a video, and of an image file
-    with a numbered name, are read too. An array is `(H, W, C)`, the gray frames at the C offsets, or `(H, W)`, a frame
-    without neighbours, which is used in place of them.
+    If the network was trained with `data.input.background`, the background of a video, and of the numbered images in
+    the folder of an image file, is computed first. An array is `(H, W, 2)`, a gray frame and its background, or
+    `(H, W)`, a frame without a known background, from which it does not differ.
 
     Examples:
         >>> import numpy as np
@@ -162,7 +163,7 @@ class Detector:
             ValueError: If dtype or shape of an array is not supported, or a path is not an image or video.
             FrameError: If an image file is damaged or has a bit depth that is not supported.
         """
-        reader = ClipReader(self.settings.neighbours, self.settings.pixel_range)
+        reader = ClipReader(self.settings.background, self.settings.pixel_range)
         if isinstance(source, list | tuple):
             return list(self.detect(image for one in source for image in _single_image(one, reader)))
         if isinstance(source, str | PathLike) and not _is_single(source):
@@ -180,7 +181,7 @@ class Detector:
                 yield DetectionResult.of(image, prediction, self.names, self.settings.category_ids)
 
     def _predict(self, pictures: Sequence[InputImage]) -> list[Prediction]:
-        gray = not self.settings.neighbours and all(picture.is_gray() for picture in pictures)
+        gray = not self.settings.background and all(picture.is_gray() for picture in pictures)
         batch = collate([self._sample(picture, gray=gray) for picture in pictures])
         images = network_input(batch.images.to(self.device))
         raw = self._graph(images)
@@ -191,8 +192,8 @@ class Detector:
 
     def _sample(self, picture: InputImage, *, gray: bool) -> Sample:
         pixels: Image = picture.pixels
-        if self.settings.neighbours:
-            pixels = channels_of(picture, self.settings.neighbours)
+        if self.settings.background:
+            pixels = pair_of(picture)
         elif picture.full is not None:
             one = picture.full
             pixels = one if gray or self.settings.channels == 1 else np.repeat(one[..., None], 3, axis=2)
@@ -204,7 +205,8 @@ class Detector:
         nothing = Labelled(pixels, np.zeros((0, 4), np.float32), np.zeros(0, np.int64))
         placed, placement = letterbox(nothing, self.settings.image_size, shrink_by_area=self.settings.resize == "area")
         height, width = pixels.shape[:2]
-        return Sample(placed.image, placed.boxes, placed.labels, str(picture.source or ""), (height, width), placement)
+        image = with_difference(placed.image) if self.settings.background else placed.image
+        return Sample(image, placed.boxes, placed.labels, str(picture.source or ""), (height, width), placement)
 
 
 def weights_file(weights: str | PathLike[str]) -> Path:
@@ -244,7 +246,7 @@ def _single_image(source: Any, reader: ClipReader) -> Iterator[InputImage]:
         source = np.array(upright if keeps_values else upright.convert("RGB"))
     if not isinstance(source, np.ndarray):
         raise ValueError(f"an image must be a path, a PIL image or an array of uint8, got {type(source).__name__}.")
-    yield from_array(source, reader.offsets, reader.ranges)
+    yield from_array(source, reader.ranges, has_background=reader.background)
 
 
 def arranged_network(file: Path, device: torch.device, convolution: Convolution, *, allow_pickle: bool = False) -> Any:

@@ -87,8 +87,8 @@ class YOLOModule(LightningModule):
         variant: Detection graph of Ultralytics by name, for example yolov8n to yolov8x, yolov8n-p2, yolov9t, yolov10n,
             yolo11n, yolo12n, yolo26n (all: docs/training.md), or the path of a `.yaml` file in Ultralytics' format.
         class_names: Names of the classes, index 0 first. The command line takes them from the data.
-        input_channels: Channels of the images: 3 for RGB and gray images, the number of `data.input.neighbours` if
-            there are any. The command line takes it from the data.
+        input_channels: Channels of the images: 3 for RGB and gray images, 2 with `data.input.background`. The command
+            line takes it from the data.
         weights: Ultralytics `.pt` or own `.ckpt` file with initial weights; null for random weights.
         allow_pickle: Open a `.pt` file of `weights` even if it refers to code of neither PyTorch nor Ultralytics.
         class_width: Channels of the hidden class layers; null for the default for these classes or weights.
@@ -388,7 +388,7 @@ class YOLOModule(LightningModule):
         before = self._input_record
         if before and facts.image_size is not None:
             channels = facts.channels or before["channels"]
-            check_same_input(before, input_record(channels, facts.image_size, facts.neighbours, facts.pixel_range))
+            check_same_input(before, input_record(channels, facts.image_size, facts.background, facts.pixel_range))
         if power := self.loss_settings.class_weight_power:
             if self._facts.class_counts is None:
                 raise ValueError(
@@ -425,9 +425,9 @@ class YOLOModule(LightningModule):
                 raise ValueError(f"model.{name} must be {saved[name]}, as in the checkpoint, got {self.hparams[name]}")
         channels, own = saved.get("input_channels", INPUT_CHANNELS), self.hparams["input_channels"]
         if channels != own:
-            recorded = state.input.get("neighbours", [])
+            recorded = str(bool(state.input.get("background"))).lower()
             raise ValueError(
-                f"data.input.neighbours must be {recorded}, as in the checkpoint, whose network has {channels} input "
+                f"data.input.background must be {recorded}, as in the checkpoint, whose network has {channels} input "
                 f"channels, got a network with {own}"
             )
         self._steps, self._saved_optimizer, self._input_record = state.steps, state.optimizer, state.input
@@ -444,7 +444,7 @@ class YOLOModule(LightningModule):
         assert self.trainer.max_epochs is not None
         self.detection_loss.set_epoch(self.current_epoch, self.trainer.max_epochs)
         size, facts = ImageSize(*batch.images.shape[-2:]), self._facts
-        own = facts.neighbours, facts.pixel_range, facts.resize
+        own = facts.background, facts.pixel_range, facts.resize
         ids = facts.category_ids[: len(self.hparams["class_names"])]  # one with `single_class`
         self._input_record = input_record(batch.images.shape[1], size, *own, ids)
         batch_size = facts.batch_size * self.trainer.world_size

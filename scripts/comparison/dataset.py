@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -54,16 +54,14 @@ class Dataset:
         files = {f"files.{name}": value for name, value in self.files.items()}
         return [word for name, value in (self.options | files).items() for word in (f"--data.{name}", value)]
 
-    def module(
-        self, batch_size: int, image_size: int | list[int], neighbours: Sequence[int] = ()
-    ) -> DetectionDataModule:
+    def module(self, batch_size: int, image_size: int | list[int], *, background: bool = False) -> DetectionDataModule:
         """Return a data module without workers, for scoring."""
         return DetectionDataModule(
             **self.options,  # type: ignore[arg-type]
             batch_size=batch_size,
             image_size=image_size,
             files=Files(**self.files),  # type: ignore[arg-type]
-            input=InputSettings(neighbours=tuple(neighbours)),
+            input=InputSettings(background=background),
             loader=LoaderSettings(num_workers=0),
         )
 

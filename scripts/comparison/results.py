@@ -56,7 +56,7 @@ def measure(run: Training, dataset: Dataset) -> Result:
         weights = folder / run_files.CHECKPOINTS / run_files.LAST_CHECKPOINT
         settings = yaml.safe_load((folder / run_files.config_name("fit")).read_text())
         trained, is_recalibrated = settings["data"], bool(settings["recalibrate_images"])
-        data = dataset.module(run.batch_size, trained["image_size"], trained["input"]["neighbours"] or ())
+        data = dataset.module(run.batch_size, trained["image_size"], background=trained["input"]["background"])
     scores = validated(weights, data, folder)
     names = ("map_50", "map", "ultralytics_map_50", "ultralytics_map", *(f"map_50/{one}" for one in data.class_names))
     found = {name: scores[f"val/{name}"] for name in names if isfinite(scores.get(f"val/{name}", nan))}

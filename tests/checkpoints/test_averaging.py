@@ -100,7 +100,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, changes: dict[str, Any], m
         average_checkpoints(files)
 
 
-GRAY = {"channels": 1, "image_size": 640, "neighbours": [], "letterbox": "square", "normalisation": "uint8 / 255"}
+GRAY = {"channels": 1, "image_size": 640, "background": False, "letterbox": "square", "normalisation": "uint8 / 255"}
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ GRAY = {"channels": 1, "image_size": 640, "neighbours": [], "letterbox": "square
     [
         ("channels", 3),
         ("image_size", 320),
-        ("neighbours", [-1, 0, 1]),
+        ("background", True),
         ("letterbox", "rectangle"),
         ("normalisation", "other"),
         ("pixel_range", {"low": 0, "high": 100}),

@@ -71,7 +71,7 @@ ANSWERS = [
     (["fit", "--config", "yolo8"], 2, "yolo8 of --config does not exist. Did you mean yolo? The package has"),
     (["fit", "--config", "."], 2, "the file . of --config is a folder; pass a YAML file"),
     (["fit", "x.yaml"], 2, "'x.yaml' follows no option; write --key value, and a list as --key '[a, b]'. Did you mean"),
-    (["fit", "--data.input.neighbours", "-1", "0", "1"], 2, "'0' follows no option; write --key value, and a list as"),
+    (["fit", "--data.image_size", "480", "640"], 2, "'640' follows no option; write --key value, and a list as"),
     (["fit", "--resume", "a.ckpt"], 2, "resume takes no value, got 'a.ckpt'. Did you mean --ckpt_path a.ckpt?"),
     (["fit", "--resume-from", "a.ckpt"], 2, "unknown key resume-from. Did you mean --ckpt_path a.ckpt?"),
     (["fit", "--cache", "True"], 2, "unknown key cache. Did you mean --data.storage.image_cache_mib?"),

@@ -82,6 +82,18 @@ def test_published_weights_are_taken_over_with_the_rows_of_matching_classes(
     assert graph.names == dict(enumerate(CLASS_NAMES))
 
 
+def test_network_with_background_begins_as_the_published_one_on_gray_frames(
+    published: Callable[[list[str]], Path],
+) -> None:
+    path = str(published(list(CLASS_NAMES)))
+    generator = torch.Generator().manual_seed(0)
+    frame, difference = (torch.rand(1, 1, 64, 64, generator=generator) for _ in range(2))
+    colour, pair = (build_graph("yolov8n", CLASS_NAMES, "gemm", weights=path, input_channels=n).eval() for n in (3, 2))
+    with torch.no_grad():
+        expected, found = colour(frame.expand(1, 3, 64, 64))[0], pair(torch.cat((frame, difference), 1))[0]
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+
+
 def test_network_that_took_over_weights_is_built_again_without_them(published: Callable[[list[str]], Path]) -> None:
     module = YOLOModule(weights=str(published([f"thing {number}" for number in range(80)])))
     assert module.hparams["class_width"] == 80

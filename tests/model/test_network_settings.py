@@ -39,7 +39,7 @@ FIT = [
 INPUT = {
     "image_size": 96,
     "channels": 1,
-    "neighbours": [],
+    "background": False,
     "letterbox": "centred in a square, padded with 114",
     "normalisation": "uint8 / 255",
     "resize": "area",
@@ -195,7 +195,7 @@ def test_rectangle_is_recorded_as_two_numbers() -> None:
     settings = NetworkSettings.of(record)
     assert settings.image_size == ImageSize(96, 128)
     assert settings.plain()["image_size"] == [96, 128]
-    bound = {"data.image_size": [96, 128], "data.input.neighbours": [], "data.input.resize": "area"}
+    bound = {"data.image_size": [96, 128], "data.input.background": False, "data.input.resize": "area"}
     assert bound_options(record, is_gray=True) == bound
     with pytest.raises(ValueError, match=r"image_size of the weights must be one integer .* got \[1, 2, 3\]"):
         NetworkSettings.of(record | {"image_size": [1, 2, 3]})
@@ -233,6 +233,8 @@ def test_other_inputs_are_refused_and_another_size_is_not() -> None:
     check_same_input(before, input_record(1, ImageSize(64, 128)))
     with pytest.raises(ValueError, match=r"data.input.channels must be 1, as in the checkpoint, got 3: the network"):
         check_same_input(before, input_record(3, ImageSize(96, 96)))
+    with pytest.raises(ValueError, match=r"data.input.background must be None, as in the checkpoint, got True"):
+        check_same_input(before, input_record(1, ImageSize(96, 96), background=True))
     with pytest.raises(ValueError, match=r"data.input.pixel_range must be None, .* got {.*7000"):
         check_same_input(before, input_record(1, ImageSize(96, 96), pixel_range=PixelRange("fixed", 7000, 9040)))
 
@@ -241,14 +243,14 @@ def test_precedence_is_one_line_and_names_what_was_chosen() -> None:
     bound = {
         "data.image_size": 96,
         "data.input.channels": 3,
-        "data.input.neighbours": [],  # a tuple in the defaults: no difference
+        "data.files.image_folders": [],  # a tuple in the defaults: no difference
         "model.detections.iou_threshold": 0.6,
         "model.detections.score_threshold": 0.1,
     }
     before = {
         "data.image_size": 640,
         "data.input.channels": None,
-        "data.input.neighbours": (),
+        "data.files.image_folders": (),
         "model.detections.iou_threshold": 0.7,
         "model.detections.score_threshold": 0.2,
     }

@@ -106,7 +106,7 @@ def _check_network(file: Path, checkpoint: Mapping[str, Any], other: Path, newes
     inputs = checkpoint.get(INPUT, {}), newest.get(INPUT, {})
     # These two act in evaluation only, where the average has those of the newest checkpoint.
     compared = sorted((inputs[0].keys() | inputs[1].keys()) - {"resize", "category_ids"})
-    for name in compared if all(inputs) else ["neighbours"]:
+    for name in compared if all(inputs) else ["background"]:
         found, expected = (one.get(name) or None for one in inputs)
         if found != expected:
             raise ValueError(f"the input's {name} is {found} in {file} and {expected} in {other}")

@@ -48,8 +48,7 @@ def contact_sheet(
     `data.augmentation.paste`, a further row shows frames with pasted objects, without mosaic. With
     `data.augmentation.mixup`, a further row shows mixtures. The samples of the other rows are identical to those of a
     training run with the same seed.
-    With `data.input.neighbours`, the first, middle and last of the frames are drawn in false colour, as red, green and
-    blue.
+    With `data.input.background`, the frame is drawn in red, and its difference from the background in green and blue.
 
     Args:
         data: Dataset and augmentation.

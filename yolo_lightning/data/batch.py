@@ -35,8 +35,8 @@ class Sample:
 class Batch(msgspec.Struct, frozen=True, eq=False):
     """Samples stacked for the network. Not a dataclass: Lightning's precision plugins refuse frozen dataclasses."""
 
-    # `(B, C, H, W)`; C is 1 for thermal frames, also on the device, 3 for RGB frames, and the number of offsets for
-    # neighbouring frames; uint8, or float32 from 0 to 255 for 16-bit frames with full depth
+    # `(B, C, H, W)`; C is 1 for thermal frames, also on the device, 3 for RGB frames, and 2 for a gray frame and its
+    # difference from the background; uint8, or float32 from 0 to 255 for 16-bit frames with full depth
     images: Tensor
     boxes: Tensor  # `(N, 4)` float32, centre-x, centre-y, width, height, as fractions of the letterboxed input (0 to 1)
     labels: Tensor  # `(N,)` int64, class index from 0
@@ -105,7 +105,7 @@ class TrainingFacts:
     # Number of training boxes of each class, index 0 first; None if unknown
     class_counts: tuple[int, ...] | None = None
     image_size: ImageSize | None = None  # Size of the training images; None if unknown
-    neighbours: tuple[int, ...] = ()  # Offsets of the frames in the channels, see `data.input.neighbours`; recorded
+    background: bool = False  # Whether images have the channel of `data.input.background`; recorded
     pixel_range: PixelRange = field(default_factory=PixelRange)  # Mapping of 16-bit frames to 8 bits
     channels: int | None = None  # 1 for gray frames, 3 for RGB; None if unknown
     resize: Resize = "area"  # Interpolation of `data.input.resize`; recorded

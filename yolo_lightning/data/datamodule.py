@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch.utils.data import DataLoader
 
 from yolo_lightning.data.batch import Batch, Sample, TrainingFacts, collate
+from yolo_lightning.data.clip_backgrounds import ClipBackgrounds
 from yolo_lightning.data.dataset import EvaluationDataset, TrainingDataset
 from yolo_lightning.data.formats.choose_format import open_format
 from yolo_lightning.data.formats.dataset_format import DatasetSettings, Files
@@ -25,7 +27,6 @@ from yolo_lightning.data.formats.frame_checks import (
 )
 from yolo_lightning.data.formats.ltdv2 import LTDv2Format
 from yolo_lightning.data.image_size import ImageSize
-from yolo_lightning.data.index.neighbours import Neighbours
 from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.index.splits import Shares, Split, describe_split
 from yolo_lightning.data.input_settings import InputSettings
@@ -145,8 +146,6 @@ class DetectionDataModule(LightningDataModule):
             frames = self.open(split)
             index = frames.index
             rank_zero_info(f"{split}: frames from {frames.storage}")
-            if frames.neighbours is not None:
-                rank_zero_info(f"{split}: channels are the frames at {list(self.input.offsets)}")
             frames.quarantined = self.limits.quarantined(index, split)
             self.bad_frames.quarantined |= {index.file_name(place) for place in frames.quarantined}
             if frames.quarantined:
@@ -156,6 +155,9 @@ class DetectionDataModule(LightningDataModule):
             if split != "predict" and not self.limits.allow_unlabelled:
                 check_labels(index, frames.quarantined, self.dataset_format.origin(split))
             check_boxes(index, self.limits, self.dataset_format.origin(split))
+            if frames.backgrounds is not None:
+                frames.backgrounds = replace(frames.backgrounds, quarantined=frames.quarantined)
+                rank_zero_info(f"{split}: backgrounds of {frames.backgrounds.build():,} clips")
             self._splits[split] = frames
             rank_zero_info(
                 f"{split}: {self.dataset_format.name(split)} ({index.facts.describe_boxes()}): {describe_split(index)}"
@@ -184,17 +186,16 @@ class DetectionDataModule(LightningDataModule):
         if self.channels is None:
             self.channels = needed_channels(index, opened)
             opened = self.dataset_format.open_storage(split, self.channels, storage)
-        offsets, pixel_range = self.input.offsets, self.input.pixel_range
-        neighbours = Neighbours(index, offsets) if offsets else None
-        return LabelledFrames(index, opened, self.channels, neighbours, pixel_range, self.input.resize)
+        backgrounds = ClipBackgrounds(index, opened) if self.input.background else None
+        return LabelledFrames(index, opened, self.channels, backgrounds, self.input.pixel_range, self.input.resize)
 
     @property
     def input_channels(self) -> int:
         """Channels of the network's input; the command line passes them to the model.
 
-        A network for RGB also accepts gray frames without neighbours.
+        A network for RGB also accepts gray frames without background.
         """
-        return len(self.input.offsets) or RGB_CHANNELS
+        return 2 if self.input.background else RGB_CHANNELS
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -231,7 +232,7 @@ class DetectionDataModule(LightningDataModule):
         """Return the facts about the training split that the model needs; call it after `setup`."""
         counts = np.bincount(self.index("train").all_labels(), minlength=len(self.class_names))
         counts_of = tuple(counts.tolist())
-        frames = self.input.offsets, self.input.pixel_range, self.channels, self.input.resize
+        frames = self.input.background, self.input.pixel_range, self.channels, self.input.resize
         return TrainingFacts(self.batch_size, self.seed, counts_of, self.image_size, *frames, self.category_ids)
 
     def train_dataloader(self) -> ResumableLoader:
@@ -296,7 +297,7 @@ class DetectionDataModule(LightningDataModule):
         return batch
 
     def _evaluation_loader(self, split: Split) -> DataLoader[Sample]:
-        frames = self._splits[split].cached_in_order(self.storage.image_cache_mib)
+        frames = self._splits[split]
         return DataLoader(
             EvaluationDataset(frames, self.image_size),
             batch_sampler=FileOrderBatches(len(frames), self._batches()),

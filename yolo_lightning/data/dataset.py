@@ -9,6 +9,7 @@ from torch.utils.data import Dataset
 
 from yolo_lightning.data.batch import Sample
 from yolo_lightning.data.boxes import Letterbox
+from yolo_lightning.data.clip_backgrounds import with_difference
 from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.data.labelled_frames import LabelledFrames
 from yolo_lightning.data.sampling.resumable_loader import SampleKey
@@ -78,10 +79,10 @@ class TrainingDataset(Dataset[Sample]):
         if self._is_mixed(key) and self.augmentation.mixup:
             labelled = self._with_second(read, key, labelled)
         labelled = random_flip(labelled, self.augmentation, generator)
+        is_gray = self.frames.channels == 1
+        image = random_photometry(labelled.image, self.photometry, generator, reference, is_gray=is_gray)
         return Sample(
-            image=random_photometry(
-                labelled.image, self.photometry, generator, reference, is_gray=self.frames.channels == 1
-            ),
+            image=image if self.frames.backgrounds is None else with_difference(image),
             boxes=labelled.boxes,
             labels=labelled.labels,
             image_id=self.frames.index.image_id(index),
@@ -150,7 +151,7 @@ class EvaluationDataset(Dataset[Sample]):
         frame = self.frames.read(index, problems=problems)
         labelled, placement = letterbox(frame, self.image_size, shrink_by_area=self.frames.resize == "area")
         return Sample(
-            image=labelled.image,
+            image=labelled.image if self.frames.backgrounds is None else with_difference(labelled.image),
             boxes=labelled.boxes,
             labels=labelled.labels,
             image_id=self.frames.index.image_id(index),

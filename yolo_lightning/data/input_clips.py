@@ -1,8 +1,8 @@
-"""Input images with their neighbouring frames as channels, for networks trained with `data.input.neighbours`."""
+"""Input images with the background of their clip, for networks trained with `data.input.background`."""
 
 import os
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -10,95 +10,61 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from yolo_lightning.data.index.neighbours import clamped, numbered
+from yolo_lightning.data.clip_backgrounds import median_of, spread
+from yolo_lightning.data.formats.annotations import IMAGE_NUMBER
 from yolo_lightning.data.input_images import InputImage, is_video, read_pictures
 from yolo_lightning.data.storage.frames import FrameError
 from yolo_lightning.data.transforms.augmentation_settings import Image
 from yolo_lightning.data.transforms.pixel_range import PixelRange
-from yolo_lightning.utils.rank_zero import rank_zero_warn
 
 
 class ClipReader:
-    """Reader of image files and videos; with `offsets` (`data.input.neighbours`), also of the neighbouring frames.
+    """Reader of image files and videos; with `background` (`data.input.background`), also of the background.
 
-    A video is one clip. The clip of an image file consists of the files in its folder whose names differ in the last
-    number only, in the order of this number, whether they are inputs or not. `ranges` map images with 16 bits.
+    A video is one clip and is read twice. The clip of an image file consists of the files in its folder whose names
+    differ in the last number only, whether they are inputs or not. `ranges` map images with 16 bits.
     """
 
-    def __init__(self, offsets: tuple[int, ...] = (), ranges: PixelRange | None = None) -> None:
-        self.offsets = offsets
+    def __init__(self, background: bool = False, ranges: PixelRange | None = None) -> None:
+        self.background = background
         self.ranges = ranges
-        self._clips = lru_cache(1)(_clips_in)
-        reach = offsets[-1] - offsets[0] + 1 if offsets else 0
-        self._image = lru_cache(reach)(lambda path: next(read_pictures(path, ranges)))
+        self._of_files = lru_cache(1)(self._median_of_files)
 
     def read(self, path: Path) -> Iterator[InputImage]:
         """Yield the image of an image file, or the frames of a video."""
-        if not self.offsets:
-            yield from read_pictures(path, self.ranges)
-        elif is_video(path):
-            yield from with_neighbours(read_pictures(path, self.ranges), self.offsets)
-        else:
-            yield replace(self._image(path), channels=self._channels(path, gray(self._image(path))))
+        background: Image | None = None
+        if self.background and is_video(path):
+            background = median_of(spread(map(gray, read_pictures(path, self.ranges))))
+        for picture in read_pictures(path, self.ranges):
+            if self.background and not is_video(path):
+                background = self._of_files(path.parent, *numbered(path.name), gray(picture).shape)
+            yield replace(picture, background=background)
 
-    def _channels(self, path: Path, own: Image) -> Image:
-        pattern, number = numbered(path.name)
-        clip = [(number, path.name)] if number < 0 else self._clips(path.parent)[pattern]
-        places = clamped(clip.index((number, path.name)), len(clip), self.offsets)
-        return _merged([self._neighbour(path.with_name(clip[place][1]), own) for place in places])
-
-    def _neighbour(self, path: Path, own: Image) -> Image:
-        """Return a frame of the clip of `own`, or `own` and log a warning if the frame cannot be used."""
-        try:
-            found = gray(self._image(path))
-        except (FrameError, OSError, ValueError) as error:
-            rank_zero_warn(f"a neighbouring frame cannot be used, the frame itself replaces it: {error}")
-            return own
-        if found.shape == own.shape:
-            return found
-        rank_zero_warn(f"{path} has another size than its neighbour, which replaces it: {found.shape} and {own.shape}")
-        return own
+    def _median_of_files(self, folder: Path, start: str, end: str, shape: tuple[int, int]) -> Image | None:
+        """Return the background of the images `start`, number, `end`; None if no other image can be used."""
+        names = [name for name in os.listdir(folder) if numbered(name) == (start, end)]
+        names.sort(key=lambda name: int("0" + name[len(start) : len(name) - len(end)]))
+        frames = []
+        for name in spread(names):
+            with suppress(FrameError, OSError, ValueError):  # reported if the image is an input itself
+                frames += [gray(picture) for picture in read_pictures(folder / name, self.ranges)]
+        frames = [frame for frame in frames if frame.shape == shape]
+        return median_of(frames) if frames else None
 
 
-def _clips_in(folder: Path) -> dict[str, list[tuple[int, str]]]:
-    """Return number and name of the files of each clip, in their order, by the name without the number."""
-    clips: dict[str, list[tuple[int, str]]] = {}
-    for name in os.listdir(folder):
-        pattern, number = numbered(name)
-        clips.setdefault(pattern, []).append((number, name))
-    return {pattern: sorted(files) for pattern, files in clips.items()}
+def numbered(name: str) -> tuple[str, str]:
+    """Return the parts of a file name before and after the last number of its stem; the whole name without a number."""
+    stem, dot, suffix = name.rpartition(".")
+    found = IMAGE_NUMBER.search(stem)
+    return (name, "") if found is None else (stem[: found.start(1)], f"{stem[found.end(1) :]}{dot}{suffix}")
 
 
-def with_neighbours(frames: Iterable[InputImage], offsets: tuple[int, ...]) -> Iterator[InputImage]:
-    """Yield the frames of one clip with their neighbours; reads as many frames ahead as the largest offset."""
-    waiting: deque[InputImage] = deque()
-    grays: dict[int, Image] = {}
-    place = 0
-
-    def next_image() -> InputImage:
-        channels = _merged([grays[other] for other in clamped(place, place + len(waiting), offsets)])
-        grays.pop(place + offsets[0], None)
-        return replace(waiting.popleft(), channels=channels)
-
-    for number, frame in enumerate(frames):
-        waiting.append(frame)
-        grays[number] = gray(frame)
-        if len(waiting) > offsets[-1]:
-            yield next_image()
-            place += 1
-    while waiting:
-        yield next_image()
-        place += 1
-
-
-def channels_of(image: InputImage, offsets: tuple[int, ...]) -> Image:
-    """Return the channels `(H, W, C)` of an image; the frame itself is all of them if its neighbours are unknown."""
-    return _merged([gray(image)] * len(offsets)) if image.channels is None else image.channels
-
-
-def _merged(frames: list[Image]) -> Image:
-    dtype = np.result_type(*frames)  # float32 if one of them has full depth
-    return np.asarray(cv2.merge([frame.astype(dtype, copy=False) for frame in frames]), dtype=dtype)
+def pair_of(image: InputImage) -> Image:
+    """Return gray levels and background `(H, W, 2)` of an image, which is its own background if that is unknown."""
+    own = gray(image)
+    background = own if image.background is None else image.background
+    dtype = np.result_type(own, background)  # float32 if one of them has full depth
+    return np.asarray(cv2.merge([own.astype(dtype), background.astype(dtype)]), dtype=dtype)
 
 
 def gray(image: InputImage) -> Image:

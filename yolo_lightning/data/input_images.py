@@ -34,42 +34,42 @@ class InputImage:
     frame: int | None  # Frame number in the video, from 0; None for an image
     pixels: npt.NDArray[np.uint8]  # `(H, W, 3)` uint8, RGB
     full: npt.NDArray[np.float32] | None = None  # `(H, W)` gray from 0 to 255 with the depth of a 16-bit image
-    # `(H, W, C)`, gray frames at the offsets of `data.input.neighbours`; None if they are unknown
-    channels: npt.NDArray[np.uint8 | np.float32] | None = None
+    background: npt.NDArray[np.uint8 | np.float32] | None = None  # `(H, W)` gray, of the clip; None if unknown
 
     def is_gray(self) -> bool:
         first = self.pixels[..., 0]
         return bool((first == self.pixels[..., 1]).all() and (first == self.pixels[..., 2]).all())
 
 
-def from_array(pixels: npt.NDArray[Any], offsets: tuple[int, ...] = (), ranges: PixelRange | None = None) -> InputImage:
+def from_array(
+    pixels: npt.NDArray[Any], ranges: PixelRange | None = None, *, has_background: bool = False
+) -> InputImage:
     """Return the image of an array: `(H, W)` uint8, gray, or `(H, W, 3)` uint8, RGB (OpenCV reads BGR).
 
-    With `offsets` (`data.input.neighbours`), three dimensions are `(H, W, C)`: the gray frames at the offsets. With
-    `ranges`, gray frames may be uint16 and are mapped, each by its own values.
+    With `has_background` (`data.input.background`), three dimensions are `(H, W, 2)`: a gray frame and its background.
+    With `ranges`, gray frames may be uint16 and are mapped, each by its own values.
 
     Raises:
         ValueError: If shape or dtype differ.
     """
-    channels = len(offsets) or 3
-    if pixels.dtype == np.uint16 and pixels.ndim == (3 if offsets and pixels.ndim == 3 else 2) and pixels.size:
+    channels = 2 if has_background else 3
+    is_pair = has_background and pixels.ndim == 3 and pixels.shape[2] == 2
+    if pixels.dtype == np.uint16 and pixels.size and (pixels.ndim == 2 or is_pair):
         if ranges is None or ranges.mode is None:
             raise ValueError(
                 "pixel_range must be set for arrays of uint16, because the weights do not record a range, got None."
             )
         images = [ranges.image(plane) for plane in np.atleast_3d(pixels).transpose(2, 0, 1)]
-        if pixels.ndim == 3:
-            return InputImage(None, None, _shown(images[offsets.index(0)]), channels=np.dstack(images))
-        return InputImage(None, None, _shown(images[0]), _full(images[0]))
+        return InputImage(None, None, _shown(images[0]), _full(images[0]), images[1] if is_pair else None)
     is_image = pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] == channels)
     if pixels.dtype != np.uint8 or not is_image or not pixels.size:
-        kind = f"frames {list(offsets)}" if offsets else "RGB"
+        kind = "frame and background" if has_background else "RGB"
         raise ValueError(
             f"an image must be a (H, W) gray or (H, W, {channels}) {kind} array of uint8, got {pixels.shape} of "
             f"{pixels.dtype}."
         )
-    if offsets and pixels.ndim == 3:
-        return InputImage(None, None, _three(pixels[..., offsets.index(0)]), channels=pixels)
+    if is_pair:
+        return InputImage(None, None, _three(pixels[..., 0]), background=pixels[..., 1])
     return InputImage(None, None, pixels if pixels.ndim == 3 else _three(pixels))
 
 

@@ -40,12 +40,8 @@ def original_frame(batch: Batch, position: int) -> Image:
 
 
 def false_colour(image: Image) -> Image:
-    """Return an image with channels that can be drawn: one, or the first, middle and last one as red, green and blue.
-
-    Static parts of neighbouring frames are gray; moving objects have coloured edges.
-    """
-    count = image.shape[2] if image.ndim == 3 else 1
-    return image if count in (1, 3) else image[..., [0, count // 2, count - 1]]
+    """Return an image that can be drawn: of two channels, the frame is red, and its difference green and blue."""
+    return image[..., [0, 1, 1]] if image.ndim == 3 and image.shape[2] == 2 else image
 
 
 def resized(image: Image, width: int, height: int) -> Image:

@@ -37,8 +37,8 @@ def check_channels(found: int, input_channels: int) -> None:
     """Raise a ValueError if images with `found` channels do not fit a network; gray images fit one for RGB."""
     if found != input_channels and (found, input_channels) != (1, INPUT_CHANNELS):
         raise ValueError(
-            f"data.input.neighbours must have {input_channels} offsets, one per input channel of the network "
-            f"(model.input_channels), got images with {found} channel{'s' * (found > 1)}"
+            f"images must have {input_channels} channels, as the input of the network (model.input_channels; 2 with "
+            f"data.input.background), got {found}"
         )
 
 
@@ -146,6 +146,10 @@ def _load_weights(graph: Any, path: str, *, allow_pickle: bool = False) -> None:
     theirs = source.state_dict()
     graph.load(source, verbose=False)
     own = graph.state_dict()
+    for name, tensor in own.items():  # at first, a network with `data.input.background` only uses the gray frame
+        if tensor.ndim == 4 and name in theirs and (tensor.shape[1], theirs[name].shape[1]) == (2, 3):
+            tensor[:, :1] = theirs[name].sum(1, keepdim=True)
+            tensor[:, 1:] = 0
     matching = sum(name in theirs and theirs[name].shape == tensor.shape for name, tensor in own.items())
     if not matching:
         raise ValueError(f"model.weights {path}: none of its {len(theirs)} tensors matches this network")

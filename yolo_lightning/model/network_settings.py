@@ -12,7 +12,6 @@ from yolo_lightning.checkpoints.checkpoint_file import INPUT
 from yolo_lightning.checkpoints.resume import differences
 from yolo_lightning.checkpoints.torch_archive import load_checkpoint
 from yolo_lightning.data.image_size import STRIDE, ImageSize, Resize
-from yolo_lightning.data.input_settings import check_neighbours
 from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.model.detection_settings import SCORING_THRESHOLD, DetectionSettings
 from yolo_lightning.model.graph import ultralytics_description
@@ -27,7 +26,7 @@ SHOWN_THRESHOLD = 0.25  # score threshold for drawn detections if the recorded t
 OF_DATA = {
     "image_size": "data.image_size",
     "channels": "data.input.channels",
-    "neighbours": "data.input.neighbours",
+    "background": "data.input.background",
     "resize": "data.input.resize",
 }
 """Options of the data by their name in a record."""
@@ -46,8 +45,7 @@ class NetworkSettings:
     class_names: tuple[str, ...] = ()  # index 0 first; empty if unknown
     single_class: bool = False  # whether all classes of the data count as one
     detections: DetectionSettings = field(default_factory=DetectionSettings)
-    # Offsets of the gray frames of a clip that are the channels of the input; empty if a frame is the input
-    neighbours: tuple[int, ...] = ()
+    background: bool = False  # whether a gray frame and its difference from the background of its clip are the input
     pixel_range: PixelRange = field(default_factory=PixelRange)  # how 16-bit frames are mapped to 8 bits
     resize: Resize = "area"  # how frames larger than the input are reduced
     category_ids: tuple[int, ...] = ()  # of the classes in the training data's files; empty if unknown
@@ -62,19 +60,18 @@ class NetworkSettings:
         if "image_size" in known:
             known["image_size"] = ImageSize.of("image_size of the weights", known["image_size"])
         names = tuple(map(str, known.get("class_names", ())))
-        known |= {"class_names": names, "neighbours": check_neighbours(known.get("neighbours"))}
         ids = tuple(map(int, known.get("category_ids", ())))
-        known["category_ids"] = ids if len(ids) == len(names) else ()
+        known |= {"class_names": names, "category_ids": ids if len(ids) == len(names) else ()}
         known["detections"] = DetectionSettings.of_weights(known.get("detections", {}))
         return cls(**known | {PIXEL_RANGE: PixelRange.of(recorded.get(PIXEL_RANGE))})
 
     @property
     def input_channels(self) -> int:
         """Channels of the input of an exported network; 3 if unknown."""
-        return len(self.neighbours) or self.channels or 3
+        return 2 if self.background else self.channels or 3
 
     def plain(self) -> dict[str, Any]:
-        lists = {name: list(getattr(self, name)) for name in ("class_names", "neighbours", "category_ids")}
+        lists = {name: list(getattr(self, name)) for name in ("class_names", "category_ids")}
         size = {"image_size": None} if self.image_size is None else _placement(self.image_size)
         return asdict(self) | {"detections": self.detections.recorded(), **lists, **size}
 
@@ -142,17 +139,17 @@ def _placement(image_size: ImageSize) -> dict[str, Any]:
 def input_record(
     channels: int,
     image_size: ImageSize,
-    neighbours: tuple[int, ...] = (),
+    background: bool = False,
     pixel_range: PixelRange = PixelRange(),  # noqa: B008 - frozen
     resize: Resize = "area",
     category_ids: tuple[int, ...] = (),
 ) -> dict[str, Any]:
     """Return the record of a checkpoint under `INPUT`: preprocessing of the training images.
 
-    `channels` are those of the images; neighbouring frames are gray. The range of the pixels is recorded only if the
-    frames have 16 bits, and the ids of the categories if they are known.
+    `channels` are those of the frames. The range of the pixels is recorded only if the frames have 16 bits, and the
+    ids of the categories if they are known.
     """
-    own = {"channels": 1 if neighbours else channels, "neighbours": list(neighbours), "resize": resize}
+    own = {"channels": 1 if background else channels, "background": background, "resize": resize}
     ranges = {} if pixel_range.mode is None else {PIXEL_RANGE: asdict(pixel_range)}
     ids = {"category_ids": list(category_ids)} if category_ids else {}
     return _placement(image_size) | own | ranges | ids
@@ -160,7 +157,7 @@ def input_record(
 
 def check_same_input(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raise a ValueError if the images of a resumed run mean something else than those of its record `before`."""
-    for name in ("channels", "neighbours", PIXEL_RANGE):
+    for name in ("channels", "background", PIXEL_RANGE):
         recorded, own = before.get(name) or None, now.get(name) or None
         if recorded != own:
             raise ValueError(

@@ -22,7 +22,7 @@ DATA_GROUPS: dict[str, tuple[str, ...]] = {
     "split": ("train_fraction", "valid_fraction", "valid_share"),
     "storage": ("store", "index_root", "image_cache_mib"),
     "limits": ("max_bad_frames", "max_image_pixels", "allow_outside_root", "allow_unlabelled", "quarantine"),
-    "input": ("channels", "neighbours", "pixel_range"),
+    "input": ("channels", "pixel_range"),
 }
 """Groups of `data`, and the keys that moved into them without another name."""
 

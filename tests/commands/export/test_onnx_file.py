@@ -68,24 +68,21 @@ def test_file_that_disagrees_is_refused(decoding_file: Path, trained: Path) -> N
         compare(onnx.load(decoding_file), other, IMAGE_SIZE)
 
 
-def test_network_of_neighbouring_frames_has_a_channel_per_frame(tmp_path: Path) -> None:
-    offsets = (-2, -1, 0, 1, 2)
-    file = lively_checkpoint(tmp_path, "input_channels", class_names=("a", "b"), input_channels=5, backend="gemm")
-    write_checkpoint(
-        torch.load(file, weights_only=True) | {"input": input_record(5, ImageSize(IMAGE_SIZE, IMAGE_SIZE), offsets)},
-        file,
-    )
-    with pytest.raises(ValueError, match=r"channels must be null for a network of 5 frames, got 1"):
+def test_network_with_background_has_two_channels(tmp_path: Path) -> None:
+    file = lively_checkpoint(tmp_path, "input_channels", class_names=("a", "b"), input_channels=2, backend="gemm")
+    recorded = input_record(1, ImageSize(IMAGE_SIZE, IMAGE_SIZE), background=True)
+    write_checkpoint(torch.load(file, weights_only=True) | {"input": recorded}, file)
+    with pytest.raises(ValueError, match=r"channels must be null for a network with data.input.background, got 1"):
         export(checkpoint=str(file), format="onnx", channels=1)
     export(checkpoint=str(file), format="onnx", output=str(tmp_path / "best.onnx"))
-    images = torch.rand(2, 5, 64, 64, generator=torch.Generator().manual_seed(0))
+    images = torch.rand(2, 2, 64, 64, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         expected = plain_network(file)(images)[0]
     assert torch.allclose(run(tmp_path / "best.onnx", images), expected, atol=1e-3)
     about = {entry.key: entry.value for entry in onnx.load(tmp_path / "best.onnx").metadata_props}
-    assert about["channels"] == "5"
+    assert about["channels"] == "2"
     export(checkpoint=str(file), output=str(tmp_path / "best.pt"))
-    assert read_settings(tmp_path / "best.pt").neighbours == offsets
+    assert read_settings(tmp_path / "best.pt").background
     opened = YOLO(tmp_path / "best.pt").model.float().eval()
     with torch.no_grad():
         assert torch.allclose(opened(images)[0], expected, atol=1)  # half precision

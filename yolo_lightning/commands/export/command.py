@@ -43,7 +43,7 @@ def export(
         image_size: Size of the input in pixels, multiples of 32: the side of a square, or `[height, width]`; null: as
             in training.
         channels: Input channels, 1 for gray images; null: as in training, except `pt`, which has 3, or
-            one per frame of `data.input.neighbours`.
+            2 with `data.input.background`.
         max_detections: Maximum detections per image with `one_to_one`; null: as in training.
         class_agnostic: Detect an anchor as one class only with `one_to_one`; null: as in training.
         one_to_one: Use the one-to-one branch of the head (yolov10, yolo26); null: as in training. `onnx` files then
@@ -57,8 +57,8 @@ def export(
     if channels == 1 and format == "pt":
         raise ValueError("channels must be 3 for format pt, got 1: Ultralytics builds the network with 3 channels.")
     recorded = read_settings(file)
-    if channels is not None and recorded.neighbours:
-        raise ValueError(f"channels must be null for a network of {len(recorded.neighbours)} frames, got {channels}.")
+    if channels is not None and recorded.background:
+        raise ValueError(f"channels must be null for a network with data.input.background, got {channels}.")
     settings = recorded.for_pictures(
         image_size=image_size,
         channels=channels,

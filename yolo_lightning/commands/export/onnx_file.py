@@ -92,7 +92,7 @@ def write_onnx_file(network: InferenceNetwork, path: Path, settings: NetworkSett
 
     assert settings.image_size is not None
     model = _model_of(network, settings.image_size)
-    own = settings if settings.neighbours else replace(settings, channels=network.channels)
+    own = settings if settings.background else replace(settings, channels=network.channels)
     about = {  # with the keys that Ultralytics' readers expect
         "description": "YOLO detection network, trained with yolo_lightning",
         "author": "yolo_lightning",

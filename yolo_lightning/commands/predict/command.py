@@ -80,7 +80,7 @@ def predict(
     pictures = detections = 0
     base = Path(commonpath([absolute(file).parent for file in files]))
     with counter("predicted", sum(map(image_count, files))) as advance:
-        reader = ClipReader(detector.settings.neighbours, detector.settings.pixel_range)
+        reader = ClipReader(detector.settings.background, detector.settings.pixel_range)
         found = _pictures_of(files, reader, bad, advance)
         first = next(found, None)
         if first is None:

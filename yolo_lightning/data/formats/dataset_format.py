@@ -95,10 +95,10 @@ class DatasetFormat(ABC):
             raise ValueError(
                 f"data.input.channels must be 1 or null with data.format {chosen}, whose frames are gray, got 3"
             )
-        if given.offsets and not self.has_clips:
+        if given.background and not self.has_clips:
             raise ValueError(
-                f"data.input.neighbours must be [] with data.format {chosen}, whose images do not form clips, got "
-                f"{list(given.offsets)}"
+                f"data.input.background must be false with data.format {chosen}, whose images do not form clips, got "
+                "true"
             )
 
     @classmethod

@@ -1,4 +1,4 @@
-"""`data.input.neighbours` from training to predictions, by the command line."""
+"""`data.input.background` from training to predictions, by the command line."""
 
 import json
 from collections.abc import Callable
@@ -25,21 +25,21 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return draw_dataset(root, **sizes, clip_frames=4, gain_drift=0.2)
 
 
-def options(data: Path, offsets: str) -> tuple[str, ...]:
-    return ("--data.root", str(data), "--data.input.neighbours", offsets)
+def options(data: Path, background: str) -> tuple[str, ...]:
+    return ("--data.root", str(data), "--data.input.background", background)
 
 
-def test_network_of_neighbouring_frames_is_trained_scored_and_applied(
+def test_network_with_background_is_trained_scored_and_applied(
     run: Run, data: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run("fit", *options(data, "[-2, -1, 0, 1]"), "--trainer.max_epochs", "1", "--data.batch_size", "4")
-    assert "train: channels are the frames at [-2, -1, 0, 1]" in caplog.messages
+    run("fit", *options(data, "true"), "--trainer.max_epochs", "1", "--data.batch_size", "4")
+    assert "train: backgrounds of 5 clips" in caplog.messages
     settings = read_settings(BEST)
-    assert (settings.neighbours, settings.channels, settings.input_channels) == ((-2, -1, 0, 1), 1, 4)
+    assert (settings.background, settings.channels, settings.input_channels) == (True, 1, 2)
     checkpoint = torch.load(BEST, weights_only=True)
-    assert checkpoint["state_dict"]["graph.model.0.conv.weight"].shape[1] == 4
+    assert checkpoint["state_dict"]["graph.model.0.conv.weight"].shape[1] == 2
     for subcommand in ("test", "predict"):
-        run(subcommand, "--data.root", str(data))  # the offsets are those of the checkpoint
+        run(subcommand, "--data.root", str(data))  # the setting is that of the checkpoint
     assert len(json.loads(Path("runs/yolo/predictions.json").read_text())) == 4
     folder = next(path.parent for path in sorted(data.rglob("image_0003.jpg")))
     results = list(Detector(BEST, score_threshold=0.0)(folder))
@@ -47,20 +47,18 @@ def test_network_of_neighbouring_frames_is_trained_scored_and_applied(
 
     capsys.readouterr()
     with pytest.raises(SystemExit) as ended:
-        run("validate", *options(data, "[-1, 0]"))
+        run("validate", *options(data, "false"))
     assert ended.value.code == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
-    assert (
-        "data.input.neighbours must be [-2, -1, 0, 1], as in the checkpoint, whose network has 4 input channels" in line
-    )
+    assert "data.input.background must be true, as in the checkpoint, whose network has 2 input channels" in line
 
 
 def test_run_is_not_resumed_with_other_inputs(run: Run, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     usual = ("--data.root", str(data), "--data.batch_size", "4", "--trainer.limit_train_batches", "1")
     run("fit", *usual, "--trainer.max_epochs", "1")
-    neighbours = "data.input.neighbours"
+    background = "data.input.background"
     for name, value, named in (
-        (neighbours, "[-1,0,1]", neighbours),
+        (background, "true", background),
         ("model.single_class", "true", "model.class_names"),
     ):
         capsys.readouterr()

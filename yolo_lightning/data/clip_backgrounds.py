@@ -1,0 +1,121 @@
+"""Background of a clip, the second input channel with `data.input.background`.
+
+The background is the median of frames of the clip, pixel by pixel: what a camera that does not move sees without the
+objects that move. Frame and background pass through all transforms together. Then the difference of both replaces the
+background.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeVar
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+
+from yolo_lightning.data.index import index_folder
+from yolo_lightning.data.index.split_index import SplitIndex
+from yolo_lightning.data.storage.frames import Frame, FrameError
+from yolo_lightning.data.storage.storage import Storage
+from yolo_lightning.data.transforms.augmentation_settings import Image
+from yolo_lightning.data.transforms.letterbox import PADDING
+
+MOST_FRAMES = 15  # of a clip, evenly spread; an object is absent if it covers a pixel in less than half of them
+CONTRAST = 2  # Factor of the difference, because objects differ little from their surroundings
+IMAGES, CLIPS = "backgrounds", "clips"  # Arrays of the folder: `(N, H, W)`, and `(N,)` clip numbers
+T = TypeVar("T")
+
+
+def median_of(frames: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Return the median of frames of one shape, pixel by pixel; the upper one of the two middle values."""
+    middle = len(frames) // 2
+    ordered: npt.NDArray[Any] = np.partition(np.stack(frames), middle, axis=0)
+    return np.asarray(ordered[middle])
+
+
+def spread(items: Iterable[T], most: int = MOST_FRAMES) -> list[T]:
+    """Return at least `most` and less than twice as many evenly spread items of a sequence of unknown length."""
+    kept: list[T] = []
+    step = 1
+    for place, item in enumerate(items):
+        if place % step == 0:
+            kept.append(item)
+            if len(kept) == 2 * most:
+                kept, step = kept[::2], 2 * step
+    return kept
+
+
+def with_difference(pair: Image) -> Image:
+    """Return an image `(H, W, 2)`, frame and background, with the difference of both in place of the background.
+
+    The difference is multiplied by `CONTRAST`, and 0 becomes the gray level of the padding. uint8 is limited to 0 to
+    255, float32 is not.
+    """
+    frame, background = pair[..., 0].astype(np.float32), pair[..., 1]
+    difference = PADDING + CONTRAST * (frame - background)
+    if pair.dtype == np.uint8:
+        difference = difference.clip(0, 255)
+    return np.asarray(cv2.merge([pair[..., 0], difference.astype(pair.dtype)]), dtype=pair.dtype)
+
+
+@dataclass(frozen=True)
+class ClipBackgrounds:
+    """Backgrounds of the clips of a split, computed once and mapped from a file beside the packed index."""
+
+    index: SplitIndex
+    storage: Storage
+    quarantined: frozenset[int] = frozenset()  # frames that must not be read
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"index": self.index, "storage": self.storage, "quarantined": self.quarantined}
+
+    def of(self, position: int) -> Frame:
+        """Return the background `(H, W)` of the clip of frame `position`, uint8 or uint16, read-only."""
+        clips, images = self._arrays[CLIPS], self._arrays[IMAGES]
+        background: Frame = images[np.searchsorted(clips, self.index.clips()[position])]
+        return background
+
+    def build(self) -> int:
+        """Compute the backgrounds unless there is a file with them; return the number of clips.
+
+        Raises:
+            ValueError: If the frames have several sizes, or the file cannot be written.
+        """
+        return len(self._arrays[CLIPS])
+
+    @cached_property
+    def _arrays(self) -> index_folder.Arrays:
+        folder = index_folder.open_folder(self.index.folder.parent, "backgrounds", self._state, self._computed)
+        return index_folder.mapped(folder, (IMAGES, CLIPS))
+
+    def _state(self) -> index_folder.State:
+        return {
+            "path": str(self.index.folder),
+            "fingerprint": self.index.fingerprint,
+            "frames": str(self.storage),
+            "quarantined": sorted(self.quarantined),
+            "computation": [MOST_FRAMES],
+        }
+
+    def _computed(self) -> tuple[index_folder.Arrays, dict[str, Any]]:
+        if len(shapes := {self.index.shape(position) for position in range(len(self.index))}) != 1:
+            raise ValueError(
+                f"data.input.background must be false unless all frames have one size, got true and frames of "
+                f"{len(shapes)} sizes"
+            )
+        order = np.lexsort((self.index.positions_in_clip(), self.index.clips()))
+        numbers, starts = np.unique(self.index.clips()[order], return_index=True)
+        clips = np.split(order, starts[1:])
+        return {IMAGES: np.stack([self._of_clip(clip, *shapes) for clip in clips]), CLIPS: numbers}, {}
+
+    def _of_clip(self, positions: npt.NDArray[np.int64], shape: tuple[int, int]) -> Frame:
+        frames = []
+        for position in spread(positions.tolist()):
+            try:
+                frame = None if position in self.quarantined else self.storage.read(self.index.file_name(position))
+            except FrameError:  # reported where the frame itself is read
+                continue
+            if frame is not None and frame.shape == shape:
+                frames.append(frame)
+        return median_of(frames) if frames else np.full(shape, PADDING, np.uint8)
