@@ -241,9 +241,10 @@ class YOLOModule(LightningModule):
         """
         return self.graph(self._network_input(images))
 
-    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Batch:
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Batch:
+        """Check the batch and transfer it; Lightning would warn of a hook that the data module overrides as well."""
         check_batch(batch, len(self.hparams["class_names"]))
-        return batch  # type: ignore[no-any-return]
+        return super().transfer_batch_to_device(batch, device, dataloader_idx)  # type: ignore[no-any-return]
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Compute the gradients of one batch, and make an optimizer step when enough gradients are summed.

@@ -18,6 +18,7 @@ import torch
 
 from tests.helpers.annotations import open_ltdv2
 from tests.helpers.data_module import cpu_trainer, data_module, set_up
+from yolo_lightning import YOLOModule
 from yolo_lightning.data.batch import Batch, collate
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import TrainingDataset
@@ -335,3 +336,8 @@ def test_index_goes_to_the_users_cache(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert StorageSettings().index_folder == tmp_path / "yolo_lightning" / "index"
     assert data_module("nowhere").storage.index_folder == tmp_path / "yolo_lightning" / "index"
+
+
+@pytest.mark.parametrize("hook", ["on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"])
+def test_no_hook_is_also_overridden_by_the_module(hook: str) -> None:
+    assert not (hook in vars(YOLOModule) and hook in vars(DetectionDataModule)), "Lightning warns in every fit"
