@@ -241,17 +241,13 @@ class YOLOModule(LightningModule):
         """
         return self.graph(self._network_input(images))
 
-    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Batch:
-        """Check the batch and transfer it; Lightning would warn of a hook that the data module overrides as well."""
-        check_batch(batch, len(self.hparams["class_names"]))
-        return super().transfer_batch_to_device(batch, device, dataloader_idx)  # type: ignore[no-any-return]
-
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Compute the gradients of one batch, and make an optimizer step when enough gradients are summed.
 
         Returns:
             Loss per image, 0-d and detached, for callbacks.
         """
+        self._check_foreign(batch)
         settings = self._begin_step(batch, batch_idx)
         if self.hparams["single_class"]:
             batch = as_one_class(batch)
@@ -294,6 +290,7 @@ class YOLOModule(LightningModule):
 
     def predict_step(self, batch: Batch, batch_idx: int) -> list[Prediction]:
         """Return the predictions of one batch of letterboxed frames."""
+        self._check_foreign(batch)
         return self._predict(self._infer(batch.images), batch)
 
     def on_validation_epoch_start(self) -> None:
@@ -523,7 +520,13 @@ class YOLOModule(LightningModule):
             return self._folded_graph(input)
         return of_branch(self.graph, self.graph(input), one_to_one=self.detections.one_to_one)
 
+    def _check_foreign(self, batch: Any) -> None:
+        """Check a batch of a foreign loader. Lightning would warn of a batch hook in each fit with a data module."""
+        if not hasattr(self.trainer.datamodule, "training_facts"):  # type: ignore[attr-defined]
+            check_batch(batch, len(self.hparams["class_names"]))
+
     def _evaluate(self, batch: Batch, stage: str) -> Evaluation:
+        self._check_foreign(batch)
         if self.hparams["single_class"]:
             batch = as_one_class(batch)
         raw = self._infer(batch.images)
