@@ -25,9 +25,9 @@ TRAINING = [
 """Three steps make an update while an epoch has four: gradients cross its end and most checkpoints."""
 SAMPLING = (
     *("--data.augmentation.mixup", "0.5", "--data.augmentation.paste.probability", "0.7"),
-    *("--data.sampling.epoch_frames", "14", "--data.split.train_fraction", "0.5"),
+    *("--data.sampling.epoch_frames", "14", "--data.split.train_fraction", "0.5", "--data.input.background", "true"),
 )
-"""Mixup, box paste, repeated frames, epochs that begin within a pass; four steps here too, the last of two frames."""
+"""Mixup, paste, background, repeated frames, epochs that begin within a pass; the last step has two frames."""
 
 RECTANGULAR = ("--data.image_size", "[64, 96]", "--model.recipe.multi_scale", "0.5")
 YOLO26 = (
