@@ -203,7 +203,10 @@ class YOLOModule(LightningModule):
                 "step. Compare short runs with different values of model.recipe.lr0 instead."
             )
         self._check_classes(getattr(self.trainer.datamodule, "class_names", None))  # type: ignore[attr-defined]
-        if stage == "fit" and hasattr(self.trainer.datamodule, "training_facts"):  # type: ignore[attr-defined]
+        if not hasattr(self.trainer.datamodule, "training_facts"):  # type: ignore[attr-defined]
+            # Only for a foreign loader: Lightning warns of a module's batch hook in each fit with a data module.
+            self.on_before_batch_transfer = self._checked_batch  # type: ignore[method-assign]
+        elif stage == "fit":
             image_size = TrainingFacts.from_trainer(self.trainer).image_size
             if image_size is not None:
                 image_size.check("data.image_size", stride=graph_stride(self.graph))
@@ -247,7 +250,6 @@ class YOLOModule(LightningModule):
         Returns:
             Loss per image, 0-d and detached, for callbacks.
         """
-        self._check_foreign(batch)
         settings = self._begin_step(batch, batch_idx)
         if self.hparams["single_class"]:
             batch = as_one_class(batch)
@@ -290,7 +292,6 @@ class YOLOModule(LightningModule):
 
     def predict_step(self, batch: Batch, batch_idx: int) -> list[Prediction]:
         """Return the predictions of one batch of letterboxed frames."""
-        self._check_foreign(batch)
         return self._predict(self._infer(batch.images), batch)
 
     def on_validation_epoch_start(self) -> None:
@@ -520,13 +521,11 @@ class YOLOModule(LightningModule):
             return self._folded_graph(input)
         return of_branch(self.graph, self.graph(input), one_to_one=self.detections.one_to_one)
 
-    def _check_foreign(self, batch: Any) -> None:
-        """Check a batch of a foreign loader. Lightning would warn of a batch hook in each fit with a data module."""
-        if not hasattr(self.trainer.datamodule, "training_facts"):  # type: ignore[attr-defined]
-            check_batch(batch, len(self.hparams["class_names"]))
+    def _checked_batch(self, batch: Any, dataloader_idx: int) -> Batch:
+        check_batch(batch, len(self.hparams["class_names"]))
+        return batch  # type: ignore[no-any-return]
 
     def _evaluate(self, batch: Batch, stage: str) -> Evaluation:
-        self._check_foreign(batch)
         if self.hparams["single_class"]:
             batch = as_one_class(batch)
         raw = self._infer(batch.images)
