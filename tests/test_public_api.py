@@ -144,6 +144,11 @@ def test_prediction_of_a_plain_trainer_returns_the_detections_of_each_frame(
             lambda: yolo_lightning.MeanAveragePrecision().update({}, {}),
             "lists with one dictionary per image, got a dict",
         ),
+        (
+            lambda: yolo_lightning.Recipe(optimizer="sgd"),
+            r"optimizer must be auto, SGD, .*, MuSGD or a class path, got",
+        ),
+        (lambda: yolo_lightning.LossSettings(box_gain=-1), r"model\.loss\.box_gain must be >= 0, got -1"),
         (lambda: yolo_lightning.YOLOModule(weights=3), r"model\.weights must be a text or null, got 3"),
         (lambda: yolo_lightning.YOLOModule(class_width=0), r"model\.class_width must be >= 1, got 0"),
         (lambda: yolo_lightning.DetectionDataModule(format=3), r"data\.format must be a text, got 3"),

@@ -156,5 +156,5 @@ def test_fork_is_refused() -> None:
 
 
 def test_other_word_for_the_number_of_workers_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"data\.loader\.num_workers must be an integer >= 0 or auto, got 'all'"):
+    with pytest.raises(ValueError, match=r"data\.loader\.num_workers must be an integer or auto, got 'all'"):
         LoaderSettings(num_workers="all")  # type: ignore[arg-type]

@@ -36,8 +36,8 @@ def test_training_step_under_gemm_calls_no_vendor_operator(checkpointing: bool) 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"backend": "fast"}, r"model\.convolution\.backend must be one of auto, gemm, native, got 'fast'"),
-        ({"algorithm": "best"}, r"model\.convolution\.algorithm must be one of auto, table, autotune.* got 'best'"),
+        ({"backend": "fast"}, r"model\.convolution\.backend must be auto, gemm or native, got 'fast'"),
+        ({"algorithm": "best"}, r"model\.convolution\.algorithm must be auto, table or autotune, got 'best'"),
         ({"autotune_budget_s": -1.0}, r"model\.convolution\.autotune_budget_s must be >= 0, got -1\.0"),
         ({"class_names": ["a", "b", "a"]}, r"model\.class_names must differ from each other, got 'a' twice"),
         ({"probe_timeout_s": 0.0}, r"model\.convolution\.probe_timeout_s must be > 0, got 0\.0"),

@@ -60,6 +60,7 @@ class Example:
         ({"number": 0}, r"a\.group\.number must be > 0, got 0"),
         ({"names": "car"}, r"a\.group\.names must be a list, got 'car'"),
         ({"names": ["car", 3]}, r"a\.group\.names must be a list, got \['car', 3\]"),
+        ({"mode": "up"}, r"a\.group\.mode must be on or off, got 'up'"),
         ({"limit": 1.5}, r"a\.group\.limit must be an integer or null, got 1\.5"),
     ],
 )

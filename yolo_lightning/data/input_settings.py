@@ -1,12 +1,11 @@
 """Settings of the input of the network: which pixels of which frames are the channels of an image."""
 
 from dataclasses import field
-from typing import get_args
 
 from yolo_lightning.data.image_size import Resize
 from yolo_lightning.data.storage.frames import Channels
 from yolo_lightning.data.transforms.pixel_range import PixelRange
-from yolo_lightning.utils.choices import check_choices, settings_group
+from yolo_lightning.utils.choices import settings_group
 
 
 @settings_group("data.input")
@@ -29,9 +28,6 @@ class InputSettings:
     resize: Resize = "area"
 
     def __post_init__(self) -> None:
-        if self.channels not in (None, *get_args(Channels)):
-            raise ValueError(f"data.input.channels must be 1, 3 or null, got {self.channels}")
-        check_choices("data.input.resize", [self.resize], Resize)
         if self.channels == 3 and self.pixel_range.mode is not None:
             raise ValueError(
                 "data.input.channels must be 1 or null with data.input.pixel_range.mode (16-bit gray frames), got 3"

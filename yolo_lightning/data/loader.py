@@ -37,12 +37,8 @@ class LoaderSettings:
     pin_memory: bool | None = None
 
     def __post_init__(self) -> None:
-        if self.num_workers != AUTO and not isinstance(self.num_workers, int):
-            raise ValueError(f"data.loader.num_workers must be an integer >= 0 or auto, got {self.num_workers!r}")
         check_range("data.loader.num_workers", 0 if self.num_workers == AUTO else self.num_workers, ">= 0")
         check_range("data.loader.prefetch_factor", self.prefetch_factor, ">= 1")
-        if (given := self.multiprocessing_context) not in ("spawn", "forkserver"):
-            raise ValueError(f"data.loader.multiprocessing_context must be spawn or forkserver, got {given!r}")
 
     def arguments(self, *, on_gpu: bool, persistent: bool) -> dict[str, Any]:
         """Return the arguments of `DataLoader`; `persistent` is False for evaluation."""

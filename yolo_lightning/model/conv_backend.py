@@ -4,7 +4,7 @@ from typing import Literal
 
 from yolo_lightning.conv import DEFAULT_PLAN, AutotunedPlan, Plan, enable_gpu_kernels
 from yolo_lightning.model.layers import Convolution, MemoryFormat
-from yolo_lightning.utils.choices import check_choices, check_range, settings_group
+from yolo_lightning.utils.choices import check_range, settings_group
 from yolo_lightning.utils.files import cache_folder
 
 ConvAlgorithm = Literal["auto", "table", "autotune"]
@@ -35,8 +35,6 @@ class ConvolutionSettings:
     autotune_budget_s: float = 60.0
 
     def __post_init__(self) -> None:
-        for name, kind in (("backend", Convolution), ("algorithm", ConvAlgorithm), ("memory_format", MemoryFormat)):
-            check_choices(f"model.convolution.{name}", [getattr(self, name)], kind)
         check_range("model.convolution.probe_timeout_s", self.probe_timeout_s, "> 0")
         check_range("model.convolution.autotune_budget_s", self.autotune_budget_s, ">= 0")
 

@@ -33,6 +33,8 @@ class LossSettings:
     class_weight_power: float = 0.0
 
     def __post_init__(self) -> None:
+        for name in ("box_gain", "cls_gain", "dfl_gain"):
+            check_range(f"model.loss.{name}", getattr(self, name), ">= 0")
         check_range("model.loss.class_weight_power", self.class_weight_power, ">= 0", "<= 1")
 
 

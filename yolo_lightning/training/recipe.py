@@ -62,12 +62,6 @@ class Recipe:
     statistics_batches: int = 8
 
     def __post_init__(self) -> None:
-        if not callable(self.optimizer) and self.optimizer not in OPTIMIZERS:
-            names = ", ".join(OPTIMIZERS)
-            raise ValueError(
-                f"model.recipe.optimizer must be one of {names}, or the path of an optimizer class, "
-                f"got {self.optimizer!r}"
-            )
         check_range("model.recipe.lr0", self.lr0, "> 0")
         for name in ("lrf", "momentum", "warmup_momentum"):
             check_range(f"model.recipe.{name}", getattr(self, name), ">= 0", "<= 1")

@@ -20,6 +20,7 @@ TYPES: dict[Any, tuple[Any, str]] = {
     str: ((str, PathLike), "a text"),
     **dict.fromkeys((tuple, list, Sequence), ((tuple, list), "a list")),
     NoneType: (NoneType, "null"),
+    Callable: (Callable, "a class path"),
 }
 """Accepted values of an annotated type, and their name."""
 
@@ -61,11 +62,14 @@ def settings_group(key: str) -> Callable[[type[Settings]], type[Settings]]:
 
 
 def check_types(key: str, annotated: Any, values: Mapping[str, Any]) -> None:
-    """Raise a ValueError if a value does not have its annotated type; literals are not compared (`check_choices`)."""
+    """Raise a ValueError if a value does not have the type that a class or a function annotates for its name."""
     for name, hint in get_type_hints(annotated).items():
         if name in values and not _has_type(values[name], hint):
-            kinds = [get_origin(one) or one for one in _alternatives(hint)]
-            accepted = " or ".join(TYPES[one][1] if one in TYPES else one.__name__ for one in kinds)
+            names: list[str] = []
+            for one in _alternatives(hint):
+                kind = get_origin(one) or one
+                names += map(str, get_args(one)) if kind is Literal else [TYPES.get(kind, (kind, kind.__name__))[1]]
+            accepted = " or ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
             raise ValueError(f"{key}.{name} must be {accepted}, got {values[name]!r}")
 
 
@@ -77,7 +81,9 @@ def _has_type(value: Any, hint: Any) -> bool:
     if len(kinds := _alternatives(hint)) > 1:
         return any(_has_type(value, one) for one in kinds)
     kind, elements = get_origin(hint) or hint, get_args(hint)
-    if kind in (Any, Literal) or (is_dataclass(kind) and isinstance(value, Mapping)):
+    if kind is Literal:
+        return value in elements
+    if kind is Any or (is_dataclass(kind) and isinstance(value, Mapping)):
         return True
     accepted, _ = TYPES.get(kind, (kind, ""))
     members = value if kind in (tuple, list, Sequence) and isinstance(value, accepted) else ()

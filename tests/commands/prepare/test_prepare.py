@@ -225,7 +225,7 @@ def test_store_that_cannot_be_written_is_named(root: Path, pack: Callable[..., P
     ("options", "message"),
     [
         ({"workers": 0}, "workers must be >= 1, got 0"),
-        ({"storage": "tar"}, r"storage\.kind must be one of auto, packed, folder, zip, got 'tar'"),
+        ({"storage": "tar"}, r"storage\.kind must be auto, packed, folder or zip, got 'tar'"),
         ({"storage": "zip"}, r"frames\.zip does not exist"),
         ({"annotations": ["Other.json"]}, r"Other\.json does not exist"),
         ({"annotations": []}, "contains none of Train.json, Valid.json, TestNoLabels.json"),

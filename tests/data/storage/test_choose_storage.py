@@ -60,7 +60,7 @@ def test_nothing_found_says_where_it_looked(tmp_path: Path) -> None:
 
 
 def test_unknown_storage_is_refused(root: Path) -> None:
-    with pytest.raises(ValueError, match=r"data\.storage\.kind must be one of auto, packed, folder, zip, got 'tar'"):
+    with pytest.raises(ValueError, match=r"data\.storage\.kind must be auto, packed, folder or zip, got 'tar'"):
         open_(root, "tar")  # type: ignore[arg-type]
 
 

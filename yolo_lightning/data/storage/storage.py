@@ -7,7 +7,7 @@ from typing import ClassVar, Literal, Self
 
 from yolo_lightning.data.storage.frames import Channels, Frame, decode_frame
 from yolo_lightning.data.storage.image_header import FrameLimits
-from yolo_lightning.utils.choices import check_choices, check_range, settings_group
+from yolo_lightning.utils.choices import check_range, settings_group
 from yolo_lightning.utils.files import cache_folder
 from yolo_lightning.utils.paths import user_path
 
@@ -34,7 +34,6 @@ class StorageSettings:
     image_cache_mib: int = 256
 
     def __post_init__(self) -> None:
-        check_choices("data.storage.kind", [self.kind], StorageKind)
         check_range("data.storage.image_cache_mib", self.image_cache_mib, ">= 0")
 
     def store_in(self, root: Path) -> Path:

@@ -6,7 +6,7 @@ values beyond the range become visible, as they do in a camera, and each pixel i
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, Self, get_args
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -40,8 +40,6 @@ class PixelRange:
     high: float | None = None
 
     def __post_init__(self) -> None:
-        if self.mode not in (None, *get_args(RangeMode)):
-            raise ValueError(f"data.input.pixel_range.mode must be fixed, frame, full or null, got {self.mode!r}")
         defaults = (0, LARGEST_VALUE) if self.mode == "full" else DEFAULT_PERCENTILES
         for name, default in zip(("low", "high"), defaults, strict=True):
             if self.mode is None:
