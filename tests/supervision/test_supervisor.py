@@ -132,6 +132,17 @@ def test_fallback_level_stays_for_the_next_supervisor(tmp_path: Path) -> None:
     assert "--data.loader.num_workers=2" in again.starts()[-1]["options"]
 
 
+def test_damaged_state_is_named_in_the_log(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "supervision.json").write_text('{"quarantined": ["index=7"')
+    supervised = Supervised(tmp_path / "run", "none")
+    assert supervised.wait() == ExitCode.FINISHED
+    assert (
+        "supervision.json is damaged: fallback levels and quarantined samples are those of a new run"
+        in supervised.log()
+    )
+
+
 def test_fault_28_slow_phases_within_their_timeout_are_no_stall(tmp_path: Path) -> None:
     supervised = Supervised(tmp_path / "run", "be_slow", allowed=STEP)
     assert supervised.wait() == ExitCode.FINISHED

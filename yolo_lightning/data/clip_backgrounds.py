@@ -73,8 +73,7 @@ class ClipBackgrounds:
     def of(self, position: int) -> Frame:
         """Return the background `(H, W)` of the clip of frame `position`, uint8 or uint16, read-only."""
         clips, images = self._arrays[CLIPS], self._arrays[IMAGES]
-        background: Frame = images[np.searchsorted(clips, self.index.clips()[position])]
-        return background
+        return np.asarray(images[np.searchsorted(clips, self.index.clips()[position])])
 
     def build(self) -> int:
         """Compute the backgrounds unless there is a file with them; return the number of clips.

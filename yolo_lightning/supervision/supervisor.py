@@ -49,7 +49,7 @@ from yolo_lightning.supervision.watch import Health, Look, Watch, excuse_for
 from yolo_lightning.utils import run_files
 from yolo_lightning.utils.exit_codes import ExitCode, of_signal
 from yolo_lightning.utils.files import write_json
-from yolo_lightning.utils.json_record import read_json
+from yolo_lightning.utils.json_record import read_json, read_record
 from yolo_lightning.utils.process_identity import is_same, own_mark
 from yolo_lightning.utils.regular_files import read_regular
 from yolo_lightning.utils.run_files import LOG_FILE, PHASE_TIMEOUTS_FILE, STATE_FILE
@@ -155,7 +155,11 @@ class Supervisor:
             killed = kill_tree(None, marker_of(before.marker), self.settings.kill_wait_s)
             if killed.processes:
                 self.recorder.log(f"killed {len(killed.processes)} processes of an earlier supervisor")
-        self.state = self.disk.ask(FallbackState.read, self.run_folder / STATE_FILE).for_new_supervisor()
+        file = self.run_folder / STATE_FILE
+        state = self.disk.ask(read_record, file, FallbackState)
+        if state is None and self.disk.ask(file.exists):
+            self.recorder.log(f"{file} is damaged: fallback levels and quarantined samples are those of a new run")
+        self.state = (state or FallbackState()).for_new_supervisor()
         learned = self.disk.ask(AdaptiveTimeouts.read, self.run_folder / PHASE_TIMEOUTS_FILE)
         longest_s = learned.longest_s if learned else {}
         self.timeouts = AdaptiveTimeouts(self.settings.phase_timeouts, longest_s, self.settings.factor)
