@@ -142,3 +142,9 @@ def run(tmp_path: Path, look_alike: Path, index_root: Path, monkeypatch: pytest.
         main([subcommand, *first, "--trainer.accelerator", "cpu", *data, *TINY, *alone, *options])
 
     return call
+
+
+@pytest.fixture
+def ultralytics_epsilon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The constant of Ultralytics' assigner, for comparisons of losses."""
+    monkeypatch.setattr("yolo_lightning.model.loss.EPSILON", 1e-9)

@@ -66,6 +66,7 @@ BAD: list[tuple[str, str, str]] = [
     (PASTE + "classes", "Dog", r"paste\.classes must be a list, got 'Dog'"),
     (SAMPLING + "frame_interval", "0", r"sampling\.frame_interval must be >= 1, got 0"),
     ("trainer.accumulate_grad_batches", "4", r"accumulate_grad_batches must not be set, got 4: use model\.recipe\.nom"),
+    ("trainer.check_val_every_n_epoch", "0", r"check_val_every_n_epoch must be >= 1 or null, got 0"),
     ("trainer.gradient_clip_val", "1.0", r"gradient_clip_val must not be set, got 1\.0: use model\.recipe\.clip_norm"),
     ("recalibrate_images", "1", r"recalibrate_images must be 0 or >= 2, got 1"),
 ]

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 from ultralytics.engine.trainer import BaseTrainer
 from ultralytics.nn.tasks import DetectionModel
@@ -55,6 +56,19 @@ def twin_graphs(convolution: str) -> tuple[torch.nn.Module, DetectionModel]:
     return ours, theirs
 
 
+def test_objects_far_smaller_than_the_first_boxes_are_assigned() -> None:
+    """With Ultralytics' assigner their targets are below 1e-12, and the network does not begin to detect."""
+    torch.manual_seed(0)
+    graph, batch = build_graph("yolov8n", CLASS_NAMES, "native").train(), random_batch()
+    sizes = torch.tensor([[4.0, 8.0]]).expand(len(batch.boxes), 2) / batch.images.shape[-1]
+    small = replace(batch, boxes=torch.cat((batch.boxes[:, :2], sizes), 1))
+    loss = DetectionLoss(graph)
+    _, parts = loss(graph(as_input(small)), small)
+    assert loss.target_scores > 1e-4
+    assert parts["box_loss"] > 1e-3
+
+
+@pytest.mark.usefixtures("ultralytics_epsilon")
 @pytest.mark.parametrize("convolution", ["native", "gemm"])
 @pytest.mark.parametrize("boxes", [0, 7])
 def test_loss_and_gradients_equal_ultralytics(convolution: str, boxes: int) -> None:

@@ -226,6 +226,8 @@ class YOLOCLI(LightningCLI):
         for key, instead in {"accumulate_grad_batches": "nominal_batch", "gradient_clip_val": "clip_norm"}.items():
             if config[key] not in (None, 1 if key.startswith("acc") else 0):
                 raise ValueError(f"trainer.{key} must not be set, got {config[key]}: use model.recipe.{instead}.")
+        if config["check_val_every_n_epoch"] == 0:
+            raise ValueError("trainer.check_val_every_n_epoch must be >= 1 or null, got 0")
         if (nodes := machines_of_launch()) is not None:
             kwargs["num_nodes"] = nodes
         options, is_fit = self.config_init[self.subcommand], self.subcommand == "fit"

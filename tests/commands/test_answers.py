@@ -72,6 +72,11 @@ ANSWERS = [
     (["fit", "--config", "."], 2, "the file . of --config is a folder; pass a YAML file"),
     (["fit", "x.yaml"], 2, "'x.yaml' follows no option; write --key value, and a list as --key '[a, b]'. Did you mean"),
     (["fit", "--data.image_size", "480", "640"], 2, "'640' follows no option; write --key value, and a list as"),
+    (
+        ["fit", "--resume", "."],
+        2,
+        "resume takes no value, got '.'. Did you mean --resume --trainer.default_root_dir .?",
+    ),
     (["fit", "--resume", "a.ckpt"], 2, "resume takes no value, got 'a.ckpt'. Did you mean --ckpt_path a.ckpt?"),
     (["fit", "--resume-from", "a.ckpt"], 2, "unknown key resume-from. Did you mean --ckpt_path a.ckpt?"),
     (["fit", "--cache", "True"], 2, "unknown key cache. Did you mean --data.storage.image_cache_mib?"),
@@ -199,6 +204,7 @@ def test_predict_for_pictures_and_for_a_dataset_have_tables_of_their_own(
     answer(["predict", "street.jpg", "--run", "runs/ltdv2"])
     capsys.readouterr()
     assert "unknown key rnu. Did you mean --run x?" in answered(capsys, "predict", "street.jpg", "--rnu", "x")[1]
+    assert "pictures come first: predict val --run RUN" in answered(capsys, "predict", "--data.root", "x", "val")[1]
 
 
 @pytest.mark.parametrize("words", [["fit", "--help"], ["fit", "--epochs", "3"], ["export", "--help"], ["monitr"]])

@@ -41,6 +41,7 @@ def test_no_vendor_operator_in_training_or_evaluation(variant: str) -> None:
     assert vendor_operators(trace) == set()
 
 
+@pytest.mark.usefixtures("ultralytics_epsilon")
 @pytest.mark.parametrize("variant", FAMILIES)
 def test_loss_and_gradients_equal_ultralytics_within_a_training(variant: str) -> None:
     torch.manual_seed(0)

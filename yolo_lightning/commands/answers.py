@@ -181,7 +181,8 @@ def check(command: str, words: Sequence[str], table: Table) -> None:
         if (choices := options.get(name)) and value and value not in choices and choices != SWITCH:
             fail(wrong_choice(name, value, choices))
     if "trainer" in options and (stray := stray_words(source.words)):
-        fail(stray_word(stray[0], leaves))
+        first = f"{stray[0]!r} follows no option; pictures come first: predict {stray[0]} --run RUN"
+        fail(first if command == "predict" else stray_word(stray[0], leaves))
     for file in (file for file in source.files if ":" not in file):  # no configuration as text
         if os.path.isdir(file):
             fail(f"the file {file} of --config is a folder; pass a YAML file")

@@ -19,7 +19,6 @@ from yolo_lightning.evaluation.drawing import (
     Image,
     bgr,
     class_colour,
-    false_colour,
     resized,
     with_boxes,
     write,
@@ -48,7 +47,7 @@ def contact_sheet(
     `data.augmentation.paste`, a further row shows frames with pasted objects, without mosaic. With
     `data.augmentation.mixup`, a further row shows mixtures. The samples of the other rows are identical to those of a
     training run with the same seed.
-    With `data.input.background`, the frame is drawn in red, and its difference from the background in green and blue.
+    With `data.input.background`, the difference from the background is drawn in place of the frame.
 
     Args:
         data: Dataset and augmentation.
@@ -143,7 +142,7 @@ def draw_sample(sample: Sample) -> Image:
     height, width = sample.image.shape[:2]
     gain = CELL_PX / width
     shown = np.asarray(np.clip(sample.image, 0, 255), np.uint8)
-    cell = resized(false_colour(shown), CELL_PX, max(1, round(height * gain)))
+    cell = resized(shown[..., 1] if sample.image.shape[2:] == (2,) else shown, CELL_PX, max(1, round(height * gain)))
     cell = with_boxes(cell, sample.boxes * gain, sample.labels.tolist(), width=1)
     if not sample.readable:
         write(cell, "unreadable frame", CELL_PX // 3, len(cell) // 2, WHITE, TEXT_SCALE)

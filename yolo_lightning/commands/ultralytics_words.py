@@ -90,7 +90,9 @@ def options_of(name: str, value: str, keys: Collection[str]) -> list[str] | None
         rest = {"monitor": "val/map_50", "mode": "max", "patience": value}
         return [STOPPING, *(f"--trainer.callbacks.{one}={text}" for one, text in rest.items())]
     if name == "resume" and name in keys:
-        return (["--resume"] if is_on else []) if value.lower() in (TRUE, "false") else ["--ckpt_path", value]
+        if value.lower() in (TRUE, "false"):
+            return ["--resume"] if is_on else []
+        return ["--resume", "--trainer.default_root_dir", value] if Path(value).is_dir() else ["--ckpt_path", value]
     if name in ("amp", "half") and "trainer.precision" in keys:
         return ["--trainer.precision", "16-mixed" if is_on else "32-true"]
     key = name if name in keys else nearest_key(name, keys)

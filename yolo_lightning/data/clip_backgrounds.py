@@ -54,8 +54,7 @@ def with_difference(pair: Image) -> Image:
     """
     frame, background = pair[..., 0].astype(np.float32), pair[..., 1]
     difference = PADDING + CONTRAST * (frame - background)
-    if pair.dtype == np.uint8:
-        difference = difference.clip(0, 255)
+    difference = difference.clip(0, 255) if pair.dtype == np.uint8 else difference
     return np.asarray(cv2.merge([pair[..., 0], difference.astype(pair.dtype)]), dtype=pair.dtype)
 
 
@@ -92,9 +91,8 @@ class ClipBackgrounds:
         return {
             "path": str(self.index.folder),
             "fingerprint": self.index.fingerprint,
-            "frames": str(self.storage),
+            "frames": f"{MOST_FRAMES} of {self.storage}",
             "quarantined": sorted(self.quarantined),
-            "computation": [MOST_FRAMES],
         }
 
     def _computed(self) -> tuple[index_folder.Arrays, dict[str, Any]]:

@@ -191,10 +191,7 @@ class DetectionDataModule(LightningDataModule):
 
     @property
     def input_channels(self) -> int:
-        """Channels of the network's input; the command line passes them to the model.
-
-        A network for RGB also accepts gray frames without background.
-        """
+        """Channels of the network's input for the model; a network for RGB also accepts gray frames."""
         return 2 if self.input.background else RGB_CHANNELS
 
     @property

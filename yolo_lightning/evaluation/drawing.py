@@ -28,20 +28,15 @@ Image = npt.NDArray[np.uint8]
 def original_frame(batch: Batch, position: int) -> Image:
     """Return a frame in its original size, cropped from the letterboxed image.
 
-    The frame is `(H, W)` or `(H, W, 3)` uint8; neighbouring frames are in false colour.
+    The frame is `(H, W)` or `(H, W, 3)` uint8, without a difference from the background.
     """
     height, width = batch.frame_shapes[position]
     placement = batch.letterboxes[position]
     channels = batch.images[position].cpu().clamp(0, 255).to(torch.uint8).numpy()
-    image = channels[0] if len(channels) == 1 else np.ascontiguousarray(false_colour(np.moveaxis(channels, 0, -1)))
+    image = channels[0] if len(channels) < 3 else np.ascontiguousarray(np.moveaxis(channels, 0, -1))
     rows, columns = scaled_shape(height, width, placement.gain)
     inside = image[placement.top : placement.top + rows, placement.left : placement.left + columns]
     return np.asarray(cv2.resize(inside, (width, height)), dtype=np.uint8)
-
-
-def false_colour(image: Image) -> Image:
-    """Return an image that can be drawn: of two channels, the frame is red, and its difference green and blue."""
-    return image[..., [0, 1, 1]] if image.ndim == 3 and image.shape[2] == 2 else image
 
 
 def resized(image: Image, width: int, height: int) -> Image:

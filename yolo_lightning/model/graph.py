@@ -37,8 +37,7 @@ def check_channels(found: int, input_channels: int) -> None:
     """Raise a ValueError if images with `found` channels do not fit a network; gray images fit one for RGB."""
     if found != input_channels and (found, input_channels) != (1, INPUT_CHANNELS):
         raise ValueError(
-            f"images must have {input_channels} channels, as the input of the network (model.input_channels; 2 with "
-            f"data.input.background), got {found}"
+            f"images must have model.input_channels={input_channels} channels (2: data.input.background), got {found}"
         )
 
 

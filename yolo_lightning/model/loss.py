@@ -15,6 +15,10 @@ from yolo_lightning.utils.offline import offline
 with offline():
     from ultralytics.utils.loss import E2ELoss, v8DetectionLoss
 
+EPSILON = 1e-30
+"""Added to the alignment of an object (score^0.5 * IoU^6) before a division by it. With Ultralytics' 1e-9, objects much
+smaller than the first predicted boxes have targets near 0, and a network with random weights may never detect them."""
+
 
 @settings_group("model.loss")
 class LossSettings:
@@ -111,6 +115,7 @@ class DetectionLoss:
             self._criterion = v8DetectionLoss(self._graph)
             self._branches = [self._criterion]
         for branch in self._branches:
+            branch.assigner.eps = EPSILON
             branch.assigner.register_forward_hook(self._store_target_scores)
             # The criterion uses strides as numbers, which it would read from the device three times per call.
             branch.stride = branch.stride.cpu()

@@ -170,6 +170,12 @@ def test_network_trained_on_gray_frames_gets_gray_pictures(weights: Path, tmp_pa
     assert found["colour", 1] == found["gray", 1] == found["gray", 3] != found["colour", 3]
 
 
+def test_run_folder_in_place_of_pictures_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(ValueError, match=r"is a run folder; write predict PICTURES --run .*"):
+        predict([str(tmp_path)])
+
+
 def test_earlier_results_stay(album: Path, weights: Path, tmp_path: Path) -> None:
     for _ in range(2):
         predict([str(album / "x.png")], weights=str(weights), output=str(tmp_path / "out"), image_size=SIDE)

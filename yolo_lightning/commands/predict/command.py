@@ -25,6 +25,7 @@ from yolo_lightning.model.detection_settings import SCORING_THRESHOLD
 from yolo_lightning.utils.exit_codes import ExitCode
 from yolo_lightning.utils.files import first_free
 from yolo_lightning.utils.paths import user_path
+from yolo_lightning.utils.run_files import CHECKPOINTS
 
 
 def predict(
@@ -62,6 +63,8 @@ def predict(
     """
     if user_path(output).is_file() or not user_path(output).name:
         raise ValueError(f"output must be a new folder, got {output!r}")
+    for source in (one for one in sources if (user_path(one) / CHECKPOINTS).is_dir()):
+        raise ValueError(f"{source} is a run folder; write predict PICTURES --run {source}")
     files = find_files(sources)
     kinds = (save,) if isinstance(save, str) else save
     models = None if rescore is None else read_models(user_path(rescore))
