@@ -135,6 +135,7 @@ def test_prediction_of_a_plain_trainer_returns_the_detections_of_each_frame(
         (lambda: yolo_lightning.CheckpointMirror(None), "a mirror must be an address, .* got None"),
         (lambda: yolo_lightning.CheckpointMirror("s3:/bucket"), "a mirror must be an address, .* got 's3:/bucket'"),
         (lambda: yolo_lightning.CheckpointMirror(""), "a mirror must be an address, .* got ''"),
+        (lambda: yolo_lightning.CheckpointMirror("s3//bucket"), "a mirror must be an address, .* got 's3//bucket'"),
         (lambda: yolo_lightning.resumable_loader([1], "4"), "batch_size must be an integer >= 1, got '4'"),
         (
             lambda: yolo_lightning.resumable_loader(iter([1]), 4),

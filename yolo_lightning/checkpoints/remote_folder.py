@@ -46,7 +46,7 @@ class RemoteFolder:
     """
 
     def __init__(self, address: str) -> None:
-        if not isinstance(address, str) or re.fullmatch(r"|\w+:(?!//).*", address):
+        if not isinstance(address, str) or re.fullmatch(r"|\w+:(?!//).*|\w+//.*", address):
             raise ValueError(
                 f"a mirror must be an address, such as s3://bucket/runs or file:///folder, got {address!r}"
             )

@@ -197,7 +197,7 @@ def short_message(message: str, keys: Collection[str]) -> str:
             f"{LOGGER}: there is no logger {found['name']}{meant} The loggers are {', '.join(known)}, true and false."
         )
     if found := MISSING_POSITIONAL.search(message):
-        return f"{found['names'].upper()} is missing; see --help for the order of the arguments"
+        return f"{found['names'].upper()} is missing; see --help"
     if (found := WRONG_VALUE.search(message)) and found["key"] == CALLBACKS:
         return f"{CALLBACKS_FORM}, got {found['value'].strip()}"
     if (found := WRONG_VALUE.search(message)) and (accepted := _accepted_values(message)):
