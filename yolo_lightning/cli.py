@@ -223,8 +223,11 @@ class YOLOCLI(LightningCLI):
         config = self._get(self.config_init, "trainer")
         if config["use_distributed_sampler"]:
             raise ValueError("trainer.use_distributed_sampler must be false, got true: the data module assigns frames.")
-        for key, instead in {"accumulate_grad_batches": "nominal_batch", "gradient_clip_val": "clip_norm"}.items():
-            if config[key] not in (None, 1 if key.startswith("acc") else 0):
+        for key, off, instead in (
+            ("accumulate_grad_batches", 1, "nominal_batch"),
+            ("gradient_clip_val", 0, "clip_norm"),
+        ):
+            if config[key] not in (None, off):
                 raise ValueError(f"trainer.{key} must not be set, got {config[key]}: use model.recipe.{instead}.")
         if config["check_val_every_n_epoch"] == 0:
             raise ValueError("trainer.check_val_every_n_epoch must be >= 1 or null, got 0")

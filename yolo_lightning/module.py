@@ -128,7 +128,8 @@ class YOLOModule(LightningModule):
         is_list = isinstance(names, Sequence) and not isinstance(names, str)
         if not (is_list and all(isinstance(one, str) and one.strip() for one in names)):
             raise ValueError(f"model.class_names must be a list of names, as ['person', 'car'], got {names!r}")
-        check_range("model.class_width", 1 if class_width is None else class_width, ">= 1")
+        if class_width is not None:
+            check_range("model.class_width", class_width, ">= 1")
         self.recipe, self.loss_settings = as_settings(Recipe, recipe), as_settings(LossSettings, loss)
         self.convolution = as_settings(ConvolutionSettings, convolution)
         self.detections = as_settings(DetectionSettings, detections)

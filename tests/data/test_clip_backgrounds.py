@@ -14,7 +14,7 @@ import pytest
 from tests.helpers.archives import write_zip
 from tests.helpers.data_module import data_module
 from yolo_lightning.commands.prepare.command import prepare
-from yolo_lightning.data.clip_backgrounds import MOST_FRAMES, ClipBackgrounds, median_of, spread, with_difference
+from yolo_lightning.data.clip_backgrounds import LEAST_FRAMES, ClipBackgrounds, median_of, spread, with_difference
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import EvaluationDataset, TrainingDataset
 from yolo_lightning.data.labelled_frames import LabelledFrames
@@ -95,7 +95,7 @@ def test_moving_object_is_absent_from_the_background() -> None:
 def test_spread_items_cover_the_sequence_evenly(count: int) -> None:
     kept = spread(iter(range(count)))
     assert kept[0] == 0
-    assert min(count, MOST_FRAMES) <= len(kept) < 2 * MOST_FRAMES
+    assert min(count, LEAST_FRAMES) <= len(kept) < 2 * LEAST_FRAMES
     assert len(set(np.diff(kept).tolist())) <= 1
     assert count - kept[-1] <= max(np.diff(kept, append=count).tolist())
 

@@ -6,6 +6,7 @@ background.
 """
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
@@ -21,7 +22,7 @@ from yolo_lightning.data.storage.storage import Storage
 from yolo_lightning.data.transforms.augmentation_settings import Image
 from yolo_lightning.data.transforms.letterbox import PADDING
 
-MOST_FRAMES = 15  # of a clip, evenly spread; an object is absent if it covers a pixel in less than half of them
+LEAST_FRAMES = 15  # of a longer clip, evenly spread; an object is absent if it covers a pixel in less than half of them
 CONTRAST = 2  # Factor of the difference, because objects differ little from their surroundings
 IMAGES, CLIPS = "backgrounds", "clips"  # Arrays of the folder: `(N, H, W)`, and `(N,)` clip numbers
 T = TypeVar("T")
@@ -34,14 +35,14 @@ def median_of(frames: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     return np.asarray(ordered[middle])
 
 
-def spread(items: Iterable[T], most: int = MOST_FRAMES) -> list[T]:
-    """Return at least `most` and less than twice as many evenly spread items of a sequence of unknown length."""
+def spread(items: Iterable[T], least: int = LEAST_FRAMES) -> list[T]:
+    """Return evenly spread items of a sequence of unknown length: `least` to twice that less one, or all if fewer."""
     kept: list[T] = []
     step = 1
     for place, item in enumerate(items):
         if place % step == 0:
             kept.append(item)
-            if len(kept) == 2 * most:
+            if len(kept) == 2 * least:
                 kept, step = kept[::2], 2 * step
     return kept
 
@@ -91,7 +92,7 @@ class ClipBackgrounds:
         return {
             "path": str(self.index.folder),
             "fingerprint": self.index.fingerprint,
-            "frames": f"{MOST_FRAMES} of {self.storage}",
+            "frames": f"{LEAST_FRAMES} of {self.storage}",
             "quarantined": sorted(self.quarantined),
         }
 
@@ -109,10 +110,8 @@ class ClipBackgrounds:
     def _of_clip(self, positions: npt.NDArray[np.int64], shape: tuple[int, int]) -> Frame:
         frames = []
         for position in spread(positions.tolist()):
-            try:
-                frame = None if position in self.quarantined else self.storage.read(self.index.file_name(position))
-            except FrameError:  # reported where the frame itself is read
-                continue
-            if frame is not None and frame.shape == shape:
-                frames.append(frame)
+            if position not in self.quarantined:
+                with suppress(FrameError):  # reported where the frame itself is read
+                    frames.append(self.storage.read(self.index.file_name(position)))
+        frames = [frame for frame in frames if frame.shape == shape]
         return median_of(frames) if frames else np.full(shape, PADDING, np.uint8)

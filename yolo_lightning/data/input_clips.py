@@ -32,12 +32,15 @@ class ClipReader:
 
     def read(self, path: Path) -> Iterator[InputImage]:
         """Yield the image of an image file, or the frames of a video."""
-        background: Image | None = None
-        if self.background and is_video(path):
-            background = median_of(spread(map(gray, read_pictures(path, self.ranges))))
-        for picture in read_pictures(path, self.ranges):
-            if self.background and not is_video(path):
-                background = self._of_files(path.parent, *numbered(path.name), gray(picture).shape)
+        pictures = read_pictures(path, self.ranges)
+        if not self.background:
+            yield from pictures
+        elif is_video(path):
+            median = median_of(spread(map(gray, pictures)))
+            yield from (replace(picture, background=median) for picture in read_pictures(path, self.ranges))
+        else:
+            picture = next(pictures)
+            background = self._of_files(path.parent, *numbered(path.name), gray(picture).shape)
             yield replace(picture, background=background)
 
     def _median_of_files(self, folder: Path, start: str, end: str, shape: tuple[int, int]) -> Image | None:

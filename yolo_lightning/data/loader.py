@@ -37,7 +37,8 @@ class LoaderSettings:
     pin_memory: bool | None = None
 
     def __post_init__(self) -> None:
-        check_range("data.loader.num_workers", 0 if self.num_workers == AUTO else self.num_workers, ">= 0")
+        if self.num_workers != AUTO:
+            check_range("data.loader.num_workers", self.num_workers, ">= 0")
         check_range("data.loader.prefetch_factor", self.prefetch_factor, ">= 1")
 
     def arguments(self, *, on_gpu: bool, persistent: bool) -> dict[str, Any]:

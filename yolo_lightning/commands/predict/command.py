@@ -63,8 +63,8 @@ def predict(
     """
     if user_path(output).is_file() or not user_path(output).name:
         raise ValueError(f"output must be a new folder, got {output!r}")
-    for source in (one for one in sources if (user_path(one) / CHECKPOINTS).is_dir()):
-        raise ValueError(f"{source} is a run folder; write predict PICTURES --run {source}")
+    if runs := [source for source in sources if (user_path(source) / CHECKPOINTS).is_dir()]:
+        raise ValueError(f"{runs[0]} is a run folder; write predict PICTURES --run {runs[0]}")
     files = find_files(sources)
     kinds = (save,) if isinstance(save, str) else save
     models = None if rescore is None else read_models(user_path(rescore))

@@ -37,7 +37,8 @@ class Shares:
     def __post_init__(self) -> None:
         for name in ("train_fraction", "valid_fraction"):
             check_range(f"data.split.{name}", getattr(self, name), "> 0", "<= 1")
-        check_range("data.split.valid_share", 0.5 if self.valid_share is None else self.valid_share, "> 0", "< 1")
+        if self.valid_share is not None:
+            check_range("data.split.valid_share", self.valid_share, "> 0", "< 1")
 
     def part(self, split: Split, index: SplitIndex) -> SplitIndex:
         """Return the clips of the file `index` that `split` uses."""

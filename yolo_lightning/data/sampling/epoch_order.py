@@ -53,7 +53,8 @@ class Sampling:
 
     def __post_init__(self) -> None:
         check_range("data.sampling.frame_interval", self.frame_interval, ">= 1")
-        check_range("data.sampling.epoch_frames", 1 if self.epoch_frames is None else self.epoch_frames, ">= 1")
+        if self.epoch_frames is not None:
+            check_range("data.sampling.epoch_frames", self.epoch_frames, ">= 1")
 
 
 class SampledOrder:
