@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import uuid
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ LISTEN = "from multiprocessing.connection import Listener; Listener(family='AF_U
 @pytest.mark.parametrize("base", ["/tmp", f"/tmp/{'x' * 40}", f"/tmp/{'x' * 90}"])
 def test_workers_can_make_their_sockets_in_the_temporary_folder(base: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", base)
-    folder = temporary_folder("0123456789abcdef0123456789abcdef")
+    folder = temporary_folder(uuid.uuid4().hex)  # two cases in two processes use /tmp
     made = [one for one in (Path(base), folder) if not one.exists()]
     folder.mkdir(parents=True)
     try:
