@@ -146,6 +146,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--few_months", action="store_true", help="train on few months of the drawn frames")
     parser.add_argument("--image_size", type=int, default=192, help="pixels")
     parser.add_argument("--batch_size", type=int, default=8)
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="options of every arm")
     parser.add_argument("--jobs", type=int, choices=(1, 2), default=1, help="processes, one thread each")
     options = parser.parse_args()
     for arm in set(options.arms) & SCORED.keys():
@@ -158,6 +159,9 @@ def parse_arguments() -> argparse.Namespace:
     for name in ("epochs", "frames", "batch_size"):
         if getattr(options, name) < 1:
             parser.error(f"--{name} must be >= 1, got {getattr(options, name)}")
+    for word in options.set:
+        if "=" not in word:
+            parser.error(f"--set takes KEY=VALUE, as in data.sampling.frame_interval=6, got {word!r}")
     return options
 
 
@@ -185,7 +189,8 @@ def conditions(options: argparse.Namespace) -> dict[str, Any]:
     """Return everything that determines an outcome besides arm and seed."""
     chosen = options.root or options.data
     names = ("epochs", "image_size", "batch_size", *(() if chosen else ("frames", "few_months")))
-    return {name: getattr(options, name) for name in names} | {"root": str(chosen or "drawn")}
+    set_here = dict(word.split("=", 1) for word in options.set)
+    return {name: getattr(options, name) for name in names} | set_here | {"root": str(chosen or "drawn")}
 
 
 def settings(dataset: Dataset, options: argparse.Namespace) -> dict[str, Any]:
@@ -209,6 +214,7 @@ def settings(dataset: Dataset, options: argparse.Namespace) -> dict[str, Any]:
         "data.augmentation.mosaic": 0.5,
         "data.augmentation.paste.probability": 0.0,  # an arm of its own
         "data.augmentation.close_mosaic_epochs": max(1, options.epochs // 4),
+        **dict(word.split("=", 1) for word in options.set),
     }
 
 
