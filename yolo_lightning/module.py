@@ -340,11 +340,14 @@ class YOLOModule(LightningModule):
         epochs, _ = trainer.max_epochs or 1, trainer.estimated_stepping_batches  # sets num_training_batches
         batch_size = TrainingFacts.from_trainer(trainer).batch_size * trainer.world_size
         images = trainer.num_training_batches * batch_size
-        updates = math.ceil(images / max(batch_size, self.recipe.nominal_batch)) * epochs
+        steps = math.ceil(images / max(batch_size, self.recipe.nominal_batch)) * epochs
         classes = len(self.hparams["class_names"])
-        chosen = automatic(self.recipe, classes=classes, updates=updates, epochs=epochs, saved=self._saved_optimizer)
+        chosen = automatic(
+            self.recipe, classes=classes, optimizer_steps=steps, epochs=epochs, saved=self._saved_optimizer
+        )
         rank_zero_info(
-            f"model.recipe.optimizer auto: {chosen.optimizer}, lr0 {chosen.lr0:g}, warmup_bias_lr 0, {updates} updates"
+            f"model.recipe.optimizer auto: {chosen.optimizer}, lr0 {chosen.lr0:g}, warmup_bias_lr 0, "
+            f"{steps} optimizer steps"
         )
         return chosen
 
@@ -378,7 +381,7 @@ class YOLOModule(LightningModule):
             )
 
     def on_train_start(self) -> None:
-        """Restore the summed gradients of a checkpoint between two updates, and get the facts about the data."""
+        """Restore the summed gradients of a checkpoint inside an accumulation, and get the facts about the data."""
         self._accumulation.restore(self.graph, self.trainer.scaler)
         self._facts = facts = TrainingFacts.from_trainer(self.trainer)
         summed = sum_over_ranks if self.trainer.world_size > 1 else None

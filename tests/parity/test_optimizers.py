@@ -85,7 +85,7 @@ def test_automatic_choice_is_that_of_ultralytics(
     trainer: Any = SimpleNamespace(args=SimpleNamespace(lr0=0.5), data={"nc": classes})
     graph = YOLOModule().graph
     theirs = BaseTrainer.build_optimizer(trainer, graph, name="auto", lr=0.5, momentum=0.937, iterations=updates)
-    recipe = automatic(Recipe(lr0=0.5), classes=classes, updates=updates, epochs=epochs)
+    recipe = automatic(Recipe(lr0=0.5), classes=classes, optimizer_steps=updates, epochs=epochs)
     assert (recipe.optimizer, recipe.lr0, recipe.momentum) == expected
     assert (recipe.optimizer, recipe.lr0, recipe.warmup_bias_lr) == (
         type(theirs).__name__,
@@ -96,7 +96,7 @@ def test_automatic_choice_is_that_of_ultralytics(
 
 def test_automatic_choice_of_a_checkpoint_is_kept() -> None:
     for saved, updates in (("AdamW", 99_999), ("MuSGD", 1)):
-        assert automatic(Recipe(), classes=4, updates=updates, epochs=9, saved=saved).optimizer == saved
+        assert automatic(Recipe(), classes=4, optimizer_steps=updates, epochs=9, saved=saved).optimizer == saved
 
 
 @pytest.mark.parametrize("given", [{"lr": 0.5}, {"weight_decay": 0.5}])

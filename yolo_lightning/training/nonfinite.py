@@ -22,9 +22,9 @@ NAMED_IMAGES = 64  # largest number of images in one message: a nominal batch
 class Tally:
     """Counts since training began; part of a checkpoint."""
 
-    skipped: int = 0  # batches and updates
+    skipped: int = 0  # batches and optimizer steps
     losses_in_a_row: int = 0  # consecutive batches with a non-finite loss
-    gradients_in_a_row: int = 0  # consecutive updates with a non-finite gradient
+    gradients_in_a_row: int = 0  # consecutive optimizer steps with a non-finite gradient
     rollbacks: int = 0  # to a checkpoint
 
 
@@ -90,7 +90,7 @@ class NonFiniteGuard:
         return self._skip(f"step {step}: the loss is not finite ({values})", image_ids, self.tally.losses_in_a_row)
 
     def check_gradient(self, is_finite: bool, step: int) -> bool:
-        """Count the summed gradient of one update; see `check_loss`."""
+        """Count the summed gradient of one optimizer step; see `check_loss`."""
         images, self._images = self._images, []
         if is_finite:
             self.tally.gradients_in_a_row = 0

@@ -18,7 +18,7 @@ with offline():
     from ultralytics.optim import MuSGD
 
 AUTO_MOMENTUM = 0.9  # with which `auto` builds an optimizer; a warm-up ends at the momentum of the recipe nevertheless
-LONG_TRAINING = 10_000  # updates; a longer training has MuSGD under `auto`, a shorter one AdamW
+LONG_TRAINING = 10_000  # optimizer steps; a longer training has MuSGD under `auto`, a shorter one AdamW
 MUON_SHARES: dict[str, Any] = {"muon": 0.2, "sgd": 1.0}  # factors of the two parts of MuSGD
 NORMALIZATIONS = tuple(layer for name, layer in vars(nn).items() if "Norm" in name)
 
@@ -80,17 +80,19 @@ def muon_groups(graph: Any, weight_decay: float) -> list[dict[str, Any]]:
     ]
 
 
-def automatic(recipe: Recipe, *, classes: int, updates: float, epochs: int, saved: str | None = None) -> Recipe:
+def automatic(recipe: Recipe, *, classes: int, optimizer_steps: float, epochs: int, saved: str | None = None) -> Recipe:
     """Return the recipe with the optimizer that `auto` selects, as in Ultralytics.
 
     Args:
         recipe: The configured recipe, whose `optimizer`, `lr0` and `warmup_bias_lr` are replaced.
         classes: Number of classes.
-        updates: Updates of the whole training, at the nominal batch or the batch size, whichever is larger.
+        optimizer_steps: Those of the whole training, at the nominal batch or the batch size, whichever is larger.
         epochs: Epochs of the whole training.
         saved: Optimizer class in the checkpoint that is resumed, which is kept for a changed number of epochs.
     """
-    name: OptimizerName = "MuSGD" if saved == "MuSGD" or (saved is None and updates > LONG_TRAINING) else "AdamW"
+    name: OptimizerName = (
+        "MuSGD" if saved == "MuSGD" or (saved is None and optimizer_steps > LONG_TRAINING) else "AdamW"
+    )
     warms_up = min(recipe.warmup_epochs, epochs - 1) > 0
     return replace(
         recipe,

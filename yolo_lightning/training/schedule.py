@@ -22,7 +22,7 @@ class OptimizerSettings:
 
     learning_rates: dict[Group, float]
     momentum: float  # of all groups, if the optimizer has one
-    accumulate: int  # number of steps whose gradients are summed into one update
+    accumulate: int  # number of steps whose gradients are summed into one optimizer step
     class_head_rates: dict[Group, float] = field(default_factory=dict)  # learning rates of groups with `class_head`
 
     def slowed(self, factor: float) -> Self:
@@ -34,12 +34,12 @@ class OptimizerSettings:
 
 
 def _full_accumulation(recipe: Recipe, batch_size: int) -> int:
-    """Return the number of steps per update after warm-up: the nominal batch divided by the batch size, at least 1."""
+    """Return the steps per optimizer step after warm-up: the nominal batch divided by the batch size, at least 1."""
     return max(round(recipe.nominal_batch / batch_size), 1)
 
 
 def scaled_weight_decay(recipe: Recipe, batch_size: int) -> float:
-    """Return the weight decay, scaled by the ratio of the images per update to the nominal batch."""
+    """Return the weight decay, scaled by the ratio of the images per optimizer step to the nominal batch."""
     return recipe.weight_decay * batch_size * _full_accumulation(recipe, batch_size) / recipe.nominal_batch
 
 
@@ -55,7 +55,8 @@ def settings_at(
 ) -> OptimizerSettings:
     """Return learning rates, momentum and accumulation of one step.
 
-    Accumulation never exceeds the number of steps of the whole training: a short training would end without an update.
+    Accumulation never exceeds the number of steps of the whole training: a short training would end without an
+    optimizer step.
     The last epoch never belongs to the warm-up. `step` counts from 0 since training began, `batch_size` is the number
     of images per step over all ranks. `progress` of the decay is the number of finished epochs divided by `epochs`, as
     in Ultralytics, unless the training has a deadline (`TrainingPlan.progress`).
