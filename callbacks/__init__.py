@@ -70,7 +70,7 @@ _FILES = {
     "StoppableTrainer": "stop_on_signal",
     "SubmissionWriter": "submission_writer",
 }
-__all__ = list(_FILES)
+__all__ = [name for name in _FILES if name != "StoppableTrainer"]
 
 
 def __getattr__(name: str) -> Any:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from yolo_lightning.checkpoints.checkpoint_file import NotSavedError, link_checkpoint, remove_checkpoint, superseded
 from yolo_lightning.utils import run_files
-from yolo_lightning.utils.choices import check_range
+from yolo_lightning.utils.choices import check_range, checked_arguments
 from yolo_lightning.utils.loop_position import is_last_epoch, steps_begun
 from yolo_lightning.utils.stop_signals import request
 
@@ -29,6 +29,8 @@ STOP_PAUSES_S = (1.0, 2.0, 4.0)
 
 
 def _checkpoint_folder(trainer: Trainer) -> Path:
+    if Path(trainer.default_root_dir).is_file():
+        raise ValueError(f"trainer.default_root_dir must be a folder, got the file {trainer.default_root_dir}")
     return Path(trainer.default_root_dir) / run_files.CHECKPOINTS
 
 
@@ -65,8 +67,11 @@ class BestCheckpoint(ModelCheckpoint):
             is high by chance in one epoch is selected less often with a window of 3 or 5.
     """
 
+    @checked_arguments()
     def __init__(self, monitor: str = "val/map_50", mode: Literal["max", "min"] = "max", window: int = 1) -> None:
         check_range("window", window, ">= 1")
+        if not monitor.strip():
+            raise ValueError(f"BestCheckpoint.monitor must be the name of a logged metric, got {monitor!r}")
         self.window = window
         self.recent: list[float] = []  # values of the newest validations, oldest first
         self._unsaved: dict[str, Any] | None = None  # complete checkpoint on the CPU that could not be written
@@ -172,9 +177,14 @@ class EpochCheckpoint(Checkpoint):
         every_n_epochs: Epochs between two checkpoints, >= 1.
     """
 
+    @checked_arguments()
     def __init__(self, every_n_epochs: int = 1) -> None:
         check_range("every_n_epochs", every_n_epochs, ">= 1")
         self.every_n_epochs = every_n_epochs
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit" and not any(isinstance(one, LastCheckpoint) for one in trainer.callbacks):  # type: ignore[attr-defined]
+            raise ValueError("EpochCheckpoint needs the callback LastCheckpoint before it in trainer.callbacks")
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         epochs, folder = trainer.current_epoch + 1, _checkpoint_folder(trainer)
@@ -200,6 +210,7 @@ class LastCheckpoint(Checkpoint):
         keep: Number of `step-*.ckpt` that are kept, >= 1; `last.ckpt` is a link to the newest.
     """
 
+    @checked_arguments()
     def __init__(self, interval_steps: int = 500, keep: int = 3) -> None:
         check_range("interval_steps", interval_steps, ">= 0")
         check_range("keep", keep, ">= 1")
@@ -207,6 +218,9 @@ class LastCheckpoint(Checkpoint):
         self.keep = keep
         self._failure: OSError | None = None
         """Error of the newest checkpoint, or None."""
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        _checkpoint_folder(trainer)  # raises a ValueError
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

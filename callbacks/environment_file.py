@@ -36,7 +36,6 @@ class EnvironmentFile(Callback):
         facts: dict[str, str] = getattr(pl_module, "convolution_facts", dict)()  # of `YOLOModule`
         path = Path(trainer.default_root_dir) / run_files.ENVIRONMENT
         with OptionalFile().attempt(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
             write_json(path, environment(trainer.strategy.root_device) | facts)
 
 

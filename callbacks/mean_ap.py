@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from yolo_lightning.evaluation.ultralytics_metrics import (
     named_ultralytics_scores,
     ultralytics_scores,
 )
-from yolo_lightning.utils.choices import check_range
+from yolo_lightning.utils.choices import check_range, checked_arguments
 from yolo_lightning.utils.files import write_json
 from yolo_lightning.utils.loop_position import is_last_epoch, steps_begun
 from yolo_lightning.utils.optional_file import OptionalFile
@@ -63,6 +63,7 @@ class MeanAP(Callback):
             `monitor: val/balanced_low` selects less by chance than with `val/balanced`.
     """
 
+    @checked_arguments()
     def __init__(self, report: bool = True, bootstrap_samples: int = 0) -> None:
         self._with_report = report
         if bootstrap_samples != 0:
@@ -77,6 +78,8 @@ class MeanAP(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuse a `monitor` that nothing logs: Lightning would end the fit after its first validation."""
+        if "class_names" not in pl_module.hparams:
+            raise ValueError(f"MeanAP needs a YOLOModule, or hparams['class_names'], got {type(pl_module).__name__}")
         present: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         if stage != "fit" or any(type(one).__module__.split(".")[0] not in PACKAGES for one in (pl_module, *present)):
             return
@@ -108,6 +111,8 @@ class MeanAP(Callback):
 
     def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any) -> None:
         assert self._metric is not None
+        if not isinstance(outputs, Mapping) or not {"preds", "targets"} <= outputs.keys():
+            raise ValueError("MeanAP: validation_step and test_step must return {'preds': ..., 'targets': ...}")
         self._metric.update(outputs["preds"], outputs["targets"])
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

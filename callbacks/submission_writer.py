@@ -24,6 +24,10 @@ class SubmissionWriter(Callback):
     def __init__(self) -> None:
         self._predictions: list[Prediction] = []
 
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "predict" and "predict_image_ids" not in dir(trainer.datamodule):  # type: ignore[attr-defined]
+            raise ValueError("SubmissionWriter needs a DetectionDataModule: use Trainer.predict(model, data)")
+
     def on_predict_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any) -> None:
         self._predictions.extend(outputs)
 

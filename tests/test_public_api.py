@@ -1,21 +1,36 @@
 """Public names of `yolo_lightning`."""
 
+import math
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Trainer
+from lightning.pytorch.demos.boring_classes import BoringModel
 
 import yolo_lightning
 from tests.callbacks.tiny_training import tiny_trainer
 from tests.conftest import REPOSITORY
 from tests.helpers.data_module import data_module
-from yolo_lightning.callbacks import MeanAP
-from yolo_lightning.conv import AutotunedPlan
+from yolo_lightning.callbacks import (
+    EMA,
+    BestCheckpoint,
+    EpochCheckpoint,
+    FinishBy,
+    FrameGallery,
+    LastCheckpoint,
+    MeanAP,
+    ProgressLines,
+    StallMonitor,
+    StatusFile,
+    SubmissionWriter,
+)
+from yolo_lightning.conv import AutotunedPlan, conv2d
 from yolo_lightning.data.synthetic import draw_dataset
 from yolo_lightning.model.conv_backend import ConvolutionSettings
 
@@ -39,6 +54,24 @@ def test_classes_of_model_and_data_are_compared(tmp_path: Path) -> None:
         trainer.validate(module, datamodule=other)
     with pytest.warns(UserWarning, match=r"differ; boxes have the names of the model"):
         module._check_classes(["x"])
+
+
+METRIC: Any = yolo_lightning.MeanAveragePrecision
+MODULE: Any = yolo_lightning.YOLOModule
+NETWORK = torch.nn.Conv2d(3, 4, 3)
+IMAGES = torch.zeros(1, 3, 8, 8), torch.zeros(4, 3, 3, 3)
+
+
+def loader(**options: Any) -> Any:
+    return yolo_lightning.resumable_loader(range(8), 2, **options)
+
+
+def scores_of(scores: float = 0.5, target: Sequence[float] = (0, 0, 9, 9)) -> Any:
+    metric, labels = METRIC(), torch.tensor([0])
+    boxes = torch.tensor([[0.0, 0, 9, 9]])
+    found = {"boxes": boxes, "scores": torch.tensor([scores]), "labels": labels}
+    metric.update([found], [{"boxes": torch.tensor([target]), "labels": labels}])
+    return metric.compute()
 
 
 def test_unknown_name_is_an_attribute_error() -> None:
@@ -143,7 +176,7 @@ def test_prediction_of_a_plain_trainer_returns_the_detections_of_each_frame(
         ),
         (
             lambda: yolo_lightning.MeanAveragePrecision().update({}, {}),
-            "lists with one dictionary per image, got a dict",
+            r"update\.preds must be a list of dictionaries, got \{\}",
         ),
         (
             lambda: yolo_lightning.Recipe(optimizer="sgd"),
@@ -151,11 +184,139 @@ def test_prediction_of_a_plain_trainer_returns_the_detections_of_each_frame(
         ),
         (lambda: yolo_lightning.LossSettings(box_gain=-1), r"model\.loss\.box_gain must be >= 0, got -1"),
         (lambda: yolo_lightning.YOLOModule(weights=3), r"model\.weights must be a text or null, got 3"),
-        (lambda: yolo_lightning.YOLOModule(class_width=0), r"model\.class_width must be >= 1, got 0"),
+        (lambda: yolo_lightning.YOLOModule(class_width=0), r"model\.class_width must be >= 1 and <= 8192, got 0"),
         (lambda: yolo_lightning.DetectionDataModule(format=3), r"data\.format must be a text, got 3"),
+        (lambda: yolo_lightning.DetectionDataModule(batch_size=True), r"data\.batch_size must be an integer, got True"),
+        (
+            lambda: MODULE(epochs=3),
+            "YOLOModule has no argument 'epochs'. The arguments are variant,",
+        ),
+        (lambda: yolo_lightning.Recipe(**{"momemtum": 0}), "Recipe has no argument 'momemtum'. Did you mean momentum"),
+        (lambda: yolo_lightning.Recipe(lr0=math.inf), r"model\.recipe\.lr0 must be a number > 0, got inf"),
+        (lambda: yolo_lightning.YOLOModule(recipe={1: 1}), "Recipe has no setting 1"),
+        (lambda: BestCheckpoint(None), r"BestCheckpoint\.monitor must be a text, got None"),
+        (lambda: BestCheckpoint(" "), r"BestCheckpoint\.monitor must be the name of a logged metric, got ' '"),
+        (lambda: BestCheckpoint(mode="up"), r"BestCheckpoint\.mode must be max or min, got 'up'"),
+        (lambda: LastCheckpoint(2.5), r"LastCheckpoint\.interval_steps must be an integer, got 2\.5"),
+        (lambda: EpochCheckpoint(1.5), r"EpochCheckpoint\.every_n_epochs must be an integer, got 1\.5"),
+        (lambda: EMA("0.9"), r"EMA\.decay must be a number, got '0\.9'"),
+        (lambda: FrameGallery(None), r"FrameGallery\.best must be an integer, got None"),
+        (lambda: FinishBy(5), r"FinishBy\.finish_by must be a text or null, got 5"),
+        (lambda: FinishBy(max_hours=1, reserved_evaluations=-1), "reserved_evaluations must be >= 0, got -1"),
+        (lambda: StallMonitor(math.inf), "timeout_s must be a number > 0, got inf"),
+        (lambda: StatusFile(pause_when_hot="no"), r"StatusFile\.pause_when_hot must be true or false, got 'no'"),
+        (lambda: MeanAP("no"), r"MeanAP\.report must be true or false, got 'no'"),
+        (lambda: ProgressLines(None), r"ProgressLines\.interval_s must be a number, got None"),
+        (lambda: loader(shuffle="yes"), r"resumable_loader\.shuffle must be true or false, got 'yes'"),
+        (lambda: loader(collate_fn="x"), "collate_fn must be a function, .* got x"),
+        (lambda: loader(trainer="x"), "trainer a Trainer or None, got .* and x"),
+        (lambda: loader(workers=1), "resumable_loader has no argument 'workers'. Did you mean num_workers"),
+        (lambda: loader().load_state_dict({}), r"must be a result of its state_dict\(\), got \{\}"),
+        (
+            lambda: yolo_lightning.resumable_loader("abc", 2),
+            r"must have a length and dataset\[index\], got str",
+        ),
+        (
+            lambda: yolo_lightning.latest_checkpoint(None),
+            r"folder must be a text or a path, got None",
+        ),
+        (
+            lambda: yolo_lightning.latest_checkpoint(__file__),
+            "folder must be a run folder, which contains",
+        ),
+        (lambda: yolo_lightning.find_damage(5), r"find_damage\.path must be a text or a path, got 5"),
+        (lambda: yolo_lightning.heartbeat(5), "phase must be one of import, .* got 5"),
+        (lambda: yolo_lightning.heartbeat("step", "5"), "step must be an integer >= 0 or None, got '5'"),
+        (lambda: METRIC(iou_thresholds=0.5), r"MeanAveragePrecision\.iou_thresholds must be a list of numbers or null"),
+        (lambda: METRIC(iou_thresholds=[1.5]), "iou_thresholds must be >= 0 and <= 1, got 1.5"),
+        (lambda: METRIC().update(None, None), r"update\.preds must be a list of dictionaries, got None"),
+        (
+            lambda: METRIC().update([{"labels": 1}], [{}]),
+            r"preds\[0\] must contain the tensor 'boxes', got the keys labels",
+        ),
+        (lambda: scores_of(scores=math.nan), "preds: boxes must be x, y, x, y with finite values, .* got x, y"),
+        (lambda: scores_of(target=[9.0, 9, 0, 0]), "target: .* in target the smaller ones first, got x, y, width"),
+        (lambda: yolo_lightning.swap_convs(NETWORK, skip=None), "skip must be a list of names"),
+        (lambda: yolo_lightning.swap_convs(torch.jit.script(torch.nn.ReLU())), "before torch.jit.script"),
+        (lambda: conv2d(None, None), "input, weight and bias must be tensors and plan a Plan, got NoneType"),
+        (lambda: conv2d(*IMAGES, stride=1.5), "stride must be one integer or one for each of the 2 .* got 1.5"),
+        (lambda: conv2d(*IMAGES, groups="1"), "groups must be an integer > 0, got '1'"),
+        (lambda: conv2d(*IMAGES, memory_format="x"), "memory_format must be a torch.memory_format or None, got 'x'"),
+        (lambda: AutotunedPlan(1, cache_file=3), "cache_file must be the path of a file or None, got 3"),
+        (lambda: yolo_lightning.AtomicCheckpointIO().save_checkpoint(None, "x"), "checkpoint must be a dictionary"),
+        (lambda: yolo_lightning.AtomicCheckpointIO().load_checkpoint(__file__), "it is not a file of torch.save"),
+        (lambda: yolo_lightning.YOLOModule.load_from_checkpoint(None), "checkpoint_path must be a path, got None"),
+        (lambda: yolo_lightning.YOLOModule.load_from_checkpoint("x.ckpt"), "x.ckpt cannot be used: it does not exist"),
+        (lambda: draw_dataset("x", train_frames="16"), r"draw_dataset\.train_frames must be an integer, got '16'"),
+        (lambda: draw_dataset("x", width=0), "width must be >= 1, got 0"),
     ],
 )
 def test_argument_of_another_type_is_named(call: Callable[[], Any], message: str) -> None:
     assert yolo_lightning.find_damage("nowhere.ckpt") == "it does not exist"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         call()
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (np.zeros((1, 3, 64, 64), np.uint8), "images must be a tensor .* got ndarray"),
+        (torch.zeros(3, 64, 64, dtype=torch.uint8), r"got \(3, 64, 64\) of torch\.uint8"),
+        (torch.zeros(1, 4, 64, 64), r"got \(1, 4, 64, 64\) of torch\.float32"),
+        (torch.zeros(0, 3, 64, 64), r"got \(0, 3, 64, 64\) of torch\.float32"),
+        (torch.zeros(1, 3, 64, 64, dtype=torch.int64), r"got \(1, 3, 64, 64\) of torch\.int64"),
+        (torch.ones(1, 3, 64, 64), "got values up to 1"),
+        (torch.zeros(1, 3, 65, 64), r"multiples of 32 and >= 32, got \[65, 64\]"),
+    ],
+)
+def test_images_of_another_form_are_refused(model: Any, images: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        model(images)
+    with pytest.raises(ValueError, match="a DataLoader must yield"):
+        model.predict_step(images, 0)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda data: data.train_dataloader(), r"train split is not open: call setup\('fit'\) of the data module"),
+        (lambda data: data.val_dataloader(), r"valid split is not open: call setup\('fit'\) or setup\('validate'\)"),
+        (lambda data: data.training_facts(), "train split is not open"),
+        (lambda data: data.setup("train"), "stage must be one of fit, validate, test, predict, got 'train'"),
+        (lambda data: data.index("val"), "split must be one of train, valid, test, predict, got 'val'"),
+    ],
+)
+def test_data_module_before_its_setup(data: Any, call: Callable[[Any], Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call(data)
+    assert data.state_dict() == {}
+    data.load_state_dict({})
+
+
+def test_checkpoint_after_a_validation_and_with_numbers_of_numpy(data: Any, tmp_path: Path) -> None:
+    recipe = yolo_lightning.Recipe(lr0=np.float64(0.01), nominal_batch=np.int64(8))  # type: ignore[arg-type]
+    names = tuple(np.array(data.class_names))
+    model = yolo_lightning.YOLOModule(class_names=names, recipe=recipe, convolution=ConvolutionSettings("native"))
+    trainer = quiet_trainer(tmp_path, limit_val_batches=1)
+    trainer.validate(model, data, verbose=False)
+    trainer.save_checkpoint(tmp_path / "one.ckpt")
+    assert yolo_lightning.find_damage(tmp_path / "one.ckpt") is None
+    with pytest.raises(ValueError, match=r"one\.ckpt cannot be loaded with \{'class_names': \['a'\]\}: "):
+        yolo_lightning.YOLOModule.load_from_checkpoint(tmp_path / "one.ckpt", class_names=["a"])
+    with pytest.raises(TypeError, match="'lr'"):
+        yolo_lightning.YOLOModule.load_from_checkpoint(tmp_path / "one.ckpt", lr=1)
+
+
+def test_callbacks_that_need_other_parts_say_so(model: Any, data: Any, tmp_path: Path) -> None:
+    trainer = Trainer(accelerator="cpu", default_root_dir=tmp_path, max_epochs=1, callbacks=[EpochCheckpoint()])
+    with pytest.raises(ValueError, match="EpochCheckpoint needs the callback LastCheckpoint"):
+        trainer.fit(model, data)
+    with pytest.raises(ValueError, match="MeanAP needs a YOLOModule"):
+        quiet_trainer(tmp_path, callbacks=[MeanAP()]).validate(BoringModel())
+    (tmp_path / "file").write_text("")
+    trainer = Trainer(accelerator="cpu", default_root_dir=tmp_path / "file", callbacks=[LastCheckpoint()], logger=False)
+    with pytest.raises(ValueError, match=r"trainer\.default_root_dir must be a folder, got the file"):
+        trainer.validate(BoringModel())
+    data.setup("predict")
+    with pytest.raises(ValueError, match="SubmissionWriter needs a DetectionDataModule"):
+        quiet_trainer(tmp_path, callbacks=[SubmissionWriter()]).predict(model, data.predict_dataloader())

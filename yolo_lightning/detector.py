@@ -31,7 +31,8 @@ from yolo_lightning.model.native_probe import choose_convolution
 from yolo_lightning.model.network_settings import read_settings
 from yolo_lightning.model.postprocess import predictions
 from yolo_lightning.model.tta import tta_predictions
-from yolo_lightning.utils.choices import check_choices, check_range, check_types, chosen_device
+from yolo_lightning.utils.accelerator import chosen_device
+from yolo_lightning.utils.choices import as_settings, check_range, checked_arguments
 from yolo_lightning.utils.paths import user_path
 from yolo_lightning.utils.rank_zero import print_to_notebook
 
@@ -104,6 +105,7 @@ class Detector:
         ValueError: If the weights cannot be used, or an option is invalid.
     """
 
+    @checked_arguments(unchecked=("weights", "image_size"))
     def __init__(
         self,
         weights: str | PathLike[str],
@@ -117,13 +119,11 @@ class Detector:
         pixel_range: PixelRange | None = None,
         tta: bool = False,
         batch_size: int = 8,
-        device: str = "auto",
+        device: str | torch.device = "auto",
         conv_backend: Convolution = "auto",
         allow_pickle: bool = False,
     ) -> None:
         print_to_notebook()
-        check_choices("conv_backend", [conv_backend], Convolution)
-        check_types("Detector", Detector.__init__, {"batch_size": batch_size, "device": device, "tta": tta})
         check_range("batch_size", batch_size, ">= 1")
         self.file = weights_file(weights)
         self.settings = read_settings(self.file, allow_pickle=allow_pickle).for_pictures(
@@ -134,17 +134,17 @@ class Detector:
             class_agnostic=class_agnostic,
             one_to_one=one_to_one,
             tta=tta,
-            pixel_range=pixel_range,
+            pixel_range=None if pixel_range is None else as_settings(PixelRange, pixel_range),
         )
         assert self.settings.image_size is not None
         self.settings.image_size.check("image_size")
-        self.device = chosen_device(device)
+        self.device = chosen_device(str(device))
         one_branch = self.settings.detections.one_to_one
         self._graph, self.names = folded_network(
             self.file, self.device, conv_backend, allow_pickle=allow_pickle, one_to_one=one_branch
         )
         self.settings.image_size.check("image_size", stride=self._graph.stride)
-        self._batch_size = batch_size
+        self._batch_size, self._classes = batch_size, len(self.names)
 
     @overload
     def __call__(self, source: Pixels | PIL.Image.Image) -> DetectionResult: ...
@@ -175,8 +175,12 @@ class Detector:
     @torch.inference_mode()
     def detect(self, images: Iterable[InputImage]) -> Iterator[DetectionResult]:
         """Yield the detections of each image in order; read and process `batch_size` images at a time."""
+        if not isinstance(self.names, list | tuple) or len(self.names) != self._classes:
+            raise ValueError(f"names must be a list of the names of {self._classes} classes, got {self.names!r}")
         remaining = iter(images)
         while group := list(islice(remaining, self._batch_size)):
+            if not all(isinstance(one, InputImage) for one in group):
+                raise ValueError("detect takes InputImages; call the detector itself with arrays, images and paths")
             for image, prediction in zip(group, self._predict(group), strict=True):
                 yield DetectionResult.of(image, prediction, self.names, self.settings.category_ids)
 
@@ -216,8 +220,8 @@ def weights_file(weights: str | PathLike[str]) -> Path:
         ValueError: If there is no such file, it is damaged, or the folder contains no checkpoint.
     """
     given: Any = weights
-    if not isinstance(given, str | PathLike):
-        kind = type(given).__name__
+    if not isinstance(given, str | PathLike) or not str(given):
+        kind = type(given).__name__ if given != "" else "an empty text"
         raise ValueError(f"weights must be a file or a run folder, got {kind}; trainer.save_checkpoint writes a file")
     if user_path(weights).is_dir():
         return checkpoint_to_evaluate(user_path(weights))
@@ -243,10 +247,13 @@ def _single_image(source: Any, reader: ClipReader) -> Iterator[InputImage]:
     if isinstance(source, PIL.Image.Image):
         upright = PIL.ImageOps.exif_transpose(source)  # as OpenCV reads the file
         keeps_values = upright.mode == "L" or upright.mode.startswith("I;16")
+        if upright.mode in ("I", "F", "LAB", "La"):
+            raise ValueError(f"a PIL image must have 8 bits, or 16 with the mode I;16, got the mode {upright.mode}.")
         source = np.array(upright if keeps_values else upright.convert("RGB"))
     if not isinstance(source, np.ndarray):
         raise ValueError(f"an image must be a path, a PIL image or an array of uint8, got {type(source).__name__}.")
-    yield from_array(source, reader.ranges, has_background=reader.background)
+    pixels = np.asarray(source, source.dtype.newbyteorder("="))
+    yield from_array(pixels, reader.ranges, has_background=reader.background)
 
 
 def arranged_network(file: Path, device: torch.device, convolution: Convolution, *, allow_pickle: bool = False) -> Any:

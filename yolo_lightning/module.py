@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,8 +20,18 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 from yolo_lightning.callbacks.mean_ap import MeanAP
-from yolo_lightning.checkpoints.torch_archive import load_checkpoint
-from yolo_lightning.data.batch import Batch, Prediction, Target, TrainingFacts, check_batch, targets
+from yolo_lightning.checkpoints.checkpoint_file import require_whole
+from yolo_lightning.checkpoints.torch_archive import load_checkpoint, reason
+from yolo_lightning.data.batch import (
+    Batch,
+    Prediction,
+    Target,
+    TrainingFacts,
+    check_batch,
+    check_is_batch,
+    is_scaled,
+    targets,
+)
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.data.sampling.resumable_loader import ResumableLoader
@@ -30,7 +41,7 @@ from yolo_lightning.model.detection_settings import DetectionSettings
 from yolo_lightning.model.graph import (
     INPUT_CHANNELS,
     build_graph,
-    check_channels,
+    check_images,
     check_one_to_one,
     head_class_width,
     is_same_architecture,
@@ -62,7 +73,7 @@ from yolo_lightning.training.optimizers import (
 from yolo_lightning.training.recipe import Recipe
 from yolo_lightning.training.schedule import OptimizerSettings, scaled_weight_decay, settings_at
 from yolo_lightning.training.self_check import SelfCheck
-from yolo_lightning.utils.choices import as_settings, check_range, check_types
+from yolo_lightning.utils.choices import as_settings, check_range, check_types, checked_arguments
 from yolo_lightning.utils.distributed import sum_over_ranks
 from yolo_lightning.utils.host import keep_freed_memory
 from yolo_lightning.utils.loop_position import schedule_step, steps_begun
@@ -105,6 +116,7 @@ class YOLOModule(LightningModule):
         ValueError: If a value is out of range or `weights` cannot be used.
     """
 
+    @checked_arguments("model", unchecked=("class_names",))
     def __init__(
         self,
         variant: str = "yolov8n",
@@ -122,14 +134,13 @@ class YOLOModule(LightningModule):
         guard: GuardSettings = GuardSettings(),  # noqa: B008 - frozen
     ) -> None:
         super().__init__()
-        check_types("model", YOLOModule.__init__, {**locals(), "class_names": ()})
         print_to_notebook()
         variant, names = str(variant), class_names  # a path is stored as a text
         is_list = isinstance(names, Sequence) and not isinstance(names, str)
         if not (is_list and all(isinstance(one, str) and one.strip() for one in names)):
             raise ValueError(f"model.class_names must be a list of names, as ['person', 'car'], got {names!r}")
         if class_width is not None:
-            check_range("model.class_width", class_width, ">= 1")
+            check_range("model.class_width", class_width, ">= 1", "<= 8192")
         self.recipe, self.loss_settings = as_settings(Recipe, recipe), as_settings(LossSettings, loss)
         self.convolution = as_settings(ConvolutionSettings, convolution)
         self.detections = as_settings(DetectionSettings, detections)
@@ -146,7 +157,7 @@ class YOLOModule(LightningModule):
             plan=conv_backend.make_plan(self.convolution),
             memory_format=self.convolution.memory_format,
         )
-        names = (ONE_CLASS,) if single_class else tuple(class_names)
+        names = (ONE_CLASS,) if single_class else tuple(map(str, class_names))
         backend = self.convolution.backend
         self.graph = build_graph(
             variant, names, backend, weights, class_width, allow_pickle, input_channels=input_channels
@@ -188,8 +199,17 @@ class YOLOModule(LightningModule):
     @classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, *arguments: Any, **options: Any) -> Self:
         """Return the module of a checkpoint, possibly of an earlier layout; `options` override its settings."""
+        check_types("load_from_checkpoint", {"checkpoint_path": Path}, {"checkpoint_path": checkpoint_path})
+        require_whole(Path(checkpoint_path))
         stored = load_checkpoint(Path(checkpoint_path), "meta").get("hyper_parameters", {})
-        return super().load_from_checkpoint(checkpoint_path, *arguments, **(stored | options))
+        others = signature(LightningModule.load_from_checkpoint).parameters
+        signature(cls).bind_partial(**{name: options[name] for name in options.keys() - others})
+        try:
+            return super().load_from_checkpoint(checkpoint_path, *arguments, **(stored | options))
+        except (RuntimeError, KeyError) as error:
+            raise ValueError(
+                f"checkpoint {checkpoint_path} cannot be loaded with {options}: {reason(error)}"
+            ) from error
 
     def setup(self, stage: str) -> None:
         """Check classes and image size, and choose the convolution implementation for `backend: auto`.
@@ -243,6 +263,9 @@ class YOLOModule(LightningModule):
 
         With another `input_channels`, the images have this number of channels.
         """
+        is_readable = isinstance(images, Tensor) and images.is_cpu and not torch.compiler.is_compiling()
+        if is_readable and images.is_floating_point() and is_scaled(images.detach()):
+            raise ValueError(f"images must be uint8, or float32 from 0 to 255, got values up to {images.max():g}")
         return self.graph(self._network_input(images))
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
@@ -293,6 +316,7 @@ class YOLOModule(LightningModule):
 
     def predict_step(self, batch: Batch, batch_idx: int) -> list[Prediction]:
         """Return the predictions of one batch of letterboxed frames."""
+        check_is_batch(batch)
         return self._predict(self._infer(batch.images), batch)
 
     def on_validation_epoch_start(self) -> None:
@@ -411,7 +435,7 @@ class YOLOModule(LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         state = ModuleState(
             steps=self._steps,
-            optimizer=type(self.trainer.optimizers[0]).__name__,
+            optimizer=type(self.trainer.optimizers[0]).__name__ if self.trainer.optimizers else None,
             accumulation=self._accumulation.state_dict(self.graph, self.trainer.scaler),
             nonfinite=self._guard.state_dict(),
             splitting=self.guarded_step.state_dict(),
@@ -515,8 +539,8 @@ class YOLOModule(LightningModule):
             rank_zero_warn(f"statistics of batch normalization: the averages of the training are kept ({error})")
 
     def _network_input(self, images: Tensor) -> Tensor:
+        check_images(images, self.hparams["input_channels"])
         ImageSize(*images.shape[-2:]).check("data.image_size", stride=graph_stride(self.graph))
-        check_channels(images.shape[1], self.hparams["input_channels"])
         return network_input(images, next(self.graph.parameters()).dtype)
 
     def _infer(self, images: Tensor) -> Any:
@@ -530,6 +554,7 @@ class YOLOModule(LightningModule):
         return batch  # type: ignore[no-any-return]
 
     def _evaluate(self, batch: Batch, stage: str) -> Evaluation:
+        check_is_batch(batch)
         if self.hparams["single_class"]:
             batch = as_one_class(batch)
         raw = self._infer(batch.images)

@@ -201,7 +201,7 @@ def test_name_in_place_of_a_module_is_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"skip": "01"}, "skip must be a list of names, as ['01'], got '01'"),
+        ({"skip": "01"}, "skip must be a list of names, as ['backbone.conv1'], got '01'"),
         ({"plan": "autotune"}, "plan must be a Plan or an AutotunedPlan, got 'autotune'"),
     ],
 )

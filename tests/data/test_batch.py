@@ -133,8 +133,18 @@ def test_batch_of_a_foreign_loader_is_checked() -> None:
         "images": (batch.images.double(), r"Batch\.images must be uint8, or float32 from 0 to 255, got torch\.float64"),
         "labels": (batch.labels + 9, r"Batch\.labels must be from 0 to 2, got 9 to"),
         "boxes": (batch.boxes * 640, r"Batch\.boxes must be from 0 to 1, got"),
+        "sample_index": (batch.sample_index + 3, r"Batch\.sample_index must be from 0 to 2, got"),
+        "readable": ((), r"Batch\.readable must have one value for each of the 3 image_ids, got 0"),
+        "months": ((1,), r"Batch\.months must have one value for each of the 3 image_ids, got 1"),
     }
-    for name, (value, message) in changes.items():
+    others = {
+        "images": (batch.images.float() / 255 + 0.5, r"Batch\.images must be uint8, or float32 from 0 to 255, got"),
+        "labels": (batch.labels[:-1], r"Batch\.boxes must be a tensor of shape"),
+        "boxes": (batch.boxes.numpy(), r"Batch\.boxes must be a tensor of shape .* got ndarray"),
+        "sample_index": (batch.sample_index.flip(0), r"Batch\.sample_index must be ascending"),
+        "image_ids": (("a",), r"Batch\.images must be a tensor of shape \(1, "),
+    }
+    for name, (value, message) in [*changes.items(), *others.items()]:
         with pytest.raises(ValueError, match=message):
             check_batch(msgspec.structs.replace(batch, **{name: value}), 3)
     with pytest.raises(ValueError, match=r"must yield yolo_lightning\.data\.batch\.Batch, .* got list"):

@@ -3,7 +3,8 @@ from typing import Any, Literal
 import pytest
 
 from yolo_lightning.training.recipe import Recipe
-from yolo_lightning.utils.choices import as_settings, check_choices, check_range, chosen_device, settings_group
+from yolo_lightning.utils.accelerator import chosen_device
+from yolo_lightning.utils.choices import as_settings, check_choices, check_range, settings_group
 
 
 def test_device_that_only_pretends_to_compute_is_refused() -> None:
@@ -58,8 +59,8 @@ class Example:
     [
         ({"number": "1"}, r"a\.group\.number must be a number, got '1'"),
         ({"number": 0}, r"a\.group\.number must be > 0, got 0"),
-        ({"names": "car"}, r"a\.group\.names must be a list, got 'car'"),
-        ({"names": ["car", 3]}, r"a\.group\.names must be a list, got \['car', 3\]"),
+        ({"names": "car"}, r"a\.group\.names must be a list of texts, got 'car'"),
+        ({"names": ["car", 3]}, r"a\.group\.names must be a list of texts, got \['car', 3\]"),
         ({"mode": "up"}, r"a\.group\.mode must be on or off, got 'up'"),
         ({"limit": 1.5}, r"a\.group\.limit must be an integer or null, got 1\.5"),
     ],

@@ -10,8 +10,10 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from yolo_lightning.utils.choices import checked_arguments
 from yolo_lightning.utils.files import flush, replacing, write_json
 from yolo_lightning.utils.json_record import read_record
+from yolo_lightning.utils.rank_zero import rank_zero_warn
 from yolo_lightning.utils.run_files import CHECKSUM_SUFFIX
 from yolo_lightning.utils.suggestions import missing
 
@@ -80,6 +82,7 @@ def remove_checkpoint(path: Path) -> None:
     checksum_path(path).unlink(missing_ok=True)
 
 
+@checked_arguments()
 def find_damage(path: str | Path) -> str | None:
     """Return why a checkpoint cannot be used, or None if it is undamaged.
 
@@ -90,6 +93,8 @@ def find_damage(path: str | Path) -> str | None:
         return "it is a folder, not a file" if path.is_dir() else f"it {missing(path).rstrip('.')}"
     checksum = read_checksum(path)
     if checksum is None:
+        if checksum_path(path).exists():
+            rank_zero_warn(f"{checksum_path(path)} is damaged: the content of the checkpoint is loaded, not compared")
         from yolo_lightning.checkpoints.torch_archive import load_checkpoint
 
         try:

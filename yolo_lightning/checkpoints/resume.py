@@ -16,6 +16,7 @@ from yolo_lightning.checkpoints.remote_folder import RemoteFolder, fetch_run, lo
 from yolo_lightning.checkpoints.torch_archive import load_checkpoint
 from yolo_lightning.utils import run_files
 from yolo_lightning.utils.addresses import SECRET, redacted
+from yolo_lightning.utils.choices import checked_arguments
 from yolo_lightning.utils.old_layout import current_layout
 from yolo_lightning.utils.plain_text import one_line
 from yolo_lightning.utils.rank_zero import rank_zero_info, rank_zero_warn
@@ -86,6 +87,7 @@ def checkpoint_to_fit(base: Path, ckpt_path: str | None, resume: bool, *, exactl
     return path
 
 
+@checked_arguments()
 def latest_checkpoint(folder: str | Path, mirror: str | None = None) -> Path | None:
     """Return the newest undamaged checkpoint of a run folder, for `Trainer.fit(ckpt_path=...)`; None for a new run.
 
@@ -97,9 +99,11 @@ def latest_checkpoint(folder: str | Path, mirror: str | None = None) -> Path | N
             undamaged one of the run is downloaded.
 
     Raises:
-        ValueError: If every checkpoint is damaged, or the mirror cannot be read.
+        ValueError: If every checkpoint is damaged, the mirror cannot be read, or `folder` is no run folder.
     """
     base = Path(folder)
+    if not str(folder) or base.is_file() or any(base.glob(run_files.CHECKPOINT_PATTERN)):
+        raise ValueError(f"folder must be a run folder, which contains {run_files.CHECKPOINTS}/, got {folder!r}")
     if mirror is not None and (name := run_to_download(base, mirror, exactly=True)) is not None:
         download(base, mirror, name)
     if not run_files.has_checkpoint(base):

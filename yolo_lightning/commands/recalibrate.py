@@ -29,7 +29,8 @@ from yolo_lightning.module import YOLOModule
 from yolo_lightning.supervision import heartbeat
 from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.training.normalization_statistics import recompute_statistics
-from yolo_lightning.utils.choices import check_range, chosen_device
+from yolo_lightning.utils.accelerator import chosen_device
+from yolo_lightning.utils.choices import check_range
 from yolo_lightning.utils.paths import real_path, user_path
 from yolo_lightning.utils.rank_zero import rank_zero_info
 from yolo_lightning.utils.run_files import RECALIBRATED_CHECKPOINT

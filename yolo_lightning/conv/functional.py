@@ -64,6 +64,10 @@ def conv2d(
     Raises:
         ValueError: If an argument is not allowed.
     """
+    for value, kind in ((input, Tensor), (weight, Tensor), (bias, Tensor | None), (plan, Plan)):
+        if not isinstance(value, kind):
+            got = type(value).__name__
+            raise ValueError(f"input, weight and bias must be tensors and plan a Plan, got {got} instead of {kind}")
     if exports_to_onnx():
         return F.conv2d(input, weight, bias, stride, padding, dilation, groups)
     input, weight, bias = autocast_operands(input, weight, bias)

@@ -130,6 +130,8 @@ class AutotunedPlan(Plan):
     def __init__(self, budget_s: float, cache_file: str | os.PathLike[str] | None = None) -> None:
         if not (isinstance(budget_s, int | float) and budget_s >= 0):
             raise ValueError(f"budget_s must be >= 0 seconds, got {budget_s!r}")
+        if not isinstance(cache_file, str | os.PathLike | None) or (cache_file and Path(cache_file).is_dir()):
+            raise ValueError(f"cache_file must be the path of a file or None, got {cache_file!r}")
         super().__init__()
         self.budget_s = budget_s
         self.cache_file = None if cache_file is None else Path(cache_file).expanduser()

@@ -4,6 +4,7 @@ from collections.abc import Collection
 from typing import Any, TypeVar
 
 from torch import nn
+from torch.jit import ScriptModule
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.lazy import LazyModuleMixin
@@ -69,9 +70,11 @@ def swap_convs(module: ModuleT, *, plan: Plan = DEFAULT_PLAN, skip: Collection[s
             of its own. The message lists the layers; no layer has been changed.
     """
     if not isinstance(module, nn.Module):
-        raise ValueError(f"swap_convs converts a torch.nn.Module, got {module!r}")
-    if isinstance(skip, str):
-        raise ValueError(f"skip must be a list of names, as [{skip!r}], got {skip!r}")
+        raise ValueError(f"swap_convs converts a torch.nn.Module, got {module!r:.100}")
+    if any(isinstance(one, ScriptModule) for one in module.modules()):
+        raise ValueError("swap_convs converts a module before torch.jit.script or torch.jit.trace, got a ScriptModule")
+    if not isinstance(skip, Collection) or isinstance(skip, str) or not all(isinstance(one, str) for one in skip):
+        raise ValueError(f"skip must be a list of names, as ['backbone.conv1'], got {skip!r}")
     if not isinstance(plan, Plan):
         raise ValueError(f"plan must be a Plan or an AutotunedPlan, got {plan!r}")
     skipped = {id(submodule) for name in skip for submodule in _named(module, name).modules()}

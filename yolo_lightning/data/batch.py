@@ -151,16 +151,37 @@ def collate(samples: Sequence[Sample]) -> Batch:
     )
 
 
-def check_batch(batch: Any, classes: int) -> None:
-    """Raise a ValueError unless the value is a `Batch` with labels below `classes`; a loader can be foreign."""
+def is_scaled(images: Tensor) -> bool:
+    """Return whether the largest value is above 0 and at most 1, or not a number; waits for the device."""
+    return bool(images.numel()) and not bool((images.max() > 1) | (images.max() == 0))
+
+
+def check_is_batch(batch: Any) -> None:
     if not isinstance(batch, Batch):
         kind = type(batch).__name__
         raise ValueError(
             f"a DataLoader must yield yolo_lightning.data.batch.Batch, as `collate` there does, got {kind}"
         )
-    if batch.images.dtype not in (torch.uint8, torch.float32):
-        raise ValueError(f"Batch.images must be uint8, or float32 from 0 to 255, got {batch.images.dtype}")
-    for name, values, most in (("labels", batch.labels, classes - 1), ("boxes", batch.boxes, 1.01)):
+
+
+def check_batch(batch: Any, classes: int) -> None:
+    """Raise a ValueError unless the value is a `Batch` with labels below `classes`; a loader can be foreign."""
+    check_is_batch(batch)
+    images, boxes, count = batch.images, len(batch.labels), len(batch)
+    for name, shape in (("images", (count, *images.shape[1:])), ("boxes", (boxes, 4)), ("sample_index", (boxes,))):
+        if not isinstance(value := getattr(batch, name), Tensor) or value.shape != shape:
+            got = f"{type(value).__name__} {tuple(getattr(value, 'shape', ()))}"
+            raise ValueError(f"Batch.{name} must be a tensor of shape {shape}, got {got}")
+    for name in ("frame_shapes", "letterboxes", "readable", *(("months",) if batch.months else ())):
+        if (found := len(getattr(batch, name))) != count:
+            raise ValueError(f"Batch.{name} must have one value for each of the {count} image_ids, got {found}")
+    if images.dtype is not torch.uint8 and (images.dtype is not torch.float32 or is_scaled(images)):
+        raise ValueError(f"Batch.images must be uint8, or float32 from 0 to 255, got {images.dtype} to {images.max()}")
+    if (batch.sample_index.diff() < 0).any():
+        raise ValueError(f"Batch.sample_index must be ascending, got {batch.sample_index.tolist()}")
+    limits = {"labels": classes - 1, "boxes": 1.01, "sample_index": count - 1}
+    for name, most in limits.items():
+        values = getattr(batch, name)
         if values.numel() and not 0 <= values.min() <= values.max() <= most:
             raise ValueError(f"Batch.{name} must be from 0 to {int(most)}, got {values.min():g} to {values.max():g}")
 

@@ -46,7 +46,7 @@ from yolo_lightning.data.storage.storage import StorageKind, StorageSettings
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
 from yolo_lightning.data.transforms.box_paste import PasteCandidates
 from yolo_lightning.utils.accelerator import uses_pinned_memory
-from yolo_lightning.utils.choices import as_settings, check_range, check_types
+from yolo_lightning.utils.choices import as_settings, check_choices, check_range, checked_arguments, plain
 from yolo_lightning.utils.host import worker_count
 from yolo_lightning.utils.loop_position import epochs_trained, recount
 from yolo_lightning.utils.paths import user_path
@@ -85,6 +85,7 @@ class DetectionDataModule(LightningDataModule):
         ValueError: If a value is out of range. Errors in the data are raised by `setup`, before training starts.
     """
 
+    @checked_arguments("data", unchecked=("image_size",))
     def __init__(
         self,
         root: str | None = None,
@@ -102,7 +103,6 @@ class DetectionDataModule(LightningDataModule):
         augmentation: Augmentation = Augmentation(),  # noqa: B008
     ) -> None:
         super().__init__()
-        check_types("data", DetectionDataModule.__init__, {**locals(), "image_size": 0})
         print_to_notebook()
         self.image_size = ImageSize.of("data.image_size", image_size).check("data.image_size")
         check_range("data.batch_size", batch_size, ">= 1")
@@ -111,7 +111,7 @@ class DetectionDataModule(LightningDataModule):
         storage, limits = as_settings(StorageSettings, storage), as_settings(Limits, limits)
         input, sampling = as_settings(InputSettings, input), as_settings(Sampling, sampling)
         loader, augmentation = as_settings(LoaderSettings, loader), as_settings(Augmentation, augmentation)
-        folder = None if root is None else user_path(root)
+        folder = user_path(root) if root else None
         self.dataset_format = open_format(DatasetSettings(folder, format, files, split, storage, limits, input))
         self.root = self.dataset_format.root
         self.input = input
@@ -123,8 +123,7 @@ class DetectionDataModule(LightningDataModule):
                 "data.augmentation.pixel_transforms must be empty with data.input.pixel_range.mode full, because the "
                 "transforms of albumentations work on 8-bit images; use mode fixed or frame with them"
             )
-        self.batch_size = batch_size
-        self.seed = seed
+        self.batch_size, self.seed = plain(batch_size), plain(seed)
         self.storage = storage
         self.limits = limits
         self.loader = loader
@@ -140,6 +139,8 @@ class DetectionDataModule(LightningDataModule):
         Raises:
             ValueError: If the dataset cannot be used; the message names file and record.
         """
+        if stage not in list(SPLITS_OF_STAGE):
+            raise ValueError(f"stage must be one of {', '.join(SPLITS_OF_STAGE)}, got {stage!r}")
         for split in SPLITS_OF_STAGE[stage]:
             if split in self._splits:
                 continue
@@ -181,6 +182,7 @@ class DetectionDataModule(LightningDataModule):
 
     def open(self, split: Split, storage: StorageKind | None = None) -> LabelledFrames:
         """Return a split with its frames, unchecked; `storage` None uses `data.storage.kind`."""
+        check_choices("split", [split], Split)
         opened = self.dataset_format.open_storage(split, self.channels or 3, storage)
         index = self.dataset_format.open_index(split)
         if self.channels is None:
@@ -211,7 +213,14 @@ class DetectionDataModule(LightningDataModule):
 
     def index(self, split: Split) -> SplitIndex:
         """Return the index of a split that `setup` has opened."""
-        return self._splits[split].index
+        return self._opened(split).index
+
+    def _opened(self, split: Split) -> LabelledFrames:
+        check_choices("split", [split], Split)
+        if split not in self._splits:
+            calls = [f"setup({stage!r})" for stage, splits in SPLITS_OF_STAGE.items() if split in splits]
+            raise ValueError(f"the {split} split is not open: call {' or '.join(calls)} of the data module first")
+        return self._splits[split]
 
     @property
     def predict_image_ids(self) -> list[str]:
@@ -234,11 +243,11 @@ class DetectionDataModule(LightningDataModule):
 
     def train_dataloader(self) -> ResumableLoader:
         """Return augmented batches in an order that depends on (seed, epoch) only; the position is resumable."""
-        trainer, batches = self.trainer, self._batches()
+        frames, trainer, batches = self._opened("train"), self.trainer, self._batches()
         processes = max(1, worker_count(self.loader.num_workers)) * batches.processes
         has_mixup = self.augmentation.mixup > 0
         wanted = frames_to_cache(self._order.length, processes, self.batch_size, has_mixup=has_mixup)
-        frames = self._splits["train"].cached(self.storage.image_cache_mib, wanted)
+        frames = frames.cached(self.storage.image_cache_mib, wanted)
         keys = EpochBatchSampler(self._order, self.batch_size, batches.rank, batches.processes, has_mixup=has_mixup)
         if trainer is not None:
             keys.epoch = epochs_trained(trainer)  # Lightning restores no loader state at the end of an epoch
@@ -262,7 +271,7 @@ class DetectionDataModule(LightningDataModule):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the fingerprint of the training data for a checkpoint."""
-        return {"train_fingerprint": self.index("train").fingerprint}
+        return {"train_fingerprint": self.index("train").fingerprint} if "train" in self._splits else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Check that the training data is that of the checkpoint, so that the position in its order is valid.
@@ -270,8 +279,8 @@ class DetectionDataModule(LightningDataModule):
         Raises:
             ValueError: If the content of the training split has changed.
         """
-        saved = state_dict["train_fingerprint"]
-        if "train" in self._splits and self.index("train").fingerprint != saved:
+        saved = state_dict.get("train_fingerprint")
+        if saved is not None and "train" in self._splits and self.index("train").fingerprint != saved:
             raise ValueError(
                 f"the checkpoint was made on other training data (fingerprint {saved}, now "
                 f"{self.index('train').fingerprint}): resume with the same {self.dataset_format.name('train')}, "
@@ -294,7 +303,7 @@ class DetectionDataModule(LightningDataModule):
         return batch
 
     def _evaluation_loader(self, split: Split) -> DataLoader[Sample]:
-        frames = self._splits[split]
+        frames = self._opened(split)
         return DataLoader(
             EvaluationDataset(frames, self.image_size),
             batch_sampler=FileOrderBatches(len(frames), self._batches()),

@@ -1,6 +1,7 @@
 """Size of the network input: one number for a square, or height and width."""
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any, Literal, NamedTuple, Self
 
 STRIDE = 32  # Pixels. Largest stride of most graphs; the sides of the network input are multiples of it.
@@ -27,9 +28,9 @@ class ImageSize(NamedTuple):
             ValueError: If the value is neither.
         """
         sides: list[Any] = list(value) if isinstance(value, list | tuple) else [value, value]
-        if len(sides) != 2 or any(isinstance(side, bool) or not isinstance(side, int) for side in sides):
+        if len(sides) != 2 or any(isinstance(side, bool) or not isinstance(side, Integral) for side in sides):
             raise ValueError(f"{name} must be one integer (a square) or two ([height, width]), got {value!r}")
-        return cls(*sides)
+        return cls(*map(int, sides))
 
     def check(self, name: str, least: int = STRIDE, stride: int = STRIDE) -> Self:
         """Return the size if its sides are multiples of the stride from `least` to LARGEST, else raise a ValueError."""

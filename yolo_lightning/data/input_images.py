@@ -86,7 +86,7 @@ def find_files(sources: Sequence[str]) -> list[Path]:
     files: dict[Path, None] = {}
     for source in sources:
         path = user_path(source)
-        if os.path.isdir(path):
+        if os.path.isdir(path) and source:
             found = sorted(file for file in map(Path, regular_files(path)) if _is_known(file))
         elif os.path.isfile(path):
             if not _is_known(path):
@@ -97,7 +97,7 @@ def find_files(sources: Sequence[str]) -> list[Path]:
         else:
             is_stream = "://" in source or source.isdecimal()
             kinds = "does not exist: images and videos must be local files; addresses and cameras are not read"
-            raise ValueError(f"{source} {kinds if is_stream else missing(path)}")
+            raise ValueError(f"{source or repr(source)} {kinds if is_stream else missing(path)}")
         if not found:
             raise ValueError(f"{source} contains no file that ends in {', '.join(sorted(SUFFIXES))}.")
         files |= dict.fromkeys(found)

@@ -38,7 +38,7 @@ class LoaderSettings:
 
     def __post_init__(self) -> None:
         if self.num_workers != AUTO:
-            check_range("data.loader.num_workers", self.num_workers, ">= 0")
+            check_range("data.loader.num_workers", self.num_workers, ">= 0", "<= 1024")
         check_range("data.loader.prefetch_factor", self.prefetch_factor, ">= 1")
 
     def arguments(self, *, on_gpu: bool, persistent: bool) -> dict[str, Any]:

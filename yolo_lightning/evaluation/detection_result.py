@@ -14,6 +14,7 @@ from yolo_lightning.data.batch import Prediction
 from yolo_lightning.data.input_images import InputImage
 from yolo_lightning.evaluation.coco_results import Detection, coco_detections
 from yolo_lightning.evaluation.drawing import with_boxes
+from yolo_lightning.utils.choices import checked_arguments
 
 if TYPE_CHECKING:
     import supervision as sv
@@ -82,6 +83,7 @@ class DetectionResult:
             xyxy=self.boxes, confidence=self.scores, class_id=self.labels, data={"class_name": np.array(self.names)}
         )
 
+    @checked_arguments()
     def to_coco(self, image_id: int | str = 0) -> list[Detection]:
         """Return the detections as entries of a COCO result file: `bbox` is x, y, width, height in pixels.
 

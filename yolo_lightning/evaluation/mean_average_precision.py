@@ -1,6 +1,6 @@
 """Mean average precision as a torchmetrics metric."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from yolo_lightning.evaluation.average_precision import (
 )
 from yolo_lightning.evaluation.greedy import Integers
 from yolo_lightning.evaluation.matching import ALL_AREAS, IOU_THRESHOLDS, MAX_THRESHOLDS, BoxTable, match_boxes
+from yolo_lightning.utils.choices import check_range, check_types, checked_arguments
 
 AREA_RANGES = {
     "all": ALL_AREAS,
@@ -26,6 +27,7 @@ AREA_RANGES = {
 }
 """Smallest and largest area of an object in square pixels, both inclusive."""
 
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 Frame = dict[str, Tensor]
 STATES = {
     "detection_boxes": torch.float32,
@@ -71,6 +73,7 @@ class MeanAveragePrecision(Metric):
     is_differentiable = False
     higher_is_better = True
 
+    @checked_arguments()
     def __init__(
         self,
         iou_thresholds: list[float] | None = None,
@@ -84,6 +87,8 @@ class MeanAveragePrecision(Metric):
         self.max_detection_thresholds = sorted(max_detection_thresholds or DETECTION_LIMITS)
         if not 1 <= len(self.iou_thresholds) <= MAX_THRESHOLDS:
             raise ValueError(f"iou_thresholds must contain 1 to {MAX_THRESHOLDS} values, got {iou_thresholds!r}")
+        for one in self.iou_thresholds:
+            check_range("iou_thresholds", one, ">= 0", "<= 1")
         if len(self.max_detection_thresholds) != 3 or self.max_detection_thresholds[0] < 1:
             raise ValueError(f"max_detection_thresholds must contain 3 numbers >= 1, got {max_detection_thresholds!r}")
         for name in STATES:
@@ -99,10 +104,10 @@ class MeanAveragePrecision(Metric):
                 small, medium or large (default: the area of the box).
 
         Raises:
-            ValueError: If a key is missing or the tensors of an image have different lengths.
+            ValueError: If a key is missing, the tensors of an image have different lengths, or labels are no integers.
         """
-        if isinstance(preds, Mapping) or isinstance(target, Mapping):
-            raise ValueError("preds and target must be lists with one dictionary per image, got a dictionary")
+        hints = dict.fromkeys(("preds", "target"), list[dict[str, Tensor]])
+        check_types("MeanAveragePrecision.update", hints, {"preds": preds, "target": target})
         if len(preds) != len(target):
             raise ValueError(f"preds and target must have the same length, got {len(preds)} and {len(target)}")
         _check(preds, "preds", ("scores", "labels"))
@@ -158,8 +163,10 @@ class MeanAveragePrecision(Metric):
 
         boxes, labels, counts = column("boxes").reshape(-1, 4), column("labels"), column("counts")
         if kind == "detection":
+            _check_finite("preds", np.column_stack([boxes, column("scores")]))
             return BoxTable(boxes, labels, counts, scores=column("scores"))
         areas, crowds = column("areas").astype(np.float64), column("crowds").astype(np.bool_)
+        _check_finite("target", np.column_stack([boxes, areas]), least=0)
         return BoxTable(boxes, labels, counts, areas=areas, crowds=crowds)
 
     def _scores(self, found: BoxTable, truth: BoxTable, labels: Integers) -> list[PartScores]:
@@ -201,11 +208,20 @@ def _sized(boxes: Tensor) -> Tensor:
     return torch.cat([corners[:, :2], corners[:, 2:] - corners[:, :2]], 1).reshape(-1)
 
 
+def _check_finite(name: str, values: Any, least: float = -np.inf) -> None:
+    """Raise a ValueError for x, y, width, height and score or area of a box if they are not finite or too small."""
+    wrong = ~np.isfinite(values).all(1) | (values[:, 2:] < least).any(1)
+    if wrong.any():
+        meaning = f"{name}: boxes must be x, y, x, y with finite values, in target the smaller ones first"
+        raise ValueError(f"{meaning}, got x, y, width, height and score or area {values[wrong][0].tolist()}")
+
+
 def _check(frames: Sequence[Frame], name: str, columns: Sequence[str], optional: Sequence[str] = ()) -> None:
     for number, frame in enumerate(frames):
         for key in ("boxes", *columns):
             if not isinstance(frame.get(key), Tensor):
-                raise ValueError(f"{name}[{number}] must contain the tensor {key!r}, got {type(frame.get(key))}")
+                got = type(frame[key]).__name__ if key in frame else f"the keys {', '.join(map(str, frame)) or 'none'}"
+                raise ValueError(f"{name}[{number}] must contain the tensor {key!r}, got {got}")
         boxes = frame["boxes"]
         if boxes.numel() and (boxes.dim() != 2 or boxes.size(1) != 4):
             raise ValueError(f"{name}[{number}]['boxes'] must have shape (N, 4), got {tuple(boxes.shape)}")
@@ -215,5 +231,5 @@ def _check(frames: Sequence[Frame], name: str, columns: Sequence[str], optional:
                     f"{name}[{number}][{key!r}] must have shape ({boxes.numel() // 4},), one value per box, "
                     f"got {tuple(frame[key].shape)}"
                 )
-        if frame["labels"].numel() and frame["labels"].is_floating_point():
+        if frame["labels"].numel() and frame["labels"].dtype not in INTEGERS:
             raise ValueError(f"{name}[{number}]['labels'] must be integers, got {frame['labels'].dtype}")

@@ -33,11 +33,16 @@ def network_input(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     return images.to(dtype) / 255
 
 
-def check_channels(found: int, input_channels: int) -> None:
-    """Raise a ValueError if images with `found` channels do not fit a network; gray images fit one for RGB."""
-    if found != input_channels and (found, input_channels) != (1, INPUT_CHANNELS):
+def check_images(images: Any, input_channels: int) -> None:
+    """Raise a ValueError if images do not fit a network, without access to values; gray images fit one for RGB."""
+    is_batch = isinstance(images, Tensor) and images.dim() == 4 and len(images) > 0
+    found = images.shape[1] if is_batch else 0
+    fits = found == input_channels or (found, input_channels) == (1, INPUT_CHANNELS)
+    if not (fits and (images.dtype is torch.uint8 or images.is_floating_point())):
+        got = f"{tuple(images.shape)} of {images.dtype}" if isinstance(images, Tensor) else type(images).__name__
         raise ValueError(
-            f"images must have model.input_channels={input_channels} channels (2: data.input.background), got {found}"
+            f"images must be a tensor (B, {input_channels}, H, W) of uint8, or of float32 from 0 to 255, with "
+            f"model.input_channels={input_channels} channels (2: data.input.background), got {got}"
         )
 
 

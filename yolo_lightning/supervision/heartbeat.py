@@ -247,11 +247,14 @@ def heartbeat(phase: str = "step", step: int | None = None, epoch: int | None = 
         epoch: Epoch from 0; None keeps the last number.
 
     Raises:
-        ValueError: If the phase is unknown.
+        ValueError: If the phase is unknown, or a number is negative or no integer.
     """
-    name = phase.upper().replace(" ", "_")
+    name = phase.upper().replace(" ", "_") if isinstance(phase, str) else ""
     if name not in Phase.__members__:
         raise ValueError(f"phase must be one of {', '.join(one.name.lower() for one in Phase)}, got {phase!r}")
+    for argument, value in (("step", step), ("epoch", epoch)):
+        if value is not None and not (isinstance(value, int) and value >= 0):
+            raise ValueError(f"{argument} must be an integer >= 0 or None, got {value!r}")
     writer = open_from_environment()
     if writer is not None:
         writer.beat(Phase[name], epoch=epoch, step=step)

@@ -112,7 +112,9 @@ def make_optimizer(recipe: Recipe, groups: list[dict[str, Any]], *, scaled: bool
     build, from_recipe = (choice, FROM_RECIPE) if callable(choice) else (_named(choice, recipe), {})
     try:
         optimizer = build(groups)
-    except ValueError as error:
+        if not isinstance(optimizer, Optimizer):
+            raise TypeError(f"it returns {type(optimizer).__name__}")
+    except (TypeError, ValueError) as error:
         raise ValueError(
             f"model.recipe.optimizer must accept the parameters of the network, as {', '.join(OPTIMIZERS)} do: {error}"
         ) from error

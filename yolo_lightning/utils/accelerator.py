@@ -74,3 +74,19 @@ def _call(device: torch.device, name: str) -> None:
 def _function(kind: str, name: str) -> Any:
     """Return a function of `torch.cuda`, `torch.xpu`, `torch.mps`, ..., or None if the backend has none."""
     return getattr(torch.get_device_module(kind), name, None)
+
+
+def chosen_device(name: str) -> torch.device:
+    """Return the device called `name` after a test allocation; `auto` is the accelerator, or the CPU without one."""
+    available = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if name == "auto":
+        return torch.device("cpu") if available is None else available
+    problem = f"device must be one of auto, cpu{f', {available}' if available is not None else ''}, got {name!r}"
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(problem) from error
+    if device.type not in ("cpu", "cuda", "xpu", "mps"):
+        raise ValueError(problem)
+    return device

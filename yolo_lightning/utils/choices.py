@@ -1,25 +1,35 @@
-"""Checks of option values, and the choice of a device."""
+"""Checks of option values and arguments. Standard library only."""
 
+import math
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass
+from functools import partial, wraps
+from inspect import Parameter, signature
 from numbers import Integral, Real
 from os import PathLike
+from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, dataclass_transform, get_args, get_origin, get_type_hints
+from typing import Any, Literal, ParamSpec, TypeVar, Union, dataclass_transform, get_args, get_origin, get_type_hints
 
-import torch
-
+from yolo_lightning.utils.plain_text import one_line
 from yolo_lightning.utils.suggestions import did_you_mean, similar
 
 Settings = TypeVar("Settings")
+P = ParamSpec("P")
+T = TypeVar("T")
+LONGEST_VALUE = 200  # characters of a value in a message
 TYPES: dict[Any, tuple[Any, str]] = {
     int: (Integral, "an integer"),
     float: (Real, "a number"),
     bool: (bool, "true or false"),
     str: ((str, PathLike), "a text"),
     **dict.fromkeys((tuple, list, Sequence), ((tuple, list), "a list")),
+    dict: (dict, "a dictionary"),
     NoneType: (NoneType, "null"),
+    **dict.fromkeys((Path, PathLike), ((str, PathLike), "a path")),
     Callable: (Callable, "a class path"),
 }
 """Accepted values of an annotated type, and their name."""
@@ -40,37 +50,78 @@ def as_settings(kind: type[Settings], value: Settings | Mapping[str, Any]) -> Se
         return value
     known = [one.name for one in fields(kind)]  # type: ignore[arg-type]
     for name in value.keys() - known:
-        raise ValueError(f"{kind.__name__} has no setting {name!r}{did_you_mean(similar(name, known))}")
+        raise ValueError(f"{kind.__name__} has no setting {name!r}{did_you_mean(similar(str(name), known))}")
     return kind(**value)
+
+
+def plain(value: Any) -> Any:
+    """Return a number or text of NumPy as one of Python, which a checkpoint can contain; others are unchanged."""
+    kinds: tuple[tuple[Any, Any], ...] = ((bool, bool), (Integral, int), (Real, float), (str, str))
+    return next((python(value) for kind, python in kinds if isinstance(value, kind)), value)
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def settings_group(key: str) -> Callable[[type[Settings]], type[Settings]]:
     """Return a decorator for a frozen dataclass of the options `key.*`; it checks types before `__post_init__`."""
 
-    def decorated(kind: type[Settings]) -> type[Settings]:
+    def decorated(kind: Any) -> Any:
         check_values = getattr(kind, "__post_init__", lambda _: None)
 
-        def check(self: Settings) -> None:
-            check_types(key, kind, {one.name: getattr(self, one.name) for one in fields(self)})  # type: ignore[arg-type]
+        def check(self: Any) -> None:
+            for name, hint in get_type_hints(kind).items():
+                convert = partial(as_settings, hint) if is_dataclass(hint) else plain  # type: ignore[arg-type]
+                object.__setattr__(self, name, convert(getattr(self, name)))
             check_values(self)
 
-        kind.__post_init__ = check  # type: ignore[attr-defined]
-        return dataclass(frozen=True)(kind)
+        kind.__post_init__ = check
+        made = dataclass(frozen=True)(kind)
+        made.__init__ = checked_arguments(key)(made.__init__)
+        return made
+
+    return decorated
+
+
+def checked_arguments(key: str = "", unchecked: Collection[str] = ()) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Return a decorator that checks names and types of arguments; `key` or the function's name is their prefix."""
+
+    def decorated(function: Callable[P, T]) -> Callable[P, T]:
+        form, own = signature(function), function.__qualname__.removesuffix(".__init__")
+        known = [one for one in form.parameters if one != "self"]
+        has_others = any(one.kind is Parameter.VAR_KEYWORD for one in form.parameters.values())
+
+        @wraps(function)
+        def call(*arguments: P.args, **options: P.kwargs) -> T:
+            for name in () if has_others else options.keys() - form.parameters:
+                meant = did_you_mean(similar(name, known))
+                raise TypeError(f"{own} has no argument {name!r}{meant} The arguments are {', '.join(known)}.")
+            with suppress(TypeError):  # of `bind`: the function itself reports a missing argument
+                values = form.bind(*arguments, **options).arguments
+                check_types(key or own, function, {name: values[name] for name in values.keys() - set(unchecked)})
+            return function(*arguments, **options)
+
+        call.__signature__ = form  # type: ignore[attr-defined]  # Lightning uses inspect.getfullargspec
+        return call
 
     return decorated
 
 
 def check_types(key: str, annotated: Any, values: Mapping[str, Any]) -> None:
-    """Raise a ValueError if a value does not have the type that a class or a function annotates for its name."""
-    for name, hint in get_type_hints(annotated).items():
+    """Raise a ValueError if a value has another type than its name in a function, a class or a dictionary of types."""
+    for name, hint in (annotated if isinstance(annotated, Mapping) else get_type_hints(annotated)).items():
         if name in values and not _has_type(values[name], hint):
-            names: list[str] = []
-            for one in _alternatives(hint):
-                kind = get_origin(one) or one
-                names += map(str, get_args(one)) if kind is Literal else [TYPES.get(kind, (kind, kind.__name__))[1]]
-            accepted = " or ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
-            raise ValueError(f"{key}.{name} must be {accepted}, got {values[name]!r}")
+            got = one_line(repr(values[name]), LONGEST_VALUE)
+            raise ValueError(f"{key}.{name} must be {_accepted(hint)}, got {got}")
+
+
+def _accepted(hint: Any) -> str:
+    names: list[str] = []
+    for one in _alternatives(hint):
+        kind, elements = get_origin(one) or one, get_args(one)
+        name = TYPES.get(kind, (kind, getattr(kind, "__name__", "")))[1]
+        if name == "a list" and elements:
+            name += " of " + re.sub(r"\ban? (\w+)", r"\1s", _accepted(elements[0])).replace("ys", "ies")
+        names += map(str, elements) if kind is Literal else [name]
+    return " or ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 def _alternatives(hint: Any) -> tuple[Any, ...]:
@@ -82,36 +133,22 @@ def _has_type(value: Any, hint: Any) -> bool:
         return any(_has_type(value, one) for one in kinds)
     kind, elements = get_origin(hint) or hint, get_args(hint)
     if kind is Literal:
-        return value in elements
+        return any(type(value) is type(one) and value == one for one in elements)
     if kind is Any or (is_dataclass(kind) and isinstance(value, Mapping)):
         return True
+    if isinstance(value, bool) and kind in (int, float):
+        return False
     accepted, _ = TYPES.get(kind, (kind, ""))
     members = value if kind in (tuple, list, Sequence) and isinstance(value, accepted) else ()
     return isinstance(value, accepted) and all(_has_type(one, elements[0]) for one in members)
 
 
 def check_range(name: str, value: Any, *limits: str) -> None:
-    """Raise a ValueError unless the value is a number that satisfies all limits, such as `>= 0` or `< 1`; no NaN."""
-    if not isinstance(value, Real):
+    """Raise a ValueError unless the value is a finite number that satisfies all limits, such as `>= 0` or `< 1`."""
+    if isinstance(value, bool) or not isinstance(value, Real) or math.isinf(value):
         what = "the text " if isinstance(value, str) else ""
         raise ValueError(f"{name} must be a number {' and '.join(limits)}, got {what}{value!r}")
     for limit in limits:
         sign, bound = limit.split()
         if not COMPARISONS[sign](value, float(bound)):
             raise ValueError(f"{name} must be {' and '.join(limits)}, got {value!r}")
-
-
-def chosen_device(name: str) -> torch.device:
-    """Return the device called `name` after a test allocation; `auto` is the accelerator, or the CPU without one."""
-    available = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    if name == "auto":
-        return torch.device("cpu") if available is None else available
-    problem = f"device must be one of auto, cpu{f', {available}' if available is not None else ''}, got {name!r}"
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ValueError(problem) from error
-    if device.type not in ("cpu", "cuda", "xpu", "mps"):
-        raise ValueError(problem)
-    return device

@@ -1,7 +1,7 @@
 """Files that a run does not need."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from lightning.pytorch.utilities import rank_zero_warn
@@ -16,6 +16,9 @@ class OptionalFile:
     @contextmanager
     def attempt(self, what: Path | str, then: str = "training continues") -> Iterator[None]:
         """Write the file `what` in the block; a warning ends with `then`, the consequence of a failure."""
+        if isinstance(what, Path):
+            with suppress(OSError):  # the block fails, too
+                what.parent.mkdir(parents=True, exist_ok=True)
         try:
             yield
         except OSError as error:

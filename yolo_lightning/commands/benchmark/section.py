@@ -13,7 +13,7 @@ import torch
 from yolo_lightning.commands.benchmark.conv_variants import Variant, absent
 from yolo_lightning.commands.benchmark.findings import PROGRESS, Findings
 from yolo_lightning.data.image_size import ImageSize
-from yolo_lightning.utils.choices import chosen_device
+from yolo_lightning.utils.accelerator import chosen_device
 from yolo_lightning.utils.files import replacing
 
 

@@ -104,8 +104,8 @@ def check_operands(input: Tensor, weight: Tensor, bias: Tensor | None, groups: i
         raise ValueError(
             f"weight must have at least one output channel and one kernel tap, got shape {tuple(weight.shape)}"
         )
-    if groups < 1:
-        raise ValueError(f"groups must be > 0, got {groups}")
+    if not isinstance(groups, int) or groups < 1:
+        raise ValueError(f"groups must be an integer > 0, got {groups!r}")
     if weight.size(0) % groups:
         raise ValueError(f"groups must divide the {weight.size(0)} output channels of the weight, got {groups}")
     if input.size(1) != weight.size(1) * groups:
@@ -141,6 +141,8 @@ def spatial_arguments(
 
 def wants_channels_last(input: Tensor, weight: Tensor, memory_format: torch.memory_format | None) -> bool:
     """Return whether the results have the memory format channels_last; `memory_format` as in `conv2d`."""
+    if not isinstance(memory_format, torch.memory_format | None):
+        raise ValueError(f"memory_format must be a torch.memory_format or None, got {memory_format!r}")
     if memory_format is not None:
         return memory_format is torch.channels_last
     return looks_channels_last(input) or looks_channels_last(weight)
@@ -148,10 +150,10 @@ def wants_channels_last(input: Tensor, weight: Tensor, memory_format: torch.memo
 
 def numbers(name: str, value: IntOrInts, count: int, *, minimum: int = 1) -> tuple[int, ...]:
     """Return one integer per spatial dimension; raise `ValueError` if `value` has another length or is too small."""
-    values = (value,) if isinstance(value, int) else tuple(value)
+    values = tuple(value) if isinstance(value, tuple | list) else (value,)
     if len(values) == 1:
         values = values * count
-    if len(values) != count:
+    if len(values) != count or not all(isinstance(one, int) for one in values):
         raise ValueError(f"{name} must be one integer or one for each of the {count} spatial dimensions, got {value!r}")
     if min(values) < minimum:
         raise ValueError(f"{name} must be >= {minimum}, got {value!r}")

@@ -239,7 +239,11 @@ class ResumableLoader(DataLoader[Any]):
         Raises:
             ValueError: If `state` is within an epoch of another order, or beyond the end of the present epochs.
         """
-        epoch, delivered = int(state["epoch"]), int(state["delivered_samples"])
+        names = ("epoch", "delivered_samples", "epoch_samples")
+        numbers = [state.get(name) for name in names] if isinstance(state, dict) else [None]
+        if not all(type(one) is int and one >= 0 for one in numbers) or not isinstance(state.get("settings"), dict):
+            raise ValueError(f"the state of a loader must be a result of its state_dict(), got {state!r}")
+        epoch, delivered = state["epoch"], state["delivered_samples"]
         if delivered >= int(state["epoch_samples"]):
             epoch, delivered = epoch + 1, 0
         saved, now = state["settings"], self._settings()

@@ -1,17 +1,20 @@
 """Exact resume within an epoch for any map-style dataset."""
 
 import random
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from functools import partial
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from yolo_lightning.data.sampling.resumable_loader import EpochBatchSampler, ResumableLoader, SampleKey, limited
+from yolo_lightning.utils.choices import check_types, plain
+from yolo_lightning.utils.suggestions import did_you_mean, similar
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -106,13 +109,22 @@ def resumable_loader(
     Raises:
         ValueError: If a number is out of range, or an option determines the order of the samples.
     """
-    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+    has_items = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+    if not has_items or isinstance(dataset, str | bytes | type) or (isinstance(dataset, Mapping) and 0 not in dataset):
         raise ValueError(f"dataset must have a length and dataset[index], got {type(dataset).__name__}")
     for name, value, least in (("batch_size", batch_size, 1), ("seed", seed, 0), ("len(dataset)", len(dataset), 1)):
-        if not isinstance(value, int) or value < least:
+        if not isinstance(plain(value), int) or isinstance(value, bool) or value < least:
             raise ValueError(f"{name} must be an integer >= {least}, got {value!r}")
+    if not callable(collate_fn) or not (trainer is None or hasattr(trainer, "global_rank")):
+        raise ValueError(f"collate_fn must be a function, trainer a Trainer or None, got {collate_fn} and {trainer}")
+    hints = {"shuffle": bool, "num_workers": int, "generator": torch.Generator}
+    check_types("resumable_loader", hints, {"shuffle": shuffle, **options})
     if refused := sorted(options.keys() & {"sampler", "batch_sampler", "drop_last"}):
         raise ValueError(f"resumable_loader determines the order of the samples; remove {', '.join(refused)}")
+    known = signature(DataLoader).parameters
+    for name in options.keys() - known:
+        raise TypeError(f"resumable_loader has no argument {name!r}{did_you_mean(similar(name, known))}")
+    batch_size, seed = plain(batch_size), plain(seed)
     ranks = (trainer.global_rank, trainer.world_size) if trainer is not None else (0, 1)
     keys = EpochBatchSampler(ShuffledOrder(len(dataset), seed, shuffle), batch_size, *ranks)
     if trainer is not None:

@@ -18,6 +18,7 @@ from yolo_lightning.data.synthetic.clips import cast_clip, gain_curve, image_ent
 from yolo_lightning.data.synthetic.objects import CLASS_NAMES
 from yolo_lightning.data.synthetic.scene import REFERENCE_HEIGHT, REFERENCE_WIDTH, Scene, weather_at
 from yolo_lightning.data.synthetic.surveillance import cast_surveillance, veiled
+from yolo_lightning.utils.choices import check_range, checked_arguments
 
 VERSION = 2  # Version of the drawing; a folder drawn by another version is not reused
 MANIFEST_NAME = "synthetic.json"
@@ -26,6 +27,7 @@ CATEGORIES = [{"id": number, "name": name} for number, name in enumerate(("backg
 _JPEG = (cv2.IMWRITE_JPEG_QUALITY, 95)
 
 
+@checked_arguments()
 def draw_dataset(
     root: str | Path,
     *,
@@ -65,6 +67,10 @@ def draw_dataset(
     Raises:
         ValueError: If the folder cannot be written or has other content.
     """
+    sizes = {"width": width, "height": height, "train_frames": train_frames, "valid_frames": valid_frames}
+    others = {"test_frames": test_frames, "seed": seed, "speed": speed, "gain_drift": gain_drift}
+    for name, value in (sizes | others | {"clip_frames": clip_frames or 1}).items():
+        check_range(name, value, f">= {int(name not in others)}")
     counts = {"train": train_frames, "valid": valid_frames, "test": test_frames}
     root = Path(root)
     parameters: dict[str, Any] = {"version": VERSION, "frames": counts, "seed": seed, "width": width, "height": height}
@@ -83,6 +89,8 @@ def draw_dataset(
         os.replace(temporary, root)
     except OSError as error:
         raise ValueError(f"cannot draw a dataset into {root}: {error}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
     return root
 
 
