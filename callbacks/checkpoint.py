@@ -183,7 +183,8 @@ class EpochCheckpoint(Checkpoint):
         self.every_n_epochs = every_n_epochs
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage == "fit" and not any(isinstance(one, LastCheckpoint) for one in trainer.callbacks):  # type: ignore[attr-defined]
+        present: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+        if stage == "fit" and not any(isinstance(one, LastCheckpoint) for one in present[: present.index(self)]):
             raise ValueError("EpochCheckpoint needs the callback LastCheckpoint before it in trainer.callbacks")
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -64,6 +64,8 @@ class FrameGallery(Callback):
         self._file = OptionalFile()
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if "class_names" not in pl_module.hparams:
+            raise ValueError(f"FrameGallery needs a YOLOModule, got {type(pl_module).__name__}")
         self._best, self._worst = [], []
 
     def on_validation_batch_end(

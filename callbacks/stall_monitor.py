@@ -37,7 +37,8 @@ class StallMonitor(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit" or is_supervised():
             return
-        source = next((one for one in trainer.callbacks if isinstance(one, HeartbeatFile)), None)  # type: ignore[attr-defined]
+        present: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        source = next((one for one in present[: present.index(self)] if isinstance(one, HeartbeatFile)), None)
         if source is None:
             raise ValueError("StallMonitor needs the callback HeartbeatFile before it in trainer.callbacks")
         if source.writer is None:  # HeartbeatFile has warned

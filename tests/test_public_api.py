@@ -23,6 +23,7 @@ from yolo_lightning.callbacks import (
     EpochCheckpoint,
     FinishBy,
     FrameGallery,
+    HeartbeatFile,
     LastCheckpoint,
     MeanAP,
     ProgressLines,
@@ -31,6 +32,7 @@ from yolo_lightning.callbacks import (
     SubmissionWriter,
 )
 from yolo_lightning.conv import AutotunedPlan, conv2d
+from yolo_lightning.data.batch import TrainingFacts, collate
 from yolo_lightning.data.synthetic import draw_dataset
 from yolo_lightning.model.conv_backend import ConvolutionSettings
 
@@ -239,6 +241,13 @@ def test_prediction_of_a_plain_trainer_returns_the_detections_of_each_frame(
         (lambda: yolo_lightning.swap_convs(NETWORK, skip=None), "skip must be a list of names"),
         (lambda: yolo_lightning.swap_convs(torch.jit.script(torch.nn.ReLU())), "before torch.jit.script"),
         (lambda: conv2d(None, None), "input, weight and bias must be tensors and plan a Plan, got NoneType"),
+        (
+            lambda: yolo_lightning.swap_convs(torch.nn.Conv1d(3, 4, 3))(None),
+            "of conv1d must be tensors, got NoneType",
+        ),
+        (lambda: collate([]), r"collate needs a list of Samples, got \[\]"),
+        (lambda: draw_dataset("x", clip_frames=0), "clip_frames must be >= 1, got 0"),
+        (lambda: loader(trainer=Trainer), "trainer a Trainer or None, got .* and <class"),
         (lambda: conv2d(*IMAGES, stride=1.5), "stride must be one integer or one for each of the 2 .* got 1.5"),
         (lambda: conv2d(*IMAGES, groups="1"), "groups must be an integer > 0, got '1'"),
         (lambda: conv2d(*IMAGES, memory_format="x"), "memory_format must be a torch.memory_format or None, got 'x'"),
@@ -307,10 +316,25 @@ def test_checkpoint_after_a_validation_and_with_numbers_of_numpy(data: Any, tmp_
         yolo_lightning.YOLOModule.load_from_checkpoint(tmp_path / "one.ckpt", lr=1)
 
 
+@pytest.mark.parametrize("facts", [None, {"batch_size": 4}, TrainingFacts(0), TrainingFacts("4")])  # type: ignore[arg-type]
+def test_facts_of_a_foreign_data_module_are_checked(model: Any, data: Any, facts: Any, tmp_path: Path) -> None:
+    data.training_facts = lambda: facts
+    with pytest.raises(ValueError, match=r"training_facts\(\) must return TrainingFacts with a batch_size >= 1, got "):
+        quiet_trainer(tmp_path, max_epochs=1).fit(model, data)
+
+
 def test_callbacks_that_need_other_parts_say_so(model: Any, data: Any, tmp_path: Path) -> None:
     trainer = Trainer(accelerator="cpu", default_root_dir=tmp_path, max_epochs=1, callbacks=[EpochCheckpoint()])
     with pytest.raises(ValueError, match="EpochCheckpoint needs the callback LastCheckpoint"):
         trainer.fit(model, data)
+    late = [EpochCheckpoint(), LastCheckpoint()]
+    trainer = Trainer(accelerator="cpu", default_root_dir=tmp_path, max_epochs=1, callbacks=late, logger=False)
+    with pytest.raises(ValueError, match="EpochCheckpoint needs the callback LastCheckpoint before it"):
+        trainer.fit(model, data)
+    with pytest.raises(ValueError, match="StallMonitor needs the callback HeartbeatFile before it"):
+        quiet_trainer(tmp_path, max_epochs=1, callbacks=[StallMonitor(), HeartbeatFile()]).fit(model, data)
+    with pytest.raises(ValueError, match="FrameGallery needs a YOLOModule, got BoringModel"):
+        quiet_trainer(tmp_path, callbacks=[FrameGallery()]).validate(BoringModel())
     with pytest.raises(ValueError, match="MeanAP needs a YOLOModule"):
         quiet_trainer(tmp_path, callbacks=[MeanAP()]).validate(BoringModel())
     (tmp_path / "file").write_text("")

@@ -1,5 +1,6 @@
 """Detection in images and videos with trained weights: `Detector`."""
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from os import PathLike
@@ -223,7 +224,7 @@ def weights_file(weights: str | PathLike[str]) -> Path:
     if not isinstance(given, str | PathLike) or not str(given):
         kind = type(given).__name__ if given != "" else "an empty text"
         raise ValueError(f"weights must be a file or a run folder, got {kind}; trainer.save_checkpoint writes a file")
-    if user_path(weights).is_dir():
+    if os.path.isdir(user_path(weights)):
         return checkpoint_to_evaluate(user_path(weights))
     file = local_checkpoint(str(weights))
     if file.suffix == ".ckpt" or not file.is_file():
@@ -234,13 +235,13 @@ def weights_file(weights: str | PathLike[str]) -> Path:
 def _is_single(source: str | PathLike[str]) -> bool:
     """Return whether a path is one image, not a video, folder or glob pattern."""
     path = user_path(source)
-    return path.is_file() and not is_video(path)
+    return os.path.isfile(path) and not is_video(path)
 
 
 def _single_image(source: Any, reader: ClipReader) -> Iterator[InputImage]:
     """Yield the image of an array, of a PIL image, or of a path of one image file."""
     if isinstance(source, str | PathLike):
-        if user_path(source).exists() and not _is_single(source):
+        if os.path.exists(user_path(source)) and not _is_single(source):
             raise ValueError(f"{source} must be an image: lists contain arrays and image files only.")
         yield from chain.from_iterable(map(reader.read, find_files([str(source)])))
         return

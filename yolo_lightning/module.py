@@ -263,7 +263,7 @@ class YOLOModule(LightningModule):
 
         With another `input_channels`, the images have this number of channels.
         """
-        is_readable = isinstance(images, Tensor) and images.is_cpu and not torch.compiler.is_compiling()
+        is_readable = type(images) is Tensor and images.is_cpu and not torch.compiler.is_compiling()  # else exported
         if is_readable and images.is_floating_point() and is_scaled(images.detach()):
             raise ValueError(f"images must be uint8, or float32 from 0 to 255, got values up to {images.max():g}")
         return self.graph(self._network_input(images))

@@ -223,6 +223,8 @@ def _transpose3d(
 
 
 def _check_dimensions(name: str, dimensions: int, input: Tensor, weight: Tensor) -> None:
+    if kinds := [type(one).__name__ for one in (input, weight) if not isinstance(one, Tensor)]:
+        raise ValueError(f"input and weight of {name} must be tensors, got {kinds[0]}")
     if weight.dim() != dimensions + 2:
         raise ValueError(f"expected a {dimensions + 2}-D weight for {name}, got shape {tuple(weight.shape)}")
     if input.dim() not in (dimensions + 1, dimensions + 2):

@@ -120,6 +120,8 @@ class TrainingFacts:
         """
         if hasattr(trainer.datamodule, "training_facts"):
             facts: Self = trainer.datamodule.training_facts()
+            if not isinstance(facts, cls) or not isinstance(facts.batch_size, int) or facts.batch_size < 1:
+                raise ValueError(f"training_facts() must return TrainingFacts with a batch_size >= 1, got {facts!r}")
             return facts
         batch_size = getattr(trainer.train_dataloader, "batch_size", None)
         if batch_size is None:
@@ -132,6 +134,8 @@ class TrainingFacts:
 
 def collate(samples: Sequence[Sample]) -> Batch:
     """Stack samples of the same image size."""
+    if not samples or not isinstance(samples[0], Sample):
+        raise ValueError(f"collate needs a list of Samples, got {samples!r:.100}")
     height, width = samples[0].image.shape[:2]
     images = torch.from_numpy(np.stack([sample.image for sample in samples]))
     counts = torch.tensor([len(sample.labels) for sample in samples])

@@ -1,5 +1,6 @@
 """Detection graphs of Ultralytics: construction, input and weights."""
 
+from collections import Counter
 from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
@@ -75,7 +76,7 @@ def build_graph(
     """
     if not class_names:
         raise ValueError("model.class_names must contain at least one name, got none")
-    if doubled := [name for at, name in enumerate(class_names) if name in class_names[:at]]:
+    if doubled := [name for name, count in Counter(class_names).items() if count > 1]:
         raise ValueError(f"model.class_names must differ from each other, got {doubled[0]!r} twice")
     if type(input_channels) is not int or not 1 <= input_channels <= MOST_CHANNELS:
         raise ValueError(f"model.input_channels must be 1 to {MOST_CHANNELS}, got {input_channels}")

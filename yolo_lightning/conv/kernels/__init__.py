@@ -19,8 +19,9 @@ def enable_gpu_kernels(build_folder: Path) -> None:
     Args:
         build_folder: Folder for compiled kernels; several processes may share it.
     """
+    folder = Path(build_folder)
     for kernels in _KERNELS:
-        kernels.enable(lambda device: make_launcher(device, build_folder))
+        kernels.enable(lambda device: make_launcher(device, folder))
 
 
 def disable_gpu_kernels() -> None:

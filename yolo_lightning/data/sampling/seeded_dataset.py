@@ -115,9 +115,9 @@ def resumable_loader(
     for name, value, least in (("batch_size", batch_size, 1), ("seed", seed, 0), ("len(dataset)", len(dataset), 1)):
         if not isinstance(plain(value), int) or isinstance(value, bool) or value < least:
             raise ValueError(f"{name} must be an integer >= {least}, got {value!r}")
-    if not callable(collate_fn) or not (trainer is None or hasattr(trainer, "global_rank")):
+    if not callable(collate_fn) or not (trainer is None or isinstance(getattr(trainer, "global_rank", None), int)):
         raise ValueError(f"collate_fn must be a function, trainer a Trainer or None, got {collate_fn} and {trainer}")
-    hints = {"shuffle": bool, "num_workers": int, "generator": torch.Generator}
+    hints = {"shuffle": bool, "num_workers": int, "pin_memory": bool, "generator": torch.Generator | None}
     check_types("resumable_loader", hints, {"shuffle": shuffle, **options})
     if refused := sorted(options.keys() & {"sampler", "batch_sampler", "drop_last"}):
         raise ValueError(f"resumable_loader determines the order of the samples; remove {', '.join(refused)}")

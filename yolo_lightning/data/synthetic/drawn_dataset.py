@@ -69,7 +69,7 @@ def draw_dataset(
     """
     sizes = {"width": width, "height": height, "train_frames": train_frames, "valid_frames": valid_frames}
     others = {"test_frames": test_frames, "seed": seed, "speed": speed, "gain_drift": gain_drift}
-    for name, value in (sizes | others | {"clip_frames": clip_frames or 1}).items():
+    for name, value in (sizes | others | {"clip_frames": 1 if clip_frames is None else clip_frames}).items():
         check_range(name, value, f">= {int(name not in others)}")
     counts = {"train": train_frames, "valid": valid_frames, "test": test_frames}
     root = Path(root)
