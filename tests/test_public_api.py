@@ -323,6 +323,16 @@ def test_facts_of_a_foreign_data_module_are_checked(model: Any, data: Any, facts
         quiet_trainer(tmp_path, max_epochs=1).fit(model, data)
 
 
+def test_training_follows_a_validation_of_the_same_module(data: Any, model: Any, tmp_path: Path) -> None:
+    quiet_trainer(tmp_path, limit_val_batches=1).validate(model, data, verbose=False)
+    trainer = quiet_trainer(tmp_path, max_epochs=1, limit_train_batches=1, limit_val_batches=1)
+    trainer.fit(model, data)
+    assert trainer.state.finished
+    model.freeze()
+    with pytest.raises(ValueError, match=r"no parameter of the module requires a gradient: call unfreeze\(\)"):
+        trainer.fit(model, data)
+
+
 def test_callbacks_that_need_other_parts_say_so(model: Any, data: Any, tmp_path: Path) -> None:
     trainer = Trainer(accelerator="cpu", default_root_dir=tmp_path, max_epochs=1, callbacks=[EpochCheckpoint()])
     with pytest.raises(ValueError, match="EpochCheckpoint needs the callback LastCheckpoint"):

@@ -383,6 +383,8 @@ class YOLOModule(LightningModule):
     def on_fit_start(self) -> None:
         """Raise a ValueError if an option of the Trainer is not supported."""
         trainer = self.trainer
+        if not any(one.requires_grad for one in self.parameters()):
+            raise ValueError("no parameter of the module requires a gradient: call unfreeze() before fit")
         for logger in trainer.loggers:
             if isinstance(logger, MLFlowLogger) and logger.save_dir:
                 raise ValueError(

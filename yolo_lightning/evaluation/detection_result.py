@@ -14,7 +14,7 @@ from yolo_lightning.data.batch import Prediction
 from yolo_lightning.data.input_images import InputImage
 from yolo_lightning.evaluation.coco_results import Detection, coco_detections
 from yolo_lightning.evaluation.drawing import with_boxes
-from yolo_lightning.utils.choices import checked_arguments
+from yolo_lightning.utils.choices import checked_arguments, plain
 
 if TYPE_CHECKING:
     import supervision as sv
@@ -92,4 +92,4 @@ class DetectionResult:
         """
         ids = self.category_ids or range(1, len(self.class_names) + 1)
         found = [ids[label] for label in self.labels.tolist()]
-        return coco_detections(image_id, self.boxes.tolist(), self.scores.tolist(), found)
+        return coco_detections(plain(image_id), self.boxes.tolist(), self.scores.tolist(), found)

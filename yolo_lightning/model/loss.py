@@ -106,6 +106,7 @@ class DetectionLoss:
         if is_new and isinstance(self._criterion, E2ELoss):
             self._decay()
 
+    @torch.inference_mode(False)  # the first call can be a validation, and the next one a training step
     def _create(self) -> None:
         if has_one_to_one_branch(self._graph):
             self._criterion = E2ELoss(self._graph)
