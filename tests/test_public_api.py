@@ -328,6 +328,8 @@ def test_training_follows_a_validation_of_the_same_module(data: Any, model: Any,
     trainer = quiet_trainer(tmp_path, max_epochs=1, limit_train_batches=1, limit_val_batches=1)
     trainer.fit(model, data)
     assert trainer.state.finished
+    with pytest.raises(ValueError, match="the checkpoint contains no network of YOLOModule: another module was saved"):
+        model.on_load_checkpoint({"state_dict": BoringModel().state_dict()})
     model.freeze()
     with pytest.raises(ValueError, match=r"no parameter of the module requires a gradient: call unfreeze\(\)"):
         trainer.fit(model, data)

@@ -447,6 +447,8 @@ class YOLOModule(LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Raise a ValueError if another network was saved; keep the summed gradients until training starts."""
+        if not any(name.startswith("graph.") for name in checkpoint.get("state_dict", ("graph.",))):
+            raise ValueError("the checkpoint contains no network of YOLOModule: another module was saved")
         saved, state = checkpoint.get("hyper_parameters", {}), ModuleState.of(checkpoint)
         same_graph = "architecture" in saved and is_same_architecture(saved["architecture"], self.hparams)
         for name in ("class_names",) if same_graph else ("variant", "class_names"):
