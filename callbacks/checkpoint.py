@@ -17,7 +17,7 @@ from torch import Tensor
 
 from yolo_lightning.checkpoints.checkpoint_file import NotSavedError, link_checkpoint, remove_checkpoint, superseded
 from yolo_lightning.utils import run_files
-from yolo_lightning.utils.choices import check_range, checked_arguments
+from yolo_lightning.utils.choices import checked_arguments
 from yolo_lightning.utils.loop_position import is_last_epoch, steps_begun
 from yolo_lightning.utils.stop_signals import request
 
@@ -67,9 +67,8 @@ class BestCheckpoint(ModelCheckpoint):
             is high by chance in one epoch is selected less often with a window of 3 or 5.
     """
 
-    @checked_arguments()
+    @checked_arguments(window=">= 1")
     def __init__(self, monitor: str = "val/map_50", mode: Literal["max", "min"] = "max", window: int = 1) -> None:
-        check_range("window", window, ">= 1")
         if not monitor.strip():
             raise ValueError(f"BestCheckpoint.monitor must be the name of a logged metric, got {monitor!r}")
         self.window = window
@@ -177,9 +176,8 @@ class EpochCheckpoint(Checkpoint):
         every_n_epochs: Epochs between two checkpoints, >= 1.
     """
 
-    @checked_arguments()
+    @checked_arguments(every_n_epochs=">= 1")
     def __init__(self, every_n_epochs: int = 1) -> None:
-        check_range("every_n_epochs", every_n_epochs, ">= 1")
         self.every_n_epochs = every_n_epochs
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -211,10 +209,8 @@ class LastCheckpoint(Checkpoint):
         keep: Number of `step-*.ckpt` that are kept, >= 1; `last.ckpt` is a link to the newest.
     """
 
-    @checked_arguments()
+    @checked_arguments(interval_steps=">= 0", keep=">= 1")
     def __init__(self, interval_steps: int = 500, keep: int = 3) -> None:
-        check_range("interval_steps", interval_steps, ">= 0")
-        check_range("keep", keep, ">= 1")
         self.interval_steps = interval_steps
         self.keep = keep
         self._failure: OSError | None = None

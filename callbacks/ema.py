@@ -9,7 +9,7 @@ from lightning.pytorch.callbacks import WeightAveraging
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from yolo_lightning.utils.choices import check_range, checked_arguments
+from yolo_lightning.utils.choices import checked_arguments
 
 
 def decay_at(updates: int, decay: float, tau: float) -> float:
@@ -60,10 +60,8 @@ class EMA(WeightAveraging):
         tau: Updates after which the ramp has reached 63 % of `decay`, > 0.
     """
 
-    @checked_arguments()
+    @checked_arguments(decay=">= 0, < 1", tau="> 0")
     def __init__(self, decay: float = 0.9999, tau: float = 2000.0) -> None:
-        check_range("decay", decay, ">= 0", "< 1")
-        check_range("tau", tau, "> 0")
         super().__init__()
         self.decay = decay
         self.tau = tau

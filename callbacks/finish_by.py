@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from yolo_lightning.callbacks.status_file import BLOCK_STEPS, BLOCKS, FitTimer, fit_plan, is_validation_of_fit
 from yolo_lightning.supervision import is_supervised
 from yolo_lightning.training.deadline import Measured, TrainingPlan, end_of, replan
-from yolo_lightning.utils.choices import check_range, checked_arguments
+from yolo_lightning.utils.choices import checked_arguments
 from yolo_lightning.utils.loop_position import end_epoch_after, is_last_epoch, schedule_position, schedule_step
 from yolo_lightning.utils.moment import moment, parse_moment
 from yolo_lightning.utils.process_identity import started_s
@@ -44,16 +44,13 @@ class FinishBy(FitTimer):
         reserved_evaluations: Time that is reserved for work after the fit, as a multiple of the time of a validation.
     """
 
-    @checked_arguments()
+    @checked_arguments(max_hours="> 0", reserved_evaluations=">= 0")
     def __init__(
         self, finish_by: str | None = None, max_hours: float | None = None, reserved_evaluations: int = 1
     ) -> None:
         super().__init__()
         if (finish_by is None) == (max_hours is None):
             raise ValueError(f"either finish_by or max_hours must be set, got {finish_by!r} and {max_hours}")
-        if max_hours is not None:
-            check_range("max_hours", max_hours, "> 0")
-        check_range("reserved_evaluations", reserved_evaluations, ">= 0")
         self._moment = None if finish_by is None else parse_moment("finish_by", finish_by)
         self._hours, self._reserved = max_hours, reserved_evaluations
         self.plan: TrainingPlan | None = None

@@ -13,7 +13,7 @@ from yolo_lightning.data.batch import Batch, Prediction, Target
 from yolo_lightning.evaluation.drawing import encode, original_frame, side_by_side
 from yolo_lightning.evaluation.drift import clip_of_id
 from yolo_lightning.evaluation.gallery import FrameScore, above, frame_scores
-from yolo_lightning.utils.choices import check_range, checked_arguments
+from yolo_lightning.utils.choices import checked_arguments
 from yolo_lightning.utils.files import replacing, write_json
 from yolo_lightning.utils.loop_position import is_last_epoch
 from yolo_lightning.utils.optional_file import OptionalFile
@@ -53,11 +53,10 @@ class FrameGallery(Callback):
         score_threshold: Smallest score of a detection that counts and is drawn, 0 to 1.
     """
 
-    @checked_arguments()
+    @checked_arguments(best=">= 0", worst=">= 0", score_threshold=">= 0, <= 1")
     def __init__(self, best: int = 6, worst: int = 6, score_threshold: float = 0.25) -> None:
-        if best < 0 or worst < 0 or best + worst < 1:
-            raise ValueError(f"best and worst must be >= 0 and not both 0, got {best} and {worst}")
-        check_range("score_threshold", score_threshold, ">= 0", "<= 1")
+        if best + worst == 0:
+            raise ValueError("best and worst must not both be 0")
         self.best, self.worst, self.score_threshold = best, worst, score_threshold
         self._best: list[Kept] = []
         self._worst: list[Kept] = []

@@ -10,7 +10,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from rich.progress import BarColumn
 
 from yolo_lightning.callbacks.status_file import BLOCK_STEPS, FitTimer, fit_plan
-from yolo_lightning.utils.choices import check_range, checked_arguments
+from yolo_lightning.utils.choices import checked_arguments
 from yolo_lightning.utils.moment import moment
 
 ESTIMATING = "estimating"
@@ -89,10 +89,9 @@ class ProgressLines(FitTimer):
         interval_s: Smallest time between two lines in seconds, >= 0; the end of an epoch is always logged.
     """
 
-    @checked_arguments()
+    @checked_arguments(interval_s=">= 0")
     def __init__(self, interval_s: float = 60.0) -> None:
         super().__init__()
-        check_range("interval_s", interval_s, ">= 0")
         self.interval_s = interval_s
         self._printed_s: float | None = None
 

@@ -10,7 +10,7 @@ from yolo_lightning.callbacks.heartbeat_file import HeartbeatFile
 from yolo_lightning.supervision import is_supervised
 from yolo_lightning.supervision.heartbeat import HeartbeatWriter
 from yolo_lightning.supervision.stall_process import start_stall_process
-from yolo_lightning.utils.choices import check_range, checked_arguments
+from yolo_lightning.utils.choices import checked_arguments
 from yolo_lightning.utils.distributed import launch_id, rank_suffix, restarts
 
 
@@ -27,9 +27,8 @@ class StallMonitor(Callback):
             validation or a checkpoint must each take less.
     """
 
-    @checked_arguments()
+    @checked_arguments(timeout_s="> 0")
     def __init__(self, timeout_s: float = 900.0) -> None:
-        check_range("timeout_s", timeout_s, "> 0")
         self.timeout_s = timeout_s
         self._writer: HeartbeatWriter | None = None
         self._process: subprocess.Popen[bytes] | None = None

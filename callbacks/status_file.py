@@ -15,7 +15,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from yolo_lightning.supervision.run_status import FitPlan, Scores, Status, write_status
 from yolo_lightning.supervision.watches import MAX_TEMPERATURE_C, Minute, Reading, RunWatches, WatchFinding
-from yolo_lightning.utils.choices import check_range, checked_arguments
+from yolo_lightning.utils.choices import checked_arguments
 from yolo_lightning.utils.loop_position import steps_begun
 from yolo_lightning.utils.optional_file import OptionalFile
 from yolo_lightning.utils.process_identity import started_ticks
@@ -136,12 +136,10 @@ class StatusFile(FitTimer):
             lasts. This halves the load of the GPU.
     """
 
-    @checked_arguments()
+    @checked_arguments(interval_s=">= 1", max_temperature_c="> 0")
     def __init__(
         self, interval_s: float = 10.0, max_temperature_c: float = MAX_TEMPERATURE_C, pause_when_hot: bool = False
     ) -> None:
-        check_range("interval_s", interval_s, ">= 1")
-        check_range("max_temperature_c", max_temperature_c, "> 0")
         super().__init__()
         self.interval_s, self.pause_when_hot = interval_s, pause_when_hot
         self.watches = RunWatches(max_temperature_c)

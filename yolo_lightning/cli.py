@@ -212,10 +212,12 @@ class YOLOCLI(LightningCLI):
                 raise ValueError(message) from error
             cause = error.__cause__ or error
             for frame, _ in walk_tb(cause.__traceback__):
-                kind = type(frame.f_locals.get("self"))
-                if frame.f_code.co_name == "__init__" and issubclass(kind, Callback | Logger):
+                places = {"__init__": frame.f_locals, "call": frame.f_locals.get("values")}  # of `checked_arguments`
+                kind = type((places.get(frame.f_code.co_name) or {}).get("self"))
+                if issubclass(kind, Callback | Logger):
                     option = "callbacks" if issubclass(kind, Callback) else "logger"
-                    raise ValueError(f"trainer.{option}: {kind.__name__}: {one_line(str(cause))}") from error
+                    problem = one_line(str(cause)).removeprefix(f"{kind.__name__}.")
+                    raise ValueError(f"trainer.{option}: {kind.__name__}: {problem}") from error
             raise
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:

@@ -73,7 +73,7 @@ from yolo_lightning.training.optimizers import (
 from yolo_lightning.training.recipe import Recipe
 from yolo_lightning.training.schedule import OptimizerSettings, scaled_weight_decay, settings_at
 from yolo_lightning.training.self_check import SelfCheck
-from yolo_lightning.utils.choices import as_settings, check_range, check_types, checked_arguments
+from yolo_lightning.utils.choices import as_settings, check_types, checked_arguments
 from yolo_lightning.utils.distributed import sum_over_ranks
 from yolo_lightning.utils.host import keep_freed_memory
 from yolo_lightning.utils.loop_position import schedule_step, steps_begun
@@ -116,7 +116,7 @@ class YOLOModule(LightningModule):
         ValueError: If a value is out of range or `weights` cannot be used.
     """
 
-    @checked_arguments("model", unchecked=("class_names",))
+    @checked_arguments("model", unchecked=("class_names",), class_width=">= 1, <= 8192")
     def __init__(
         self,
         variant: str = "yolov8n",
@@ -139,8 +139,6 @@ class YOLOModule(LightningModule):
         is_list = isinstance(names, Sequence) and not isinstance(names, str)
         if not (is_list and all(isinstance(one, str) and one.strip() for one in names)):
             raise ValueError(f"model.class_names must be a list of names, as ['person', 'car'], got {names!r}")
-        if class_width is not None:
-            check_range("model.class_width", class_width, ">= 1", "<= 8192")
         self.recipe, self.loss_settings = as_settings(Recipe, recipe), as_settings(LossSettings, loss)
         self.convolution = as_settings(ConvolutionSettings, convolution)
         self.detections = as_settings(DetectionSettings, detections)

@@ -46,7 +46,7 @@ from yolo_lightning.data.storage.storage import StorageKind, StorageSettings
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
 from yolo_lightning.data.transforms.box_paste import PasteCandidates
 from yolo_lightning.utils.accelerator import uses_pinned_memory
-from yolo_lightning.utils.choices import as_settings, check_choices, check_range, checked_arguments, plain
+from yolo_lightning.utils.choices import as_settings, check_choices, checked_arguments, plain
 from yolo_lightning.utils.host import worker_count
 from yolo_lightning.utils.loop_position import epochs_trained, recount
 from yolo_lightning.utils.paths import user_path
@@ -85,7 +85,7 @@ class DetectionDataModule(LightningDataModule):
         ValueError: If a value is out of range. Errors in the data are raised by `setup`, before training starts.
     """
 
-    @checked_arguments("data", unchecked=("image_size",))
+    @checked_arguments("data", unchecked=("image_size",), batch_size=">= 1", seed=">= 0")
     def __init__(
         self,
         root: str | None = None,
@@ -105,8 +105,6 @@ class DetectionDataModule(LightningDataModule):
         super().__init__()
         print_to_notebook()
         self.image_size = ImageSize.of("data.image_size", image_size).check("data.image_size")
-        check_range("data.batch_size", batch_size, ">= 1")
-        check_range("data.seed", seed, ">= 0")
         files, split = as_settings(Files, files), as_settings(Shares, split)
         storage, limits = as_settings(StorageSettings, storage), as_settings(Limits, limits)
         input, sampling = as_settings(InputSettings, input), as_settings(Sampling, sampling)

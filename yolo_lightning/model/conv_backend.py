@@ -4,13 +4,13 @@ from typing import Literal
 
 from yolo_lightning.conv import DEFAULT_PLAN, AutotunedPlan, Plan, enable_gpu_kernels
 from yolo_lightning.model.layers import Convolution, MemoryFormat
-from yolo_lightning.utils.choices import check_range, settings_group
+from yolo_lightning.utils.choices import settings_group
 from yolo_lightning.utils.files import cache_folder
 
 ConvAlgorithm = Literal["auto", "table", "autotune"]
 
 
-@settings_group("model.convolution")
+@settings_group("model.convolution", probe_timeout_s="> 0", autotune_budget_s=">= 0")
 class ConvolutionSettings:
     """Implementation of the layers.
 
@@ -33,10 +33,6 @@ class ConvolutionSettings:
     activation_checkpointing: bool = False
     probe_timeout_s: float = 60.0
     autotune_budget_s: float = 60.0
-
-    def __post_init__(self) -> None:
-        check_range("model.convolution.probe_timeout_s", self.probe_timeout_s, "> 0")
-        check_range("model.convolution.autotune_budget_s", self.autotune_budget_s, ">= 0")
 
 
 def make_plan(settings: ConvolutionSettings) -> Plan:

@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any, Self
 
-from yolo_lightning.utils.choices import check_range, settings_group
+from yolo_lightning.utils.choices import settings_group
 
 SCORING_THRESHOLD = 0.001
 """Average precision needs nearly all boxes: a score threshold up to this one is meant for evaluation."""
 
 
-@settings_group("model.detections")
+@settings_group("model.detections", score_threshold=">= 0, <= 1", iou_threshold=">= 0, <= 1", max_detections=">= 1")
 class DetectionSettings:
     """Choice of the boxes.
 
@@ -31,11 +31,6 @@ class DetectionSettings:
     class_agnostic: bool = False
     one_to_one: bool = False
     tta: bool = False
-
-    def __post_init__(self) -> None:
-        check_range("model.detections.score_threshold", self.score_threshold, ">= 0", "<= 1")
-        check_range("model.detections.iou_threshold", self.iou_threshold, ">= 0", "<= 1")
-        check_range("model.detections.max_detections", self.max_detections, ">= 1")
 
     @classmethod
     def of_weights(cls, recorded: Any) -> Self:

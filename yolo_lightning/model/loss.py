@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from yolo_lightning.data.batch import Batch
 from yolo_lightning.model.layers import has_one_to_one_branch
-from yolo_lightning.utils.choices import check_range, settings_group
+from yolo_lightning.utils.choices import settings_group
 from yolo_lightning.utils.offline import offline
 
 with offline():
@@ -20,7 +20,7 @@ EPSILON = 1e-30
 smaller than the first predicted boxes have targets near 0, and a network with random weights may never detect them."""
 
 
-@settings_group("model.loss")
+@settings_group("model.loss", box_gain=">= 0", cls_gain=">= 0", dfl_gain=">= 0", class_weight_power=">= 0, <= 1")
 class LossSettings:
     """Weights of the parts of the loss.
 
@@ -35,11 +35,6 @@ class LossSettings:
     cls_gain: float = 0.5
     dfl_gain: float = 1.5
     class_weight_power: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("box_gain", "cls_gain", "dfl_gain"):
-            check_range(f"model.loss.{name}", getattr(self, name), ">= 0")
-        check_range("model.loss.class_weight_power", self.class_weight_power, ">= 0", "<= 1")
 
 
 class DetectionLoss:

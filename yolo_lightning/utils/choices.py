@@ -61,8 +61,8 @@ def plain(value: Any) -> Any:
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
-def settings_group(key: str) -> Callable[[type[Settings]], type[Settings]]:
-    """Return a decorator for a frozen dataclass of the options `key.*`; it checks types before `__post_init__`."""
+def settings_group(key: str, **limits: str) -> Callable[[type[Settings]], type[Settings]]:
+    """Return a decorator for a frozen dataclass of the options `key.*`; see `checked_arguments`."""
 
     def decorated(kind: Any) -> Any:
         check_values = getattr(kind, "__post_init__", lambda _: None)
@@ -75,14 +75,19 @@ def settings_group(key: str) -> Callable[[type[Settings]], type[Settings]]:
 
         kind.__post_init__ = check
         made = dataclass(frozen=True)(kind)
-        made.__init__ = checked_arguments(key)(made.__init__)
+        made.__init__ = checked_arguments(key, **limits)(made.__init__)
         return made
 
     return decorated
 
 
-def checked_arguments(key: str = "", unchecked: Collection[str] = ()) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Return a decorator that checks names and types of arguments; `key` or the function's name is their prefix."""
+def checked_arguments(
+    key: str = "", unchecked: Collection[str] = (), **limits: str
+) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Return a decorator that checks names and types of arguments, and the limits of numbers, such as `>= 0, < 1`.
+
+    `key` or else the function's name is the prefix of the names in messages.
+    """
 
     def decorated(function: Callable[P, T]) -> Callable[P, T]:
         form, own = signature(function), function.__qualname__.removesuffix(".__init__")
@@ -97,6 +102,9 @@ def checked_arguments(key: str = "", unchecked: Collection[str] = ()) -> Callabl
             with suppress(TypeError):  # of `bind`: the function itself reports a missing argument
                 values = form.bind(*arguments, **options).arguments
                 check_types(key or own, function, {name: values[name] for name in values.keys() - set(unchecked)})
+                for name, limit in limits.items():
+                    if values.get(name) is not None:
+                        check_range(f"{key or own}.{name}", values[name], *limit.split(", "))
             return function(*arguments, **options)
 
         call.__signature__ = form  # type: ignore[attr-defined]  # Lightning uses inspect.getfullargspec

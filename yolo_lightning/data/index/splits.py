@@ -12,12 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from yolo_lightning.data.index.split_index import SplitIndex
-from yolo_lightning.utils.choices import check_range, settings_group
+from yolo_lightning.utils.choices import settings_group
 
 Split = Literal["train", "valid", "test", "predict"]
 
 
-@settings_group("data.split")
+@settings_group("data.split", train_fraction="> 0, <= 1", valid_fraction="> 0, <= 1", valid_share="> 0, < 1")
 class Shares:
     """Fractions of the clips that are used. For datasets without clips (COCO, YOLO), fractions refer to images.
 
@@ -33,12 +33,6 @@ class Shares:
     train_fraction: float = 1.0
     valid_fraction: float = 1.0
     valid_share: float | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("train_fraction", "valid_fraction"):
-            check_range(f"data.split.{name}", getattr(self, name), "> 0", "<= 1")
-        if self.valid_share is not None:
-            check_range("data.split.valid_share", self.valid_share, "> 0", "< 1")
 
     def part(self, split: Split, index: SplitIndex) -> SplitIndex:
         """Return the clips of the file `index` that `split` uses."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from yolo_lightning.utils.choices import check_range, settings_group
+from yolo_lightning.utils.choices import settings_group
 
 if TYPE_CHECKING:
     from yolo_lightning.data.index.split_index import SplitIndex
@@ -29,7 +29,7 @@ ORDER_STREAM = 1  # Seed component of the order; `dataset.SAMPLE_STREAM` is 2
 OFFSET_STREAM = 3  # Seed component of the grid offset
 
 
-@settings_group("data.sampling")
+@settings_group("data.sampling", frame_interval=">= 1", epoch_frames=">= 1")
 class Sampling:
     """Sampling of the training split. The defaults use every frame once per epoch.
 
@@ -50,11 +50,6 @@ class Sampling:
     frame_interval: int = 1
     every_frame_of: tuple[str, ...] = ()
     epoch_frames: int | None = None
-
-    def __post_init__(self) -> None:
-        check_range("data.sampling.frame_interval", self.frame_interval, ">= 1")
-        if self.epoch_frames is not None:
-            check_range("data.sampling.epoch_frames", self.epoch_frames, ">= 1")
 
 
 class SampledOrder:

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal, Self
 
 from yolo_lightning.data.storage.frames import Channels, Frame, decode_frame
 from yolo_lightning.data.storage.image_header import FrameLimits
-from yolo_lightning.utils.choices import check_range, settings_group
+from yolo_lightning.utils.choices import settings_group
 from yolo_lightning.utils.files import cache_folder
 from yolo_lightning.utils.paths import user_path
 
@@ -15,7 +15,7 @@ STORE = "packed"
 StorageKind = Literal["auto", "packed", "folder", "zip"]
 
 
-@settings_group("data.storage")
+@settings_group("data.storage", image_cache_mib=">= 0")
 class StorageSettings:
     """Where the frames of a dataset are stored, and what is cached.
 
@@ -32,9 +32,6 @@ class StorageSettings:
     store: str | None = None
     index_root: str | None = None
     image_cache_mib: int = 256
-
-    def __post_init__(self) -> None:
-        check_range("data.storage.image_cache_mib", self.image_cache_mib, ">= 0")
 
     def store_in(self, root: Path) -> Path:
         """Return the folder of the packed store of the dataset in `root`."""

@@ -34,7 +34,7 @@ RANGES: dict[str, tuple[float, float]] = {
 """Minimum and maximum of each setting."""
 
 
-@settings_group("data.augmentation.paste")
+@settings_group("data.augmentation.paste", probability=">= 0, <= 1", count=">= 1")
 class BoxPaste:
     """Objects of other frames pasted into training frames, before mosaic.
 
@@ -55,10 +55,6 @@ class BoxPaste:
     probability: float = 0.0
     count: int = 2
     classes: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        check_range("data.augmentation.paste.probability", self.probability, ">= 0", "<= 1")
-        check_range("data.augmentation.paste.count", self.count, ">= 1")
 
 
 @settings_group("data.augmentation")
