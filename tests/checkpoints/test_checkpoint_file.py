@@ -1,17 +1,20 @@
 import errno
 import os
+import re
 import resource
 import signal
 import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from tests.conftest import REPOSITORY
 from yolo_lightning.checkpoints import checkpoint_file
@@ -101,7 +104,30 @@ def test_one_flipped_byte_of_a_tensor_is_found_though_torch_loads_it(checkpoint:
 def test_unreadable_sidecar_counts_as_none(checkpoint: Path, sidecar: str) -> None:
     checksum_path(checkpoint).write_text(sidecar)
     assert read_checksum(checkpoint) is None
-    assert find_damage(checkpoint) is None
+    with pytest.warns(UserWarning, match=r"\.ckpt\.json is damaged: the content of .*\.ckpt is not compared with it"):
+        assert find_damage(checkpoint) is None
+
+
+@pytest.mark.parametrize(
+    ("made", "damage"),
+    [
+        ({}, r"it is not a checkpoint, which has the key 'state_dict': its keys are \[\]"),
+        ([1], "it must contain a dictionary, got list"),
+        ({"state_dict": Fraction(1, 2)}, "it cannot be loaded: it contains objects of fractions.Fraction instead of"),
+        ({"state_dict": nn.ReLU()}, "it cannot be loaded: it contains objects of torch.nn.modules.activation.ReLU"),
+        (b"", "it cannot be loaded: it is not an archive of torch.save: it is empty"),
+        (b"\n<!DOCTYPE html>", "it is a web page, not the file to download"),
+        (b"version https://git-lfs.github.com/spec/v1", "it is a pointer of Git LFS; run git lfs pull"),
+        (b"PK\3\4", "it is a zip archive, or the first part of one"),
+    ],
+)
+def test_other_files_are_named_in_one_line(made: object, damage: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.ckpt"
+    path.write_bytes(made) if isinstance(made, bytes) else torch.save(made, path)
+    found = find_damage(path)
+    assert found is not None
+    assert re.search(damage, found)
+    assert "\n" not in found
 
 
 @pytest.mark.parametrize(
@@ -143,6 +169,7 @@ WRITER = """
 import os, resource, signal, sys
 from pathlib import Path
 import torch
+from torch import nn
 from yolo_lightning.checkpoints.checkpoint_file import write_checkpoint
 
 {kill}

@@ -94,7 +94,10 @@ def test_finished_run_ends_the_process() -> None:
 def test_supervised_fit_becomes_a_supervisor(monkeypatch: pytest.MonkeyPatch) -> None:
     supervised = options(supervision__enabled=True)
     assert plan_run(["fit"], supervised, GivenOptions()).becomes_supervisor
-    assert not plan_run(["test"], supervised | {"model.weights": "a.pt"}, GivenOptions()).becomes_supervisor
+    with pytest.raises(
+        ValueError, match=r"model\.weights must be an existing file \(nothing is downloaded\), got a\.pt"
+    ):
+        plan_run(["test"], supervised | {"model.weights": "a.pt"}, GivenOptions())
     monkeypatch.setenv(MARKER_VARIABLE, "token")
     assert not plan_run(["fit"], supervised, GivenOptions()).becomes_supervisor
 

@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import nn
 from ultralytics.nn.modules import block
-from ultralytics.nn.tasks import DetectionModel
+from ultralytics.nn.tasks import DetectionModel, SegmentationModel
 
-from yolo_lightning.model.graph import open_ultralytics, read_network
+from yolo_lightning.detector import Detector
+from yolo_lightning.model.graph import check_tensors, open_ultralytics, read_network
 
 FAMILIES = ("yolov8n", "yolov9t", "yolov10n", "yolo11n", "yolo12n", "yolo26n")
 
@@ -141,6 +142,13 @@ def compressed(source: Path, target: Path) -> Path:
         (lambda file: write_bytes(file, b""), "not an archive of torch.save"),
         (lambda file: saved(file, [1, 2]), "contains no dictionary"),
         (lambda file: saved(file, {"model": 3}), "'model' contains no network"),
+        (
+            lambda file: saved(file, {"state_dict": {}}),
+            r"contains no network; the name of a checkpoint must end in \.ckpt",
+        ),
+        (lambda file: zipped(file, "a.txt"), "it is another zip file"),
+        (lambda file: zipped(file, "a/data.pkl", "a/constants.pkl"), "it is an export as TorchScript"),
+        (lambda file: write_bytes(file, b"<html>"), "it is a web page"),
         (lambda file: write_bytes(file, write(file, network()).read_bytes()[:-500]), "not an archive"),
     ],
 )
@@ -149,7 +157,37 @@ def test_damaged_files_are_refused_in_one_line(make: Callable[[Path], Path], mes
     with pytest.raises(ValueError, match=message) as error:
         open_ultralytics(file, allow_pickle=False)
     assert "\n" not in str(error.value)
-    assert ("--allow_pickle" in str(error.value)) == zipfile.is_zipfile(file)
+    assert ("--allow_pickle" in str(error.value)) == (message == "is compressed")  # no other case can be loaded with it
+
+
+def test_network_of_another_task_is_refused_for_detection(tmp_path: Path) -> None:
+    file = saved(tmp_path / "a.pt", {"model": SegmentationModel("yolov8n-seg.yaml", verbose=False)})
+    with pytest.raises(ValueError, match=r"a\.pt must be of a network for detection \(Detect or .*, got Segment"):
+        Detector(file)
+
+
+def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    model = network()
+    model.model[0].conv.weight.data[0] = float("nan")
+    with pytest.raises(ValueError, match=r"a\.pt cannot be used: its tensor model\.0\.conv\.weight contains NaN"):
+        Detector(write(tmp_path / "a.pt", model))
+
+
+def test_tensors_of_another_checkpoint_are_one_line() -> None:
+    own = {"a": torch.zeros(2), "b": torch.zeros(3)}
+    for saved in ({"a": torch.zeros(2)}, {**own, "c": torch.zeros(1)}, {**own, "b": torch.zeros(4)}):
+        with pytest.raises(
+            ValueError, match=r"1 have another name or shape, such as [bc]; it is damaged or of another"
+        ):
+            check_tensors(saved, own)
+    check_tensors(own, own)
+
+
+def zipped(file: Path, *names: str) -> Path:
+    with zipfile.ZipFile(file, "w") as archive:
+        for name in names:
+            archive.writestr(name, "")
+    return file
 
 
 def write_bytes(file: Path, content: bytes) -> Path:

@@ -13,6 +13,7 @@ from typing import Any
 from yolo_lightning.utils.choices import checked_arguments
 from yolo_lightning.utils.files import flush, replacing, write_json
 from yolo_lightning.utils.json_record import read_record
+from yolo_lightning.utils.plain_text import one_line
 from yolo_lightning.utils.rank_zero import rank_zero_warn
 from yolo_lightning.utils.run_files import CHECKSUM_SUFFIX
 from yolo_lightning.utils.suggestions import missing
@@ -100,8 +101,12 @@ def find_damage(path: str | Path) -> str | None:
         try:
             content = load_checkpoint(path, "meta")
         except ValueError as error:
-            return f"it cannot be loaded: {error.__cause__ or error}"
-        return None if "state_dict" in content else "it is not a checkpoint"
+            return f"it {str(error).removeprefix(f'checkpoint {path} ')}"
+        if "state_dict" not in content:
+            return one_line(f"it is not a checkpoint, which has the key 'state_dict': its keys are {[*content]}", 200)
+        if checksum_path(path).exists():
+            rank_zero_warn(f"{checksum_path(path)} is damaged: the content of {path.name} is not compared with it")
+        return None
     if path.stat().st_size != checksum.bytes:
         return f"it has {path.stat().st_size:,} bytes instead of {checksum.bytes:,}"
     with path.open("rb") as file:

@@ -13,7 +13,7 @@ from typing import Any
 from lightning.pytorch.accelerators import CUDAAccelerator, MPSAccelerator
 
 from yolo_lightning.checkpoints import run_folder
-from yolo_lightning.checkpoints.checkpoint_file import steps_trained
+from yolo_lightning.checkpoints.checkpoint_file import require_whole, steps_trained
 from yolo_lightning.checkpoints.resume import (
     checkpoint_to_fit,
     checkpoint_to_score,
@@ -153,14 +153,14 @@ def _plan_evaluation(base: Path, options: Mapping[str, Any], given: GivenOptions
     configuration files override all other hyperparameters.
     """
     checkpoint = checkpoint_to_score(base, options["ckpt_path"], options["model.weights"])
-    weights, changed = weights_file(options), {}
+    changed = {}
     if checkpoint is not None:
         content = load_checkpoint(checkpoint, "meta")
         bound = _bound_by(content, options)
         saved = flatten({"model": content.get("hyper_parameters", {})})
         known = options.keys() & saved.keys() - {f"model.{name}" for name in FROM_DATA} - given.all.keys()
         changed = {name: saved[name] for name in known} | {"model.weights": None}
-    elif weights is not None:
+    elif (weights := weights_file(options)) is not None:
         bound = _bound_by(weights, options)
     else:
         return Run(base)
@@ -176,10 +176,14 @@ def chooses_folder() -> bool:
 
 
 def weights_file(options: Mapping[str, Any]) -> Path | None:
-    """Return the file of `model.weights`; None if there is none, for example for an address."""
-    weights = options["model.weights"]
-    path = user_path(weights or "")
-    return path if weights and path.is_file() else None
+    """Return the file of `model.weights`, None if it is null; raise a ValueError if it is missing or damaged."""
+    if (weights := options["model.weights"]) is None:
+        return None
+    if not (path := user_path(weights)).is_file():
+        raise ValueError(f"model.weights must be an existing file (nothing is downloaded), got {weights}")
+    if path.suffix == ".ckpt":
+        require_whole(path, "model.weights")
+    return path
 
 
 def _bound_by(weights: Path | dict[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,18 @@ spreadsheet runs a cell that begins with `=`. Standard library only.
 
 import re
 
+WRONG_KINDS = {
+    b"\x1f\x8b": "is compressed with gzip; decompress it",
+    b"pk\x03\x04": "is a zip archive, or the first part of one",
+    b"\xff\xfe": "is UTF-16 text; save it as UTF-8",
+    b"\xfe\xff": "is UTF-16 text; save it as UTF-8",
+    b"version https://git-lfs": "is a pointer of Git LFS; run git lfs pull",
+    b"<!doctype": "is a web page, not the file to download",
+    b"<html": "is a web page, not the file to download",
+}
+"""What a file is that begins with these bytes in lower case, and what to do."""
+FIRST_BYTES = 24
+
 UNSAFE = re.compile(
     "[\x00-\x1f\x7f-\x9f"  # C0 and C1 control characters, which begin escape sequences
     "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # bidirectional controls, which reorder a line
@@ -30,6 +42,13 @@ def one_line(text: str, longest: int = LONGEST_LINE) -> str:
     """Return a text as one line without control characters, cut to `longest` characters."""
     line = UNSAFE.sub(escaped, SPACES.sub(" ", text).strip())
     return line if len(line) <= longest else line[: longest - 4] + " ..."
+
+
+def first_look(content: bytes) -> str:
+    """Return what a file seems to be that another reader refuses, as the end of a sentence that begins with `it`."""
+    head = content.lstrip()[:FIRST_BYTES]
+    known = next((what for start, what in WRONG_KINDS.items() if head.lower().startswith(start)), None)
+    return known or (f"begins with '{one_line(head.decode(errors='replace'))}'" if head else "is empty")
 
 
 def without_math(text: str) -> str:
