@@ -183,10 +183,11 @@ def test_repeated_keys_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "truncated"),
+        ("", "neither a JSON object keyed by image id nor a list: it is empty"),
         ('{"a": [1, 2}', "not JSON"),
-        ("42", "neither an object"),
-        ("id,box,score", "not JSON"),
+        ("42", "neither a JSON object keyed by image id nor a list: it begins with '42'"),
+        ("id,box,score", "it begins with 'id,box,score'"),
+        ("<html>", "it is a web page, not the file to download"),
     ],
 )
 def test_what_is_no_json_object_is_named(tmp_path: Path, text: str, words: str) -> None:
@@ -205,7 +206,7 @@ def test_truncated_file_names_the_last_key(tmp_path: Path) -> None:
 def test_binary_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "predictions.json"
     path.write_bytes(pickle.dumps({"a": 1}, 4))
-    assert "the file is not JSON" in the_one_problem(check_submission(path, template())).what
+    assert "the file is neither a JSON object" in the_one_problem(check_submission(path, template())).what
 
 
 def archive(path: Path, members: dict[str, str]) -> Path:

@@ -133,7 +133,7 @@ def test_long_names_and_other_files_than_regular_ones(tmp_path: Path) -> None:
     path.touch()
     with pytest.raises(ValueError, match="does not exist"):
         find_files(["y" * 300 + ".jpg"])
-    with pytest.raises(ValueError, match="does not exist"):
+    with pytest.raises(ValueError, match=r"pipe\.jpg is not a regular file"):
         find_files([str(tmp_path / "pipe.jpg")])
 
 
@@ -141,3 +141,29 @@ def test_long_names_and_other_files_than_regular_ones(tmp_path: Path) -> None:
 def test_addresses_and_cameras_are_named(source: str) -> None:
     with pytest.raises(ValueError, match="must be local files; addresses and cameras are not read"):
         find_files([source])
+
+
+def test_incomplete_video_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "film.avi"
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"MJPG"), 5, (32, 32))
+    for _ in range(8):
+        writer.write(np.random.default_rng(0).integers(0, 255, (32, 32, 3), np.uint8))
+    writer.release()
+    path.write_bytes(path.read_bytes()[: path.stat().st_size * 2 // 3])
+    with pytest.warns(UserWarning, match=r"film\.avi: only \d of 8 frames can be decoded: it is incomplete or damaged"):
+        assert 0 < len(list(read_pictures(path))) < 8
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jpg", b"<!DOCTYPE html>", r"a\.jpg: not an image that can be decoded .15 bytes.: it is a web page"),
+        ("a.png", b"version https://git-lfs.github.com/spec/v1", "it is a pointer of Git LFS; run git lfs pull"),
+        ("a.mp4", b"", r"a\.mp4: cannot be opened as a video: it is empty"),
+        ("a.mp4", b"<html>", r"a\.mp4: cannot be opened as a video: it is a web page"),
+    ],
+)
+def test_other_files_are_named(name: str, content: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises((ValueError, FrameError), match=message):
+        list(read_pictures(tmp_path / name))

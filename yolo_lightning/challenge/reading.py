@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from yolo_lightning.challenge.content import Content, SubmissionProblem, SubmissionReport
-from yolo_lightning.utils.plain_text import one_line
+from yolo_lightning.utils.plain_text import first_look, one_line
 from yolo_lightning.utils.regular_files import read_regular
 
 MEMBER = "predictions.json"  # name of the submission in the organisers' kit and in the archive
@@ -71,6 +71,12 @@ def read_submission(path: Path) -> SubmissionReport:
     content, found = _from_entries(decoded)
     repeated = [(key.decode(errors="replace"), count) for key, count in Counter(KEY.findall(data)).items() if count > 1]
     repeated = [(key, count) for key, count in repeated if key in decoded]
+    entries = data.count(b"{") - 1
+    repeated += [
+        (name, count)
+        for name in EntryRecord.__struct_fields__
+        if (count := data.count(b'"%s"' % name.encode())) > entries
+    ]
     if repeated:
         what, example = "keys occur more than once; readers keep one of them", "{} occurs {} times".format(*repeated[0])
         found.append(SubmissionProblem(what, len(repeated), example))
@@ -113,12 +119,14 @@ def decode(data: bytes) -> Outermost:
 
 def unreadable(data: bytes, error: Exception) -> SubmissionProblem:
     """Return the reason why the text cannot be decoded."""
+    if not data.lstrip().startswith((b"{", b"[")):
+        return SubmissionProblem(
+            f"the file is neither a JSON object keyed by image id nor a list: it {first_look(data)}", 1, ""
+        )
     keys = KEY.findall(data)
     last = f"the last key is {keys[-1].decode(errors='replace')}, number {len(keys):,}" if keys else shown(data[:200])
     if "truncated" in str(error):
         return SubmissionProblem(f"the JSON is truncated after {len(data):,} bytes", 1, last)
-    if isinstance(error, msgspec.ValidationError):
-        return SubmissionProblem("the file is neither an object keyed by image id nor a list", 1, shown(data[:200]))
     return SubmissionProblem(f"the file is not JSON: {error}", 1, last)
 
 

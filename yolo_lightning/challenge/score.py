@@ -71,16 +71,17 @@ def _read_keyed(path: Path, entries: dict[str, msgspec.Raw]) -> tuple[FrameSize,
 
 def _read_coco(path: Path) -> tuple[FrameSize, Content]:
     file = decode(path)
+    records = file.annotations or []
     positions = image_id_texts(path, [one.id for one in file.images], [one.file_name for one in file.images])
-    owners = np.empty(len(file.annotations), dtype=np.int64)
-    for number, annotation in enumerate(file.annotations):
+    owners = np.empty(len(records), dtype=np.int64)
+    for number, annotation in enumerate(records):
         position = positions.get(id_text(annotation.image_id) or "")
         if position is None:
             hint = unknown_image_hint(annotation.image_id)
             raise ValueError(f"{path}: annotations[{number}] has unknown image_id {annotation.image_id}{hint}")
         owners[number] = position
-    labels = np.array([one.category_id for one in file.annotations], dtype=np.float64)
-    boxes = np.array([one.bbox for one in file.annotations], dtype=np.float64).reshape(-1, 4)
+    labels = np.array([one.category_id for one in records], dtype=np.float64)
+    boxes = np.array([one.bbox for one in records], dtype=np.float64).reshape(-1, 4)
     boxes[:, 2:] += boxes[:, :2]
     sizes = {(image.width, image.height) for image in file.images}
     order = np.argsort(owners, kind="stable")

@@ -130,7 +130,11 @@ def test_list_names_images_in_four_ways(yolo_set: YoloSet, style: str, monkeypat
 
 def test_image_of_a_list_that_is_missing_stays_in_the_split(yolo_set: YoloSet) -> None:
     file = yolo_set({"train/a.png": BOX}, train="train.txt")
-    (file.parent / "train.txt").write_text("./images/train/a.png\n./images/train/z.png\n")
+    for line in ("images/train/a.png 1", "image,label", "images/train/a"):
+        (file.parent / "train.txt").write_text(f"./images/train/a.png\n{line}\n")
+        with pytest.raises(ValueError, match=rf"train\.txt: lines must end in \.avif, .*, got '{line}'"):
+            YoloSplit(read_description(file), "train")
+    (file.parent / "train.txt").write_text(".\\images\\train\\a.png\r\n./images/train/z.png\n")
     split = read(file)
     assert texts(split.file_names) == ["images/train/a.png", "images/train/z.png"]
     assert "1 missing or damaged images" in split.facts.notes

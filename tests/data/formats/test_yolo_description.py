@@ -25,13 +25,27 @@ def test_keys_are_read(yolo_set: YoloSet) -> None:
     [
         ({1: "b", 0: "a"}, None, ("a", "b")),
         ({"0": "a", "1": "b"}, 2, ("a", "b")),
-        (["a", True, 3], None, ("a", "True", "3")),
+        (["a", 2.5, 3], None, ("a", "2.5", "3")),
         (None, 3, ("class_0", "class_1", "class_2")),
         (["a", "b", "a"], None, ("a (0)", "b", "a (2)")),
     ],
 )
 def test_names_are_a_list_a_mapping_or_counted(yolo_set: YoloSet, names: Any, count: Any, expected: Any) -> None:
     assert read_description(yolo_set({}, names=names, nc=count)).class_names == expected
+
+
+@pytest.mark.parametrize("names", [["a", True], ["a", None], [["a"], ["b"]], {0: "a", 1: " "}])
+def test_names_that_are_no_texts_are_refused(yolo_set: YoloSet, names: Any) -> None:
+    with pytest.raises(
+        ValueError, match=r"data\.yaml: 'names' must be texts, with quotes around yes, no and null, got"
+    ):
+        read_description(yolo_set({}, names=names))
+
+
+@pytest.mark.parametrize(("key", "meant"), [("valid", "val"), ("Train", "train"), ("name", "names")])
+def test_misspelled_key_is_refused(yolo_set: YoloSet, key: str, meant: str) -> None:
+    with pytest.raises(ValueError, match=rf"data\.yaml: the key {key} is unknown\. Did you mean {meant}\?"):
+        read_description(yolo_set({}, **{key: "a", meant: None}))
 
 
 def test_path_is_relative_to_the_file(yolo_set: YoloSet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

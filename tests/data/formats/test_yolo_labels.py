@@ -98,6 +98,9 @@ def test_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"0 0.5 \xff\xfe")
     with pytest.raises(ValueError, match=r"a\.txt: not UTF-8 text"):
         read_labels(tmp_path / "a.txt", 4)
+    (tmp_path / "a.txt").write_text("0 0.5 0.5 0.1 0.1", "utf-16")
+    with pytest.raises(ValueError, match=r"a\.txt: not UTF-8 text: it is UTF-16 text; save it as UTF-8"):
+        read_labels(tmp_path / "a.txt", 4)
 
 
 def test_folder_in_place_of_a_file_is_refused(tmp_path: Path) -> None:

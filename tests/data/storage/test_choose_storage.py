@@ -54,7 +54,7 @@ def test_store_may_lie_elsewhere(root: Path) -> None:
 
 def test_nothing_found_says_where_it_looked(tmp_path: Path) -> None:
     with pytest.raises(
-        ValueError, match=r"has no frames: found neither .*manifest\.json.*a folder .*archive .*frames\.zip"
+        ValueError, match=r"has no frames: found neither .*manifest\.json.*archive .*frames\.zip.*frames does not"
     ):
         open_(tmp_path)
 

@@ -1,7 +1,6 @@
 """Plain COCO JSON (`instances_*.json`): any categories and image ids, boxes x, y, width, height in pixels."""
 
 import os
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -29,9 +28,6 @@ def read_coco(path: Path) -> Annotations:
     content = decode(path, COCO_FILE)
     if not content.categories:
         raise ValueError(f"{path}: the list of categories is empty")
-    category_id, count = Counter(category.id for category in content.categories).most_common(1)[0]
-    if count > 1:
-        raise ValueError(f"{path}: ids of categories must be unique, got {count} categories with id {category_id}")
     classes = distinct_names(dict(sorted((category.id, category.name) for category in content.categories)))
     return to_annotations(path, content, classes, np.float64)
 

@@ -5,6 +5,7 @@ Records are decoded without intermediate dictionaries: LTDv2's Train.json (1.1 G
 
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import numpy.typing as npt
 from yolo_lightning.data.formats.annotations import Annotations, still_images
 from yolo_lightning.data.formats.image_ids import id_text, image_id_texts, unknown_image_hint
 from yolo_lightning.data.formats.suspicious_boxes import suspicions
-from yolo_lightning.utils.plain_text import one_line
+from yolo_lightning.utils.plain_text import first_look, one_line
 from yolo_lightning.utils.regular_files import open_regular, read_regular
 from yolo_lightning.utils.suggestions import missing
 
@@ -53,7 +54,7 @@ class AnnotationRecord(msgspec.Struct, gc=False):
     image_id: int | float | str
     category_id: int
     bbox: tuple[float, float, float, float]
-    iscrowd: Any = 0
+    iscrowd: bool | float | None = 0
 
 
 class CategoryRecord(msgspec.Struct, gc=False):
@@ -68,7 +69,7 @@ class AnnotationFile(msgspec.Struct, gc=False):
 
     images: list[ImageEntry]
     categories: list[CategoryRecord]
-    annotations: list[AnnotationRecord] = []
+    annotations: list[AnnotationRecord] | None = None
 
 
 RECORDS = {"images": ImageEntry, "categories": CategoryRecord, "annotations": AnnotationRecord}
@@ -81,13 +82,18 @@ def decode(path: Path, kind: str = LTDV2_FILE) -> AnnotationFile:
     try:
         with open_regular(path) as file:
             head = file.read(SHOWN_BYTES).removeprefix(BYTE_ORDER_MARK)
-            if head.strip() and not head.lstrip().startswith((b"{", b"[")):  # such as a sparse file of zeros
-                raise ValueError(f"{path} is not {kind}: it begins with {shown(head)}")
+            if not head.lstrip().startswith((b"{", b"[")):  # such as a sparse file of zeros
+                raise ValueError(f"{path} is not {kind}: it {first_look(head)}")
         content = read_regular(path, LARGEST_FILE).removeprefix(BYTE_ORDER_MARK)
     except OSError as error:
         raise ValueError(f"annotation file {path} cannot be read: {error}") from error
     decoded = _decode_content(path, content, kind)
+    for category_id, count in Counter(category.id for category in decoded.categories).most_common(1):
+        if count > 1:
+            raise ValueError(f"{path}: ids of categories must be unique, got {count} categories with id {category_id}")
     for number, image in enumerate(decoded.images):
+        if not image.file_name.strip("./ "):
+            raise ValueError(f"{path}: images[{number}].file_name must be the path of a file, got {image.file_name!r}")
         longest = max(len(image.file_name), len(image.id) if isinstance(image.id, str) else 0)
         if longest > LONGEST_NAME:  # an array of names is as wide as the longest one
             raise ValueError(f"{path}: images[{number}] has a name or id of {longest:,} characters, > {LONGEST_NAME}")
@@ -97,14 +103,25 @@ def decode(path: Path, kind: str = LTDV2_FILE) -> AnnotationFile:
 def _decode_content(path: Path, content: bytes, kind: str) -> AnnotationFile:
     try:
         try:
-            return msgspec.json.decode(content, type=AnnotationFile)
+            decoded = msgspec.json.decode(content, type=AnnotationFile)
         except msgspec.DecodeError:
             content, count = NON_NUMBER.subn(rb"\1null", content)
             if not count:
                 raise
-        return msgspec.json.decode(content, type=AnnotationFile)
+            decoded = msgspec.json.decode(content, type=AnnotationFile)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is not {kind}: {one_line(_fault_in(content, error))}") from error
+    if repeated := [key for key in RECORDS if _is_repeated(content, b'"%s"' % key.encode())]:
+        raise ValueError(f"{path} has the key '{repeated[0]}' more than once: merge the values")
+    return decoded
+
+
+def _is_repeated(content: bytes, key: bytes) -> bool:
+    """Return whether the outermost object has a quoted key more than once, of which decoders keep the last."""
+    if content.count(key) < 2:
+        return False
+    kept = msgspec.json.decode(content, type=dict[str, msgspec.Raw]).values()
+    return content.count(key) - sum(bytes(value).count(key) for value in kept) > 1
 
 
 def _fault_in(content: bytes, error: Exception) -> str:
@@ -157,7 +174,8 @@ def to_annotations(
     Raises:
         ValueError: If a record cannot be used; the message contains its position.
     """
-    images, records, count = content.images, content.annotations, len(content.annotations)
+    images, records = content.images, content.annotations or []
+    count = len(records)
     if not images:
         raise ValueError(f"{path}: the list of images is empty")
     for number, image in enumerate(images):
@@ -173,7 +191,7 @@ def to_annotations(
     if (owner < 0).any():
         number = int((owner < 0).argmax())
         value = records[number].image_id
-        hint = unknown_image_hint(value)
+        hint = unknown_image_hint(value) or f"; ids of images are such as {next(iter(positions))!r}"
         raise ValueError(f"{path}: annotations[{number}] has unknown image_id {one_line(str(value), 200)}{hint}")
     class_of = {category_id: index for index, category_id in enumerate(classes)}
     indexes = (CROWD if one.iscrowd else class_of.get(one.category_id, -1) for one in records)
@@ -184,10 +202,22 @@ def to_annotations(
             f"{path}: annotations[{number}].category_id must be one of {', '.join(map(str, classes))}, "
             f"got {records[number].category_id}"
         )
-    boxes: npt.NDArray[Any] = np.fromiter((one.bbox for one in records), np.dtype((box_type, 4)), count)
+    with np.errstate(over="ignore"):
+        boxes: npt.NDArray[Any] = np.fromiter((one.bbox for one in records), np.dtype((box_type, 4)), count)
+    for number in np.flatnonzero((np.abs(boxes) > LARGEST_SIDE).any(axis=1))[:1]:
+        raise ValueError(
+            f"{path}: annotations[{number}].bbox must be x, y, width, height in pixels, at most {LARGEST_SIDE}, got "
+            f"{records[number].bbox}"
+        )
     boxes[:, 2:] += boxes[:, :2]
     single = labels != CROWD
     owner, boxes, labels = owner[single], boxes[single], labels[single]
+    repeated = len(file_names) - len(set(file_names))
+    remarks = (
+        (content.annotations is None, "the file has no key 'annotations'"),
+        (count - len(owner), f"{count - len(owner):,} crowd regions left out"),
+        (repeated, f"{repeated:,} images have the file_name of another image"),
+    )
     return still_images(
         positions,
         [isinstance(image.id, str) for image in images],
@@ -197,6 +227,6 @@ def to_annotations(
         boxes.astype(np.float32),
         labels,
         classes,
-        () if single.all() else (f"{count - len(owner):,} crowd regions left out",),
+        tuple(what for number, what in remarks if number),
         suspicions(owner, boxes, labels, shapes),
     )

@@ -119,7 +119,8 @@ def check_frames(index: SplitIndex, storage: Storage, bad_frames: BadFrames) -> 
     usable = len(positions) - len(failures)
     refuse_other_depth([error for error in failures if isinstance(error, BitDepthError)], usable)
     if failures and not usable:
-        raise ValueError(f"none of {len(failures)} sampled frames can be read: {named(list(map(str, failures)))}")
+        shown = named([str(error) for error in failures[:2]])
+        raise ValueError(f"none of {len(failures)} sampled frames can be read: {shown}; searched in {storage}")
     bad_frames.add(problems.values())
 
 

@@ -24,7 +24,7 @@ from yolo_lightning.data.storage.image_header import FrameLimits, open_image
 from yolo_lightning.data.storage.storage import Storage, StorageKind
 from yolo_lightning.utils.paths import user_path
 from yolo_lightning.utils.plain_text import one_line
-from yolo_lightning.utils.regular_files import open_regular, read_regular, regular_files
+from yolo_lightning.utils.regular_files import open_regular, read_regular, read_text, regular_files
 
 IMAGES, LABELS = f"{os.sep}images{os.sep}", f"{os.sep}labels{os.sep}"
 
@@ -229,10 +229,14 @@ def _files_at(place: Path, root: Path) -> Iterable[str]:
     if suffix(str(place)) in IMAGE_SUFFIXES:
         return [str(place)]
     try:
-        lines = read_regular(place, LARGEST_LIST).decode("utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
+        lines = read_text(place, LARGEST_LIST).split("\n")
+    except (OSError, ValueError) as error:
         raise ValueError(f"image list {place} cannot be read: {error}") from error
-    names = [line.strip() for line in lines if line.strip()]
+    names = [line.strip().replace("\\", "/") for line in lines if line.strip()]
+    for name in names:
+        if suffix(name) not in IMAGE_SUFFIXES:
+            kinds = ", ".join(sorted(IMAGE_SUFFIXES))
+            raise ValueError(f"image list {place}: lines must end in {kinds}, got {one_line(name, 200)!r}")
     first = next((name for name in names if not name.startswith("./")), "")
     base = next((base for base in (place.parent, root, Path.cwd()) if os.path.exists(base / first)), place.parent)
     return [

@@ -10,11 +10,12 @@ from yolo_lightning.data.formats.annotations import distinct_names
 from yolo_lightning.data.storage.frames import Channels
 from yolo_lightning.utils.paths import real_path, user_path
 from yolo_lightning.utils.plain_text import one_line
-from yolo_lightning.utils.suggestions import missing
+from yolo_lightning.utils.suggestions import did_you_mean, missing, similar
 from yolo_lightning.utils.yaml_file import read_yaml
 
 Key = Literal["train", "val", "test"]
 FILE_NAME = "data.yaml"
+KEYS = ("path", *get_args(Key), "names", "nc", "channels", "kpt_shape")
 MOST_CLASSES = 32_767  # class indexes are stored with 16 bits
 MOST_KEYPOINTS = 10_000
 SHOWN_CHARACTERS = 300
@@ -35,6 +36,7 @@ class DataDescription:
         """Return the existing folders and image lists of a split; a superfluous leading `../` is ignored."""
         places = []
         for entry in self.entries[key]:
+            entry = entry.replace("\\", "/")
             tried = [self.root / user_path(entry)]
             if entry.startswith("../"):
                 tried.append(self.root / entry.removeprefix("../"))
@@ -61,6 +63,9 @@ def read_description(file: Path, root: Path | None = None) -> DataDescription:
         raise ValueError(f"data.format {file} cannot be read as YAML: {one_line(str(error))}") from error
     if not isinstance(content, dict):
         raise ValueError(f"data.format {file} is not a data.yaml: it must have keys such as 'train', 'val' and 'names'")
+    for key in content.keys() - KEYS:
+        if meant := [one for one in similar(str(key).lower(), KEYS, cutoff=0.72) if one not in content]:
+            raise ValueError(f"{file}: the key {_shown(str(key))} is unknown{did_you_mean(meant)}")
     root = _find_root(file, content.get("path")) if root is None else root
     entries: dict[Key, tuple[str, ...]] = {}
     for key in get_args(Key):
@@ -110,8 +115,9 @@ def _find_root(file: Path, path: object) -> Path:
         if os.path.isdir(folder):
             return folder
     places_tried = " and ".join(_shown(str(folder)) for folder in dict.fromkeys(tried))
+    problem = "is not a folder" if any(map(os.path.exists, tried)) else "does not exist"
     raise ValueError(
-        f"{file}: 'path' is {_shown(path)}, which does not exist (tried {places_tried}). "
+        f"{file}: 'path' is {_shown(path)}, which {problem} (tried {places_tried}). "
         "Ultralytics' setting datasets_dir is not used: use an absolute path, or set data.root"
     )
 
@@ -127,6 +133,9 @@ def class_names(file: Path, names: object, count: Any) -> tuple[str, ...]:
     if not isinstance(names, list | dict) or not 0 < len(names) <= MOST_CLASSES:
         raise _refused(file, "names", "a list, or names by class number", names)
     pairs = list(enumerate(names)) if isinstance(names, list) else list(names.items())
+    for _, name in pairs:
+        if type(name) not in (str, int, float) or not str(name).strip():
+            raise _refused(file, "names", "texts, with quotes around yes, no and null", names)
     try:
         by_number = {int(index): str(name) for index, name in pairs}
     except (TypeError, ValueError, OverflowError):

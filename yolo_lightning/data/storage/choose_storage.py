@@ -37,7 +37,7 @@ def open_frames(
             return opened
     raise ValueError(
         f"dataset root {root} has no frames: found neither a packed store ({settings.store_in(root) / MANIFEST}), nor "
-        f"a folder ({root / FOLDER}), nor an archive ({root / ARCHIVE})"
+        f"an archive ({root / ARCHIVE}), and the folder {root / FOLDER} {missing(root / FOLDER)}"
     )
 
 

@@ -8,6 +8,8 @@ from typing import BinaryIO, Literal
 
 from PIL import Image
 
+from yolo_lightning.utils.plain_text import first_look
+
 MAX_IMAGE_PIXELS = 89_478_485
 """Default of `data.limits.max_image_pixels`: the size above which Pillow warns about a decompression bomb. As 8-bit
 RGB pixels such an image takes 268 MB, in each loader worker."""
@@ -45,7 +47,7 @@ class FrameLimits:
         except Image.DecompressionBombError:
             claimed = f"more than {PILLOW_LIMIT:,}"
         except Exception:  # Pillow raises many types of exceptions for damaged headers, also struct.error
-            return f"not an image that can be decoded ({len(content)} bytes)"
+            return f"not an image that can be decoded ({len(content)} bytes): it {first_look(content)}"
         else:
             if width * height <= self.max_pixels:
                 return None
