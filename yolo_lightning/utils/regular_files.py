@@ -39,8 +39,8 @@ def read_text(path: Path | str, most_bytes: int = LARGEST_BYTES) -> str:
     content = read_regular(path, most_bytes)
     try:
         return content.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise ValueError(f"not UTF-8 text: it {first_look(content)}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not UTF-8 text at byte {error.start:,}: it {first_look(content)}") from None
 
 
 def regular_files(folder: Path | str) -> Iterator[str]:

@@ -99,7 +99,7 @@ def test_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"a\.txt: not UTF-8 text"):
         read_labels(tmp_path / "a.txt", 4)
     (tmp_path / "a.txt").write_text("0 0.5 0.5 0.1 0.1", "utf-16")
-    with pytest.raises(ValueError, match=r"a\.txt: not UTF-8 text: it is UTF-16 text; save it as UTF-8"):
+    with pytest.raises(ValueError, match=r"a\.txt: not UTF-8 text at byte 0: it is UTF-16 text; save it as UTF-8"):
         read_labels(tmp_path / "a.txt", 4)
 
 

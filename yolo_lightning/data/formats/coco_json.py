@@ -78,7 +78,7 @@ RECORDS = {"images": ImageEntry, "categories": CategoryRecord, "annotations": An
 def decode(path: Path, kind: str = LTDV2_FILE) -> AnnotationFile:
     """Decode an annotation file of the expected `kind`; `NaN` and `Infinity` are read as null."""
     if not os.path.isfile(path):  # Path.is_file raises an error for a name of more than 255 bytes
-        raise ValueError(f"annotation file {path} {missing(path)}")
+        raise ValueError(f"annotation file {path} {missing(path)} Set data.root and data.files to existing files.")
     try:
         with open_regular(path) as file:
             head = file.read(SHOWN_BYTES).removeprefix(BYTE_ORDER_MARK)
