@@ -26,12 +26,13 @@ from yolo_lightning.data.transforms.letterbox import Labelled, letterbox
 from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.evaluation.detection_result import DetectionResult
 from yolo_lightning.model.conv_backend import ConvolutionSettings
-from yolo_lightning.model.graph import check_head, check_one_to_one, network_input, read_network
+from yolo_lightning.model.graph import check_one_to_one, network_input, read_network
 from yolo_lightning.model.layers import Convolution, FoldedGraph, arrange
 from yolo_lightning.model.native_probe import choose_convolution
 from yolo_lightning.model.network_settings import read_settings
 from yolo_lightning.model.postprocess import predictions
 from yolo_lightning.model.tta import tta_predictions
+from yolo_lightning.model.variants import HEADS
 from yolo_lightning.utils.accelerator import chosen_device
 from yolo_lightning.utils.choices import as_settings, check_range, checked_arguments
 from yolo_lightning.utils.paths import user_path
@@ -260,7 +261,8 @@ def _single_image(source: Any, reader: ClipReader) -> Iterator[InputImage]:
 def arranged_network(file: Path, device: torch.device, convolution: Convolution, *, allow_pickle: bool = False) -> Any:
     """Return the network of a file on a device, without gradients; `convolution` is a `ConvolutionSettings.backend`."""
     graph = read_network(file, allow_pickle=allow_pickle)
-    check_head(graph, str(file))
+    if (head := type(graph.model[-1]).__name__) not in HEADS:
+        raise ValueError(f"weights {file} must be of a network for detection ({' or '.join(HEADS)}), got {head}")
     graph.to(device).requires_grad_(False)
     chosen = choose_convolution(device, ConvolutionSettings()) if convolution == "auto" else (convolution, "auto")
     arrange(graph, chosen[0], memory_format=chosen[1])

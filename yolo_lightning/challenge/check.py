@@ -23,7 +23,6 @@ ID = re.compile(rf"\d{{{ID_DIGITS}}}")
 LEAST_SHARE = 0.5
 """Minimum fraction of the split's ids in a file that is scored in spite of missing and foreign ids."""
 
-LARGEST_COORDINATE = 1e6  # pixels
 LARGEST_SHARE = 1.5  # if no coordinate of a file is larger, the boxes are fractions of the frame
 
 
@@ -97,7 +96,7 @@ def _check_boxes(content: Content, frame_size: tuple[int, int] | None) -> list[S
     problems += _of_detections(content, empty, "boxes have no area", tolerated=True)
     if frame_size:
         outside = ((boxes[:, :2] >= frame_size) | (boxes[:, 2:] <= 0)).any(axis=1) & ~empty
-        outside |= (np.abs(boxes) > LARGEST_COORDINATE).any(axis=1)
+        outside |= (np.abs(boxes) > 100 * max(frame_size)).any(axis=1)
         size = f"{frame_size[0]} x {frame_size[1]}"
         what = f"boxes are outside the frame of {size} pixels, possibly because they refer to another frame size"
         problems += _of_detections(content, outside, what, tolerated=True)

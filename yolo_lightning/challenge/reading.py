@@ -18,15 +18,12 @@ import msgspec
 import numpy as np
 
 from yolo_lightning.challenge.content import Content, SubmissionProblem, SubmissionReport
+from yolo_lightning.data.formats.coco_json import BYTE_ORDER_MARK, NON_NUMBER, shown
 from yolo_lightning.utils.plain_text import first_look, one_line
 from yolo_lightning.utils.regular_files import read_regular
 
 MEMBER = "predictions.json"  # name of the submission in the organisers' kit and in the archive
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-NON_NUMBERS = re.compile(rb"(?<=[:\[,\s])(?:NaN|-?Infinity)(?=\s*[,\]}])")
-"""Extension of JSON that Python's json module writes and reads."""
 KEY = re.compile(rb'"([^"\\]*)"\s*:\s*\{')
-SHOWN_CHARACTERS = 120
 LARGEST_FILE = 2 << 30  # bytes; 300 detections in each of 100,000 frames take less
 UNREADABLE_ARCHIVE = (
     *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error),
@@ -71,12 +68,6 @@ def read_submission(path: Path) -> SubmissionReport:
     content, found = _from_entries(decoded)
     repeated = [(key.decode(errors="replace"), count) for key, count in Counter(KEY.findall(data)).items() if count > 1]
     repeated = [(key, count) for key, count in repeated if key in decoded]
-    entries = data.count(b"{") - 1
-    repeated += [
-        (name, count)
-        for name in EntryRecord.__struct_fields__
-        if (count := data.count(b'"%s"' % name.encode())) > entries
-    ]
     if repeated:
         what, example = "keys occur more than once; readers keep one of them", "{} occurs {} times".format(*repeated[0])
         found.append(SubmissionProblem(what, len(repeated), example))
@@ -112,9 +103,9 @@ def decode(data: bytes) -> Outermost:
     try:
         return decoder.decode(data)
     except msgspec.DecodeError:
-        if not NON_NUMBERS.search(data):
+        if not NON_NUMBER.search(data):
             raise
-    return decoder.decode(NON_NUMBERS.sub(b"null", data))
+    return decoder.decode(NON_NUMBER.sub(rb"\1null", data))
 
 
 def unreadable(data: bytes, error: Exception) -> SubmissionProblem:
@@ -166,9 +157,3 @@ def join(chunks: dict[str, tuple[Any, Any, Any]]) -> Content:
     owners = np.repeat(np.arange(len(chunks)), [len(scores) for _, scores, _ in chunks.values()])
     parts = zip(arrays([], [], []), *chunks.values(), strict=True)
     return Content(tuple(chunks), owners, *(np.concatenate(part) for part in parts))
-
-
-def shown(text: bytes) -> str:
-    """Return a record in one line, truncated if it is long."""
-    line = " ".join(text.decode(errors="replace").split())
-    return line if len(line) <= SHOWN_CHARACTERS else line[:SHOWN_CHARACTERS] + " ..."

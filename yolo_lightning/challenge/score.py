@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 
 from yolo_lightning.challenge.content import CATEGORY_IDS, LTDV2_FRAME_SIZE, Content, Template
-from yolo_lightning.data.formats.coco_json import BYTE_ORDER_MARK, decode
-from yolo_lightning.data.formats.image_ids import id_text, image_id_texts, unknown_image_hint
+from yolo_lightning.data.formats.coco_json import BYTE_ORDER_MARK, decode, owners
+from yolo_lightning.data.formats.image_ids import image_id_texts
 from yolo_lightning.evaluation.drift import month_of_id
 from yolo_lightning.evaluation.matching import BoxTable, Matches, match_frames, sized
 from yolo_lightning.utils.plain_text import one_line
@@ -73,19 +73,13 @@ def _read_coco(path: Path) -> tuple[FrameSize, Content]:
     file = decode(path)
     records = file.annotations or []
     positions = image_id_texts(path, [one.id for one in file.images], [one.file_name for one in file.images])
-    owners = np.empty(len(records), dtype=np.int64)
-    for number, annotation in enumerate(records):
-        position = positions.get(id_text(annotation.image_id) or "")
-        if position is None:
-            hint = unknown_image_hint(annotation.image_id)
-            raise ValueError(f"{path}: annotations[{number}] has unknown image_id {annotation.image_id}{hint}")
-        owners[number] = position
+    owner = owners(path, records, positions)
     labels = np.array([one.category_id for one in records], dtype=np.float64)
     boxes = np.array([one.bbox for one in records], dtype=np.float64).reshape(-1, 4)
     boxes[:, 2:] += boxes[:, :2]
     sizes = {(image.width, image.height) for image in file.images}
-    order = np.argsort(owners, kind="stable")
-    content = Content(tuple(positions), owners, boxes, np.ones(len(labels)), labels).take(order)
+    order = np.argsort(owner, kind="stable")
+    content = Content(tuple(positions), owner, boxes, np.ones(len(labels)), labels).take(order)
     return sizes.pop() if len(sizes) == 1 else None, content
 
 

@@ -13,7 +13,6 @@ from typing import Any
 from yolo_lightning.utils.choices import checked_arguments
 from yolo_lightning.utils.files import flush, replacing, write_json
 from yolo_lightning.utils.json_record import read_record
-from yolo_lightning.utils.plain_text import one_line
 from yolo_lightning.utils.rank_zero import rank_zero_warn
 from yolo_lightning.utils.run_files import CHECKSUM_SUFFIX
 from yolo_lightning.utils.suggestions import missing
@@ -103,7 +102,7 @@ def find_damage(path: str | Path) -> str | None:
         except ValueError as error:
             return f"it {str(error).removeprefix(f'checkpoint {path} ')}"
         if "state_dict" not in content:
-            return one_line(f"it is not a checkpoint, which has the key 'state_dict': its keys are {[*content]}", 200)
+            return "it is not a checkpoint: it has no key 'state_dict'"
         if checksum_path(path).exists():
             rank_zero_warn(f"{checksum_path(path)} is damaged: the content of {path.name} is not compared with it")
         return None

@@ -16,13 +16,11 @@ from yolo_lightning.data.storage.frames import IMAGE_SUFFIXES, BitDepthError, Fr
 from yolo_lightning.data.storage.image_header import FrameLimits
 from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.utils.paths import user_path
-from yolo_lightning.utils.plain_text import FIRST_BYTES, first_look
 from yolo_lightning.utils.rank_zero import rank_zero_warn
-from yolo_lightning.utils.regular_files import open_regular, read_regular, regular_files
+from yolo_lightning.utils.regular_files import looks_like, read_regular, regular_files
 from yolo_lightning.utils.suggestions import missing
 
 VIDEO_SUFFIXES = frozenset({".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm", ".wmv"})
-COMPLETE_SHARE = 0.95  # Share of the stated frames below which a video counts as incomplete; the number is an estimate
 SUFFIXES = IMAGE_SUFFIXES | VIDEO_SUFFIXES
 
 RAW_GRAY = b"Y1\0"
@@ -132,8 +130,7 @@ def read_pictures(path: Path, ranges: PixelRange | None = None) -> Iterator[Inpu
     video = cv2.VideoCapture(str(path))
     try:
         if not video.isOpened():
-            with open_regular(path) as file:
-                raise ValueError(f"{path}: cannot be opened as a video: it {first_look(file.read(FIRST_BYTES))}")
+            raise ValueError(f"{path}: cannot be opened as a video: it {looks_like(path)}")
         _refuse_raw_video(video, path)
         number = 0
         while (answer := video.read())[0]:
@@ -141,7 +138,7 @@ def read_pictures(path: Path, ranges: PixelRange | None = None) -> Iterator[Inpu
             number += 1
         if number == 0:
             raise ValueError(f"{path}: contains no frames")
-        if number < COMPLETE_SHARE * (stated := video.get(cv2.CAP_PROP_FRAME_COUNT)):
+        if number < 0.95 * (stated := video.get(cv2.CAP_PROP_FRAME_COUNT)):  # an estimate in some files
             rank_zero_warn(
                 f"{path}: only {number:,} of {stated:,.0f} frames can be decoded: it is incomplete or damaged"
             )

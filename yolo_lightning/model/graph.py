@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from yolo_lightning.checkpoints.torch_archive import OtherFileError, load_checkpoint, reason, unsafe_globals
+from yolo_lightning.checkpoints.torch_archive import load_checkpoint, reason, unsafe_globals
 from yolo_lightning.model.description import MOST_CHANNELS, checked_description
 from yolo_lightning.model.layers import Convolution, arrange, has_one_to_one_branch, image_layers
 from yolo_lightning.model.read_pt import PtFile, read_pt
-from yolo_lightning.model.variants import HEADS, description_of, is_file_of_user
+from yolo_lightning.model.variants import description_of, is_file_of_user
 from yolo_lightning.utils.offline import offline
 from yolo_lightning.utils.paths import user_path
 from yolo_lightning.utils.rank_zero import rank_zero_info, rank_zero_warn
@@ -132,12 +132,6 @@ def check_one_to_one(graph: Any, variant: str) -> None:
         )
 
 
-def check_head(graph: Any, origin: str) -> None:
-    """Raise a ValueError if the network of the file `origin` has another task than detection."""
-    if (head := type(graph.model[-1]).__name__) not in HEADS:
-        raise ValueError(f"weights {origin} must be of a network for detection ({' or '.join(HEADS)}), got {head}")
-
-
 def head_class_width(graph: Any) -> int:
     return int(graph.model[-1].cv3[0][-1].in_channels)
 
@@ -177,23 +171,17 @@ def read_network(file: Path, *, allow_pickle: bool = False) -> Any:
     """Return the network in an own `.ckpt` file or an Ultralytics `.pt` file, float32; see `_load_weights`."""
     is_own = file.suffix == ".ckpt"
     network = read_checkpoint(file) if is_own else open_ultralytics(file, allow_pickle=allow_pickle)[1]
-    check_finite(network.state_dict(), str(file))
+    check_tensors(network.state_dict(), str(file))
     return network
 
 
-def check_tensors(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """Raise a ValueError if the tensors of a checkpoint have other names or shapes than `own`, or are not finite."""
-    shapes, expected = ({name: getattr(one, "shape", None) for name, one in some.items()} for some in (saved, own))
-    if different := sorted(name for name in saved.keys() | own if shapes.get(name, 0) != expected.get(name, 0)):
-        raise ValueError(
-            f"the checkpoint does not contain the tensors of model.variant: {len(different)} have another name or "
-            f"shape, such as {different[0]}; it is damaged or of another program, so start without it"
-        )
-    check_finite(saved, "the checkpoint")
-
-
-def check_finite(tensors: Mapping[str, Any], origin: str) -> None:
-    """Raise a ValueError if a tensor of the file `origin` contains NaN or infinity."""
+def check_tensors(tensors: Mapping[str, Any], origin: str, own: Mapping[str, Any] | None = None) -> None:
+    """Raise a ValueError if tensors of a file are not finite, or have other names or shapes than those of `own`."""
+    found, expected = (
+        {(name, getattr(one, "shape", None)) for name, one in some.items()} for some in (tensors, own or tensors)
+    )
+    for name, _ in sorted(found ^ expected, key=str)[:1]:
+        raise ValueError(f"{origin} does not fit model.variant: tensor {name} is missing or has another shape")
     for name, tensor in tensors.items():
         if isinstance(tensor, Tensor) and not tensor.isfinite().all():
             raise ValueError(f"{origin} cannot be used: its tensor {name} contains NaN or infinity; use an older file")
@@ -212,15 +200,14 @@ def open_ultralytics(file: Path, *, allow_pickle: bool) -> tuple[dict[str, Any],
         content, _ = torch_safe_load(str(file), safe_only=False)
         return content, (content.get("ema") or content["model"]).float()
     except Exception as error:
-        own = () if allow_pickle else unsafe_globals(file)
-        foreign = [name for name in own if name.split(".")[0] not in ("torch", "ultralytics", "numpy", "pathlib")]
+        names = () if allow_pickle else unsafe_globals(file)  # without names, the option changes nothing
+        foreign = [name for name in names if name.split(".")[0] not in ("torch", "ultralytics", "numpy", "pathlib")]
         if foreign:
             raise ValueError(
                 f"model.weights {file} is a pickle that would run {', '.join(foreign)}; if you trust its origin, "
                 "add --allow_pickle"
             ) from error
-        is_useless = allow_pickle or isinstance(error, OtherFileError)
-        remedy = "" if is_useless else "; if you trust its origin, add --allow_pickle"
+        remedy = "; if you trust its origin, add --allow_pickle" if names else ""
         raise ValueError(f"model.weights {file} is not an Ultralytics checkpoint: {reason(error)}{remedy}") from error
 
 

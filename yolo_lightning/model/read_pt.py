@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from yolo_lightning.checkpoints.torch_archive import OtherFileError, check_archive, reason
+from yolo_lightning.checkpoints.torch_archive import check_archive, reason
 from yolo_lightning.model.description import checked_description
 from yolo_lightning.utils.plain_text import one_line
 
@@ -63,11 +63,10 @@ def read_pt(file: Path) -> PtFile:
     except Exception as error:  # torch.load raises errors of many types on a damaged file
         raise ValueError(reason(error)) from error
     if not isinstance(content, dict):
-        raise OtherFileError("it contains no dictionary")
+        raise ValueError("it contains no dictionary")
     network = content.get("ema") or content.get("model")
     if not isinstance(network, Record):
-        hint = "; the name of a checkpoint must end in .ckpt" if "state_dict" in content else ""
-        raise OtherFileError(f"its key 'model' contains no network{hint}")
+        raise ValueError("its key 'model' contains no network (a checkpoint of this package must be named .ckpt)")
     attributes = vars(network)
     names = attributes.get("names")
     names = names if isinstance(names, dict) else dict(enumerate(names)) if isinstance(names, list | tuple) else {}

@@ -7,16 +7,13 @@ spreadsheet runs a cell that begins with `=`. Standard library only.
 import re
 
 WRONG_KINDS = {
-    b"\x1f\x8b": "is compressed with gzip; decompress it",
-    b"pk\x03\x04": "is a zip archive, or the first part of one",
-    b"\xff\xfe": "is UTF-16 text; save it as UTF-8",
-    b"\xfe\xff": "is UTF-16 text; save it as UTF-8",
-    b"version https://git-lfs": "is a pointer of Git LFS; run git lfs pull",
-    b"<!doctype": "is a web page, not the file to download",
-    b"<html": "is a web page, not the file to download",
+    "is compressed with gzip; decompress it": (b"\x1f\x8b",),
+    "is a zip archive, or the first part of one": (b"pk\3\4",),
+    "is UTF-16 text; save it as UTF-8": (b"\xff\xfe", b"\xfe\xff"),
+    "is a pointer of Git LFS; run git lfs pull": (b"version https://git-lfs",),
+    "is a web page, not the file to download": (b"<!doctype", b"<html"),
 }
-"""What a file is that begins with these bytes in lower case, and what to do."""
-FIRST_BYTES = 24
+"""What a file is that begins with one of these bytes in lower case, and what to do."""
 
 UNSAFE = re.compile(
     "[\x00-\x1f\x7f-\x9f"  # C0 and C1 control characters, which begin escape sequences
@@ -45,10 +42,10 @@ def one_line(text: str, longest: int = LONGEST_LINE) -> str:
 
 
 def first_look(content: bytes) -> str:
-    """Return what a file seems to be that another reader refuses, as the end of a sentence that begins with `it`."""
-    head = content.lstrip()[:FIRST_BYTES]
-    known = next((what for start, what in WRONG_KINDS.items() if head.lower().startswith(start)), None)
-    return known or (f"begins with '{one_line(head.decode(errors='replace'))}'" if head else "is empty")
+    """Return what a file seems to be that its reader refuses, as the end of a sentence that begins with `it`."""
+    head = content.lstrip()[:24]
+    known = [what for what, starts in WRONG_KINDS.items() if head.lower().startswith(starts)]
+    return known[0] if known else f"begins with '{one_line(head.decode(errors='replace'))}'" if head else "is empty"
 
 
 def without_math(text: str) -> str:

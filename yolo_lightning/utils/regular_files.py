@@ -43,6 +43,12 @@ def read_text(path: Path | str, most_bytes: int = LARGEST_BYTES) -> str:
         raise ValueError(f"not UTF-8 text at byte {error.start:,}: it {first_look(content)}") from None
 
 
+def looks_like(path: Path | str) -> str:
+    """Return `first_look` of a regular file."""
+    with open_regular(path) as file:
+        return first_look(file.read(64))
+
+
 def regular_files(folder: Path | str) -> Iterator[str]:
     """Yield the path of each regular file below a folder once, without hidden files and folders.
 

@@ -1,17 +1,9 @@
 """Suggestion of the name that was probably meant. Standard library only."""
 
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from difflib import get_close_matches
 from pathlib import Path
-
-FOUND: tuple[tuple[Callable[[Path], bool], str], ...] = (
-    (os.path.isfile, "is not a folder"),
-    (os.path.isdir, "is a folder, not a file"),
-    (os.path.exists, "is not a regular file"),
-    (os.path.islink, "is a link to a file that does not exist"),
-)
-"""What a path is that exists but cannot be used; the first one applies."""
 
 
 def similar(text: str, choices: Collection[str], most: int = 1, cutoff: float = 0.6) -> list[str]:
@@ -31,5 +23,6 @@ def missing(path: Path, names: Collection[str] = ()) -> str:
     except (OSError, ValueError):
         beside = {}
     known = {name: name for name in names} | beside
-    problem = next((what for is_kind, what in FOUND if is_kind(path)), "does not exist")
+    other = "is a folder, not a file" if os.path.isdir(path) else "is a pipe, a device or a broken link"
+    problem = "is not a folder" if os.path.isfile(path) else other if os.path.lexists(path) else "does not exist"
     return f"{problem}{did_you_mean([known[one] for one in similar(path.name, known, cutoff=0.72)])}"

@@ -12,7 +12,7 @@ from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN
 from yolo_lightning.commands.console import check_writable
 from yolo_lightning.commands.export.onnx_file import InferenceNetwork, require_packages, write_onnx_file
 from yolo_lightning.commands.export.pt_file import plain_network, write_ultralytics_file
-from yolo_lightning.model.graph import check_finite, check_one_to_one
+from yolo_lightning.model.graph import check_one_to_one, check_tensors
 from yolo_lightning.model.layers import graph_stride
 from yolo_lightning.model.network_settings import read_settings
 from yolo_lightning.utils.paths import real_path
@@ -79,7 +79,7 @@ def export(
     check_writable(target, f".{format}")
     say = Console(highlight=False).print
     graph = plain_network(file)
-    check_finite(graph.state_dict(), str(file))
+    check_tensors(graph.state_dict(), str(file))
     size.check("image_size", stride=graph_stride(graph))
     if settings.detections.one_to_one:
         check_one_to_one(graph, str(file))

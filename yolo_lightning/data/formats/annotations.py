@@ -79,9 +79,8 @@ def still_images(
     kept = np.flatnonzero(keep)
     kept = kept[np.argsort(owner[kept], kind="stable")]
     for first in np.flatnonzero(~keep)[:1]:
-        corners = ", ".join(f"{value:g}" for value in boxes[first].tolist())
-        what = f"dropped boxes have no area inside their image, such as x1, y1, x2, y2 = {corners} of"
-        notes += (one_line(f"{what} {file_names[owner[first]]}", LONGEST_NAME),)
+        example = f"x1, y1, x2, y2 = {boxes[first].tolist()} of {file_names[owner[first]]}"
+        notes += (one_line(f"dropped boxes have no area inside their image, such as {example}", LONGEST_NAME),)
     count = len(shapes)
     names = encoded(file_names)
     return Annotations(

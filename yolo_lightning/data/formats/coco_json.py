@@ -6,9 +6,9 @@ Records are decoded without intermediate dictionaries: LTDv2's Train.json (1.1 G
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -37,13 +37,18 @@ LONGEST_NAME = 1024  # Characters of a file name or id
 SHOWN_BYTES = 160  # Bytes of a damaged record, or of the text before an error, in a message
 
 
+Name = Annotated[str, msgspec.Meta(max_length=LONGEST_NAME)]  # an array of names is as wide as the longest one
+Side = Annotated[int, msgspec.Meta(ge=1, le=LARGEST_SIDE)]
+Pixels = Annotated[float, msgspec.Meta(ge=-LARGEST_SIDE, le=LARGEST_SIDE)]
+
+
 class ImageEntry(msgspec.Struct, gc=False):
     """Entry of `images`; `width` and `height` in pixels."""
 
-    id: int | float | str
-    file_name: str
-    width: int
-    height: int
+    id: int | float | Name
+    file_name: Name
+    width: Side
+    height: Side
     date_captured: Any = None
     meta: msgspec.Raw = msgspec.Raw(b"{}")
 
@@ -53,7 +58,7 @@ class AnnotationRecord(msgspec.Struct, gc=False):
 
     image_id: int | float | str
     category_id: int
-    bbox: tuple[float, float, float, float]
+    bbox: tuple[Pixels, Pixels, Pixels, Pixels]
     iscrowd: bool | float | None = 0
 
 
@@ -91,12 +96,6 @@ def decode(path: Path, kind: str = LTDV2_FILE) -> AnnotationFile:
     for category_id, count in Counter(category.id for category in decoded.categories).most_common(1):
         if count > 1:
             raise ValueError(f"{path}: ids of categories must be unique, got {count} categories with id {category_id}")
-    for number, image in enumerate(decoded.images):
-        if not image.file_name.strip("./ "):
-            raise ValueError(f"{path}: images[{number}].file_name must be the path of a file, got {image.file_name!r}")
-        longest = max(len(image.file_name), len(image.id) if isinstance(image.id, str) else 0)
-        if longest > LONGEST_NAME:  # an array of names is as wide as the longest one
-            raise ValueError(f"{path}: images[{number}] has a name or id of {longest:,} characters, > {LONGEST_NAME}")
     return decoded
 
 
@@ -111,17 +110,12 @@ def _decode_content(path: Path, content: bytes, kind: str) -> AnnotationFile:
             decoded = msgspec.json.decode(content, type=AnnotationFile)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is not {kind}: {one_line(_fault_in(content, error))}") from error
-    if repeated := [key for key in RECORDS if _is_repeated(content, b'"%s"' % key.encode())]:
-        raise ValueError(f"{path} has the key '{repeated[0]}' more than once: merge the values")
+    for key in (b'"%s"' % name.encode() for name in RECORDS):
+        if content.count(key) > 1:
+            kept = msgspec.json.decode(content, type=dict[str, msgspec.Raw]).values()
+            if content.count(key) - sum(bytes(value).count(key) for value in kept) > 1:
+                raise ValueError(f"{path} has the key {key.decode()} more than once: merge the values")
     return decoded
-
-
-def _is_repeated(content: bytes, key: bytes) -> bool:
-    """Return whether the outermost object has a quoted key more than once, of which decoders keep the last."""
-    if content.count(key) < 2:
-        return False
-    kept = msgspec.json.decode(content, type=dict[str, msgspec.Raw]).values()
-    return content.count(key) - sum(bytes(value).count(key) for value in kept) > 1
 
 
 def _fault_in(content: bytes, error: Exception) -> str:
@@ -160,6 +154,17 @@ def shown(text: bytes) -> str:
     return line if len(text) <= SHOWN_BYTES else line + " ..."
 
 
+def owners(path: Path, records: Sequence[AnnotationRecord], positions: Mapping[str, int]) -> npt.NDArray[np.int64]:
+    """Return the position of the image of each record; raise a ValueError for an unknown image id."""
+    owner = np.fromiter((positions.get(id_text(one.image_id) or "", -1) for one in records), np.int64, len(records))
+    if (owner < 0).any():
+        number = int((owner < 0).argmax())
+        value = records[number].image_id
+        hint = unknown_image_hint(value) or f"; ids of images are such as {next(iter(positions))!r}"
+        raise ValueError(f"{path}: annotations[{number}] has unknown image_id {one_line(str(value), 200)}{hint}")
+    return owner
+
+
 def to_annotations(
     path: Path, content: AnnotationFile, classes: Mapping[int, str], box_type: type[np.floating[Any]]
 ) -> Annotations:
@@ -178,21 +183,10 @@ def to_annotations(
     count = len(records)
     if not images:
         raise ValueError(f"{path}: the list of images is empty")
-    for number, image in enumerate(images):
-        if not (1 <= image.width <= LARGEST_SIDE and 1 <= image.height <= LARGEST_SIDE):
-            raise ValueError(
-                f"{path}: width and height of images[{number}] {image.file_name!r} must be 1 to {LARGEST_SIDE} pixels, "
-                f"got {image.width} x {image.height}"
-            )
     shapes = np.array([(image.height, image.width) for image in images], dtype=np.int32)
     file_names = [image.file_name.replace("\\", "/") for image in images]
     positions = image_id_texts(path, [image.id for image in images], file_names)
-    owner = np.fromiter((positions.get(id_text(one.image_id) or "", -1) for one in records), np.int64, count)
-    if (owner < 0).any():
-        number = int((owner < 0).argmax())
-        value = records[number].image_id
-        hint = unknown_image_hint(value) or f"; ids of images are such as {next(iter(positions))!r}"
-        raise ValueError(f"{path}: annotations[{number}] has unknown image_id {one_line(str(value), 200)}{hint}")
+    owner = owners(path, records, positions)
     class_of = {category_id: index for index, category_id in enumerate(classes)}
     indexes = (CROWD if one.iscrowd else class_of.get(one.category_id, -1) for one in records)
     labels = np.fromiter(indexes, np.int32, count)
@@ -202,22 +196,12 @@ def to_annotations(
             f"{path}: annotations[{number}].category_id must be one of {', '.join(map(str, classes))}, "
             f"got {records[number].category_id}"
         )
-    with np.errstate(over="ignore"):
-        boxes: npt.NDArray[Any] = np.fromiter((one.bbox for one in records), np.dtype((box_type, 4)), count)
-    for number in np.flatnonzero((np.abs(boxes) > LARGEST_SIDE).any(axis=1))[:1]:
-        raise ValueError(
-            f"{path}: annotations[{number}].bbox must be x, y, width, height in pixels, at most {LARGEST_SIDE}, got "
-            f"{records[number].bbox}"
-        )
+    boxes: npt.NDArray[Any] = np.fromiter((one.bbox for one in records), np.dtype((box_type, 4)), count)
     boxes[:, 2:] += boxes[:, :2]
     single = labels != CROWD
     owner, boxes, labels = owner[single], boxes[single], labels[single]
-    repeated = len(file_names) - len(set(file_names))
-    remarks = (
-        (content.annotations is None, "the file has no key 'annotations'"),
-        (count - len(owner), f"{count - len(owner):,} crowd regions left out"),
-        (repeated, f"{repeated:,} images have the file_name of another image"),
-    )
+    notes = ["the file has no key 'annotations'"] if content.annotations is None else []
+    notes += [f"{count - len(owner):,} crowd regions left out"] if len(owner) < count else []
     return still_images(
         positions,
         [isinstance(image.id, str) for image in images],
@@ -227,6 +211,6 @@ def to_annotations(
         boxes.astype(np.float32),
         labels,
         classes,
-        tuple(what for number, what in remarks if number),
+        tuple(notes),
         suspicions(owner, boxes, labels, shapes),
     )

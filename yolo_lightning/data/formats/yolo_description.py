@@ -115,9 +115,8 @@ def _find_root(file: Path, path: object) -> Path:
         if os.path.isdir(folder):
             return folder
     places_tried = " and ".join(_shown(str(folder)) for folder in dict.fromkeys(tried))
-    problem = "is not a folder" if any(map(os.path.exists, tried)) else "does not exist"
     raise ValueError(
-        f"{file}: 'path' is {_shown(path)}, which {problem} (tried {places_tried}). "
+        f"{file}: 'path' is {_shown(path)}, which is not a folder (tried {places_tried}). "
         "Ultralytics' setting datasets_dir is not used: use an absolute path, or set data.root"
     )
 
