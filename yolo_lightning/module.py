@@ -205,10 +205,8 @@ class YOLOModule(LightningModule):
         signature(cls).bind_partial(**{name: options[name] for name in options.keys() - others})
         try:
             return super().load_from_checkpoint(checkpoint_path, *arguments, **(stored | options))
-        except (RuntimeError, KeyError) as error:
-            raise ValueError(
-                f"checkpoint {checkpoint_path} cannot be loaded with {options}: {reason(error)}"
-            ) from error
+        except (RuntimeError, KeyError, ValueError) as error:
+            raise ValueError(f"{checkpoint_path} cannot be loaded with {options}: {reason(error)}") from error
 
     def setup(self, stage: str) -> None:
         """Check classes and image size, and choose the convolution implementation for `backend: auto`.
@@ -460,7 +458,7 @@ class YOLOModule(LightningModule):
                 f"data.input.background must be {recorded}, as in the checkpoint, whose network has {channels} input "
                 f"channels, got a network with {own}"
             )
-        check_tensors(checkpoint["state_dict"], "the checkpoint", self.state_dict())
+        check_tensors(checkpoint.get("state_dict", {}), "the checkpoint", self.state_dict())
         self._steps, self._saved_optimizer, self._input_record = state.steps, state.optimizer, state.input
         self._accumulation.load_state_dict(state.accumulation)
         self._guard.load_state_dict(state.nonfinite)

@@ -96,7 +96,6 @@ def _check_boxes(content: Content, frame_size: tuple[int, int] | None) -> list[S
     problems += _of_detections(content, empty, "boxes have no area", tolerated=True)
     if frame_size:
         outside = ((boxes[:, :2] >= frame_size) | (boxes[:, 2:] <= 0)).any(axis=1) & ~empty
-        outside |= (np.abs(boxes) > 100 * max(frame_size)).any(axis=1)
         size = f"{frame_size[0]} x {frame_size[1]}"
         what = f"boxes are outside the frame of {size} pixels, possibly because they refer to another frame size"
         problems += _of_detections(content, outside, what, tolerated=True)

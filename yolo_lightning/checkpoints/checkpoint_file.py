@@ -90,7 +90,7 @@ def find_damage(path: str | Path) -> str | None:
     """
     path = Path(path)
     if not path.is_file():
-        return f"it {missing(path).rstrip('.')}"
+        return "it is a folder, not a file" if path.is_dir() else f"it {missing(path).rstrip('.')}"
     checksum = read_checksum(path)
     if checksum is None:
         if checksum_path(path).exists():

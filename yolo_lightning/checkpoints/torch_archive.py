@@ -7,8 +7,8 @@ from typing import Any, Literal
 import torch
 
 from yolo_lightning.utils.old_layout import current_checkpoint
-from yolo_lightning.utils.plain_text import one_line
-from yolo_lightning.utils.regular_files import looks_like, open_regular
+from yolo_lightning.utils.plain_text import first_look, one_line
+from yolo_lightning.utils.regular_files import open_regular
 
 
 def load_checkpoint(path: Path, map_location: Literal["cpu", "meta"] = "cpu") -> dict[str, Any]:
@@ -34,16 +34,19 @@ def load_checkpoint(path: Path, map_location: Literal["cpu", "meta"] = "cpu") ->
 def check_archive(path: Path) -> None:
     """Raise a ValueError unless a file is a zip archive of uncompressed members, as torch.save writes it."""
     try:
-        with open_regular(path) as file, zipfile.ZipFile(file) as archive:
-            members = archive.infolist()
-    except (ValueError, NotImplementedError, OSError, EOFError, zipfile.BadZipFile) as error:
-        known = f"it {looks_like(path)}" if isinstance(error, zipfile.BadZipFile) else reason(error)
+        with open_regular(path) as file:
+            head = file.read(64)
+            members = zipfile.ZipFile(file).infolist()
+    except (zipfile.BadZipFile, ValueError, NotImplementedError, OSError, EOFError) as error:
+        known = f"it {first_look(head)}" if isinstance(error, zipfile.BadZipFile) else reason(error)
         raise ValueError(f"it is not an archive of torch.save: {known}") from error
     if not any(member.filename.endswith("/data.pkl") for member in members):
         raise ValueError("it is not an archive of torch.save, which contains data.pkl, but another zip archive")
     compressed = next((member.filename for member in members if member.compress_type != zipfile.ZIP_STORED), None)
     if compressed is not None:
-        raise ValueError(f"its member {compressed!r} is compressed, which torch.save never does (but TorchScript)")
+        raise ValueError(
+            f"its member {compressed!r} is compressed, as in a TorchScript file; torch.save never does this"
+        )
     if sum(member.file_size for member in members) > path.stat().st_size:
         raise ValueError("its members overlap or are incomplete")
 

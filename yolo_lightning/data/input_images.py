@@ -16,8 +16,9 @@ from yolo_lightning.data.storage.frames import IMAGE_SUFFIXES, BitDepthError, Fr
 from yolo_lightning.data.storage.image_header import FrameLimits
 from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.utils.paths import user_path
+from yolo_lightning.utils.plain_text import first_look
 from yolo_lightning.utils.rank_zero import rank_zero_warn
-from yolo_lightning.utils.regular_files import looks_like, read_regular, regular_files
+from yolo_lightning.utils.regular_files import open_regular, read_regular, regular_files
 from yolo_lightning.utils.suggestions import missing
 
 VIDEO_SUFFIXES = frozenset({".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm", ".wmv"})
@@ -130,7 +131,8 @@ def read_pictures(path: Path, ranges: PixelRange | None = None) -> Iterator[Inpu
     video = cv2.VideoCapture(str(path))
     try:
         if not video.isOpened():
-            raise ValueError(f"{path}: cannot be opened as a video: it {looks_like(path)}")
+            with open_regular(path) as file:
+                raise ValueError(f"{path}: cannot be opened as a video: it {first_look(file.read(64))}")
         _refuse_raw_video(video, path)
         number = 0
         while (answer := video.read())[0]:

@@ -100,7 +100,7 @@ def write_status(status: Status, path: Path) -> None:
 def read_status(path: Path) -> Status | None:
     """Return the content of a status file, or None if it is missing or damaged."""
     status = read_record(path, Status)
-    if status is None or status.validations_per_epoch < 1:
+    if status is None or status.validations_per_epoch < 1 or min(status.epoch, status.batch, status.step) < 0:
         return None
     every = status.validate_every_epochs
     return status if every is None or every >= 1 else None

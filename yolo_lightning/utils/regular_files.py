@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from yolo_lightning.utils.plain_text import first_look
-
 LARGEST_BYTES = 256 << 20
 
 
@@ -32,21 +30,6 @@ def read_regular(path: Path | str, most_bytes: int = LARGEST_BYTES) -> bytes:
         if size > most_bytes:
             raise OSError(errno.EFBIG, f"{size:,} bytes, more than {most_bytes:,}")
         return file.read(size)  # not most_bytes, for which Python would allocate the memory
-
-
-def read_text(path: Path | str, most_bytes: int = LARGEST_BYTES) -> str:
-    """Return the text of a regular file in UTF-8, without a byte order mark; raise a ValueError for other content."""
-    content = read_regular(path, most_bytes)
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"not UTF-8 text at byte {error.start:,}: it {first_look(content)}") from None
-
-
-def looks_like(path: Path | str) -> str:
-    """Return `first_look` of a regular file."""
-    with open_regular(path) as file:
-        return first_look(file.read(64))
 
 
 def regular_files(folder: Path | str) -> Iterator[str]:

@@ -5,8 +5,8 @@ from typing import Any
 
 import yaml
 
-from yolo_lightning.utils.plain_text import one_line
-from yolo_lightning.utils.regular_files import read_text
+from yolo_lightning.utils.plain_text import first_look, one_line
+from yolo_lightning.utils.regular_files import read_regular
 
 FASTEST: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML was built with libyaml
 LARGEST_BYTES = 1 << 20  # 10,000 class names take 0.3 MB
@@ -32,7 +32,7 @@ def read_yaml(path: Path, most_bytes: int = LARGEST_BYTES) -> Any:
         ValueError: If it is not YAML, or has too many aliases or levels; the message is one line without the file name.
     """
     try:
-        text = read_text(path, most_bytes)
+        text = read_regular(path, most_bytes).decode("utf-8-sig")
         aliases, opened = 0, []
         for event in yaml.parse(text, Loader=PlainLoader):
             if isinstance(event, yaml.CollectionStartEvent):
@@ -48,6 +48,8 @@ def read_yaml(path: Path, most_bytes: int = LARGEST_BYTES) -> Any:
         return yaml.load(text, Loader=PlainLoader)
     except OSError:
         raise
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not UTF-8 text at byte {error.start}: it {first_look(error.object)}") from error
     except Exception as error:  # PyYAML raises errors of many types, also TypeError and OverflowError
         raise ValueError(one_line(str(error)) or type(error).__name__) from error
 

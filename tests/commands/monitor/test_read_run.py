@@ -14,7 +14,7 @@ import pytest
 
 from tests.commands.monitor.known_states import STATUS, add_incident, make_run
 from yolo_lightning.commands.monitor.read_run import TRACES, checkpoints, incidents, read_run
-from yolo_lightning.commands.monitor.run_state import RunVerdict
+from yolo_lightning.commands.monitor.run_state import RunVerdict, red_flags
 from yolo_lightning.supervision.heartbeat import TAIL_AT, Phase
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts, PhaseTimeouts
 from yolo_lightning.supervision.run_status import write_status
@@ -55,6 +55,20 @@ def test_living_run_is_read_from_record_and_status(tmp_path: Path) -> None:
     assert (state.phase_timeout_s, state.remaining.run_s) == (60.0, (45 + 3 * 75) * 0.5 + 3 * 10)
     assert state.trainer is not None
     assert state.trainer.pid == os.getpid()
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"state": "unheard of"}', '{"epoch": -1}'])
+def test_damaged_files_are_red_flags(content: str, tmp_path: Path) -> None:
+    make_run(tmp_path)
+    assert not read_run(tmp_path).damaged
+    for name in ("status.json", "supervisor.json", "checkpoints/a.ckpt", "checkpoints/a.ckpt.json"):
+        (tmp_path / name).write_text(content)
+    state = read_run(tmp_path)
+    assert red_flags(state)[:3] == [
+        "status.json is damaged: speed, ETA and scores are unknown",
+        "supervisor.json is damaged: restarts and level are unknown",
+        "a.ckpt or its checksum file is damaged",
+    ]
 
 
 def test_stall_is_judged_by_the_timeouts_of_the_supervisor(tmp_path: Path) -> None:

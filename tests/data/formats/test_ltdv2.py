@@ -109,7 +109,7 @@ def test_frame_without_size_is_refused(coco: Coco, write_json: WriteJson, side: 
     content = coco([[], []])
     content["images"][1][side] = pixels
     with pytest.raises(
-        ValueError, match=r"width and height of images\[1\] 'frames/.*image_0001\.jpg' must be 1 to 65536 pixels, got"
+        ValueError, match=rf"images\[1\] .*'?frames/.*image_0001\.jpg.*: Expected `int` >= 1 - at `\$\.{side}`"
     ):
         read_annotations(write_json(content))
 
@@ -155,9 +155,7 @@ def test_box_of_no_size_is_dropped_and_counted(coco: Coco, write_json: WriteJson
 
 @pytest.mark.parametrize("bbox", [[1e39, 1, 2, 2], [1, 1, 1e308, 2], [-70_000, 1, 2, 2]])
 def test_box_far_outside_is_refused(coco: Coco, write_json: WriteJson, bbox: list[float]) -> None:
-    with pytest.raises(
-        ValueError, match=r"annotations\[1\]\.bbox must be x, y, width, height in pixels, at most 65536"
-    ):
+    with pytest.raises(ValueError, match=r"annotations\[1\] .*: Expected `float` [<>]= -?65536\.0 - at `\$\.bbox"):
         read_annotations(write_json(coco([[BOX, bbox]])))
 
 
@@ -165,7 +163,7 @@ def test_keys_that_decoders_ignore_are_named(coco: Coco, write_json: WriteJson) 
     text = json.dumps(coco([[BOX]]))
     path = write_json({})
     path.write_text(text[:-1] + ', "annotations": []}')
-    with pytest.raises(ValueError, match="has the key 'annotations' more than once"):
+    with pytest.raises(ValueError, match='has the key "annotations" more than once'):
         read_annotations(path)
     path.write_text(text.replace('"annotations"', '"Annotations"'))
     assert read_annotations(path).facts.notes == ("the file has no key 'annotations'",)

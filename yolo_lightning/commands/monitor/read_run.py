@@ -6,7 +6,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from yolo_lightning.checkpoints.checkpoint_file import read_checksum
+from yolo_lightning.checkpoints.checkpoint_file import checksum_path, read_checksum
 from yolo_lightning.commands.monitor.run_state import (
     Checkpoint,
     Facts,
@@ -74,6 +74,16 @@ def read_run(folder: Path, machine: SensorReadings | None = None) -> RunState:
         and _lives_since(standing.process, standing.process_started_ticks),
         last_sign_s=max((sign for name in SIGNS if (sign := _time_of(folder / name)) is not None), default=None),
     )
+    saved = checkpoints(folder / CHECKPOINTS, now_s)
+    lost = {
+        STATUS_FILE: "" if status else "speed, ETA and scores",
+        SUPERVISOR_FILE: "" if standing else "restarts and level",
+    }
+    damaged = [
+        f"{name} is damaged: {what} are unknown"
+        for name, what in lost.items()
+        if what and os.path.lexists(folder / name)
+    ]
     phase = heartbeat.phase if heartbeat is not None else None
     batch = _trained_batches(heartbeat, status)
     epoch = heartbeat.epoch if heartbeat is not None else status.epoch if status is not None else None
@@ -93,7 +103,8 @@ def read_run(folder: Path, machine: SensorReadings | None = None) -> RunState:
         status=status,
         standing=standing,
         remaining=remaining(status, epoch or 0, batch or 0, phase) if status is not None else Remaining(),
-        checkpoints=tuple(checkpoints(folder / CHECKPOINTS, now_s)[:CHECKPOINTS_SHOWN]),
+        checkpoints=tuple(saved[:CHECKPOINTS_SHOWN]),
+        damaged=(*damaged, *(f"{one.name} or its checksum file is damaged" for one in saved if one.is_damaged)),
         incidents=tuple(incidents(folder / INCIDENTS)),
         machine=machine or SensorReadings(),
     )
@@ -160,7 +171,8 @@ def checkpoints(folder: Path, now_s: float) -> list[Checkpoint]:
         with suppress(OSError):  # replaced since the listing
             stat, checksum = path.stat(), read_checksum(path)
             steps = None if checksum is None else checksum.steps
-            one = Checkpoint(one_line(path.name), max(0.0, now_s - stat.st_mtime), stat.st_size, steps)
+            is_damaged = checksum_path(path).exists() if checksum is None else checksum.bytes != stat.st_size
+            one = Checkpoint(one_line(path.name), max(0.0, now_s - stat.st_mtime), stat.st_size, steps, is_damaged)
             found.setdefault((stat.st_dev, stat.st_ino), one)
     return sorted(found.values(), key=lambda one: one.steps or 0, reverse=True)
 

@@ -71,6 +71,7 @@ class Checkpoint:
     age_s: float  # seconds since it was written
     size_bytes: int
     steps: int | None  # steps trained, from the sidecar file; None without one
+    is_damaged: bool = False  # whether the sidecar file is unreadable or states another size
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,7 @@ class RunState:
     standing: SupervisorStatus | None = None  # last report of the supervisor
     remaining: Remaining = field(default_factory=Remaining)
     checkpoints: tuple[Checkpoint, ...] = ()  # newest first
+    damaged: tuple[str, ...] = ()  # a sentence per file that exists and cannot be used
     incidents: tuple[IncidentReport, ...] = ()  # the latest, oldest first
     machine: SensorReadings = field(default_factory=SensorReadings)
 
@@ -189,7 +191,7 @@ def red_flags(state: RunState) -> list[str]:
     """Return one line per warning: first about the training, then about the machine, then those of the watches."""
     findings = state.status.findings if state.status is not None and state.judgement.verdict in ALIVE else ()
     alarms = [finding_line(one, state.now_s) for one in findings if one.is_alarm]
-    return [*_training_flags(state), *_machine_flags(state), *alarms]
+    return [*state.damaged, *_training_flags(state), *_machine_flags(state), *alarms]
 
 
 def finding_line(one: WatchFinding, now_s: float) -> str:

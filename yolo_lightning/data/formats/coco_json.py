@@ -168,16 +168,10 @@ def owners(path: Path, records: Sequence[AnnotationRecord], positions: Mapping[s
 def to_annotations(
     path: Path, content: AnnotationFile, classes: Mapping[int, str], box_type: type[np.floating[Any]]
 ) -> Annotations:
-    """Convert and check the records of a file; clips, months and temperatures are unknown.
+    """Convert the records of the file `path`; clips, months and temperatures are unknown, crowd regions are left out.
 
-    Args:
-        path: The file, for messages.
-        content: Its records. Crowd regions (`iscrowd`) are left out.
-        classes: Names of the categories by id, in the order of the class indexes.
-        box_type: Type in which corners of boxes are computed.
-
-    Raises:
-        ValueError: If a record cannot be used; the message contains its position.
+    `classes` are the names of the categories by id, in the order of the class indexes, and `box_type` is the type in
+    which corners of boxes are computed. A `ValueError` contains the position of a record that cannot be used.
     """
     images, records = content.images, content.annotations or []
     count = len(records)

@@ -24,7 +24,7 @@ from yolo_lightning.data.storage.image_header import FrameLimits, open_image
 from yolo_lightning.data.storage.storage import Storage, StorageKind
 from yolo_lightning.utils.paths import user_path
 from yolo_lightning.utils.plain_text import one_line
-from yolo_lightning.utils.regular_files import open_regular, read_regular, read_text, regular_files
+from yolo_lightning.utils.regular_files import open_regular, read_regular, regular_files
 
 IMAGES, LABELS = f"{os.sep}images{os.sep}", f"{os.sep}labels{os.sep}"
 
@@ -229,8 +229,8 @@ def _files_at(place: Path, root: Path) -> Iterable[str]:
     if suffix(str(place)) in IMAGE_SUFFIXES:
         return [str(place)]
     try:
-        lines = read_text(place, LARGEST_LIST).split("\n")
-    except (OSError, ValueError) as error:
+        lines = read_regular(place, LARGEST_LIST).decode("utf-8-sig").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"image list {place} cannot be read: {error}") from error
     names = [line.strip().replace("\\", "/") for line in lines if line.strip()]
     for name in names:

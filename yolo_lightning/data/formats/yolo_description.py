@@ -132,9 +132,8 @@ def class_names(file: Path, names: object, count: Any) -> tuple[str, ...]:
     if not isinstance(names, list | dict) or not 0 < len(names) <= MOST_CLASSES:
         raise _refused(file, "names", "a list, or names by class number", names)
     pairs = list(enumerate(names)) if isinstance(names, list) else list(names.items())
-    for _, name in pairs:
-        if type(name) not in (str, int, float) or not str(name).strip():
-            raise _refused(file, "names", "texts, with quotes around yes, no and null", names)
+    if any(type(name) not in (str, int, float) or not str(name).strip() for _, name in pairs):
+        raise _refused(file, "names", "texts, with quotes around yes, no and null", names)
     try:
         by_number = {int(index): str(name) for index, name in pairs}
     except (TypeError, ValueError, OverflowError):

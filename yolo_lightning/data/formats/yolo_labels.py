@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from yolo_lightning.utils.plain_text import one_line
-from yolo_lightning.utils.regular_files import read_text
+from yolo_lightning.utils.plain_text import first_look, one_line
+from yolo_lightning.utils.regular_files import read_regular
 
 BOX_COLUMNS = 5
 TOLERANCE = 0.01
@@ -38,11 +38,11 @@ NO_LABELS = Labels(np.zeros(0, dtype=np.int64), np.zeros((0, 4)))
 def read_labels(path: Path, classes: int, keypoint_columns: int = 0) -> Labels | None:
     """Read a label file, without its keypoints; a missing file (None) means a background image."""
     try:
-        text = read_text(path, LARGEST_FILE)
+        text = read_regular(path, LARGEST_FILE).decode("utf-8-sig")
     except FileNotFoundError:
         return None
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8 text at byte {error.start}: it {first_look(error.object)}") from error
     except OSError as error:
         raise ValueError(f"{path}: cannot be read: {error.strerror}") from error
     lines: dict[tuple[float, ...], int] = {}
