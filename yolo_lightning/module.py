@@ -458,7 +458,7 @@ class YOLOModule(LightningModule):
                 f"data.input.background must be {recorded}, as in the checkpoint, whose network has {channels} input "
                 f"channels, got a network with {own}"
             )
-        check_tensors(checkpoint.get("state_dict", {}), "the checkpoint", self.state_dict())
+        check_tensors(checkpoint.get("state_dict", self.state_dict()), "the checkpoint", self.state_dict())
         self._steps, self._saved_optimizer, self._input_record = state.steps, state.optimizer, state.input
         self._accumulation.load_state_dict(state.accumulation)
         self._guard.load_state_dict(state.nonfinite)

@@ -111,9 +111,8 @@ def decode(data: bytes) -> Outermost:
 def unreadable(data: bytes, error: Exception) -> SubmissionProblem:
     """Return the reason why the text cannot be decoded."""
     if not data.lstrip().startswith((b"{", b"[")):
-        return SubmissionProblem(
-            f"the file is neither a JSON object keyed by image id nor a list: it {first_look(data)}", 1, ""
-        )
+        what = f"the file is neither a JSON object keyed by image id nor a list: it {first_look(data)}"
+        return SubmissionProblem(what, 1, "")
     keys = KEY.findall(data)
     last = f"the last key is {keys[-1].decode(errors='replace')}, number {len(keys):,}" if keys else shown(data[:200])
     if "truncated" in str(error):

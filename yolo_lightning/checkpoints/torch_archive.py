@@ -44,9 +44,7 @@ def check_archive(path: Path) -> None:
         raise ValueError("it is not an archive of torch.save, which contains data.pkl, but another zip archive")
     compressed = next((member.filename for member in members if member.compress_type != zipfile.ZIP_STORED), None)
     if compressed is not None:
-        raise ValueError(
-            f"its member {compressed!r} is compressed, as in a TorchScript file; torch.save never does this"
-        )
+        raise ValueError(f"its member {compressed!r} is compressed, as in TorchScript; torch.save never does this")
     if sum(member.file_size for member in members) > path.stat().st_size:
         raise ValueError("its members overlap or are incomplete")
 

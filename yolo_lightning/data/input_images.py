@@ -141,9 +141,7 @@ def read_pictures(path: Path, ranges: PixelRange | None = None) -> Iterator[Inpu
         if number == 0:
             raise ValueError(f"{path}: contains no frames")
         if number < 0.95 * (stated := video.get(cv2.CAP_PROP_FRAME_COUNT)):  # an estimate in some files
-            rank_zero_warn(
-                f"{path}: only {number:,} of {stated:,.0f} frames can be decoded: it is incomplete or damaged"
-            )
+            rank_zero_warn(f"{path} is damaged: only {number:,} of {stated:,.0f} frames can be decoded")
     finally:
         video.release()
 

@@ -169,18 +169,15 @@ def _load_weights(graph: Any, path: str, *, allow_pickle: bool = False) -> None:
 
 def read_network(file: Path, *, allow_pickle: bool = False) -> Any:
     """Return the network in an own `.ckpt` file or an Ultralytics `.pt` file, float32; see `_load_weights`."""
-    is_own = file.suffix == ".ckpt"
-    network = read_checkpoint(file) if is_own else open_ultralytics(file, allow_pickle=allow_pickle)[1]
+    network = read_checkpoint(file) if file.suffix == ".ckpt" else open_ultralytics(file, allow_pickle=allow_pickle)[1]
     check_tensors(network.state_dict(), str(file))
     return network
 
 
 def check_tensors(tensors: Mapping[str, Any], origin: str, own: Mapping[str, Any] | None = None) -> None:
     """Raise a ValueError if tensors of a file are not finite, or have other names or shapes than those of `own`."""
-    found, expected = (
-        {(name, getattr(one, "shape", None)) for name, one in some.items()} for some in (tensors, own or tensors)
-    )
-    for name, _ in sorted(found ^ expected, key=str)[:1]:
+    shapes = [{(name, getattr(one, "shape", None)) for name, one in some.items()} for some in (tensors, own or tensors)]
+    for name, _ in sorted(shapes[0] ^ shapes[1], key=str)[:1]:
         raise ValueError(f"{origin} does not fit model.variant: tensor {name} is missing or has another shape")
     for name, tensor in tensors.items():
         if isinstance(tensor, Tensor) and not tensor.isfinite().all():

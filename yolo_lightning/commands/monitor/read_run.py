@@ -43,6 +43,7 @@ TRACES = (HEARTBEAT_FILE, STATUS_FILE, SUPERVISOR_FILE, FINISHED_FILE, METRICS, 
 
 SIGNS = (HEARTBEAT_FILE, STATUS_FILE, METRICS)  # files that are written during training
 
+LOST = {STATUS_FILE: "speed, ETA and scores", SUPERVISOR_FILE: "restarts and level"}  # what damaged files leave unknown
 INCIDENTS_SHOWN = 4
 CHECKPOINTS_SHOWN = 4
 MISSED_WRITINGS = 3
@@ -75,15 +76,8 @@ def read_run(folder: Path, machine: SensorReadings | None = None) -> RunState:
         last_sign_s=max((sign for name in SIGNS if (sign := _time_of(folder / name)) is not None), default=None),
     )
     saved = checkpoints(folder / CHECKPOINTS, now_s)
-    lost = {
-        STATUS_FILE: "" if status else "speed, ETA and scores",
-        SUPERVISOR_FILE: "" if standing else "restarts and level",
-    }
-    damaged = [
-        f"{name} is damaged: {what} are unknown"
-        for name, what in lost.items()
-        if what and os.path.lexists(folder / name)
-    ]
+    absent = [name for name, content in zip(LOST, (status, standing), strict=True) if content is None]
+    damaged = [f"{name} is damaged: {LOST[name]} are unknown" for name in absent if os.path.lexists(folder / name)]
     phase = heartbeat.phase if heartbeat is not None else None
     batch = _trained_batches(heartbeat, status)
     epoch = heartbeat.epoch if heartbeat is not None else status.epoch if status is not None else None

@@ -157,8 +157,7 @@ def shown(text: bytes) -> str:
 def owners(path: Path, records: Sequence[AnnotationRecord], positions: Mapping[str, int]) -> npt.NDArray[np.int64]:
     """Return the position of the image of each record; raise a ValueError for an unknown image id."""
     owner = np.fromiter((positions.get(id_text(one.image_id) or "", -1) for one in records), np.int64, len(records))
-    if (owner < 0).any():
-        number = int((owner < 0).argmax())
+    for number in np.flatnonzero(owner < 0)[:1]:
         value = records[number].image_id
         hint = unknown_image_hint(value) or f"; ids of images are such as {next(iter(positions))!r}"
         raise ValueError(f"{path}: annotations[{number}] has unknown image_id {one_line(str(value), 200)}{hint}")
@@ -173,8 +172,7 @@ def to_annotations(
     `classes` are the names of the categories by id, in the order of the class indexes, and `box_type` is the type in
     which corners of boxes are computed. A `ValueError` contains the position of a record that cannot be used.
     """
-    images, records = content.images, content.annotations or []
-    count = len(records)
+    images, records, count = content.images, content.annotations or [], len(content.annotations or [])
     if not images:
         raise ValueError(f"{path}: the list of images is empty")
     shapes = np.array([(image.height, image.width) for image in images], dtype=np.int32)
@@ -184,8 +182,7 @@ def to_annotations(
     class_of = {category_id: index for index, category_id in enumerate(classes)}
     indexes = (CROWD if one.iscrowd else class_of.get(one.category_id, -1) for one in records)
     labels = np.fromiter(indexes, np.int32, count)
-    if (labels == -1).any():
-        number = int((labels == -1).argmax())
+    for number in np.flatnonzero(labels == -1)[:1]:
         raise ValueError(
             f"{path}: annotations[{number}].category_id must be one of {', '.join(map(str, classes))}, "
             f"got {records[number].category_id}"

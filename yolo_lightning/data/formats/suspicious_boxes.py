@@ -21,11 +21,8 @@ def suspicions(
 ) -> tuple[str, str]:
     """Return what cannot be right about the boxes of a file, and what is unlikely; empty texts for usual boxes.
 
-    Args:
-        owner: Position of the image of each box, `(M,)`.
-        boxes: `(M, 4)`, xyxy in pixels of the frame, from `bbox` as x, y, width, height, not clipped.
-        labels: Class index of each box, `(M,)`.
-        shapes: `(N, 2)`, height and width of the images, pixels.
+    The boxes `(M, 4)` are xyxy in pixels of the frame, from `bbox` as x, y, width, height, and are not clipped. `owner`
+    `(M,)` is the position of the image of each box, and `shapes` `(N, 2)` are height and width of the images.
     """
     if not len(boxes):
         return "", ""

@@ -235,8 +235,7 @@ def _files_at(place: Path, root: Path) -> Iterable[str]:
     names = [line.strip().replace("\\", "/") for line in lines if line.strip()]
     for name in names:
         if suffix(name) not in IMAGE_SUFFIXES:
-            kinds = ", ".join(sorted(IMAGE_SUFFIXES))
-            raise ValueError(f"image list {place}: lines must end in {kinds}, got {one_line(name, 200)!r}")
+            raise ValueError(f"image list {place}: a line must be the path of an image, got {one_line(name, 200)!r}")
     first = next((name for name in names if not name.startswith("./")), "")
     base = next((base for base in (place.parent, root, Path.cwd()) if os.path.exists(base / first)), place.parent)
     return [
