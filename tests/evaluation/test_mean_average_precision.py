@@ -93,6 +93,8 @@ def drawn(draw: st.DrawFn) -> list[Frame]:
         found = draw(st.lists(st.tuples(small_boxes(), st.integers(1, 4), st.integers(0, 2)), max_size=12))
         truth = draw(st.lists(st.tuples(small_boxes(), st.integers(0, 2), st.integers(0, 1)), max_size=7))
         boxes = [torch.tensor([box for box, _, _ in part]).reshape(-1, 4) for part in (found, truth)]
+        corners = boxes[1].split(2, 1)  # an annotated box with a negative size is an error here
+        boxes[1] = torch.cat([corners[0].minimum(corners[1]), corners[0].maximum(corners[1])], 1)
         numbers = [torch.tensor([number for _, number, _ in part]) for part in (found, truth)]
         lasts = [torch.tensor([last for _, _, last in part]).long() for part in (found, truth)]
         detections = {"boxes": boxes[0], "scores": numbers[0] / 4, "labels": lasts[0]}
