@@ -64,6 +64,13 @@ def test_torn_file_is_refused(saved: Path, share: float) -> None:
         EvaluationRecord.load(saved)
 
 
+@pytest.mark.parametrize("content", [b"<html>", b"\x80\4K\1."])
+def test_other_file_is_named_without_advice_to_unpickle(saved: Path, content: bytes) -> None:
+    saved.write_bytes(content)
+    with pytest.raises(ValueError, match=r"record: it is not an archive of NumPy; run `validate` again$"):
+        EvaluationRecord.load(saved)
+
+
 def test_flipped_bytes_are_refused_or_do_no_harm(saved: Path) -> None:
     """Flipping an unused byte, such as a timestamp in the archive, has no effect."""
     content, before = saved.read_bytes(), EvaluationRecord.load(saved)

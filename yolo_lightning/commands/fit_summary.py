@@ -89,7 +89,7 @@ def end_fit(
     rank_zero_info("\n".join([*lines, "next:", *(f"  {command}" for command in _next_commands(run, existing))]))
 
 
-def _attempted(path: Path, write: Callable[[Path], None]) -> Path | None:
+def _attempted(path: Path, write: Callable[[Path], object]) -> Path | None:
     """Write an additional file of a finished fit and return its path; after an error, warn and return None."""
     try:
         write(path)

@@ -96,7 +96,8 @@ class EvaluationRecord:
         except FileNotFoundError:
             raise
         except DAMAGE as error:
-            raise ValueError(f"{path} is not a complete evaluation record: {one_line(str(error), 300)}") from error
+            problem = "it is not an archive of NumPy" if "pickle" in str(error) else one_line(str(error), 300)
+            raise ValueError(f"{path} is not a complete evaluation record: {problem}; run `validate` again") from error
         return cls(header.stage, header.class_names, header.image_ids, matches, ultralytics, header.epoch, header.steps)
 
 

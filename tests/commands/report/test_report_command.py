@@ -37,3 +37,11 @@ def test_what_cannot_be_is_a_message(
     with pytest.raises(SystemExit):
         main(["report", folder, *words[1:]])
     assert "error: " in capsys.readouterr().err
+
+
+def test_damaged_files_are_named(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run_folder / "environment.json").write_text("{")
+    main(["report", str(run_folder)])
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.endswith("MB)")
+    assert second.startswith("damaged: environment.json cannot be read:")

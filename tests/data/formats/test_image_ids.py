@@ -92,6 +92,13 @@ def test_image_id_of_a_rounded_annotation_is_explained(recorded: Coco, write_jso
         read_annotations(write_json(content))
 
 
+def test_fractional_image_id_is_not_blamed_on_rounding(recorded: Coco, write_json: WriteJson) -> None:
+    content = recorded([0, 10])
+    content["images"][1]["id"] = 1.5
+    with pytest.raises(ValueError, match=r"images\[1\] .* has id 1\.5, which is not an integer$"):
+        read_annotations(write_json(content))
+
+
 def test_unknown_image_id_is_not_blamed_on_a_float(recorded: Coco, write_json: WriteJson) -> None:
     content = recorded([0, 10])
     content["annotations"][1]["image_id"] += 100

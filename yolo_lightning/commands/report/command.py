@@ -23,12 +23,13 @@ def report(run: Path, *, output: Path | None = None) -> None:
     check_holds_run(run)
     check_writable(path, ".html")
     with writing(path):
-        write_report(run, path)
-    print(f"{path} ({path.stat().st_size / 1e6:.1f} MB)")
+        problems = write_report(run, path)
+    print(f"{path} ({path.stat().st_size / 1e6:.1f} MB)", *problems, sep="\ndamaged: ")
 
 
-def write_report(run: Path, path: Path) -> None:
-    """Write the report of a run folder to a file."""
-    page = render(read_contents(run))
+def write_report(run: Path, path: Path) -> tuple[str, ...]:
+    """Write the report of a run folder to a file, and return a sentence per damaged file."""
+    page = render(contents := read_contents(run))
     with replacing(path) as temporary:
         temporary.write_text(page, encoding="utf-8")
+    return contents.problems

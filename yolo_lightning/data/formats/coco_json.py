@@ -66,7 +66,7 @@ class CategoryRecord(msgspec.Struct, gc=False):
     """Entry of `categories`."""
 
     id: int
-    name: str
+    name: Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class AnnotationFile(msgspec.Struct, gc=False):

@@ -25,6 +25,8 @@ ADVICE = (
     "or convert it again with the ids as integers or text"
 )
 
+FLOAT = f"was converted to a float: {ADVICE}"
+
 
 def id_text(value: int | float | str) -> str | None:
     """Return an id as text, or None for a float (or its text) that is too large to be exact."""
@@ -45,8 +47,8 @@ def image_id_texts(path: Path, ids: Sequence[int | float | str], file_names: Seq
         text = id_text(value)
         if text is None:
             raise ValueError(
-                f"{path}: images[{number}] {file_names[number]!r} has id {value!r}, "
-                f"which was converted to a float: {ADVICE}"
+                f"{path}: images[{number}] {file_names[number]!r} has id {value!r}, which "
+                + ("is not an integer" if isinstance(value, float) and abs(value) < EXACT_BELOW else FLOAT)
             )
         if positions.setdefault(text, number) != number:
             repeated.append(number)

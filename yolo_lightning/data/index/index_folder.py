@@ -54,7 +54,9 @@ def open_folder(
                     arrays, facts = build()
                     write_folder(folder, arrays, {"source": source, **facts})
         except OSError as error:
-            raise ValueError(f"cannot write the index of {source['path']} under {index_root}: {error}") from error
+            raise ValueError(
+                f"cannot write the index of {source['path']} under data.storage.index_root {index_root}: {error}"
+            ) from error
     return folder
 
 
