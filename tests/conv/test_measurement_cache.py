@@ -113,10 +113,14 @@ def test_a_full_disk_causes_a_warning(table: Table, file: Path, monkeypatch: pyt
     assert table.run(plan) == ["quick"]
 
 
-def test_a_folder_as_file_causes_warnings_for_reading_and_writing(table: Table, tmp_path: Path) -> None:
-    messages = warnings_of(table, AutotunedPlan(1000, tmp_path))
+def test_a_folder_as_file_is_refused_and_one_that_appears_later_causes_warnings(table: Table, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="cache_file must be the path of a file"):
+        AutotunedPlan(1000, tmp_path)
+    plan = AutotunedPlan(1000, tmp_path / "timings")
+    (tmp_path / "timings").mkdir()
+    messages = warnings_of(table, plan)
     assert ["ignored" in messages[0], "cannot write" in messages[1]] == [True, True]
-    assert list(tmp_path.iterdir()) == []
+    assert list((tmp_path / "timings").iterdir()) == []
 
 
 def test_entries_of_other_processes_are_preserved(file: Path) -> None:

@@ -124,7 +124,7 @@ def test_epoch_checkpoints_keep_to_their_interval_and_survive_a_full_disk(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("yolo_lightning.callbacks.checkpoint.link_checkpoint", full)
-    trainer = make_trainer(tmp_path / "full", 1, EpochCheckpoint(), enable_checkpointing=True)
+    trainer = make_trainer(tmp_path / "full", 1, LastCheckpoint(0), EpochCheckpoint(), enable_checkpointing=True)
     with pytest.warns(UserWarning, match=r"could not save .*epoch-0001.ckpt \(No space left on device\)"):
         trainer.fit(module, Frames(random_batches(1)))
     with pytest.raises(ValueError, match="every_n_epochs must be >= 1, got 0"):

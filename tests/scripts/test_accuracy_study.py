@@ -41,7 +41,7 @@ def test_interval_of_noise_contains_zero() -> None:
 
 def test_outcome_of_other_conditions_is_not_used(tmp_path: Path) -> None:
     options = argparse.Namespace(
-        epochs=2, image_size=64, batch_size=8, frames=48, few_months=False, root=None, data=None
+        epochs=2, image_size=64, batch_size=8, frames=48, few_months=False, root=None, data=None, set=[]
     )
     study.store(tmp_path, "base", 0, {"map_50": 0.5}, {"seconds": 1.0, "memory_mib": 2.0}, options)
     found = study.known(tmp_path, options)
@@ -64,7 +64,7 @@ def test_few_months_are_chosen_by_clips(tmp_path: Path) -> None:
 
 
 def test_arms_consist_of_options_of_fit(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    options = argparse.Namespace(epochs=4, image_size=64, batch_size=8, work=tmp_path)
+    options = argparse.Namespace(epochs=4, image_size=64, batch_size=8, work=tmp_path, set=["data.image_size=96"])
     chosen = study.settings(study.Dataset.find(tmp_path, None), options)
     for changes in study.ARMS.values():
         chosen |= changes
