@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 from ultralytics.nn.tasks import DetectionModel
 
@@ -117,6 +117,17 @@ def test_both_layers_of_yolov9e_that_read_the_image_accept_gray() -> None:
     assert len(image_layers(graph)) == 2
 
 
+def assert_equal_up_to_ties(found: Tensor, expected: Tensor) -> None:
+    """Compare `(B, N, 6)` detections; where scores differ by rounding, the order and the last rows may differ."""
+    torch.testing.assert_close(found[..., 4], expected[..., 4], rtol=1e-4, atol=1e-4)
+    for one, other in zip(found, expected, strict=True):
+        is_equal = torch.isclose(one[:, None], other, rtol=1e-4, atol=1e-3).all(2)
+        is_certain = other[:, 4] > other[-1, 4] + 1e-4
+        assert is_certain.any()
+        assert is_equal.any(0)[is_certain].all()
+        assert is_equal.any(1)[is_certain].all()
+
+
 @pytest.mark.parametrize("variant", DUAL)
 @pytest.mark.parametrize("class_agnostic", [False, True])
 def test_one_to_one_boxes_equal_the_end_to_end_head_of_ultralytics(variant: str, class_agnostic: bool) -> None:
@@ -128,7 +139,7 @@ def test_one_to_one_boxes_equal_the_end_to_end_head_of_ultralytics(variant: str,
         expected = graph(as_input(batch))[0]
     for network in folded:
         found = best_boxes(network(as_input(batch))[0], 20, class_agnostic=class_agnostic)
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
+        assert_equal_up_to_ties(found, expected)
     assert (expected[..., 4] > 0.3).sum() > 20, "the case shows nothing"
 
 
