@@ -10,6 +10,7 @@ from yolo_lightning.challenge.rescoring import (
     LabelledDetections,
     in_first_half,
     logistic,
+    overlaps_with_better,
     real_detections,
     rescore,
 )
@@ -137,3 +138,32 @@ def test_frames_without_time_have_no_links() -> None:
     links = link(content, places_in_time(content.image_ids))
     assert (links.after < 0).all()
     assert not links.has_next.any()
+
+
+def test_overlaps_are_those_with_better_detections_of_the_frame() -> None:
+    box, half, far = [10.0, 10, 30, 30], [10.0, 10, 20, 30], [100.0, 10, 120, 30]
+    rows = [
+        (0, half, 0.3, 1),
+        (0, box, 0.5, 1),
+        (0, box, 0.4, 2),
+        (0, far, 0.1, 1),
+        (1, box, 0.2, 1),
+        (1, [5.0, 5, 5, 5], 0.1, 1),
+    ]
+    content = content_of(ids(202005, 1, [0, 1]), rows)
+    assert overlaps_with_better(content).tolist() == [[0.5, 0.5], [0, 0], [0, 1], [0, 0], [0, 0], [0, 0]]
+
+
+def test_duplicates_and_confused_classes_lose_their_scores() -> None:
+    rng, found, objects = np.random.default_rng(0), [], []
+    image_ids = [one for clip in (1, 2, 3, 4) for one in ids(202005, clip, list(range(0, 400, 10)))]
+    for frame in range(len(image_ids)):
+        columns, top = rng.permutation([0, 200]), rng.uniform(0, 200)
+        left, apart = (float(one) for one in columns + rng.uniform(0, 130, 2))
+        objects += [(frame, [x, top, x + 40, top + 40], 1.0, 1) for x in (left, apart)]
+        found += [(frame, [x, top, x + 40, top + 40], score, 1) for x, score in ((left, 0.6), (apart, 0.4))]
+        found.append((frame, [left + 8, top, left + 48, top + 40], 0.4, 1))
+    content, truth = content_of(image_ids, found), content_of(image_ids, objects)
+    result = LabelledDetections(content, truth, SIZE).cross_rescored(in_first_half(content.image_ids))
+    is_real = real_detections(content, truth)
+    assert result.scores[is_real].min() > result.scores[~is_real].max()

@@ -2,8 +2,9 @@
 
 A detection is real or a false alarm. The log-odds of that are learned from a split with known objects, per class:
 
-- from the detection alone: a logistic regression on the logit of its score and on its place, the smoothed ratio of
-  real detections to false alarms at the same place of the frame;
+- from its frame: a logistic regression on the logit of its score, on its place, the smoothed ratio of real detections
+  to false alarms at the same place of the frame, and on its largest IoU with a better detection of its class and of
+  another class (the more it overlaps one, the more often it is a duplicate or a confusion);
 - from the past and the future: messages of a hidden Markov model along the links of `tracks.py`. Its state is whether
   the detection is real. The probabilities that a real detection and a false alarm have a successor, and that the
   successor is real, are frequencies of the split. A second logistic regression gives the weights of both messages,
@@ -19,6 +20,8 @@ from typing import Any
 
 import cv2
 import numpy as np
+import torch
+from torchvision.ops import box_iou
 
 from yolo_lightning.challenge.content import CATEGORY_IDS, Content, Flags, Floats, Integers
 from yolo_lightning.challenge.score import box_table
@@ -43,17 +46,33 @@ class ClassModel:
 
     prior: float  # log-odds that a detection is real
     places: Floats  # `GRID` log of the ratio of real detections to false alarms, relative to the whole frame
-    alone: Floats  # `(3,)` weights of 1, logit of the score, place
+    alone: Floats  # `(5,)` weights of 1, logit of the score, place, overlaps with better detections
     stays: Floats  # `(2,)` probability that the successor is real, of a false alarm and of a real detection
     is_linked: Floats  # `(2,)` probability of a successor likewise
-    weights: Floats  # `(4,)` weights of 1, the log-odds of the detection alone, past, future
+    weights: Floats  # `(4,)` weights of 1, the log-odds that the frame gives, past, future
 
 
-SHAPES = {"places": GRID, "alone": (3,), "stays": (2,), "is_linked": (2,), "weights": (4,)}
+SHAPES = {"places": GRID, "alone": (5,), "stays": (2,), "is_linked": (2,), "weights": (4,)}
 """Of the arrays of a `ClassModel`, in their order."""
 
 Models = dict[int, ClassModel]
 """By label. A class without real detections or without false alarms has no model and keeps its scores."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Evidence:
+    """Detections of a content and what surrounds them."""
+
+    content: Content
+    frame_size: tuple[int, int]  # width and height
+    links: Links
+    overlaps: Floats  # `(D, 2)` of `overlaps_with_better`
+
+    def features(self, own: Integers, places: Floats) -> Floats:
+        """Return `(len(own), 5)` what the frame tells of some detections, for `ClassModel.alone`."""
+        scores = np.clip(self.content.scores[own], 1e-6, 1 - 1e-6)
+        place = places.reshape(-1)[_cells(self.content.boxes[own], self.frame_size)]
+        return np.column_stack((np.ones(len(own)), np.log(scores / (1 - scores)), place, self.overlaps[own]))
 
 
 class LabelledDetections:
@@ -66,13 +85,12 @@ class LabelledDetections:
     """
 
     def __init__(self, content: Content, truth: Content, frame_size: tuple[int, int]) -> None:
-        self._content, self._frame_size = content, frame_size
-        self._links = link(content, places_in_time(content.image_ids))
+        self._evidence = _gather(content, frame_size, places_in_time(content.image_ids))
         self._is_real = real_detections(content, truth)
 
     def learn(self, chosen: Flags) -> Models:
         """Return the models that some frames teach; `chosen` is `(F,)`."""
-        content, is_real = self._content, self._is_real
+        content, is_real = self._evidence.content, self._is_real
         _, clips = np.unique([clip_of_id(image_id) for image_id in content.image_ids], return_inverse=True)
         folds = (clips % FOLDS)[content.owners]
         models = {}
@@ -80,32 +98,51 @@ class LabelledDetections:
             own = (content.labels == label) & chosen[content.owners]
             if 0 < is_real[own].sum() < own.sum():
                 members = np.flatnonzero(own)
-                models[label] = _learn_class(content, self._links, is_real, members, folds, self._frame_size)
+                models[label] = _learn_class(self._evidence, is_real, members, folds)
         return models
 
     def cross_rescored(self, half: Flags) -> Content:
         """Return the content with the scores that the other half of the frames teaches; `half` is `(F,)`."""
-        of_first, of_second = (
-            rescore(self._content, self.learn(part), self._frame_size, self._links).scores for part in (half, ~half)
-        )
-        return replace(self._content, scores=np.where(half[self._content.owners], of_second, of_first))
+        of_first, of_second = (_new_scores(self._evidence, self.learn(part)) for part in (half, ~half))
+        content = self._evidence.content
+        return replace(content, scores=np.where(half[content.owners], of_second, of_first))
 
 
-def rescore(content: Content, models: Models, frame_size: tuple[int, int], links: Links | None = None) -> Content:
+def rescore(content: Content, models: Models, frame_size: tuple[int, int], places: Integers | None = None) -> Content:
     """Return the content with new scores; detections keep their order.
 
-    `links` are those of the detections, by default as the image ids order the frames.
+    `places` are numbers of the frames in time, by default those of their image ids (`places_in_time`).
     """
-    if links is None:
-        links = link(content, places_in_time(content.image_ids))
-    scores = content.scores.copy()
+    places = places_in_time(content.image_ids) if places is None else places
+    return replace(content, scores=_new_scores(_gather(content, frame_size, places), models))
+
+
+def overlaps_with_better(content: Content) -> Floats:
+    """Return `(D, 2)` the largest IoU with a better detection of the frame, of the same and of another class, or 0."""
+    result = np.zeros((len(content.scores), 2))
+    order = np.lexsort((-content.scores, content.owners))
+    for own in np.split(order, np.flatnonzero(np.diff(content.owners[order])) + 1):
+        if len(own) > 1:
+            boxes = torch.from_numpy(content.boxes[own])
+            overlaps = box_iou(boxes, boxes).tril(-1).nan_to_num().numpy()
+            is_same = content.labels[own, None] == content.labels[own]
+            result[own] = np.column_stack([np.where(kind, overlaps, 0).max(1) for kind in (is_same, ~is_same)])
+    return result
+
+
+def _gather(content: Content, frame_size: tuple[int, int], places: Integers) -> _Evidence:
+    return _Evidence(content, frame_size, link(content, places), overlaps_with_better(content))
+
+
+def _new_scores(evidence: _Evidence, models: Models) -> Floats:
+    scores = evidence.content.scores.copy()
     for label, model in models.items():
-        own = np.flatnonzero(content.labels == label)
-        alone = _features_alone(content, own, model.places, frame_size) @ model.alone
-        past, future = _messages(model, alone, _within(links, own, len(content.scores)))
+        own = np.flatnonzero(evidence.content.labels == label)
+        alone = evidence.features(own, model.places) @ model.alone
+        past, future = _messages(model, alone, _within(evidence.links, own, len(scores)))
         odds = np.stack((np.ones(len(own)), alone, past, future), axis=1) @ model.weights
         scores[own] = (1 / (1 + np.exp(-odds))).round(DIGITS)
-    return replace(content, scores=scores)
+    return scores
 
 
 def write_models(models: Models, path: Path) -> None:
@@ -159,19 +196,17 @@ def real_detections(content: Content, truth: Content) -> Flags:
     return is_real
 
 
-def _learn_class(
-    content: Content, links: Links, is_real: Flags, own: Integers, folds: Integers, frame_size: tuple[int, int]
-) -> ClassModel:
+def _learn_class(evidence: _Evidence, is_real: Flags, own: Integers, folds: Integers) -> ClassModel:
     real = is_real[own]
-    places = _learn_places(content, own, real, frame_size)
-    features = np.empty((len(own), 3))
+    places = _learn_places(evidence, own, real)
+    features = np.empty((len(own), 5))
     for fold in range(FOLDS):
         within = folds[own] == fold
         others = own[~within]
-        known = _learn_places(content, others, is_real[others], frame_size) if is_real[others].any() else places
-        features[within] = _features_alone(content, own[within], known, frame_size)
+        known = _learn_places(evidence, others, is_real[others]) if is_real[others].any() else places
+        features[within] = evidence.features(own[within], known)
     alone = logistic(features, real)
-    known_links = _within(links, own, len(content.scores))
+    known_links = _within(evidence.links, own, len(is_real))
     has_link = known_links.after >= 0
     successor = real[known_links.after]
     stays, is_linked = np.empty((2, 2))
@@ -193,21 +228,15 @@ def _within(links: Links, own: Integers, count: int) -> Links:
     return Links(numbers[links.after[own]], numbers[links.before[own]], links.has_next[own], links.has_previous[own])
 
 
-def _learn_places(content: Content, own: Integers, real: Flags, frame_size: tuple[int, int]) -> Floats:
+def _learn_places(evidence: _Evidence, own: Integers, real: Flags) -> Floats:
     counts = []
-    cells = _cells(content.boxes[own], frame_size)
+    cells = _cells(evidence.content.boxes[own], evidence.frame_size)
     for kind in (real, ~real):
         counted = np.bincount(cells[kind], minlength=GRID[0] * GRID[1]).reshape(GRID).astype(np.float64)
         counts.append(cv2.GaussianBlur(counted, (0, 0), SMOOTHING, borderType=cv2.BORDER_REFLECT))
     share = max(real.mean(), 1e-9)
     found, false = counts[0] + PRIOR_COUNT * share, counts[1] + PRIOR_COUNT * (1 - share)
     return np.asarray(np.log(found / false) - np.log(share / (1 - share)))
-
-
-def _features_alone(content: Content, own: Integers, places: Floats, frame_size: tuple[int, int]) -> Floats:
-    scores = np.clip(content.scores[own], 1e-6, 1 - 1e-6)
-    place = places.reshape(-1)[_cells(content.boxes[own], frame_size)]
-    return np.stack((np.ones(len(own)), np.log(scores / (1 - scores)), place), axis=1)
 
 
 def _cells(boxes: Floats, frame_size: tuple[int, int]) -> Integers:

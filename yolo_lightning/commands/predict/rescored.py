@@ -9,7 +9,7 @@ import numpy as np
 
 from yolo_lightning.challenge.content import Content
 from yolo_lightning.challenge.rescoring import Models, rescore
-from yolo_lightning.challenge.tracks import link, places_in_time
+from yolo_lightning.challenge.tracks import places_in_time
 from yolo_lightning.data.input_images import read_pictures
 from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.evaluation.detection_result import DetectionResult
@@ -42,7 +42,7 @@ def rescored(
             np.concatenate([one.scores for one in clip]).astype(np.float64),
             np.concatenate([one.labels for one in clip]).astype(np.float64) + 1,
         )
-        scores = rescore(content, models, sizes[0], link(content, numbers)).scores.astype(np.float32)
+        scores = rescore(content, models, sizes[0], numbers).scores.astype(np.float32)
         sources = dict.fromkeys(_file(one) for one in clip)
         images = (image.pixels for source in sources for image in read_pictures(source, ranges))
         ends = np.cumsum([len(one) for one in clip])[:-1]
