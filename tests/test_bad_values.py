@@ -66,10 +66,20 @@ BAD: list[tuple[str, str, str]] = [
     (PASTE + "classes", "Dog", r"paste\.classes must be a list, got 'Dog'"),
     (SAMPLING + "frame_interval", "0", r"sampling\.frame_interval must be >= 1, got 0"),
     ("trainer.accumulate_grad_batches", "4", r"accumulate_grad_batches must not be set, got 4: use model\.recipe\.nom"),
-    ("trainer.check_val_every_n_epoch", "0", r"check_val_every_n_epoch must be >= 1 or null, got 0"),
+    ("trainer.check_val_every_n_epoch", "-1", r"check_val_every_n_epoch must be an integer >= 1, got -1"),
+    ("trainer.limit_train_batches", "-1", r"limit_train_batches must be an integer >= 0 or a fraction .* got -1"),
+    ("trainer.limit_val_batches", "1.5", r"limit_val_batches must be .* or a fraction from 0\.0 to 1\.0, got 1\.5"),
+    ("trainer.val_check_interval", "0", r"val_check_interval must be an integer >= 1 or a fraction .* got 0"),
+    ("trainer.val_check_interval", "99", r"val_check_interval must be <= 2, the batches per epoch, got 99"),
+    ("trainer.max_epochs", "-5", r"max_epochs must be an integer >= 1, got -5"),
+    ("trainer.max_steps", "-2", r"max_steps must be an integer >= -1, got -2"),
+    ("trainer.log_every_n_steps", "-1", r"log_every_n_steps must be an integer >= 0, got -1"),
+    ("trainer.max_time", "5", r"trainer\.max_time must be DD:HH:MM:SS, got 5"),
+    ("trainer.default_root_dir", "/dev/null/run", r"default_root_dir must be a folder, got the file /dev/null"),
     ("trainer.gradient_clip_val", "1.0", r"gradient_clip_val must not be set, got 1\.0: use model\.recipe\.clip_norm"),
     ("recalibrate_images", "1", r"recalibrate_images must be 0 or >= 2, got 1"),
 ]
+CHECKED_WITH_DATA = ("data.batch_size", "trainer.val_check_interval", "model.recipe.optimizer", "trainer.callbacks")
 CALLBACKS = [
     ("BestCheckpoint", "window: 0", "BestCheckpoint: window must be >= 1, got 0"),
     ("BestCheckpoint", "window: x", "BestCheckpoint: window must be an integer, got 'x'"),
@@ -106,3 +116,4 @@ def test_bad_value_ends_a_fit_before_it_starts_in_one_line(
     (line,) = shown[start:].splitlines()
     assert re.search(message, line)
     assert not list(Path().rglob("*.ckpt"))
+    assert key in CHECKED_WITH_DATA or not Path("run").exists()

@@ -135,10 +135,16 @@ def main(args: list[str] | None = None) -> None:
 class YOLOCLI(LightningCLI):
     """LightningCLI with run folders and supervision; command-line options override settings stored in checkpoints."""
 
+    _reserved: Path | None = None  # folder of a new run
+
     def __init__(self, *positional: Any, **named: Any) -> None:
         self._words: list[str] = named["args"]
         self._epochs_trained: int | None = None  # of a fit without its last files; see `run_files.epochs_trained`
-        super().__init__(*positional, **named)
+        try:
+            super().__init__(*positional, **named)
+        finally:
+            if self._reserved is not None:
+                run_folder.remove_unused(self._reserved)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse in descending precedence: command line, environment, weights, configuration files, defaults."""
@@ -190,6 +196,7 @@ class YOLOCLI(LightningCLI):
             run = plan_run(words, options, given, may_download=False)
         while run.is_reserved and not reserved(run.folder):
             run = plan_run(words, options, given)
+        self._reserved = run.folder if run.is_reserved else None
         for warning in run.warnings:
             rank_zero_warn(warning)
         for line in run.lines:
@@ -225,14 +232,6 @@ class YOLOCLI(LightningCLI):
         config = self._get(self.config_init, "trainer")
         if config["use_distributed_sampler"]:
             raise ValueError("trainer.use_distributed_sampler must be false, got true: the data module assigns frames.")
-        for key, off, instead in (
-            ("accumulate_grad_batches", 1, "nominal_batch"),
-            ("gradient_clip_val", 0, "clip_norm"),
-        ):
-            if config[key] not in (None, off):
-                raise ValueError(f"trainer.{key} must not be set, got {config[key]}: use model.recipe.{instead}.")
-        if config["check_val_every_n_epoch"] == 0:
-            raise ValueError("trainer.check_val_every_n_epoch must be >= 1 or null, got 0")
         if (nodes := machines_of_launch()) is not None:
             kwargs["num_nodes"] = nodes
         options, is_fit = self.config_init[self.subcommand], self.subcommand == "fit"

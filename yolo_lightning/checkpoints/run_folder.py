@@ -6,6 +6,7 @@ Imports neither torch nor Lightning: the supervisor of a fit selects the folder.
 import os
 import re
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from pathlib import Path
 
 from yolo_lightning.checkpoints.checkpoint_file import find_damage, training_age
@@ -14,7 +15,7 @@ from yolo_lightning.utils.addresses import redacted
 from yolo_lightning.utils.files import DISK_FULL, first_free, replacing
 from yolo_lightning.utils.paths import real_path
 from yolo_lightning.utils.regular_files import read_regular
-from yolo_lightning.utils.run_files import CHECKPOINTS, LAUNCH, STARTED, has_checkpoint
+from yolo_lightning.utils.run_files import CHECKPOINTS, LAUNCH, LOCK_FILE, STARTED, has_checkpoint
 
 DEFAULT_RUN = "runs/yolo"
 LONGEST_NOTE = 1000  # bytes
@@ -27,8 +28,9 @@ def configured_folder(text: str) -> Path:
             f"trainer.default_root_dir must be a local folder, got {text}. "
             "Use --mirror to copy the checkpoints to an address."
         )
-    if os.path.isfile(text):
-        raise ValueError(f"trainer.default_root_dir must be a folder, got the file {text}.")
+    existing = next((one for one in (Path(text), *Path(text).parents) if os.path.exists(one)), Path())
+    if not os.path.isdir(existing):
+        raise ValueError(f"trainer.default_root_dir must be a folder, got the file {existing}.")
     return Path(text)
 
 
@@ -45,6 +47,15 @@ def prepare(folder: Path) -> None:
         raise ValueError(
             f"run folder {folder} cannot be written ({error.strerror}): choose another --trainer.default_root_dir"
         ) from error
+
+
+def remove_unused(folder: Path) -> None:
+    """Remove the folder of a run that has failed before anything but its lock was written."""
+    with suppress(OSError):
+        if sorted(one.name for one in folder.iterdir()) == [CHECKPOINTS, LOCK_FILE]:
+            (folder / CHECKPOINTS).rmdir()  # raises an OSError if there is a checkpoint
+            (folder / LOCK_FILE).unlink()
+            folder.rmdir()
 
 
 def numbered(base: Path) -> re.Pattern[str]:

@@ -25,6 +25,7 @@ from yolo_lightning.checkpoints.torch_archive import load_checkpoint
 from yolo_lightning.commands.option_layers import GivenOptions
 from yolo_lightning.commands.start_supervisor import (
     check_deadline,
+    check_limits,
     finished_line,
     folder_of,
     needs_supervisor,
@@ -198,10 +199,11 @@ def _bound_by(weights: Path | dict[str, Any], options: Mapping[str, Any]) -> dic
 def check_options(options: Mapping[str, Any], is_fit: bool) -> None:
     """Raise a ValueError for an option that no constructor checks."""
     check_accelerator(options["trainer.accelerator"])
+    check_limits(options)
     if is_fit and options.get("detach") and launch_id() is not None:
         raise ValueError("--detach cannot be used with torchrun, whose processes end with it: use nohup torchrun ...")
     epochs, images = options["trainer.max_epochs"], options["recalibrate_images"]
-    if is_fit and (epochs is None or epochs < 1):
+    if is_fit and epochs is None:
         raise ValueError(f"trainer.max_epochs must be >= 1, for the schedules, got {epochs}.")
     if is_fit:
         check_deadline(options)

@@ -5,6 +5,7 @@ The process that the user starts becomes the supervisor. Its training process pa
 
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -31,6 +32,14 @@ MAX_EPOCHS = 100
 
 DEADLINE_TOLERANCE_S = 1.0
 DEADLINE_OPTIONS = ("finish_by", "max_hours")
+
+LIMITED = (*(f"limit_{split}_batches" for split in ("train", "val", "test", "predict")), "overfit_batches")
+LEAST = {
+    **dict.fromkeys(("max_steps", "num_sanity_val_steps"), -1),
+    **dict.fromkeys((*LIMITED, "min_epochs", "min_steps", "log_every_n_steps", "fast_dev_run"), 0),
+    **dict.fromkeys(("max_epochs", "val_check_interval", "check_val_every_n_epoch", "num_nodes"), 1),
+}
+"""Smallest integer of options of the Trainer. The numbers of batches and `val_check_interval` can also be fractions."""
 
 NO_TRAINING = ("-h", "--help", "--print_config")
 
@@ -76,6 +85,7 @@ def supervise_fit(words: Sequence[str], options: Mapping[str, Any], folder: Path
     """
     is_given, checkpoint = folder is not None, None
     if folder is None:
+        check_limits(options)
         check_deadline(options)
         folder, checkpoint = folder_of(options)
     if (is_given or resumes(options)) and (line := finished_line(folder, options)) is not None:
@@ -118,6 +128,20 @@ def folder_of(options: Mapping[str, Any]) -> tuple[Path, Path | None]:
 def resumes(options: Mapping[str, Any]) -> bool:
     """Return whether a fit resumes the newest run."""
     return bool(options.get("resume")) or options.get("ckpt_path") == "last"
+
+
+def check_limits(options: Mapping[str, Any]) -> None:
+    """Raise a ValueError for an option of the Trainer that is out of range or replaced by an option of the recipe."""
+    given = {key.removeprefix("trainer."): value for key, value in options.items() if key.startswith("trainer.")}
+    for name, least in LEAST.items():
+        value, fraction = given.get(name), " or a fraction from 0.0 to 1.0" * name.endswith(("_batches", "interval"))
+        if value < least if isinstance(value, int) else isinstance(value, float) and not 0 <= value <= 1:
+            raise ValueError(f"trainer.{name} must be an integer >= {least}{fraction}, got {value}")
+    for name, off, instead in (("accumulate_grad_batches", 1, "nominal_batch"), ("gradient_clip_val", 0, "clip_norm")):
+        if (value := given.get(name)) not in (None, off):
+            raise ValueError(f"trainer.{name} must not be set, got {value}: use model.recipe.{instead}.")
+    if isinstance(limit := given.get("max_time"), str) and not re.fullmatch(r"\d+(:\d\d){3}", limit):
+        raise ValueError(f"trainer.max_time must be DD:HH:MM:SS, got {limit}")
 
 
 def check_deadline(options: Mapping[str, Any]) -> None:

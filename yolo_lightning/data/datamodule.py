@@ -177,6 +177,12 @@ class DetectionDataModule(LightningDataModule):
                     f"data.batch_size must be at most the {self._order.length} frames of an epoch of "
                     f"{self.dataset_format.name('train')}, got {self.batch_size}{times}"
                 )
+            if (trainer := self.trainer) is not None and trainer.check_val_every_n_epoch and trainer.limit_val_batches:
+                most = limited(batches.count(self._order.length), trainer.limit_train_batches)
+                if isinstance(every := trainer.val_check_interval, int) and every > most:
+                    raise ValueError(
+                        f"trainer.val_check_interval must be <= {most}, the batches per epoch, got {every}"
+                    )
 
     def open(self, split: Split, storage: StorageKind | None = None) -> LabelledFrames:
         """Return a split with its frames, unchecked; `storage` None uses `data.storage.kind`."""
