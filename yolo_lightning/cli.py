@@ -26,6 +26,7 @@ from yolo_lightning.callbacks.run_config import SaveRunConfig
 from yolo_lightning.checkpoints import run_folder
 from yolo_lightning.checkpoints.checkpoint_io import AtomicCheckpointIO
 from yolo_lightning.checkpoints.resume import download
+from yolo_lightning.checkpoints.torch_archive import reason
 from yolo_lightning.commands import TOOLS
 from yolo_lightning.commands.answers import PROGRAM, answer, has_pictures_of, learn
 from yolo_lightning.commands.command_line import run_tool
@@ -313,6 +314,13 @@ class YOLOCLI(LightningCLI):
             except WrongResultError as error:
                 # With the name of the class, by which the supervisor recognizes the error.
                 raise SystemExit(f"{WrongResultError.__name__}: {error}") from None
+            except (AttributeError, KeyError, TypeError) as error:
+                called = {frame.f_code.co_name for frame, _ in walk_tb(error.__traceback__)}
+                if called.isdisjoint(("resume_start", "_restore_modules_and_callbacks", "restore_training_state")):
+                    raise
+                raise ValueError(
+                    f"checkpoint {self.trainer.ckpt_path} is damaged: {reason(error)}; use another checkpoint"
+                ) from error
             except DistStoreError as error:
                 raise SystemExit(
                     f"error: a process is missing or has ended: {error} Time limit: see configs/engine/ddp.yaml."

@@ -21,7 +21,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from yolo_lightning.callbacks.mean_ap import MeanAP
 from yolo_lightning.checkpoints.checkpoint_file import require_whole
-from yolo_lightning.checkpoints.torch_archive import load_checkpoint, reason
+from yolo_lightning.checkpoints.torch_archive import check_parts, load_checkpoint, reason
 from yolo_lightning.data.batch import (
     Batch,
     Prediction,
@@ -444,6 +444,7 @@ class YOLOModule(LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Raise a ValueError if another network was saved; keep the summed gradients until training starts."""
+        check_parts(checkpoint, "the checkpoint")
         if not any(name.startswith("graph.") for name in checkpoint.get("state_dict", ("graph.",))):
             raise ValueError("the checkpoint contains no network of YOLOModule: another module was saved")
         saved, state = checkpoint.get("hyper_parameters", {}), ModuleState.of(checkpoint)

@@ -9,6 +9,7 @@ import fsspec
 import pytest
 import torch
 
+from tests.checkpoints.test_resume_choice import RESUMABLE
 from yolo_lightning.checkpoints.checkpoint_file import find_damage, read_checksum, write_checkpoint
 from yolo_lightning.checkpoints.remote_folder import (
     RemoteFolder,
@@ -41,7 +42,9 @@ def remote(request: pytest.FixtureRequest, tmp_path: Path) -> RemoteFolder:
 
 def save(folder: Path, steps: int, name: str | None = None, **more: int) -> Path:
     path = folder / (name or f"step-{steps:09d}.ckpt")
-    write_checkpoint({"state_dict": {"weight": torch.full((2,), float(steps))}, "steps": steps, **more}, path)
+    write_checkpoint(
+        {**RESUMABLE, "state_dict": {"weight": torch.full((2,), float(steps))}, "steps": steps, **more}, path
+    )
     return path
 
 

@@ -1,18 +1,31 @@
 """Selection of the run folder that a fit resumes, and the number of files read for it."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from yolo_lightning.checkpoints import checkpoint_file, run_folder
 from yolo_lightning.checkpoints.checkpoint_file import find_damage, write_checkpoint
-from yolo_lightning.checkpoints.resume import checkpoint_to_fit, storable
+from yolo_lightning.checkpoints.resume import checkpoint_to_fit, latest_checkpoint, storable
 from yolo_lightning.checkpoints.run_folder import folder_to_fit
+from yolo_lightning.checkpoints.torch_archive import load_checkpoint
+from yolo_lightning.model.network_settings import read_settings
+
+RESUMABLE = {
+    "state_dict": {"weight": torch.zeros(1)},
+    "hyper_parameters": {"class_names": ["person"]},
+    "loops": {"fit_loop": {"state_dict": {}}},
+    "callbacks": {},
+    "optimizer_states": [{"param_groups": []}],
+}
+"""Parts of a checkpoint that a fit requires."""
 
 
 def save(run: Path, steps: int) -> Path:
     path = run / f"checkpoints/step-{steps}.ckpt"
-    write_checkpoint({"state_dict": {}, "steps": steps}, path)
+    write_checkpoint({**RESUMABLE, "steps": steps}, path)
     return path
 
 
@@ -71,3 +84,41 @@ def test_stored_configuration_has_neither_secrets_nor_places() -> None:
 def test_pt_file_is_no_checkpoint_to_resume(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"ckpt_path must be a \.ckpt file, got best\.pt\. Use --model\.weights"):
         checkpoint_to_fit(tmp_path, "best.pt", False)
+
+
+@pytest.mark.parametrize("name", ["loops", "callbacks", "optimizer_states"])
+def test_checkpoint_without_a_part_is_not_resumed(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "part.ckpt"
+    write_checkpoint({key: part for key, part in RESUMABLE.items() if key != name}, path)
+    expected = f"checkpoint {path} has no {name} and cannot be resumed; start a new run .* --model.weights {path}"
+    with pytest.raises(ValueError, match=expected):
+        checkpoint_to_fit(tmp_path, str(path), resume=False)
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ({"steps": "eight"}, "checkpoint.steps must be an integer, got 'eight'"),
+        ({"epoch": None}, "checkpoint.epoch must be an integer, got None"),
+        ({"loops": "x"}, "checkpoint.loops must be a dictionary"),
+        ({"optimizer_states": ["x"]}, "checkpoint.optimizer_states must be a list of dictionaries"),
+        ({"hyper_parameters": "x"}, "checkpoint.hyper_parameters must be a dictionary"),
+        ({"hyper_parameters": {"class_names": "person"}}, "hyper_parameters.class_names must be a list of texts"),
+        ({"input": "x"}, "checkpoint.input must be a dictionary"),
+        ({"state_dict": {}}, "checkpoint.state_dict must contain tensors, got none"),
+    ],
+    ids=str,
+)
+def test_part_of_another_type_is_named_with_its_file(part: dict[str, Any], message: str, tmp_path: Path) -> None:
+    path = tmp_path / "part.ckpt"
+    torch.save({**RESUMABLE, **part}, path)
+    for read in (load_checkpoint, lambda path: checkpoint_to_fit(tmp_path, str(path), resume=False), read_settings):
+        with pytest.raises(ValueError, match=f"checkpoint {path} is damaged: .*{message}.*; use another checkpoint"):
+            read(path)
+
+
+def test_other_modules_may_store_any_parts(tmp_path: Path) -> None:
+    path = tmp_path / "run/checkpoints/step-000000003.ckpt"
+    path.parent.mkdir(parents=True)
+    torch.save({**RESUMABLE, "hyper_parameters": {"class_names": "a"}, "config": [1], "input": 3}, path)
+    assert latest_checkpoint(tmp_path / "run") == path

@@ -49,7 +49,7 @@ def test_average_is_taken_by_other_commands_but_not_by_training(
     torch.testing.assert_close(weight(Path("runs/yolo-2/checkpoints/last.ckpt")), weight(AVERAGE), rtol=0, atol=0.02)
 
     text = fails(lambda: run("fit", *SHORT, "--ckpt_path", str(AVERAGE)), capsys)
-    assert "is an average, which has no optimizer state and cannot be resumed" in text
+    assert f"checkpoint {AVERAGE} has no optimizer_states, loops, callbacks and cannot be resumed" in text
     assert f"--model.weights {AVERAGE}" in text
 
 
@@ -64,7 +64,9 @@ def test_resuming_passes_an_average_by_and_refuses_it_where_nothing_else_is_left
     for path in FOLDER.glob("*.ckpt"):
         if path != AVERAGE:
             path.unlink()
-    assert "is an average" in fails(lambda: run("fit", "--resume", *SHORT, "--trainer.max_epochs", "4"), capsys)
+    assert "has no optimizer_states" in fails(
+        lambda: run("fit", "--resume", *SHORT, "--trainer.max_epochs", "4"), capsys
+    )
     assert AVERAGED in torch.load(AVERAGE, weights_only=True)
 
 

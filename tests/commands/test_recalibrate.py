@@ -48,7 +48,7 @@ def test_file_has_new_statistics_and_cannot_be_resumed(
     old, new = (torch.load(file, weights_only=True)["state_dict"] for file in (weights, target))
     changed = {name.rpartition(".")[2] for name in old if not torch.equal(old[name], new[name])}
     assert changed == {"running_mean", "running_var"}
-    with pytest.raises(ValueError, match="is a recalibrated checkpoint, which has no optimizer state"):
+    with pytest.raises(ValueError, match="has no optimizer_states, loops, callbacks and cannot be resumed"):
         checkpoint_to_fit(tmp_path, str(target), resume=False)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.checkpoints.test_resume_choice import RESUMABLE
 from yolo_lightning.checkpoints.checkpoint_file import Checksum, checksum_path, write_checkpoint
 from yolo_lightning.commands.option_layers import GivenOptions
 from yolo_lightning.commands.run_plan import check_accelerator, plan_run
@@ -52,7 +53,7 @@ def options(**changed: Any) -> dict[str, Any]:
 
 def save(run: str, steps: int = 5, **content: Any) -> Path:
     path = Path(run) / "checkpoints" / f"step-{steps:09d}.ckpt"
-    write_checkpoint({"state_dict": {}, "steps": steps, **content}, path)
+    write_checkpoint({**RESUMABLE, "steps": steps, **content}, path)
     return path
 
 

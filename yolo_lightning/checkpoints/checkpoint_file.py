@@ -95,10 +95,10 @@ def find_damage(path: str | Path) -> str | None:
     if checksum is None:
         if checksum_path(path).exists():
             rank_zero_warn(f"{checksum_path(path)} is damaged: the content of the checkpoint is loaded, not compared")
-        from yolo_lightning.checkpoints.torch_archive import load_checkpoint
+        from yolo_lightning.checkpoints.torch_archive import load_dictionary
 
         try:
-            content = load_checkpoint(path, "meta")
+            content = load_dictionary(path, "meta")
         except ValueError as error:
             return f"it {str(error).removeprefix(f'checkpoint {path} ')}"
         return None if "state_dict" in content else "it is not a checkpoint: it has no key 'state_dict'"
@@ -148,10 +148,10 @@ def steps_trained(path: Path) -> int:
     name = STEP_NAME.fullmatch(path.name)
     if name is not None:
         return int(name[1])
-    from yolo_lightning.checkpoints.torch_archive import load_checkpoint
+    from yolo_lightning.checkpoints.torch_archive import load_dictionary
 
     try:
-        return int(load_checkpoint(path, "meta")["steps"])
+        return int(load_dictionary(path, "meta")["steps"])
     except (ValueError, KeyError, TypeError, OverflowError):
         return 0
 

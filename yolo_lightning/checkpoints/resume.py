@@ -5,10 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from yolo_lightning.checkpoints import run_folder
-from yolo_lightning.checkpoints.averaging import AVERAGED
 from yolo_lightning.checkpoints.checkpoint_file import (
     CONFIGURATION,
-    RECALIBRATED,
     newest_checkpoint,
     require_whole,
 )
@@ -76,13 +74,15 @@ def checkpoint_to_fit(base: Path, ckpt_path: str | None, resume: bool, *, exactl
     else:
         path, damaged = checkpoint_to_resume(base, exactly=exactly)
         _warn_of(damaged)
-    kinds = {AVERAGED: "an average", RECALIBRATED: "a recalibrated checkpoint"}
-    content = {} if path is None else load_checkpoint(path, "meta")
-    kind = next((kind for key, kind in kinds.items() if key in content), None)
-    if kind is not None:
+    if path is None:
+        return None
+    content = load_checkpoint(path, "meta")
+    states, loops = content.get("optimizer_states"), content.get("loops", {}).get("fit_loop")
+    parts = {"optimizer_states": states, "loops": loops, "callbacks": "callbacks" in content}
+    if lacking := [name for name, part in parts.items() if not part]:
         raise ValueError(
-            f"checkpoint {path} is {kind}, which has no optimizer state and cannot be resumed; start a new run "
-            f"from its weights with --model.weights {path}"
+            f"checkpoint {path} has no {', '.join(lacking)} and cannot be resumed; start a new run from its weights "
+            f"with --model.weights {path}"
         )
     return path
 

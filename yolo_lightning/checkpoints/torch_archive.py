@@ -1,24 +1,51 @@
 """Reading of archives of torch.save of unknown origin: no code runs, and no more memory is used than the file has."""
 
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
+from yolo_lightning.utils.choices import check_types
 from yolo_lightning.utils.old_layout import current_checkpoint
 from yolo_lightning.utils.plain_text import first_look, one_line
 from yolo_lightning.utils.regular_files import open_regular
 
+DICTIONARIES = ("state_dict", "hyper_parameters", "loops", "callbacks", "config", "input")
+PARTS = {
+    **dict.fromkeys(("epoch", "global_step", "steps"), int),
+    **dict.fromkeys((*DICTIONARIES, "accumulation", "nonfinite", "splitting"), dict),
+    "optimizer_states": list[dict[str, Any]],
+}
+"""Types of the parts of a checkpoint of `YOLOModule`."""
+HYPERPARAMETERS = {"class_names": list[str], "variant": str, "class_width": int | None, "detections": dict}
+
 
 def load_checkpoint(path: Path, map_location: Literal["cpu", "meta"] = "cpu") -> dict[str, Any]:
-    """Return the content of a checkpoint of tensors and plain Python objects; "meta" reads no tensors.
-
-    The layout of earlier versions is converted to that of today.
+    """Return the content of a checkpoint of `YOLOModule` in the layout of today; "meta" reads no tensors.
 
     Raises:
-        ValueError: If the file is damaged, contains other objects or is no dictionary.
+        ValueError: If the file is damaged, contains other objects, is no dictionary, or has parts of other types.
     """
+    content = load_dictionary(path, map_location)
+    check_parts(content, f"checkpoint {path}")
+    return content
+
+
+def check_parts(content: Mapping[str, Any], origin: str) -> None:
+    """Raise a ValueError if a part of a checkpoint of `YOLOModule` has another type; missing parts are not checked."""
+    try:
+        check_types("checkpoint", PARTS, content)
+        check_types("checkpoint.hyper_parameters", HYPERPARAMETERS, content.get("hyper_parameters", {}))
+        if content.get("state_dict") == {}:
+            raise ValueError("checkpoint.state_dict must contain tensors, got none")
+    except ValueError as error:
+        raise ValueError(f"{origin} is damaged: {error}; use another checkpoint") from None
+
+
+def load_dictionary(path: Path, map_location: Literal["cpu", "meta"] = "cpu") -> dict[str, Any]:
+    """Return the content of a checkpoint of any module; see `load_checkpoint`."""
     try:
         check_archive(path)
         content = torch.load(path, map_location=map_location, weights_only=True)

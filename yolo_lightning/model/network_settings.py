@@ -190,10 +190,7 @@ def read_record(file: Path, *, allow_pickle: bool = False) -> dict[str, Any]:
 
 def checkpoint_record(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return the record of a loaded checkpoint; see `read_record`."""
-    parts = (content.get("hyper_parameters", {}), content.get(INPUT, {}))
-    if not all(isinstance(part, Mapping) for part in parts):
-        raise ValueError(f"the checkpoint's hyper_parameters and {INPUT} must be dictionaries")
-    return {str(name): value for part in parts for name, value in part.items()}
+    return {str(name): one for key in ("hyper_parameters", INPUT) for name, one in content.get(key, {}).items()}
 
 
 def bound_options(record: Mapping[str, Any], *, is_gray: bool) -> dict[str, Any]:
