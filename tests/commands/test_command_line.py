@@ -17,6 +17,7 @@ OPTIONS = {
     "hours_per_arm": float,
     "files": list[str] | None,
     "weights": list[float] | None,
+    "thresholds": tuple[float, ...],
 }
 
 
@@ -35,10 +36,18 @@ OPTIONS = {
         ("--weights 1 -1 -.5 --json", "--weights=[1,-1,-.5] --json=true"),
         ("run --files a b 3", 'run --files=["a","b","3"]'),
         ("--files null", "--files=null"),
+        ("--thresholds 0.1 -0.2", "--thresholds=[0.1,-0.2]"),
+        ("--json 0 --check_only -1 RUN", "--json 0 --check_only -1 RUN"),
+        ("--json RUN", "--json=true RUN"),
     ],
 )
 def test_words_are_spelled_out(typed: str, spelled: str) -> None:
     assert [word.replace(", ", ",") for word in spelled_out(typed.split(), OPTIONS)] == spelled.split()
+
+
+def test_list_without_values_is_refused() -> None:
+    with pytest.raises(ValueError, match="weights needs one or more values"):
+        spelled_out(["--weights", "--json"], OPTIONS)
 
 
 def test_refusal_of_lightning_is_a_message(capsys: pytest.CaptureFixture[str]) -> None:
@@ -77,6 +86,7 @@ finally:
         ("stop RUN --wait_s -5", r"--wait_s must be >= 0, got -5"),
         ("doctor --run FILE", r"--run must be the parent folder of run folders, got the file .*data\.yaml"),
         ("report FILE", r"run folder .*data\.yaml is not a folder"),
+        ("report RUN --output FILE/x.html", r"output .*data\.yaml/x\.html cannot be written: its folder is a file"),
         ("report RUN --output FILE", r"output must end in \.html, got .*data\.yaml"),
         ("service install FILE --show", r"data\.yaml must be the configuration of a fit, with keys of data, model"),
         ("supervise --restart_options='x -- python -c pass", r"--restart_options \"'x\" cannot be split .*No closing"),

@@ -26,6 +26,7 @@ def test_options_of_soak_and_of_fit_are_divided() -> None:
     words = ["--config", "a.yaml", "--hours", "0.5", "--data.root=x", "--hours=1", "--resume", "--help"]
     own, fit = ["--hours", "0.5", "--hours=1", "--help"], ["--config", "a.yaml", "--data.root=x", "--resume"]
     assert divided(words, OWN_OPTIONS["soak"]) == [*own, "--", *fit]
+    assert divided([*own, "--", *fit], OWN_OPTIONS["soak"]) == [*own, "--", *fit]
 
 
 def test_hours_must_be_positive() -> None:
@@ -93,8 +94,9 @@ def test_a_training_of_seconds_from_a_copy_of_a_run(tmp_path: Path) -> None:
     assert before == {path: path.stat().st_mtime_ns for path in run.rglob("*")}
     assert list(temporary.glob("*soak*")) == []
     failed = start("soak", *words, "--data.batch_size=0")
-    assert failed.returncode == 1
-    assert "data.batch_size must be >= 1, got 0" in failed.stdout
+    assert failed.returncode == 2
+    assert failed.stderr == "error: data.batch_size must be >= 1, got 0\n"
+    assert list(temporary.glob("*soak*")) == []
 
 
 def test_damaged_incident_reports_count(tmp_path: Path) -> None:

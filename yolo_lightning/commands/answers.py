@@ -109,6 +109,8 @@ def answer(words: Sequence[str]) -> list[str]:
     names = [PICTURES] if has_pictures_of(words) else [" ".join(words[:2]), command]  # with and without a section
     if (found := next(((name, table) for name in names if (table := stored(name)) is not None), None)) is not None:
         check(found[0], rest, found[1])
+    if command in OWN_OPTIONS and (table := stored("fit")) is not None:
+        check("fit", rest[rest.index("--") + 1 :], table)
     return words
 
 
@@ -178,7 +180,9 @@ def check(command: str, words: Sequence[str], table: Table) -> None:
         if name in ("data", "model") and options.get(name, ()) is None and _is_of_ultralytics(value):
             theirs = options_of(name, value, leaves) or []
             fail(f"{name} must be set by its keys, got {value!r}. Did you mean {shlex.join(theirs)}?")
-        if (choices := options.get(name)) and value and value not in choices and choices != SWITCH:
+        if not value and command != "supervise":
+            fail(f"{name}{place} must not be empty, got ''; leave the option out for its default")
+        if (choices := options.get(name)) and value not in choices and choices != SWITCH:
             fail(wrong_choice(name, value, choices))
     if "trainer" in options and (stray := stray_words(source.words)):
         first = f"{stray[0]!r} follows no option; pictures come first: predict {stray[0]} --run RUN"

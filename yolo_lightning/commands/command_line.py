@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from inspect import signature
 from itertools import takewhile
-from typing import Any, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from jsonargparse import ActionConfigFile, ArgumentParser
 
@@ -25,7 +25,8 @@ SECTIONS = "function_of"
 """Name of an optional function of a command's module: the function that the first words select, and its words."""
 DATA = "data"
 """Argument of functions that receive a data module, whose arguments are options `data.*`, as in `fit`."""
-SWITCH_VALUES = ("true", "false", "yes", "no")
+SWITCH_VALUE = re.compile(r"true|false|yes|no|on|off|-?\d+", re.IGNORECASE)
+"""Word after a switch that is its value, also if the parser refuses the value."""
 
 
 class ToolParser(ShortErrors, ArgumentParser):  # type: ignore[misc]
@@ -129,18 +130,21 @@ def spelled_out(words: Sequence[str], options: Mapping[str, Any], first: Any = N
         elif (element := _element_of(options[name])) is not None:
             values = [value] if equals else _leading_values(words[at:])
             at += 0 if equals else len(values)
-            is_list = len(values) == 1 and (values[0] == "null" or values[0].startswith("["))
+            if not values:
+                raise ValueError(f"{name} needs one or more values")
+            is_choice = get_origin(element) is Literal  # a list of one choice can be the choice itself
+            is_list = len(values) == 1 and (values[0] == "null" or values[0].startswith("[") or is_choice)
             text = json.dumps(values) if element is str else f"[{', '.join(values)}]"
             found.append(f"--{name}={values[0] if is_list else text}")
         else:
-            has_value = bool(equals) or "".join(words[at : at + 1]).lower() in SWITCH_VALUES
+            has_value = bool(equals or SWITCH_VALUE.fullmatch("".join(words[at : at + 1])))
             found.append(word if has_value or options[name] is not bool else f"{word}=true")
     return found
 
 
 def _element_of(kind: Any) -> type | None:
     """Return the type of the elements of a list, None for other types."""
-    return next((get_args(one)[0] for one in (kind, *get_args(kind)) if get_origin(one) is list), None)
+    return next((get_args(one)[0] for one in (kind, *get_args(kind)) if get_origin(one) in (list, tuple)), None)
 
 
 def _leading_values(words: Sequence[str]) -> list[str]:

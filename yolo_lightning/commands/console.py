@@ -80,7 +80,8 @@ def writing(target: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ValueError(f"output {target} cannot be written: {error.strerror}") from error
+        reason = "its folder is a file" if isinstance(error, FileExistsError | NotADirectoryError) else error.strerror
+        raise ValueError(f"output {target} cannot be written: {reason}") from error
 
 
 def check_writable(file: str | Path | None, suffix: str) -> None:

@@ -146,7 +146,7 @@ def divided(words: Sequence[str], own: Sequence[str]) -> list[str]:
     first: list[str] = []
     others: list[str] = []
     left = iter(words)
-    for word in left:
+    for word in (word for word in left if word != "--"):
         name, equals, _ = word.removeprefix("--").partition("=")
         is_own = word == "-h" or (word.startswith("--") and name in own)
         (first if is_own else others).append(word)

@@ -16,6 +16,7 @@ from pathlib import Path
 from yolo_lightning.checkpoints import run_folder
 from yolo_lightning.checkpoints.checkpoint_file import checksum_path, newest_checkpoint
 from yolo_lightning.commands.console import duration
+from yolo_lightning.commands.option_errors import fail
 from yolo_lightning.commands.option_layers import given_options
 from yolo_lightning.supervision.incident import read_report
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts
@@ -70,7 +71,11 @@ def soak(*, command: list[str], hours: float = 2.0) -> None:
     words = [*command, *OVERRIDES, f"--trainer.default_root_dir={run}", *copied_state(command, run)]
     print(f"soak: fit for {duration(hours * 3600)} in {run}", flush=True)
     code, samples = train(words, run, hours * 3600)
-    problems = [*end_of_fit(code, run), *(f"incident: {one['sentence']}" for one in incidents(run))]
+    ends = [*end_of_fit(code, run)]
+    if code == ExitCode.USAGE and not (run / STATUS_FILE).exists():  # no training began
+        shutil.rmtree(run.parent, ignore_errors=True)
+        fail(ends[-1].strip().removeprefix("error: "))
+    problems = [*ends, *(f"incident: {one['sentence']}" for one in incidents(run))]
     status = read_status(run / STATUS_FILE)
     watched = status.findings if status is not None else ()
     problems += [f"{one.watch}: {one.sentence}" for one in watched]
