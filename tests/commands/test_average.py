@@ -52,6 +52,10 @@ def test_average_is_taken_by_other_commands_but_not_by_training(
     assert f"checkpoint {AVERAGE} has no optimizer_states, loops, callbacks and cannot be resumed" in text
     assert f"--model.weights {AVERAGE}" in text
 
+    torch.save({**torch.load(FOLDER / "last.ckpt", weights_only=True), "optimizer_states": [{}]}, "part.ckpt")
+    text = fails(lambda: run("fit", *SHORT, "--trainer.max_epochs", "3", "--ckpt_path", "part.ckpt"), capsys)
+    assert "checkpoint part.ckpt is damaged: it has no key 'param_groups'; use another checkpoint" in text
+
 
 @pytest.mark.whole_run
 def test_resuming_passes_an_average_by_and_refuses_it_where_nothing_else_is_left(

@@ -65,11 +65,12 @@ def test_without_a_validation_there_is_no_best_epoch(tmp_path: Path, block: list
     assert block[0].startswith("finished 3 epochs; no best checkpoint, because no validation was scored\n")
 
 
-def test_lost_best_checkpoint_is_named(tmp_path: Path, block: list[str]) -> None:
+def test_best_checkpoint_of_an_earlier_folder_is_not_called_unsaved(tmp_path: Path, block: list[str]) -> None:
     trainer, module = fitted(tmp_path, limit_val_batches=0)
     trainer.checkpoint_callback.recent = [0.5]  # type: ignore[union-attr]
     fit_summary.end_fit(trainer, module, None, with_pt=False)  # type: ignore[arg-type]
-    assert block[0].startswith("finished 3 epochs; no best checkpoint, because it could not be saved")
+    reason = f"the best epoch is an earlier one, whose best.ckpt is not in {tmp_path / 'checkpoints'}"
+    assert block[0].startswith(f"finished 3 epochs; no best checkpoint, because {reason}")
 
 
 def test_recalibrated_checkpoint_is_named_and_tested_next(tmp_path: Path, block: list[str]) -> None:

@@ -167,3 +167,11 @@ def test_other_files_are_named(name: str, content: bytes, message: str, tmp_path
     (tmp_path / name).write_bytes(content)
     with pytest.raises((ValueError, FrameError), match=message):
         list(read_pictures(tmp_path / name))
+
+
+def test_tiff_of_several_pages_is_named(tmp_path: Path) -> None:
+    pages = [np.full((6, 8), level, np.uint8) for level in (10, 20)]
+    assert cv2.imwritemulti(str(tmp_path / "two.tif"), pages)
+    with pytest.warns(UserWarning, match=r"two\.tif has 2 pages, of which only the first one is read"):
+        (picture,) = read_pictures(tmp_path / "two.tif")
+    assert (picture.pixels == 10).all()

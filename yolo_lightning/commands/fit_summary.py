@@ -114,7 +114,8 @@ def _finish_line(trainer: Trainer, best: Path) -> str:
     checksum = read_checksum(best) if best.is_file() else None
     callback = trainer.checkpoint_callback
     if checksum is None:
-        reason = "it could not be saved" if getattr(callback, "recent", ()) else "no validation was scored"
+        elsewhere = f"the best epoch is an earlier one, whose {best.name} is not in {best.parent}"
+        reason = elsewhere if getattr(callback, "recent", ()) else "no validation was scored"
         return f"finished {epochs}; no best checkpoint, because {reason}"
     score = getattr(callback, "best_model_score", None)
     shown = "" if score is None else f", {getattr(callback, 'monitor', 'score')} {float(score):.4f}"

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from glob import glob, has_magic
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from yolo_lightning.data.storage.frames import IMAGE_SUFFIXES, BitDepthError, FrameError, decode_frame
-from yolo_lightning.data.storage.image_header import FrameLimits
+from yolo_lightning.data.storage.frames import IMAGE_SUFFIXES, TIFF_STARTS, BitDepthError, FrameError, decode_frame
+from yolo_lightning.data.storage.image_header import FrameLimits, open_image
 from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.utils.paths import user_path
 from yolo_lightning.utils.plain_text import first_look
@@ -126,7 +127,11 @@ def read_pictures(path: Path, ranges: PixelRange | None = None) -> Iterator[Inpu
     """
     if not is_video(path):
         content = read_regular(path, FrameLimits().max_bytes)
-        yield InputImage(path, None, *_decode_picture(content, path, ranges))
+        picture = InputImage(path, None, *_decode_picture(content, path, ranges))
+        with suppress(Exception):  # Pillow raises many types of exceptions for damaged pages
+            if content.startswith(TIFF_STARTS) and (pages := getattr(open_image(BytesIO(content)), "n_frames", 1)) > 1:
+                rank_zero_warn(f"{path} has {pages} pages, of which only the first one is read")
+        yield picture
         return
     video = cv2.VideoCapture(str(path))
     try:

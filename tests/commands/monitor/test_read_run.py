@@ -178,12 +178,13 @@ def test_incidents_of_supervisor_and_stall_monitor_are_both_read(tmp_path: Path)
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "\x00"])
-def test_damaged_incident_report_is_left_out(content: str, tmp_path: Path) -> None:
+def test_damaged_incident_report_is_named(content: str, tmp_path: Path) -> None:
     add_incident(tmp_path, "20261120-000000", **{"class": "loader stall", "sentence": "s", "step": 7})
     damaged = tmp_path / "incidents" / "20261121-000000" / "incident.json"
     damaged.parent.mkdir()
     damaged.write_text(content)
-    (found,) = incidents(tmp_path / "incidents")
+    found, unread = incidents(tmp_path / "incidents")
     assert (found.step, found.folder, found.outcome) == (7.0, "20261120-000000", "")
+    assert f"{damaged} cannot be read: " in unread.sentence
     report = tmp_path / "incidents" / "20261120-000000" / "incident.json"
     assert found.time_s == report.stat().st_mtime

@@ -83,6 +83,13 @@ def test_notes_tell_what_a_user_would_want_to_know(yolo_set: YoloSet) -> None:
     )
 
 
+def test_label_files_without_an_image_are_counted(yolo_set: YoloSet) -> None:
+    file = yolo_set({"train/a.png": BOX, "train/B.PNG": BOX, "train/c.png": BOX})
+    for name in ("images/train/c.png", "labels/train/notes.json", "labels/train/classes.txt"):
+        (file.parent / name).unlink() if "images" in name else (file.parent / name).write_text("")
+    assert read(file).facts.notes == (f"1 label files without an image, such as {file.parent}/labels/train/c.txt",)
+
+
 def test_polygons_and_oriented_boxes_are_counted(yolo_set: YoloSet) -> None:
     obb = "0 0.1 0.1 0.5 0.2 0.4 0.6 0 0.5\n"
     notes = read(yolo_set({"train/a.png": obb + "0 0.1 0.1 0.2 0.1 0.2 0.2\n", "train/b.png": BOX})).facts.notes

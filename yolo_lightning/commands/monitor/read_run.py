@@ -175,8 +175,13 @@ def incidents(folder: Path) -> list[IncidentReport]:
     """Return the latest incident reports, oldest first."""
     found = []
     for path in sorted(folder.glob(f"*/{INCIDENT_FILE}"))[-INCIDENTS_SHOWN:]:
-        with suppress(OSError, ValueError):
+        try:
             found.append(read_incident(path))
+        except (OSError, ValueError) as error:
+            sentence = one_line(f"{path} cannot be read: {error}")
+            found.append(
+                IncidentReport(_time_of(path) or 0.0, "unknown", sentence, "", None, one_line(path.parent.name))
+            )
     return found
 
 

@@ -193,8 +193,21 @@ class YoloSplit:
             (sum(one.duplicates for one in labels), "duplicate label lines"),
             (sum(one.polygons for one in labels), "polygons or oriented boxes, replaced by the boxes around them"),
             (self.repeated, "duplicate images"),
+            (len(stray := self._stray_labels()), f"label files without an image, such as {''.join(stray[:1])}"),
         )
         return tuple(one_line(f"{count:,} {what}") for count, what in found if count)
+
+    def _stray_labels(self) -> list[str]:
+        """Return the label files for which no file in the folder of the images has the same name without suffix."""
+        stray = []
+        for images in sorted({os.path.dirname(image) for image in self.files}):
+            labels = os.path.dirname(label_file(os.path.join(images, ".")))
+            if labels != images and os.path.isdir(labels) and os.path.isdir(images):
+                stems = {os.path.splitext(name)[0] for name in os.listdir(images)}
+                names = (name for name in sorted(os.listdir(labels)) if suffix(name) == ".txt")
+                others = [name for name in names if name != "classes.txt" and name[:-4] not in stems]
+                stray += [os.path.join(labels, name) for name in others]
+        return stray
 
 
 def label_file(image: str) -> str:
