@@ -17,7 +17,7 @@ from torch import Tensor
 
 from yolo_lightning.checkpoints.checkpoint_file import NotSavedError, link_checkpoint, remove_checkpoint, superseded
 from yolo_lightning.utils import run_files
-from yolo_lightning.utils.choices import checked_arguments
+from yolo_lightning.utils.choices import check_state, checked_arguments
 from yolo_lightning.utils.loop_position import is_last_epoch, steps_begun
 from yolo_lightning.utils.stop_signals import request
 
@@ -116,6 +116,7 @@ class BestCheckpoint(ModelCheckpoint):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the best score, also if the run folder was renamed."""
+        check_state(self, state_dict, super().state_dict().keys() - {"dirpath"})
         self.recent = state_dict.get("recent", [])
         best = str(Path(self.dirpath or "") / run_files.BEST_CHECKPOINT)
         moved: dict[str, Any] = {"dirpath": self.dirpath}

@@ -53,6 +53,10 @@ class HeartbeatCallback(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":
             return
+        first: Callback = trainer.callbacks[0]  # type: ignore[attr-defined]
+        if not isinstance(first, HeartbeatCallback):
+            name = type(self).__name__
+            raise ValueError(f"{name} must be the first of trainer.callbacks, got {type(first).__name__} before it")
         self.writer, self._any_batch = self._open(trainer), False
         self.beat(Phase.SETUP)
         if self.writer is not None and not isinstance(trainer.strategy.checkpoint_io, HeartbeatCheckpointIO):

@@ -10,6 +10,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_only
 
+from yolo_lightning.utils.choices import check_state
 from yolo_lightning.utils.files import replacing
 from yolo_lightning.utils.loop_position import steps_begun
 from yolo_lightning.utils.optional_file import OptionalFile
@@ -44,6 +45,7 @@ class MetricsFile(Callback):
         return {"steps": self._steps, "trained_s": self._elapsed_s()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        check_state(self, state_dict, ("steps", "trained_s"))
         self._steps, self._trained_s = state_dict["steps"], state_dict["trained_s"]
 
     @rank_zero_only

@@ -15,7 +15,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from yolo_lightning.supervision.run_status import FitPlan, Scores, Status, write_status
 from yolo_lightning.supervision.watches import MAX_TEMPERATURE_C, Minute, Reading, RunWatches, WatchFinding
-from yolo_lightning.utils.choices import checked_arguments
+from yolo_lightning.utils.choices import check_state, checked_arguments
 from yolo_lightning.utils.loop_position import steps_begun
 from yolo_lightning.utils.optional_file import OptionalFile
 from yolo_lightning.utils.process_identity import started_ticks
@@ -86,6 +86,7 @@ class FitTimer(Callback):
         return {"validation_s": self.validation_s}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        check_state(self, state_dict, self.state_dict().keys() - {"minutes", "findings"})  # of earlier versions
         self.validation_s = state_dict["validation_s"]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -164,7 +165,6 @@ class StatusFile(FitTimer):
         self._trained_s = state_dict["trained_s"]
         self._scores.extend(Scores(epoch, dict(values)) for epoch, values in state_dict["scores"])
         self._best_map_50 = state_dict["best_map_50"]
-        # Checkpoints of earlier versions do not contain these keys.
         self.watches.minutes.extend(Minute(*one) for one in state_dict.get("minutes", ()))
         self.watches.findings = tuple(WatchFinding(**one) for one in state_dict.get("findings", ()))
 

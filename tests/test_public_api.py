@@ -26,6 +26,7 @@ from yolo_lightning.callbacks import (
     HeartbeatFile,
     LastCheckpoint,
     MeanAP,
+    MetricsFile,
     ProgressLines,
     StallMonitor,
     StatusFile,
@@ -186,7 +187,10 @@ def test_prediction_of_a_plain_trainer_returns_the_detections_of_each_frame(
         ),
         (lambda: yolo_lightning.LossSettings(box_gain=-1), r"model\.loss\.box_gain must be >= 0, got -1"),
         (lambda: yolo_lightning.YOLOModule(weights=3), r"model\.weights must be a text or null, got 3"),
-        (lambda: yolo_lightning.YOLOModule(class_width=0), r"model\.class_width must be >= 1 and <= 8192, got 0"),
+        (
+            lambda: yolo_lightning.YOLOModule(class_width=0),
+            r"class_width must be >= 1 and <= 8192 or null, got 0",
+        ),
         (lambda: yolo_lightning.DetectionDataModule(format=3), r"data\.format must be a text, got 3"),
         (lambda: yolo_lightning.DetectionDataModule(batch_size=True), r"data\.batch_size must be an integer, got True"),
         (
@@ -246,7 +250,7 @@ def test_prediction_of_a_plain_trainer_returns_the_detections_of_each_frame(
             "of conv1d must be tensors, got NoneType",
         ),
         (lambda: collate([]), r"collate needs a list of Samples, got \[\]"),
-        (lambda: draw_dataset("x", clip_frames=0), "clip_frames must be >= 1, got 0"),
+        (lambda: draw_dataset("x", clip_frames=0), "clip_frames must be >= 1 or null, got 0"),
         (lambda: loader(trainer=Trainer), "trainer a Trainer or None, got .* and <class"),
         (lambda: conv2d(*IMAGES, stride=1.5), "stride must be one integer or one for each of the 2 .* got 1.5"),
         (lambda: conv2d(*IMAGES, groups="1"), "groups must be an integer > 0, got '1'"),
@@ -343,6 +347,18 @@ def test_callbacks_that_need_other_parts_say_so(model: Any, data: Any, tmp_path:
     trainer = Trainer(accelerator="cpu", default_root_dir=tmp_path, max_epochs=1, callbacks=late, logger=False)
     with pytest.raises(ValueError, match="EpochCheckpoint needs the callback LastCheckpoint before it"):
         trainer.fit(model, data)
+    with pytest.raises(ValueError, match=r"must contain instances, got the class EMA: write EMA\(\)"):
+        quiet_trainer(tmp_path, max_epochs=1, callbacks=[EMA]).fit(model, data)
+    with pytest.raises(ValueError, match=r"HeartbeatFile must be the first of trainer\.callbacks, got EMA before it"):
+        quiet_trainer(tmp_path, max_epochs=1, callbacks=[EMA(), HeartbeatFile()]).fit(model, data)
+    for callback, missing in (
+        (BestCheckpoint(), "best_k_models, best_model_path, .* are missing"),
+        (StatusFile(), "best_map_50, scores, trained_s, validation_s are missing"),
+        (FinishBy(max_hours=1), "epoch_end_s, plan, progress_s, step_s, validation_s are missing"),
+        (MetricsFile(), "steps, trained_s are missing"),
+    ):
+        with pytest.raises(ValueError, match=f"state of {type(callback).__name__} must be a result of .*, {missing}"):
+            callback.load_state_dict({})
     with pytest.raises(ValueError, match="StallMonitor needs the callback HeartbeatFile before it"):
         quiet_trainer(tmp_path, max_epochs=1, callbacks=[StallMonitor(), HeartbeatFile()]).fit(model, data)
     with pytest.raises(ValueError, match="FrameGallery needs a YOLOModule, got BoringModel"):

@@ -341,6 +341,10 @@ class YOLOModule(LightningModule):
         Validations and tests of any Trainer therefore log `val/map`, `val/map_50`, `test/map`, ...
         """
         present: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
+        if kind := next((one for one in present if isinstance(one, type)), None):
+            present.clear()  # Lightning calls the hooks of all callbacks after an error
+            name = kind.__name__
+            raise ValueError(f"trainer.callbacks must contain instances, got the class {name}: write {name}()")
         return [] if any(isinstance(one, MeanAP) for one in present) else [MeanAP(report=False)]
 
     def configure_optimizers(self) -> torch.optim.Optimizer:

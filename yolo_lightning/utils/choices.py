@@ -104,7 +104,8 @@ def checked_arguments(
                 check_types(key or own, function, {name: values[name] for name in values.keys() - set(unchecked)})
                 for name, limit in limits.items():
                     if values.get(name) is not None:
-                        check_range(f"{key or own}.{name}", values[name], *limit.split(", "))
+                        accepts_null = NoneType in _alternatives(form.parameters[name].annotation)
+                        check_range(f"{key or own}.{name}", values[name], *limit.split(", "), or_null=accepts_null)
             return function(*arguments, **options)
 
         call.__signature__ = form  # type: ignore[attr-defined]  # Lightning uses inspect.getfullargspec
@@ -151,12 +152,21 @@ def _has_type(value: Any, hint: Any) -> bool:
     return isinstance(value, accepted) and all(_has_type(one, elements[0]) for one in members)
 
 
-def check_range(name: str, value: Any, *limits: str) -> None:
+def check_range(name: str, value: Any, *limits: str, or_null: bool = False) -> None:
     """Raise a ValueError unless the value is a finite number that satisfies all limits, such as `>= 0` or `< 1`."""
+    accepted = " and ".join(limits) + " or null" * or_null
     if isinstance(value, bool) or not isinstance(value, Real) or math.isinf(value):
         what = "the text " if isinstance(value, str) else ""
-        raise ValueError(f"{name} must be a number {' and '.join(limits)}, got {what}{value!r}")
+        raise ValueError(f"{name} must be a number {accepted}, got {what}{value!r}")
     for limit in limits:
         sign, bound = limit.split()
         if not COMPARISONS[sign](value, float(bound)):
-            raise ValueError(f"{name} must be {' and '.join(limits)}, got {value!r}")
+            raise ValueError(f"{name} must be {accepted}, got {value!r}")
+
+
+def check_state(owner: Any, state: Any, names: Iterable[str]) -> None:
+    """Raise a ValueError if a state without one of the names is loaded into a callback."""
+    if absent := ", ".join(sorted(set(names) - set(state))):
+        raise ValueError(
+            f"the state of {type(owner).__name__} must be a result of its state_dict(), {absent} are missing"
+        )

@@ -18,7 +18,7 @@ from yolo_lightning.data.synthetic.clips import cast_clip, gain_curve, image_ent
 from yolo_lightning.data.synthetic.objects import CLASS_NAMES
 from yolo_lightning.data.synthetic.scene import REFERENCE_HEIGHT, REFERENCE_WIDTH, Scene, weather_at
 from yolo_lightning.data.synthetic.surveillance import cast_surveillance, veiled
-from yolo_lightning.utils.choices import check_range, checked_arguments
+from yolo_lightning.utils.choices import checked_arguments
 
 VERSION = 2  # Version of the drawing; a folder drawn by another version is not reused
 MANIFEST_NAME = "synthetic.json"
@@ -27,7 +27,10 @@ CATEGORIES = [{"id": number, "name": name} for number, name in enumerate(("backg
 _JPEG = (cv2.IMWRITE_JPEG_QUALITY, 95)
 
 
-@checked_arguments()
+@checked_arguments(
+    **dict.fromkeys(("train_frames", "valid_frames", "width", "height", "clip_frames"), ">= 1"),
+    **dict.fromkeys(("test_frames", "seed", "speed", "gain_drift"), ">= 0"),
+)
 def draw_dataset(
     root: str | Path,
     *,
@@ -67,10 +70,6 @@ def draw_dataset(
     Raises:
         ValueError: If the folder cannot be written or has other content.
     """
-    sizes = {"width": width, "height": height, "train_frames": train_frames, "valid_frames": valid_frames}
-    others = {"test_frames": test_frames, "seed": seed, "speed": speed, "gain_drift": gain_drift}
-    for name, value in (sizes | others | {"clip_frames": 1 if clip_frames is None else clip_frames}).items():
-        check_range(name, value, f">= {int(name not in others)}")
     counts = {"train": train_frames, "valid": valid_frames, "test": test_frames}
     root = Path(root)
     parameters: dict[str, Any] = {"version": VERSION, "frames": counts, "seed": seed, "width": width, "height": height}
