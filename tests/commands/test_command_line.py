@@ -63,6 +63,20 @@ def test_those_of_others_keep_their_traceback() -> None:
         int("x")
 
 
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_closed_output_ends_a_command_without_a_traceback_and_other_pipes_do_not(is_closed: bool) -> None:
+    raised = "print('x' * 100_000)" if is_closed else "raise BrokenPipeError"
+    script = f"from yolo_lightning.commands.option_errors import user_errors\nwith user_errors():\n    {raised}"
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    if is_closed:
+        process.stdout.close()
+        process.stdout = None
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert error == b"" if is_closed else error.endswith(b"BrokenPipeError\n")
+
+
 def test_the_doctor_runs_from_the_command_line_without_torch() -> None:
     code = """
 import sys

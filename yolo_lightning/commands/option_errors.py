@@ -2,6 +2,7 @@
 
 import os
 import re
+import select
 import shlex
 import sys
 from collections.abc import Collection, Iterator, Sequence
@@ -133,14 +134,28 @@ def fail(message: str, cause: Exception | None = None) -> NoReturn:
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """Print a `ValueError` of this package or a refusal of Lightning and exit with code 2; other errors are raised."""
+    """Print a `ValueError` of this package or a refusal of Lightning and exit with code 2; other errors are raised.
+
+    A reader that has closed the standard output, such as `head`, ends the command without a message.
+    """
     try:
         yield
+    except BrokenPipeError:
+        if not _is_output_closed():
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes what is left when it exits
+        raise SystemExit(1) from None
     except Exception as error:
         is_refusal = type(error).__name__ == "MisconfigurationException"  # without an import of Lightning
         if not (is_refusal or (isinstance(error, ValueError) and is_ours(error))):
             raise
         fail(redacted(printable(str(error))))
+
+
+def _is_output_closed() -> bool:
+    events = select.poll()
+    events.register(sys.stdout, 0)  # errors are always reported
+    return bool(events.poll(0))
 
 
 def is_ours(error: ValueError) -> bool:
