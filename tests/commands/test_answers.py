@@ -195,6 +195,14 @@ def test_commands_with_sections_have_help(capsys: pytest.CaptureFixture[str], na
     assert f"usage: python -m yolo_lightning {name}" in capsys.readouterr().out
 
 
+def test_help_and_errors_name_arguments_without_an_option(capsys: pytest.CaptureFixture[str]) -> None:
+    usage = "usage: python -m yolo_lightning submission score FILE TRUTH [options]"
+    for words, part in ((["--help"], usage), (["a.zip", "--truth", "b.json"], f"truth has no option; {usage}")):
+        with pytest.raises(SystemExit):
+            main(["submission", "score", *words])
+        assert part in "".join(capsys.readouterr())
+
+
 def test_predict_for_pictures_and_for_a_dataset_have_tables_of_their_own(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

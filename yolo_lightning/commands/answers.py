@@ -169,6 +169,8 @@ def check(command: str, words: Sequence[str], table: Table) -> None:
     given = [(name, text, places[name]) for name, text in source.variables.items()]
     for name, value, place in [*given, *((*one, "") for one in named_values(source.words))]:
         if not accepts(options, name):
+            if name.upper() in (usage := table["help"].partition("\n")[0]).split():
+                fail(f"{name} has no option; {usage}")
             theirs = options_of(name, value, leaves) if name in ("device", "patience", "amp", "half") else None
             if theirs:
                 fail(f"unknown key {name}. Did you mean {shlex.join(theirs)}?")
@@ -265,7 +267,9 @@ def _short_help(command: str, parser: Any) -> str:
     """
     is_tool = command not in SUBCOMMANDS
     shown = [one for one in parser._actions if one.dest in SHOWN or (is_tool and one.dest[:5] != "data.")]
-    lines = [f"usage: {PROGRAM} {command} [options]", ""]
+    command = command.partition(" -")[0]  # `benchmark --help` is the help of no section
+    places = [one.dest for one in shown if not one.option_strings and not (one.dest == "section" and " " in command)]
+    lines = [f"usage: {' '.join((PROGRAM, command, *map(str.upper, places)))} [options]", ""]
     run_line = f"       {PROGRAM} {command} RUN [options]    with the configuration of a run"
     lines += [run_line, ""] * (command in WITH_RUN and command != "predict")
     lines += [f"       {PROGRAM} predict PICTURES [options]    any images and videos", ""] * (command == "predict")
