@@ -70,7 +70,7 @@ RUN_OPTIONS: dict[str, tuple[Any, Any, str | None]] = {
         int,
         0,
         "Training frames for `recalibrate` at the end of a fit, such as 1024; 0: no recalibration. The file "
-        "recalibrated.ckpt is kept if its balanced score is higher on both halves of the validation clips.",
+        "recalibrated.ckpt is kept if its balanced score is higher on all validation frames and both halves.",
     ),
     "finish_by": (
         str | None,

@@ -93,12 +93,13 @@ def test_what_is_not_allowed_is_said(
     assert message in capsys.readouterr().err
 
 
-def test_both_halves_must_be_better() -> None:
+def test_all_frames_and_both_halves_must_be_better() -> None:
     def is_better(after: tuple[float, ...], before: tuple[float, ...]) -> bool:
         new, old = ([SettingScores(Setting(0.1, 0.7), 0.5, 0.1, one) for one in part] for part in (after, before))
         return Comparison(old, new).is_better
 
-    assert is_better((0.5, 0.6, 0.7), (0.9, 0.5, 0.6))
+    assert is_better((0.6, 0.6, 0.7), (0.5, 0.5, 0.6))
+    assert not is_better((0.5, 0.6, 0.7), (0.9, 0.5, 0.6))
     assert not is_better((0.9, 0.4, 0.9), (0.5, 0.5, 0.6))
     assert not is_better((0.9, 0.5, 0.9), (0.5, 0.5, 0.6))
     assert is_better((0.6,), (0.5,))

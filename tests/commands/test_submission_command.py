@@ -272,7 +272,7 @@ def test_rescored_submission_of_other_clips_is_fused_checked_and_scored(
     learning = ["--known", "valid.json", "--truth", "valid-targets.json"]
     learning += ["--template", "test-targets.json", "--models", "models.json"]
     assert call("rescore", "test.json", *learning, "--output", "new.json") == 0
-    assert "better on both halves; new.json: 192 images" in capsys.readouterr().out
+    assert "better on all frames and both halves; new.json: 192 images" in capsys.readouterr().out
     assert call("check", "new.json", "--template", "test-targets.json") == 0
     assert call("fuse", "new.json", "test.json", "--weights", "3", "1", "--output", "fused.zip") == 0
     balanced = {}
@@ -289,7 +289,7 @@ def test_rescoring_that_is_not_better_on_both_halves_writes_nothing(
 ) -> None:
     words = ["rescore", "predictions.json", "--known", "predictions.json", "--truth", "targets.json"]
     assert call(*words) == 1
-    assert "not better on both halves: rescored.zip is not written" in capsys.readouterr().out
+    assert "not better on all frames and both halves: rescored.zip is not written" in capsys.readouterr().out
     assert not (folder / "rescored.zip").exists()
     assert call(*words, "--output", "predictions.json") == 2
     assert call(*words[:-1], "template.json") == 2

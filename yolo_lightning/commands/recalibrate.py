@@ -53,7 +53,7 @@ def recalibrate(
     """Compute the statistics of batch normalization anew with training frames, and compare the validation scores.
 
     The frames are letterboxed as in validation. The checkpoint is written in any case, and recommended only if its
-    balanced score is higher on both halves of the validation clips. The weights are not changed.
+    balanced score is higher on all validation frames and both halves of the clips. The weights are not changed.
 
     Args:
         data: Dataset.

@@ -127,7 +127,7 @@ def rescore(
 
     What raises a score is learned from predictions of the same network for a labelled split of the same camera. Half
     of these clips judges what the other half teaches. The output is written only if the balanced score is higher on
-    both halves. Exit code 1 if it is not.
+    all frames and both halves. Exit code 1 if it is not.
 
     Args:
         file: Submission to rescore, .json or .zip.

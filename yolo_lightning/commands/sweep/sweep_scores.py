@@ -113,13 +113,12 @@ class Comparison:
 
     @property
     def is_better(self) -> bool:
-        """Whether the balanced score is higher on each half; on all frames if the split cannot be halved."""
-        pairs = zip(self.after[1:] or self.after, self.before[1:] or self.before, strict=True)
-        return all(one.rank() > other.rank() for one, other in pairs)
+        """Whether the balanced score is higher on all frames and, if the split can be halved, on each half."""
+        return all(one.rank() > other.rank() for one, other in zip(self.after, self.before, strict=True))
 
     @property
     def where(self) -> str:
-        return "both halves" if len(self.before) > 1 else "all frames, because no month has two clips"
+        return "all frames and both halves" if len(self.before) > 1 else "all frames, because no month has two clips"
 
     def show(self, change: str) -> None:
         """Print a table; `change` is the heading of the rows with the change."""
