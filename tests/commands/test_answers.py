@@ -87,6 +87,7 @@ ANSWERS = [
     (["fit", "--trainer.precision", "fp8"], 2, "bf16-mixed, 32-true, 64-true, bf16 or null, got 'fp8'"),
     (["export", "--help"], 0, "pt | onnx"),
     *((["--help"], 0, tool) for tool in sorted(TOOLS)),
+    (["predict", "--source", "a b", "--weights", "c.pt"], 2, "predict 'a b' --run RUN"),
     ([], 2, "usage: "),
 ]
 

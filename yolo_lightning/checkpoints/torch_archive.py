@@ -51,7 +51,7 @@ def load_dictionary(path: Path, map_location: Literal["cpu", "meta"] = "cpu") ->
         content = torch.load(path, map_location=map_location, weights_only=True)
     except Exception as error:  # torch.load raises errors of many types on a damaged file, also MemoryError
         names = ", ".join(unsafe_globals(path)[:3])
-        why = f"it contains {names}; only tensors and plain Python are read, and Ultralytics' files are named .pt"
+        why = f"it contains {names}; only tensors and plain Python are read, and Ultralytics' .pt files as weights"
         raise ValueError(f"checkpoint {path} cannot be loaded: {why if names else reason(error)}") from error
     if not isinstance(content, dict):
         raise ValueError(f"checkpoint {path} must contain a dictionary, got {type(content).__name__}")

@@ -169,6 +169,8 @@ def check(command: str, words: Sequence[str], table: Table) -> None:
     given = [(name, text, places[name]) for name, text in source.variables.items()]
     for name, value, place in [*given, *((*one, "") for one in named_values(source.words))]:
         if not accepts(options, name):
+            if command == "predict" and name == "source":
+                fail(f"pictures have no option. Type: {PROGRAM} predict {shlex.quote(value)} --run RUN")
             if name.upper() in (usage := table["help"].partition("\n")[0]).split():
                 fail(f"{name} has no option; {usage}")
             theirs = options_of(name, value, leaves) if name in ("device", "patience", "amp", "half") else None

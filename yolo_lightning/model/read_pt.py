@@ -66,7 +66,9 @@ def read_pt(file: Path) -> PtFile:
         raise ValueError("it contains no dictionary")
     network = content.get("ema") or content.get("model")
     if not isinstance(network, Record):
-        raise ValueError("its key 'model' contains no network (a checkpoint of this package must be named .ckpt)")
+        found = ", ".join(map(str, [*content][:3])) or "nothing"
+        named = "; a checkpoint of this package must be named .ckpt" * ("state_dict" in content)
+        raise ValueError(f"it has no network under the key 'model', but {found}{named}")
     attributes = vars(network)
     names = attributes.get("names")
     names = names if isinstance(names, dict) else dict(enumerate(names)) if isinstance(names, list | tuple) else {}
