@@ -5,6 +5,7 @@ from typing import Any
 
 from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
 
 from yolo_lightning.supervision import heartbeat
 from yolo_lightning.supervision.heartbeat import HeartbeatWriter, Phase
@@ -53,7 +54,8 @@ class HeartbeatCallback(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":
             return
-        first: Callback = trainer.callbacks[0]  # type: ignore[attr-defined]
+        others: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        first = next(one for one in others if not isinstance(one, BatchSizeFinder | LearningRateFinder))  # Lightning's
         if not isinstance(first, HeartbeatCallback):
             name = type(self).__name__
             raise ValueError(f"{name} must be the first of trainer.callbacks, got {type(first).__name__} before it")

@@ -80,7 +80,7 @@ def clip_names(index: SplitIndex) -> set[str]:
             for share in (0.0, 1.01, float("nan"))
         ),
         *(
-            ({"valid": None, "valid_share": share}, f"data.split.valid_share must be > 0 and < 1, got {share}")
+            ({"valid": None, "valid_share": share}, f"data.split.valid_share must be > 0 and < 1 or null, got {share}")
             for share in (0.0, 1.0, float("nan"))
         ),
     ],

@@ -207,7 +207,7 @@ def test_occurrence_counts_the_same_index_before(indices: list[int]) -> None:
     ("name", "value", "allowed"),
     [
         ("frame_interval", 0, ">= 1"),
-        ("epoch_frames", 0, ">= 1"),
+        ("epoch_frames", 0, ">= 1 or null"),
     ],
 )
 def test_value_out_of_range_is_refused(name: str, value: Any, allowed: str) -> None:
