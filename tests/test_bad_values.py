@@ -12,7 +12,7 @@ AUGMENTATION, PASTE, SAMPLING = "data.augmentation.", "data.augmentation.paste."
 BAD: list[tuple[str, str, str]] = [
     ("model.recipe.lr0", "-1", r"model\.recipe\.lr0 must be > 0, got -1"),
     ("model.weights", "nowhere.pt", r"\(nothing is downloaded\), got nowhere\.pt"),
-    ("data.format", "", r"data\.format must be one of .*got ''"),
+    ("data.format", "", r"data\.format must not be empty, got ''"),
     ("data.image_size", "100", r"image_size must be a multiple of 32 and >= 32, got 100"),
     ("data.batch_size", "17", r"data\.batch_size must be at most the 16 frames"),
     ("data.loader.num_workers", "many", r"data\.loader\.num_workers must be an integer or auto, got 'many'"),

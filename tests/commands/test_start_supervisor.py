@@ -17,6 +17,7 @@ from yolo_lightning.commands.answers import answer
 from yolo_lightning.commands.option_layers import configuration_file, given_options, with_run
 from yolo_lightning.commands.start_supervisor import (
     check_deadline,
+    check_limits,
     finished_line,
     folder_of,
     needs_supervisor,
@@ -295,3 +296,9 @@ def test_locked_folder_is_in_use_for_other_processes_only(tmp_path: Path) -> Non
         )
         command = ["sh", "-c", f'{sys.executable} -c "$0" "$1"; true', code, str(tmp_path)]  # no child of this process
         assert subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False).stdout == "True\n"
+
+
+def test_whole_numbers_of_batches_may_be_floats_and_other_floats_above_1_are_refused() -> None:
+    check_limits({"trainer.limit_train_batches": 2.0, "trainer.limit_val_batches": 0.5})
+    with pytest.raises(ValueError, match=r"trainer\.limit_train_batches must be an integer >= 0 or a fraction .* got 1\.5"):
+        check_limits({"trainer.limit_train_batches": 1.5})

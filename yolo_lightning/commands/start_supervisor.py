@@ -135,6 +135,8 @@ def check_limits(options: Mapping[str, Any]) -> None:
     given = {key.removeprefix("trainer."): value for key, value in options.items() if key.startswith("trainer.")}
     for name, least in LEAST.items():
         value, fraction = given.get(name), " or a fraction from 0.0 to 1.0" * name.endswith(("_batches", "interval"))
+        if isinstance(value, float) and value > 1 and value.is_integer():
+            value = int(value)  # as Lightning reads 2.0
         if value < least if isinstance(value, int) else isinstance(value, float) and not 0 <= value <= 1:
             raise ValueError(f"trainer.{name} must be an integer >= {least}{fraction}, got {value}")
     for name, off, instead in (("accumulate_grad_batches", 1, "nominal_batch"), ("gradient_clip_val", 0, "clip_norm")):
