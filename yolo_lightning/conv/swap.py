@@ -70,7 +70,7 @@ def swap_convs(module: ModuleT, *, plan: Plan = DEFAULT_PLAN, skip: Collection[s
             of its own. The message lists the layers; no layer has been changed.
     """
     if not isinstance(module, nn.Module):
-        raise ValueError(f"swap_convs converts a torch.nn.Module, got an object of {type(module).__name__}")
+        raise ValueError(f"swap_convs converts a torch.nn.Module, got {module!r:.100}")
     if any(isinstance(one, ScriptModule) for one in module.modules()):
         raise ValueError("swap_convs converts a module before torch.jit.script or torch.jit.trace, got a ScriptModule")
     if not isinstance(skip, Collection) or isinstance(skip, str) or not all(isinstance(one, str) for one in skip):
