@@ -16,6 +16,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
 from yolo_lightning.checkpoints.checkpoint_file import NotSavedError, link_checkpoint, remove_checkpoint, superseded
+from yolo_lightning.errors import UserError
 from yolo_lightning.utils import run_files
 from yolo_lightning.utils.choices import check_state, checked_arguments
 from yolo_lightning.utils.loop_position import is_last_epoch, steps_begun
@@ -30,7 +31,7 @@ STOP_PAUSES_S = (1.0, 2.0, 4.0)
 
 def _checkpoint_folder(trainer: Trainer) -> Path:
     if Path(trainer.default_root_dir).is_file():
-        raise ValueError(f"trainer.default_root_dir must be a folder, got the file {trainer.default_root_dir}")
+        raise UserError(f"trainer.default_root_dir must be a folder, got the file {trainer.default_root_dir}")
     return Path(trainer.default_root_dir) / run_files.CHECKPOINTS
 
 
@@ -70,7 +71,7 @@ class BestCheckpoint(ModelCheckpoint):
     @checked_arguments(window=">= 1")
     def __init__(self, monitor: str = "val/map_50", mode: Literal["max", "min"] = "max", window: int = 1) -> None:
         if not monitor.strip():
-            raise ValueError(f"BestCheckpoint.monitor must be the name of a logged metric, got {monitor!r}")
+            raise UserError(f"BestCheckpoint.monitor must be the name of a logged metric, got {monitor!r}")
         self.window = window
         self.recent: list[float] = []  # values of the newest validations, oldest first
         self._unsaved: dict[str, Any] | None = None  # complete checkpoint on the CPU that could not be written
@@ -184,7 +185,7 @@ class EpochCheckpoint(Checkpoint):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         present: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
         if stage == "fit" and not any(isinstance(one, LastCheckpoint) for one in present[: present.index(self)]):
-            raise ValueError("EpochCheckpoint needs the callback LastCheckpoint before it in trainer.callbacks")
+            raise UserError("EpochCheckpoint needs the callback LastCheckpoint before it in trainer.callbacks")
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         epochs, folder = trainer.current_epoch + 1, _checkpoint_folder(trainer)

@@ -10,6 +10,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from yolo_lightning.callbacks.status_file import BLOCK_STEPS, BLOCKS, FitTimer, fit_plan, is_validation_of_fit
+from yolo_lightning.errors import UserError
 from yolo_lightning.supervision import is_supervised
 from yolo_lightning.training.deadline import Measured, TrainingPlan, end_of, replan
 from yolo_lightning.utils.choices import checked_arguments
@@ -50,7 +51,7 @@ class FinishBy(FitTimer):
     ) -> None:
         super().__init__()
         if (finish_by is None) == (max_hours is None):
-            raise ValueError(f"either finish_by or max_hours must be set, got {finish_by!r} and {max_hours}")
+            raise UserError(f"either finish_by or max_hours must be set, got {finish_by!r} and {max_hours}")
         self._moment = None if finish_by is None else parse_moment("finish_by", finish_by)
         self._hours, self._reserved = max_hours, reserved_evaluations
         self.plan: TrainingPlan | None = None

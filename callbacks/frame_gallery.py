@@ -10,6 +10,7 @@ import numpy.typing as npt
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from yolo_lightning.data.batch import Batch, Prediction, Target
+from yolo_lightning.errors import UserError
 from yolo_lightning.evaluation.drawing import encode, original_frame, side_by_side
 from yolo_lightning.evaluation.drift import clip_of_id
 from yolo_lightning.evaluation.gallery import FrameScore, above, frame_scores
@@ -56,7 +57,7 @@ class FrameGallery(Callback):
     @checked_arguments(best=">= 0", worst=">= 0", score_threshold=">= 0, <= 1")
     def __init__(self, best: int = 6, worst: int = 6, score_threshold: float = 0.25) -> None:
         if best + worst == 0:
-            raise ValueError("best and worst must not both be 0")
+            raise UserError("best and worst must not both be 0")
         self.best, self.worst, self.score_threshold = best, worst, score_threshold
         self._best: list[Kept] = []
         self._worst: list[Kept] = []
@@ -64,7 +65,7 @@ class FrameGallery(Callback):
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if "class_names" not in pl_module.hparams:
-            raise ValueError(f"FrameGallery needs a YOLOModule, got {type(pl_module).__name__}")
+            raise UserError(f"FrameGallery needs a YOLOModule, got {type(pl_module).__name__}")
         self._best, self._worst = [], []
 
     def on_validation_batch_end(

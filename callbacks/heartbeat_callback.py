@@ -7,6 +7,7 @@ from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
 
+from yolo_lightning.errors import UserError
 from yolo_lightning.supervision import heartbeat
 from yolo_lightning.supervision.heartbeat import HeartbeatWriter, Phase
 from yolo_lightning.utils.loop_position import steps_begun
@@ -58,7 +59,7 @@ class HeartbeatCallback(Callback):
         first = next(one for one in others if not isinstance(one, BatchSizeFinder | LearningRateFinder))  # Lightning's
         if not isinstance(first, HeartbeatCallback):
             name = type(self).__name__
-            raise ValueError(f"{name} must be the first of trainer.callbacks, got {type(first).__name__} before it")
+            raise UserError(f"{name} must be the first of trainer.callbacks, got {type(first).__name__} before it")
         self.writer, self._any_batch = self._open(trainer), False
         self.beat(Phase.SETUP)
         if self.writer is not None and not isinstance(trainer.strategy.checkpoint_io, HeartbeatCheckpointIO):

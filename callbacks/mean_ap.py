@@ -10,6 +10,7 @@ from typing import Any
 import rich
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from yolo_lightning.errors import UserError
 from yolo_lightning.evaluation.drift import DriftScores, drift_scores, named_scores, organisers_scores
 from yolo_lightning.evaluation.matching import match
 from yolo_lightning.evaluation.oracles import oracles
@@ -79,7 +80,7 @@ class MeanAP(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuse a `monitor` that nothing logs: Lightning would end the fit after its first validation."""
         if "class_names" not in pl_module.hparams:
-            raise ValueError(f"MeanAP needs a YOLOModule, or hparams['class_names'], got {type(pl_module).__name__}")
+            raise UserError(f"MeanAP needs a YOLOModule, or hparams['class_names'], got {type(pl_module).__name__}")
         present: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         if stage != "fit" or any(type(one).__module__.split(".")[0] not in PACKAGES for one in (pl_module, *present)):
             return
@@ -90,7 +91,7 @@ class MeanAP(Callback):
             if monitor and not is_score and not monitor.startswith(LOGGED_BY_STEPS):
                 known = [f"val/{name}" for name in sorted(score_names(len(names), bounds=self.bootstrap_samples > 0))]
                 bounds = "" if self.bootstrap_samples else "; bootstrap_samples of MeanAP adds val/balanced_low, ..."
-                raise ValueError(
+                raise UserError(
                     f"trainer.callbacks: {type(one).__name__}: monitor must be one of {', '.join(known)}, such a name "
                     f"with /class or /month, or a loss{bounds}; got {monitor!r}{did_you_mean(_meant(monitor, known))}"
                 )
@@ -112,7 +113,7 @@ class MeanAP(Callback):
     def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any) -> None:
         assert self._metric is not None
         if not isinstance(outputs, Mapping) or not {"preds", "targets"} <= outputs.keys():
-            raise ValueError("MeanAP: validation_step and test_step must return {'preds': ..., 'targets': ...}")
+            raise UserError("MeanAP: validation_step and test_step must return {'preds': ..., 'targets': ...}")
         self._metric.update(outputs["preds"], outputs["targets"])
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

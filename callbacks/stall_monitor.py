@@ -7,6 +7,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 
 from yolo_lightning.callbacks.heartbeat_file import HeartbeatFile
+from yolo_lightning.errors import UserError
 from yolo_lightning.supervision import is_supervised
 from yolo_lightning.supervision.heartbeat import HeartbeatWriter
 from yolo_lightning.supervision.stall_process import start_stall_process
@@ -39,7 +40,7 @@ class StallMonitor(Callback):
         present: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         source = next((one for one in present[: present.index(self)] if isinstance(one, HeartbeatFile)), None)
         if source is None:
-            raise ValueError("StallMonitor needs the callback HeartbeatFile before it in trainer.callbacks")
+            raise UserError("StallMonitor needs the callback HeartbeatFile before it in trainer.callbacks")
         if source.writer is None:  # HeartbeatFile has warned
             return
         self._writer = source.writer

@@ -8,6 +8,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from yolo_lightning.challenge.submission_file import build_submission, write_submission
 from yolo_lightning.data.batch import Prediction
+from yolo_lightning.errors import UserError
 from yolo_lightning.evaluation.coco_results import coco_results, write_coco_results
 from yolo_lightning.utils.distributed import gather
 from yolo_lightning.utils.run_files import PREDICTIONS, PREDICTIONS_ARCHIVE
@@ -26,7 +27,7 @@ class SubmissionWriter(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "predict" and "predict_image_ids" not in dir(trainer.datamodule):  # type: ignore[attr-defined]
-            raise ValueError("SubmissionWriter needs a DetectionDataModule: use Trainer.predict(model, data)")
+            raise UserError("SubmissionWriter needs a DetectionDataModule: use Trainer.predict(model, data)")
 
     def on_predict_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any) -> None:
         self._predictions.extend(outputs)

@@ -20,6 +20,7 @@ CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 DIAGRAM = ("```mermaid\n", "```\n")
 
 FLOORS = (
+    ("errors",),
     ("conv", "utils"),
     ("data", "supervision", "checkpoints"),
     ("model", "evaluation", "training"),

@@ -38,8 +38,8 @@ def test_circle_is_found() -> None:
     assert import_map.circles(found) == [("b", "c")]
 
 
-def test_package_has_at_most_four_modules_of_its_own() -> None:
-    assert len([module for module in FILES if module.count(".") == 1 and FILES[module].name != "__init__.py"]) <= 4
+def test_package_has_at_most_five_modules_of_its_own() -> None:
+    assert len([module for module in FILES if module.count(".") == 1 and FILES[module].name != "__init__.py"]) <= 5
 
 
 def test_diagram_shows_the_imports() -> None:

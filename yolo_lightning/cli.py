@@ -37,6 +37,7 @@ from yolo_lightning.commands.option_layers import given_options, layers
 from yolo_lightning.commands.run_plan import FROM_DATA, plan_run
 from yolo_lightning.commands.start_supervisor import DEADLINE_OPTIONS, MAX_EPOCHS, reserved, supervise_fit
 from yolo_lightning.data.datamodule import DetectionDataModule
+from yolo_lightning.errors import UserError
 from yolo_lightning.module import YOLOModule
 from yolo_lightning.supervision import (
     SuperviseSettings,
@@ -217,7 +218,7 @@ class YOLOCLI(LightningCLI):
             super().instantiate_classes()
         except ValueError as error:
             if (message := missing_package(str(error))) is not None:
-                raise ValueError(message) from error
+                raise UserError(message) from error
             cause = error.__cause__ or error
             for frame, _ in walk_tb(cause.__traceback__):
                 places = {"__init__": frame.f_locals, "call": frame.f_locals.get("values")}  # of `checked_arguments`
@@ -225,14 +226,14 @@ class YOLOCLI(LightningCLI):
                 if issubclass(kind, Callback | Logger):
                     option = "callbacks" if issubclass(kind, Callback) else "logger"
                     problem = one_line(str(cause)).removeprefix(f"{kind.__name__}.")
-                    raise ValueError(f"trainer.{option}: {kind.__name__}: {problem}") from error
+                    raise UserError(f"trainer.{option}: {kind.__name__}: {problem}") from error
             raise
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Add the TensorBoard logger, atomic checkpoints and the default callbacks."""
         config = self._get(self.config_init, "trainer")
         if config["use_distributed_sampler"]:
-            raise ValueError("trainer.use_distributed_sampler must be false, got true: the data module assigns frames.")
+            raise UserError("trainer.use_distributed_sampler must be false, got true: the data module assigns frames.")
         if (nodes := machines_of_launch()) is not None:
             kwargs["num_nodes"] = nodes
         options, is_fit = self.config_init[self.subcommand], self.subcommand == "fit"
@@ -268,10 +269,10 @@ class YOLOCLI(LightningCLI):
             ours = {key: value for key, value in typed.items() if key.startswith("trainer.")}
             named = {key: value for key, value in ours.items() if key.removeprefix("trainer.") in str(error)}
             options = ", ".join(f"{key}={value}" for key, value in (named or ours).items())
-            raise ValueError(f"the options {options or 'trainer.*'} cannot be used: {one_line(str(error))}") from error
+            raise UserError(f"the options {options or 'trainer.*'} cannot be used: {one_line(str(error))}") from error
         place = trainer.strategy.root_device.type
         if config["sync_batchnorm"] and trainer.world_size > 1 and place == "cpu":
-            raise ValueError("trainer.sync_batchnorm must be false on a CPU, got true: PyTorch's layer requires GPUs.")
+            raise UserError("trainer.sync_batchnorm must be false on a CPU, got true: PyTorch's layer requires GPUs.")
         return trainer
 
     def before_fit(self) -> None:
@@ -318,7 +319,7 @@ class YOLOCLI(LightningCLI):
                 called = {frame.f_code.co_name for frame, _ in walk_tb(error.__traceback__)}
                 if called.isdisjoint(("resume_start", "_restore_modules_and_callbacks", "restore_training_state")):
                     raise
-                raise ValueError(
+                raise UserError(
                     f"checkpoint {self.trainer.ckpt_path} is damaged: {reason(error)}; use another checkpoint"
                 ) from error
             except DistStoreError as error:
@@ -332,9 +333,9 @@ class ShortErrorParser(ShortErrors, LightningArgumentParser):
 
 
 def seed_of(seed_everything: bool | int) -> int:
-    """Return the seed of sample order and augmentation; raise a `ValueError` for a random or negative seed."""
+    """Return the seed of sample order and augmentation; raise a `UserError` for a random or negative seed."""
     if seed_everything is True or seed_everything < 0:
-        raise ValueError(f"seed_everything must be an integer >= 0, got {seed_everything}: it determines the order.")
+        raise UserError(f"seed_everything must be an integer >= 0, got {seed_everything}: it determines the order.")
     return int(seed_everything)
 
 

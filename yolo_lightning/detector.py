@@ -24,6 +24,7 @@ from yolo_lightning.data.input_images import InputImage, find_files, from_array,
 from yolo_lightning.data.transforms.augmentation_settings import Image
 from yolo_lightning.data.transforms.letterbox import Labelled, letterbox
 from yolo_lightning.data.transforms.pixel_range import PixelRange
+from yolo_lightning.errors import UserError
 from yolo_lightning.evaluation.detection_result import DetectionResult
 from yolo_lightning.model.conv_backend import ConvolutionSettings
 from yolo_lightning.model.graph import check_one_to_one, network_input, read_network
@@ -104,7 +105,7 @@ class Detector:
         names: Names of all classes, index 0 first; a list that can be changed.
 
     Raises:
-        ValueError: If the weights cannot be used, or an option is invalid.
+        UserError: If the weights cannot be used, or an option is invalid.
     """
 
     @checked_arguments(unchecked=("weights", "image_size"))
@@ -162,7 +163,7 @@ class Detector:
         """Return the detections of a source; see the class for the types of `source` and of the result.
 
         Raises:
-            ValueError: If dtype or shape of an array is not supported, or a path is not an image or video.
+            UserError: If dtype or shape of an array is not supported, or a path is not an image or video.
             FrameError: If an image file is damaged or has a bit depth that is not supported.
         """
         reader = ClipReader(self.settings.background, self.settings.pixel_range)
@@ -178,11 +179,11 @@ class Detector:
     def detect(self, images: Iterable[InputImage]) -> Iterator[DetectionResult]:
         """Yield the detections of each image in order; read and process `batch_size` images at a time."""
         if not isinstance(self.names, list | tuple) or len(self.names) != self._classes:
-            raise ValueError(f"names must be a list of the names of {self._classes} classes, got {self.names!r}")
+            raise UserError(f"names must be a list of the names of {self._classes} classes, got {self.names!r}")
         remaining = iter(images)
         while group := list(islice(remaining, self._batch_size)):
             if not all(isinstance(one, InputImage) for one in group):
-                raise ValueError("detect takes InputImages; call the detector itself with arrays, images and paths")
+                raise UserError("detect takes InputImages; call the detector itself with arrays, images and paths")
             for image, prediction in zip(group, self._predict(group), strict=True):
                 yield DetectionResult.of(image, prediction, self.names, self.settings.category_ids)
 
@@ -219,12 +220,12 @@ def weights_file(weights: str | PathLike[str]) -> Path:
     """Return the file of an address, of a path, or the best checkpoint of a run folder.
 
     Raises:
-        ValueError: If there is no such file, it is damaged, or the folder contains no checkpoint.
+        UserError: If there is no such file, it is damaged, or the folder contains no checkpoint.
     """
     given: Any = weights
     if not isinstance(given, str | PathLike) or not str(given):
         kind = type(given).__name__ if given != "" else "an empty text"
-        raise ValueError(f"weights must be a file or a run folder, got {kind}; trainer.save_checkpoint writes a file")
+        raise UserError(f"weights must be a file or a run folder, got {kind}; trainer.save_checkpoint writes a file")
     if os.path.isdir(user_path(weights)):
         return checkpoint_to_evaluate(user_path(weights))
     file = local_checkpoint(str(weights))
@@ -243,17 +244,17 @@ def _single_image(source: Any, reader: ClipReader) -> Iterator[InputImage]:
     """Yield the image of an array, of a PIL image, or of a path of one image file."""
     if isinstance(source, str | PathLike):
         if os.path.exists(user_path(source)) and not _is_single(source):
-            raise ValueError(f"{source} must be an image: lists contain arrays and image files only.")
+            raise UserError(f"{source} must be an image: lists contain arrays and image files only.")
         yield from chain.from_iterable(map(reader.read, find_files([str(source)])))
         return
     if isinstance(source, PIL.Image.Image):
         upright = PIL.ImageOps.exif_transpose(source)  # as OpenCV reads the file
         keeps_values = upright.mode == "L" or upright.mode.startswith("I;16")
         if upright.mode in ("I", "F", "LAB", "La"):
-            raise ValueError(f"a PIL image must have 8 bits, or 16 with the mode I;16, got the mode {upright.mode}.")
+            raise UserError(f"a PIL image must have 8 bits, or 16 with the mode I;16, got the mode {upright.mode}.")
         source = np.array(upright if keeps_values else upright.convert("RGB"))
     if not isinstance(source, np.ndarray):
-        raise ValueError(f"an image must be a path, a PIL image or an array of uint8, got {type(source).__name__}.")
+        raise UserError(f"an image must be a path, a PIL image or an array of uint8, got {type(source).__name__}.")
     pixels = np.asarray(source, source.dtype.newbyteorder("="))
     yield from_array(pixels, reader.ranges, has_background=reader.background)
 
@@ -262,7 +263,7 @@ def arranged_network(file: Path, device: torch.device, convolution: Convolution,
     """Return the network of a file on a device, without gradients; `convolution` is a `ConvolutionSettings.backend`."""
     graph = read_network(file, allow_pickle=allow_pickle)
     if (head := type(graph.model[-1]).__name__) not in HEADS:
-        raise ValueError(f"weights {file} must be of a network for detection ({' or '.join(HEADS)}), got {head}")
+        raise UserError(f"weights {file} must be of a network for detection ({' or '.join(HEADS)}), got {head}")
     graph.to(device).requires_grad_(False)
     chosen = choose_convolution(device, ConvolutionSettings()) if convolution == "auto" else (convolution, "auto")
     arrange(graph, chosen[0], memory_format=chosen[1])

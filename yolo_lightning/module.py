@@ -35,6 +35,7 @@ from yolo_lightning.data.batch import (
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.data.sampling.resumable_loader import ResumableLoader
+from yolo_lightning.errors import UserError
 from yolo_lightning.model import conv_backend, layers, native_failures, native_probe
 from yolo_lightning.model.conv_backend import ConvolutionSettings
 from yolo_lightning.model.detection_settings import DetectionSettings
@@ -114,7 +115,7 @@ class YOLOModule(LightningModule):
         guard: Reactions to non-finite values and to a lack of memory.
 
     Raises:
-        ValueError: If a value is out of range or `weights` cannot be used.
+        UserError: If a value is out of range or `weights` cannot be used.
     """
 
     @checked_arguments("model", unchecked=("class_names",), class_width=">= 1, <= 8192")
@@ -139,13 +140,13 @@ class YOLOModule(LightningModule):
         variant, names = str(variant), class_names  # a path is stored as a text
         is_list = isinstance(names, Sequence) and not isinstance(names, str)
         if not (is_list and all(isinstance(one, str) and one.strip() for one in names)):
-            raise ValueError(f"model.class_names must be a list of names, as ['person', 'car'], got {names!r}")
+            raise UserError(f"model.class_names must be a list of names, as ['person', 'car'], got {names!r}")
         self.recipe, self.loss_settings = as_settings(Recipe, recipe), as_settings(LossSettings, loss)
         self.convolution = as_settings(ConvolutionSettings, convolution)
         self.detections = as_settings(DetectionSettings, detections)
         guard = as_settings(GuardSettings, guard)
         if single_class and self.loss_settings.class_weight_power:
-            raise ValueError(
+            raise UserError(
                 "model.loss.class_weight_power must be 0 with model.single_class, got "
                 f"{self.loss_settings.class_weight_power}"
             )
@@ -206,17 +207,17 @@ class YOLOModule(LightningModule):
         try:
             return super().load_from_checkpoint(checkpoint_path, *arguments, **(stored | options))
         except (RuntimeError, KeyError, ValueError) as error:
-            raise ValueError(f"{checkpoint_path} cannot be loaded with {options}: {reason(error)}") from error
+            raise UserError(f"{checkpoint_path} cannot be loaded with {options}: {reason(error)}") from error
 
     def setup(self, stage: str) -> None:
         """Check classes and image size, and choose the convolution implementation for `backend: auto`.
 
         Raises:
-            ValueError: If the graph does not accept the image size of the training data, if model and data have
+            UserError: If the graph does not accept the image size of the training data, if model and data have
                 different numbers of classes, or for `Tuner.lr_find`.
         """
         if any(isinstance(one, LearningRateFinder) for one in self.trainer.callbacks):  # type: ignore[attr-defined]
-            raise ValueError(
+            raise UserError(
                 "Tuner.lr_find and LearningRateFinder are not supported: model.recipe sets the learning rate of every "
                 "step. Compare short runs with different values of model.recipe.lr0 instead."
             )
@@ -248,7 +249,7 @@ class YOLOModule(LightningModule):
             return
         found = f"model.class_names {own} and the classes of the data {list(names)} differ"
         if len(own) != len(names):
-            raise ValueError(f"{found}: use YOLOModule(class_names=data.class_names)")
+            raise UserError(f"{found}: use YOLOModule(class_names=data.class_names)")
         rank_zero_warn(f"{found}; boxes have the names of the model, in this order")
 
     def convolution_facts(self) -> dict[str, str]:
@@ -262,7 +263,7 @@ class YOLOModule(LightningModule):
         """
         is_readable = type(images) is Tensor and images.is_cpu and not torch.compiler.is_compiling()  # else exported
         if is_readable and images.is_floating_point() and is_scaled(images.detach()):
-            raise ValueError(f"images must be uint8, or float32 from 0 to 255, got values up to {images.max():g}")
+            raise UserError(f"images must be uint8, or float32 from 0 to 255, got values up to {images.max():g}")
         return self.graph(self._network_input(images))
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
@@ -344,7 +345,7 @@ class YOLOModule(LightningModule):
         if kind := next((one for one in present if isinstance(one, type)), None):
             present.clear()  # Lightning calls the hooks of all callbacks after an error
             name = kind.__name__
-            raise ValueError(f"trainer.callbacks must contain instances, got the class {name}: write {name}()")
+            raise UserError(f"trainer.callbacks must contain instances, got the class {name}: write {name}()")
         return [] if any(isinstance(one, MeanAP) for one in present) else [MeanAP(report=False)]
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -382,28 +383,28 @@ class YOLOModule(LightningModule):
             clip_grad_norm_(self.graph.parameters(), self.recipe.clip_norm)
 
     def on_fit_start(self) -> None:
-        """Raise a ValueError if an option of the Trainer is not supported."""
+        """Raise a UserError if an option of the Trainer is not supported."""
         trainer = self.trainer
         if not any(one.requires_grad for one in self.parameters()):
-            raise ValueError("no parameter of the module requires a gradient: call unfreeze() before fit")
+            raise UserError("no parameter of the module requires a gradient: call unfreeze() before fit")
         for logger in trainer.loggers:
             if isinstance(logger, MLFlowLogger) and logger.save_dir:
-                raise ValueError(
+                raise UserError(
                     f"trainer.logger must not be an MLFlowLogger with local files, got save_dir {logger.save_dir}: "
                     "MLflow cannot store the scores of single classes there; set tracking_uri to a server or a database"
                 )
         if trainer.max_epochs is None or trainer.max_epochs < 1:
-            raise ValueError(f"trainer.max_epochs must be >= 1, for the schedules, got {trainer.max_epochs}")
+            raise UserError(f"trainer.max_epochs must be >= 1, for the schedules, got {trainer.max_epochs}")
         if trainer.world_size > 1 and not isinstance(trainer.strategy, DDPStrategy):
-            raise ValueError(f"trainer.strategy must be ddp with several ranks, got {type(trainer.strategy).__name__}")
+            raise UserError(f"trainer.strategy must be ddp with several ranks, got {type(trainer.strategy).__name__}")
         is_synchronised = any(isinstance(layer, nn.SyncBatchNorm) for layer in self.graph.modules())
         if is_synchronised and self.convolution.activation_checkpointing:
             # Lightning replaces a layer of normalization and activation by normalization alone.
-            raise ValueError(
+            raise UserError(
                 "trainer.sync_batchnorm must be false if model.convolution.activation_checkpointing is true"
             )
         if is_synchronised and self.guarded_step.oom_splits:
-            raise ValueError(
+            raise UserError(
                 f"model.guard.oom_splits must be 0 with trainer.sync_batchnorm, got {self.guarded_step.oom_splits}"
             )
 
@@ -421,7 +422,7 @@ class YOLOModule(LightningModule):
             check_same_input(before, input_record(channels, facts.image_size, facts.background, facts.pixel_range))
         if power := self.loss_settings.class_weight_power:
             if self._facts.class_counts is None:
-                raise ValueError(
+                raise UserError(
                     "model.loss.class_weight_power needs a data module whose training_facts has class_counts"
                 )
             self.detection_loss.class_weights = class_weights(self._facts.class_counts, power)
@@ -447,19 +448,19 @@ class YOLOModule(LightningModule):
         checkpoint.update(state.keys())
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Raise a ValueError if another network was saved; keep the summed gradients until training starts."""
+        """Raise a UserError if another network was saved; keep the summed gradients until training starts."""
         check_parts(checkpoint, "the checkpoint")
         if not any(name.startswith("graph.") for name in checkpoint.get("state_dict", ("graph.",))):
-            raise ValueError("the checkpoint contains no network of YOLOModule: another module was saved")
+            raise UserError("the checkpoint contains no network of YOLOModule: another module was saved")
         saved, state = checkpoint.get("hyper_parameters", {}), ModuleState.of(checkpoint)
         same_graph = "architecture" in saved and is_same_architecture(saved["architecture"], self.hparams)
         for name in ("class_names",) if same_graph else ("variant", "class_names"):
             if name in saved and saved[name] != self.hparams[name]:
-                raise ValueError(f"model.{name} must be {saved[name]}, as in the checkpoint, got {self.hparams[name]}")
+                raise UserError(f"model.{name} must be {saved[name]}, as in the checkpoint, got {self.hparams[name]}")
         channels, own = saved.get("input_channels", INPUT_CHANNELS), self.hparams["input_channels"]
         if channels != own:
             recorded = str(bool(state.input.get("background"))).lower()
-            raise ValueError(
+            raise UserError(
                 f"data.input.background must be {recorded}, as in the checkpoint, whose network has {channels} input "
                 f"channels, got a network with {own}"
             )

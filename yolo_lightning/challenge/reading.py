@@ -19,6 +19,7 @@ import numpy as np
 
 from yolo_lightning.challenge.content import Content, SubmissionProblem, SubmissionReport
 from yolo_lightning.data.formats.coco_json import BYTE_ORDER_MARK, NON_NUMBER, shown
+from yolo_lightning.errors import UserError
 from yolo_lightning.utils.plain_text import first_look, one_line
 from yolo_lightning.utils.regular_files import read_regular
 
@@ -49,7 +50,7 @@ def read_submission(path: Path) -> SubmissionReport:
     try:
         data = read_regular(path, LARGEST_FILE)
     except OSError as error:
-        raise ValueError(f"submission {path} cannot be read: {error.strerror}") from error
+        raise UserError(f"submission {path} cannot be read: {error.strerror}") from error
     problems: list[SubmissionProblem] = []
     if zipfile.is_zipfile(io.BytesIO(data)) or path.suffix == ".zip":
         unpacked, problems = _unzip(data)
@@ -85,7 +86,7 @@ def _unzip(data: bytes) -> tuple[bytes | None, list[SubmissionProblem]]:
                 return None, [SubmissionProblem(what, len(answers), ", ".join(names[:3]) or "the archive is empty")]
             size = archive.getinfo(answers[0]).file_size
             if size > LARGEST_FILE:
-                raise ValueError(f"{answers[0]} has {size:,} bytes, more than {LARGEST_FILE:,}")
+                raise UserError(f"{answers[0]} has {size:,} bytes, more than {LARGEST_FILE:,}")
             with archive.open(answers[0]) as member:
                 unpacked = member.read(size + 1)  # no more than the directory of the archive says
     except UNREADABLE_ARCHIVE as error:

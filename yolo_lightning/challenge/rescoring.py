@@ -27,6 +27,7 @@ from yolo_lightning.challenge.content import CATEGORY_IDS, Content, Flags, Float
 from yolo_lightning.challenge.score import box_table
 from yolo_lightning.challenge.tracks import Links, link, places_in_time
 from yolo_lightning.data.index.splits import of_each_month
+from yolo_lightning.errors import UserError
 from yolo_lightning.evaluation.drift import clip_of_id, month_of_id
 from yolo_lightning.evaluation.matching import match_boxes
 from yolo_lightning.utils.files import write_json
@@ -156,7 +157,7 @@ def read_models(path: Path) -> Models:
     """Return the models of a file of `write_models`.
 
     Raises:
-        ValueError: If the file cannot be read or contains something else.
+        UserError: If the file cannot be read or contains something else.
     """
     try:
         content: dict[str, dict[str, Any]] = read_json(path)
@@ -168,7 +169,7 @@ def read_models(path: Path) -> Models:
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         is_usable = False
     if not is_usable:
-        raise ValueError(f"{path} must be a file that `submission rescore --models` has written.")
+        raise UserError(f"{path} must be a file that `submission rescore --models` has written.")
     return models
 
 

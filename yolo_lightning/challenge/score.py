@@ -11,6 +11,7 @@ import numpy as np
 from yolo_lightning.challenge.content import CATEGORY_IDS, LTDV2_FRAME_SIZE, Content, Template
 from yolo_lightning.data.formats.coco_json import BYTE_ORDER_MARK, decode, owners
 from yolo_lightning.data.formats.image_ids import image_id_texts
+from yolo_lightning.errors import UserError
 from yolo_lightning.evaluation.drift import month_of_id
 from yolo_lightning.evaluation.matching import BoxTable, Matches, match_frames, sized
 from yolo_lightning.utils.plain_text import one_line
@@ -33,20 +34,20 @@ def read_truth(path: Path) -> tuple[Template, Content]:
         data = read_regular(path, LARGEST_FILE).removeprefix(BYTE_ORDER_MARK)
         outermost = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
     except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}") from error
+        raise UserError(f"{path} cannot be read: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         reason = one_line(str(error))
-        raise ValueError(f"{path} is neither the JSON of a split nor an object keyed by image id: {reason}") from error
+        raise UserError(f"{path} is neither the JSON of a split nor an object keyed by image id: {reason}") from error
     try:
         frame_size, truth = _read_coco(path) if "images" in outermost else _read_keyed(path, outermost)
     except OverflowError as error:
-        raise ValueError(f"{path} contains a number that is too large") from error
+        raise UserError(f"{path} contains a number that is too large") from error
     except ValueError as error:  # ids and values in the message are of unknown length
-        raise ValueError(one_line(str(error))) from error
+        raise UserError(one_line(str(error))) from error
     wrong = np.flatnonzero(~np.isin(truth.labels, CATEGORY_IDS))
     if len(wrong):
         image_id = one_line(truth.image_ids[truth.owners[wrong[0]]], 200)
-        raise ValueError(f"{path}: category of image {image_id} must be 1, 2, 3 or 4, got {truth.labels[wrong[0]]:g}")
+        raise UserError(f"{path}: category of image {image_id} must be 1, 2, 3 or 4, got {truth.labels[wrong[0]]:g}")
     return Template(truth.image_ids, frame_size), truth
 
 
@@ -57,9 +58,9 @@ def _read_keyed(path: Path, entries: dict[str, msgspec.Raw]) -> tuple[FrameSize,
         try:
             entry = decoder.decode(raw)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise ValueError(f"{path}: image {image_id} must have boxes and labels: {error}") from error
+            raise UserError(f"{path}: image {image_id} must have boxes and labels: {error}") from error
         if len(entry.boxes) != len(entry.labels):
-            raise ValueError(f"{path}: image {image_id} has {len(entry.boxes)} boxes and {len(entry.labels)} labels")
+            raise UserError(f"{path}: image {image_id} has {len(entry.boxes)} boxes and {len(entry.labels)} labels")
         counts.append(len(entry.labels))
         boxes += entry.boxes
         labels += entry.labels

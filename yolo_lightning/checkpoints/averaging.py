@@ -14,6 +14,7 @@ from torch import Tensor
 
 from yolo_lightning.checkpoints.checkpoint_file import CONFIGURATION, INPUT, find_damage, training_age
 from yolo_lightning.checkpoints.torch_archive import load_checkpoint
+from yolo_lightning.errors import UserError
 from yolo_lightning.utils.run_files import STEP_CHECKPOINTS
 from yolo_lightning.utils.yaml_file import flatten
 
@@ -51,7 +52,7 @@ def newest_steps(folder: Path, count: int) -> list[Path]:
     """Return the `count` newest `step-*.ckpt` of a folder, oldest first; `last.ckpt` and `best.ckpt` are copies."""
     found = sorted(folder.glob(STEP_CHECKPOINTS), key=training_age)
     if len(found) < count:
-        raise ValueError(
+        raise UserError(
             f"last must not exceed the {len(found)} {STEP_CHECKPOINTS} in {folder}, got {count}; `keep` of "
             "LastCheckpoint sets how many a fit keeps"
         )
@@ -62,13 +63,13 @@ def average_checkpoints(files: Sequence[Path]) -> dict[str, Any]:
     """Return a checkpoint whose `state_dict` is the mean of those of two or more files, in any order.
 
     Raises:
-        ValueError: If a file cannot be used, or the networks differ.
+        UserError: If a file cannot be used, or the networks differ.
     """
     if len(files) < 2:
-        raise ValueError(f"checkpoints must name 2 or more files, got {len(files)}")
+        raise UserError(f"checkpoints must name 2 or more files, got {len(files)}")
     damaged = [f"{file}: {damage}" for file in files if (damage := find_damage(file)) is not None]
     if damaged:
-        raise ValueError(f"damaged checkpoints cannot be averaged: {'; '.join(damaged)}")
+        raise UserError(f"damaged checkpoints cannot be averaged: {'; '.join(damaged)}")
     ordered = sorted(files, key=training_age)
     checkpoints = [_read(file) for file in ordered]
     newest = checkpoints[-1]
@@ -82,38 +83,38 @@ def average_checkpoints(files: Sequence[Path]) -> dict[str, Any]:
 
 
 def _check_distinct(files: Sequence[Path], states: Sequence[Mapping[str, Tensor]]) -> None:
-    """Raise a ValueError if two files contain the same weights: copies, or best.ckpt and the step it was saved at."""
+    """Raise a UserError if two files contain the same weights: copies, or best.ckpt and the step it was saved at."""
     for number, state in enumerate(states):
         for other in range(number):
             if all(torch.equal(tensor, states[other][name]) for name, tensor in state.items()):
-                raise ValueError(f"{files[other]} and {files[number]} contain the same weights: they would count twice")
+                raise UserError(f"{files[other]} and {files[number]} contain the same weights: they would count twice")
 
 
 def _read(file: Path) -> dict[str, Any]:
     """Return the parts of a checkpoint that an average needs, so that the memory of the others is released."""
     content = load_checkpoint(file)
     if AVERAGED in content:
-        raise ValueError(f"{file} is already an average of {', '.join(content[AVERAGED])}")
+        raise UserError(f"{file} is already an average of {', '.join(content[AVERAGED])}")
     return {name: content[name] for name in ("state_dict", *OF_NETWORK) if name in content}
 
 
 def _check_network(file: Path, checkpoint: Mapping[str, Any], other: Path, newest: Mapping[str, Any]) -> None:
-    """Raise a ValueError for a checkpoint of another network than `newest`, or with non-finite values."""
+    """Raise a UserError for a checkpoint of another network than `newest`, or with non-finite values."""
     own, theirs = (flatten(one.get("hyper_parameters", {})) for one in (checkpoint, newest))
     for name in NETWORK:
         if (own.get(name) or None) != (theirs.get(name) or None):  # earlier versions recorded no false
-            raise ValueError(f"model.{name} is {own.get(name)} in {file} and {theirs.get(name)} in {other}")
+            raise UserError(f"model.{name} is {own.get(name)} in {file} and {theirs.get(name)} in {other}")
     inputs = checkpoint.get(INPUT, {}), newest.get(INPUT, {})
     # These two act in evaluation only, where the average has those of the newest checkpoint.
     compared = sorted((inputs[0].keys() | inputs[1].keys()) - {"resize", "category_ids"})
     for name in compared if all(inputs) else ["background"]:
         found, expected = (one.get(name) or None for one in inputs)
         if found != expected:
-            raise ValueError(f"the input's {name} is {found} in {file} and {expected} in {other}")
+            raise UserError(f"the input's {name} is {found} in {file} and {expected} in {other}")
     own_state, newest_state = checkpoint["state_dict"], newest["state_dict"]
     shapes, expected = ({key: value.shape for key, value in one.items()} for one in (own_state, newest_state))
     if different := sorted(dict(shapes.items() ^ expected.items())):
-        raise ValueError(f"the networks of {file} and {other} differ in {', '.join(different[:NAMED_TENSORS])}")
+        raise UserError(f"the networks of {file} and {other} differ in {', '.join(different[:NAMED_TENSORS])}")
     bad = [name for name, tensor in own_state.items() if not tensor.isfinite().all()]
     if bad:
-        raise ValueError(f"{file} cannot be averaged: {bad[0]} contains non-finite values")
+        raise UserError(f"{file} cannot be averaged: {bad[0]} contains non-finite values")

@@ -10,6 +10,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from yolo_lightning.errors import UserError
 from yolo_lightning.utils.choices import checked_arguments
 from yolo_lightning.utils.files import flush, replacing, write_json
 from yolo_lightning.utils.json_record import read_record
@@ -111,10 +112,10 @@ def find_damage(path: str | Path) -> str | None:
 
 
 def require_whole(path: Path, what: str = "checkpoint") -> None:
-    """Raise a ValueError if a checkpoint is damaged or missing; `what` names the file in the message."""
+    """Raise a UserError if a checkpoint is damaged or missing; `what` names the file in the message."""
     damage = find_damage(path)
     if damage is not None:
-        raise ValueError(f"{what} {path} cannot be used: {damage}")
+        raise UserError(f"{what} {path} cannot be used: {damage}")
 
 
 def newest_checkpoint(folder: Path) -> tuple[Path | None, dict[Path, str]]:

@@ -7,6 +7,7 @@ from zipfile import is_zipfile
 from lightning.fabric.plugins import TorchCheckpointIO
 
 from yolo_lightning.checkpoints.checkpoint_file import checksum_path, remove_checkpoint, require_whole, write_checkpoint
+from yolo_lightning.errors import UserError
 from yolo_lightning.utils.choices import checked_arguments
 
 
@@ -20,7 +21,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     @checked_arguments()
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
         if storage_options is not None:
-            raise ValueError(f"storage_options must be None for local checkpoints, got {storage_options!r}")
+            raise UserError(f"storage_options must be None for local checkpoints, got {storage_options!r}")
         write_checkpoint(checkpoint, Path(path))
 
     @checked_arguments()
@@ -29,7 +30,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         if checksum_path(Path(path)).is_file():
             require_whole(Path(path))
         elif Path(path).exists() and not is_zipfile(path):
-            raise ValueError(f"checkpoint {path} cannot be loaded: it is not a file of torch.save")
+            raise UserError(f"checkpoint {path} cannot be loaded: it is not a file of torch.save")
         content: dict[str, Any] = super().load_checkpoint(path, *arguments, **options)
         return content
 

@@ -21,6 +21,7 @@ from yolo_lightning.checkpoints.checkpoint_file import (
     link_checkpoint,
     training_age,
 )
+from yolo_lightning.errors import UserError
 from yolo_lightning.utils.addresses import redacted, resolved
 from yolo_lightning.utils.files import cache_folder, temporary_prefix
 from yolo_lightning.utils.paths import user_path
@@ -47,16 +48,14 @@ class RemoteFolder:
 
     def __init__(self, address: str) -> None:
         if not isinstance(address, str) or re.fullmatch(r"|\w+:(?!//).*|\w+//.*", address):
-            raise ValueError(
-                f"a mirror must be an address, such as s3://bucket/runs or file:///folder, got {address!r}"
-            )
+            raise UserError(f"a mirror must be an address, such as s3://bucket/runs or file:///folder, got {address!r}")
         found = resolved(address).rstrip("/")
         self.address = redacted(found)  # for messages
         self._secret = found
         try:
             get_filesystem_class(split_protocol(found)[0])
         except (ImportError, ValueError) as error:
-            raise ValueError(f"{self.address} cannot be opened: {redacted(str(error))}") from error
+            raise UserError(f"{self.address} cannot be opened: {redacted(str(error))}") from error
 
     @contextmanager
     def _connected(self) -> Iterator[Any]:
@@ -113,7 +112,7 @@ class RemoteFolder:
                     store.get_file(f"{self._root}/{checksum_path(copy).name}", str(checksum_path(copy)))
             damage = find_damage(copy)
             if damage is not None:
-                raise ValueError(f"checkpoint {self.address}/{name} cannot be used: {damage}")
+                raise UserError(f"checkpoint {self.address}/{name} cannot be used: {damage}")
             link_checkpoint(copy, target)
 
     def remove(self, name: str) -> None:
@@ -179,5 +178,5 @@ def local_checkpoint(name: str) -> Path:
         if find_damage(target) is not None or not remote.holds(target):
             remote.download(file, target)
     except OSError as error:
-        raise ValueError(f"checkpoint {redacted(name)} cannot be read: {error}") from error
+        raise UserError(f"checkpoint {redacted(name)} cannot be read: {error}") from error
     return target

@@ -12,6 +12,7 @@ from yolo_lightning.checkpoints.checkpoint_file import (
 )
 from yolo_lightning.checkpoints.remote_folder import RemoteFolder, fetch_run, local_checkpoint
 from yolo_lightning.checkpoints.torch_archive import load_checkpoint
+from yolo_lightning.errors import UserError
 from yolo_lightning.utils import run_files
 from yolo_lightning.utils.addresses import SECRET, redacted
 from yolo_lightning.utils.choices import checked_arguments
@@ -33,11 +34,11 @@ def checkpoint_to_resume(base: Path, *, exactly: bool = False) -> tuple[Path, di
     """
     folders = [folder for folder in run_folder.runs(base) if folder == base or not exactly]
     if not folders:
-        raise ValueError(f"nothing to resume: no run folder {base} or {base}-<n> contains a checkpoint")
+        raise UserError(f"nothing to resume: no run folder {base} or {base}-<n> contains a checkpoint")
     path, damaged = newest_checkpoint(folders[0] / run_files.CHECKPOINTS)
     if path is None:
         listed = "; ".join(f"{file}: {reason}" for file, reason in damaged.items())
-        raise ValueError(f"nothing to resume: every checkpoint of {folders[0]} is damaged: {listed}")
+        raise UserError(f"nothing to resume: every checkpoint of {folders[0]} is damaged: {listed}")
     return path, damaged
 
 
@@ -45,7 +46,7 @@ def checkpoint_to_evaluate(base: Path) -> Path:
     """Return the best checkpoint of the newest run; without validation scores the one with the most steps."""
     folders = run_folder.runs(base)
     if not folders:
-        raise ValueError(
+        raise UserError(
             f"there are no weights: no run folder {base} or {base}-<n> contains a checkpoint. Set the folder of a run "
             "(--trainer.default_root_dir, or --run), or a file (--ckpt_path or --model.weights, or --checkpoint)."
         )
@@ -68,7 +69,7 @@ def checkpoint_to_fit(base: Path, ckpt_path: str | None, resume: bool, *, exactl
     folder, is searched, not `base-2` and so on.
     """
     if resume and ckpt_path is not None:
-        raise ValueError("--resume finds the checkpoint itself; give either --resume or --ckpt_path")
+        raise UserError("--resume finds the checkpoint itself; give either --resume or --ckpt_path")
     if not resume and ckpt_path != "last":
         path = None if ckpt_path is None else checked(ckpt_path, base)
     else:
@@ -80,7 +81,7 @@ def checkpoint_to_fit(base: Path, ckpt_path: str | None, resume: bool, *, exactl
     states, loops = content.get("optimizer_states"), content.get("loops", {}).get("fit_loop")
     parts = {"optimizer_states": states, "loops": loops, "callbacks": "callbacks" in content}
     if lacking := [name for name, part in parts.items() if not part]:
-        raise ValueError(
+        raise UserError(
             f"checkpoint {path} has no {', '.join(lacking)} and cannot be resumed; start a new run from its weights "
             f"with --model.weights {path}"
         )
@@ -99,11 +100,11 @@ def latest_checkpoint(folder: str | Path, mirror: str | None = None) -> Path | N
             undamaged one of the run is downloaded.
 
     Raises:
-        ValueError: If every checkpoint is damaged, the mirror cannot be read, or `folder` is no run folder.
+        UserError: If every checkpoint is damaged, the mirror cannot be read, or `folder` is no run folder.
     """
     base = Path(folder)
     if not str(folder) or base.is_file() or any(base.glob(run_files.CHECKPOINT_PATTERN)):
-        raise ValueError(f"folder must be a run folder, which contains {run_files.CHECKPOINTS}/, got {folder!r}")
+        raise UserError(f"folder must be a run folder, which contains {run_files.CHECKPOINTS}/, got {folder!r}")
     if mirror is not None and (name := run_to_download(base, mirror, exactly=True)) is not None:
         download(base, mirror, name)
     if not run_files.has_checkpoint(base):
@@ -132,7 +133,7 @@ def download(base: Path, mirror: str, name: str) -> None:
     try:
         path, damaged = fetch_run(RemoteFolder(mirror).folder(name), folder)
     except OSError as error:
-        raise ValueError(f"mirror {redacted(mirror)}/{name} cannot be downloaded: {error}") from error
+        raise UserError(f"mirror {redacted(mirror)}/{name} cannot be downloaded: {error}") from error
     _warn_of(damaged)
     if path is not None:
         rank_zero_info(f"downloaded {path} from {redacted(mirror)}")
@@ -150,7 +151,7 @@ def checkpoint_to_score(base: Path, ckpt_path: str | None, weights: str | None) 
 def checked(ckpt_path: str, base: Path) -> Path:
     """Return a given checkpoint if it is undamaged; `best` is the best one of the newest run."""
     if ckpt_path.endswith(".pt"):
-        raise ValueError(f"ckpt_path must be a .ckpt file, got {ckpt_path}. Use --model.weights for a .pt file.")
+        raise UserError(f"ckpt_path must be a .ckpt file, got {ckpt_path}. Use --model.weights for a .pt file.")
     path = checkpoint_to_evaluate(base) if ckpt_path == "best" else local_checkpoint(ckpt_path)
     require_whole(path)
     return path

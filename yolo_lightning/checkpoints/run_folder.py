@@ -11,6 +11,7 @@ from pathlib import Path
 
 from yolo_lightning.checkpoints.checkpoint_file import find_damage, training_age
 from yolo_lightning.checkpoints.remote_folder import RemoteFolder, is_address
+from yolo_lightning.errors import UserError
 from yolo_lightning.utils.addresses import redacted
 from yolo_lightning.utils.files import DISK_FULL, first_free, replacing
 from yolo_lightning.utils.paths import real_path
@@ -22,15 +23,15 @@ LONGEST_NOTE = 1000  # bytes
 
 
 def configured_folder(text: str) -> Path:
-    """Return the value of `trainer.default_root_dir` as a path; raise a `ValueError` for an address or a file."""
+    """Return the value of `trainer.default_root_dir` as a path; raise a `UserError` for an address or a file."""
     if is_address(text):
-        raise ValueError(
+        raise UserError(
             f"trainer.default_root_dir must be a local folder, got {text}. "
             "Use --mirror to copy the checkpoints to an address."
         )
     existing = next((one for one in (Path(text), *Path(text).parents) if os.path.exists(one)), Path())
     if not os.path.isdir(existing):
-        raise ValueError(f"trainer.default_root_dir must be a folder, got the file {existing}.")
+        raise UserError(f"trainer.default_root_dir must be a folder, got the file {existing}.")
     return Path(text)
 
 
@@ -44,7 +45,7 @@ def prepare(folder: Path) -> None:
     except OSError as error:
         if error.errno in DISK_FULL:
             raise
-        raise ValueError(
+        raise UserError(
             f"run folder {folder} cannot be written ({error.strerror}): choose another --trainer.default_root_dir"
         ) from error
 
@@ -136,14 +137,14 @@ def mirrored_runs(base: Path, mirror: str) -> list[str]:
     """Return the names of the runs `base`, `base-2`, ... with checkpoints in a mirror, the highest number first.
 
     Raises:
-        ValueError: If the storage cannot be read.
+        UserError: If the storage cannot be read.
     """
     pattern, remote = numbered(base), RemoteFolder(mirror)
     try:
         numbers = {name: int(match[1] or 1) for name in remote.names() if (match := pattern.fullmatch(name))}
         held = [name for name in numbers if remote.folder(name).complete()]
     except OSError as error:
-        raise ValueError(f"mirror {redacted(mirror)} cannot be read: {error}") from error
+        raise UserError(f"mirror {redacted(mirror)} cannot be read: {error}") from error
     return sorted(held, key=lambda name: numbers[name], reverse=True)
 
 
@@ -168,10 +169,10 @@ def folder_to_resume(base: Path, mirror: str | None = None) -> Path:
     """Return the newest run folder among `base`, `base-2`, ...; without one, the folder of the newest mirrored run.
 
     Raises:
-        ValueError: If there is no run to resume.
+        UserError: If there is no run to resume.
     """
     if found := runs(base):
         return found[0]
     if mirror is not None and (names := mirrored_runs(base, mirror)):
         return base.absolute().with_name(names[0])
-    raise ValueError(f"nothing to resume: no run folder {base} or {base}-<n> contains a checkpoint")
+    raise UserError(f"nothing to resume: no run folder {base} or {base}-<n> contains a checkpoint")

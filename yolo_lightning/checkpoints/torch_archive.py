@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import torch
 
+from yolo_lightning.errors import UserError
 from yolo_lightning.utils.choices import check_types
 from yolo_lightning.utils.old_layout import current_checkpoint
 from yolo_lightning.utils.plain_text import first_look, one_line
@@ -26,7 +27,7 @@ def load_checkpoint(path: Path, map_location: Literal["cpu", "meta"] = "cpu") ->
     """Return the content of a checkpoint of `YOLOModule` in the layout of today; "meta" reads no tensors.
 
     Raises:
-        ValueError: If the file is damaged, contains other objects, is no dictionary, or has parts of other types.
+        UserError: If the file is damaged, contains other objects, is no dictionary, or has parts of other types.
     """
     content = load_dictionary(path, map_location)
     check_parts(content, f"checkpoint {path}")
@@ -34,14 +35,14 @@ def load_checkpoint(path: Path, map_location: Literal["cpu", "meta"] = "cpu") ->
 
 
 def check_parts(content: Mapping[str, Any], origin: str) -> None:
-    """Raise a ValueError if a part of a checkpoint of `YOLOModule` has another type; missing parts are not checked."""
+    """Raise a UserError if a part of a checkpoint of `YOLOModule` has another type; missing parts are not checked."""
     try:
         check_types("checkpoint", PARTS, content)
         check_types("checkpoint.hyper_parameters", HYPERPARAMETERS, content.get("hyper_parameters", {}))
         if content.get("state_dict") == {}:
-            raise ValueError("checkpoint.state_dict must contain tensors, got none")
+            raise UserError("checkpoint.state_dict must contain tensors, got none")
     except ValueError as error:
-        raise ValueError(f"{origin} is damaged: {error}; use another checkpoint") from None
+        raise UserError(f"{origin} is damaged: {error}; use another checkpoint") from None
 
 
 def load_dictionary(path: Path, map_location: Literal["cpu", "meta"] = "cpu") -> dict[str, Any]:
@@ -52,28 +53,28 @@ def load_dictionary(path: Path, map_location: Literal["cpu", "meta"] = "cpu") ->
     except Exception as error:  # torch.load raises errors of many types on a damaged file, also MemoryError
         names = ", ".join(unsafe_globals(path)[:3])
         why = f"it contains {names}; only tensors and plain Python are read, and Ultralytics' .pt files as weights"
-        raise ValueError(f"checkpoint {path} cannot be loaded: {why if names else reason(error)}") from error
+        raise UserError(f"checkpoint {path} cannot be loaded: {why if names else reason(error)}") from error
     if not isinstance(content, dict):
-        raise ValueError(f"checkpoint {path} must contain a dictionary, got {type(content).__name__}")
+        raise UserError(f"checkpoint {path} must contain a dictionary, got {type(content).__name__}")
     return current_checkpoint(content)
 
 
 def check_archive(path: Path) -> None:
-    """Raise a ValueError unless a file is a zip archive of uncompressed members, as torch.save writes it."""
+    """Raise a UserError unless a file is a zip archive of uncompressed members, as torch.save writes it."""
     try:
         with open_regular(path) as file:
             head = file.read(64)
             members = zipfile.ZipFile(file).infolist()
     except (zipfile.BadZipFile, ValueError, NotImplementedError, OSError, EOFError) as error:
         known = f"it {first_look(head)}" if isinstance(error, zipfile.BadZipFile) else reason(error)
-        raise ValueError(f"it is not an archive of torch.save: {known}") from error
+        raise UserError(f"it is not an archive of torch.save: {known}") from error
     if not any(member.filename.endswith("/data.pkl") for member in members):
-        raise ValueError("it is not an archive of torch.save, which contains data.pkl, but another zip archive")
+        raise UserError("it is not an archive of torch.save, which contains data.pkl, but another zip archive")
     compressed = next((member.filename for member in members if member.compress_type != zipfile.ZIP_STORED), None)
     if compressed is not None:
-        raise ValueError(f"its member {compressed!r} is compressed, as in TorchScript; torch.save never does this")
+        raise UserError(f"its member {compressed!r} is compressed, as in TorchScript; torch.save never does this")
     if sum(member.file_size for member in members) > path.stat().st_size:
-        raise ValueError("its members overlap or are incomplete")
+        raise UserError("its members overlap or are incomplete")
 
 
 def unsafe_globals(path: Path) -> list[str]:

@@ -4,6 +4,7 @@ from yolo_lightning.checkpoints.averaging import AVERAGED, average_checkpoints, 
 from yolo_lightning.checkpoints.checkpoint_file import write_checkpoint
 from yolo_lightning.checkpoints.remote_folder import local_checkpoint
 from yolo_lightning.commands.console import check_writable, writing
+from yolo_lightning.errors import UserError
 from yolo_lightning.utils.paths import real_path, user_path
 from yolo_lightning.utils.run_files import AVERAGE_CHECKPOINT, CHECKPOINTS
 
@@ -25,13 +26,13 @@ def average(
         output: File to write, with the suffix .ckpt; null: `average.ckpt` in the checkpoint folder of the run.
 
     Raises:
-        ValueError: If a checkpoint cannot be used, the networks differ, or an option is invalid.
+        UserError: If a checkpoint cannot be used, the networks differ, or an option is invalid.
     """
     if last < 2:
-        raise ValueError(f"last must be >= 2, got {last}.")
+        raise UserError(f"last must be >= 2, got {last}.")
     folder = user_path(run) / CHECKPOINTS
     if not folder.is_dir():
-        raise ValueError(f"run must be a run folder with a folder {CHECKPOINTS}, got {run}.")
+        raise UserError(f"run must be a run folder with a folder {CHECKPOINTS}, got {run}.")
     target = user_path(output) if output else folder / AVERAGE_CHECKPOINT
     check_writable(target, ".ckpt")
     try:
@@ -40,10 +41,10 @@ def average(
         else:
             files = newest_steps(folder, last)
         if real_path(target) in [real_path(file) for file in files]:
-            raise ValueError(f"output must differ from the checkpoints to average, got {target}.")
+            raise UserError(f"output must differ from the checkpoints to average, got {target}.")
         content = average_checkpoints(files)
     except FileNotFoundError as error:
-        raise ValueError(
+        raise UserError(
             f"{error.filename} was deleted while it was read: a running fit keeps only its newest checkpoints."
         ) from error
     with writing(target):

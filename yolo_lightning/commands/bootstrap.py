@@ -5,6 +5,7 @@ from typing import Literal
 import rich
 
 from yolo_lightning.commands.console import count_text
+from yolo_lightning.errors import UserError
 from yolo_lightning.evaluation.drift import drift_scores, month_name, named_scores
 from yolo_lightning.evaluation.record import EvaluationRecord
 from yolo_lightning.evaluation.score_intervals import MIN_BOOTSTRAP_SAMPLES, bootstrap as sampled
@@ -42,7 +43,7 @@ def bootstrap(
         record = EvaluationRecord.load(path)
     except FileNotFoundError:
         command = "validate" if stage == "val" else "test"
-        raise ValueError(f"{run} contains no {evaluation_record(stage)}: run `{command}` first") from None
+        raise UserError(f"{run} contains no {evaluation_record(stage)}: run `{command}` first") from None
     measured = named_scores(drift_scores(record.matches), record.class_names)
     scores = sampled(record.matches, record.image_ids, samples, seed=0)
     table = number_table(f"{stage}: {count_text(samples, 'sample')}, {100 * confidence:g} %", COLUMNS)

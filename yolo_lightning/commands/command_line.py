@@ -19,6 +19,7 @@ from yolo_lightning.commands import OWN_OPTIONS
 from yolo_lightning.commands.answers import HELP_WORDS, PICTURES, PROGRAM, fitted, learn
 from yolo_lightning.commands.option_errors import ShortErrors
 from yolo_lightning.commands.option_layers import divided
+from yolo_lightning.errors import UserError
 from yolo_lightning.utils.suggestions import did_you_mean, similar
 
 SECTIONS = "function_of"
@@ -63,7 +64,7 @@ def _section(name: str, section: str, functions: Mapping[str, Callable[..., Any]
         raise SystemExit(0)
     if section not in functions:
         meant = did_you_mean(similar(section, functions))
-        raise ValueError(f"{name} needs a section, one of {', '.join(functions)}, got {section or 'none'}{meant}")
+        raise UserError(f"{name} needs a section, one of {', '.join(functions)}, got {section or 'none'}{meant}")
     return functions[section]
 
 
@@ -131,7 +132,7 @@ def spelled_out(words: Sequence[str], options: Mapping[str, Any], first: Any = N
             values = [value] if equals else _leading_values(words[at:])
             at += 0 if equals else len(values)
             if not values:
-                raise ValueError(f"{name} needs one or more values")
+                raise UserError(f"{name} needs one or more values")
             is_choice = get_origin(element) is Literal  # a list of one choice can be the choice itself
             is_list = len(values) == 1 and (values[0] == "null" or values[0].startswith("[") or is_choice)
             text = json.dumps(values) if element is str else f"[{', '.join(values)}]"

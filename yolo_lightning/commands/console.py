@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from yolo_lightning.errors import UserError
 from yolo_lightning.utils.files import write_json
 from yolo_lightning.utils.plain_text import one_line
 
@@ -76,16 +77,16 @@ def count_text(number: int, noun: str) -> str:
 
 @contextmanager
 def writing(target: Path) -> Iterator[None]:
-    """Raise a ValueError that names the output file `target` if the block, which writes the file, raises an OSError."""
+    """Raise a UserError that names the output file `target` if the block, which writes the file, raises an OSError."""
     try:
         yield
     except OSError as error:
         reason = "its folder is a file" if isinstance(error, FileExistsError | NotADirectoryError) else error.strerror
-        raise ValueError(f"output {target} cannot be written: {reason}") from error
+        raise UserError(f"output {target} cannot be written: {reason}") from error
 
 
 def check_writable(file: str | Path | None, suffix: str) -> None:
-    """Raise a ValueError if a file, unless it is None, cannot be written, before minutes of work for this file.
+    """Raise a UserError if a file, unless it is None, cannot be written, before minutes of work for this file.
 
     Its name must end in `suffix`, so that a mistyped path does not replace a file of another kind.
     """
@@ -93,9 +94,9 @@ def check_writable(file: str | Path | None, suffix: str) -> None:
         return
     target = Path(file)
     if target.is_dir():
-        raise ValueError(f"{target} must be a file, got a folder. Did you mean {target / 'NAME'}?")
+        raise UserError(f"{target} must be a file, got a folder. Did you mean {target / 'NAME'}?")
     if target.suffix.lower() != suffix:
-        raise ValueError(f"output must end in {suffix}, got {target}.")
+        raise UserError(f"output must end in {suffix}, got {target}.")
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         TemporaryFile(dir=target.parent).close()

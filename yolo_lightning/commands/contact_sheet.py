@@ -13,6 +13,7 @@ from yolo_lightning.data.batch import Sample
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import EvaluationDataset, TrainingDataset
 from yolo_lightning.data.labelled_frames import LabelledFrames
+from yolo_lightning.errors import UserError
 from yolo_lightning.evaluation.drawing import (
     FONT,
     FONT_SCALE,
@@ -55,10 +56,10 @@ def contact_sheet(
         samples: Samples per row, 1 to 16.
 
     Raises:
-        ValueError: If an option is out of range, or the data cannot be used.
+        UserError: If an option is out of range, or the data cannot be used.
     """
     if not 1 <= samples <= 16:
-        raise ValueError(f"samples must be 1 to 16, got {samples}")
+        raise UserError(f"samples must be 1 to 16, got {samples}")
     check_writable(output, ".png")
     frames = data.open("train")
     chosen = spread_frames(frames, samples)

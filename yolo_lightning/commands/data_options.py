@@ -11,6 +11,7 @@ from yolo_lightning.checkpoints.resume import chosen_checkpoint
 from yolo_lightning.checkpoints.run_folder import run_of
 from yolo_lightning.commands.option_layers import FILE_OPTION, separated
 from yolo_lightning.data.formats.choose_format import format_class
+from yolo_lightning.errors import UserError
 from yolo_lightning.model.network_settings import bound_options, precedence, read_record
 from yolo_lightning.utils.run_files import config_name
 from yolo_lightning.utils.yaml_file import nested, read_yaml
@@ -50,8 +51,8 @@ def _section(file: str) -> str:
     try:
         content = read_yaml(Path(file))
     except (OSError, ValueError) as error:
-        raise ValueError(f"configuration {file} cannot be read: {error}") from error
+        raise UserError(f"configuration {file} cannot be read: {error}") from error
     section = content.get(SECTION, {}) if isinstance(content, dict) else None
     if not isinstance(section, dict):
-        raise ValueError(f"configuration {file} must have a section '{SECTION}' of options")
+        raise UserError(f"configuration {file} must have a section '{SECTION}' of options")
     return f"{FILE_OPTION}={json.dumps({SECTION: section})}"

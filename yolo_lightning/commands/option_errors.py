@@ -9,9 +9,9 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from inspect import signature
 from pathlib import Path
-from traceback import walk_tb
 from typing import Any, NoReturn
 
+from yolo_lightning.errors import UserError
 from yolo_lightning.utils.addresses import redacted
 from yolo_lightning.utils.exit_codes import ExitCode
 from yolo_lightning.utils.old_layout import RENAMED_KEYS, new_key, renamed_message
@@ -134,7 +134,7 @@ def fail(message: str, cause: Exception | None = None) -> NoReturn:
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """Print a `ValueError` of this package or a refusal of Lightning and exit with code 2; other errors are raised.
+    """Print a `UserError` or a refusal of Lightning and exit with code 2; other errors are raised.
 
     A reader that has closed the standard output, such as `head`, ends the command without a message.
     """
@@ -147,7 +147,7 @@ def user_errors() -> Iterator[None]:
         raise SystemExit(1) from None
     except Exception as error:
         is_refusal = type(error).__name__ == "MisconfigurationException"  # without an import of Lightning
-        if not (is_refusal or (isinstance(error, ValueError) and is_ours(error))):
+        if not (is_refusal or isinstance(error, UserError)):
             raise
         fail(redacted(printable(str(error))))
 
@@ -156,12 +156,6 @@ def _is_output_closed() -> bool:
     events = select.poll()
     events.register(sys.stdout, 0)  # errors are always reported
     return bool(events.poll(0))
-
-
-def is_ours(error: ValueError) -> bool:
-    """Return whether code of this package raised the error."""
-    *_, (frame, _) = walk_tb(error.__traceback__)
-    return str(frame.f_globals.get("__name__")).split(".")[0] == "yolo_lightning"
 
 
 def _known_keys(parser: Any) -> set[str]:

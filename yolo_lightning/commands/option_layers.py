@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from yolo_lightning.commands import SUBCOMMANDS, WITH_RUN
+from yolo_lightning.errors import UserError
 from yolo_lightning.utils.run_files import config_name
 from yolo_lightning.utils.yaml_file import flatten, read_yaml
 
@@ -83,7 +84,7 @@ def given_options(words: Sequence[str], environment: Mapping[str, str]) -> Given
     for text in found.files:
         tree = read_yaml(Path(text)) if os.path.isfile(text) else _value_of(text)
         if not isinstance(tree, dict):
-            raise ValueError(f"{text} is no configuration")
+            raise UserError(f"{text} is no configuration")
         configured |= flatten(tree)
     typed: dict[str, Any] = {}
     for key, text in [*found.variables.items(), *named_values(found.words)]:
@@ -118,7 +119,7 @@ def with_run(words: Sequence[str]) -> list[str]:
     `--config` replaces the configuration.
 
     Raises:
-        ValueError: If no run with this name contains a checkpoint.
+        UserError: If no run with this name contains a checkpoint.
     """
     command, *rest = words
     has_words = bool(rest) and not rest[0].startswith("-")
@@ -135,7 +136,7 @@ def with_run(words: Sequence[str]) -> list[str]:
     del rest[at : at + len(taken)]
     base = taken[-1].removeprefix("--run=")
     if not (found := runs(Path(base))):
-        raise ValueError(f"RUN must be the folder of a run: {base} and {base}-<n> contain no checkpoint.")
+        raise UserError(f"RUN must be the folder of a run: {base} and {base}-<n> contain no checkpoint.")
     config = found[0] / config_name("fit")
     added = [f"{FILE_OPTION}={config}"] if config.is_file() and not separated(rest)[0] else []
     return [command, *added, f"--trainer.default_root_dir={found[0]}", *rest]

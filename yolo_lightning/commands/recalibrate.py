@@ -21,6 +21,7 @@ from yolo_lightning.data.batch import collate
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import EvaluationDataset
 from yolo_lightning.detector import arranged_network
+from yolo_lightning.errors import UserError
 from yolo_lightning.evaluation.score_table import score_text
 from yolo_lightning.model.graph import network_input
 from yolo_lightning.model.layers import Convolution, FoldedGraph
@@ -70,7 +71,7 @@ def recalibrate(
     file = chosen_checkpoint(run, checkpoint)
     target = user_path(output) if output is not None else file.with_name(RECALIBRATED_CHECKPOINT)
     if real_path(target) == real_path(file):
-        raise ValueError(f"--output must differ from the checkpoint, got {target}.")
+        raise UserError(f"--output must differ from the checkpoint, got {target}.")
     check_writable(target, ".ckpt")
     result, found = apply(file, data, images, chosen_device(device), conv_backend)
     with writing(target):
@@ -106,7 +107,7 @@ def apply(
     usual, names, known = network_for(data, file, device, conv_backend)
     graph, used = arranged_network(file, device, conv_backend), [0]
     if not recompute_statistics(graph, _training_inputs(data, images, device, used)):
-        raise ValueError(f"{file}: the network has no batch normalization with running statistics")
+        raise UserError(f"{file}: the network has no batch normalization with running statistics")
     new = {f"{PREFIX}{name}": one.cpu() for name, one in graph.state_dict().items() if name.endswith(STATISTICS)}
     checkpoint = load_checkpoint(file)
     state = checkpoint["state_dict"]

@@ -32,6 +32,7 @@ from yolo_lightning.commands.start_supervisor import (
     resumes,
 )
 from yolo_lightning.data.formats.choose_format import format_class
+from yolo_lightning.errors import UserError
 from yolo_lightning.model.network_settings import (
     bound_options,
     changes,
@@ -78,7 +79,7 @@ def plan_run(
         may_download: Whether the run may be downloaded from the mirror.
 
     Raises:
-        ValueError: If an option cannot be used, or there is no checkpoint to resume or to evaluate.
+        UserError: If an option cannot be used, or there is no checkpoint to resume or to evaluate.
     """
     base = run_folder.configured_folder(options["trainer.default_root_dir"])
     if needs_supervisor(words, options):
@@ -181,7 +182,7 @@ def weights_file(options: Mapping[str, Any]) -> Path | None:
     if (weights := options["model.weights"]) is None:
         return None
     if not (path := user_path(weights)).is_file():
-        raise ValueError(f"model.weights must be an existing file (nothing is downloaded), got {weights}")
+        raise UserError(f"model.weights must be an existing file (nothing is downloaded), got {weights}")
     if path.suffix == ".ckpt":
         require_whole(path, "model.weights")
     return path
@@ -197,26 +198,26 @@ def _bound_by(weights: Path | dict[str, Any], options: Mapping[str, Any]) -> dic
 
 
 def check_options(options: Mapping[str, Any], is_fit: bool) -> None:
-    """Raise a ValueError for an option that no constructor checks."""
+    """Raise a UserError for an option that no constructor checks."""
     check_accelerator(options["trainer.accelerator"])
     check_limits(options)
     if is_fit and options.get("detach") and launch_id() is not None:
-        raise ValueError("--detach cannot be used with torchrun, whose processes end with it: use nohup torchrun ...")
+        raise UserError("--detach cannot be used with torchrun, whose processes end with it: use nohup torchrun ...")
     epochs, images = options["trainer.max_epochs"], options["recalibrate_images"]
     if is_fit and epochs is None:
-        raise ValueError(f"trainer.max_epochs must be >= 1, for the schedules, got {epochs}.")
+        raise UserError(f"trainer.max_epochs must be >= 1, for the schedules, got {epochs}.")
     if is_fit:
         check_deadline(options)
     if images != 0 and images < 2:
-        raise ValueError(f"recalibrate_images must be 0 or >= 2, got {images}")
+        raise UserError(f"recalibrate_images must be 0 or >= 2, got {images}")
 
 
 def check_accelerator(accelerator: Any) -> None:
-    """Raise a ValueError if the name of an accelerator is unknown or this machine does not have it."""
+    """Raise a UserError if the name of an accelerator is unknown or this machine does not have it."""
     gpus = {"cuda": CUDAAccelerator.is_available(), "mps": MPSAccelerator.is_available()}
     available = ["auto", "cpu", *(["gpu"] if any(gpus.values()) else []), *(name for name in gpus if gpus[name])]
     if isinstance(accelerator, str) and accelerator not in available:
-        raise ValueError(
+        raise UserError(
             f"trainer.accelerator must be {' or '.join(available)} on this machine, got {accelerator!r}."
             + ("" if any(gpus.values()) else " PyTorch finds no GPU; the command doctor inspects the machine.")
         )

@@ -16,6 +16,7 @@ from yolo_lightning.commands.doctor.inspect_machine import ENVIRONMENT
 from yolo_lightning.commands.option_layers import PREFIX, given_options
 from yolo_lightning.commands.start_supervisor import folder_of, supervise_fit, supervise_settings
 from yolo_lightning.commands.unattended import unattended
+from yolo_lightning.errors import UserError
 from yolo_lightning.supervision.job import JOB_VARIABLE, SuperviseSettings
 from yolo_lightning.supervision.run_lock import current_holder
 from yolo_lightning.supervision.trainer import MARKER_VARIABLE
@@ -68,11 +69,11 @@ def install(target: Path, *, command: list[str] = [], show: bool = False) -> Non
     """
     words = ["fit", "--config", str(_configuration(target).absolute()), *command]
     if not {"data", "model", "trainer"} & {key.partition(".")[0] for key in given_options(words[:3], {}).all}:
-        raise ValueError(f"{target} must be the configuration of a fit, with keys of data, model or trainer")
+        raise UserError(f"{target} must be the configuration of a fit, with keys of data, model or trainer")
     options = given_options(words, os.environ).all
     run = (target if target.is_dir() else folder_of(options)[0]).absolute()
     if is_finished(run):
-        raise ValueError(f"{run} is finished: there is nothing to resume. A longer fit starts with --resume.")
+        raise UserError(f"{run} is finished: there is nothing to resume. A longer fit starts with --resume.")
     settings = supervise_settings(options)
     unit, file = unit_text(run, words, settings, _recorded(options), Path.cwd()), unit_file(run)
     if show:
@@ -101,7 +102,7 @@ def remove(run: Path) -> None:
     """Delete the unit of a run. A training in progress continues; `stop` ends it."""
     file = unit_file(run)
     if not file.is_file():
-        raise ValueError(f"there is no service for {run}: {file} does not exist")
+        raise UserError(f"there is no service for {run}: {file} does not exist")
     _systemctl("disable", file.name)
     file.unlink()
     _systemctl("daemon-reload")
@@ -118,9 +119,9 @@ def run(run: Path, *, command: list[str]) -> NoReturn:
         command: Command line of the fit, written after all options: `service run RUN -- fit --config CONFIG`.
     """
     if command[:1] != ["fit"]:
-        raise ValueError("service run needs a fit after --, for example: service run runs/a -- fit --config CONFIG")
+        raise UserError("service run needs a fit after --, for example: service run runs/a -- fit --config CONFIG")
     if not run.is_dir():
-        raise ValueError(f"the run folder {run} does not exist: mount its disk, or create the folder for a new run")
+        raise UserError(f"the run folder {run} does not exist: mount its disk, or create the folder for a new run")
     supervise_fit(command, given_options(command, os.environ).all, run)
 
 
@@ -155,7 +156,7 @@ def _configuration(target: Path) -> Path:
     """Return the configuration file of a run folder, or the given file."""
     path = target / config_name("fit") if target.is_dir() else target
     if not path.is_file():
-        raise ValueError(f"{path} does not exist: pass a run folder with a configuration, or a configuration file")
+        raise UserError(f"{path} does not exist: pass a run folder with a configuration, or a configuration file")
     return path
 
 
@@ -187,4 +188,4 @@ def _systemctl(*words: str) -> None:
         failure = str(error)
     if failure:
         reason = failure.splitlines()[0]
-        raise ValueError(f"systemctl --user {' '.join(words)} failed: {reason}. docs/walk_away.md has other ways.")
+        raise UserError(f"systemctl --user {' '.join(words)} failed: {reason}. docs/walk_away.md has other ways.")

@@ -18,6 +18,7 @@ from yolo_lightning.checkpoints.checkpoint_file import checksum_path, newest_che
 from yolo_lightning.commands.console import duration
 from yolo_lightning.commands.option_errors import fail
 from yolo_lightning.commands.option_layers import given_options
+from yolo_lightning.errors import UserError
 from yolo_lightning.supervision.incident import read_report
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts
 from yolo_lightning.supervision.run_status import Status, SupervisorStatus, read_status
@@ -66,7 +67,7 @@ def soak(*, command: list[str], hours: float = 2.0) -> None:
         hours: Duration.
     """
     if not hours > 0:
-        raise ValueError(f"--hours must be > 0, got {hours}.")
+        raise UserError(f"--hours must be > 0, got {hours}.")
     run = Path(tempfile.mkdtemp(prefix="yolo_lightning_soak_")) / "run"
     words = [*command, *OVERRIDES, f"--trainer.default_root_dir={run}", *copied_state(command, run)]
     print(f"soak: fit for {duration(hours * 3600)} in {run}", flush=True)
@@ -92,7 +93,7 @@ def copied_state(command: Sequence[str], run: Path) -> list[str]:
     try:
         options = given_options(["fit", *command], os.environ).all
     except OSError as error:
-        raise ValueError(f"a configuration file cannot be read: {error}") from error
+        raise UserError(f"a configuration file cannot be read: {error}") from error
     base = run_folder.configured_folder(str(options.get("trainer.default_root_dir", run_folder.DEFAULT_RUN)))
     found = run_folder.runs(base)
     checkpoint = newest_checkpoint(found[0] / CHECKPOINTS)[0] if found and not options.get("ckpt_path") else None

@@ -18,6 +18,7 @@ from yolo_lightning.checkpoints.remote_folder import is_address
 from yolo_lightning.commands.command_line import ToolParser
 from yolo_lightning.commands.option_layers import given_options
 from yolo_lightning.commands.unattended import detach
+from yolo_lightning.errors import UserError
 from yolo_lightning.supervision import SuperviseSettings, become_supervisor, in_use, is_supervised, reserve
 from yolo_lightning.supervision.job import job
 from yolo_lightning.utils.distributed import launch_id
@@ -81,7 +82,7 @@ def supervise_fit(words: Sequence[str], options: Mapping[str, Any], folder: Path
 
     Raises:
         SystemExit: With code 0, if the run to resume is finished.
-        ValueError: If there is no run to resume, or the run folder cannot be written.
+        UserError: If there is no run to resume, or the run folder cannot be written.
     """
     is_given, checkpoint = folder is not None, None
     if folder is None:
@@ -131,34 +132,34 @@ def resumes(options: Mapping[str, Any]) -> bool:
 
 
 def check_limits(options: Mapping[str, Any]) -> None:
-    """Raise a ValueError for an option of the Trainer that is out of range or replaced by an option of the recipe."""
+    """Raise a UserError for an option of the Trainer that is out of range or replaced by an option of the recipe."""
     given = {key.removeprefix("trainer."): value for key, value in options.items() if key.startswith("trainer.")}
     for name, least in LEAST.items():
         value, fraction = given.get(name), " or a fraction from 0.0 to 1.0" * name.endswith(("_batches", "interval"))
         if isinstance(value, float) and value > 1 and value.is_integer():
             value = int(value)  # as Lightning reads 2.0
         if value < least if isinstance(value, int) else isinstance(value, float) and not 0 <= value <= 1:
-            raise ValueError(f"trainer.{name} must be an integer >= {least}{fraction}, got {value}")
+            raise UserError(f"trainer.{name} must be an integer >= {least}{fraction}, got {value}")
     for name, off, instead in (("accumulate_grad_batches", 1, "nominal_batch"), ("gradient_clip_val", 0, "clip_norm")):
         if (value := given.get(name)) not in (None, off):
-            raise ValueError(f"trainer.{name} must not be set, got {value}: use model.recipe.{instead}.")
+            raise UserError(f"trainer.{name} must not be set, got {value}: use model.recipe.{instead}.")
     if isinstance(limit := given.get("max_time"), str) and not re.fullmatch(r"\d+(:\d\d){3}", limit):
-        raise ValueError(f"trainer.max_time must be DD:HH:MM:SS, got {limit}")
+        raise UserError(f"trainer.max_time must be DD:HH:MM:SS, got {limit}")
 
 
 def check_deadline(options: Mapping[str, Any]) -> None:
-    """Raise a ValueError for a deadline that is malformed or, for a new run, in the past; see also `FinishBy`."""
+    """Raise a UserError for a deadline that is malformed or, for a new run, in the past; see also `FinishBy`."""
     finish_by, hours = (options.get(name) for name in DEADLINE_OPTIONS)
     for name, free in (("trainer.max_time", None), ("trainer.max_steps", -1)) if hours or finish_by else ():
         if (limit := options.get(name, free)) not in (None, free):
             option = "--finish_by" if hours is None else "--max_hours"
-            raise ValueError(
+            raise UserError(
                 f"{name} must be {json.dumps(free)} with {option}, got {limit}: the deadline sets the length"
             )
     if finish_by is not None:
         moment = parse_moment("finish_by", str(finish_by))
         if moment.timestamp() <= time.time() and not resumes(options) and not is_supervised():
-            raise ValueError(f"finish_by must be in the future, got {moment.isoformat()}")
+            raise UserError(f"finish_by must be in the future, got {moment.isoformat()}")
 
 
 def finished_line(folder: Path, options: Mapping[str, Any]) -> str | None:

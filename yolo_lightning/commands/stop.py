@@ -10,6 +10,7 @@ from yolo_lightning.checkpoints.checkpoint_file import newest_checkpoint, steps_
 from yolo_lightning.checkpoints.run_folder import runs
 from yolo_lightning.commands.monitor.read_run import check_holds_run
 from yolo_lightning.commands.service import unit_file
+from yolo_lightning.errors import UserError
 from yolo_lightning.supervision.heartbeat import Heartbeat, read_heartbeat
 from yolo_lightning.supervision.run_lock import Holder, current_holder
 from yolo_lightning.utils.exit_codes import ExitCode
@@ -28,7 +29,7 @@ def stop(run: Path, *, wait_s: float = 600.0) -> None:
         wait_s: Longest wait, seconds. The command then exits with code 1; the run is still told to stop.
     """
     if wait_s < 0:
-        raise ValueError(f"--wait_s must be >= 0, got {wait_s}")
+        raise UserError(f"--wait_s must be >= 0, got {wait_s}")
     if run.is_file():
         check_holds_run(run)
     others = [folder for folder in runs(run) if folder != run.absolute() and current_holder(folder) is not None]
@@ -66,11 +67,11 @@ def _open(folder: Path, holder: Holder) -> int:
     """Return a descriptor of the process that trains in a folder; unlike an id it never means another process."""
     who = f"{folder} is in use by process {holder.process} on {holder.host}"
     if holder.host != socket.gethostname():
-        raise ValueError(f"{who}: run this command there")
+        raise UserError(f"{who}: run this command there")
     try:
         process = os.pidfd_open(holder.process)
     except ProcessLookupError:
         process = -1
     if process < 0 or holder.started_ticks not in (0, started_ticks(holder.process)):
-        raise ValueError(f"{who}, which cannot be seen from here: run this command in its container")
+        raise UserError(f"{who}, which cannot be seen from here: run this command in its container")
     return process

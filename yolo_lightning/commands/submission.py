@@ -16,6 +16,7 @@ from yolo_lightning.commands.console import check_writable, writing
 from yolo_lightning.commands.sweep.sweep_scores import Comparison, Setting, score_setting
 from yolo_lightning.data.box_fusion import FUSION_IOU
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
+from yolo_lightning.errors import UserError
 from yolo_lightning.evaluation.drift import drift_scores, organisers_scores
 from yolo_lightning.evaluation.score_table import score_table
 from yolo_lightning.utils.choices import check_range
@@ -52,7 +53,7 @@ def score(file: str, truth: str, json: str | None = None) -> None:
     check_writable(json, ".json")
     expected, objects = read_truth(Path(truth))
     if not len(objects.labels):
-        raise ValueError(f"{truth} has no annotated box: use a labelled split")
+        raise UserError(f"{truth} has no annotated box: use a labelled split")
     report = check_submission(Path(file), expected)
     if report.problems:
         show(Path(file), report)
@@ -92,7 +93,7 @@ def fuse(
     check_range("score_threshold", score_threshold, ">= 0", "< 1")
     target = _target(output, files)
     if len(files) < 2:
-        raise ValueError(f"files must name 2 or more submissions, got {len(files)}")
+        raise UserError(f"files must name 2 or more submissions, got {len(files)}")
     chosen = _shares([1.0] * len(files) if weights is None else weights, len(files))
     submissions = _contents_of(files, read_truth(Path(template))[0] if template else None)
     result = fused(submissions, chosen, iou_threshold, score_threshold)
@@ -106,10 +107,10 @@ def _shares(weights: Sequence[float], count: int) -> list[float]:
     """Return `count` weights divided by their sum.
 
     Raises:
-        ValueError: If the number of weights differs from `count`, or a weight is not positive and finite.
+        UserError: If the number of weights differs from `count`, or a weight is not positive and finite.
     """
     if len(weights) != count or not all(math.isfinite(weight) and weight > 0 for weight in weights):
-        raise ValueError(f"weights must contain one number > 0 per file, here {count}, got {list(weights)}")
+        raise UserError(f"weights must contain one number > 0 per file, here {count}, got {list(weights)}")
     total = math.fsum(weights)
     return [weight / total for weight in weights]
 
@@ -140,9 +141,9 @@ def rescore(
     target = _target(output, [file, known])
     expected, objects = read_truth(Path(truth))
     if not len(objects.labels):
-        raise ValueError(f"truth must have annotated boxes, got none in {truth}: use a labelled split")
+        raise UserError(f"truth must have annotated boxes, got none in {truth}: use a labelled split")
     if expected.frame_size is None:
-        raise ValueError(f"truth must have frames of one size, got several in {truth}: places are not comparable")
+        raise UserError(f"truth must have frames of one size, got several in {truth}: places are not comparable")
     size = expected.frame_size
     (content,) = _contents_of([file], read_truth(Path(template))[0] if template else None)
     learned = _contents_of([known], expected)[0].with_frames(objects.image_ids)
@@ -171,7 +172,7 @@ def rescore(
 def _target(output: str, files: Sequence[str]) -> Path:
     target = Path(output)
     if target.suffix not in (".json", ".zip") or real_path(target) in [real_path(Path(file)) for file in files]:
-        raise ValueError(f"output must be another file than those to read and end in .json or .zip, got {output}")
+        raise UserError(f"output must be another file than those to read and end in .json or .zip, got {output}")
     return target
 
 
@@ -181,11 +182,11 @@ def _contents_of(files: Sequence[str], template: Template | None) -> list[Conten
     for file in files:
         report = check_submission(Path(file), template)
         if report.content is None or report.problems:
-            raise ValueError(f"{file} has errors, see `submission check {file}`: {report.problems[0].what}")
+            raise UserError(f"{file} has errors, see `submission check {file}`: {report.problems[0].what}")
         contents.append(report.content)
         different = set(contents[0].image_ids) ^ set(report.content.image_ids)
         if different:
-            raise ValueError(
+            raise UserError(
                 f"{files[0]} and {file} must have the same images, but {len(different):,} images are in one of them "
                 f"only, such as {min(different)}"
             )

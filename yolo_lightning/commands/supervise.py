@@ -4,6 +4,7 @@ import shlex
 from pathlib import Path
 from typing import NoReturn
 
+from yolo_lightning.errors import UserError
 from yolo_lightning.supervision import SuperviseSettings, become_supervisor
 from yolo_lightning.supervision.job import Job
 
@@ -29,11 +30,11 @@ def supervise(
         supervision: Timeouts, retries and notifications.
     """
     if not command:
-        raise ValueError("supervise needs a command after --, for example: supervise --run runs/a -- python train.py")
+        raise UserError("supervise needs a command after --, for example: supervise --run runs/a -- python train.py")
     try:
         restart_command = (*command, *shlex.split(restart_options))
     except ValueError as error:
-        raise ValueError(f"--restart_options {restart_options!r} cannot be split into words: {error}") from error
+        raise UserError(f"--restart_options {restart_options!r} cannot be split into words: {error}") from error
     job = Job(
         command=tuple(command),
         restart_command=restart_command,

@@ -8,6 +8,7 @@ from yolo_lightning.conv.algorithms.problem import IntOrInts, Problem, check_dty
 from yolo_lightning.conv.algorithms.shared import exports_to_onnx
 from yolo_lightning.conv.functional import autocast_operands, conv2d, input_gradient
 from yolo_lightning.conv.plan import DEFAULT_PLAN, Plan
+from yolo_lightning.errors import UserError
 
 
 def conv1d(
@@ -70,14 +71,14 @@ def conv3d(
         front, back = side, side
     else:
         if padding == "same" and step != 1:
-            raise ValueError(f"padding='same' needs stride 1, got stride {stride}")
+            raise UserError(f"padding='same' needs stride 1, got stride {stride}")
         front, back = (reach // 2, reach - reach // 2) if padding == "same" else (0, 0)
         plane_sides = padding
     if front or back:
         input = F.pad(input, (0, 0, 0, 0, front, back))
     samples, depth = input.size(0), input.size(2)
     if not 0 < reach + 1 <= depth:
-        raise ValueError(
+        raise UserError(
             "kernel size can't be greater than actual input size: the dilated kernel has "
             f"{reach + 1} slices, the padded input has {depth}"
         )
@@ -122,7 +123,7 @@ def conv_transpose(
         `(N, O, ...)` or `(O, ...)` in the dtype of the (cast) input.
 
     Raises:
-        ValueError: If an argument is not allowed.
+        UserError: If an argument is not allowed.
     """
     _check_dimensions(f"conv_transpose{dimensions}d", dimensions, input, weight)
     if exports_to_onnx():
@@ -132,19 +133,19 @@ def conv_transpose(
     sides = numbers("padding", padding, dimensions, minimum=0)
     extra = numbers("output_padding", output_padding, dimensions, minimum=0)
     if any(more >= max(step, gap) for more, step, gap in zip(extra, steps, gaps, strict=True)):
-        raise ValueError(f"output_padding must be smaller than stride or dilation, got {output_padding!r}")
+        raise UserError(f"output_padding must be smaller than stride or dilation, got {output_padding!r}")
     is_batched = input.dim() == dimensions + 2
     input, weight, bias = autocast_operands(input if is_batched else input.unsqueeze(0), weight, bias)
     if groups < 1 or weight.size(0) % groups or not weight.numel():
-        raise ValueError(f"groups must divide the channels of a non-empty weight {tuple(weight.shape)}, got {groups}")
+        raise UserError(f"groups must divide the channels of a non-empty weight {tuple(weight.shape)}, got {groups}")
     if input.size(1) != weight.size(0):
-        raise ValueError(
+        raise UserError(
             f"weight of shape {tuple(weight.shape)} expects an input with {weight.size(0)} channels, "
             f"got {input.size(1)} channels"
         )
     check_dtypes(input, weight, bias)
     if bias is not None and tuple(bias.shape) != (weight.size(1) * groups,):
-        raise ValueError(f"bias must have shape ({weight.size(1) * groups},), got {tuple(bias.shape)}")
+        raise UserError(f"bias must have shape ({weight.size(1) * groups},), got {tuple(bias.shape)}")
     if dimensions == 1:
         lines, kernel = input.unsqueeze(2), weight.unsqueeze(2)
         output = _transpose2d(lines, kernel, (1, *steps), (0, *sides), (0, *extra), groups, (1, *gaps), plan).squeeze(2)
@@ -224,11 +225,11 @@ def _transpose3d(
 
 def _check_dimensions(name: str, dimensions: int, input: Tensor, weight: Tensor) -> None:
     if kinds := [type(one).__name__ for one in (input, weight) if not isinstance(one, Tensor)]:
-        raise ValueError(f"input and weight of {name} must be tensors, got {kinds[0]}")
+        raise UserError(f"input and weight of {name} must be tensors, got {kinds[0]}")
     if weight.dim() != dimensions + 2:
-        raise ValueError(f"expected a {dimensions + 2}-D weight for {name}, got shape {tuple(weight.shape)}")
+        raise UserError(f"expected a {dimensions + 2}-D weight for {name}, got shape {tuple(weight.shape)}")
     if input.dim() not in (dimensions + 1, dimensions + 2):
-        raise ValueError(
+        raise UserError(
             f"expected {dimensions + 1}D (unbatched) or {dimensions + 2}D (batched) input to {name}, "
             f"got shape {tuple(input.shape)}"
         )
@@ -236,4 +237,4 @@ def _check_dimensions(name: str, dimensions: int, input: Tensor, weight: Tensor)
 
 def _check_size(size: int, sides: Numbers, extra: Numbers) -> None:
     if size < 1:
-        raise ValueError(f"output size is too small ({size}) with padding {sides} and output_padding {extra}")
+        raise UserError(f"output size is too small ({size}) with padding {sides} and output_padding {extra}")

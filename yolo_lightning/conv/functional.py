@@ -24,6 +24,7 @@ from yolo_lightning.conv.algorithms.problem import (
 from yolo_lightning.conv.algorithms.shared import exports_to_onnx, without_autocast
 from yolo_lightning.conv.derivatives import MaybeTensor, derivatives
 from yolo_lightning.conv.plan import DEFAULT_PLAN, Plan
+from yolo_lightning.errors import UserError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -62,12 +63,12 @@ def conv2d(
         `(N, O, H', W')`, or `(O, H', W')` for an unbatched input, in the dtype of the (cast) input.
 
     Raises:
-        ValueError: If an argument is not allowed.
+        UserError: If an argument is not allowed.
     """
     for value, kind in ((input, Tensor), (weight, Tensor), (bias, Tensor | None), (plan, Plan)):
         if not isinstance(value, kind):
             got = type(value).__name__
-            raise ValueError(f"input, weight and bias must be tensors and plan a Plan, got {got} instead of {kind}")
+            raise UserError(f"input, weight and bias must be tensors and plan a Plan, got {got} instead of {kind}")
     if exports_to_onnx():
         return F.conv2d(input, weight, bias, stride, padding, dilation, groups)
     input, weight, bias = autocast_operands(input, weight, bias)

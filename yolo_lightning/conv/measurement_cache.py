@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from yolo_lightning.conv.algorithms import table
+from yolo_lightning.errors import UserError
 
 FORMAT = 2
 
@@ -51,10 +52,10 @@ def read_entries(file: Path) -> dict[str, dict[str, Any]]:
     except FileNotFoundError:
         return {}
     except (RecursionError, ValueError) as error:
-        raise ValueError(f"not JSON: {error}") from error
+        raise UserError(f"not JSON: {error}") from error
     entries = content.get("environments") if isinstance(content, dict) and content.get("format") == FORMAT else None
     if not isinstance(entries, dict) or not all(isinstance(entry, dict) for entry in entries.values()):
-        raise ValueError(f"not a cache of format {FORMAT}")
+        raise UserError(f"not a cache of format {FORMAT}")
     return entries
 
 

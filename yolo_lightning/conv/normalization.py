@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from yolo_lightning.conv.algorithms.shared import exports_to_onnx
 from yolo_lightning.conv.kernels import fused_norm
+from yolo_lightning.errors import UserError
 
 
 class _VendorFreeBatchNorm(_BatchNorm):
@@ -26,11 +27,11 @@ class _VendorFreeBatchNorm(_BatchNorm):
         self._check_input_dim(input)  # type: ignore[no-untyped-call]
         # torch.native_batch_norm does not check the channel count.
         if input.size(1) != self.num_features:
-            raise ValueError(f"input must have {self.num_features} channels, got {input.size(1)}")
+            raise UserError(f"input must have {self.num_features} channels, got {input.size(1)}")
         momentum = self._advance_momentum()
         uses_batch = self.training or self.running_mean is None
         if uses_batch and input.numel() == input.size(1):
-            raise ValueError(
+            raise UserError(
                 f"expected more than 1 value per channel when training, got input size {tuple(input.shape)}"
             )
         if input.numel() == 0:

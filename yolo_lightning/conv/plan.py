@@ -19,6 +19,7 @@ from yolo_lightning.conv.algorithms.algorithm import Operation
 from yolo_lightning.conv.algorithms.problem import Problem, Tensors
 from yolo_lightning.conv.algorithms.shared import have_data, is_capturing
 from yolo_lightning.conv.algorithms.table import Candidate, candidates, gradient_candidates
+from yolo_lightning.errors import UserError
 
 # Largest number of decisions in memory. A plan that exceeds it clears them all and decides again, which bounds the
 # memory if every batch has another shape.
@@ -124,14 +125,14 @@ class AutotunedPlan(Plan):
             version and algorithms are used. A file that cannot be read is ignored with a warning and replaced.
 
     Raises:
-        ValueError: If `budget_s` is negative or not a number.
+        UserError: If `budget_s` is negative or not a number.
     """
 
     def __init__(self, budget_s: float, cache_file: str | os.PathLike[str] | None = None) -> None:
         if not (isinstance(budget_s, int | float) and budget_s >= 0):
-            raise ValueError(f"budget_s must be >= 0 seconds, got {budget_s!r}")
+            raise UserError(f"budget_s must be >= 0 seconds, got {budget_s!r}")
         if not isinstance(cache_file, str | os.PathLike | None) or (cache_file and Path(cache_file).is_dir()):
-            raise ValueError(f"cache_file must be the path of a file or None, got {cache_file!r}")
+            raise UserError(f"cache_file must be the path of a file or None, got {cache_file!r}")
         super().__init__()
         self.budget_s = budget_s
         self.cache_file = None if cache_file is None else Path(cache_file).expanduser()

@@ -11,6 +11,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from yolo_lightning.conv import layer as gemm, normalization
 from yolo_lightning.conv.plan import DEFAULT_PLAN, Plan
+from yolo_lightning.errors import UserError
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 _CONVOLUTIONS: dict[type[nn.Module], type[nn.Module]] = {
@@ -64,24 +65,24 @@ def swap_convs(module: ModuleT, *, plan: Plan = DEFAULT_PLAN, skip: Collection[s
         The same module.
 
     Raises:
-        ValueError: If `module` is not a module, `plan` not a plan or `skip` a text, if `skip` contains an unknown name,
+        UserError: If `module` is not a module, `plan` not a plan or `skip` a text, if `skip` contains an unknown name,
             or if a layer outside `skip` would keep PyTorch's dispatch, which may use the vendor library: a synchronized
             or instance normalization, or a convolution or normalization that is parametrized or a subclass with methods
             of its own. The message lists the layers; no layer has been changed.
     """
     if not isinstance(module, nn.Module):
-        raise ValueError(f"swap_convs converts a torch.nn.Module, got {module!r:.100}")
+        raise UserError(f"swap_convs converts a torch.nn.Module, got {module!r:.100}")
     if any(isinstance(one, ScriptModule) for one in module.modules()):
-        raise ValueError("swap_convs converts a module before torch.jit.script or torch.jit.trace, got a ScriptModule")
+        raise UserError("swap_convs converts a module before torch.jit.script or torch.jit.trace, got a ScriptModule")
     if not isinstance(skip, Collection) or isinstance(skip, str) or not all(isinstance(one, str) for one in skip):
-        raise ValueError(f"skip must be a list of names, as ['backbone.conv1'], got {skip!r}")
+        raise UserError(f"skip must be a list of names, as ['backbone.conv1'], got {skip!r}")
     if not isinstance(plan, Plan):
-        raise ValueError(f"plan must be a Plan or an AutotunedPlan, got {plan!r}")
+        raise UserError(f"plan must be a Plan or an AutotunedPlan, got {plan!r}")
     skipped = {id(submodule) for name in skip for submodule in _named(module, name).modules()}
     layers = [(name, layer) for name, layer in module.named_modules() if id(layer) not in skipped]
     refused = [f"{name or '(root)'} ({type(layer).__name__})" for name, layer in layers if _stays_native(layer)]
     if refused:
-        raise ValueError(
+        raise UserError(
             f"swap_convs has no vendor-free form of {', '.join(refused)}; supported are the convolution and BatchNorm "
             "layers of torch.nn, not parametrized forms and subclasses that override methods; add layers to skip to "
             "keep PyTorch's implementation"
@@ -96,7 +97,7 @@ def swap_convs(module: ModuleT, *, plan: Plan = DEFAULT_PLAN, skip: Collection[s
 def unswap_convs(module: ModuleT) -> ModuleT:
     """Undo `swap_convs` in place and return the same module."""
     if not isinstance(module, nn.Module):
-        raise ValueError(f"unswap_convs converts a torch.nn.Module, got {module!r}")
+        raise UserError(f"unswap_convs converts a torch.nn.Module, got {module!r}")
     for layer in module.modules():
         kind = type(layer)
         if kind in _CONVOLUTIONS.values() or kind in _ADAPTED:
@@ -109,7 +110,7 @@ def _named(module: nn.Module, name: str) -> nn.Module:
     try:
         return module.get_submodule(name)
     except AttributeError as error:
-        raise ValueError(f"skip contains {name!r}, which is not a submodule: {error}") from error
+        raise UserError(f"skip contains {name!r}, which is not a submodule: {error}") from error
 
 
 def _stays_native(layer: nn.Module) -> bool:

@@ -14,6 +14,7 @@ from torch import Tensor
 from yolo_lightning.data.boxes import Letterbox, clip_to_frame, corners_to_centres, input_to_frame, xywh_to_xyxy
 from yolo_lightning.data.image_size import ImageSize, Resize
 from yolo_lightning.data.transforms.pixel_range import PixelRange
+from yolo_lightning.errors import UserError
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,16 +117,16 @@ class TrainingFacts:
         """Return the facts of the Trainer's data module, or else the batch size of its training DataLoader.
 
         Raises:
-            ValueError: If the batch size is unknown.
+            UserError: If the batch size is unknown.
         """
         if hasattr(trainer.datamodule, "training_facts"):
             facts: Self = trainer.datamodule.training_facts()
             if not isinstance(facts, cls) or not isinstance(facts.batch_size, int) or facts.batch_size < 1:
-                raise ValueError(f"training_facts() must return TrainingFacts with a batch_size >= 1, got {facts!r}")
+                raise UserError(f"training_facts() must return TrainingFacts with a batch_size >= 1, got {facts!r}")
             return facts
         batch_size = getattr(trainer.train_dataloader, "batch_size", None)
         if batch_size is None:
-            raise ValueError(
+            raise UserError(
                 "the model needs the batch size: set batch_size of the training DataLoader, or give the data module a "
                 "method training_facts() that returns yolo_lightning.data.batch.TrainingFacts"
             )
@@ -135,7 +136,7 @@ class TrainingFacts:
 def collate(samples: Sequence[Sample]) -> Batch:
     """Stack samples of the same image size."""
     if not samples or not isinstance(samples[0], Sample):
-        raise ValueError(f"collate needs a list of Samples, got {samples!r:.100}")
+        raise UserError(f"collate needs a list of Samples, got {samples!r:.100}")
     height, width = samples[0].image.shape[:2]
     images = torch.from_numpy(np.stack([sample.image for sample in samples]))
     counts = torch.tensor([len(sample.labels) for sample in samples])
@@ -163,31 +164,29 @@ def is_scaled(images: Tensor) -> bool:
 def check_is_batch(batch: Any) -> None:
     if not isinstance(batch, Batch):
         kind = type(batch).__name__
-        raise ValueError(
-            f"a DataLoader must yield yolo_lightning.data.batch.Batch, as `collate` there does, got {kind}"
-        )
+        raise UserError(f"a DataLoader must yield yolo_lightning.data.batch.Batch, as `collate` there does, got {kind}")
 
 
 def check_batch(batch: Any, classes: int) -> None:
-    """Raise a ValueError unless the value is a `Batch` with labels below `classes`; a loader can be foreign."""
+    """Raise a UserError unless the value is a `Batch` with labels below `classes`; a loader can be foreign."""
     check_is_batch(batch)
     images, boxes, count = batch.images, len(batch.labels), len(batch)
     for name, shape in (("images", (count, *images.shape[1:])), ("boxes", (boxes, 4)), ("sample_index", (boxes,))):
         if not isinstance(value := getattr(batch, name), Tensor) or value.shape != shape:
             got = f"{type(value).__name__} {tuple(getattr(value, 'shape', ()))}"
-            raise ValueError(f"Batch.{name} must be a tensor of shape {shape}, got {got}")
+            raise UserError(f"Batch.{name} must be a tensor of shape {shape}, got {got}")
     for name in ("frame_shapes", "letterboxes", "readable", *(("months",) if batch.months else ())):
         if (found := len(getattr(batch, name))) != count:
-            raise ValueError(f"Batch.{name} must have one value for each of the {count} image_ids, got {found}")
+            raise UserError(f"Batch.{name} must have one value for each of the {count} image_ids, got {found}")
     if images.dtype is not torch.uint8 and (images.dtype is not torch.float32 or is_scaled(images)):
-        raise ValueError(f"Batch.images must be uint8, or float32 from 0 to 255, got {images.dtype} to {images.max()}")
+        raise UserError(f"Batch.images must be uint8, or float32 from 0 to 255, got {images.dtype} to {images.max()}")
     if (batch.sample_index.diff() < 0).any():
-        raise ValueError(f"Batch.sample_index must be ascending, got {batch.sample_index.tolist()}")
+        raise UserError(f"Batch.sample_index must be ascending, got {batch.sample_index.tolist()}")
     limits = {"labels": classes - 1, "boxes": 1.01, "sample_index": count - 1}
     for name, most in limits.items():
         values = getattr(batch, name)
         if values.numel() and not 0 <= values.min() <= values.max() <= most:
-            raise ValueError(f"Batch.{name} must be from 0 to {int(most)}, got {values.min():g} to {values.max():g}")
+            raise UserError(f"Batch.{name} must be from 0 to {int(most)}, got {values.min():g} to {values.max():g}")
 
 
 def in_parts(batch: Batch, images_at_once: int) -> list[Batch]:
@@ -239,6 +238,6 @@ def by_image(predictions: Iterable[Prediction], image_ids: Sequence[str]) -> dic
     found: dict[str, Prediction | None] = dict.fromkeys(image_ids)
     for prediction in predictions:
         if found.get(prediction.image_id, prediction) is not None:
-            raise ValueError(f"prediction for image id {prediction.image_id}: unknown id or second prediction")
+            raise UserError(f"prediction for image id {prediction.image_id}: unknown id or second prediction")
         found[prediction.image_id] = prediction
     return found

@@ -21,6 +21,7 @@ from yolo_lightning.data.storage.frames import Frame, FrameError
 from yolo_lightning.data.storage.storage import Storage
 from yolo_lightning.data.transforms.augmentation_settings import Image
 from yolo_lightning.data.transforms.letterbox import PADDING
+from yolo_lightning.errors import UserError
 
 LEAST_FRAMES = 15  # of a longer clip, evenly spread; an object is absent if it covers a pixel in less than half of them
 CONTRAST = 2  # Factor of the difference, because objects differ little from their surroundings
@@ -79,7 +80,7 @@ class ClipBackgrounds:
         """Compute the backgrounds unless there is a file with them; return the number of clips.
 
         Raises:
-            ValueError: If the frames have several sizes, or the file cannot be written.
+            UserError: If the frames have several sizes, or the file cannot be written.
         """
         return len(self._arrays[CLIPS])
 
@@ -98,7 +99,7 @@ class ClipBackgrounds:
 
     def _computed(self) -> tuple[index_folder.Arrays, dict[str, Any]]:
         if len(shapes := {self.index.shape(position) for position in range(len(self.index))}) != 1:
-            raise ValueError(
+            raise UserError(
                 f"data.input.background must be false unless all frames have one size, got true and frames of "
                 f"{len(shapes)} sizes"
             )

@@ -45,6 +45,7 @@ from yolo_lightning.data.storage.frames import Channels
 from yolo_lightning.data.storage.storage import StorageKind, StorageSettings
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
 from yolo_lightning.data.transforms.box_paste import PasteCandidates
+from yolo_lightning.errors import UserError
 from yolo_lightning.utils.accelerator import uses_pinned_memory
 from yolo_lightning.utils.choices import as_settings, check_choices, checked_arguments, plain
 from yolo_lightning.utils.host import worker_count
@@ -82,7 +83,7 @@ class DetectionDataModule(LightningDataModule):
         augmentation: Strength of the training augmentation.
 
     Raises:
-        ValueError: If a value is out of range. Errors in the data are raised by `setup`, before training starts.
+        UserError: If a value is out of range. Errors in the data are raised by `setup`, before training starts.
     """
 
     @checked_arguments("data", unchecked=("image_size",), batch_size=">= 1", seed=">= 0")
@@ -117,7 +118,7 @@ class DetectionDataModule(LightningDataModule):
         if input.pixel_range.mode is not None:
             self.channels = 1
         if input.pixel_range.has_full_depth and augmentation.pixel_transforms:
-            raise ValueError(
+            raise UserError(
                 "data.augmentation.pixel_transforms must be empty with data.input.pixel_range.mode full, because the "
                 "transforms of albumentations work on 8-bit images; use mode fixed or frame with them"
             )
@@ -135,10 +136,10 @@ class DetectionDataModule(LightningDataModule):
         """Open the indexes that `stage` needs and check their frames.
 
         Raises:
-            ValueError: If the dataset cannot be used; the message names file and record.
+            UserError: If the dataset cannot be used; the message names file and record.
         """
         if stage not in list(SPLITS_OF_STAGE):
-            raise ValueError(f"stage must be one of {', '.join(SPLITS_OF_STAGE)}, got {stage!r}")
+            raise UserError(f"stage must be one of {', '.join(SPLITS_OF_STAGE)}, got {stage!r}")
         for split in SPLITS_OF_STAGE[stage]:
             if split in self._splits:
                 continue
@@ -173,16 +174,14 @@ class DetectionDataModule(LightningDataModule):
             batches = self._batches()
             if batches.size > self._order.length:
                 times = f" x {batches.processes} processes" if batches.processes > 1 else ""
-                raise ValueError(
+                raise UserError(
                     f"data.batch_size must be at most the {self._order.length} frames of an epoch of "
                     f"{self.dataset_format.name('train')}, got {self.batch_size}{times}"
                 )
             if (trainer := self.trainer) is not None and trainer.check_val_every_n_epoch and trainer.limit_val_batches:
                 most = limited(batches.count(self._order.length), trainer.limit_train_batches)
                 if isinstance(every := trainer.val_check_interval, int) and every > most:
-                    raise ValueError(
-                        f"trainer.val_check_interval must be <= {most}, the batches per epoch, got {every}"
-                    )
+                    raise UserError(f"trainer.val_check_interval must be <= {most}, the batches per epoch, got {every}")
 
     def open(self, split: Split, storage: StorageKind | None = None) -> LabelledFrames:
         """Return a split with its frames, unchecked; `storage` None uses `data.storage.kind`."""
@@ -223,7 +222,7 @@ class DetectionDataModule(LightningDataModule):
         check_choices("split", [split], Split)
         if split not in self._splits:
             calls = [f"setup({stage!r})" for stage, splits in SPLITS_OF_STAGE.items() if split in splits]
-            raise ValueError(f"the {split} split is not open: call {' or '.join(calls)} of the data module first")
+            raise UserError(f"the {split} split is not open: call {' or '.join(calls)} of the data module first")
         return self._splits[split]
 
     @property
@@ -281,11 +280,11 @@ class DetectionDataModule(LightningDataModule):
         """Check that the training data is that of the checkpoint, so that the position in its order is valid.
 
         Raises:
-            ValueError: If the content of the training split has changed.
+            UserError: If the content of the training split has changed.
         """
         saved = state_dict.get("train_fingerprint")
         if saved is not None and "train" in self._splits and self.index("train").fingerprint != saved:
-            raise ValueError(
+            raise UserError(
                 f"the checkpoint was made on other training data (fingerprint {saved}, now "
                 f"{self.index('train').fingerprint}): resume with the same {self.dataset_format.name('train')}, "
                 "data.split.train_fraction and data.split.valid_share, or start a new run from its weights with "

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from numbers import Integral
 from typing import Any, Literal, NamedTuple, Self
 
+from yolo_lightning.errors import UserError
+
 STRIDE = 32  # Pixels. Largest stride of most graphs; the sides of the network input are multiples of it.
 LARGEST = 16_352  # Pixels. OpenCV warps images of less than 2^15 pixels per side; a mosaic has twice the size.
 
@@ -25,21 +27,21 @@ class ImageSize(NamedTuple):
         """Return the size of the option `name`: one number is the side of a square, two are height and width.
 
         Raises:
-            ValueError: If the value is neither.
+            UserError: If the value is neither.
         """
         sides: list[Any] = list(value) if isinstance(value, list | tuple) else [value, value]
         if len(sides) != 2 or any(isinstance(side, bool) or not isinstance(side, Integral) for side in sides):
-            raise ValueError(f"{name} must be one integer (a square) or two ([height, width]), got {value!r}")
+            raise UserError(f"{name} must be one integer (a square) or two ([height, width]), got {value!r}")
         return cls(*map(int, sides))
 
     def check(self, name: str, least: int = STRIDE, stride: int = STRIDE) -> Self:
         """Return the size if its sides are multiples of the stride from `least` to LARGEST, else raise a ValueError."""
         least = max(least, stride)
         if max(self) > LARGEST:
-            raise ValueError(f"{name} must be <= {LARGEST}, got {self}")
+            raise UserError(f"{name} must be <= {LARGEST}, got {self}")
         if min(self) < least or any(side % stride for side in self):
             multiple = "a multiple" if self.height == self.width else "two multiples"
-            raise ValueError(f"{name} must be {multiple} of {stride} and >= {least}, got {self}")
+            raise UserError(f"{name} must be {multiple} of {stride} and >= {least}, got {self}")
         return self
 
     def plain(self) -> int | list[int]:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from yolo_lightning.data.storage.frames import IMAGE_SUFFIXES, TIFF_STARTS, BitDepthError, FrameError, decode_frame
 from yolo_lightning.data.storage.image_header import FrameLimits, open_image
 from yolo_lightning.data.transforms.pixel_range import PixelRange
+from yolo_lightning.errors import UserError
 from yolo_lightning.utils.paths import user_path
 from yolo_lightning.utils.plain_text import first_look
 from yolo_lightning.utils.rank_zero import rank_zero_warn
@@ -53,13 +54,13 @@ def from_array(
     With `ranges`, gray frames may be uint16 and are mapped, each by its own values.
 
     Raises:
-        ValueError: If shape or dtype differ.
+        UserError: If shape or dtype differ.
     """
     channels = 2 if has_background else 3
     is_pair = has_background and pixels.ndim == 3 and pixels.shape[2] == 2
     if pixels.dtype == np.uint16 and pixels.size and (pixels.ndim == 2 or is_pair):
         if ranges is None or ranges.mode is None:
-            raise ValueError(
+            raise UserError(
                 "pixel_range must be set for arrays of uint16, because the weights do not record a range, got None."
             )
         images = [ranges.image(plane) for plane in np.atleast_3d(pixels).transpose(2, 0, 1)]
@@ -67,7 +68,7 @@ def from_array(
     is_image = pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] == channels)
     if pixels.dtype != np.uint8 or not is_image or not pixels.size:
         kind = "frame and background" if has_background else "RGB"
-        raise ValueError(
+        raise UserError(
             f"an image must be a (H, W) gray or (H, W, {channels}) {kind} array of uint8, got {pixels.shape} of "
             f"{pixels.dtype}."
         )
@@ -93,16 +94,16 @@ def find_files(sources: Sequence[str]) -> list[Path]:
             found = sorted(file for file in map(Path, regular_files(path)) if _is_known(file))
         elif os.path.isfile(path):
             if not _is_known(path):
-                raise ValueError(f"{source} must end in one of {', '.join(sorted(SUFFIXES))}.")
+                raise UserError(f"{source} must end in one of {', '.join(sorted(SUFFIXES))}.")
             found = [path]
         elif has_magic(source):
             found = sorted(file for file in map(Path, glob(str(path), recursive=True)) if _is_regular(file))
         else:
             is_stream = "://" in source or source.isdecimal()
             kinds = "does not exist: images and videos must be local files; addresses and cameras are not read"
-            raise ValueError(f"{source or repr(source)} {kinds if is_stream else missing(path)}")
+            raise UserError(f"{source or repr(source)} {kinds if is_stream else missing(path)}")
         if not found:
-            raise ValueError(f"{source} contains no file that ends in {', '.join(sorted(SUFFIXES))}.")
+            raise UserError(f"{source} contains no file that ends in {', '.join(sorted(SUFFIXES))}.")
         files |= dict.fromkeys(found)
     return list(files)
 
@@ -137,14 +138,14 @@ def read_pictures(path: Path, ranges: PixelRange | None = None) -> Iterator[Inpu
     try:
         if not video.isOpened():
             with open_regular(path) as file:
-                raise ValueError(f"{path}: cannot be opened as a video: it {first_look(file.read(64))}")
+                raise UserError(f"{path}: cannot be opened as a video: it {first_look(file.read(64))}")
         _refuse_raw_video(video, path)
         number = 0
         while (answer := video.read())[0]:
             yield InputImage(path, number, np.asarray(cv2.cvtColor(answer[1], cv2.COLOR_BGR2RGB), dtype=np.uint8))
             number += 1
         if number == 0:
-            raise ValueError(f"{path}: contains no frames")
+            raise UserError(f"{path}: contains no frames")
         if number < 0.95 * (stated := video.get(cv2.CAP_PROP_FRAME_COUNT)):  # an estimate in some files
             rank_zero_warn(f"{path} is damaged: only {number:,} of {stated:,.0f} frames can be decoded")
     finally:

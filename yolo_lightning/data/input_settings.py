@@ -5,6 +5,7 @@ from dataclasses import field
 from yolo_lightning.data.image_size import Resize
 from yolo_lightning.data.storage.frames import Channels
 from yolo_lightning.data.transforms.pixel_range import PixelRange
+from yolo_lightning.errors import UserError
 from yolo_lightning.utils.choices import settings_group
 
 
@@ -29,6 +30,6 @@ class InputSettings:
 
     def __post_init__(self) -> None:
         if self.channels == 3 and self.pixel_range.mode is not None:
-            raise ValueError(
+            raise UserError(
                 "data.input.channels must be 1 or null with data.input.pixel_range.mode (16-bit gray frames), got 3"
             )

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from yolo_lightning.errors import UserError
 from yolo_lightning.evaluation.average_precision import (
     DETECTION_LIMITS,
     NO_GROUND_TRUTH,
@@ -57,7 +58,7 @@ class MeanAveragePrecision(Metric):
         options: Arguments of `torchmetrics.Metric`.
 
     Raises:
-        ValueError: If an argument is not allowed.
+        UserError: If an argument is not allowed.
 
     Example:
         >>> from torch import tensor
@@ -86,11 +87,11 @@ class MeanAveragePrecision(Metric):
         self.iou_thresholds = list(IOU_THRESHOLDS) if iou_thresholds is None else list(iou_thresholds)
         self.max_detection_thresholds = sorted(max_detection_thresholds or DETECTION_LIMITS)
         if not 1 <= len(self.iou_thresholds) <= MAX_THRESHOLDS:
-            raise ValueError(f"iou_thresholds must contain 1 to {MAX_THRESHOLDS} values, got {iou_thresholds!r}")
+            raise UserError(f"iou_thresholds must contain 1 to {MAX_THRESHOLDS} values, got {iou_thresholds!r}")
         for one in self.iou_thresholds:
             check_range("iou_thresholds", one, ">= 0", "<= 1")
         if len(self.max_detection_thresholds) != 3 or self.max_detection_thresholds[0] < 1:
-            raise ValueError(f"max_detection_thresholds must contain 3 numbers >= 1, got {max_detection_thresholds!r}")
+            raise UserError(f"max_detection_thresholds must contain 3 numbers >= 1, got {max_detection_thresholds!r}")
         for name in STATES:
             self.add_state(name, default=[], dist_reduce_fx="cat")
 
@@ -104,12 +105,12 @@ class MeanAveragePrecision(Metric):
                 small, medium or large (default: the area of the box).
 
         Raises:
-            ValueError: If a key is missing, the tensors of an image have different lengths, or labels are no integers.
+            UserError: If a key is missing, the tensors of an image have different lengths, or labels are no integers.
         """
         hints = dict.fromkeys(("preds", "target"), list[dict[str, Tensor]])
         check_types("MeanAveragePrecision.update", hints, {"preds": preds, "target": target})
         if len(preds) != len(target):
-            raise ValueError(f"preds and target must have the same length, got {len(preds)} and {len(target)}")
+            raise UserError(f"preds and target must have the same length, got {len(preds)} and {len(target)}")
         _check(preds, "preds", ("scores", "labels"))
         _check(target, "target", ("labels",), ("iscrowd", "area"))
         if not preds:
@@ -209,11 +210,11 @@ def _sized(boxes: Tensor) -> Tensor:
 
 
 def _check_finite(name: str, values: Any, least: float = -np.inf) -> None:
-    """Raise a ValueError for x, y, width, height and score or area of a box if they are not finite or too small."""
+    """Raise a UserError for x, y, width, height and score or area of a box if they are not finite or too small."""
     wrong = ~np.isfinite(values).all(1) | (values[:, 2:] < least).any(1)
     if wrong.any():
         meaning = f"{name}: boxes must be x, y, x, y with finite values, in target the smaller ones first"
-        raise ValueError(f"{meaning}, got x, y, width, height and score or area {values[wrong][0].tolist()}")
+        raise UserError(f"{meaning}, got x, y, width, height and score or area {values[wrong][0].tolist()}")
 
 
 def _check(frames: Sequence[Frame], name: str, columns: Sequence[str], optional: Sequence[str] = ()) -> None:
@@ -221,15 +222,15 @@ def _check(frames: Sequence[Frame], name: str, columns: Sequence[str], optional:
         for key in ("boxes", *columns):
             if not isinstance(frame.get(key), Tensor):
                 got = type(frame[key]).__name__ if key in frame else f"the keys {', '.join(map(str, frame)) or 'none'}"
-                raise ValueError(f"{name}[{number}] must contain the tensor {key!r}, got {got}")
+                raise UserError(f"{name}[{number}] must contain the tensor {key!r}, got {got}")
         boxes = frame["boxes"]
         if boxes.numel() and (boxes.dim() != 2 or boxes.size(1) != 4):
-            raise ValueError(f"{name}[{number}]['boxes'] must have shape (N, 4), got {tuple(boxes.shape)}")
+            raise UserError(f"{name}[{number}]['boxes'] must have shape (N, 4), got {tuple(boxes.shape)}")
         for key in (*columns, *(key for key in optional if key in frame)):
             if tuple(frame[key].shape) != (boxes.numel() // 4,):
-                raise ValueError(
+                raise UserError(
                     f"{name}[{number}][{key!r}] must have shape ({boxes.numel() // 4},), one value per box, "
                     f"got {tuple(frame[key].shape)}"
                 )
         if frame["labels"].numel() and frame["labels"].dtype not in INTEGERS:
-            raise ValueError(f"{name}[{number}]['labels'] must be integers, got {frame['labels'].dtype}")
+            raise UserError(f"{name}[{number}]['labels'] must be integers, got {frame['labels'].dtype}")

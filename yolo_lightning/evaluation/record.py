@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from yolo_lightning.data.batch import Prediction, Target
+from yolo_lightning.errors import UserError
 from yolo_lightning.evaluation.frame_records import FrameRecords
 from yolo_lightning.evaluation.matching import Matches, match
 from yolo_lightning.evaluation.ultralytics_matching import UltralyticsMatches, match_as_ultralytics
@@ -88,7 +89,7 @@ class EvaluationRecord:
                 content = arrays[HEADER].tobytes()
                 version = msgspec.json.decode(content)["format"]
                 if version != FORMAT:
-                    raise ValueError(f"format must be {FORMAT}, got {version}")
+                    raise UserError(f"format must be {FORMAT}, got {version}")
                 header = msgspec.json.decode(content, type=Header)
                 classes, frames = len(header.class_names), len(header.image_ids)
                 matches = _read_table(arrays, "matches", match([], [], classes), frames)
@@ -97,7 +98,7 @@ class EvaluationRecord:
             raise
         except DAMAGE as error:
             problem = "it is not an archive of NumPy" if "pickle" in str(error) else one_line(str(error), 300)
-            raise ValueError(f"{path} is not a complete evaluation record: {problem}; run `validate` again") from error
+            raise UserError(f"{path} is not a complete evaluation record: {problem}; run `validate` again") from error
         return cls(header.stage, header.class_names, header.image_ids, matches, ultralytics, header.epoch, header.steps)
 
 
@@ -109,7 +110,7 @@ def _read_table(arrays: Mapping[str, Any], name: str, empty: Records, frames: in
         like = getattr(empty, field)
         shape = (frames if field in empty.BY_FRAME else items, *like.shape[1:])
         if column.dtype != like.dtype or tuple(column.shape) != shape:
-            raise ValueError(f"{name}.{field} must be {like.dtype} {shape}, got {column.dtype} {tuple(column.shape)}")
+            raise UserError(f"{name}.{field} must be {like.dtype} {shape}, got {column.dtype} {tuple(column.shape)}")
     return type(empty)(**columns)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from yolo_lightning.errors import UserError
 from yolo_lightning.utils.plain_text import one_line
 
 # fmt: off
@@ -34,22 +35,22 @@ MOST_LAYERS, MOST_REPEATS, LARGEST_NUMBER, MOST_CLASSES, MOST_CHANNELS = 256, 64
 def checked_description(description: Any) -> dict[str, Any]:
     """Return the known keys of a network's YAML content; raise a ValueError if a layer could do more than compute."""
     if not isinstance(description, dict):
-        raise ValueError("its network has no description ('yaml')")
+        raise UserError("its network has no description ('yaml')")
     kept = {key: description[key] for key in DESCRIPTION_KEYS if description.get(key) is not None}
     if not (type(kept.get("nc")) is int and 1 <= kept["nc"] <= MOST_CLASSES):
-        raise ValueError(f"its number of classes must be 1 to {MOST_CLASSES:,}, got {shown(kept.get('nc'))}")
+        raise UserError(f"its number of classes must be 1 to {MOST_CLASSES:,}, got {shown(kept.get('nc'))}")
     if not (type(kept.setdefault("channels", 3)) is int and 1 <= kept["channels"] <= MOST_CHANNELS):
-        raise ValueError(f"its number of channels must be 1 to {MOST_CHANNELS}, got {shown(kept['channels'])}")
+        raise UserError(f"its number of channels must be 1 to {MOST_CHANNELS}, got {shown(kept['channels'])}")
     if (activation := kept.get("activation")) is not None:
         call = ACTIVATION.fullmatch(activation) if isinstance(activation, str) else None
         if call is None or not _is_layer(call[1]):
-            raise ValueError(f"its activation must be like nn.ReLU(), got {shown(activation)}")
+            raise UserError(f"its activation must be like nn.ReLU(), got {shown(activation)}")
     for key in ("scale", "scales", "depth_multiple", "width_multiple", "kpt_shape", "end2end", "reg_max", "inplace"):
         if not is_plain(list(kept[key].values()) if isinstance(kept.get(key), dict) else kept.get(key), any_text=True):
-            raise ValueError(f"its {key} {shown(kept[key])} is not supported")
+            raise UserError(f"its {key} {shown(kept[key])} is not supported")
     rows = [row for part in ("backbone", "head") for row in kept.get(part, ())]
     if not 0 < len(rows) <= MOST_LAYERS:
-        raise ValueError(f"its network must have 1 to {MOST_LAYERS} layers, got {len(rows)}")
+        raise UserError(f"its network must have 1 to {MOST_LAYERS} layers, got {len(rows)}")
     for row in rows:
         _check_layer(row)
     return kept
@@ -57,12 +58,12 @@ def checked_description(description: Any) -> dict[str, Any]:
 
 def _check_layer(row: Any) -> None:
     if not (isinstance(row, list | tuple) and len(row) == 4):
-        raise ValueError(f"layer {shown(row)} must be a list of source, repeats, name, arguments")
+        raise UserError(f"layer {shown(row)} must be a list of source, repeats, name, arguments")
     sources, repeats, name, arguments = row
     if not _is_layer(name):
-        raise ValueError(f"its layers must be of torch.nn or of Ultralytics' YOLOv3 to YOLO26, got {shown(name)}")
+        raise UserError(f"its layers must be of torch.nn or of Ultralytics' YOLOv3 to YOLO26, got {shown(name)}")
     if not (type(repeats) is int and 0 < repeats <= MOST_REPEATS and is_plain(sources) and is_plain(arguments)):
-        raise ValueError(f"layer {shown(row)} has unsupported repeats or arguments")
+        raise UserError(f"layer {shown(row)} has unsupported repeats or arguments")
 
 
 def _is_layer(name: Any) -> bool:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any, Self
 
+from yolo_lightning.errors import UserError
 from yolo_lightning.utils.choices import settings_group
 
 SCORING_THRESHOLD = 0.001
@@ -37,10 +38,10 @@ class DetectionSettings:
         """Return the settings that a file of weights records; missing ones have their defaults, other keys are ignored.
 
         Raises:
-            ValueError: If the record is no dictionary or a value cannot be used.
+            UserError: If the record is no dictionary or a value cannot be used.
         """
         if not isinstance(recorded, Mapping):
-            raise ValueError(f"detections of the weights must be a dictionary, got {recorded!r}")
+            raise UserError(f"detections of the weights must be a dictionary, got {recorded!r}")
         names = {field.name for field in fields(cls)} & recorded.keys() - {"tta"}
         return cls(**{name: recorded[name] for name in names if recorded[name] is not None})
 

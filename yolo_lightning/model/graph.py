@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from yolo_lightning.checkpoints.torch_archive import load_checkpoint, reason, unsafe_globals
+from yolo_lightning.errors import UserError
 from yolo_lightning.model.description import MOST_CHANNELS, checked_description
 from yolo_lightning.model.layers import Convolution, arrange, has_one_to_one_branch, image_layers
 from yolo_lightning.model.read_pt import PtFile, read_pt
@@ -34,13 +35,13 @@ def network_input(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def check_images(images: Any, input_channels: int) -> None:
-    """Raise a ValueError if images do not fit a network, without access to values; gray images fit one for RGB."""
+    """Raise a UserError if images do not fit a network, without access to values; gray images fit one for RGB."""
     is_batch = isinstance(images, Tensor) and images.dim() == 4 and len(images) > 0
     found = images.shape[1] if is_batch else 0
     fits = found == input_channels or (found, input_channels) == (1, INPUT_CHANNELS)
     if not (fits and (images.dtype is torch.uint8 or images.is_floating_point())):
         got = f"{tuple(images.shape)} of {images.dtype}" if isinstance(images, Tensor) else type(images).__name__
-        raise ValueError(
+        raise UserError(
             f"images must be a tensor (B, {input_channels}, H, W) of uint8, or of float32 from 0 to 255, with "
             f"model.input_channels={input_channels} channels (2: data.input.background), got {got}"
         )
@@ -74,19 +75,19 @@ def build_graph(
         input_channels: Channels of the images, >= 1.
     """
     if not class_names:
-        raise ValueError("model.class_names must contain at least one name, got none")
+        raise UserError("model.class_names must contain at least one name, got none")
     if doubled := [name for name, count in Counter(class_names).items() if count > 1]:
-        raise ValueError(f"model.class_names must differ from each other, got {doubled[0]!r} twice")
+        raise UserError(f"model.class_names must differ from each other, got {doubled[0]!r} twice")
     if type(input_channels) is not int or not 1 <= input_channels <= MOST_CHANNELS:
-        raise ValueError(f"model.input_channels must be 1 to {MOST_CHANNELS}, got {input_channels}")
+        raise UserError(f"model.input_channels must be 1 to {MOST_CHANNELS}, got {input_channels}")
     description = description_of(variant) if architecture is None else architecture
     try:
         checked_description(description | {"nc": len(class_names)})  # possibly from a checkpoint of unknown origin
     except ValueError as error:
-        raise ValueError(f"model.variant {variant} describes no network that can be built: {error}") from None
+        raise UserError(f"model.variant {variant} describes no network that can be built: {error}") from None
     graph = plain_graph(description, len(class_names), input_channels)
     if input_channels == INPUT_CHANNELS and not image_layers(graph):
-        raise ValueError(f"model.variant {variant} must begin with a convolution of the image, got another layer")
+        raise UserError(f"model.variant {variant} must begin with a convolution of the image, got another layer")
     graph.names = dict(enumerate(class_names))
     if class_width is not None and class_width != head_class_width(graph):
         graph.load(plain_graph(description, class_width, input_channels), verbose=False)
@@ -112,11 +113,11 @@ def is_same_architecture(saved: Mapping[str, Any], hyperparameters: Mapping[str,
     """Whether hyperparameters contain the description `saved`, possibly from a file that has been moved.
 
     Raises:
-        ValueError: If the file of `hyperparameters` describes another graph.
+        UserError: If the file of `hyperparameters` describes another graph.
     """
     own = hyperparameters.get("architecture")
     if own is not None and dict(own) | {"yaml_file": ""} != dict(saved) | {"yaml_file": ""}:
-        raise ValueError(
+        raise UserError(
             f"model.variant must describe the graph of the checkpoint ({saved['yaml_file']}, scale "
             f"{saved['scale'] or 'none'}), got another graph in {own['yaml_file']}, scale {own['scale'] or 'none'}"
         )
@@ -124,9 +125,9 @@ def is_same_architecture(saved: Mapping[str, Any], hyperparameters: Mapping[str,
 
 
 def check_one_to_one(graph: Any, variant: str) -> None:
-    """Raise a ValueError if the graph has no one-to-one branch."""
+    """Raise a UserError if the graph has no one-to-one branch."""
     if not has_one_to_one_branch(graph):
-        raise ValueError(
+        raise UserError(
             f"model.detections.one_to_one must be false for {variant}, got true: its head has no one-to-one branch; "
             "yolov10 and yolo26 have one"
         )
@@ -145,7 +146,7 @@ def _load_weights(graph: Any, path: str, *, allow_pickle: bool = False) -> None:
     """
     file = user_path(path)
     if not file.is_file():
-        raise ValueError(f"model.weights must be an existing file (nothing is downloaded), got {path}")
+        raise UserError(f"model.weights must be an existing file (nothing is downloaded), got {path}")
     source = read_network(file, allow_pickle=allow_pickle)
     theirs = source.state_dict()
     graph.load(source, verbose=False)
@@ -156,7 +157,7 @@ def _load_weights(graph: Any, path: str, *, allow_pickle: bool = False) -> None:
             tensor[:, 1:] = 0
     matching = sum(name in theirs and theirs[name].shape == tensor.shape for name, tensor in own.items())
     if not matching:
-        raise ValueError(f"model.weights {path}: none of its {len(theirs)} tensors matches this network")
+        raise UserError(f"model.weights {path}: none of its {len(theirs)} tensors matches this network")
     known = {str(name).strip().lower() for name in source.names.values()}
     classes = [name for name in graph.names.values() if name.strip().lower() in known]
     rank_zero_info(f"weights: {matching} of {len(own)} tensors from {path}; head rows of {classes or 'no class'}")
@@ -175,13 +176,13 @@ def read_network(file: Path, *, allow_pickle: bool = False) -> Any:
 
 
 def check_tensors(tensors: Mapping[str, Any], origin: str, own: Mapping[str, Any] | None = None) -> None:
-    """Raise a ValueError if tensors of a file are not finite, or have other names or shapes than those of `own`."""
+    """Raise a UserError if tensors of a file are not finite, or have other names or shapes than those of `own`."""
     shapes = [{(name, getattr(one, "shape", None)) for name, one in some.items()} for some in (tensors, own or tensors)]
     for name, _ in sorted(shapes[0] ^ shapes[1], key=str)[:1]:
-        raise ValueError(f"{origin} does not fit model.variant: tensor {name} is missing or has another shape")
+        raise UserError(f"{origin} does not fit model.variant: tensor {name} is missing or has another shape")
     for name, tensor in tensors.items():
         if isinstance(tensor, Tensor) and not tensor.isfinite().all():
-            raise ValueError(f"{origin} cannot be used: its tensor {name} contains NaN or infinity; use an older file")
+            raise UserError(f"{origin} cannot be used: its tensor {name} contains NaN or infinity; use an older file")
 
 
 @offline()
@@ -200,12 +201,12 @@ def open_ultralytics(file: Path, *, allow_pickle: bool) -> tuple[dict[str, Any],
         names = () if allow_pickle else unsafe_globals(file)  # without names, the option changes nothing
         foreign = [name for name in names if name.split(".")[0] not in ("torch", "ultralytics", "numpy", "pathlib")]
         if foreign:
-            raise ValueError(
+            raise UserError(
                 f"model.weights {file} is a pickle that would run {', '.join(foreign)}; if you trust its origin, "
                 "add --allow_pickle"
             ) from error
         remedy = "; if you trust its origin, add --allow_pickle" if names else ""
-        raise ValueError(f"model.weights {file} is not an Ultralytics checkpoint: {reason(error)}{remedy}") from error
+        raise UserError(f"model.weights {file} is not an Ultralytics checkpoint: {reason(error)}{remedy}") from error
 
 
 @offline()
@@ -217,13 +218,13 @@ def network_of(recorded: PtFile) -> Any:
         with torch.device("meta"):  # no memory: the description can contain layers of any size
             layers, _ = parse_model(deepcopy(description), channels, verbose=False)
     except Exception as error:  # of many types: a source that does not exist, arguments of the wrong number or type
-        raise ValueError(f"the network's description cannot be built: {reason(error)}") from error
+        raise UserError(f"the network's description cannot be built: {reason(error)}") from error
     expected = {f"model.{name}": tensor.shape for name, tensor in layers.state_dict().items()}
     different = [name for name in expected if name not in tensors or tensors[name].shape != expected[name]]
     # The hidden layers of the class head may have the width for another number of classes.
     different = [name for name in different if ".cv3." not in name] + sorted(tensors.keys() - expected.keys())
     if different:
-        raise ValueError(f"tensor {different[0]!r} does not fit the network's description")
+        raise UserError(f"tensor {different[0]!r} does not fit the network's description")
     network = DetectionModel(deepcopy(description), ch=channels, nc=classes, verbose=False)
     width = tensors.get(f"model.{len(layers) - 1}.cv3.0.2.weight")
     if width is not None and width.shape[1] != head_class_width(network):
@@ -266,5 +267,5 @@ def read_checkpoint(file: Path) -> Any:
             {name[len(prefix) :]: one for name, one in checkpoint["state_dict"].items() if name.startswith(prefix)}
         )
     except (KeyError, TypeError, AttributeError, RuntimeError, ValueError) as error:
-        raise ValueError(f"checkpoint {file} contains no network of this package: {reason(error)}") from error
+        raise UserError(f"checkpoint {file} contains no network of this package: {reason(error)}") from error
     return source

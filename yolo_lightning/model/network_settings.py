@@ -13,6 +13,7 @@ from yolo_lightning.checkpoints.resume import differences
 from yolo_lightning.checkpoints.torch_archive import load_checkpoint
 from yolo_lightning.data.image_size import STRIDE, ImageSize, Resize
 from yolo_lightning.data.transforms.pixel_range import PixelRange
+from yolo_lightning.errors import UserError
 from yolo_lightning.model.detection_settings import SCORING_THRESHOLD, DetectionSettings
 from yolo_lightning.model.graph import ultralytics_description
 from yolo_lightning.utils.choices import check_choices
@@ -95,7 +96,7 @@ class NetworkSettings:
             detections: Fields of `DetectionSettings`.
 
         Raises:
-            ValueError: If a value is out of range.
+            UserError: If a value is out of range.
         """
         wanted = {name: value for name, value in detections.items() if value is not None}
         recorded = self.detections.recorded() | {name: getattr(self, name) for name in OF_PREPROCESSING}
@@ -105,7 +106,7 @@ class NetworkSettings:
         try:
             chosen = replace(self.detections, **wanted)
         except ValueError as error:  # the option of a command or of `Detector` has no prefix
-            raise ValueError(str(error).removeprefix("model.detections.")) from error
+            raise UserError(str(error).removeprefix("model.detections.")) from error
         size = self.image_size if image_size is None else ImageSize.of("image_size", image_size)
         for line in changes(recorded, wanted | {"image_size": size, "channels": channels, PIXEL_RANGE: pixel_range}):
             rank_zero_info(line)
@@ -156,11 +157,11 @@ def input_record(
 
 
 def check_same_input(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise a ValueError if the images of a resumed run mean something else than those of its record `before`."""
+    """Raise a UserError if the images of a resumed run mean something else than those of its record `before`."""
     for name in ("channels", "background", PIXEL_RANGE):
         recorded, own = before.get(name) or None, now.get(name) or None
         if recorded != own:
-            raise ValueError(
+            raise UserError(
                 f"data.input.{name} must be {recorded}, as in the checkpoint, got {own}: the network was trained on "
                 "other inputs. Start a new run from its weights with --model.weights."
             )

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from yolo_lightning.checkpoints.torch_archive import check_archive, reason
+from yolo_lightning.errors import UserError
 from yolo_lightning.model.description import checked_description
 from yolo_lightning.utils.plain_text import one_line
 
@@ -53,22 +54,22 @@ def read_pt(file: Path) -> PtFile:
     """Read a `.pt` file without running any code of it.
 
     Raises:
-        ValueError: If the file is not a checkpoint of a known detection network; the message does not name the file.
+        UserError: If the file is not a checkpoint of a known detection network; the message does not name the file.
     """
     check_archive(file)
     try:
         content = load(file)
     except MemoryError:
-        raise ValueError("it needs more memory than is available") from None
+        raise UserError("it needs more memory than is available") from None
     except Exception as error:  # torch.load raises errors of many types on a damaged file
-        raise ValueError(reason(error)) from error
+        raise UserError(reason(error)) from error
     if not isinstance(content, dict):
-        raise ValueError("it contains no dictionary")
+        raise UserError("it contains no dictionary")
     network = content.get("ema") or content.get("model")
     if not isinstance(network, Record):
         found = ", ".join(map(str, [*content][:3])) or "nothing"
         named = "; a checkpoint of this package must be named .ckpt" * ("state_dict" in content)
-        raise ValueError(f"it has no network under the key 'model', but {found}{named}")
+        raise UserError(f"it has no network under the key 'model', but {found}{named}")
     attributes = vars(network)
     names = attributes.get("names")
     names = names if isinstance(names, dict) else dict(enumerate(names)) if isinstance(names, list | tuple) else {}
@@ -103,7 +104,7 @@ def _tensors_of(network: Record) -> Iterator[tuple[str, Tensor]]:
     waiting: list[tuple[str, Any, int]] = [("", network, 0)]
     for visited, (prefix, module, depth) in enumerate(waiting):
         if visited > MOST_MODULES or depth > DEEPEST_MODULE:
-            raise ValueError(f"its network has more than {MOST_MODULES:,} modules, or {DEEPEST_MODULE} levels")
+            raise UserError(f"its network has more than {MOST_MODULES:,} modules, or {DEEPEST_MODULE} levels")
         attributes = vars(module) if isinstance(module, Record) else {}
         transient = attributes.get("_non_persistent_buffers_set") or ()
         for group in ("_parameters", "_buffers"):
@@ -119,9 +120,9 @@ def entries(group: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _check_tensors(tensors: Mapping[str, Tensor]) -> None:
-    """Raise a ValueError if a tensor is not stored completely: an expanded one can have any size."""
+    """Raise a UserError if a tensor is not stored completely: an expanded one can have any size."""
     for name, tensor in tensors.items():
         if tensor.layout is not torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
-            raise ValueError(f"tensor {name!r} is not an ordinary tensor")
+            raise UserError(f"tensor {name!r} is not an ordinary tensor")
         if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
-            raise ValueError(f"tensor {name!r} has more elements than are stored")
+            raise UserError(f"tensor {name!r} has more elements than are stored")

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from yolo_lightning.errors import UserError
 from yolo_lightning.utils.paths import user_path
 from yolo_lightning.utils.suggestions import did_you_mean, similar
 from yolo_lightning.utils.yaml_file import read_yaml
@@ -47,23 +48,23 @@ def description_of(variant: str) -> dict[str, Any]:
     follows from its name as in Ultralytics (`my-yolo11s.yaml`), or is the first one in the file.
 
     Raises:
-        ValueError: If the name is unknown, or the file does not describe a detection graph.
+        UserError: If the name is unknown, or the file does not describe a detection graph.
     """
     if is_file_of_user(variant):
         file = user_path(variant)
         if not file.is_file():
-            raise ValueError(f"model.variant must be an existing .yaml file or the name of a graph, got {variant!r}")
+            raise UserError(f"model.variant must be an existing .yaml file or the name of a graph, got {variant!r}")
     elif variant in variants():
         file = variants()[variant]
     else:
-        raise ValueError(unknown(variant))
+        raise UserError(unknown(variant))
     try:
         description: dict[str, Any] = read_yaml(file)
     except (OSError, ValueError) as error:
-        raise ValueError(f"model.variant {variant} cannot be read: {error}") from error
+        raise UserError(f"model.variant {variant} cannot be read: {error}") from error
     head = _head_of(description)
     if head not in HEADS:
-        raise ValueError(
+        raise UserError(
             f"model.variant {variant} must describe a detection graph (lists {' and '.join(PARTS)} of layers [inputs, "
             f"repeats, module, arguments], the last of them {' or '.join(HEADS)}), got {head or 'no such lists'}"
         )

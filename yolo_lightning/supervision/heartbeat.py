@@ -19,6 +19,7 @@ from pathlib import Path
 from signal import SIGUSR2
 from typing import BinaryIO
 
+from yolo_lightning.errors import UserError
 from yolo_lightning.utils.process_identity import started_ticks
 from yolo_lightning.utils.regular_files import open_regular
 from yolo_lightning.utils.run_files import stacks_path
@@ -247,14 +248,14 @@ def heartbeat(phase: str = "step", step: int | None = None, epoch: int | None = 
         epoch: Epoch from 0; None keeps the last number.
 
     Raises:
-        ValueError: If the phase is unknown, or a number is negative or no integer.
+        UserError: If the phase is unknown, or a number is negative or no integer.
     """
     name = phase.upper().replace(" ", "_") if isinstance(phase, str) else ""
     if name not in Phase.__members__:
-        raise ValueError(f"phase must be one of {', '.join(one.name.lower() for one in Phase)}, got {phase!r}")
+        raise UserError(f"phase must be one of {', '.join(one.name.lower() for one in Phase)}, got {phase!r}")
     for argument, value in (("step", step), ("epoch", epoch)):
         if value is not None and not (isinstance(value, int) and value >= 0):
-            raise ValueError(f"{argument} must be an integer >= 0 or None, got {value!r}")
+            raise UserError(f"{argument} must be an integer >= 0 or None, got {value!r}")
     writer = open_from_environment()
     if writer is not None:
         writer.beat(Phase[name], epoch=epoch, step=step)

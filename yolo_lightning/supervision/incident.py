@@ -7,6 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from yolo_lightning.errors import UserError
 from yolo_lightning.supervision.classify import Diagnosis, StallClass
 from yolo_lightning.supervision.heartbeat import Heartbeat, Phase
 from yolo_lightning.utils.json_record import converted, read_json
@@ -116,5 +117,5 @@ def read_report(path: Path) -> dict[str, Any]:
     """Return the entries of an incident report; raise an OSError or a ValueError if they cannot be read."""
     report = read_json(path)
     if not isinstance(report, dict):
-        raise ValueError(f"must contain a JSON object, got {type(report).__name__}")
+        raise UserError(f"must contain a JSON object, got {type(report).__name__}")
     return report

@@ -14,6 +14,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
+from yolo_lightning.errors import UserError
 from yolo_lightning.supervision.fallback_levels import COMPUTATION_KEYS
 from yolo_lightning.supervision.heartbeat import Heartbeat, Phase, read_heartbeat
 from yolo_lightning.supervision.live_heartbeat import heartbeat_of
@@ -80,10 +81,10 @@ class SuperviseSettings:
     def __post_init__(self) -> None:
         for name in ("factor", "poll_s", "kill_wait_s", "part_timeout_s", "smoke_test_s", "attempts"):
             if not getattr(self, name) > 0:
-                raise ValueError(f"supervision.{name} must be > 0, got {getattr(self, name)}")
+                raise UserError(f"supervision.{name} must be > 0, got {getattr(self, name)}")
         for name in ("kill_after_s", "grace_s", "pause_s", "climb_after_h"):
             if not getattr(self, name) >= 0:
-                raise ValueError(f"supervision.{name} must be >= 0, got {getattr(self, name)}")
+                raise UserError(f"supervision.{name} must be >= 0, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True, slots=True)

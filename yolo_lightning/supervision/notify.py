@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
+from yolo_lightning.errors import UserError
 from yolo_lightning.supervision.helper_process import Call, Helper
 from yolo_lightning.utils.addresses import REFERENCE, resolved
 
@@ -54,7 +55,7 @@ class NotifySettings:
             try:
                 found[name] = (address := getattr(self, name)) and resolved(address)
             except ValueError as error:
-                raise ValueError(f"supervision.notify.{name}: {error}") from None
+                raise UserError(f"supervision.notify.{name}: {error}") from None
         return replace(self, **found)
 
 
@@ -66,7 +67,7 @@ def _check_address(name: str, address: str) -> None:
     except ValueError:
         scheme, host = "", None
     if scheme not in WEB_SCHEMES or not host:
-        raise ValueError(
+        raise UserError(
             f"supervision.notify.{name} must be http://HOST/..., https://HOST/... or $NAME, "
             f"got the scheme {scheme!r} and {'a' if host else 'no'} host"
         )

@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
+from yolo_lightning.errors import UserError
 from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.utils.json_record import converted, read_json
 
@@ -46,7 +47,7 @@ class PhaseTimeouts:
         for field in fields(self):
             seconds = getattr(self, field.name)
             if not seconds > 0:
-                raise ValueError(f"supervision.phase_timeouts.{field.name} must be > 0, got {seconds}")
+                raise UserError(f"supervision.phase_timeouts.{field.name} must be > 0, got {seconds}")
 
     def of(self, phase: Phase) -> float:
         """Return the timeout of a phase in seconds."""

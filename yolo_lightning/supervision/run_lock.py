@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from yolo_lightning.errors import UserError
 from yolo_lightning.utils.json_record import read_record
 from yolo_lightning.utils.process_identity import started_ticks
 from yolo_lightning.utils.run_files import LOCK_FILE
@@ -32,7 +33,7 @@ class Holder:
     is_starting: bool = False  # whether the process has reserved the folder and has not locked it
 
 
-class RunInUseError(ValueError):
+class RunInUseError(UserError):
     """The run folder is locked by another process."""
 
 
@@ -118,7 +119,7 @@ def current_holder(folder: Path) -> Holder | None:
     """Return the process that holds the lock of a run folder now, or None if the folder is not locked.
 
     Raises:
-        ValueError: If the folder is locked and the lock file does not name a process.
+        UserError: If the folder is locked and the lock file does not name a process.
     """
     path = folder / LOCK_FILE
     try:
@@ -129,7 +130,7 @@ def current_holder(folder: Path) -> Holder | None:
         return None
     except BlockingIOError as error:
         if (holder := read_holder(path)) is None:
-            raise ValueError(f"{path} is locked, but does not name the process that trains in {folder}") from error
+            raise UserError(f"{path} is locked, but does not name the process that trains in {folder}") from error
         return holder
 
 

@@ -5,6 +5,8 @@ from typing import Any
 
 from torch import nn
 
+from yolo_lightning.errors import UserError
+
 Freeze = int | list[int | str]  # the first n layers; or a list of layer numbers and names of parts, such as `22.cv3`
 
 
@@ -12,19 +14,19 @@ def freeze_parts(graph: Any, freeze: Freeze) -> tuple[str, ...]:
     """Disable the gradients of parts of a YOLOv8 graph, in place, and return the names of the parts."""
     layers = len(graph.model)
     if isinstance(freeze, bool) or (isinstance(freeze, int) and not 0 <= freeze < layers):
-        raise ValueError(f"model.freeze must be a number of layers from 0 to {layers - 1} or a list, got {freeze}")
+        raise UserError(f"model.freeze must be a number of layers from 0 to {layers - 1} or a list, got {freeze}")
     chosen: Iterable[int | str] = range(freeze) if isinstance(freeze, int) else freeze
     names = tuple(f"model.{part}" for part in chosen)
     modules = dict(graph.named_modules())
     for name, part in zip(names, chosen, strict=True):
         if name not in modules:
-            raise ValueError(
+            raise UserError(
                 f"model.freeze must contain layer numbers from 0 to {layers - 1} or names of parts such as 22.cv3, "
                 f"got {part!r}"
             )
         modules[name].requires_grad_(False)
     if not any(parameter.requires_grad for parameter in graph.parameters()):
-        raise ValueError(f"model.freeze must leave at least one of {layers} layers trainable, got {freeze}")
+        raise UserError(f"model.freeze must leave at least one of {layers} layers trainable, got {freeze}")
     return names
 
 

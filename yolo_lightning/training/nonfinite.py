@@ -11,6 +11,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from yolo_lightning.checkpoints.checkpoint_file import find_damage, training_age
+from yolo_lightning.errors import UserError
 from yolo_lightning.utils.choices import check_range, settings_group
 from yolo_lightning.utils.loop_position import steps_begun
 from yolo_lightning.utils.run_files import CHECKPOINTS
@@ -103,7 +104,7 @@ class NonFiniteGuard:
         tally.skipped += 1
         is_too_many = consecutive >= self.settings.max_consecutive_nonfinite
         if is_too_many and tally.rollbacks >= self.settings.max_rollbacks:
-            raise ValueError(
+            raise UserError(
                 f"{message}: {consecutive} consecutive non-finite values after {tally.rollbacks} rollbacks "
                 "(model.guard.max_rollbacks); lower model.recipe.lr0 or check these images"
             )

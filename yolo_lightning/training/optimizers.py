@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from yolo_lightning.errors import UserError
 from yolo_lightning.training.recipe import OPTIMIZERS, Group, OptimizerName, Recipe
 from yolo_lightning.training.schedule import OptimizerSettings
 from yolo_lightning.utils.offline import offline
@@ -115,7 +116,7 @@ def make_optimizer(recipe: Recipe, groups: list[dict[str, Any]], *, scaled: bool
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"it returns {type(optimizer).__name__}")
     except (TypeError, ValueError) as error:
-        raise ValueError(
+        raise UserError(
             f"model.recipe.optimizer must accept the parameters of the network, as {', '.join(OPTIMIZERS)} do: {error}"
         ) from error
     name = type(optimizer).__name__
@@ -123,11 +124,9 @@ def make_optimizer(recipe: Recipe, groups: list[dict[str, Any]], *, scaled: bool
         parameter = signature(type(optimizer)).parameters.get(argument)
         given = optimizer.defaults.get(argument)
         if parameter is not None and parameter.default is not Parameter.empty and given != parameter.default:
-            raise ValueError(
-                f"model.recipe.optimizer: {name} got {argument} {given}; set model.recipe.{option} instead"
-            )
+            raise UserError(f"model.recipe.optimizer: {name} got {argument} {given}; set model.recipe.{option} instead")
     if scaled and recipe.clip_norm and getattr(optimizer, "_step_supports_amp_scaling", False):
-        raise ValueError(
+        raise UserError(
             f"model.recipe.optimizer: {name} with fused true unscales gradients after they have been clipped; with "
             "trainer.precision 16-mixed set fused to false, or model.recipe.clip_norm to 0"
         )
@@ -157,10 +156,10 @@ def apply_settings(optimizer: Optimizer, settings: OptimizerSettings, weight_dec
 
 
 def check_same_optimizer(saved: str | None, optimizer: Optimizer) -> None:
-    """Raise a ValueError if the optimizer class in the checkpoint is known and another one."""
+    """Raise a UserError if the optimizer class in the checkpoint is known and another one."""
     name = type(optimizer).__name__
     if saved not in (None, name):
-        raise ValueError(
+        raise UserError(
             f"model.recipe.optimizer must be {saved}, as in the checkpoint, got {name}; to train with another "
             "optimizer start a new run from the weights with --model.weights"
         )

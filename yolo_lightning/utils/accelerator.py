@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from yolo_lightning.errors import UserError
+
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "STATUS_ALLOC_FAILED")
 """Messages of `RuntimeError`s by which MPS, the CPU allocator and BLAS libraries report a lack of memory."""
 
@@ -86,7 +88,7 @@ def chosen_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ValueError(problem) from error
+        raise UserError(problem) from error
     if device.type not in ("cpu", "cuda", "xpu", "mps"):
-        raise ValueError(problem)
+        raise UserError(problem)
     return device

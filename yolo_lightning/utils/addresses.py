@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from urllib.parse import urlsplit
 
+from yolo_lightning.errors import UserError
+
 REFERENCE = re.compile(r"\$(\w+)")  # name of an environment variable in place of an address
 HIDDEN = "***"
 ADDRESS = re.compile(r"\b([a-zA-Z][a-zA-Z0-9+.-]*://)([^\s\"'<>?#\\]*)([?#][^\s\"'<>\\]*)?")
@@ -47,12 +49,12 @@ def resolved(address: str) -> str:
     if (match := REFERENCE.fullmatch(address)) is None:
         return address
     if not (value := os.environ.get(match[1])):
-        raise ValueError(f"the address is ${match[1]}, but the environment variable {match[1]} is not set")
+        raise UserError(f"the address is ${match[1]}, but the environment variable {match[1]} is not set")
     return value
 
 
 def refuse_secrets(words: Sequence[str]) -> None:
-    """Raise a ValueError if a command line contains an address with credentials; the message does not contain it."""
+    """Raise a UserError if a command line contains an address with credentials; the message does not contain it."""
     for word, following in pairwise([*words, ""]):
         name, equals, value = word.partition("=") if word.startswith("-") else ("", "", word)
         value = value if equals or not name else following
@@ -61,7 +63,7 @@ def refuse_secrets(words: Sequence[str]) -> None:
         is_secret = NOTIFY_OPTIONS.search(f"{name} {value}") and any(redacted(one) != one for one in addresses)
         if is_secret or any(map(_has_password, [value, *addresses])):
             option = name or "an argument"
-            raise ValueError(
+            raise UserError(
                 f"{option} must not contain credentials, because all users of the machine can read a command line. "
                 f"Put the address into an environment variable and write $NAME in its place, as {name or 'OPTION'}="
                 "'$NAME'; or write it into a configuration file"

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, ParamSpec, TypeVar, Union, dataclass_transform, get_args, get_origin, get_type_hints
 
+from yolo_lightning.errors import UserError
 from yolo_lightning.utils.plain_text import one_line
 from yolo_lightning.utils.suggestions import did_you_mean, similar
 
@@ -38,10 +39,10 @@ COMPARISONS = {">=": operator.ge, ">": operator.gt, "<=": operator.le, "<": oper
 
 
 def check_choices(name: str, values: Iterable[str], choices: Any) -> None:
-    """Raise a ValueError if one of the values is not in `choices`, a `Literal`; `name` is the full option name."""
+    """Raise a UserError if one of the values is not in `choices`, a `Literal`; `name` is the full option name."""
     for value in values:
         if value not in get_args(choices):
-            raise ValueError(f"{name} must be one of {', '.join(get_args(choices))}, got {value!r}")
+            raise UserError(f"{name} must be one of {', '.join(get_args(choices))}, got {value!r}")
 
 
 def as_settings(kind: type[Settings], value: Settings | Mapping[str, Any]) -> Settings:
@@ -50,7 +51,7 @@ def as_settings(kind: type[Settings], value: Settings | Mapping[str, Any]) -> Se
         return value
     known = [one.name for one in fields(kind)]  # type: ignore[arg-type]
     for name in value.keys() - known:
-        raise ValueError(f"{kind.__name__} has no setting {name!r}{did_you_mean(similar(str(name), known))}")
+        raise UserError(f"{kind.__name__} has no setting {name!r}{did_you_mean(similar(str(name), known))}")
     return kind(**value)
 
 
@@ -115,11 +116,11 @@ def checked_arguments(
 
 
 def check_types(key: str, annotated: Any, values: Mapping[str, Any]) -> None:
-    """Raise a ValueError if a value has another type than its name in a function, a class or a dictionary of types."""
+    """Raise a UserError if a value has another type than its name in a function, a class or a dictionary of types."""
     for name, hint in (annotated if isinstance(annotated, Mapping) else get_type_hints(annotated)).items():
         if name in values and not _has_type(values[name], hint):
             got = one_line(repr(values[name]), LONGEST_VALUE)
-            raise ValueError(f"{key}.{name} must be {_accepted(hint)}, got {got}")
+            raise UserError(f"{key}.{name} must be {_accepted(hint)}, got {got}")
 
 
 def _accepted(hint: Any) -> str:
@@ -153,20 +154,20 @@ def _has_type(value: Any, hint: Any) -> bool:
 
 
 def check_range(name: str, value: Any, *limits: str, or_null: bool = False) -> None:
-    """Raise a ValueError unless the value is a finite number that satisfies all limits, such as `>= 0` or `< 1`."""
+    """Raise a UserError unless the value is a finite number that satisfies all limits, such as `>= 0` or `< 1`."""
     accepted = " and ".join(limits) + " or null" * or_null
     if isinstance(value, bool) or not isinstance(value, Real) or math.isinf(value):
         what = "the text " if isinstance(value, str) else ""
-        raise ValueError(f"{name} must be a number {accepted}, got {what}{value!r}")
+        raise UserError(f"{name} must be a number {accepted}, got {what}{value!r}")
     for limit in limits:
         sign, bound = limit.split()
         if not COMPARISONS[sign](value, float(bound)):
-            raise ValueError(f"{name} must be {accepted}, got {value!r}")
+            raise UserError(f"{name} must be {accepted}, got {value!r}")
 
 
 def check_state(owner: Any, state: Any, names: Iterable[str]) -> None:
-    """Raise a ValueError if a state without one of the names is loaded into a callback."""
+    """Raise a UserError if a state without one of the names is loaded into a callback."""
     if absent := ", ".join(sorted(set(names) - set(state))):
-        raise ValueError(
+        raise UserError(
             f"the state of {type(owner).__name__} must be a result of its state_dict(), {absent} are missing"
         )

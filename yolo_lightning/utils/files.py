@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from yolo_lightning.errors import UserError
 from yolo_lightning.utils.process_identity import MARK, own_mark, owner_lives
 
 TEMPORARY_PREFIX = ".writing-"
@@ -101,7 +102,7 @@ def sole_writer(lock: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             file.seek(0)
-            raise ValueError(
+            raise UserError(
                 f"process {file.read().strip() or '(unknown)'} is writing into {lock.parent}; wait until it has ended"
             ) from error
         file.truncate(0)

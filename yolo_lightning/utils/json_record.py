@@ -12,6 +12,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
+from yolo_lightning.errors import UserError
 from yolo_lightning.utils.plain_text import one_line
 from yolo_lightning.utils.regular_files import read_regular
 
@@ -25,7 +26,7 @@ def read_json(path: Path, most_bytes: int = LARGEST_BYTES) -> Any:
     try:
         return json.loads(read_regular(path, most_bytes))
     except RecursionError as error:
-        raise ValueError("the JSON is nested too deeply") from error
+        raise UserError("the JSON is nested too deeply") from error
 
 
 def read_record(path: Path, kind: type[Record]) -> Record | None:
@@ -64,7 +65,7 @@ def converted(value: Any, kind: Any) -> Any:
         return value
     if kind is float and type(value) in (int, float) and abs(value) < LARGEST_INTEGER and math.isfinite(value):
         return float(value)
-    raise ValueError(f"must be {getattr(kind, '__name__', kind)}, got {type(value).__name__}")
+    raise UserError(f"must be {getattr(kind, '__name__', kind)}, got {type(value).__name__}")
 
 
 def _of_union(value: Any, kinds: tuple[Any, ...]) -> Any:
@@ -73,7 +74,7 @@ def _of_union(value: Any, kinds: tuple[Any, ...]) -> Any:
             return converted(value, kind)
         except ValueError:
             continue
-    raise ValueError(f"must be one of {kinds}, got {type(value).__name__}")
+    raise UserError(f"must be one of {kinds}, got {type(value).__name__}")
 
 
 def _of_dataclass(content: Mapping[str, Any], kind: type[Any]) -> Any:
@@ -82,5 +83,5 @@ def _of_dataclass(content: Mapping[str, Any], kind: type[Any]) -> Any:
         if field.name in content:
             values[field.name] = converted(content[field.name], hints[field.name])
         elif field.default is MISSING and field.default_factory is MISSING:
-            raise ValueError(f"{field.name} is missing")
+            raise UserError(f"{field.name} is missing")
     return kind(**values)

@@ -5,6 +5,7 @@ from typing import Any
 
 import yaml
 
+from yolo_lightning.errors import UserError
 from yolo_lightning.utils.plain_text import first_look, one_line
 from yolo_lightning.utils.regular_files import read_regular
 
@@ -20,7 +21,7 @@ class PlainLoader(FASTEST):  # type: ignore[misc]
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
         if doubled := [key for at, key in enumerate(keys) if key in keys[:at]]:
-            raise ValueError(f"the key {doubled[0]} is given twice, line {node.start_mark.line + 1} and following")
+            raise UserError(f"the key {doubled[0]} is given twice, line {node.start_mark.line + 1} and following")
         return super().construct_mapping(node, deep)
 
 
@@ -29,7 +30,7 @@ def read_yaml(path: Path, most_bytes: int = LARGEST_BYTES) -> Any:
 
     Raises:
         OSError: If the file cannot be read, is not a regular file or is too large.
-        ValueError: If it is not YAML, or has too many aliases or levels; the message is one line without the file name.
+        UserError: If it is not YAML, or has too many aliases or levels; the message is one line without the file name.
     """
     try:
         text = read_regular(path, most_bytes).decode("utf-8-sig")
@@ -42,16 +43,16 @@ def read_yaml(path: Path, most_bytes: int = LARGEST_BYTES) -> Any:
             elif isinstance(event, yaml.AliasEvent):
                 aliases += 1
                 if event.anchor in opened:
-                    raise ValueError(f"the alias {event.anchor} contains itself")
+                    raise UserError(f"the alias {event.anchor} contains itself")
             if aliases > MOST_ALIASES or len(opened) > DEEPEST:
-                raise ValueError(f"more than {MOST_ALIASES} aliases or {DEEPEST} levels")
+                raise UserError(f"more than {MOST_ALIASES} aliases or {DEEPEST} levels")
         return yaml.load(text, Loader=PlainLoader)
     except OSError:
         raise
     except UnicodeDecodeError as error:
-        raise ValueError(f"not UTF-8 text at byte {error.start}: it {first_look(error.object)}") from error
+        raise UserError(f"not UTF-8 text at byte {error.start}: it {first_look(error.object)}") from error
     except Exception as error:  # PyYAML raises errors of many types, also TypeError and OverflowError
-        raise ValueError(one_line(str(error)) or type(error).__name__) from error
+        raise UserError(one_line(str(error)) or type(error).__name__) from error
 
 
 def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 from yolo_lightning.commands.benchmark.findings import FORMAT
 from yolo_lightning.commands.benchmark.gpu_page import answer, page
 from yolo_lightning.commands.benchmark.stages import DEFAULT_BUDGET_S, Stage, StageState, read_record, run_stages
+from yolo_lightning.errors import UserError
 from yolo_lightning.utils.exit_codes import INTERRUPTED, ExitCode
 from yolo_lightning.utils.files import replacing, write_json
 from yolo_lightning.utils.paths import real_path, user_path
@@ -24,7 +25,7 @@ def function_of(words: Sequence[str]) -> tuple[Callable[..., None], list[str]]:
     """Return the function of the section that the first word names, and the words of its command line.
 
     Raises:
-        ValueError: If the first word is no section.
+        UserError: If the first word is no section.
     """
     name = "".join(words[:1])
     if name == "gpu":
@@ -38,7 +39,7 @@ def function_of(words: Sequence[str]) -> tuple[Callable[..., None], list[str]]:
 
         return convolutions, list(words)
     sections = ", ".join([*CONVOLUTIONS, "loader", "gpu"])
-    raise ValueError(
+    raise UserError(
         f"benchmark needs a section, one of {sections}, got {name or 'none'}; for example: benchmark gpu OUT"
     )
 
@@ -66,9 +67,9 @@ def gpu(
         budget_s: Time limit for this call in seconds, at least 60. Stages that do not fit do not run.
     """
     if not 60 <= budget_s < float("inf"):
-        raise ValueError(f"budget_s must be finite and >= 60, got {budget_s}")
+        raise UserError(f"budget_s must be finite and >= 60, got {budget_s}")
     if out.exists() and not out.is_dir():
-        raise ValueError(f"out must be a folder, got the file {out}")
+        raise UserError(f"out must be a folder, got the file {out}")
     out, settings = real_path(user_path(out)), {"device": device, "quick": quick}
     folder = out / ("rehearsal" if quick else "stages") / device
     command = pasteable([sys.executable, "-m", "yolo_lightning", *sys.argv[1:]])

@@ -16,6 +16,7 @@ from yolo_lightning.data.dataset import TrainingDataset
 from yolo_lightning.data.sampling.epoch_order import SampledOrder, Sampling
 from yolo_lightning.data.sampling.mosaic_partners import frames_to_cache
 from yolo_lightning.data.sampling.resumable_loader import EpochBatchSampler
+from yolo_lightning.errors import UserError
 from yolo_lightning.utils.choices import check_range
 
 ALL_EPOCHS = 2**31
@@ -76,7 +77,7 @@ def training_datasets(data: DetectionDataModule) -> dict[str, TrainingDataset]:
             frames = frames.cached(data.storage.image_cache_mib, window)
             datasets[storage] = TrainingDataset(frames, data.image_size, settings, ALL_EPOCHS, data.seed)
     if not datasets:
-        raise ValueError("; ".join(problems))
+        raise UserError("; ".join(problems))
     return datasets
 
 

@@ -26,6 +26,7 @@ from yolo_lightning.commands.doctor.machine_findings import (
 )
 from yolo_lightning.commands.doctor.probes import Outcome, Probe, ProbeOutcome, probe_findings, run_probes
 from yolo_lightning.commands.doctor.read_hardware import Vendor
+from yolo_lightning.errors import UserError
 from yolo_lightning.utils.exit_codes import INTERRUPTED
 from yolo_lightning.utils.files import CONVOLUTION_VERDICTS, cache_folder
 from yolo_lightning.utils.paths import user_path
@@ -85,23 +86,23 @@ def doctor(
             `model.convolution.backend: auto` tests them again.
 
     Raises:
-        ValueError: If an option is invalid.
+        UserError: If an option is invalid.
         SystemExit: With code 1 if a finding is bad.
     """
     if not re.fullmatch(r"auto|cpu|mps|(cuda|xpu)(:[0-9]+)?", device):
-        raise ValueError(
+        raise UserError(
             f"--device must be auto, cpu, mps, cuda, xpu, or cuda:N or xpu:N with a number N, got {device!r}."
         )
     if not probe_timeout_s > 0:
-        raise ValueError(f"--probe_timeout_s must be > 0, got {probe_timeout_s}.")
+        raise UserError(f"--probe_timeout_s must be > 0, got {probe_timeout_s}.")
     if retry:
         verdicts = cache_folder() / CONVOLUTION_VERDICTS
         try:
             verdicts.unlink(missing_ok=True)
         except OSError as error:
-            raise ValueError(f"--retry cannot delete {verdicts} ({error.strerror}).") from error
+            raise UserError(f"--retry cannot delete {verdicts} ({error.strerror}).") from error
     if user_path(run).is_file():
-        raise ValueError(f"--run must be the parent folder of run folders, got the file {run}.")
+        raise UserError(f"--run must be the parent folder of run folders, got the file {run}.")
     machine = inspect_machine(user_path(run))
     try:
         results = run_probes(device, probe_timeout_s) if probes else []

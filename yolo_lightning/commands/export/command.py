@@ -12,6 +12,7 @@ from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN
 from yolo_lightning.commands.console import check_writable
 from yolo_lightning.commands.export.onnx_file import InferenceNetwork, require_packages, write_onnx_file
 from yolo_lightning.commands.export.pt_file import plain_network, write_ultralytics_file
+from yolo_lightning.errors import UserError
 from yolo_lightning.model.graph import check_one_to_one, check_tensors
 from yolo_lightning.model.layers import graph_stride
 from yolo_lightning.model.network_settings import read_settings
@@ -51,14 +52,14 @@ def export(
             by its argument `nms`.
 
     Raises:
-        ValueError: If the checkpoint does not exist or an option is invalid.
+        UserError: If the checkpoint does not exist or an option is invalid.
     """
     file = chosen_checkpoint(run, checkpoint)
     if channels == 1 and format == "pt":
-        raise ValueError("channels must be 3 for format pt, got 1: Ultralytics builds the network with 3 channels.")
+        raise UserError("channels must be 3 for format pt, got 1: Ultralytics builds the network with 3 channels.")
     recorded = read_settings(file)
     if channels is not None and recorded.background:
-        raise ValueError(f"channels must be null for a network with data.input.background, got {channels}.")
+        raise UserError(f"channels must be null for a network with data.input.background, got {channels}.")
     settings = recorded.for_pictures(
         image_size=image_size,
         channels=channels,
@@ -75,7 +76,7 @@ def export(
     beside = Path(file.name) if checkpoint and is_address(checkpoint) else file
     target = Path(output) if output is not None else beside.with_suffix(f".{format}")
     if real_path(target) == real_path(file):
-        raise ValueError(f"output must differ from the checkpoint, got {target}.")
+        raise UserError(f"output must differ from the checkpoint, got {target}.")
     check_writable(target, f".{format}")
     say = Console(highlight=False).print
     graph = plain_network(file)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from yolo_lightning.data.image_size import ImageSize
+from yolo_lightning.errors import UserError
 from yolo_lightning.model.detection_settings import DetectionSettings
 from yolo_lightning.model.graph import OWN_SETTINGS
 from yolo_lightning.model.layers import graph_stride, image_layers, keep_branch
@@ -76,10 +77,10 @@ def sample_images(batch: int, channels: int, image_size: int | Sequence[int]) ->
 
 
 def require_packages() -> None:
-    """Raise a `ValueError` if a package for ONNX export is not installed."""
+    """Raise a `UserError` if a package for ONNX export is not installed."""
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
-        raise ValueError(f"format onnx requires {', '.join(missing)}: pip install 'yolo-lightning[export]'")
+        raise UserError(f"format onnx requires {', '.join(missing)}: pip install 'yolo-lightning[export]'")
 
 
 def write_onnx_file(network: InferenceNetwork, path: Path, settings: NetworkSettings) -> dict[int, tuple[float, float]]:

@@ -15,6 +15,7 @@ from yolo_lightning.commands.monitor.run_state import (
     judge,
     remaining,
 )
+from yolo_lightning.errors import UserError
 from yolo_lightning.supervision.heartbeat import Heartbeat, NoHeartbeat, Phase, read_heartbeat
 from yolo_lightning.supervision.incident import IncidentReport, read_incident
 from yolo_lightning.supervision.live_heartbeat import heartbeat_of
@@ -105,11 +106,11 @@ def read_run(folder: Path, machine: SensorReadings | None = None) -> RunState:
 
 
 def check_holds_run(folder: Path) -> None:
-    """Raise a `ValueError` if a folder does not exist or contains no run."""
+    """Raise a `UserError` if a folder does not exist or contains no run."""
     if not folder.is_dir():
-        raise ValueError(f"The run folder {folder} {missing(folder)} Pass the value of trainer.default_root_dir.")
+        raise UserError(f"The run folder {folder} {missing(folder)} Pass the value of trainer.default_root_dir.")
     if not any((folder / name).exists() for name in TRACES):
-        raise ValueError(f"The folder {folder} contains no run: it has none of {', '.join(TRACES)}.")
+        raise UserError(f"The folder {folder} contains no run: it has none of {', '.join(TRACES)}.")
 
 
 def _find_trainer(

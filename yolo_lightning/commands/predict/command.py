@@ -21,6 +21,7 @@ from yolo_lightning.data.input_images import InputImage, absolute, find_files, i
 from yolo_lightning.data.storage.frames import BitDepthError, FrameError
 from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.detector import Detector
+from yolo_lightning.errors import UserError
 from yolo_lightning.model.detection_settings import SCORING_THRESHOLD
 from yolo_lightning.utils.exit_codes import ExitCode
 from yolo_lightning.utils.files import first_free
@@ -58,13 +59,13 @@ def predict(
         **options: Options of `Detector`.
 
     Raises:
-        ValueError: If an option is invalid, no file is found, or none of the files can be read.
+        UserError: If an option is invalid, no file is found, or none of the files can be read.
         SystemExit: With code 1, if some of the files cannot be read.
     """
     if user_path(output).is_file() or not user_path(output).name:
-        raise ValueError(f"output must be a new folder, got {output!r}")
+        raise UserError(f"output must be a new folder, got {output!r}")
     if runs := [source for source in sources if (user_path(source) / CHECKPOINTS).is_dir()]:
-        raise ValueError(f"{runs[0]} is a run folder; write predict PICTURES --run {runs[0]}")
+        raise UserError(f"{runs[0]} is a run folder; write predict PICTURES --run {runs[0]}")
     files = find_files(sources)
     kinds = (save,) if isinstance(save, str) else save
     models = None if rescore is None else read_models(user_path(rescore))
@@ -76,7 +77,7 @@ def predict(
     threshold = detector.settings.detections.score_threshold
     if models is not None:
         if tuple(detector.names) != CLASS_NAMES:
-            raise ValueError(f"rescore needs a network with the classes {[*CLASS_NAMES]}, got {detector.names}.")
+            raise UserError(f"rescore needs a network with the classes {[*CLASS_NAMES]}, got {detector.names}.")
         weak = replace(detector.settings.detections, score_threshold=min(threshold, SCORING_THRESHOLD))
         detector.settings = replace(detector.settings, detections=weak)
     bad: dict[str, Exception] = {}
@@ -90,7 +91,7 @@ def predict(
             depths = [error for error in bad.values() if isinstance(error, BitDepthError)]
             if len(depths) == len(bad):
                 refuse_other_depth(depths, 0, "files")
-            raise ValueError(f"no file can be read: {name_some(reasons(bad))}")
+            raise UserError(f"no file can be read: {name_some(reasons(bad))}")
         folder = first_free(user_path(output))
         with writing(folder):
             folder.mkdir(parents=True)

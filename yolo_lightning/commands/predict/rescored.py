@@ -12,6 +12,7 @@ from yolo_lightning.challenge.rescoring import Models, rescore
 from yolo_lightning.challenge.tracks import places_in_time
 from yolo_lightning.data.input_images import read_pictures
 from yolo_lightning.data.transforms.pixel_range import PixelRange
+from yolo_lightning.errors import UserError
 from yolo_lightning.evaluation.detection_result import DetectionResult
 from yolo_lightning.evaluation.drift import month_of_id
 
@@ -29,7 +30,7 @@ def rescored(
         clip = [replace(one, image=np.broadcast_to(np.uint8(0), one.image.shape)) for one in group]
         sizes = sorted({(one.image.shape[1], one.image.shape[0]) for one in clip})
         if len(sizes) > 1:
-            raise ValueError(f"rescore needs frames of one size in {_clip(clip[0])}, got {sizes[0]} and {sizes[1]}.")
+            raise UserError(f"rescore needs frames of one size in {_clip(clip[0])}, got {sizes[0]} and {sizes[1]}.")
         names = tuple(_file(one).stem for one in clip)
         if all(map(month_of_id, names)) and clip[0].frame is None:
             numbers = places_in_time(names)

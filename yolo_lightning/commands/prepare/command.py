@@ -31,6 +31,7 @@ from yolo_lightning.data.storage.packing import (
     write_shard,
 )
 from yolo_lightning.data.storage.storage import STORE, EncodedStorage, StorageSettings
+from yolo_lightning.errors import UserError
 from yolo_lightning.utils.choices import check_range
 from yolo_lightning.utils.exit_codes import INTERRUPTED, ExitCode
 from yolo_lightning.utils.files import DISK_FULL, sole_writer
@@ -79,23 +80,23 @@ def prepare(
             Ultralytics. Only `ltdv2` can be packed.
 
     Raises:
-        ValueError: If an option or the data cannot be used, the disk is too small, or another process is packing.
+        UserError: If an option or the data cannot be used, the disk is too small, or another process is packing.
     """
     workers = available_cores() if workers is None else workers
     check_range("workers", workers, ">= 1")
     source = StorageSettings(kind=storage, index_root=index_root)
     if root is None and format_class(format) is not YoloFormat:
-        raise ValueError(f"--root must be the dataset folder with --format {format}, got null")
+        raise UserError(f"--root must be the dataset folder with --format {format}, got null")
     if check:
         _check(DetectionDataModule(root, format, storage=source), user_path(picture))
         return
     if format != LTDv2Format.accepted:
-        raise ValueError(f"format must be ltdv2, got {format}: other datasets are read without packing, see --check")
+        raise UserError(f"format must be ltdv2, got {format}: other datasets are read without packing, see --check")
     folder, limits = user_path(str(root)), FrameLimits(bits=bits)
     dataset = LTDv2Format(DatasetSettings(folder, format, storage=StorageSettings(index_root=index_root)))
     names = [name for name in OFFICIAL_FILES if (folder / name).is_file()] if annotations is None else annotations
     if not names:
-        raise ValueError(
+        raise UserError(
             f"dataset root {folder} contains none of {', '.join(OFFICIAL_FILES)}: set annotations to other files "
             "(COCO and YOLO datasets cannot be packed; set format to coco or to the path of a data.yaml for --check)"
         )
@@ -117,11 +118,11 @@ def prepare(
             _pack_store(target, original, frame_bytes, workers, verify=verify)
     except OSError as error:
         if error.errno in DISK_FULL:
-            raise ValueError(
+            raise UserError(
                 f"no space for {target} ({error.strerror}): finished shards are kept; free some space and run prepare "
                 "again"
             ) from error
-        raise ValueError(f"cannot write {target}: {error}; set store to a writable folder") from error
+        raise UserError(f"cannot write {target}: {error}; set store to a writable folder") from error
     except KeyboardInterrupt:
         print(f"interrupted: finished shards in {target} are kept; run the same command to resume", flush=True)
         raise SystemExit(INTERRUPTED) from None
@@ -158,13 +159,13 @@ def _pack_store(
     to_pack = [name for name in frame_bytes if name not in packed]
     missing = set(original.missing(to_pack))
     if len(missing) == len(frame_bytes):
-        raise ValueError(f"none of the {len(frame_bytes):,} frames of the annotation files are in {original}")
+        raise UserError(f"none of the {len(frame_bytes):,} frames of the annotation files are in {original}")
     to_pack = [name for name in to_pack if name not in missing]
     shard_frames = max(SHARD_FRAMES, -(-len(to_pack) // max(1, MOST_SHARDS - len(shards))))
     needed_bytes = sum(frame_bytes[name] for name in to_pack)
     free_bytes = shutil.disk_usage(store).free
     if needed_bytes and free_bytes < needed_bytes + SPARE_BYTES:
-        raise ValueError(
+        raise UserError(
             f"packing into {store} needs {gigabytes(needed_bytes + SPARE_BYTES)}, {gigabytes(free_bytes)} are free: "
             "free some space, or set store to a folder on another disk"
         )
@@ -180,7 +181,7 @@ def _pack_store(
             shards += [shard] if shard else []
             advance(len(task))
     if not shards:
-        raise ValueError(f"none of the {len(to_pack):,} frames of {original} can be used: {name_some(damaged)}")
+        raise UserError(f"none of the {len(to_pack):,} frames of {original} can be used: {name_some(damaged)}")
     manifest = write_index(store, shards, damaged, source)
     size_bytes = sum(shard.bytes for shard in manifest.shards)
     print(f"{store}: {sum(shard.frames for shard in manifest.shards):,} frames, {gigabytes(size_bytes)}", flush=True)
@@ -196,7 +197,7 @@ def _existing_shards(store: Path, source: dict[str, str], workers: int, *, verif
     other = next((frames.source for frames in shards if frames.source != source), None)
     if other is not None:
         found, expected = (", ".join(f"{key} {value}" for key, value in one.items()) for one in (other, source))
-        raise ValueError(
+        raise UserError(
             f"{store} was packed from {found}, not from {expected}: delete it, or set store to another folder"
         )
     for file in broken:

@@ -12,6 +12,7 @@ import yaml
 from yolo_lightning.commands.monitor.read_run import check_holds_run, checkpoints
 from yolo_lightning.commands.monitor.run_state import Checkpoint
 from yolo_lightning.commands.report.metrics_curves import Metrics, read_metrics
+from yolo_lightning.errors import UserError
 from yolo_lightning.evaluation.drift import DriftScores, drift_scores, named_scores
 from yolo_lightning.evaluation.record import EvaluationRecord
 from yolo_lightning.supervision.fallback_levels import FallbackState
@@ -191,5 +192,5 @@ def _read_evaluation(folder: Path, stage: str, reader: Reader) -> Evaluation | N
 def _read_picture(path: Path) -> bytes:
     content = read_regular(path)
     if not content.startswith(b"\xff\xd8\xff") or not content.rstrip(b"\0").endswith(b"\xff\xd9"):
-        raise ValueError("not a complete JPEG")
+        raise UserError("not a complete JPEG")
     return content

@@ -21,6 +21,7 @@ from yolo_lightning.commands.sweep.sweep_scores import (
 )
 from yolo_lightning.commands.sweep.validation_matches import match_validation, network_for
 from yolo_lightning.data.datamodule import DetectionDataModule
+from yolo_lightning.errors import UserError
 from yolo_lightning.evaluation.score_table import number_table, score_text
 from yolo_lightning.model.layers import Convolution
 from yolo_lightning.utils.accelerator import chosen_device
@@ -59,7 +60,7 @@ def sweep(
     """
     for name, values in (("score_thresholds", score_thresholds), ("iou_thresholds", iou_thresholds)):
         if not values or not all(0 <= value <= 1 for value in values):
-            raise ValueError(f"--{name} must contain one or more numbers from 0 to 1, got {list(values)}.")
+            raise UserError(f"--{name} must contain one or more numbers from 0 to 1, got {list(values)}.")
     check_writable(json, ".json")
     file = chosen_checkpoint(run, checkpoint)
     place = chosen_device(device)

@@ -18,6 +18,7 @@ from yolo_lightning.data.dataset import EvaluationDataset
 from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.index.splits import choose_clips
 from yolo_lightning.detector import folded_network
+from yolo_lightning.errors import UserError
 from yolo_lightning.evaluation.matching import Matches, match
 from yolo_lightning.model.detection_settings import DetectionSettings
 from yolo_lightning.model.graph import network_input
@@ -37,14 +38,14 @@ def network_for(
     """Return the network of a checkpoint, its class names and its settings, and set up the data for a validation.
 
     Raises:
-        ValueError: If the network cannot be used with the data.
+        UserError: If the network cannot be used with the data.
     """
     known = read_settings(file)
     network, names = folded_network(file, device, conv_backend, one_to_one=known.detections.one_to_one)
     data.image_size.check("data.image_size", stride=network.stride)
     if not known.single_class and names != list(data.class_names):
         classes = list(data.class_names)
-        raise ValueError(f"The classes of the data must be {names}, as in checkpoint {file}, got {classes}.")
+        raise UserError(f"The classes of the data must be {names}, as in checkpoint {file}, got {classes}.")
     data.setup("validate")
     return network, names, known
 

@@ -7,6 +7,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from yolo_lightning.errors import UserError
+
 IntOrInts = int | Sequence[int]
 Tensors = tuple[Tensor, ...]
 
@@ -86,7 +88,7 @@ def make_problem(
     )
     reach = tuple(dilation_pair[axis] * (problem.kernel[axis] - 1) + 1 for axis in (0, 1))
     if reach[0] > problem.padded_size[0] or reach[1] > problem.padded_size[1]:
-        raise ValueError(
+        raise UserError(
             f"kernel size can't be greater than actual input size: the dilated kernel has {reach} pixels, "
             f"the padded input has {problem.padded_size}"
         )
@@ -94,36 +96,36 @@ def make_problem(
 
 
 def check_operands(input: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> None:
-    """Raise `ValueError` unless shapes, dtypes and devices of the operands of a batched convolution fit."""
+    """Raise `UserError` unless shapes, dtypes and devices of the operands of a batched convolution fit."""
     if weight.dim() != 4:
-        raise ValueError(f"expected a 4-D weight (O, C / groups, kH, kW), got shape {tuple(weight.shape)}")
+        raise UserError(f"expected a 4-D weight (O, C / groups, kH, kW), got shape {tuple(weight.shape)}")
     if input.dim() != 4:
-        raise ValueError(f"expected 3D (unbatched) or 4D (batched) input to conv2d, got shape {tuple(input.shape)}")
+        raise UserError(f"expected 3D (unbatched) or 4D (batched) input to conv2d, got shape {tuple(input.shape)}")
     check_dtypes(input, weight, bias)
     if weight.size(0) < 1 or weight.size(2) < 1 or weight.size(3) < 1:
-        raise ValueError(
+        raise UserError(
             f"weight must have at least one output channel and one kernel tap, got shape {tuple(weight.shape)}"
         )
     if not isinstance(groups, int) or groups < 1:
-        raise ValueError(f"groups must be an integer > 0, got {groups!r}")
+        raise UserError(f"groups must be an integer > 0, got {groups!r}")
     if weight.size(0) % groups:
-        raise ValueError(f"groups must divide the {weight.size(0)} output channels of the weight, got {groups}")
+        raise UserError(f"groups must divide the {weight.size(0)} output channels of the weight, got {groups}")
     if input.size(1) != weight.size(1) * groups:
-        raise ValueError(
+        raise UserError(
             f"weight of shape {tuple(weight.shape)} with groups={groups} expects an input with "
             f"{weight.size(1) * groups} channels, got {input.size(1)} channels"
         )
     if bias is not None and tuple(bias.shape) != (weight.size(0),):
-        raise ValueError(f"bias must have shape ({weight.size(0)},), got {tuple(bias.shape)}")
+        raise UserError(f"bias must have shape ({weight.size(0)},), got {tuple(bias.shape)}")
 
 
 def check_dtypes(input: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    """Raise `ValueError` unless dtypes and devices of the operands are equal and supported."""
+    """Raise `UserError` unless dtypes and devices of the operands are equal and supported."""
     if input.dtype not in SUPPORTED_DTYPES:
-        raise ValueError(f"input must have dtype {', '.join(map(str, SUPPORTED_DTYPES))}, got {input.dtype}")
+        raise UserError(f"input must have dtype {', '.join(map(str, SUPPORTED_DTYPES))}, got {input.dtype}")
     for name, tensor in (("weight", weight), ("bias", bias)):
         if tensor is not None and (tensor.dtype, tensor.device) != (input.dtype, input.device):
-            raise ValueError(
+            raise UserError(
                 f"input ({input.dtype}, {input.device}) and {name} ({tensor.dtype}, {tensor.device}) "
                 "should be the same dtype and on the same device"
             )
@@ -142,7 +144,7 @@ def spatial_arguments(
 def wants_channels_last(input: Tensor, weight: Tensor, memory_format: torch.memory_format | None) -> bool:
     """Return whether the results have the memory format channels_last; `memory_format` as in `conv2d`."""
     if not isinstance(memory_format, torch.memory_format | None):
-        raise ValueError(f"memory_format must be a torch.memory_format or None, got {memory_format!r}")
+        raise UserError(f"memory_format must be a torch.memory_format or None, got {memory_format!r}")
     if memory_format is not None:
         return memory_format is torch.channels_last
     return looks_channels_last(input) or looks_channels_last(weight)
@@ -154,9 +156,9 @@ def numbers(name: str, value: IntOrInts, count: int, *, minimum: int = 1) -> tup
     if len(values) == 1:
         values = values * count
     if len(values) != count or not all(isinstance(one, int) for one in values):
-        raise ValueError(f"{name} must be one integer or one for each of the {count} spatial dimensions, got {value!r}")
+        raise UserError(f"{name} must be one integer or one for each of the {count} spatial dimensions, got {value!r}")
     if min(values) < minimum:
-        raise ValueError(f"{name} must be >= {minimum}, got {value!r}")
+        raise UserError(f"{name} must be >= {minimum}, got {value!r}")
     return values
 
 
@@ -174,9 +176,9 @@ def _four_sides(
     if padding == "valid":
         return 0, 0, 0, 0
     if padding != "same":
-        raise ValueError(f"padding must be integers, 'same' or 'valid', got {padding!r}")
+        raise UserError(f"padding must be integers, 'same' or 'valid', got {padding!r}")
     if stride != (1, 1):
-        raise ValueError(f"padding='same' needs stride 1, got stride {stride}")
+        raise UserError(f"padding='same' needs stride 1, got stride {stride}")
     rows, columns = (dilation[axis] * (kernel[axis] - 1) for axis in (0, 1))
     # With an odd total, the extra zero is at the end, as in torch.
     return rows // 2, rows - rows // 2, columns // 2, columns - columns // 2

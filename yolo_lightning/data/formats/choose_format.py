@@ -4,6 +4,7 @@ from yolo_lightning.data.formats.coco import CocoFormat
 from yolo_lightning.data.formats.dataset_format import DatasetFormat, DatasetSettings
 from yolo_lightning.data.formats.ltdv2 import LTDv2Format
 from yolo_lightning.data.formats.yolo import YoloFormat
+from yolo_lightning.errors import UserError
 
 FORMATS: tuple[type[DatasetFormat], ...] = (LTDv2Format, CocoFormat, YoloFormat)
 """All formats. A new format is a class in this list."""
@@ -14,7 +15,7 @@ def format_class(value: str) -> type[DatasetFormat]:
     found = next((one for one in FORMATS if value and one.accepts(value)), None)
     if found is None:
         names = [one.accepted for one in FORMATS]
-        raise ValueError(f"data.format must be one of {', '.join(names[:-1])}, or {names[-1]}, got {value!r}")
+        raise UserError(f"data.format must be one of {', '.join(names[:-1])}, or {names[-1]}, got {value!r}")
     return found
 
 

@@ -13,6 +13,7 @@ from yolo_lightning.data.index.splits import Split
 from yolo_lightning.data.storage.folder_frames import ImageFiles
 from yolo_lightning.data.storage.frames import Channels
 from yolo_lightning.data.storage.storage import Storage, StorageKind
+from yolo_lightning.errors import UserError
 from yolo_lightning.utils.plain_text import one_line
 
 PROBED_IMAGES = 16  # Number of images that are searched for in each candidate folder
@@ -27,7 +28,7 @@ def read_coco(path: Path) -> Annotations:
     """
     content = decode(path, COCO_FILE)
     if not content.categories:
-        raise ValueError(f"{path}: the list of categories is empty")
+        raise UserError(f"{path}: the list of categories is empty")
     classes = distinct_names(dict(sorted((category.id, category.name) for category in content.categories)))
     return to_annotations(path, content, classes, np.float64)
 
@@ -47,7 +48,7 @@ def image_folder(annotation_file: Path, root: Path, folders: tuple[str, ...], fi
     found = {folder: sum(os.path.isfile(folder / name) for name in probed) for folder in candidates}
     best = max(found, key=lambda folder: found[folder])
     if not found[best]:
-        raise ValueError(
+        raise UserError(
             f"{annotation_file}: found none of its images, such as {one_line(probed[0], 200)!r}, in "
             f"{', '.join(map(str, dict.fromkeys(candidates)))}; set data.files.image_folders to their folder"
         )
@@ -83,7 +84,7 @@ class CocoFormat(JsonFormat):
             different = min(
                 number for number in own.keys() | expected.keys() if own.get(number) != expected.get(number)
             )
-            raise ValueError(
+            raise UserError(
                 f"{self.root / self.name(split)}: category {different} must be {expected.get(different, 'absent')!r} "
                 f"as in {self.name('train')}, got {own.get(different, 'absent')!r}"
             )

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from yolo_lightning.data.formats.annotations import Annotations, still_images
 from yolo_lightning.data.formats.image_ids import id_text, image_id_texts, unknown_image_hint
 from yolo_lightning.data.formats.suspicious_boxes import suspicions
+from yolo_lightning.errors import UserError
 from yolo_lightning.utils.plain_text import first_look, one_line
 from yolo_lightning.utils.regular_files import open_regular, read_regular
 from yolo_lightning.utils.suggestions import missing
@@ -83,19 +84,19 @@ RECORDS = {"images": ImageEntry, "categories": CategoryRecord, "annotations": An
 def decode(path: Path, kind: str = LTDV2_FILE) -> AnnotationFile:
     """Decode an annotation file of the expected `kind`; `NaN` and `Infinity` are read as null."""
     if not os.path.isfile(path):  # Path.is_file raises an error for a name of more than 255 bytes
-        raise ValueError(f"annotation file {path} {missing(path)} Set data.root and data.files to existing files.")
+        raise UserError(f"annotation file {path} {missing(path)} Set data.root and data.files to existing files.")
     try:
         with open_regular(path) as file:
             head = file.read(SHOWN_BYTES).removeprefix(BYTE_ORDER_MARK)
             if not head.lstrip().startswith((b"{", b"[")):  # such as a sparse file of zeros
-                raise ValueError(f"{path} is not {kind}: it {first_look(head)}")
+                raise UserError(f"{path} is not {kind}: it {first_look(head)}")
         content = read_regular(path, LARGEST_FILE).removeprefix(BYTE_ORDER_MARK)
     except OSError as error:
-        raise ValueError(f"annotation file {path} cannot be read: {error}") from error
+        raise UserError(f"annotation file {path} cannot be read: {error}") from error
     decoded = _decode_content(path, content, kind)
     for category_id, count in Counter(category.id for category in decoded.categories).most_common(1):
         if count > 1:
-            raise ValueError(f"{path}: ids of categories must be unique, got {count} categories with id {category_id}")
+            raise UserError(f"{path}: ids of categories must be unique, got {count} categories with id {category_id}")
     return decoded
 
 
@@ -109,12 +110,12 @@ def _decode_content(path: Path, content: bytes, kind: str) -> AnnotationFile:
                 raise
             decoded = msgspec.json.decode(content, type=AnnotationFile)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{path} is not {kind}: {one_line(_fault_in(content, error))}") from error
+        raise UserError(f"{path} is not {kind}: {one_line(_fault_in(content, error))}") from error
     for key in (b'"%s"' % name.encode() for name in RECORDS):
         if content.count(key) > 1:
             kept = msgspec.json.decode(content, type=dict[str, msgspec.Raw]).values()
             if content.count(key) - sum(bytes(value).count(key) for value in kept) > 1:
-                raise ValueError(f"{path} has the key {key.decode()} more than once: merge the values")
+                raise UserError(f"{path} has the key {key.decode()} more than once: merge the values")
     return decoded
 
 
@@ -160,7 +161,7 @@ def owners(path: Path, records: Sequence[AnnotationRecord], positions: Mapping[s
     for number in np.flatnonzero(owner < 0)[:1]:
         value = records[number].image_id
         hint = unknown_image_hint(value) or f"; ids of images are such as {next(iter(positions))!r}"
-        raise ValueError(f"{path}: annotations[{number}] has unknown image_id {one_line(str(value), 200)}{hint}")
+        raise UserError(f"{path}: annotations[{number}] has unknown image_id {one_line(str(value), 200)}{hint}")
     return owner
 
 
@@ -174,7 +175,7 @@ def to_annotations(
     """
     images, records, count = content.images, content.annotations or [], len(content.annotations or [])
     if not images:
-        raise ValueError(f"{path}: the list of images is empty")
+        raise UserError(f"{path}: the list of images is empty")
     shapes = np.array([(image.height, image.width) for image in images], dtype=np.int32)
     file_names = [image.file_name.replace("\\", "/") for image in images]
     positions = image_id_texts(path, [image.id for image in images], file_names)
@@ -183,7 +184,7 @@ def to_annotations(
     indexes = (CROWD if one.iscrowd else class_of.get(one.category_id, -1) for one in records)
     labels = np.fromiter(indexes, np.int32, count)
     for number in np.flatnonzero(labels == -1)[:1]:
-        raise ValueError(
+        raise UserError(
             f"{path}: annotations[{number}].category_id must be one of {', '.join(map(str, classes))}, "
             f"got {records[number].category_id}"
         )

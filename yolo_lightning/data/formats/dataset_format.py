@@ -13,6 +13,7 @@ from yolo_lightning.data.input_settings import InputSettings
 from yolo_lightning.data.storage.frames import Channels
 from yolo_lightning.data.storage.image_header import FrameLimits
 from yolo_lightning.data.storage.storage import Storage, StorageKind, StorageSettings
+from yolo_lightning.errors import UserError
 from yolo_lightning.utils.choices import settings_group
 
 
@@ -57,7 +58,7 @@ class DatasetFormat(ABC):
     """Classes, annotations and frames of a dataset in one format.
 
     Raises:
-        ValueError: If a setting does not apply to the format.
+        UserError: If a setting does not apply to the format.
     """
 
     accepted: ClassVar[str]
@@ -83,20 +84,20 @@ class DatasetFormat(ABC):
         chosen, storage, given = settings.format, settings.storage, settings.input
         has_store = "packed" in self.storages
         if storage.kind not in ("auto", *self.storages) or (storage.store is not None and not has_store):
-            raise ValueError(
+            raise UserError(
                 f"data.storage.kind must be one of auto, {', '.join(self.storages)}, and data.storage.store must be "
                 f"null, with data.format {chosen} (packed stores and archives are supported for ltdv2 only), got "
                 f"data.storage.kind {storage.kind} and data.storage.store {storage.store}"
             )
         if settings.files.image_folders and not self.has_image_folders:
             folders = list(settings.files.image_folders)
-            raise ValueError(f"data.files.image_folders must be [] unless data.format is coco, got {folders}")
+            raise UserError(f"data.files.image_folders must be [] unless data.format is coco, got {folders}")
         if self.is_gray and given.channels == 3:
-            raise ValueError(
+            raise UserError(
                 f"data.input.channels must be 1 or null with data.format {chosen}, whose frames are gray, got 3"
             )
         if given.background and not self.has_clips:
-            raise ValueError(
+            raise UserError(
                 f"data.input.background must be false with data.format {chosen}, whose images do not form clips, got "
                 "true"
             )
@@ -132,19 +133,19 @@ class JsonFormat(DatasetFormat):
     def __init__(self, settings: DatasetSettings) -> None:
         super().__init__(settings)
         if settings.root is None:
-            raise ValueError("data.root must be the dataset folder, got null (or set data.format to a data.yaml)")
+            raise UserError("data.root must be the dataset folder, got null (or set data.format to a data.yaml)")
         self.root = settings.root
         self.files = settings.files
         is_description = self.root.suffix in (".yaml", ".yml")
         description = self.root if is_description else self.root / "data.yaml"
         if is_description or (description.is_file() and not (self.root / self.files.train).exists()):
-            raise ValueError(
+            raise UserError(
                 f"data.root must be a folder with {self.files.train}, got {self.root}; a dataset in Ultralytics' "
                 f"layout is read with data.format {description}"
                 + ("" if description.is_file() else ", and this file does not exist")
             )
         if (self.files.valid is None) == (settings.split.valid_share is None):
-            raise ValueError(
+            raise UserError(
                 "exactly one of data.files.valid and data.split.valid_share must be null, got data.files.valid "
                 f"{self.files.valid} and data.split.valid_share {settings.split.valid_share}"
             )

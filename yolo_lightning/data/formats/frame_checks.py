@@ -11,6 +11,7 @@ from yolo_lightning.data.storage.frames import BitDepthError, Channels, Frame, F
 from yolo_lightning.data.storage.image_header import MAX_IMAGE_PIXELS, PILLOW_LIMIT
 from yolo_lightning.data.storage.storage import Storage
 from yolo_lightning.data.transforms.pixel_range import PixelRange, value_counts
+from yolo_lightning.errors import UserError
 from yolo_lightning.utils.choices import check_range, settings_group
 from yolo_lightning.utils.plain_text import one_line
 
@@ -47,14 +48,14 @@ class Limits:
     def __post_init__(self) -> None:
         check_range("data.limits.max_bad_frames", self.max_bad_frames, ">= 0")
         if not 1 <= self.max_image_pixels <= PILLOW_LIMIT:
-            raise ValueError(
+            raise UserError(
                 f"data.limits.max_image_pixels must be 1 to {PILLOW_LIMIT} (Pillow's limit), got "
                 f"{self.max_image_pixels}"
             )
         for entry in self.quarantine:
             kind, _, value = entry.partition("=")
             if not value or kind not in ("id", "index") or (kind == "index" and not value.isdecimal()):
-                raise ValueError(
+                raise UserError(
                     "entries of data.limits.quarantine must be id=<image id> or index=<position of a training frame, "
                     f"from 0>, got {entry!r}"
                 )
@@ -89,7 +90,7 @@ class BadFrames:
         self.names |= unknown
         shown = named([reasons[name] for name in sorted(unknown)])
         if len(self.names) > self.limit:
-            raise ValueError(
+            raise UserError(
                 f"{len(self.names):,} frames cannot be used, more than data.limits.max_bad_frames {self.limit}: {shown}"
             )
         rank_zero_warn(f"left out {len(self.names):,} of at most {self.limit} bad frames: {shown}")
@@ -112,7 +113,7 @@ def check_frames(index: SplitIndex, storage: Storage, bad_frames: BadFrames) -> 
             continue
         if shape != index.shape(position):
             height, width = index.shape(position)
-            raise ValueError(
+            raise UserError(
                 f"{name} is {shape[1]} x {shape[0]} pixels, but the annotation of image {index.image_id(position)} has "
                 f"{width} x {height}: the frames do not belong to the annotation file"
             )
@@ -120,7 +121,7 @@ def check_frames(index: SplitIndex, storage: Storage, bad_frames: BadFrames) -> 
     refuse_other_depth([error for error in failures if isinstance(error, BitDepthError)], usable)
     if failures and not usable:
         shown = named([str(error) for error in failures[:2]])
-        raise ValueError(f"none of {len(failures)} sampled frames can be read: {shown}; searched in {storage}")
+        raise UserError(f"none of {len(failures)} sampled frames can be read: {shown}; searched in {storage}")
     bad_frames.add(problems.values())
 
 
@@ -130,7 +131,7 @@ def check_labels(index: SplitIndex, left_out: Collection[int], origin: str) -> N
     boxes[list(left_out)] = 0
     if not boxes.any():
         notes = f" ({'; '.join(index.facts.notes)})" if index.facts.notes else ""
-        raise ValueError(
+        raise UserError(
             f"{origin}: none of the {len(index) - len(left_out):,} used frames has a box{notes}; use a file with "
             "labels, or set data.limits.allow_unlabelled true to train and score on background alone"
         )
@@ -140,7 +141,7 @@ def check_boxes(index: SplitIndex, limits: Limits, origin: str) -> None:
     """Refuse annotations that cannot be right unless allowed, and warn of unlikely ones; `origin` as above."""
     facts = index.facts
     if facts.impossible and not limits.allow_suspicious_boxes:
-        raise ValueError(
+        raise UserError(
             f"{origin}: {facts.impossible} Correct the file, or set data.limits.allow_suspicious_boxes true."
         )
     if text := facts.impossible or facts.unlikely:
@@ -174,7 +175,7 @@ def refuse_other_depth(found: Sequence[BitDepthError], usable: int, what: str = 
     if len(found) <= usable:
         return
     lowest, highest = min(one.lowest for one in found), max(one.highest for one in found)
-    raise ValueError(
+    raise UserError(
         f"{len(found)} of {len(found) + usable} {what} are not {found[0].bits}-bit images: {found[0].name} is "
         f"{found[0].dtype}, all have values {lowest:.7g} to {highest:.7g}; {found[0].remedy}"
     )

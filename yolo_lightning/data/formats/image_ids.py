@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from yolo_lightning.errors import UserError
+
 ID_DIGITS = 17
 """Digits of an LTDv2 image id: YYYYMM, clip (3), DD, HHMMSS. All 95,443 ids of two official lists have this form."""
 
@@ -46,7 +48,7 @@ def image_id_texts(path: Path, ids: Sequence[int | float | str], file_names: Seq
     for number, value in enumerate(ids):
         text = id_text(value)
         if text is None:
-            raise ValueError(
+            raise UserError(
                 f"{path}: images[{number}] {file_names[number]!r} has id {value!r}, which "
                 + ("is not an integer" if isinstance(value, float) and abs(value) < EXACT_BELOW else FLOAT)
             )
@@ -56,7 +58,7 @@ def image_id_texts(path: Path, ids: Sequence[int | float | str], file_names: Seq
         second = repeated[0]
         first = positions[id_text(ids[second]) or ""]
         rounded = all(_is_rounded(text) for text in positions)
-        raise ValueError(
+        raise UserError(
             f"{path}: {len(repeated):,} image ids are not unique: images[{second}] {file_names[second]!r} has id "
             f"{ids[second]} of images[{first}] {file_names[first]!r}"
             + (f". All ids are multiples of {SPACING}, so they were converted to floats: {ADVICE}" if rounded else "")

@@ -21,6 +21,7 @@ from yolo_lightning.data.index.splits import Split
 from yolo_lightning.data.storage.choose_storage import STORAGES, open_frames
 from yolo_lightning.data.storage.frames import Channels
 from yolo_lightning.data.storage.storage import Storage, StorageKind
+from yolo_lightning.errors import UserError
 from yolo_lightning.utils.plain_text import one_line
 
 CLASS_NAMES = ("person", "bicycle", "motorcycle", "vehicle")  # LTDv2's classes in the order of their category ids
@@ -38,7 +39,7 @@ def read_annotations(path: Path) -> Annotations:
     expected = dict(zip(CATEGORY_IDS, CLASS_NAMES, strict=True))
     if found != expected:
         got = one_line(str(found), 300)
-        raise ValueError(f"{path}: categories must be {expected} (and optionally 0, background), got {got}")
+        raise UserError(f"{path}: categories must be {expected} (and optionally 0, background), got {got}")
     annotations = to_annotations(path, content, expected, np.float32)
     file_names = [name.decode() for name in annotations.file_names.tolist()]
     clip_numbers, clip_names = clips(file_names)

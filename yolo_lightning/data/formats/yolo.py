@@ -22,6 +22,7 @@ from yolo_lightning.data.storage.folder_frames import ImageFiles
 from yolo_lightning.data.storage.frames import IMAGE_SUFFIXES, Channels, FrameError, decode_frame
 from yolo_lightning.data.storage.image_header import FrameLimits, open_image
 from yolo_lightning.data.storage.storage import Storage, StorageKind
+from yolo_lightning.errors import UserError
 from yolo_lightning.utils.paths import user_path
 from yolo_lightning.utils.plain_text import one_line
 from yolo_lightning.utils.regular_files import open_regular, read_regular, regular_files
@@ -47,7 +48,7 @@ class YoloFormat(DatasetFormat):
         usual = Files()
         for name in SPLIT_FILES:
             if (value := getattr(settings.files, name)) not in (None, getattr(usual, name)):
-                raise ValueError(
+                raise UserError(
                     f"data.files.{name} must not be set with data.format {settings.format}, which names the splits, "
                     f"got {value}"
                 )
@@ -88,7 +89,7 @@ class YoloFormat(DatasetFormat):
         key = keys.get(split, "test" if "test" in entries else valid)
         if key not in entries:
             hint = " (or set data.split.valid_share to hold out a share of 'train')" if key == "val" else ""
-            raise ValueError(f"{self.description.file} must have the key '{key}'{hint}")
+            raise UserError(f"{self.description.file} must have the key '{key}'{hint}")
         return key
 
 
@@ -108,7 +109,7 @@ class YoloSplit:
         files = (file for place in places for file in _files_at(place, description.root))
         images = [file for file in files if suffix(file) in IMAGE_SUFFIXES]
         if not images:
-            raise ValueError(
+            raise UserError(
                 f"{description.file}: no images for '{key}' in {', '.join(map(str, places))} (formats: "
                 f"{', '.join(sorted(IMAGE_SUFFIXES))})"
             )
@@ -117,7 +118,7 @@ class YoloSplit:
             _refuse_outside(description, places, self.files)
         for file in self.files:
             if file.encode(errors="replace") != file.encode(errors="surrogateescape"):
-                raise ValueError(f"{description.file}: the name of the image {file!r} is not UTF-8")
+                raise UserError(f"{description.file}: the name of the image {file!r} is not UTF-8")
         self.repeated = len(images) - len(self.files)
 
     def state(self) -> dict[str, Any]:
@@ -142,13 +143,13 @@ class YoloSplit:
         """Read all label files and the headers of all images.
 
         Raises:
-            ValueError: If labels cannot be used; the message names files and lines.
+            UserError: If labels cannot be used; the message names files and lines.
         """
         with ThreadPoolExecutor(READERS) as pool:
             records = list(pool.map(self._record, self.files))
         problems = [labels for _, labels in records if isinstance(labels, str)]
         if problems:
-            raise ValueError(f"{len(problems):,} label files cannot be used: {named(problems)}")
+            raise UserError(f"{len(problems):,} label files cannot be used: {named(problems)}")
         # Without the size of the image, the boxes in pixels are unknown.
         labels = [own if shape and isinstance(own, Labels) else NO_LABELS for shape, own in records]
         owner = np.repeat(np.arange(len(labels)), [len(own.classes) for own in labels])
@@ -244,11 +245,11 @@ def _files_at(place: Path, root: Path) -> Iterable[str]:
     try:
         lines = read_regular(place, LARGEST_LIST).decode("utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"image list {place} cannot be read: {error}") from error
+        raise UserError(f"image list {place} cannot be read: {error}") from error
     names = [line.strip().replace("\\", "/") for line in lines if line.strip()]
     for name in names:
         if suffix(name) not in IMAGE_SUFFIXES:
-            raise ValueError(f"image list {place}: a line must be the path of an image, got {one_line(name, 200)!r}")
+            raise UserError(f"image list {place}: a line must be the path of an image, got {one_line(name, 200)!r}")
     first = next((name for name in names if not name.startswith("./")), "")
     base = next((base for base in (place.parent, root, Path.cwd()) if os.path.exists(base / first)), place.parent)
     return [
@@ -263,7 +264,7 @@ def _refuse_outside(description: DataDescription, places: Iterable[Path], files:
     allowed = tuple(f"{folder}{os.sep}" for folder in folders)
     for file in files:
         if not os.path.normpath(file).startswith(allowed):
-            raise ValueError(
+            raise UserError(
                 f"{description.file}: image {one_line(file, 300)!r} is outside of the dataset folder "
                 f"{description.root}; set data.limits.allow_outside_root true to read it"
             )

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 from yolo_lightning.data.formats.annotations import distinct_names
 from yolo_lightning.data.storage.frames import Channels
+from yolo_lightning.errors import UserError
 from yolo_lightning.utils.paths import real_path, user_path
 from yolo_lightning.utils.plain_text import one_line
 from yolo_lightning.utils.suggestions import did_you_mean, missing, similar
@@ -43,7 +44,7 @@ class DataDescription:
             place = next((path for path in tried if os.path.exists(path)), None)
             if place is None:
                 places_tried = " and ".join(_shown(str(path)) for path in tried)
-                raise ValueError(
+                raise UserError(
                     f"{self.file}: '{key}' is {_shown(entry)}, which does not exist (tried {places_tried}). "
                     "Nothing is downloaded, and Ultralytics' setting datasets_dir is not used: correct 'path', or set "
                     "data.root"
@@ -58,14 +59,14 @@ def read_description(file: Path, root: Path | None = None) -> DataDescription:
     try:
         content = read_yaml(file)
     except FileNotFoundError as error:
-        raise ValueError(f"data.format {file} {missing(file)}") from error
+        raise UserError(f"data.format {file} {missing(file)}") from error
     except (OSError, ValueError) as error:
-        raise ValueError(f"data.format {file} cannot be read as YAML: {one_line(str(error))}") from error
+        raise UserError(f"data.format {file} cannot be read as YAML: {one_line(str(error))}") from error
     if not isinstance(content, dict):
-        raise ValueError(f"data.format {file} is not a data.yaml: it must have keys such as 'train', 'val' and 'names'")
+        raise UserError(f"data.format {file} is not a data.yaml: it must have keys such as 'train', 'val' and 'names'")
     for key in content.keys() - KEYS:
         if meant := [one for one in similar(str(key).lower(), KEYS, cutoff=0.72) if one not in content]:
-            raise ValueError(f"{file}: the key {_shown(str(key))} is unknown{did_you_mean(meant)}")
+            raise UserError(f"{file}: the key {_shown(str(key))} is unknown{did_you_mean(meant)}")
     root = _find_root(file, content.get("path")) if root is None else root
     entries: dict[Key, tuple[str, ...]] = {}
     for key in get_args(Key):
@@ -75,7 +76,7 @@ def read_description(file: Path, root: Path | None = None) -> DataDescription:
                 raise _refused(file, key, "a folder, a .txt list of images, or a list of them", value)
             entries[key] = tuple(parts)
     if "train" not in entries and "val" not in entries:
-        raise ValueError(f"{file} must have the key 'train' or 'val'")
+        raise UserError(f"{file} must have the key 'train' or 'val'")
     channels = content.get("channels")
     if channels not in (None, *get_args(Channels)):
         raise _refused(file, "channels", "one of 1, 3", channels)
@@ -96,8 +97,8 @@ def read_description(file: Path, root: Path | None = None) -> DataDescription:
     )
 
 
-def _refused(file: Path, key: str, accepted: str, value: object) -> ValueError:
-    return ValueError(f"{file}: '{key}' must be {accepted}, got {_shown(repr(value))}")
+def _refused(file: Path, key: str, accepted: str, value: object) -> UserError:
+    return UserError(f"{file}: '{key}' must be {accepted}, got {_shown(repr(value))}")
 
 
 def _shown(text: str) -> str:
@@ -115,7 +116,7 @@ def _find_root(file: Path, path: object) -> Path:
         if os.path.isdir(folder):
             return folder
     places_tried = " and ".join(_shown(str(folder)) for folder in dict.fromkeys(tried))
-    raise ValueError(
+    raise UserError(
         f"{file}: 'path' is {_shown(path)}, which is not a folder (tried {places_tried}). "
         "Ultralytics' setting datasets_dir is not used: use an absolute path, or set data.root"
     )
@@ -127,7 +128,7 @@ def class_names(file: Path, names: object, count: Any) -> tuple[str, ...]:
         raise _refused(file, "nc", f"an integer from 1 to {MOST_CLASSES}", count)
     if names is None:
         if count is None:
-            raise ValueError(f"{file} must have the key 'names' or 'nc'")
+            raise UserError(f"{file} must have the key 'names' or 'nc'")
         return tuple(f"class_{index}" for index in range(count))
     if not isinstance(names, list | dict) or not 0 < len(names) <= MOST_CLASSES:
         raise _refused(file, "names", "a list, or names by class number", names)
@@ -139,7 +140,7 @@ def class_names(file: Path, names: object, count: Any) -> tuple[str, ...]:
     except (TypeError, ValueError, OverflowError):
         by_number = {}
     if sorted(by_number) != list(range(len(names))):
-        raise ValueError(f"{file}: the keys of 'names' must be 0 to {len(names) - 1}, got {_shown(repr(list(names)))}")
+        raise UserError(f"{file}: the keys of 'names' must be 0 to {len(names) - 1}, got {_shown(repr(list(names)))}")
     if count not in (None, len(names)):
-        raise ValueError(f"{file}: 'nc' must be {len(names)}, the number of 'names', got {count}")
+        raise UserError(f"{file}: 'nc' must be {len(names)}, the number of 'names', got {count}")
     return tuple(distinct_names(dict(sorted(by_number.items()))).values())

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from yolo_lightning.errors import UserError
 from yolo_lightning.utils.plain_text import first_look, one_line
 from yolo_lightning.utils.regular_files import read_regular
 
@@ -42,9 +43,9 @@ def read_labels(path: Path, classes: int, keypoint_columns: int = 0) -> Labels |
     except FileNotFoundError:
         return None
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not UTF-8 text at byte {error.start}: it {first_look(error.object)}") from error
+        raise UserError(f"{path}: not UTF-8 text at byte {error.start}: it {first_look(error.object)}") from error
     except OSError as error:
-        raise ValueError(f"{path}: cannot be read: {error.strerror}") from error
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
     lines: dict[tuple[float, ...], int] = {}
     count = 0
     for number, line in enumerate(text.splitlines(), start=1):
@@ -58,12 +59,12 @@ def read_labels(path: Path, classes: int, keypoint_columns: int = 0) -> Labels |
             lines.setdefault(_parsed(words), number)
         except ValueError as error:
             reason = one_line(str(error), 2 * SHOWN_CHARACTERS)
-            raise ValueError(f"{path}, line {number}: {reason}: {line[:SHOWN_CHARACTERS]!r}") from error
+            raise UserError(f"{path}, line {number}: {reason}: {line[:SHOWN_CHARACTERS]!r}") from error
     if not lines:
         return NO_LABELS
     polygons = [number for row, number in lines.items() if len(row) > BOX_COLUMNS]
     if 0 < len(polygons) < len(lines):
-        raise ValueError(f"{path}, line {polygons[0]}: a file must not contain both polygons and boxes")
+        raise UserError(f"{path}, line {polygons[0]}: a file must not contain both polygons and boxes")
     centres = np.array([box_of_polygon(row[1:]) if polygons else row[1:] for row in lines])
     indices = np.array([row[0] for row in lines])
     outside = ((centres > 1 + TOLERANCE) | (centres < -TOLERANCE)).any(axis=1) | (centres[:, 2:] < 0).any(axis=1)
@@ -72,9 +73,9 @@ def read_labels(path: Path, classes: int, keypoint_columns: int = 0) -> Labels |
         first = int((unknown | outside).argmax())
         place = f"{path}, line {list(lines.values())[first]}"
         if unknown[first]:
-            raise ValueError(f"{place}: class must be an integer from 0 to {classes - 1}, got {indices[first]:g}")
+            raise UserError(f"{place}: class must be an integer from 0 to {classes - 1}, got {indices[first]:g}")
         shown = ", ".join(f"{value:.6g}" for value in centres[first])
-        raise ValueError(f"{place}: x, y, width, height must be fractions of the image from 0 to 1, got {shown}")
+        raise UserError(f"{place}: x, y, width, height must be fractions of the image from 0 to 1, got {shown}")
     return Labels(indices.astype(np.int64), centres, count - len(lines), len(polygons))
 
 
@@ -82,14 +83,14 @@ def _parsed(words: list[str]) -> tuple[float, ...]:
     try:
         row = tuple(float(word) for word in words)
     except ValueError as error:
-        raise ValueError("the columns must be numbers separated by spaces") from error
+        raise UserError("the columns must be numbers separated by spaces") from error
     if len(row) != BOX_COLUMNS and (len(row) < 7 or len(row) % 2 == 0):
-        raise ValueError(
+        raise UserError(
             "a line must have a class and 4 coordinates of a box, or a class and 3 or more points of a polygon, got "
             f"{len(row)} columns"
         )
     if not all(map(isfinite, row)):
-        raise ValueError("all columns must be finite numbers")
+        raise UserError("all columns must be finite numbers")
     return row
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from yolo_lightning.errors import UserError
 from yolo_lightning.utils.files import flush
 from yolo_lightning.utils.json_record import read_json
 
@@ -54,7 +55,7 @@ def open_folder(
                     arrays, facts = build()
                     write_folder(folder, arrays, {"source": source, **facts})
         except OSError as error:
-            raise ValueError(
+            raise UserError(
                 f"cannot write the index of {source['path']} under data.storage.index_root {index_root}: {error}"
             ) from error
     return folder

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from yolo_lightning.data.formats.annotations import Annotations, SplitFacts
 from yolo_lightning.data.index import index_folder
 from yolo_lightning.data.index.index_folder import Arrays, State
+from yolo_lightning.errors import UserError
 from yolo_lightning.utils.paths import real_path
 from yolo_lightning.utils.suggestions import missing
 
@@ -171,7 +172,7 @@ def open_index(annotation_file: Path, index_root: Path, read: Callable[[Path], A
     A change of size or modification time of the file makes the index out of date.
     """
     if not annotation_file.is_file():
-        raise ValueError(f"annotation file {annotation_file} {missing(annotation_file)}")
+        raise UserError(f"annotation file {annotation_file} {missing(annotation_file)}")
 
     def describe() -> State:
         status = annotation_file.stat()

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from yolo_lightning.data.index.split_index import SplitIndex
+from yolo_lightning.errors import UserError
 from yolo_lightning.utils.choices import settings_group
 
 Split = Literal["train", "valid", "test", "predict"]
@@ -87,7 +88,7 @@ def hold_out(index: SplitIndex, fraction: float) -> tuple[SplitIndex, SplitIndex
         if held_out[members].all():
             held_out[members[-1]] = False
     if not held_out.any():
-        raise ValueError(
+        raise UserError(
             f"data.split.valid_share is {fraction}, but no month has two clips, so no clip can be held out: "
             "set data.files.valid instead"
         )

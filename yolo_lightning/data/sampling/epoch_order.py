@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from yolo_lightning.errors import UserError
 from yolo_lightning.utils.choices import settings_group
 
 if TYPE_CHECKING:
@@ -63,12 +64,12 @@ class SampledOrder:
 
     def __init__(self, index: "SplitIndex", sampling: Sampling, seed: int) -> None:
         if not index.facts.has_clips and sampling.frame_interval > 1:
-            raise ValueError(
+            raise UserError(
                 f"data.sampling.frame_interval must be 1 for a dataset without clips, got {sampling.frame_interval}; "
                 "use data.sampling.epoch_frames or data.split.train_fraction for shorter epochs"
             )
         if sampling.frame_interval > len(index):
-            raise ValueError(
+            raise UserError(
                 f"data.sampling.frame_interval must be <= {len(index)}, the number of frames of the split, "
                 f"got {sampling.frame_interval}"
             )
@@ -111,7 +112,7 @@ def frames_with(index: "SplitIndex", names: tuple[str, ...]) -> npt.NDArray[np.b
     for name in names:
         if name not in index.facts.class_names:
             known = ", ".join(index.facts.class_names)
-            raise ValueError(f"data.sampling.every_frame_of must contain names of classes ({known}), got {name!r}")
+            raise UserError(f"data.sampling.every_frame_of must contain names of classes ({known}), got {name!r}")
     labels = [index.facts.class_names.index(name) for name in names]
     found = np.zeros(len(index), dtype=np.bool_)
     owners = np.repeat(np.arange(len(index)), np.diff(index.box_offsets()))

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Sampler
 
 from yolo_lightning.data.sampling.epoch_order import occurrences
 from yolo_lightning.data.sampling.mosaic_partners import MIXUP_RULER, mosaic_partners
+from yolo_lightning.errors import UserError
 
 
 class SampleKey(NamedTuple):
@@ -99,7 +100,7 @@ class FileOrderBatches(Sampler[list[int]]):
 
     def __init__(self, samples: int, batches: GlobalBatches) -> None:
         if 0 < samples < batches.processes:
-            raise ValueError(f"the split has {samples} frames for {batches.processes} processes: use at most {samples}")
+            raise UserError(f"the split has {samples} frames for {batches.processes} processes: use at most {samples}")
         self.samples = samples
         self.batches = batches
 
@@ -237,12 +238,12 @@ class ResumableLoader(DataLoader[Any]):
         remaining sample of the epoch is delivered once.
 
         Raises:
-            ValueError: If `state` is within an epoch of another order, or beyond the end of the present epochs.
+            UserError: If `state` is within an epoch of another order, or beyond the end of the present epochs.
         """
         names = ("epoch", "delivered_samples", "epoch_samples")
         numbers = [state.get(name) for name in names] if isinstance(state, dict) else [None]
         if not all(type(one) is int and one >= 0 for one in numbers) or not isinstance(state.get("settings"), dict):
-            raise ValueError(f"the state of a loader must be a result of its state_dict(), got {state!r}")
+            raise UserError(f"the state of a loader must be a result of its state_dict(), got {state!r}")
         epoch, delivered = state["epoch"], state["delivered_samples"]
         if delivered >= int(state["epoch_samples"]):
             epoch, delivered = epoch + 1, 0
@@ -250,7 +251,7 @@ class ResumableLoader(DataLoader[Any]):
         for name in sorted((saved.keys() | now.keys()) - {"batch_size"}) if delivered else ():
             before, after = (settings.get(name, ASSUMED.get(name)) for settings in (saved, now))
             if before != after:
-                raise ValueError(
+                raise UserError(
                     f"{self.prefix}{name} must be {before}, got {after}: the checkpoint was saved "
                     f"within epoch {epoch}; resume with the saved value, or from a checkpoint saved at the end of an "
                     "epoch"
@@ -258,12 +259,12 @@ class ResumableLoader(DataLoader[Any]):
         samples, batches = self.keys.order.length, self.keys.batches
         left = self.epoch_samples - delivered
         if left <= 0:
-            raise ValueError(
+            raise UserError(
                 f"the checkpoint was saved after {delivered} samples of epoch {epoch}, but an epoch has "
                 f"{self.epoch_samples} samples: raise trainer.limit_train_batches or {self.prefix}batch_size"
             )
         if samples - delivered < batches.processes:
-            raise ValueError(
+            raise UserError(
                 f"the checkpoint was saved {samples - delivered} samples before the end of epoch {epoch}, too few for "
                 f"{batches.processes} processes: use at most {samples - delivered}, or resume from another checkpoint"
             )

@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from yolo_lightning.data.sampling.resumable_loader import EpochBatchSampler, ResumableLoader, SampleKey, limited
+from yolo_lightning.errors import UserError
 from yolo_lightning.utils.choices import check_types, plain
 from yolo_lightning.utils.suggestions import did_you_mean, similar
 
@@ -107,20 +108,20 @@ def resumable_loader(
         options: Further arguments of `DataLoader`, such as `num_workers`.
 
     Raises:
-        ValueError: If a number is out of range, or an option determines the order of the samples.
+        UserError: If a number is out of range, or an option determines the order of the samples.
     """
     has_items = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
     if not has_items or isinstance(dataset, str | bytes | type) or (isinstance(dataset, Mapping) and 0 not in dataset):
-        raise ValueError(f"dataset must have a length and dataset[index], got {type(dataset).__name__}")
+        raise UserError(f"dataset must have a length and dataset[index], got {type(dataset).__name__}")
     for name, value, least in (("batch_size", batch_size, 1), ("seed", seed, 0), ("len(dataset)", len(dataset), 1)):
         if not isinstance(plain(value), int) or isinstance(value, bool) or value < least:
-            raise ValueError(f"{name} must be an integer >= {least}, got {value!r}")
+            raise UserError(f"{name} must be an integer >= {least}, got {value!r}")
     if not callable(collate_fn) or not (trainer is None or isinstance(getattr(trainer, "global_rank", None), int)):
-        raise ValueError(f"collate_fn must be a function, trainer a Trainer or None, got {collate_fn} and {trainer}")
+        raise UserError(f"collate_fn must be a function, trainer a Trainer or None, got {collate_fn} and {trainer}")
     hints = {"shuffle": bool, "num_workers": int, "pin_memory": bool, "generator": torch.Generator | None}
     check_types("resumable_loader", hints, {"shuffle": shuffle, **options})
     if refused := sorted(options.keys() & {"sampler", "batch_sampler", "drop_last"}):
-        raise ValueError(f"resumable_loader determines the order of the samples; remove {', '.join(refused)}")
+        raise UserError(f"resumable_loader determines the order of the samples; remove {', '.join(refused)}")
     known = signature(DataLoader).parameters
     for name in options.keys() - known:
         raise TypeError(f"resumable_loader has no argument {name!r}{did_you_mean(similar(name, known))}")

@@ -11,6 +11,7 @@ from yolo_lightning.data.storage.image_header import FrameLimits
 from yolo_lightning.data.storage.packed_frames import MANIFEST, PackedFrames
 from yolo_lightning.data.storage.storage import EncodedStorage, Storage, StorageSettings
 from yolo_lightning.data.storage.zip_frames import ARCHIVE, ZipFrames
+from yolo_lightning.errors import UserError
 from yolo_lightning.utils.suggestions import missing
 
 ENCODED: tuple[type[EncodedStorage], ...] = (FolderFrames, ZipFrames)
@@ -28,14 +29,14 @@ def open_frames(
 ) -> Storage:
     """Open the storage of the frames of a dataset; kind `auto` selects the first of `STORAGES` that exists."""
     if settings.kind == "auto" and not root.is_dir():
-        raise ValueError(f"dataset root {root} {missing(root)}")
+        raise UserError(f"dataset root {root} {missing(root)}")
     for storage in STORAGES:
         if settings.kind == storage.kind or (settings.kind == "auto" and storage.exists(root, settings)):
             opened = storage.open(root, settings, limits)
             if isinstance(opened, PackedFrames):
                 _compare_with_original(opened, root, settings, limits)
             return opened
-    raise ValueError(
+    raise UserError(
         f"dataset root {root} has no frames: found neither a packed store ({settings.store_in(root) / MANIFEST}), nor "
         f"an archive ({root / ARCHIVE}), and the folder {root / FOLDER} {missing(root / FOLDER)}"
     )
@@ -66,14 +67,14 @@ def _compare_with_original(packed: PackedFrames, root: Path, settings: StorageSe
         try:
             same = np.array_equal(packed.read(name), original.read(name))
         except BitDepthError as error:
-            raise ValueError(
+            raise UserError(
                 f"{packed} was packed from images that are not {limits.bits}-bit images: {error}; then delete the "
                 "store and run prepare"
             ) from error
         except FrameError:
             continue
         if not same:
-            raise ValueError(
+            raise UserError(
                 f"{name} in {packed} differs from the frame in {original}: the store was packed from other frames; "
                 "delete it and run prepare, or set data.storage.store to another store"
             )

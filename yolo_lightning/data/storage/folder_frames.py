@@ -9,6 +9,7 @@ from typing import Self
 from yolo_lightning.data.storage.frames import Channels, FrameError
 from yolo_lightning.data.storage.image_header import FrameLimits
 from yolo_lightning.data.storage.storage import EncodedStorage, StorageSettings
+from yolo_lightning.errors import UserError
 from yolo_lightning.utils.paths import real_path
 from yolo_lightning.utils.regular_files import read_regular
 from yolo_lightning.utils.suggestions import missing
@@ -75,9 +76,9 @@ class FolderFrames(ImageFiles):
 
     def __init__(self, root: Path, limits: FrameLimits = FrameLimits()) -> None:  # noqa: B008
         if not root.is_dir():
-            raise ValueError(f"dataset root {root} {missing(root)}")
+            raise UserError(f"dataset root {root} {missing(root)}")
         if not (root / FOLDER).is_dir():
-            raise ValueError(f"dataset root {root} has no folder '{FOLDER}': extract frames.zip there")
+            raise UserError(f"dataset root {root} has no folder '{FOLDER}': extract frames.zip there")
         super().__init__(root / FOLDER if (root / FOLDER / FOLDER).is_dir() else root, limits=limits)
 
     def __str__(self) -> str:

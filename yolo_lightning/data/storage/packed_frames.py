@@ -23,6 +23,7 @@ from yolo_lightning.data.storage.frames import Frame, FrameError
 from yolo_lightning.data.storage.image_header import FrameLimits
 from yolo_lightning.data.storage.positioned_file import PositionedFile
 from yolo_lightning.data.storage.storage import Storage, StorageSettings
+from yolo_lightning.errors import UserError
 from yolo_lightning.utils.plain_text import one_line
 from yolo_lightning.utils.regular_files import read_regular
 
@@ -75,7 +76,7 @@ class PackedFrames(Storage):
             path = store / shard.file
             size = path.stat().st_size if path.is_file() else None
             if size != shard.bytes:
-                raise ValueError(
+                raise UserError(
                     f"{path} {'is missing' if size is None else f'has {size:,} bytes'}, but has {shard.bytes:,} in "
                     f"{MANIFEST}: run prepare, which packs its {shard.frames:,} frames again"
                 )
@@ -96,7 +97,7 @@ class PackedFrames(Storage):
         packed = cls(settings.store_in(root))
         if packed.bits != limits.bits:
             remedy = "set data.input.pixel_range.mode" if packed.bits == 16 else "delete it and run prepare --bits 16"
-            raise ValueError(
+            raise UserError(
                 f"{packed} must have frames of {limits.bits} bits as in data.input.pixel_range.mode: {remedy}"
             )
         return packed
@@ -142,7 +143,7 @@ def _reopen(store: Path, source: dict[str, str]) -> PackedFrames:
     """Open the store, which may have grown, in a spawned worker; raise `ValueError` if the origin differs."""
     frames = PackedFrames(store)
     if frames.source != source:
-        raise ValueError(f"{store} was packed from other frames since this run was started: restart the run")
+        raise UserError(f"{store} was packed from other frames since this run was started: restart the run")
     return frames
 
 
@@ -152,14 +153,14 @@ def read_manifest(store: Path) -> Manifest:
     try:
         manifest = msgspec.json.decode(read_regular(path), type=Manifest)
     except FileNotFoundError as error:
-        raise ValueError(f"{store} is not a finished packed store ({MANIFEST} is missing): run prepare") from error
+        raise UserError(f"{store} is not a finished packed store ({MANIFEST} is missing): run prepare") from error
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged: {one_line(str(error))}; run prepare, which writes it again") from error
+        raise UserError(f"{path} is damaged: {one_line(str(error))}; run prepare, which writes it again") from error
     if manifest.format != (format := FORMAT_OF_BITS[bits_of(manifest.source)]):
-        raise ValueError(f"{path} must have format {format}, got {manifest.format}: delete the store and run prepare")
+        raise UserError(f"{path} must have format {format}, got {manifest.format}: delete the store and run prepare")
     for name in (manifest.index, *(shard.file for shard in manifest.shards)):
         if not 0 < len(encode(name)) <= LONGEST_NAME or Path(name).name != name or name == ".." or "\0" in name:
-            raise ValueError(f"{path}: {one_line(name, 100)!r} must be the name of a file in the store; run prepare")
+            raise UserError(f"{path}: {one_line(name, 100)!r} must be the name of a file in the store; run prepare")
     return manifest
 
 
@@ -169,11 +170,11 @@ def map_index(store: Path, manifest: Manifest) -> tuple[npt.NDArray[np.bytes_], 
     try:
         names, frames = (np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r")) for name in ("names", "frames"))
     except Exception as error:  # numpy raises errors of many types on a damaged header, also SyntaxError
-        raise ValueError(f"{folder} is damaged: {one_line(str(error))}; run prepare, which writes it again") from error
+        raise UserError(f"{folder} is damaged: {one_line(str(error))}; run prepare, which writes it again") from error
     if names.dtype.kind != "S" or names.ndim != 1 or frames.dtype != FRAME or frames.shape != names.shape:
-        raise ValueError(f"{folder} is damaged: wrong types; run prepare, which writes it again")
+        raise UserError(f"{folder} is damaged: wrong types; run prepare, which writes it again")
     if index_checksum(names, frames) != manifest.index_crc:
-        raise ValueError(f"{folder} is damaged: wrong checksum; run prepare, which writes it again")
+        raise UserError(f"{folder} is damaged: wrong checksum; run prepare, which writes it again")
     return names, frames
 
 

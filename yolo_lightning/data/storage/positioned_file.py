@@ -5,6 +5,8 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
+from yolo_lightning.errors import UserError
+
 
 class PositionedFile:
     """File that any number of threads and processes read at given positions, without a shared file position.
@@ -38,7 +40,7 @@ class PositionedFile:
         file = FileIO(self.path)
         status = os.fstat(file.fileno())
         if status.st_size != self.size_bytes or self.modified_ns not in (None, status.st_mtime_ns):
-            raise ValueError(f"{self.path} has changed since this process was started; start the command again")
+            raise UserError(f"{self.path} has changed since this process was started; start the command again")
         if hasattr(os, "posix_fadvise"):  # read-ahead would read neighbours of a frame that are not needed
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
         self._opened = (os.getpid(), file)

@@ -22,6 +22,7 @@ from yolo_lightning.data.storage.frames import FrameError
 from yolo_lightning.data.storage.image_header import FrameLimits
 from yolo_lightning.data.storage.positioned_file import PositionedFile
 from yolo_lightning.data.storage.storage import EncodedStorage, StorageSettings
+from yolo_lightning.errors import UserError
 from yolo_lightning.utils.paths import real_path
 from yolo_lightning.utils.plain_text import one_line
 from yolo_lightning.utils.suggestions import missing
@@ -116,14 +117,14 @@ def _reopen(archive: Path, index_root: Path, limits: FrameLimits, fingerprint: s
     """Open the archive in a spawned worker; raise `ValueError` if it was replaced."""
     storage = ZipFrames(archive, index_root, limits)
     if storage.fingerprint != fingerprint:
-        raise ValueError(f"{archive} has changed since this run was started: restart the run")
+        raise UserError(f"{archive} has changed since this run was started: restart the run")
     return storage
 
 
 def _open_directory(archive: Path, index_root: Path) -> Path:
     """Return the folder of the packed directory of `archive` under `index_root`, see `index_folder.open_folder`."""
     if not archive.is_file():
-        raise ValueError(f"frame archive {archive} {missing(archive)}")
+        raise UserError(f"frame archive {archive} {missing(archive)}")
 
     def describe() -> index_folder.State:
         status = archive.stat()
@@ -151,26 +152,26 @@ def read_directory(archive: Path) -> tuple[NamesArray, npt.NDArray[Any]]:
             entries = opened.infolist()
     except (zipfile.BadZipFile, NotImplementedError, EOFError, struct.error, OSError, ValueError, MemoryError) as error:
         reason = one_line(str(error)) or type(error).__name__  # ValueError: seek to a negative offset, text in names
-        raise ValueError(
+        raise UserError(
             f"{archive} ({archive.stat().st_size:,} bytes) cannot be read as a zip archive: {reason}; its directory "
             "is at the end of the file, so the download or copy may be incomplete"
         ) from error
     entries = [entry for entry in entries if 0 < len(encode(entry.filename)) <= LONGEST_NAME and not entry.is_dir()]
     if not entries:
-        raise ValueError(f"{archive} contains no files")
+        raise UserError(f"{archive} contains no files")
     archive_bytes = archive.stat().st_size
     for entry in entries:
         if entry.volume or not 0 <= entry.header_offset <= archive_bytes - entry.compress_size:
-            raise ValueError(
+            raise UserError(
                 f"{archive}: {entry.filename!r} has {entry.compress_size:,} bytes at {entry.header_offset:,} of disk "
                 f"{entry.volume}, which is not inside the archive of {archive_bytes:,} bytes: its directory is "
                 "damaged, or it is one of several disks, which have to be joined"
             )
         if entry.flag_bits & ENCRYPTED:
-            raise ValueError(f"{archive}: {entry.filename} is encrypted: extract the archive and use the folder")
+            raise UserError(f"{archive}: {entry.filename} is encrypted: extract the archive and use the folder")
         if entry.compress_type not in METHODS:
             supported = ", ".join(f"{method} ({name})" for method, name in METHODS.items())
-            raise ValueError(
+            raise UserError(
                 f"{archive}: the compression method of {entry.filename} must be one of {supported}, got "
                 f"{entry.compress_type}: extract the archive and use the folder"
             )
@@ -183,7 +184,7 @@ def read_directory(archive: Path) -> tuple[NamesArray, npt.NDArray[Any]]:
     names, members = names[order], members[order]
     if (repeated := names[1:] == names[:-1]).any():
         name = bytes(names[repeated.argmax()]).decode(errors="replace")
-        raise ValueError(f"{archive} contains {name} twice: extract the archive and use the folder")
+        raise UserError(f"{archive} contains {name} twice: extract the archive and use the folder")
     return names, members
 
 

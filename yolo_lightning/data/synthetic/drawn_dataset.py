@@ -18,6 +18,7 @@ from yolo_lightning.data.synthetic.clips import cast_clip, gain_curve, image_ent
 from yolo_lightning.data.synthetic.objects import CLASS_NAMES
 from yolo_lightning.data.synthetic.scene import REFERENCE_HEIGHT, REFERENCE_WIDTH, Scene, weather_at
 from yolo_lightning.data.synthetic.surveillance import cast_surveillance, veiled
+from yolo_lightning.errors import UserError
 from yolo_lightning.utils.choices import checked_arguments
 
 VERSION = 2  # Version of the drawing; a folder drawn by another version is not reused
@@ -68,7 +69,7 @@ def draw_dataset(
         progress: Whether to show a progress bar on stderr.
 
     Raises:
-        ValueError: If the folder cannot be written or has other content.
+        UserError: If the folder cannot be written or has other content.
     """
     counts = {"train": train_frames, "valid": valid_frames, "test": test_frames}
     root = Path(root)
@@ -80,14 +81,14 @@ def draw_dataset(
         if root.exists() and (root.is_file() or any(root.iterdir())):
             if _is_drawn(root, parameters):
                 return root
-            raise ValueError(f"root must be a new or empty folder, or one drawn with the same parameters, got {root}")
+            raise UserError(f"root must be a new or empty folder, or one drawn with the same parameters, got {root}")
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         _draw(temporary, parameters, Scene(width, height, seed), progress)
         (temporary / MANIFEST_NAME).write_text(json.dumps({"parameters": parameters, "complete": True}))
         os.replace(temporary, root)
     except OSError as error:
-        raise ValueError(f"cannot draw a dataset into {root}: {error}") from error
+        raise UserError(f"cannot draw a dataset into {root}: {error}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return root

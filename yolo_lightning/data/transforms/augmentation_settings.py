@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from yolo_lightning.errors import UserError
 from yolo_lightning.utils.choices import check_range, settings_group
 from yolo_lightning.utils.offline import offline
 
@@ -169,7 +170,7 @@ def _build_transform(albumentations: Any, transform: dict[str, Any]) -> Any:
     name = transform.pop("name", None)
     transform_class = getattr(albumentations, str(name), None)
     if not (isinstance(transform_class, type) and issubclass(transform_class, albumentations.ImageOnlyTransform)):
-        raise ValueError(
+        raise UserError(
             "data.augmentation.pixel_transforms: name must be a pixel-level transform of albumentations, "
             f"such as CLAHE, MotionBlur or Sharpen, got {name!r}"
         )
@@ -179,7 +180,7 @@ def _build_transform(albumentations: Any, transform: dict[str, Any]) -> Any:
             tried = transform_class(**transform | {"p": 1.0})(image=PROBE)["image"]
             built = transform_class(**transform)
     except Exception as error:  # a transform may raise any exception; its arguments are the cause
-        raise ValueError(f"data.augmentation.pixel_transforms: {name} rejects {transform}: {error}") from error
+        raise UserError(f"data.augmentation.pixel_transforms: {name} rejects {transform}: {error}") from error
     if tried.shape != PROBE.shape or tried.dtype != np.uint8:
-        raise ValueError(f"data.augmentation.pixel_transforms: {name} does not turn a gray image into a gray image")
+        raise UserError(f"data.augmentation.pixel_transforms: {name} does not turn a gray image into a gray image")
     return built

@@ -14,6 +14,7 @@ from yolo_lightning.data.boxes import FloatArray
 from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.transforms.augmentation_settings import BoxPaste
 from yolo_lightning.data.transforms.letterbox import Labelled
+from yolo_lightning.errors import UserError
 
 ATTEMPTS = 8  # Draws of an object and a place until the object fits
 JITTER = 0.03  # Maximum shift of an object from its place, fraction of the height of the frame
@@ -153,18 +154,18 @@ class PasteCandidates:
     chosen classes.
 
     Raises:
-        ValueError: If a name is not a class of the dataset, or no box has one of the classes.
+        UserError: If a name is not a class of the dataset, or no box has one of the classes.
     """
 
     def __init__(self, index: SplitIndex, names: Sequence[str]) -> None:
         known = index.facts.class_names
         for name in names:
             if name not in known:
-                raise ValueError(f"data.augmentation.paste.classes must be names of {', '.join(known)}, got {name!r}")
+                raise UserError(f"data.augmentation.paste.classes must be names of {', '.join(known)}, got {name!r}")
         self.index = index
         self.classes = sorted({known.index(name) for name in names}) or range(len(known))
         if not np.isin(index.all_labels(), self.classes).any():
-            raise ValueError(
+            raise UserError(
                 "data.augmentation.paste.classes must contain a class that occurs in the training split, got "
                 f"{', '.join(known[label] for label in self.classes)}"
             )

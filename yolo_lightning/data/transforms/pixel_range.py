@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from yolo_lightning.data.transforms.augmentation_settings import Image
+from yolo_lightning.errors import UserError
 from yolo_lightning.utils.choices import settings_group
 
 RawImage = npt.NDArray[np.uint16]
@@ -51,7 +52,7 @@ class PixelRange:
         largest = 100 if self.mode == "frame" else LARGEST_VALUE
         if self.low is None or self.high is None or not 0 <= self.low < self.high <= largest:
             unit = "a percentile" if self.mode == "frame" else "a pixel value"
-            raise ValueError(
+            raise UserError(
                 f"data.input.pixel_range.low must be {unit} >= 0 and less than data.input.pixel_range.high, which must "
                 f"be <= {largest}, with data.input.pixel_range.mode {self.mode}, got {self.low} and {self.high}"
             )
@@ -61,13 +62,13 @@ class PixelRange:
         """Return the range in a record, a dictionary; None is the range of 8-bit frames.
 
         Raises:
-            ValueError: If the record is damaged.
+            UserError: If the record is damaged.
         """
         names = cls.__dataclass_fields__.keys()
         if recorded is None:
             return cls()
         if not isinstance(recorded, Mapping) or not recorded.keys() <= names:
-            raise ValueError(f"pixel_range of the weights must be a dictionary of {', '.join(names)}, got {recorded!r}")
+            raise UserError(f"pixel_range of the weights must be a dictionary of {', '.join(names)}, got {recorded!r}")
         return cls(**recorded)
 
     def __str__(self) -> str:
