@@ -1,0 +1,119 @@
+"""The failure record contains what an exception says, is written once, and is read with limits."""
+
+import errno
+import json
+from pathlib import Path
+
+import pytest
+from torch._utils import ExceptionWrapper
+
+from yolo_lightning.errors import UserError
+from yolo_lightning.supervision.failure_record import (
+    MOST_TRACEBACK_CHARACTERS,
+    FailureRecord,
+    failure_path,
+    forget_failure,
+    read_failure,
+    record_failure,
+)
+from yolo_lightning.supervision.heartbeat import HeartbeatWriter, Phase
+
+
+def raised(error: BaseException, cause: BaseException | None = None) -> BaseException:
+    """Return an exception with a traceback."""
+    with pytest.raises(type(error)) as caught:
+        raise error from cause
+    return caught.value
+
+
+def recorded(folder: Path, error: BaseException) -> FailureRecord:
+    heartbeat = folder / "heartbeat"
+    forget_failure(heartbeat)
+    record_failure(error, heartbeat)
+    record = read_failure(heartbeat)
+    assert record is not None
+    return record
+
+
+def test_a_record_contains_class_place_and_position(tmp_path: Path) -> None:
+    heartbeat = tmp_path / "heartbeat"
+    writer = HeartbeatWriter(heartbeat)
+    writer.beat(Phase.STEP, epoch=2, step=41, batch=7)
+    error = raised(FileNotFoundError(errno.ENOENT, "No such file or directory", "/data/a.png"))
+    record_failure(error, heartbeat, writer=writer, activity="load", samples=["a"], has_trained=True)
+    writer.close()
+    record = read_failure(heartbeat)
+    assert record is not None
+    assert record.names == {
+        f"builtins.{name}" for name in ("FileNotFoundError", "OSError", "Exception", "BaseException")
+    }
+    assert (record.errno, record.path, record.is_user_error) == (errno.ENOENT, "/data/a.png", False)
+    assert (record.phase, record.activity, record.epoch, record.step, record.batch) == ("step", "load", 2, 41, 7)
+    assert (record.samples, record.has_trained) == (("a",), True)
+    assert "in raised\n" in record.traceback
+    assert record.sentence == "FileNotFoundError: [Errno 2] No such file or directory: '/data/a.png'"
+
+
+def test_the_system_error_is_found_behind_other_exceptions(tmp_path: Path) -> None:
+    lost = OSError(errno.EIO, "Input/output error", "/data/b.png")
+    assert recorded(tmp_path, raised(UserError("data.root cannot be read"), lost)).errno == errno.EIO
+    assert recorded(tmp_path, raised(UserError("data.root cannot be read"), lost)).is_user_error
+    assert recorded(tmp_path, ExceptionGroup("two", [ValueError("a"), lost])).path == "/data/b.png"
+    wrapper = ExceptionWrapper((OSError, lost, None), "in DataLoader worker process 0")
+    with pytest.raises(OSError, match="Errno 5") as of_worker:
+        wrapper.reraise()
+    assert recorded(tmp_path, of_worker.value).errno == errno.EIO
+
+
+def test_the_first_record_remains_and_the_earliest_rank_counts(tmp_path: Path) -> None:
+    heartbeat = tmp_path / "heartbeat"
+    record_failure(ValueError("cause"), heartbeat, rank=1)
+    record_failure(RuntimeError("lost connection"), heartbeat)
+    record_failure(RuntimeError("teardown"), heartbeat, rank=1)
+    record = read_failure(heartbeat)
+    assert record is not None
+    assert (record.message, record.rank) == ("cause", 1)
+    forget_failure(heartbeat, rank=1)
+    record = read_failure(heartbeat)
+    assert record is not None
+    assert record.message == "lost connection"
+
+
+def test_the_fingerprint_ignores_values(tmp_path: Path) -> None:
+    first, second = (recorded(tmp_path, raised(ValueError(f"step {number}"))) for number in (1, 2))
+    assert first.fingerprint == second.fingerprint
+    assert first.fingerprint != recorded(tmp_path, raised(KeyError("step 1"))).fingerprint
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+def test_writing_never_raises(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record_failure(Unprintable(), tmp_path / "heartbeat")
+    record_failure(ValueError("a"), tmp_path / "missing" / "heartbeat")
+    assert capsys.readouterr().err.count("was not written") == 2
+    record = recorded(tmp_path, ValueError("x" * 10 * MOST_TRACEBACK_CHARACTERS))
+    assert len(record.traceback) <= MOST_TRACEBACK_CHARACTERS
+    assert len(record.message) <= 2000
+
+
+def test_a_damaged_record_is_none(tmp_path: Path) -> None:
+    heartbeat = tmp_path / "heartbeat"
+    path = failure_path(heartbeat)
+    record_failure(ValueError("a"), heartbeat)
+    content = json.loads(path.read_text())
+    damaged = [
+        b"",
+        path.read_bytes()[:100],
+        b"[]",
+        b"\xff\xfe",
+        json.dumps(content | {"step": "many"}).encode(),
+        json.dumps(content | {"traceback": None, "bases": 3}).encode(),
+        b" " * (2 << 20),
+    ]
+    for text in damaged:
+        path.write_bytes(text)
+        assert read_failure(heartbeat) is None
+    assert read_failure(tmp_path / "other") is None

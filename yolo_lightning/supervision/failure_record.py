@@ -1,0 +1,207 @@
+"""Failure record: what the trainer knows about an exception, written the moment the exception is raised.
+
+The trainer writes the record beside its heartbeat file, in the memory file system, before anything is torn down: the
+disk of the run folder can be full, read-only or hung, and the teardown can hang. The supervisor decides by the record
+and copies it into the incident folder. Standard library only.
+"""
+
+import json
+import os
+import re
+import socket
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import cast
+
+from yolo_lightning.errors import UserError
+from yolo_lightning.supervision.heartbeat import HeartbeatWriter
+from yolo_lightning.utils.addresses import redacted
+from yolo_lightning.utils.json_record import converted, read_json
+from yolo_lightning.utils.plain_text import LONGEST_LINE, one_line, printable
+
+MOST_BYTES = 1 << 20  # of a file that is read
+MOST_TRACEBACK_CHARACTERS = 32_000
+MOST_NAMES = 64  # base classes, samples
+MOST_CAUSES = 8
+WORKER_ERRNO = re.compile(r"\[Errno (\d+)\]")
+"""Errno in the message of an OSError of a loader worker: torch raises the class again with a message only."""
+
+TRACEBACK_PLACE = re.compile(r'^\s*File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
+REFUSAL = "MisconfigurationException"  # of Lightning, for options that cannot be used
+
+
+@dataclass(frozen=True, slots=True)
+class FailureRecord:
+    """An exception that ends the trainer."""
+
+    error: str  # qualified name of the class, such as `torch.OutOfMemoryError`
+    bases: tuple[str, ...]  # qualified names of the base classes, the nearest first, without `object`
+    message: str  # one line
+    traceback: str  # several lines, with the exceptions that caused this one
+    errno: int | None  # of the exception or of the OSError that caused it
+    path: str | None  # of that OSError
+    is_user_error: bool  # whether the exception, or the refusal of a library, names a mistake of the user
+    phase: str  # of the heartbeat, such as `first batch`
+    activity: str  # part of the phase, such as `backward`; empty if unknown
+    epoch: int  # from 0
+    step: int  # batches trained since training began
+    batch: int  # within the epoch, from 0
+    samples: tuple[str, ...]  # ids that the exception itself names
+    rank: int  # of a distributed fit
+    host: str
+    process: int
+    time: str  # UTC, ISO 8601
+    has_trained: bool  # whether this run has finished at least one optimizer step, in this or an earlier attempt
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Qualified names of the class and of its base classes."""
+        return frozenset((self.error, *self.bases))
+
+    @property
+    def sentence(self) -> str:
+        """Class and message in one line."""
+        name = self.error.removeprefix("builtins.")
+        return f"{name}: {self.message}" if self.message else name
+
+    @property
+    def fingerprint(self) -> str:
+        """Class and source lines of the traceback: equal for failures of one cause, whatever values they name."""
+        places = TRACEBACK_PLACE.findall(self.traceback)
+        return " ".join((self.error, *(f"{Path(file).name}:{line}" for file, line, _ in places)))
+
+
+def failure_path(heartbeat: Path, rank: int = 0) -> Path:
+    """Return the path of a rank's failure record beside the heartbeat file of the supervised trainer."""
+    suffix = f"-rank{rank}" if rank else ""
+    return heartbeat.with_name(f"{heartbeat.name}.failure{suffix}")
+
+
+def record_failure(
+    error: BaseException,
+    heartbeat: Path,
+    *,
+    writer: HeartbeatWriter | None = None,
+    activity: str = "",
+    samples: Sequence[str] = (),
+    rank: int = 0,
+    has_trained: bool = False,
+) -> None:
+    """Write the failure record of an exception; never raise, because the exception itself must be raised.
+
+    The first record of an attempt remains: a later exception follows from the first one or from the teardown. A caller
+    that handles an exception after this call removes the record by `forget_failure`.
+
+    Args:
+        error: Exception that ends the trainer.
+        heartbeat: Path of the heartbeat file of the supervised trainer, which other ranks cannot open.
+        writer: Writer of the heartbeat, with the position of the training loop; None in a rank without one.
+        activity: Part of the phase, such as `backward`.
+        samples: Ids of the samples that the exception itself names, not those of the batch.
+        rank: Rank of this process in a distributed fit.
+        has_trained: Whether this run has finished at least one optimizer step, in this or an earlier attempt.
+    """
+    path = failure_path(heartbeat, rank)
+    try:
+        if path.exists():
+            return
+        record = _record_of(error, writer, activity, samples, rank, has_trained)
+        temporary = path.with_name(f"{path.name}.part")
+        temporary.write_text(json.dumps(asdict(record)))
+        os.replace(temporary, path)
+    except Exception as problem:  # such as no memory, no space, or a message that cannot be formatted
+        print(f"warning: the failure record {path} was not written: {problem!r}", file=sys.stderr)
+
+
+def forget_failure(heartbeat: Path, rank: int = 0) -> None:
+    """Delete the failure record of a rank, if there is one."""
+    failure_path(heartbeat, rank).unlink(missing_ok=True)
+
+
+def read_failure(heartbeat: Path) -> FailureRecord | None:
+    """Return the earliest failure record beside a heartbeat file; None if there is none that can be read.
+
+    The first failure of several ranks is the cause of the others, which lose their connections.
+    """
+    records = [_read(path) for path in heartbeat.parent.glob(f"{heartbeat.name}.failure*")]
+    return min((record for record in records if record is not None), key=lambda record: record.time, default=None)
+
+
+def _read(path: Path) -> FailureRecord | None:
+    """Return the record in a file; None if the file is incomplete or damaged."""
+    try:
+        content = read_json(path, MOST_BYTES)
+        lines = printable(str(content["traceback"]))[:MOST_TRACEBACK_CHARACTERS]
+        record = cast(FailureRecord, converted(content, FailureRecord))  # every text as one line
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return replace(record, traceback=lines)
+
+
+def _record_of(
+    error: BaseException,
+    writer: HeartbeatWriter | None,
+    activity: str,
+    samples: Sequence[str],
+    rank: int,
+    has_trained: bool,
+) -> FailureRecord:
+    kind = type(error)
+    system_error = next((cause for cause in _causes(error) if isinstance(cause, OSError)), None)
+    path = None if system_error is None else system_error.filename
+    return FailureRecord(
+        error=_qualified(kind),
+        bases=tuple(_qualified(base) for base in kind.__mro__[1:-1][:MOST_NAMES]),
+        message=redacted(one_line(str(error))),
+        traceback=redacted(_shortened("".join(traceback.format_exception(error)))),
+        errno=None if system_error is None else _errno_of(system_error),
+        path=None if path is None else redacted(one_line(os.fsdecode(path) if isinstance(path, bytes) else str(path))),
+        is_user_error=isinstance(error, UserError) or kind.__name__ == REFUSAL,
+        phase="" if writer is None else writer.phase.label,
+        activity=activity,
+        epoch=0 if writer is None else writer.epoch,
+        step=0 if writer is None else writer.step,
+        batch=0 if writer is None else writer.batch,
+        samples=tuple(sample[:LONGEST_LINE] for sample in samples[:MOST_NAMES]),
+        rank=rank,
+        host=socket.gethostname(),
+        process=os.getpid(),
+        time=datetime.now(UTC).isoformat(),
+        has_trained=has_trained,
+    )
+
+
+def _qualified(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an exception, the members of a group, and the exceptions that these were raised from, the nearest first."""
+    waiting = [error]
+    for number, cause in enumerate(waiting):
+        if number == MOST_CAUSES:
+            return
+        yield cause
+        if cause.__cause__ is not None:
+            waiting.append(cause.__cause__)
+        if isinstance(cause, BaseExceptionGroup):
+            waiting += cause.exceptions
+
+
+def _errno_of(error: OSError) -> int | None:
+    match = WORKER_ERRNO.search(str(error))
+    if error.errno is None and match is not None:
+        return int(match[1])
+    return error.errno
+
+
+def _shortened(lines: str) -> str:
+    """Return a traceback without its middle part if it is longer than the limit."""
+    if len(lines) <= MOST_TRACEBACK_CHARACTERS:
+        return lines
+    half = MOST_TRACEBACK_CHARACTERS // 2
+    return f"{lines[: half - 5]}\n...\n{lines[-half:]}"
