@@ -5,6 +5,7 @@ After such a change: `python -m tests.test_golden_loss > tests/golden_loss.txt`,
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
@@ -29,6 +30,17 @@ class Losses(Callback):
         self.values.append(float(trainer.callback_metrics["train/loss"]))
 
 
+class PortableWeights(Callback):
+    """Draws the first weights with NumPy: those of PyTorch differ by a rounding between processors."""
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        generator = np.random.default_rng(0)
+        for parameter in pl_module.parameters():
+            if parameter.requires_grad and parameter.ndim > 1:
+                bound = parameter[0].numel() ** -0.5
+                parameter.data = torch.from_numpy(generator.uniform(-bound, bound, parameter.shape))
+
+
 def train(root: Path, index_root: Path, run: Path) -> list[float]:
     seed_everything(0)
     losses = Losses()
@@ -42,7 +54,7 @@ def train(root: Path, index_root: Path, run: Path) -> list[float]:
         enable_model_summary=False,
         limit_val_batches=0,
         default_root_dir=run,
-        callbacks=[losses, EMA()],
+        callbacks=[losses, PortableWeights(), EMA()],
     )
     data = data_module(
         str(root), index_root=str(index_root), image_size=64, batch_size=4, loader=LoaderSettings(num_workers=0)
