@@ -12,6 +12,7 @@ from yolo_lightning.commands.console import check_writable
 from yolo_lightning.data.batch import Sample
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import EvaluationDataset, TrainingDataset
+from yolo_lightning.data.index.sampled_names import sampled_positions
 from yolo_lightning.data.labelled_frames import LabelledFrames
 from yolo_lightning.errors import UserError
 from yolo_lightning.evaluation.drawing import (
@@ -70,11 +71,11 @@ def contact_sheet(
 
 
 def spread_frames(frames: LabelledFrames, count: int) -> list[int]:
-    """Return positions spread evenly over the split, at most `count`, each with the most boxes of its neighbours.
+    """Return positions sampled from the split, at most `count`, each with the most boxes of its neighbours.
 
     The neighbours are up to eight frames before the next position, so no frame is returned twice.
     """
-    starts = np.linspace(0, len(frames), min(count, len(frames)), endpoint=False).astype(int).tolist()
+    starts = sampled_positions(frames.index.file_names(), count)
     ends = [*starts[1:], len(frames)]
     return [_busiest(frames, range(start, min(start + 8, end))) for start, end in zip(starts, ends, strict=True)]
 

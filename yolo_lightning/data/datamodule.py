@@ -190,6 +190,8 @@ class DetectionDataModule(LightningDataModule):
         index = self.dataset_format.open_index(split)
         if self.channels is None:
             self.channels = needed_channels(index, opened)
+            if self.channels == 1:
+                rank_zero_info(f"{split}: all sampled frames are gray, so all are read as gray (data.input.channels)")
             opened = self.dataset_format.open_storage(split, self.channels, storage)
         backgrounds = ClipBackgrounds(index, opened) if self.input.background else None
         return LabelledFrames(index, opened, self.channels, backgrounds, self.input.pixel_range, self.input.resize)

@@ -1,6 +1,7 @@
 """The data module with data.yaml and COCO JSON: splits, classes, channels, invalid options."""
 
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -100,10 +101,12 @@ def test_share_held_out_takes_the_place_of_val(yolo_set: YoloSet, make: Make) ->
     assert set(make(data.dataset_format.description.file, "test", valid_share=0.34).index("test").image_ids()) == valid  # type: ignore[attr-defined]
 
 
-def test_gray_images_are_read_as_one_channel(yolo_set: YoloSet, make: Make) -> None:
+def test_gray_images_are_read_as_one_channel(yolo_set: YoloSet, make: Make, caplog: pytest.LogCaptureFixture) -> None:
     file = yolo_set(IMAGES)
     gray(file)
-    assert make(file).channels == 1
+    with caplog.at_level(logging.INFO):
+        assert make(file).channels == 1
+    assert "train: all sampled frames are gray, so all are read as gray (data.input.channels)" in caplog.messages
     assert next(iter(make(file).train_dataloader())).images.shape == (2, 1, 64, 64)
 
 

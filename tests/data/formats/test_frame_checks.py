@@ -8,8 +8,9 @@ import cv2
 import numpy as np
 import pytest
 
-from yolo_lightning.data.formats.frame_checks import BadFrames, check_frames
+from yolo_lightning.data.formats.frame_checks import SAMPLED_FRAMES, BadFrames, check_frames
 from yolo_lightning.data.labelled_frames import LabelledFrames
+from yolo_lightning.errors import UserError
 
 Split = Callable[..., LabelledFrames]
 
@@ -60,9 +61,33 @@ def test_only_some_frames_of_a_large_split_are_decoded(split: Split, monkeypatch
     read = frames.storage.read
     monkeypatch.setattr(frames.storage, "read", lambda name: names.append(name) or read(name))
     check_frames(frames.index, frames.storage, BadFrames(0))
-    assert 32 <= len(names) <= 64
-    assert names[0] == frames.index.file_name(0)
-    assert names[-1] >= frames.index.file_name(190)
+    assert len(names) == SAMPLED_FRAMES
+    assert names == sorted(names)
+
+
+def deepen(split: Split, tmp_path: Path, count: int, is_deep: Callable[[int], bool]) -> LabelledFrames:
+    """Return a split of `count` frames; those of which `is_deep` is true have 16 bits."""
+    frames = split([[]] * count)
+    for position in filter(is_deep, range(count)):
+        path = tmp_path / frames.index.file_name(position)
+        content = cv2.imencode(".png", np.full(frames.index.shape(position), 7000, np.uint16))[1]
+        path.write_bytes(content.tobytes())
+    return frames
+
+
+@pytest.mark.parametrize("count", [12, 128, 200])
+def test_every_second_frame_with_16_bits_is_refused(split: Split, tmp_path: Path, count: int) -> None:
+    frames = deepen(split, tmp_path, count, lambda position: position % 2 == 1)
+    with pytest.raises(UserError, match=r"sampled frames are not 8-bit images: .* is uint16, .*pixel_range"):
+        check_frames(frames.index, frames.storage, BadFrames(20))
+
+
+def test_more_frames_of_another_depth_than_the_limit_are_expected(split: Split, tmp_path: Path) -> None:
+    frames = deepen(split, tmp_path, 150, lambda position: position % 5 == 0)
+    with pytest.raises(UserError, match=r"^about \d\d of 150 frames cannot be used, more than .*max_bad_frames 10: "):
+        check_frames(frames.index, frames.storage, BadFrames(10))
+    with pytest.warns(UserWarning, match=r"left out \d+ of at most 100 bad frames: .*uint16"):
+        check_frames(frames.index, frames.storage, BadFrames(100))
 
 
 def test_same_frame_named_twice_counts_once() -> None:

@@ -8,6 +8,7 @@ import numpy as np
 from yolo_lightning.data.formats.annotations import Annotations, distinct_names
 from yolo_lightning.data.formats.coco_json import COCO_FILE, decode, to_annotations
 from yolo_lightning.data.formats.dataset_format import JsonFormat
+from yolo_lightning.data.index.sampled_names import sampled_positions
 from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.index.splits import Split
 from yolo_lightning.data.storage.folder_frames import ImageFiles
@@ -44,7 +45,7 @@ def image_folder(annotation_file: Path, root: Path, folders: tuple[str, ...], fi
     usual = (split, f"images/{split}", "images", ".", f"{split}/images") if split else ("images", ".")
     beside = annotation_file.parent
     candidates = [root / folder for folder in folders or usual] + ([] if folders else [beside, beside / "images"])
-    probed = file_names[:: max(1, len(file_names) // PROBED_IMAGES)]
+    probed = [file_names[position] for position in sampled_positions(file_names, PROBED_IMAGES)]
     found = {folder: sum(os.path.isfile(folder / name) for name in probed) for folder in candidates}
     best = max(found, key=lambda folder: found[folder])
     if not found[best]:

@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 import numpy as np
 from lightning.pytorch.utilities import rank_zero_warn
 
+from yolo_lightning.data.index.sampled_names import sampled_positions
 from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.index.splits import Split
 from yolo_lightning.data.storage.frames import BitDepthError, Channels, Frame, FrameError
@@ -15,7 +16,9 @@ from yolo_lightning.errors import UserError
 from yolo_lightning.utils.choices import check_range, settings_group
 from yolo_lightning.utils.plain_text import one_line
 
-SAMPLED_FRAMES = 32  # Number of frames, evenly spread over a split, that are decoded before training starts
+SAMPLED_FRAMES = 64  # Number of frames of a split that are decoded before training starts
+FEWEST_OTHER_DEPTHS = 4
+"""Number of sampled frames with another bit depth from which their number in the whole split is estimated."""
 LONGEST_PROBLEM = 500  # Characters of the name and the reason of a bad frame
 NAMED_FRAMES = 5  # Maximum number of bad frames in one message
 
@@ -98,11 +101,13 @@ class BadFrames:
 
 def check_frames(index: SplitIndex, storage: Storage, bad_frames: BadFrames) -> None:
     """Search for missing frames by name, and decode a sample to check size and bit depth."""
-    problems = {name: f"{name}: no such file" for name in storage.missing(index.file_names())}
-    positions = [place for place in sampled(len(index)) if index.file_name(place) not in bad_frames.quarantined]
+    names = index.file_names()
+    problems = {name: f"{name}: no such file" for name in storage.missing(names)}
+    sample = sampled_positions(names, SAMPLED_FRAMES)
+    positions = [position for position in sample if names[position] not in bad_frames.quarantined]
     failures: list[FrameError] = []
     for position in positions:
-        name = index.file_name(position)
+        name = names[position]
         try:
             if name in problems:
                 raise FrameError(problems[name])
@@ -118,7 +123,9 @@ def check_frames(index: SplitIndex, storage: Storage, bad_frames: BadFrames) -> 
                 f"{width} x {height}: the frames do not belong to the annotation file"
             )
     usable = len(positions) - len(failures)
-    refuse_other_depth([error for error in failures if isinstance(error, BitDepthError)], usable)
+    depth_errors = [error for error in failures if isinstance(error, BitDepthError)]
+    refuse_other_depth(depth_errors, usable)
+    _refuse_estimate(depth_errors, len(positions), len(index), bad_frames.limit)
     if failures and not usable:
         shown = named([str(error) for error in failures[:2]])
         raise UserError(f"none of {len(failures)} sampled frames can be read: {shown}; searched in {storage}")
@@ -170,20 +177,36 @@ def describe_values(names: Sequence[str], storage: Storage) -> str:
     return f"pixel values of {len(frames)} sampled frames: {', '.join(texts)}"
 
 
-def refuse_other_depth(found: Sequence[BitDepthError], usable: int, what: str = "sampled frames") -> None:
-    """Refuse images most of which have another bit depth, given their errors and the number of usable images."""
-    if len(found) <= usable:
-        return
-    lowest, highest = min(one.lowest for one in found), max(one.highest for one in found)
-    raise UserError(
-        f"{len(found)} of {len(found) + usable} {what} are not {found[0].bits}-bit images: {found[0].name} is "
-        f"{found[0].dtype}, all have values {lowest:.7g} to {highest:.7g}; {found[0].remedy}"
+def refuse_other_depth(errors: Sequence[BitDepthError], usable: int, what: str = "sampled frames") -> None:
+    """Refuse images, half of which or more have another bit depth, given their errors and the number of the others."""
+    if errors and len(errors) >= usable:
+        raise UserError(_describe_depths(errors, len(errors) + usable, what))
+
+
+def _refuse_estimate(errors: Sequence[BitDepthError], sampled: int, count: int, limit: int) -> None:
+    """Refuse a split of `count` frames if more than `limit` of them are expected to have another bit depth."""
+    expected = len(errors) * count // max(1, sampled)
+    if len(errors) >= FEWEST_OTHER_DEPTHS and expected > limit:
+        raise UserError(
+            f"about {expected:,} of {count:,} frames cannot be used, more than data.limits.max_bad_frames {limit}: "
+            + _describe_depths(errors, sampled, "sampled frames")
+        )
+
+
+def _describe_depths(errors: Sequence[BitDepthError], count: int, what: str) -> str:
+    """Return the range of the values of images with another bit depth, and the remedy."""
+    lowest = min(error.lowest for error in errors)
+    highest = max(error.highest for error in errors)
+    first = errors[0]
+    return (
+        f"{len(errors)} of {count} {what} are not {first.bits}-bit images: {first.name} is {first.dtype}, all have "
+        f"values {lowest:.7g} to {highest:.7g}; {first.remedy}"
     )
 
 
 def needed_channels(index: SplitIndex, storage: Storage) -> Channels:
     """Return 3 if a sampled frame of `storage`, which must return RGB frames, has a coloured pixel, else 1."""
-    for frame in _decode_sample([index.file_name(position) for position in sampled(len(index))], storage):
+    for frame in _decode_sample(index.file_names(), storage):
         if isinstance(frame, np.ndarray) and (frame != frame[..., :1]).any():
             return 3
     return 1
@@ -191,16 +214,11 @@ def needed_channels(index: SplitIndex, storage: Storage) -> Channels:
 
 def _decode_sample(names: Sequence[str], storage: Storage) -> Iterator[Frame | FrameError]:
     """Yield the pixels or the error of each sampled frame."""
-    for position in sampled(len(names)):
+    for position in sampled_positions(names, SAMPLED_FRAMES):
         try:
             yield storage.read(names[position])
         except FrameError as error:
             yield error
-
-
-def sampled(count: int) -> range:
-    """Return the positions of the sampled frames out of `count`."""
-    return range(0, count, max(1, count // SAMPLED_FRAMES))
 
 
 def named(problems: Sequence[str]) -> str:

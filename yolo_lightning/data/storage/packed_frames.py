@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from yolo_lightning.data.index.index_folder import NameTable, encode
+from yolo_lightning.data.index.sampled_names import sampled_positions
 from yolo_lightning.data.storage.frames import Frame, FrameError
 from yolo_lightning.data.storage.image_header import FrameLimits
 from yolo_lightning.data.storage.positioned_file import PositionedFile
@@ -134,9 +135,9 @@ class PackedFrames(Storage):
         return [name for name in self._names.absent(names) if name not in self._damaged]
 
     def sample(self, count: int) -> list[str]:
-        """Return up to `count` names, evenly spread."""
-        names = self._names.names
-        return [bytes(name).decode() for name in names[:: max(1, len(names) // count)][:count]]
+        """Return the names of at most `count` frames, chosen by a hash of their names."""
+        names = [name.decode(errors="surrogatepass") for name in self._names.names.tolist()]
+        return [names[position] for position in sampled_positions(names, count)]
 
 
 def _reopen(store: Path, source: dict[str, str]) -> PackedFrames:
