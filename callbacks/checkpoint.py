@@ -18,6 +18,7 @@ from torch import Tensor
 from yolo_lightning.checkpoints.checkpoint_file import NotSavedError, link_checkpoint, remove_checkpoint, superseded
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils import run_files
+from yolo_lightning.utils.activity import number_from_device
 from yolo_lightning.utils.choices import check_state, checked_arguments
 from yolo_lightning.utils.loop_position import is_last_epoch, steps_begun
 from yolo_lightning.utils.stop_signals import request
@@ -92,7 +93,7 @@ class BestCheckpoint(ModelCheckpoint):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn == "fit" and not trainer.sanity_checking and self.monitor in trainer.callback_metrics:
-            self.recent = [*self.recent, float(trainer.callback_metrics[self.monitor])][-self.window :]
+            self.recent = [*self.recent, number_from_device(trainer.callback_metrics[self.monitor])][-self.window :]
         super().on_validation_end(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

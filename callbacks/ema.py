@@ -9,6 +9,7 @@ from lightning.pytorch.callbacks import WeightAveraging
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
+from yolo_lightning.utils.activity import Activity, during
 from yolo_lightning.utils.choices import checked_arguments
 
 
@@ -41,11 +42,12 @@ class RampedAverage(AveragedModel):
             for tensors, tensor in zip(lists.setdefault(average.dtype, ([], [])), pair, strict=True):
                 tensors.append(tensor)
         weight = 1 - decay_at(int(self.n_averaged), self.decay, self.tau)
-        for dtype, (of_average, of_model) in lists.items():
-            if dtype.is_floating_point:
-                torch._foreach_lerp_(of_average, of_model, weight)
-            else:
-                torch._foreach_copy_(of_average, of_model)
+        with during(Activity.DEVICE_WAIT):
+            for dtype, (of_average, of_model) in lists.items():
+                if dtype.is_floating_point:
+                    torch._foreach_lerp_(of_average, of_model, weight)
+                else:
+                    torch._foreach_copy_(of_average, of_model)
         self.n_averaged += 1
 
 

@@ -10,6 +10,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from yolo_lightning.callbacks.status_file import MAP, MAP_50, is_validation_of_fit
+from yolo_lightning.utils.activity import Activity, during, number_from_device
 
 HEADING_INTERVAL = 20
 """Rows between two headings."""
@@ -114,12 +115,15 @@ class EpochTable(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if is_validation_of_fit(trainer):
             self._resting_s += time.monotonic() - self._validation_began_s
-            self._scores = {name: float(trainer.callback_metrics[name]) for name in trainer.callback_metrics}
+            self._scores = {name: number_from_device(value) for name, value in trainer.callback_metrics.items()}
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        sums = {name: both.tolist() for name, both in self._losses.items()}
+        with during(Activity.DEVICE_WAIT):
+            sums = {name: both.tolist() for name, both in self._losses.items()}
         metrics, seconds = trainer.callback_metrics, self._training_s
-        rate = f"{float(metrics['lr/weight']):.1e}".replace("e-0", "e-") if "lr/weight" in metrics else MISSING
+        rate = MISSING
+        if "lr/weight" in metrics:
+            rate = f"{number_from_device(metrics['lr/weight']):.1e}".replace("e-0", "e-")
         values = [
             *_losses_of({name: total / count for name, (total, count) in sums.items() if count}, "train"),
             *_losses_of(self._scores, "val"),

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
@@ -10,22 +11,29 @@ from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
 from yolo_lightning.errors import UserError
 from yolo_lightning.supervision import heartbeat
 from yolo_lightning.supervision.heartbeat import HeartbeatWriter, Phase
+from yolo_lightning.utils.accelerator import synchronize
+from yolo_lightning.utils.activity import Activity, enter
 from yolo_lightning.utils.loop_position import steps_begun
 
 
 class HeartbeatCheckpointIO(CheckpointIO):
     """Wrapper of `inner` that records the phase `SAVE` while a checkpoint is written."""
 
-    def __init__(self, inner: CheckpointIO, heartbeat: "HeartbeatCallback") -> None:
-        self.inner, self.heartbeat = inner, heartbeat
+    def __init__(self, inner: CheckpointIO, heartbeat: "HeartbeatCallback", device: torch.device) -> None:
+        self.inner, self.heartbeat, self.device = inner, heartbeat, device
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
         before = self.heartbeat.writer.phase if self.heartbeat.writer is not None else Phase.SETUP
         self.heartbeat.beat(Phase.SAVE)
+        synchronize(self.device)  # so that a device that hangs does not look like a disk that hangs
         try:
             self.inner.save_checkpoint(checkpoint, path, storage_options)
-        finally:
+        except BaseException:
             self.heartbeat.beat(before)
+            enter(Activity.WRITE)  # the record of the exception names the activity in which it was raised
+            raise
+        self.heartbeat.beat(before)
+        enter(Activity.NONE)
 
     def load_checkpoint(self, path: str | Path, *arguments: Any, **options: Any) -> dict[str, Any]:
         return self.inner.load_checkpoint(path, *arguments, **options)
@@ -63,7 +71,8 @@ class HeartbeatCallback(Callback):
         self.writer, self._any_batch = self._open(trainer), False
         self.beat(Phase.SETUP)
         if self.writer is not None and not isinstance(trainer.strategy.checkpoint_io, HeartbeatCheckpointIO):
-            trainer.strategy.checkpoint_io = HeartbeatCheckpointIO(trainer.strategy.checkpoint_io, self)
+            inner, device = trainer.strategy.checkpoint_io, trainer.strategy.root_device
+            trainer.strategy.checkpoint_io = HeartbeatCheckpointIO(inner, self, device)
 
     def _open(self, trainer: Trainer) -> HeartbeatWriter | None:
         return heartbeat.open_from_environment()
@@ -76,6 +85,7 @@ class HeartbeatCallback(Callback):
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.beat(Phase.FETCH if self._any_batch else Phase.FIRST_BATCH, epoch=trainer.current_epoch, batch=0)
+        enter(Activity.NONE)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Record the start of a step; the first step belongs to `FIRST_BATCH`, because it compiles kernels."""
@@ -88,6 +98,7 @@ class HeartbeatCallback(Callback):
     ) -> None:
         self._any_batch = True
         self.beat(Phase.FETCH, epoch=trainer.current_epoch, step=steps_begun(trainer), batch=batch_idx + 1)
+        enter(Activity.NONE)  # the hooks of other callbacks follow; the loader reports the wait for a batch
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._beat_validation(trainer, Phase.VALIDATE)
@@ -109,6 +120,7 @@ class HeartbeatCallback(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.sanity_checking:
             self.beat(Phase.EPOCH_END if trainer.is_last_batch else Phase.FETCH)
+            enter(Activity.NONE)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.beat(Phase.EPOCH_END)

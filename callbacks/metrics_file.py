@@ -10,6 +10,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_only
 
+from yolo_lightning.utils.activity import number_from_device
 from yolo_lightning.utils.choices import check_state
 from yolo_lightning.utils.files import replacing
 from yolo_lightning.utils.loop_position import steps_begun
@@ -79,7 +80,7 @@ class MetricsFile(Callback):
             self._row_step = self._steps
         row = {"epoch": trainer.current_epoch, "step": self._steps, "time_s": f"{self._elapsed_s():.1f}"}
         metrics = trainer.callback_metrics.items()
-        row |= {name: f"{float(value):.6g}" for name, value in metrics if name.startswith(prefixes)}
+        row |= {name: f"{number_from_device(value):.6g}" for name, value in metrics if name.startswith(prefixes)}
         self._unwritten.append(row)
         self._flush(trainer)
 

@@ -10,6 +10,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from rich.progress import BarColumn
 
 from yolo_lightning.callbacks.status_file import BLOCK_STEPS, FitTimer, fit_plan
+from yolo_lightning.utils.activity import number_from_device
 from yolo_lightning.utils.choices import checked_arguments
 from yolo_lightning.utils.moment import moment
 
@@ -78,7 +79,7 @@ class RunProgressBar(FitTimer, RichProgressBar):
     def _train_loss(self, trainer: Trainer) -> dict[str, float]:
         now_s = time.monotonic()
         if now_s - self._loss_read_s >= LOSS_INTERVAL_S and (loss := trainer.callback_metrics.get(LOSS)) is not None:
-            self._loss, self._loss_read_s = {"loss": float(loss)}, now_s
+            self._loss, self._loss_read_s = {"loss": number_from_device(loss)}, now_s
         return self._loss
 
 
@@ -104,7 +105,7 @@ class ProgressLines(FitTimer):
         if not is_due and not trainer.is_last_batch:
             return
         self._printed_s = now_s
-        loss = float(trainer.callback_metrics.get(LOSS, float("nan")))
+        loss = number_from_device(trainer.callback_metrics.get(LOSS, float("nan")))
         rank_zero_info(
             f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}, "
             f"batch {batch_idx + 1:,}/{int(trainer.num_training_batches):,}, loss {loss:.3f}, "

@@ -15,6 +15,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from yolo_lightning.supervision.run_status import FitPlan, Scores, Status, write_status
 from yolo_lightning.supervision.watches import MAX_TEMPERATURE_C, Minute, Reading, RunWatches, WatchFinding
+from yolo_lightning.utils.activity import number_from_device
 from yolo_lightning.utils.choices import check_state, checked_arguments
 from yolo_lightning.utils.loop_position import steps_begun
 from yolo_lightning.utils.optional_file import OptionalFile
@@ -306,5 +307,5 @@ def fit_plan(trainer: Trainer) -> FitPlan:
 
 def finite(values: Mapping[str, Any]) -> dict[str, float | None]:
     """Return the values as numbers, None if not finite (strict JSON has no NaN), without missing values."""
-    numbers = {name: float(value) for name, value in values.items() if value is not None}
+    numbers = {name: number_from_device(value) for name, value in values.items() if value is not None}
     return {name: value if math.isfinite(value) else None for name, value in numbers.items()}

@@ -4,6 +4,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from yolo_lightning.utils.activity import Activity, during
 from yolo_lightning.utils.stop_signals import request
 
 
@@ -50,4 +51,5 @@ def agree(trainer: Trainer) -> None:
     A collective call where there are several ranks.
     """
     if request.installed and trainer.world_size > 1:
-        request.agreed = trainer.strategy.reduce_boolean_decision(request.number is not None, all=False)
+        with during(Activity.DEVICE_WAIT):
+            request.agreed = trainer.strategy.reduce_boolean_decision(request.number is not None, all=False)

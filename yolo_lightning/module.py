@@ -75,6 +75,7 @@ from yolo_lightning.training.optimizers import (
 from yolo_lightning.training.recipe import Recipe
 from yolo_lightning.training.schedule import OptimizerSettings, scaled_weight_decay, settings_at
 from yolo_lightning.training.self_check import SelfCheck
+from yolo_lightning.utils.activity import Activity, during, enter
 from yolo_lightning.utils.choices import as_settings, check_types, checked_arguments
 from yolo_lightning.utils.distributed import sum_over_ranks
 from yolo_lightning.utils.host import keep_freed_memory
@@ -282,11 +283,16 @@ class YOLOModule(LightningModule):
             # Gradients and running statistics change only if the attempt succeeds in all ranks.
             with attempt, self._local_gradients():
                 for part in attempt:
+                    enter(Activity.FORWARD)
                     raw = self.graph(self._training_input(part.images))
-                    loss = attempt.weighted(part, *self.detection_loss(raw, part), self.detection_loss.target_scores)
+                    enter(Activity.DEVICE_WAIT)  # the assignment of objects to anchors reads from the device
+                    totals, loss_parts = self.detection_loss(raw, part)
+                    loss = attempt.weighted(part, totals, loss_parts, self.detection_loss.target_scores)
                     raw = None  # the backward pass frees the outputs
                     if attempt.is_finite:
+                        enter(Activity.BACKWARD)
                         self.manual_backward(loss)
+        enter(Activity.DEVICE_WAIT)
         self._self_check.finish()
         losses = attempt.losses
         must_roll_back = self._guard.check_loss(losses.is_finite, batch.image_ids, self._steps, losses.parts)
@@ -297,12 +303,23 @@ class YOLOModule(LightningModule):
             optimizer = self.optimizers()
             assert not isinstance(optimizer, list)
             if is_finite:
+                # A gradient scaler reads from the device whether a gradient has overflowed.
+                enter(Activity.OPTIMIZER if self.trainer.scaler is None else Activity.DEVICE_WAIT)
                 optimizer.step()
             self._accumulation.reset(self.graph)
             must_roll_back = self._guard.check_gradient(is_finite, self._steps)
+        enter(Activity.NONE)
         if must_roll_back:
             self._roll_back()
         return self._log_step(losses, settings, len(batch))
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        """Lightning reads the logged values from the device for the loggers after this hook, the last of a step."""
+        enter(Activity.DEVICE_WAIT)
+
+    def on_train_epoch_end(self) -> None:
+        """Lightning reads the logged values from the device for callbacks and loggers after this hook."""
+        enter(Activity.DEVICE_WAIT)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> Evaluation:
         """Log the loss and return predictions and targets of one batch of letterboxed frames."""
@@ -331,7 +348,9 @@ class YOLOModule(LightningModule):
     on_predict_epoch_start = on_validation_epoch_start
 
     def on_validation_epoch_end(self) -> None:
+        """Lightning reads the logged values from the device after this hook."""
         self._folded_graph = None
+        enter(Activity.DEVICE_WAIT)
 
     on_test_epoch_end = on_validation_epoch_end
     on_predict_epoch_end = on_validation_epoch_end
@@ -512,6 +531,7 @@ class YOLOModule(LightningModule):
         """Clip the summed gradients; return whether they are finite. A gradient scaler does both at the step."""
         if self.trainer.scaler is not None:
             return True
+        enter(Activity.DEVICE_WAIT)
         return bool(clip_grad_norm_(self.graph.parameters(), self.recipe.clip_norm or float("inf")).isfinite())
 
     def _log_step(self, losses: Losses, settings: OptimizerSettings, images: int) -> Tensor:
@@ -553,9 +573,10 @@ class YOLOModule(LightningModule):
 
     def _infer(self, images: Tensor) -> Any:
         input = self._network_input(images)
-        if self._folded_graph is not None:
-            return self._folded_graph(input)
-        return of_branch(self.graph, self.graph(input), one_to_one=self.detections.one_to_one)
+        with during(Activity.FORWARD):
+            if self._folded_graph is not None:
+                return self._folded_graph(input)
+            return of_branch(self.graph, self.graph(input), one_to_one=self.detections.one_to_one)
 
     def _checked_batch(self, batch: Any, dataloader_idx: int) -> Batch:
         check_batch(batch, len(self.hparams["class_names"]))
@@ -566,7 +587,8 @@ class YOLOModule(LightningModule):
         if self.hparams["single_class"]:
             batch = as_one_class(batch)
         raw = self._infer(batch.images)
-        _, parts = self.detection_loss(raw, batch)
+        with during(Activity.DEVICE_WAIT):  # the assignment of objects to anchors reads from the device
+            _, parts = self.detection_loss(raw, batch)
         self.log_dict({f"{stage}/{name}": part for name, part in parts.items()}, batch_size=len(batch), sync_dist=True)
         return {"preds": self._predict(raw, batch), "targets": targets(batch)}
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from tests.callbacks.tiny_detection import frame_batch
@@ -153,5 +154,5 @@ def test_full_disk_leaves_the_phase_as_it_was(beats: Beats) -> None:
     record.writer = beats
     record.beat(Phase.FETCH)
     with pytest.raises(OSError, match="disk full"):
-        HeartbeatCheckpointIO(Full(), record).save_checkpoint({}, "x")  # type: ignore[arg-type]
+        HeartbeatCheckpointIO(Full(), record, torch.device("cpu")).save_checkpoint({}, "x")  # type: ignore[arg-type]
     assert beats.phase is Phase.FETCH

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from yolo_lightning.conv.kernels.launcher import LaunchRecorder
 from yolo_lightning.conv.kernels.verified import LAUNCHES
+from yolo_lightning.utils.activity import Activity, current
 
 META = torch.device("meta")
 PACKAGES = ("yolo_lightning", "ultralytics", "lightning", "torchmetrics")
@@ -99,6 +100,7 @@ class Requests:
     waits: Counter[str] = field(default_factory=Counter)  # "operator in file:function", the host waits for the device
     uploads: Counter[str] = field(default_factory=Counter)  # blocking copies to the device, named alike
     queued_uploads: int = 0  # copies to the device that do not block
+    unreported: Counter[str] = field(default_factory=Counter)  # waits and blocking copies outside of `DEVICE_WAIT`
     kernels: Counter[str] = field(default_factory=Counter)  # operators that are no views
 
 
@@ -142,7 +144,7 @@ class MetaDevice(TorchDispatchMode):
             if kwargs.get("non_blocking") or (name == "copy_" and len(args) > 2 and args[2]):
                 self.requests.queued_uploads += 1
             else:
-                self.requests.uploads[f"{name} in {origin()}"] += 1
+                self._count(self.requests.uploads, name)
         for one in (*tensors, *results):
             if one.device == META:
                 self._track(one)
@@ -186,7 +188,13 @@ class MetaDevice(TorchDispatchMode):
         return [torch.empty(self.rows, dtype=torch.int64, device=META) for _ in range(mask.ndim)]
 
     def _wait(self, name: str) -> None:
-        self.requests.waits[f"{name.removeprefix('_')} in {origin()}"] += 1
+        self._count(self.requests.waits, name.removeprefix("_"))
+
+    def _count(self, requests: Counter[str], name: str) -> None:
+        request = f"{name} in {origin()}"
+        requests[request] += 1
+        if current() is not Activity.DEVICE_WAIT:
+            self.requests.unreported[f"{request}, activity {current().label}"] += 1
 
     def _track(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()

@@ -100,7 +100,7 @@ def whole_record(folder: Path) -> bytes:
         (lambda content: b"", NoHeartbeat.FOREIGN),
         (lambda content: content + b"x", NoHeartbeat.FOREIGN),
         (lambda content: b"X" + content[1:], NoHeartbeat.FOREIGN),
-        (lambda content: content[:8] + b"\2" + content[9:], NoHeartbeat.FOREIGN),  # another version
+        (lambda content: content[:8] + b"\1" + content[9:], NoHeartbeat.FOREIGN),  # another version
         (lambda content: content[:64] + b"\x63" + content[65:], NoHeartbeat.FOREIGN),  # phase 99
         (lambda content: content[:32] + bytes([content[32] + 1]) + content[33:], NoHeartbeat.TORN),  # odd
         (

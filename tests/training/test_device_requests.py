@@ -2,18 +2,20 @@
 
 import functools
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from tests.conv.emulation import assume_available
 from tests.helpers.meta_device import META, MetaAccelerator, MetaDevice, Requests
-from yolo_lightning.callbacks import EMA
+from yolo_lightning.callbacks import EMA, EpochTable, MetricsFile, ProgressLines, StatusFile
 from yolo_lightning.conv import Plan
 from yolo_lightning.data.batch import Batch, TrainingFacts
 from yolo_lightning.data.boxes import Letterbox
@@ -120,6 +122,54 @@ def test_step_copies_nothing_to_the_device_but_the_batch(backend: str) -> None:
     requests, _ = second_step(backend, False)
     assert requests.queued_uploads == 4
     assert dict(requests.uploads) == DOCUMENTED_UPLOADS
+
+
+@pytest.mark.parametrize("backend", ["gemm", "kernels"])
+def test_step_reports_each_wait_for_the_device(backend: str) -> None:
+    requests, _ = second_step(backend, False)
+    assert not requests.unreported
+
+
+class ReadsEverything(Logger):
+    """Logger for whose values Lightning waits in every step."""
+
+    name = version = "reads everything"
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        pass
+
+    def log_hyperparams(self, *arguments: Any, **named: Any) -> None:
+        pass
+
+
+def test_fit_with_validation_and_logger_reports_each_wait_for_the_device(tmp_path: Path) -> None:
+    loader: Any = DataLoader([make_batch()], batch_size=None)  # type: ignore[arg-type]
+    device = MetaDevice(IMAGES, number=BOXES)
+    module = YOLOModule(
+        convolution=ConvolutionSettings(backend="gemm"),
+        recipe=Recipe(nominal_batch=IMAGES),
+        guard=GuardSettings(self_check_share=0),
+    )
+    trainer = Trainer(
+        strategy=SingleDeviceStrategy(device=META, accelerator=MetaAccelerator()),
+        max_epochs=1,
+        callbacks=[EMA(), MetricsFile(), ProgressLines(interval_s=0), EpochTable(), StatusFile()],
+        logger=ReadsEverything(),
+        log_every_n_steps=1,
+        num_sanity_val_steps=0,
+        default_root_dir=tmp_path,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    with pytest.MonkeyPatch.context() as patch, device:
+        facts = TrainingFacts(IMAGES, class_counts=(4, 3, 2, 1))
+        patch.setattr(TrainingFacts, "from_trainer", lambda trainer: facts)
+        patch.setattr(conv_backend, "DEFAULT_PLAN", Plan())
+        trainer.fit(module, loader, loader)
+    assert sum(device.requests.waits.values()) > 20
+    # Within the forward pass of an evaluation, the head computes anchors for each new image size.
+    assert not [request for request in device.requests.unreported if "make_anchors" not in request]
 
 
 def test_step_backs_up_buffers_with_one_copy_per_dtype() -> None:

@@ -15,6 +15,7 @@ from yolo_lightning.data.boxes import Letterbox, clip_to_frame, corners_to_centr
 from yolo_lightning.data.image_size import ImageSize, Resize
 from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.errors import UserError
+from yolo_lightning.utils.activity import Activity, during
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,8 @@ class Batch(msgspec.Struct, frozen=True, eq=False):
         Copies from page-locked memory do not block the host: later work on the device waits for them, and the host
         allocator does not reuse the memory earlier. All other copies block.
         """
-        return self._map(lambda tensor: tensor.to(device, non_blocking=tensor.is_pinned()))
+        with during(Activity.DEVICE_WAIT):
+            return self._map(lambda tensor: tensor.to(device, non_blocking=tensor.is_pinned()))
 
     def pin_memory(self) -> Self:
         """Return the batch with its tensors in page-locked memory; called by the pinning thread of the DataLoader."""
@@ -221,8 +223,9 @@ def targets(batch: Batch) -> list[Target]:
     Valid for letterboxed batches (validation, test), not for augmented batches.
     """
     height, width = batch.images.shape[-2:]
-    corners = xywh_to_xyxy(batch.boxes.cpu()) * torch.tensor([width, height, width, height])
-    labels, sample_index = batch.labels.cpu(), batch.sample_index.cpu()
+    with during(Activity.DEVICE_WAIT):
+        corners = xywh_to_xyxy(batch.boxes.cpu()) * torch.tensor([width, height, width, height])
+        labels, sample_index = batch.labels.cpu(), batch.sample_index.cpu()
     result = []
     for position in batch.readable_positions():
         own = sample_index == position

@@ -31,7 +31,7 @@ from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.index.splits import Shares, Split, describe_split
 from yolo_lightning.data.input_settings import InputSettings
 from yolo_lightning.data.labelled_frames import LabelledFrames
-from yolo_lightning.data.loader import LoaderSettings, describe
+from yolo_lightning.data.loader import EvaluationLoader, LoaderSettings, describe
 from yolo_lightning.data.sampling.epoch_order import SampledOrder, Sampling
 from yolo_lightning.data.sampling.mosaic_partners import frames_to_cache
 from yolo_lightning.data.sampling.resumable_loader import (
@@ -309,7 +309,7 @@ class DetectionDataModule(LightningDataModule):
 
     def _evaluation_loader(self, split: Split) -> DataLoader[Sample]:
         frames = self._opened(split)
-        return DataLoader(
+        return EvaluationLoader(
             EvaluationDataset(frames, self.image_size),
             batch_sampler=FileOrderBatches(len(frames), self._batches()),
             collate_fn=collate,

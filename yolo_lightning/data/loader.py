@@ -1,14 +1,21 @@
-"""Settings of the loader's worker processes, explained in docs/loader.md. Imported by workers, so imports are few."""
+"""Settings of the loader's worker processes, explained in docs/loader.md, and the loader of an evaluation.
 
-from typing import Any, Literal
+Imported by workers, so imports are few.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Literal, TypeVar
 
 import cv2
+from torch.utils.data import DataLoader
 
 from yolo_lightning.data.worker_processes import ForkServingContext, SpawningContext
+from yolo_lightning.utils.activity import loading
 from yolo_lightning.utils.choices import check_range, settings_group
 from yolo_lightning.utils.host import worker_count
 
 AUTO: Literal["auto"] = "auto"
+T = TypeVar("T")
 NumWorkers = int | Literal["auto"]
 
 
@@ -57,6 +64,13 @@ class LoaderSettings:
                 "worker_init_fn": prepare_worker,
             }
         return arguments
+
+
+class EvaluationLoader(DataLoader[T]):
+    """DataLoader that reports the wait for a batch as the activity of the process."""
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        return loading(super().__iter__())
 
 
 def prepare_worker(worker: int) -> None:

@@ -8,6 +8,7 @@ from torch import Tensor
 from yolo_lightning.data.batch import Batch, Prediction
 from yolo_lightning.data.boxes import clip_to_frame, input_to_frame
 from yolo_lightning.model.detection_settings import DetectionSettings
+from yolo_lightning.utils.activity import Activity, during
 from yolo_lightning.utils.offline import offline
 
 with offline():
@@ -30,7 +31,8 @@ def predictions(
     pixels of the letterboxed input and class scores from 0 to 1. With `one_to_one` these are boxes of a one-to-one
     branch, of which the best are chosen without suppression. The setting `tta` is not used here.
     """
-    decoded: Tensor = raw[0].detach().float().cpu()
+    with during(Activity.DEVICE_WAIT):
+        decoded: Tensor = raw[0].detach().float().cpu()
     if settings.one_to_one:
         decoded = best_boxes(decoded, settings.max_detections, class_agnostic=settings.class_agnostic)
     kept = non_max_suppression(

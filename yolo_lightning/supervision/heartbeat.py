@@ -20,6 +20,8 @@ from signal import SIGUSR2
 from typing import BinaryIO
 
 from yolo_lightning.errors import UserError
+from yolo_lightning.utils import activity
+from yolo_lightning.utils.activity import Activity
 from yolo_lightning.utils.process_identity import started_ticks
 from yolo_lightning.utils.regular_files import open_regular
 from yolo_lightning.utils.run_files import stacks_path
@@ -31,14 +33,18 @@ STACKS_SIGNAL = SIGUSR2
 """Makes the trainer write its stacks. Not SIGUSR1, on which Lightning requeues a SLURM job."""
 
 MAGIC = b"YLBEAT\0\0"
-VERSION = 1
-RECORD = struct.Struct("<8sII QQQ qqqQd 16d Q512s Q 288x")
+VERSION = 2
+RECORD = struct.Struct("<8sII QQQ qqqQd 16d Q512s Q Q 280x")
 """Little-endian: magic, version, stacks signal | process id, start time, sequence | epoch, step, batch, phase, start
 of the phase | longest duration of each phase by its number | length and content of the sample ids, joined by commas |
-sequence. The first sequence is odd during a write. The two sequences differ in an incomplete record."""
+sequence | activity. The first sequence is odd during a write. The two sequences differ in an incomplete record."""
 
 SEQUENCE = struct.Struct("<Q")
-SEQUENCE_AT, TAIL_AT = 32, 728
+TAIL = struct.Struct("<QQ")
+"""The second sequence and the activity."""
+
+SEQUENCE_AT = 32
+TAIL_AT = 728
 PHASES = 16
 IDS_BYTES = 512
 RECORD_BYTES = RECORD.size
@@ -66,6 +72,10 @@ class Phase(IntEnum):
         return self.name.lower().replace("_", " ")
 
 
+FIRST_ACTIVITY = {Phase.FETCH: Activity.LOAD, Phase.SAVE: Activity.WRITE}
+"""Activity at the start of a phase; `NONE` at that of any other phase."""
+
+
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
     """Content of a heartbeat file."""
@@ -81,6 +91,7 @@ class Heartbeat:
     phase_began_s: float  # monotonic clock
     longest_s: dict[Phase, float]  # longest completed duration of each completed phase, seconds
     samples: tuple[str, ...]  # ids of the last samples, as many as fit into the file
+    activity: Activity = Activity.NONE  # within the phase
 
 
 class NoHeartbeat(StrEnum):
@@ -118,6 +129,7 @@ class HeartbeatWriter:
         self.phase, self.epoch, self.step, self.batch = Phase.IMPORT, 0, 0, 0
         self._began_s = time.monotonic()
         self._write()
+        activity.report_to(self.show)
 
     def beat(self, phase: Phase, epoch: int | None = None, step: int | None = None, batch: int | None = None) -> None:
         """Record the start of `phase`, or of the next item in the same phase; None keeps the last number."""
@@ -127,7 +139,17 @@ class HeartbeatWriter:
         self.step = self.step if step is None else step
         self.batch = self.batch if batch is None else batch
         self.phase, self._began_s = phase, now_s
+        activity.note(FIRST_ACTIVITY.get(phase, Activity.NONE))
         self._write()
+
+    def show(self, current: Activity) -> None:
+        """Record an activity within the phase, in a fraction of the time of `beat`."""
+        if os.getpid() != self._process[0]:
+            return
+        before, self._sequence = self._sequence, self._sequence + 2
+        SEQUENCE.pack_into(self._map, SEQUENCE_AT, before + 1)
+        TAIL.pack_into(self._map, TAIL_AT, self._sequence, current)
+        SEQUENCE.pack_into(self._map, SEQUENCE_AT, self._sequence)
 
     def samples(self, ids: Sequence[str]) -> None:
         """Set the ids of the current samples, which the next beat writes; as many whole ids as fit."""
@@ -142,7 +164,7 @@ class HeartbeatWriter:
         self._sequence = before + 2
         loop = self.epoch, self.step, self.batch, self.phase, self._began_s, *self._longest_s
         head = MAGIC, VERSION, signal, *self._process, before + 1
-        self._map[:] = RECORD.pack(*head, *loop, len(self._ids), self._ids, self._sequence)
+        self._map[:] = RECORD.pack(*head, *loop, len(self._ids), self._ids, self._sequence, activity.current())
         SEQUENCE.pack_into(self._map, SEQUENCE_AT, self._sequence)
 
     def arm_stacks(self) -> None:
@@ -169,6 +191,7 @@ class HeartbeatWriter:
     def close(self) -> None:
         """Close the file; the last content remains."""
         self.disarm_stacks()
+        activity.report_to(None)
         self._map.close()
         self._file.close()
 
@@ -204,18 +227,20 @@ def parse(content: bytes) -> Heartbeat | NoHeartbeat:
     if len(content) != RECORD_BYTES:
         return NoHeartbeat.FOREIGN
     magic, version, signal, process, ticks, sequence, epoch, step, batch, phase, began_s, *rest = RECORD.unpack(content)
-    *longest, length, ids, tail = rest
+    *longest, length, ids, tail, number = rest
     if magic != MAGIC or version != VERSION:
         return NoHeartbeat.FOREIGN
     if sequence == 0 or sequence % 2 or tail != sequence:
         return NoHeartbeat.TORN
     try:
         known_phase = Phase(phase)
+        current = Activity(number)
     except ValueError:
         return NoHeartbeat.FOREIGN
     durations_s = {one: longest[one] for one in Phase if longest[one] > 0}
     samples = tuple(ids[:length].decode(errors="replace").split(",")) if length else ()
-    return Heartbeat(process, ticks, signal, sequence, epoch, step, batch, known_phase, began_s, durations_s, samples)
+    place = epoch, step, batch, known_phase
+    return Heartbeat(process, ticks, signal, sequence, *place, began_s, durations_s, samples, current)
 
 
 _writer: HeartbeatWriter | None = None

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from yolo_lightning.utils.activity import Activity, during
+
 
 class Accumulation:
     """Counts the steps since the last optimizer step and stores their summed gradients in checkpoints.
@@ -45,4 +47,7 @@ class Accumulation:
 
 def _scale_of(scaler: torch.amp.GradScaler | None) -> float:
     """Return the current loss scale: a power of two, so that dividing gradients by it is exact."""
-    return 1.0 if scaler is None else float(scaler.get_scale())
+    if scaler is None:
+        return 1.0
+    with during(Activity.DEVICE_WAIT):
+        return float(scaler.get_scale())

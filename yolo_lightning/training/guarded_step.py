@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from yolo_lightning.data.batch import Batch, in_parts
 from yolo_lightning.utils.accelerator import free_cached_memory, is_out_of_memory
+from yolo_lightning.utils.activity import Activity, during
 
 ONE_TO_ONE = "one2one_"
 """Part of the names of the parameters which the loss of the one-to-one branch changes; that loss changes no others."""
@@ -155,7 +156,8 @@ class GuardedStep:
     def are_finite(self, total: Tensor) -> bool:
         """Whether the loss and all running statistics are finite, with one synchronization of the device."""
         norms = torch._foreach_norm(self._statistics, float("inf")) if self._statistics else []
-        return bool(torch.stack([total.detach(), *(norm.to(total) for norm in norms)]).isfinite().all())
+        with during(Activity.DEVICE_WAIT):
+            return bool(torch.stack([total.detach(), *(norm.to(total) for norm in norms)]).isfinite().all())
 
 
 class BatchAttempt:
@@ -245,14 +247,16 @@ class BatchAttempt:
             counts = record.new_tensor([failed, not self.is_finite, 1, own])
             known = torch.cat([counts, scores.to(record), undivided.flatten().to(record)])
             record[: len(known)] = known
-            record = summed(record)
-            failures, nonfinite, ranks, images = record[:4].tolist()
+            with during(Activity.DEVICE_WAIT):
+                record = summed(record)
+                failures, nonfinite, ranks, images = record[:4].tolist()
             if failures:
                 return -(-int(images) // int(ranks))
             self.is_finite = not nonfinite
             _, scores, undivided = torch.split(record[: len(known)], [4, len(scores), len(undivided)])
             if self.is_finite:
-                self.step.sum_gradients(summed)
+                with during(Activity.DEVICE_WAIT):
+                    self.step.sum_gradients(summed)
         scores = scores.clamp(min=1)
         if self.is_finite:
             for branch, factor in ((False, images / scores[0]), (True, images / scores[-1])):

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from yolo_lightning.errors import UserError
+from yolo_lightning.utils.activity import Activity, during
 
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "STATUS_ALLOC_FAILED")
 """Messages of `RuntimeError`s by which MPS, the CPU allocator and BLAS libraries report a lack of memory."""
@@ -31,7 +32,8 @@ def free_cached_memory(device: torch.device) -> None:
 
 def synchronize(device: torch.device) -> None:
     """Wait until a device has finished its work."""
-    _call(device, "synchronize")
+    with during(Activity.DEVICE_WAIT):
+        _call(device, "synchronize")
 
 
 def device_name(device: torch.device) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from yolo_lightning.errors import UserError
+from yolo_lightning.utils.activity import Activity, during
 from yolo_lightning.utils.process_identity import MARK, own_mark, owner_lives
 
 TEMPORARY_PREFIX = ".writing-"
@@ -70,12 +71,13 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
         _cleaned.add(path.parent)
         remove_leftovers(path.parent)
     try:
-        yield temporary
-        if durable:
-            flush(temporary)
-        os.replace(temporary, path)
-        if durable:
-            flush(path.parent)
+        with during(Activity.WRITE):
+            yield temporary
+            if durable:
+                flush(temporary)
+            os.replace(temporary, path)
+            if durable:
+                flush(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from lightning.pytorch.utilities import rank_zero_warn
 
+from yolo_lightning.utils.activity import Activity, during
+
 
 class OptionalFile:
     """Continues a run if a file cannot be written, with one warning until the file is written again."""
@@ -20,7 +22,8 @@ class OptionalFile:
             with suppress(OSError):  # the block fails, too
                 what.parent.mkdir(parents=True, exist_ok=True)
         try:
-            yield
+            with during(Activity.WRITE):
+                yield
         except OSError as error:
             if not self.failed:
                 rank_zero_warn(f"could not write {what} ({error.strerror or error}); {then}")

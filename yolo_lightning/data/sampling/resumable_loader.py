@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Sampler
 from yolo_lightning.data.sampling.epoch_order import occurrences
 from yolo_lightning.data.sampling.mosaic_partners import MIXUP_RULER, mosaic_partners
 from yolo_lightning.errors import UserError
+from yolo_lightning.utils.activity import loading
 
 
 class SampleKey(NamedTuple):
@@ -207,7 +208,7 @@ class ResumableLoader(DataLoader[Any]):
         self._positioned, self.first_epoch = False, None
         if self.mosaic_epochs is not None and (not self.keys.start or self.keys.mosaic_epochs is None):
             self.keys.mosaic_epochs = self.mosaic_epochs()
-        for batch in super().__iter__():
+        for batch in loading(super().__iter__()):
             self._delivered = self.keys.batches.stop(self._delivered, self.keys.order.length)
             yield batch
 
