@@ -13,7 +13,7 @@ from yolo_lightning.data.batch import Batch, Prediction, Target
 from yolo_lightning.errors import UserError
 from yolo_lightning.evaluation.drawing import encode, original_frame, side_by_side
 from yolo_lightning.evaluation.drift import clip_of_id
-from yolo_lightning.evaluation.gallery import FrameScore, above, frame_scores
+from yolo_lightning.evaluation.gallery import FrameScore, frame_scores, shown_detections
 from yolo_lightning.utils.choices import checked_arguments
 from yolo_lightning.utils.files import replacing, write_json
 from yolo_lightning.utils.loop_position import is_last_epoch
@@ -44,9 +44,10 @@ class FrameGallery(Callback):
     Of each clip of LTDv2, at most one frame is among the best and one among the worst.
 
     Frames are taken from the validation of the last epoch of `fit`, from `validate` and from `test`. The score of a
-    frame is F1 at IoU 0.5 over all classes, of the detections with a score of at least `score_threshold`; frames with
-    neither objects nor such detections are skipped. At most `best + worst` frames are kept in memory. With several
-    ranks only frames of the first rank are used. A full disk does not end the run.
+    frame is F1 at IoU 0.5 over all classes, of the detections with a score of at least `score_threshold`, with one
+    class per box as in `predict PICTURES`; frames with neither objects nor such detections are skipped. At most
+    `best + worst` frames are kept in memory. With several ranks only frames of the first rank are used. A full disk
+    does not end the run.
 
     Args:
         best: Number of best frames, >= 0.
@@ -74,7 +75,7 @@ class FrameGallery(Callback):
         if not _is_used(trainer):
             return
         classes = len(pl_module.hparams["class_names"])
-        found = [above(prediction, self.score_threshold) for prediction in outputs["preds"]]
+        found = [shown_detections(prediction, self.score_threshold) for prediction in outputs["preds"]]
         scores = frame_scores(found, outputs["targets"], classes)
         frames = zip(batch.readable_positions(), found, outputs["targets"], scores, strict=True)
         for position, prediction, target, score in frames:

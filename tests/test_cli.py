@@ -140,10 +140,11 @@ class TestCheckpointAndFlags:
 
     def test_evaluation_takes_the_network_from_the_checkpoint(self, run: Run, caplog: pytest.LogCaptureFixture) -> None:
         run("fit", *ONE_STEP, "--model.convolution.backend", "gemm", "--model.detections.score_threshold", "0.3")
-        run("validate", "--trainer.limit_val_batches", "1", "--model.detections.max_detections", "7")
+        with pytest.warns(UserWarning, match="frames have more objects than model.detections.max_detections 1, such"):
+            run("validate", "--trainer.limit_val_batches", "1", "--model.detections.max_detections", "1")
         config = yaml.safe_load((RUN / "config.validate.yaml").read_text())["model"]
         assert config["convolution"]["backend"] == "gemm"
-        assert (config["detections"]["score_threshold"], config["detections"]["max_detections"]) == (0.3, 7)
+        assert (config["detections"]["score_threshold"], config["detections"]["max_detections"]) == (0.3, 1)
         assert "best.ckpt" in caplog.text
 
     def test_evaluation_prefers_the_run_to_the_weights_it_started_from(

@@ -2,6 +2,7 @@
 
 import doctest
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,9 @@ from yolo_lightning.checkpoints.checkpoint_file import INPUT, write_checkpoint
 from yolo_lightning.data.formats.yolo import ORIENTATION
 from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.data.input_images import InputImage, from_array
+from yolo_lightning.evaluation.detection_result import DetectionResult
 from yolo_lightning.model import native_probe
-from yolo_lightning.model.network_settings import input_record
+from yolo_lightning.model.network_settings import input_record, read_settings
 
 NAMES = ("cat", "dog")
 FRAME = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
@@ -47,7 +49,8 @@ def detector(folder: Path) -> Detector:
 
 def same(one: Any, other: Any) -> bool:
     return (
-        np.allclose(one.boxes, other.boxes, atol=1e-3)
+        len(one) == len(other)
+        and np.allclose(one.boxes, other.boxes, atol=1e-3)
         and np.allclose(one.scores, other.scores, atol=1e-5)
         and np.array_equal(one.labels, other.labels)
     )
@@ -174,6 +177,23 @@ def test_heads_without_suppression(variant: str, tmp_path: Path) -> None:
     file = lively_checkpoint(tmp_path, "detections", variant=variant, class_names=NAMES, one_to_one=True)
     result = Detector(file, image_size=64, score_threshold=0.2, max_detections=7)(FRAME)
     assert 0 < len(result) <= 7
+    assert distinct_boxes(result) == len(result)
+
+
+def distinct_boxes(result: DetectionResult) -> int:
+    return len(np.unique(result.boxes, axis=0))
+
+
+@pytest.mark.parametrize("tta", [False, True])
+def test_a_box_has_one_class_in_a_picture_and_several_in_a_validation(folder: Path, tta: bool) -> None:
+    detector = Detector(folder / "best.ckpt", image_size=64, score_threshold=0.3, tta=tta)
+    result = detector(FRAME)
+    assert distinct_boxes(result) == len(result) == len(result.to_coco()) > 0
+    assert read_settings(folder / "best.ckpt").detections.multi_label
+    as_scored = replace(detector.settings.detections, multi_label=True, tta=False)
+    detector.settings = replace(detector.settings, detections=as_scored)
+    scored = detector(FRAME)
+    assert distinct_boxes(scored) < len(scored), "the case shows nothing"
 
 
 @pytest.mark.parametrize(

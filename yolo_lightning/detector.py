@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain, islice
 from os import PathLike
 from pathlib import Path
@@ -17,7 +18,7 @@ import torch
 from yolo_lightning.checkpoints.checkpoint_file import require_whole
 from yolo_lightning.checkpoints.remote_folder import local_checkpoint
 from yolo_lightning.checkpoints.resume import checkpoint_to_evaluate
-from yolo_lightning.data.batch import Prediction, Sample, collate
+from yolo_lightning.data.batch import Prediction, Sample, collate, without_equal_boxes
 from yolo_lightning.data.clip_backgrounds import with_difference
 from yolo_lightning.data.input_clips import ClipReader, pair_of
 from yolo_lightning.data.input_images import InputImage, find_files, from_array, is_video
@@ -47,7 +48,8 @@ class Detector:
     """Detects objects in arrays, PIL images, image files, lists of these, and videos.
 
     The weights record the image size, thresholds and class names of their training; keywords replace them. Images of
-    any size are letterboxed to the input of the network, and boxes are returned in pixels of the original image.
+    any size are letterboxed to the input of the network, and boxes are returned in pixels of the original image. A box
+    has one class; a validation scores several (`model.detections.multi_label`).
 
     Calling a detector returns
 
@@ -129,7 +131,7 @@ class Detector:
         print_to_notebook()
         check_range("batch_size", batch_size, ">= 1")
         self.file = weights_file(weights)
-        self.settings = read_settings(self.file, allow_pickle=allow_pickle).for_pictures(
+        settings = read_settings(self.file, allow_pickle=allow_pickle).for_pictures(
             image_size=image_size,
             score_threshold=score_threshold,
             iou_threshold=iou_threshold,
@@ -139,6 +141,8 @@ class Detector:
             tta=tta,
             pixel_range=None if pixel_range is None else as_settings(PixelRange, pixel_range),
         )
+        # One class per box: an object of two similar classes must not be drawn twice at the same place.
+        self.settings = replace(settings, detections=replace(settings.detections, multi_label=False))
         assert self.settings.image_size is not None
         self.settings.image_size.check("image_size")
         self.device = chosen_device(str(device))
@@ -193,9 +197,11 @@ class Detector:
         images = network_input(batch.images.to(self.device))
         raw = self._graph(images)
         chosen = self.settings.detections
-        if not chosen.tta:
-            return predictions(raw, batch, chosen)
-        return tta_predictions(self._graph, images, raw[0], batch, chosen, self._graph.stride)
+        if chosen.tta:
+            detected = tta_predictions(self._graph, images, raw[0], batch, chosen, self._graph.stride)
+        else:
+            detected = predictions(raw, batch, chosen)
+        return detected if chosen.multi_label else [without_equal_boxes(prediction) for prediction in detected]
 
     def _sample(self, picture: InputImage, *, gray: bool) -> Sample:
         pixels: Image = picture.pixels

@@ -222,14 +222,18 @@ class YOLOModule(LightningModule):
                 "Tuner.lr_find and LearningRateFinder are not supported: model.recipe sets the learning rate of every "
                 "step. Compare short runs with different values of model.recipe.lr0 instead."
             )
-        self._check_classes(getattr(self.trainer.datamodule, "class_names", None))  # type: ignore[attr-defined]
-        if not hasattr(self.trainer.datamodule, "training_facts"):  # type: ignore[attr-defined]
+        data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
+        self._check_classes(getattr(data, "class_names", None))
+        if not hasattr(data, "training_facts"):
             # Only for a foreign loader: Lightning warns of a module's batch hook in each fit with a data module.
             self.on_before_batch_transfer = self._checked_batch  # type: ignore[method-assign]
         elif stage == "fit":
             image_size = TrainingFacts.from_trainer(self.trainer).image_size
             if image_size is not None:
                 image_size.check("data.image_size", stride=graph_stride(self.graph))
+        if hasattr(data, "describe_crowded_frames"):
+            for line in data.describe_crowded_frames(stage, self.detections.max_detections):
+                rank_zero_warn(line)
         strategy = self.trainer.strategy
         if strategy.root_device.type == "cpu":
             keep_freed_memory()

@@ -5,13 +5,14 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
+import torch
 
 from tests.callbacks.tiny_detection import HIT, MISS, DetectionModule, Frames, frame_batch, prediction, target
 from tests.callbacks.tiny_training import loader, tiny_trainer
 from yolo_lightning.callbacks import FrameGallery
 from yolo_lightning.data.batch import Prediction, Target
 from yolo_lightning.evaluation.drawing import GAP, enlargement, side_by_side
-from yolo_lightning.evaluation.gallery import frame_scores
+from yolo_lightning.evaluation.gallery import frame_scores, shown_detections
 from yolo_lightning.utils.run_files import FRAMES
 
 
@@ -143,6 +144,13 @@ def test_colour_and_gray_frames_are_drawn_on_both_sides() -> None:
 @pytest.mark.parametrize(("width", "gain"), [(80, 8), (384, 1), (320, 2), (640, 1), (1280, 0.5)])
 def test_small_frames_grow_by_whole_factors(width: int, gain: float) -> None:
     assert enlargement(width) == gain
+
+
+def test_a_box_of_two_classes_is_shown_with_the_better_one() -> None:
+    boxes = torch.tensor(HIT + HIT + MISS + MISS)
+    found = Prediction("a", boxes, torch.tensor([0.9, 0.8, 0.7, 0.1]), torch.tensor([1, 0, 0, 1]))
+    shown = shown_detections(found, 0.25)
+    assert (shown.boxes.tolist(), shown.labels.tolist()) == (HIT + MISS, [1, 0])
 
 
 def test_each_object_is_found_once_at_most() -> None:

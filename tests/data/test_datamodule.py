@@ -209,6 +209,20 @@ def test_checkpoint_of_another_subset_is_refused(make: Make) -> None:
         make().load_state_dict(state)
 
 
+def test_frames_with_more_objects_than_detections_are_counted(make: Make) -> None:
+    data = make()
+    objects = np.diff(data.index("valid").box_offsets())
+    most = int(objects.max())
+    assert data.describe_crowded_frames("fit", most) == []
+    (line,) = data.describe_crowded_frames("validate", most - 1)
+    crowded, fullest = int((objects == most).sum()), data.index("valid").file_name(int(objects.argmax()))
+    recall = 1 - crowded / objects.sum()
+    assert line == (
+        f"valid: {crowded} of 8 frames have more objects than model.detections.max_detections {most - 1}, such as "
+        f"{fullest} with {most}. The recall is therefore at most {recall:.2f}; {most} scores all objects."
+    )
+
+
 def test_frames_are_read_from_the_named_storage(make: Make, look_alike: Path, tmp_path: Path) -> None:
     shutil.copytree(look_alike, tmp_path / "data")
     with pytest.raises(ValueError, match=r"frames\.zip"):

@@ -11,7 +11,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from yolo_lightning.data.boxes import Letterbox, clip_to_frame, corners_to_centres, input_to_frame, xywh_to_xyxy
+from yolo_lightning.data.boxes import (
+    Letterbox,
+    clip_to_frame,
+    corners_to_centres,
+    first_of_equal_boxes,
+    input_to_frame,
+    xywh_to_xyxy,
+)
 from yolo_lightning.data.image_size import ImageSize, Resize
 from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.errors import UserError
@@ -87,6 +94,19 @@ class Prediction(msgspec.Struct, frozen=True, eq=False):
     labels: Tensor  # `(N,)` int64, class index from 0
     # `boxes` before clipping, from which Ultralytics' scores are computed; None if `boxes` were not clipped
     unclipped: Tensor | None = None
+
+
+def without_equal_boxes(prediction: Prediction) -> Prediction:
+    """Return the detections of which no earlier one has the same box, on the CPU; pictures show a box once.
+
+    A box detected as several classes keeps the best one. Boxes are also equal if both were clipped to the frame.
+    """
+    chosen = torch.from_numpy(first_of_equal_boxes(prediction.boxes.cpu().numpy()))
+    tensors = ("boxes", "scores", "labels", "unclipped")
+    parts = {name: getattr(prediction, name) for name in tensors}
+    return msgspec.structs.replace(
+        prediction, **{name: part.cpu()[chosen] for name, part in parts.items() if part is not None}
+    )
 
 
 @dataclass(frozen=True, slots=True)

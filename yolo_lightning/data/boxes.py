@@ -74,6 +74,12 @@ def clip_to_frame(boxes: Tensor, frame_shape: tuple[int, int]) -> Tensor:
     return boxes.clamp(min=boxes.new_zeros(4), max=boxes.new_tensor([width, height] * 2))
 
 
+def first_of_equal_boxes(boxes: FloatArray) -> npt.NDArray[np.intp]:
+    """Return the ascending positions of the boxes `(N, 4)` that differ, rounded to 0.1 pixels, from all before them."""
+    _, positions = np.unique(boxes.round(1) + 0.0, axis=0, return_index=True)  # adding 0 turns -0 into 0
+    return np.sort(positions)
+
+
 def clip_boxes(boxes: FloatArray, height: int, width: int) -> FloatArray:
     """Clip boxes `(N, 4)`, xyxy, to an area of `height` x `width` in the same unit."""
     limits = np.array([width, height, width, height], dtype=np.float32)

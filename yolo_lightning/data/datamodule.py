@@ -61,6 +61,7 @@ SPLITS_OF_STAGE: dict[str, tuple[Split, ...]] = {
     "test": ("test",),
     "predict": ("predict",),
 }
+EVALUATED_SPLITS: tuple[Split, ...] = ("valid", "test")
 
 
 class DetectionDataModule(LightningDataModule):
@@ -245,6 +246,28 @@ class DetectionDataModule(LightningDataModule):
         counts_of = tuple(counts.tolist())
         frames = self.input.background, self.input.pixel_range, self.channels, self.input.resize
         return TrainingFacts(self.batch_size, self.seed, counts_of, self.image_size, *frames, self.category_ids)
+
+    def describe_crowded_frames(self, stage: str, max_detections: int) -> list[str]:
+        """Return a line for each split evaluated in `stage` with frames of more than `max_detections` objects.
+
+        Such frames limit the recall. Call it after `setup`.
+        """
+        lines = []
+        for split in SPLITS_OF_STAGE[stage]:
+            if split not in EVALUATED_SPLITS:
+                continue
+            index = self.index(split)
+            objects = np.diff(index.box_offsets())
+            crowded = int((objects > max_detections).sum())
+            if crowded:
+                fullest = int(objects.argmax())
+                recall = np.minimum(objects, max_detections).sum() / objects.sum()
+                lines.append(
+                    f"{split}: {crowded:,} of {len(index):,} frames have more objects than model.detections."
+                    f"max_detections {max_detections}, such as {index.file_name(fullest)} with {objects[fullest]:,}. "
+                    f"The recall is therefore at most {recall:.2f}; {objects[fullest]} scores all objects."
+                )
+        return lines
 
     def train_dataloader(self) -> ResumableLoader:
         """Return augmented batches in an order that depends on (seed, epoch) only; the position is resumable."""

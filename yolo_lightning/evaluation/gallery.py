@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from yolo_lightning.data.batch import Prediction, Target
+from yolo_lightning.data.batch import Prediction, Target, without_equal_boxes
 from yolo_lightning.evaluation.matching import match
 
 
@@ -28,11 +28,11 @@ class FrameScore:
         return self.score, -(self.misses + self.false_alarms), self.image_id
 
 
-def above(prediction: Prediction, score_threshold: float) -> Prediction:
-    """Return the detections with a score >= `score_threshold`, on the CPU."""
+def shown_detections(prediction: Prediction, score_threshold: float) -> Prediction:
+    """Return the detections with a score >= `score_threshold`, on the CPU; of equal boxes, only the best class."""
     chosen = prediction.scores >= score_threshold
-    boxes, scores, labels = (part[chosen].cpu() for part in (prediction.boxes, prediction.scores, prediction.labels))
-    return Prediction(prediction.image_id, boxes, scores, labels)
+    boxes, scores, labels = (part[chosen] for part in (prediction.boxes, prediction.scores, prediction.labels))
+    return without_equal_boxes(Prediction(prediction.image_id, boxes, scores, labels))
 
 
 def frame_scores(predictions: Sequence[Prediction], targets: Sequence[Target], classes: int) -> list[FrameScore | None]:

@@ -20,6 +20,9 @@ class DetectionSettings:
         iou_threshold: IoU above which the box of the same class with the lower score is suppressed, 0 to 1.
         max_detections: Detections kept per frame, >= 1.
         class_agnostic: Whether boxes of different classes suppress each other.
+        multi_label: Whether a box is detected as every class above `score_threshold`, as average precision is usually
+            computed, or as its best class only. Pictures (`predict PICTURES`, `Detector`) always have one class per
+            box.
         one_to_one: Evaluate the one-to-one branch of the head (yolov10, yolo26), which needs no suppression, instead of
             the one-to-many branch. Training uses both.
         tta: Test-time augmentation in `validate`, `test` and `predict`: weighted boxes fusion of the detections of six
@@ -30,6 +33,7 @@ class DetectionSettings:
     iou_threshold: float = 0.7
     max_detections: int = 300
     class_agnostic: bool = False
+    multi_label: bool = True
     one_to_one: bool = False
     tta: bool = False
 

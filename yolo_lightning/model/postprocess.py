@@ -34,12 +34,13 @@ def predictions(
     with during(Activity.DEVICE_WAIT):
         decoded: Tensor = raw[0].detach().float().cpu()
     if settings.one_to_one:
-        decoded = best_boxes(decoded, settings.max_detections, class_agnostic=settings.class_agnostic)
+        best_class_only = settings.class_agnostic or not settings.multi_label
+        decoded = best_boxes(decoded, settings.max_detections, class_agnostic=best_class_only)
     kept = non_max_suppression(
         decoded,
         conf_thres=settings.score_threshold,
         iou_thres=settings.iou_threshold,
-        multi_label=True,
+        multi_label=settings.multi_label,
         agnostic=settings.class_agnostic,
         max_det=settings.max_detections,
         max_time_img=NO_TIME_LIMIT_S,

@@ -78,8 +78,9 @@ def predict(
     if models is not None:
         if tuple(detector.names) != CLASS_NAMES:
             raise UserError(f"rescore needs a network with the classes {[*CLASS_NAMES]}, got {detector.names}.")
-        weak = replace(detector.settings.detections, score_threshold=min(threshold, SCORING_THRESHOLD))
-        detector.settings = replace(detector.settings, detections=weak)
+        weakest = min(threshold, SCORING_THRESHOLD)
+        as_scored = replace(detector.settings.detections, score_threshold=weakest, multi_label=True)
+        detector.settings = replace(detector.settings, detections=as_scored)
     bad: dict[str, Exception] = {}
     pictures = detections = 0
     base = Path(commonpath([absolute(file).parent for file in files]))

@@ -10,6 +10,7 @@ import numpy as np
 from yolo_lightning.challenge.content import Content
 from yolo_lightning.challenge.rescoring import Models, rescore
 from yolo_lightning.challenge.tracks import places_in_time
+from yolo_lightning.data.boxes import first_of_equal_boxes
 from yolo_lightning.data.input_images import read_pictures
 from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.errors import UserError
@@ -20,8 +21,9 @@ from yolo_lightning.evaluation.drift import month_of_id
 def rescored(
     results: Iterable[DetectionResult], models: Models, files: Sequence[Path], ranges: PixelRange, threshold: float
 ) -> Iterator[DetectionResult]:
-    """Yield results with new scores, at least `threshold`, when their clip is complete.
+    """Yield results with new scores, at least `threshold`, when their clip is complete; a box has one class.
 
+    The models were learned from a validation, so that `results` may contain several classes per box.
     A clip is a video, or consecutive images of one folder. Images are read a second time instead of kept in memory.
     Frames with LTDv2's ids are ordered by these ids; other images are consecutive in the order of `files`.
     """
@@ -49,6 +51,7 @@ def rescored(
         ends = np.cumsum([len(one) for one in clip])[:-1]
         for one, own, image in zip(clip, np.split(scores, ends), images, strict=False):
             order = np.argsort(-own, kind="stable")
+            order = order[first_of_equal_boxes(one.boxes[order])]
             order = order[own[order] >= threshold]
             yield replace(one, image=image, boxes=one.boxes[order], scores=own[order], labels=one.labels[order])
 
