@@ -18,11 +18,10 @@ from tests.helpers.data_module import data_module
 from tests.helpers.networks import module_of
 from yolo_lightning.callbacks import EMA, LastCheckpoint, MetricsFile
 from yolo_lightning.data.batch import Batch, TrainingFacts, collate
-from yolo_lightning.errors import UserError
 from yolo_lightning.model.conv_backend import ConvolutionSettings
 from yolo_lightning.model.loss import DetectionLoss
 from yolo_lightning.module import YOLOModule
-from yolo_lightning.supervision.outcome import is_recoverable
+from yolo_lightning.training.nonfinite import NonFiniteError
 
 pytestmark = pytest.mark.whole_run
 
@@ -185,6 +184,7 @@ def test_goes_back_to_the_last_good_checkpoint_and_is_slower_from_there(
         "losses_in_a_row": 0,
         "gradients_in_a_row": 0,
         "rollbacks": 1,
+        "computation": "native, auto, 32-true, cpu",
     }
 
 
@@ -218,12 +218,19 @@ def test_resumed_amid_trouble_equals_uninterrupted(stop: int, fit: Callable[...,
 
 
 @pytest.mark.filterwarnings("ignore:step", "ignore:restored weights", "ignore:no checkpoint can be restored")
-def test_training_that_does_not_recover_ends_with_an_error_that_no_restart_mends(
-    fit: Callable[..., Any], tmp_path: Path
-) -> None:
-    with pytest.raises(UserError, match=r"2 consecutive non-finite values after 1 rollbacks.* model\.recipe\.lr0"):
-        fit(dict.fromkeys(range(1, 9), loss_is_nan), max_consecutive_nonfinite=2, max_rollbacks=1)
-    assert not is_recoverable(2, ())
+def test_training_that_does_not_recover_ends_with_an_error_of_its_own(fit: Callable[..., Any]) -> None:
+    with pytest.raises(NonFiniteError, match=r"4 consecutive non-finite values after 1 rollbacks.* model\.recipe\.lr0"):
+        fit(dict.fromkeys(range(1, 9), loss_is_nan), max_consecutive_nonfinite=2, max_rollbacks=3)
+
+
+@pytest.mark.filterwarnings("ignore:step", "ignore:restored weights")
+def test_learning_rate_returns_when_another_computation_follows(fit: Callable[..., Any], tmp_path: Path) -> None:
+    with pytest.raises(Interrupt):
+        fit(dict.fromkeys(range(9, 14), loss_is_nan), StopBefore(15), backend="native")
+    slowed = content(tmp_path / "run")["nonfinite"]
+    module, _ = fit({}, resume=True, backend="gemm")
+    assert (slowed["rollbacks"], module._guard.learning_rate_factor) == (1, 1.0)
+    assert content(tmp_path / "run")["nonfinite"]["rollbacks"] == 0
 
 
 @pytest.mark.filterwarnings("ignore:out of memory")

@@ -239,13 +239,21 @@ class YOLOModule(LightningModule):
             keep_freed_memory()
         else:
             prefer_fast_find()
-        if self.convolution.backend != "auto":
-            return
+        convolution = self.convolution.backend
+        if convolution == "auto":
+            convolution = self._choose_convolution()
+        computation = convolution, self.convolution.algorithm, self.trainer.precision, strategy.root_device.type
+        self._guard.computation = ", ".join(map(str, computation))
+
+    def _choose_convolution(self) -> Convolution:
+        """Choose and arrange the implementation for `backend: auto` on the device of the training."""
+        strategy = self.trainer.strategy
         chosen: tuple[Convolution, MemoryFormat] = "native", self.convolution.memory_format
         if self.trainer.is_global_zero:  # one test for all ranks: simultaneous tests would slow each other
             chosen = native_probe.choose_convolution(strategy.root_device, self.convolution, self.trainer.precision)
         convolution, memory_format = strategy.broadcast(chosen)
         self._arrange(self.graph, convolution, memory_format=memory_format)
+        return convolution
 
     def _check_classes(self, names: Sequence[str] | None) -> None:
         """Refuse data with another number of classes, and warn of other names; None: the data has no names."""

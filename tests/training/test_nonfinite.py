@@ -5,7 +5,7 @@ import math
 import pytest
 from hypothesis import given, strategies as st
 
-from yolo_lightning.training.nonfinite import GuardSettings, NonFiniteGuard
+from yolo_lightning.training.nonfinite import GuardSettings, NonFiniteError, NonFiniteGuard
 
 pytestmark = pytest.mark.filterwarnings("ignore:step")
 
@@ -27,7 +27,7 @@ def rollbacks(events: list[tuple[str, bool]]) -> list[bool]:
         for source, is_finite in events:
             is_loss = source == LOSS
             found.append(guard.check_loss(is_finite, (), 1, {}) if is_loss else guard.check_gradient(is_finite, 1))
-    except ValueError:
+    except NonFiniteError:
         pass
     return found
 
@@ -41,7 +41,9 @@ def rollbacks(events: list[tuple[str, bool]]) -> list[bool]:
         ([(GRADIENT, False)] * 2 + [(GRADIENT, True)] + [(GRADIENT, False)] * 2, [False] * 5),
         ([(LOSS, True), (GRADIENT, False)] * 3, [False] * 5 + [True]),
         ([(LOSS, False), (LOSS, False), (GRADIENT, True), (LOSS, False)], [False] * 3 + [True]),
-        ([(LOSS, False)] * 12, [False, False, True, False, False, True, False, False]),
+        ([(LOSS, False)] * 12, [False, False, True, False, False]),
+        ([(LOSS, True), (GRADIENT, False)] * 12, [False] * 5 + [True] + [False] * 5),
+        (([(LOSS, False)] * 3 + [(LOSS, True)]) * 4, [False, False, True, False] * 2 + [False, False]),
     ],
 )
 def test_rollback_follows_three_consecutive_values_of_one_kind(
@@ -88,22 +90,48 @@ def test_log_names_all_images_of_a_gradient_since_the_last_update() -> None:
         guard.check_gradient(False, 3)
 
 
+def roll_back_once(guard: NonFiniteGuard) -> None:
+    for step in range(3):
+        guard.check_loss(False, (), step, {})
+    guard.check_loss(True, (), 3, {})
+
+
 def test_learning_rate_falls_with_each_rollback_also_after_a_restart() -> None:
     guard = limited_guard()
     factors = []
-    for step in range(6):
-        guard.check_loss(False, (), step, {})
+    for _ in range(2):
+        roll_back_once(guard)
         factors.append(guard.learning_rate_factor)
-    assert factors == [1.0, 1.0, 0.5, 0.5, 0.5, 0.25]
+    assert factors == [0.5, 0.25]
     again = limited_guard()
     again.load_state_dict(guard.state_dict())
     assert (again.tally, again.learning_rate_factor) == (guard.tally, 0.25)
 
 
-def test_giving_up_names_images_and_what_to_do() -> None:
-    guard = NonFiniteGuard(GuardSettings(1, 1))
-    guard.check_loss(False, ("a",), 1, {})
-    with pytest.raises(
-        ValueError, match=r"images b: 1 consecutive non-finite values after 1 rollbacks.*model\.recipe\.lr0"
-    ):
-        guard.check_loss(False, ("b",), 2, {})
+def test_another_computation_restores_the_learning_rate_and_the_number_of_rollbacks() -> None:
+    guard = limited_guard()
+    guard.computation = "native, cpu"
+    roll_back_once(guard)
+    assert guard.learning_rate_factor == 0.5
+    lowered = limited_guard()
+    lowered.computation = "gemm, cpu"
+    lowered.load_state_dict(guard.state_dict())
+    assert (lowered.learning_rate_factor, lowered.tally.rollbacks, lowered.tally.skipped) == (1.0, 0, 3)
+    of_older_version = {name: value for name, value in guard.state_dict().items() if name != "computation"}
+    lowered.load_state_dict(of_older_version)
+    assert lowered.learning_rate_factor == 0.5
+
+
+@pytest.mark.parametrize(
+    ("settings", "failures", "message"),
+    [
+        (GuardSettings(1, 0), 1, r"images 0: 1 consecutive .* after 0 rollbacks \(model\.guard\.max_rollbacks\)"),
+        (GuardSettings(1, 3), 2, r"images 1: 2 consecutive .* none of them finite since the last rollback.*\.lr0"),
+    ],
+)
+def test_error_names_images_and_cause(settings: GuardSettings, failures: int, message: str) -> None:
+    guard = NonFiniteGuard(settings)
+    for step in range(failures - 1):
+        guard.check_loss(False, (str(step),), step, {})
+    with pytest.raises(NonFiniteError, match=message):
+        guard.check_loss(False, (str(failures - 1),), failures, {})

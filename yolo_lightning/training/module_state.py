@@ -14,7 +14,7 @@ class ModuleState:
     steps: int = 0  # begun since training began
     optimizer: str | None = None  # name of the class; None if unknown
     accumulation: dict[str, Any] = field(default_factory=dict)  # see `Accumulation`
-    nonfinite: dict[str, int] = field(default_factory=dict)  # see `NonFiniteGuard`
+    nonfinite: dict[str, Any] = field(default_factory=dict)  # see `NonFiniteGuard`
     splitting: dict[str, Any] = field(default_factory=dict)  # see `GuardedStep`
     input: dict[str, Any] = field(default_factory=dict)  # preprocessing of the training images, see `input_record`
 

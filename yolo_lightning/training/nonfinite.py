@@ -7,16 +7,22 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from yolo_lightning.checkpoints.checkpoint_file import find_damage, training_age
-from yolo_lightning.errors import UserError
 from yolo_lightning.utils.choices import check_range, settings_group
 from yolo_lightning.utils.loop_position import steps_begun
 from yolo_lightning.utils.run_files import CHECKPOINTS
 
 NAMED_IMAGES = 64  # largest number of images in one message: a nominal batch
+
+
+class NonFiniteError(RuntimeError):
+    """Losses or gradients are not finite, and restored weights do not help.
+
+    A restart with the same computation repeats the values. The supervisor lowers the level of the computation.
+    """
 
 
 @dataclass(slots=True)
@@ -36,7 +42,8 @@ class GuardSettings:
     Attributes:
         max_consecutive_nonfinite: Restore the newest finite checkpoint after this many consecutive non-finite losses or
             gradients, >= 1.
-        max_rollbacks: Number of restored checkpoints after which the next rollback ends the training, >= 0.
+        max_rollbacks: Number of restored checkpoints after which the next rollback ends the training, >= 0. The fit
+            also ends if `max_consecutive_nonfinite` further values after a rollback are not finite.
         rollback_lr_factor: Factor of all learning rates after each rollback, > 0 and <= 1.
         oom_splits: Number of times that the number of images computed at once is halved from the beginning, >= 0; the
             gradients of the parts are summed.
@@ -63,10 +70,16 @@ class GuardSettings:
 
 
 class NonFiniteGuard:
-    """Counts non-finite losses and gradients, logs the images, and stops a training that does not recover."""
+    """Counts non-finite losses and gradients, logs the images, and stops a training that does not recover.
+
+    Attributes:
+        computation: Description of the implementation that computes the gradients. The module sets it before a
+            checkpoint is loaded. Rollbacks with another computation do not lower the learning rate.
+    """
 
     def __init__(self, settings: GuardSettings) -> None:
         self.settings = settings
+        self.computation = ""
         self.tally = Tally()
         self._images: list[str] = []
 
@@ -74,11 +87,22 @@ class NonFiniteGuard:
     def learning_rate_factor(self) -> float:
         return self.settings.rollback_lr_factor**self.tally.rollbacks
 
-    def state_dict(self) -> dict[str, int]:
-        return asdict(self.tally)
+    def state_dict(self) -> dict[str, Any]:
+        return asdict(self.tally) | {"computation": self.computation}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.tally = Tally(**state)
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the counts; without the rollbacks, if they occurred with another computation."""
+        counts = dict(state)
+        saved_computation = counts.pop("computation", self.computation)
+        self.tally = Tally(**counts)
+        if saved_computation == self.computation:
+            return
+        if self.tally.rollbacks:
+            rank_zero_info(
+                f"non-finite values occurred with another computation ({saved_computation}; now {self.computation}): "
+                f"learning rates are no longer multiplied by {self.learning_rate_factor:g}"
+            )
+        self.tally = Tally(skipped=self.tally.skipped)
 
     def check_loss(self, is_finite: bool, image_ids: Sequence[str], step: int, parts: Mapping[str, Any]) -> bool:
         """Count the loss of one batch and return whether to restore a checkpoint; `parts` of the loss are logged."""
@@ -100,19 +124,31 @@ class NonFiniteGuard:
         return self._skip(f"step {step}: the summed gradient is not finite", images, self.tally.gradients_in_a_row)
 
     def _skip(self, problem: str, image_ids: Sequence[str], consecutive: int) -> bool:
-        tally, message = self.tally, f"{problem}; images {', '.join(image_ids[:NAMED_IMAGES])}"
-        tally.skipped += 1
-        is_too_many = consecutive >= self.settings.max_consecutive_nonfinite
-        if is_too_many and tally.rollbacks >= self.settings.max_rollbacks:
-            raise UserError(
-                f"{message}: {consecutive} consecutive non-finite values after {tally.rollbacks} rollbacks "
-                "(model.guard.max_rollbacks); lower model.recipe.lr0 or check these images"
+        message = f"{problem}; images {', '.join(image_ids[:NAMED_IMAGES])}"
+        self.tally.skipped += 1
+        must_roll_back = consecutive % self.settings.max_consecutive_nonfinite == 0
+        if must_roll_back:
+            self._check_rollbacks(message, consecutive)
+            self.tally.rollbacks += 1
+        rank_zero_warn(f"{message}: skipped, {self.tally.skipped} since training began")
+        return must_roll_back
+
+    def _check_rollbacks(self, message: str, consecutive: int) -> None:
+        """Raise a NonFiniteError if a further rollback is not allowed or cannot help.
+
+        The count of consecutive values continues after a rollback, until a finite value of the same source.
+        """
+        problem = f"{message}: {consecutive} consecutive non-finite values after {self.tally.rollbacks} rollbacks"
+        if self.tally.rollbacks >= self.settings.max_rollbacks:
+            raise NonFiniteError(
+                f"{problem} (model.guard.max_rollbacks); the device or its libraries compute wrong values, or "
+                "model.recipe.lr0 is too high"
             )
-        rank_zero_warn(f"{message}: skipped, {tally.skipped} since training began")
-        if is_too_many:
-            tally.losses_in_a_row = tally.gradients_in_a_row = 0
-            tally.rollbacks += 1
-        return is_too_many
+        if consecutive > self.settings.max_consecutive_nonfinite:
+            raise NonFiniteError(
+                f"{problem}, none of them finite since the last rollback; the device or its libraries compute wrong "
+                "values, or the weights of all checkpoints are too large: lower model.recipe.lr0"
+            )
 
 
 def roll_back(trainer: Trainer, module: LightningModule) -> Path | None:
