@@ -172,7 +172,7 @@ def test_frame_of_other_size_is_named_with_both_sizes(frames: LabelledFrames, tm
     (problem,) = EvaluationDataset(frames, 64)[1].bad_frames
     assert problem == (
         f"{frames.index.file_name(1)}: the file has 48 x 64 pixels, "
-        "the annotation of image 20200502114223916 has 64 x 48"
+        "the annotation of image 20200502114223916 has 64 x 48; width and height are exchanged"
     )
 
 

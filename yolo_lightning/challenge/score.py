@@ -78,7 +78,7 @@ def _read_coco(path: Path) -> tuple[FrameSize, Content]:
     labels = np.array([one.category_id for one in records], dtype=np.float64)
     boxes = np.array([one.bbox for one in records], dtype=np.float64).reshape(-1, 4)
     boxes[:, 2:] += boxes[:, :2]
-    sizes = {(image.width, image.height) for image in file.images}
+    sizes = {(int(image.width), int(image.height)) for image in file.images}
     order = np.argsort(owner, kind="stable")
     content = Content(tuple(positions), owner, boxes, np.ones(len(labels)), labels).take(order)
     return sizes.pop() if len(sizes) == 1 else None, content

@@ -99,3 +99,8 @@ def test_nearest_frame_is_found_in_every_block(monkeypatch: pytest.MonkeyPatch) 
     second = CheckedSplit(frames, moved, [b"\4", b"b", b"c", b"d", b""], {}, [], [])
     assert NEAR_LEVELS == 2
     assert twins(first, second) == ([(4, 0)], [(3, 1), (2, 2)])
+
+
+def test_what_is_left_out_of_a_file_is_shown(check: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
+    check(labels={"train/1": 2 * CLEAN})
+    assert "boxes, train 2 duplicate label lines note" in " ".join(capsys.readouterr().out.split())

@@ -11,6 +11,7 @@ from yolo_lightning.data.formats.annotations import Annotations
 from yolo_lightning.data.formats.coco import image_folder, read_coco
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.data.index.split_index import open_index
+from yolo_lightning.errors import UserError
 
 WriteJson = Callable[..., Path]
 
@@ -64,7 +65,45 @@ def test_crowd_regions_are_left_out_and_counted(read: Callable[..., Annotations]
         {"bbox": [0, 0, 5, 5], "iscrowd": crowd}, {"bbox": [1, 1, 5, 5]}, {"bbox": [2, 2, 5, 5], "iscrowd": None}
     )
     assert split.boxes[:, 0].tolist() == [1, 2]
-    assert split.facts.notes == ("1 crowd regions left out",)
+    assert split.facts.notes == ("1 of 3 boxes are crowd regions (iscrowd), left out, such as in b/2.jpg",)
+
+
+def test_root_category_of_roboflow_is_named(read: Callable[..., Annotations]) -> None:
+    categories = [
+        {"id": 0, "name": "animals", "supercategory": "none"},
+        {"id": 1, "name": "cat", "supercategory": "animals"},
+        {"id": 2, "name": "dog", "supercategory": "animals"},
+    ]
+    (note,) = read({"bbox": [1, 1, 5, 5]}, categories=categories).facts.notes
+    assert note.startswith("category 0 'animals' has no box and is the supercategory of all others")
+    boxes = {"bbox": [1, 1, 5, 5], "category_id": 0}, {"bbox": [1, 1, 5, 5]}
+    assert read(*boxes, categories=categories).facts.notes == ()
+    assert read(categories=categories).facts.notes == ()
+
+
+def test_whole_numbers_may_be_floats(read: Callable[..., Annotations]) -> None:
+    images = [{"id": 7.0, "file_name": "1.jpg", "width": 60.0, "height": 40.0}]
+    categories = [{"id": 1.0, "name": "person"}, {"id": 17, "name": "cat"}]
+    split = read({"bbox": [1, 1, 5, 5], "category_id": 17.0}, images=images, categories=categories)
+    assert split.shapes.tolist() == [[40, 60]]
+    assert (split.labels.tolist(), split.facts.category_ids) == ([1], (1, 17))
+
+
+@pytest.mark.parametrize(
+    ("image", "reason"),
+    [
+        ({"width": 60.5}, r"images\[0\]\.width must be a whole number, got 60\.5"),
+        ({"width": "60"}, r"images\[0\] .*\$\.width"),
+        ({"file_name": ""}, r"images\[0\] .*\$\.file_name"),
+        ({"file_name": " "}, r"images\[0\]\.file_name must be the path of an image, got ' '"),
+        ({"file_name": "images\\"}, r"images\[0\]\.file_name must be the path of an image, got 'images"),
+    ],
+)
+def test_image_without_whole_size_or_file_is_refused(
+    read: Callable[..., Annotations], image: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(UserError, match=reason):
+        read(images=[{"id": 7, "file_name": "1.jpg", "width": 60, "height": 40, **image}])
 
 
 def test_text_ids_and_foreign_slashes_are_accepted(read: Callable[..., Annotations]) -> None:
@@ -137,6 +176,13 @@ def test_images_in_none_of_the_places_are_named_with_all_places(tmp_path: Path) 
         image_folder(tmp_path / "annotations" / "instances_val.json", tmp_path, (), ["1.jpg"])
     for place in ("val", "images/val", "images", "annotations"):
         assert str(tmp_path / place) in str(raised.value)
+
+
+def test_percent_encoded_names_are_recognized(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "my shot.jpg").touch()
+    with pytest.raises(UserError, match=r"'my%20shot\.jpg', in .*; 'my shot\.jpg' exists: .* percent-encoded"):
+        image_folder(tmp_path / "a.json", tmp_path, (), ["my%20shot.jpg"])
 
 
 def test_file_read_as_coco_has_an_index_of_its_own(

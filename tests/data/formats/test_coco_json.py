@@ -81,12 +81,12 @@ def test_name_that_looks_like_no_number_keeps_its_text(coco: Coco, write_json: W
 @pytest.mark.parametrize(
     ("key", "number", "change", "message"),
     [
-        ("images", 1, {"width": "64"}, r"Expected `int`, got `str` - at `\$\.width`"),
+        ("images", 1, {"width": "64"}, r"Expected `int \| float`, got `str` - at `\$\.width`"),
         ("images", 0, {"file_name": None}, r"Expected `str`, got `null` - at `\$\.file_name`"),
         ("images", 2, {"id": None}, r"got `null` - at `\$\.id`"),
         ("categories", 3, {"name": 4}, r"Expected `str`, got `int` - at `\$\.name`"),
         ("annotations", 1, {"bbox": [1, 2, 3]}, r"length 4"),
-        ("annotations", 2, {"category_id": 1.5}, r"at `\$\.category_id`"),
+        ("annotations", 2, {"category_id": "1"}, r"at `\$\.category_id`"),
     ],
 )
 def test_record_of_another_type_is_named(

@@ -1,14 +1,24 @@
 """Missing and damaged frames: counted and named, up to a limit."""
 
+import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import quote
 
 import cv2
 import numpy as np
+import PIL.ExifTags
+import PIL.Image
 import pytest
 
-from yolo_lightning.data.formats.frame_checks import SAMPLED_FRAMES, BadFrames, check_frames
+from yolo_lightning.data.formats.frame_checks import (
+    PERCENT_ENCODED,
+    SAMPLED_FRAMES,
+    BadFrames,
+    check_frames,
+    missing_frames,
+)
 from yolo_lightning.data.labelled_frames import LabelledFrames
 from yolo_lightning.errors import UserError
 
@@ -48,11 +58,33 @@ def test_one_more_than_the_limit_raises_and_names_them(damaged: LabelledFrames) 
         check_frames(damaged.index, damaged.storage, BadFrames(1))
 
 
-def test_other_size_than_annotated_raises_with_file_and_both_sizes(split: Split, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("size", "orientation", "cause"),
+    [
+        ((640, 512), 1, r"1 of 2 sampled frames .*image_0001\.jpg: the file has 640 x 512 .* 64 x 48; does the file"),
+        ((48, 64), 1, r"the file has 48 x 64 .* 64 x 48; width and height are exchanged"),
+        ((64, 48), 6, r"the file has 48 x 64 .* 64 x 48, the size before the EXIF orientation"),
+    ],
+)
+def test_other_size_than_annotated_raises_with_file_sizes_and_cause(
+    split: Split, tmp_path: Path, size: tuple[int, int], orientation: int, cause: str
+) -> None:
     frames = split([[]] * 2)
-    cv2.imwrite(str(tmp_path / frames.index.file_name(1)), np.zeros((512, 640), np.uint8))
-    with pytest.raises(ValueError, match=r"image_0001\.jpg is 640 x 512 pixels, .* 20200502114223916 has 64 x 48"):
+    exif = PIL.Image.Exif()
+    exif[PIL.ExifTags.Base.Orientation] = orientation
+    PIL.Image.new("L", size).save(tmp_path / frames.index.file_name(1), exif=exif)
+    with pytest.raises(UserError, match=cause):
         check_frames(frames.index, frames.storage, BadFrames(100))
+    assert re.search(cause.partition("the file has")[2], frames.read(1).problem or "")
+
+
+def test_missing_file_whose_name_is_percent_encoded_is_recognized(split: Split, tmp_path: Path) -> None:
+    frames = split([[]] * 2)
+    names = frames.index.file_names()
+    existing = names[1].replace("image_", "image ")
+    (tmp_path / names[1]).rename(tmp_path / existing)
+    problems = missing_frames([names[0], quote(existing)], frames.storage)
+    assert problems == {quote(existing): f"{quote(existing)}: no such file, but {existing!r} exists: {PERCENT_ENCODED}"}
 
 
 def test_only_some_frames_of_a_large_split_are_decoded(split: Split, monkeypatch: pytest.MonkeyPatch) -> None:

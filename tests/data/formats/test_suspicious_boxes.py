@@ -51,10 +51,19 @@ def list_twice(tree: Content) -> None:
     tree["annotations"] *= 2
 
 
+def name_one_file(tree: Content) -> None:
+    for number, image in enumerate(tree["images"]):
+        image["file_name"] = f"./clip//image_{number // 3:04}.jpg" if number % 2 else f"clip/image_{number // 3:04}.jpg"
+
+
 IMPOSSIBLE: dict[str, tuple[Callable[[Content], None], str]] = {
     "relative": (each_box(lambda x, y, w, h: [x / WIDTH, y / HEIGHT, w / WIDTH, h / HEIGHT]), "smaller than 1 pixel"),
     "corners": (each_box(lambda x, y, w, h: [x, y, x + w, y + h]), "x, y, width, height in pixels. Is it x1, y1, x2"),
     "larger image": (each_box(lambda *box: [4 * value for value in box]), "Is it boxes of another image size"),
+    "an entry per box": (
+        name_one_file,
+        "20 of 30 entries of images name the file of an earlier entry, such as clip/image_0000.jpg (ids 1 and 2)",
+    ),
 }
 UNLIKELY: dict[str, tuple[Callable[[Content], None], str]] = {
     "centers": (each_box(lambda x, y, w, h: [x + w / 2, y + h / 2, w, h]), "is bbox center x, center y"),
@@ -86,6 +95,14 @@ def test_cause_is_named(name: str, read: Callable[[Content], Annotations]) -> No
     found = read(tree).facts
     assert text in (found.impossible if name in IMPOSSIBLE else found.unlikely)
     assert bool(found.impossible) == (name in IMPOSSIBLE)
+
+
+def test_entries_of_one_file_without_boxes_are_predicted_each(read: Callable[[Content], Annotations]) -> None:
+    tree = content(boxes=0)
+    name_one_file(tree)
+    facts = read(tree).facts
+    assert facts.impossible == ""
+    assert facts.notes[-1].startswith("20 of 30 entries of images name the file of an earlier entry")
 
 
 def test_refusal_has_one_key(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:

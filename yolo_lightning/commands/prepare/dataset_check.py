@@ -155,6 +155,7 @@ def _of_boxes(split: str, one: CheckedSplit) -> list[Finding]:
     index, check = one.frames.index, f"boxes, {split}"
     severity = Severity.NOTE if index.facts.clipped or index.facts.dropped else Severity.OK
     found = [Finding(check, index.facts.describe_boxes(), severity)]
+    found += [Finding(check, note, Severity.NOTE) for note in index.facts.notes]
     if text := index.facts.impossible or index.facts.unlikely:
         found.append(Finding(check, text, Severity.BAD if index.facts.impossible else Severity.WARNING))
     if one.tiny:

@@ -2,12 +2,14 @@
 
 import os
 from pathlib import Path
+from urllib.parse import unquote
 
 import numpy as np
 
 from yolo_lightning.data.formats.annotations import Annotations, distinct_names
 from yolo_lightning.data.formats.coco_json import COCO_FILE, decode, to_annotations
 from yolo_lightning.data.formats.dataset_format import JsonFormat
+from yolo_lightning.data.formats.frame_checks import PERCENT_ENCODED
 from yolo_lightning.data.index.sampled_names import sampled_positions
 from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.index.splits import Split
@@ -30,7 +32,7 @@ def read_coco(path: Path) -> Annotations:
     content = decode(path, COCO_FILE)
     if not content.categories:
         raise UserError(f"{path}: the list of categories is empty")
-    classes = distinct_names(dict(sorted((category.id, category.name) for category in content.categories)))
+    classes = distinct_names(dict(sorted((int(category.id), category.name) for category in content.categories)))
     return to_annotations(path, content, classes, np.float64)
 
 
@@ -49,9 +51,13 @@ def image_folder(annotation_file: Path, root: Path, folders: tuple[str, ...], fi
     found = {folder: sum(os.path.isfile(folder / name) for name in probed) for folder in candidates}
     best = max(found, key=lambda folder: found[folder])
     if not found[best]:
+        remedy = "set data.files.image_folders to their folder"
+        decoded = unquote(probed[0])
+        if decoded != probed[0] and any(os.path.isfile(folder / decoded) for folder in candidates):
+            remedy = f"{one_line(decoded, 200)!r} exists: {PERCENT_ENCODED}"
         raise UserError(
             f"{annotation_file}: found none of its images, such as {one_line(probed[0], 200)!r}, in "
-            f"{', '.join(map(str, dict.fromkeys(candidates)))}; set data.files.image_folders to their folder"
+            f"{', '.join(map(str, dict.fromkeys(candidates)))}; {remedy}"
         )
     return best
 

@@ -4,6 +4,7 @@ Records are decoded without intermediate dictionaries: LTDv2's Train.json (1.1 G
 """
 
 import os
+import posixpath
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -35,19 +36,26 @@ LARGEST_SIDE = 1 << 16  # Pixels. A larger width or height is refused as damaged
 CROWD = -2  # Class index of crowd regions while the records are read
 BYTE_POSITION = re.compile(r"\(byte (\d+)\)")
 LONGEST_NAME = 1024  # Characters of a file name or id
+LONGEST_NOTE = 400  # Characters of a remark for the log
+DIVIDED = (
+    "The objects of such a file are divided among several images, each of which contains the other objects without a "
+    "box: give each file one entry, and let image_id of all its annotations be the id of this entry."
+)
 SHOWN_BYTES = 160  # Bytes of a damaged record, or of the text before an error, in a message
 
 
 Name = Annotated[str, msgspec.Meta(max_length=LONGEST_NAME)]  # an array of names is as wide as the longest one
-Side = Annotated[int, msgspec.Meta(ge=1, le=LARGEST_SIDE)]
+FileName = Annotated[str, msgspec.Meta(min_length=1, max_length=LONGEST_NAME)]
+SIDE_LIMITS = msgspec.Meta(ge=1, le=LARGEST_SIDE)
+Side = Annotated[int, SIDE_LIMITS] | Annotated[float, SIDE_LIMITS]  # pandas and JavaScript write 640.0
 Pixels = Annotated[float, msgspec.Meta(ge=-LARGEST_SIDE, le=LARGEST_SIDE)]
 
 
 class ImageEntry(msgspec.Struct, gc=False):
-    """Entry of `images`; `width` and `height` in pixels."""
+    """Entry of `images`; `width` and `height` in pixels, whole numbers."""
 
     id: int | float | Name
-    file_name: Name
+    file_name: FileName
     width: Side
     height: Side
     date_captured: Any = None
@@ -58,7 +66,7 @@ class AnnotationRecord(msgspec.Struct, gc=False):
     """Entry of `annotations`; `bbox` is x, y, width, height in pixels of the frame."""
 
     image_id: int | float | str
-    category_id: int
+    category_id: int | float
     bbox: tuple[Pixels, Pixels, Pixels, Pixels]
     iscrowd: bool | float | None = 0
 
@@ -66,8 +74,9 @@ class AnnotationRecord(msgspec.Struct, gc=False):
 class CategoryRecord(msgspec.Struct, gc=False):
     """Entry of `categories`."""
 
-    id: int
+    id: int | float
     name: Annotated[str, msgspec.Meta(min_length=1)]
+    supercategory: Any = None
 
 
 class AnnotationFile(msgspec.Struct, gc=False):
@@ -94,10 +103,23 @@ def decode(path: Path, kind: str = LTDV2_FILE) -> AnnotationFile:
     except OSError as error:
         raise UserError(f"annotation file {path} cannot be read: {error}") from error
     decoded = _decode_content(path, content, kind)
+    for number, image in enumerate(decoded.images):
+        if type(image.width) is float or type(image.height) is float:
+            image.width = _whole(path, f"images[{number}].width", image.width)
+            image.height = _whole(path, f"images[{number}].height", image.height)
+    for number, category in enumerate(decoded.categories):
+        category.id = _whole(path, f"categories[{number}].id", category.id)
     for category_id, count in Counter(category.id for category in decoded.categories).most_common(1):
         if count > 1:
             raise UserError(f"{path}: ids of categories must be unique, got {count} categories with id {category_id}")
     return decoded
+
+
+def _whole(path: Path, key: str, value: float) -> int:
+    """Return a whole number, which some programs write as 640.0."""
+    if not float(value).is_integer():
+        raise UserError(f"{path}: {key} must be a whole number, got {value}")
+    return int(value)
 
 
 def _decode_content(path: Path, content: bytes, kind: str) -> AnnotationFile:
@@ -173,27 +195,33 @@ def to_annotations(
     `classes` are the names of the categories by id, in the order of the class indexes, and `box_type` is the type in
     which corners of boxes are computed. A `ValueError` contains the position of a record that cannot be used.
     """
-    images, records, count = content.images, content.annotations or [], len(content.annotations or [])
+    images = content.images
+    records = content.annotations or []
+    count = len(records)
     if not images:
         raise UserError(f"{path}: the list of images is empty")
     shapes = np.array([(image.height, image.width) for image in images], dtype=np.int32)
-    file_names = [image.file_name.replace("\\", "/") for image in images]
+    file_names = [_file_name(path, number, image.file_name) for number, image in enumerate(images)]
     positions = image_id_texts(path, [image.id for image in images], file_names)
     owner = owners(path, records, positions)
-    class_of = {category_id: index for index, category_id in enumerate(classes)}
-    indexes = (CROWD if one.iscrowd else class_of.get(one.category_id, -1) for one in records)
-    labels = np.fromiter(indexes, np.int32, count)
-    for number in np.flatnonzero(labels == -1)[:1]:
-        raise UserError(
-            f"{path}: annotations[{number}].category_id must be one of {', '.join(map(str, classes))}, "
-            f"got {records[number].category_id}"
-        )
-    boxes: npt.NDArray[Any] = np.fromiter((one.bbox for one in records), np.dtype((box_type, 4)), count)
+    labels = class_indexes(path, records, classes)
+    boxes: npt.NDArray[Any] = np.fromiter((record.bbox for record in records), np.dtype((box_type, 4)), count)
     boxes[:, 2:] += boxes[:, :2]
-    single = labels != CROWD
-    owner, boxes, labels = owner[single], boxes[single], labels[single]
     notes = ["the file has no key 'annotations'"] if content.annotations is None else []
-    notes += [f"{count - len(owner):,} crowd regions left out"] if len(owner) < count else []
+    is_crowd = labels == CROWD
+    if is_crowd.any():
+        example = file_names[owner[is_crowd.argmax()]]
+        notes.append(
+            f"{is_crowd.sum():,} of {count:,} boxes are crowd regions (iscrowd), left out, such as in {example}"
+        )
+        owner, boxes, labels = owner[~is_crowd], boxes[~is_crowd], labels[~is_crowd]
+    impossible, unlikely = suspicions(owner, boxes, labels, shapes)
+    if repetition := repeated_files(file_names, [image.id for image in images]):
+        if count:
+            impossible = f"{repetition}. {DIVIDED}"
+        else:
+            notes.append(f"{repetition}; each entry gets the detections of its file")
+    notes += root_category(content.categories, np.bincount(labels, minlength=len(classes)), classes)
     return still_images(
         positions,
         [isinstance(image.id, str) for image in images],
@@ -203,6 +231,65 @@ def to_annotations(
         boxes.astype(np.float32),
         labels,
         classes,
-        tuple(notes),
-        suspicions(owner, boxes, labels, shapes),
+        tuple(one_line(note, LONGEST_NOTE) for note in notes),
+        (impossible, unlikely),
     )
+
+
+def class_indexes(path: Path, records: Sequence[AnnotationRecord], classes: Mapping[int, str]) -> npt.NDArray[np.int32]:
+    """Return the class index of each record, `CROWD` for crowd regions; `classes` as in `to_annotations`."""
+    index_of: dict[float, int] = {category_id: index for index, category_id in enumerate(classes)}
+    indexes = (CROWD if record.iscrowd else index_of.get(record.category_id, -1) for record in records)
+    labels = np.fromiter(indexes, np.int32, len(records))
+    for number in np.flatnonzero(labels == -1)[:1]:
+        raise UserError(
+            f"{path}: annotations[{number}].category_id must be one of {', '.join(map(str, classes))}, "
+            f"got {records[number].category_id}"
+        )
+    return labels
+
+
+def _file_name(path: Path, number: int, value: str) -> str:
+    """Return the `file_name` of entry `number` of `images` with slashes."""
+    name = value.replace("\\", "/")
+    if name.endswith("/") or not name.strip():
+        raise UserError(f"{path}: images[{number}].file_name must be the path of an image, got {value!r}")
+    return name
+
+
+def repeated_files(file_names: Sequence[str], ids: Sequence[int | float | str]) -> str:
+    """Return a text about entries of `images` that name the file of an earlier entry, with an example, or ""."""
+    first_entries: dict[str, int] = {}
+    repeated = []
+    for number, name in enumerate(file_names):
+        file = posixpath.normpath(name) if "/." in name or "//" in name or name.startswith("./") else name
+        if first_entries.setdefault(file, number) != number:
+            repeated.append((first_entries[file], number))
+    if not repeated:
+        return ""
+    first, second = repeated[0]
+    name = one_line(file_names[first], LONGEST_NOTE)
+    return (
+        f"{len(repeated):,} of {len(file_names):,} entries of images name the file of an earlier entry, such as {name} "
+        f"(ids {ids[first]} and {ids[second]})"
+    )
+
+
+def root_category(
+    categories: Sequence[CategoryRecord], boxes: npt.NDArray[np.int64], classes: Mapping[int, str]
+) -> list[str]:
+    """Return a note if a class without boxes is only the name of the group of all others, as in Roboflow's exports.
+
+    `boxes` `(C,)` is the number of boxes of each class, and `classes` are the names by id in the order of the classes.
+    """
+    for category in categories:
+        others = [other for other in categories if other is not category]
+        position = {category_id: index for index, category_id in enumerate(classes)}.get(int(category.id))
+        is_root = others and all(other.supercategory == category.name for other in others)
+        if is_root and position is not None and boxes.any() and not boxes[position]:
+            return [
+                f"category {category.id} {category.name!r} has no box and is the supercategory of all others (the root "
+                "category of Roboflow's exports): it is a class of the network that is not trained; to remove the "
+                "class, delete the category from all annotation files"
+            ]
+    return []

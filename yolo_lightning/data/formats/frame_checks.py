@@ -1,6 +1,7 @@
 """Checks of the frames before training, the count of bad frames during training, and the quarantine."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from urllib.parse import unquote
 
 import numpy as np
 from lightning.pytorch.utilities import rank_zero_warn
@@ -8,6 +9,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from yolo_lightning.data.index.sampled_names import sampled_positions
 from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.index.splits import Split
+from yolo_lightning.data.labelled_frames import other_size
 from yolo_lightning.data.storage.frames import BitDepthError, Channels, Frame, FrameError
 from yolo_lightning.data.storage.image_header import MAX_IMAGE_PIXELS, PILLOW_LIMIT
 from yolo_lightning.data.storage.storage import Storage
@@ -19,6 +21,7 @@ from yolo_lightning.utils.plain_text import one_line
 SAMPLED_FRAMES = 64  # Number of frames of a split that are decoded before training starts
 FEWEST_OTHER_DEPTHS = 4
 """Number of sampled frames with another bit depth from which their number in the whole split is estimated."""
+PERCENT_ENCODED = "the names in the annotation file are percent-encoded (%20 is a space), so decode them in the file"
 LONGEST_PROBLEM = 500  # Characters of the name and the reason of a bad frame
 NAMED_FRAMES = 5  # Maximum number of bad frames in one message
 
@@ -36,7 +39,7 @@ class Limits:
             (absolute paths, `..`). Otherwise such a frame is not read.
         allow_unlabelled: Whether a split without any box may be used for training, validation or test.
         allow_suspicious_boxes: Whether annotations that cannot be right may be used: all boxes are smaller than a
-            pixel, or most extend beyond their image.
+            pixel, most extend beyond their image, or several entries of `images` name one file.
         quarantine: Frames that are not read and not counted by `max_bad_frames`: `id=<image id>`, or `index=<position>`
             in the training split, from 0. `fit` adds frames at which its supervisor saw training fail repeatedly.
     """
@@ -102,10 +105,11 @@ class BadFrames:
 def check_frames(index: SplitIndex, storage: Storage, bad_frames: BadFrames) -> None:
     """Search for missing frames by name, and decode a sample to check size and bit depth."""
     names = index.file_names()
-    problems = {name: f"{name}: no such file" for name in storage.missing(names)}
+    problems = missing_frames(names, storage)
     sample = sampled_positions(names, SAMPLED_FRAMES)
     positions = [position for position in sample if names[position] not in bad_frames.quarantined]
     failures: list[FrameError] = []
+    other_sizes: list[str] = []
     for position in positions:
         name = names[position]
         try:
@@ -117,11 +121,12 @@ def check_frames(index: SplitIndex, storage: Storage, bad_frames: BadFrames) -> 
             problems[name] = str(error)
             continue
         if shape != index.shape(position):
-            height, width = index.shape(position)
-            raise UserError(
-                f"{name} is {shape[1]} x {shape[0]} pixels, but the annotation of image {index.image_id(position)} has "
-                f"{width} x {height}: the frames do not belong to the annotation file"
-            )
+            other_sizes.append(other_size(index, position, storage, shape))
+    if other_sizes:
+        raise UserError(
+            f"{len(other_sizes)} of {len(positions)} sampled frames do not have the size in the annotation file: "
+            f"{other_sizes[0]}"
+        )
     usable = len(positions) - len(failures)
     depth_errors = [error for error in failures if isinstance(error, BitDepthError)]
     refuse_other_depth(depth_errors, usable)
@@ -130,6 +135,17 @@ def check_frames(index: SplitIndex, storage: Storage, bad_frames: BadFrames) -> 
         shown = named([str(error) for error in failures[:2]])
         raise UserError(f"none of {len(failures)} sampled frames can be read: {shown}; searched in {storage}")
     bad_frames.add(problems.values())
+
+
+def missing_frames(names: Sequence[str], storage: Storage) -> dict[str, str]:
+    """Return `<file name>: <reason>` by name for the frames that are not in the storage."""
+    problems = {name: f"{name}: no such file" for name in storage.missing(names)}
+    decoded = {name: unquote(name) for name in problems if "%" in name}
+    absent = set(storage.missing(decoded.values()))
+    for name, decoded_name in decoded.items():
+        if decoded_name not in absent:
+            problems[name] = f"{name}: no such file, but {decoded_name!r} exists: {PERCENT_ENCODED}"
+    return problems
 
 
 def check_labels(index: SplitIndex, left_out: Collection[int], origin: str) -> None:

@@ -18,7 +18,7 @@ from yolo_lightning.errors import UserError
 from yolo_lightning.utils.paths import real_path
 from yolo_lightning.utils.suggestions import missing
 
-FORMAT = 6
+FORMAT = 7
 IDENTIFYING = ("image_ids", "file_names", "shapes", "box_offsets", "boxes", "labels")
 """Arrays that enter the fingerprint."""
 ARRAYS = (*IDENTIFYING, "text_ids", "months", "clips", "clip_names", "positions_in_clip", "temperatures")

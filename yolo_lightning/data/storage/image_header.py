@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import BinaryIO, Literal
 
-from PIL import Image
+from PIL import ExifTags, Image
 
 from yolo_lightning.utils.plain_text import first_look
 
@@ -15,6 +15,7 @@ MAX_IMAGE_PIXELS = 89_478_485
 RGB pixels such an image takes 268 MB, in each loader worker."""
 PILLOW_LIMIT = 2 * MAX_IMAGE_PIXELS  # Pillow refuses larger images
 
+TURNED = frozenset({5, 6, 7, 8})  # EXIF orientations that exchange rows and columns
 BYTES_PER_PIXEL = 4
 SMALLEST_LIMIT_BYTES = 1 << 20  # Files up to this size are read, whatever `max_image_pixels`
 
@@ -53,6 +54,15 @@ class FrameLimits:
                 return None
             claimed = f"{width:,} x {height:,}"
         return f"the header claims {claimed} pixels, more than data.limits.max_image_pixels {self.max_pixels}"
+
+
+def is_turned(content: bytes) -> bool:
+    """Return whether the EXIF orientation of an image file exchanges its width and height."""
+    try:
+        with open_image(io.BytesIO(content)) as image:
+            return image.getexif().get(ExifTags.Base.Orientation) in TURNED
+    except Exception:  # Pillow raises many types of exceptions for damaged headers, also struct.error
+        return False
 
 
 def open_image(file: BinaryIO) -> Image.Image:
