@@ -5,9 +5,11 @@ from pathlib import Path
 
 import cv2
 import numpy as np
+import PIL.Image
 import pytest
 
 from yolo_lightning.commands.predict.results import place
+from yolo_lightning.data.input_clips import ClipReader
 from yolo_lightning.data.input_images import absolute, find_files, frames_per_second, read_pictures
 from yolo_lightning.data.storage.frames import FrameError
 
@@ -169,9 +171,20 @@ def test_other_files_are_named(name: str, content: bytes, message: str, tmp_path
         list(read_pictures(tmp_path / name))
 
 
+def test_first_file_that_is_not_read_as_a_whole_is_reported(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    reader = ClipReader()
+    for name in ("a.png", "b.png"):
+        PIL.Image.new("RGBA", (8, 6), (10, 20, 30, 128)).save(tmp_path / name)
+        (picture,) = reader.read(tmp_path / name)
+        assert picture.pixels[0, 0].tolist() == [10, 20, 30]
+    assert [str(warning.message) for warning in recwarn] == [
+        f"{tmp_path / 'a.png'} has 4 bands, of which the first 3 are read; other files like this are not reported"
+    ]
+
+
 def test_tiff_of_several_pages_is_named(tmp_path: Path) -> None:
     pages = [np.full((6, 8), level, np.uint8) for level in (10, 20)]
     assert cv2.imwritemulti(str(tmp_path / "two.tif"), pages)
-    with pytest.warns(UserWarning, match=r"two\.tif has 2 pages, of which only the first one is read"):
-        (picture,) = read_pictures(tmp_path / "two.tif")
+    (picture,) = read_pictures(tmp_path / "two.tif")
     assert (picture.pixels == 10).all()
+    assert picture.unread == "2 pages, of which the first one is read"

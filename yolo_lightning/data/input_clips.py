@@ -16,6 +16,7 @@ from yolo_lightning.data.input_images import InputImage, is_video, read_pictures
 from yolo_lightning.data.storage.frames import FrameError
 from yolo_lightning.data.transforms.augmentation_settings import Image
 from yolo_lightning.data.transforms.pixel_range import PixelRange
+from yolo_lightning.utils.rank_zero import rank_zero_warn
 
 
 class ClipReader:
@@ -28,11 +29,12 @@ class ClipReader:
     def __init__(self, background: bool = False, ranges: PixelRange | None = None) -> None:
         self.background = background
         self.ranges = ranges
+        self._has_reported = False
         self._of_files = lru_cache(1)(self._median_of_files)
 
     def read(self, path: Path) -> Iterator[InputImage]:
         """Yield the image of an image file, or the frames of a video."""
-        pictures = read_pictures(path, self.ranges)
+        pictures = self._reported(read_pictures(path, self.ranges))
         if not self.background:
             yield from pictures
         elif is_video(path):
@@ -42,6 +44,14 @@ class ClipReader:
             picture = next(pictures)
             background = self._of_files(path.parent, *numbered(path.name), gray(picture).shape)
             yield replace(picture, background=background)
+
+    def _reported(self, pictures: Iterator[InputImage]) -> Iterator[InputImage]:
+        """Yield the pictures; warn of the first image file that is not read as a whole."""
+        for picture in pictures:
+            if picture.unread and not self._has_reported:
+                self._has_reported = True
+                rank_zero_warn(f"{picture.source} has {picture.unread}; other files like this are not reported")
+            yield picture
 
     def _median_of_files(self, folder: Path, start: str, end: str, shape: tuple[int, int]) -> Image | None:
         """Return the background of the images `start`, number, `end`; None if no other image can be used."""

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from glob import glob, has_magic
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,8 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from yolo_lightning.data.storage.frames import IMAGE_SUFFIXES, TIFF_STARTS, BitDepthError, FrameError, decode_frame
-from yolo_lightning.data.storage.image_header import FrameLimits, open_image
+from yolo_lightning.data.storage.frames import IMAGE_SUFFIXES, BitDepthError, FrameError, decode_frame
+from yolo_lightning.data.storage.image_header import FrameLimits, unread_parts
 from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.paths import user_path
@@ -39,6 +38,7 @@ class InputImage:
     pixels: npt.NDArray[np.uint8]  # `(H, W, 3)` uint8, RGB
     full: npt.NDArray[np.float32] | None = None  # `(H, W)` gray from 0 to 255 with the depth of a 16-bit image
     background: npt.NDArray[np.uint8 | np.float32] | None = None  # `(H, W)` gray, of the clip; None if unknown
+    unread: str = ""  # Bands and pages of an image file that are not read, see `unread_parts`
 
     def is_gray(self) -> bool:
         first = self.pixels[..., 0]
@@ -128,11 +128,7 @@ def read_pictures(path: Path, ranges: PixelRange | None = None) -> Iterator[Inpu
     """
     if not is_video(path):
         content = read_regular(path, FrameLimits().max_bytes)
-        picture = InputImage(path, None, *_decode_picture(content, path, ranges))
-        with suppress(Exception):  # Pillow raises many types of exceptions for damaged pages
-            if content.startswith(TIFF_STARTS) and (pages := getattr(open_image(BytesIO(content)), "n_frames", 1)) > 1:
-                rank_zero_warn(f"{path} has {pages} pages, of which only the first one is read")
-        yield picture
+        yield InputImage(path, None, *_decode_picture(content, path, ranges), unread=unread_parts(content))
         return
     video = cv2.VideoCapture(str(path))
     try:

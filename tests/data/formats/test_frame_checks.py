@@ -87,6 +87,15 @@ def test_missing_file_whose_name_is_percent_encoded_is_recognized(split: Split, 
     assert problems == {quote(existing): f"{quote(existing)}: no such file, but {existing!r} exists: {PERCENT_ENCODED}"}
 
 
+def test_frames_that_are_not_read_as_a_whole_are_counted(split: Split, tmp_path: Path) -> None:
+    frames = split([[]] * 3)
+    for position in (1, 2):
+        image = PIL.Image.new("RGBA", (64, 48))
+        image.save(tmp_path / frames.index.file_name(position), "TIFF")
+    with pytest.warns(UserWarning, match=r"^2 of 3 sampled frames .*: \S+0001\.jpg has 4 bands, of which the first 3"):
+        check_frames(frames.index, frames.storage, BadFrames(0))
+
+
 def test_only_some_frames_of_a_large_split_are_decoded(split: Split, monkeypatch: pytest.MonkeyPatch) -> None:
     frames = split([[]] * 200)
     names: list[str] = []

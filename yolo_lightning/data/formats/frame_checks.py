@@ -11,8 +11,8 @@ from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.index.splits import Split
 from yolo_lightning.data.labelled_frames import other_size
 from yolo_lightning.data.storage.frames import BitDepthError, Channels, Frame, FrameError
-from yolo_lightning.data.storage.image_header import MAX_IMAGE_PIXELS, PILLOW_LIMIT
-from yolo_lightning.data.storage.storage import Storage
+from yolo_lightning.data.storage.image_header import MAX_IMAGE_PIXELS, PILLOW_LIMIT, unread_parts
+from yolo_lightning.data.storage.storage import EncodedStorage, Storage
 from yolo_lightning.data.transforms.pixel_range import PixelRange, value_counts
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.choices import check_range, settings_group
@@ -110,6 +110,7 @@ def check_frames(index: SplitIndex, storage: Storage, bad_frames: BadFrames) -> 
     positions = [position for position in sample if names[position] not in bad_frames.quarantined]
     failures: list[FrameError] = []
     other_sizes: list[str] = []
+    partly_read: list[str] = []
     for position in positions:
         name = names[position]
         try:
@@ -120,6 +121,8 @@ def check_frames(index: SplitIndex, storage: Storage, bad_frames: BadFrames) -> 
             failures.append(error)
             problems[name] = str(error)
             continue
+        if isinstance(storage, EncodedStorage) and (unread := unread_parts(storage.content(name))):
+            partly_read.append(f"{name} has {unread}")
         if shape != index.shape(position):
             other_sizes.append(other_size(index, position, storage, shape))
     if other_sizes:
@@ -135,6 +138,10 @@ def check_frames(index: SplitIndex, storage: Storage, bad_frames: BadFrames) -> 
         shown = named([str(error) for error in failures[:2]])
         raise UserError(f"none of {len(failures)} sampled frames can be read: {shown}; searched in {storage}")
     bad_frames.add(problems.values())
+    if partly_read:
+        rank_zero_warn(
+            f"{len(partly_read)} of {usable} sampled frames are not read as a whole, such as: {partly_read[0]}"
+        )
 
 
 def missing_frames(names: Sequence[str], storage: Storage) -> dict[str, str]:

@@ -1,12 +1,13 @@
 """Decoding of encoded frames, and the errors of frames that cannot be used."""
 
+import io
 from typing import Any, Literal, Self
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 
-from yolo_lightning.data.storage.image_header import FrameLimits
+from yolo_lightning.data.storage.image_header import TIFF_STARTS, FrameLimits, has_extra_bands, open_image
 
 Channels = Literal[1, 3]  # Number of channels of a decoded frame: gray, or red, green and blue
 IMAGE_SUFFIXES = frozenset({".avif", ".bmp", ".jp2", ".jpeg", ".jpg", ".mpo", ".png", ".tif", ".tiff", ".webp"})
@@ -14,7 +15,6 @@ IMAGE_SUFFIXES = frozenset({".avif", ".bmp", ".jp2", ".jpeg", ".jpg", ".mpo", ".
 
 JPEG_START = b"\xff\xd8"
 JPEG_END = b"\xff\xd9"
-TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # TIFF and BigTIFF, in both byte orders
 TRAILING_BYTES = 64
 """Length of the end of a file that is searched for the end marker first; some writers append padding."""
 
@@ -86,6 +86,8 @@ def decode_frame(
         raise FrameError(f"{name}: the JPEG is truncated ({len(content)} bytes, no end marker)")
     if problem := limits.problem_of_content(content):
         raise FrameError(f"{name}: {problem}")
+    if has_extra_bands(content):
+        return _decode_with_pillow(content, name, channels, limits)
     if limits.bits == 16:
         return _decode_16_bits(content, name)
     if content.startswith(TIFF_STARTS):  # OpenCV cannot convert float pixels to RGB, and prints lines to stderr
@@ -108,6 +110,20 @@ def _decode_16_bits(content: bytes, name: str) -> npt.NDArray[np.uint16]:
     if frame.ndim != 2:
         raise FrameError(f"{name}: images with 16 bits must be gray, got {frame.shape[2]} channels")
     return np.asarray(frame, dtype=np.uint16)
+
+
+def _decode_with_pillow(content: bytes, name: str, channels: Channels, limits: FrameLimits) -> npt.NDArray[np.uint8]:
+    """Decode red, green and blue of a TIFF with further bands; see `decode_frame`."""
+    try:
+        with open_image(io.BytesIO(content)) as image:
+            frame = np.asarray(image.convert("RGB"), dtype=np.uint8)
+    except Exception as error:  # Pillow raises many types of exceptions for damaged files, also struct.error
+        raise FrameError(f"{name}: not an image that can be decoded ({len(content)} bytes)") from error
+    if limits.bits == 16:
+        raise BitDepthError.of(name, frame, bits=16)
+    if channels == 1:
+        return np.asarray(cv2.cvtColor(frame, cv2.COLOR_RGB2GRAY), dtype=np.uint8)
+    return frame
 
 
 def decode(content: bytes, flags: int) -> npt.NDArray[Any] | None:

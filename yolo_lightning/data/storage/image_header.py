@@ -1,12 +1,16 @@
-"""Size of an image from its header, before any pixel is decoded: a file of 4 KB can claim 30,000 x 30,000 pixels."""
+"""Size, bands and pages of an image from its header, before any pixel is decoded.
+
+A file of 4 KB can claim 30,000 x 30,000 pixels.
+"""
 
 import io
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import BinaryIO, Literal
+from typing import Any, BinaryIO, Literal
 
-from PIL import ExifTags, Image
+from PIL import ExifTags, Image, TiffImagePlugin
 
 from yolo_lightning.utils.plain_text import first_look
 
@@ -15,6 +19,12 @@ MAX_IMAGE_PIXELS = 89_478_485
 RGB pixels such an image takes 268 MB, in each loader worker."""
 PILLOW_LIMIT = 2 * MAX_IMAGE_PIXELS  # Pillow refuses larger images
 
+TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # TIFF and BigTIFF, in both byte orders
+RGB_PHOTOMETRIC = 2  # Value of the TIFF tag PhotometricInterpretation
+READ_BANDS = {"RGB": 3, "RGBA": 3, "RGBX": 3, "RGBa": 3, "L": 1, "LA": 1, "La": 1, "PA": 1}
+"""Number of bands that are read, by Pillow's mode. In other modes, all bands are read."""
+PAGED_FORMATS = frozenset({"AVIF", "GIF", "PNG", "TIFF", "WEBP"})
+"""Pillow's names of formats whose further pages or frames are images; the further images of a JPEG are previews."""
 TURNED = frozenset({5, 6, 7, 8})  # EXIF orientations that exchange rows and columns
 BYTES_PER_PIXEL = 4
 SMALLEST_LIMIT_BYTES = 1 << 20  # Files up to this size are read, whatever `max_image_pixels`
@@ -48,12 +58,71 @@ class FrameLimits:
         except Image.DecompressionBombError:
             claimed = f"more than {PILLOW_LIMIT:,}"
         except Exception:  # Pillow raises many types of exceptions for damaged headers, also struct.error
-            return f"not an image that can be decoded ({len(content)} bytes): it {first_look(content)}"
+            return _unknown_bands(content) or (
+                f"not an image that can be decoded ({len(content)} bytes): it {first_look(content)}"
+            )
         else:
             if width * height <= self.max_pixels:
                 return None
             claimed = f"{width:,} x {height:,}"
         return f"the header claims {claimed} pixels, more than data.limits.max_image_pixels {self.max_pixels}"
+
+
+def unread_parts(content: bytes) -> str:
+    """Return which bands and pages of an image file are not read, "" if the file is read as a whole or is damaged."""
+    try:
+        with open_image(io.BytesIO(content)) as image:
+            bands = _tiff_tags(image).get(TiffImagePlugin.SAMPLESPERPIXEL, len(image.getbands()))
+            read_bands = READ_BANDS.get(image.mode, bands)
+            pages = getattr(image, "n_frames", 1) if image.format in PAGED_FORMATS else 1
+    except Exception:  # Pillow raises many types of exceptions for damaged headers, also struct.error
+        return ""
+    parts = []
+    if bands > read_bands:
+        first = "the first one is" if read_bands == 1 else f"the first {read_bands} are"
+        parts.append(f"{bands} bands, of which {first} read")
+    if pages > 1:
+        parts.append(f"{pages} pages, of which the first one is read")
+    return " and ".join(parts)
+
+
+def has_extra_bands(content: bytes) -> bool:
+    """Return whether an image file is a TIFF with bands of 8 bits, red, green, blue and others.
+
+    OpenCV multiplies red, green and blue of such a file by the fourth band if that is an opacity.
+    """
+    if not content.startswith(TIFF_STARTS):
+        return False
+    try:
+        with open_image(io.BytesIO(content)) as image:
+            tags = _tiff_tags(image)
+            is_rgb = tags.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == RGB_PHOTOMETRIC
+            bits = tags.get(TiffImagePlugin.BITSPERSAMPLE, ())
+            return is_rgb and len(bits) > READ_BANDS["RGB"] and set(bits) == {8}
+    except Exception:  # Pillow raises many types of exceptions for damaged headers, also struct.error
+        return False
+
+
+def _tiff_tags(image: Image.Image) -> Mapping[int, Any]:
+    return image.tag_v2 if isinstance(image, TiffImagePlugin.TiffImageFile) else {}
+
+
+def _unknown_bands(content: bytes) -> str | None:
+    """Return the reason why a TIFF with bands that are not red, green and blue is not read; None for other files."""
+    if not content.startswith(TIFF_STARTS):
+        return None
+    try:
+        header_bytes = 16 if b"+" in content[2:4] else 8
+        directory = TiffImagePlugin.ImageFileDirectory_v2(content[:header_bytes])
+        file = io.BytesIO(content)
+        file.seek(directory.next)
+        directory.load(file)
+        bands = directory.get(TiffImagePlugin.SAMPLESPERPIXEL, 1)
+    except Exception:  # Pillow raises many types of exceptions for damaged headers, also struct.error
+        return None
+    if bands < 2:
+        return None
+    return f"a TIFF with {bands} bands that are not red, green and blue: save the bands to use as a gray or RGB image"
 
 
 def is_turned(content: bytes) -> bool:
