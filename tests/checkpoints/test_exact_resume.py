@@ -142,6 +142,7 @@ def test_killed_twice_in_one_epoch_with_changing_workers(
     [
         pytest.param(YOLO26, "batch:6", 0, id="yolo26n, decaying loss"),
         pytest.param(RECTANGULAR, "batch:6", 0, id="rectangular images"),
+        pytest.param(("--model.recipe.optimizer", "auto"), "batch:6", 0, id="optimizer auto"),
         *(
             pytest.param(SAMPLING, where, 2, id=f"sampling, {where}", marks=pytest.mark.slow)
             for where in ("batch:4", "batch:6", "validation:1")

@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,10 +31,11 @@ from yolo_lightning.data.index.splits import Shares, Split, describe_split
 from yolo_lightning.data.input_settings import InputSettings
 from yolo_lightning.data.labelled_frames import LabelledFrames
 from yolo_lightning.data.loader import EvaluationLoader, LoaderSettings, describe
-from yolo_lightning.data.sampling.epoch_order import SampledOrder, Sampling
+from yolo_lightning.data.sampling.epoch_order import FirstEpoch, SampledOrder, Sampling
 from yolo_lightning.data.sampling.mosaic_partners import frames_to_cache
 from yolo_lightning.data.sampling.resumable_loader import (
     EpochBatchSampler,
+    EpochOrder,
     FileOrderBatches,
     GlobalBatches,
     ResumableLoader,
@@ -49,7 +49,7 @@ from yolo_lightning.errors import UserError
 from yolo_lightning.utils.accelerator import uses_pinned_memory
 from yolo_lightning.utils.choices import as_settings, check_choices, checked_arguments, plain
 from yolo_lightning.utils.host import worker_count
-from yolo_lightning.utils.loop_position import epochs_trained, recount
+from yolo_lightning.utils.loop_position import LoaderLoop
 from yolo_lightning.utils.paths import user_path
 from yolo_lightning.utils.rank_zero import print_to_notebook
 
@@ -276,9 +276,10 @@ class DetectionDataModule(LightningDataModule):
         has_mixup = self.augmentation.mixup > 0
         wanted = frames_to_cache(self._order.length, processes, self.batch_size, has_mixup=has_mixup)
         frames = frames.cached(self.storage.image_cache_mib, wanted)
-        keys = EpochBatchSampler(self._order, self.batch_size, batches.rank, batches.processes, has_mixup=has_mixup)
-        if trainer is not None:
-            keys.epoch = epochs_trained(trainer)  # Lightning restores no loader state at the end of an epoch
+        order: EpochOrder = self._order
+        if trainer is not None and trainer.overfit_batches:  # type: ignore[attr-defined]
+            order = FirstEpoch(self._order)
+        keys = EpochBatchSampler(order, self.batch_size, batches.rank, batches.processes, has_mixup=has_mixup)
         arguments = self._loader_arguments(persistent=True)
         cached = f"image cache of {frames.cache.max_frames:,} frames per process"
         rank_zero_info(f"train loader: batch {self.batch_size}, {describe(arguments)}, {cached}")
@@ -287,7 +288,7 @@ class DetectionDataModule(LightningDataModule):
             keys,
             collate,
             epoch_batches=limited(len(keys), None if trainer is None else trainer.limit_train_batches),
-            repositioned=None if trainer is None else partial(recount, trainer),
+            loop=None if trainer is None else LoaderLoop(trainer),
             mosaic_epochs=self._mosaic_epochs,
             **arguments,
         )

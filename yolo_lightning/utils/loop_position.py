@@ -7,7 +7,62 @@ The step count and the schedule step are equal while all epochs have the same nu
 resume with another batch size: the step count continues, the schedule step follows the new length of an epoch.
 """
 
+from typing import Any
+
 from lightning.pytorch import Trainer
+
+
+class LoaderLoop:
+    """The training loop of a Trainer, as a loader of the training data needs it."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+
+    def epochs_trained(self) -> int:
+        return epochs_trained(self._trainer)
+
+    def loaders(self) -> int:
+        """Return the number of loaders that the fit uses; 0 before the fit has requested them."""
+        combined = self._trainer.fit_loop._combined_loader
+        return 0 if combined is None else len(combined.flattened)
+
+    def iterators(self) -> list[Any]:
+        """Return the iterators of the loaders from which the fit takes its batches; none outside of a fit."""
+        combined = self._trainer.fit_loop._combined_loader
+        iterator = None if combined is None else combined._iterator
+        return [] if iterator is None else iterator.iterators
+
+    def announce_epoch(self) -> None:
+        """Complete what Lightning has omitted when it restored the loops; called before an epoch of the fit begins."""
+        load_skipped_states(self._trainer)
+        begin_next_epoch(self._trainer)
+
+    def recount(self, batches: int) -> None:
+        recount(self._trainer, batches)
+
+
+def load_skipped_states(trainer: Trainer) -> None:
+    """Load the states of the training loaders that Lightning has not loaded when it restored the loops.
+
+    Lightning loads them when it requests the loaders. `Trainer.estimated_stepping_batches` in `configure_optimizers`
+    requests them before the loops are restored, and then their states are never loaded. Can be removed when
+    https://github.com/Lightning-AI/pytorch-lightning/issues/20550 is solved.
+    """
+    trainer.fit_loop._load_combined_loader_states()
+
+
+def begin_next_epoch(trainer: Trainer) -> None:
+    """Let a fit with `max_steps` that resumes at the end of an epoch begin the next epoch.
+
+    With `max_steps`, Lightning restarts the epoch that has ended: its loop counts the epoch twice, and without a
+    validation, it trains one batch too many. Can be removed when a resume at the end of an epoch with `max_steps`
+    trains as many epochs as an uninterrupted fit, as without `max_steps`.
+    """
+    loop = trainer.fit_loop
+    if loop.restarted_on_epoch_end:
+        loop.epoch_progress.increment_completed()
+        loop.reset_restart_stage()
+        loop.epoch_loop.restarting = False
 
 
 def steps_begun(trainer: Trainer) -> int:
@@ -40,6 +95,7 @@ def schedule_step(trainer: Trainer, batches: int) -> int:
 
 def schedule_position(trainer: Trainer) -> int:
     """Return the number of trained steps in the terms of `schedule_step`, at the start of training."""
+    load_skipped_states(trainer)
     epochs = trainer.fit_loop.epoch_progress.current
     within = epochs.ready > epochs.processed  # type: ignore[attr-defined]
     batches = trainer.fit_loop.epoch_loop.batch_progress.current.ready if within else 0

@@ -30,7 +30,7 @@ class Shuffled(SampledOrder):
     def __init__(self, length: int, frames: int | None = None) -> None:
         self.length, self.frames, self.settings = length, frames or length, {}
 
-    def indices(self, epoch: int) -> npt.NDArray[np.int64]:
+    def indices(self, epoch: int, cycle: int = 0) -> npt.NDArray[np.int64]:
         return np.random.default_rng(epoch).permutation(self.length) % self.frames
 
 

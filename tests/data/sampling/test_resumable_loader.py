@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import Dataset
 
 from yolo_lightning.data.sampling.epoch_order import SampledOrder
-from yolo_lightning.data.sampling.resumable_loader import EpochBatchSampler, ResumableLoader, SampleKey
+from yolo_lightning.data.sampling.resumable_loader import EpochBatchSampler, Position, ResumableLoader, SampleKey
 
 COUNT, BATCH_SIZE, SEED = 7, 2, 3
 EPOCH_BATCHES = 4
@@ -30,8 +30,9 @@ class Shuffled(SampledOrder):
         self.settings = {"seed": seed, "rule": rule}
         self.seed = seed
 
-    def indices(self, epoch: int) -> npt.NDArray[np.int64]:
-        order = np.random.default_rng((self.seed, epoch)).permutation(COUNT)
+    def indices(self, epoch: int, cycle: int = 0) -> npt.NDArray[np.int64]:
+        seeds = (self.seed, epoch, cycle) if cycle else (self.seed, epoch)
+        order = np.random.default_rng(seeds).permutation(COUNT)
         return np.where(order == 1, 0, order)
 
 
@@ -45,11 +46,34 @@ class KeyDataset(Dataset[SampleKey]):
         return key
 
 
+class Loop:
+    """Training loop of a Trainer with one loader that has not started to train."""
+
+    def __init__(self) -> None:
+        self.recounted: list[int] = []
+
+    def epochs_trained(self) -> int:
+        return 0
+
+    def loaders(self) -> int:
+        return 1
+
+    def iterators(self) -> list[Any]:
+        return []
+
+    def announce_epoch(self) -> None:
+        pass
+
+    def recount(self, batches: int) -> None:
+        self.recounted.append(batches)
+
+
 def make_loader(
     workers: int = 0,
     persistent: bool = False,
     epoch_batches: int | None = None,
     batch_size: int = BATCH_SIZE,
+    loop: Any = None,
     **order: Any,
 ) -> ResumableLoader:
     worker_options: dict[str, Any] = (
@@ -60,6 +84,7 @@ def make_loader(
         EpochBatchSampler(Shuffled(**order), batch_size),
         list,
         epoch_batches,
+        loop,
         num_workers=workers,
         **worker_options,
     )
@@ -68,9 +93,8 @@ def make_loader(
 def stream(loader: ResumableLoader) -> Iterator[list[SampleKey]]:
     """Batches of one epoch after the other, without end; each epoch is cut at the loader's limit, as Trainer does."""
     while True:
-        begun = loader.keys.start // loader.keys.batch_size if loader._positioned else 0
-        limit = loader.epoch_batches - begun
-        yield from islice(loader, limit)
+        batches = -(-loader.state_dict()["delivered_samples"] // loader.keys.batch_size)
+        yield from islice(loader, loader.epoch_batches - batches % loader.epoch_batches)
 
 
 def take(loader: ResumableLoader, batches: int) -> Keys:
@@ -108,14 +132,13 @@ def resumed(state: dict[str, Any], **options: Any) -> ResumableLoader:
 
 def test_sampler_starts_again_at_the_same_sample_when_asked_twice() -> None:
     sampler = EpochBatchSampler(Shuffled(), BATCH_SIZE)
-    sampler.start = 4
+    sampler.position = Position(0, 4)
     assert list(sampler) == list(sampler) == uninterrupted()[2:4]
 
 
 def test_sampler_may_start_within_a_batch() -> None:
     sampler = EpochBatchSampler(Shuffled(), 3)
-    sampler.start = 2
-    assert list(sampler) == [keys_of(0)[2:5], keys_of(0)[5:7]]
+    assert list(sampler.from_position(Position(0, 2))) == [keys_of(0)[2:5], keys_of(0)[5:7]]
 
 
 @pytest.mark.parametrize("position", POSITIONS)
@@ -163,14 +186,13 @@ def test_other_order_is_refused_within_an_epoch(name: str, saved: Any, now: Any)
 @pytest.mark.parametrize("batch_size", range(1, COUNT + 2))
 @pytest.mark.parametrize("position", range(1, EPOCH_BATCHES))
 def test_other_batch_size_deals_the_rest_of_the_epoch(position: int, batch_size: int) -> None:
-    told: list[int] = []
-    loader = make_loader(batch_size=batch_size)
-    loader.repositioned = told.append
+    loop = Loop()
+    loader = make_loader(batch_size=batch_size, loop=loop)
     loader.load_state_dict(state_after(position))
     rest = list(loader)
     assert [key for batch in rest for key in batch] == keys_of(0)[position * BATCH_SIZE :]
     assert [len(batch) for batch in rest[:-1]] == [batch_size] * (len(rest) - 1)
-    assert told == [len(loader) - len(rest)]
+    assert loop.recounted == [len(loader) - len(rest)]
     assert [key for batch in loader for key in batch] == keys_of(1)
 
 
@@ -189,12 +211,10 @@ def test_batch_size_may_change_twice_within_an_epoch(sizes: tuple[int, int, int]
 
 
 def test_batches_done_are_told_as_they_were_where_nothing_has_changed() -> None:
-    told: list[int] = []
+    loop = Loop()
     for position in POSITIONS:
-        loader = make_loader()
-        loader.repositioned = told.append
-        loader.load_state_dict(state_after(position))
-    assert told == [position % EPOCH_BATCHES for position in POSITIONS if position % EPOCH_BATCHES]
+        make_loader(loop=loop).load_state_dict(state_after(position))
+    assert loop.recounted == [position % EPOCH_BATCHES for position in POSITIONS if position % EPOCH_BATCHES]
 
 
 def test_position_beyond_the_end_of_shorter_epochs_is_refused() -> None:
@@ -258,3 +278,49 @@ def test_batches_before_the_start_are_those_of_the_interrupted_process(position:
     assert trained + rest == list(make_loader())
     assert list(islice(resumed, 1))
     assert resumed.before_start(1) == []
+
+
+def test_iterations_have_positions_of_their_own() -> None:
+    loader = make_loader()
+    first, second = iter(loader), iter(loader)
+    taken = [next(first), next(first), next(second), next(first)]
+    assert taken == [*uninterrupted()[:2], uninterrupted()[EPOCH_BATCHES], uninterrupted()[2]]
+    del second
+    assert take(resumed(loader.state_dict()), 1) == uninterrupted()[3:4]
+
+
+@pytest.mark.whole_run
+def test_iterations_at_the_same_time_do_not_share_persistent_workers() -> None:
+    loader = make_loader(workers=1, persistent=True)
+    first, second = iter(loader), iter(loader)
+    taken = [next(first), next(second), next(first), *second, *first]
+    assert taken == [
+        uninterrupted()[0],
+        uninterrupted()[4],
+        uninterrupted()[1],
+        *uninterrupted()[5:8],
+        *uninterrupted()[2:4],
+    ]
+
+
+@pytest.mark.parametrize(("position", "epochs"), [(5, (0, 1)), (5, (1, 2)), (8, (0,)), (8, (2,))])
+def test_announced_epochs_continue_after_a_resume(position: int, epochs: tuple[int, ...]) -> None:
+    """Fabric announces epochs from 0 on in every process; other loops continue to count."""
+    loader = resumed(state_after(position))
+    batches: Keys = []
+    for epoch in epochs:
+        loader.set_epoch(epoch)
+        batches += loader
+    assert batches == uninterrupted()[position:]
+
+
+def test_passes_of_one_announced_epoch_have_other_orders() -> None:
+    orders: list[Keys] = []
+    for announced in (0, 0, 1):
+        loader = make_loader()
+        loader.set_epoch(announced)
+        orders += [list(loader), list(loader)]
+    assert orders[:2] == orders[2:4]
+    frames = [[key.frame for batch in order for key in batch] for order in orders]
+    assert len({tuple(order) for order in frames}) == 4
+    assert [sorted(order) for order in frames[:2]] == [sorted(frames[0])] * 2

@@ -1,6 +1,7 @@
 """Exact resume of any map-style dataset under Lightning."""
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset, Subset
 
 from tests.helpers.forks import Forks
 from tests.helpers.plain_training import BATCH, EPOCHS, SAMPLES
@@ -28,17 +29,33 @@ class Random(Dataset[Tensor]):
         return torch.tensor([index, random.random(), np.random.rand(), float(torch.rand(()))])
 
 
+class Stream(IterableDataset[float]):
+    """An iterable dataset with a length: torch gives it a `__getitem__` that raises."""
+
+    def __len__(self) -> int:
+        return 11
+
+    def __iter__(self) -> Iterator[float]:
+        return iter([0.0] * 11)
+
+
+class Lengthy(Dataset[float]):
+    def __len__(self) -> int:
+        return 11
+
+
 def draw() -> list[float]:
     return [random.random(), np.random.rand(), float(torch.rand(()))]
 
 
 def test_sample_depends_on_seed_epoch_and_index_only() -> None:
     dataset = SeededDataset(Random(), 3)
-    first = dataset[SampleKey(1, 5)]
+    _, first = dataset[SampleKey(1, 5)]
     draw(), dataset[SampleKey(1, 4)]
-    assert torch.equal(dataset[SampleKey(1, 5)], first)
-    others = (SeededDataset(Random(), 4)[SampleKey(1, 5)], dataset[SampleKey(2, 5)], dataset[SampleKey(1, 6)])
-    assert all((other[1:] != first[1:]).all() for other in others)
+    assert torch.equal(dataset[SampleKey(1, 5)][1], first)
+    keys = [SampleKey(2, 5), SampleKey(1, 6), SampleKey(1, 5, 1)]
+    samples = [SeededDataset(Random(), 4)[SampleKey(1, 5)], *(dataset[key] for key in keys)]
+    assert all((sample[1:] != first[1:]).all() for _, sample in samples)
 
 
 def test_generators_of_the_process_are_restored() -> None:
@@ -83,11 +100,52 @@ def test_another_order_cannot_be_resumed_within_an_epoch() -> None:
         ({"batch_size": 0}, "batch_size must be an integer >= 1, got 0"),
         ({"seed": -1}, "seed must be an integer >= 0, got -1"),
         ({"drop_last": True}, "remove drop_last"),
+        ({"dataset": Stream()}, r"dataset must have a length and dataset\[index\], got Stream"),
+        ({"dataset": Subset(Stream(), [0, 1])}, "got Stream"),
+        ({"dataset": Lengthy()}, "got Lengthy"),
     ],
 )
 def test_wrong_arguments(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        resumable_loader(Random(), **({"batch_size": 4} | options))
+        resumable_loader(**({"dataset": Random(), "batch_size": 4} | options))
+
+
+def mix(samples: list[Tensor]) -> Tensor:
+    return torch.stack(samples) * torch.rand(()) + random.random() * np.random.rand()
+
+
+STRENGTH = [0.0]
+
+
+def draw_strength(worker: int) -> None:
+    STRENGTH[0] = random.random() + np.random.rand() + float(torch.rand(()))
+
+
+def scaled(samples: list[Tensor]) -> Tensor:
+    return torch.stack(samples) * STRENGTH[0]
+
+
+def test_random_numbers_of_a_batch_do_not_depend_on_earlier_batches() -> None:
+    whole, first, resumed = (resumable_loader(Random(), 4, seed=7, collate_fn=mix) for _ in range(3))
+    expected = list(whole)
+    batches = iter(first)
+    next(batches)
+    resumed.load_state_dict(first.state_dict())
+    draw()
+    assert [batch.tolist() for batch in resumed] == [batch.tolist() for batch in expected[1:]]
+
+
+@pytest.mark.whole_run
+@pytest.mark.parametrize("functions", [{"collate_fn": mix}, {"collate_fn": scaled, "worker_init_fn": draw_strength}])
+def test_random_numbers_in_workers_are_those_of_an_uninterrupted_run(functions: dict[str, Any]) -> None:
+    options: dict[str, Any] = {"batch_size": 2, "multiprocessing_context": "fork", **functions}
+    whole = resumable_loader(Random(), num_workers=2, **options)
+    expected = [batch.tolist() for _ in range(2) for batch in whole]
+    first, resumed = (resumable_loader(Random(), num_workers=workers, **options) for workers in (2, 1))
+    batches = iter(first)
+    taken = [next(batches).tolist() for _ in range(3)]
+    resumed.load_state_dict(first.state_dict())
+    assert taken + [batch.tolist() for _ in range(2) for batch in resumed] == expected
 
 
 def train(forks: Forks, folder: Path, workers: int, killed_step: int = -1, batch_size: int = BATCH) -> int:

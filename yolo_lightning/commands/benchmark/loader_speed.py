@@ -15,7 +15,7 @@ from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import TrainingDataset
 from yolo_lightning.data.sampling.epoch_order import SampledOrder, Sampling
 from yolo_lightning.data.sampling.mosaic_partners import frames_to_cache
-from yolo_lightning.data.sampling.resumable_loader import EpochBatchSampler
+from yolo_lightning.data.sampling.resumable_loader import EpochBatchSampler, Position
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.choices import check_range
 
@@ -87,8 +87,8 @@ def sample_maker(dataset: TrainingDataset) -> Callable[[], object]:
     keys = EpochBatchSampler(order, 1, has_mixup=dataset.augmentation.mixup > 0)
 
     def samples() -> Iterator[object]:
-        for keys.epoch in itertools.count():
-            for (key,) in keys:
+        for epoch in itertools.count():
+            for (key,) in keys.from_position(Position(epoch)):
                 yield dataset[key]
 
     return samples().__next__

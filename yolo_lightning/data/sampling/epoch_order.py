@@ -86,12 +86,18 @@ class SampledOrder:
         self.pass_length = round(weights.sum())
         self.length = sampling.epoch_frames or self.pass_length
 
-    def indices(self, epoch: int) -> Integers:
-        """Return `(length,)` frame indices of `epoch` in training order; a frame may occur several times."""
+    def indices(self, epoch: int, cycle: int = 0) -> Integers:
+        """Return `(length,)` frame indices of `epoch` in training order; a frame may occur several times.
+
+        Further passes of an epoch, `cycle` > 0, contain the same frames in another order.
+        """
         first, stop = epoch * self.length, (epoch + 1) * self.length
         passes = range(first // self.pass_length, -(-stop // self.pass_length))
         start = first - passes.start * self.pass_length
-        return np.concatenate([self._pass(number) for number in passes])[start : start + self.length]
+        indices = np.concatenate([self._pass(number) for number in passes])[start : start + self.length]
+        if cycle:
+            indices = np.random.default_rng((ORDER_STREAM, self.seed, epoch, cycle)).permutation(indices)
+        return indices
 
     def _pass(self, number: int) -> Integers:
         offset = grid_offset(self.seed, number, self.sampling.frame_interval)
@@ -105,6 +111,18 @@ class SampledOrder:
         if self.length != self.pass_length:
             parts.append(f"{self.pass_length / self.length:.2f} epochs per pass of {self.pass_length:,}")
         return ", ".join(parts)
+
+
+class FirstEpoch:
+    """The samples of the first epoch, in the same order in every epoch: for `trainer.overfit_batches`."""
+
+    def __init__(self, order: SampledOrder) -> None:
+        self.length = order.length
+        self.settings: dict[str, Any] = order.settings | {"overfit": True}
+        self._order = order
+
+    def indices(self, epoch: int, cycle: int = 0) -> Integers:
+        return self._order.indices(0)
 
 
 def frames_with(index: "SplitIndex", names: tuple[str, ...]) -> npt.NDArray[np.bool_]:

@@ -1,10 +1,10 @@
 """Batch samplers, which give each sample to exactly one rank, and the resumable loader of the training split."""
 
 from collections.abc import Callable, Iterator
-from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from weakref import ReferenceType, WeakMethod, ref
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,9 @@ from yolo_lightning.data.sampling.epoch_order import occurrences
 from yolo_lightning.data.sampling.mosaic_partners import MIXUP_RULER, mosaic_partners
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.activity import loading
+
+if TYPE_CHECKING:  # Loader workers import this file, and Lightning takes seconds.
+    from yolo_lightning.utils.loop_position import LoaderLoop
 
 
 class SampleKey(NamedTuple):
@@ -25,12 +28,28 @@ class SampleKey(NamedTuple):
 
     epoch: int  # From 0
     frame: int  # Index of the frame in the split
-    occurrence: int = 0  # Number of earlier occurrences of the frame in the epoch, > 0 if sampling repeats the frame
+    # Number of earlier occurrences of the frame in the pass, > 0 if sampling repeats the frame, plus
+    # `CYCLE_OCCURRENCES` for each earlier pass of the epoch
+    occurrence: int = 0
     # Indices of the other three frames of a mosaic, see `mosaic_partners`; None draws them from the whole split
     partners: tuple[int, ...] | None = None
     # Index of the second sample's frame in mixup and of its partners; None draws them from the whole split
     second: tuple[int, ...] | None = None
     mosaic_epochs: int | None = None  # Number of epochs with mosaic; None: that of the dataset
+
+
+CYCLE_OCCURRENCES = 1 << 16
+"""Occurrences that are reserved for each pass of an epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Position in the training samples."""
+
+    epoch: int = 0
+    delivered: int = 0  # Samples of the pass that all ranks together have received
+    cycle: int = 0  # Earlier passes of the epoch: Lightning's CombinedLoader repeats a loader that is shorter
+    mosaic_epochs: int | None = None  # See `SampleKey`
 
 
 class EpochOrder(Protocol):
@@ -42,8 +61,11 @@ class EpochOrder(Protocol):
     settings: dict[str, Any]
     """Everything on which the order depends; plain Python, compared when a run resumes."""
 
-    def indices(self, epoch: int) -> npt.NDArray[np.int64]:
-        """Return the `(length,)` indices of the samples of an epoch; an index may occur several times."""
+    def indices(self, epoch: int, cycle: int = 0) -> npt.NDArray[np.int64]:
+        """Return the `(length,)` indices of the samples of a pass; an index may occur several times.
+
+        `cycle` is the number of earlier passes of the epoch.
+        """
         ...
 
 
@@ -114,11 +136,10 @@ class FileOrderBatches(Sampler[list[int]]):
 
 
 class EpochBatchSampler(Sampler[list[SampleKey]]):
-    """Yields batches of keys from sample `start` of epoch `epoch` on.
+    """Yields batches of keys from `position` on.
 
-    Iteration does not change `start`, because a DataLoader with workers creates the iterator twice. Each rank has its
-    own sampler, which yields the rank's slice of every global batch; `start` counts the samples of all ranks. With
-    `has_mixup`, keys contain the frames of the second samples.
+    Iteration does not change `position`. Each rank has its own sampler, which yields the rank's slice of every global
+    batch; positions count the samples of all ranks. With `has_mixup`, keys contain the frames of the second samples.
     """
 
     def __init__(
@@ -128,43 +149,96 @@ class EpochBatchSampler(Sampler[list[SampleKey]]):
         self.batch_size = batch_size
         self.batches = GlobalBatches(batch_size, rank, processes)
         self.has_mixup = has_mixup
-        self.epoch = 0
-        self.start = 0
-        self.mosaic_epochs: int | None = None
+        self.position = Position()
+        self.sampler: EpochReceiver | None = None
+        """Lightning calls `set_epoch` of the sampler of a batch sampler."""
 
     def __len__(self) -> int:
         return self.batches.count(self.order.length)
 
     def __iter__(self) -> Iterator[list[SampleKey]]:
-        epoch, indices = self.epoch, self.order.indices(self.epoch)
-        repeats = occurrences(indices)
-        for own in self.batches.slices(self.start, len(indices)):
+        return self.from_position(self.position)
+
+    def from_position(self, position: Position) -> Iterator[list[SampleKey]]:
+        """Yield the batches of this rank from a position to the end of its pass."""
+        indices = self.order.indices(position.epoch, position.cycle)
+        repeats = occurrences(indices) + position.cycle * CYCLE_OCCURRENCES
+        for own in self.batches.slices(position.delivered, len(indices)):
             partners = map(tuple, mosaic_partners(indices, own).tolist())
             members = zip(indices[own].tolist(), repeats[own].tolist(), partners, strict=True)
-            keys = [SampleKey(epoch, *member) for member in members]
+            keys = [SampleKey(position.epoch, *member, mosaic_epochs=position.mosaic_epochs) for member in members]
             if self.has_mixup:
                 seconds = map(tuple, mosaic_partners(indices, own, MIXUP_RULER).tolist())
                 keys = [key._replace(second=second) for key, second in zip(keys, seconds, strict=True)]
-            yield (
-                keys if self.mosaic_epochs is None else [key._replace(mosaic_epochs=self.mosaic_epochs) for key in keys]
-            )
+            yield keys
+
+
+class EpochReceiver:
+    """Passes the epoch that Lightning, Fabric or another loop announces by `set_epoch` to a loader."""
+
+    def __init__(self, receive: Callable[[int], None]) -> None:
+        self._receive = WeakMethod(receive)  # a strong reference would keep the workers of the loader alive
+
+    def set_epoch(self, epoch: int) -> None:
+        receive = self._receive()
+        if receive is not None:
+            receive(epoch)
+
+
+@dataclass(slots=True)
+class Progress:
+    """Progress of a pass."""
+
+    start: Position
+    position: Position  # after the newest batch
+
+
+class Iteration(Iterator[Any]):
+    """One pass over a `ResumableLoader`, with its own position.
+
+    The pass begins with the request for the first batch, because Lightning creates the iterator of a fit before the
+    loops are restored.
+    """
+
+    def __init__(self, loader: "ResumableLoader", announcements: int) -> None:
+        self.loader = loader
+        self.announcements = announcements  # number of announced epochs when the iteration was created
+        self.progress: Progress | None = None  # None before the first batch
+        self._batches: Iterator[Any] = iter(())
+        self._is_finished = False
+
+    def __next__(self) -> Any:
+        if self._is_finished:
+            raise StopIteration
+        if self.progress is None:
+            self.progress, self._batches = self.loader.begin(self)
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            self._is_finished = True
+            self.loader.finish(self)
+            raise
+        keys, position = self.loader.keys, self.progress.position
+        delivered = keys.batches.stop(position.delivered, keys.order.length)
+        self.progress.position = replace(position, delivered=delivered)
+        return batch
 
 
 class ResumableLoader(DataLoader[Any]):
-    """A DataLoader that resumes at the sample after the last delivered one.
+    """A DataLoader that resumes at the sample after the last one that was trained.
 
-    Lightning saves and restores loaders with `state_dict` and `load_state_dict`. The state is the epoch and the number
-    of samples delivered to all ranks in that epoch; it is independent of the world size, of the number of workers and
-    of their start method. The loader counts epochs itself, from `batch_sampler.epoch` on, because Lightning calls
-    `set_epoch` after workers have begun to prefetch.
+    Every iteration has its own position. The state of the loader is the position of the iteration that the Trainer
+    consumes, so that further iterations, such as `next(iter(loader))` in a callback, change neither the order nor a
+    checkpoint. Without `loop`, it is the position of the newest iteration that still exists.
+
+    Lightning saves and restores loaders with `state_dict` and `load_state_dict`, and announces each epoch by
+    `set_epoch` of `batch_sampler.sampler`. In a loop without such announcements, each iteration is the next epoch. A
+    state does not depend on the world size, the number of workers and their start method.
 
     Args:
         batch_sampler: Order of the samples; the loader changes its position.
         epoch_batches: Number of batches after which the Trainer ends an epoch, if the loader has more.
-        repositioned: Called with the number of batches of the epoch that count as done when training resumes within an
-            epoch. With a changed batch size, this is the number after which the remaining batches complete the epoch.
-        first_epoch: Called at the first iteration unless a state was loaded; returns the number of trained epochs. For
-            a loader that is made before its Trainer restores a checkpoint saved at the end of an epoch.
+        loop: Training loop of the Trainer that uses the loader.
         mosaic_epochs: Returns the number of epochs with mosaic, which a deadline changes. The loader calls the function
             at the start of each epoch and stores the number for the rest of the epoch.
         prefix: Section of the configuration with the settings of the order, for messages.
@@ -177,8 +251,7 @@ class ResumableLoader(DataLoader[Any]):
         batch_sampler: EpochBatchSampler,
         collate_fn: Callable[[list[Any]], Any],
         epoch_batches: int | None = None,
-        repositioned: Callable[[int], None] | None = None,
-        first_epoch: Callable[[], int] | None = None,
+        loop: "LoaderLoop | None" = None,
         mosaic_epochs: Callable[[], int] | None = None,
         prefix: str = "data.",
         **kwargs: Any,
@@ -186,12 +259,19 @@ class ResumableLoader(DataLoader[Any]):
         super().__init__(dataset, batch_sampler=batch_sampler, collate_fn=collate_fn, **kwargs)
         self.keys = batch_sampler
         self.epoch_batches = len(batch_sampler) if epoch_batches is None else min(len(batch_sampler), epoch_batches)
-        self.repositioned = repositioned
-        self.first_epoch = first_epoch
+        self.loop = loop
         self.mosaic_epochs = mosaic_epochs
         self.prefix = prefix
-        self._delivered = 0
-        self._positioned = True
+        self._next = Position(loop.epochs_trained() if loop is not None else 0)  # start of the next trained pass
+        self._is_begun = False  # whether a trained pass has begun at `_next`
+        self._is_loaded = False  # whether `_next` comes from a state and still has to be trained
+        self._shift = 0  # epoch of the order minus the announced epoch
+        self._announcements = 0
+        self._announcements_before_load = 0
+        self._newest: Progress | None = None  # of the newest trained pass
+        self._unfinished: list[ReferenceType[Iteration]] = []  # passes that have begun, oldest first
+        self._keeper: ReferenceType[Iteration] | None = None  # the pass that uses the persistent workers
+        batch_sampler.sampler = EpochReceiver(self.set_epoch)
 
     @property
     def epoch_samples(self) -> int:
@@ -200,35 +280,110 @@ class ResumableLoader(DataLoader[Any]):
         return self.keys.order.length if whole else self.epoch_batches * self.keys.batches.size
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        if not self._positioned:
-            self.keys.epoch += 1
-            self.keys.start = self._delivered = 0
-        elif self.first_epoch is not None:
-            self.keys.epoch = self.first_epoch()
-        self._positioned, self.first_epoch = False, None
-        if self.mosaic_epochs is not None and (not self.keys.start or self.keys.mosaic_epochs is None):
-            self.keys.mosaic_epochs = self.mosaic_epochs()
-        for batch in loading(super().__iter__()):
-            self._delivered = self.keys.batches.stop(self._delivered, self.keys.order.length)
-            yield batch
+        return Iteration(self, self._announcements)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Announce the epoch of the next pass, as for a `DistributedSampler`.
+
+        After `load_state_dict`, a loop that counts its epochs from 0 again continues with the epoch of the state.
+        """
+        if self.loop is not None:
+            self.loop.announce_epoch()
+        self._announcements += 1
+        announced = epoch + self._shift
+        if self._is_loaded and announced < self._next.epoch:
+            self._shift = self._next.epoch - epoch
+        elif not self._is_loaded or announced > self._next.epoch:
+            self._next = Position(announced)
+            self._is_loaded = False
+        self._is_begun = False
+
+    def begin(self, iteration: Iteration) -> tuple[Progress, Iterator[Any]]:
+        """Return the start of a pass and its batches; called for the first batch of an iteration."""
+        start = self._start_of(iteration)
+        if self.mosaic_epochs is not None and (not start.delivered or start.mosaic_epochs is None):
+            start = replace(start, mosaic_epochs=self.mosaic_epochs())
+        progress = Progress(start, start)
+        if self._is_trained(iteration):
+            is_second = self._is_begun
+            self._next, self._is_begun, self._newest = start, True, progress
+            if is_second or self._announcements > self._announcements_before_load:
+                self._is_loaded = False
+        keeper = None if self._keeper is None else self._keeper()
+        alive = [reference for reference in self._unfinished if reference() is not None]
+        self._unfinished = [*alive, ref(iteration)]
+        self.keys.position = start
+        if self.persistent_workers and keeper is not None:
+            return progress, loading(self._get_iterator())  # the persistent workers serve one pass at a time
+        self._keeper = ref(iteration)
+        return progress, loading(super().__iter__())
+
+    def finish(self, iteration: Iteration) -> None:
+        """Let a further pass of an announced epoch be the next cycle; called after the last batch of an iteration."""
+        self._unfinished = [reference for reference in self._unfinished if reference() is not iteration]
+        if self._keeper is not None and self._keeper() is iteration:
+            self._keeper = None
+        assert iteration.progress is not None
+        start = iteration.progress.start
+        if self._announcements and start.epoch == self._next.epoch and self._is_trained(iteration):
+            self._next = Position(start.epoch, cycle=start.cycle + 1)
+
+    def _start_of(self, iteration: Iteration) -> Position:
+        start = self._next
+        if not self._is_trained(iteration):
+            return Position(start.epoch)
+        if self._is_begun:
+            return start if self._announcements else Position(start.epoch + 1)
+        # Lightning creates the iterator of a resumed epoch before it announces the epoch. If another loader of the
+        # epoch has batches left, a complete pass stays complete. Other loops announce the epoch first.
+        if start.delivered >= self.epoch_samples and iteration.announcements == self._announcements:
+            self._shift += self._announcements > 0
+            return Position(start.epoch + 1)
+        return start
+
+    def _is_trained(self, iteration: Iteration) -> bool:
+        """Whether the Trainer consumes an iteration; every iteration counts if no fit uses the loader."""
+        consumed = self._consumed()
+        return not consumed or iteration in consumed
+
+    def _consumed(self) -> list[Iteration]:
+        iterators = [] if self.loop is None else self.loop.iterators()
+        return [one for one in iterators if isinstance(one, Iteration) and one.loader is self]
+
+    def _progress(self) -> Progress:
+        """Return the progress of the pass that the Trainer consumes, or of the newest one that still exists."""
+        for iteration in self._consumed():
+            if iteration.progress is not None:
+                return iteration.progress
+            assert self.loop is not None
+            start = self._next if self._is_loaded else Position(self.loop.epochs_trained())
+            return Progress(start, start)
+        for reference in reversed(self._unfinished):
+            unfinished = reference()
+            if unfinished is not None and unfinished.progress is not None:
+                return unfinished.progress
+        return self._newest or Progress(self._next, self._next)
 
     def before_start(self, count: int) -> list[Any]:
         """Return the last `count` batches, or fewer, before the position at which the epoch was resumed, oldest first.
 
         The batches are equal to those that the interrupted process trained; this process computes them again.
         """
-        keys = copy(self.keys)
-        keys.start = max(0, self.keys.start - count * self.keys.batches.size)
-        batches = islice(keys, -(-(self.keys.start - keys.start) // self.keys.batches.size))
+        start, size = self._progress().start, self.keys.batches.size
+        first = replace(start, delivered=max(0, start.delivered - count * size))
+        batches = islice(self.keys.from_position(first), -(-(start.delivered - first.delivered) // size))
         return [self.collate_fn([self.dataset[key] for key in batch]) for batch in batches]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position and the settings on which the order depends; plain Python."""
+        position = self._progress().position
         return {
-            "epoch": self.keys.epoch,
-            "delivered_samples": self._delivered,
+            "epoch": position.epoch,
+            "cycle": position.cycle,
+            "delivered_samples": position.delivered,
             "epoch_samples": self.epoch_samples,
-            "mosaic_epochs": self.keys.mosaic_epochs,
+            "batch_samples": self.keys.batches.size,
+            "mosaic_epochs": position.mosaic_epochs,
             "settings": self._settings(),
         }
 
@@ -239,17 +394,30 @@ class ResumableLoader(DataLoader[Any]):
         remaining sample of the epoch is delivered once.
 
         Raises:
-            UserError: If `state` is within an epoch of another order, or beyond the end of the present epochs.
+            UserError: If `state` is within an epoch of another order, or beyond the end of the present epochs, or if
+                the batch size has changed within an epoch of several loaders.
         """
         names = ("epoch", "delivered_samples", "epoch_samples")
         numbers = [state.get(name) for name in names] if isinstance(state, dict) else [None]
         if not all(type(one) is int and one >= 0 for one in numbers) or not isinstance(state.get("settings"), dict):
             raise UserError(f"the state of a loader must be a result of its state_dict(), got {state!r}")
         epoch, delivered = state["epoch"], state["delivered_samples"]
-        if delivered >= int(state["epoch_samples"]):
-            epoch, delivered = epoch + 1, 0
+        if delivered >= state["epoch_samples"]:
+            delivered = max(delivered, self.epoch_samples)
+        elif delivered:
+            self._check_same_order(state)
+        self._next = Position(epoch, delivered, state.get("cycle", 0), state.get("mosaic_epochs"))
+        self._is_loaded, self._is_begun, self._shift = True, False, 0
+        self._announcements_before_load = self._announcements
+        self._newest, self._unfinished = None, []
+        if 0 < delivered < self.epoch_samples and self.loop is not None and self.loop.loaders() == 1:
+            self.loop.recount(self.epoch_batches - self._batches_after(delivered))
+
+    def _check_same_order(self, state: dict[str, Any]) -> None:
+        """Raise a UserError if the rest of an epoch of `state` cannot be delivered."""
+        epoch, delivered = state["epoch"], state["delivered_samples"]
         saved, now = state["settings"], self._settings()
-        for name in sorted((saved.keys() | now.keys()) - {"batch_size"}) if delivered else ():
+        for name in sorted((saved.keys() | now.keys()) - {"batch_size"}):
             before, after = (settings.get(name, ASSUMED.get(name)) for settings in (saved, now))
             if before != after:
                 raise UserError(
@@ -257,24 +425,31 @@ class ResumableLoader(DataLoader[Any]):
                     f"within epoch {epoch}; resume with the saved value, or from a checkpoint saved at the end of an "
                     "epoch"
                 )
-        samples, batches = self.keys.order.length, self.keys.batches
-        left = self.epoch_samples - delivered
-        if left <= 0:
+        size, processes = self.keys.batches.size, self.keys.batches.processes
+        if self.loop is not None and self.loop.loaders() > 1 and state.get("batch_samples", size) != size:
+            raise UserError(
+                f"{self.prefix}batch_size times the number of processes must be {state['batch_samples']}, got {size}: "
+                f"the checkpoint was saved within epoch {epoch} of several loaders; resume with the saved value, or "
+                "from a checkpoint saved at the end of an epoch"
+            )
+        if delivered >= self.epoch_samples:
             raise UserError(
                 f"the checkpoint was saved after {delivered} samples of epoch {epoch}, but an epoch has "
                 f"{self.epoch_samples} samples: raise trainer.limit_train_batches or {self.prefix}batch_size"
             )
-        if samples - delivered < batches.processes:
+        rest = self.keys.order.length - delivered
+        if rest < processes:
             raise UserError(
-                f"the checkpoint was saved {samples - delivered} samples before the end of epoch {epoch}, too few for "
-                f"{batches.processes} processes: use at most {samples - delivered}, or resume from another checkpoint"
+                f"the checkpoint was saved {rest} samples before the end of epoch {epoch}, too few for "
+                f"{processes} processes: use at most {rest}, or resume from another checkpoint"
             )
-        self.keys.epoch, self.keys.start, self._delivered = epoch, delivered, delivered
-        self.keys.mosaic_epochs = state.get("mosaic_epochs")
-        self._positioned, self.first_epoch = True, None
-        if delivered and self.repositioned is not None:
-            whole = self.epoch_samples == samples
-            self.repositioned(self.epoch_batches - (batches.count(left) if whole else -(-left // batches.size)))
+
+    def _batches_after(self, delivered: int) -> int:
+        """Return the number of batches of the rest of an epoch."""
+        rest = self.epoch_samples - delivered
+        if self.epoch_samples == self.keys.order.length:
+            return self.keys.batches.count(rest)
+        return -(-rest // self.keys.batches.size)
 
     def _settings(self) -> dict[str, Any]:
         return {"batch_size": self.keys.batch_size, **self.keys.order.settings}

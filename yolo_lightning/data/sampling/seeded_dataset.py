@@ -3,18 +3,18 @@
 import random
 from collections.abc import Callable, Iterator, Mapping, Sized
 from contextlib import contextmanager
-from functools import partial
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, default_collate
 
 from yolo_lightning.data.sampling.resumable_loader import EpochBatchSampler, ResumableLoader, SampleKey, limited
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.choices import check_types, plain
+from yolo_lightning.utils.rank_zero import rank_zero_info
 from yolo_lightning.utils.suggestions import did_you_mean, similar
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 SHUFFLE_STREAM = 6
 GENERATOR_STREAM = 7
+COLLATE_STREAM = 8
+WORKER_STREAM = 9
 """Seed components that separate these random numbers from others of the same seed; see `epoch_order`."""
 
 
@@ -33,10 +35,11 @@ class ShuffledOrder:
         self.settings: dict[str, Any] = {"samples": length, "seed": seed, "shuffle": shuffle}
         self._seed, self._shuffle = seed, shuffle
 
-    def indices(self, epoch: int) -> npt.NDArray[np.int64]:
+    def indices(self, epoch: int, cycle: int = 0) -> npt.NDArray[np.int64]:
         if not self._shuffle:
             return np.arange(self.length)
-        return np.random.default_rng((SHUFFLE_STREAM, self._seed, epoch)).permutation(self.length)
+        seeds = (SHUFFLE_STREAM, self._seed, epoch)
+        return np.random.default_rng((*seeds, cycle) if cycle else seeds).permutation(self.length)
 
 
 class SeededDataset(Dataset[Any]):
@@ -44,7 +47,7 @@ class SeededDataset(Dataset[Any]):
 
     The generators of Python, NumPy and torch (CPU) are seeded for each sample and restored after it: the sample depends
     neither on the worker that prepares it nor on the samples before it. A generator that the dataset has created itself
-    is not seeded.
+    is not seeded. Samples are returned with their keys, for `SeededCollate`.
 
     Args:
         dataset: Any map-style dataset.
@@ -58,16 +61,55 @@ class SeededDataset(Dataset[Any]):
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitem__(self, key: SampleKey) -> Any:
-        with _seeded(self.seed, key.epoch, key.frame):
-            return self.dataset[key.frame]
+    def __getitem__(self, key: SampleKey) -> tuple[SampleKey, Any]:
+        with _seeded(GENERATOR_STREAM, self.seed, *_pass_and_frame(key)):
+            return key, self.dataset[key.frame]
+
+
+class SeededCollate:
+    """A `collate_fn` whose random numbers depend on (seed, epoch, index of the first sample) only.
+
+    Args:
+        collate: Makes a batch of a list of samples.
+        seed: Seed of the run, >= 0.
+    """
+
+    def __init__(self, collate: Callable[[list[Any]], Any], seed: int) -> None:
+        self.collate = collate
+        self.seed = seed
+
+    def __call__(self, samples: list[tuple[SampleKey, Any]]) -> Any:
+        key, _ = samples[0]
+        with _seeded(COLLATE_STREAM, self.seed, *_pass_and_frame(key)):
+            return self.collate([sample for _, sample in samples])
+
+
+class SeededWorkerInit:
+    """A `worker_init_fn` that draws the same random numbers in every worker: samples do not depend on the worker.
+
+    Args:
+        init: Called with the number of the worker.
+        seed: Seed of the run, >= 0.
+    """
+
+    def __init__(self, init: Callable[[int], None], seed: int) -> None:
+        self.init = init
+        self.seed = seed
+
+    def __call__(self, worker: int) -> None:
+        with _seeded(WORKER_STREAM, self.seed):
+            self.init(worker)
+
+
+def _pass_and_frame(key: SampleKey) -> tuple[int, ...]:
+    return (key.epoch, key.frame, key.occurrence) if key.occurrence else (key.epoch, key.frame)
 
 
 @contextmanager
 def _seeded(*numbers: int) -> Iterator[None]:
     """Seed the generators of Python, NumPy and torch (CPU) in the block; restore their states after it."""
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    words = np.random.SeedSequence((GENERATOR_STREAM, *numbers)).generate_state(3)
+    words = np.random.SeedSequence(numbers).generate_state(3)
     random.seed(int(words[0]))
     np.random.seed(int(words[1]))
     torch.default_generator.manual_seed(int(words[2]))  # torch.manual_seed would seed the GPUs, too
@@ -92,16 +134,19 @@ def resumable_loader(
     """Return a training DataLoader that resumes at the sample after the last trained one, for any map-style dataset.
 
     The order of an epoch depends on (seed, epoch), and each sample on (seed, epoch, index), also if the dataset draws
-    random numbers from the global generators of Python, NumPy or torch. The number of workers and of ranks may change
-    when a run resumes. Incomplete last batches are kept; ranks divide every batch without repeating samples.
+    random numbers from the global generators of Python, NumPy or torch. Random numbers of `collate_fn` depend on (seed,
+    epoch, index of the first sample of the batch). Those of `worker_init_fn` depend on the seed and are equal in all
+    workers. The number of workers and of ranks may change when a run resumes. Incomplete last batches are kept; ranks
+    divide every batch without repeating samples. With `trainer.overfit_batches`, epochs have the order of the dataset.
 
     Lightning stores the position in checkpoints. In other loops use `state_dict` and `load_state_dict` of the loader.
 
     Args:
         dataset: Map-style dataset, `dataset[i]` for i from 0 to `len(dataset) - 1`.
         batch_size: Samples per batch and rank; may change when a run resumes within an epoch.
-        trainer: The Trainer that uses the loader. Required for resuming at the end of an epoch, with another batch size
-            or on several ranks; there, also set `use_distributed_sampler=False`.
+        trainer: The Trainer that uses the loader. Required in a fit: without the Trainer, other iterations over the
+            loader, `trainer.estimated_stepping_batches` and another batch size make a resume inexact. With several
+            ranks, also set `use_distributed_sampler=False`.
         seed: Seed of the order and of the samples, >= 0.
         shuffle: Whether the order is random.
         collate_fn: As in `DataLoader`.
@@ -110,9 +155,15 @@ def resumable_loader(
     Raises:
         UserError: If a number is out of range, or an option determines the order of the samples.
     """
-    has_items = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+    innermost: Any = dataset
+    while isinstance(innermost, Subset):
+        innermost = innermost.dataset
+    # torch gives a `__getitem__` that raises to every dataset without one, also to an iterable dataset.
+    getter = getattr(type(innermost), "__getitem__", None)
+    is_stream = isinstance(innermost, IterableDataset) or getter is Dataset.__getitem__
+    has_items = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__") and not is_stream
     if not has_items or isinstance(dataset, str | bytes | type) or (isinstance(dataset, Mapping) and 0 not in dataset):
-        raise UserError(f"dataset must have a length and dataset[index], got {type(dataset).__name__}")
+        raise UserError(f"dataset must have a length and dataset[index], got {type(innermost).__name__}")
     for name, value, least in (("batch_size", batch_size, 1), ("seed", seed, 0), ("len(dataset)", len(dataset), 1)):
         if not isinstance(plain(value), int) or isinstance(value, bool) or value < least:
             raise UserError(f"{name} must be an integer >= {least}, got {value!r}")
@@ -127,15 +178,16 @@ def resumable_loader(
         raise TypeError(f"resumable_loader has no argument {name!r}{did_you_mean(similar(name, known))}")
     batch_size, seed = plain(batch_size), plain(seed)
     ranks = (trainer.global_rank, trainer.world_size) if trainer is not None else (0, 1)
-    keys = EpochBatchSampler(ShuffledOrder(len(dataset), seed, shuffle), batch_size, *ranks)
+    is_overfit = trainer is not None and bool(trainer.overfit_batches)  # type: ignore[attr-defined]
+    if is_overfit and shuffle:
+        rank_zero_info("resumable_loader: not shuffled, because trainer.overfit_batches repeats the first batches")
+    keys = EpochBatchSampler(ShuffledOrder(len(dataset), seed, shuffle and not is_overfit), batch_size, *ranks)
     if trainer is not None:
-        from yolo_lightning.utils.loop_position import epochs_trained, recount  # imports Lightning
+        from yolo_lightning.utils.loop_position import LoaderLoop  # imports Lightning
 
-        options |= {
-            "epoch_batches": limited(len(keys), trainer.limit_train_batches),
-            "repositioned": partial(recount, trainer),
-            "first_epoch": partial(epochs_trained, trainer),
-        }
+        options |= {"epoch_batches": limited(len(keys), trainer.limit_train_batches), "loop": LoaderLoop(trainer)}
+    if options.get("worker_init_fn") is not None:
+        options["worker_init_fn"] = SeededWorkerInit(options["worker_init_fn"], seed)
     # With a generator of its own, the DataLoader does not draw its base seed from the generator that the model uses.
     options.setdefault("generator", torch.Generator().manual_seed(seed))
-    return ResumableLoader(SeededDataset(dataset, seed), keys, collate_fn, prefix="", **options)
+    return ResumableLoader(SeededDataset(dataset, seed), keys, SeededCollate(collate_fn, seed), prefix="", **options)
