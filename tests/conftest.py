@@ -51,10 +51,10 @@ def pytest_unconfigure() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def single_thread() -> None:
-    """One thread: bit-for-bit comparisons need a fixed number, and small tensors are slower with more."""
-    torch.set_num_threads(1)
-    os.environ["OMP_NUM_THREADS"] = "1"
+def fixed_threads() -> None:
+    """Use one thread, or OMP_NUM_THREADS threads. Bit-for-bit comparisons need a fixed number of threads."""
+    threads = os.environ.setdefault("OMP_NUM_THREADS", "1")
+    torch.set_num_threads(int(threads))
 
 
 @pytest.fixture(scope="session")
