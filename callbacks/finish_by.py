@@ -4,6 +4,7 @@ import math
 import os
 import time
 from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
@@ -17,6 +18,7 @@ from yolo_lightning.utils.choices import checked_arguments
 from yolo_lightning.utils.loop_position import end_epoch_after, is_last_epoch, schedule_position, schedule_step
 from yolo_lightning.utils.moment import moment, parse_moment
 from yolo_lightning.utils.process_identity import started_s
+from yolo_lightning.utils.wall_clock import WallClock
 
 CHECK_STEPS = BLOCK_STEPS
 """Steps between two checks of the plan within an epoch."""
@@ -45,7 +47,7 @@ class FinishBy(FitTimer):
         reserved_evaluations: Time that is reserved for work after the fit, as a multiple of the time of a validation.
     """
 
-    @checked_arguments(max_hours="> 0", reserved_evaluations=">= 0")
+    @checked_arguments(max_hours="> 0, <= 1000000", reserved_evaluations=">= 0")
     def __init__(
         self, finish_by: str | None = None, max_hours: float | None = None, reserved_evaluations: int = 1
     ) -> None:
@@ -53,7 +55,9 @@ class FinishBy(FitTimer):
         if (finish_by is None) == (max_hours is None):
             raise UserError(f"either finish_by or max_hours must be set, got {finish_by!r} and {max_hours}")
         self._moment = None if finish_by is None else parse_moment("finish_by", finish_by)
+        self._text = finish_by
         self._hours, self._reserved = max_hours, reserved_evaluations
+        self._clock = WallClock()
         self.plan: TrainingPlan | None = None
         self._step_s: float | None = None
         self._epoch_end_s = self._progress_s = 0.0
@@ -64,13 +68,21 @@ class FinishBy(FitTimer):
     def state_dict(self) -> dict[str, Any]:
         plan = None if self.plan is None else asdict(self.plan)
         durations = {"step_s": self._step_s, "epoch_end_s": self._epoch_end_s, "progress_s": self._progress_s}
-        return super().state_dict() | durations | {"plan": plan}
+        return (
+            super().state_dict()
+            | durations
+            | {"plan": plan, "deadline_text": self._text, "clock": self._clock.state_dict()}
+        )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         self._step_s, self._epoch_end_s = state_dict["step_s"], state_dict["epoch_end_s"]
         self._progress_s = state_dict["progress_s"]
         self.plan = None if state_dict["plan"] is None else TrainingPlan(**state_dict["plan"])
+        self._clock.load_state_dict(state_dict["clock"])
+        if self.plan is not None and self._text is not None and self._text == state_dict["deadline_text"]:
+            # The zone in which the text was first read remains, whatever the zone of this process is.
+            self._moment = datetime.fromtimestamp(self.plan.deadline_s, UTC)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Use the plan of the checkpoint; another deadline replaces its schedule."""
@@ -157,7 +169,7 @@ class FinishBy(FitTimer):
 
     def _measured(self, trainer: Trainer, plan: TrainingPlan, step: int) -> Measured:
         assert self._step_s is not None
-        validation_s, fit, now_s = self.validation_s, fit_plan(trainer), time.time()
+        validation_s, fit, now_s = self.validation_s, fit_plan(trainer), self._clock.now_s()
         if validation_s is None:
             batches = (
                 [one for one in trainer.num_val_batches if math.isfinite(one)] if trainer.enable_validation else []

@@ -18,6 +18,7 @@ from yolo_lightning.supervision.watches import MAX_TEMPERATURE_C, Minute, Readin
 from yolo_lightning.utils.activity import number_from_device
 from yolo_lightning.utils.choices import check_state, checked_arguments
 from yolo_lightning.utils.loop_position import steps_begun
+from yolo_lightning.utils.moment import parse_moment
 from yolo_lightning.utils.optional_file import OptionalFile
 from yolo_lightning.utils.process_identity import started_ticks
 from yolo_lightning.utils.run_files import STATUS_FILE
@@ -136,13 +137,21 @@ class StatusFile(FitTimer):
         max_temperature_c: Limit of the GPU temperature in °C; five minutes above the limit are an alarm.
         pause_when_hot: Whether to pause after each step for the duration of the step, at most 30 s, while that alarm
             lasts. This halves the load of the GPU.
+        deadline: Moment that the status file names, as YYYY-MM-DDTHH:MM, local time or with zone. `monitor` shows the
+            buffer until this moment, and the supervisor sends a notification when the buffer falls below a day. The
+            length of the fit does not change; see `FinishBy`.
     """
 
     @checked_arguments(interval_s=">= 1", max_temperature_c="> 0")
     def __init__(
-        self, interval_s: float = 10.0, max_temperature_c: float = MAX_TEMPERATURE_C, pause_when_hot: bool = False
+        self,
+        interval_s: float = 10.0,
+        max_temperature_c: float = MAX_TEMPERATURE_C,
+        pause_when_hot: bool = False,
+        deadline: str | None = None,
     ) -> None:
         super().__init__()
+        self.deadline = None if deadline is None else parse_moment("deadline", deadline)
         self.interval_s, self.pause_when_hot = interval_s, pause_when_hot
         self.watches = RunWatches(max_temperature_c)
         self._machine: MachineReader | None = None
@@ -236,6 +245,9 @@ class StatusFile(FitTimer):
         # A value with two names has a plain name, too.
         named = trainer.callback_metrics.items()
         plan = getattr(trainer.lightning_module, "plan", None)  # of `FinishBy`
+        deadline_s = None if self.deadline is None else self.deadline.timestamp()
+        if plan is not None:
+            deadline_s = plan.deadline_s
         logged = {name: value for name, value in named if not name.endswith(("_step", "_epoch"))}
         losses = finite({name: logged[name] for name in logged if name.startswith("train/") and "loss" in name})
         self._observe(trainer, losses.get(LOSS))
@@ -260,8 +272,9 @@ class StatusFile(FitTimer):
             scores=tuple(self._scores),
             best_map_50=self._best_map_50,
             findings=self.watches.findings,
-            deadline_s=None if plan is None else plan.deadline_s,
+            deadline_s=deadline_s,
             deadline_problem="" if plan is None else plan.problem,
+            is_planned=plan is not None,
         )
 
     def _observe(self, trainer: Trainer, loss: float | None) -> None:

@@ -80,6 +80,12 @@ RUN_OPTIONS: dict[str, tuple[Any, Any, str | None]] = {
         "training ends shortly before, with the last learning rate.",
     ),
     "max_hours": (float | None, None, "Hours from the first start of the run to its deadline, instead of --finish_by."),
+    "deadline": (
+        str | None,
+        None,
+        "Moment that `monitor` compares with the estimated end, as 2026-11-30T23:59. The length of the fit does not "
+        "change; see --finish_by.",
+    ),
     "default_callbacks": (bool, True, "Add the callbacks of callbacks/default_callbacks.py to trainer.callbacks."),
     "supervision": (SuperviseSettings, SuperviseSettings(), None),
     "mirror": (str | None, None, "Copy the checkpoints to a folder of the run at this address, as s3://bucket/runs."),
@@ -243,9 +249,10 @@ class YOLOCLI(LightningCLI):
         plugins = plugins if isinstance(plugins, list) else [plugins]
         if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
             kwargs["plugins"] = [*plugins, AtomicCheckpointIO()]
-        chosen = with_default_callbacks(
-            config["callbacks"] or [], is_fit=is_fit, use_defaults=options["default_callbacks"]
-        )
+        configured = config["callbacks"] or []
+        if is_fit and options["deadline"] is not None:
+            configured = with_deadline(configured, options["deadline"])
+        chosen = with_default_callbacks(configured, is_fit=is_fit, use_defaults=options["default_callbacks"])
         if is_fit and options["mirror"] is not None:
             chosen.append(callbacks.CheckpointMirror(options["mirror"]))
         deadline = {name: options[name] for name in DEADLINE_OPTIONS}
@@ -330,6 +337,16 @@ class YOLOCLI(LightningCLI):
 
 class ShortErrorParser(ShortErrors, LightningArgumentParser):
     """Parser of LightningCLI."""
+
+
+def with_deadline(configured: list[Callback], deadline: str) -> list[Callback]:
+    """Return the callbacks with a StatusFile that names the deadline; raise a UserError if one is configured."""
+    if any(isinstance(callback, callbacks.StatusFile) for callback in configured):
+        raise UserError(
+            f"deadline must not be set if trainer.callbacks contains StatusFile, got {deadline}: set "
+            "init_args.deadline of StatusFile"
+        )
+    return [*configured, callbacks.StatusFile(deadline=deadline)]
 
 
 def seed_of(seed_everything: bool | int) -> int:

@@ -10,6 +10,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from tests.callbacks.tiny_training import Interrupt, StopAt, TinyModule, assert_equal_weights, fit, weights
 from yolo_lightning.callbacks import FinishBy, LastCheckpoint, finish_by, status_file
+from yolo_lightning.utils.wall_clock import WallClock
 
 HOUR_S = 3600.0
 HOURS = 36.0
@@ -38,6 +39,7 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Clock:
     for module in (finish_by, status_file):
         monkeypatch.setattr(module, "time", made)
     monkeypatch.setattr(finish_by, "started_s", lambda _: BEGAN_S)
+    monkeypatch.setattr(finish_by, "WallClock", lambda: WallClock(made.time, made.time))
     return made
 
 

@@ -201,7 +201,9 @@ def test_wrong_option_of_the_training_process_ends_in_one_line_and_is_not_restar
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"finish_by": "soon"}, "finish_by must be YYYY-MM-DD or YYYY-MM-DDTHH:MM, got 'soon'"),
+        ({"finish_by": "soon"}, "finish_by must be YYYY-MM-DD, YYYY-MM-DDTHH:MM or YYYY-MM-DDTHH:MM.HH:MM, got 'soon'"),
+        ({"deadline": "soon"}, "deadline must be YYYY-MM-DD, "),
+        ({"deadline": "2100-01-01", "max_hours": 1}, "deadline must not be set with finish_by or max_hours, got 2100"),
         ({"finish_by": "2020-01-01T00:00+00:00"}, "finish_by must be in the future, got 20"),
         ({"max_hours": 1, "trainer.max_time": "00:01:00"}, "trainer.max_time must be null with --max_hours, got 00"),
         ({"finish_by": "2100-01-01", "trainer.max_steps": 5}, "trainer.max_steps must be -1 with --finish_by, got 5"),
@@ -221,14 +223,14 @@ def test_past_deadline_is_no_error_on_resume(begun: Any) -> None:
     [
         ({"max_hours": 2}, True),
         ({"max_hours": 3}, False),
-        ({"finish_by": "1970-01-01T02:00+00:00"}, True),
-        ({"finish_by": "1970-01-01T02:01+00:00"}, False),
+        ({"finish_by": "2001-09-09T03:46:40+00:00"}, True),
+        ({"finish_by": "2001-09-09T03:47+00:00"}, False),
         ({"trainer.max_epochs": 7}, True),
         ({"trainer.max_epochs": 8}, False),
     ],
 )
 def test_later_deadline_continues_a_finished_run(tmp_path: Path, options: dict[str, Any], finished: bool) -> None:
-    write_json(tmp_path / "finished.json", {"epochs": 7, "began_s": 0.0, "deadline_s": 7200.0})
+    write_json(tmp_path / "finished.json", {"epochs": 7, "began_s": 1e9, "deadline_s": 1e9 + 7200})
     assert (finished_line(tmp_path, options) is not None) == finished
 
 

@@ -170,8 +170,18 @@ def checked(run: Path) -> list[tuple[str, str]]:
             100.0,
             [("deadline cannot be met", "too late")],
         ),
+        (
+            {"losses": {}, "epochs": 3602, "deadline_s": time.time() + 100 + 5 * 3600, "is_planned": False},
+            100.0,
+            [("less than a day of buffer", "the estimated end is 3.0 h before the deadline")],
+        ),
+        (
+            {"losses": {}, "epochs": 3602, "deadline_s": time.time() + 100 + 3600, "is_planned": False},
+            100.0,
+            [("deadline cannot be met", "the estimated end is 1.0 h after the deadline")],
+        ),
     ],
-    ids=["not finite", "finite", "of an earlier run", "deadline"],
+    ids=["not finite", "finite", "of an earlier run", "deadline", "buffer", "no buffer"],
 )
 def test_problem_in_the_status_file_is_sent(
     content: dict[str, Any], ahead_s: float, sent: list[tuple[str, str]], tmp_path: Path

@@ -5,6 +5,7 @@ from datetime import datetime
 
 import pytest
 
+from yolo_lightning.errors import UserError
 from yolo_lightning.utils.moment import moment, parse_moment
 
 
@@ -23,7 +24,13 @@ def test_deadline_is_a_date_or_a_moment() -> None:
     assert parse_moment("--deadline", "2026-12-01").tzinfo is not None
 
 
-@pytest.mark.parametrize("text", ["tomorrow", "2026-13-01", ""])
-def test_deadline_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=f"--deadline must be YYYY-MM-DD or YYYY-MM-DDTHH:MM, got {text!r}"):
+@pytest.mark.parametrize("text", ["tomorrow", "2026-13-01", "", "20261201", "2026-12-01-05:00", "2026-12-01T05"])
+def test_text_that_is_no_moment_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match=f"--deadline must be YYYY-MM-DD, YYYY-MM-DDTHH:MM or .*, got {text!r}"):
+        parse_moment("--deadline", text)
+
+
+@pytest.mark.parametrize("text", ["0001-01-01", "9999-12-31", "1969-12-31T23:59"])
+def test_moment_that_no_zone_can_convert_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match=f"--deadline must be in the years 2000 to 2199, got {text!r}"):
         parse_moment("--deadline", text)

@@ -25,7 +25,7 @@ from yolo_lightning.utils.files import replacing
 from yolo_lightning.utils.run_files import FINISHED_FILE, config_name, is_finished
 
 RECORDED = re.compile(
-    rf"{ENVIRONMENT.pattern}|PATH|LD_LIBRARY_PATH|PYTHON\w+|VIRTUAL_ENV|XDG_\w+_HOME|TMPDIR|LANG|LC_\w+|{PREFIX}_\w+"
+    rf"{ENVIRONMENT.pattern}|PATH|LD_LIBRARY_PATH|PYTHON\w+|VIRTUAL_ENV|XDG_\w+_HOME|TMPDIR|TZ|LANG|LC_\w+|{PREFIX}_\w+"
 )
 REFERENCE = re.compile(r"\$(\w+)")  # name of a variable in place of an address
 NO_RESTART = (ExitCode.FAILED, ExitCode.GAVE_UP, ExitCode.NEEDS_REBOOT, ExitCode.RUN_IN_USE)

@@ -156,6 +156,10 @@ def check_deadline(options: Mapping[str, Any]) -> None:
             raise UserError(
                 f"{name} must be {json.dumps(free)} with {option}, got {limit}: the deadline sets the length"
             )
+    if (passive := options.get("deadline")) is not None:
+        parse_moment("deadline", str(passive))
+        if finish_by is not None or hours is not None:
+            raise UserError(f"deadline must not be set with finish_by or max_hours, got {passive}: remove --deadline")
     if finish_by is not None:
         moment = parse_moment("finish_by", str(finish_by))
         if moment.timestamp() <= time.time() and not resumes(options) and not is_supervised():

@@ -1,5 +1,6 @@
 """Reports of the supervisor: `supervisor.json` in the run folder, notifications and pings."""
 
+import math
 import os
 import socket
 import time
@@ -11,6 +12,7 @@ from yolo_lightning.supervision.fallback_levels import FallbackState
 from yolo_lightning.supervision.heartbeat import Heartbeat, Phase
 from yolo_lightning.supervision.helper_process import Call, Helper
 from yolo_lightning.supervision.notify import Notifier, NotifySettings
+from yolo_lightning.supervision.remaining_time import buffer_s, remaining
 from yolo_lightning.supervision.run_status import Status, SupervisorState, SupervisorStatus, read_status
 from yolo_lightning.utils.addresses import redacted
 from yolo_lightning.utils.exit_codes import ExitCode
@@ -29,6 +31,7 @@ ENDS: dict[int, SupervisorState] = {
 
 AFTER_FIRST_BATCH = frozenset({Phase.FETCH, Phase.STEP, Phase.VALIDATE, Phase.METRICS, Phase.SAVE, Phase.EPOCH_END})
 CHECK_INTERVAL_S = 30.0
+LOW_BUFFER_S = 86_400.0
 
 
 class Announcer:
@@ -51,6 +54,7 @@ class Announcer:
         self._next_check_s = 0.0 if settings.webhook else float("inf")
         self._check: Call[Status | None] | None = None
         self._alarms: dict[str, float] = {}  # begin of each alarm that was sent, by name of the watch
+        self._buffer_s: float | None = None  # until a deadline without a plan, as last read
         self._steps_lost: int | None = None
         self._started = False
 
@@ -134,6 +138,7 @@ class Announcer:
             self.notifier.send("loss is not finite", f"{', '.join(names)} {place}")
         if status.deadline_problem:
             self.notifier.send("deadline cannot be met", status.deadline_problem)
+        self._report_buffer(status)
         for one in status.findings:
             if one.is_alarm and self._alarms.get(one.watch) != one.since_s:
                 self._alarms[one.watch] = one.since_s
@@ -142,6 +147,22 @@ class Announcer:
                 del self._alarms[one.watch]
                 minutes = (one.until_s - one.since_s) / 60
                 self.notifier.send(f"{one.watch}: over", f"after {minutes:.0f} min; last: {one.sentence}")
+
+    def _report_buffer(self, status: Status) -> None:
+        """Report once that the buffer until a deadline without a plan has fallen below a day, or that it is used up."""
+        left = remaining(status, status.epoch, status.batch, None)
+        now_buffer_s = buffer_s(status, left, status.written_s)
+        if status.is_planned or now_buffer_s is None:
+            return
+        before_s = self._buffer_s
+        self._buffer_s = now_buffer_s
+        if before_s is None:
+            before_s = math.inf
+        hours = now_buffer_s / 3600
+        if now_buffer_s < 0 <= before_s:
+            self.notifier.send("deadline cannot be met", f"the estimated end is {-hours:.1f} h after the deadline")
+        elif now_buffer_s < LOW_BUFFER_S <= before_s:
+            self.notifier.send("less than a day of buffer", f"the estimated end is {hours:.1f} h before the deadline")
 
     def _update(self, state: SupervisorState, sentence: str, **changed: str | int) -> None:
         sentence = redacted(sentence)

@@ -86,6 +86,7 @@ class Status(FitPlan):
     findings: tuple[WatchFinding, ...] = ()  # of the watches, ended ones included
     deadline_s: float | None = None  # seconds since 1970; None without a deadline
     deadline_problem: str = ""  # why the deadline cannot be met; empty if it can
+    is_planned: bool = True  # whether the length of the training follows the deadline
 
     def not_finite(self) -> list[str]:
         return [name for name, value in self.losses.items() if value is None]

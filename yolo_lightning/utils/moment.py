@@ -1,10 +1,15 @@
 """Moments as text, and in options."""
 
+import re
 from datetime import datetime
 
 from yolo_lightning.errors import UserError
 
 HOUR_S = 3600
+
+WRITTEN_MOMENT = re.compile(r"(?P<date>\d{4}-\d\d-\d\d)(?P<time>[T ]\d\d:\d\d(:\d\d)?(?P<zone>Z|[+-]\d\d:?\d\d)?)?")
+YEARS = range(2000, 2200)
+"""Years of moments that can be converted between zones and to seconds since 1970."""
 
 
 def moment(time_s: float, now_s: float) -> str:
@@ -19,12 +24,18 @@ def parse_moment(option: str, text: str) -> datetime:
     """Return a date and time with time zone; a date alone means the end of that day, the default zone is local.
 
     Raises:
-        UserError: With the name of the option, if the text is no date.
+        UserError: With the name of the option, if the text has another form or names no moment of 2000 to 2199.
     """
+    accepted = f"{option} must be YYYY-MM-DD, YYYY-MM-DDTHH:MM or YYYY-MM-DDTHH:MM+HH:MM, got {text!r}."
+    match = WRITTEN_MOMENT.fullmatch(text)
+    if match is None:
+        raise UserError(accepted)
     try:
         moment = datetime.fromisoformat(text)
     except ValueError as error:
-        raise UserError(f"{option} must be YYYY-MM-DD or YYYY-MM-DDTHH:MM, got {text!r}.") from error
-    if len(text) == len("YYYY-MM-DD"):
+        raise UserError(f"{accepted} {str(error).capitalize()}.") from error
+    if moment.year not in YEARS:
+        raise UserError(f"{option} must be in the years {YEARS[0]} to {YEARS[-1]}, got {text!r}.")
+    if match["time"] is None:
         moment = moment.replace(hour=23, minute=59, second=59)
     return moment.astimezone()

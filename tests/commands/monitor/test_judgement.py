@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from tests.commands.monitor.known_states import NOW_S, STANDING, STATUS, record
-from yolo_lightning.commands.monitor.run_state import ENDS, Facts, Judgement, Remaining, RunVerdict, judge, remaining
+from yolo_lightning.commands.monitor.run_state import ENDS, Facts, Judgement, RunVerdict, judge
 from yolo_lightning.supervision.heartbeat import NoHeartbeat, Phase
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts, PhaseTimeouts
+from yolo_lightning.supervision.remaining_time import Remaining, remaining
 from yolo_lightning.supervision.run_status import SupervisorState
 
 ALIVE = Facts(

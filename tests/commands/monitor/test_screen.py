@@ -11,13 +11,13 @@ from tests.commands.monitor.known_states import NOW_S, STANDING, STATUS
 from yolo_lightning.commands.monitor.run_state import (
     Checkpoint,
     Judgement,
-    Remaining,
     RunState,
     RunVerdict,
 )
-from yolo_lightning.commands.monitor.screen import buffer_s, screen
+from yolo_lightning.commands.monitor.screen import buffer_of, screen
 from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.supervision.incident import IncidentReport
+from yolo_lightning.supervision.remaining_time import Remaining
 from yolo_lightning.utils.process_identity import Process
 from yolo_lightning.utils.sensors import Capacity, GpuReading, SensorReadings
 
@@ -121,13 +121,13 @@ def test_stalled_run_promises_no_date_and_says_since_when() -> None:
 def test_deadline_of_the_run_is_compared_and_shown_with_its_problem(margin_s: float, words: str) -> None:
     planned = replace(STATUS, deadline_s=NOW_S + 165 + margin_s, deadline_problem="40 s are left")
     state = replace(STATE, status=planned)
-    assert buffer_s(state) == margin_s
+    assert buffer_of(state) == margin_s
     assert f"{words}; 40 s are left" in " ".join(draw(state).replace("│", "").split())
 
 
 def test_deadline_without_known_time_is_shown_alone() -> None:
     state = replace(STATE, status=replace(STATUS, deadline_s=NOW_S), remaining=Remaining(None, 165.0, 3))
-    assert buffer_s(state) is None
+    assert buffer_of(state) is None
     shown = draw(state)
     assert "deadline" in shown
     assert "to spare" not in shown

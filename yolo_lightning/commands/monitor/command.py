@@ -13,7 +13,7 @@ from rich.live import Live
 
 from yolo_lightning.commands.monitor.read_run import check_holds_run, read_run
 from yolo_lightning.commands.monitor.run_state import RunState, red_flags
-from yolo_lightning.commands.monitor.screen import buffer_s, screen
+from yolo_lightning.commands.monitor.screen import buffer_of, screen
 from yolo_lightning.utils.sensors import MachineReader
 
 INTERVAL_S = 2.0
@@ -51,5 +51,5 @@ def as_json(state: RunState) -> dict[str, Any]:
     content = asdict(state)
     content["phase"] = None if state.phase is None else state.phase.name.lower()
     content["red_flags"] = red_flags(state)
-    content["buffer_s"] = buffer_s(state)
+    content["buffer_s"] = buffer_of(state)
     return content

@@ -10,10 +10,8 @@ from yolo_lightning.checkpoints.checkpoint_file import checksum_path, read_check
 from yolo_lightning.commands.monitor.run_state import (
     Checkpoint,
     Facts,
-    Remaining,
     RunState,
     judge,
-    remaining,
 )
 from yolo_lightning.errors import UserError
 from yolo_lightning.supervision.heartbeat import Heartbeat, NoHeartbeat, Phase, read_heartbeat
@@ -21,6 +19,7 @@ from yolo_lightning.supervision.incident import IncidentReport, read_incident
 from yolo_lightning.supervision.live_heartbeat import heartbeat_of
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts, PhaseTimeouts
 from yolo_lightning.supervision.processes import loader_workers
+from yolo_lightning.supervision.remaining_time import Remaining, remaining
 from yolo_lightning.supervision.run_status import Status, SupervisorStatus, read_status
 from yolo_lightning.utils.plain_text import one_line
 from yolo_lightning.utils.process_identity import read_process

@@ -1,4 +1,4 @@
-"""State of a run at one moment, and its remaining time and warnings, from what was found. Pure functions."""
+"""State of a run at one moment, and its warnings, from what was found. Pure functions."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -8,6 +8,7 @@ from yolo_lightning.commands.console import duration, share
 from yolo_lightning.supervision.heartbeat import Heartbeat, NoHeartbeat, Phase
 from yolo_lightning.supervision.incident import IncidentReport
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts
+from yolo_lightning.supervision.remaining_time import Remaining
 from yolo_lightning.supervision.run_status import Status, SupervisorState, SupervisorStatus
 from yolo_lightning.supervision.watches import WatchFinding
 from yolo_lightning.utils.moment import moment
@@ -72,15 +73,6 @@ class Checkpoint:
     size_bytes: int
     steps: int | None  # steps trained, from the sidecar file; None without one
     is_damaged: bool = False  # whether the sidecar file is unreadable or states another size
-
-
-@dataclass(frozen=True, slots=True)
-class Remaining:
-    """Estimated remaining time; None if unknown."""
-
-    epoch_s: float | None = None  # until the end of the epoch with its validation
-    run_s: float | None = None  # until the end of training with all validations that can be estimated
-    unmeasured_validations: int = 0  # validations missing in `run_s`, because none has been timed yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,27 +156,6 @@ def _judge_between_attempts(standing: SupervisorStatus) -> Judgement:
     reason = f": {standing.sentence}" if standing.sentence else ""
     sentence = f"attempt {standing.attempt} of {standing.attempts}{reason}"
     return Judgement(RunVerdict.RESTARTING, standing.since_s, sentence)
-
-
-def remaining(status: Status, epoch: int, batch: int, phase: Phase | None) -> Remaining:
-    """Return the estimated remaining time after `batch` batches of `epoch`, from 0, with the measurements in `status`.
-
-    After the last batch of an epoch, the validation of the epoch has ended only if the phase is `EPOCH_END`.
-    """
-    if status.step_s is None or not status.batches_per_epoch:
-        return Remaining()
-    steps = max(0, status.batches_of(epoch) - batch)
-    is_validation_done = phase is Phase.EPOCH_END and steps == 0
-    validations = 0 if is_validation_done else status.validations_left(epoch, steps)
-    is_measured = status.validation_s is not None
-    validation_s = status.validation_s or 0.0
-    epoch_s = steps * status.step_s + validations * validation_s if is_measured or not validations else None
-    if status.epochs is None:
-        return Remaining(epoch_s)
-    steps += status.steps_after(epoch)
-    validations += status.validations_after(epoch)
-    run_s = steps * status.step_s + validations * validation_s
-    return Remaining(epoch_s, run_s, unmeasured_validations=0 if is_measured else validations)
 
 
 def red_flags(state: RunState) -> list[str]:

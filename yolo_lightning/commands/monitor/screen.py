@@ -19,6 +19,7 @@ from yolo_lightning.commands.monitor.run_state import (
 )
 from yolo_lightning.supervision.fallback_levels import AS_CONFIGURED
 from yolo_lightning.supervision.incident import IncidentReport
+from yolo_lightning.supervision.remaining_time import buffer_s
 from yolo_lightning.supervision.run_status import Status
 from yolo_lightning.utils.moment import moment
 
@@ -138,7 +139,7 @@ def _time_rows(state: RunState) -> Rows:
     yield "ETA", Text(eta)
     if status.deadline_s is not None:
         text = Text(f"deadline {moment(status.deadline_s, state.now_s)}")
-        if (margin_s := buffer_s(state)) is not None:
+        if (margin_s := buffer_of(state)) is not None:
             words, style = ("to spare", "green") if margin_s >= 0 else ("too late", "bold red")
             text.append(": ").append(f"{duration(abs(margin_s))} {words}", style=style)
         if status.deadline_problem:
@@ -146,14 +147,11 @@ def _time_rows(state: RunState) -> Rows:
         yield "", text
 
 
-def buffer_s(state: RunState) -> float | None:
+def buffer_of(state: RunState) -> float | None:
     """Return the seconds from the estimated end of the run to its deadline, negative if late; None if unknown."""
-    status, left = state.status, state.remaining
-    if status is None or status.deadline_s is None or left.run_s is None:
+    if state.status is None or state.judgement.verdict not in ALIVE:
         return None
-    if left.unmeasured_validations or state.judgement.verdict not in ALIVE:
-        return None
-    return status.deadline_s - state.now_s - left.run_s
+    return buffer_s(state.status, state.remaining, state.now_s)
 
 
 def _score_rows(status: Status | None) -> Rows:
