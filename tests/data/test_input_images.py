@@ -10,8 +10,9 @@ import pytest
 
 from yolo_lightning.commands.predict.results import place
 from yolo_lightning.data.input_clips import ClipReader
-from yolo_lightning.data.input_images import absolute, find_files, frames_per_second, read_pictures
+from yolo_lightning.data.input_images import absolute, find_files, read_pictures
 from yolo_lightning.data.storage.frames import FrameError
+from yolo_lightning.utils.paths import shortened
 
 
 @pytest.fixture
@@ -71,7 +72,7 @@ def test_video_gives_its_frames_in_order(album: Path) -> None:
     assert [frame.frame for frame in frames] == [0, 1, 2, 3]
     levels = [float(frame.pixels.mean()) for frame in frames]
     assert levels == pytest.approx([0, 60, 120, 180], abs=6)
-    assert frames_per_second(album / "film.mp4") == 5
+    assert [frame.time_s for frame in frames] == pytest.approx([0, 0.2, 0.4, 0.6])
 
 
 def write_gray_film(path: Path, pixels: np.ndarray) -> None:
@@ -133,6 +134,8 @@ def test_long_names_and_other_files_than_regular_ones(tmp_path: Path) -> None:
     assert [file.name for file in find_files([str(tmp_path)])] == ["x" * 250 + ".jpg"]
     (path,) = result_paths([str(tmp_path)], tmp_path / "out")
     path.touch()
+    assert shortened("人" * 70, 200) == "人" * 66
+    assert shortened(os.fsdecode(b"caf\xe9" * 2), 7) == os.fsdecode(b"caf\xe9caf")
     with pytest.raises(ValueError, match="does not exist"):
         find_files(["y" * 300 + ".jpg"])
     with pytest.raises(ValueError, match=r"pipe\.jpg is a pipe, a device or a broken link"):

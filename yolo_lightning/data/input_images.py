@@ -8,25 +8,20 @@ from glob import glob, has_magic
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
 import numpy.typing as npt
 
-from yolo_lightning.data.storage.frames import IMAGE_SUFFIXES, BitDepthError, FrameError, decode_frame
+from yolo_lightning.data.storage.frames import IMAGE_SUFFIXES, BitDepthError, decode_frame
 from yolo_lightning.data.storage.image_header import FrameLimits, unread_parts
 from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.paths import user_path
-from yolo_lightning.utils.plain_text import first_look
 from yolo_lightning.utils.rank_zero import rank_zero_warn
-from yolo_lightning.utils.regular_files import open_regular, read_regular, regular_files
+from yolo_lightning.utils.regular_files import read_regular, regular_files
 from yolo_lightning.utils.suggestions import missing
 
 VIDEO_SUFFIXES = frozenset({".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm", ".wmv"})
 SUFFIXES = IMAGE_SUFFIXES | VIDEO_SUFFIXES
-
-RAW_GRAY = b"Y1\0"
-"""FFmpeg's tag of gray pixels with more than 8 bits: these bytes and the bit depth; reversed for big-endian pixels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +34,7 @@ class InputImage:
     full: npt.NDArray[np.float32] | None = None  # `(H, W)` gray from 0 to 255 with the depth of a 16-bit image
     background: npt.NDArray[np.uint8 | np.float32] | None = None  # `(H, W)` gray, of the clip; None if unknown
     unread: str = ""  # Bands and pages of an image file that are not read, see `unread_parts`
+    time_s: float | None = None  # Seconds after the beginning of the video; None for an image
 
     def is_gray(self) -> bool:
         first = self.pixels[..., 0]
@@ -130,22 +126,10 @@ def read_pictures(path: Path, ranges: PixelRange | None = None) -> Iterator[Inpu
         content = read_regular(path, FrameLimits().max_bytes)
         yield InputImage(path, None, *_decode_picture(content, path, ranges), unread=unread_parts(content))
         return
-    video = cv2.VideoCapture(str(path))
-    try:
-        if not video.isOpened():
-            with open_regular(path) as file:
-                raise UserError(f"{path}: cannot be opened as a video: it {first_look(file.read(64))}")
-        _refuse_raw_video(video, path)
-        number = 0
-        while (answer := video.read())[0]:
-            yield InputImage(path, number, np.asarray(cv2.cvtColor(answer[1], cv2.COLOR_BGR2RGB), dtype=np.uint8))
-            number += 1
-        if number == 0:
-            raise UserError(f"{path}: contains no frames")
-        if number < 0.95 * (stated := video.get(cv2.CAP_PROP_FRAME_COUNT)):  # an estimate in some files
-            rank_zero_warn(f"{path} is damaged: only {number:,} of {stated:,.0f} frames can be decoded")
-    finally:
-        video.release()
+    from yolo_lightning.data.input_videos import read_frames  # PyAV is needed for videos only
+
+    for number, (pixels, time_s) in enumerate(read_frames(path)):
+        yield InputImage(path, number, pixels, time_s=time_s)
 
 
 def _decode_picture(
@@ -175,36 +159,13 @@ def _full(image: npt.NDArray[np.uint8 | np.float32]) -> npt.NDArray[np.float32] 
     return np.asarray(image, np.float32) if image.dtype == np.float32 else None
 
 
-def _refuse_raw_video(video: cv2.VideoCapture, path: Path) -> None:
-    """Raise a `FrameError` for a gray video with more than 8 bits per pixel.
-
-    OpenCV would keep the upper 8 bits, which makes the frames nearly black. Colour videos with 10 and 12 bits use their
-    whole range and are converted correctly.
-    """
-    tag = (int(video.get(cv2.CAP_PROP_CODEC_PIXEL_FORMAT)) & 0xFFFFFFFF).to_bytes(4, "little")
-    bits = tag[3] if tag.startswith(RAW_GRAY) else tag[0] if tag.endswith(RAW_GRAY[::-1]) else 8
-    if bits > 8:
-        raise FrameError(
-            f"{path}: gray videos must have 8 bits per pixel, got {bits}. Convert the frames to 8 bits with one range "
-            "for all frames (docs/datasets.md)."
-        )
-
-
 def image_count(path: Path) -> int:
     """Return 1 for an image, and the number of frames that a video file states, at least 1, for a video."""
     if not is_video(path):
         return 1
-    video = cv2.VideoCapture(str(path))
-    try:
-        return max(1, int(video.get(cv2.CAP_PROP_FRAME_COUNT)))
-    finally:
-        video.release()
+    from yolo_lightning.data.input_videos import video_timing
 
-
-def frames_per_second(path: Path) -> float:
-    """Return the frame rate that a video file contains, or 25 if it contains none."""
-    video = cv2.VideoCapture(str(path))
     try:
-        return float(video.get(cv2.CAP_PROP_FPS)) or 25.0
-    finally:
-        video.release()
+        return video_timing(path).frames
+    except (UserError, OSError):  # reported when the file is read
+        return 1

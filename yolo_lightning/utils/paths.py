@@ -12,6 +12,14 @@ def user_path(text: str | os.PathLike[str]) -> Path:
     return Path(os.path.expanduser(text))
 
 
+def shortened(name: str, most_bytes: int) -> str:
+    """Return the longest beginning of a file name that has at most `most_bytes` bytes and consists of characters."""
+    end = len(name)
+    while len(os.fsencode(name[:end])) > most_bytes:
+        end -= 1
+    return name[:end]
+
+
 def real_path(path: Path) -> Path:
     """Return the absolute path without symbolic links; a loop of links, an error in `Path.resolve`, stays as it is."""
     return Path(os.path.realpath(path))
