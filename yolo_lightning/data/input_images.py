@@ -16,7 +16,6 @@ from yolo_lightning.data.storage.image_header import FrameLimits, unread_parts
 from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.paths import user_path
-from yolo_lightning.utils.rank_zero import rank_zero_warn
 from yolo_lightning.utils.regular_files import read_regular, regular_files
 from yolo_lightning.utils.suggestions import missing
 
