@@ -22,12 +22,16 @@ from yolo_lightning.utils.activity import number_from_device
 from yolo_lightning.utils.choices import check_state, checked_arguments
 from yolo_lightning.utils.loop_position import is_last_epoch, steps_begun
 from yolo_lightning.utils.stop_signals import request
+from yolo_lightning.utils.suspect_checkpoints import trusted_steps
 
 FINAL_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 """Seconds before each further attempt to write the checkpoint of the last epoch."""
 
 STOP_PAUSES_S = (1.0, 2.0, 4.0)
 """Seconds before each further attempt after a stop signal: schedulers and the supervisor send SIGKILL after 20 s."""
+
+OF_BEST = ("best_model_path", "best_model_score", "best_k_models", "kth_best_model_path", "kth_value")
+"""Keys in the state of a `ModelCheckpoint` that describe its best checkpoint."""
 
 
 def _checkpoint_folder(trainer: Trainer) -> Path:
@@ -117,14 +121,21 @@ class BestCheckpoint(ModelCheckpoint):
         return state | {"recent": self.recent}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the best score, also if the run folder was renamed."""
+        """Restore the best score, also if the run folder was renamed; not the score of a file that no longer exists."""
         check_state(self, state_dict, super().state_dict().keys() - {"dirpath"})
         self.recent = state_dict.get("recent", [])
-        best = str(Path(self.dirpath or "") / run_files.BEST_CHECKPOINT)
+        best = Path(self.dirpath or "") / run_files.BEST_CHECKPOINT
         moved: dict[str, Any] = {"dirpath": self.dirpath}
-        if state_dict["best_model_path"]:
+        if not best.is_file():  # for example set aside after a wrong result
+            fresh = super().state_dict()
+            moved |= {name: fresh[name] for name in OF_BEST}
+        elif state_dict["best_model_path"]:
             score = state_dict["best_model_score"]
-            moved |= {"best_model_path": best, "kth_best_model_path": best, "best_k_models": {best: score}}
+            moved |= {
+                "best_model_path": str(best),
+                "kth_best_model_path": str(best),
+                "best_k_models": {str(best): score},
+            }
         super().load_state_dict(state_dict | moved)
 
     def _monitor_candidates(self, trainer: Trainer) -> dict[str, Tensor]:
@@ -209,7 +220,8 @@ class LastCheckpoint(Checkpoint):
 
     Args:
         interval_steps: Batches between two checkpoints within an epoch, >= 0; 0 saves at the end of epochs only.
-        keep: Number of `step-*.ckpt` that are kept, >= 1; `last.ckpt` is a link to the newest.
+        keep: Number of `step-*.ckpt` that are kept, >= 1; `last.ckpt` is a link to the newest. With the self-check
+            (`model.guard.self_check_share`), up to two more are kept: one is older than the last round of checks.
     """
 
     @checked_arguments(interval_steps=">= 0", keep=">= 1")
@@ -257,7 +269,8 @@ class LastCheckpoint(Checkpoint):
                     trainer.save_checkpoint(path, weights_only=False)
                 if trainer.is_global_zero:
                     link_checkpoint(path, path.with_name(run_files.LAST_CHECKPOINT))
-                    for old in superseded(path.parent.glob(run_files.STEP_CHECKPOINTS), path, self.keep):
+                    trusted = trusted_steps(Path(trainer.default_root_dir))
+                    for old in superseded(path.parent.glob(run_files.STEP_CHECKPOINTS), path, self.keep, trusted):
                         remove_checkpoint(old)
                 self._failure = None
                 return

@@ -445,8 +445,13 @@ class YOLOModule(LightningModule):
         self._facts = facts = TrainingFacts.from_trainer(self.trainer)
         summed = sum_over_ranks if self.trainer.world_size > 1 else None
         self.guarded_step.prepare(self.graph, facts.batch_size, summed)
-        run = Path(self.trainer.default_root_dir) if self.trainer.is_global_zero else None
-        self._self_check.prepare(self.graph, facts.seed, self.trainer.global_rank, run)
+        self._self_check.prepare(
+            self.graph,
+            Path(self.trainer.default_root_dir),
+            steps=steps_begun(self.trainer),
+            rank=self.trainer.global_rank,
+            ranks=self.trainer.world_size,
+        )
         before = self._input_record
         if before and facts.image_size is not None:
             channels = facts.channels or before["channels"]
@@ -457,6 +462,9 @@ class YOLOModule(LightningModule):
                     "model.loss.class_weight_power needs a data module whose training_facts has class_counts"
                 )
             self.detection_loss.class_weights = class_weights(self._facts.class_counts, power)
+
+    def on_train_end(self) -> None:
+        self._self_check.end()
 
     def train(self, mode: bool = True) -> Self:
         """Set training or evaluation mode; the normalization of frozen parts stays in evaluation mode."""
