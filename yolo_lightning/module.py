@@ -62,7 +62,7 @@ from yolo_lightning.training.freezing import Freeze, freeze_parts, keep_norms_fr
 from yolo_lightning.training.guarded_step import GuardedStep, Losses
 from yolo_lightning.training.module_state import ModuleState
 from yolo_lightning.training.nonfinite import GuardSettings, NonFiniteGuard, roll_back
-from yolo_lightning.training.normalization_statistics import recompute_statistics
+from yolo_lightning.training.normalization_statistics import StatisticsError, recompute_statistics
 from yolo_lightning.training.optimizers import (
     AUTO_MOMENTUM,
     apply_settings,
@@ -207,7 +207,7 @@ class YOLOModule(LightningModule):
         signature(cls).bind_partial(**{name: options[name] for name in options.keys() - others})
         try:
             return super().load_from_checkpoint(checkpoint_path, *arguments, **(stored | options))
-        except (RuntimeError, KeyError, ValueError) as error:
+        except (UserError, RuntimeError) as error:  # RuntimeError: of load_state_dict, for other tensors
             raise UserError(f"{checkpoint_path} cannot be loaded with {options}: {reason(error)}") from error
 
     def setup(self, stage: str) -> None:
@@ -580,10 +580,10 @@ class YOLOModule(LightningModule):
         older = loader.before_start(missing) if missing and isinstance(loader, ResumableLoader) else []
         images = [*(batch.images.to(self.device) for batch in older), *self._newest]
         try:
-            with self.trainer.precision_plugin.val_step_context():
+            with during(Activity.FORWARD), self.trainer.precision_plugin.val_step_context():
                 inputs = map(self._network_input, images)
                 recompute_statistics(self.graph, inputs, self._frozen, self.trainer.world_size)
-        except ValueError as error:
+        except StatisticsError as error:
             rank_zero_warn(f"statistics of batch normalization: the averages of the training are kept ({error})")
 
     def _network_input(self, images: Tensor) -> Tensor:

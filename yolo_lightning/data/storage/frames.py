@@ -1,5 +1,6 @@
 """Decoding of encoded frames, and the errors of frames that cannot be used."""
 
+import errno
 import io
 from typing import Any, Literal, Self
 
@@ -27,8 +28,37 @@ Frame = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
 CONVERT = "convert all images with one range, see docs/datasets.md"
 
 
+def file_of(problem: str) -> str:
+    """Return the file name in the message of a `FrameError`."""
+    return problem.partition(": ")[0]
+
+
 class FrameError(Exception):
     """A frame that cannot be used; the message is `<file name>: <reason>`."""
+
+    @property
+    def file(self) -> str:
+        """Name of the file, as in the annotation file."""
+        return file_of(str(self))
+
+
+TRANSIENT = frozenset(
+    {
+        *(errno.ENOENT, errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.ENXIO, errno.ENODEV, errno.ENOTCONN),
+        *(errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.EREMOTEIO, errno.EACCES, errno.EKEYEXPIRED),
+    }
+)
+"""Errors of a read that can pass: a file system that is not mounted or does not answer, no free file descriptor."""
+
+
+class AbsentFrameError(FrameError):
+    """A frame that cannot be read at the moment, see `TRANSIENT`."""
+
+
+def unreadable(name: str, reason: str, error: OSError) -> FrameError:
+    """Return the error of a frame whose file cannot be read."""
+    kind = AbsentFrameError if error.errno in TRANSIENT else FrameError
+    return kind(f"{name}: {reason}")
 
 
 class BitDepthError(FrameError):

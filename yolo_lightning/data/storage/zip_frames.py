@@ -18,9 +18,9 @@ import numpy.typing as npt
 
 from yolo_lightning.data.index import index_folder
 from yolo_lightning.data.index.index_folder import NamesArray, NameTable, encode
-from yolo_lightning.data.storage.frames import FrameError
+from yolo_lightning.data.storage.frames import FrameError, unreadable
 from yolo_lightning.data.storage.image_header import FrameLimits
-from yolo_lightning.data.storage.positioned_file import PositionedFile
+from yolo_lightning.data.storage.positioned_file import PositionedFile, ReplacedFileError
 from yolo_lightning.data.storage.storage import EncodedStorage, StorageSettings
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.paths import real_path
@@ -42,6 +42,10 @@ LOCAL_HEADER = struct.Struct("<4s22xHH")
 """Signature, length of the name, length of the extra fields (APPNOTE.TXT 4.3.7), which only this header has."""
 
 LOCAL_SIGNATURE = b"PK\x03\x04"
+
+
+class DamagedMemberError(Exception):
+    """A member of an archive that is not where the directory of the archive says."""
 
 
 class ZipFrames(EncodedStorage):
@@ -93,7 +97,9 @@ class ZipFrames(EncodedStorage):
             if method == zipfile.ZIP_DEFLATED:
                 # At most one byte more than the expected size: a damaged member must not fill the memory.
                 content = zlib.decompressobj(-zlib.MAX_WBITS).decompress(content, size + 1)
-        except (OSError, zlib.error) as error:
+        except OSError as error:
+            raise unreadable(name, f"cannot be read from {self.archive.name}: {error}", error) from error
+        except (DamagedMemberError, zlib.error) as error:
             raise FrameError(f"{name}: damaged in {self.archive.name}: {error}") from error
         if len(content) != size or zlib.crc32(content) != crc:
             raise FrameError(f"{name}: damaged in {self.archive.name}: wrong checksum")
@@ -105,19 +111,19 @@ class ZipFrames(EncodedStorage):
     def _compressed(self, header_offset: int, length: int) -> bytes:
         header = self._file.read(header_offset, LOCAL_HEADER.size)
         if not header.startswith(LOCAL_SIGNATURE) or len(header) < LOCAL_HEADER.size:
-            raise OSError(f"no member begins at byte {header_offset:,}")
+            raise DamagedMemberError(f"no member begins at byte {header_offset:,}")
         _, name_length, extra_length = LOCAL_HEADER.unpack(header)
         data = self._file.read(header_offset + LOCAL_HEADER.size + name_length + extra_length, length)
         if len(data) < length:
-            raise OSError(f"the archive ends inside the member, {length - len(data):,} bytes are missing")
+            raise DamagedMemberError(f"the archive ends inside the member, {length - len(data):,} bytes are missing")
         return data
 
 
 def _reopen(archive: Path, index_root: Path, limits: FrameLimits, fingerprint: str) -> ZipFrames:
-    """Open the archive in a spawned worker; raise `ValueError` if it was replaced."""
+    """Open the archive in a spawned worker."""
     storage = ZipFrames(archive, index_root, limits)
     if storage.fingerprint != fingerprint:
-        raise UserError(f"{archive} has changed since this run was started: restart the run")
+        raise ReplacedFileError(f"{archive} has changed since this run was started: restart the run")
     return storage
 
 
