@@ -119,6 +119,9 @@ class YOLOModule(LightningModule):
         UserError: If a value is out of range or `weights` cannot be used.
     """
 
+    saves_gradients = True
+    """Checkpoints contain the summed gradients (`Accumulation`): `LastCheckpoint` does not save them again."""
+
     @checked_arguments("model", unchecked=("class_names",), class_width=">= 1, <= 8192")
     def __init__(
         self,
