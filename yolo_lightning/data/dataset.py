@@ -13,7 +13,6 @@ from yolo_lightning.data.clip_backgrounds import with_difference
 from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.data.labelled_frames import LabelledFrames
 from yolo_lightning.data.sampling.resumable_loader import SampleKey
-from yolo_lightning.data.storage.frames import AbsentFrameError, FrameError
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
 from yolo_lightning.data.transforms.box_paste import ObjectPaster
 from yolo_lightning.data.transforms.letterbox import Labelled, letterbox
@@ -28,11 +27,6 @@ not change other choices."""
 MIXUP_BETA = 32.0  # Both parameters of the distribution of the mixup ratio, as in Ultralytics
 Reader = Callable[..., Labelled]  # `LabelledFrames.read` with the drift of a sample
 UNAUGMENTED = Letterbox(1.0, 0, 0)  # Letterbox of training samples, which are never mapped back to the frame
-
-
-def absent_names(problems: Sequence[FrameError]) -> tuple[str, ...]:
-    """Return the files that may be readable later."""
-    return tuple(error.file for error in problems if isinstance(error, AbsentFrameError))
 
 
 class TrainingDataset(Dataset[Sample]):
@@ -72,7 +66,7 @@ class TrainingDataset(Dataset[Sample]):
         drift = None
         if self.has_raw_frames:
             drift = random_range_drift(self.augmentation, self._generator(DRIFT_STREAM, key))
-        problems: list[FrameError] = []
+        problems: list[str] = []
         # The sensor of a sample drifts once; the lender keeps its own histogram.
         read = partial(self.frames.read, drift=drift, problems=problems)
         parts = [read(part, place > 0) for place, part in enumerate(indices)]
@@ -95,9 +89,7 @@ class TrainingDataset(Dataset[Sample]):
             frame_shape=self.frames.index.shape(index),
             letterbox=UNAUGMENTED,
             readable=is_readable,
-            bad_frames=tuple(map(str, problems)),
-            absent=absent_names(problems),
-            key=key,
+            bad_frames=tuple(problems),
         )
 
     def _generator(self, stream: int, key: SampleKey) -> np.random.Generator:
@@ -155,7 +147,7 @@ class EvaluationDataset(Dataset[Sample]):
         return len(self.frames)
 
     def __getitem__(self, index: int) -> Sample:
-        problems: list[FrameError] = []
+        problems: list[str] = []
         frame = self.frames.read(index, problems=problems)
         labelled, placement = letterbox(frame, self.image_size, shrink_by_area=self.frames.resize == "area")
         return Sample(
@@ -166,8 +158,6 @@ class EvaluationDataset(Dataset[Sample]):
             frame_shape=self.frames.index.shape(index),
             letterbox=placement,
             readable=frame.problem is None,
-            bad_frames=tuple(map(str, problems)),
-            absent=absent_names(problems),
-            key=index,
+            bad_frames=tuple(problems),
             month=self.frames.index.month(index),
         )
