@@ -11,23 +11,31 @@ import torch
 from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
 from yolo_lightning.checkpoints.checkpoint_file import NotSavedError, link_checkpoint, remove_checkpoint, superseded
 from yolo_lightning.errors import UserError
+from yolo_lightning.training.accumulation import Accumulation, unscaled_gradients
 from yolo_lightning.utils import run_files
 from yolo_lightning.utils.activity import number_from_device
 from yolo_lightning.utils.choices import check_state, checked_arguments
-from yolo_lightning.utils.loop_position import is_last_epoch, steps_begun
+from yolo_lightning.utils.loop_position import ends_within_epoch, is_accumulating, is_last_epoch, steps_begun
 from yolo_lightning.utils.stop_signals import request
+from yolo_lightning.utils.suspect_checkpoints import trusted_steps
 
 FINAL_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 """Seconds before each further attempt to write the checkpoint of the last epoch."""
 
+GRADIENTS = "accumulated_gradients"  # checkpoint key of the gradients that no optimizer step has used yet
+
 STOP_PAUSES_S = (1.0, 2.0, 4.0)
 """Seconds before each further attempt after a stop signal: schedulers and the supervisor send SIGKILL after 20 s."""
+
+OF_BEST = ("best_model_path", "best_model_score", "best_k_models", "kth_best_model_path", "kth_value")
+"""Keys in the state of a `ModelCheckpoint` that describe its best checkpoint."""
 
 
 def _checkpoint_folder(trainer: Trainer) -> Path:
@@ -117,14 +125,21 @@ class BestCheckpoint(ModelCheckpoint):
         return state | {"recent": self.recent}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the best score, also if the run folder was renamed."""
+        """Restore the best score, also if the run folder was renamed; not the score of a file that no longer exists."""
         check_state(self, state_dict, super().state_dict().keys() - {"dirpath"})
         self.recent = state_dict.get("recent", [])
-        best = str(Path(self.dirpath or "") / run_files.BEST_CHECKPOINT)
+        best = Path(self.dirpath or "") / run_files.BEST_CHECKPOINT
         moved: dict[str, Any] = {"dirpath": self.dirpath}
-        if state_dict["best_model_path"]:
+        if not best.is_file():  # for example set aside after a wrong result
+            fresh = super().state_dict()
+            moved |= {name: fresh[name] for name in OF_BEST}
+        elif state_dict["best_model_path"]:
             score = state_dict["best_model_score"]
-            moved |= {"best_model_path": best, "kth_best_model_path": best, "best_k_models": {best: score}}
+            moved |= {
+                "best_model_path": str(best),
+                "kth_best_model_path": str(best),
+                "best_k_models": {str(best): score},
+            }
         super().load_state_dict(state_dict | moved)
 
     def _monitor_candidates(self, trainer: Trainer) -> dict[str, Tensor]:
@@ -190,7 +205,8 @@ class EpochCheckpoint(Checkpoint):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         epochs, folder = trainer.current_epoch + 1, _checkpoint_folder(trainer)
-        if epochs % self.every_n_epochs or not trainer.is_global_zero:
+        is_dry_run = bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
+        if epochs % self.every_n_epochs or not trainer.is_global_zero or is_dry_run:
             return
         path = folder / f"epoch-{epochs:04d}.ckpt"
         try:
@@ -203,13 +219,20 @@ class LastCheckpoint(Checkpoint):
     """Saves the whole training state every N steps, at the end of every epoch and on a stop signal.
 
     Nothing is saved after the last batch of an epoch: the end of the epoch follows, after validation, and a run resumed
-    between the two would skip both. Nothing is saved on another exception, because a step may be incomplete. A full
-    disk does not end the run: older checkpoints are kept, and saving continues with the next one. The checkpoint of the
-    last epoch and the one after a stop signal are tried several times; a fit whose last epoch cannot be saved fails.
+    between the two would skip both. If the fit ends within an epoch (`max_steps`, `max_time`), the checkpoint of its
+    last batch is kept, so that a longer fit continues with the rest of the epoch. Nothing is saved on another
+    exception, because a step may be incomplete, and nothing with `fast_dev_run`. A full disk does not end the run:
+    older checkpoints are kept, and saving continues with the next one. The checkpoint of the last epoch and the one
+    after a stop signal are tried several times; a fit whose last epoch cannot be saved fails.
+
+    All checkpoints of the Trainer, also those of other callbacks, contain the gradients that no optimizer step has used
+    yet (`accumulate_grad_batches`, or manual optimization); with several ranks, their mean. A module that saves them
+    itself has the attribute `saves_gradients = True`.
 
     Args:
         interval_steps: Batches between two checkpoints within an epoch, >= 0; 0 saves at the end of epochs only.
-        keep: Number of `step-*.ckpt` that are kept, >= 1; `last.ckpt` is a link to the newest.
+        keep: Number of `step-*.ckpt` that are kept, >= 1; `last.ckpt` is a link to the newest. With the self-check
+            (`model.guard.self_check_share`), up to two more are kept: one is older than the last round of checks.
     """
 
     @checked_arguments(interval_steps=">= 0", keep=">= 1")
@@ -218,14 +241,44 @@ class LastCheckpoint(Checkpoint):
         self.keep = keep
         self._failure: OSError | None = None
         """Error of the newest checkpoint, or None."""
+        self._has_ended_within_epoch = False
+        self._accumulation = Accumulation()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         _checkpoint_folder(trainer)  # raises a ValueError
+        self._has_ended_within_epoch = False
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Add the gradients of an incomplete accumulation; a collective call where there are several ranks."""
+        if getattr(pl_module, "saves_gradients", False):
+            return
+        if pl_module.automatic_optimization and not is_accumulating(trainer):
+            return
+        gradients = unscaled_gradients(pl_module, trainer.scaler)
+        if not isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy):
+            if gradients:
+                name = type(trainer.strategy).__name__
+                rank_zero_warn(f"gradients of an incomplete accumulation are not saved with {name}")
+            return
+        if trainer.world_size > 1:
+            gradients = {name: trainer.strategy.reduce(one, reduce_op="mean") for name, one in gradients.items()}
+        if gradients:
+            checkpoint[GRADIENTS] = gradients
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Keep the gradients until training starts, when the parameters are on their device."""
+        self._accumulation.load_state_dict({"gradients": checkpoint.get(GRADIENTS, {})})
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._accumulation.restore(pl_module, trainer.scaler)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if self.interval_steps and (batch_idx + 1) % self.interval_steps == 0 and not trainer.is_last_batch:
+        self._has_ended_within_epoch = ends_within_epoch(trainer)
+        if self._has_ended_within_epoch:
+            self._save(trainer, FINAL_PAUSES_S)
+        elif self.interval_steps and (batch_idx + 1) % self.interval_steps == 0 and not trainer.is_last_batch:
             self._save(trainer)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -239,6 +292,8 @@ class LastCheckpoint(Checkpoint):
             self._save(trainer, STOP_PAUSES_S)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._has_ended_within_epoch:
+            return
         is_last = is_last_epoch(trainer) or trainer.should_stop or trainer.global_step == trainer.max_steps
         pauses_s = FINAL_PAUSES_S if is_last else STOP_PAUSES_S if request.number is not None else ()
         self._save(trainer, pauses_s)
@@ -250,6 +305,8 @@ class LastCheckpoint(Checkpoint):
 
     def _save(self, trainer: Trainer, pauses_s: Sequence[float] = ()) -> None:
         """Save; after a failure again after each of `pauses_s`, which must be equal in all ranks."""
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
         path = _checkpoint_folder(trainer) / run_files.STEP_CHECKPOINT.format(steps=steps_begun(trainer))
         for pause_s in (*pauses_s, None):
             try:
@@ -257,7 +314,8 @@ class LastCheckpoint(Checkpoint):
                     trainer.save_checkpoint(path, weights_only=False)
                 if trainer.is_global_zero:
                     link_checkpoint(path, path.with_name(run_files.LAST_CHECKPOINT))
-                    for old in superseded(path.parent.glob(run_files.STEP_CHECKPOINTS), path, self.keep):
+                    trusted = trusted_steps(Path(trainer.default_root_dir))
+                    for old in superseded(path.parent.glob(run_files.STEP_CHECKPOINTS), path, self.keep, trusted):
                         remove_checkpoint(old)
                 self._failure = None
                 return

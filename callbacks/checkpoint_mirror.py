@@ -34,7 +34,7 @@ class CheckpointMirror(Checkpoint):
         self._thread: threading.Thread | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage != "fit" or not trainer.is_global_zero:
+        if stage != "fit" or not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         run = Path(trainer.default_root_dir).absolute()
         self._folder, self._remote = run / run_files.CHECKPOINTS, self._mirror.folder(run.name)

@@ -7,13 +7,18 @@ import torch
 from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from yolo_lightning.errors import UserError
 from yolo_lightning.supervision import heartbeat
+from yolo_lightning.supervision.failure_record import record_own_failure
 from yolo_lightning.supervision.heartbeat import HeartbeatWriter, Phase
 from yolo_lightning.utils.accelerator import synchronize
 from yolo_lightning.utils.activity import Activity, enter
 from yolo_lightning.utils.loop_position import steps_begun
+
+NO_FAILURES = (KeyboardInterrupt, SystemExit, SIGTERMException)
+"""Exceptions of a stop signal."""
 
 
 class HeartbeatCheckpointIO(CheckpointIO):
@@ -126,6 +131,9 @@ class HeartbeatCallback(Callback):
         self.beat(Phase.EPOCH_END)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Write the failure record. As the first callback, before anything is torn down, which can hang."""
+        if not isinstance(exception, NO_FAILURES):
+            record_own_failure(exception, rank=trainer.global_rank, has_trained=trainer.global_step > 0)
         self.beat(Phase.EXIT)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

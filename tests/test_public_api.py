@@ -243,7 +243,7 @@ def test_prediction_of_a_plain_trainer_returns_the_detections_of_each_frame(
         (lambda: scores_of(scores=math.nan), "preds: boxes must be x, y, x, y with finite values, .* got x, y"),
         (lambda: scores_of(target=[9.0, 9, 0, 0]), "target: .* in target the smaller ones first, got x, y, width"),
         (lambda: yolo_lightning.swap_convs(NETWORK, skip=None), "skip must be a list of names"),
-        (lambda: yolo_lightning.swap_convs(torch.jit.script(torch.nn.ReLU())), "before torch.jit.script"),
+        (lambda: yolo_lightning.swap_convs(torch.jit.script(torch.nn.ReLU())), "before torch.jit.trace"),
         (lambda: conv2d(None, None), "input, weight and bias must be tensors and plan a Plan, got NoneType"),
         (
             lambda: yolo_lightning.swap_convs(torch.nn.Conv1d(3, 4, 3))(None),

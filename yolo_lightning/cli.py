@@ -20,13 +20,13 @@ from lightning.pytorch.plugins import CheckpointIO
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch.distributed import DistStoreError
 
+import yolo_lightning
 from yolo_lightning import callbacks
 from yolo_lightning.callbacks.default_callbacks import with_default_callbacks
 from yolo_lightning.callbacks.run_config import SaveRunConfig
 from yolo_lightning.checkpoints import run_folder
 from yolo_lightning.checkpoints.checkpoint_io import AtomicCheckpointIO
 from yolo_lightning.checkpoints.resume import download
-from yolo_lightning.checkpoints.torch_archive import reason
 from yolo_lightning.commands import TOOLS
 from yolo_lightning.commands.answers import PROGRAM, answer, has_pictures_of, learn
 from yolo_lightning.commands.command_line import run_tool
@@ -48,7 +48,6 @@ from yolo_lightning.supervision import (
     run_lock,
 )
 from yolo_lightning.supervision.heartbeat import Phase
-from yolo_lightning.training.self_check import WrongResultError
 from yolo_lightning.utils import run_files
 from yolo_lightning.utils.addresses import redacted
 from yolo_lightning.utils.distributed import launch_id, machines_of_launch
@@ -106,8 +105,7 @@ HARMLESS_LOG_LINES = (
 def main(args: list[str] | None = None) -> None:
     """Run a command line.
 
-    A `ValueError` raised by this package is printed and ends the process with exit code 2; other errors keep their
-    traceback.
+    A `UserError` is printed in one line and ends the process with exit code 2; other errors keep their traceback.
 
     Args:
         args: Words after the program name; None for those of the process, which `__main__` has answered.
@@ -229,7 +227,9 @@ class YOLOCLI(LightningCLI):
             for frame, _ in walk_tb(cause.__traceback__):
                 places = {"__init__": frame.f_locals, "call": frame.f_locals.get("values")}  # of `checked_arguments`
                 kind = type((places.get(frame.f_code.co_name) or {}).get("self"))
-                if issubclass(kind, Callback | Logger):
+                # Another error of a class of this package is a mistake of the package.
+                is_refusal = isinstance(cause, UserError) or not is_of_package(kind.__module__)
+                if is_refusal and issubclass(kind, Callback | Logger):
                     option = "callbacks" if issubclass(kind, Callback) else "logger"
                     problem = one_line(str(cause)).removeprefix(f"{kind.__name__}.")
                     raise UserError(f"trainer.{option}: {kind.__name__}: {problem}") from error
@@ -272,6 +272,9 @@ class YOLOCLI(LightningCLI):
         try:
             trainer = super().instantiate_trainer(**kwargs)
         except (MisconfigurationException, TypeError, ValueError) as error:  # of Lightning, for values of a valid type
+            _, *frames = (frame for frame, _ in walk_tb(error.__traceback__))
+            if any(is_of_package(frame.f_globals["__name__"]) for frame in frames):
+                raise
             typed = given_options(self._words, os.environ).typed
             ours = {key: value for key, value in typed.items() if key.startswith("trainer.")}
             named = {key: value for key, value in ours.items() if key.removeprefix("trainer.") in str(error)}
@@ -319,16 +322,6 @@ class YOLOCLI(LightningCLI):
             try:
                 with reported(self.trainer, self._words) if subcommand == "fit" else nullcontext():
                     super()._run_subcommand(subcommand)
-            except WrongResultError as error:
-                # With the name of the class, by which the supervisor recognizes the error.
-                raise SystemExit(f"{WrongResultError.__name__}: {error}") from None
-            except (AttributeError, KeyError, TypeError) as error:
-                called = {frame.f_code.co_name for frame, _ in walk_tb(error.__traceback__)}
-                if called.isdisjoint(("resume_start", "_restore_modules_and_callbacks", "restore_training_state")):
-                    raise
-                raise UserError(
-                    f"checkpoint {self.trainer.ckpt_path} is damaged: {reason(error)}; use another checkpoint"
-                ) from error
             except DistStoreError as error:
                 raise SystemExit(
                     f"error: a process is missing or has ended: {error} Time limit: see configs/engine/ddp.yaml."
@@ -347,6 +340,11 @@ def with_deadline(configured: list[Callback], deadline: str) -> list[Callback]:
             "init_args.deadline of StatusFile"
         )
     return [*configured, callbacks.StatusFile(deadline=deadline)]
+
+
+def is_of_package(module: str) -> bool:
+    """Return whether a module belongs to this package."""
+    return module.partition(".")[0] == yolo_lightning.__name__
 
 
 def seed_of(seed_everything: bool | int) -> int:

@@ -62,7 +62,7 @@ from yolo_lightning.training.freezing import Freeze, freeze_parts, keep_norms_fr
 from yolo_lightning.training.guarded_step import GuardedStep, Losses
 from yolo_lightning.training.module_state import ModuleState
 from yolo_lightning.training.nonfinite import GuardSettings, NonFiniteGuard, roll_back
-from yolo_lightning.training.normalization_statistics import recompute_statistics
+from yolo_lightning.training.normalization_statistics import StatisticsError, recompute_statistics
 from yolo_lightning.training.optimizers import (
     AUTO_MOMENTUM,
     apply_settings,
@@ -118,6 +118,9 @@ class YOLOModule(LightningModule):
     Raises:
         UserError: If a value is out of range or `weights` cannot be used.
     """
+
+    saves_gradients = True
+    """Checkpoints contain the summed gradients (`Accumulation`): `LastCheckpoint` does not save them again."""
 
     @checked_arguments("model", unchecked=("class_names",), class_width=">= 1, <= 8192")
     def __init__(
@@ -207,7 +210,7 @@ class YOLOModule(LightningModule):
         signature(cls).bind_partial(**{name: options[name] for name in options.keys() - others})
         try:
             return super().load_from_checkpoint(checkpoint_path, *arguments, **(stored | options))
-        except (RuntimeError, KeyError, ValueError) as error:
+        except (UserError, RuntimeError) as error:  # RuntimeError: of load_state_dict, for other tensors
             raise UserError(f"{checkpoint_path} cannot be loaded with {options}: {reason(error)}") from error
 
     def setup(self, stage: str) -> None:
@@ -445,8 +448,13 @@ class YOLOModule(LightningModule):
         self._facts = facts = TrainingFacts.from_trainer(self.trainer)
         summed = sum_over_ranks if self.trainer.world_size > 1 else None
         self.guarded_step.prepare(self.graph, facts.batch_size, summed)
-        run = Path(self.trainer.default_root_dir) if self.trainer.is_global_zero else None
-        self._self_check.prepare(self.graph, facts.seed, self.trainer.global_rank, run)
+        self._self_check.prepare(
+            self.graph,
+            Path(self.trainer.default_root_dir),
+            steps=steps_begun(self.trainer),
+            rank=self.trainer.global_rank,
+            ranks=self.trainer.world_size,
+        )
         before = self._input_record
         if before and facts.image_size is not None:
             channels = facts.channels or before["channels"]
@@ -457,6 +465,9 @@ class YOLOModule(LightningModule):
                     "model.loss.class_weight_power needs a data module whose training_facts has class_counts"
                 )
             self.detection_loss.class_weights = class_weights(self._facts.class_counts, power)
+
+    def on_train_end(self) -> None:
+        self._self_check.end()
 
     def train(self, mode: bool = True) -> Self:
         """Set training or evaluation mode; the normalization of frozen parts stays in evaluation mode."""
@@ -572,10 +583,10 @@ class YOLOModule(LightningModule):
         older = loader.before_start(missing) if missing and isinstance(loader, ResumableLoader) else []
         images = [*(batch.images.to(self.device) for batch in older), *self._newest]
         try:
-            with self.trainer.precision_plugin.val_step_context():
+            with during(Activity.FORWARD), self.trainer.precision_plugin.val_step_context():
                 inputs = map(self._network_input, images)
                 recompute_statistics(self.graph, inputs, self._frozen, self.trainer.world_size)
-        except ValueError as error:
+        except StatisticsError as error:
             rank_zero_warn(f"statistics of batch normalization: the averages of the training are kept ({error})")
 
     def _network_input(self, images: Tensor) -> Tensor:

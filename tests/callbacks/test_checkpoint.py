@@ -249,6 +249,37 @@ def test_score_of_a_best_checkpoint_that_was_never_written_is_not_compared(
     assert best.best_model_score == pytest.approx(0.5)
 
 
+def test_score_of_a_best_checkpoint_that_was_set_aside_is_not_compared(tmp_path: Path) -> None:
+    """The file of the best score may contain wrong weights; without a new one the run would end without `best.ckpt`."""
+    scores = [0.9, 0.5]
+    fit(tmp_path, BestCheckpoint(), LastCheckpoint(0), module=TinyModule(val_scores=scores), epochs=1)
+    best = tmp_path / "checkpoints/best.ckpt"
+    best.rename(best.with_name("best.ckpt.suspect"))
+    last = tmp_path / "checkpoints/last.ckpt"
+    fit(tmp_path, BestCheckpoint(), LastCheckpoint(0), module=TinyModule(val_scores=scores), epochs=2, resume=last)
+    assert read(best)["epoch"] == 1
+
+
+def test_checkpoint_older_than_the_last_round_of_self_checks_is_kept(tmp_path: Path) -> None:
+    """A round takes 6 steps here, and two checkpoints of the last two steps are kept besides."""
+
+    class Round(Callback):
+        def on_train_batch_start(self, trainer: Trainer, *arguments: Any) -> None:
+            passed = max(0, trainer.fit_loop.total_batch_idx - 5)
+            (tmp_path / "self_check.json").write_text(f'{{"passed": {{"slow": {passed}, "fast": 99}}}}')
+
+    kept = []
+
+    class Kept(Callback):
+        def on_train_batch_end(self, trainer: Trainer, *arguments: Any) -> None:
+            kept.append((trainer.fit_loop.total_batch_idx - 5, steps_kept(tmp_path)))
+
+    fit(tmp_path, Round(), LastCheckpoint(1, keep=2), Kept(), epochs=1, batches=30)
+    for passed, steps in kept[6:]:
+        assert any(passed - 12 <= step <= passed for step in steps)
+        assert len(steps) <= 4
+
+
 def test_run_folder_resumed_under_another_name_remembers_the_best_score(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

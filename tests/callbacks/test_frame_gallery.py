@@ -11,7 +11,7 @@ from tests.callbacks.tiny_detection import HIT, MISS, DetectionModule, Frames, f
 from tests.callbacks.tiny_training import loader, tiny_trainer
 from yolo_lightning.callbacks import FrameGallery
 from yolo_lightning.data.batch import Prediction, Target
-from yolo_lightning.evaluation.drawing import GAP, enlargement, side_by_side
+from yolo_lightning.evaluation.drawing import GAP, encode, enlargement, side_by_side
 from yolo_lightning.evaluation.gallery import frame_scores, shown_detections
 from yolo_lightning.utils.run_files import FRAMES
 
@@ -144,6 +144,12 @@ def test_colour_and_gray_frames_are_drawn_on_both_sides() -> None:
 @pytest.mark.parametrize(("width", "gain"), [(80, 8), (384, 1), (320, 2), (640, 1), (1280, 0.5)])
 def test_small_frames_grow_by_whole_factors(width: int, gain: float) -> None:
     assert enlargement(width) == gain
+
+
+def test_pictures_of_high_frames_can_be_stored() -> None:
+    high = side_by_side(np.zeros((5000, 4), np.uint8), target("a"), prediction("a"))
+    assert encode(high)
+    assert len(high) == 8192
 
 
 def test_a_box_of_two_classes_is_shown_with_the_better_one() -> None:

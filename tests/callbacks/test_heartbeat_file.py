@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from tests.callbacks.tiny_detection import frame_batch
 from tests.callbacks.tiny_training import AccumulatingModule, Interrupt, StopAt, TinyModule, fit, loader, tiny_trainer
@@ -15,7 +16,8 @@ from yolo_lightning.callbacks import LastCheckpoint
 from yolo_lightning.callbacks.heartbeat_callback import HeartbeatCheckpointIO
 from yolo_lightning.callbacks.heartbeat_file import HeartbeatFile
 from yolo_lightning.supervision import heartbeat
-from yolo_lightning.supervision.heartbeat import Heartbeat, HeartbeatWriter, Phase, read_heartbeat
+from yolo_lightning.supervision.failure_record import FailureRecord, read_failure
+from yolo_lightning.supervision.heartbeat import HEARTBEAT_VARIABLE, Heartbeat, HeartbeatWriter, Phase, read_heartbeat
 
 
 class Beats(HeartbeatWriter):
@@ -156,3 +158,32 @@ def test_full_disk_leaves_the_phase_as_it_was(beats: Beats) -> None:
     with pytest.raises(OSError, match="disk full"):
         HeartbeatCheckpointIO(Full(), record, torch.device("cpu")).save_checkpoint({}, "x")  # type: ignore[arg-type]
     assert beats.phase is Phase.FETCH
+
+
+def test_exception_is_recorded_before_any_callback_reacts(
+    beats: Beats, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(HEARTBEAT_VARIABLE, str(beats.path))
+    seen: list[FailureRecord | None] = []
+
+    class Mistake(Callback):
+        def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
+            if trainer.global_step == 2:
+                dict(zip((1, 2), (3,), strict=True))
+
+        def on_exception(self, *_: Any) -> None:
+            seen.append(read_failure(beats.path))
+
+    with pytest.raises(ValueError, match=r"zip\(\) argument"):
+        fit(tmp_path, HeartbeatFile(), Mistake(), epochs=1, batches=4)
+    record = seen[0]
+    assert record is not None
+    assert (record.error, record.is_user_error, record.has_trained) == ("builtins.ValueError", False, True)
+    assert (record.phase, record.step) == ("step", 2)
+    assert "zip((1, 2), (3,), strict=True)" in record.traceback
+
+
+def test_stop_signal_is_no_failure(beats: Beats, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(HEARTBEAT_VARIABLE, str(beats.path))
+    HeartbeatFile().on_exception(Trainer(logger=False, accelerator="cpu"), TinyModule(), SIGTERMException())
+    assert read_failure(beats.path) is None

@@ -1,5 +1,6 @@
 """Selection of the run folder that a fit resumes, and the number of files read for it."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,20 @@ def test_folder_in_which_a_checkpoint_continues(
         newest.write_bytes(b"torn")
     name, steps = resumed
     assert folder_to_fit(tmp_path / "yolo", tmp_path / name / f"checkpoints/step-{steps}.ckpt") == tmp_path / folder
+
+
+@pytest.mark.parametrize("choose", [lambda run: checkpoint_to_fit(run, None, True), latest_checkpoint])
+def test_checkpoints_after_a_wrong_result_are_not_resumed_without_a_supervisor(
+    choose: Callable[[Path], Path | None], tmp_path: Path
+) -> None:
+    run = tmp_path / "yolo"
+    for steps in (4, 8):
+        save(run, steps)
+    (run / "self_check.json").write_text('{"passed": {"a": 8, "b": 5}, "wrong_layer": "b"}')
+    with pytest.warns(UserWarning, match=r"checkpoints set aside after the last passed self-check: step-8\.ckpt"):
+        assert choose(run) == run / "checkpoints/step-4.ckpt"
+    save(run, 8)
+    assert choose(run) == run / "checkpoints/step-8.ckpt"
 
 
 def test_resume_reads_the_newest_checkpoint_once_to_check_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

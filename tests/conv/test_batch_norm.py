@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from yolo_lightning.conv import VendorFreeBatchNorm2d
+from yolo_lightning.conv import VendorFreeBatchNorm2d, swap_convs
 from yolo_lightning.conv.normalization import RecomputedBatchNormSiLU2d
 
 KINDS = (VendorFreeBatchNorm2d, RecomputedBatchNormSiLU2d)
@@ -123,6 +123,44 @@ def test_empty_batch_like_torch(kind: type[nn.BatchNorm2d]) -> None:
 def test_bad_inputs(shape: tuple[int, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         VendorFreeBatchNorm2d(4)(torch.zeros(shape))
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("kind", [nn.BatchNorm2d, nn.InstanceNorm2d])
+def test_negative_eps_is_refused(kind: type[nn.Module], training: bool) -> None:
+    layer = swap_convs(kind(4, eps=-1.0)).train(training)
+    with pytest.raises(ValueError, match=r"eps of a normalization must be >= 0, got -1\.0"):
+        layer(torch.ones(2, 4, 3, 3))
+
+
+INSTANCES = [
+    (nn.InstanceNorm1d, (3, 4, 6)),
+    (nn.InstanceNorm2d, (3, 4, 5, 6)),
+    (nn.InstanceNorm2d, (4, 5, 6)),
+    (nn.InstanceNorm3d, (2, 4, 3, 2, 4)),
+]
+
+
+@pytest.mark.parametrize("options", [{}, {"affine": True}, {"affine": True, "track_running_stats": True}], ids=str)
+@pytest.mark.parametrize(("kind", "shape"), INSTANCES, ids=str)
+def test_instance_normalization_equals_torch(
+    kind: type[nn.Module], shape: tuple[int, ...], options: dict[str, Any]
+) -> None:
+    native = kind(4, dtype=torch.float64, **options)
+    swapped = swap_convs(copy.deepcopy(native))
+    results: list[Any] = []
+    for layer in (native, swapped):
+        input = random(*shape).requires_grad_()
+        first = layer(input)
+        second = layer.eval()(input)
+        wanted = [input, *layer.parameters()]
+        results.append((first, second, *torch.autograd.grad((first * second).sum(), wanted), layer.state_dict()))
+    torch.testing.assert_close(*results)
+
+
+def test_instance_normalization_of_one_pixel_is_refused() -> None:
+    with pytest.raises(ValueError, match="more than 1 spatial element"):
+        swap_convs(nn.InstanceNorm2d(4))(torch.ones(2, 4, 1, 1))
 
 
 def test_gradient_in_another_memory_format_and_expanded() -> None:

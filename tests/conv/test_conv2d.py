@@ -3,6 +3,7 @@
 import warnings
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -130,12 +131,7 @@ def test_two_runs_are_bitwise_equal() -> None:
     assert all(torch.equal(one, two) for one, two in zip(*runs, strict=True))
 
 
-def test_functional_grad_works_and_vmap_and_forward_mode_raise() -> None:
-    input, weight = random(2, 3, 6, 6), random(4, 3, 3, 3)
-    gradient = torch.func.grad(lambda leaf: conv2d(input, leaf).square().sum())(weight)
-    reference = torch.func.grad(lambda leaf: F.conv2d(input, leaf).square().sum())(weight)
-    torch.testing.assert_close(gradient, reference)
-    with pytest.raises(RuntimeError, match="vmap"):
-        torch.func.vmap(lambda leaf: conv2d(input, leaf))(torch.stack([weight, weight]))
-    with pytest.raises(NotImplementedError, match="jvp"):
-        torch.func.jvp(lambda leaf: conv2d(input, leaf), (weight,), (weight,))
+def test_integers_of_numpy_are_accepted() -> None:
+    input, weight = random(2, 4, 9, 9), random(4, 2, 3, 3)
+    arguments = {"stride": np.int64(2), "padding": (np.int32(1), 1), "dilation": np.int8(2), "groups": np.int64(2)}
+    torch.testing.assert_close(conv2d(input, weight, **arguments), F.conv2d(input, weight, None, 2, 1, 2, 2))

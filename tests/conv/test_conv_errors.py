@@ -47,9 +47,10 @@ def test_bad_arguments(
         conv2d(torch.zeros(input_shape), torch.zeros(weight_shape), **arguments)
 
 
-def test_dtypes_must_agree_and_be_real_floats() -> None:
+def test_dtypes_must_agree_and_be_floats() -> None:
     with pytest.raises(ValueError, match=r"float64.*weight.*float32.*should be the same"):
         conv2d(torch.zeros(INPUT, dtype=torch.float64), torch.zeros(WEIGHT))
-    for dtype in (torch.int64, torch.complex64):
-        with pytest.raises(ValueError, match=rf"input must have dtype torch\.float32.*, got {dtype}"):
-            conv2d(torch.zeros(INPUT, dtype=dtype), torch.zeros(WEIGHT, dtype=dtype))
+    with pytest.raises(ValueError, match=r"input must have dtype torch\.float32.*, got torch\.int64"):
+        conv2d(torch.zeros(INPUT, dtype=torch.int64), torch.zeros(WEIGHT, dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"complex64.*weight.*float32.*should be the same"):
+        conv2d(torch.zeros(INPUT, dtype=torch.complex64), torch.zeros(WEIGHT))

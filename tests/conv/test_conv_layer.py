@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from yolo_lightning.conv import DEFAULT_PLAN, AutotunedPlan, GemmConv2d, Plan
+from yolo_lightning.conv import GemmConv2d, swap_convs
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -44,11 +44,27 @@ def test_channels_last_weight_keeps_its_layout_and_gets_a_gradient() -> None:
     assert layer.weight.grad.shape == layer.weight.shape
 
 
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
-@pytest.mark.parametrize("plan", [DEFAULT_PLAN, AutotunedPlan(10)], ids=["fixed", "timed"])
-def test_layer_can_be_traced_to_torchscript(plan: Plan) -> None:
-    layer, input = GemmConv2d(3, 4, 3, stride=2, padding=1), random(2, 3, 9, 9, dtype=torch.float32)
-    layer.plan = plan
-    traced = torch.jit.trace(layer, input, check_trace=False)
-    assert getattr(plan, "spent_s", 0) == 0, "no timing while tracing"
-    torch.testing.assert_close(traced(2 * input), layer(2 * input))
+# Input, weight and other arguments. Layouts differ where a size is 1.
+SHAPES = [
+    ((2, 3, 6, 6), {"out_channels": 4, "kernel_size": 3}),
+    ((2, 1, 6, 6), {"out_channels": 4, "kernel_size": 3}),
+    ((2, 4, 6, 6), {"out_channels": 1, "kernel_size": 3}),
+    ((2, 4, 6, 6), {"out_channels": 4, "kernel_size": 3, "groups": 4}),
+    ((1, 4, 6, 6), {"out_channels": 6, "kernel_size": 1}),
+    ((2, 4, 1, 1), {"out_channels": 6, "kernel_size": 1}),
+]
+
+
+@pytest.mark.parametrize("weight_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("input_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(("shape", "arguments"), SHAPES, ids=str)
+def test_outputs_have_the_strides_of_torch(
+    shape: tuple[int, ...],
+    arguments: dict[str, int],
+    input_format: torch.memory_format,
+    weight_format: torch.memory_format,
+) -> None:
+    layer = nn.Conv2d(shape[1], **arguments).to(memory_format=weight_format)
+    input = random(*shape, dtype=torch.float32).to(memory_format=input_format)
+    expected = layer(input)
+    assert swap_convs(layer)(input).stride() == expected.stride()

@@ -1,5 +1,6 @@
 """1-D, 3-D, transposed and lazy layers against `torch.nn`: results, first and second derivatives, errors."""
 
+import copy
 import random
 from typing import Any
 
@@ -179,3 +180,27 @@ def test_outputs_can_be_changed_in_place(kind: Any, kernel_size: int, bias: bool
     samples_first = input[:1].clone()
     expected = derivatives(unswap_convs(model), samples_first)
     torch.testing.assert_close(derivatives(swap_convs(model), samples_first), expected)
+
+
+@pytest.mark.parametrize("is_spatially_last", [False, True])
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.Conv1d(3, 4, 3), (2, 3, 8)),
+        (nn.Conv1d(3, 1, 3), (2, 3, 8)),
+        (nn.ConvTranspose1d(3, 4, 3), (2, 3, 8)),
+        (nn.Conv3d(3, 4, 2, padding=1), (2, 3, 4, 5, 5)),
+        (nn.Conv3d(3, 1, 2), (2, 3, 4, 5, 5)),
+        (nn.ConvTranspose3d(3, 4, 2, padding=1), (2, 3, 4, 5, 5)),
+    ],
+    ids=str,
+)
+def test_outputs_are_contiguous(layer: nn.Module, shape: tuple[int, ...], is_spatially_last: bool) -> None:
+    input = torch.randn(shape)
+    if is_spatially_last and len(shape) == 3:
+        input = input.transpose(1, 2).contiguous().transpose(1, 2)
+    elif is_spatially_last:
+        input = input.contiguous(memory_format=torch.channels_last_3d)
+    output = swap_convs(copy.deepcopy(layer))(input)
+    memory_format = torch.channels_last_3d if is_spatially_last and len(shape) == 5 else torch.contiguous_format
+    assert output.stride() == torch.empty(output.shape).to(memory_format=memory_format).stride()

@@ -9,9 +9,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.utils import parametrizations, spectral_norm, weight_norm
+from torch.nn.utils.parametrize import remove_parametrizations
 from torch.nn.utils.prune import l1_unstructured
+from torch.profiler import ProfilerActivity, profile
 
+from tests.helpers.operators import vendor_operators
 from yolo_lightning.conv import DEFAULT_PLAN, AutotunedPlan, GemmConv2d, VendorFreeBatchNorm2d, swap_convs, unswap_convs
 
 
@@ -22,11 +26,44 @@ class OwnConv2d(nn.Conv2d):
         return super().forward(input) + 1
 
 
+class OwnLazyConv2d(nn.LazyConv2d):
+    """A subclass of a lazy layer."""
+
+
 class OwnBatchNorm2d(nn.BatchNorm2d):
     """A subclass with additional behaviour."""
 
     def _check_input_dim(self, input: Tensor) -> None:
         pass
+
+
+class SameConv2d(nn.Conv2d):
+    """A convolution that pads its input first, as timm's `Conv2dSame`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        padded = F.pad(x, (0, 1, 0, 1))
+        return F.conv2d(padded, self.weight, self.bias, self.stride, (0, 0), self.dilation, self.groups)
+
+
+class StandardizedConv2d(nn.Conv2d):
+    """A convolution whose weight is normalized at each call, as timm's `StdConv2d`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = F.batch_norm(self.weight.reshape(1, self.out_channels, -1), None, None, training=True, momentum=0.0)
+        return self._conv_forward(x, weight.reshape_as(self.weight), self.bias)
+
+
+class BatchNormAct2d(nn.BatchNorm2d):
+    """A normalization with an activation, as in timm."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels)
+        self.act = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        running = self.running_mean, self.running_var
+        output = F.batch_norm(x, *running, self.weight, self.bias, self.training, 0.1, self.eps)
+        return self.act(output)
 
 
 class Square(nn.Conv2d):
@@ -102,12 +139,15 @@ def test_a_module_used_twice_is_swapped_once() -> None:
     assert classes(swap_convs(nn.Sequential(layer, layer))) == [nn.Sequential, GemmConv2d]
 
 
+def prepared_for_quantization() -> nn.Module:
+    layer = nn.Conv2d(3, 4, 3)
+    layer.qconfig = torch.ao.quantization.default_qconfig  # type: ignore[assignment]
+    return layer
+
+
 REFUSED: dict[str, Callable[[], nn.Module]] = {
-    "own": lambda: OwnConv2d(3, 4, 3),
-    "normed": lambda: parametrizations.weight_norm(nn.Conv2d(3, 4, 3)),
-    "synchronised": lambda: nn.SyncBatchNorm(4),
-    "own_norm": lambda: OwnBatchNorm2d(4),
-    "instance": lambda: nn.InstanceNorm2d(4),
+    "lazy": lambda: OwnLazyConv2d(4, 3),
+    "quantized": prepared_for_quantization,
 }
 
 
@@ -123,10 +163,78 @@ def test_layers_that_would_use_the_vendor_library_are_rejected(name: str) -> Non
 
 
 def test_error_lists_all_rejected_layers_and_the_root() -> None:
-    with pytest.raises(ValueError, match=r"0 \(OwnConv2d\), 1 \(SyncBatchNorm\);"):
-        swap_convs(nn.Sequential(OwnConv2d(3, 4, 3), nn.SyncBatchNorm(4), nn.Linear(3, 3)))
-    with pytest.raises(ValueError, match=r"\(root\) \(OwnConv2d\)"):
-        swap_convs(OwnConv2d(3, 4, 3))
+    with pytest.raises(ValueError, match=r"0 \(OwnLazyConv2d\), 1 \(Conv2d\);"):
+        swap_convs(nn.Sequential(OwnLazyConv2d(4, 3), prepared_for_quantization(), nn.Linear(3, 3)))
+    with pytest.raises(ValueError, match=r"\(root\) \(OwnLazyConv2d\)"):
+        swap_convs(OwnLazyConv2d(4, 3))
+
+
+OWN: dict[str, Callable[[], nn.Module]] = {
+    "super": lambda: OwnConv2d(4, 4, 3),
+    "padding": lambda: SameConv2d(4, 6, 3, stride=2, groups=2),
+    "standardized": lambda: StandardizedConv2d(4, 4, 3, padding=1, padding_mode="circular"),
+    "activation": lambda: BatchNormAct2d(4),
+    "check": lambda: OwnBatchNorm2d(4),
+    "synchronized": lambda: nn.SyncBatchNorm(4),
+    "parametrized": lambda: parametrizations.weight_norm(nn.Conv2d(4, 4, 3)),
+    "parametrized subclass": lambda: parametrizations.spectral_norm(SameConv2d(4, 4, 3)),
+    "parametrized transposed": lambda: parametrizations.weight_norm(nn.ConvTranspose2d(4, 2, 3)),
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_layers_with_methods_of_their_own_keep_them_without_a_vendor_operator(name: str) -> None:
+    torch.manual_seed(0)
+    native = OWN[name]().double()
+    before = type(native)
+    swapped = swap_convs(copy.deepcopy(native))
+    results = []
+    for layer in (native, swapped):
+        input = torch.linspace(-1, 1, 2 * 4 * 7 * 7, dtype=torch.float64).view(2, 4, 7, 7).requires_grad_()
+        with profile(activities=[ProfilerActivity.CPU]) as trace:
+            output = layer(input)
+            gradients = torch.autograd.grad(output.square().sum(), [input, *layer.parameters()])
+        assert bool(vendor_operators(trace)) == (layer is native)
+        results.append((output, *gradients, *layer.state_dict().values()))
+    torch.testing.assert_close(*results)
+    assert isinstance(swapped, before.__bases__[0] if "parametrized" in name else before)
+    assert swap_convs(swapped) is swapped
+    twin = copy.deepcopy(swapped)
+    torch.testing.assert_close(twin.eval()(input), swapped.eval()(input))
+    restored = unswap_convs(swapped)
+    assert (type(restored).__name__, type(restored).__bases__) == (before.__name__, before.__bases__)
+    assert "plan" not in vars(restored)
+    torch.testing.assert_close(restored.eval()(input), native.eval()(input))
+
+
+def test_a_layer_with_its_own_forward_is_pickled_and_uses_the_plan() -> None:
+    plan, input = AutotunedPlan(0), torch.randn(1, 3, 8, 8)
+    swapped = swap_convs(SameConv2d(3, 4, 3), plan=plan)
+    output = swapped(input)
+    assert plan.decisions
+    twin = pickle.loads(pickle.dumps(swap_convs(swapped)))
+    torch.testing.assert_close(twin(input), output)
+    assert type(unswap_convs(twin)) is SameConv2d
+
+
+def test_a_layer_parametrized_after_the_swap_is_unswapped() -> None:
+    layer, input = swap_convs(nn.Conv2d(3, 4, 3)), torch.randn(1, 3, 8, 8)
+    parametrizations.weight_norm(layer)
+    expected = layer(input)
+    unswap_convs(layer)
+    assert [kind.__name__ for kind in type(layer).__mro__[:2]] == ["ParametrizedConv2d", "Conv2d"]
+    torch.testing.assert_close(layer(input), expected)
+    remove_parametrizations(layer, "weight")
+    assert type(layer) is nn.Conv2d
+
+
+def test_a_compiled_layer_with_its_own_forward() -> None:
+    torch.compiler.reset()
+    native, input = SameConv2d(3, 4, 3), torch.randn(1, 3, 8, 8)
+    expected = native(input)
+    compiled = torch.compile(swap_convs(native), backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(input), expected)
+    torch.compiler.reset()
 
 
 def test_skipped_layers_and_their_children_are_not_converted() -> None:

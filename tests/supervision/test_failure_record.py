@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from torch._utils import ExceptionWrapper
 
+from yolo_lightning.commands.option_errors import fail, user_errors
 from yolo_lightning.errors import UserError
 from yolo_lightning.supervision.failure_record import (
     MOST_TRACEBACK_CHARACTERS,
@@ -15,8 +16,10 @@ from yolo_lightning.supervision.failure_record import (
     forget_failure,
     read_failure,
     record_failure,
+    record_own_failure,
+    samples_of,
 )
-from yolo_lightning.supervision.heartbeat import HeartbeatWriter, Phase
+from yolo_lightning.supervision.heartbeat import HEARTBEAT_VARIABLE, HeartbeatWriter, Phase
 
 
 def raised(error: BaseException, cause: BaseException | None = None) -> BaseException:
@@ -117,3 +120,36 @@ def test_a_damaged_record_is_none(tmp_path: Path) -> None:
         path.write_bytes(text)
         assert read_failure(heartbeat) is None
     assert read_failure(tmp_path / "other") is None
+
+
+def test_samples_are_those_that_the_exception_names(tmp_path: Path) -> None:
+    error = ValueError("cannot unpack")
+    error.add_note("while reading image id=20200514_7")
+    assert samples_of(raised(error)) == ["id=20200514_7"]
+    assert samples_of(raised(RuntimeError("a batch"), error)) == ["id=20200514_7"]
+    try:
+        raise error
+    except ValueError:
+        wrapper = ExceptionWrapper(where="in DataLoader worker process 1")
+    with pytest.raises(ValueError, match="cannot unpack") as again:
+        wrapper.reraise()
+    assert samples_of(again.value) == ["id=20200514_7"]
+    assert samples_of(raised(OSError("no sample"))) == []
+
+
+def test_trainer_records_its_failure_beside_the_heartbeat_of_its_supervisor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heartbeat = tmp_path / "heartbeat"
+    monkeypatch.setenv("RANK", "2")
+    record_own_failure(ValueError("nobody supervises"))
+    monkeypatch.setenv(HEARTBEAT_VARIABLE, str(heartbeat))
+    monkeypatch.setattr("yolo_lightning.supervision.heartbeat._writer", None)
+    with pytest.raises(SystemExit), user_errors():
+        raise UserError("data.root must exist") from FileNotFoundError(errno.ENOENT, "No such file", "/data")
+    with pytest.raises(SystemExit):  # follows from the first exception
+        fail("something else")
+    record = read_failure(heartbeat)
+    assert record is not None
+    assert (record.message, record.errno, record.rank) == ("data.root must exist", errno.ENOENT, 2)
+    assert record.is_user_error

@@ -143,26 +143,6 @@ def test_log_keeps_two_files_of_limited_size(tmp_path: Path, monkeypatch: pytest
     assert [(tmp_path / name).read_bytes() for name in ("run.log.1", "run.log")] == [b"line4line5", b"line6"]
 
 
-def test_checkpoints_after_the_last_passed_self_check_are_set_aside(tmp_path: Path) -> None:
-    folder = tmp_path / "checkpoints"
-    folder.mkdir()
-    for name, steps in (("step-000000004", 4), ("step-000000008", 8), ("last", 8), ("best", 4)):
-        (folder / f"{name}.ckpt").write_bytes(b"x")
-        (folder / f"{name}.ckpt.json").write_text(json.dumps({"steps": steps}))
-    (folder / "average.ckpt").write_bytes(b"x")  # of unknown steps
-    (tmp_path / "self_check.json").write_text('{"passed_step": 4}')
-    assert run_disk.set_aside_suspects(tmp_path) == ["average.ckpt", "last.ckpt", "step-000000008.ckpt"]
-    assert run_disk.saved_steps(tmp_path) == {4}
-    assert sorted(path.name for path in folder.glob("*.suspect")) == [
-        "average.ckpt.suspect",
-        "last.ckpt.suspect",
-        "step-000000008.ckpt.suspect",
-    ]
-    (tmp_path / "self_check.json").unlink()
-    assert run_disk.set_aside_suspects(tmp_path) == ["best.ckpt", "step-000000004.ckpt"]
-    assert not run_files.has_checkpoint(tmp_path)
-
-
 def test_log_that_cannot_be_written_costs_nothing_else(tmp_path: Path) -> None:
     assert output_of("print('line')", tmp_path / "missing" / "run.log").lines() == ("line",)
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from yolo_lightning.model.layers import BatchNormSiLU2d
 from yolo_lightning.training import normalization_statistics
-from yolo_lightning.training.normalization_statistics import recompute_statistics
+from yolo_lightning.training.normalization_statistics import StatisticsError, recompute_statistics
 
 
 def network(norm: type[nn.BatchNorm2d] = nn.BatchNorm2d) -> nn.Sequential:
@@ -55,11 +55,11 @@ def test_nothing_else_changes() -> None:
 
 
 def test_what_cannot_be_computed_is_refused_and_changes_nothing() -> None:
-    with pytest.raises(ValueError, match="there is no batch"):
+    with pytest.raises(StatisticsError, match="there is no batch"):
         recompute_statistics(network(), [])
     ours = network()
     before = deepcopy(ours.state_dict())
-    with pytest.raises(ValueError, match="statistics of 1 are not finite"):
+    with pytest.raises(StatisticsError, match="statistics of 1 are not finite"):
         recompute_statistics(ours, [torch.full((2, 3, 8, 8), torch.inf)])
     assert all(torch.equal(one, before[name]) for name, one in ours.state_dict().items())
     assert [ours[1].momentum, ours[3].momentum] == [0.1, 0.03]

@@ -1,6 +1,8 @@
 """Self-check: wrong results of a convolution are found, correct ones are not, and the training does not change."""
 
 import json
+import logging
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from yolo_lightning.conv.layer import GrayConv2d
 from yolo_lightning.training import self_check
 from yolo_lightning.training.self_check import SelfCheck, WrongResultError, largest_error
 from yolo_lightning.utils.run_files import CHECKPOINTS, SELF_CHECK_FILE
+from yolo_lightning.utils.suspect_checkpoints import record_file
 
 NAMES = ("output", "gradient of the input", "gradient of the weight")
 
@@ -61,21 +64,60 @@ def step(check: SelfCheck, graph: nn.Module, number: int = 1, autocast: torch.dt
     check.finish()
 
 
-def prepared(*layers: nn.Module, share: float = 1.0, run: Path | None = None, seed: int = 0) -> tuple[SelfCheck, Any]:
+def prepared(
+    *layers: nn.Module, share: float = 1.0, run: Path | None = None, steps: int = 0, rank: int = 0
+) -> tuple[SelfCheck, Any]:
     graph, check = nn.Sequential(*layers), SelfCheck(share)
-    check.prepare(graph, seed, 0, run)
+    check.prepare(graph, run, steps=steps, rank=rank, ranks=2)
     return check, graph
 
 
+def faulty(run: Path | None = None) -> tuple[SelfCheck, Any]:
+    """Return a graph whose layer 1 can compute wrong results."""
+    return prepared(nn.Conv2d(4, 4, 1), FaultyConv(4, 5, 3, padding=1, bias=False), run=run)
+
+
+REPEATED = pytest.mark.filterwarnings("ignore:self-check. layer.*repeated")
+
+
+@REPEATED
 @pytest.mark.parametrize(("value", "error"), [(0.0, ""), (float("nan"), "inf")], ids=["wrong", "not finite"])
 @pytest.mark.parametrize("fault", NAMES)
 def test_wrong_value_in_a_result_ends_the_step(fault: str, value: float, error: str) -> None:
     check, graph = prepared(nn.Identity(), FaultyConv(4, 5, 3, padding=1, bias=False))
     step(check, graph)
     graph[1].fault, graph[1].value = fault, value
-    words = rf"^layer 1, {fault}, input 3x4x9x7, weight 5x4x3x3, .*float32: error {error}.*limit.*$"
+    step(check, graph, 2)
+    words = rf"^layer 1, {fault}, input 3x4x9x7, weight 5x4x3x3, .*float32: error {error}.*limit.*in step 3.*step 1 may"
     with pytest.raises(WrongResultError, match=words):
-        step(check, graph)
+        step(check, graph, 3)
+
+
+def test_failed_check_is_repeated_with_the_same_layer_before_it_counts(tmp_path: Path) -> None:
+    (tmp_path / CHECKPOINTS).mkdir()
+    check, graph = faulty(tmp_path)
+    step(check, graph, 1)
+    step(check, graph, 2)
+    step(check, graph, 3)
+    graph[1].fault = NAMES[0]
+    with pytest.warns(UserWarning, match=r"layer 1, output, .* in step 4; the check is repeated in the next step"):
+        step(check, graph, 4)
+    graph[1].fault = ""
+    with pytest.warns(UserWarning, match="layer 1 has passed the repeated check in step 5"):
+        step(check, graph, 5)
+    assert json.loads((tmp_path / SELF_CHECK_FILE).read_text())["passed"] == {"0": 3, "1": 5}
+    step(check, graph, 6)
+    check.end()
+
+
+@REPEATED
+def test_training_does_not_end_with_a_failed_check_that_was_not_repeated() -> None:
+    check, graph = faulty()
+    graph[1].fault = NAMES[0]
+    step(check, graph, 1)
+    step(check, graph, 2)
+    with pytest.raises(WrongResultError, match=r"layer 1, output.*ended before the check could be repeated"):
+        check.end()
 
 
 def test_input_that_is_not_finite_is_left_to_the_guard() -> None:
@@ -97,16 +139,60 @@ def test_input_that_is_not_finite_is_left_to_the_guard() -> None:
     ],
 )
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16])
-def test_correct_layers_pass(
-    make: Callable[[], nn.Module], autocast: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(self_check, "LIMITS", {torch.float32: 1e-4, torch.bfloat16: 0.01})
+def test_correct_layers_pass(make: Callable[[], nn.Module], autocast: torch.dtype | None) -> None:
     check, graph = prepared(nn.Conv2d(4, 4, 1), make())
-    seen = set()
-    for number in range(1, 9):
-        step(check, graph, number, autocast)
-        seen.add(check._name)
-    assert seen == {"0", "1"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for number in range(1, 9):
+            step(check, graph, number, autocast)
+    assert check._record.passed == {"0": 7, "1": 8}
+
+
+class SummedPerImage(torch.autograd.Function):
+    """A correct convolution that adds the weight gradients of the images in the dtype of the layer."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(input, weight)
+        return torch.conv2d(input.float(), weight.float()).to(input.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[None, Tensor]:
+        input, weight = ctx.saved_tensors
+        total = torch.zeros_like(weight)
+        for image, gradient in zip(input, grad_outputs[0], strict=True):
+            of_image = torch.nn.grad.conv2d_weight(image[None].float(), weight.shape, gradient[None].float())
+            total += of_image.to(weight.dtype)
+        return None, total * SummedPerImage.factor
+
+    factor = 1.0
+
+
+class SummedConv(nn.Conv2d):
+    def forward(self, input: Tensor) -> Tensor:
+        output: Tensor = SummedPerImage.apply(input, self.weight)
+        return output
+
+
+@REPEATED
+@pytest.mark.parametrize(("images", "factor", "is_found"), [(600, 1.0, False), (32, 1.0, False), (32, 0.0, True)])
+def test_half_precision_sum_over_many_similar_images_passes_and_zeros_do_not(
+    images: int, factor: float, is_found: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SummedPerImage, "factor", factor)
+    torch.manual_seed(0)
+    check, graph = prepared(SummedConv(2, 3, 1, bias=False).to(torch.bfloat16))
+    batch = (torch.rand(1, 2, 4, 4) + 0.02 * torch.randn(images, 2, 4, 4)).to(torch.bfloat16)
+    check.begin(1)
+    graph(batch).float().square().sum().backward()
+    check.finish()
+    assert bool(check._failure) == is_found
+
+
+@pytest.mark.parametrize(("dtype", "size"), [(torch.float16, 1e-3), (torch.bfloat16, 1e-20), (torch.float32, 1e-20)])
+def test_small_wrong_gradients_are_found(dtype: torch.dtype, size: float) -> None:
+    expected = torch.full((4, 4), size)
+    assert largest_error(torch.zeros(4, 4), expected, dtype) > 0.4 > self_check.error_limit(dtype)
 
 
 def test_layer_that_repeats_one_channel_passes() -> None:
@@ -158,25 +244,75 @@ def test_hooks_exist_in_checked_steps_only_and_the_share_limits_the_time(monkeyp
         assert not layer._forward_hooks
         assert not layer._forward_pre_hooks
         assert not layer.weight._backward_hooks
-    assert 5 <= len(checked) <= 11
+    assert 6 <= len(checked) <= 12
     assert checked[0] == 1
 
 
-def test_layer_depends_on_seed_and_step_alone() -> None:
-    def names(seed: int) -> list[str]:
-        check, _ = prepared(*(nn.Conv2d(1, 1, 1) for _ in range(20)), seed=seed)
-        return [check.begin(number) or check._name for number in range(30)]  # type: ignore[func-returns-value]
-
-    assert names(0) == names(0) != names(1)
-
-
-def test_passed_step_is_recorded_beside_checkpoints(tmp_path: Path) -> None:
-    check, graph = prepared(nn.Identity(), nn.Conv2d(4, 5, 3), run=tmp_path)
-    step(check, graph, 6)
-    assert not (tmp_path / SELF_CHECK_FILE).exists()
+def test_layers_take_turns_and_the_layer_with_the_oldest_check_is_first_after_a_restart(tmp_path: Path) -> None:
     (tmp_path / CHECKPOINTS).mkdir()
-    step(check, graph, 7)
-    assert json.loads((tmp_path / SELF_CHECK_FILE).read_text()) == {"passed_step": 7}
+    (tmp_path / SELF_CHECK_FILE).write_text('{"passed": {"0": 9, "1": 4, "2": 12, "removed": 1}, "wrong_layer": "0"}')
+    check, graph = prepared(*(nn.Conv2d(2, 2, 1) for _ in range(3)), run=tmp_path, steps=10)
+    turns = []
+    for number in range(11, 17):
+        check.begin(number)
+        turns.append(check._name)
+        graph(torch.rand(1, 2, 3, 3)).sum().backward()
+        check.finish()
+    assert turns == ["1", "0", "2"] * 2
+    assert json.loads((tmp_path / SELF_CHECK_FILE).read_text()) == {
+        "passed": {"0": 15, "1": 14, "2": 16},
+        "wrong_layer": "",
+    }
+
+
+@REPEATED
+def test_wrong_layer_is_recorded_beside_checkpoints_by_rank(tmp_path: Path) -> None:
+    check, graph = prepared(nn.Conv2d(4, 4, 1), FaultyConv(4, 5, 3, padding=1, bias=False), run=tmp_path, rank=1)
+    step(check, graph, 1)
+    file = record_file(tmp_path, 1)
+    assert not file.exists()
+    (tmp_path / CHECKPOINTS).mkdir()
+    step(check, graph, 2)
+    graph[1].fault = NAMES[0]
+    step(check, graph, 3)
+    step(check, graph, 4)
+    with pytest.raises(WrongResultError):
+        step(check, graph, 5)
+    assert json.loads(file.read_text()) == {"passed": {"0": 3, "1": 2}, "wrong_layer": "1"}
+    other_files = [record_file(tmp_path, 0), record_file(tmp_path, 2)]
+    for other_file in other_files:
+        other_file.write_text("{}")
+    prepared(nn.Conv2d(4, 4, 1), run=tmp_path)
+    assert [other_file.exists() for other_file in other_files] == [True, False]
+
+
+def test_frozen_layers_are_checked_and_unused_ones_leave_the_round(caplog: pytest.LogCaptureFixture) -> None:
+    class Network(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.frozen = FaultyConv(2, 2, 3, padding=1, bias=False).requires_grad_(False)
+            self.trained, self.unused = nn.Conv2d(2, 2, 1), nn.Conv2d(2, 2, 1)
+
+        def forward(self, input: Tensor) -> Tensor:
+            output: Tensor = self.trained(self.frozen(input))
+            return output
+
+    graph, check = Network(), SelfCheck(1.0)
+    check.prepare(graph, None)
+
+    def steps(numbers: range) -> None:
+        for number in numbers:
+            check.begin(number)
+            graph(torch.rand(1, 2, 4, 4)).sum().backward()
+            check.finish()
+
+    with caplog.at_level(logging.INFO):
+        steps(range(1, 5))
+    assert check._record.passed == {"frozen": 4, "trained": 2}
+    assert "2 convolutions were checked (not used in training: unused); from now on, a round takes" in caplog.text
+    graph.frozen.fault = NAMES[0]
+    with pytest.warns(UserWarning, match="layer frozen, output"):
+        steps(range(5, 7))
 
 
 def test_check_without_memory_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,5 +323,6 @@ def test_check_without_memory_is_left_out(monkeypatch: pytest.MonkeyPatch) -> No
         check, graph = prepared(nn.Identity(), nn.Conv2d(4, 5, 3))
         with monkeypatch.context() as patch:
             patch.setattr(self_check, name, fail)
-            step(check, graph)
+            with pytest.warns(UserWarning, match="not enough memory to check layer 1"):
+                step(check, graph)
         assert graph[1].weight.grad is not None

@@ -157,15 +157,23 @@ def steps_trained(path: Path) -> int:
         return 0
 
 
-def superseded(paths: Iterable[Path], newest: Path, keep: int) -> list[Path]:
+def superseded(paths: Iterable[Path], newest: Path, keep: int, trusted_steps: int | None = None) -> list[Path]:
     """Return which of `paths`, the step checkpoints of a run, to delete after `newest` was written; `keep` remain.
 
     Checkpoints with more steps than `newest` are damaged or belong to an abandoned part of the run: training was
     resumed before them. They are deleted, too, because the next resume would choose one of them.
+
+    With `trusted_steps`, after which every layer has passed a self-check, two more can remain: the newest checkpoint
+    of at most so many steps, which no wrong result can have changed, and the next one, which replaces it later.
     """
     ordered = sorted(paths, key=training_age)
     behind = ordered.index(newest) + 1
-    return ordered[: max(0, behind - keep)] + ordered[behind:]
+    needed: list[Path] = []
+    if trusted_steps is not None:
+        trusted = [path for path in ordered[:behind] if steps_trained(path) <= trusted_steps]
+        needed = ordered[:behind][max(0, len(trusted) - 1) : len(trusted) + 1]
+    old = [path for path in ordered[: max(0, behind - keep)] if path not in needed]
+    return old + ordered[behind:]
 
 
 def read_checksum(path: Path) -> Checksum | None:

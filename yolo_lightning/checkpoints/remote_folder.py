@@ -21,7 +21,7 @@ from yolo_lightning.checkpoints.checkpoint_file import (
     link_checkpoint,
     training_age,
 )
-from yolo_lightning.errors import UserError
+from yolo_lightning.errors import UserError, places
 from yolo_lightning.utils.addresses import redacted, resolved
 from yolo_lightning.utils.files import cache_folder, temporary_prefix
 from yolo_lightning.utils.paths import user_path
@@ -36,6 +36,10 @@ STEPS_KEPT = 3  # number of `step-*.ckpt` that a mirror keeps
 
 def is_address(name: str) -> bool:
     return SCHEME in name
+
+
+MISTAKES = (AssertionError, AttributeError, LookupError, NameError, TypeError)
+"""Exceptions that a mistake in this file raises, too; the message contains the place."""
 
 
 class RemoteFolder:
@@ -66,8 +70,10 @@ class RemoteFolder:
             yield store
         except FileNotFoundError:
             raise
-        except Exception as error:
-            raise ConnectionError(f"{self.address}: {type(error).__name__}: {redacted(str(error))}") from error
+        except Exception as error:  # clients of storages have exception classes of their own
+            place = f" in {places(error)}" if isinstance(error, MISTAKES) else ""
+            problem = f"{type(error).__name__}: {redacted(str(error))}{place}"
+            raise ConnectionError(f"{self.address}: {problem}") from error
 
     def folder(self, name: str) -> "RemoteFolder":
         return RemoteFolder(f"{self._secret}/{name}")
@@ -156,7 +162,7 @@ def fetch_run(remote: RemoteFolder, folder: Path) -> tuple[Path | None, dict[str
     for name in (*matching(names, BEST_CHECKPOINT), *reversed(matching(names, STEP_CHECKPOINTS))):
         try:
             remote.download(name, folder / name)
-        except ValueError as error:
+        except UserError as error:
             damaged[name] = str(error)
             continue
         fetched = folder / name

@@ -19,6 +19,7 @@ from yolo_lightning.utils.choices import checked_arguments
 from yolo_lightning.utils.old_layout import current_layout
 from yolo_lightning.utils.plain_text import one_line
 from yolo_lightning.utils.rank_zero import rank_zero_info, rank_zero_warn
+from yolo_lightning.utils.suspect_checkpoints import has_wrong_result, set_aside_suspects
 from yolo_lightning.utils.yaml_file import flatten
 
 ADDRESSES = {f"supervision.notify.{name}" for name in ("webhook", "ping")}
@@ -73,6 +74,7 @@ def checkpoint_to_fit(base: Path, ckpt_path: str | None, resume: bool, *, exactl
     if not resume and ckpt_path != "last":
         path = None if ckpt_path is None else checked(ckpt_path, base)
     else:
+        _set_aside_suspects(base, exactly=exactly)
         path, damaged = checkpoint_to_resume(base, exactly=exactly)
         _warn_of(damaged)
     if path is None:
@@ -107,11 +109,20 @@ def latest_checkpoint(folder: str | Path, mirror: str | None = None) -> Path | N
         raise UserError(f"folder must be a run folder, which contains {run_files.CHECKPOINTS}/, got {folder!r}")
     if mirror is not None and (name := run_to_download(base, mirror, exactly=True)) is not None:
         download(base, mirror, name)
+    _set_aside_suspects(base, exactly=True)
     if not run_files.has_checkpoint(base):
         return None
     path, damaged = checkpoint_to_resume(base, exactly=True)
     _warn_of(damaged)
     return path
+
+
+def _set_aside_suspects(base: Path, *, exactly: bool) -> None:
+    """Set checkpoints aside that a fit without a supervisor has saved before its self-check found a wrong result."""
+    for folder in (base,) if exactly else run_folder.runs(base)[:1]:
+        if has_wrong_result(folder):
+            names = ", ".join(set_aside_suspects(folder)) or "none"
+            rank_zero_warn(f"{folder}: checkpoints set aside after the last passed self-check: {names}")
 
 
 def _warn_of(damaged: Mapping[Any, str]) -> None:

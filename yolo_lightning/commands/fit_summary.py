@@ -13,6 +13,7 @@ from rich.console import Console
 from yolo_lightning.checkpoints.checkpoint_file import read_checksum
 from yolo_lightning.commands.console import count_text
 from yolo_lightning.commands.report.command import write_report
+from yolo_lightning.errors import log_unexpected
 from yolo_lightning.evaluation.drift import DriftScores
 from yolo_lightning.evaluation.score_table import class_table
 from yolo_lightning.evaluation.ultralytics_metrics import UltralyticsScores
@@ -94,6 +95,7 @@ def _attempted(path: Path, write: Callable[[Path], object]) -> Path | None:
     try:
         write(path)
     except Exception as error:  # the fit is finished and its checkpoints are saved
+        log_unexpected(error, OSError)
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         rank_zero_warn(f"could not write {path} ({reason}); the fit is finished and its checkpoints are complete")
         return None

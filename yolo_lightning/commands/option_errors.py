@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from yolo_lightning.errors import UserError
+from yolo_lightning.supervision.failure_record import record_own_failure
 from yolo_lightning.utils.addresses import redacted
 from yolo_lightning.utils.exit_codes import ExitCode
 from yolo_lightning.utils.old_layout import RENAMED_KEYS, new_key, renamed_message
@@ -128,6 +129,9 @@ class ShortErrors:
 
 def fail(message: str, cause: Exception | None = None) -> NoReturn:
     """Print an error of the command line and exit."""
+    error = UserError(message)
+    error.__cause__ = cause
+    record_own_failure(error)
     print(f"error: {message}", file=sys.stderr)
     raise SystemExit(ExitCode.USAGE) from cause
 
@@ -136,6 +140,7 @@ def fail(message: str, cause: Exception | None = None) -> NoReturn:
 def user_errors() -> Iterator[None]:
     """Print a `UserError` or a refusal of Lightning and exit with code 2; other errors are raised.
 
+    In a supervised trainer, the failure record of the exception is written, unless `Trainer.fit` has written it.
     A reader that has closed the standard output, such as `head`, ends the command without a message.
     """
     try:
@@ -146,6 +151,7 @@ def user_errors() -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes what is left when it exits
         raise SystemExit(1) from None
     except Exception as error:
+        record_own_failure(error)
         is_refusal = type(error).__name__ == "MisconfigurationException"  # without an import of Lightning
         if not (is_refusal or isinstance(error, UserError)):
             raise

@@ -12,6 +12,7 @@ it) and `operators` (the same, registered for compilers) -> `plan` (selection of
 `algorithms/table` (candidates) -> `algorithms/*` (PyTorch operations) and `kernels/*` (optional CUDA/HIP code).
 """
 
+from yolo_lightning.conv import torchscript as torchscript
 from yolo_lightning.conv.functional import conv2d
 from yolo_lightning.conv.kernels import disable_gpu_kernels, enable_gpu_kernels
 from yolo_lightning.conv.layer import GemmConv2d

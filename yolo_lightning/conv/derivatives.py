@@ -60,6 +60,36 @@ def derivatives(
     return by_input, product(Operation.FORWARD, first, along) if needs[1] else None
 
 
+def tangents_of_results(
+    operation: Operation,
+    product: DifferentiableProduct,
+    saved: Sequence[Tensor],
+    tangents: Sequence[MaybeTensor],
+) -> Gradients:
+    """Return the Jacobian-vector product of an operation, which is linear in each of its tensors.
+
+    Args:
+        operation: The operation.
+        product: Computes further operations of the same convolution.
+        saved: The tensors of the operation.
+        tangents: The tangent of each tensor; None for zero.
+
+    Returns:
+        The tangent of each result; None for zero.
+    """
+    if operation is Operation.GRADIENTS:
+        (input, grad_output, weight), (along_input, along_grad, along_weight) = saved, tangents
+        single = Operation.INPUT_GRADIENT, Operation.WEIGHT_GRADIENT
+        by_input = tangents_of_results(single[0], product, (grad_output, weight), (along_grad, along_weight))
+        return *by_input, *tangents_of_results(single[1], product, (input, grad_output), (along_input, along_grad))
+    (first, second), (along_first, along_second) = saved, tangents
+    by_first = None if along_first is None else product(operation, along_first, second)
+    if along_second is None:
+        return (by_first,)
+    by_second = product(operation, first, along_second)
+    return (by_second if by_first is None else by_first + by_second,)
+
+
 def _of_gradients(
     product: DifferentiableProduct, saved: Sequence[Tensor], needs: Sequence[bool], directions: Sequence[MaybeTensor]
 ) -> Gradients:

@@ -1,12 +1,27 @@
 """1-D, 3-D and transposed convolution, composed of the 2-D products in `functional`; derivatives of any order."""
 
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from yolo_lightning.conv.algorithms.problem import IntOrInts, Problem, check_dtypes, numbers, wants_channels_last
-from yolo_lightning.conv.algorithms.shared import exports_to_onnx
-from yolo_lightning.conv.functional import autocast_operands, conv2d, input_gradient
+from yolo_lightning.conv.algorithms.problem import (
+    IntOrInts,
+    Problem,
+    check_dtypes,
+    looks_channels_last,
+    numbers,
+    wants_channels_last,
+)
+from yolo_lightning.conv.algorithms.shared import exports_to_onnx, is_traced
+from yolo_lightning.conv.functional import (
+    autocast_operands,
+    complex_product,
+    conv2d,
+    input_gradient,
+    traced_convolution,
+)
 from yolo_lightning.conv.plan import DEFAULT_PLAN, Plan
 from yolo_lightning.errors import UserError
 
@@ -31,7 +46,17 @@ def conv1d(
         return F.conv1d(input, weight, bias, stride, padding, dilation, groups)
     sides = padding if isinstance(padding, str) else (0, *numbers("padding", padding, 1, minimum=0))
     steps, gaps = (1, *numbers("stride", stride, 1)), (1, *numbers("dilation", dilation, 1))
-    output = conv2d(input.unsqueeze(-2), weight.unsqueeze(-2), bias, steps, sides, gaps, groups, plan=plan)
+    output = conv2d(
+        input.unsqueeze(-2),
+        weight.unsqueeze(-2),
+        bias,
+        steps,
+        sides,
+        gaps,
+        groups,
+        plan=plan,
+        memory_format=torch.contiguous_format,
+    )
     return output.squeeze(-2)
 
 
@@ -61,6 +86,9 @@ def conv3d(
         batch = input.unsqueeze(0)
         return conv3d(batch, weight, bias, stride, padding, dilation, groups, plan=plan).squeeze(0)
     input, weight, bias = autocast_operands(input, weight, bias)
+    if is_traced():
+        return traced_convolution(input, weight, bias, stride, padding, dilation, groups, plan, None)
+    memory_format = _format3d(input, weight)
     step, *plane_step = numbers("stride", stride, 3)
     gap, *plane_gap = numbers("dilation", dilation, 3)
     taps = weight.size(2)
@@ -77,7 +105,7 @@ def conv3d(
     if front or back:
         input = F.pad(input, (0, 0, 0, 0, front, back))
     samples, depth = input.size(0), input.size(2)
-    if not 0 < reach + 1 <= depth:
+    if reach < 0 or reach >= depth:
         raise UserError(
             "kernel size can't be greater than actual input size: the dilated kernel has "
             f"{reach + 1} slices, the padded input has {depth}"
@@ -86,7 +114,7 @@ def conv3d(
     slices = windows.permute(0, 2, 1, 5, 3, 4).flatten(2, 3).flatten(0, 1)
     kernel = weight.flatten(1, 2)
     output = conv2d(slices, kernel, bias, plane_step, plane_sides, plane_gap, groups, plan=plan)
-    return torch.unflatten(output, 0, (samples, windows.size(2))).transpose(1, 2)
+    return _laid_out(torch.unflatten(output, 0, (samples, windows.size(2))).transpose(1, 2), memory_format)
 
 
 def conv_transpose(
@@ -129,13 +157,18 @@ def conv_transpose(
     if exports_to_onnx():
         native = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[dimensions - 1]
         return native(input, weight, bias, stride, padding, output_padding, groups, dilation)
+    input, weight, bias = autocast_operands(input, weight, bias)
+    if is_traced():
+        return _traced_transpose(
+            dimensions, input, weight, bias, stride, padding, output_padding, groups, dilation, plan
+        )
     steps, gaps = numbers("stride", stride, dimensions), numbers("dilation", dilation, dimensions)
     sides = numbers("padding", padding, dimensions, minimum=0)
     extra = numbers("output_padding", output_padding, dimensions, minimum=0)
     if any(more >= max(step, gap) for more, step, gap in zip(extra, steps, gaps, strict=True)):
         raise UserError(f"output_padding must be smaller than stride or dilation, got {output_padding!r}")
     is_batched = input.dim() == dimensions + 2
-    input, weight, bias = autocast_operands(input if is_batched else input.unsqueeze(0), weight, bias)
+    input = input if is_batched else input.unsqueeze(0)
     if groups < 1 or weight.size(0) % groups or not weight.numel():
         raise UserError(f"groups must divide the channels of a non-empty weight {tuple(weight.shape)}, got {groups}")
     if input.size(1) != weight.size(0):
@@ -146,19 +179,70 @@ def conv_transpose(
     check_dtypes(input, weight, bias)
     if bias is not None and tuple(bias.shape) != (weight.size(1) * groups,):
         raise UserError(f"bias must have shape ({weight.size(1) * groups},), got {tuple(bias.shape)}")
-    if dimensions == 1:
-        lines, kernel = input.unsqueeze(2), weight.unsqueeze(2)
-        output = _transpose2d(lines, kernel, (1, *steps), (0, *sides), (0, *extra), groups, (1, *gaps), plan).squeeze(2)
-    elif dimensions == 2:
-        output = _transpose2d(input, weight, steps, sides, extra, groups, gaps, plan)
+    transpose = partial(
+        (_transpose1d, _transpose2d, _transpose3d)[dimensions - 1],
+        steps=steps,
+        sides=sides,
+        extra=extra,
+        groups=int(groups),
+        gaps=gaps,
+        plan=plan,
+    )
+    if input.is_complex():
+        output = complex_product(transpose, input, weight, bias)
     else:
-        output = _transpose3d(input, weight, steps, sides, extra, groups, gaps, plan)
-    if bias is not None:
-        output = output + bias.view(-1, *(1,) * dimensions)
+        output = transpose(input, weight)
+        if bias is not None:
+            output = output + bias.view(-1, *(1,) * dimensions)
     return output if is_batched else output.squeeze(0)
 
 
 Numbers = tuple[int, ...]
+
+
+def _traced_transpose(
+    dimensions: int,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: IntOrInts,
+    padding: IntOrInts,
+    output_padding: IntOrInts,
+    groups: int,
+    dilation: IntOrInts,
+    plan: Plan,
+) -> Tensor:
+    """Record a transposed convolution as one operator in a graph of `torch.jit.trace`; see `torchscript`."""
+    # Numbers that a layer derives from `output_size` are tensors in a trace.
+    added = output_padding if isinstance(output_padding, tuple | list) else (output_padding,)
+    output: Tensor = torch.ops.yolo_lightning.transposed_convolution(
+        input,
+        weight,
+        bias,
+        numbers("stride", stride, dimensions),
+        numbers("padding", padding, dimensions, minimum=0),
+        torch.stack([number if isinstance(number, Tensor) else torch.full((), number) for number in added]),
+        groups,
+        numbers("dilation", dilation, dimensions),
+        plan.handle,
+    )
+    return output
+
+
+def _transpose1d(
+    input: Tensor,
+    weight: Tensor,
+    steps: Numbers,
+    sides: Numbers,
+    extra: Numbers,
+    groups: int,
+    gaps: Numbers,
+    plan: Plan,
+) -> Tensor:
+    """Return the transposed convolution of a batch, without a bias."""
+    planes = input.unsqueeze(2), weight.unsqueeze(2)
+    output = _transpose2d(*planes, (1, *steps), (0, *sides), (0, *extra), groups, (1, *gaps), plan)
+    return _laid_out(output.squeeze(2), torch.contiguous_format)
 
 
 def _transpose2d(
@@ -184,10 +268,10 @@ def _transpose2d(
         # Pixels that no product reaches, and pixels to remove that a convolution cannot have as padding.
         pads.append((top - sides[axis], max(0, extra[axis] - sides[axis])))
     problem = Problem(
-        input_size=(int(input.size(0)), int(weight.size(1)) * groups, int(sizes[0]), int(sizes[1])),
-        weight_size=(int(weight.size(0)), int(weight.size(1)), int(weight.size(2)), int(weight.size(3))),
+        input_size=(input.size(0), weight.size(1) * groups, sizes[0], sizes[1]),
+        weight_size=(weight.size(0), weight.size(1), weight.size(2), weight.size(3)),
         stride=(steps[0], steps[1]),
-        padding=(int(tops[0]), int(bottoms[0]), int(tops[1]), int(bottoms[1])),
+        padding=(tops[0], bottoms[0], tops[1], bottoms[1]),
         dilation=(gaps[0], gaps[1]),
         groups=groups,
         channels_last=wants_channels_last(input, weight, None),
@@ -207,6 +291,7 @@ def _transpose3d(
     plan: Plan,
 ) -> Tensor:
     """Return the transposed convolution of a batch, without a bias."""
+    memory_format = _format3d(input, weight)
     samples, depth = input.size(0), input.size(2)
     taps = weight.size(2)
     slices = input.transpose(1, 2).flatten(0, 1)
@@ -220,7 +305,20 @@ def _transpose3d(
     for tap in range(taps):
         start = tap * gaps[0]
         full[:, :, start : start + reach : steps[0]] += parts[:, :, :, tap].transpose(1, 2)
-    return full[:, :, sides[0] : sides[0] + output_depth]
+    return _laid_out(full[:, :, sides[0] : sides[0] + output_depth], memory_format)
+
+
+def _format3d(input: Tensor, weight: Tensor) -> torch.memory_format:
+    """Return the memory format of the output of a 3-D convolution, which is that of PyTorch's layers."""
+    is_channels_last = looks_channels_last(input) or looks_channels_last(weight)
+    return torch.channels_last_3d if is_channels_last else torch.contiguous_format
+
+
+def _laid_out(output: Tensor, memory_format: torch.memory_format) -> Tensor:
+    """Return an output in a memory format, with the usual strides also in dimensions of size 1."""
+    dense = output.contiguous(memory_format=memory_format)
+    is_ambiguous = 1 in output.shape and dense is output
+    return output.clone(memory_format=memory_format) if is_ambiguous else dense
 
 
 def _check_dimensions(name: str, dimensions: int, input: Tensor, weight: Tensor) -> None:

@@ -7,6 +7,9 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+
+# The backward pass for `is_grads_batched` contains these tensors, for which autograd functions have no rule.
+from torch._C._functorch import is_legacy_batchedtensor
 from torch.autograd import Function
 from torch.nn import functional as F
 
@@ -18,11 +21,19 @@ from yolo_lightning.conv.algorithms.problem import (
     Tensors,
     check_operands,
     make_problem,
+    numbers,
     spatial_arguments,
     wants_channels_last,
 )
-from yolo_lightning.conv.algorithms.shared import exports_to_onnx, without_autocast
-from yolo_lightning.conv.derivatives import MaybeTensor, derivatives
+from yolo_lightning.conv.algorithms.shared import (
+    exports_to_onnx,
+    is_recorded,
+    is_traced,
+    with_usual_strides,
+    without_autocast,
+)
+from yolo_lightning.conv.batching import mapped_product
+from yolo_lightning.conv.derivatives import MaybeTensor, derivatives, tangents_of_results
 from yolo_lightning.conv.plan import DEFAULT_PLAN, Plan
 from yolo_lightning.errors import UserError
 
@@ -49,7 +60,7 @@ def conv2d(
     operator (see `operators`), in which the plan selects the algorithm at run time; `torch.onnx.export` sees PyTorch's.
 
     Args:
-        input: `(N, C, H, W)` or unbatched `(C, H, W)`; float32, float64, float16 or bfloat16; any strides.
+        input: `(N, C, H, W)` or unbatched `(C, H, W)`; a dtype of `SUPPORTED_DTYPES`; any strides.
         weight: `(O, C / groups, kernel height, kernel width)`, same dtype and device.
         bias: `(O,)` or None, same dtype and device.
         stride: Step between outputs in pixels, one value or `(vertical, horizontal)`.
@@ -76,7 +87,21 @@ def conv2d(
         batch = input.unsqueeze(0)
         output = conv2d(batch, weight, bias, stride, padding, dilation, groups, plan=plan, memory_format=memory_format)
         return output.squeeze(0)
-    if torch.compiler.is_compiling():
+    if is_traced():
+        return traced_convolution(input, weight, bias, stride, padding, dilation, groups, plan, memory_format)
+    if input.is_complex():
+        check_operands(input, weight, bias, groups)
+        convolve = partial(
+            conv2d,
+            stride=stride,
+            padding=padding,
+            dilation=dilation,
+            groups=groups,
+            plan=plan,
+            memory_format=memory_format,
+        )
+        return complex_product(convolve, input, weight, bias)
+    if is_recorded(input):
         return _compiled_conv2d(input, weight, bias, stride, padding, dilation, groups, plan, memory_format)
     problem = make_problem(input, weight, bias, stride, padding, dilation, groups, memory_format)
     if bias is not None and problem.input_size[1] == 0:
@@ -110,23 +135,53 @@ def _compiled_conv2d(
     return output if bias is None else output + bias[: output.size(1)].view(1, -1, 1, 1)
 
 
+def traced_convolution(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: IntOrInts,
+    padding: IntOrInts | str,
+    dilation: IntOrInts,
+    groups: int,
+    plan: Plan,
+    memory_format: torch.memory_format | None,
+) -> Tensor:
+    """Record a 2-D or 3-D convolution as one operator in a graph of `torch.jit.trace`; see `torchscript`."""
+    dimensions = weight.dim() - 2
+    sides = () if isinstance(padding, str) else numbers("padding", padding, dimensions, minimum=0)
+    output: Tensor = torch.ops.yolo_lightning.convolution(
+        input,
+        weight,
+        bias,
+        numbers("stride", stride, dimensions),
+        sides,
+        padding if isinstance(padding, str) else "",
+        numbers("dilation", dilation, dimensions),
+        groups,
+        None if memory_format is None else memory_format is torch.channels_last,
+        plan.handle,
+    )
+    return output
+
+
+def complex_product(
+    product: Callable[[Tensor, Tensor], Tensor], input: Tensor, weight: Tensor, bias: Tensor | None
+) -> Tensor:
+    """Return a bilinear product of complex tensors by three real products, as ATen does."""
+    real = product(input.real, weight.real)
+    imaginary = product(input.imag, weight.imag)
+    both = product(input.real + input.imag, weight.real + weight.imag)
+    output = torch.complex(real - imaginary, both - real - imaginary)
+    return output if bias is None else output + bias.view(-1, *(1,) * (weight.dim() - 2))
+
+
 def input_gradient(grad_output: Tensor, weight: Tensor, problem: Problem, plan: Plan) -> Tensor:
     """Return the gradient of the input of the convolution `problem`; differentiable in both tensors.
 
     Transposed convolution is this function. `grad_output` has the size `problem.output_size`.
     """
-    if torch.compiler.is_compiling():
-        compiled: Tensor = operators.conv2d_input_gradient(
-            grad_output,
-            weight,
-            problem.input_size,
-            problem.stride,
-            problem.padding,
-            problem.dilation,
-            problem.groups,
-            problem.channels_last,
-            plan.handle,
-        )
+    if is_recorded(grad_output):
+        compiled: Tensor = operators.product(Operation.INPUT_GRADIENT, problem, plan, grad_output, weight)
         return compiled
     result: Tensor = _Product.apply(Operation.INPUT_GRADIENT, problem, plan, grad_output, weight)
     return result
@@ -152,9 +207,10 @@ def _with_signature(function: Callable[P, T]) -> Callable[P, T]:
     return function
 
 
-def _whole(tensor: Tensor) -> Tensor:
+def _whole(tensor: Tensor, problem: Problem) -> Tensor:
     """Return the same memory as a tensor that is not a view: autograd forbids to change a view from here in place."""
-    return tensor.data if tensor._is_view() else tensor
+    usual = with_usual_strides(tensor, problem.channels_last)
+    return usual.data if usual._is_view() else usual
 
 
 class _Product(Function):
@@ -165,13 +221,14 @@ class _Product(Function):
     def forward(operation: Operation, problem: Problem, plan: Plan, *tensors: Tensor) -> Tensor | Tensors:
         with without_autocast(tensors[0]):
             results = plan.compute(operation, problem, tensors)
-        return _whole(results[0]) if len(results) == 1 else results
+        return _whole(results[0], problem) if len(results) == 1 else results
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor | Tensors) -> None:
         ctx.operation, *ctx.about = inputs[:3]
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*inputs[3:])
+        ctx.save_for_forward(*inputs[3:])
 
     @staticmethod
     def backward(ctx: Any, *directions: MaybeTensor) -> tuple[MaybeTensor, ...]:
@@ -179,8 +236,33 @@ class _Product(Function):
         grads = derivatives(ctx.operation, product, ctx.saved_tensors, ctx.needs_input_grad[3:], directions)
         return None, None, None, *grads
 
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        product = partial(_apply, *ctx.about)
+        results = tangents_of_results(ctx.operation, product, ctx.saved_tensors, tangents[3:])
+        return results[0] if len(results) == 1 else results
+
+    @staticmethod
+    def vmap(
+        info: Any,
+        in_dims: tuple[int | None, ...],
+        operation: Operation,
+        problem: Problem,
+        plan: Plan,
+        *tensors: Tensor,
+    ) -> Any:
+        product = partial(_apply_to, plan)
+        results = mapped_product(product, operation, problem, info.batch_size, in_dims[3:], tensors)
+        return (results[0], 0) if len(results) == 1 else (results, (0,) * len(results))
+
 
 def _apply(problem: Problem, plan: Plan, operation: Operation, *tensors: Tensor, like: MaybeTensor = None) -> Any:
+    if any(map(is_legacy_batchedtensor, tensors)):
+        return operators.product(operation, problem, plan, *tensors)
+    return _Product.apply(operation, problem, plan, *tensors)
+
+
+def _apply_to(plan: Plan, operation: Operation, problem: Problem, *tensors: Tensor) -> Any:
     return _Product.apply(operation, problem, plan, *tensors)
 
 
@@ -191,7 +273,7 @@ class _Convolution(Function):
     @_with_signature
     def forward(input: Tensor, weight: Tensor, bias: MaybeTensor, problem: Problem, plan: Plan) -> Tensor:
         with without_autocast(input):
-            output = _whole(plan.compute(Operation.FORWARD, problem, (input, weight))[0])
+            output = _whole(plan.compute(Operation.FORWARD, problem, (input, weight))[0], problem)
         return output if bias is None else output.add_(bias.view(1, -1, 1, 1))
 
     @staticmethod
@@ -199,9 +281,39 @@ class _Convolution(Function):
         input, weight, _, *ctx.about = inputs
         needs_input, needs_weight = ctx.needs_input_grad[:2]
         ctx.save_for_backward(input if needs_weight else None, weight if needs_input else None)
+        ctx.save_for_forward(input, weight)
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[MaybeTensor, ...]:
         product, needs = partial(_apply, *ctx.about), ctx.needs_input_grad
         grads = derivatives(Operation.FORWARD, product, ctx.saved_tensors, needs, [grad_output])
         return *grads, grad_output.sum((0, 2, 3)) if needs[2] else None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, input: MaybeTensor, weight: MaybeTensor, bias: MaybeTensor, problem: None, plan: None) -> Tensor:
+        product = partial(_apply, *ctx.about)
+        (output,) = tangents_of_results(Operation.FORWARD, product, ctx.saved_tensors, (input, weight))
+        if output is None:
+            output = ctx.saved_tensors[0].new_zeros(ctx.about[0].output_size)
+        return output if bias is None else output + bias.view(1, -1, 1, 1)
+
+    @staticmethod
+    def vmap(
+        info: Any,
+        in_dims: tuple[int | None, ...],
+        input: Tensor,
+        weight: Tensor,
+        bias: MaybeTensor,
+        problem: Problem,
+        plan: Plan,
+    ) -> tuple[Tensor, int]:
+        entries = info.batch_size
+        if in_dims[0] is None and in_dims[1] is None:
+            output = _Product.apply(Operation.FORWARD, problem, plan, input, weight).expand(entries, -1, -1, -1, -1)
+        else:
+            product = partial(_apply_to, plan)
+            (output,) = mapped_product(product, Operation.FORWARD, problem, entries, in_dims[:2], (input, weight))
+        if bias is not None:
+            biases = bias if in_dims[2] is None else bias.movedim(in_dims[2], 0)
+            output = output + biases.view(-1, 1, biases.size(-1), 1, 1)
+        return output, 0

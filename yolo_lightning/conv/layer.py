@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
@@ -11,13 +12,18 @@ from yolo_lightning.conv.algorithms.problem import looks_channels_last
 from yolo_lightning.conv.dimensions import conv1d, conv3d, conv_transpose
 from yolo_lightning.conv.functional import conv2d
 from yolo_lightning.conv.plan import DEFAULT_PLAN, Plan
+from yolo_lightning.conv.vendor_free_layer import VendorFreeLayer
 
 
-class GemmLayer(_ConvNd):
+class GemmLayer(VendorFreeLayer, _ConvNd):
     """Base class of all vendor-free convolution layers."""
 
     plan: Plan = DEFAULT_PLAN
     """Selects the algorithm of each product, also in copies of the layer. `swap_convs` sets the plan of a model."""
+
+    def forward(self, input: Any) -> Any:
+        """Return the output of the layer of `torch.nn` from which the class derives."""
+        return self._as_node(input) if isinstance(input, Proxy) else super().forward(input)
 
     def _padded(self, input: Tensor) -> tuple[Tensor, Any]:
         """Return the input, padded if the padding is not zeros, and the padding that the convolution has to add."""
@@ -42,19 +48,7 @@ class GemmConv2d(GemmLayer, nn.Conv2d):
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         input, padding = self._padded(input)
-        # From the parameter: `weight` may be derived from it and have lost the layout.
-        memory_format = torch.channels_last if looks_channels_last(self.weight) else None
-        return conv2d(
-            input,
-            weight,
-            bias,
-            self.stride,
-            padding,
-            self.dilation,
-            self.groups,
-            plan=self.plan,
-            memory_format=memory_format,
-        )
+        return conv2d(input, weight, bias, self.stride, padding, self.dilation, self.groups, plan=self.plan)
 
 
 class GemmConv3d(GemmLayer, nn.Conv3d):
@@ -66,8 +60,10 @@ class GemmConv3d(GemmLayer, nn.Conv3d):
 
 
 class _GemmConvTranspose(GemmLayer, _ConvTransposeNd):
-    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+    def forward(self, input: Any, output_size: list[int] | None = None) -> Any:
         """Return the transposed convolution; `output_size` as in `torch.nn.ConvTranspose2d`."""
+        if isinstance(input, Proxy):
+            return self._as_node(input, output_size)
         dimensions = len(self.kernel_size)
         padding = self.padding
         assert not isinstance(padding, str)  # the constructors of torch accept integers only
@@ -123,7 +119,9 @@ class GrayGemmConv2d(GemmConv2d):
     """`GrayConv2d` with the vendor-free convolution."""
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return super()._conv_forward(input, _weight_for(input, weight), bias)
+        # The sum over channels is contiguous for any layout of the weight.
+        memory_format = torch.channels_last if looks_channels_last(weight) else torch.contiguous_format
+        return super()._conv_forward(input, _weight_for(input, weight).to(memory_format=memory_format), bias)
 
 
 def _weight_for(input: Tensor, weight: Tensor) -> Tensor:

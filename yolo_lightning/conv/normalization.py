@@ -1,41 +1,126 @@
-"""Batch normalization that never dispatches to cuDNN or MIOpen, also combined with SiLU."""
+"""Batch and instance normalization without cuDNN and MIOpen, also combined with SiLU."""
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
+from torch.fx import Proxy
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
 
-from yolo_lightning.conv.algorithms.shared import exports_to_onnx
+from yolo_lightning.conv.algorithms.shared import exports_to_onnx, is_traced
 from yolo_lightning.conv.kernels import fused_norm
+from yolo_lightning.conv.vendor_free_layer import VendorFreeLayer
 from yolo_lightning.errors import UserError
 
 
-class _VendorFreeBatchNorm(_BatchNorm):
-    """Batch normalization of `torch.nn` computed by ATen kernels, forward and backward.
+def batch_norm(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Compute `torch.nn.functional.batch_norm` by kernels of ATen, forward and backward.
 
     `torch.batch_norm` may dispatch to a vendor library in both directions. `torch.native_batch_norm` and its derivative
-    are ATen operators without this dispatch, so that no global switch is needed. Semantics, constructor and state_dict
-    are those of the layer in `torch.nn`. Half precision inputs are supported with float32 weights.
+    are ATen operators without this dispatch, so that no global switch is needed.
+    """
+    for values in (running_mean, running_var, weight, bias):
+        if values is not None:
+            _check_channels(input, values.numel())
+    _check_values(input, training, eps)
+    if _is_empty(input):
+        return _scale(input, weight, bias)
+    return torch.native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)[0]
+
+
+def instance_norm(
+    input: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Compute `torch.nn.functional.instance_norm` by kernels of ATen, forward and backward.
+
+    Like `torch.instance_norm`, this is a batch normalization of one sample that has the channels of all samples.
+    """
+    if exports_to_onnx():
+        return F.instance_norm(input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
+    if _is_empty(input):
+        return _scale(input, weight, bias)
+    samples, channels, *size = input.shape
+    if use_input_stats and not is_traced() and prod(size) == 1:
+        raise UserError(f"expected more than 1 spatial element when training, got input size {tuple(input.shape)}")
+    mean, variance, weights, biases = (
+        None if values is None else values.repeat(samples) for values in (running_mean, running_var, weight, bias)
+    )
+    images = input.reshape(1, samples * channels, *size)
+    output = batch_norm(images, mean, variance, weights, biases, use_input_stats, momentum, eps)
+    if use_input_stats:
+        for running, of_samples in ((running_mean, mean), (running_var, variance)):
+            if running is not None and of_samples is not None:
+                running.copy_(of_samples.view(samples, channels).mean(0))
+    return output.view(input.shape)
+
+
+def _check_channels(input: Tensor, channels: int) -> None:
+    # torch.native_batch_norm does not check the channel count. In a trace, sizes are tensors.
+    if not is_traced() and input.size(1) != channels:
+        raise UserError(f"input must have {channels} channels, got {input.size(1)}")
+
+
+def _check_values(input: Tensor, uses_batch: bool, eps: float) -> None:
+    if not eps >= 0:
+        raise UserError(f"eps of a normalization must be >= 0, got {eps}")
+    if uses_batch and not is_traced() and input.numel() == input.size(1):
+        raise UserError(f"expected more than 1 value per channel when training, got input size {tuple(input.shape)}")
+
+
+def _is_empty(input: Tensor) -> bool:
+    """Return whether the operator would reject an input that `torch.nn.BatchNorm2d` accepts.
+
+    It keeps the statistics and returns zero gradients.
+    """
+    return not is_traced() and input.numel() == 0
+
+
+def _scale(input: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """Return `input * weight + bias` in the dtype of the input, without normalization."""
+    per_channel = (1, -1, *(1,) * (input.dim() - 2))
+    output = input.clone() if weight is None else input * weight.view(per_channel)
+    output = output if bias is None else output + bias.view(per_channel)
+    return output.to(input.dtype)
+
+
+class _VendorFreeBatchNorm(VendorFreeLayer, _BatchNorm):
+    """Batch normalization of `torch.nn` computed by ATen kernels, forward and backward; see `batch_norm`.
+
+    Semantics, constructor and state_dict are those of the layer in `torch.nn`. Half precision inputs are supported with
+    float32 weights.
     """
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, input: Any) -> Any:
         """Normalize `(N, C, ...)` over all dimensions except C; the result has the shape and dtype of the input."""
+        if isinstance(input, Proxy):
+            return self._as_node(input)
         self._check_input_dim(input)  # type: ignore[no-untyped-call]
-        # torch.native_batch_norm does not check the channel count.
-        if input.size(1) != self.num_features:
-            raise UserError(f"input must have {self.num_features} channels, got {input.size(1)}")
+        _check_channels(input, self.num_features)
         momentum = self._advance_momentum()
         uses_batch = self.training or self.running_mean is None
-        if uses_batch and input.numel() == input.size(1):
-            raise UserError(
-                f"expected more than 1 value per channel when training, got input size {tuple(input.shape)}"
-            )
-        if input.numel() == 0:
-            # The operator rejects empty inputs; torch.nn.BatchNorm2d keeps the statistics and returns zero gradients.
+        _check_values(input, uses_batch, self.eps)
+        if _is_empty(input):
             return self._scale(input)
         keeps_running = not self.training or self.track_running_stats
         running = (self.running_mean, self.running_var) if keeps_running else (None, None)
@@ -47,11 +132,7 @@ class _VendorFreeBatchNorm(_BatchNorm):
         return torch.native_batch_norm(*arguments)[0]
 
     def _scale(self, input: Tensor) -> Tensor:
-        """Return `input * weight + bias` in the dtype of the input, without normalization."""
-        per_channel = (1, -1, *(1,) * (input.dim() - 2))
-        output = input.clone() if self.weight is None else input * self.weight.view(per_channel)
-        output = output if self.bias is None else output + self.bias.view(per_channel)
-        return output.to(input.dtype)
+        return _scale(input, self.weight, self.bias)
 
     def _advance_momentum(self) -> float:
         """Count the batch and return the momentum of the running statistics."""
@@ -73,6 +154,32 @@ class VendorFreeBatchNorm3d(_VendorFreeBatchNorm, nn.BatchNorm3d):
     """`torch.nn.BatchNorm3d` without a vendor library, for `(N, C, D, H, W)`."""
 
 
+class _VendorFreeInstanceNorm(VendorFreeLayer, _InstanceNorm):
+    """Instance normalization of `torch.nn` computed by ATen kernels; see `instance_norm`."""
+
+    def forward(self, input: Any) -> Any:
+        """Normalize each channel of each sample; the result has the shape and dtype of the input."""
+        return self._as_node(input) if isinstance(input, Proxy) else super().forward(input)
+
+    def _apply_instance_norm(self, input: Tensor) -> Tensor:
+        uses_input = self.training or not self.track_running_stats
+        momentum = 0.0 if self.momentum is None else self.momentum
+        running = self.running_mean, self.running_var
+        return instance_norm(input, *running, self.weight, self.bias, uses_input, momentum, self.eps)
+
+
+class VendorFreeInstanceNorm1d(_VendorFreeInstanceNorm, nn.InstanceNorm1d):
+    """`torch.nn.InstanceNorm1d` without a vendor library, for `(N, C, L)` and `(C, L)`."""
+
+
+class VendorFreeInstanceNorm2d(_VendorFreeInstanceNorm, nn.InstanceNorm2d):
+    """`torch.nn.InstanceNorm2d` without a vendor library, for `(N, C, H, W)` and `(C, H, W)`."""
+
+
+class VendorFreeInstanceNorm3d(_VendorFreeInstanceNorm, nn.InstanceNorm3d):
+    """`torch.nn.InstanceNorm3d` without a vendor library, for `(N, C, D, H, W)` and `(C, D, H, W)`."""
+
+
 class BatchNormSiLU2d(VendorFreeBatchNorm2d):
     """`torch.nn.BatchNorm2d` followed by `torch.nn.SiLU`, computed by GPU kernels (batch_norm.cu) if enabled.
 
@@ -80,15 +187,17 @@ class BatchNormSiLU2d(VendorFreeBatchNorm2d):
     autograd saves the input of each. Constructor, state_dict and statistics are those of `torch.nn.BatchNorm2d`.
     """
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, input: Any) -> Any:
         """Normalize `(N, C, H, W)` over N, H and W and apply SiLU, in the shape and dtype of the input."""
-        if self._uses_kernels(input):
+        if isinstance(input, Tensor) and self._uses_kernels(input):
             return self._fused(input)
         return super().forward(input)
 
     def _uses_kernels(self, input: Tensor) -> bool:
         """Return whether the kernels compute this call: in training, with parameters and a fixed momentum."""
-        if not self.training or torch.compiler.is_compiling() or input.dim() != 4 or input.size(1) != self.num_features:
+        if not self.training or torch.compiler.is_compiling() or is_traced():
+            return False
+        if input.dim() != 4 or input.size(1) != self.num_features:
             return False
         statistics = [self.running_mean, self.running_var] if self.track_running_stats else []
         return (
@@ -122,7 +231,7 @@ class RecomputedBatchNormSiLU2d(BatchNormSiLU2d):
     """
 
     def _normalize(self, *arguments: Any) -> Tensor:
-        if exports_to_onnx():
+        if is_traced() or exports_to_onnx():
             return super()._normalize(*arguments)
         output: Tensor = _BatchNormSiLU.apply(*arguments)
         return output

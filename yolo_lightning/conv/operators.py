@@ -21,9 +21,9 @@ from torch import Tensor
 
 from yolo_lightning.conv.algorithms.algorithm import Operation, result_sizes
 from yolo_lightning.conv.algorithms.problem import Problem
-from yolo_lightning.conv.algorithms.shared import channels_last_strides, without_autocast
+from yolo_lightning.conv.algorithms.shared import channels_last_strides, with_usual_strides, without_autocast
 from yolo_lightning.conv.derivatives import MaybeTensor, derivatives
-from yolo_lightning.conv.plan import plan_of
+from yolo_lightning.conv.plan import Plan, plan_of
 
 Sizes = Sequence[int]
 NAMESPACE = "yolo_lightning"
@@ -56,10 +56,11 @@ def _register(operation: Operation, tensors: str, size: str = "", results: str =
     def compute(*arguments: Any) -> Any:
         operands, problem = split(arguments)
         with without_autocast(operands[0]):
-            found = plan_of(arguments[-1]).compute(operation, problem, operands)
+            results = plan_of(arguments[-1]).compute(operation, problem, operands)
         # The strides that `fake` promises.
-        dense = tuple(one.contiguous(memory_format=problem.memory_format) for one in found)
-        return dense if len(dense) > 1 else dense[0]
+        dense = [result.contiguous(memory_format=problem.memory_format) for result in results]
+        usual = tuple(with_usual_strides(result, problem.channels_last) for result in dense)
+        return usual if len(usual) > 1 else usual[0]
 
     def fake(*arguments: Any) -> Any:
         operands, problem = split(arguments)
@@ -115,3 +116,11 @@ _OPERATORS = {
     Operation.WEIGHT_GRADIENT: conv2d_weight_gradient,
     Operation.GRADIENTS: conv2d_gradients,
 }
+
+
+def product(operation: Operation, problem: Problem, plan: Plan, *tensors: Tensor) -> Any:
+    """Compute an operation of a convolution by its registered operator."""
+    sizes = {Operation.INPUT_GRADIENT: problem.input_size, Operation.WEIGHT_GRADIENT: problem.weight_size}
+    of_result = (sizes[operation],) if operation in sizes else ()
+    arguments = problem.stride, problem.padding, problem.dilation, problem.groups, problem.channels_last, plan.handle
+    return _OPERATORS[operation](*tensors, *of_result, *arguments)

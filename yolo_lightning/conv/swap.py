@@ -1,6 +1,6 @@
-"""Exchange of the convolution and batch normalization layers of any model, in place and reversible."""
+"""Exchange of the convolution and normalization layers of any model, in place and reversible."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
 from torch import nn
@@ -8,9 +8,12 @@ from torch.jit import ScriptModule
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.utils.parametrize import is_parametrized
 
 from yolo_lightning.conv import layer as gemm, normalization
+from yolo_lightning.conv.own_forward import OwnForward
 from yolo_lightning.conv.plan import DEFAULT_PLAN, Plan
+from yolo_lightning.conv.vendor_free_layer import VendorFreeLayer
 from yolo_lightning.errors import UserError
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
@@ -26,6 +29,9 @@ _VENDOR_FREE: dict[type[nn.Module], type[nn.Module]] = _CONVOLUTIONS | {
     nn.BatchNorm1d: normalization.VendorFreeBatchNorm1d,
     nn.BatchNorm2d: normalization.VendorFreeBatchNorm2d,
     nn.BatchNorm3d: normalization.VendorFreeBatchNorm3d,
+    nn.InstanceNorm1d: normalization.VendorFreeInstanceNorm1d,
+    nn.InstanceNorm2d: normalization.VendorFreeInstanceNorm2d,
+    nn.InstanceNorm3d: normalization.VendorFreeInstanceNorm3d,
 }
 _LAZY = {getattr(nn, f"Lazy{native.__name__}"): replacement for native, replacement in _VENDOR_FREE.items()}
 _NATIVE = {replacement: native for native, replacement in _VENDOR_FREE.items()}
@@ -44,14 +50,18 @@ _WITHOUT_EFFECT = frozenset(
     )
 )
 """Attributes of a subclass that do not change how a layer computes."""
+_OF_EVERY_CLASS = frozenset(("__dict__", "__weakref__"))
 
 
 def swap_convs(module: ModuleT, *, plan: Plan = DEFAULT_PLAN, skip: Collection[str] = ()) -> ModuleT:
-    """Convert all convolution and batch normalization layers of `torch.nn` to their vendor-free classes, in place.
+    """Convert all convolution and normalization layers of `torch.nn` to their vendor-free classes, in place.
 
     These are `Conv1d`, `Conv2d`, `Conv3d`, `ConvTranspose1d`, `ConvTranspose2d`, `ConvTranspose3d`, `BatchNorm1d`,
-    `BatchNorm2d`, `BatchNorm3d` and their lazy forms. A `Conv2d` becomes a `GemmConv2d`, and so on. A subclass that
-    overrides nothing but the constructor, such as torchvision's `Conv3DSimple`, becomes a class derived from both.
+    `BatchNorm2d`, `BatchNorm3d`, `InstanceNorm1d`, `InstanceNorm2d`, `InstanceNorm3d` and their lazy forms. A `Conv2d`
+    becomes a `GemmConv2d`, and so on. A subclass that overrides nothing but the constructor, such as torchvision's
+    `Conv3DSimple`, becomes a class derived from both. A subclass with methods of its own, such as a `Conv2d` that pads
+    its input first, or `SyncBatchNorm`, keeps these methods; the functions of `torch.nn.functional` that they call are
+    computed without a vendor library. A parametrized layer stays parametrized.
 
     Only the class of a layer changes. Parameters, shared parameters, `requires_grad`, hooks, dtype, memory format and
     the training flag are preserved. Calls of `torch.nn.functional` in other modules are not converted.
@@ -66,15 +76,17 @@ def swap_convs(module: ModuleT, *, plan: Plan = DEFAULT_PLAN, skip: Collection[s
 
     Raises:
         UserError: If `module` is not a module, `plan` not a plan or `skip` a text, if `skip` contains an unknown name,
-            or if a layer outside `skip` would keep PyTorch's dispatch, which may use the vendor library: a synchronized
-            or instance normalization, or a convolution or normalization that is parametrized or a subclass with methods
-            of its own. The message lists the layers; no layer has been changed.
+            or if a layer outside `skip` would keep PyTorch's dispatch, which may use the vendor library: a subclass of
+            a lazy layer, or a layer that `torch.ao.quantization` has prepared. The message lists the layers; no layer
+            has been changed.
     """
     if not isinstance(module, nn.Module):
         raise UserError(f"swap_convs converts a torch.nn.Module, got {module!r:.100}")
-    if any(isinstance(one, ScriptModule) for one in module.modules()):
-        raise UserError("swap_convs converts a module before torch.jit.script or torch.jit.trace, got a ScriptModule")
-    if not isinstance(skip, Collection) or isinstance(skip, str) or not all(isinstance(one, str) for one in skip):
+    if any(isinstance(submodule, ScriptModule) for submodule in module.modules()):
+        raise UserError(
+            "swap_convs converts a module before torch.jit.trace, got a ScriptModule, whose layers cannot be exchanged"
+        )
+    if not isinstance(skip, Collection) or isinstance(skip, str) or not all(isinstance(name, str) for name in skip):
         raise UserError(f"skip must be a list of names, as ['backbone.conv1'], got {skip!r}")
     if not isinstance(plan, Plan):
         raise UserError(f"plan must be a Plan or an AutotunedPlan, got {plan!r}")
@@ -83,13 +95,13 @@ def swap_convs(module: ModuleT, *, plan: Plan = DEFAULT_PLAN, skip: Collection[s
     refused = [f"{name or '(root)'} ({type(layer).__name__})" for name, layer in layers if _stays_native(layer)]
     if refused:
         raise UserError(
-            f"swap_convs has no vendor-free form of {', '.join(refused)}; supported are the convolution and BatchNorm "
-            "layers of torch.nn, not parametrized forms and subclasses that override methods; add layers to skip to "
-            "keep PyTorch's implementation"
+            f"swap_convs has no vendor-free form of {', '.join(refused)}; supported are the convolution, BatchNorm and "
+            "InstanceNorm layers of torch.nn and their subclasses, not subclasses of lazy layers and layers prepared "
+            "for quantization; add layers to skip to keep PyTorch's implementation"
         )
     for _, layer in layers:
         layer.__class__ = _replacement(layer) or type(layer)
-        if isinstance(layer, gemm.GemmLayer):
+        if isinstance(layer, gemm.GemmLayer | OwnForward):
             layer.plan = plan
     return module
 
@@ -99,10 +111,10 @@ def unswap_convs(module: ModuleT) -> ModuleT:
     if not isinstance(module, nn.Module):
         raise UserError(f"unswap_convs converts a torch.nn.Module, got {module!r}")
     for layer in module.modules():
-        kind = type(layer)
-        if kind in _CONVOLUTIONS.values() or kind in _ADAPTED:
+        native = _exchanged(layer, _native_class)
+        if native is not None:
+            layer.__class__ = native
             vars(layer).pop("plan", None)
-        layer.__class__ = _ADAPTED.get(kind) or _NATIVE.get(kind, kind)
     return module
 
 
@@ -115,30 +127,61 @@ def _named(module: nn.Module, name: str) -> nn.Module:
 
 def _stays_native(layer: nn.Module) -> bool:
     # _NormBase is the base class of batch and instance norms, which share the dispatch to the vendor library.
-    is_candidate = isinstance(layer, (_ConvNd, _NormBase))
-    return is_candidate and _replacement(layer) is None and not isinstance(layer, tuple(_NATIVE))
+    is_candidate = isinstance(layer, _ConvNd | _NormBase) and not isinstance(layer, VendorFreeLayer)
+    return is_candidate and _replacement(layer) is None
 
 
 def _replacement(layer: nn.Module) -> type[nn.Module] | None:
     """Return the vendor-free class of a layer; None if there is none, or if the layer already has one."""
+    if getattr(layer, "qconfig", None) is not None:
+        return None
+    return _exchanged(layer, _vendor_free_class)
+
+
+def _exchanged(
+    layer: nn.Module, exchange: Callable[[type[nn.Module]], type[nn.Module] | None]
+) -> type[nn.Module] | None:
+    """Return the result of `exchange` for the class of a layer, which stays parametrized if it is."""
     kind = type(layer)
+    if not is_parametrized(layer):
+        return exchange(kind)
+    # `register_parametrization` derives a class for this layer from the class that the layer had.
+    base = exchange(kind.__bases__[0])
+    if base is None:
+        return None
+    attributes = {name: value for name, value in vars(kind).items() if name not in _OF_EVERY_CLASS}
+    return type(f"Parametrized{base.__name__}", (base,), attributes)
+
+
+def _native_class(kind: type[nn.Module]) -> type[nn.Module] | None:
+    return _ADAPTED.get(kind) or _NATIVE.get(kind)
+
+
+def _vendor_free_class(kind: type[nn.Module]) -> type[nn.Module] | None:
     if kind in _VENDOR_FREE:
         return _VENDOR_FREE[kind]
     if kind in _LAZY:
         return _adapted(_LAZY[kind], kind)
-    native = next((base for base in kind.__mro__ if base in _VENDOR_FREE), None)
-    if native is None or isinstance(layer, (*_NATIVE, LazyModuleMixin)) or hasattr(layer, "parametrizations"):
+    if not issubclass(kind, _ConvNd | _NormBase) or issubclass(kind, VendorFreeLayer | LazyModuleMixin):
         return None
-    own = {name: value for base in kind.__mro__[: kind.__mro__.index(native)] for name, value in vars(base).items()}
-    for name, value in own.items():
-        # An overridden method could call the vendor library, or be skipped by the methods of the vendor-free class.
-        if name not in _WITHOUT_EFFECT and (hasattr(native, name) or isinstance(value, property)):
-            return None
+    native = next((base for base in kind.__mro__ if base in _VENDOR_FREE), None)
+    if native is None or _overrides_methods(kind, native):
+        return _adapted(OwnForward, kind)
     return _adapted(_VENDOR_FREE[native], kind)
 
 
+def _overrides_methods(subclass: type[nn.Module], native: type[nn.Module]) -> bool:
+    """Return whether a subclass may compute something else than the layer from which it derives."""
+    subclasses = subclass.__mro__[: subclass.__mro__.index(native)]
+    attributes = {name: value for base in subclasses for name, value in vars(base).items()}
+    return any(
+        name not in _WITHOUT_EFFECT and (hasattr(native, name) or isinstance(value, property))
+        for name, value in attributes.items()
+    )
+
+
 def _adapted(vendor_free: type[nn.Module], subclass: type[nn.Module]) -> type[nn.Module]:
-    """Return the class with the computation of `vendor_free` and all other attributes of `subclass`.
+    """Return the class derived from `vendor_free`, whose methods have precedence, and from `subclass`.
 
     A lazy layer becomes a `vendor_free` one when its first input initializes it.
     """

@@ -39,6 +39,8 @@ class Sample:
     readable: bool = True  # Whether the frame could be used; if not, `image` is gray and has no boxes
     bad_frames: tuple[str, ...] = ()  # Bad files of this sample, each with the reason
     month: int = 0  # YYYYMM of the frame, 0 if unknown and in training
+    absent: tuple[str, ...] = ()  # Names of those of the bad files that may be readable later
+    key: Any = None  # Argument of `__getitem__` that gave the sample
 
 
 class Batch(msgspec.Struct, frozen=True, eq=False):
@@ -56,6 +58,8 @@ class Batch(msgspec.Struct, frozen=True, eq=False):
     readable: tuple[bool, ...]  # B flags; if False, the image is gray and the frame is left out of the evaluation
     bad_frames: tuple[str, ...] = ()  # Bad files of this batch, each with the reason
     months: tuple[int, ...] = ()  # B times YYYYMM, 0 if unknown; or empty
+    absent: tuple[str, ...] = ()  # Names of those of the bad files that may be readable later
+    keys: tuple[Any, ...] = ()  # B keys with which the dataset gives the samples again; empty without `absent`
 
     def __len__(self) -> int:
         return len(self.image_ids)
@@ -161,6 +165,7 @@ def collate(samples: Sequence[Sample]) -> Batch:
         raise UserError(f"collate needs a list of Samples, got {samples!r:.100}")
     height, width = samples[0].image.shape[:2]
     images = torch.from_numpy(np.stack([sample.image for sample in samples]))
+    absent = tuple(name for sample in samples for name in sample.absent)
     counts = torch.tensor([len(sample.labels) for sample in samples])
     boxes = np.concatenate([sample.boxes for sample in samples]).astype(np.float32, copy=False)
     scale = np.array([width, height, width, height], dtype=np.float32)
@@ -175,6 +180,8 @@ def collate(samples: Sequence[Sample]) -> Batch:
         readable=tuple(sample.readable for sample in samples),
         bad_frames=tuple(name for sample in samples for name in sample.bad_frames),
         months=tuple(sample.month for sample in samples),
+        absent=absent,
+        keys=tuple(sample.key for sample in samples) if absent else (),
     )
 
 
@@ -234,6 +241,8 @@ def _slice(batch: Batch, first: int, stop: int) -> Batch:
         readable=batch.readable[first:stop],
         bad_frames=batch.bad_frames if first == 0 else (),
         months=batch.months[first:stop],
+        absent=(),
+        keys=(),
     )
 
 

@@ -1,5 +1,6 @@
 """Lightning data module: frames of each split, sample order, loaders and worker processes."""
 
+import errno
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,6 +26,7 @@ from yolo_lightning.data.formats.frame_checks import (
     needed_channels,
 )
 from yolo_lightning.data.formats.ltdv2 import LTDv2Format
+from yolo_lightning.data.frame_outage import FrameOutage, FrameOutageError
 from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.index.splits import Shares, Split, describe_split
@@ -49,7 +51,7 @@ from yolo_lightning.errors import UserError
 from yolo_lightning.utils.accelerator import uses_pinned_memory
 from yolo_lightning.utils.choices import as_settings, check_choices, checked_arguments, plain
 from yolo_lightning.utils.host import worker_count
-from yolo_lightning.utils.loop_position import LoaderLoop
+from yolo_lightning.utils.loop_position import LoaderLoop, steps_begun
 from yolo_lightning.utils.paths import user_path
 from yolo_lightning.utils.rank_zero import print_to_notebook
 
@@ -131,6 +133,8 @@ class DetectionDataModule(LightningDataModule):
         self.sampling = sampling
         self.bad_frames = BadFrames(limits.max_bad_frames)
         self._splits: dict[Split, LabelledFrames] = {}
+        self._datasets: dict[Split, TrainingDataset | EvaluationDataset] = {}  # of the loaders
+        self._outage = FrameOutage(self.bad_frames)
         self._order: SampledOrder
 
     def setup(self, stage: str) -> None:
@@ -283,8 +287,10 @@ class DetectionDataModule(LightningDataModule):
         arguments = self._loader_arguments(persistent=True)
         cached = f"image cache of {frames.cache.max_frames:,} frames per process"
         rank_zero_info(f"train loader: batch {self.batch_size}, {describe(arguments)}, {cached}")
+        dataset = TrainingDataset(frames, self.image_size, self.augmentation, self._mosaic_epochs(), self.seed)
+        self._datasets["train"] = dataset
         return ResumableLoader(
-            TrainingDataset(frames, self.image_size, self.augmentation, self._mosaic_epochs(), self.seed),
+            dataset,
             keys,
             collate,
             epoch_batches=limited(len(keys), None if trainer is None else trainer.limit_train_batches),
@@ -327,15 +333,28 @@ class DetectionDataModule(LightningDataModule):
         return self._evaluation_loader("predict")
 
     def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
-        """Warn about each frame of the batch that could not be used; raise an error if there are too many."""
-        self.bad_frames.add(batch.bad_frames)
+        """Warn about each frame of the batch that could not be used; raise an error if there are too many.
+
+        In a training that has begun, frames that cannot be read at the moment are read again before. While many frames
+        cannot be read, the training waits.
+        """
+        trainer = self.trainer
+        has_begun = trainer is not None and trainer.state.fn == "fit" and steps_begun(trainer) > 0
+        if trainer is not None and has_begun and batch.absent:
+            batch = self._outage.whole(batch, self._datasets["train" if trainer.training else "valid"])
+        try:
+            self.bad_frames.add(batch.bad_frames)
+        except UserError as error:
+            if has_begun:
+                raise FrameOutageError(errno.EIO, str(error)) from error
+            raise
         return batch
 
     def _evaluation_loader(self, split: Split) -> DataLoader[Sample]:
-        frames = self._opened(split)
+        dataset = self._datasets[split] = EvaluationDataset(self._opened(split), self.image_size)
         return EvaluationLoader(
-            EvaluationDataset(frames, self.image_size),
-            batch_sampler=FileOrderBatches(len(frames), self._batches()),
+            dataset,
+            batch_sampler=FileOrderBatches(len(dataset), self._batches()),
             collate_fn=collate,
             **self._loader_arguments(persistent=False),
         )

@@ -13,6 +13,7 @@ from yolo_lightning.data.clip_backgrounds import with_difference
 from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.data.labelled_frames import LabelledFrames
 from yolo_lightning.data.sampling.resumable_loader import SampleKey
+from yolo_lightning.data.storage.frames import AbsentFrameError, FrameError
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
 from yolo_lightning.data.transforms.box_paste import ObjectPaster
 from yolo_lightning.data.transforms.letterbox import Labelled, letterbox
@@ -27,6 +28,11 @@ not change other choices."""
 MIXUP_BETA = 32.0  # Both parameters of the distribution of the mixup ratio, as in Ultralytics
 Reader = Callable[..., Labelled]  # `LabelledFrames.read` with the drift of a sample
 UNAUGMENTED = Letterbox(1.0, 0, 0)  # Letterbox of training samples, which are never mapped back to the frame
+
+
+def absent_names(problems: Sequence[FrameError]) -> tuple[str, ...]:
+    """Return the files that may be readable later."""
+    return tuple(error.file for error in problems if isinstance(error, AbsentFrameError))
 
 
 class TrainingDataset(Dataset[Sample]):
@@ -66,7 +72,7 @@ class TrainingDataset(Dataset[Sample]):
         drift = None
         if self.has_raw_frames:
             drift = random_range_drift(self.augmentation, self._generator(DRIFT_STREAM, key))
-        problems: list[str] = []
+        problems: list[FrameError] = []
         # The sensor of a sample drifts once; the lender keeps its own histogram.
         read = partial(self.frames.read, drift=drift, problems=problems)
         parts = [read(part, place > 0) for place, part in enumerate(indices)]
@@ -89,7 +95,9 @@ class TrainingDataset(Dataset[Sample]):
             frame_shape=self.frames.index.shape(index),
             letterbox=UNAUGMENTED,
             readable=is_readable,
-            bad_frames=tuple(problems),
+            bad_frames=tuple(map(str, problems)),
+            absent=absent_names(problems),
+            key=key,
         )
 
     def _generator(self, stream: int, key: SampleKey) -> np.random.Generator:
@@ -147,7 +155,7 @@ class EvaluationDataset(Dataset[Sample]):
         return len(self.frames)
 
     def __getitem__(self, index: int) -> Sample:
-        problems: list[str] = []
+        problems: list[FrameError] = []
         frame = self.frames.read(index, problems=problems)
         labelled, placement = letterbox(frame, self.image_size, shrink_by_area=self.frames.resize == "area")
         return Sample(
@@ -158,6 +166,8 @@ class EvaluationDataset(Dataset[Sample]):
             frame_shape=self.frames.index.shape(index),
             letterbox=placement,
             readable=frame.problem is None,
-            bad_frames=tuple(problems),
+            bad_frames=tuple(map(str, problems)),
+            absent=absent_names(problems),
+            key=index,
             month=self.frames.index.month(index),
         )

@@ -8,27 +8,19 @@ from glob import glob, has_magic
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
 import numpy.typing as npt
 
-from yolo_lightning.data.left_out_files import counted, other_files, suffix, unusable_files
-from yolo_lightning.data.storage.frames import IMAGE_SUFFIXES, BitDepthError, FrameError, decode_frame
+from yolo_lightning.data.storage.frames import IMAGE_SUFFIXES, BitDepthError, decode_frame
 from yolo_lightning.data.storage.image_header import FrameLimits, unread_parts
 from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.errors import UserError
-from yolo_lightning.utils.paths import plain_path, user_path
-from yolo_lightning.utils.plain_text import first_look
-from yolo_lightning.utils.rank_zero import rank_zero_warn
-from yolo_lightning.utils.regular_files import FolderContent, list_folder, open_regular, read_regular
+from yolo_lightning.utils.paths import user_path
+from yolo_lightning.utils.regular_files import read_regular, regular_files
 from yolo_lightning.utils.suggestions import missing
 
 VIDEO_SUFFIXES = frozenset({".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm", ".wmv"})
 SUFFIXES = IMAGE_SUFFIXES | VIDEO_SUFFIXES
-READ = ", ".join(sorted(SUFFIXES))
-
-RAW_GRAY = b"Y1\0"
-"""FFmpeg's tag of gray pixels with more than 8 bits: these bytes and the bit depth; reversed for big-endian pixels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +33,7 @@ class InputImage:
     full: npt.NDArray[np.float32] | None = None  # `(H, W)` gray from 0 to 255 with the depth of a 16-bit image
     background: npt.NDArray[np.uint8 | np.float32] | None = None  # `(H, W)` gray, of the clip; None if unknown
     unread: str = ""  # Bands and pages of an image file that are not read, see `unread_parts`
+    time_s: float | None = None  # Seconds after the beginning of the video; None for an image
 
     def is_gray(self) -> bool:
         first = self.pixels[..., 0]
@@ -87,62 +80,40 @@ def find_files(sources: Sequence[str]) -> list[Path]:
     """Return the image and video files of `sources` without duplicates, in the given order.
 
     Sources are files, glob patterns such as `frames/**/*.jpg`, or folders, which are searched recursively. The files of
-    a folder or pattern are sorted by name. A warning per source counts the files that are left out.
+    a folder or pattern are sorted by name.
     """
-    files: dict[str, Path] = {}
+    files: dict[Path, None] = {}
     for source in sources:
         path = user_path(source)
-        left_out: list[str] = []
         if os.path.isdir(path) and source:
-            selected, left_out = _selected(list_folder(path))
+            found = sorted(file for file in map(Path, regular_files(path)) if _is_known(file))
         elif os.path.isfile(path):
-            if suffix(source) not in SUFFIXES:
-                raise UserError(f"{source} must end in one of {READ}.")
-            selected = [path]
+            if not _is_known(path):
+                raise UserError(f"{source} must end in one of {', '.join(sorted(SUFFIXES))}.")
+            found = [path]
         elif has_magic(source):
-            selected, left_out = _of_pattern(path)
+            found = sorted(file for file in map(Path, glob(str(path), recursive=True)) if _is_regular(file))
         else:
             is_stream = "://" in source or source.isdecimal()
             kinds = "does not exist: images and videos must be local files; addresses and cameras are not read"
             raise UserError(f"{source or repr(source)} {kinds if is_stream else missing(path)}")
-        if not selected:
-            reason = f" It contains {'; '.join(left_out)}" if left_out else ""
-            raise UserError(f"{source} contains no file that ends in {READ}.{reason}")
-        if left_out:
-            rank_zero_warn(f"{source}: left out {'; '.join(left_out)}. Read are {READ}")
-        for file in selected:
-            files.setdefault(plain_path(file), file)
-    return list(files.values())
-
-
-def _selected(content: FolderContent) -> tuple[list[Path], list[str]]:
-    """Return the images and videos of a folder, sorted by name, and the lines about all other files."""
-    selected = sorted(Path(file) for file in content.files() if suffix(file) in SUFFIXES)
-    others = [file for file in content.files() if suffix(file) not in SUFFIXES]
-    return selected, [*other_files(others), *unusable_files([content], SUFFIXES)]
-
-
-def _of_pattern(pattern: Path) -> tuple[list[Path], list[str]]:
-    """Return the images and videos that match a glob pattern, sorted by name, and the lines about all other matches."""
-    content = FolderContent()
-    folders = []
-    for path in sorted(glob(str(pattern), recursive=True)):
-        if os.path.isdir(path):
-            folders.append(path)
-        elif os.path.exists(path) and not os.path.isfile(path):
-            content.special.append(path)
-        else:
-            folder, name = os.path.split(path)
-            content.names.setdefault(folder, []).append(name)
-    selected, left_out = _selected(content)
-    if folders and "**" not in pattern.parts:
-        left_out.append(counted(len(folders), "folders (name the folder itself to read its files)", folders[0]))
-    return selected, left_out
+        if not found:
+            raise UserError(f"{source} contains no file that ends in {', '.join(sorted(SUFFIXES))}.")
+        files |= dict.fromkeys(found)
+    return list(files)
 
 
 def absolute(path: Path) -> Path:
     """Return the absolute path without `..`; links are not followed."""
     return Path(os.path.abspath(path))
+
+
+def _is_regular(path: Path) -> bool:
+    return _is_known(path) and os.path.isfile(path)
+
+
+def _is_known(path: Path) -> bool:
+    return path.suffix.lower() in SUFFIXES
 
 
 def read_pictures(path: Path, ranges: PixelRange | None = None) -> Iterator[InputImage]:
@@ -154,22 +125,10 @@ def read_pictures(path: Path, ranges: PixelRange | None = None) -> Iterator[Inpu
         content = read_regular(path, FrameLimits().max_bytes)
         yield InputImage(path, None, *_decode_picture(content, path, ranges), unread=unread_parts(content))
         return
-    video = cv2.VideoCapture(str(path))
-    try:
-        if not video.isOpened():
-            with open_regular(path) as file:
-                raise UserError(f"{path}: cannot be opened as a video: it {first_look(file.read(64))}")
-        _refuse_raw_video(video, path)
-        number = 0
-        while (answer := video.read())[0]:
-            yield InputImage(path, number, np.asarray(cv2.cvtColor(answer[1], cv2.COLOR_BGR2RGB), dtype=np.uint8))
-            number += 1
-        if number == 0:
-            raise UserError(f"{path}: contains no frames")
-        if number < 0.95 * (stated := video.get(cv2.CAP_PROP_FRAME_COUNT)):  # an estimate in some files
-            rank_zero_warn(f"{path} is damaged: only {number:,} of {stated:,.0f} frames can be decoded")
-    finally:
-        video.release()
+    from yolo_lightning.data.input_videos import read_frames  # PyAV is needed for videos only
+
+    for number, (pixels, time_s) in enumerate(read_frames(path)):
+        yield InputImage(path, number, pixels, time_s=time_s)
 
 
 def _decode_picture(
@@ -199,36 +158,13 @@ def _full(image: npt.NDArray[np.uint8 | np.float32]) -> npt.NDArray[np.float32] 
     return np.asarray(image, np.float32) if image.dtype == np.float32 else None
 
 
-def _refuse_raw_video(video: cv2.VideoCapture, path: Path) -> None:
-    """Raise a `FrameError` for a gray video with more than 8 bits per pixel.
-
-    OpenCV would keep the upper 8 bits, which makes the frames nearly black. Colour videos with 10 and 12 bits use their
-    whole range and are converted correctly.
-    """
-    tag = (int(video.get(cv2.CAP_PROP_CODEC_PIXEL_FORMAT)) & 0xFFFFFFFF).to_bytes(4, "little")
-    bits = tag[3] if tag.startswith(RAW_GRAY) else tag[0] if tag.endswith(RAW_GRAY[::-1]) else 8
-    if bits > 8:
-        raise FrameError(
-            f"{path}: gray videos must have 8 bits per pixel, got {bits}. Convert the frames to 8 bits with one range "
-            "for all frames (docs/datasets.md)."
-        )
-
-
 def image_count(path: Path) -> int:
     """Return 1 for an image, and the number of frames that a video file states, at least 1, for a video."""
     if not is_video(path):
         return 1
-    video = cv2.VideoCapture(str(path))
-    try:
-        return max(1, int(video.get(cv2.CAP_PROP_FRAME_COUNT)))
-    finally:
-        video.release()
+    from yolo_lightning.data.input_videos import video_timing
 
-
-def frames_per_second(path: Path) -> float:
-    """Return the frame rate that a video file contains, or 25 if it contains none."""
-    video = cv2.VideoCapture(str(path))
     try:
-        return float(video.get(cv2.CAP_PROP_FPS)) or 25.0
-    finally:
-        video.release()
+        return video_timing(path).frames
+    except (UserError, OSError):  # reported when the file is read
+        return 1

@@ -12,6 +12,7 @@ from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.storage.frames import Channels, Frame, FrameError
 from yolo_lightning.data.storage.image_cache import ImageCache
 from yolo_lightning.data.storage.image_header import is_turned
+from yolo_lightning.data.storage.positioned_file import ReplacedFileError
 from yolo_lightning.data.storage.storage import EncodedStorage, Storage
 from yolo_lightning.data.transforms.augmentation_settings import Image
 from yolo_lightning.data.transforms.letterbox import PADDING, Labelled
@@ -66,11 +67,11 @@ class LabelledFrames:
         return budget_mib * MIB * len(self) // (self.index.pixels() * self.channels * self.pixel_range.bits // 8)
 
     def read(
-        self, index: int, is_partner: bool = False, drift: Drift | None = None, problems: list[str] | None = None
+        self, index: int, is_partner: bool = False, drift: Drift | None = None, problems: list[FrameError] | None = None
     ) -> Labelled:
         """Return frame `index`, or an empty gray frame without boxes if it cannot be used.
 
-        `drift` is applied to frames with 16 bits before they are mapped. The reason is appended to `problems`.
+        `drift` is applied to frames with 16 bits before they are mapped. The error is appended to `problems`.
         """
         problems = [] if problems is None else problems
         height, width = self.index.shape(index)
@@ -83,10 +84,11 @@ class LabelledFrames:
             channels = self.channels if self.backgrounds is None else 2
             shape = (height, width) if channels == 1 else (height, width, channels)
             empty = np.full(shape, PADDING, np.float32 if self.pixel_range.has_full_depth else np.uint8)
-            problems.append(str(error))
+            problems.append(error)
             return Labelled(empty, np.zeros((0, 4), np.float32), np.zeros(0, np.int64), problem=str(error))
-        except Exception as error:
-            error.add_note(f"while reading image id={image_id}")  # read by the supervisor from the log
+        except (ArithmeticError, LookupError, RuntimeError, ValueError, cv2.error) as error:
+            if not isinstance(error, ReplacedFileError):  # not a matter of this frame
+                error.add_note(f"while reading image id={image_id}")  # part of the failure record
             raise
         return Labelled(image, self.index.boxes(index), self.index.labels(index))
 

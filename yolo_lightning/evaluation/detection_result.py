@@ -36,6 +36,7 @@ class DetectionResult:
     class_names: tuple[str, ...]  # names of all classes, index 0 first
     source: Path | None = None  # image or video file; None for an array
     frame: int | None = None  # frame number in the video, from 0; None for an image
+    time_s: float | None = None  # seconds after the beginning of the video; None for an image
     category_ids: tuple[int, ...] = ()  # of all classes in the files of the training data; empty if unknown
 
     @classmethod
@@ -43,7 +44,8 @@ class DetectionResult:
         cls, image: InputImage, prediction: Prediction, class_names: Sequence[str], category_ids: tuple[int, ...] = ()
     ) -> Self:
         numbers = (prediction.boxes.numpy(), prediction.scores.numpy(), prediction.labels.numpy())
-        return cls(image.pixels, *numbers, tuple(class_names), image.source, image.frame, category_ids)
+        place = (image.source, image.frame, image.time_s)
+        return cls(image.pixels, *numbers, tuple(class_names), *place, category_ids)
 
     def __len__(self) -> int:
         return len(self.labels)

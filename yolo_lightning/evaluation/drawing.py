@@ -14,6 +14,9 @@ from yolo_lightning.utils.plain_text import one_line
 SIDE_WIDTH = 640
 """Width of one half of a picture in pixels. Smaller frames are enlarged by an integer factor, larger ones reduced."""
 
+LARGEST_HEIGHT = 8192
+"""Height of a picture in pixels; JPEG has at most 65,500."""
+
 GAP = 8
 JPEG_QUALITY = 80
 FONT, FONT_SCALE = cv2.FONT_HERSHEY_SIMPLEX, 0.5
@@ -51,7 +54,7 @@ def side_by_side(frame: Image, target: Target, prediction: Prediction) -> Image:
 
     `frame` is `(H, W)` or `(H, W, 3)` RGB uint8; boxes are in its pixels. The result is BGR, as OpenCV expects.
     """
-    gain = enlargement(frame.shape[1])
+    gain = min(enlargement(frame.shape[1]), LARGEST_HEIGHT / frame.shape[0])
     size = (max(1, round(frame.shape[1] * gain)), max(1, round(frame.shape[0] * gain)))
     plain = resized(frame, *size)
     left = with_boxes(plain, (target.boxes * gain).numpy(), target.labels.tolist())

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from yolo_lightning.conv.algorithms.problem import looks_channels_last
 from yolo_lightning.conv.plan import DEFAULT_PLAN, run_seconds
+from yolo_lightning.errors import log_unexpected
 from yolo_lightning.model.conv_backend import ConvolutionSettings, make_plan
 from yolo_lightning.model.layers import arrange
 
@@ -115,7 +116,8 @@ def run_trial(device: torch.device, settings: ConvolutionSettings, precision: Pr
         gemm = arranged("gemm", device, settings)
         gemm_error = largest_error(VENDOR_FREE, gemm, references, inputs, computing)
         paths["gemm"] = gemm
-    except Exception as error:
+    except Exception as error:  # a failure of this implementation is a result of the trial
+        log_unexpected(error, RuntimeError)
         gemm_failure = f"{type(error).__name__}: {error}"
     _announce("timing")
     moved = {name: _inputs_for(path, inputs) for name, path in paths.items()}

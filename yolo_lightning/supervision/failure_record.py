@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import cast
 
 from yolo_lightning.errors import UserError
-from yolo_lightning.supervision.heartbeat import HeartbeatWriter
+from yolo_lightning.supervision.heartbeat import HEARTBEAT_VARIABLE, HeartbeatWriter, open_from_environment
+from yolo_lightning.utils.activity import current
 from yolo_lightning.utils.addresses import redacted
 from yolo_lightning.utils.json_record import converted, read_json
 from yolo_lightning.utils.plain_text import LONGEST_LINE, one_line, printable
@@ -29,6 +30,9 @@ MOST_NAMES = 64  # base classes, samples
 MOST_CAUSES = 8
 WORKER_ERRNO = re.compile(r"\[Errno (\d+)\]")
 """Errno in the message of an OSError of a loader worker: torch raises the class again with a message only."""
+
+AT_SAMPLE = re.compile(r"^while reading image (id=\S+)$", re.MULTILINE)
+"""Note that `LabelledFrames.read` in the data room adds to an exception that is not about the frame itself."""
 
 TRACEBACK_PLACE = re.compile(r'^\s*File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
 REFUSAL = "MisconfigurationException"  # of Lightning, for options that cannot be used
@@ -115,6 +119,40 @@ def record_failure(
         os.replace(temporary, path)
     except Exception as problem:  # such as no memory, no space, or a message that cannot be formatted
         print(f"warning: the failure record {path} was not written: {problem!r}", file=sys.stderr)
+
+
+def record_own_failure(error: BaseException, *, rank: int | None = None, has_trained: bool = False) -> None:
+    """Write the failure record of this process if a supervisor has chosen its heartbeat file; see `record_failure`.
+
+    Args:
+        error: Exception that ends the process.
+        rank: Rank in a distributed fit; None reads the variables of the launcher.
+        has_trained: Whether this run has finished at least one optimizer step; a finished step of this process counts.
+    """
+    path = os.environ.get(HEARTBEAT_VARIABLE)
+    if not path:
+        return
+    if rank is None:
+        rank = int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0)
+    writer = open_from_environment()
+    record_failure(
+        error,
+        Path(path),
+        writer=writer,
+        activity=current().label,
+        samples=samples_of(error),
+        rank=rank,
+        has_trained=has_trained or (writer is not None and writer.step > 0),
+    )
+
+
+def samples_of(error: BaseException) -> list[str]:
+    """Return the samples that an exception of the data room names in a note, also within the text of a worker's error.
+
+    torch raises the exception of a loader worker again, with the worker's traceback as its message.
+    """
+    texts = (line for cause in _causes(error) for line in (*getattr(cause, "__notes__", ()), str(cause)))
+    return list(dict.fromkeys(match for text in texts for match in AT_SAMPLE.findall(text)))
 
 
 def forget_failure(heartbeat: Path, rank: int = 0) -> None:

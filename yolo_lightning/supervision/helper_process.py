@@ -15,6 +15,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any, Generic, TypeVar, cast
 
+from yolo_lightning.errors import places
 from yolo_lightning.utils.stop_signals import STOP_SIGNALS
 
 Result = TypeVar("Result")
@@ -161,8 +162,8 @@ def _make_calls(connection: Connection) -> None:
             answer = True, function(*arguments)
         except OSError as error:
             answer = False, error
-        except Exception as error:
-            answer = False, OSError(repr(error))
+        except Exception as error:  # a mistake of this package must not end the process that makes the calls
+            answer = False, OSError(f"{error!r} in {places(error)}")
         connection.send(answer)
 
 

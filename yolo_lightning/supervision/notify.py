@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from yolo_lightning.errors import UserError
+from yolo_lightning.errors import UserError, places
 from yolo_lightning.supervision.helper_process import Call, Helper
 from yolo_lightning.utils.addresses import REFERENCE, resolved
 
@@ -54,7 +54,7 @@ class NotifySettings:
         for name in ADDRESSES:
             try:
                 found[name] = (address := getattr(self, name)) and resolved(address)
-            except ValueError as error:
+            except UserError as error:
                 raise UserError(f"supervision.notify.{name}: {error}") from None
         return replace(self, **found)
 
@@ -147,9 +147,13 @@ class Notifier:
 
 def _send_without_address(address: str, content: dict[str, str] | None) -> None:
     """Call `_send`; the `OSError` that it raises does not contain the address."""
+    from http.client import HTTPException
+
     try:
         _send(address, content)
     except Exception as error:
+        if not isinstance(error, OSError | HTTPException | ValueError):
+            raise OSError(f"{type(error).__name__} in {places(error)}") from None
         if isinstance(status := getattr(error, "code", None), int):  # urllib's HTTPError
             moved = ", a redirect, which is not followed: correct the address" if 300 <= status < 400 else ""
             raise OSError(f"HTTP status {status}{moved}") from None

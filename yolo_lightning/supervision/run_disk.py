@@ -14,12 +14,10 @@ from yolo_lightning.utils.files import flush, remove_leftovers
 from yolo_lightning.utils.json_record import read_json
 from yolo_lightning.utils.plain_text import printable
 from yolo_lightning.utils.run_files import (
-    CHECKPOINT_PATTERN,
     CHECKPOINTS,
     CHECKSUM_SUFFIX,
     FINISHED_FILE,
     HEARTBEAT_FILE,
-    SELF_CHECK_FILE,
     STEP_CHECKPOINTS,
     stacks_path,
 )
@@ -32,7 +30,6 @@ PROBE_S = 5.0
 ALARM_S = 30.0  # a disk that has not responded for this time is reported, whatever the trainer does
 LOG_BYTES = 50_000_000
 PROBE_FILE = ".probe-supervisor"
-SUSPECT_SUFFIX = ".suspect"  # of a checkpoint whose weights may be wrong: no self-check has passed since
 STOP_WAIT_S = 5.0
 """Longest wait for the disk after a stop signal, and at the end of the supervisor."""
 
@@ -150,23 +147,6 @@ def _number_in(path: Path, key: str) -> int | None:
         return int(read_json(path)[key])
     except (OSError, ValueError, TypeError, KeyError, OverflowError):
         return None
-
-
-def set_aside_suspects(run: Path) -> list[str]:
-    """Rename the checkpoints of more steps than the last passed self-check, so that none is resumed; return the names.
-
-    Without a passed self-check, all checkpoints are renamed.
-    """
-    passed = _number_in(run / SELF_CHECK_FILE, "passed_step") or 0
-    names = []
-    for path in sorted((run / CHECKPOINTS).glob(CHECKPOINT_PATTERN)):
-        checksum = path.with_name(path.name + CHECKSUM_SUFFIX)
-        steps = _number_in(checksum, "steps")
-        if steps is None or steps > passed:
-            path.rename(path.with_name(path.name + SUSPECT_SUFFIX))
-            checksum.unlink(missing_ok=True)
-            names.append(path.name)
-    return names
 
 
 def clear_attempt(run: Path) -> None:

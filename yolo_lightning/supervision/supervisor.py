@@ -54,6 +54,7 @@ from yolo_lightning.utils.process_identity import is_same, own_mark
 from yolo_lightning.utils.regular_files import read_regular
 from yolo_lightning.utils.run_files import LOG_FILE, PHASE_TIMEOUTS_FILE, STATE_FILE
 from yolo_lightning.utils.stop_signals import STOP_SIGNALS, pasteable
+from yolo_lightning.utils.suspect_checkpoints import set_aside_suspects
 
 EARLY_ATTEMPTS = 2
 """Limit of consecutive attempts that stall before data and network are set up: such a stall usually occurs again."""
@@ -187,7 +188,7 @@ class Supervisor:
             return None
         assert incident is not None
         if incident.diagnosis.kind is StallClass.WRONG_RESULT and not self.job.any_command:
-            names = self.disk.ask(run_disk.set_aside_suspects, self.run_folder)
+            names = self.disk.ask(set_aside_suspects, self.run_folder)
             self.recorder.log(f"checkpoints set aside after the last passed self-check: {', '.join(names) or 'none'}")
         saved_after = self.disk.ask(saved_marks, self.run_folder, self.job)
         saved = has_saved(saved_before, saved_after)

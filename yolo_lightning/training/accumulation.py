@@ -21,12 +21,7 @@ class Accumulation:
 
     def state_dict(self, graph: nn.Module, scaler: torch.amp.GradScaler | None = None) -> dict[str, Any]:
         """Return the number of steps and the gradients of `graph`, divided by the scale of `scaler`."""
-        scale = _scale_of(scaler)
-        gradients = {name: parameter.grad for name, parameter in graph.named_parameters() if parameter.grad is not None}
-        return {
-            "steps": self.steps,
-            "gradients": {name: gradient if scale == 1.0 else gradient / scale for name, gradient in gradients.items()},
-        }
+        return {"steps": self.steps, "gradients": unscaled_gradients(graph, scaler)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the number of steps, and keep the gradients until `restore` is called."""
@@ -43,6 +38,13 @@ class Accumulation:
     def reset(self, graph: nn.Module) -> None:
         graph.zero_grad(set_to_none=True)
         self.steps = 0
+
+
+def unscaled_gradients(graph: nn.Module, scaler: torch.amp.GradScaler | None = None) -> dict[str, Tensor]:
+    """Return the gradients of `graph` by the name of the parameter, divided by the scale of `scaler`."""
+    scale = _scale_of(scaler)
+    gradients = {name: parameter.grad for name, parameter in graph.named_parameters() if parameter.grad is not None}
+    return {name: gradient if scale == 1.0 else gradient / scale for name, gradient in gradients.items()}
 
 
 def _scale_of(scaler: torch.amp.GradScaler | None) -> float:

@@ -49,8 +49,9 @@ class GuardSettings:
             gradients of the parts are summed.
         max_oom_splits: Number of halvings that out-of-memory errors can reach, >= 0; a further error is fatal. Not
             supported with `trainer.sync_batchnorm`.
-        self_check_share: Share of the time, >= 0 and <= 1, for checks of a random convolution by PyTorch's plain
-            operators; a wrong result ends the fit. 0 disables the checks, 1 checks every step.
+        self_check_share: Share of the time, >= 0 and <= 1, for checks of the convolutions, which take turns, by
+            PyTorch's plain operators; a wrong result that repeats ends the fit. 0 disables the checks, 1 checks every
+            step.
     """
 
     max_consecutive_nonfinite: int = 5

@@ -11,9 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from yolo_lightning.errors import UserError
 from yolo_lightning.training.freezing import in_parts
+from yolo_lightning.utils.activity import Activity, during
 from yolo_lightning.utils.distributed import sum_over_ranks
+
+
+class StatisticsError(RuntimeError):
+    """The statistics of batch normalization cannot be computed from the batches."""
+
 
 COUNTER = "num_batches_tracked"
 
@@ -38,7 +43,7 @@ def recompute_statistics(
         Number of batches; 0 without a layer that has running statistics.
 
     Raises:
-        UserError: If there is no batch, or a statistic is not finite.
+        StatisticsError: If there is no batch, or a statistic is not finite.
     """
     layers = {
         name: layer
@@ -60,14 +65,16 @@ def recompute_statistics(
                 layer.momentum = 1 / count
             network(batch)
         if not count:
-            raise UserError("there is no batch of images")
+            raise StatisticsError("there is no batch of images")
         for name, layer in layers.items():
             for statistic in (layer.running_mean, layer.running_var):
                 assert statistic is not None
                 if ranks > 1:
                     sum_over_ranks(statistic).div_(ranks)
-                if not statistic.isfinite().all():
-                    raise UserError(f"the statistics of {name} are not finite")
+                with during(Activity.DEVICE_WAIT):
+                    is_finite = bool(statistic.isfinite().all())
+                if not is_finite:
+                    raise StatisticsError(f"the statistics of {name} are not finite")
         is_complete = True
     finally:
         network.eval()

@@ -11,6 +11,9 @@ from typing import SupportsFloat, TypeVar
 
 T = TypeVar("T")
 
+PATIENCE_VARIABLE = "YOLO_LIGHTNING_PATIENCE_S"
+"""Environment variable with the seconds that the training process waits in `WAIT`; set by the supervisor."""
+
 
 class Activity(IntEnum):
     """What the training process does. The numbers are part of the format of the heartbeat file."""

@@ -4,7 +4,6 @@ import math
 import operator
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial, wraps
 from inspect import Parameter, signature
@@ -100,13 +99,15 @@ def checked_arguments(
             for name in () if has_others else options.keys() - form.parameters:
                 meant = did_you_mean(similar(name, known))
                 raise TypeError(f"{own} has no argument {name!r}{meant} The arguments are {', '.join(known)}.")
-            with suppress(TypeError):  # of `bind`: the function itself reports a missing argument
+            try:
                 values = form.bind(*arguments, **options).arguments
-                check_types(key or own, function, {name: values[name] for name in values.keys() - set(unchecked)})
-                for name, limit in limits.items():
-                    if values.get(name) is not None:
-                        accepts_null = NoneType in _alternatives(form.parameters[name].annotation)
-                        check_range(f"{key or own}.{name}", values[name], *limit.split(", "), or_null=accepts_null)
+            except TypeError:  # the function itself reports a missing argument
+                return function(*arguments, **options)
+            check_types(key or own, function, {name: values[name] for name in values.keys() - set(unchecked)})
+            for name, limit in limits.items():
+                if values.get(name) is not None:
+                    accepts_null = NoneType in _alternatives(form.parameters[name].annotation)
+                    check_range(f"{key or own}.{name}", values[name], *limit.split(", "), or_null=accepts_null)
             return function(*arguments, **options)
 
         call.__signature__ = form  # type: ignore[attr-defined]  # Lightning uses inspect.getfullargspec

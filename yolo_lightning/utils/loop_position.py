@@ -77,6 +77,21 @@ def is_last_epoch(trainer: Trainer) -> bool:
     return trainer.max_epochs is not None and trainer.current_epoch == trainer.max_epochs - 1
 
 
+def ends_within_epoch(trainer: Trainer) -> bool:
+    """Whether the fit ends after the current batch, which is not the last one of its epoch.
+
+    Lightning counts such an epoch as trained; the batches of its rest would never be trained after a resume.
+    """
+    loop = trainer.fit_loop
+    stops = trainer.should_stop and loop._can_stop_early
+    return (stops or trainer.global_step == trainer.max_steps) and not trainer.is_last_batch
+
+
+def is_accumulating(trainer: Trainer) -> bool:
+    """Whether Lightning's automatic optimization has gradients that no optimizer step has used."""
+    return trainer.fit_loop._should_accumulate()
+
+
 def epochs_trained(trainer: Trainer) -> int:
     """Return the number of epochs whose batches have all been trained.
 

@@ -12,19 +12,14 @@ def user_path(text: str | os.PathLike[str]) -> Path:
     return Path(os.path.expanduser(text))
 
 
+def shortened(name: str, most_bytes: int) -> str:
+    """Return the longest beginning of a file name that has at most `most_bytes` bytes and consists of characters."""
+    end = len(name)
+    while len(os.fsencode(name[:end])) > most_bytes:
+        end -= 1
+    return name[:end]
+
+
 def real_path(path: Path) -> Path:
     """Return the absolute path without symbolic links; a loop of links, an error in `Path.resolve`, stays as it is."""
     return Path(os.path.realpath(path))
-
-
-def plain_path(path: str | os.PathLike[str]) -> str:
-    """Return the absolute path without `.` and `..`; behind a link to a folder, `..` is the parent of its target.
-
-    Other links are kept, so that a file has a path for each of its links.
-    """
-    absolute = os.path.join(os.getcwd(), os.fspath(path))
-    folder, name = os.path.split(absolute)
-    plain = os.path.normpath(absolute)
-    if os.pardir not in folder.split(os.sep) or os.path.realpath(os.path.dirname(plain)) == os.path.realpath(folder):
-        return plain
-    return os.path.join(os.path.realpath(folder), name)

@@ -39,7 +39,7 @@ LOG_FILE = "run.log"
 STATE_FILE = "supervision.json"
 SUPERVISOR_FILE = "supervisor.json"
 SELF_CHECK_FILE = "self_check.json"
-"""Contains the step of the last passed self-check as `passed_step`."""
+"""Contains the step of the last passed self-check of each layer, see `suspect_checkpoints`."""
 
 
 FINISHED_FILE = "finished.json"

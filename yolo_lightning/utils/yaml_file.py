@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 
-from yolo_lightning.errors import UserError
+from yolo_lightning.errors import UserError, log_unexpected
 from yolo_lightning.utils.plain_text import first_look, one_line
 from yolo_lightning.utils.regular_files import read_regular
 
@@ -47,11 +47,12 @@ def read_yaml(path: Path, most_bytes: int = LARGEST_BYTES) -> Any:
             if aliases > MOST_ALIASES or len(opened) > DEEPEST:
                 raise UserError(f"more than {MOST_ALIASES} aliases or {DEEPEST} levels")
         return yaml.load(text, Loader=PlainLoader)
-    except OSError:
+    except (OSError, UserError):
         raise
     except UnicodeDecodeError as error:
         raise UserError(f"not UTF-8 text at byte {error.start}: it {first_look(error.object)}") from error
-    except Exception as error:  # PyYAML raises errors of many types, also TypeError and OverflowError
+    except Exception as error:  # PyYAML raises errors of many types
+        log_unexpected(error, yaml.YAMLError, ValueError, TypeError, OverflowError, RecursionError, LookupError)
         raise UserError(one_line(str(error)) or type(error).__name__) from error
 
 

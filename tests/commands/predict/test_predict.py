@@ -59,8 +59,9 @@ def test_all_results_of_images_and_videos(
     assert ended.value.code == 1
     assert f"skipped 1 unreadable files: {album / 'torn.jpg'}: the JPEG is truncated" in capsys.readouterr().out
     entries = json.loads((output / "predictions.json").read_text())
-    seen = [(Path(entry["source"]).relative_to(album).as_posix(), entry["frame"]) for entry in entries]
-    assert seen == [("day/x.png", None), ("film.mp4", 0), ("film.mp4", 1), ("film.mp4", 2), ("x.png", None)]
+    seen = [(Path(entry["source"]).relative_to(album).as_posix(), entry["frame"], entry["time_s"]) for entry in entries]
+    film_frames = [("film.mp4", 0, 0.0), ("film.mp4", 1, 0.2), ("film.mp4", 2, 0.4)]
+    assert seen == [("day/x.png", None, None), *film_frames, ("x.png", None, None)]
     assert sum(len(entry["detections"]) for entry in entries) > 0, "the case shows nothing"
     made = sorted(path.relative_to(output).as_posix() for path in output.rglob("*") if path.is_file())
     assert made == [

@@ -15,6 +15,7 @@ from yolo_lightning.data.index.index_folder import NameTable, encode
 from yolo_lightning.data.storage.folder_frames import FolderFrames
 from yolo_lightning.data.storage.frames import FrameError
 from yolo_lightning.data.storage.packed_frames import FORMAT_OF_BITS, MANIFEST, PackedFrames
+from yolo_lightning.data.storage.positioned_file import ReplacedFileError
 
 FRAMES = drawn_frames(6)
 FIRST, SECOND = list(FRAMES)[:2]
@@ -105,7 +106,7 @@ def test_shard_cut_in_use_ends_the_run(store: Path) -> None:
     source = PackedFrames(store)
     path, _ = shard_of(store, pixels(FRAMES)[FIRST])
     path.write_bytes(b"")
-    with pytest.raises(ValueError, match=rf"{path.name} has changed since"):
+    with pytest.raises(ReplacedFileError, match=rf"{path.name} has changed since"):
         source.read(FIRST)
 
 
@@ -156,7 +157,7 @@ def test_worker_that_starts_after_the_store_was_replaced_refuses_it(store: Path)
     assert pickle.loads(sent).missing(FRAMES) == []
     manifest = json.loads((store / MANIFEST).read_text())
     (store / MANIFEST).write_text(json.dumps({**manifest, "source": {"kind": "folder", "path": "/elsewhere"}}))
-    with pytest.raises(ValueError, match="was packed from other frames since"):
+    with pytest.raises(ReplacedFileError, match="was packed from other frames since"):
         pickle.loads(sent)
 
 

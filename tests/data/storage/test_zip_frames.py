@@ -19,6 +19,7 @@ from tests.helpers.archives import (
 )
 from yolo_lightning.data.storage import zip_frames
 from yolo_lightning.data.storage.frames import FrameError
+from yolo_lightning.data.storage.positioned_file import ReplacedFileError
 from yolo_lightning.data.storage.zip_frames import ZipFrames
 
 FRAMES = drawn_frames(6)
@@ -172,7 +173,7 @@ def test_archive_replaced_in_use_ends_the_run(tmp_path: Path) -> None:
     archive = write_zip(tmp_path / "frames.zip", FRAMES)
     source = ZipFrames(archive, tmp_path / "index")
     os.utime(archive, ns=(0, 0))
-    with pytest.raises(ValueError, match=r"frames\.zip has changed since"):
+    with pytest.raises(ReplacedFileError, match=r"frames\.zip has changed since"):
         source.read(FIRST)
 
 
@@ -181,7 +182,7 @@ def test_worker_that_starts_after_the_archive_was_replaced_refuses_it(tmp_path: 
     sent = pickle.dumps(ZipFrames(archive, tmp_path / "index"))
     assert pickle.loads(sent).missing(FRAMES) == []
     write_zip(archive, {**FRAMES, FIRST: FRAMES[SECOND]})
-    with pytest.raises(ValueError, match=r"frames\.zip has changed since"):
+    with pytest.raises(ReplacedFileError, match=r"frames\.zip has changed since"):
         pickle.loads(sent)
 
 

@@ -42,8 +42,8 @@ def predict(
 ) -> None:
     """Detect objects in images, folders, glob patterns and videos.
 
-    If some of the files cannot be read, their names are printed, the results of the others are written and the exit
-    code is 1.
+    If some of the files cannot be read, or some of the results cannot be written, their names are printed, the other
+    results are written and the exit code is 1.
 
     Args:
         sources: Images, videos, folders, glob patterns.
@@ -60,7 +60,7 @@ def predict(
 
     Raises:
         UserError: If an option is invalid, no file is found, or none of the files can be read.
-        SystemExit: With code 1, if some of the files cannot be read.
+        SystemExit: With code 1, if some of the files cannot be read or some of the results cannot be written.
     """
     if user_path(output).is_file() or not user_path(output).name:
         raise UserError(f"output must be a new folder, got {output!r}")
@@ -96,8 +96,10 @@ def predict(
         folder = first_free(user_path(output))
         with writing(folder):
             folder.mkdir(parents=True)
-        with ExitStack() as stack:  # closes every writer even if closing one of them fails
-            writers = [stack.enter_context(closing(WRITERS[kind](folder, base))) for kind in dict.fromkeys(kinds)]
+            writers = [WRITERS[kind](folder, base) for kind in dict.fromkeys(kinds)]
+        with ExitStack() as stack:  # closes every writer, even after an error
+            for writer in writers:
+                stack.enter_context(closing(writer))
             detected = detector.detect(chain([first], found))
             if models is not None:
                 detected = rescored(detected, models, files, detector.settings.pixel_range, threshold)
@@ -109,8 +111,11 @@ def predict(
                 advance(1)
     if bad:
         print(f"skipped {len(bad)} unreadable files: {name_some(reasons(bad))}")
+    unwritten = {name: reason for writer in writers for name, reason in writer.failures.items()}
+    if unwritten:
+        print(f"results of {len(unwritten)} files cannot be written: {name_some(unwritten)}")
     print(f"{detections:,} detections in {pictures:,} images, weights {detector.file}, results in {folder}")
-    if bad:
+    if bad or unwritten:
         raise SystemExit(ExitCode.FAILED)
 
 

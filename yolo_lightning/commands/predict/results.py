@@ -2,6 +2,7 @@
 
 import json
 import os
+from abc import ABC, abstractmethod
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TextIO
@@ -13,9 +14,11 @@ import numpy.typing as npt
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from yolo_lightning.data.boxes import corners_to_centres
-from yolo_lightning.data.input_images import absolute, frames_per_second
+from yolo_lightning.data.input_images import absolute
+from yolo_lightning.data.input_videos import video_timing
 from yolo_lightning.evaluation.detection_result import DetectionResult
-from yolo_lightning.utils.files import first_free
+from yolo_lightning.utils.files import first_free, replacing
+from yolo_lightning.utils.paths import shortened
 
 if TYPE_CHECKING:
     from av.container import OutputContainer
@@ -25,41 +28,108 @@ Result = Literal["pictures", "json", "txt"]
 """Annotated images and videos; one `predictions.json`; a text file per image."""
 
 ENCODER: Final = "libx264"
-ENCODER_OPTIONS = {"crf": "23", "preset": "veryfast"}  # x264's default quality; a preset that uses less time
-MAX_DENOMINATOR = 1001  # of frame rates such as 30000/1001
+# x264's default quality; a preset that uses less time. No reordered frames (B-frames): if the time between frames
+# varies, they end after the duration that the MP4 file states, and FFmpeg 7 does not show them.
+ENCODER_OPTIONS = {"crf": "23", "preset": "veryfast", "bf": "0"}
+MAX_DENOMINATOR = 100_000  # of frame rates such as 30000/1001, and of one frame a day
+MPEG4_TIME_BASE = Fraction(1, 65_535)  # MPEG-4 Part 2 has no finer one
+LARGEST_JPEG_SIDE = 65_500  # pixels
 
 PICTURES_FOLDER = "pictures"
 LABELS_FOLDER = "labels"
 LONGEST_STEM = 200  # bytes of a file name, to which a number and a suffix are added; file systems accept 255
+WRITE_ERRORS = (OSError, av.FFmpegError, cv2.error)
 
 
-class Pictures:
-    """`pictures/<name>.jpg` for each image, `<name>.mp4` for each video, with boxes, class names and scores."""
+class ResultWriter(ABC):
+    """Writer of one kind of results.
+
+    A result that cannot be written does not end the command.
+
+    Args:
+        folder: Folder of all results.
+        base: Common parent folder of all inputs.
+
+    Attributes:
+        failures: Reason for each input whose result cannot be written.
+    """
 
     def __init__(self, folder: Path, base: Path) -> None:
-        self._folder, self._base = folder / PICTURES_FOLDER, base
+        self._folder, self._base = folder, base
+        self.failures: dict[str, str] = {}
+
+    def write(self, result: DetectionResult) -> None:
+        """Write a result, or record why it cannot be written."""
+        try:
+            self._write(result)
+        except WRITE_ERRORS as error:
+            self._fail(_file_of(result), error)
+
+    def close(self) -> None:  # noqa: B027 - separate files are complete
+        """Complete the files."""
+
+    @abstractmethod
+    def _write(self, result: DetectionResult) -> None:
+        """Write a result; `WRITE_ERRORS` are recorded."""
+
+    def _fail(self, source: Path, error: Exception) -> None:
+        self.failures.setdefault(str(source), str(error))
+
+
+class Pictures(ResultWriter):
+    """`pictures/<name>.jpg` for each image, `<name>.mp4` for each video, with boxes, class names and scores.
+
+    Images wider or higher than `LARGEST_JPEG_SIDE` are PNG files.
+    """
+
+    def __init__(self, folder: Path, base: Path) -> None:
+        super().__init__(folder / PICTURES_FOLDER, base)
         self._video: VideoFile | None = None
         self._source: Path | None = None
 
-    def write(self, result: DetectionResult) -> None:
-        scene = np.ascontiguousarray(result.plot()[..., ::-1])
+    def _write(self, result: DetectionResult) -> None:
         if result.frame is None:
-            path = place(_file_of(result), self._base, self._folder, ".jpg")
-            if not cv2.imwrite(str(path), scene):
-                raise OSError(f"{path} cannot be written")
+            self._write_image(result)
             return
         if result.source != self._source:
             self.close()
-            path = place(_file_of(result), self._base, self._folder, ".mp4")
-            self._video = VideoFile(path, scene.shape[1], scene.shape[0], frames_per_second(_file_of(result)))
-            self._source = result.source
-        assert self._video is not None
-        self._video.write(scene)
+            self._source = _file_of(result)
+            self._video = self._video_for(result)
+        if self._video is not None:
+            self._video.write(_scene(result), result.time_s)
+
+    def _write_image(self, result: DetectionResult) -> None:
+        scene = _scene(result)
+        is_jpeg = max(scene.shape) <= LARGEST_JPEG_SIDE
+        path = place(_file_of(result), self._base, self._folder, ".jpg" if is_jpeg else ".png")
+        if not is_jpeg:
+            rank_zero_info(f"{path}: PNG, because JPEG has at most {LARGEST_JPEG_SIDE:,} pixels per side")
+        is_encoded, content = cv2.imencode(path.suffix, scene)  # imwrite ends the process for names outside UTF-8
+        if not is_encoded:
+            raise OSError(f"OpenCV cannot encode {path}")
+        with replacing(path, durable=False) as temporary:
+            temporary.write_bytes(content.tobytes())
+
+    def _video_for(self, result: DetectionResult) -> "VideoFile":
+        source = _file_of(result)
+        timing = video_timing(source)
+        height, width = result.image.shape[:2]
+        path = place(source, self._base, self._folder, ".mp4")
+        return VideoFile(path, width, height, timing.frames_per_s, timing.time_base)
+
+    def _fail(self, source: Path, error: Exception) -> None:
+        super()._fail(source, error)
+        self.close()  # the remaining frames of a video are skipped
 
     def close(self) -> None:
-        if self._video is not None:
-            self._video.close()
-        self._video = self._source = None
+        video = self._video
+        self._video = None
+        if video is None or self._source is None:
+            return
+        try:
+            video.close()
+        except WRITE_ERRORS as error:
+            super()._fail(self._source, error)
 
 
 class VideoFile:
@@ -71,38 +141,62 @@ class VideoFile:
         path: MP4 file.
         width: Width of the frames in pixels.
         height: Height of the frames in pixels.
-        frames_per_s: Frame rate.
+        frames_per_s: Average frame rate; the last frame is shown for the time between two frames.
+        time_base: Unit of the times of the frames in seconds; None: the time between two frames.
 
     Raises:
         OSError: If the file cannot be written.
     """
 
-    def __init__(self, path: Path, width: int, height: int, frames_per_s: float) -> None:
+    def __init__(
+        self,
+        path: Path,
+        width: int,
+        height: int,
+        frames_per_s: float | Fraction,
+        time_base: Fraction | None = None,
+    ) -> None:
         self._right, self._bottom = width % 2, height % 2
+        self._rate = Fraction(frames_per_s).limit_denominator(MAX_DENOMINATOR)
+        self._time_base = time_base or 1 / self._rate
+        is_h264 = ENCODER in av.codecs_available
+        if not is_h264:
+            self._time_base = max(self._time_base, MPEG4_TIME_BASE)
+        options = {"movflags": "faststart", "video_track_timescale": str(self._time_base.denominator)}
         try:
-            self._container: OutputContainer = av.open(str(path), "w", format="mp4", options={"movflags": "faststart"})
-            rate = Fraction(frames_per_s).limit_denominator(MAX_DENOMINATOR)
+            # The absolute path, because FFmpeg takes the part of a relative path before a colon for a protocol.
+            self._container: OutputContainer = av.open(os.path.abspath(path), "w", format="mp4", options=options)
             self._stream: VideoStream
-            if ENCODER in av.codecs_available:
-                self._stream = self._container.add_stream(ENCODER, rate=rate, options=ENCODER_OPTIONS)
+            if is_h264:
+                self._stream = self._container.add_stream(ENCODER, rate=self._rate, options=ENCODER_OPTIONS)
                 rank_zero_info(f"video: {path}, H.264 ({ENCODER})")
             else:
-                self._stream = self._container.add_stream("mpeg4", rate=rate)
+                self._stream = self._container.add_stream("mpeg4", rate=self._rate)
                 rank_zero_warn(f"video: {path}, MPEG-4 Part 2, which browsers do not play; PyAV has no {ENCODER}")
             self._stream.width, self._stream.height = width + self._right, height + self._bottom
             self._stream.pix_fmt = "yuv420p"
+            self._stream.codec_context.time_base = self._time_base
             self._container.start_encoding()
         except OSError as error:  # the folder is missing or the disk full
             raise OSError(f"{path} cannot be written: {error.strerror}") from error
         self._frames = 0
+        self._next_ticks = 0
 
-    def write(self, pixels: npt.NDArray[np.uint8]) -> None:
-        """Append a frame, `(H, W, 3)` uint8, BGR, of the size of the video."""
+    def write(self, pixels: npt.NDArray[np.uint8], time_s: float | None = None) -> None:
+        """Append a frame.
+
+        Args:
+            pixels: `(H, W, 3)` uint8, BGR, of the size of the video.
+            time_s: Time of the frame in seconds, later than that of the frame before; None: at the frame rate.
+        """
+        if time_s is None:
+            time_s = float(self._frames / self._rate)
         even = cv2.copyMakeBorder(pixels, 0, self._bottom, 0, self._right, cv2.BORDER_REPLICATE)
         frame = av.VideoFrame.from_ndarray(np.asarray(even, dtype=np.uint8), format="bgr24")
-        frame.pts = self._frames
-        frame.time_base = 1 / Fraction(self._stream.codec_context.framerate)
+        frame.pts = max(self._next_ticks, round(time_s / self._time_base))  # equal times would be an error
+        frame.time_base = self._time_base
         self._frames += 1
+        self._next_ticks = frame.pts + 1
         self._container.mux(self._stream.encode(frame))
 
     def close(self) -> None:
@@ -110,14 +204,16 @@ class VideoFile:
         self._container.close()
 
 
-class JsonFile:
+class JsonFile(ResultWriter):
     """`predictions.json`: a list with one object per image; boxes are xyxy in pixels of the image."""
 
     def __init__(self, folder: Path, base: Path) -> None:
-        self._file: TextIO = (folder / "predictions.json").open("w")
+        super().__init__(folder, base)
+        self._path = folder / "predictions.json"
+        self._file: TextIO = self._path.open("w")
         self._separator = "[\n"
 
-    def write(self, result: DetectionResult) -> None:
+    def _write(self, result: DetectionResult) -> None:
         height, width = result.image.shape[:2]
         detections = [
             {"box": [round(value, 2) for value in box], "score": round(score, 5), "label": label, "name": name}
@@ -125,23 +221,36 @@ class JsonFile:
                 result.boxes.tolist(), result.scores.tolist(), result.labels.tolist(), result.names, strict=True
             )
         ]
-        entry: dict[str, Any] = {"source": str(result.source), "frame": result.frame}
+        time_s = None if result.time_s is None else round(result.time_s, 6)
+        entry: dict[str, Any] = {"source": str(result.source), "frame": result.frame, "time_s": time_s}
         entry |= {"width": width, "height": height, "detections": detections}
-        self._file.write(self._separator + json.dumps(entry))
+        self._append(self._separator + json.dumps(entry))
         self._separator = ",\n"
 
     def close(self) -> None:
-        self._file.write("[]\n" if self._separator == "[\n" else "\n]\n")
-        self._file.close()
+        self._append("[]\n" if self._separator == "[\n" else "\n]\n")
+        try:
+            self._file.close()
+        except OSError as error:
+            self._fail(self._path, error)
+
+    def _append(self, text: str) -> None:
+        """Write a text; after an error, such as of a full disk, the rest of the file is left out."""
+        if str(self._path) in self.failures:
+            return
+        try:
+            self._file.write(text)
+        except OSError as error:
+            self._fail(self._path, error)
 
 
-class TextFiles:
+class TextFiles(ResultWriter):
     """`labels/<name>.txt`: class, centre x, centre y, width, height (relative to the image), score; may be empty."""
 
     def __init__(self, folder: Path, base: Path) -> None:
-        self._folder, self._base = folder / LABELS_FOLDER, base
+        super().__init__(folder / LABELS_FOLDER, base)
 
-    def write(self, result: DetectionResult) -> None:
+    def _write(self, result: DetectionResult) -> None:
         height, width = result.image.shape[:2]
         shares = corners_to_centres(result.boxes) / np.array([width, height, width, height], np.float32)
         ending = ".txt" if result.frame is None else f"_{result.frame}.txt"
@@ -150,9 +259,6 @@ class TextFiles:
             for box, score, label in zip(shares.tolist(), result.scores.tolist(), result.labels.tolist(), strict=True)
         ]
         place(_file_of(result), self._base, self._folder, ending).write_text("".join(lines))
-
-    def close(self) -> None:
-        pass
 
 
 WRITERS: dict[Result, type[Pictures | JsonFile | TextFiles]] = {
@@ -168,12 +274,17 @@ def _file_of(result: DetectionResult) -> Path:
     return result.source
 
 
+def _scene(result: DetectionResult) -> npt.NDArray[np.uint8]:
+    """Return the image of a result with its boxes, BGR."""
+    return np.ascontiguousarray(result.plot()[..., ::-1])
+
+
 def place(source: Path, base: Path, folder: Path, ending: str) -> Path:
     """Return the result path of `source`: the path relative to `base`, in `folder`; numbered if the name exists.
 
     `base` is absolute and contains no `..`; the result is therefore always below `folder`.
     """
     path = folder / absolute(source).relative_to(base).with_suffix("")
-    path = path.with_name(os.fsdecode(os.fsencode(path.name)[:LONGEST_STEM]))
+    path = path.with_name(shortened(path.name, LONGEST_STEM))
     path.parent.mkdir(parents=True, exist_ok=True)
     return first_free(path, ending)  # the inputs one.jpg and one.png have the same result name

@@ -1,8 +1,10 @@
 """Sizes and arguments of a 2-D convolution, checked and stored in a hashable `Problem`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Integral
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +14,14 @@ from yolo_lightning.errors import UserError
 IntOrInts = int | Sequence[int]
 Tensors = tuple[Tensor, ...]
 
-SUPPORTED_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+SUPPORTED_DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.complex64,
+    torch.complex128,
+)
 
 
 @dataclass(frozen=True)
@@ -77,13 +86,12 @@ def make_problem(
     check_operands(input, weight, bias, groups)
     stride_pair, sides, dilation_pair = spatial_arguments(weight, stride, padding, dilation)
     problem = Problem(
-        # int: under torch.jit.trace a size is a tensor, which must not become part of a problem.
-        input_size=(int(input.size(0)), int(input.size(1)), int(input.size(2)), int(input.size(3))),
-        weight_size=(int(weight.size(0)), int(weight.size(1)), int(weight.size(2)), int(weight.size(3))),
+        input_size=(input.size(0), input.size(1), input.size(2), input.size(3)),
+        weight_size=(weight.size(0), weight.size(1), weight.size(2), weight.size(3)),
         stride=stride_pair,
         padding=sides,
         dilation=dilation_pair,
-        groups=groups,
+        groups=int(groups),
         channels_last=wants_channels_last(input, weight, memory_format),
     )
     reach = tuple(dilation_pair[axis] * (problem.kernel[axis] - 1) + 1 for axis in (0, 1))
@@ -106,7 +114,8 @@ def check_operands(input: Tensor, weight: Tensor, bias: Tensor | None, groups: i
         raise UserError(
             f"weight must have at least one output channel and one kernel tap, got shape {tuple(weight.shape)}"
         )
-    if not isinstance(groups, int) or groups < 1:
+    number: Any = groups  # Integral includes the integers of NumPy
+    if not isinstance(number, Integral) or groups < 1:
         raise UserError(f"groups must be an integer > 0, got {groups!r}")
     if weight.size(0) % groups:
         raise UserError(f"groups must divide the {weight.size(0)} output channels of the weight, got {groups}")
@@ -137,7 +146,7 @@ def spatial_arguments(
     """Return stride, padding and dilation as in `Problem`; raise `ValueError` if one is not allowed."""
     stride_pair = _pair("stride", stride, minimum=1)
     dilation_pair = _pair("dilation", dilation, minimum=1)
-    kernel = int(weight.size(2)), int(weight.size(3))
+    kernel = weight.size(2), weight.size(3)
     return stride_pair, _four_sides(padding, stride_pair, dilation_pair, kernel), dilation_pair
 
 
@@ -152,14 +161,16 @@ def wants_channels_last(input: Tensor, weight: Tensor, memory_format: torch.memo
 
 def numbers(name: str, value: IntOrInts, count: int, *, minimum: int = 1) -> tuple[int, ...]:
     """Return one integer per spatial dimension; raise `ValueError` if `value` has another length or is too small."""
-    values = tuple(value) if isinstance(value, tuple | list) else (value,)
+    values: tuple[Any, ...] = tuple(value) if isinstance(value, tuple | list) else (value,)
     if len(values) == 1:
         values = values * count
-    if len(values) != count or not all(isinstance(one, int) for one in values):
+    if len(values) != count or not all(isinstance(number, Integral | torch.SymInt) for number in values):
         raise UserError(f"{name} must be one integer or one for each of the {count} spatial dimensions, got {value!r}")
     if min(values) < minimum:
         raise UserError(f"{name} must be >= {minimum}, got {value!r}")
-    return values
+    # Integers of NumPy are accepted, as by torch.nn.functional.conv2d. An exported `output_size` stays symbolic.
+    integers: Iterator[Any] = (number if isinstance(number, torch.SymInt) else int(number) for number in values)
+    return tuple(integers)
 
 
 def _pair(name: str, value: IntOrInts, minimum: int) -> tuple[int, int]:
@@ -185,6 +196,18 @@ def _four_sides(
 
 
 def looks_channels_last(tensor: Tensor) -> bool:
-    """Return whether a 4-D tensor has more than one channel and the channels are innermost in memory."""
-    # Dense storage is not required, so that a channel slice of a channels_last tensor counts, too.
-    return tensor.size(1) > 1 and tensor.stride(1) == 1 and not tensor.is_contiguous()
+    """Return whether the strides of a 4-D or 5-D tensor are those of channels_last or channels_last_3d.
+
+    This is `suggest_memory_format` of ATen, by which convolutions of PyTorch select the layout of their output. The
+    strides decide also for one channel and for 1x1 weights, whose two layouts have equal contents.
+    """
+    sizes, strides = tensor.shape, tensor.stride()
+    if strides[1] == 0:
+        return False
+    smallest = 0
+    for axis in (1, *range(tensor.dim() - 1, 1, -1)):
+        if sizes[axis] == 0 or strides[axis] < smallest:
+            return False
+        smallest = strides[axis] * sizes[axis]
+    # Equal strides of all pixels and channels, as of (N, 1, 1, 1), count as contiguous.
+    return sizes[0] > 0 and strides[0] >= smallest and smallest != strides[1]

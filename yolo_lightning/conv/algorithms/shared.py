@@ -27,7 +27,7 @@ def have_data(tensors: Tensors) -> bool:
     """Return whether tensors have data in memory, which excludes subclasses and traced tensors."""
     return (
         all(type(tensor) in (Tensor, nn.Parameter) for tensor in tensors)
-        and not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+        and not is_traced()
         and not torch.compiler.is_compiling()
     )
 
@@ -40,8 +40,18 @@ def exports_to_onnx() -> bool:
     """
     if torch.compiler.is_dynamo_compiling():
         return False
-    is_tracing = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
-    return (torch.compiler.is_compiling() or is_tracing) and torch.onnx.is_in_onnx_export()
+    return (torch.compiler.is_compiling() or is_traced()) and torch.onnx.is_in_onnx_export()
+
+
+def is_recorded(tensor: Tensor) -> bool:
+    """Return whether a compiler or exporter records the call. Sizes may then be symbolic."""
+    return torch.compiler.is_compiling() or not all(type(size) is int for size in tensor.shape)
+
+
+def is_traced() -> bool:
+    """Return whether `torch.jit.trace` records the call. Sizes are then tensors."""
+    is_tracing: bool = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+    return is_tracing
 
 
 def without_autocast(tensor: Tensor) -> AbstractContextManager[object]:
@@ -61,6 +71,25 @@ def channels_last_strides(size: Sequence[int]) -> tuple[int, int, int, int]:
     """Return the strides of a dense channels_last tensor `(N, C, H, W)`."""
     _, channels, height, width = size
     return height * width * channels, 1, width * channels, channels
+
+
+def contiguous_strides(size: Sequence[int]) -> tuple[int, int, int, int]:
+    """Return the strides of a contiguous tensor `(N, C, H, W)`."""
+    _, channels, height, width = size
+    return channels * height * width, height * width, width, 1
+
+
+def with_usual_strides(tensor: Tensor, channels_last: bool) -> Tensor:
+    """Return a tensor that is dense in a memory format with the usual strides also in dimensions of size 1.
+
+    These strides have no effect on the content. `looks_channels_last` distinguishes the two formats of a tensor with
+    one channel or one pixel by them.
+    """
+    size = tensor.shape
+    if 1 not in size or 0 in size:
+        return tensor
+    strides = channels_last_strides(size) if channels_last else contiguous_strides(size)
+    return tensor if tensor.stride() == strides else tensor.as_strided(size, strides)
 
 
 def pad(input: Tensor, problem: Problem) -> Tensor:

@@ -9,6 +9,7 @@ from yolo_lightning.conv.kernels import batch_norm_launch, fused_launch
 from yolo_lightning.conv.kernels.launcher import Launcher
 from yolo_lightning.conv.kernels.runtime_compiler import RuntimeCompiled
 from yolo_lightning.conv.kernels.verified import BuildError
+from yolo_lightning.errors import log_unexpected
 
 _FILES = ("elements.cuh", "fused_windows.cuh", "fused.cu", "winograd.cu", "batch_norm.cu")
 
@@ -33,4 +34,5 @@ def make_launcher(device: torch.device, build_folder: Path) -> Launcher:
     try:
         return RuntimeCompiled(device, source, build_folder, list(kernel_lines()))
     except Exception as error:  # torch and the dynamic loader raise various types
+        log_unexpected(error, RuntimeError, OSError, AttributeError, AssertionError)
         raise BuildError(f"{type(error).__name__}: {str(error).strip()[:500]}") from error

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from yolo_lightning.conv.algorithms.problem import Tensors
 from yolo_lightning.conv.algorithms.shared import is_capturing
+from yolo_lightning.errors import log_unexpected
 
 # Largest difference between two correct results, relative to the largest value. Sums of 100,000 float32 products in
 # different order differ by 5e-5, and by more with cancellation; products in TF32, which the reference may use, differ
@@ -144,6 +145,7 @@ class OptionalKernels:
             # Out-of-memory is not a failure of the kernels; the caller can divide the batch.
             if isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error):
                 raise
+            log_unexpected(error, RuntimeError, OSError)
             self._disable(f"{key} failed: {error}")
             return None
 

@@ -10,7 +10,7 @@ from yolo_lightning.data.index.sampled_names import sampled_positions
 from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.index.splits import Split
 from yolo_lightning.data.labelled_frames import other_size
-from yolo_lightning.data.storage.frames import BitDepthError, Channels, Frame, FrameError
+from yolo_lightning.data.storage.frames import BitDepthError, Channels, Frame, FrameError, file_of
 from yolo_lightning.data.storage.image_header import MAX_IMAGE_PIXELS, PILLOW_LIMIT, unread_parts
 from yolo_lightning.data.storage.storage import EncodedStorage, Storage
 from yolo_lightning.data.transforms.pixel_range import PixelRange, value_counts
@@ -87,10 +87,14 @@ class BadFrames:
         self.names: set[str] = set()
         self.quarantined: set[str] = set()
 
+    def unknown(self, files: Iterable[str]) -> set[str]:
+        """Return the files that are neither counted nor in quarantine."""
+        return set(files) - self.names - self.quarantined
+
     def add(self, problems: Iterable[str]) -> None:
         """Count new frames and log them; each problem is `<file name>: <reason>`."""
-        reasons = {problem.partition(": ")[0]: problem for problem in problems}
-        unknown = reasons.keys() - self.names - self.quarantined
+        reasons = {file_of(problem): problem for problem in problems}
+        unknown = self.unknown(reasons)
         if not unknown:
             return
         self.names |= unknown

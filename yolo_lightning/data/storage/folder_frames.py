@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Self
 
-from yolo_lightning.data.storage.frames import Channels, FrameError
+from yolo_lightning.data.storage.frames import Channels, FrameError, unreadable
 from yolo_lightning.data.storage.image_header import FrameLimits
 from yolo_lightning.data.storage.storage import EncodedStorage, StorageSettings
 from yolo_lightning.errors import UserError
@@ -47,7 +47,7 @@ class ImageFiles(EncodedStorage):
         try:
             return read_regular(self.base / name, self.limits.max_bytes)
         except OSError as error:
-            raise FrameError(f"{name}: {error.strerror}") from error
+            raise unreadable(name, str(error.strerror), error) from error
         except ValueError as error:  # a null character
             raise FrameError(f"{name!r}: {error}") from error
 

@@ -1,20 +1,18 @@
 """Decoding of encoded frames, and the errors of frames that cannot be used."""
 
+import errno
+import io
 from typing import Any, Literal, Self
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 
-from yolo_lightning.data.storage.image_header import TIFF_STARTS, FrameLimits, has_extra_bands
-from yolo_lightning.data.storage.pillow_images import HEIF_SUFFIXES, decode_first_image, is_decoded_by_pillow
+from yolo_lightning.data.storage.image_header import TIFF_STARTS, FrameLimits, has_extra_bands, open_image
 
 Channels = Literal[1, 3]  # Number of channels of a decoded frame: gray, or red, green and blue
-JPEG_SUFFIXES = frozenset({".jpg", ".jpeg", ".jpe", ".jfif", ".jif", ".mpo"})
-NETPBM_SUFFIXES = frozenset({".pbm", ".pgm", ".pnm", ".ppm"})
-OTHER_SUFFIXES = frozenset({".avif", ".bmp", ".dib", ".gif", ".jp2", ".png", ".tif", ".tiff", ".webp"})
-IMAGE_SUFFIXES = JPEG_SUFFIXES | NETPBM_SUFFIXES | OTHER_SUFFIXES | HEIF_SUFFIXES
-"""Suffixes of image files, in lower case; a file is decoded by its content, whatever its suffix."""
+IMAGE_SUFFIXES = frozenset({".avif", ".bmp", ".jp2", ".jpeg", ".jpg", ".mpo", ".png", ".tif", ".tiff", ".webp"})
+"""Suffixes of the image formats of Ultralytics that OpenCV decodes, in lower case."""
 
 JPEG_START = b"\xff\xd8"
 JPEG_END = b"\xff\xd9"
@@ -30,8 +28,37 @@ Frame = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
 CONVERT = "convert all images with one range, see docs/datasets.md"
 
 
+def file_of(problem: str) -> str:
+    """Return the file name in the message of a `FrameError`."""
+    return problem.partition(": ")[0]
+
+
 class FrameError(Exception):
     """A frame that cannot be used; the message is `<file name>: <reason>`."""
+
+    @property
+    def file(self) -> str:
+        """Name of the file, as in the annotation file."""
+        return file_of(str(self))
+
+
+TRANSIENT = frozenset(
+    {
+        *(errno.ENOENT, errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.ENXIO, errno.ENODEV, errno.ENOTCONN),
+        *(errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.EREMOTEIO, errno.EACCES, errno.EKEYEXPIRED),
+    }
+)
+"""Errors of a read that can pass: a file system that is not mounted or does not answer, no free file descriptor."""
+
+
+class AbsentFrameError(FrameError):
+    """A frame that cannot be read at the moment, see `TRANSIENT`."""
+
+
+def unreadable(name: str, reason: str, error: OSError) -> FrameError:
+    """Return the error of a frame whose file cannot be read."""
+    kind = AbsentFrameError if error.errno in TRANSIENT else FrameError
+    return kind(f"{name}: {reason}")
 
 
 class BitDepthError(FrameError):
@@ -89,7 +116,7 @@ def decode_frame(
         raise FrameError(f"{name}: the JPEG is truncated ({len(content)} bytes, no end marker)")
     if problem := limits.problem_of_content(content):
         raise FrameError(f"{name}: {problem}")
-    if is_decoded_by_pillow(content) or has_extra_bands(content):
+    if has_extra_bands(content):
         return _decode_with_pillow(content, name, channels, limits)
     if limits.bits == 16:
         return _decode_16_bits(content, name)
@@ -116,10 +143,12 @@ def _decode_16_bits(content: bytes, name: str) -> npt.NDArray[np.uint16]:
 
 
 def _decode_with_pillow(content: bytes, name: str, channels: Channels, limits: FrameLimits) -> npt.NDArray[np.uint8]:
-    """Decode the first image of a GIF or HEIC file, or the colours of a TIFF with further bands; see `decode_frame`."""
-    frame = decode_first_image(content)
-    if frame is None:
-        raise FrameError(f"{name}: not an image that can be decoded ({len(content)} bytes)")
+    """Decode red, green and blue of a TIFF with further bands; see `decode_frame`."""
+    try:
+        with open_image(io.BytesIO(content)) as image:
+            frame = np.asarray(image.convert("RGB"), dtype=np.uint8)
+    except Exception as error:  # Pillow raises many types of exceptions for damaged files, also struct.error
+        raise FrameError(f"{name}: not an image that can be decoded ({len(content)} bytes)") from error
     if limits.bits == 16:
         raise BitDepthError.of(name, frame, bits=16)
     if channels == 1:

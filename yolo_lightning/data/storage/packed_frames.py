@@ -20,9 +20,9 @@ import numpy.typing as npt
 
 from yolo_lightning.data.index.index_folder import NameTable, encode
 from yolo_lightning.data.index.sampled_names import sampled_positions
-from yolo_lightning.data.storage.frames import Frame, FrameError
+from yolo_lightning.data.storage.frames import Frame, FrameError, unreadable
 from yolo_lightning.data.storage.image_header import FrameLimits
-from yolo_lightning.data.storage.positioned_file import PositionedFile
+from yolo_lightning.data.storage.positioned_file import PositionedFile, ReplacedFileError
 from yolo_lightning.data.storage.storage import Storage, StorageSettings
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.plain_text import one_line
@@ -110,7 +110,7 @@ class PackedFrames(Storage):
         return f"{self.store}, {len(self._names):,} packed frames" + (" of 16 bits" if self.bits == 16 else "")
 
     def read(self, name: str) -> Frame:
-        """Return a frame, read-only; raise also a `ValueError` if a shard was replaced after the store was opened."""
+        """Return a frame, read-only; raise also a `ReplacedFileError` if a shard has changed since it was opened."""
         position = self._names.find(name)
         if position is None:
             raise FrameError(f"{name}: {self._damaged.get(name, f'not in the packed store {self.store}')}")
@@ -124,7 +124,7 @@ class PackedFrames(Storage):
         try:
             content = shard.read(offset, height * width * self._dtype.itemsize)
         except OSError as error:
-            raise FrameError(f"{name}: cannot be read from {shard.path}: {error}") from error
+            raise unreadable(name, f"cannot be read from {shard.path}: {error}", error) from error
         if zlib.crc32(content) != crc:
             raise FrameError(f"{name}: wrong checksum in {shard.path}: run prepare --verify true, which packs it again")
         frame: Frame = np.frombuffer(content, dtype=self._dtype).reshape(height, width)
@@ -141,10 +141,10 @@ class PackedFrames(Storage):
 
 
 def _reopen(store: Path, source: dict[str, str]) -> PackedFrames:
-    """Open the store, which may have grown, in a spawned worker; raise `ValueError` if the origin differs."""
+    """Open the store, which may have grown, in a spawned worker."""
     frames = PackedFrames(store)
     if frames.source != source:
-        raise UserError(f"{store} was packed from other frames since this run was started: restart the run")
+        raise ReplacedFileError(f"{store} was packed from other frames since this run was started: restart the run")
     return frames
 
 

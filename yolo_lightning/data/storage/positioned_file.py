@@ -5,7 +5,9 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from yolo_lightning.errors import UserError
+
+class ReplacedFileError(RuntimeError):
+    """A file was replaced while a command reads it; another start of the command reads the new file."""
 
 
 class PositionedFile:
@@ -28,9 +30,13 @@ class PositionedFile:
         """Return `length` bytes from `offset`, or fewer at the end of the file."""
         file = self._open()
         parts: list[bytes] = []
-        while length and (part := os.pread(file.fileno(), length, offset)):
-            parts.append(part)
-            offset, length = offset + len(part), length - len(part)
+        try:
+            while length and (part := os.pread(file.fileno(), length, offset)):
+                parts.append(part)
+                offset, length = offset + len(part), length - len(part)
+        except OSError:
+            self._opened = None  # a stale handle of a network file system stays stale: the next read opens the file
+            raise
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _open(self) -> FileIO:
@@ -40,7 +46,7 @@ class PositionedFile:
         file = FileIO(self.path)
         status = os.fstat(file.fileno())
         if status.st_size != self.size_bytes or self.modified_ns not in (None, status.st_mtime_ns):
-            raise UserError(f"{self.path} has changed since this process was started; start the command again")
+            raise ReplacedFileError(f"{self.path} has changed since this process was started; start the command again")
         if hasattr(os, "posix_fadvise"):  # read-ahead would read neighbours of a frame that are not needed
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
         self._opened = (os.getpid(), file)

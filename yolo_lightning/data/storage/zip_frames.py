@@ -18,18 +18,17 @@ import numpy.typing as npt
 
 from yolo_lightning.data.index import index_folder
 from yolo_lightning.data.index.index_folder import NamesArray, NameTable, encode
-from yolo_lightning.data.storage.frames import FrameError
+from yolo_lightning.data.storage.frames import FrameError, unreadable
 from yolo_lightning.data.storage.image_header import FrameLimits
-from yolo_lightning.data.storage.positioned_file import PositionedFile
+from yolo_lightning.data.storage.positioned_file import PositionedFile, ReplacedFileError
 from yolo_lightning.data.storage.storage import EncodedStorage, StorageSettings
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.paths import real_path
 from yolo_lightning.utils.plain_text import one_line
-from yolo_lightning.utils.regular_files import file_stamp
 from yolo_lightning.utils.suggestions import missing
 
 ARCHIVE = "frames.zip"
-FORMAT = 2
+FORMAT = 1
 MEMBER = np.dtype(
     [("header_offset", "<u8"), ("compressed_bytes", "<u8"), ("bytes", "<u8"), ("crc", "<u4"), ("method", "<u4")]
 )
@@ -43,6 +42,10 @@ LOCAL_HEADER = struct.Struct("<4s22xHH")
 """Signature, length of the name, length of the extra fields (APPNOTE.TXT 4.3.7), which only this header has."""
 
 LOCAL_SIGNATURE = b"PK\x03\x04"
+
+
+class DamagedMemberError(Exception):
+    """A member of an archive that is not where the directory of the archive says."""
 
 
 class ZipFrames(EncodedStorage):
@@ -63,10 +66,7 @@ class ZipFrames(EncodedStorage):
         self._names, self._members = NameTable(directory["names"]), directory["members"]
         # A hash of names, sizes and checksums, which is equal for copies of an archive.
         self.fingerprint: str = manifest["fingerprint"]
-        # Neither time of change nor inode: a backup with hard links or a new mount of the disk changes them during a
-        # run, and the checksum of each member detects other content.
-        size_bytes, modified_ns, *_ = manifest["source"]["stamp"]
-        self._file = PositionedFile(archive, size_bytes, modified_ns)
+        self._file = PositionedFile(archive, manifest["source"]["bytes"], manifest["source"]["modified_ns"])
 
     @classmethod
     def exists(cls, root: Path, settings: StorageSettings) -> bool:
@@ -97,7 +97,9 @@ class ZipFrames(EncodedStorage):
             if method == zipfile.ZIP_DEFLATED:
                 # At most one byte more than the expected size: a damaged member must not fill the memory.
                 content = zlib.decompressobj(-zlib.MAX_WBITS).decompress(content, size + 1)
-        except (OSError, zlib.error) as error:
+        except OSError as error:
+            raise unreadable(name, f"cannot be read from {self.archive.name}: {error}", error) from error
+        except (DamagedMemberError, zlib.error) as error:
             raise FrameError(f"{name}: damaged in {self.archive.name}: {error}") from error
         if len(content) != size or zlib.crc32(content) != crc:
             raise FrameError(f"{name}: damaged in {self.archive.name}: wrong checksum")
@@ -109,19 +111,19 @@ class ZipFrames(EncodedStorage):
     def _compressed(self, header_offset: int, length: int) -> bytes:
         header = self._file.read(header_offset, LOCAL_HEADER.size)
         if not header.startswith(LOCAL_SIGNATURE) or len(header) < LOCAL_HEADER.size:
-            raise OSError(f"no member begins at byte {header_offset:,}")
+            raise DamagedMemberError(f"no member begins at byte {header_offset:,}")
         _, name_length, extra_length = LOCAL_HEADER.unpack(header)
         data = self._file.read(header_offset + LOCAL_HEADER.size + name_length + extra_length, length)
         if len(data) < length:
-            raise OSError(f"the archive ends inside the member, {length - len(data):,} bytes are missing")
+            raise DamagedMemberError(f"the archive ends inside the member, {length - len(data):,} bytes are missing")
         return data
 
 
 def _reopen(archive: Path, index_root: Path, limits: FrameLimits, fingerprint: str) -> ZipFrames:
-    """Open the archive in a spawned worker; raise `ValueError` if it was replaced."""
+    """Open the archive in a spawned worker."""
     storage = ZipFrames(archive, index_root, limits)
     if storage.fingerprint != fingerprint:
-        raise UserError(f"{archive} has changed since this run was started: restart the run")
+        raise ReplacedFileError(f"{archive} has changed since this run was started: restart the run")
     return storage
 
 
@@ -131,7 +133,13 @@ def _open_directory(archive: Path, index_root: Path) -> Path:
         raise UserError(f"frame archive {archive} {missing(archive)}")
 
     def describe() -> index_folder.State:
-        return {"format": FORMAT, "path": str(real_path(archive)), "stamp": list(file_stamp(archive))}
+        status = archive.stat()
+        return {
+            "format": FORMAT,
+            "path": str(real_path(archive)),
+            "bytes": status.st_size,
+            "modified_ns": status.st_mtime_ns,
+        }
 
     def build() -> tuple[index_folder.Arrays, dict[str, Any]]:
         names, members = read_directory(archive)
