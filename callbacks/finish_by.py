@@ -15,8 +15,9 @@ from yolo_lightning.errors import UserError
 from yolo_lightning.supervision import is_supervised
 from yolo_lightning.training.deadline import Measured, TrainingPlan, end_of, replan
 from yolo_lightning.utils.choices import checked_arguments
+from yolo_lightning.utils.json_record import converted
 from yolo_lightning.utils.loop_position import end_epoch_after, is_last_epoch, schedule_position, schedule_step
-from yolo_lightning.utils.moment import moment, parse_moment
+from yolo_lightning.utils.moment import is_moment, moment, parse_moment
 from yolo_lightning.utils.process_identity import started_s
 from yolo_lightning.utils.wall_clock import WallClock
 
@@ -78,7 +79,7 @@ class FinishBy(FitTimer):
         super().load_state_dict(state_dict)
         self._step_s, self._epoch_end_s = state_dict["step_s"], state_dict["epoch_end_s"]
         self._progress_s = state_dict["progress_s"]
-        self.plan = None if state_dict["plan"] is None else TrainingPlan(**state_dict["plan"])
+        self.plan = None if state_dict["plan"] is None else saved_plan(state_dict["plan"])
         self._clock.load_state_dict(state_dict["clock"])
         if self.plan is not None and self._text is not None and self._text == state_dict["deadline_text"]:
             # The zone in which the text was first read remains, whatever the zone of this process is.
@@ -189,6 +190,20 @@ class FinishBy(FitTimer):
     def _limit_epoch(self, trainer: Trainer) -> None:
         assert self.plan is not None
         end_epoch_after(trainer, self.plan.last_epoch_steps if is_last_epoch(trainer) else self.plan.steps_per_epoch)
+
+
+def saved_plan(state: Any) -> TrainingPlan:
+    """Return the plan in the state of a checkpoint; raise a UserError if someone has changed its values."""
+    try:
+        plan: TrainingPlan = converted(state, TrainingPlan)
+    except ValueError as error:
+        raise UserError(
+            f"the plan of FinishBy in the checkpoint cannot be used: {error}; use another checkpoint"
+        ) from error
+    is_usable = plan.steps >= 1 and plan.steps_per_epoch >= 1 and plan.since_step >= 0 and 0 <= plan.since_progress <= 1
+    if not is_usable or not is_moment(plan.began_s) or not is_moment(plan.deadline_s):
+        raise UserError(f"the plan of FinishBy in the checkpoint is impossible: {plan}; use another checkpoint")
+    return plan
 
 
 def describe(plan: TrainingPlan, end_s: float) -> str:

@@ -1,6 +1,6 @@
 """Fits with a deadline, with an injected clock: simulated loops of thousands of steps, and small fits of Lightning."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +10,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from tests.callbacks.tiny_training import Interrupt, StopAt, TinyModule, assert_equal_weights, fit, weights
 from yolo_lightning.callbacks import FinishBy, LastCheckpoint, finish_by, status_file
+from yolo_lightning.callbacks.finish_by import saved_plan
+from yolo_lightning.errors import UserError
+from yolo_lightning.training.deadline import TrainingPlan
 from yolo_lightning.utils.wall_clock import WallClock
 
 HOUR_S = 3600.0
@@ -74,7 +77,12 @@ class Loop:
         progress = SimpleNamespace(current=SimpleNamespace(ready=epoch + (batch > 0), processed=epoch))
         batches = SimpleNamespace(batch_progress=SimpleNamespace(current=SimpleNamespace(ready=batch)))
         loop = SimpleNamespace(
-            max_epochs=self.max_epochs, epoch_progress=progress, epoch_loop=batches, _data_fetcher=fetcher
+            max_epochs=self.max_epochs,
+            epoch_progress=progress,
+            epoch_loop=batches,
+            restarted_on_epoch_end=False,
+            _data_fetcher=fetcher,
+            _load_combined_loader_states=lambda: None,
         )
         trainer: Any = SimpleNamespace(
             fit_loop=loop,
@@ -248,3 +256,14 @@ def test_resumed_fit_equals_the_uninterrupted_fit(
     resumed, _ = planned_fit(tmp_path / "cut", clock, resume=tmp_path / "cut" / "checkpoints" / "last.ckpt")
     assert resumed.plan == whole.plan
     assert_equal_weights(weights(whole), weights(resumed))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"steps": "many"}, {"steps": 0}, {"deadline_s": 1e12}, {"since_progress": 2.0}, {"steps_per_epoch": None}],
+)
+def test_plan_that_someone_has_changed_is_refused(changes: dict[str, Any]) -> None:
+    plan = asdict(TrainingPlan(steps=70, steps_per_epoch=7, began_s=BEGAN_S, deadline_s=BEGAN_S + HOUR_S))
+    assert saved_plan(plan).steps == 70
+    with pytest.raises(UserError, match=r"the plan of FinishBy in the checkpoint .*; use another checkpoint"):
+        saved_plan(plan | changes)

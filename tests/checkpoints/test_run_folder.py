@@ -5,6 +5,7 @@ import pytest
 
 from yolo_lightning.checkpoints import resume, run_folder
 from yolo_lightning.checkpoints.checkpoint_file import write_checkpoint
+from yolo_lightning.errors import UserError
 from yolo_lightning.utils import run_files
 
 
@@ -124,3 +125,12 @@ def test_folder_that_cannot_be_written_is_an_error_with_a_remedy(tmp_path: Path)
         run_folder.prepare(tmp_path / "file/yolo")
     with pytest.raises(ValueError, match=r"trainer\.default_root_dir must be a folder, got the file .*/file\."):
         run_folder.configured_folder(str(tmp_path / "file"))
+
+
+@pytest.mark.parametrize("name", ["two\nlines", "tab\there", "bell\a", "right-to-left \u202e"])
+def test_control_characters_in_the_name_of_a_run_folder_are_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"trainer\.default_root_dir must not contain control characters, got "):
+        run_folder.configured_folder(str(tmp_path / name))
+    with pytest.raises(UserError, match=r"trainer\.default_root_dir must not contain control characters, got "):
+        run_folder.prepare(tmp_path / name)
+    assert list(tmp_path.iterdir()) == []

@@ -12,6 +12,7 @@ from tests.conftest import REPOSITORY
 from yolo_lightning.commands import start_supervisor
 from yolo_lightning.commands.command_line import run_tool
 from yolo_lightning.commands.service import unit_file, unit_text
+from yolo_lightning.errors import UserError
 from yolo_lightning.supervision import Job, SuperviseSettings, run_lock
 
 STRANGE = 'a "b" 100% $HOME \\x'
@@ -142,3 +143,11 @@ def test_without_systemd_the_error_names_the_page(calls: Path, tmp_path: Path, m
     with pytest.raises(ValueError, match=r"systemctl --user daemon-reload failed: .*docs/walk_away.md"):
         run_tool("service", ["install", "c.yaml"])
     assert not unit_file(Path("runs/x")).exists()
+
+
+@pytest.mark.parametrize("name", ["backslash\\", "two\nlines"])
+def test_unit_cannot_name_every_folder(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="a systemd unit cannot name a folder with control characters or"):
+        unit_text(tmp_path / name, ["fit"], SuperviseSettings(), {}, tmp_path)
+    with pytest.raises(UserError, match="a systemd unit cannot name a folder with control characters or"):
+        unit_text(tmp_path, ["fit"], SuperviseSettings(), {}, tmp_path / name)

@@ -147,7 +147,14 @@ def test_concurrent_writers_leave_a_valid_file(file: Path) -> None:
         thread.join()
     assert failures == []
     assert os.listdir(file.parent) == [file.name]
-    assert read_entries(file)["cpu"], "writers at the same moment may overwrite each other"
+    assert len(read_entries(file)["cpu"]) == 4 * 20, "simultaneous writers lose no entry"
+
+
+def test_pipe_in_the_place_of_the_file_blocks_nobody(file: Path) -> None:
+    file.parent.mkdir(parents=True)
+    os.mkfifo(file)
+    with pytest.warns(UserWarning, match="is ignored and will be replaced: .*not a regular file"):
+        assert load(file, "cpu") == {}
 
 
 def test_the_environment_of_an_accelerator_names_its_architecture(monkeypatch: pytest.MonkeyPatch) -> None:

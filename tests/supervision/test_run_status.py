@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,3 +44,9 @@ def test_steps_of_a_partial_last_epoch() -> None:
     plan = FitPlan(4, batches_per_epoch=10, validate_every_epochs=1, validations_per_epoch=1, last_epoch_batches=3)
     assert [plan.batches_of(epoch) for epoch in range(4)] == [10, 10, 10, 3]
     assert [plan.steps_after(epoch) for epoch in (-1, 0, 2, 3)] == [33, 23, 3, 0]
+
+
+@pytest.mark.parametrize("name", ["written_s", "deadline_s"])
+def test_status_with_an_impossible_moment_is_damaged(name: str, tmp_path: Path) -> None:
+    write_status(replace(STATUS, **{name: 1e12}), tmp_path / "status.json")  # type: ignore[arg-type]
+    assert read_status(tmp_path / "status.json") is None

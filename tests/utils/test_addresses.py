@@ -35,6 +35,7 @@ def test_credentials_are_hidden(text: str, expected: str) -> None:
     [
         ["fit", "--mirror", "sftp://user:SECRET@host/runs"],
         ["fit", "--mirror=sftp://user:SECRET@host/runs"],
+        ["fit", "--mirror", "ftp://host/runs?sig=SECRET"],
         ["predict", "sftp://user:SECRET@host/a.ckpt"],
         ["fit", "--supervision.notify.webhook", "https://host/services/aB3dE6gH9jK1mN4pSECRET"],
         ["fit", "--supervision.notify.ping=https://host/a?key=SECRET"],

@@ -6,7 +6,7 @@ from datetime import datetime
 import pytest
 
 from yolo_lightning.errors import UserError
-from yolo_lightning.utils.moment import moment, parse_moment
+from yolo_lightning.utils.moment import is_moment, moment, parse_moment
 
 
 def test_moment_of_another_day_has_its_date() -> None:
@@ -22,6 +22,13 @@ def test_deadline_is_a_date_or_a_moment() -> None:
     assert parse_moment("--deadline", "2026-12-01T18:30").replace(tzinfo=None) == datetime(2026, 12, 1, 18, 30)
     assert parse_moment("--deadline", "2026-12-01T18:30+00:00").timestamp() == 1796149800
     assert parse_moment("--deadline", "2026-12-01").tzinfo is not None
+
+
+@pytest.mark.parametrize(
+    ("time_s", "expected"), [(0.0, True), (1.8e9, True), (-1.0, False), (1e12, False), (float("nan"), False)]
+)
+def test_moments_in_files_are_of_this_century_or_the_next(time_s: float, expected: bool) -> None:
+    assert is_moment(time_s) is expected
 
 
 @pytest.mark.parametrize("text", ["tomorrow", "2026-13-01", "", "20261201", "2026-12-01-05:00", "2026-12-01T05"])

@@ -166,7 +166,7 @@ def read_models(path: Path) -> Models:
             for label, one in content.items()
         }
         is_usable = bool(models) and models.keys() <= set(CATEGORY_IDS) and all(map(_is_usable, models.values()))
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError):
         is_usable = False
     if not is_usable:
         raise UserError(f"{path} must be a file that `submission rescore --models` has written.")

@@ -15,6 +15,7 @@ from yolo_lightning.errors import UserError
 from yolo_lightning.utils.addresses import redacted
 from yolo_lightning.utils.files import DISK_FULL, first_free, replacing
 from yolo_lightning.utils.paths import real_path
+from yolo_lightning.utils.plain_text import UNSAFE
 from yolo_lightning.utils.regular_files import read_regular
 from yolo_lightning.utils.run_files import CHECKPOINTS, LAUNCH, LOCK_FILE, STARTED, has_checkpoint
 
@@ -29,14 +30,24 @@ def configured_folder(text: str) -> Path:
             f"trainer.default_root_dir must be a local folder, got {text}. "
             "Use --mirror to copy the checkpoints to an address."
         )
+    _check_name(Path(text))
     existing = next((one for one in (Path(text), *Path(text).parents) if os.path.exists(one)), Path())
     if not os.path.isdir(existing):
         raise UserError(f"trainer.default_root_dir must be a folder, got the file {existing}.")
     return Path(text)
 
 
+def _check_name(folder: Path) -> None:
+    """Raise a UserError for control characters, which could add lines to logs, systemd units and scripts."""
+    if UNSAFE.search(str(folder)):
+        raise UserError(
+            f"trainer.default_root_dir must not contain control characters, got {str(folder)!r}: rename the folder"
+        )
+
+
 def prepare(folder: Path) -> None:
     """Create a run folder and check that it is writable; a full disk, which can be temporary, raises an OSError."""
+    _check_name(folder)
     try:
         (folder / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
         probe = folder / f".probe-{os.getpid()}"

@@ -22,6 +22,7 @@ from yolo_lightning.supervision.run_lock import current_holder
 from yolo_lightning.supervision.trainer import MARKER_VARIABLE
 from yolo_lightning.utils.exit_codes import ExitCode
 from yolo_lightning.utils.files import replacing
+from yolo_lightning.utils.plain_text import UNSAFE
 from yolo_lightning.utils.run_files import FINISHED_FILE, config_name, is_finished
 
 RECORDED = re.compile(
@@ -132,6 +133,12 @@ def unit_text(
     run: Path, words: Sequence[str], settings: SuperviseSettings, environment: Mapping[str, str], folder: Path
 ) -> str:
     """Return the systemd unit of the fit with the command line `words` in a run folder, started in `folder`."""
+    for place in (run, folder):
+        if str(place).endswith("\\") or UNSAFE.search(str(place)):
+            raise UserError(
+                "a systemd unit cannot name a folder with control characters or a backslash at its end, "
+                f"got {str(place)!r}"
+            )
     command = [sys.executable, "-m", "yolo_lightning", "service", "run", str(run), "--", *words]
     return UNIT.format(
         run=_plain(str(run)),

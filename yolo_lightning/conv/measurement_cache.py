@@ -3,12 +3,17 @@
 The file is JSON, with one entry per environment. Several processes and devices may share one file.
 """
 
+import errno
+import fcntl
 import json
 import os
 import platform
+import stat
+import time
 import uuid
 import warnings
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +23,9 @@ from yolo_lightning.conv.algorithms import table
 from yolo_lightning.errors import UserError
 
 FORMAT = 2
+LARGEST_BYTES = 64 << 20
+LOCK_WAIT_S = 10.0
+LOCK_POLL_S = 0.01
 
 
 def load(file: Path | None, environment: str) -> dict[str, Any]:
@@ -36,11 +44,13 @@ def store(file: Path | None, environment: str, measurements: dict[str, Any]) -> 
     if file is None:
         return
     try:
-        entries = {}
-        with suppress(ValueError):
-            entries = read_entries(file)
-        entries[environment] = entries.get(environment, {}) | measurements
-        _replace(file, {"format": FORMAT, "environments": entries})
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(file):
+            entries = {}
+            with suppress(ValueError):
+                entries = read_entries(file)
+            entries[environment] = entries.get(environment, {}) | measurements
+            _replace(file, {"format": FORMAT, "environments": entries})
     except OSError as error:
         warnings.warn(f"conv cache: cannot write {file}, no measurement is stored: {error}", stacklevel=2)
 
@@ -48,7 +58,7 @@ def store(file: Path | None, environment: str, measurements: dict[str, Any]) -> 
 def read_entries(file: Path) -> dict[str, dict[str, Any]]:
     """Return the measurements in a cache file by environment; empty if there is no file."""
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(_read(file))
     except FileNotFoundError:
         return {}
     except (RecursionError, ValueError) as error:
@@ -59,11 +69,41 @@ def read_entries(file: Path) -> dict[str, dict[str, Any]]:
     return entries
 
 
+def _read(file: Path) -> bytes:
+    """Return the content of a regular file of limited size; a FIFO in its place would block the reader forever."""
+    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as opened:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST_BYTES:
+            raise OSError(errno.EINVAL, "not a regular file of this cache", str(file))
+        return opened.read(status.st_size)
+
+
+@contextmanager
+def _locked(file: Path) -> Iterator[None]:
+    """Lock the folder of a cache file, so that simultaneous writers lose no entry; wait for `LOCK_WAIT_S` at most."""
+    descriptor = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        end_s = time.monotonic() + LOCK_WAIT_S
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > end_s:
+                    raise
+                time.sleep(LOCK_POLL_S)
+            except OSError:  # a file system without locks
+                break
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def _replace(file: Path, content: Any) -> None:
-    """Write a JSON file atomically and create its folder; `conv` does not import `utils.files`, which does the same."""
+    """Write a JSON file atomically; `conv` does not import `utils.files`, which does the same."""
     temporary = file.with_name(f".writing-{uuid.uuid4().hex}-{file.name}.part")
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_text(json.dumps(content, indent=1), encoding="utf-8")
         # No fsync: a file that a power failure truncates is detected and replaced.
         os.replace(temporary, file)

@@ -1,6 +1,7 @@
 """Incident reports: stalls and unexpected exits of a training process, written and read."""
 
 import json
+import math
 import time
 from dataclasses import dataclass
 from datetime import datetime
@@ -11,6 +12,7 @@ from yolo_lightning.errors import UserError
 from yolo_lightning.supervision.classify import Diagnosis, StallClass
 from yolo_lightning.supervision.heartbeat import Heartbeat, Phase
 from yolo_lightning.utils.json_record import converted, read_json
+from yolo_lightning.utils.moment import is_moment
 from yolo_lightning.utils.plain_text import one_line
 from yolo_lightning.utils.run_files import INCIDENT_FILE, INCIDENTS
 
@@ -88,6 +90,8 @@ def read_incident(path: Path) -> IncidentReport:
     try:
         time_s = datetime.fromisoformat(report["time"]).timestamp()
     except (KeyError, TypeError, ValueError, OverflowError):
+        time_s = math.nan
+    if not is_moment(time_s):
         time_s = path.stat().st_mtime
     try:
         step: float | None = converted(report.get("step"), float)

@@ -23,6 +23,7 @@ from yolo_lightning.supervision.phase_timeouts import PhaseTimeouts
 from yolo_lightning.supervision.run_disk import saved_steps
 from yolo_lightning.supervision.run_status import SupervisorStatus
 from yolo_lightning.utils import run_files
+from yolo_lightning.utils.process_identity import started_ticks
 from yolo_lightning.utils.stop_signals import Stopped
 
 JOB_VARIABLE = "YOLO_LIGHTNING_JOB"  # environment variable that contains the job of a supervisor
@@ -240,6 +241,8 @@ def _trains(run: Path, supervisor: int) -> bool:
     """Return whether the trainer of this supervisor has asked for its first batch."""
     standing = SupervisorStatus.read(run / run_files.SUPERVISOR_FILE)
     if standing is None or standing.process != supervisor or not standing.trainer:
+        return False
+    if standing.process_started_ticks != started_ticks(supervisor):  # of an earlier process with the same id
         return False
     found = read_heartbeat(heartbeat_of(run), standing.trainer)
     return isinstance(found, Heartbeat) and found.phase >= Phase.FIRST_BATCH

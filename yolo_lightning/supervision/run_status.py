@@ -11,6 +11,7 @@ from pathlib import Path
 from yolo_lightning.supervision.watches import WatchFinding
 from yolo_lightning.utils.files import replacing
 from yolo_lightning.utils.json_record import read_record
+from yolo_lightning.utils.moment import is_moment
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,15 @@ def read_status(path: Path) -> Status | None:
     status = read_record(path, Status)
     if status is None or status.validations_per_epoch < 1 or min(status.epoch, status.batch, status.step) < 0:
         return None
+    moments = [status.written_s]
+    if status.deadline_s is not None:
+        moments.append(status.deadline_s)
+    for finding in status.findings:
+        moments.append(finding.since_s)
+        if finding.until_s is not None:
+            moments.append(finding.until_s)
+    if not all(map(is_moment, moments)):
+        return None
     every = status.validate_every_epochs
     return status if every is None or every >= 1 else None
 
@@ -138,4 +148,5 @@ class SupervisorStatus:
 
     @classmethod
     def read(cls, path: Path) -> "SupervisorStatus | None":
-        return read_record(path, cls)
+        status = read_record(path, cls)
+        return status if status is not None and is_moment(status.since_s) else None

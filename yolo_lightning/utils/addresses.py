@@ -26,7 +26,7 @@ STORES = re.compile(
 SECRET = re.compile(r"password|passwd|token|secret|credential|(^|_|api)key$", re.IGNORECASE)
 """Names of options and environment variables, such as those of loggers, whose values are neither stored nor shown."""
 
-NOTIFY_OPTIONS = re.compile(r"\b(webhook|ping)\b")
+SECRET_OPTIONS = re.compile(r"\b(webhook|ping|mirror)\b")
 
 
 def redacted(text: str) -> str:
@@ -60,7 +60,7 @@ def refuse_secrets(words: Sequence[str]) -> None:
         value = value if equals or not name else following
         # Also within a value, as of --supervision '{notify: {webhook: ...}}'; JSON and YAML can write a slash as \\/.
         addresses = [found[0] for found in ADDRESS.finditer(value.replace("\\/", "/"))]
-        is_secret = NOTIFY_OPTIONS.search(f"{name} {value}") and any(redacted(one) != one for one in addresses)
+        is_secret = SECRET_OPTIONS.search(f"{name} {value}") and any(redacted(one) != one for one in addresses)
         if is_secret or any(map(_has_password, [value, *addresses])):
             option = name or "an argument"
             raise UserError(

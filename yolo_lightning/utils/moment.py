@@ -1,7 +1,7 @@
 """Moments as text, and in options."""
 
 import re
-from datetime import datetime
+from datetime import UTC, datetime
 
 from yolo_lightning.errors import UserError
 
@@ -10,6 +10,13 @@ HOUR_S = 3600
 WRITTEN_MOMENT = re.compile(r"(?P<date>\d{4}-\d\d-\d\d)(?P<time>[T ]\d\d:\d\d(:\d\d)?(?P<zone>Z|[+-]\d\d:?\d\d)?)?")
 YEARS = range(2000, 2200)
 """Years of moments that can be converted between zones and to seconds since 1970."""
+LATEST_S = datetime(YEARS.stop, 1, 1, tzinfo=UTC).timestamp()
+"""End of the last of these years, in seconds since 1970."""
+
+
+def is_moment(time_s: float) -> bool:
+    """Return whether a number from a file can be a moment of this century or the next, in seconds since 1970."""
+    return 0 <= time_s < LATEST_S
 
 
 def moment(time_s: float, now_s: float) -> str:
