@@ -27,7 +27,7 @@ def random_kills(kills: int, seed: int) -> Case:
         f"kills{kills}",
         f"{kills} kills at random moments of one run, seed {seed}",
         outside=tuple(kill(trigger, step, generator) for trigger, step in zip(triggers, steps, strict=True)),
-        reports=(Report(StallClass.UNKNOWN, ("SIGKILL",), within_s=1.0),) * kills,
+        reports=(Report(StallClass.KILLED, ("SIGKILL",), within_s=1.0),) * kills,
         supervision={"attempts": 10 * kills},
         config={"trainer.max_epochs": KILLED_EPOCHS},
         limit_s=120.0 * (kills + 1),

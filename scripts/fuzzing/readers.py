@@ -357,10 +357,9 @@ def run_files(folder: Path) -> Target:
     from yolo_lightning.commands.monitor.read_run import read_run
     from yolo_lightning.commands.monitor.screen import screen
     from yolo_lightning.commands.report.read_report import read_contents
-    from yolo_lightning.supervision.fallback_levels import FallbackState
+    from yolo_lightning.supervision.fallback_levels import FallbackState, quarantined
     from yolo_lightning.supervision.incident import loader_stalls
     from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts, PhaseTimeouts
-    from yolo_lightning.supervision.restart_policy import quarantined
     from yolo_lightning.supervision.run_disk import saved_steps
     from yolo_lightning.supervision.run_lock import read_holder
     from yolo_lightning.supervision.run_status import Scores, Status, SupervisorState, SupervisorStatus

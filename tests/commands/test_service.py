@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REPOSITORY
-from yolo_lightning.commands import start_supervisor
+from yolo_lightning.commands import service, start_supervisor
 from yolo_lightning.commands.command_line import run_tool
 from yolo_lightning.commands.service import unit_file, unit_text
 from yolo_lightning.errors import UserError
@@ -102,15 +102,22 @@ def test_systemd_accepts_the_unit(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("has_checkpoint", [True, False])
 def test_run_resumes_exactly_its_folder(has_checkpoint: bool, calls: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[tuple[Path, Job]] = []
-    monkeypatch.setattr(start_supervisor, "become_supervisor", lambda folder, job: found.append((folder, job)))
+
+    def note(folder: Path, job: Job) -> None:
+        found.append((folder, job))
+        raise SystemExit(0)
+
+    monkeypatch.setattr(start_supervisor, "become_supervisor", note)
     for folder in ("runs/x/checkpoints", "runs/x-2/checkpoints"):
         Path(folder).mkdir(parents=True)
     Path("runs/x-2/checkpoints/step-000000009.ckpt").touch()
     if has_checkpoint:
         Path("runs/x/checkpoints/step-000000001.ckpt").touch()
     words = ["fit", "--config", "c.yaml", "--detach", "--finish_by", "2020-01-01"]
-    run_tool("service", ["run", "runs/x", "--", *words])
+    with pytest.raises(SystemExit):
+        run_tool("service", ["run", "runs/x", "--", *words])
     ((folder, job),) = found
+    assert job.is_service
     assert folder == Path("runs/x")
     assert job.command[:3] == (sys.executable, "-m", "yolo_lightning")
     resume = ("--resume",) if has_checkpoint else ()
@@ -126,16 +133,38 @@ def test_finished_run_ends_at_once(calls: Path, capsys: pytest.CaptureFixture[st
     assert "3 of 3 epochs are done" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["runs/missing", "--", "fit"], "does not exist: mount its disk"),
-        (["runs/x", "--", "test"], "needs a fit after"),
-    ],
-)
-def test_run_that_cannot_start_says_why(words: list[str], expected: str, calls: Path) -> None:
-    with pytest.raises(ValueError, match=expected):
-        run_tool("service", ["run", *words])
+def test_run_that_cannot_start_says_why(calls: Path) -> None:
+    with pytest.raises(ValueError, match="needs a fit after"):
+        run_tool("service", ["run", "runs/x", "--", "test"])
+
+
+def test_run_waits_for_its_folder_and_for_its_configuration(
+    calls: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pauses = list[float]()
+
+    def pause(pause_s: float) -> None:
+        pauses.append(pause_s)
+        if len(pauses) == 1:
+            Path("runs/x/checkpoints").mkdir(parents=True)
+            Path("runs/x/checkpoints/step-000000001.ckpt").touch()
+        if len(pauses) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(service.time, "sleep", pause)
+    with pytest.raises(KeyboardInterrupt):
+        run_tool("service", ["run", "runs/x", "--", "fit", "--config", "missing.yaml"])
+    lines = capsys.readouterr().err.splitlines()
+    assert pauses == [1, 2, 4]
+    assert "waits 1 s: the run folder runs/x does not exist: mount its disk" in lines[0]
+    assert lines[1].startswith("waits 2 s: ")
+    assert "missing.yaml" in lines[1]
+
+
+def test_a_run_without_a_checkpoint_reports_its_mistake(calls: Path) -> None:
+    Path("runs/x").mkdir(parents=True)
+    with pytest.raises((ValueError, SystemExit)):
+        run_tool("service", ["run", "runs/x", "--", "fit", "--config", "missing.yaml"])
 
 
 def test_without_systemd_the_error_names_the_page(calls: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

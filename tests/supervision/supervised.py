@@ -27,6 +27,7 @@ SHORT = {
     "grace_s": 0.5,
     "pause_s": 0.05,
     "part_timeout_s": 5.0,
+    "patience_h": 0.001,
 }
 
 

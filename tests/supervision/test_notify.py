@@ -93,10 +93,10 @@ def test_each_event_is_sent_once_an_hour(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("fault", "until", "code", "last"),
     [
-        ("raise_value_error", 100, ExitCode.FAILED, ["started", "failed"]),
-        ("exit_2", 100, ExitCode.USAGE, ["started", "failed"]),
+        ("raise_value_error", 2, ExitCode.FINISHED, ["started", "crashed", "recovered", "degraded", "finished"]),
+        ("exit_2", 100, ExitCode.GAVE_UP, ["started", "waiting", "gave up"]),
         ("kill", 1, ExitCode.FINISHED, ["started", "crashed", "recovered", "finished"]),
-        ("kill", 100, ExitCode.GAVE_UP, ["started", "crashed", "gave up"]),
+        ("kill", 3, ExitCode.FINISHED, ["started", "crashed", "recovered", "degraded", "finished"]),
         ("wait_for_worker", 1, ExitCode.FINISHED, ["started", "stalled", "degraded", "recovered", "finished"]),
     ],
 )

@@ -105,11 +105,6 @@ def test_settings_that_make_no_sense_are_refused(name: str) -> None:
         SuperviseSettings(**{name: 0})
 
 
-def test_pause_doubles_up_to_its_limit() -> None:
-    settings = SuperviseSettings()
-    assert [settings.pause_after(number) for number in (1, 2, 3, 6, 1000)] == [10.0, 20.0, 40.0, 300.0, 300.0]
-
-
 def output_of(code: str, log: Path) -> Output:
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     assert process.stdout is not None

@@ -1,7 +1,6 @@
 """Faults of the matrix in the reliability facts, by number, injected into a trainer without training."""
 
 import json
-import signal
 import subprocess
 import sys
 from dataclasses import dataclass, fields
@@ -10,15 +9,13 @@ from pathlib import Path
 import pytest
 
 from tests.supervision.supervised import PATIENT_S, Supervised, floors
-from yolo_lightning.supervision import Job, SuperviseSettings
 from yolo_lightning.supervision.classify import StallClass
 from yolo_lightning.supervision.fallback_levels import levels_below
 from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts, PhaseTimeouts
-from yolo_lightning.supervision.supervisor import Supervisor
+from yolo_lightning.supervision.run_lock import read_holder
 from yolo_lightning.supervision.trainer import temporary_folder
 from yolo_lightning.utils.exit_codes import ExitCode
-from yolo_lightning.utils.stop_signals import STOP_SIGNALS
 
 pytestmark = pytest.mark.whole_run  # real processes, seconds each
 
@@ -41,7 +38,7 @@ class Fault:
 
 
 STEP, FETCH, SAVE = floors(step_s=SHORT_S), floors(fetch_s=SHORT_S), floors(save_s=SHORT_S)
-UNKNOWN, LOADER = StallClass.UNKNOWN, StallClass.LOADER_STALL
+COMPUTATION, LOADER = StallClass.COMPUTATION, StallClass.LOADER_STALL
 STALLS = {
     "fault 1, 7.1: worker sleeps": Fault(
         "wait_for_worker",
@@ -51,11 +48,11 @@ STALLS = {
         1,
         "fetch",
     ),
-    "fault 13: C call with the lock": Fault("hold_the_lock", UNKNOWN, ("hold_the_lock",), STEP),
-    "fault 15: trainer stopped alone": Fault("stop_alone", UNKNOWN, ("stop_alone", "stopped (T)"), STEP),
-    "fault 16: busy loop": Fault("compute_for_ever", StallClass.LIVELOCK, ("compute_for_ever",), STEP),
+    "fault 13: C call with the lock": Fault("hold_the_lock", COMPUTATION, ("hold_the_lock",), STEP),
+    "fault 15: trainer stopped alone": Fault("stop_alone", COMPUTATION, ("stop_alone", "stopped (T)"), STEP),
+    "fault 16: busy loop": Fault("compute_for_ever", COMPUTATION, ("compute_for_ever",), STEP),
     "fault 23: storage": Fault("write_for_ever", StallClass.STORAGE, ("fsync",), SAVE, phase="save"),
-    "7.3: orphans and a semaphore": Fault("leave_children_and_hang", UNKNOWN, ("sleep_for_ever",), STEP),
+    "7.3: orphans and a semaphore": Fault("leave_children_and_hang", COMPUTATION, ("sleep_for_ever",), STEP),
 }
 
 
@@ -110,19 +107,27 @@ def test_healthy_run_needs_one_attempt_and_leaves_no_incident(tmp_path: Path) ->
     assert not (tmp_path / "run" / "incidents").exists()
 
 
-def test_fault_26_fallback_level_decreases_and_the_run_ends_after_three_attempts(tmp_path: Path) -> None:
-    supervised = Supervised(tmp_path / "run", "wait_for_worker", until=100, allowed=FETCH, workers=4)
-    assert supervised.wait() == ExitCode.GAVE_UP
-    # The first attempt saved steps 2 and 4, so that it does not count.
+def test_fault_26_all_levels_are_tried_before_a_sample_is_left_out(tmp_path: Path) -> None:
+    supervised = Supervised(
+        tmp_path / "run", "wait_for_worker", until=3, allowed=FETCH, workers=4, attempts=1, patience_h=1
+    )
+    assert supervised.wait() == ExitCode.FINISHED, supervised.log()
     options = [" ".join(start["options"]) for start in supervised.starts()]
     assert len(options) == 4
     assert options[0] == ""
     assert "--resume --data.loader.num_workers=2 --data.loader.persistent_workers=false" in options[1]
-    assert ["--data.loader.num_workers=0" in one for one in options] == [False, False, True, True]
+    assert ["--data.loader.num_workers=0" in words for words in options] == [False, False, True, True]
     # The number of the trainer's own threads decides the last bits of its weights.
     assert [start["threads"] for start in supervised.starts()] == ["1"] * 4
     assert supervised.state()["quarantined"] == ["index=7"]
     assert supervised.left() == []
+
+
+def test_a_run_that_has_trained_ends_when_the_patience_is_over(tmp_path: Path) -> None:
+    supervised = Supervised(tmp_path / "run", "kill", until=100)
+    assert supervised.wait() == ExitCode.GAVE_UP
+    assert "gave up: no new checkpoint for 0.001 h (supervision.patience_h)" in supervised.log()
+    assert len(supervised.starts()) > 1
 
 
 def test_fallback_level_stays_for_the_next_supervisor(tmp_path: Path) -> None:
@@ -194,19 +199,13 @@ def test_fault_36_hang_in_set_up_gets_one_more_try(tmp_path: Path) -> None:
     assert len(supervised.starts()) == 2
 
 
-def test_program_that_is_not_there_is_an_error_without_retries(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    job = Job(("/nowhere/python",), ("/nowhere/python",), 0, SuperviseSettings())
-    supervisor = Supervisor(tmp_path / "run", job)
-    handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-    try:
-        assert supervisor.run() == ExitCode.FAILED
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-    assert not temporary_folder(supervisor.token).exists()
-    assert "/nowhere/python" in capsys.readouterr().err
+def test_program_that_is_not_there_is_an_error_without_retries(tmp_path: Path) -> None:
+    supervised = Supervised(tmp_path / "run", "", program=("/nowhere/python",))
+    assert supervised.wait() == ExitCode.FAILED
+    assert "FileNotFoundError: [Errno 2] No such file or directory: '/nowhere/python'" in supervised.log()
+    holder = read_holder(tmp_path / "run" / "run.lock")
+    assert holder is not None
+    assert not temporary_folder(holder.marker).exists()
 
 
 def test_fault_25_gpu_that_does_not_answer_needs_a_reboot(tmp_path: Path) -> None:
@@ -216,7 +215,8 @@ def test_fault_25_gpu_that_does_not_answer_needs_a_reboot(tmp_path: Path) -> Non
     )
     assert supervised.wait() == ExitCode.NEEDS_REBOOT
     assert len(supervised.starts()) == 1
-    assert "needs reboot" in supervised.log()
+    assert "waits for the device" in supervised.log()
+    assert "needs reboot: the device does not respond" in supervised.log()
     assert supervised.left() == []
 
 

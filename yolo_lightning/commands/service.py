@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,25 +19,31 @@ from yolo_lightning.commands.start_supervisor import folder_of, supervise_fit, s
 from yolo_lightning.commands.unattended import unattended
 from yolo_lightning.errors import UserError
 from yolo_lightning.supervision.job import JOB_VARIABLE, SuperviseSettings
+from yolo_lightning.supervision.next_action import LONGEST_PAUSE_S
 from yolo_lightning.supervision.run_lock import current_holder
 from yolo_lightning.supervision.trainer import MARKER_VARIABLE
 from yolo_lightning.utils.exit_codes import ExitCode
 from yolo_lightning.utils.files import replacing
 from yolo_lightning.utils.plain_text import UNSAFE
-from yolo_lightning.utils.run_files import FINISHED_FILE, config_name, is_finished
+from yolo_lightning.utils.run_files import FINISHED_FILE, config_name, has_checkpoint, is_finished
 
 RECORDED = re.compile(
     rf"{ENVIRONMENT.pattern}|PATH|LD_LIBRARY_PATH|PYTHON\w+|VIRTUAL_ENV|XDG_\w+_HOME|TMPDIR|TZ|LANG|LC_\w+|{PREFIX}_\w+"
 )
 REFERENCE = re.compile(r"\$(\w+)")  # name of a variable in place of an address
-NO_RESTART = (ExitCode.FAILED, ExitCode.GAVE_UP, ExitCode.NEEDS_REBOOT, ExitCode.RUN_IN_USE)
+NO_RESTART = (
+    *(ExitCode.FAILED, ExitCode.USAGE),  # before the first step; `run` itself waits for missing disks
+    *(ExitCode.GAVE_UP, ExitCode.NEEDS_REBOOT, ExitCode.RUN_IN_USE),
+)
 ASK_S = 30.0
+PATIENCE_S = SuperviseSettings().patience_h * 3600
+"""For this time, `service run` waits for the run folder and for what the start of a run with a checkpoint needs."""
+
 UNIT = """\
 [Unit]
 Description=yolo_lightning fit in {run}
 ConditionPathExists=!{finished}
-StartLimitIntervalSec=3600
-StartLimitBurst=20
+StartLimitIntervalSec=0
 
 [Service]
 Type=exec
@@ -113,7 +120,8 @@ def remove(run: Path) -> None:
 def run(run: Path, *, command: list[str]) -> NoReturn:
     """Start or resume the fit of exactly one run folder under a supervisor; the unit runs this command.
 
-    The folder must exist: a run must not begin anew because the disk with its folder is missing after a boot.
+    The folder must exist: a run must not begin anew because the disk with its folder is missing after a boot. The
+    command waits up to 24 h for the folder and, in a run with a checkpoint, for everything else that is missing.
 
     Args:
         run: Run folder.
@@ -121,6 +129,23 @@ def run(run: Path, *, command: list[str]) -> NoReturn:
     """
     if command[:1] != ["fit"]:
         raise UserError("service run needs a fit after --, for example: service run runs/a -- fit --config CONFIG")
+    pause_s = 1.0
+    end_s = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            _start(run, command)
+        except (UserError, OSError) as error:
+            if run.is_dir() and not has_checkpoint(run):  # a mistake, before the first checkpoint
+                raise
+            if time.monotonic() >= end_s:
+                print(f"error: gave up: {error}", file=sys.stderr)
+                raise SystemExit(ExitCode.GAVE_UP) from None
+            print(f"waits {pause_s:g} s: {error}", file=sys.stderr, flush=True)
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+
+def _start(run: Path, command: Sequence[str]) -> NoReturn:
     if not run.is_dir():
         raise UserError(f"the run folder {run} does not exist: mount its disk, or create the folder for a new run")
     supervise_fit(command, given_options(command, os.environ).all, run)

@@ -78,7 +78,7 @@ def needs_supervisor(words: Sequence[str], options: Mapping[str, Any]) -> bool:
 def supervise_fit(words: Sequence[str], options: Mapping[str, Any], folder: Path | None = None) -> NoReturn:
     """Select the run folder and become the supervisor of a fit; see `needs_supervisor` for the arguments.
 
-    In `folder`, if it is given, the fit begins at the newest checkpoint; its deadline may have passed.
+    In `folder`, which a service passes, the fit begins at the newest checkpoint; its deadline may have passed.
 
     Raises:
         SystemExit: With code 0, if the run to resume is finished.
@@ -101,8 +101,9 @@ def supervise_fit(words: Sequence[str], options: Mapping[str, Any], folder: Path
     number = worker_count(workers) if isinstance(workers, int | str) else 0  # the training process refuses other types
     settings, on_gpu = supervise_settings(options), options.get("trainer.accelerator", "auto") != "cpu"
     made = job(words, folder, workers=number, settings=settings, on_gpu=on_gpu, options=options)
-    if is_given and has_checkpoint(folder):
-        made = replace(made, command=made.restart_command)
+    if is_given:
+        command = made.restart_command if has_checkpoint(folder) else made.command
+        made = replace(made, command=command, is_service=True)
     if options.get("detach") is True and not is_given:
         detach(folder, made)
     become_supervisor(folder, made)

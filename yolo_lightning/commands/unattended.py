@@ -34,11 +34,13 @@ def unattended(run: Path, settings: SuperviseSettings, *, has_service: bool) -> 
         sizes = [path.stat().st_size for path in (run / CHECKPOINTS).glob(CHECKPOINT_PATTERN)]
         if largest := max(sizes, default=0):
             space += f", enough for {disk.free_bytes // largest:,} checkpoints"
+    patience = f"gives up after {settings.patience_h:g} h without a new checkpoint"
     service = "the service resumes the newest checkpoint" if has_service else "not covered"
     return [
         "If nobody watches this run:",
         f"  hang        the trainer is ended {settings.kill_after_s:g} s after the timeout of its phase, and resumed",
-        f"  crash       resumes the newest checkpoint; gives up after {settings.attempts} attempts without a new one",
+        "  crash       resumes the newest checkpoint, with safer settings if it repeats",
+        f"  missing     data, disks, network, devices are waited for; {patience}",
         f"  full disk   training continues, checkpoints wait for space; {space}",
         f"  reboot      {service}",
         "Not covered:" if open_points else "Not covered: a defect of the disk with the run folder (--mirror)",

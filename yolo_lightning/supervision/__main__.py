@@ -2,11 +2,22 @@
 
 import os
 import sys
+import time
+import traceback
 from pathlib import Path
 
 from yolo_lightning.supervision.job import JOB_VARIABLE, Job
-from yolo_lightning.supervision.supervisor import Supervisor
+from yolo_lightning.supervision.supervisor import supervise
+
+RESTART_S = 60.0
 
 if __name__ == "__main__":
-    job = Job.from_json(os.environ.pop(JOB_VARIABLE))  # not inherited by the trainer
-    sys.exit(Supervisor(Path(sys.argv[1]), job).run())
+    text = os.environ.pop(JOB_VARIABLE)  # not inherited by the trainer
+    try:
+        code = supervise(Path(sys.argv[1]), Job.from_json(text))
+    except Exception:  # a mistake of the supervisor must not end a run of days
+        traceback.print_exc()
+        time.sleep(RESTART_S)
+        words = [sys.executable, "-m", "yolo_lightning.supervision", *sys.argv[1:]]
+        os.execve(sys.executable, words, os.environ | {JOB_VARIABLE: text})
+    sys.exit(code)

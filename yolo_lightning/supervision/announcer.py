@@ -31,7 +31,7 @@ ENDS: dict[int, SupervisorState] = {
 
 AFTER_FIRST_BATCH = frozenset({Phase.FETCH, Phase.STEP, Phase.VALIDATE, Phase.METRICS, Phase.SAVE, Phase.EPOCH_END})
 CHECK_INTERVAL_S = 30.0
-LOW_BUFFER_S = 86_400.0
+DAY_S = 86_400.0
 
 
 class Announcer:
@@ -56,6 +56,7 @@ class Announcer:
         self._alarms: dict[str, float] = {}  # begin of each alarm that was sent, by name of the watch
         self._buffer_s: float | None = None  # until a deadline without a plan, as last read
         self._steps_lost: int | None = None
+        self._next_waiting_s = 0.0  # next notification of a wait
         self._started = False
 
     def serve(self) -> None:
@@ -116,6 +117,13 @@ class Announcer:
             trainer=0,
         )
 
+    def waiting(self, sentence: str, state: FallbackState, lost: int | None) -> None:
+        """Report that the next attempt waits for something outside of the run: at the start, and once a day."""
+        is_due = time.monotonic() >= self._next_waiting_s
+        if is_due:
+            self._next_waiting_s = time.monotonic() + DAY_S
+        self.restarting("waiting" if is_due else None, sentence, state, lost)
+
     def ended(self, code: int, reason: str) -> None:
         """Report that the supervisor ends with exit code `code`, and send what is queued."""
         state = ENDS.get(code, SupervisorState.INTERRUPTED)
@@ -130,6 +138,7 @@ class Announcer:
             level = self._status.fallback_level
             self.notifier.send("recovered", f"{what}, {self._steps_lost} steps lost, fallback level: {level}")
             self._steps_lost = None
+            self._next_waiting_s = 0.0
 
     def _report_status(self, status: Status) -> None:
         """Report non-finite losses, a missed deadline, each new alarm of a watch, and the end of a reported alarm."""
@@ -161,7 +170,7 @@ class Announcer:
         hours = now_buffer_s / 3600
         if now_buffer_s < 0 <= before_s:
             self.notifier.send("deadline cannot be met", f"the estimated end is {-hours:.1f} h after the deadline")
-        elif now_buffer_s < LOW_BUFFER_S <= before_s:
+        elif now_buffer_s < DAY_S <= before_s:
             self.notifier.send("less than a day of buffer", f"the estimated end is {hours:.1f} h before the deadline")
 
     def _update(self, state: SupervisorState, sentence: str, **changed: str | int) -> None:

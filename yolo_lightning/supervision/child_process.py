@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import IO
 
 from yolo_lightning.supervision.kill import kill_tree
-from yolo_lightning.supervision.outcome import signal_name
 from yolo_lightning.supervision.trainer import MARKER_VARIABLE, end_with_parent, marker_of
+from yolo_lightning.utils.stop_signals import signal_name
 
 LINES_KEPT = 40
 PACKAGE_ROOT = Path(__file__).parents[2]

@@ -49,11 +49,17 @@ DEAD_WORKER = re.compile(r"DataLoader worker \(pid\(?s?\)? ?[\d, ]+\)|Connection
 
 
 class StallClass(StrEnum):
-    """Location of the cause; decides the reaction."""
+    """Cause of a stall or of an unexpected exit; decides the reaction (`next_action`)."""
 
+    USER_ERROR = "user error"
+    ERROR = "error"
+    SAMPLE = "sample"
+    ENVIRONMENT = "environment"
+    KILLED = "killed"
     LOADER_CRASH = "loader crash"
     LOADER_STALL = "loader stall"
     GPU_STALL = "GPU stall"
+    COMPUTATION = "computation stall"
     DEVICE_ERROR = "device error"
     WRONG_RESULT = "wrong result"
     NOT_FINITE = "not finite"
@@ -61,7 +67,6 @@ class StallClass(StrEnum):
     CRASH = "crash"
     STORAGE = "storage stall"
     DISK_FULL = "disk full"
-    LIVELOCK = "livelock"
     UNKNOWN = "unknown"
 
 
@@ -86,7 +91,6 @@ class ProcessEvidence:
     state: str  # state of the main thread, as in `Process`
     wait_channel: str = ""  # kernel function in which the process waits; empty if unknown
     stack: tuple[Frame, ...] = ()  # Python stack of the main thread, innermost first; empty if unknown
-    later_stack: tuple[Frame, ...] = ()  # the same stack a moment later
 
     @property
     def is_worker(self) -> bool:
@@ -123,14 +127,13 @@ class Diagnosis:
 
     kind: StallClass
     sentence: str  # description with process, function and worker
-    moves_down: bool = False  # whether the next loader fallback level can help
     suspect: str = ""  # sample at which a worker hangs; empty if unknown
-    in_kernel: bool = False  # whether the trainer crashed in a convolution
+    evicted: bool = False  # whether the kernel has stopped the GPU queues of the trainer
 
 
 def classify(evidence: Evidence) -> Diagnosis:
     """Return the diagnosis of the first matching rule; the strongest evidence is tested first."""
-    for rule in (_loader_crash, _loader_stall, _gpu_stall, storage, livelock):
+    for rule in (_loader_crash, _loader_stall, _gpu_stall, storage):
         diagnosis = rule(evidence)
         if diagnosis is not None:
             return diagnosis
@@ -176,8 +179,7 @@ def _loader_stall(evidence: Evidence) -> Diagnosis | None:
         if busy and culprit.state == "D" and culprit.wait_channel:
             sentence += f", in the kernel in {culprit.wait_channel}"
         sentence += f" at sample {suspect}" if suspect else ""
-    down = evidence.phase is not Phase.FIRST_BATCH
-    return Diagnosis(StallClass.LOADER_STALL, sentence, moves_down=down, suspect=suspect)
+    return Diagnosis(StallClass.LOADER_STALL, sentence, suspect=suspect)
 
 
 def _gpu_stall(evidence: Evidence) -> Diagnosis | None:
@@ -194,7 +196,7 @@ def _gpu_stall(evidence: Evidence) -> Diagnosis | None:
     sentence += f" in {waits or trainer.function}"
     sentence += f", in the kernel in {trainer.wait_channel}" if trainer.wait_channel else ""
     sentence += f"; the kernel has stopped its GPU queues for {evidence.evicted_ms} ms more" if evicted else ""
-    return Diagnosis(StallClass.GPU_STALL, sentence, moves_down=evicted)
+    return Diagnosis(StallClass.GPU_STALL, sentence, evicted=evicted)
 
 
 def storage(evidence: Evidence) -> Diagnosis | None:
@@ -206,19 +208,6 @@ def storage(evidence: Evidence) -> Diagnosis | None:
     place = frame or trainer.function
     sentence = f"the trainer (process {trainer.pid}, state {trainer.state}) waits for storage in {place}"
     return Diagnosis(StallClass.STORAGE, sentence)
-
-
-def livelock(evidence: Evidence) -> Diagnosis | None:
-    """Detect a trainer that computes in the same function in both stacks."""
-    trainer = evidence.trainer
-    if trainer.state != "R" or not trainer.stack or not trainer.later_stack:
-        return None
-    before, after = trainer.stack[0], trainer.later_stack[0]
-    # The line is not compared, because it changes within a loop.
-    if (before.function, before.place.rpartition(":")[0]) != (after.function, after.place.rpartition(":")[0]):
-        return None
-    sentence = f"the trainer (process {trainer.pid}) computes without end in {trainer.function}"
-    return Diagnosis(StallClass.LIVELOCK, sentence)
 
 
 def _is_idle(worker: ProcessEvidence) -> bool:

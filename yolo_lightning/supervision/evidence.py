@@ -34,7 +34,6 @@ KERNEL_LINES = re.compile(
 SYSTEM_FILES = ("meminfo", "pressure/memory", "pressure/io", "pressure/cpu", "loadavg", "vmstat")
 PROCESSES_LOOKED_AT = 24
 LINES_KEPT = 50
-RESAMPLE_S = 0.2  # between the two reads of the trainer's stack
 MOST_STACKS_BYTES = 16 << 20
 
 Keep = Callable[[Path, str], None]
@@ -78,12 +77,10 @@ def collect(request: Request, keep: Keep = keep) -> Evidence:
     descendants = [one.pid for one in processes.tree(trainer_id) if one.pid != trainer_id]
     zombies = [one.pid for one in processes.all_processes() if one.parent == trainer_id and one.is_gone]
     looks = [_look_at(pid, request, keep) for pid in [trainer_id, *descendants, *zombies][:PROCESSES_LOOKED_AT]]
-    time.sleep(RESAMPLE_S)
-    later_stack = parse_py_spy(bounded(lambda: _py_spy(trainer_id, ()), limit_s) or "")
     evicted_after = bounded(lambda: evicted_ms(trainer_id), limit_s)
     evidence = Evidence(
         phase=request.phase,
-        trainer=replace(looks[0], stack=looks[0].stack or by_faulthandler, later_stack=later_stack),
+        trainer=replace(looks[0], stack=looks[0].stack or by_faulthandler),
         others=tuple(looks[1:]),
         evicted_ms=None if evicted_before is None or evicted_after is None else evicted_after - evicted_before,
         kernel_lines=bounded(kernel_lines, limit_s) or (),

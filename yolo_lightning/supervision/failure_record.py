@@ -43,34 +43,36 @@ class FailureRecord:
     """An exception that ends the trainer."""
 
     error: str  # qualified name of the class, such as `torch.OutOfMemoryError`
-    bases: tuple[str, ...]  # qualified names of the base classes, the nearest first, without `object`
     message: str  # one line
-    traceback: str  # several lines, with the exceptions that caused this one
-    errno: int | None  # of the exception or of the OSError that caused it
-    path: str | None  # of that OSError
-    is_user_error: bool  # whether the exception, or the refusal of a library, names a mistake of the user
-    phase: str  # of the heartbeat, such as `first batch`
-    activity: str  # part of the phase, such as `backward`; empty if unknown
-    epoch: int  # from 0
-    step: int  # batches trained since training began
-    batch: int  # within the epoch, from 0
-    samples: tuple[str, ...]  # ids that the exception itself names
-    rank: int  # of a distributed fit
-    host: str
-    process: int
-    time: str  # UTC, ISO 8601
-    has_trained: bool  # whether this run has finished at least one optimizer step, in this or an earlier attempt
+    bases: tuple[str, ...] = ()  # qualified names of the base classes, the nearest first, without `object`
+    traceback: str = ""  # several lines, with the exceptions that caused this one
+    errno: int | None = None  # of the exception or of the OSError that caused it
+    path: str | None = None  # of that OSError
+    is_user_error: bool = False  # whether the exception, or the refusal of a library, names a mistake of the user
+    phase: str = ""  # of the heartbeat, such as `first batch`
+    activity: str = ""  # part of the phase, such as `backward`; empty if unknown
+    epoch: int = 0  # from 0
+    step: int = 0  # batches trained since training began
+    batch: int = 0  # within the epoch, from 0
+    samples: tuple[str, ...] = ()  # ids that the exception itself names
+    rank: int = 0  # of a distributed fit
+    host: str = ""
+    process: int = 0  # id of the process that has written the record; 0 for the output of a program without records
+    time: str = ""  # UTC, ISO 8601
+    has_trained: bool = (
+        False  # whether this run has finished at least one optimizer step, in this or an earlier attempt
+    )
 
     @property
     def names(self) -> frozenset[str]:
-        """Qualified names of the class and of its base classes."""
-        return frozenset((self.error, *self.bases))
+        """Names of the class and of its base classes, without modules."""
+        return frozenset(name.rpartition(".")[2] for name in (self.error, *self.bases))
 
     @property
     def sentence(self) -> str:
         """Class and message in one line."""
         name = self.error.removeprefix("builtins.")
-        return f"{name}: {self.message}" if self.message else name
+        return f"{name}: {self.message}".removesuffix(": ")
 
     @property
     def fingerprint(self) -> str:
@@ -113,7 +115,7 @@ def record_failure(
     try:
         if path.exists():
             return
-        record = _record_of(error, writer, activity, samples, rank, has_trained)
+        record = record_of(error, writer, activity, samples, rank, has_trained)
         temporary = path.with_name(f"{path.name}.part")
         temporary.write_text(json.dumps(asdict(record)))
         os.replace(temporary, path)
@@ -180,14 +182,15 @@ def _read(path: Path) -> FailureRecord | None:
     return replace(record, traceback=lines)
 
 
-def _record_of(
+def record_of(
     error: BaseException,
-    writer: HeartbeatWriter | None,
-    activity: str,
-    samples: Sequence[str],
-    rank: int,
-    has_trained: bool,
+    writer: HeartbeatWriter | None = None,
+    activity: str = "",
+    samples: Sequence[str] = (),
+    rank: int = 0,
+    has_trained: bool = False,
 ) -> FailureRecord:
+    """Return the record of an exception of this process; see `record_failure`."""
     kind = type(error)
     system_error = next((cause for cause in _causes(error) if isinstance(cause, OSError)), None)
     path = None if system_error is None else system_error.filename

@@ -1,6 +1,6 @@
-"""Fallback levels of the loader and of the computation, from fast to safe, and which incident lowers which of them.
+"""Fallback levels of the loader and of the computation, from fast to safe, and the state of a run between attempts.
 
-The two levels are independent of each other. After a time without incidents, one level is taken back.
+The two levels are independent of each other. `next_action` decides which of them is lowered or taken back.
 """
 
 from collections.abc import Mapping, Sequence
@@ -8,20 +8,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from yolo_lightning.supervision.classify import Diagnosis, StallClass
 from yolo_lightning.supervision.incident import loader_stalls
 from yolo_lightning.utils.files import write_json
 from yolo_lightning.utils.json_record import read_record
+from yolo_lightning.utils.run_files import STATE_FILE
 
 AS_CONFIGURED = "as configured"
-
-LAST_FAILURE = 2
-"""A level that has failed this often in a run is not tried again."""
-
-LOWERS_COMPUTATION = frozenset(
-    {StallClass.DEVICE_ERROR, StallClass.WRONG_RESULT, StallClass.NOT_FINITE, StallClass.OUT_OF_MEMORY}
-)
-"""Incidents that lower the level of the computation at once; a GPU stall does so unless the loader is at fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +118,13 @@ class FallbackState:
     computation: LevelState = field(default_factory=LevelState)
     on_trial: str = ""  # `loader` or `computation` if that level was taken back and no checkpoint followed yet
     failed_climbs: int = 0  # levels that were taken back and failed again
-    crashes: int = 0  # crashes of the trainer at this level of the computation
+    trained: bool = False  # whether the run has trained a step
     attempts: int = 0  # consecutive failed attempts without a new checkpoint
     restarts: int = 0  # since the run began
-    loader_crashes: int = 0  # consecutive loader crashes, and loader stalls before the first batch
+    waits: int = 0  # consecutive pauses for something outside of the run
+    failures: dict[str, int] = field(default_factory=dict)  # at these levels, by what can be changed after them
+    fingerprint: str = ""  # traceback and step of the last failure
+    equal_failures: int = 0  # consecutive failures with this fingerprint, without the first one
     suspicions: dict[str, int] = field(default_factory=dict)  # ends of training per sample in `suspicious_epoch`
     suspicious_epoch: int = 0  # epoch of the last end with suspects
     quarantined: tuple[str, ...] = ()  # samples to leave out
@@ -140,8 +135,13 @@ class FallbackState:
         return read_record(path, FallbackState) or FallbackState()
 
     def for_new_supervisor(self) -> "FallbackState":
-        """Return the state for a supervisor that a person has started: the levels are kept, attempts are reset."""
-        return replace(self, attempts=0, loader_crashes=0, on_trial="")
+        """Return the state for a new supervisor: the levels are kept, attempts and failures are reset."""
+        return replace(self.after_progress(), failures={})
+
+    def after_progress(self) -> "FallbackState":
+        """Return the state after a new checkpoint. Failures of the computation still count: they can be rare."""
+        failures = {kind: count for kind, count in self.failures.items() if kind == "computation"}
+        return replace(self, attempts=0, waits=0, failures=failures, fingerprint="", equal_failures=0, on_trial="")
 
     @property
     def line(self) -> str:
@@ -173,56 +173,11 @@ class Levels:
         )
 
 
-def _lowered(
-    one: LevelState, levels: Sequence[FallbackLevel], reason: str, now: str, *, saves_memory: bool = False
-) -> LevelState:
-    """Return the next level, with `saves_memory` the next one that saves memory; the same state if there is none."""
-    number = one.number(levels)
-    below = next((level for level in levels[number + 1 :] if level.saves_memory or not saves_memory), None)
-    if below is None:
-        return one
-    name = levels[number].name
-    return LevelState(below.name, reason, now, one.failures | {name: one.failures.get(name, 0) + 1})
+def quarantined(run: Path) -> tuple[str, ...]:
+    """Return the samples that a run must leave out, as `id=...` or `index=...`."""
+    return tuple(filter(can_leave_out, FallbackState.read(run / STATE_FILE).quarantined))
 
 
-def lower(
-    state: FallbackState, diagnosis: Diagnosis, levels: Levels, *, saved: bool, place: str, now: str
-) -> FallbackState:
-    """Return the state with the levels for the next attempt; see `decide`."""
-    kind, reason = diagnosis.kind, f"{diagnosis.kind}{place}"
-    is_loader = kind in (StallClass.LOADER_CRASH, StallClass.LOADER_STALL)
-    loader_crashes = state.loader_crashes + 1 if is_loader and not diagnosis.moves_down else 0
-    crashes = state.crashes + (kind is StallClass.CRASH)
-    unproved = "" if saved else state.on_trial
-    loader, computation = state.loader, state.computation
-    if diagnosis.moves_down or loader_crashes > 1 or unproved == "loader":
-        loader = _lowered(loader, levels.loader, reason, now)
-    fails = kind in LOWERS_COMPUTATION or (kind is StallClass.GPU_STALL and loader is state.loader)
-    fails = fails or (kind is StallClass.CRASH and (crashes > 1 or diagnosis.in_kernel))
-    if fails or unproved == "computation":
-        is_memory = kind is StallClass.OUT_OF_MEMORY
-        computation = _lowered(computation, levels.computation, reason, now, saves_memory=is_memory)
-    # The second failure of a level follows an attempt to take the level back.
-    pairs = ((state.loader, loader), (state.computation, computation))
-    failed_climbs = sum(before is not after and before.name in before.failures for before, after in pairs)
-    return replace(
-        state,
-        loader=loader,
-        computation=computation,
-        on_trial="",
-        failed_climbs=state.failed_climbs + failed_climbs,
-        crashes=crashes if computation is state.computation else 0,
-        loader_crashes=loader_crashes if loader is state.loader else 0,
-    )
-
-
-def climb(state: FallbackState, levels: Levels, reason: str, now: str) -> FallbackState | None:
-    """Return the state with one level taken back, the loader's first; None if no level can be taken back."""
-    for what, of_level in (("loader", levels.loader), ("computation", levels.computation)):
-        one: LevelState = getattr(state, what)
-        number = one.number(of_level)
-        if number and one.failures.get(above := of_level[number - 1].name, 0) < LAST_FAILURE:
-            taken = LevelState(above, reason, now, one.failures)
-            changed = {what: taken, "on_trial": what, "attempts": 0, "restarts": state.restarts + 1}
-            return replace(state, **changed)  # type: ignore[arg-type]
-    return None
+def can_leave_out(sample: str) -> bool:
+    """Return whether the data module can leave out a sample with this name."""
+    return sample.startswith(("id=", "index="))

@@ -28,7 +28,6 @@ class Incident:
     heartbeat: Heartbeat | None  # last heartbeat
     diagnosis: Diagnosis
     waited_s: float = 0.0  # seconds without a heartbeat; 0 after an exit
-    blames_samples: bool = True  # whether the current samples can be the cause
 
     @property
     def place(self) -> str:
@@ -38,23 +37,12 @@ class Incident:
     def sentence(self) -> str:
         """Return class, place and description in one line."""
         place = f"in phase {self.phase.label}"
+        if self.heartbeat is not None and self.heartbeat.activity:
+            place += f" ({self.heartbeat.activity.label})"
         if self.heartbeat is not None:
             place += f", epoch {self.heartbeat.epoch + 1}, batch {self.heartbeat.batch}, step {self.heartbeat.step}"
         waited = f"no progress for {self.waited_s:.1f} s " if self.waited_s else ""
         return f"{self.diagnosis.kind}: {waited}{place}: {self.diagnosis.sentence}"
-
-    def suspects(self) -> tuple[str, ...]:
-        """Return the samples that can be the cause: the sample of a worker, or the batch of a training step.
-
-        The last recorded batch is no suspect in a loader stall, because its processing was complete.
-        """
-        if self.diagnosis.suspect:
-            return (self.diagnosis.suspect,)
-        if self.diagnosis.kind is StallClass.LOADER_CRASH or not self.blames_samples:
-            return ()
-        if self.phase is not Phase.STEP or self.heartbeat is None:
-            return ()
-        return tuple(f"id={sample}" for sample in self.heartbeat.samples)
 
     def report(self, outcome: str, **further: Any) -> str:
         """Return the report as JSON; `outcome` describes the reaction to the incident, `further` adds entries."""
@@ -64,9 +52,9 @@ class Incident:
             "sentence": self.sentence(),
             "outcome": outcome,
             "phase": self.phase.label,
+            "activity": self.heartbeat.activity.label if self.heartbeat else "",
             **{name: getattr(self.heartbeat, name, None) for name in ("epoch", "batch", "step", "process")},
             "samples": list(self.heartbeat.samples) if self.heartbeat else [],
-            "suspects": list(self.suspects()),
             "waited_s": round(self.waited_s, 1),
         }
         return json.dumps(report | further, indent=2) + "\n"

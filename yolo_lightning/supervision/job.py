@@ -28,7 +28,6 @@ from yolo_lightning.utils.stop_signals import Stopped
 
 JOB_VARIABLE = "YOLO_LIGHTNING_JOB"  # environment variable that contains the job of a supervisor
 RUN_FOLDER_OPTION = "--trainer.default_root_dir"
-LONGEST_PAUSE_S = 300.0  # between two attempts
 START_OPTIONS = ("--resume", "--ckpt_path", RUN_FOLDER_OPTION)
 """Options of the first attempt only; a restart begins at the newest checkpoint of its run folder."""
 
@@ -51,9 +50,12 @@ class SuperviseSettings:
         kill_wait_s: Seconds to wait for the end of killed processes.
         part_timeout_s: Time limit of each part of an incident report, seconds.
         smoke_test_s: Time limit of the GPU smoke test, seconds, including the import of torch.
-        attempts: Limit of consecutive failed attempts without a new checkpoint.
-        pause_s: Seconds before the second consecutive restart without a new checkpoint. The first restart follows at
-            once; each further pause is twice as long, up to 5 min.
+        attempts: Limit of consecutive failed attempts before the first step. Once the run has trained, this many
+            attempts precede a lower fallback level after failures of unknown cause.
+        pause_s: Seconds before the second consecutive restart without a new checkpoint. The first restart follows after
+            1 s; each further pause is twice as long, up to 5 min.
+        patience_h: Hours without a new checkpoint after the first failure, after which a run that has trained is given
+            up. Until then, the supervisor waits for everything that is missing outside of the run.
         cpu_fallback: Whether the last fallback level of the computation trains on the CPU.
         climb_after_h: Hours without an incident after which one fallback level is taken back, loader first. Each level
             that fails again doubles the time. 0 keeps all levels.
@@ -71,16 +73,13 @@ class SuperviseSettings:
     smoke_test_s: float = 120.0
     attempts: int = 3
     pause_s: float = 10.0
+    patience_h: float = 24.0
     cpu_fallback: bool = False
     climb_after_h: float = 12.0
     notify: NotifySettings = field(default_factory=NotifySettings)
 
-    def pause_after(self, failures: int) -> float:
-        """Return the pause after consecutive failures in seconds: twice the previous pause, up to a limit; from 1."""
-        return min(self.pause_s * 2.0 ** min(failures - 1, 30), LONGEST_PAUSE_S)
-
     def __post_init__(self) -> None:
-        for name in ("factor", "poll_s", "kill_wait_s", "part_timeout_s", "smoke_test_s", "attempts"):
+        for name in ("factor", "poll_s", "kill_wait_s", "part_timeout_s", "smoke_test_s", "attempts", "patience_h"):
             if not getattr(self, name) > 0:
                 raise UserError(f"supervision.{name} must be > 0, got {getattr(self, name)}")
         for name in ("kill_after_s", "grace_s", "pause_s", "climb_after_h"):
@@ -98,6 +97,7 @@ class Job:
     settings: SuperviseSettings = field(default_factory=SuperviseSettings)
     smoke_test: tuple[str, ...] = ()  # words of a program that uses the GPU, run after a GPU stall; empty for none
     any_command: bool = False  # whether the command is not a `fit`: exit code 0 means that it has finished
+    is_service: bool = False  # whether no person has started the command: a service after a boot
     checkpoints: str = ""  # absolute pattern of the checkpoint files of `any_command`; empty for none
     options: dict[str, Any] = field(default_factory=dict)  # configured computation, see `computation_levels`
 

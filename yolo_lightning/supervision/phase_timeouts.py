@@ -82,6 +82,11 @@ class AdaptiveTimeouts:
         }
         return replace(self, longest_s=self.longest_s | grown) if grown else self
 
+    def doubled(self, phase: Phase) -> Self:
+        """Return the timeouts with twice the time for a phase, up to a limit."""
+        longer = {f"{phase.name.lower()}_s": min(2 * self.seconds(phase), max(LONGEST_S, self.minimum.of(phase)))}
+        return replace(self, minimum=replace(self.minimum, **longer))
+
     def as_json(self) -> dict[str, Any]:
         """Return the content of the file that `read` reads."""
         longest = {phase.name.lower(): seconds for phase, seconds in sorted(self.longest_s.items())}

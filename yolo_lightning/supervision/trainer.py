@@ -19,6 +19,9 @@ from yolo_lightning.supervision.heartbeat import HEARTBEAT_VARIABLE
 MARKER_VARIABLE = "YOLO_LIGHTNING_MARKER"
 """Environment variable of a supervised trainer and of all processes that it starts."""
 
+PATIENCE_VARIABLE = "YOLO_LIGHTNING_PATIENCE_S"
+"""Environment variable of a supervised trainer: seconds for which the trainer waits for missing files."""
+
 RANK_VARIABLE = "LOCAL_RANK"  # rank of the processes that Lightning's launcher starts, from 1
 LINES_KEPT = 50
 BLOCK_BYTES = 1 << 16
@@ -128,11 +131,14 @@ class RunningTrainer:
     """A running trainer process.
 
     The trainer writes the heartbeat file `record`; `log` is called with all of its output. The temporary folder of
-    `token`, the value of the marker, must exist.
+    `token`, the value of the marker, must exist. The trainer itself waits `patience_s` seconds for missing files.
     """
 
-    def __init__(self, command: Sequence[str], record: Path, token: str, log: Callable[[bytes], None]) -> None:
+    def __init__(
+        self, command: Sequence[str], record: Path, token: str, log: Callable[[bytes], None], patience_s: float
+    ) -> None:
         environment = {
+            PATIENCE_VARIABLE: str(patience_s),
             HEARTBEAT_VARIABLE: str(record.absolute()),
             MARKER_VARIABLE: token,
             "TMPDIR": str(temporary_folder(token)),

@@ -1,5 +1,6 @@
 """Detection of stalls: a heartbeat that does not change within the timeout of its phase."""
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from enum import StrEnum
 from yolo_lightning.supervision.heartbeat import Heartbeat, NoHeartbeat, Phase
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts
 from yolo_lightning.supervision.processes import STOPPED, tracer, tree
-from yolo_lightning.utils.process_identity import read_process
+from yolo_lightning.utils.process_identity import PROC, read_process
 
 GAP_POLLS = 3.0
 GAP_LEAST_S = 2.0
@@ -48,7 +49,7 @@ class Watch:
     phase is `IMPORT`. A heartbeat that cannot be read for the largest timeout of all phases is a stall.
 
     `excuse` returns the reason why the trainer is allowed to stop at the moment, or None; `poll_s` is the time between
-    two looks, in seconds.
+    two looks, in seconds. `written` returns the number of bytes that the trainer has written so far.
     """
 
     def __init__(
@@ -58,8 +59,14 @@ class Watch:
         timeouts: AdaptiveTimeouts,
         poll_s: float,
         clock: Callable[[], float] = _boot_clock_s,
+        written: Callable[[], int] = lambda: 0,
     ) -> None:
-        self.read, self.excuse, self.timeouts, self.clock = read, excuse, timeouts, clock
+        self.read = read
+        self.excuse = excuse
+        self.timeouts = timeouts
+        self.clock = clock
+        self.written = written
+        self._written = 0
         self.gap_s = max(GAP_LEAST_S, GAP_POLLS * poll_s)
         self._last_look_s = self._last_change_s = clock()
         self._sequence = -1
@@ -73,6 +80,8 @@ class Watch:
         heartbeat = found if isinstance(found, Heartbeat) else None
         if heartbeat is not None and heartbeat.sequence != self._sequence:
             self._sequence, self._phase, self._last_change_s = heartbeat.sequence, heartbeat.phase, now_s
+        if self._phase is Phase.SAVE and self._has_written():
+            self._last_change_s = now_s
         reason = f"the watching process was suspended for {gap_s:.0f} s" if gap_s > self.gap_s else self.excuse() or ""
         if reason:
             self._last_change_s = now_s
@@ -87,9 +96,16 @@ class Watch:
             health = Health.NO_HEARTBEAT if is_lost else Health.HEALTHY
         return Look(health, self._phase, heartbeat, waited_s, reason or (str(found) if is_lost else ""))
 
+    def _has_written(self) -> bool:
+        """Return whether more has been written since the last look: a slow save makes progress."""
+        before = self._written
+        self._written = self.written()
+        return self._written > before
+
     def keep_looking(self) -> None:
-        """Exclude the time since the last look from the detection of a suspend; the wait for a change continues."""
+        """Exclude the examination since the last look, in which the trainer writes its stacks; the wait continues."""
         self._last_look_s = self.clock()
+        self._written = self.written()
 
 
 def excuse_for(leader: int) -> str | None:
@@ -108,3 +124,13 @@ def excuse_for(leader: int) -> str | None:
     if len(members) > 1 and all(process.state in STOPPED for process in members):
         return "all processes of the trainer are stopped"
     return None
+
+
+def written_bytes(pid: int) -> int:
+    """Return the number of bytes that a process has passed to the kernel for writing; 0 if it cannot be read."""
+    try:
+        text = (PROC / str(pid) / "io").read_text()
+    except OSError:
+        return 0
+    match = re.search(r"^wchar: (\d+)$", text, re.MULTILINE)
+    return int(match[1]) if match else 0

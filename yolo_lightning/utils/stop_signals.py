@@ -22,6 +22,13 @@ STOPPABLE = frozenset({"fit", "validate", "test", "predict"})  # subcommands tha
 NOTICE = "the fit ends after the current step, or after the validation in progress, and saves a checkpoint"
 
 
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 class Stopped(SystemExit):
     """Raised by the signal handler outside of training; the exit code is 128 + signal number."""
 

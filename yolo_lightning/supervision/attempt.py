@@ -1,0 +1,327 @@
+"""One attempt: a trainer from its start to its end, a stall that ends it, or a stop signal."""
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+from yolo_lightning.supervision import live_heartbeat, run_disk
+from yolo_lightning.supervision.announcer import Announcer
+from yolo_lightning.supervision.classify import WRITES_IN_KERNEL, Diagnosis, StallClass, classify
+from yolo_lightning.supervision.evidence import Request, collect, keep
+from yolo_lightning.supervision.failure_record import FailureRecord, read_failure
+from yolo_lightning.supervision.fallback_levels import FallbackState
+from yolo_lightning.supervision.heartbeat import RECORD_BYTES, Heartbeat, Phase, parse, read_heartbeat
+from yolo_lightning.supervision.incident import Incident
+from yolo_lightning.supervision.job import Job
+from yolo_lightning.supervision.kill import Killed, kill_tree, reap_orphans
+from yolo_lightning.supervision.outcome import record_of_output
+from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts
+from yolo_lightning.supervision.run_disk import PROBE_S, Recorder, RunDisk
+from yolo_lightning.supervision.trainer import RunningTrainer, make_temporary_folder, marker_of, remove_temporary_folder
+from yolo_lightning.supervision.watch import Health, Look, Watch, excuse_for, written_bytes
+from yolo_lightning.utils import run_files
+from yolo_lightning.utils.exit_codes import of_signal
+from yolo_lightning.utils.files import write_json
+from yolo_lightning.utils.process_identity import is_same
+from yolo_lightning.utils.regular_files import read_regular
+from yolo_lightning.utils.run_files import PHASE_TIMEOUTS_FILE
+from yolo_lightning.utils.stop_signals import signal_name
+
+WORKS_ON_S = 1.0
+"""A heartbeat this much later than the last output shows that the error in the output has not ended the trainer."""
+
+STEP_PHASES = frozenset({Phase.FETCH, Phase.STEP})
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What the supervisor uses all the time."""
+
+    disk: RunDisk
+    recorder: Recorder
+    announcer: Announcer
+    signals: list[int]  # stop signals that have arrived
+
+    def serve(self) -> None:
+        """Write and send what is queued; must be called regularly."""
+        self.recorder.serve()
+        self.disk.check_alarm()
+        self.announcer.serve()
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """An attempt that has ended."""
+
+    folder: Path  # for the incident report
+    code: int | None = None  # exit code of the trainer; None if it was killed after a stall, or not started
+    lines: tuple[str, ...] = ()  # last lines of its output
+    heartbeat: Heartbeat | None = None  # the last one
+    phase: Phase = Phase.IMPORT
+    record: FailureRecord | None = None  # of the trainer; without one, what its output says
+    waited_s: float = 0.0  # seconds without a heartbeat; 0 unless the trainer was killed after a stall
+    evidence: Diagnosis | None = None  # of the stall
+    disk_hung: bool = False  # whether the disk of the run folder did not respond during the stall
+    killed: Killed = field(default_factory=Killed)
+    finished: bool = False  # whether the trainer has reported the end of training
+    climbs: bool = False  # whether the trainer was stopped to take a fallback level back
+
+
+class AttemptRunner:
+    """Starts trainers in a run folder, watches each until it ends, and kills its processes."""
+
+    def __init__(self, run: Path, job: Job, token: str, services: Services, timeouts: AdaptiveTimeouts) -> None:
+        self.run_folder = run
+        self.job = job
+        self.settings = job.settings
+        self.token = token
+        self.services = services
+        self.timeouts = timeouts
+        self.quiet_since_s = time.monotonic()  # end of the last incident
+        self._incidents: set[str] = set()
+        self._heartbeat_path = run
+        self._heartbeat: Heartbeat | None = None
+        self._copied_s = 0.0
+        self._climbs = False
+
+    def run(self, words: list[str], state: FallbackState, climb_after_s: float) -> Attempt:
+        """Run a trainer. After `climb_after_s` seconds without an incident, the trainer is stopped.
+
+        Raises:
+            OSError: If a file of the attempt cannot be written, or the trainer cannot be started.
+        """
+        disk = self.services.disk
+        disk.ask(run_disk.clear_attempt, self.run_folder)
+        disk.ask(make_temporary_folder, self.token)
+        self._incidents |= disk.ask(run_files.incident_names, self.run_folder)
+        self._heartbeat_path = live_heartbeat.make(self.token)
+        self._heartbeat = None
+        self._climbs = False
+        self.keep_timeouts()
+        with self._started(words) as trainer:
+            self.services.announcer.attempt_started(trainer.process.pid, state)
+            stall = self._watch(trainer, climb_after_s)
+            killed = self._end(trainer, stall)
+        return self._attempt(trainer, stall, killed)
+
+    @contextmanager
+    def _started(self, words: list[str]) -> Iterator[RunningTrainer]:
+        """Start a trainer for the block; nothing remains after an error."""
+        try:
+            trainer = RunningTrainer(
+                words, self._heartbeat_path, self.token, self.services.recorder.record, self.settings.patience_h * 3600
+            )
+        except OSError:
+            self.services.disk.post(remove_temporary_folder, self.token)
+            raise
+        try:
+            yield trainer
+        except BaseException:
+            kill_tree(trainer.process.pid, marker_of(self.token), self.settings.kill_wait_s)
+            raise
+
+    def _attempt(self, trainer: RunningTrainer, stall: Attempt | None, killed: Killed) -> Attempt:
+        """Return what is known about the attempt of a trainer that has ended."""
+        code: int | None = trainer.process.returncode
+        if self.job.any_command:
+            finished = stall is None and code == 0
+        else:
+            finished = self.services.disk.ask(run_files.is_finished, self.run_folder)
+        record = read_failure(self._heartbeat_path)
+        if stall is not None:
+            return replace(stall, record=record, killed=killed, finished=finished)
+        heartbeat = self._read(trainer)
+        lines = trainer.output.lines()
+        works_on = heartbeat is not None and heartbeat.phase_began_s > trainer.output.last_s + WORKS_ON_S
+        if record is None:
+            record = record_of_output(code or 0, () if works_on else lines)
+        return Attempt(
+            folder=self.new_incident(),
+            code=code,
+            lines=lines,
+            heartbeat=heartbeat,
+            phase=heartbeat.phase if heartbeat else Phase.IMPORT,
+            record=record,
+            killed=killed,
+            finished=finished,
+            climbs=self._climbs and not finished and code in (of_signal(signal.SIGTERM), -signal.SIGTERM),
+        )
+
+    def new_incident(self) -> Path:
+        """Return the folder of a new incident, which does not exist yet."""
+        return run_files.incident_folder(self.run_folder, self._incidents)
+
+    def keep_incident(self, incident: Incident, outcome: str) -> None:
+        """Write the report of an incident; `outcome` describes the reaction of the supervisor."""
+        self.quiet_since_s = time.monotonic()
+        path = incident.folder / run_files.INCIDENT_FILE
+        self.services.disk.post(keep, path, incident.report(outcome), replaces=str(path))
+
+    def keep_timeouts(self) -> None:
+        path = self.run_folder / PHASE_TIMEOUTS_FILE
+        self.services.disk.post(write_json, path, self.timeouts.as_json(), replaces=str(path))
+
+    def _read(self, trainer: RunningTrainer) -> Heartbeat | None:
+        heartbeat = read_heartbeat(self._heartbeat_path, trainer.process.pid)
+        return heartbeat if isinstance(heartbeat, Heartbeat) else self._heartbeat
+
+    def _watch(self, trainer: RunningTrainer, climb_after_s: float) -> Attempt | None:
+        """Wait until the trainer has ended, must be killed, or a stop signal arrives; return the stall, if any."""
+        pid = trainer.process.pid
+        watch = Watch(
+            lambda: read_heartbeat(self._heartbeat_path, pid),
+            lambda: excuse_for(pid),
+            self.timeouts,
+            self.settings.poll_s,
+            written=lambda: written_bytes(pid),
+        )
+        announcer = self.services.announcer
+        log = self.services.recorder.log
+        stall: Attempt | None = None
+        kill_at_s = 0.0
+        last_reason = ""
+        while trainer.process.poll() is None:
+            trainer.output.pump(self.settings.poll_s)
+            self.services.serve()
+            if self.services.signals:
+                self._stop(trainer)
+                return None
+            reap_orphans(pid)
+            look = watch.look()
+            if look.heartbeat is not None:
+                self._heartbeat = look.heartbeat
+                self.timeouts = self.timeouts.learn(look.heartbeat.longest_s, self.settings.kill_after_s)
+                watch.timeouts = self.timeouts
+                announcer.progress_made(look.heartbeat)
+                self._copy_heartbeat()
+                if time.monotonic() >= self.quiet_since_s + climb_after_s and look.phase in STEP_PHASES:
+                    self._stop_to_climb(trainer)
+            if look.reason and look.reason != last_reason:
+                log(f"{look.health}: {look.reason}")
+            last_reason = look.reason
+            if look.health is Health.STALLED and stall is None:
+                kill_at_s = time.monotonic() + self.settings.kill_after_s
+                stall = self._report_stall(trainer, look)
+                watch.keep_looking()
+            elif look.health is Health.STALLED and time.monotonic() >= kill_at_s:
+                return stall
+            elif look.health is not Health.STALLED and stall is not None:
+                self.keep_incident(_incident_of(stall), "recovered without a restart")
+                log("recovered")
+                announcer.recovered()
+                stall = None
+        return stall
+
+    def _stop_to_climb(self, trainer: RunningTrainer) -> None:
+        """Let the trainer save and exit; it finishes its step first."""
+        self._climbs = True
+        self.quiet_since_s = time.monotonic()
+        self.services.recorder.log("no incident for some time: the trainer is stopped to take a fallback level back")
+        trainer.process.terminate()
+
+    def _copy_heartbeat(self, *, now: bool = False) -> None:
+        """Copy the heartbeat file to the run folder, for readers on other machines."""
+        if not now and time.monotonic() < self._copied_s + live_heartbeat.COPY_INTERVAL_S:
+            return
+        self._copied_s = time.monotonic()
+        try:
+            content = read_regular(self._heartbeat_path, RECORD_BYTES)
+        except OSError:
+            return
+        if isinstance(parse(content), Heartbeat):
+            self.services.disk.post(live_heartbeat.write_copy, content, self.run_folder, replaces="record")
+
+    def _report_stall(self, trainer: RunningTrainer, look: Look) -> Attempt:
+        """Examine and report a stall. If the disk hangs, notifications are sent before the processes are examined."""
+        disk = self.services.disk
+        folder = self.new_incident()
+        heartbeat = look.heartbeat or self._heartbeat
+        request = Request(
+            folder,
+            trainer.process.pid,
+            self._heartbeat_path,
+            heartbeat,
+            look.phase,
+            trainer.output.lines(),
+            self.settings.part_timeout_s,
+        )
+        store = partial(disk.post, keep)
+        disk_hung = not disk.answers(min(PROBE_S, self.settings.part_timeout_s))
+        silent = f"the disk of the run folder has not responded for {disk.silent_s:.0f} s"
+        if disk_hung:
+            evidence = Diagnosis(StallClass.STORAGE, f"{silent}; the trainer is process {trainer.process.pid}")
+        else:
+            evidence = classify(collect(request, store))
+        stall = Attempt(
+            folder,
+            heartbeat=heartbeat,
+            phase=look.phase,
+            record=read_failure(self._heartbeat_path),
+            waited_s=look.waited_s,
+            evidence=evidence,
+            disk_hung=disk_hung,
+        )
+        sentence = _incident_of(stall).sentence()
+        self.services.announcer.stalled(sentence)
+        self.services.recorder.log(f"stalled: {sentence}; see {folder}")
+        if disk_hung:
+            evidence = replace(evidence, sentence=f"{silent}; {classify(collect(request, store)).sentence}")
+            stall = replace(stall, evidence=evidence)
+        self.keep_incident(_incident_of(stall), f"kill in {self.settings.kill_after_s:g} s unless it recovers")
+        return stall
+
+    def _stop(self, trainer: RunningTrainer) -> None:
+        """Pass the stop signal on and wait for the trainer to save and exit; a second signal ends the wait."""
+        signals = self.services.signals
+        grace_s = self.settings.grace_s
+        name = signal_name(signals[0])
+        self.services.recorder.log(f"{name}: the trainer has {grace_s:g} s to exit; a second signal kills it")
+        trainer.process.terminate()  # SIGTERM, because a second SIGINT would end the trainer without saving
+        end_s = time.monotonic() + grace_s
+        while trainer.process.poll() is None and time.monotonic() < end_s and len(signals) == 1:
+            trainer.output.pump(min(self.settings.poll_s, 0.2))
+            self.services.serve()
+
+    def _end(self, trainer: RunningTrainer, stall: Attempt | None) -> Killed:
+        """Kill all remaining processes of the attempt, also if the trainer has ended by itself."""
+        disk = self.services.disk
+        trainer.process.poll()
+        killed = kill_tree(trainer.process.pid, marker_of(self.token), self.settings.kill_wait_s)
+        if killed.survivors:
+            # Processes that survived SIGKILL end as soon as a disk responds, if they wait for one.
+            is_storage = stall is not None and stall.evidence is not None and stall.evidence.kind is StallClass.STORAGE
+            in_kernel = all(WRITES_IN_KERNEL.search(where) for where in killed.survivors.values())
+            if disk.hangs or is_storage or in_kernel:
+                killed = self._wait_for_storage(trainer, killed)
+        trainer.close()
+        self._copy_heartbeat(now=True)
+        disk.post(remove_temporary_folder, self.token)
+        if not killed.survivors:
+            disk.post(run_disk.clear_leftovers, self.run_folder)
+        self.keep_timeouts()
+        return killed
+
+    def _wait_for_storage(self, trainer: RunningTrainer, killed: Killed) -> Killed:
+        """Wait until the disk responds and the killed processes end, or a stop signal arrives."""
+        sentence = f"SIGKILL takes effect when the disk responds: {killed}; the restart waits for this"
+        self.services.announcer.stalled(sentence, "waits for storage")
+        self.services.recorder.log(sentence)
+        began_s = time.monotonic()
+        while any(map(is_same, killed.survivors)):
+            if self.services.signals:
+                return killed
+            time.sleep(self.settings.poll_s)
+            self.services.serve()
+        self.services.recorder.log(f"the killed processes ended after {time.monotonic() - began_s:.0f} s")
+        trainer.process.poll()
+        return kill_tree(trainer.process.pid, marker_of(self.token), self.settings.kill_wait_s)
+
+
+def _incident_of(stall: Attempt) -> Incident:
+    """Return the incident of a stall before its cause is decided."""
+    assert stall.evidence is not None
+    return Incident(stall.folder, stall.phase, stall.heartbeat, stall.evidence, stall.waited_s)

@@ -1,0 +1,487 @@
+"""Decision what follows an attempt of a supervised run: all rules, as functions without input and output.
+
+`cause_of` names the cause of the end. The trainer's own words come first: its failure record, then the phase and the
+activity of its heartbeat. Stacks count only for a program that reports no activity. `next_action` returns the reaction
+and the state after it.
+"""
+
+import errno
+import re
+import signal
+from dataclasses import dataclass, field, replace
+
+from yolo_lightning.supervision.classify import Diagnosis, StallClass
+from yolo_lightning.supervision.failure_record import FailureRecord
+from yolo_lightning.supervision.fallback_levels import FallbackState, Levels, LevelState, can_leave_out
+from yolo_lightning.supervision.heartbeat import Phase
+from yolo_lightning.supervision.job import SuperviseSettings
+from yolo_lightning.utils.activity import Activity
+from yolo_lightning.utils.exit_codes import ExitCode, of_signal
+from yolo_lightning.utils.files import DISK_FULL
+from yolo_lightning.utils.stop_signals import STOP_SIGNALS, signal_name
+
+FIRST_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 300.0
+EARLY_ATTEMPTS = 2
+"""Limit of consecutive stalls before data and network are set up, in a run that has not trained yet."""
+
+QUARANTINE_AFTER = 2
+"""A sample at which training has ended this often within an epoch is suspected. Between two epochs it was trained."""
+
+LAST_FAILURE = 2
+"""A level that has failed this often in a run is not tried again."""
+
+FAULTS = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL})
+"""Signals that a program causes itself."""
+
+PERMANENT_ERRORS = frozenset(
+    {
+        *("SyntaxError", "IndentationError", "ImportError", "ModuleNotFoundError", "NameError", "AttributeError"),
+        *("TypeError", "ValueError", "NotImplementedError", "AssertionError", "KeyError", "IndexError"),
+        *("MisconfigurationException", "PermissionError"),
+    }
+)
+"""Errors in the output of a program without failure records that occur again after a restart."""
+
+LOST_WORKER = frozenset({"ConnectionResetError", "ConnectionRefusedError", "BrokenPipeError", "EOFError"})
+"""Errors of a trainer that waits for a batch of a worker that has died."""
+
+MISSING_DEVICE = re.compile(
+    r"No (CUDA|HIP|XPU) GPUs are available|Found no NVIDIA driver|no (CUDA|ROCm)-capable device|driver.*mismatch"
+    r"|(hip|cuda)Error(NoDevice|InvalidDevice|InitializationError)",
+    re.IGNORECASE,
+)
+DEVICE_FAILURE = re.compile(
+    r"\b(CUDA|HIP) (driver )?error\b|\b(hip|cuda|miopen)(Error|Status)[A-Z]\w*|device lost|GPU is lost"
+    r"|\b(CUDNN|CUBLAS|HIPBLAS|ROCBLAS)_STATUS_\w+|\bHSA_STATUS_ERROR|memory access fault by GPU|ERROR_DEVICE_LOST"
+    r"|(cuDNN|MIOpen|rocBLAS|cuBLAS)\b.* error",
+    re.IGNORECASE,
+)
+NO_DEVICE_MEMORY = re.compile(r"\b(CUDA|HIP|XPU)( error:)? out of memory|STATUS_ALLOC_FAILED", re.IGNORECASE)
+DEAD_WORKER = re.compile(r"DataLoader worker \(pid|DataLoader worker exited")
+STARVED_WORKER = re.compile(r"Caught MemoryError in DataLoader worker|insufficient shared memory")
+ERRORS: tuple[tuple[StallClass, frozenset[str], re.Pattern[str] | None], ...] = (
+    (StallClass.WRONG_RESULT, frozenset({"WrongResultError"}), None),
+    (StallClass.NOT_FINITE, frozenset({"NonFiniteError"}), None),
+    (StallClass.LOADER_CRASH, frozenset(), STARVED_WORKER),
+    (StallClass.LOADER_CRASH, frozenset(), DEAD_WORKER),
+    (StallClass.OUT_OF_MEMORY, frozenset({"OutOfMemoryError"}), NO_DEVICE_MEMORY),
+    (StallClass.ENVIRONMENT, frozenset(), MISSING_DEVICE),
+    (StallClass.DEVICE_ERROR, frozenset({"AcceleratorError"}), DEVICE_FAILURE),
+)
+"""Causes by the class of an error, or by its message where a library raises a RuntimeError; the first one counts."""
+
+COMPUTES = frozenset({Activity.FORWARD, Activity.BACKWARD, Activity.OPTIMIZER})
+STEPS = frozenset({Phase.FIRST_BATCH, Phase.STEP, Phase.VALIDATE})
+SEEN_IN_STACKS = frozenset({StallClass.LOADER_CRASH, StallClass.LOADER_STALL, StallClass.GPU_STALL, StallClass.STORAGE})
+
+REVOKES = frozenset(
+    {
+        *(StallClass.GPU_STALL, StallClass.DEVICE_ERROR, StallClass.WRONG_RESULT),
+        *(StallClass.CRASH, StallClass.COMPUTATION),
+    }
+)
+"""Causes after which `backend: auto` does not choose native convolutions in any run. NaN can have other causes."""
+
+SLOW_OR_HUNG = frozenset({StallClass.STORAGE, StallClass.UNKNOWN})
+"""Causes of stalls whose phase gets more time in the next attempt."""
+
+LOADER = "loader"
+COMPUTATION = "computation"
+SAMPLES = "samples"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Reaction to a cause, apart from a restart."""
+
+    remedies: tuple[str, ...]  # what is changed, in this order: fallback levels, samples that are left out
+    after: int = 0  # number of failures of the kind `remedies[0]`; 0 for more than `attempts` without a new checkpoint
+
+
+RULES = {
+    StallClass.WRONG_RESULT: Rule((COMPUTATION,), 1),
+    StallClass.NOT_FINITE: Rule((COMPUTATION,), 1),
+    StallClass.DEVICE_ERROR: Rule((COMPUTATION,), 1),
+    StallClass.OUT_OF_MEMORY: Rule((COMPUTATION,), 1),
+    StallClass.GPU_STALL: Rule((COMPUTATION, SAMPLES), 1),
+    StallClass.COMPUTATION: Rule((COMPUTATION, SAMPLES), 2),
+    StallClass.CRASH: Rule((COMPUTATION, SAMPLES), 2),
+    StallClass.LOADER_STALL: Rule((LOADER, SAMPLES), 1),
+    StallClass.LOADER_CRASH: Rule((LOADER, SAMPLES), 2),
+    StallClass.SAMPLE: Rule((SAMPLES,), 1),
+    StallClass.ERROR: Rule((COMPUTATION, LOADER, SAMPLES)),
+    StallClass.UNKNOWN: Rule((COMPUTATION, LOADER)),
+    StallClass.KILLED: Rule((LOADER,)),
+    StallClass.STORAGE: Rule(()),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptFacts:
+    """What the supervisor knows after an attempt: the trainer has ended, was killed, or could not be started."""
+
+    settings: SuperviseSettings
+    levels: Levels
+    finished: bool = False
+    stop_signal: int = 0  # number of the stop signal that the supervisor has received; 0 for none
+    climbs: bool = False  # whether the trainer was stopped to take a fallback level back
+    code: int | None = None  # exit code, negative for a signal; None if the trainer was killed after a stall
+    waited_s: float = 0.0  # seconds without a heartbeat; 0 unless the trainer has stalled
+    record: FailureRecord | None = None  # of the trainer, or of the supervisor that could not start a trainer
+    evidence: Diagnosis | None = None  # of a stall, from stacks and processes
+    phase: Phase = Phase.IMPORT
+    activity: Activity = Activity.NONE
+    epoch: int = 0
+    step: int = 0
+    samples: tuple[str, ...] = ()  # of the last batch, as `id=...`
+    saved: bool = False  # whether the attempt has written a checkpoint of further steps
+    trained: bool = False  # whether the run has trained a step, in this or an earlier attempt
+    is_watched: bool = False  # whether a person has just started the run, and no step has been trained since
+    failing_s: float = 0.0  # seconds since the first failure after the last checkpoint
+    survivors: str = ""  # processes that SIGKILL did not end
+    disk_hangs: bool = False  # whether the disk of the run folder did not respond
+    disk_is_full: bool = False  # whether the disk of the run folder has no space for the next attempt
+    can_test: bool = False  # whether there is a program that tests the device
+    device_answers: bool | None = None  # result of this program; None before it has run
+    now: str = ""  # ISO 8601
+
+    @property
+    def suspects(self) -> tuple[str, ...]:
+        """Samples that can be the cause: of the record, of a hung worker, else the batch of a step."""
+        if self.record is not None and self.record.samples:
+            return self.record.samples
+        if self.evidence is not None and self.evidence.suspect:
+            return (self.evidence.suspect,)
+        return self.samples if self.phase is Phase.STEP else ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """Reaction to the end of an attempt; all reactions but `Finish` are followed by another attempt."""
+
+    state: FallbackState  # after the reaction
+    reason: str
+    pause_s: float = 0.0  # before the next attempt
+    longer: Phase | None = None  # phase whose timeout is doubled: slow and hung look the same
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finish(Action):
+    """The run ends."""
+
+    code: int
+
+
+class Wait(Action):
+    """Something outside of the run is missing, or all remedies have failed. No attempt is counted."""
+
+
+class TestDevice(Action):
+    """Whether the device responds decides the reaction."""
+
+
+class Restart(Action):
+    """Another attempt."""
+
+
+class LowerLoader(Restart):
+    """Another attempt at a lower fallback level of the loader."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LowerComputation(Restart):
+    """Another attempt at a lower fallback level of the computation."""
+
+    revokes: bool = False  # whether native convolutions of this device are not trusted any more
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quarantine(Restart):
+    """Another attempt without some samples."""
+
+    samples: tuple[str, ...] = field(default=())
+
+
+def cause_of(facts: AttemptFacts) -> StallClass:
+    """Return the cause of the end of an attempt that has not finished."""
+    record = facts.record
+    if facts.disk_hangs:
+        return StallClass.STORAGE
+    if facts.disk_is_full and (record is None or record.errno in DISK_FULL):
+        return StallClass.DISK_FULL
+    if record is not None:
+        return _cause_of_error(record, facts)
+    if facts.waited_s:
+        return _cause_of_stall(facts)
+    if facts.code is not None and -facts.code in FAULTS:
+        return StallClass.LOADER_CRASH if facts.activity is Activity.LOAD else StallClass.CRASH
+    if facts.code is not None and (facts.code < 0 or facts.code in map(of_signal, STOP_SIGNALS)):
+        return StallClass.KILLED
+    return StallClass.UNKNOWN
+
+
+def _cause_of_error(record: FailureRecord, facts: AttemptFacts) -> StallClass:
+    names = record.names
+    for cause, classes, message in ERRORS:
+        is_in_message = message is not None and not record.is_user_error and message.search(record.message)
+        if names & classes or is_in_message:
+            return cause
+    if names & LOST_WORKER and (record.activity == Activity.LOAD.label or not record.process):
+        return StallClass.LOADER_CRASH
+    is_missing = record.errno is not None or names & {"MemoryError", "TimeoutError", "ConnectionError"}
+    if record.is_user_error and (facts.is_watched or not facts.trained):
+        return StallClass.USER_ERROR
+    if is_missing or (facts.trained and (record.is_user_error or "ImportError" in names)):
+        return StallClass.ENVIRONMENT
+    if record.samples:
+        return StallClass.SAMPLE
+    if not record.process and not names & PERMANENT_ERRORS:
+        return StallClass.UNKNOWN
+    return StallClass.ERROR
+
+
+def _cause_of_stall(facts: AttemptFacts) -> StallClass:
+    evidence = facts.evidence.kind if facts.evidence is not None else StallClass.UNKNOWN
+    if facts.activity is Activity.LOAD:
+        return StallClass.LOADER_CRASH if evidence is StallClass.LOADER_CRASH else StallClass.LOADER_STALL
+    if facts.activity is Activity.DEVICE_WAIT:
+        return StallClass.GPU_STALL
+    if facts.activity is Activity.WRITE or facts.phase is Phase.SAVE:
+        return StallClass.STORAGE
+    if facts.activity in COMPUTES or facts.phase is Phase.EXIT:
+        return StallClass.COMPUTATION
+    if evidence in SEEN_IN_STACKS:
+        return evidence
+    if facts.phase is Phase.FETCH:
+        return StallClass.LOADER_STALL
+    return StallClass.COMPUTATION if facts.phase in STEPS else StallClass.UNKNOWN
+
+
+def next_action(state: FallbackState, facts: AttemptFacts) -> Action:
+    """Return what follows an attempt. `state` is the state of the attempt."""
+    if facts.finished:
+        return Finish(state=state, reason="finished", code=ExitCode.FINISHED)
+    if facts.stop_signal:
+        if facts.survivors:
+            return _needs_reboot(state, facts)
+        reason = f"stopped by {signal_name(facts.stop_signal)}"
+        return Finish(state=state, reason=reason, code=of_signal(facts.stop_signal))
+    state = replace(state, trained=facts.trained)
+    if facts.climbs:
+        return _climb(state, facts)
+    if facts.saved:
+        state = state.after_progress()
+    cause = cause_of(facts)
+    if cause is StallClass.USER_ERROR:
+        return Finish(state=state, reason=_permanent(facts), code=ExitCode.USAGE)
+    if _is_for_a_person(cause, facts):
+        return Finish(state=state, reason=_permanent(facts), code=ExitCode.FAILED)
+    is_blocked = bool(facts.survivors) or facts.device_answers is False
+    if is_blocked and (not facts.trained or _is_out_of_patience(facts)):
+        return _needs_reboot(state, facts)
+    if is_blocked:
+        return _wait(state, facts, facts.survivors or "the device")
+    if facts.trained and _is_out_of_patience(facts):
+        reason = f"gave up: no new checkpoint for {facts.settings.patience_h:g} h (supervision.patience_h)"
+        return Finish(state=state, reason=reason, code=ExitCode.GAVE_UP)
+    if facts.can_test and facts.device_answers is None and _must_test(cause, facts):
+        return TestDevice(state=state, reason="the device is tested")
+    if cause is StallClass.DISK_FULL:
+        return _wait(state, facts, "space on the disk of the run folder")
+    if facts.disk_hangs:
+        reason = "the disk of the run folder did not respond; this attempt does not count"
+        return Restart(state=state, reason=reason, pause_s=_pause_s(state, facts))
+    if facts.trained and cause is StallClass.ENVIRONMENT:
+        return _wait(state, facts, _missing(facts))
+    return _remedy(_counted(state, facts, cause), facts, cause)
+
+
+def _is_for_a_person(cause: StallClass, facts: AttemptFacts) -> bool:
+    """Return whether an error before the first step ends the run, because a person can correct the error at once."""
+    if cause is StallClass.ENVIRONMENT:
+        return facts.record is not None and facts.record.process > 0 and facts.is_watched and not facts.trained
+    return cause is StallClass.ERROR and (facts.is_watched or not facts.trained)
+
+
+def _must_test(cause: StallClass, facts: AttemptFacts) -> bool:
+    return cause is StallClass.GPU_STALL or (cause is StallClass.DEVICE_ERROR and facts.waited_s > 0)
+
+
+def _permanent(facts: AttemptFacts) -> str:
+    error = f": {facts.record.sentence}" if facts.record is not None else ""
+    return f"a restart cannot correct this error{error}"
+
+
+def _is_out_of_patience(facts: AttemptFacts) -> bool:
+    return facts.failing_s >= facts.settings.patience_h * 3600
+
+
+def _needs_reboot(state: FallbackState, facts: AttemptFacts) -> Finish:
+    what = f"SIGKILL did not end {facts.survivors}" if facts.survivors else "the device does not respond"
+    return Finish(state=state, reason=f"needs reboot: {what}", code=ExitCode.NEEDS_REBOOT)
+
+
+def _missing(facts: AttemptFacts) -> str:
+    """Return what an attempt that the outside world has ended needs, for `waits for ...`."""
+    record = facts.record
+    if record is None:
+        return "a successful start"
+    if record.errno == errno.ENOMEM or "MemoryError" in record.names:
+        return "memory"
+    return f"the end of this error: {record.sentence}"
+
+
+def _wait(state: FallbackState, facts: AttemptFacts, what: str, longer: Phase | None = None) -> Wait:
+    first_s = max(facts.settings.poll_s, min(FIRST_PAUSE_S, facts.settings.pause_s))
+    pause_s = min(first_s * 2.0 ** min(state.waits, 30), LONGEST_PAUSE_S)
+    state = replace(state, waits=state.waits + 1)
+    return Wait(state=state, reason=f"waits for {what}", pause_s=pause_s, longer=longer)
+
+
+def _counted(state: FallbackState, facts: AttemptFacts, cause: StallClass) -> FallbackState:
+    """Return the state with this failure counted: attempts, failures of the kind, suspected samples, equal errors."""
+    remedies = RULES.get(cause, Rule(())).remedies[:1]
+    failures = state.failures | {kind: state.failures.get(kind, 0) + 1 for kind in remedies}
+    fingerprint = f"{facts.record.fingerprint} at step {facts.step}" if facts.record is not None else ""
+    equal = state.equal_failures + 1 if fingerprint and fingerprint == state.fingerprint else 0
+    suspicions = dict(state.suspicions) if state.suspicious_epoch == facts.epoch else {}
+    for sample in facts.suspects:
+        suspicions[sample] = suspicions.get(sample, 0) + 1
+    return replace(
+        state,
+        attempts=state.attempts + 1,
+        failures=failures,
+        fingerprint=fingerprint,
+        equal_failures=equal,
+        suspicions=suspicions,
+        suspicious_epoch=facts.epoch,
+    )
+
+
+def _remedy(state: FallbackState, facts: AttemptFacts, cause: StallClass) -> Action:
+    """Return the reaction to a failure that is not waited for."""
+    remedies = _due_remedies(state, facts, cause)
+    state = replace(state, on_trial="")
+    for remedy in remedies:
+        action = _changed(state, facts, cause, remedy)
+        if action is not None:
+            return action
+    limit = facts.settings.attempts
+    is_start = _hangs_at_start(facts)
+    longer = facts.phase if facts.waited_s > 0 and cause in SLOW_OR_HUNG else None
+    if not facts.trained:
+        if state.equal_failures:
+            return Finish(state=state, reason=_permanent(facts), code=ExitCode.FAILED)
+        if state.attempts >= (min(limit, EARLY_ATTEMPTS) if is_start else limit):
+            reason = f"gave up: {state.attempts} consecutive attempts without a new checkpoint"
+            return Finish(state=state, reason=reason, code=ExitCode.GAVE_UP)
+    elif state.attempts > limit:
+        what = f"a successful attempt, after {state.attempts} failed ones: {cause} at step {facts.step:,}"
+        return _wait(state, facts, what, longer)
+    return Restart(state=state, reason=_attempt(state), pause_s=_pause_s(state, facts), longer=longer)
+
+
+def _hangs_at_start(facts: AttemptFacts) -> bool:
+    return facts.waited_s > 0 and facts.phase <= Phase.SETUP
+
+
+def _due_remedies(state: FallbackState, facts: AttemptFacts, cause: StallClass) -> tuple[str, ...]:
+    """Return what can be changed after this failure, in order; nothing before the cause has repeated."""
+    rule = RULES.get(cause, Rule(()))
+    if state.on_trial and not facts.saved:
+        return (state.on_trial, *rule.remedies)
+    if _hangs_at_start(facts):
+        return ()
+    is_starved = facts.record is not None and STARVED_WORKER.search(facts.record.message) is not None
+    is_evicted = facts.evidence is not None and facts.evidence.evicted
+    if is_starved or (cause is StallClass.GPU_STALL and is_evicted):  # both follow from the number of workers
+        return (LOADER, *rule.remedies)
+    after = rule.after
+    if cause is StallClass.LOADER_STALL and facts.phase is Phase.FIRST_BATCH:  # a slow start looks the same
+        after = 2
+    if after:
+        is_due = state.failures.get(rule.remedies[0], 0) >= after
+    else:
+        is_due = state.attempts > facts.settings.attempts or state.equal_failures > 0
+    return rule.remedies if is_due else ()
+
+
+def _changed(state: FallbackState, facts: AttemptFacts, cause: StallClass, remedy: str) -> Action | None:
+    """Return the restart with a lower level or without the suspected samples; None if there is nothing to change."""
+    if remedy == SAMPLES:
+        return _without_suspects(state, facts, cause)
+    levels = facts.levels.loader if remedy == LOADER else facts.levels.computation
+    before: LevelState = getattr(state, remedy)
+    number = before.number(levels)
+    saves_memory = cause is StallClass.OUT_OF_MEMORY and remedy == COMPUTATION
+    below = next((level for level in levels[number + 1 :] if level.saves_memory or not saves_memory), None)
+    if below is None:
+        return None
+    name = levels[number].name
+    is_wrong = cause is StallClass.WRONG_RESULT
+    failures = before.failures | {name: LAST_FAILURE if is_wrong else before.failures.get(name, 0) + 1}
+    lowered = LevelState(below.name, f"{cause} at step {facts.step:,}", facts.now, failures)
+    counts = {kind: count for kind, count in state.failures.items() if kind != remedy}
+    # The second failure of a level follows an attempt to take the level back.
+    failed_climbs = state.failed_climbs + (name in before.failures)
+    state = replace(state, failures=counts, failed_climbs=failed_climbs, equal_failures=0)
+    reason = f"{_attempt(state)}, fallback level '{below.name}'"
+    pause_s = _pause_s(state, facts)
+    if remedy == LOADER:
+        return LowerLoader(state=replace(state, loader=lowered), reason=reason, pause_s=pause_s)
+    state = replace(state, computation=lowered, attempts=0)
+    return LowerComputation(state=state, reason=reason, pause_s=pause_s, revokes=cause in REVOKES)
+
+
+def _without_suspects(state: FallbackState, facts: AttemptFacts, cause: StallClass) -> Action | None:
+    """Return the restart without the samples that a record names, or, after all else, those at which training ends."""
+    if cause is not StallClass.SAMPLE and state.attempts <= facts.settings.attempts:
+        return None
+    samples = tuple(
+        sample
+        for sample in facts.suspects
+        if state.suspicions.get(sample, 0) >= QUARANTINE_AFTER
+        and sample not in state.quarantined
+        and can_leave_out(sample)
+    )
+    if not samples:
+        return None
+    reason = f"{_attempt(state)}, leaving out {', '.join(samples)}"
+    state = replace(state, quarantined=(*state.quarantined, *samples))
+    return Quarantine(state=state, reason=reason, pause_s=_pause_s(state, facts), samples=samples)
+
+
+def _attempt(state: FallbackState) -> str:
+    return f"attempt {state.attempts + 1} since the last checkpoint"
+
+
+def _pause_s(state: FallbackState, facts: AttemptFacts) -> float:
+    """Return the pause before the next attempt: short before the first one, then doubled from `pause_s` on."""
+    if state.attempts <= 1:
+        return min(FIRST_PAUSE_S, facts.settings.pause_s)
+    return min(facts.settings.pause_s * 2.0 ** min(state.attempts - 2, 30), LONGEST_PAUSE_S)
+
+
+def level_to_take_back(state: FallbackState, levels: Levels) -> tuple[str, str] | None:
+    """Return `loader` or `computation`, and the level above its present one; None if no level can be taken back."""
+    for kind, of_kind in ((LOADER, levels.loader), (COMPUTATION, levels.computation)):
+        present: LevelState = getattr(state, kind)
+        number = present.number(of_kind)
+        if number and present.failures.get(of_kind[number - 1].name, 0) < LAST_FAILURE:
+            return kind, of_kind[number - 1].name
+    return None
+
+
+def _climb(state: FallbackState, facts: AttemptFacts) -> Restart:
+    """Return the restart with one level taken back."""
+    target = level_to_take_back(state, facts.levels)
+    assert target is not None, "the trainer is stopped only if a level can be taken back"
+    kind, name = target
+    present: LevelState = getattr(state, kind)
+    reason = "no incident for some time"
+    raised = LevelState(name, reason, facts.now, present.failures)
+    loader = raised if kind == LOADER else state.loader
+    computation = raised if kind == COMPUTATION else state.computation
+    state = replace(state, loader=loader, computation=computation, on_trial=kind, attempts=0)
+    return Restart(state=state, reason=f"{reason}, fallback level: {state.line}")
