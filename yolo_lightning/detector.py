@@ -233,7 +233,7 @@ def weights_file(weights: str | PathLike[str]) -> Path:
         kind = type(given).__name__ if given != "" else "an empty text"
         raise UserError(f"weights must be a file or a run folder, got {kind}; trainer.save_checkpoint writes a file")
     if os.path.isdir(user_path(weights)):
-        return checkpoint_to_evaluate(user_path(weights))
+        return checkpoint_to_evaluate(user_path(weights), "weights must be a file or the folder of a run.")
     file = local_checkpoint(str(weights))
     if file.suffix == ".ckpt" or not file.is_file():
         require_whole(file, "weights")

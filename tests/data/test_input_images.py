@@ -191,3 +191,12 @@ def test_tiff_of_several_pages_is_named(tmp_path: Path) -> None:
     (picture,) = read_pictures(tmp_path / "two.tif")
     assert (picture.pixels == 10).all()
     assert picture.unread == "2 pages, of which the first one is read"
+
+
+def test_pattern_below_a_folder_with_brackets_finds_its_files(tmp_path: Path) -> None:
+    folder = tmp_path / "shots [take 1]" / "a*b"
+    folder.mkdir(parents=True)
+    for name in ("1.jpg", "2.jpg", "3.png"):
+        (folder / name).touch()
+    assert [file.name for file in find_files([str(folder / "*.jpg")])] == ["1.jpg", "2.jpg"]
+    assert [file.name for file in find_files([str(folder.parent / "**" / "[23].*")])] == ["2.jpg", "3.png"]

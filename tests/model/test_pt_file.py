@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import nn
 from ultralytics.nn.modules import block
-from ultralytics.nn.tasks import DetectionModel, SegmentationModel
+from ultralytics.nn.tasks import ClassificationModel, DetectionModel, SegmentationModel
 
 from yolo_lightning.detector import Detector
+from yolo_lightning.errors import UserError
 from yolo_lightning.model.graph import check_tensors, open_ultralytics, read_network
 
 FAMILIES = ("yolov8n", "yolov9t", "yolov10n", "yolo11n", "yolo12n", "yolo26n")
@@ -91,7 +92,15 @@ def test_description_with_anything_but_known_layers_is_refused(
     with pytest.raises(ValueError, match=message) as error:
         open_ultralytics(file, allow_pickle=False)
     assert "\n" not in str(error.value)
-    assert f"model.weights {file} is not an Ultralytics checkpoint: " in str(error.value)
+    assert f"weights {file} is not an Ultralytics checkpoint: " in str(error.value)
+
+
+@pytest.mark.parametrize("allow_pickle", [False, True])
+def test_network_of_another_task_is_named(tmp_path: Path, allow_pickle: bool) -> None:
+    file = write(tmp_path / "weights.pt", ClassificationModel("yolov8n-cls.yaml", nc=3, verbose=False))
+    with pytest.raises(UserError, match=r"weights .* must be of a network for detection \(.*\), got Classify") as error:
+        Detector(file, allow_pickle=allow_pickle, device="cpu")
+    assert "pickle" not in str(error.value)
 
 
 def needs_13_terabytes(model: Any) -> None:
@@ -154,7 +163,9 @@ def test_damaged_files_are_refused_in_one_line(make: Callable[[Path], Path], mes
     with pytest.raises(ValueError, match=message) as error:
         open_ultralytics(file, allow_pickle=False)
     assert "\n" not in str(error.value)
-    assert ("--allow_pickle" in str(error.value)) == (message == "is compressed")  # no other case can be loaded with it
+    assert ("set allow_pickle true" in str(error.value)) == (
+        message == "is compressed"
+    )  # no other case can be loaded with it
 
 
 def test_network_of_another_task_is_refused_for_detection(tmp_path: Path) -> None:

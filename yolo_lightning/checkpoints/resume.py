@@ -43,14 +43,21 @@ def checkpoint_to_resume(base: Path, *, exactly: bool = False) -> tuple[Path, di
     return path, damaged
 
 
-def checkpoint_to_evaluate(base: Path) -> Path:
-    """Return the best checkpoint of the newest run; without validation scores the one with the most steps."""
+CHECKPOINT_OPTIONS = (
+    "Set the folder of a run (--trainer.default_root_dir, or --run), or a file (--ckpt_path or --model.weights, or "
+    "--checkpoint)."
+)
+"""How a command gets weights."""
+
+
+def checkpoint_to_evaluate(base: Path, remedy: str = CHECKPOINT_OPTIONS) -> Path:
+    """Return the best checkpoint of the newest run; without validation scores the one with the most steps.
+
+    `remedy` is the end of the message if no run has a checkpoint.
+    """
     folders = run_folder.runs(base)
     if not folders:
-        raise UserError(
-            f"there are no weights: no run folder {base} or {base}-<n> contains a checkpoint. Set the folder of a run "
-            "(--trainer.default_root_dir, or --run), or a file (--ckpt_path or --model.weights, or --checkpoint)."
-        )
+        raise UserError(f"there are no weights: no run folder {base} or {base}-<n> contains a checkpoint. {remedy}")
     if (best := folders[0] / run_files.CHECKPOINTS / run_files.BEST_CHECKPOINT).is_file():
         return best
     return checkpoint_to_resume(base)[0]

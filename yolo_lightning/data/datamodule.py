@@ -320,7 +320,7 @@ class DetectionDataModule(LightningDataModule):
                 f"the checkpoint was made on other training data (fingerprint {saved}, now "
                 f"{self.index('train').fingerprint}): resume with the same {self.dataset_format.name('train')}, "
                 "data.split.train_fraction and data.split.valid_share, or start a new run from its weights with "
-                "--model.weights"
+                "model.weights"
             )
 
     def val_dataloader(self) -> DataLoader[Sample]:

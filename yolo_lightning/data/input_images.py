@@ -15,7 +15,7 @@ from yolo_lightning.data.storage.frames import IMAGE_SUFFIXES, BitDepthError, de
 from yolo_lightning.data.storage.image_header import FrameLimits, unread_parts
 from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.errors import UserError
-from yolo_lightning.utils.paths import user_path
+from yolo_lightning.utils.paths import literal_folders, user_path
 from yolo_lightning.utils.regular_files import read_regular, regular_files
 from yolo_lightning.utils.suggestions import missing
 
@@ -92,7 +92,7 @@ def find_files(sources: Sequence[str]) -> list[Path]:
                 raise UserError(f"{source} must end in one of {', '.join(sorted(SUFFIXES))}.")
             found = [path]
         elif has_magic(source):
-            found = sorted(file for file in map(Path, glob(str(path), recursive=True)) if _is_regular(file))
+            found = sorted(file for file in map(Path, glob(literal_folders(path), recursive=True)) if _is_regular(file))
         else:
             is_stream = "://" in source or source.isdecimal()
             kinds = "does not exist: images and videos must be local files; addresses and cameras are not read"

@@ -14,7 +14,7 @@ from yolo_lightning.errors import UserError
 from yolo_lightning.model.description import MOST_CHANNELS, checked_description
 from yolo_lightning.model.layers import Convolution, arrange, has_one_to_one_branch, image_layers
 from yolo_lightning.model.read_pt import PtFile, read_pt
-from yolo_lightning.model.variants import description_of, is_file_of_user
+from yolo_lightning.model.variants import HEADS, description_of, is_file_of_user
 from yolo_lightning.utils.offline import offline
 from yolo_lightning.utils.paths import user_path
 from yolo_lightning.utils.rank_zero import rank_zero_info, rank_zero_warn
@@ -26,6 +26,7 @@ OWN_SETTINGS = "yolo_lightning"  # key of `NetworkSettings`, as plain Python, in
 INPUT_CHANNELS = 3
 """Input channels of the first weight, as in published weights. `GrayConv2d` also accepts gray images."""
 
+HEAD_MODULE = "ultralytics.nn.modules.head."  # Module of the last layers of Ultralytics' networks
 MIN_MATCHING = 0.5  # share of tensors from a file of weights below which a warning is printed
 
 
@@ -202,11 +203,16 @@ def open_ultralytics(file: Path, *, allow_pickle: bool) -> tuple[dict[str, Any],
         foreign = [name for name in names if name.split(".")[0] not in ("torch", "ultralytics", "numpy", "pathlib")]
         if foreign:
             raise UserError(
-                f"model.weights {file} is a pickle that would run {', '.join(foreign)}; if you trust its origin, "
-                "add --allow_pickle"
+                f"weights {file} is a pickle that would run {', '.join(foreign)}; if you trust its origin, set "
+                "allow_pickle true"
             ) from error
-        remedy = "; if you trust its origin, add --allow_pickle" if names else ""
-        raise UserError(f"model.weights {file} is not an Ultralytics checkpoint: {reason(error)}{remedy}") from error
+        heads = [name.removeprefix(HEAD_MODULE) for name in names if name.startswith(HEAD_MODULE)]
+        if heads and not set(HEADS).intersection(heads):
+            raise UserError(
+                f"weights {file} must be of a network for detection ({' or '.join(HEADS)}), got {heads[0]}"
+            ) from error
+        remedy = "; if you trust its origin, set allow_pickle true" if names else ""
+        raise UserError(f"weights {file} is not an Ultralytics checkpoint: {reason(error)}{remedy}") from error
 
 
 @offline()

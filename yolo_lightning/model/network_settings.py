@@ -163,7 +163,7 @@ def check_same_input(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         if recorded != own:
             raise UserError(
                 f"data.input.{name} must be {recorded}, as in the checkpoint, got {own}: the network was trained on "
-                "other inputs. Start a new run from its weights with --model.weights."
+                "other inputs. Start a new run from its weights with model.weights."
             )
 
 

@@ -1,6 +1,5 @@
 """Job of a supervisor: settings, command lines, progress between two attempts, and the start, also detached."""
 
-import glob
 import json
 import os
 import select
@@ -10,6 +9,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from glob import glob
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NoReturn, Self
@@ -23,6 +23,7 @@ from yolo_lightning.supervision.phase_timeouts import PhaseTimeouts
 from yolo_lightning.supervision.run_disk import saved_steps
 from yolo_lightning.supervision.run_status import SupervisorStatus
 from yolo_lightning.utils import run_files
+from yolo_lightning.utils.paths import literal_folders
 from yolo_lightning.utils.process_identity import started_ticks
 from yolo_lightning.utils.stop_signals import Stopped
 
@@ -155,7 +156,7 @@ def saved_marks(run: Path, job: Job) -> frozenset[int]:
     if not job.any_command:
         return saved_steps(run)
     found = set()
-    for name in glob.glob(job.checkpoints, recursive=True):
+    for name in glob(literal_folders(job.checkpoints), recursive=True):
         try:
             found.add(os.stat(name).st_mtime_ns)
         except OSError:  # replaced meanwhile

@@ -161,5 +161,5 @@ def check_same_optimizer(saved: str | None, optimizer: Optimizer) -> None:
     if saved not in (None, name):
         raise UserError(
             f"model.recipe.optimizer must be {saved}, as in the checkpoint, got {name}; to train with another "
-            "optimizer start a new run from the weights with --model.weights"
+            "optimizer start a new run from the weights with model.weights"
         )

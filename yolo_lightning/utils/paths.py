@@ -1,7 +1,17 @@
 """Paths that a user has written, without errors for what no file system can resolve. Standard library only."""
 
 import os
+from glob import escape
 from pathlib import Path
+
+
+def literal_folders(pattern: str | os.PathLike[str]) -> str:
+    """Return a glob pattern in which the leading folders that exist are taken literally, such as `shots [1]/*.jpg`."""
+    path = Path(pattern)
+    folder = next((parent for parent in path.parents if os.path.isdir(parent)), None)
+    if folder is None:
+        return str(path)
+    return os.path.join(escape(str(folder)), path.relative_to(folder))
 
 
 def user_path(text: str | os.PathLike[str]) -> Path:

@@ -69,7 +69,8 @@ def test_rounding_beyond_the_image_is_tolerated(tmp_path: Path, line: str) -> No
     ("line", "message"),
     [
         ("0 0.5 0.5 0.1", "must have a class and 4 coordinates of a box, or .* got 4 columns"),
-        ("0 0.5 0.5 0.1 0.1 0.9", "must have a class and 4 coordinates of a box, or .* got 6 columns"),
+        ("0 0.5 0.5 0.1 0.1 0.9", "got a sixth column, which is the score in text files of predictions"),
+        ("0 0.5 0.5 0.1 0.1 7", "must have a class and 4 coordinates of a box, or .* got 6 columns"),
         ("0 0.1 0.1 0.2 0.2 0.3 0.3 0.4", "got 8 columns"),
         ("cat 0.5 0.5 0.1 0.1", "columns must be numbers separated by spaces"),
         ("0 0.5 nan 0.1 0.1", "all columns must be finite numbers"),

@@ -84,6 +84,11 @@ def _parsed(words: list[str]) -> tuple[float, ...]:
         row = tuple(float(word) for word in words)
     except ValueError as error:
         raise UserError("the columns must be numbers separated by spaces") from error
+    if len(row) == BOX_COLUMNS + 1 and 0 <= row[-1] <= 1:
+        raise UserError(
+            "a line must have a class and 4 coordinates of a box, got a sixth column, which is the score in text files "
+            "of predictions: remove the score to use predictions as labels"
+        )
     if len(row) != BOX_COLUMNS and (len(row) < 7 or len(row) % 2 == 0):
         raise UserError(
             "a line must have a class and 4 coordinates of a box, or a class and 3 or more points of a polygon, got "

@@ -82,8 +82,8 @@ class BitDepthError(FrameError):
             return "set data.input.pixel_range.mode null (prepare: --bits 8) to read 8-bit images"
         if self.dtype == "uint16" and self.bits == 8:
             return (
-                "set data.input.pixel_range.mode (predict: --pixel_range.mode, prepare: --bits 16) to read 16-bit gray "
-                "images"
+                "set data.input.pixel_range.mode (predict: --pixel_range.mode, Detector: pixel_range, prepare: --bits "
+                "16) to read 16-bit gray images"
             )
         return f"only 8-bit images and 16-bit gray images are supported: {CONVERT}"
 
