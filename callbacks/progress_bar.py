@@ -84,7 +84,7 @@ class RunProgressBar(FitTimer, RichProgressBar):
 
 
 class ProgressLines(FitTimer):
-    """Logs a line of progress at intervals, for output that is not a terminal.
+    """Logs a line of progress at intervals, for output that is not a terminal with cursor control.
 
     Args:
         interval_s: Smallest time between two lines in seconds, >= 0; the end of an epoch is always logged.

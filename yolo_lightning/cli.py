@@ -55,6 +55,7 @@ from yolo_lightning.utils.optional_file import OptionalFile
 from yolo_lightning.utils.plain_text import one_line, printable
 from yolo_lightning.utils.rank_zero import HARMLESS_WARNINGS
 from yolo_lightning.utils.tensorboard import Curves
+from yolo_lightning.utils.terminal import has_cursor_control
 from yolo_lightning.utils.yaml_file import flatten, nested
 
 SWITCH: dict[str, Any] = {"type": bool, "nargs": "?", "const": True, "default": False}
@@ -263,7 +264,7 @@ class YOLOCLI(LightningCLI):
             if isinstance(one, callbacks.HeartbeatFile):
                 one.work_follows = True  # `after_fit`
         if config["enable_progress_bar"] in (None, True) and not any(isinstance(one, ProgressBar) for one in chosen):
-            terminal = sys.stderr.isatty()
+            terminal = has_cursor_control(sys.stderr)
             chosen.append(callbacks.RunProgressBar() if terminal else callbacks.ProgressLines())
             if is_fit:
                 chosen.append(callbacks.EpochTable())

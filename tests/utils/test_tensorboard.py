@@ -53,6 +53,19 @@ def test_after_a_failure_it_waits_before_it_begins_another_file(tmp_path: Path) 
     assert not (tmp_path / "run").exists()
 
 
+def test_steps_that_are_trained_again_replace_those_of_the_killed_process(tmp_path: Path) -> None:
+    for process, losses in enumerate(({9: 5.0, 19: 4.0, 29: 3.0}, {19: 2.0, 29: 1.0})):
+        logger = Curves(tmp_path, name="", version="tensorboard")
+        logger.log_hyperparams({"lr0": 0.01})
+        for step, loss in losses.items():
+            logger.log_metrics({"loss": loss}, step)
+        logger.finalize("success")
+        (written,) = (tmp_path / "tensorboard").glob("events.*")
+        written.rename(tmp_path / f"events.out.tfevents.{process}")  # files are read in the order of their names
+    events = EventAccumulator(str(tmp_path)).Reload().Scalars("loss")
+    assert [(event.step, event.value) for event in events] == [(9, 5.0), (19, 2.0), (29, 1.0)]
+
+
 def test_hyperparameters_have_no_chart(tmp_path: Path) -> None:
     curves = Curves(tmp_path)
     curves.log_hyperparams({"lr0": 0.01})

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.files import write_json
 from yolo_lightning.utils.plain_text import one_line
+from yolo_lightning.utils.terminal import has_cursor_control
 
 MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86400
 LINE_INTERVAL_S = 30.0
@@ -30,7 +31,7 @@ def counter(verb: str, total: int) -> Iterator[Callable[[int], None]]:
         verb: Operation on the items, such as "packed".
         total: Number of items.
     """
-    if sys.stdout.isatty():
+    if has_cursor_control(sys.stdout):
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
         with Progress(*columns, TimeElapsedColumn(), TextColumn("ETA"), TimeRemainingColumn()) as progress:
             task = progress.add_task(verb, total=total)

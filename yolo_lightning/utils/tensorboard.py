@@ -20,6 +20,9 @@ PROBE, PROBE_BYTES = ".probe", 1 << 16
 class Curves(TensorBoardLogger):
     """TensorBoard logger that drops points while they cannot be written, and then creates another file.
 
+    The first step that a process logs begins a session: TensorBoard ignores the points of this and later steps that an
+    earlier process has logged, so that curves do not fold back when steps are trained again after a kill.
+
     After an error in its thread, TensorBoard's writer raises this error forever; the writer is replaced.
     `metrics.csv` contains all points.
     """
@@ -28,6 +31,7 @@ class Curves(TensorBoardLogger):
         super().__init__(*arguments, **{"default_hp_metric": False} | keywords)  # else a chart of -1
         self._file = OptionalFile()
         self._failed_s: float | None = None
+        self._has_begun = False
 
     @property
     @rank_zero_experiment
@@ -47,7 +51,17 @@ class Curves(TensorBoardLogger):
         TensorBoardLogger.experiment.fget(self)  # type: ignore[attr-defined]
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        if step is not None and not self._has_begun:
+            self._write(lambda: self._begin_session(step))
         self._write(lambda: TensorBoardLogger.log_metrics(self, metrics, step))
+
+    def _begin_session(self, step: int) -> None:
+        """Write what `SummaryWriter(purge_step=step)` does; the writer exists before the first step is known."""
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+        start = Event(step=step, session_log=SessionLog(status=SessionLog.START))
+        self.experiment.file_writer.add_event(start)
+        self._has_begun = True
 
     def log_hyperparams(
         self, params: dict[str, Any] | Namespace, metrics: dict[str, Any] | None = None, step: int | None = None

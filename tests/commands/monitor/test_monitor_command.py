@@ -1,6 +1,7 @@
 """The command line of `monitor`."""
 
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -23,6 +24,17 @@ def running(tmp_path: Path) -> Path:
 def test_state_is_printed_once_where_there_is_no_terminal(running: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["monitor", str(running)])
     assert "RUNNING" in capsys.readouterr().out
+
+
+def test_state_is_printed_once_in_a_terminal_without_cursor_control(
+    running: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "dumb")
+    main(["monitor", str(running)])
+    printed = capsys.readouterr().out
+    assert "RUNNING" in printed
+    assert "\x1b" not in printed
 
 
 def test_json_has_all_that_is_known(running: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -110,6 +110,16 @@ def test_what_comes_from_files_is_escaped(tmp_path: Path) -> None:
     Page(text)
 
 
+def test_class_names_of_all_scripts_are_text_without_a_warning(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    text = render(read_contents(make_run(tmp_path / "run", class_names=("人", "größe"))))
+    figure = re.search(r'<svg role="img" aria-label="precision over recall.*?</svg>', text, flags=re.DOTALL)
+    assert figure is not None
+    assert "人" in figure[0]
+    assert not recwarn.list
+
+
 def test_addresses_for_messages_and_passwords_are_not_shown(whole: str) -> None:
     assert "hooks.example" not in whole
     assert "hidden-" not in whole

@@ -15,6 +15,7 @@ from yolo_lightning.commands.monitor.read_run import check_holds_run, read_run
 from yolo_lightning.commands.monitor.run_state import RunState, red_flags
 from yolo_lightning.commands.monitor.screen import buffer_of, screen
 from yolo_lightning.utils.sensors import MachineReader
+from yolo_lightning.utils.terminal import has_cursor_control
 
 INTERVAL_S = 2.0
 FIRST_READING_S, LIVE_READING_S = 5.0, 0.5
@@ -25,7 +26,7 @@ def monitor(run: Path, *, once: bool = False, json: bool = False) -> None:
     """Show the state of a run: phase, speed, ETA, losses, scores, GPU, loader workers, checkpoints, incidents.
 
     Works during a run and after its end. Reads only the run folder, /proc and the sensors. Ctrl-C exits. If the output
-    is not a terminal, the state is shown once.
+    is not a terminal, or one without cursor control (`TERM=dumb`), the state is shown once.
 
     Args:
         run: Run folder.
@@ -36,7 +37,7 @@ def monitor(run: Path, *, once: bool = False, json: bool = False) -> None:
     machine, console = MachineReader(run, INTERVAL_S), Console()
     if json:
         print(json_format.dumps(as_json(read_run(run, machine.latest(FIRST_READING_S))), indent=2))
-    elif once or not sys.stdout.isatty():
+    elif once or not has_cursor_control(sys.stdout):
         console.print(screen(read_run(run, machine.latest(FIRST_READING_S))))
     else:
         # The alternate screen: the previous content of the terminal is restored at the end.

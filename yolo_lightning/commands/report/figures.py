@@ -1,6 +1,7 @@
 """Figures of the report as SVG elements in the colours of the page, light or dark."""
 
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
@@ -250,7 +251,9 @@ def _one_plot(height_inches: float = 2.9) -> tuple[Figure, Axes]:
 def _as_svg(figure: Figure, name: str, title: str) -> str:
     """Return an `<svg>` element with the page's colours. Its ids get the prefix `name`; screen readers read `title`."""
     text = StringIO()
-    FigureCanvasSVG(figure).print_svg(text, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"Glyph .* missing from font")  # the browser has fonts for all scripts
+        FigureCanvasSVG(figure).print_svg(text, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     element = text.getvalue()
     element = element[element.index("<svg") :]
     element = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", element)  # HTML needs no namespaces
