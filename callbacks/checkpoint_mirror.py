@@ -7,7 +7,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.utilities import rank_zero_warn
 
-from yolo_lightning.checkpoints.remote_folder import RemoteFolder, mirror, to_mirror
+from yolo_lightning.checkpoints.remote_folder import RemoteFolder, mirror, remove_suspects, to_mirror
 from yolo_lightning.utils import run_files
 
 POLL_S = 2.0
@@ -21,8 +21,9 @@ class CheckpointMirror(Checkpoint):
     """Copies the newest `step-*.ckpt` and `best.ckpt` of the run folder to a remote folder when they are complete.
 
     A thread of the first rank copies during training; checkpoints that are saved faster than they can be copied are
-    skipped. An unavailable storage is logged once and tried again with the next checkpoint; it never ends the fit. As
-    a `Checkpoint` the callback runs after the callbacks that save on a signal.
+    skipped. An unavailable storage is logged once and tried again with the next checkpoint; it never ends the fit.
+    Copies of checkpoints that were set aside after a wrong result are deleted when a fit starts. As a `Checkpoint` the
+    callback runs after the callbacks that save on a signal.
 
     Args:
         address: Folder in any storage that fsspec supports, such as `s3://bucket/runs`. Checkpoints are copied into a
@@ -39,6 +40,7 @@ class CheckpointMirror(Checkpoint):
         run = Path(trainer.default_root_dir).absolute()
         self._folder, self._remote = run / run_files.CHECKPOINTS, self._mirror.folder(run.name)
         self._tried: dict[Path, bytes] = {}
+        self._may_hold_suspects = True
         self._failed = False
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="checkpoint mirror", daemon=True)
@@ -63,6 +65,9 @@ class CheckpointMirror(Checkpoint):
             return
         self._tried = found
         try:
+            if self._may_hold_suspects:
+                remove_suspects(self._folder, self._remote)
+                self._may_hold_suspects = False
             mirror(found, self._remote)
         except OSError as error:
             if not self._failed:

@@ -60,6 +60,18 @@ def test_checkpoint_before_an_error_is_copied(tmp_path: Path) -> None:
     assert mirrored(tmp_path) == ["step-000000002.ckpt"]
 
 
+def test_copies_of_checkpoints_that_were_set_aside_are_deleted(tmp_path: Path) -> None:
+    """A new machine would resume the copy with the most steps."""
+    fit(tmp_path, LastCheckpoint(1, keep=9), CheckpointMirror(MIRROR), batches=6)
+    folder = tmp_path / "checkpoints"
+    for path in [*folder.glob("step-*[4-6].ckpt"), folder / "last.ckpt"]:
+        path.rename(path.with_name(path.name + ".suspect"))
+    resume = folder / "step-000000003.ckpt"
+    with pytest.raises(Interrupt):
+        fit(tmp_path, LastCheckpoint(1), StopAt(0, 4), CheckpointMirror(MIRROR), batches=6, resume=resume)
+    assert mirrored(tmp_path)[-1] == "step-000000004.ckpt"
+
+
 def test_a_damaged_later_step_does_not_keep_what_replaces_it_from_the_mirror(tmp_path: Path) -> None:
     fit(tmp_path, LastCheckpoint(1, keep=9), batches=6)
     for steps in (5, 6):

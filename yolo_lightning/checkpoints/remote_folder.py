@@ -26,7 +26,8 @@ from yolo_lightning.utils.addresses import redacted, resolved
 from yolo_lightning.utils.files import cache_folder, temporary_prefix
 from yolo_lightning.utils.paths import user_path
 from yolo_lightning.utils.regular_files import read_regular
-from yolo_lightning.utils.run_files import BEST_CHECKPOINT, CHECKSUM_SUFFIX, STEP_CHECKPOINTS
+from yolo_lightning.utils.run_files import BEST_CHECKPOINT, CHECKPOINT_PATTERN, CHECKSUM_SUFFIX, STEP_CHECKPOINTS
+from yolo_lightning.utils.suspect_checkpoints import SUSPECT_SUFFIX
 
 SCHEME = "://"
 LOCAL = f"file{SCHEME}"
@@ -150,6 +151,15 @@ def mirror(paths: Iterable[Path], remote: RemoteFolder) -> None:
             steps = [name for name in matching(remote.names(), STEP_CHECKPOINTS) if name <= path.name]
             for name in steps[:-STEPS_KEPT]:
                 remote.remove(name)
+
+
+def remove_suspects(folder: Path, remote: RemoteFolder) -> None:
+    """Delete the copies of checkpoints that were set aside after a wrong result and not written again."""
+    mirrored = set(remote.names())
+    for path in folder.glob(CHECKPOINT_PATTERN + SUSPECT_SUFFIX):
+        name = path.name.removesuffix(SUSPECT_SUFFIX)
+        if name in mirrored and not (folder / name).exists():
+            remote.remove(name)
 
 
 def fetch_run(remote: RemoteFolder, folder: Path) -> tuple[Path | None, dict[str, str]]:
