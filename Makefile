@@ -3,7 +3,7 @@
 #   PYTHON=path   use an interpreter unchanged, without creating an environment
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-boot test-runs test-all check docs format install environment clean
+.PHONY: help demo test test-boot test-processors test-runs test-all check docs format install environment clean
 
 VENV ?= .venv
 BASE_PYTHON ?= python3
@@ -35,6 +35,15 @@ test-boot: environment ## the quick tests with clocks that start at 0 (Linux, us
 	unshare --user --map-current-user --time --fork --boottime=-$$(cut -d. -f1 /proc/uptime) \
 	  --monotonic=-$$($(PYTHON) -c 'import time; print(int(time.monotonic()))') \
 	  $(PYTHON) -m pytest -n auto --maxprocesses 4 --dist worksteal
+
+# The instruction sets of older processors, and two threads: results may differ by rounding only.
+NUMERIC := tests/conv tests/model tests/training tests/evaluation tests/parity tests/test_golden_loss.py \
+  tests/test_parity.py tests/test_module_convolution.py
+test-processors: environment ## the numeric tests with the instruction sets of older processors, one and two threads
+	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 OMP_NUM_THREADS=1 \
+	  $(PYTHON) -m pytest -q -n 2 --dist worksteal $(NUMERIC)
+	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 OMP_NUM_THREADS=2 \
+	  $(PYTHON) -m pytest -q -n 2 --dist worksteal $(NUMERIC)
 
 test-runs: environment ## complete trainings: faults, resume, every configuration, several processes, exports
 	$(PYTHON) -m pytest -n auto --maxprocesses 4 --dist worksteal -m "whole_run and not slow"
