@@ -62,7 +62,12 @@ from yolo_lightning.training.freezing import Freeze, freeze_parts, keep_norms_fr
 from yolo_lightning.training.guarded_step import GuardedStep, Losses
 from yolo_lightning.training.module_state import ModuleState
 from yolo_lightning.training.nonfinite import GuardSettings, NonFiniteGuard, roll_back
-from yolo_lightning.training.normalization_statistics import StatisticsError, recompute_statistics
+from yolo_lightning.training.normalization_statistics import (
+    StatisticsError,
+    has_single_values,
+    recompute_statistics,
+    running_statistics,
+)
 from yolo_lightning.training.optimizers import (
     AUTO_MOMENTUM,
     apply_settings,
@@ -83,6 +88,10 @@ from yolo_lightning.utils.loop_position import schedule_step, steps_begun
 from yolo_lightning.utils.offline import prefer_fast_find
 from yolo_lightning.utils.rank_zero import print_to_notebook
 
+SINGLE_VALUES = (
+    "a batch of one image as small as the stride has one value per channel in the deepest layers: it is normalized by "
+    "the running statistics (a larger data.image_size avoids this)"
+)
 Evaluation = dict[str, list[Prediction] | list[Target]]
 """Output of a validation or test step: `preds` and `targets`, one per frame."""
 
@@ -299,7 +308,7 @@ class YOLOModule(LightningModule):
             with attempt, self._local_gradients():
                 for part in attempt:
                     enter(Activity.FORWARD)
-                    raw = self.graph(self._training_input(part.images))
+                    raw = self._training_output(part.images)
                     enter(Activity.DEVICE_WAIT)  # the assignment of objects to anchors reads from the device
                     totals, loss_parts = self.detection_loss(raw, part)
                     loss = attempt.weighted(part, totals, loss_parts, self.detection_loss.target_scores)
@@ -542,6 +551,15 @@ class YOLOModule(LightningModule):
         strategy = self.trainer.strategy
         return strategy.block_backward_sync() if isinstance(strategy, DDPStrategy) else nullcontext()
 
+    def _training_output(self, images: Tensor) -> Any:
+        """Return the output of the network in training for images `(B, C, H, W)`."""
+        inputs = self._training_input(images)
+        if not has_single_values(inputs, graph_stride(self.graph)):
+            return self.graph(inputs)
+        rank_zero_warn(SINGLE_VALUES)
+        with running_statistics(self.graph):
+            return self.graph(inputs)
+
     def _training_input(self, images: Tensor) -> Tensor:
         images = self._network_input(images)
         if not self.recipe.multi_scale:
@@ -581,7 +599,9 @@ class YOLOModule(LightningModule):
         """Recompute the running statistics of the weights in the graph from the newest batches of the epoch."""
         loader, missing = self.trainer.train_dataloader, self.recipe.statistics_batches - len(self._newest)
         older = loader.before_start(missing) if missing and isinstance(loader, ResumableLoader) else []
-        images = [*(batch.images.to(self.device) for batch in older), *self._newest]
+        stride = graph_stride(self.graph)
+        newest = [*(batch.images.to(self.device) for batch in older), *self._newest]
+        images = [batch for batch in newest if not has_single_values(batch, stride)]
         try:
             with during(Activity.FORWARD), self.trainer.precision_plugin.val_step_context():
                 inputs = map(self._network_input, images)

@@ -8,7 +8,12 @@ from torch import nn
 
 from yolo_lightning.model.layers import BatchNormSiLU2d
 from yolo_lightning.training import normalization_statistics
-from yolo_lightning.training.normalization_statistics import StatisticsError, recompute_statistics
+from yolo_lightning.training.normalization_statistics import (
+    StatisticsError,
+    has_single_values,
+    recompute_statistics,
+    running_statistics,
+)
 
 
 def network(norm: type[nn.BatchNorm2d] = nn.BatchNorm2d) -> nn.Sequential:
@@ -40,6 +45,30 @@ def test_statistics_are_those_of_a_cumulative_average(norm: type[nn.BatchNorm2d]
     for own, other in ((ours[1], reference[1]), (ours[3], reference[3])):
         torch.testing.assert_close(own.running_mean, other.running_mean)
         torch.testing.assert_close(own.running_var, other.running_var)
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm2d, BatchNormSiLU2d])
+def test_one_value_per_channel_is_normalized_by_the_running_statistics(norm: type[nn.BatchNorm2d]) -> None:
+    trained = network(norm)[:4]
+    statistics = {name: buffer.clone() for name, buffer in trained.named_buffers()}
+    image = batches(1)[0][:1, :, :3, :3]
+    with pytest.raises(ValueError, match="more than 1 value per channel"):
+        deepcopy(trained).train()(image)
+    trained.train()
+    with running_statistics(trained):
+        output = trained(image)
+    assert all(layer.training for layer in trained)
+    assert all(torch.equal(buffer, statistics[name]) for name, buffer in trained.named_buffers())
+    torch.testing.assert_close(output, deepcopy(trained).eval()(image))
+    output.sum().backward()
+    assert trained[0].weight.grad is not None
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"), [((1, 3, 32, 32), True), ((2, 3, 32, 32), False), ((1, 3, 32, 64), False)]
+)
+def test_inputs_with_one_value_per_channel(shape: tuple[int, ...], expected: bool) -> None:
+    assert has_single_values(torch.zeros(shape), 32) == expected
 
 
 def test_nothing_else_changes() -> None:

@@ -24,12 +24,12 @@ from yolo_lightning.detector import arranged_network
 from yolo_lightning.errors import UserError
 from yolo_lightning.evaluation.score_table import score_text
 from yolo_lightning.model.graph import network_input
-from yolo_lightning.model.layers import Convolution, FoldedGraph
+from yolo_lightning.model.layers import Convolution, FoldedGraph, graph_stride
 from yolo_lightning.model.network_settings import NetworkSettings
 from yolo_lightning.module import YOLOModule
 from yolo_lightning.supervision import heartbeat
 from yolo_lightning.supervision.heartbeat import Phase
-from yolo_lightning.training.normalization_statistics import recompute_statistics
+from yolo_lightning.training.normalization_statistics import has_single_values, recompute_statistics
 from yolo_lightning.utils.accelerator import chosen_device
 from yolo_lightning.utils.choices import check_range
 from yolo_lightning.utils.paths import real_path, user_path
@@ -106,7 +106,9 @@ def apply(
     """
     usual, names, known = network_for(data, file, device, conv_backend)
     graph, used = arranged_network(file, device, conv_backend), [0]
-    if not recompute_statistics(graph, _training_inputs(data, images, device, used)):
+    inputs = _training_inputs(data, images, device, used)
+    stride = graph_stride(graph)
+    if not recompute_statistics(graph, (batch for batch in inputs if not has_single_values(batch, stride))):
         raise UserError(f"{file}: the network has no batch normalization with running statistics")
     new = {f"{PREFIX}{name}": one.cpu() for name, one in graph.state_dict().items() if name.endswith(STATISTICS)}
     checkpoint = load_checkpoint(file)

@@ -5,7 +5,8 @@ still changing; with `EMA`, they are averaged once more. Source of the method: "
 Johnson 2021, arXiv 2105.07576, section 3, PreciseBN).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,31 @@ class StatisticsError(RuntimeError):
 
 
 COUNTER = "num_batches_tracked"
+
+
+def has_single_values(images: Tensor, stride: int) -> bool:
+    """Return whether the deepest layers have one value per channel, without a variance, for inputs `(B, C, H, W)`."""
+    return len(images) == 1 and max(images.shape[-2:]) <= stride
+
+
+@contextmanager
+def running_statistics(network: nn.Module) -> Iterator[None]:
+    """Normalize by the running statistics in training, too, and keep them.
+
+    Layers that are synchronized over ranks are not changed, because they have a value of each rank.
+    """
+    layers = [
+        layer
+        for layer in network.modules()
+        if isinstance(layer, _BatchNorm) and layer.training and not isinstance(layer, nn.SyncBatchNorm)
+    ]
+    for layer in layers:
+        layer.eval()
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.train()
 
 
 @torch.no_grad()
