@@ -178,7 +178,7 @@ def test_yolo_images_once_and_regular(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "labels" / "a.txt")
     (tmp_path / "data.yaml").write_text("train: images\nnames: [a]\n")
     split = YoloSplit(read_description(tmp_path), "train")
-    assert split.files == [str(tmp_path / "images" / "a.jpg")]
+    assert split.files.images == [str(tmp_path / "images" / "a.jpg")]
     with pytest.raises(ValueError, match=r"a\.txt: cannot be read: not a regular file"):
         split.read()
 

@@ -113,12 +113,15 @@ def _image_list(folder: Path) -> Target:
 def pictures() -> list[bytes]:
     import cv2
     import numpy as np
+    from PIL import Image
 
     coarse = np.random.default_rng(0).integers(0, 256, (6, 8), dtype=np.uint8)
     pixels = cv2.resize(coarse, (32, 24), interpolation=cv2.INTER_CUBIC)
-    suffixes = (".jpg", ".png", ".bmp", ".tif", ".webp")
-    found = [cv2.imencode(suffix, pixels)[1].tobytes() for suffix in suffixes]
-    return [*found, cv2.imencode(".tif", pixels.astype(np.float32))[1].tobytes()]
+    suffixes = (".jpg", ".png", ".bmp", ".tif", ".webp", ".pgm")
+    contents = [cv2.imencode(suffix, pixels)[1].tobytes() for suffix in suffixes]
+    gif = io.BytesIO()
+    Image.fromarray(pixels).save(gif, "GIF")
+    return [*contents, gif.getvalue(), cv2.imencode(".tif", pixels.astype(np.float32))[1].tobytes()]
 
 
 def image(folder: Path) -> Target:

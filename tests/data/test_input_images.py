@@ -32,7 +32,9 @@ def album(tmp_path: Path) -> Path:
 
 
 def test_folder_counts_with_all_below_it(album: Path) -> None:
-    assert [path.relative_to(album).as_posix() for path in find_files([str(album)])] == [
+    with pytest.warns(UserWarning, match=r"left out 1 files with other suffixes \(1 \.txt\), such as .*notes\.txt"):
+        files = find_files([str(album)])
+    assert [path.relative_to(album).as_posix() for path in files] == [
         "a.PNG",
         "b.png",
         "deep/c.png",
@@ -44,6 +46,18 @@ def test_folder_counts_with_all_below_it(album: Path) -> None:
 def test_sources_keep_their_order_and_count_once(album: Path) -> None:
     found = find_files([str(album / "gray.png"), str(album / "*.png"), str(album / "**" / "c.png")])
     assert [path.name for path in found] == ["gray.png", "b.png", "c.png"]
+
+
+def test_matches_of_a_pattern_that_are_no_pictures_are_counted(album: Path) -> None:
+    with pytest.warns(UserWarning, match=r"1 files with other suffixes \(1 \.txt\).*1 folders \(name the folder"):
+        files = find_files([str(album / "*")])
+    assert [path.name for path in files] == ["a.PNG", "b.png", "film.mp4", "gray.png"]
+
+
+def test_links_are_pictures_and_spellings_are_not(album: Path) -> None:
+    (album / "deep" / "link.png").symlink_to("c.png")
+    files = find_files([str(album / "deep"), str(album / "deep" / ".." / "deep" / "c.png")])
+    assert [path.name for path in files] == ["c.png", "link.png"]
 
 
 @pytest.mark.parametrize(
@@ -131,7 +145,8 @@ def test_long_names_and_other_files_than_regular_ones(tmp_path: Path) -> None:
     (tmp_path / "zero.jpg").symlink_to("/dev/zero")
     (tmp_path / "loop").symlink_to(tmp_path)
     os.mkfifo(tmp_path / "pipe.jpg")
-    assert [file.name for file in find_files([str(tmp_path)])] == ["x" * 250 + ".jpg"]
+    with pytest.warns(UserWarning, match=r"left out 2 pipes, devices or sockets, such as .*pipe\.jpg; 1 links to"):
+        assert [file.name for file in find_files([str(tmp_path)])] == ["x" * 250 + ".jpg"]
     (path,) = result_paths([str(tmp_path)], tmp_path / "out")
     path.touch()
     assert shortened("人" * 70, 200) == "人" * 66

@@ -1,12 +1,14 @@
-"""Only regular files are read, and each one once."""
+"""Only regular files are read, and everything below a folder is listed."""
 
 import os
+import time
 import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from yolo_lightning.utils.regular_files import read_regular, regular_files
+from yolo_lightning.utils.regular_files import file_stamp, list_folder, read_regular
 
 
 def test_fifo_and_device_are_refused_at_once(tmp_path: Path) -> None:
@@ -25,25 +27,73 @@ def test_large_file_is_not_read(tmp_path: Path) -> None:
     assert read_regular(tmp_path / "small", 100) == b"x" * 100
 
 
-def test_each_real_file_is_listed_once(tmp_path: Path) -> None:
-    inner = tmp_path / "images" / "inner"
+def test_file_is_listed_under_each_of_its_names(tmp_path: Path) -> None:
+    images = tmp_path / "images"
+    inner = images / "inner"
     inner.mkdir(parents=True)
-    for number in range(3):
-        (inner / f"{number}.jpg").touch()
+    (inner / "0.jpg").touch()
     (tmp_path / "outside.jpg").touch()
-    (inner / "loop").symlink_to(tmp_path / "images")
-    (tmp_path / "images" / "again").symlink_to(inner)
-    (inner / "link.jpg").symlink_to(inner / "0.jpg")
+    (images / "again").symlink_to(inner)
+    (inner / "link.jpg").symlink_to("0.jpg")
     (inner / "link1.jpg").symlink_to(tmp_path / "outside.jpg")
-    (inner / "link2.jpg").symlink_to(tmp_path / "outside.jpg")
     (inner / "broken.jpg").symlink_to(tmp_path / "nothing.jpg")
-    (inner / "zero.jpg").symlink_to("/dev/zero")
-    os.link(inner / "1.jpg", inner / "hard.jpg")
-    os.mkfifo(inner / "pipe.jpg")
-    (tmp_path / "images" / ".hidden").mkdir()
-    (tmp_path / "images" / ".hidden" / "a.jpg").touch()
-    found = sorted(Path(path).name for path in regular_files(tmp_path / "images"))
-    assert found == ["0.jpg", "1.jpg", "2.jpg", "hard.jpg", "link1.jpg"]
+    os.link(inner / "0.jpg", inner / "hard.jpg")
+    content = list_folder(images)
+    names = ["0.jpg", "broken.jpg", "hard.jpg", "link.jpg", "link1.jpg"]
+    assert sorted(content.files()) == [str(images / folder / name) for folder in ("again", "inner") for name in names]
+    linked = {str(inner / name) for name in ("broken.jpg", "link.jpg", "link1.jpg")}
+    assert content.linked == linked | {str(images / "again" / name) for name in names}
+
+
+def test_everything_else_is_listed_by_what_it_is(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    (folder / ".hidden").mkdir(parents=True)
+    (folder / ".hidden" / "a.jpg").touch()
+    (folder / "._a.jpg").touch()
+    (folder / "up").symlink_to(tmp_path)
+    (folder / "circle.jpg").symlink_to("circle.jpg")
+    (folder / "zero.jpg").symlink_to("/dev/zero")
+    os.mkfifo(folder / "pipe.jpg")
+    content = list_folder(folder)
+    assert list(content.files()) == [str(folder / "circle.jpg")]
+    assert content.hidden_files == [str(folder / "._a.jpg")]
+    assert content.hidden_folders == [str(folder / ".hidden")]
+    assert content.special == [str(folder / "pipe.jpg"), str(folder / "zero.jpg")]
+    assert content.unfollowed == [str(folder / "up")]
+
+
+def test_links_among_folders_end(tmp_path: Path) -> None:
+    folders = [tmp_path / f"{number:02d}" for number in range(12)]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "a.jpg").touch()
+        for other in folders:
+            (folder / f"to-{other.name}").symlink_to(other)
+    assert len(set(list_folder(tmp_path).files())) < 3000
+
+
+def test_folder_without_permission_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def scan(path: str) -> Iterator[os.DirEntry[str]]:
+        if path.endswith("closed"):
+            raise PermissionError(13, "Permission denied")
+        return scandir(path)
+
+    scandir = os.scandir
+    (tmp_path / "closed").mkdir()
+    monkeypatch.setattr(os, "scandir", scan)
+    assert list_folder(tmp_path).closed == [str(tmp_path / "closed")]
+
+
+def test_stamp_changes_with_the_content(tmp_path: Path) -> None:
+    file = tmp_path / "a.txt"
+    file.write_text("0")
+    os.utime(file, ns=(1, 1))
+    first = file_stamp(file)
+    assert file_stamp(file) == first
+    time.sleep(0.02)  # longer than the resolution of the clock of a file system
+    file.write_text("1")
+    os.utime(file, ns=(1, 1))
+    assert file_stamp(file) != first
 
 
 def test_limit_is_not_reserved_in_memory(tmp_path: Path) -> None:

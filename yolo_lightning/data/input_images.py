@@ -11,16 +11,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from yolo_lightning.data.left_out_files import counted, other_files, suffix, unusable_files
 from yolo_lightning.data.storage.frames import IMAGE_SUFFIXES, BitDepthError, decode_frame
 from yolo_lightning.data.storage.image_header import FrameLimits, unread_parts
 from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.errors import UserError
-from yolo_lightning.utils.paths import literal_folders, user_path
-from yolo_lightning.utils.regular_files import read_regular, regular_files
+from yolo_lightning.utils.paths import literal_folders, plain_path, user_path
+from yolo_lightning.utils.rank_zero import rank_zero_warn
+from yolo_lightning.utils.regular_files import FolderContent, list_folder, read_regular
 from yolo_lightning.utils.suggestions import missing
 
 VIDEO_SUFFIXES = frozenset({".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm", ".wmv"})
 SUFFIXES = IMAGE_SUFFIXES | VIDEO_SUFFIXES
+READ = ", ".join(sorted(SUFFIXES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,40 +83,62 @@ def find_files(sources: Sequence[str]) -> list[Path]:
     """Return the image and video files of `sources` without duplicates, in the given order.
 
     Sources are files, glob patterns such as `frames/**/*.jpg`, or folders, which are searched recursively. The files of
-    a folder or pattern are sorted by name.
+    a folder or pattern are sorted by name. A warning per source counts the files that are left out.
     """
-    files: dict[Path, None] = {}
+    files: dict[str, Path] = {}
     for source in sources:
         path = user_path(source)
+        left_out: list[str] = []
         if os.path.isdir(path) and source:
-            found = sorted(file for file in map(Path, regular_files(path)) if _is_known(file))
+            selected, left_out = _selected(list_folder(path))
         elif os.path.isfile(path):
-            if not _is_known(path):
-                raise UserError(f"{source} must end in one of {', '.join(sorted(SUFFIXES))}.")
-            found = [path]
+            if suffix(source) not in SUFFIXES:
+                raise UserError(f"{source} must end in one of {READ}.")
+            selected = [path]
         elif has_magic(source):
-            found = sorted(file for file in map(Path, glob(literal_folders(path), recursive=True)) if _is_regular(file))
+            selected, left_out = _of_pattern(path)
         else:
             is_stream = "://" in source or source.isdecimal()
             kinds = "does not exist: images and videos must be local files; addresses and cameras are not read"
             raise UserError(f"{source or repr(source)} {kinds if is_stream else missing(path)}")
-        if not found:
-            raise UserError(f"{source} contains no file that ends in {', '.join(sorted(SUFFIXES))}.")
-        files |= dict.fromkeys(found)
-    return list(files)
+        if not selected:
+            reason = f" It contains {'; '.join(left_out)}" if left_out else ""
+            raise UserError(f"{source} contains no file that ends in {READ}.{reason}")
+        if left_out:
+            rank_zero_warn(f"{source}: left out {'; '.join(left_out)}. Read are {READ}")
+        for file in selected:
+            files.setdefault(plain_path(file), file)
+    return list(files.values())
+
+
+def _selected(content: FolderContent) -> tuple[list[Path], list[str]]:
+    """Return the images and videos of a folder, sorted by name, and the lines about all other files."""
+    selected = sorted(Path(file) for file in content.files() if suffix(file) in SUFFIXES)
+    others = [file for file in content.files() if suffix(file) not in SUFFIXES]
+    return selected, [*other_files(others), *unusable_files([content], SUFFIXES)]
+
+
+def _of_pattern(pattern: Path) -> tuple[list[Path], list[str]]:
+    """Return the images and videos that match a glob pattern, sorted by name, and the lines about all other matches."""
+    content = FolderContent()
+    folders = []
+    for path in sorted(glob(literal_folders(pattern), recursive=True)):
+        if os.path.isdir(path):
+            folders.append(path)
+        elif os.path.exists(path) and not os.path.isfile(path):
+            content.special.append(path)
+        else:
+            folder, name = os.path.split(path)
+            content.names.setdefault(folder, []).append(name)
+    selected, left_out = _selected(content)
+    if folders and "**" not in pattern.parts:
+        left_out.append(counted(len(folders), "folders (name the folder itself to read its files)", folders[0]))
+    return selected, left_out
 
 
 def absolute(path: Path) -> Path:
     """Return the absolute path without `..`; links are not followed."""
     return Path(os.path.abspath(path))
-
-
-def _is_regular(path: Path) -> bool:
-    return _is_known(path) and os.path.isfile(path)
-
-
-def _is_known(path: Path) -> bool:
-    return path.suffix.lower() in SUFFIXES
 
 
 def read_pictures(path: Path, ranges: PixelRange | None = None) -> Iterator[InputImage]:

@@ -33,3 +33,16 @@ def shortened(name: str, most_bytes: int) -> str:
 def real_path(path: Path) -> Path:
     """Return the absolute path without symbolic links; a loop of links, an error in `Path.resolve`, stays as it is."""
     return Path(os.path.realpath(path))
+
+
+def plain_path(path: str | os.PathLike[str]) -> str:
+    """Return the absolute path without `.` and `..`; behind a link to a folder, `..` is the parent of its target.
+
+    Other links are kept, so that a file has a path for each of its links.
+    """
+    absolute = os.path.join(os.getcwd(), os.fspath(path))
+    folder, name = os.path.split(absolute)
+    plain = os.path.normpath(absolute)
+    if os.pardir not in folder.split(os.sep) or os.path.realpath(os.path.dirname(plain)) == os.path.realpath(folder):
+        return plain
+    return os.path.join(os.path.realpath(folder), name)

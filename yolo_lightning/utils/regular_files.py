@@ -7,6 +7,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
@@ -32,43 +33,95 @@ def read_regular(path: Path | str, most_bytes: int = LARGEST_BYTES) -> bytes:
         return file.read(size)  # not most_bytes, for which Python would allocate the memory
 
 
-def regular_files(folder: Path | str) -> Iterator[str]:
-    """Yield the path of each regular file below a folder once, without hidden files and folders.
+def file_stamp(path: Path | str) -> tuple[int, int, int, int]:
+    """Return what changes with the content of a file: bytes, times of change of content and inode in ns, inode.
 
-    Symbolic links are followed, but a folder or file that was found before is not visited again, so that a link to a
-    parent folder ends. A file is found by its own name before the links to it in the same or in deeper folders.
+    Tools such as `rsync -t`, `unzip` and `git-restore-mtime` set the time of the content, but not that of the inode.
+
+    Raises:
+        OSError: If there is no such file.
     """
-    waiting = [os.fspath(folder)]
-    visited: set[str] = set()
-    links: list[str] = []
-    found: set[str] = set()  # real paths of the targets of links
-    real_folders: set[tuple[str, str]] = set()
-    for place in waiting:
-        real = os.path.realpath(place)
-        if real in visited:
-            continue
-        visited.add(real)
+    status = os.stat(path)
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
+
+
+@dataclass(frozen=True, slots=True)
+class FolderContent:
+    """Paths of everything below a folder, by what it is."""
+
+    names: dict[str, list[str]] = field(default_factory=dict)  # Names of the files in each folder, see `files`
+    linked: set[str] = field(default_factory=set)  # Those of `files` that are links, or are below a linked folder
+    hidden_files: list[str] = field(default_factory=list)  # Files whose name begins with a dot
+    hidden_folders: list[str] = field(default_factory=list)
+    special: list[str] = field(default_factory=list)  # Pipes, devices and sockets
+    closed: list[str] = field(default_factory=list)  # Folders that this user must not list
+    unfollowed: list[str] = field(default_factory=list)  # Links to folders that would never end
+
+    def files(self) -> Iterator[str]:
+        """Yield the path of each regular file, of each link to one, and of each link without a target."""
+        for folder, names in self.names.items():
+            for name in names:
+                yield os.path.join(folder, name)
+
+
+def list_folder(folder: Path | str) -> FolderContent:
+    """Return everything below a folder; hidden folders are not entered.
+
+    Links are followed, so that files are listed once under each of their names. A link to a folder that contains it is
+    not followed, and neither is a second link to the same folder below a linked folder: links among folders would
+    otherwise give an exponential number of paths.
+
+    Raises:
+        OSError: If a folder cannot be listed for another reason than its permissions, such as a lost connection.
+    """
+    content = FolderContent()
+    start = os.fspath(folder)
+    reached = {os.path.realpath(start)}
+    # Path of a folder, its real path, and the real paths of the folders with the links on the way to it.
+    waiting: list[tuple[str, str, tuple[str, ...]]] = [(start, os.path.realpath(start), ())]
+    for path, real, jumps in waiting:
         try:
-            with os.scandir(place) as entries:
-                listed = sorted(entries, key=lambda entry: entry.name)
-        except OSError:
+            with os.scandir(path) as scanned:
+                entries = sorted(scanned, key=lambda entry: entry.name)
+        except PermissionError:
+            content.closed.append(path)
             continue
-        for entry in listed:
+        except FileNotFoundError:  # deleted since its parent was listed
+            continue
+        names = content.names.setdefault(path, [])
+        for entry in entries:
+            is_link = entry.is_symlink()
+            if _is_file(entry):
+                if entry.name.startswith("."):
+                    content.hidden_files.append(entry.path)
+                    continue
+                names.append(entry.name)
+                if is_link or jumps:
+                    content.linked.add(entry.path)
+                continue
+            if not entry.is_dir():
+                content.special.append(entry.path)
+                continue
             if entry.name.startswith("."):
+                content.hidden_folders.append(entry.path)
                 continue
-            try:
-                if entry.is_dir():
-                    waiting.append(entry.path)
-                elif entry.is_symlink():
-                    links.append(entry.path)
-                elif entry.is_file():
-                    real_folders.add((real, entry.name))
-                    yield entry.path
-            except OSError:
-                continue
-    for link in links:
-        target = os.path.realpath(link)
-        if target in found or os.path.split(target) in real_folders or not os.path.isfile(target):
-            continue
-        found.add(target)
-        yield link
+            target = os.path.join(real, entry.name)
+            next_jumps = jumps
+            if is_link:
+                target = os.path.realpath(entry.path)
+                next_jumps = (*jumps, real)
+                is_circle = any(f"{place}{os.sep}".startswith(f"{target}{os.sep}") for place in next_jumps)
+                if is_circle or (jumps and target in reached):
+                    content.unfollowed.append(entry.path)
+                    continue
+            reached.add(target)
+            waiting.append((entry.path, target, next_jumps))
+    return content
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    """Return whether an entry is a regular file, a link to one, or a link without a target."""
+    try:
+        return entry.is_file() or not (entry.is_dir() or os.path.exists(entry.path))
+    except OSError:  # links in a circle
+        return True

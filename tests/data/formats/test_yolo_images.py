@@ -12,22 +12,30 @@ from yolo_lightning.data.formats import yolo
 from yolo_lightning.data.formats.yolo import ORIENTATION, YoloSplit, image_shape
 from yolo_lightning.data.formats.yolo_description import read_description
 from yolo_lightning.data.input_images import find_files, read_pictures
+from yolo_lightning.data.storage import image_header, pillow_images
 from yolo_lightning.data.storage.folder_frames import ImageFiles
-from yolo_lightning.data.storage.frames import IMAGE_SUFFIXES, decode_frame
+from yolo_lightning.data.storage.frames import IMAGE_SUFFIXES, BitDepthError, FrameError, decode_frame
+from yolo_lightning.data.storage.image_header import FrameLimits
+from yolo_lightning.data.storage.pillow_images import reads_heif
 
 FORMATS = {
     **{"jpg": "JPEG", "jpeg": "JPEG", "mpo": "MPO", "png": "PNG", "bmp": "BMP", "tif": "TIFF", "tiff": "TIFF"},
-    **{"webp": "WEBP", "jp2": "JPEG2000"},
+    **{"webp": "WEBP", "jp2": "JPEG2000", "jpe": "JPEG", "jfif": "JPEG", "jif": "JPEG", "dib": "BMP", "gif": "GIF"},
+    **dict.fromkeys(("pbm", "pgm", "pnm", "ppm"), "PPM"),
 }
 if features.check("avif"):  # Pillow >= 11.3 can write AVIF
     FORMATS["avif"] = "AVIF"
+if reads_heif():
+    from pillow_heif import from_pillow
+OPTIONAL = {".avif", ".heic", ".heif"}
+MODES = {"pbm": "1", "pgm": "L"}
 TURNABLE = ("jpg", "png", "tif", "webp")
 HEIGHT, WIDTH = 20, 30
 
 
 def write(path: Path, orientation: int | None = None, mode: str = "RGB") -> Path:
     pixels = np.random.default_rng(0).integers(0, 256, (HEIGHT, WIDTH, 3), dtype=np.uint8)
-    image = Image.fromarray(pixels).convert(mode)
+    image = Image.fromarray(pixels).convert(MODES.get(path.suffix[1:], mode))
     options: dict[str, Any] = {}
     if path.suffix == ".mpo":  # two images, of which the first is used
         options = {"save_all": True, "append_images": [Image.fromarray(255 - pixels)]}
@@ -40,7 +48,7 @@ def write(path: Path, orientation: int | None = None, mode: str = "RGB") -> Path
 
 
 def test_every_format_that_is_trained_on_is_predicted_with_equal_pixels(tmp_path: Path) -> None:
-    assert {f".{suffix}" for suffix in FORMATS} | {".avif"} == IMAGE_SUFFIXES
+    assert {f".{suffix}" for suffix in FORMATS} | OPTIONAL == IMAGE_SUFFIXES
     (tmp_path / "images").mkdir()
     files = sorted(write(tmp_path / "images" / f"a-{suffix}.{suffix}") for suffix in FORMATS)
     file = tmp_path / "data.yaml"
@@ -87,3 +95,50 @@ def test_image_with_damaged_exif_data_is_decoded(tmp_path: Path, monkeypatch: py
     path = write(tmp_path / "a.jpg", 6)
     monkeypatch.setattr(Image.Image, "getexif", refuse)
     assert image_shape(path) == (WIDTH, HEIGHT)
+
+
+def test_first_frame_of_a_gif_is_read(tmp_path: Path) -> None:
+    frames = [Image.new("RGB", (WIDTH, HEIGHT), colour) for colour in ("red", "blue")]
+    frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:])
+    content = (tmp_path / "a.gif").read_bytes()
+    assert decode_frame(content, "a.gif", 3).reshape(-1, 3).max(axis=0).tolist() == [255, 0, 0]
+    assert np.unique(decode_frame(content, "a.gif")).tolist() == [76]  # the gray level of red in OpenCV
+    with pytest.raises(BitDepthError):
+        decode_frame(content, "a.gif", limits=FrameLimits(bits=16))
+    with pytest.raises(FrameError, match=r"a\.gif: the header claims 30 x 20 pixels"):
+        decode_frame(content, "a.gif", limits=FrameLimits(max_pixels=599))
+    with pytest.raises(FrameError, match=r"a\.gif: not an image that can be decoded"):
+        decode_frame(content[:30], "a.gif", 3)
+
+
+HEIC_START = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic"
+
+
+def test_missing_decoder_of_heic_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pillow_images, "reads_heif", lambda: False)
+    monkeypatch.setattr(image_header, "reads_heif", lambda: False)
+    monkeypatch.setattr(yolo, "reads_heif", lambda: False)
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "a.HEIC").write_bytes(HEIC_START + bytes(100))
+    with pytest.raises(FrameError, match=r"pip install 'yolo-lightning\[heic\]'"):
+        ImageFiles(tmp_path, 3).read("images/a.HEIC")
+    (tmp_path / "data.yaml").write_text("train: images\nval: images\nnames: [cat]\n")
+    split = YoloSplit(read_description(tmp_path / "data.yaml"), "train")
+    state = split.state()
+    assert f"1 of them are HEIC images, such as {tmp_path}/images/a.HEIC: HEIC images are read with pillow-heif: " in (
+        "\n".join(split.read().facts.notes)
+    )
+    monkeypatch.setattr(yolo, "reads_heif", lambda: True)
+    assert YoloSplit(read_description(tmp_path / "data.yaml"), "train").state() != state
+
+
+@pytest.mark.skipif(not reads_heif(), reason="requires pillow-heif")
+@pytest.mark.parametrize("name", ["a.heic", "a.HEIF", "a.jpg"])
+def test_heic_is_read(tmp_path: Path, name: str) -> None:
+    pixels = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
+    pixels[:, : WIDTH // 2] = 200, 40, 40
+    from_pillow(Image.fromarray(pixels)).save(tmp_path / name, quality=95)
+    assert image_shape(tmp_path / name) == (HEIGHT, WIDTH)
+    (picture,) = read_pictures(tmp_path / name)
+    assert np.abs(picture.pixels.astype(int) - pixels).mean() < 8
+    assert np.array_equal(ImageFiles(tmp_path, 3).read(name), picture.pixels)

@@ -1,5 +1,6 @@
 """Result of every annotation reader: a split as flat arrays, with its boxes clipped to their frames."""
 
+import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -93,7 +94,7 @@ def still_images(
         labels=labels[kept].astype(np.int8 if len(classes) <= 128 else np.int16),
         months=np.zeros(count, dtype=np.int32),
         clips=np.arange(count, dtype=np.int32),
-        clip_names=names,
+        clip_names=encoded(location_free(file_names)),
         positions_in_clip=np.zeros(count, dtype=np.int32),
         temperatures=np.full(count, np.nan, dtype=np.float32),
         facts=SplitFacts(
@@ -111,6 +112,19 @@ def still_images(
 
 def encoded(texts: Iterable[str]) -> npt.NDArray[np.bytes_]:
     return np.array([text.encode() for text in texts], dtype=np.bytes_)
+
+
+def location_free(names: Sequence[str]) -> list[str]:
+    """Return the names, with absolute paths relative to the folder that contains all of them and a leading `/`.
+
+    Such names are equal for a dataset that was moved.
+    """
+    absolute_names = [name for name in names if name.startswith("/")]
+    if not absolute_names:
+        return list(names)
+    ends = (min(absolute_names), max(absolute_names))  # All names between them begin as both of them do
+    common_folder = os.path.commonpath([os.path.dirname(name) for name in ends]).rstrip("/")
+    return [name.removeprefix(common_folder) if name.startswith("/") else name for name in names]
 
 
 def distinct_names(names: Mapping[int, str]) -> dict[int, str]:

@@ -1,11 +1,9 @@
 """YOLO datasets: images in folders or lists, a label file per image, and a `data.yaml` with the splits."""
 
-import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +13,26 @@ from yolo_lightning.data.formats.annotations import Annotations, still_images
 from yolo_lightning.data.formats.dataset_format import DatasetFormat, DatasetSettings, Files
 from yolo_lightning.data.formats.frame_checks import named
 from yolo_lightning.data.formats.yolo_description import DataDescription, Key, read_description
+from yolo_lightning.data.formats.yolo_files import find_split_files
 from yolo_lightning.data.formats.yolo_labels import NO_LABELS, Labels, read_labels
 from yolo_lightning.data.index.split_index import SplitIndex, open_packed
 from yolo_lightning.data.index.splits import Split
+from yolo_lightning.data.left_out_files import counted, suffix
 from yolo_lightning.data.storage.folder_frames import ImageFiles
-from yolo_lightning.data.storage.frames import IMAGE_SUFFIXES, Channels, FrameError, decode_frame
-from yolo_lightning.data.storage.image_header import FrameLimits, open_image
+from yolo_lightning.data.storage.frames import Channels, FrameError, decode_frame
+from yolo_lightning.data.storage.image_header import TURNED, FrameLimits
+from yolo_lightning.data.storage.pillow_images import HEIF_SUFFIXES, NEEDS_HEIF, open_image, reads_heif
 from yolo_lightning.data.storage.storage import Storage, StorageKind
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.paths import user_path
 from yolo_lightning.utils.plain_text import one_line
-from yolo_lightning.utils.regular_files import open_regular, read_regular, regular_files
-
-IMAGES, LABELS = f"{os.sep}images{os.sep}", f"{os.sep}labels{os.sep}"
+from yolo_lightning.utils.regular_files import open_regular, read_regular
 
 UNKNOWN_SHAPE = (1, 1)  # Height and width of a damaged image, which is counted as a bad frame when its pixels are read
-LARGEST_LIST = 1 << 30  # Bytes of a list of images
 SPLIT_FILES = ("train", "valid", "test", "predict")  # Names of `Files` that a data.yaml replaces
 READERS = 8  # Number of threads that read label files and headers: they mostly wait for the disk
 
 ORIENTATION = 0x0112  # EXIF tag of the camera's orientation
-TURNED = frozenset({5, 6, 7, 8})  # Orientations that exchange rows and columns
 
 
 class YoloFormat(DatasetFormat):
@@ -94,7 +91,7 @@ class YoloFormat(DatasetFormat):
 
 
 class YoloSplit:
-    """Images and labels of one split of a `data.yaml`; `files` are absolute, sorted and unique."""
+    """Images and labels of one split of a `data.yaml`."""
 
     def __init__(
         self,
@@ -105,37 +102,20 @@ class YoloSplit:
         self.description = description
         self.limits = limits
         self.key = key
-        places = description.places(key)
-        files = (file for place in places for file in _files_at(place, description.root))
-        images = [file for file in files if suffix(file) in IMAGE_SUFFIXES]
-        if not images:
-            raise UserError(
-                f"{description.file}: no images for '{key}' in {', '.join(map(str, places))} (formats: "
-                f"{', '.join(sorted(IMAGE_SUFFIXES))})"
-            )
-        self.files = sorted(set(images))
-        if not limits.outside_root:
-            _refuse_outside(description, places, self.files)
-        for file in self.files:
-            if file.encode(errors="replace") != file.encode(errors="surrogateescape"):
-                raise UserError(f"{description.file}: the name of the image {file!r} is not UTF-8")
-        self.repeated = len(images) - len(self.files)
+        self.files = find_split_files(description, key, outside_root=limits.outside_root)
 
     def state(self) -> dict[str, Any]:
-        """Return the description, and a hash of name, size and modification time of all files.
+        """Return the description, and a hash of name, size, times and inode of all files.
 
         An index is current as long as they are unchanged.
         """
-        content = sha256()
-        for image in self.files:
-            for file in (image, label_file(image)):
-                content.update(f"{file}\0{_size_and_time(file)}\n".encode(errors="surrogateescape"))
         return {
             "path": f"{self.description.file}:{self.key}",
             "root": str(self.description.root),
             "class_names": list(self.description.class_names),
             "keypoint_columns": self.description.keypoint_columns,
-            "files": content.hexdigest(),
+            "files": self.files.state,
+            "reads_heif": reads_heif(),
             **({"bits": 16} if self.limits.bits == 16 else {}),
         }
 
@@ -146,7 +126,7 @@ class YoloSplit:
             UserError: If labels cannot be used; the message names files and lines.
         """
         with ThreadPoolExecutor(READERS) as pool:
-            records = list(pool.map(self._record, self.files))
+            records = list(pool.map(self._record, self.files.images, self.files.labels))
         problems = [labels for _, labels in records if isinstance(labels, str)]
         if problems:
             raise UserError(f"{len(problems):,} label files cannot be used: {named(problems)}")
@@ -158,8 +138,8 @@ class YoloSplit:
         sides = shapes[owner][:, [1, 0]].astype(np.float64)
         half = centres[:, 2:] / 2
         boxes = np.concatenate(((centres[:, :2] - half) * sides, (centres[:, :2] + half) * sides), axis=1)
-        names = [file.removeprefix(f"{self.description.root}{os.sep}") for file in self.files]
-        return still_images(
+        names = self.files.names
+        annotations = still_images(
             image_ids(names),
             [True] * len(names),
             names,
@@ -170,59 +150,36 @@ class YoloSplit:
             dict(enumerate(self.description.class_names)),
             self._notes(records),
         )
+        return _with_repeated_images(annotations, self.files.originals)
 
-    def _record(self, image: str) -> tuple[tuple[int, int] | None, Labels | str | None]:
+    def _record(self, image: str, label: str) -> tuple[tuple[int, int] | None, Labels | str | None]:
         """Return the shape of an image (None if unreadable) and its labels (None without a file) or their error."""
         try:
             shape = image_shape(Path(image), self.limits)
         except (OSError, ValueError):
             shape = None
+        if not label:
+            return shape, None
         try:
-            return shape, read_labels(
-                Path(label_file(image)), len(self.description.class_names), self.description.keypoint_columns
-            )
+            return shape, read_labels(Path(label), len(self.description.class_names), self.description.keypoint_columns)
         except ValueError as error:
             return shape, str(error)
 
     def _notes(self, records: list[tuple[tuple[int, int] | None, Labels | str | None]]) -> tuple[str, ...]:
-        unlabelled = [image for image, (_, labels) in zip(self.files, records, strict=True) if labels is None]
-        example = label_file(unlabelled[0]) if unlabelled else ""
-        labels = [found for _, found in records if isinstance(found, Labels)]
-        found = (
-            (len(unlabelled), f"images without a label file (background), such as {example}"),
-            (sum(shape is None for shape, _ in records), "missing or damaged images"),
-            (sum(one.duplicates for one in labels), "duplicate label lines"),
-            (sum(one.polygons for one in labels), "polygons or oriented boxes, replaced by the boxes around them"),
-            (self.repeated, "duplicate images"),
-            (len(stray := self._stray_labels()), f"label files without an image, such as {''.join(stray[:1])}"),
-        )
-        return tuple(one_line(f"{count:,} {what}") for count, what in found if count)
-
-    def _stray_labels(self) -> list[str]:
-        """Return the label files for which no file in the folder of the images has the same name without suffix."""
-        stray = []
-        for images in sorted({os.path.dirname(image) for image in self.files}):
-            labels = os.path.dirname(label_file(os.path.join(images, ".")))
-            if labels != images and os.path.isdir(labels) and os.path.isdir(images):
-                stems = {os.path.splitext(name)[0] for name in os.listdir(images)}
-                names = (name for name in sorted(os.listdir(labels)) if suffix(name) == ".txt")
-                others = [name for name in names if name != "classes.txt" and name[:-4] not in stems]
-                stray += [os.path.join(labels, name) for name in others]
-        return stray
-
-
-def label_file(image: str) -> str:
-    """Return the label file of an image: the last folder `images` becomes `labels`, the suffix `.txt`."""
-    return LABELS.join(image.rsplit(IMAGES, 1)).rpartition(".")[0] + ".txt"
-
-
-def _size_and_time(file: str) -> tuple[int, int] | None:
-    """Return size in bytes and modification time in nanoseconds, None if the file does not exist."""
-    try:
-        status = os.stat(file)
-    except OSError:
-        return None
-    return status.st_size, status.st_mtime_ns
+        """Return the remarks about files, images and labels, one line each."""
+        labels = [content for _, content in records if isinstance(content, Labels)]
+        polygons = sum(content.polygons for content in labels)
+        unreadable = [image for image, (shape, _) in zip(self.files.images, records, strict=True) if shape is None]
+        counts = {
+            "missing or damaged images": len(unreadable),
+            "duplicate label lines": sum(content.duplicates for content in labels),
+            "polygons or oriented boxes, replaced by the boxes around them": polygons,
+        }
+        notes = [f"{count:,} {what}" for what, count in counts.items() if count]
+        heif_images = [image for image in unreadable if suffix(image) in HEIF_SUFFIXES]
+        if heif_images and not reads_heif():
+            notes.append(f"{counted(len(heif_images), 'of them are HEIC images', heif_images[0])}: {NEEDS_HEIF}")
+        return tuple(map(one_line, (*self.files.notes, *notes)))
 
 
 def image_ids(names: list[str]) -> list[str]:
@@ -232,46 +189,26 @@ def image_ids(names: list[str]) -> list[str]:
     return [stem if counts[stem] == 1 else name for stem, name in zip(stems, names, strict=True)]
 
 
-def _files_at(place: Path, root: Path) -> Iterable[str]:
-    """Return the files below a folder, or the files in a list of images.
+def _with_repeated_images(annotations: Annotations, originals: Mapping[int, int]) -> Annotations:
+    """Make each image and the links to it one clip, so that `data.split.valid_share` does not divide them.
 
-    In a list, `./` is the folder of the list. Other relative names are relative to the folder of the list, the dataset
-    folder or the working folder: the first of them in which the first name exists.
+    `originals` has the position of the first image that is the same file, by the position of each repeated image.
     """
-    if place.is_dir():
-        return regular_files(place)
-    if suffix(str(place)) in IMAGE_SUFFIXES:
-        return [str(place)]
-    try:
-        lines = read_regular(place, LARGEST_LIST).decode("utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"image list {place} cannot be read: {error}") from error
-    names = [line.strip().replace("\\", "/") for line in lines if line.strip()]
-    for name in names:
-        if suffix(name) not in IMAGE_SUFFIXES:
-            raise UserError(f"image list {place}: a line must be the path of an image, got {one_line(name, 200)!r}")
-    first = next((name for name in names if not name.startswith("./")), "")
-    base = next((base for base in (place.parent, root, Path.cwd()) if os.path.exists(base / first)), place.parent)
-    return [
-        os.path.join(place.parent, name[2:]) if name.startswith("./") else os.path.join(base, name) for name in names
-    ]
-
-
-def _refuse_outside(description: DataDescription, places: Iterable[Path], files: Iterable[str]) -> None:
-    """Refuse images of a list outside of the dataset folder, the folder of the list and the folders of `places`."""
-    folders = {description.root, description.file.parent}
-    folders |= {place if place.is_dir() else place.parent for place in places}
-    allowed = tuple(f"{folder}{os.sep}" for folder in folders)
-    for file in files:
-        if not os.path.normpath(file).startswith(allowed):
-            raise UserError(
-                f"{description.file}: image {one_line(file, 300)!r} is outside of the dataset folder "
-                f"{description.root}; set data.limits.allow_outside_root true to read it"
-            )
-
-
-def suffix(file: str) -> str:
-    return os.path.splitext(file)[1].lower()
+    if not originals:
+        return annotations
+    first_positions = np.arange(len(annotations.clips))
+    first_positions[list(originals)] = list(originals.values())
+    first_of_clip, clips = np.unique(first_positions, return_inverse=True)
+    order = np.argsort(clips, kind="stable")
+    ranks = np.arange(len(clips)) - np.searchsorted(clips[order], clips[order])
+    positions_in_clip = np.empty(len(clips), dtype=np.int32)
+    positions_in_clip[order] = ranks
+    return replace(
+        annotations,
+        clips=clips.astype(np.int32),
+        clip_names=annotations.clip_names[first_of_clip],
+        positions_in_clip=positions_in_clip,
+    )
 
 
 def image_shape(path: Path, limits: FrameLimits = FrameLimits()) -> tuple[int, int] | None:  # noqa: B008

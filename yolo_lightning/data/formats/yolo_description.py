@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 from yolo_lightning.data.formats.annotations import distinct_names
 from yolo_lightning.data.storage.frames import Channels
 from yolo_lightning.errors import UserError
-from yolo_lightning.utils.paths import real_path, user_path
+from yolo_lightning.utils.paths import plain_path, real_path, user_path
 from yolo_lightning.utils.plain_text import one_line
 from yolo_lightning.utils.suggestions import did_you_mean, missing, similar
 from yolo_lightning.utils.yaml_file import read_yaml
@@ -34,7 +34,10 @@ class DataDescription:
     keypoint_columns: int  # Number of keypoint columns after each box
 
     def places(self, key: Key) -> list[Path]:
-        """Return the existing folders and image lists of a split; a superfluous leading `../` is ignored."""
+        """Return the existing folders and image lists of a split, as absolute paths that may be links.
+
+        A superfluous leading `../` is ignored.
+        """
         places = []
         for entry in self.entries[key]:
             entry = entry.replace("\\", "/")
@@ -49,7 +52,7 @@ class DataDescription:
                     "Nothing is downloaded, and Ultralytics' setting datasets_dir is not used: correct 'path', or set "
                     "data.root"
                 )
-            places.append(real_path(place))
+            places.append(Path(plain_path(place)))
         return places
 
 

@@ -11,16 +11,18 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from yolo_lightning.data.formats.annotations import Annotations, SplitFacts
+from yolo_lightning.data.formats.annotations import Annotations, SplitFacts, encoded, location_free
 from yolo_lightning.data.index import index_folder
 from yolo_lightning.data.index.index_folder import Arrays, State
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.paths import real_path
+from yolo_lightning.utils.regular_files import file_stamp
 from yolo_lightning.utils.suggestions import missing
 
 FORMAT = 7
-IDENTIFYING = ("image_ids", "file_names", "shapes", "box_offsets", "boxes", "labels")
-"""Arrays that enter the fingerprint."""
+NAMES = ("image_ids", "file_names")
+IDENTIFYING = (*NAMES, "shapes", "box_offsets", "boxes", "labels")
+"""Arrays that enter the fingerprint; absolute names enter it without the location of the dataset."""
 ARRAYS = (*IDENTIFYING, "text_ids", "months", "clips", "clip_names", "positions_in_clip", "temperatures")
 
 
@@ -169,18 +171,16 @@ class SplitIndex:
 def open_index(annotation_file: Path, index_root: Path, read: Callable[[Path], Annotations]) -> SplitIndex:
     """Open the index of a JSON file under `index_root`; build the index if it is missing or out of date.
 
-    A change of size or modification time of the file makes the index out of date.
+    A change of the stamp of the file makes the index out of date.
     """
     if not annotation_file.is_file():
         raise UserError(f"annotation file {annotation_file} {missing(annotation_file)}")
 
     def describe() -> State:
-        status = annotation_file.stat()
         return {
             "path": str(real_path(annotation_file)),
             "reader": read.__name__,
-            "bytes": status.st_size,
-            "modified_ns": status.st_mtime_ns,
+            "stamp": list(file_stamp(annotation_file)),
         }
 
     return open_packed(annotation_file.stem, describe, lambda: read(annotation_file), index_root)
@@ -200,5 +200,8 @@ def packed(annotations: Annotations) -> tuple[Arrays, dict[str, Any]]:
     arrays = {name: getattr(annotations, name) for name in ARRAYS}
     fingerprint = sha256()
     for name in IDENTIFYING:
-        fingerprint.update(arrays[name].tobytes())
+        array = arrays[name]
+        if name in NAMES:
+            array = encoded(location_free([value.decode() for value in array.tolist()]))
+        fingerprint.update(array.tobytes())
     return arrays, {"fingerprint": fingerprint.hexdigest()[:32], "facts": msgspec.to_builtins(annotations.facts)}

@@ -1,18 +1,21 @@
 """Decoding of encoded frames, and the errors of frames that cannot be used."""
 
 import errno
-import io
 from typing import Any, Literal, Self
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 
-from yolo_lightning.data.storage.image_header import TIFF_STARTS, FrameLimits, has_extra_bands, open_image
+from yolo_lightning.data.storage.image_header import TIFF_STARTS, FrameLimits, has_extra_bands
+from yolo_lightning.data.storage.pillow_images import HEIF_SUFFIXES, decode_first_image, is_decoded_by_pillow
 
 Channels = Literal[1, 3]  # Number of channels of a decoded frame: gray, or red, green and blue
-IMAGE_SUFFIXES = frozenset({".avif", ".bmp", ".jp2", ".jpeg", ".jpg", ".mpo", ".png", ".tif", ".tiff", ".webp"})
-"""Suffixes of the image formats of Ultralytics that OpenCV decodes, in lower case."""
+JPEG_SUFFIXES = frozenset({".jpg", ".jpeg", ".jpe", ".jfif", ".jif", ".mpo"})
+NETPBM_SUFFIXES = frozenset({".pbm", ".pgm", ".pnm", ".ppm"})
+OTHER_SUFFIXES = frozenset({".avif", ".bmp", ".dib", ".gif", ".jp2", ".png", ".tif", ".tiff", ".webp"})
+IMAGE_SUFFIXES = JPEG_SUFFIXES | NETPBM_SUFFIXES | OTHER_SUFFIXES | HEIF_SUFFIXES
+"""Suffixes of image files, in lower case; a file is decoded by its content, whatever its suffix."""
 
 JPEG_START = b"\xff\xd8"
 JPEG_END = b"\xff\xd9"
@@ -116,7 +119,7 @@ def decode_frame(
         raise FrameError(f"{name}: the JPEG is truncated ({len(content)} bytes, no end marker)")
     if problem := limits.problem_of_content(content):
         raise FrameError(f"{name}: {problem}")
-    if has_extra_bands(content):
+    if is_decoded_by_pillow(content) or has_extra_bands(content):
         return _decode_with_pillow(content, name, channels, limits)
     if limits.bits == 16:
         return _decode_16_bits(content, name)
@@ -143,12 +146,10 @@ def _decode_16_bits(content: bytes, name: str) -> npt.NDArray[np.uint16]:
 
 
 def _decode_with_pillow(content: bytes, name: str, channels: Channels, limits: FrameLimits) -> npt.NDArray[np.uint8]:
-    """Decode red, green and blue of a TIFF with further bands; see `decode_frame`."""
-    try:
-        with open_image(io.BytesIO(content)) as image:
-            frame = np.asarray(image.convert("RGB"), dtype=np.uint8)
-    except Exception as error:  # Pillow raises many types of exceptions for damaged files, also struct.error
-        raise FrameError(f"{name}: not an image that can be decoded ({len(content)} bytes)") from error
+    """Decode the first image of a GIF or HEIC file, or the colours of a TIFF with further bands; see `decode_frame`."""
+    frame = decode_first_image(content)
+    if frame is None:
+        raise FrameError(f"{name}: not an image that can be decoded ({len(content)} bytes)")
     if limits.bits == 16:
         raise BitDepthError.of(name, frame, bits=16)
     if channels == 1:

@@ -4,14 +4,14 @@ A file of 4 KB can claim 30,000 x 30,000 pixels.
 """
 
 import io
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 
 from PIL import ExifTags, Image, TiffImagePlugin
 
+from yolo_lightning.data.storage.pillow_images import NEEDS_HEIF, is_heif, open_image, reads_heif
 from yolo_lightning.utils.plain_text import first_look
 
 MAX_IMAGE_PIXELS = 89_478_485
@@ -23,7 +23,7 @@ TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # TIFF and BigTIFF, in b
 RGB_PHOTOMETRIC = 2  # Value of the TIFF tag PhotometricInterpretation
 READ_BANDS = {"RGB": 3, "RGBA": 3, "RGBX": 3, "RGBa": 3, "L": 1, "LA": 1, "La": 1, "PA": 1}
 """Number of bands that are read, by Pillow's mode. In other modes, all bands are read."""
-PAGED_FORMATS = frozenset({"AVIF", "GIF", "PNG", "TIFF", "WEBP"})
+PAGED_FORMATS = frozenset({"AVIF", "GIF", "HEIF", "PNG", "TIFF", "WEBP"})
 """Pillow's names of formats whose further pages or frames are images; the further images of a JPEG are previews."""
 TURNED = frozenset({5, 6, 7, 8})  # EXIF orientations that exchange rows and columns
 BYTES_PER_PIXEL = 4
@@ -52,6 +52,8 @@ class FrameLimits:
 
     def problem_of_content(self, content: bytes) -> str | None:
         """Return why an encoded image must not be decoded."""
+        if is_heif(content) and not reads_heif():
+            return NEEDS_HEIF
         try:
             with open_image(io.BytesIO(content)) as image:
                 width, height = image.size
@@ -132,11 +134,3 @@ def is_turned(content: bytes) -> bool:
             return image.getexif().get(ExifTags.Base.Orientation) in TURNED
     except Exception:  # Pillow raises many types of exceptions for damaged headers, also struct.error
         return False
-
-
-def open_image(file: BinaryIO) -> Image.Image:
-    """Open a file with Pillow's own function; the one of Ultralytics tries to install a package for unknown formats."""
-    # Ultralytics 8.4 replaces `Image.open` when it is imported; not needed once it leaves Pillow's function in place.
-    replaced = sys.modules.get("ultralytics.utils.patches")
-    opened: Image.Image = getattr(replaced, "_image_open", Image.open)(file)
-    return opened

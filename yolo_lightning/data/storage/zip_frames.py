@@ -25,10 +25,11 @@ from yolo_lightning.data.storage.storage import EncodedStorage, StorageSettings
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.paths import real_path
 from yolo_lightning.utils.plain_text import one_line
+from yolo_lightning.utils.regular_files import file_stamp
 from yolo_lightning.utils.suggestions import missing
 
 ARCHIVE = "frames.zip"
-FORMAT = 1
+FORMAT = 2
 MEMBER = np.dtype(
     [("header_offset", "<u8"), ("compressed_bytes", "<u8"), ("bytes", "<u8"), ("crc", "<u4"), ("method", "<u4")]
 )
@@ -66,7 +67,10 @@ class ZipFrames(EncodedStorage):
         self._names, self._members = NameTable(directory["names"]), directory["members"]
         # A hash of names, sizes and checksums, which is equal for copies of an archive.
         self.fingerprint: str = manifest["fingerprint"]
-        self._file = PositionedFile(archive, manifest["source"]["bytes"], manifest["source"]["modified_ns"])
+        # Neither time of change nor inode: a backup with hard links or a new mount of the disk changes them during a
+        # run, and the checksum of each member detects other content.
+        size_bytes, modified_ns, *_ = manifest["source"]["stamp"]
+        self._file = PositionedFile(archive, size_bytes, modified_ns)
 
     @classmethod
     def exists(cls, root: Path, settings: StorageSettings) -> bool:
@@ -133,13 +137,7 @@ def _open_directory(archive: Path, index_root: Path) -> Path:
         raise UserError(f"frame archive {archive} {missing(archive)}")
 
     def describe() -> index_folder.State:
-        status = archive.stat()
-        return {
-            "format": FORMAT,
-            "path": str(real_path(archive)),
-            "bytes": status.st_size,
-            "modified_ns": status.st_mtime_ns,
-        }
+        return {"format": FORMAT, "path": str(real_path(archive)), "stamp": list(file_stamp(archive))}
 
     def build() -> tuple[index_folder.Arrays, dict[str, Any]]:
         names, members = read_directory(archive)
