@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.conv.test_conv2d import CASES, Case, derivatives, lay_out, random
 from tests.conv.test_conv_dtypes import ROUNDING
@@ -198,3 +200,38 @@ def test_any_problem_by_any_algorithm(case: Case, channels_last: bool) -> None:
             results = candidate.compute(given_tensors)
             for mine, reference in zip(results, references, strict=True):
                 torch.testing.assert_close(mine, reference, msg=lambda text, name=candidate.name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("name", ["im2col", "column_batches", "pointwise", "im2col in NHWC"])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_large_products_are_computed_in_parts(name: str, groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = (1, 1) if name == "pointwise" else (3, 3)
+    tensors = [random(2, 4, 7, 9), random(12, 4 // groups, *kernel)]
+    tensors = [tensor.contiguous(memory_format=torch.channels_last) for tensor in tensors]
+    arguments = {"groups": groups}
+    grad_output = F.conv2d(*tensors, **arguments)
+    expected = derivatives(F.conv2d, tensors, grad_output, arguments)
+    monkeypatch.setattr(shared, "largest_product", lambda device: 5)
+    with LargestProducts() as products:
+        found = derivatives(partial(conv2d, plan=ForcedPlan(name)), tensors, grad_output, arguments)
+    torch.testing.assert_close(found, expected)
+    assert products.sizes
+    assert max(products.sizes) <= 5
+
+
+def test_products_on_an_accelerator_are_limited() -> None:
+    assert shared.largest_product(torch.device("cuda")) == 1 << 19
+    assert shared.largest_product(torch.device("cpu")) > 1 << 40
+
+
+class LargestProducts(TorchDispatchMode):
+    """Records the rows and columns of matrix products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.bmm):
+            self.sizes += [args[0].size(-2), args[1].size(-1)]
+        return func(*args, **(kwargs or {}))

@@ -12,7 +12,7 @@ import torch
 from tests.commands.doctor.machines import results
 from yolo_lightning.commands.doctor import probes
 from yolo_lightning.commands.doctor.machine_findings import Finding, Severity, worst
-from yolo_lightning.commands.doctor.probe_work import WORK, judge_error, layer, missing_code
+from yolo_lightning.commands.doctor.probe_work import WORK, exact_products, judge_error, layer, missing_code
 from yolo_lightning.commands.doctor.probes import (
     MEANING,
     Outcome,
@@ -241,3 +241,31 @@ def test_a_device_without_code_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     assert answer.outcome is Outcome.FAILS
     assert answer.detail == "HIP error: invalid device function; torch contains code for gfx1030, but not for gfx1010"
     assert answer.facts["architectures"] == ["gfx1030"], "a suitable build is recommended"
+
+
+def test_a_wrong_row_of_a_large_product_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    right_product = torch.matmul
+
+    def wrong_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        result = right_product(left, right)
+        if left.dtype is torch.float32 and len(left) > 1 << 19:
+            result[1 << 19 :] = 0
+        return result
+
+    monkeypatch.setattr(torch, "matmul", wrong_product)
+    answer = exact_products(Probe.MATMUL_EXACT, "cpu", 60)
+    assert answer.outcome is Outcome.WRONG
+    assert "of 528384 rows of a product differ, first row 5242" in answer.detail
+
+
+def test_two_unequal_runs_of_a_product_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    right_product = torch.matmul
+    calls: list[int] = []
+
+    def unstable_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        calls.append(len(left))
+        return right_product(left, right) + (len(calls) == 4)
+
+    monkeypatch.setattr(torch, "matmul", unstable_product)
+    answer = exact_products(Probe.MATMUL_EXACT, "cpu", 60)
+    assert (answer.outcome, answer.detail) == (Outcome.WRONG, "two runs of one product differ")

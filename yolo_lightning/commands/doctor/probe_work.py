@@ -27,6 +27,9 @@ TOLERANCE = {Probe.MATMUL_FLOAT32: 1e-3, Probe.MATMUL_FLOAT16: 1e-2, Probe.MATMU
 LAYER_TOLERANCE = 0.01
 """Largest error of a layer, relative to the largest value of an output or gradient."""
 
+LARGE_ROWS, LARGE_INNER = (1 << 19) + 4096, 32
+"""Rows, and inner size and columns, of a product above `MAX_PRODUCT_ROWS` of the convolutions."""
+
 TURNS = 9
 """Timed passes per precision, which take turns so that other work on the machine slows both."""
 
@@ -151,6 +154,34 @@ def matmul(probe: Probe, device: str, timeout_s: float) -> Answer:
     return Answer(answer.outcome, detail, {"bfloat16_share": share})
 
 
+def exact_products(probe: Probe, device: str, timeout_s: float) -> Answer:
+    """Multiply float32 matrices of small integers, whose products are exact in any order of summation.
+
+    One product has more rows than the convolutions of this package multiply at once, another is computed twice.
+    """
+    import torch
+
+    _, rows, inner, columns = MATRICES
+    generator = torch.Generator().manual_seed(0)
+
+    def integers(*size: int) -> torch.Tensor:
+        return torch.randint(-3, 4, size, generator=generator).float()
+
+    announce(f"product of {LARGE_ROWS} rows on {device}")
+    left, right = integers(LARGE_ROWS, LARGE_INNER), integers(LARGE_INNER, LARGE_INNER)
+    found = torch.matmul(left.to(device), right.to(device)).cpu()
+    wrong_rows = (found != torch.matmul(left.double(), right.double())).any(1).nonzero()
+    if len(wrong_rows):
+        first = int(wrong_rows[0])
+        return Answer(Outcome.WRONG, f"{len(wrong_rows)} of {LARGE_ROWS} rows of a product differ, first row {first}")
+    announce(f"one product twice on {device}")
+    operands = integers(rows, inner).to(device), integers(inner, columns).to(device)
+    first_run, second_run = (torch.matmul(*operands) for _ in range(2))
+    if not torch.equal(first_run, second_run):
+        return Answer(Outcome.WRONG, "two runs of one product differ")
+    return Answer(Outcome.WORKS, f"{LARGE_ROWS} rows exact, two runs equal bit for bit")
+
+
 def _bfloat16_share() -> float:
     """Return the time of convolutions of YOLOv8n in a CPU's bfloat16 over that in float32, forward and backward."""
     import torch
@@ -249,6 +280,7 @@ WORK: dict[Probe, Callable[[Probe, str, float], Answer]] = {
     Probe.MATMUL_FLOAT32: matmul,
     Probe.MATMUL_FLOAT16: matmul,
     Probe.MATMUL_BFLOAT16: matmul,
+    Probe.MATMUL_EXACT: exact_products,
     Probe.OWN_CONVOLUTION: layer,
     Probe.CONVOLUTION: convolution,
 }

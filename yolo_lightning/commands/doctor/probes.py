@@ -35,6 +35,7 @@ class Probe(StrEnum):
     MATMUL_FLOAT32 = "matmul_float32"
     MATMUL_FLOAT16 = "matmul_float16"
     MATMUL_BFLOAT16 = "matmul_bfloat16"
+    MATMUL_EXACT = "matmul_exact"
     OWN_CONVOLUTION = "own_convolution"
     CONVOLUTION = "convolution"
 
@@ -42,6 +43,10 @@ class Probe(StrEnum):
 NO_TRAINING = "training cannot work with this; see the finding about the torch build first"
 NO_WORKERS = "data.loader.num_workers: 0 trains without workers; a larger /dev/shm or more memory may help"
 FLOAT32 = "keep trainer.precision: 32-true"
+INEXACT = (
+    "model.convolution.backend: gemm divides large products; a product that differs between two runs points to a fault "
+    "of the card, its memory or its driver"
+)
 MEANING = {
     Probe.PACKAGES: ("packages load", Severity.BAD, NO_TRAINING),
     Probe.DEVICE: ("torch's device", Severity.BAD, NO_TRAINING),
@@ -49,6 +54,7 @@ MEANING = {
     Probe.MATMUL_FLOAT32: ("float32 products", Severity.BAD, NO_TRAINING),
     Probe.MATMUL_FLOAT16: ("float16 products", Severity.NOTE, FLOAT32),
     Probe.MATMUL_BFLOAT16: ("bfloat16 products", Severity.NOTE, FLOAT32),
+    Probe.MATMUL_EXACT: ("large and repeated products", Severity.WARNING, INEXACT),
     Probe.OWN_CONVOLUTION: ("own convolution", Severity.WARNING, "model.convolution.backend: native does not need it"),
     Probe.CONVOLUTION: ("vendor convolution", Severity.WARNING, "model.convolution.backend: gemm does not need it"),
 }

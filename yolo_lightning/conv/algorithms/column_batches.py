@@ -56,7 +56,7 @@ def forward(input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
     matrices = weight.permute(3, 2, 1, 0).reshape(-1, outputs).expand(width, -1, -1)
     output = _empty(input, problem.output_size)
     for windows, target in _input_windows(input, output, problem):
-        torch.bmm(windows, matrices, out=_by_column(target))
+        shared.multiply(windows, matrices, out=_by_column(target))
     return output
 
 
@@ -163,9 +163,9 @@ def _write_product(windows: Tensor, matrix: Tensor, target: Tensor) -> None:
     by_sample, _, by_row, _ = target.stride()
     matrices = matrix.expand(columns, -1, -1)
     if samples == 1 or by_sample == rows * by_row:
-        torch.bmm(windows, matrices, out=_by_column(target))
+        shared.multiply(windows, matrices, out=_by_column(target))
         return
-    product = torch.bmm(windows, matrices)
+    product = shared.multiply(windows, matrices)
     target.copy_(product.view(columns, samples, rows, channels).permute(1, 3, 2, 0))
 
 
@@ -186,7 +186,7 @@ class _ColumnSums:
         """Add the products of `windows (columns, pixels, K)` and `images (samples, channels, rows, columns)`."""
         for columns, values in _runs(self._columns, windows.transpose(1, 2), _by_column(images)):
             self._add_parts()
-            self._parts = torch.bmm(columns, values)
+            self._parts = shared.multiply(columns, values)
 
     def result(self, problem: Problem) -> Tensor:
         """Return the weight gradient in the memory format of the problem."""

@@ -19,6 +19,7 @@ from yolo_lightning.conv.algorithms.shared import (
     add_products_,
     crop,
     items_per_tile,
+    multiply,
     pad,
     tap,
     tiles,
@@ -33,9 +34,9 @@ def forward(input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
     output = input.new_empty(samples * height * width, outputs)
     for pixels, tile in _window_tiles(input, problem):
         if problem.groups == 1:
-            torch.mm(tile[:, 0], matrices[0], out=output[pixels])
+            multiply(tile[:, 0], matrices[0], out=output[pixels])
         else:
-            torch.bmm(tile.transpose(0, 1), matrices, out=_by_group(output[pixels], problem))
+            multiply(tile.transpose(0, 1), matrices, out=_by_group(output[pixels], problem))
     return output.view(samples, height, width, outputs).permute(0, 3, 1, 2)
 
 
@@ -50,7 +51,10 @@ def input_gradient(grad_output: Tensor, weight: Tensor, problem: Problem) -> Ten
     step = items_per_tile(height * width * groups * depth, samples, grad_output.device)
     for start in range(0, samples, step):
         part = grads[start : start + step].reshape(-1, outputs)
-        products = part @ matrices[0] if groups == 1 else torch.bmm(_by_group(part, problem), matrices).transpose(0, 1)
+        if groups == 1:
+            products = multiply(part, matrices[0])
+        else:
+            products = multiply(_by_group(part, problem), matrices).transpose(0, 1)
         seen = products.reshape(-1, height, width, groups, *problem.kernel, channels // groups)
         for row in range(problem.kernel[0]):
             for column in range(problem.kernel[1]):
@@ -70,7 +74,7 @@ def weight_gradient(input: Tensor, grad_output: Tensor, problem: Problem) -> Ten
         if problem.groups == 1:
             add_products_(total[0], grads[pixels], tile[:, 0], max(1, tile.size(0) // pixels_per_sample))
         else:
-            total += torch.bmm(_by_group(grads[pixels], problem).transpose(1, 2), tile.transpose(0, 1))
+            total += multiply(_by_group(grads[pixels], problem).transpose(1, 2), tile.transpose(0, 1))
     grad_weight = total.to(input.dtype).view(outputs, height, width, channels).permute(0, 3, 1, 2)
     return grad_weight if problem.groups == 1 else grad_weight.contiguous(memory_format=problem.memory_format)
 

@@ -1,11 +1,10 @@
 """1x1 convolution with stride 1 and no padding: a matrix product over the channels, without lowering."""
 
-import torch
 from torch import Tensor
 
 from yolo_lightning.conv.algorithms.algorithm import Algorithm, Operation
 from yolo_lightning.conv.algorithms.problem import Problem
-from yolo_lightning.conv.algorithms.shared import accumulation_dtype, add_products_, product_parts
+from yolo_lightning.conv.algorithms.shared import accumulation_dtype, add_products_, multiply, product_parts
 
 
 def forward(input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
@@ -30,7 +29,7 @@ def weight_gradient(input: Tensor, grad_output: Tensor, problem: Problem) -> Ten
         add_products_(total, grads, values, input.size(0))
         return total.to(input.dtype).view(problem.weight_size)
     left, right = (_samples_by_groups(tensor, problem.groups) for tensor in (grad_output, input))
-    total = (left @ right.transpose(2, 3)).sum(0, dtype=accumulation_dtype(input.dtype))
+    total = multiply(left, right.transpose(2, 3)).sum(0, dtype=accumulation_dtype(input.dtype))
     return total.to(input.dtype).view(problem.weight_size)
 
 
@@ -39,8 +38,8 @@ def _sum_of_parts(grads: Tensor, values: Tensor) -> Tensor:
     outputs, channels = grads.size(1), values.size(1)
     parts = product_parts(grads.size(0), outputs, channels)
     if parts == 1:
-        return grads.t() @ values
-    by_part = torch.bmm(grads.view(parts, -1, outputs).transpose(1, 2), values.view(parts, -1, channels))
+        return multiply(grads.t(), values)
+    by_part = multiply(grads.view(parts, -1, outputs).transpose(1, 2), values.view(parts, -1, channels))
     return by_part.sum(0)
 
 
@@ -48,9 +47,9 @@ def _mix_channels(images: Tensor, matrices: Tensor, problem: Problem) -> Tensor:
     samples, _, height, width = images.shape
     groups, outputs, _ = matrices.shape
     if problem.channels_last and groups == 1:
-        pixels = _pixels_by_channels(images) @ matrices[0].t()
+        pixels = multiply(_pixels_by_channels(images), matrices[0].t())
         return pixels.view(samples, height, width, outputs).permute(0, 3, 1, 2)
-    mixed = torch.matmul(matrices, _samples_by_groups(images, groups))
+    mixed = multiply(matrices, _samples_by_groups(images, groups))
     return mixed.view(samples, groups * outputs, height, width).contiguous(memory_format=problem.memory_format)
 
 

@@ -1,6 +1,7 @@
 """Helpers of several algorithms: padding, kernel taps, tiles, accumulation, mirrored weights."""
 
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -21,6 +22,10 @@ ACCELERATOR_TILE_ELEMENTS = 1 << 26
 BUSY_BLOCKS = 160
 # Least number of pixels in a part of a sum over pixels.
 PIXELS_PER_PART = 256
+# Largest number of rows and columns of a matrix product on an accelerator. Above it, float32 products of rocBLAS and
+# hipBLASLt are silently wrong on some cards (ROCm/ROCm#6595, ROCm/rocm-libraries#8645). Can be deleted when the oldest
+# supported ROCm contains the fix.
+MAX_PRODUCT_ROWS = 1 << 19
 
 
 def have_data(tensors: Tensors) -> bool:
@@ -131,6 +136,31 @@ def items_per_tile(elements_per_item: int, items: int, device: torch.device) -> 
     return max(1, min(items, budget // max(1, elements_per_item)))
 
 
+def largest_product(device: torch.device) -> int:
+    """Return the largest number of rows and columns of a matrix product."""
+    return sys.maxsize if device.type == "cpu" else MAX_PRODUCT_ROWS
+
+
+def multiply(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
+    """Return the matrix product, computed in parts if it has too many rows or columns.
+
+    Args:
+        left: `(rows, K)` or `(batch, rows, K)`; broadcast if `right` has 4 dimensions.
+        right: `(K, columns)`, `(batch, K, columns)` or `(samples, batch, K, columns)`.
+        out: Receives the result, for 2 and 3 dimensions of `right`.
+    """
+    limit = largest_product(left.device)
+    rows, columns = left.size(-2), right.size(-1)
+    if max(rows, columns) <= limit:
+        function: Callable[..., Tensor] = {2: torch.mm, 3: torch.bmm}.get(right.dim(), torch.matmul)
+        return function(left, right) if out is None else function(left, right, out=out)
+    result = left.new_empty(*right.shape[:-2], rows, columns) if out is None else out
+    for row, column in product(range(0, rows, limit), range(0, columns, limit)):
+        part = multiply(left[..., row : row + limit, :], right[..., column : column + limit])
+        result[..., row : row + limit, column : column + limit] = part
+    return result
+
+
 def add_products_(total: Tensor, grads: Tensor, values: Tensor, samples: int) -> None:
     """Add `grads` transposed times `values` to `total`.
 
@@ -142,7 +172,7 @@ def add_products_(total: Tensor, grads: Tensor, values: Tensor, samples: int) ->
         total.addmm_(grads.t(), values)
         return
     by_sample = grads.view(samples, -1, grads.size(1)).transpose(1, 2)
-    total += torch.bmm(by_sample, values.view(samples, -1, values.size(1))).sum(0, dtype=total.dtype)
+    total += multiply(by_sample, values.view(samples, -1, values.size(1))).sum(0, dtype=total.dtype)
 
 
 @lru_cache(maxsize=1 << 10)
