@@ -19,6 +19,7 @@ from yolo_lightning.conv.layer import GemmConv2d
 from yolo_lightning.conv.normalization import VendorFreeBatchNorm2d
 from yolo_lightning.conv.plan import DEFAULT_PLAN, AutotunedPlan, Plan
 from yolo_lightning.conv.swap import swap_convs, unswap_convs
+from yolo_lightning.conv.ultralytics_trainer import swap_ultralytics_trainer
 
 __all__ = [
     "DEFAULT_PLAN",
@@ -30,5 +31,6 @@ __all__ = [
     "disable_gpu_kernels",
     "enable_gpu_kernels",
     "swap_convs",
+    "swap_ultralytics_trainer",
     "unswap_convs",
 ]

@@ -1,5 +1,6 @@
 """Exchange of the convolution and normalization layers of any model, in place and reversible."""
 
+import warnings
 from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
@@ -50,6 +51,8 @@ _WITHOUT_EFFECT = frozenset(
     )
 )
 """Attributes of a subclass that do not change how a layer computes."""
+ULTRALYTICS_EVENT = "on_pretrain_routine_end"
+"""Event of Ultralytics' trainer after it has built its network and the moving average of the network."""
 _OF_EVERY_CLASS = frozenset(("__dict__", "__weakref__"))
 
 
@@ -103,6 +106,7 @@ def swap_convs(module: ModuleT, *, plan: Plan = DEFAULT_PLAN, skip: Collection[s
         layer.__class__ = _replacement(layer) or type(layer)
         if isinstance(layer, gemm.GemmLayer | OwnForward):
             layer.plan = plan
+    _warn_of_new_network(module)
     return module
 
 
@@ -116,6 +120,17 @@ def unswap_convs(module: ModuleT) -> ModuleT:
             layer.__class__ = native
             vars(layer).pop("plan", None)
     return module
+
+
+def _warn_of_new_network(module: nn.Module) -> None:
+    """Warn if `YOLO.train` would replace a swapped network, which is that of a `YOLO` object or the object itself."""
+    # YOLO gives its network the attribute. The networks of trainers and of this package do not have the attribute.
+    if type(module).__module__.startswith("ultralytics.") and hasattr(module, "task"):
+        warnings.warn(
+            "YOLO.train() builds a new network with PyTorch's layers and does not use the swapped ones; to train, call "
+            f"yolo.add_callback({ULTRALYTICS_EVENT!r}, yolo_lightning.conv.swap_ultralytics_trainer)",
+            stacklevel=3,
+        )
 
 
 def _named(module: nn.Module, name: str) -> nn.Module:
