@@ -17,6 +17,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
 from yolo_lightning.checkpoints.checkpoint_file import NotSavedError, link_checkpoint, remove_checkpoint, superseded
+from yolo_lightning.checkpoints.remote_folder import is_address, local_path
 from yolo_lightning.errors import UserError
 from yolo_lightning.training.accumulation import Accumulation, unscaled_gradients
 from yolo_lightning.utils import run_files
@@ -39,6 +40,12 @@ OF_BEST = ("best_model_path", "best_model_score", "best_k_models", "kth_best_mod
 
 
 def _checkpoint_folder(trainer: Trainer) -> Path:
+    if is_address(str(trainer.default_root_dir)):
+        raise UserError(
+            f"trainer.default_root_dir must be a local folder, got {trainer.default_root_dir}; use CheckpointMirror to "
+            "copy the checkpoints to an address"
+        )
+    local_path(trainer.default_root_dir)  # raises a UserError
     if Path(trainer.default_root_dir).is_file():
         raise UserError(f"trainer.default_root_dir must be a folder, got the file {trainer.default_root_dir}")
     return Path(trainer.default_root_dir) / run_files.CHECKPOINTS

@@ -21,6 +21,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from yolo_lightning.callbacks.mean_ap import MeanAP
 from yolo_lightning.checkpoints.checkpoint_file import require_whole
+from yolo_lightning.checkpoints.remote_folder import local_checkpoint
 from yolo_lightning.checkpoints.torch_archive import check_parts, load_checkpoint, reason
 from yolo_lightning.data.batch import (
     Batch,
@@ -213,8 +214,9 @@ class YOLOModule(LightningModule):
     def load_from_checkpoint(cls, checkpoint_path: Any, *arguments: Any, **options: Any) -> Self:
         """Return the module of a checkpoint, possibly of an earlier layout; `options` override its settings."""
         check_types("load_from_checkpoint", {"checkpoint_path": Path}, {"checkpoint_path": checkpoint_path})
-        require_whole(Path(checkpoint_path))
-        stored = load_checkpoint(Path(checkpoint_path), "meta").get("hyper_parameters", {})
+        checkpoint_path = local_checkpoint(str(checkpoint_path))
+        require_whole(checkpoint_path)
+        stored = load_checkpoint(checkpoint_path, "meta").get("hyper_parameters", {})
         others = signature(LightningModule.load_from_checkpoint).parameters
         signature(cls).bind_partial(**{name: options[name] for name in options.keys() - others})
         try:

@@ -46,23 +46,28 @@ def write_checkpoint(checkpoint: Mapping[str, Any], path: Path) -> None:
     The temporary file is in the same folder, because only a rename within one file system is atomic. `epoch` and
     `steps` (else Lightning's `global_step`) of the checkpoint, if present, are copied into the checksum file.
     """
-    import torch  # only here and in `find_damage`: `monitor` reads checksum files without torch
-
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
-        # To memory first: torch.save raises a RuntimeError on a full disk. Not by `torch.save`, which Ultralytics
-        # patches: after a RuntimeError, such as torch's SIGCHLD handler raises for a dead loader worker, the patch
-        # writes a second time into the same buffer, after the incomplete first attempt.
-        buffer = BytesIO()
-        torch.serialization.save(dict(checkpoint), buffer)
-        content = buffer.getbuffer()
+        content, checksum = serialized(checkpoint)
         temporary.write_bytes(content)
-        steps = checkpoint.get("steps", checkpoint.get("global_step", 0))
-        checksum = Checksum(sha256(content).hexdigest(), len(content), int(checkpoint.get("epoch", 0)), int(steps))
         flush(temporary)
         # A file without a checksum file is valid if it can be loaded; with an outdated one it would be rejected.
         checksum_path(path).unlink(missing_ok=True)
     write_json(checksum_path(path), asdict(checksum), indent=None)
+
+
+def serialized(checkpoint: Mapping[str, Any]) -> tuple[memoryview, Checksum]:
+    """Return the content of the file of a checkpoint, and that of its checksum file."""
+    import torch  # only here and in `find_damage`: `monitor` reads checksum files without torch
+
+    # To memory first: torch.save raises a RuntimeError on a full disk. Not by `torch.save`, which Ultralytics
+    # patches: after a RuntimeError, such as torch's SIGCHLD handler raises for a dead loader worker, the patch
+    # writes a second time into the same buffer, after the incomplete first attempt.
+    buffer = BytesIO()
+    torch.serialization.save(dict(checkpoint), buffer)
+    content = buffer.getbuffer()
+    steps = checkpoint.get("steps", checkpoint.get("global_step", 0))
+    return content, Checksum(sha256(content).hexdigest(), len(content), int(checkpoint.get("epoch", 0)), int(steps))
 
 
 def link_checkpoint(source: Path, target: Path) -> None:
@@ -85,30 +90,47 @@ def remove_checkpoint(path: Path) -> None:
 
 @checked_arguments()
 def find_damage(path: str | Path) -> str | None:
-    """Return why a checkpoint cannot be used, or None if it is undamaged.
+    """Return why a checkpoint cannot be used, or None if it is undamaged: its bytes are those that were written.
 
-    torch.load detects a truncated file but not a changed byte.
+    torch.load detects a truncated file but not a changed byte. The checksum file decides; the checksums within the
+    archive decide where there is no checksum file, or where it belongs to another file: Lightning replaces `last.ckpt`
+    by a link, and users copy checkpoints.
     """
     path = Path(path)
     if not path.is_file():
         return "it is a folder, not a file" if path.is_dir() else f"it {missing(path).rstrip('.')}"
-    checksum = read_checksum(path)
-    if checksum is None:
-        if checksum_path(path).exists():
-            rank_zero_warn(f"{checksum_path(path)} is damaged: the content of the checkpoint is loaded, not compared")
-        from yolo_lightning.checkpoints.torch_archive import load_dictionary
+    if _has_checksum(path):
+        return None
+    from yolo_lightning.checkpoints.torch_archive import archive_damage, outline
 
-        try:
-            content = load_dictionary(path, "meta")
-        except ValueError as error:
-            return f"it {str(error).removeprefix(f'checkpoint {path} ')}"
-        return None if "state_dict" in content else "it is not a checkpoint: it has no key 'state_dict'"
-    if path.stat().st_size != checksum.bytes:
-        return f"it has {path.stat().st_size:,} bytes instead of {checksum.bytes:,}"
+    checksum = read_checksum(path)
+    damage = archive_damage(path, must_have_checksums=checksum is not None)
+    if damage is not None and checksum is not None:
+        if path.stat().st_size != checksum.bytes:
+            return f"it has {path.stat().st_size:,} bytes instead of {checksum.bytes:,}"
+        return "its content does not match its checksum"
+    if damage is not None:
+        return f"it cannot be loaded: {damage}"
+    if checksum is not None:
+        rank_zero_warn(f"{checksum_path(path)} belongs to another file: the checksums within the checkpoint are right")
+    elif checksum_path(path).exists():
+        rank_zero_warn(f"{checksum_path(path)} is damaged: the checksums within the checkpoint are used")
+    try:
+        content = outline(path)
+    except ValueError as error:
+        return f"it {str(error).removeprefix(f'checkpoint {path} ')}"
+    return None if "state_dict" in content else "it is not a checkpoint: it has no key 'state_dict'"
+
+
+def _has_checksum(path: Path) -> bool:
+    """Whether the checksum file of a checkpoint, or that of the file to which a link leads, has its checksum."""
+    paths = [path] if not path.is_symlink() else [path, path.resolve()]
+    checksums = [checksum for checksum in map(read_checksum, paths) if checksum is not None]
+    if all(checksum.bytes != path.stat().st_size for checksum in checksums):
+        return False
     with path.open("rb") as file:
-        if file_digest(file, "sha256").hexdigest() != checksum.sha256:
-            return "its content does not match its checksum"
-    return None
+        digest = file_digest(file, "sha256").hexdigest()
+    return any(checksum.sha256 == digest for checksum in checksums)
 
 
 def require_whole(path: Path, what: str = "checkpoint") -> None:
@@ -121,11 +143,19 @@ def require_whole(path: Path, what: str = "checkpoint") -> None:
 def newest_checkpoint(folder: Path) -> tuple[Path | None, dict[Path, str]]:
     """Return the newest undamaged checkpoint in a folder, and the reasons why newer ones cannot be used."""
     damaged: dict[Path, str] = {}
-    for path in sorted(folder.glob("*.ckpt"), key=training_age, reverse=True):
+    ages = {path: training_age(path) for path in folder.glob("*.ckpt")}
+    while ages:
+        path = max(ages, key=ages.__getitem__)
         damage = find_damage(path)
-        if damage is None:
+        if damage is not None:
+            damaged[path] = damage
+            del ages[path]
+            continue
+        # The steps of a checksum file that belongs to another file are those of the other file.
+        age = ages[path] if _has_checksum(path) else (steps_in_content(path), path.name)
+        if age >= ages[path]:
             return path, damaged
-        damaged[path] = damage
+        ages[path] = age
     return None, damaged
 
 
@@ -143,17 +173,23 @@ def steps_trained(path: Path) -> int:
 
     The number is read from the checksum file, else from the name `step-<steps>.ckpt`, else from the checkpoint itself.
     """
-    checksum = read_checksum(path)
+    checksum = read_checksum(path.resolve() if path.is_symlink() else path)
     if checksum is not None:
         return checksum.steps
     name = STEP_NAME.fullmatch(path.name)
     if name is not None:
         return int(name[1])
-    from yolo_lightning.checkpoints.torch_archive import load_dictionary
+    return steps_in_content(path)
+
+
+def steps_in_content(path: Path) -> int:
+    """Return the steps in a checkpoint: batches, or Lightning's optimizer steps; 0 if the number is unknown."""
+    from yolo_lightning.checkpoints.torch_archive import outline
 
     try:
-        return int(load_dictionary(path, "meta")["steps"])
-    except (ValueError, KeyError, TypeError, OverflowError):
+        content = outline(path)
+        return int(content["steps"] if "steps" in content else content["global_step"])
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return 0
 
 

@@ -7,7 +7,9 @@ from zipfile import is_zipfile
 from lightning.fabric.plugins import TorchCheckpointIO
 
 from yolo_lightning.checkpoints.checkpoint_file import checksum_path, remove_checkpoint, require_whole, write_checkpoint
+from yolo_lightning.checkpoints.remote_folder import LOCAL, RemoteFolder, is_address, local_checkpoint, local_path
 from yolo_lightning.errors import UserError
+from yolo_lightning.utils.addresses import WEB
 from yolo_lightning.utils.choices import checked_arguments
 
 
@@ -15,25 +17,40 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes each checkpoint to a temporary file in its own folder, flushes and renames the file, and adds a checksum.
 
     Lightning writes to the system's temporary folder first. If that folder is on another file system, a kill during the
-    copy destroys the checkpoint that the new one replaces. A damaged checkpoint is not loaded.
+    copy destroys the checkpoint that the new one replaces. A damaged checkpoint is not loaded. A checkpoint at an
+    address, such as `s3://bucket/runs/last.ckpt`, is written by fsspec, and its checksum file last.
     """
 
     @checked_arguments()
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
         if storage_options is not None:
-            raise UserError(f"storage_options must be None for local checkpoints, got {storage_options!r}")
-        write_checkpoint(checkpoint, Path(path))
+            raise UserError(f"storage_options must be None, got {storage_options!r}")
+        if _is_remote(path):
+            folder, _, name = str(path).rpartition("/")
+            RemoteFolder(folder).write(name, checkpoint)
+        else:
+            write_checkpoint(checkpoint, local_path(path))
 
     @checked_arguments()
     def load_checkpoint(self, path: str | Path, *arguments: Any, **options: Any) -> dict[str, Any]:
-        """Load a checkpoint; raise a ValueError if the file is damaged or does not agree with its checksum file."""
-        if checksum_path(Path(path)).is_file():
-            require_whole(Path(path))
-        elif Path(path).exists() and not is_zipfile(path):
-            raise UserError(f"checkpoint {path} cannot be loaded: it is not a file of torch.save")
+        """Load a checkpoint, possibly from an address; raise a UserError if the file is damaged or no checkpoint."""
+        if not str(path).startswith(WEB):  # Lightning downloads these
+            path = local_checkpoint(str(path))
+            if checksum_path(path).is_file() or path.is_symlink():
+                require_whole(path)
+            elif path.exists() and not is_zipfile(path):
+                raise UserError(f"checkpoint {path} cannot be loaded: it is not a file of torch.save")
         content: dict[str, Any] = super().load_checkpoint(path, *arguments, **options)
         return content
 
     @checked_arguments()
     def remove_checkpoint(self, path: str | Path) -> None:
-        remove_checkpoint(Path(path))
+        if _is_remote(path):
+            folder, _, name = str(path).rpartition("/")
+            RemoteFolder(folder).remove(name)
+        else:
+            remove_checkpoint(local_path(path))
+
+
+def _is_remote(path: str | Path) -> bool:
+    return is_address(str(path)) and not str(path).startswith(LOCAL)

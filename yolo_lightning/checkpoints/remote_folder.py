@@ -3,9 +3,11 @@
 The checksum file is written last and removed first: a checkpoint without one is an interrupted upload and is ignored.
 """
 
+import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from fnmatch import filter as matching
 from hashlib import sha256
 from pathlib import Path
@@ -19,6 +21,7 @@ from yolo_lightning.checkpoints.checkpoint_file import (
     checksum_path,
     find_damage,
     link_checkpoint,
+    serialized,
     training_age,
 )
 from yolo_lightning.errors import UserError, places
@@ -37,6 +40,22 @@ STEPS_KEPT = 3  # number of `step-*.ckpt` that a mirror keeps
 
 def is_address(name: str) -> bool:
     return SCHEME in name
+
+
+def local_path(name: str | Path) -> Path:
+    """Return the path of a local file or folder, also of an address that begins with `file://`.
+
+    Raises:
+        UserError: If `name` was an address before it became a path: `Path("s3://bucket")` is the folder `s3:/bucket`.
+    """
+    path = Path(str(name).removeprefix(LOCAL))
+    for folder in (path, *path.parents):
+        if re.fullmatch(r"[a-zA-Z][a-zA-Z0-9+.-]+:", folder.name) and not folder.exists():
+            raise UserError(
+                f"{path} is a local folder named {folder.name}: give an address as text, such as s3://bucket/runs, and "
+                "a local folder without file://"
+            )
+    return path
 
 
 MISTAKES = (AssertionError, AttributeError, LookupError, NameError, TypeError)
@@ -107,6 +126,15 @@ class RemoteFolder:
             store.makedirs(self._root, exist_ok=True)
             store.put_file(str(path), f"{self._root}/{path.name}")
             store.pipe_file(f"{self._root}/{checksum_path(path).name}", checksum)
+
+    def write(self, name: str, checkpoint: Mapping[str, Any]) -> None:
+        """Write a checkpoint into the folder, and its checksum file last."""
+        content, checksum = serialized(checkpoint)
+        self.remove(f"{name}{CHECKSUM_SUFFIX}")
+        with self._connected() as store:
+            store.makedirs(self._root, exist_ok=True)
+            store.pipe_file(f"{self._root}/{name}", bytes(content))
+            store.pipe_file(f"{self._root}/{name}{CHECKSUM_SUFFIX}", json.dumps(asdict(checksum)).encode())
 
     def download(self, name: str, target: Path) -> None:
         """Copy a checkpoint to `target`, which is replaced only by an undamaged file; a damaged one is a ValueError."""
@@ -184,9 +212,9 @@ def fetch_run(remote: RemoteFolder, folder: Path) -> tuple[Path | None, dict[str
 def local_checkpoint(name: str) -> Path:
     """Return the file of a path or address; a remote file is checked and copied into the user's cache folder."""
     if name.startswith(LOCAL):
-        return Path(name.removeprefix(LOCAL))
+        return local_path(name)
     if not is_address(name):
-        return user_path(name)
+        return local_path(user_path(name))
     address, _, file = name.rpartition("/")
     remote = RemoteFolder(address)
     target = cache_folder() / "remote" / sha256(address.encode()).hexdigest()[:16] / file

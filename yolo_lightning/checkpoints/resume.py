@@ -10,7 +10,14 @@ from yolo_lightning.checkpoints.checkpoint_file import (
     newest_checkpoint,
     require_whole,
 )
-from yolo_lightning.checkpoints.remote_folder import RemoteFolder, fetch_run, local_checkpoint
+from yolo_lightning.checkpoints.remote_folder import (
+    LOCAL,
+    RemoteFolder,
+    fetch_run,
+    is_address,
+    local_checkpoint,
+    local_path,
+)
 from yolo_lightning.checkpoints.torch_archive import load_checkpoint
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils import run_files
@@ -111,7 +118,9 @@ def latest_checkpoint(folder: str | Path, mirror: str | None = None) -> Path | N
     Raises:
         UserError: If every checkpoint is damaged, the mirror cannot be read, or `folder` is no run folder.
     """
-    base = Path(folder)
+    if is_address(str(folder)) and not str(folder).startswith(LOCAL):
+        raise UserError(f"folder must be a local run folder, got {redacted(str(folder))}; use mirror for an address")
+    base = local_path(folder)
     if not str(folder) or base.is_file() or any(base.glob(run_files.CHECKPOINT_PATTERN)):
         raise UserError(f"folder must be a run folder, which contains {run_files.CHECKPOINTS}/, got {folder!r}")
     if mirror is not None and (name := run_to_download(base, mirror, exactly=True)) is not None:

@@ -1,9 +1,13 @@
 """Reading of archives of torch.save of unknown origin: no code runs, and no more memory is used than the file has."""
 
+import os
+import pickle
+import struct
 import zipfile
 from collections.abc import Mapping
+from io import BytesIO
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 import torch
 
@@ -14,6 +18,9 @@ from yolo_lightning.utils.plain_text import first_look, one_line
 from yolo_lightning.utils.regular_files import open_regular
 
 DICTIONARIES = ("state_dict", "hyper_parameters", "loops", "callbacks", "config", "input")
+END_OF_ARCHIVE = b"PK\5\6" + bytes(18)
+"""Last record of a zip archive without a comment."""
+
 PARTS = {
     **dict.fromkeys(("epoch", "global_step", "steps"), int),
     **dict.fromkeys((*DICTIONARIES, "accumulation", "nonfinite", "splitting"), dict),
@@ -75,6 +82,89 @@ def check_archive(path: Path) -> None:
         raise UserError(f"its member {compressed!r} is compressed, as in TorchScript; torch.save never does this")
     if sum(member.file_size for member in members) > path.stat().st_size:
         raise UserError("its members overlap or are incomplete")
+
+
+def archive_damage(path: Path, *, must_have_checksums: bool = False) -> str | None:
+    """Return why the bytes of an archive of torch.save are wrong, by the checksums within the archive; else None.
+
+    torch writes 0 in place of the checksums where they are switched off (`torch.serialization.set_crc32_options`).
+    """
+    try:
+        check_archive(path)
+        with open_regular(path) as file, zipfile.ZipFile(file) as archive:
+            for member in archive.infolist():
+                if member.CRC:
+                    archive.read(member)  # raises a BadZipFile if the checksum does not match
+                elif must_have_checksums:
+                    return f"its member {member.filename!r} has no checksum"
+                if _padding(file, member).strip(b"Z"):
+                    return f"the padding of its member {member.filename!r} is damaged"
+            file.seek(-len(END_OF_ARCHIVE), os.SEEK_END)
+            if not file.read().startswith(END_OF_ARCHIVE[:4]):
+                return "it has further bytes after its end"
+    except UserError as error:
+        return str(error)
+    except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, ValueError) as error:
+        return reason(error)
+    return None
+
+
+def _padding(file: IO[bytes], member: zipfile.ZipInfo) -> bytes:
+    """Return the bytes, all Z, by which torch aligns the content of a member; empty in archives of other programs."""
+    file.seek(member.header_offset + 26)
+    name_length, extra_length = struct.unpack("<HH", file.read(4))
+    file.seek(name_length, os.SEEK_CUR)
+    extra = file.read(extra_length)
+    return extra[4:] if extra.startswith(b"FB") else b""
+
+
+class _Placeholder:
+    """Stands for every object of a pickle that is not plain Python."""
+
+    def __new__(cls, *arguments: Any, **options: Any) -> "_Placeholder":
+        return super().__new__(cls)
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        pass
+
+    def __setstate__(self, state: Any) -> None:
+        pass
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        pass
+
+    def extend(self, items: Any) -> None:
+        pass
+
+    append = add = extend
+
+
+class _OutlineUnpickler(pickle._Unpickler):
+    """Reads plain Python and imports nothing. The implementation in C would allocate memory for any memo index."""
+
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        return _Placeholder
+
+    def persistent_load(self, pid: Any) -> Any:
+        return None
+
+
+def outline(path: Path) -> dict[str, Any]:
+    """Return the plain Python values of a checkpoint, with placeholders for all other objects; no code is imported.
+
+    Raises:
+        UserError: If the file is no archive of torch.save, or contains no dictionary.
+    """
+    check_archive(path)
+    try:
+        with open_regular(path) as file, zipfile.ZipFile(file) as archive:
+            name = next(name for name in archive.namelist() if name.endswith("/data.pkl"))
+            content = _OutlineUnpickler(BytesIO(archive.read(name))).load()
+    except Exception as error:  # a damaged pickle raises errors of many types
+        raise UserError(f"checkpoint {path} cannot be read: {reason(error)}") from error
+    if not isinstance(content, dict):
+        raise UserError(f"checkpoint {path} must contain a dictionary, got {type(content).__name__}")
+    return content
 
 
 def unsafe_globals(path: Path) -> list[str]:
