@@ -10,6 +10,8 @@ import pytest
 from yolo_lightning.commands.command_line import run_tool, spelled_out
 from yolo_lightning.commands.console import check_writable
 from yolo_lightning.commands.option_errors import user_errors
+from yolo_lightning.errors import UserError
+from yolo_lightning.utils.stop_signals import request
 
 OPTIONS = {
     "json": bool,
@@ -56,6 +58,18 @@ def test_refusal_of_lightning_is_a_message(capsys: pytest.CaptureFixture[str]) -
     with pytest.raises(SystemExit, match="2"), user_errors():
         raise MisconfigurationException("could not find the monitored key")
     assert capsys.readouterr().err == "error: could not find the monitored key\n"
+
+
+def test_refusal_after_the_first_step_keeps_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    def fails_after_a_step() -> None:
+        request.deferred = True  # as after the first step of a fit
+        raise UserError("weight has another shape")
+
+    with pytest.raises(UserError, match="shape"), user_errors():
+        fails_after_a_step()
+    with pytest.raises(SystemExit, match="2"), user_errors():
+        raise UserError("weight has another shape")
+    assert capsys.readouterr().err == "error: weight has another shape\n"
 
 
 def test_those_of_others_keep_their_traceback() -> None:

@@ -48,7 +48,7 @@ def check_parts(content: Mapping[str, Any], origin: str) -> None:
         check_types("checkpoint.hyper_parameters", HYPERPARAMETERS, content.get("hyper_parameters", {}))
         if content.get("state_dict") == {}:
             raise UserError("checkpoint.state_dict must contain tensors, got none")
-    except ValueError as error:
+    except UserError as error:
         raise UserError(f"{origin} is damaged: {error}; use another checkpoint") from None
 
 
@@ -56,6 +56,9 @@ def load_dictionary(path: Path, map_location: Literal["cpu", "meta"] = "cpu") ->
     """Return the content of a checkpoint of any module; see `load_checkpoint`."""
     try:
         check_archive(path)
+    except UserError as error:
+        raise UserError(f"checkpoint {path} cannot be loaded: {reason(error)}") from error
+    try:
         content = torch.load(path, map_location=map_location, weights_only=True)
     except Exception as error:  # torch.load raises errors of many types on a damaged file, also MemoryError
         names = ", ".join(unsafe_globals(path)[:3])

@@ -44,6 +44,7 @@ from yolo_lightning.commands.option_layers import (
     with_run,
 )
 from yolo_lightning.commands.ultralytics_words import TASKS, command_of, options_of, translated
+from yolo_lightning.errors import UserError
 from yolo_lightning.utils.addresses import refuse_secrets
 from yolo_lightning.utils.files import cache_folder, write_json
 from yolo_lightning.utils.json_record import read_json
@@ -199,7 +200,7 @@ def check(command: str, words: Sequence[str], table: Table) -> None:
             fail(f"the file {file} of --config {missing(Path(file), known)} The package has {', '.join(known)}.")
         try:
             content = read_yaml(Path(file))
-        except (OSError, ValueError) as error:
+        except (OSError, UserError) as error:
             fail(f"the file {file} of --config cannot be read: {error}")
         if not isinstance(content, dict):
             got = "an empty file" if content is None else repr(content)

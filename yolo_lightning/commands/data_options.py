@@ -50,7 +50,7 @@ def _section(file: str) -> str:
     """Return the section `data` of a configuration file as a word of the command line."""
     try:
         content = read_yaml(Path(file))
-    except (OSError, ValueError) as error:
+    except (OSError, UserError) as error:
         raise UserError(f"configuration {file} cannot be read: {error}") from error
     section = content.get(SECTION, {}) if isinstance(content, dict) else None
     if not isinstance(section, dict):

@@ -17,6 +17,7 @@ from yolo_lightning.utils.addresses import redacted
 from yolo_lightning.utils.exit_codes import ExitCode
 from yolo_lightning.utils.old_layout import RENAMED_KEYS, new_key, renamed_message
 from yolo_lightning.utils.plain_text import printable
+from yolo_lightning.utils.stop_signals import request
 from yolo_lightning.utils.suggestions import did_you_mean, similar
 
 MODES = {
@@ -140,9 +141,12 @@ def fail(message: str, cause: Exception | None = None) -> NoReturn:
 def user_errors() -> Iterator[None]:
     """Print a `UserError` or a refusal of Lightning and exit with code 2; other errors are raised.
 
+    Once this process has trained a step, a `UserError` is raised, too: the options of a running training are right.
+
     In a supervised trainer, the failure record of the exception is written, unless `Trainer.fit` has written it.
     A reader that has closed the standard output, such as `head`, ends the command without a message.
     """
+    request.deferred = False
     try:
         yield
     except BrokenPipeError:
@@ -153,7 +157,8 @@ def user_errors() -> Iterator[None]:
     except Exception as error:
         record_own_failure(error)
         is_refusal = type(error).__name__ == "MisconfigurationException"  # without an import of Lightning
-        if not (is_refusal or isinstance(error, UserError)):
+        is_mistake = isinstance(error, UserError) and not request.deferred
+        if not (is_refusal or is_mistake):
             raise
         fail(redacted(printable(str(error))))
 

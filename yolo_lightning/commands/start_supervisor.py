@@ -57,7 +57,7 @@ def start_supervisor(words: Sequence[str]) -> None:
         return
     try:
         options = given_options(words, os.environ).all
-    except (OSError, ValueError):
+    except (OSError, UserError):  # the parser of the subcommand reports the error
         return
     if needs_supervisor(words, options):
         supervise_fit(words, options)

@@ -10,7 +10,7 @@ import cv2
 from torch.utils.data import DataLoader
 
 from yolo_lightning.data.worker_processes import ForkServingContext, SpawningContext
-from yolo_lightning.utils.activity import loading
+from yolo_lightning.utils.activity import Activity, during, loading
 from yolo_lightning.utils.choices import check_range, settings_group
 from yolo_lightning.utils.host import worker_count
 
@@ -70,7 +70,9 @@ class EvaluationLoader(DataLoader[T]):
     """DataLoader that reports the wait for a batch as the activity of the process."""
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        return loading(super().__iter__())
+        with during(Activity.LOAD):  # the start of the workers
+            batches = super().__iter__()
+        return loading(batches)
 
 
 def prepare_worker(worker: int) -> None:

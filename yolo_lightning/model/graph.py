@@ -84,7 +84,7 @@ def build_graph(
     description = description_of(variant) if architecture is None else architecture
     try:
         checked_description(description | {"nc": len(class_names)})  # possibly from a checkpoint of unknown origin
-    except ValueError as error:
+    except UserError as error:
         raise UserError(f"model.variant {variant} describes no network that can be built: {error}") from None
     graph = plain_graph(description, len(class_names), input_channels)
     if input_channels == INPUT_CHANNELS and not image_layers(graph):
@@ -272,6 +272,6 @@ def read_checkpoint(file: Path) -> Any:
         source.load_state_dict(
             {name[len(prefix) :]: one for name, one in checkpoint["state_dict"].items() if name.startswith(prefix)}
         )
-    except (KeyError, TypeError, AttributeError, RuntimeError, ValueError) as error:
+    except (UserError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise UserError(f"checkpoint {file} contains no network of this package: {reason(error)}") from error
     return source

@@ -105,7 +105,7 @@ class NetworkSettings:
             del recorded["score_threshold"]
         try:
             chosen = replace(self.detections, **wanted)
-        except ValueError as error:  # the option of a command or of `Detector` has no prefix
+        except UserError as error:  # the option of a command or of `Detector` has no prefix
             raise UserError(str(error).removeprefix("model.detections.")) from error
         size = self.image_size if image_size is None else ImageSize.of("image_size", image_size)
         for line in changes(recorded, wanted | {"image_size": size, "channels": channels, PIXEL_RANGE: pixel_range}):
@@ -184,7 +184,7 @@ def read_record(file: Path, *, allow_pickle: bool = False) -> dict[str, Any]:
     size = record.pop("image_size")
     try:
         sides = ImageSize.of("imgsz", size)
-    except ValueError:
+    except UserError:
         return record
     return record | {"image_size": ImageSize(*(-(-side // STRIDE) * STRIDE for side in sides)).plain()}
 

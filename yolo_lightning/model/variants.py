@@ -60,7 +60,7 @@ def description_of(variant: str) -> dict[str, Any]:
         raise UserError(unknown(variant))
     try:
         description: dict[str, Any] = read_yaml(file)
-    except (OSError, ValueError) as error:
+    except (OSError, UserError) as error:
         raise UserError(f"model.variant {variant} cannot be read: {error}") from error
     head = _head_of(description)
     if head not in HEADS:

@@ -70,7 +70,7 @@ def training_datasets(data: DetectionDataModule) -> dict[str, TrainingDataset]:
     for storage in data.dataset_format.storages:
         try:
             frames = data.open("train", storage)
-        except ValueError as error:
+        except UserError as error:
             problems.append(f"{storage}: {error}")
         else:
             window = frames_to_cache(len(frames), 1, data.batch_size, has_mixup=settings.mixup > 0)

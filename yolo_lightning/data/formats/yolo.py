@@ -162,7 +162,7 @@ class YoloSplit:
             return shape, None
         try:
             return shape, read_labels(Path(label), len(self.description.class_names), self.description.keypoint_columns)
-        except ValueError as error:
+        except UserError as error:
             return shape, str(error)
 
     def _notes(self, records: list[tuple[tuple[int, int] | None, Labels | str | None]]) -> tuple[str, ...]:

@@ -63,7 +63,7 @@ def read_description(file: Path, root: Path | None = None) -> DataDescription:
         content = read_yaml(file)
     except FileNotFoundError as error:
         raise UserError(f"data.format {file} {missing(file)}") from error
-    except (OSError, ValueError) as error:
+    except (OSError, UserError) as error:
         raise UserError(f"data.format {file} cannot be read as YAML: {one_line(str(error))}") from error
     if not isinstance(content, dict):
         raise UserError(f"data.format {file} is not a data.yaml: it must have keys such as 'train', 'val' and 'names'")

@@ -57,7 +57,7 @@ def read_labels(path: Path, classes: int, keypoint_columns: int = 0) -> Labels |
             words = words[:BOX_COLUMNS]
         try:
             lines.setdefault(_parsed(words), number)
-        except ValueError as error:
+        except UserError as error:
             reason = one_line(str(error), 2 * SHOWN_CHARACTERS)
             raise UserError(f"{path}, line {number}: {reason}: {line[:SHOWN_CHARACTERS]!r}") from error
     if not lines:

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Sampler
 from yolo_lightning.data.sampling.epoch_order import occurrences
 from yolo_lightning.data.sampling.mosaic_partners import MIXUP_RULER, mosaic_partners
 from yolo_lightning.errors import UserError
-from yolo_lightning.utils.activity import loading
+from yolo_lightning.utils.activity import Activity, during, loading
 
 if TYPE_CHECKING:  # Loader workers import this file, and Lightning takes seconds.
     from yolo_lightning.utils.loop_position import LoaderLoop
@@ -211,7 +211,8 @@ class Iteration(Iterator[Any]):
         if self._is_finished:
             raise StopIteration
         if self.progress is None:
-            self.progress, self._batches = self.loader.begin(self)
+            with during(Activity.LOAD):  # the start of the workers
+                self.progress, self._batches = self.loader.begin(self)
         try:
             batch = next(self._batches)
         except StopIteration:

@@ -61,7 +61,7 @@ def _compare_with_original(packed: PackedFrames, root: Path, settings: StorageSe
     """
     try:
         original = open_original(root, replace(settings, kind="auto"), FrameLimits(bits=limits.bits))
-    except ValueError:
+    except UserError:
         return
     for name in packed.sample(COMPARED_FRAMES):
         try:
