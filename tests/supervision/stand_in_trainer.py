@@ -20,6 +20,8 @@ from typing import Any
 from yolo_lightning.supervision import heartbeat
 from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.supervision.job import JOB_VARIABLE
+from yolo_lightning.utils import activity
+from yolo_lightning.utils.activity import Activity
 
 STEPS, FAULT_AT = 8, 5
 IDLE = "import time\nwhile True: time.sleep(1000)"
@@ -100,10 +102,7 @@ def write_for_ever() -> None:
 
 
 def wait_for_gpu() -> None:
-    synchronize()
-
-
-def synchronize() -> None:
+    activity.enter(Activity.DEVICE_WAIT)
     sleep_for_ever()
 
 

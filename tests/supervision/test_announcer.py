@@ -19,6 +19,7 @@ from yolo_lightning.supervision.fallback_levels import FallbackState, LevelState
 from yolo_lightning.supervision.heartbeat import Heartbeat, Phase
 from yolo_lightning.supervision.helper_process import Call
 from yolo_lightning.supervision.run_status import SupervisorState, SupervisorStatus
+from yolo_lightning.utils.activity import Activity
 from yolo_lightning.utils.exit_codes import ExitCode
 
 RECORD = Heartbeat(1, 1, 0, 2, 0, 10, 10, Phase.STEP, 0.0, {}, ())
@@ -101,6 +102,25 @@ def test_recovery_is_told_at_the_first_trained_batch_with_what_was_lost(tmp_path
         sent(spy)[-1][1]
         == f"training resumed from step 10, 37 steps lost, fallback level: {FallbackState(NO_WORKERS).line}"
     )
+
+
+def test_waits_are_told_at_the_start_once_a_day_and_at_the_end(tmp_path: Path, clock: list[float]) -> None:
+    made, spy = announcer(tmp_path)
+    made.attempt_started(1, FallbackState())
+    absent = replace(RECORD, activity=Activity.WAIT)
+    for minutes in range(25 * 60):
+        clock[0] += 60.0
+        made.progress_made(absent)
+        if minutes == 0:
+            assert [event for event, _ in sent(spy)] == ["started"]
+    made.progress_made(RECORD)
+    assert [event for event, _ in sent(spy)] == ["started", "waiting", "waiting", "recovered"]
+    for _ in range(25 * 60):
+        clock[0] += 60.0
+        made.waiting("waits for space", FallbackState(), 0)
+    made.attempt_started(2, FallbackState())
+    made.progress_made(RECORD)
+    assert [event for event, _ in sent(spy)][4:] == ["waiting", "waiting", "recovered"]
 
 
 def test_status_follows_the_run(tmp_path: Path) -> None:

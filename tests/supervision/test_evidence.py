@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from yolo_lightning.supervision.classify import Evidence, StallClass, classify
+from yolo_lightning.supervision.classify import Evidence, StallClass, describe
 from yolo_lightning.supervision.evidence import Request, _without_secrets, collect
 from yolo_lightning.supervision.heartbeat import Heartbeat, Phase
 from yolo_lightning.supervision.kill import kill_tree
@@ -96,8 +96,7 @@ def test_fault_4_torchs_loader_names_the_worker_that_is_stopped(started: list[St
     worker = int((tmp_path / "hangs").read_text())
     trainer.wait_for_state([worker], "T")
     time.sleep(1.0)  # until the main process waits for the batch
-    found = classify(trainer.look(tmp_path, Phase.FETCH))
-    assert found.kind is StallClass.LOADER_STALL
+    found = describe(trainer.look(tmp_path, Phase.FETCH), StallClass.LOADER_STALL)
     assert f"worker process {worker} (" in found.sentence
     assert "has not delivered the batch; it is in __getitem__" in found.sentence
     assert found.suspect == "index=5"
@@ -118,7 +117,7 @@ def test_fault_14_process_in_the_kernel_does_not_hold_up_the_evidence(started: l
     assert time.monotonic() - began_s < 20
     assert found.trainer.state == "D"
     assert found.trainer.stack[0].function == "<module>"
-    assert "state D" in classify(found).sentence
+    assert "state D" in describe(found, StallClass.COMPUTATION).sentence
 
 
 def test_folder_that_cannot_be_written_costs_no_evidence(started: list[Started], tmp_path: Path) -> None:

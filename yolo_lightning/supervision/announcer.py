@@ -14,11 +14,12 @@ from yolo_lightning.supervision.helper_process import Call, Helper
 from yolo_lightning.supervision.notify import Notifier, NotifySettings
 from yolo_lightning.supervision.remaining_time import buffer_s, remaining
 from yolo_lightning.supervision.run_status import Status, SupervisorState, SupervisorStatus, read_status
+from yolo_lightning.utils.activity import Activity
 from yolo_lightning.utils.addresses import redacted
 from yolo_lightning.utils.exit_codes import ExitCode
 from yolo_lightning.utils.files import write_json
 from yolo_lightning.utils.process_identity import started_ticks
-from yolo_lightning.utils.run_files import STATUS_FILE, SUPERVISOR_FILE
+from yolo_lightning.utils.run_files import LOG_FILE, STATUS_FILE, SUPERVISOR_FILE
 
 ENDS: dict[int, SupervisorState] = {
     ExitCode.FINISHED: SupervisorState.FINISHED,
@@ -32,6 +33,7 @@ ENDS: dict[int, SupervisorState] = {
 AFTER_FIRST_BATCH = frozenset({Phase.FETCH, Phase.STEP, Phase.VALIDATE, Phase.METRICS, Phase.SAVE, Phase.EPOCH_END})
 CHECK_INTERVAL_S = 30.0
 DAY_S = 86_400.0
+WAIT_S = 30.0  # a shorter wait of the trainer is not reported
 
 
 class Announcer:
@@ -57,6 +59,7 @@ class Announcer:
         self._buffer_s: float | None = None  # until a deadline without a plan, as last read
         self._steps_lost: int | None = None
         self._next_waiting_s = 0.0  # next notification of a wait
+        self._waits_since_s = math.inf  # begin of a wait of the trainer itself
         self._started = False
 
     def serve(self) -> None:
@@ -80,11 +83,24 @@ class Announcer:
 
     def progress_made(self, progress: Heartbeat) -> None:
         """Ping if training has made progress, and report that a restart was successful."""
+        if progress.activity is Activity.WAIT:
+            self._report_wait()
+            return
+        self._waits_since_s = math.inf
         if progress.phase not in AFTER_FIRST_BATCH:
             return
         self._report_recovery(f"training resumed from step {progress.step}")
         is_validating = progress.phase is Phase.VALIDATE
         self.notifier.progress((progress.step, int(is_validating), progress.batch if is_validating else 0))
+
+    def _report_wait(self) -> None:
+        """Report that the trainer itself waits for absent files: at the start of the wait, and once a day."""
+        now_s = time.monotonic()
+        self._waits_since_s = min(self._waits_since_s, now_s)
+        if now_s >= max(self._waits_since_s + WAIT_S, self._next_waiting_s):
+            self._next_waiting_s = now_s + DAY_S
+            self._steps_lost = self._steps_lost or 0
+            self.notifier.send("waiting", f"the trainer waits for absent files; see {self.run / LOG_FILE}")
 
     def stalled(self, sentence: str, event: str = "stalled") -> None:
         self.notifier.send(event, sentence)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from yolo_lightning.supervision import live_heartbeat, run_disk
 from yolo_lightning.supervision.announcer import Announcer
-from yolo_lightning.supervision.classify import WRITES_IN_KERNEL, Diagnosis, StallClass, classify
+from yolo_lightning.supervision.classify import WRITES_IN_KERNEL, Diagnosis, StallClass, describe
 from yolo_lightning.supervision.evidence import Request, collect, keep
 from yolo_lightning.supervision.failure_record import FailureRecord, read_failure
 from yolo_lightning.supervision.fallback_levels import FallbackState
@@ -18,12 +18,14 @@ from yolo_lightning.supervision.heartbeat import RECORD_BYTES, Heartbeat, Phase,
 from yolo_lightning.supervision.incident import Incident
 from yolo_lightning.supervision.job import Job
 from yolo_lightning.supervision.kill import Killed, kill_tree, reap_orphans
+from yolo_lightning.supervision.next_action import cause_of_stall
 from yolo_lightning.supervision.outcome import record_of_output
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts
 from yolo_lightning.supervision.run_disk import PROBE_S, Recorder, RunDisk
 from yolo_lightning.supervision.trainer import RunningTrainer, make_temporary_folder, marker_of, remove_temporary_folder
 from yolo_lightning.supervision.watch import Health, Look, Watch, excuse_for, written_bytes
 from yolo_lightning.utils import run_files
+from yolo_lightning.utils.activity import Activity
 from yolo_lightning.utils.exit_codes import of_signal
 from yolo_lightning.utils.files import write_json
 from yolo_lightning.utils.process_identity import is_same
@@ -250,12 +252,13 @@ class AttemptRunner:
             self.settings.part_timeout_s,
         )
         store = partial(disk.post, keep)
+        kind = cause_of_stall(look.phase, heartbeat.activity if heartbeat else Activity.NONE)
         disk_hung = not disk.answers(min(PROBE_S, self.settings.part_timeout_s))
         silent = f"the disk of the run folder has not responded for {disk.silent_s:.0f} s"
         if disk_hung:
             evidence = Diagnosis(StallClass.STORAGE, f"{silent}; the trainer is process {trainer.process.pid}")
         else:
-            evidence = classify(collect(request, store))
+            evidence = describe(collect(request, store), kind)
         stall = Attempt(
             folder,
             heartbeat=heartbeat,
@@ -269,7 +272,7 @@ class AttemptRunner:
         self.services.announcer.stalled(sentence)
         self.services.recorder.log(f"stalled: {sentence}; see {folder}")
         if disk_hung:
-            evidence = replace(evidence, sentence=f"{silent}; {classify(collect(request, store)).sentence}")
+            evidence = replace(evidence, sentence=f"{silent}; {describe(collect(request, store), kind).sentence}")
             stall = replace(stall, evidence=evidence)
         self.keep_incident(_incident_of(stall), f"kill in {self.settings.kill_after_s:g} s unless it recovers")
         return stall

@@ -1,4 +1,4 @@
-"""Classification of a stall from the collected evidence; pure functions."""
+"""Evidence in stacks and in the state of processes about a stall, as a sentence for a person; pure functions."""
 
 import re
 from collections.abc import Sequence
@@ -9,17 +9,10 @@ from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.supervision.processes import STOPPED
 from yolo_lightning.utils.process_identity import GONE
 
-# Contract: names of functions and variables that classification searches in Python stacks. They belong to torch, to the
-# standard library and to the data room. tests/supervision/test_classify.py checks that each name exists there.
+# Contract: names of functions and variables that are searched in Python stacks. They belong to torch, to the standard
+# library and to the data room. tests/supervision/test_classify.py checks that each name exists there.
 WORKER_LOOP, WORKER_FETCH, QUEUE_GET = "_worker_loop", "fetch", "get"
 """Main loop of a DataLoader worker; load of a batch in this loop; wait for the next list of samples."""
-
-LOADER_WAITS = ("_try_get_data", "_get_data", "_next_data", "_reset", "_shutdown_workers")
-"""Methods of torch's `_MultiProcessingDataLoaderIter` in which the trainer waits for workers."""
-
-EPOCH_RESET = "_reset"
-RECEIVE_TENSOR = ("recvfds", "rebuild_storage_fd")
-"""Functions of `multiprocessing.reduction` and `torch.multiprocessing.reductions`: receipt of a batch from a worker."""
 
 READ_FRAME, FRAME_ID = "read", "image_id"
 """Method `LabelledFrames.read` in `data/labelled_frames.py`, and its local variable that holds the id of the frame."""
@@ -27,25 +20,13 @@ READ_FRAME, FRAME_ID = "read", "image_id"
 GET_SAMPLE, SAMPLE_INDEX = "__getitem__", ("index", "idx", "i", "key")
 """Method of every dataset, and the usual names of its argument."""
 
-WAITS_FOR_LOADER = frozenset({*LOADER_WAITS, *RECEIVE_TENSOR})
-WAITS_FOR_GPU = frozenset({"synchronize", "item", "cpu", "tolist", "numpy"})
-KERNEL_CALLS = frozenset({"_conv_forward", "_engine_run_backward"})
-"""Functions of torch, innermost of the stack while a convolution or a backward pass computes."""
-
-ENGINE = re.compile(r"yolo_lightning/conv/")
-WRITES = frozenset({"fsync", "flush", "write", "write_bytes", "write_text", "save", "_save", "link", "replace"})
-
 LIBRARY = re.compile(r"(^|/)(multiprocessing|threading\.py|selectors\.py|queue\.py|socket\.py|subprocess\.py)")
-COMPUTES = frozenset({Phase.FIRST_BATCH, Phase.STEP, Phase.VALIDATE, Phase.METRICS})
-GPU_IN_KERNEL = re.compile(r"amdgpu|kfd|dup_mmap|nvidia|uvm")
 WRITES_IN_KERNEL = re.compile(
     r"fsync|io_schedule|jbd2|wait_on_page|folio_wait|balance_dirty|nfs|rpc_wait|fuse|percpu_rwsem"
 )
 LOOKS_FOR_KILL = re.compile(r"out of memory|oom-kill|killed process|segfault", re.IGNORECASE)
 LOST_BATCH = re.compile(r"^\w*(Error|Exception): ")
 """Error of a worker's thread that cannot deliver a batch (no shared memory, no socket). The worker keeps running."""
-
-DEAD_WORKER = re.compile(r"DataLoader worker \(pid\(?s?\)? ?[\d, ]+\)|ConnectionResetError")
 
 
 class StallClass(StrEnum):
@@ -105,6 +86,12 @@ class ProcessEvidence:
         return str(next((one for one in self.stack if not LIBRARY.search(one.place)), self.stack[0]))
 
     @property
+    def place(self) -> str:
+        """The function, and the place in the kernel if it is known."""
+        in_kernel = f", in the kernel in {self.wait_channel}" if self.wait_channel else ""
+        return f"{self.function}{in_kernel}"
+
+    @property
     def described_state(self) -> str:
         return "stopped (T)" if self.state in STOPPED else f"state {self.state}"
 
@@ -131,83 +118,50 @@ class Diagnosis:
     evicted: bool = False  # whether the kernel has stopped the GPU queues of the trainer
 
 
-def classify(evidence: Evidence) -> Diagnosis:
-    """Return the diagnosis of the first matching rule; the strongest evidence is tested first."""
-    for rule in (_loader_crash, _loader_stall, _gpu_stall, storage):
-        diagnosis = rule(evidence)
-        if diagnosis is not None:
-            return diagnosis
+WAITS = {
+    StallClass.LOADER_STALL: "waits for a batch in",
+    StallClass.GPU_STALL: "waits for the GPU in",
+    StallClass.STORAGE: "waits for storage in",
+}
+
+
+def describe(evidence: Evidence, kind: StallClass) -> Diagnosis:
+    """Return what the evidence says about a stall of a known class."""
     trainer = evidence.trainer
-    sentence = f"the trainer (process {trainer.pid}, {trainer.described_state}) is in {trainer.function}"
-    return Diagnosis(StallClass.UNKNOWN, sentence)
-
-
-def _loader_crash(evidence: Evidence) -> Diagnosis | None:
-    """Detect a worker that has ended while the trainer waits for it."""
-    waits = innermost(evidence.trainer, WAITS_FOR_LOADER, depth=len(evidence.trainer.stack)) is not None
-    dead = [process for process in evidence.others if process.state in GONE and waits]
-    reported = [line for line in evidence.log_lines if DEAD_WORKER.search(line)]
-    if not dead and not reported:
-        return None
-    killed = [line for line in evidence.kernel_lines if LOOKS_FOR_KILL.search(line)]
-    what = f"worker process {dead[0].pid} is dead" if dead else reported[-1].strip()
-    return Diagnosis(StallClass.LOADER_CRASH, what + (f"; kernel log: {killed[-1].strip()}" if killed else ""))
-
-
-def _loader_stall(evidence: Evidence) -> Diagnosis | None:
-    """Detect a trainer that waits for a batch."""
-    trainer = evidence.trainer
-    waiting = innermost(trainer, WAITS_FOR_LOADER, depth=len(trainer.stack))
-    if waiting is None:
-        return None
-    sentence = f"the trainer (process {trainer.pid}) waits for a batch in {waiting}"
-    if any(frame.function == EPOCH_RESET for frame in trainer.stack):
-        sentence += f", at the start of an epoch in {EPOCH_RESET}"
-    workers = [process for process in evidence.others if process.is_worker and process.state not in GONE]
-    busy = sorted((one for one in workers if not _is_idle(one)), key=lambda one: one.state not in STOPPED)
+    place = f"the trainer (process {trainer.pid}, {trainer.described_state}) {WAITS.get(kind, 'is in')}"
+    parts = [f"{place} {trainer.place}"]
     suspect = ""
+    if evidence.evicted_ms:
+        parts.append(f"the kernel has stopped its GPU queues for {evidence.evicted_ms} ms more")
+    if kind is StallClass.LOADER_STALL:
+        suspect = _describe_workers(evidence, parts)
+    return Diagnosis(kind, "; ".join(parts), suspect=suspect, evicted=bool(evidence.evicted_ms))
+
+
+def _describe_workers(evidence: Evidence, parts: list[str]) -> str:
+    """Append what is known about the loader workers; return the sample at which one of them hangs, or an empty text."""
+    killed = [line.strip() for line in evidence.kernel_lines if LOOKS_FOR_KILL.search(line)]
+    dead = [process for process in evidence.others if process.state in GONE]
+    if dead:
+        parts += [f"worker process {dead[0].pid} is dead", *(f"kernel log: {line}" for line in killed[-1:])]
+    workers = [process for process in evidence.others if process.is_worker and process.state not in GONE]
+    busy = sorted(
+        (worker for worker in workers if not _is_idle(worker)), key=lambda worker: worker.state not in STOPPED
+    )
     if workers and not busy:
-        sentence += f"; its {len(workers)} workers are idle"
+        parts.append(f"its {len(workers)} workers are idle")
         lost = [line.strip() for line in evidence.log_lines if LOST_BATCH.match(line)]
-        sentence += f"; a batch may have been lost: {lost[-1]}" if lost else ""
+        parts += [f"a batch may have been lost: {line}" for line in lost[-1:]]
+        return ""
+    culprit = busy[0] if busy else evidence.trainer
+    suspect = _sample_of(culprit)
+    at_sample = f" at sample {suspect}" if suspect else ""
+    if busy:
+        parts.append(f"worker process {culprit.pid} ({culprit.described_state}) has not delivered the batch")
+        parts.append(f"it is in {culprit.place}{at_sample}")
     else:
-        culprit = busy[0] if busy else trainer
-        suspect = _sample_of(culprit)
-        slow = f"worker process {culprit.pid} ({culprit.described_state}) has not delivered the batch"
-        sentence += f"; {slow}" if busy else "; it has no workers"
-        sentence += f"; it is in {culprit.function}"
-        if busy and culprit.state == "D" and culprit.wait_channel:
-            sentence += f", in the kernel in {culprit.wait_channel}"
-        sentence += f" at sample {suspect}" if suspect else ""
-    return Diagnosis(StallClass.LOADER_STALL, sentence, suspect=suspect)
-
-
-def _gpu_stall(evidence: Evidence) -> Diagnosis | None:
-    """Detect a trainer that waits for the GPU; only an increase of `evicted_ms` proves that its queues are stopped."""
-    trainer = evidence.trainer
-    evicted = bool(evidence.evicted_ms)
-    in_kernel = bool(GPU_IN_KERNEL.search(trainer.wait_channel))
-    waits = innermost(trainer, WAITS_FOR_GPU) if evidence.phase in COMPUTES else None
-    if waits is None and evidence.phase in COMPUTES and trainer.state not in STOPPED:
-        waits = kernel_call(trainer.stack)
-    if not (evicted or in_kernel or waits):
-        return None
-    sentence = f"the trainer (process {trainer.pid}, state {trainer.state}) waits for the GPU"
-    sentence += f" in {waits or trainer.function}"
-    sentence += f", in the kernel in {trainer.wait_channel}" if trainer.wait_channel else ""
-    sentence += f"; the kernel has stopped its GPU queues for {evidence.evicted_ms} ms more" if evicted else ""
-    return Diagnosis(StallClass.GPU_STALL, sentence, evicted=evicted)
-
-
-def storage(evidence: Evidence) -> Diagnosis | None:
-    """Detect a trainer that waits for a disk."""
-    trainer = evidence.trainer
-    frame = innermost(trainer, WRITES)
-    if frame is None and not WRITES_IN_KERNEL.search(trainer.wait_channel):
-        return None
-    place = frame or trainer.function
-    sentence = f"the trainer (process {trainer.pid}, state {trainer.state}) waits for storage in {place}"
-    return Diagnosis(StallClass.STORAGE, sentence)
+        parts.append(f"it has no workers{at_sample}")
+    return suspect
 
 
 def _is_idle(worker: ProcessEvidence) -> bool:
@@ -216,16 +170,6 @@ def _is_idle(worker: ProcessEvidence) -> bool:
     if worker.state in STOPPED or worker.state == "D" or WORKER_LOOP not in functions:
         return False
     return QUEUE_GET in functions[: functions.index(WORKER_LOOP)] and WORKER_FETCH not in functions
-
-
-def innermost(process: ProcessEvidence, functions: frozenset[str], depth: int = 3) -> Frame | None:
-    """Return the innermost of the last `depth` frames whose function is one of `functions`."""
-    return next((frame for frame in process.stack[:depth] if frame.function in functions), None)
-
-
-def kernel_call(stack: Sequence[Frame], depth: int = 3) -> Frame | None:
-    """Return the innermost frame of a convolution or of a backward pass among the last `depth` frames."""
-    return next((one for one in stack[:depth] if one.function in KERNEL_CALLS or ENGINE.search(one.place)), None)
 
 
 def _sample_of(process: ProcessEvidence) -> str:

@@ -1,8 +1,7 @@
 """Decision what follows an attempt of a supervised run: all rules, as functions without input and output.
 
-`cause_of` names the cause of the end. The trainer's own words come first: its failure record, then the phase and the
-activity of its heartbeat. Stacks count only for a program that reports no activity. `next_action` returns the reaction
-and the state after it.
+`cause_of` names the cause of the end by the failure record of the trainer, else by the phase and the activity of its
+heartbeat. Functions in stacks decide nothing. `next_action` returns the reaction and the state after it.
 """
 
 import errno
@@ -73,7 +72,6 @@ ERRORS: tuple[tuple[StallClass, frozenset[str], re.Pattern[str] | None], ...] = 
 
 COMPUTES = frozenset({Activity.FORWARD, Activity.BACKWARD, Activity.OPTIMIZER})
 STEPS = frozenset({Phase.FIRST_BATCH, Phase.STEP, Phase.VALIDATE})
-SEEN_IN_STACKS = frozenset({StallClass.LOADER_CRASH, StallClass.LOADER_STALL, StallClass.GPU_STALL, StallClass.STORAGE})
 
 REVOKES = frozenset(
     {
@@ -83,6 +81,7 @@ REVOKES = frozenset(
 )
 """Causes after which `backend: auto` does not choose native convolutions in any run. NaN can have other causes."""
 
+STALLS_OF_DEVICE = frozenset({StallClass.GPU_STALL, StallClass.COMPUTATION})
 SLOW_OR_HUNG = frozenset({StallClass.STORAGE, StallClass.UNKNOWN})
 """Causes of stalls whose phase gets more time in the next attempt."""
 
@@ -213,7 +212,7 @@ def cause_of(facts: AttemptFacts) -> StallClass:
     if record is not None:
         return _cause_of_error(record, facts)
     if facts.waited_s:
-        return _cause_of_stall(facts)
+        return cause_of_stall(facts.phase, facts.activity)
     if facts.code is not None and -facts.code in FAULTS:
         return StallClass.LOADER_CRASH if facts.activity is Activity.LOAD else StallClass.CRASH
     if facts.code is not None and (facts.code < 0 or facts.code in map(of_signal, STOP_SIGNALS)):
@@ -241,21 +240,17 @@ def _cause_of_error(record: FailureRecord, facts: AttemptFacts) -> StallClass:
     return StallClass.ERROR
 
 
-def _cause_of_stall(facts: AttemptFacts) -> StallClass:
-    evidence = facts.evidence.kind if facts.evidence is not None else StallClass.UNKNOWN
-    if facts.activity is Activity.LOAD:
-        return StallClass.LOADER_CRASH if evidence is StallClass.LOADER_CRASH else StallClass.LOADER_STALL
-    if facts.activity is Activity.DEVICE_WAIT:
-        return StallClass.GPU_STALL
-    if facts.activity is Activity.WRITE or facts.phase is Phase.SAVE:
-        return StallClass.STORAGE
-    if facts.activity in COMPUTES or facts.phase is Phase.EXIT:
-        return StallClass.COMPUTATION
-    if evidence in SEEN_IN_STACKS:
-        return evidence
-    if facts.phase is Phase.FETCH:
+def cause_of_stall(phase: Phase, activity: Activity) -> StallClass:
+    """Return the cause of a stall that no exception has preceded."""
+    if activity is Activity.LOAD:
         return StallClass.LOADER_STALL
-    return StallClass.COMPUTATION if facts.phase in STEPS else StallClass.UNKNOWN
+    if activity is Activity.DEVICE_WAIT:
+        return StallClass.GPU_STALL
+    if activity is Activity.WRITE or phase is Phase.SAVE:
+        return StallClass.STORAGE
+    if activity in COMPUTES or phase in (*STEPS, Phase.EXIT):
+        return StallClass.COMPUTATION
+    return StallClass.LOADER_STALL if phase is Phase.FETCH else StallClass.UNKNOWN
 
 
 def next_action(state: FallbackState, facts: AttemptFacts) -> Action:
@@ -394,8 +389,8 @@ def _due_remedies(state: FallbackState, facts: AttemptFacts, cause: StallClass) 
     if _hangs_at_start(facts):
         return ()
     is_starved = facts.record is not None and STARVED_WORKER.search(facts.record.message) is not None
-    is_evicted = facts.evidence is not None and facts.evidence.evicted
-    if is_starved or (cause is StallClass.GPU_STALL and is_evicted):  # both follow from the number of workers
+    is_evicted = facts.evidence is not None and facts.evidence.evicted and cause in STALLS_OF_DEVICE
+    if is_starved or is_evicted:  # both follow from the number of workers
         return (LOADER, *rule.remedies)
     after = rule.after
     if cause is StallClass.LOADER_STALL and facts.phase is Phase.FIRST_BATCH:  # a slow start looks the same

@@ -15,16 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from yolo_lightning.supervision import evidence
-from yolo_lightning.supervision.classify import classify
+from yolo_lightning.supervision.classify import describe
 from yolo_lightning.supervision.evidence import Request, collect
 from yolo_lightning.supervision.heartbeat import read_heartbeat
 from yolo_lightning.supervision.helper_process import Helper, bounded
 from yolo_lightning.supervision.incident import Incident
 from yolo_lightning.supervision.job import SuperviseSettings
 from yolo_lightning.supervision.kill import end
+from yolo_lightning.supervision.next_action import cause_of_stall
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts, PhaseTimeouts
 from yolo_lightning.supervision.processes import STOPPED, is_resource_tracker, tree
 from yolo_lightning.supervision.watch import Health, Look, Watch
+from yolo_lightning.utils.activity import Activity
 from yolo_lightning.utils.process_identity import read_process
 from yolo_lightning.utils.run_files import INCIDENT_FILE, has_checkpoint, incident_folder
 
@@ -84,7 +86,8 @@ def _report(look: Look, trainer: int, heartbeat: Path, folder: Path, further: Ma
     """Write stacks and report, from a helper process because the disk can hang, and print the incident."""
     disk, part_timeout_s = Helper(), SuperviseSettings().part_timeout_s
     request = Request(folder, trainer, heartbeat, look.heartbeat, look.phase, (), part_timeout_s)
-    diagnosis = classify(collect(request, lambda path, text: disk.post(evidence.keep, path, text)))
+    kind = cause_of_stall(look.phase, look.heartbeat.activity if look.heartbeat else Activity.NONE)
+    diagnosis = describe(collect(request, lambda path, text: disk.post(evidence.keep, path, text)), kind)
     incident = Incident(folder, look.phase, look.heartbeat, diagnosis, look.waited_s)
     disk.post(evidence.keep, folder / INCIDENT_FILE, incident.report("the training process was killed", **further))
     disk.close(DISK_WAIT_S)

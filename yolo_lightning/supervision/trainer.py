@@ -15,12 +15,10 @@ from pathlib import Path
 from typing import IO
 
 from yolo_lightning.supervision.heartbeat import HEARTBEAT_VARIABLE
+from yolo_lightning.utils.activity import PATIENCE_VARIABLE
 
 MARKER_VARIABLE = "YOLO_LIGHTNING_MARKER"
 """Environment variable of a supervised trainer and of all processes that it starts."""
-
-PATIENCE_VARIABLE = "YOLO_LIGHTNING_PATIENCE_S"
-"""Environment variable of a supervised trainer: seconds for which the trainer waits for missing files."""
 
 RANK_VARIABLE = "LOCAL_RANK"  # rank of the processes that Lightning's launcher starts, from 1
 LINES_KEPT = 50
