@@ -13,7 +13,7 @@ from yolo_lightning import supervision
 from yolo_lightning.checkpoints import checkpoint_file
 from yolo_lightning.supervision import Job, RunInUseError, SuperviseSettings, run_disk, run_lock
 from yolo_lightning.supervision.helper_process import Helper
-from yolo_lightning.supervision.job import has_saved
+from yolo_lightning.supervision.job import has_saved, saved_marks
 from yolo_lightning.supervision.phase_timeouts import PhaseTimeouts
 from yolo_lightning.supervision.run_disk import Recorder
 from yolo_lightning.supervision.run_lock import Holder, read_holder
@@ -99,7 +99,12 @@ def test_job_survives_its_command_line() -> None:
     assert Job.from_json(job.to_json()) == job
 
 
-@pytest.mark.parametrize("name", ["poll_s", "attempts", "factor"])
+def test_without_a_pattern_of_checkpoints_nothing_is_saved(tmp_path: Path) -> None:
+    job = Job(("program",), ("program",), any_command=True)
+    assert saved_marks(tmp_path, job) == frozenset()
+
+
+@pytest.mark.parametrize("name", ["poll_s", "attempts", "factor", "patience_h"])
 def test_settings_that_make_no_sense_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"supervision.{name} must be > 0, got 0"):
         SuperviseSettings(**{name: 0})

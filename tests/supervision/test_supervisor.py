@@ -125,6 +125,13 @@ def test_fault_26_all_levels_are_tried_before_a_sample_is_left_out(tmp_path: Pat
     assert supervised.left() == []
 
 
+def test_a_save_that_exceeds_its_timeout_gets_twice_the_time(tmp_path: Path) -> None:
+    supervised = Supervised(tmp_path / "run", "save_slowly", until=100, allowed=floors(save_s=3.1), patience_h=1)
+    assert supervised.wait() == ExitCode.FINISHED, supervised.log()
+    assert {incident["class"] for incident in supervised.incidents()} == {"storage stall"}
+    assert 2 <= len(supervised.starts()) <= 3  # a busy machine
+
+
 def test_a_run_that_has_trained_ends_when_the_patience_is_over(tmp_path: Path) -> None:
     supervised = Supervised(tmp_path / "run", "kill", until=100)
     assert supervised.wait() == ExitCode.GAVE_UP

@@ -155,6 +155,8 @@ def saved_marks(run: Path, job: Job) -> frozenset[int]:
     """Return one number per checkpoint: trained steps for a fit, the time of the last change for another command."""
     if not job.any_command:
         return saved_steps(run)
+    if not job.checkpoints:
+        return frozenset()
     found = set()
     for name in glob(literal_folders(job.checkpoints), recursive=True):
         try:

@@ -64,7 +64,11 @@ LEVEL_TIME = "%Y-%m-%dT%H:%M:%S%z"
 
 
 def supervise(run: Path, job: Job) -> int:
-    """Run a job in a run folder until training has finished or `next_action` ends the run; return the exit code."""
+    """Run a job in a run folder until training has finished or `next_action` ends the run; return the exit code.
+
+    Raises:
+        OSError: If the run folder of a service cannot be used; `__main__` tries again.
+    """
     adopt_orphans()
     # Begins with the mark of this process: `remove_files_of_dead_processes` deletes the folders with this name.
     token = f"{own_mark()}-{uuid.uuid4().hex[:8]}"
@@ -78,6 +82,8 @@ def supervise(run: Path, job: Job) -> int:
         print(f"error: {error}", file=sys.stderr)
         return ExitCode.RUN_IN_USE
     except OSError as error:  # no run folder
+        if job.is_service:
+            raise
         print(f"error: cannot supervise {run}: {error}", file=sys.stderr)
         return ExitCode.FAILED
 
@@ -153,11 +159,11 @@ class Supervisor:
             if killed.processes:
                 self.log(f"killed {len(killed.processes)} processes of an earlier supervisor")
         file = self.run_folder / STATE_FILE
-        state = self.disk.ask(read_record, file, FallbackState)
-        if state is None and self.disk.ask(file.exists):
+        state = self._ask(read_record, file, FallbackState, default=None)
+        if state is None and self._ask(file.exists, default=False):
             self.log(f"{file} is damaged: fallback levels and quarantined samples are those of a new run")
         self.state = (state or FallbackState()).for_new_supervisor()
-        learned = self.disk.ask(AdaptiveTimeouts.read, self.run_folder / PHASE_TIMEOUTS_FILE)
+        learned = self._ask(AdaptiveTimeouts.read, self.run_folder / PHASE_TIMEOUTS_FILE, default=None)
         longest_s = learned.longest_s if learned else {}
         self.runner.timeouts = AdaptiveTimeouts(self.settings.phase_timeouts, longest_s, self.settings.factor)
 
@@ -274,7 +280,8 @@ class Supervisor:
             facts = self._look_again(attempt, facts)
             if facts.stop_signal:
                 return self._with_hint(next_action(self.state, facts))
-            if not (isinstance(action, Wait) and (facts.survivors or facts.disk_is_full or self._is_silent(facts))):
+            is_missing = bool(facts.survivors) or facts.disk_is_full or facts.device_answers is False
+            if not (isinstance(action, Wait) and is_missing):
                 return None
             action = next_action(self.state, facts)
         self.runner.keep_incident(incident, action.reason)
@@ -318,7 +325,7 @@ class Supervisor:
         assert isinstance(action, Finish)
         if action.code == ExitCode.FINISHED or not self.services.signals:
             return action
-        saved = self.disk.ask(can_resume, self.run_folder, self.job)
+        saved = self._ask(can_resume, self.run_folder, self.job, default=True)
         resume = f"resume with: {pasteable(self.job.restart_command)}"
         hint = resume if saved else "nothing was saved: start again without --resume"
         return replace(action, reason=f"{action.reason}; {hint}")
@@ -327,10 +334,6 @@ class Supervisor:
         """Return the facts with the result of the device test; an error is a response, which the trainer reports."""
         answers = run_child(self.job.smoke_test, self.settings.smoke_test_s).code is not None
         return replace(facts, device_answers=answers)
-
-    @staticmethod
-    def _is_silent(facts: AttemptFacts) -> bool:
-        return facts.device_answers is False
 
     def _look_again(self, attempt: Attempt, facts: AttemptFacts) -> AttemptFacts:
         """Return the facts after a pause: whether what was missing is there again."""
@@ -341,7 +344,9 @@ class Supervisor:
             facts = replace(facts, survivors="")
         if facts.disk_is_full:
             facts = replace(facts, disk_is_full=not self._ask(has_space, self.run_folder, default=True))
-        return self._tested(facts) if self._is_silent(facts) else facts
+        if facts.device_answers is False:
+            facts = self._tested(facts)
+        return facts
 
     def _change_state(self, action: Action, restarts: int) -> None:
         self.state = replace(action.state, restarts=restarts)

@@ -59,7 +59,7 @@ def stalled(waited_s: float, sentence: str) -> Judgement:
         (GONE, {"found": record(Phase.EXIT)},
          Judgement(RunVerdict.INTERRUPTED, NOW_S - 5, "the process ended before training was finished")),
         (GONE, {"standing": WAITING, "supervisor_lives": True},
-         Judgement(RunVerdict.RESTARTING, NOW_S - 100, "attempt 2 of 3: worker 7 slept")),
+         Judgement(RunVerdict.RESTARTING, NOW_S - 100, "attempt 2 since the last checkpoint: worker 7 slept")),
         # The first attempt before its heartbeat.
         (GONE, {"found": NoHeartbeat.MISSING, "standing": replace(STANDING, restarts=0), "supervisor_lives": True},
          Judgement(RunVerdict.STARTING, NOW_S - 100)),

@@ -154,7 +154,7 @@ def _judge_between_attempts(standing: SupervisorStatus) -> Judgement:
     if standing.state is SupervisorState.RUNNING and standing.restarts == 0:
         return Judgement(RunVerdict.STARTING, standing.since_s)
     reason = f": {standing.sentence}" if standing.sentence else ""
-    sentence = f"attempt {standing.attempt} of {standing.attempts}{reason}"
+    sentence = f"attempt {standing.attempt} since the last checkpoint{reason}"
     return Judgement(RunVerdict.RESTARTING, standing.since_s, sentence)
 
 
