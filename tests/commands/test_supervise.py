@@ -78,6 +78,34 @@ def test_supervisor_gives_up_without_a_new_checkpoint(options: tuple[str, ...], 
     assert (tmp_path / "starts").read_text() == "xx"
 
 
+SILENT = """
+import sys, time
+open("starts", "a").write("x")
+starts = len(open("starts").read())
+for number in range(40):
+    {sign}
+    if starts == 1 and number == 30:
+        time.sleep(1000)
+    time.sleep(0.1)
+"""
+
+
+@pytest.mark.whole_run
+@pytest.mark.parametrize(
+    ("sign", "options"),
+    [("print(number)", ()), ("open('log.txt', 'a').write('x'); print(number)", ("--progress", "*.txt"))],
+    ids=["output", "files"],
+)
+def test_hang_of_a_program_without_a_heartbeat(sign: str, options: tuple[str, ...], tmp_path: Path) -> None:
+    script = SILENT.format(sign=sign)
+    done = supervise(tmp_path, script, "--supervision.phase_timeouts.import_s=2", *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "starts").read_text() == "xx"
+    assert "no progress for 2." in log_of(tmp_path)
+    state = json.loads((tmp_path / "run" / "supervision.json").read_text())
+    assert state["trained"], "the program has worked for longer than import_s"
+
+
 def test_supervise_without_a_command_is_an_error() -> None:
     with pytest.raises(ValueError, match="supervise needs a command after --"):
         run_tool("supervise", ["--"])

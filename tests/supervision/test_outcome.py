@@ -1,6 +1,8 @@
 import errno
 import re
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -15,13 +17,11 @@ TRACE = ("Traceback (most recent call last):", '  File "a.py", line 3, in main')
 
 
 def test_last_error_counts() -> None:
-    assert error_of(("ValueError: first", "RuntimeError: second")) == "RuntimeError: second"
-    assert (
-        error_of(("RuntimeError: message", "\tof several lines", "", "Epoch 0:  5%|#   | 1/20"))
-        == "RuntimeError: message"
-    )
-    assert error_of(("ValueError: handled", "next step")) == ""
-    assert error_of(("text: ValueError: no", "")) == ""
+    assert error_of(("ValueError: first", "RuntimeError: second")) == ["RuntimeError: second"]
+    lines = ("RuntimeError: message", "\tof several lines", "", "Epoch 0:  5%|#   | 1/20")
+    assert error_of(lines) == ["RuntimeError: message", "\tof several lines"]
+    assert error_of(("ValueError: handled", "next step")) == []
+    assert error_of(("text: ValueError: no", "")) == []
 
 
 @pytest.mark.parametrize(
@@ -80,6 +80,59 @@ Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.
 def test_cause_of_a_program_without_failure_record(code: int, lines: str, cause: str) -> None:
     record = record_of_output(code, (*TRACE, *lines.split("\n")))
     assert cause_of(facts(code=code, record=record)) is StallClass(cause), record
+
+
+def output_of(code: str) -> tuple[str, ...]:
+    """Return the lines that Python prints about the error which ends a program."""
+    done = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+    return tuple(line for line in done.stderr.split("\n") if line.strip())
+
+
+NUMPY = r"raise ImportError('\n\nIMPORTANT: PLEASE READ THIS\n\nOriginal error was: libx.so: no such file\n')"
+GROUP = "raise ExceptionGroup('several', [{}, ExceptionGroup('inner', [{}])])"
+
+
+@pytest.mark.parametrize(
+    ("code", "cause", "message"),
+    [
+        (NUMPY, "error", "IMPORTANT: PLEASE READ THIS Original error was: libx.so: no such file"),
+        (
+            r"raise ValueError('the options are wrong:\nlr must be positive')",
+            "error",
+            "the options are wrong: lr must be positive",
+        ),
+        (r"raise TypeError('no\n  such call')", "error", "no such call"),
+        (
+            GROUP.format("ValueError('a')", r"TypeError('b\nc')"),
+            "error",
+            "several (2 sub-exceptions); ValueError: a; ExceptionGroup: inner (1 sub-exception); TypeError: b",
+        ),
+        (
+            GROUP.format("RuntimeError('a')", "OSError(5, 'no answer')"),
+            "environment",
+            "several (2 sub-exceptions); RuntimeError: a; ExceptionGroup: inner (1 sub-exception); "
+            "OSError: [Errno 5] no answer",
+        ),
+        (
+            GROUP.format("RuntimeError('a')", "RuntimeError('b')"),
+            "unknown",
+            "several (2 sub-exceptions); RuntimeError: a; ExceptionGroup: inner (1 sub-exception); RuntimeError: b",
+        ),
+    ],
+)
+def test_errors_of_several_lines(code: str, cause: str, message: str) -> None:
+    record = record_of_output(1, output_of(code))
+    assert record is not None
+    assert record.message == message
+    assert cause_of(facts(code=1, record=record, trained=False)) is StallClass(cause)
+
+
+def test_error_that_other_output_follows_was_handled() -> None:
+    code = "import traceback\ntry: {}['a']\nexcept KeyError: traceback.print_exc()\n"
+    lines = output_of(code)
+    assert record_of_output(1, lines) is not None
+    assert record_of_output(1, (*lines, "trains without a")) is None
+    assert record_of_output(1, (*TRACE, "ValueError: handled:", *lines, "trains without a")) is None
 
 
 def test_error_in_the_output_has_errno_bases_and_traceback() -> None:

@@ -23,7 +23,15 @@ class World:
         timeouts = AdaptiveTimeouts(
             PhaseTimeouts(import_s=30, step_s=10, save_s=20, metrics_s=50, index_s=1, **short), {}
         )
-        self.watch = Watch(lambda: self.found, lambda: self.excuse, timeouts, POLL_S, lambda: self.now_s)
+        self.has_grown = False
+        self.watch = Watch(
+            lambda: self.found,
+            lambda: self.excuse,
+            timeouts,
+            POLL_S,
+            lambda: self.now_s,
+            has_grown=lambda: self.has_grown,
+        )
 
     def beat(self, phase: Phase) -> None:
         self.sequence += 2
@@ -78,6 +86,19 @@ def test_fault_29_sleep_of_the_supervisor_restarts_the_wait() -> None:
     assert "suspended for 3600 s" in look.reason
     assert world.after(9) is Health.HEALTHY
     assert world.after(2) is Health.STALLED
+
+
+def test_growth_counts_until_the_first_heartbeat() -> None:
+    world = World()
+    world.has_grown = True
+    assert world.after(100) is Health.HEALTHY
+    world.has_grown = False
+    assert world.after(29) is Health.HEALTHY
+    assert world.after(1) is Health.STALLED
+    world.beat(Phase.STEP)
+    world.has_grown = True
+    assert world.after(10) is Health.HEALTHY
+    assert world.after(1) is Health.STALLED
 
 
 def test_excuse_restarts_the_wait() -> None:

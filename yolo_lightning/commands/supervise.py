@@ -15,6 +15,7 @@ def supervise(
     run: Path = Path("runs/supervised"),
     restart_options: str = "",
     checkpoints: str = "",
+    progress: str = "",
     supervision: SuperviseSettings = SuperviseSettings(),  # noqa: B008 - frozen
 ) -> NoReturn:
     """Run a command, watch its heartbeat, and restart the command after hangs and crashes.
@@ -27,6 +28,8 @@ def supervise(
         restart_options: Options that are appended to the command when it is restarted and a checkpoint exists.
         checkpoints: Pattern of the checkpoint files, for example 'out/*.pt'. A new or changed file is progress, which
             resets the limit of attempts.
+        progress: Pattern of files, for example 'logs/*.txt', whose growth shows that a program without a heartbeat
+            works. Without a pattern, the output of the program shows this. The limit is `phase_timeouts.import_s`.
         supervision: Timeouts, retries and notifications.
     """
     if not command:
@@ -41,5 +44,6 @@ def supervise(
         settings=supervision,
         any_command=True,
         checkpoints=str(Path(checkpoints).absolute()) if checkpoints else "",
+        progress=str(Path(progress).absolute()) if progress else "",
     )
     become_supervisor(run, job)

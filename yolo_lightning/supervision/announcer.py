@@ -61,6 +61,7 @@ class Announcer:
         self._next_waiting_s = 0.0  # next notification of a wait
         self._waits_since_s = math.inf  # begin of a wait of the trainer itself
         self._started = False
+        self._growths = 0  # signs of life of a program without a heartbeat
 
     def serve(self) -> None:
         """Send what is queued, and read the status file from time to time."""
@@ -101,6 +102,11 @@ class Announcer:
             self._next_waiting_s = now_s + DAY_S
             self._steps_lost = self._steps_lost or 0
             self.notifier.send("waiting", f"the trainer waits for absent files; see {self.run / LOG_FILE}")
+
+    def program_grew(self) -> None:
+        """Ping because a program without a heartbeat has shown another sign of life."""
+        self._growths += 1
+        self.notifier.progress((self._growths, 0, 0))
 
     def stalled(self, sentence: str, event: str = "stalled") -> None:
         self.notifier.send(event, sentence)

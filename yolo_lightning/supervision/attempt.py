@@ -2,7 +2,7 @@
 
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,6 +21,7 @@ from yolo_lightning.supervision.kill import Killed, kill_tree, reap_orphans
 from yolo_lightning.supervision.next_action import cause_of_stall
 from yolo_lightning.supervision.outcome import record_of_output
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts
+from yolo_lightning.supervision.program_growth import ProgramGrowth
 from yolo_lightning.supervision.run_disk import PROBE_S, Recorder, RunDisk
 from yolo_lightning.supervision.trainer import RunningTrainer, make_temporary_folder, marker_of, remove_temporary_folder
 from yolo_lightning.supervision.watch import Health, Look, Watch, excuse_for, written_bytes
@@ -67,6 +68,7 @@ class Attempt:
     record: FailureRecord | None = None  # of the trainer; without one, what its output says
     waited_s: float = 0.0  # seconds without a heartbeat; 0 unless the trainer was killed after a stall
     evidence: Diagnosis | None = None  # of the stall
+    grown_s: float = 0.0  # seconds from the start to the last sign of life of a program without a heartbeat
     disk_hung: bool = False  # whether the disk of the run folder did not respond during the stall
     killed: Killed = field(default_factory=Killed)
     finished: bool = False  # whether the trainer has reported the end of training
@@ -89,6 +91,7 @@ class AttemptRunner:
         self._heartbeat: Heartbeat | None = None
         self._copied_s = 0.0
         self._climbs = False
+        self._grown_s = 0.0
 
     def run(self, words: list[str], state: FallbackState, climb_after_s: float) -> Attempt:
         """Run a trainer. After `climb_after_s` seconds without an incident, the trainer is stopped.
@@ -103,6 +106,7 @@ class AttemptRunner:
         self._heartbeat_path = live_heartbeat.make(self.token)
         self._heartbeat = None
         self._climbs = False
+        self._grown_s = 0.0
         self.keep_timeouts()
         with self._started(words) as trainer:
             self.services.announcer.attempt_started(trainer.process.pid, state)
@@ -135,7 +139,7 @@ class AttemptRunner:
             finished = self.services.disk.ask(run_files.is_finished, self.run_folder)
         record = read_failure(self._heartbeat_path)
         if stall is not None:
-            return replace(stall, record=record, killed=killed, finished=finished)
+            return replace(stall, record=record, killed=killed, finished=finished, grown_s=self._grown_s)
         heartbeat = self._read(trainer)
         lines = trainer.output.lines()
         works_on = heartbeat is not None and heartbeat.phase_began_s > trainer.output.last_s + WORKS_ON_S
@@ -148,6 +152,7 @@ class AttemptRunner:
             heartbeat=heartbeat,
             phase=heartbeat.phase if heartbeat else Phase.IMPORT,
             record=record,
+            grown_s=self._grown_s,
             killed=killed,
             finished=finished,
             climbs=self._climbs and not finished and code in (of_signal(signal.SIGTERM), -signal.SIGTERM),
@@ -180,10 +185,12 @@ class AttemptRunner:
             self.timeouts,
             self.settings.poll_s,
             written=lambda: written_bytes(pid),
+            has_grown=self._growth_of(trainer),
         )
         announcer = self.services.announcer
         log = self.services.recorder.log
         stall: Attempt | None = None
+        began_s = time.monotonic()
         kill_at_s = 0.0
         last_reason = ""
         while trainer.process.poll() is None:
@@ -202,6 +209,9 @@ class AttemptRunner:
                 self._copy_heartbeat()
                 if time.monotonic() >= self.quiet_since_s + climb_after_s and look.phase in STEP_PHASES:
                     self._stop_to_climb(trainer)
+            if look.has_grown:
+                self._grown_s = time.monotonic() - began_s
+                announcer.program_grew()
             if look.reason and look.reason != last_reason:
                 log(f"{look.health}: {look.reason}")
             last_reason = look.reason
@@ -217,6 +227,13 @@ class AttemptRunner:
                 announcer.recovered()
                 stall = None
         return stall
+
+    def _growth_of(self, trainer: RunningTrainer) -> Callable[[], bool]:
+        """Return the function that notices signs of life of another program; a fit reports a heartbeat."""
+        if not self.job.any_command:
+            return lambda: False
+        last_output_s = partial(getattr, trainer.output, "last_s")
+        return ProgramGrowth(self.job.progress, self.run_folder, last_output_s, self.services.disk).has_grown
 
     def _stop_to_climb(self, trainer: RunningTrainer) -> None:
         """Let the trainer save and exit; it finishes its step first."""

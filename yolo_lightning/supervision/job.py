@@ -100,6 +100,9 @@ class Job:
     any_command: bool = False  # whether the command is not a `fit`: exit code 0 means that it has finished
     is_service: bool = False  # whether no person has started the command: a service after a boot
     checkpoints: str = ""  # absolute pattern of the checkpoint files of `any_command`; empty for none
+    progress: str = (
+        ""  # absolute pattern of files whose growth replaces a heartbeat; empty for the output of the program
+    )
     options: dict[str, Any] = field(default_factory=dict)  # configured computation, see `computation_levels`
 
     def to_json(self) -> str:

@@ -13,14 +13,23 @@ from yolo_lightning.supervision.failure_record import AT_SAMPLE, WORKER_ERRNO, F
 from yolo_lightning.supervision.next_action import DEAD_WORKER, DEVICE_FAILURE, FAULTS, STARVED_WORKER
 from yolo_lightning.utils.exit_codes import ExitCode, of_signal
 from yolo_lightning.utils.files import DISK_FULL
+from yolo_lightning.utils.plain_text import one_line
 from yolo_lightning.utils.run_files import CHECKPOINT_PATTERN, CHECKPOINTS
 from yolo_lightning.utils.stop_signals import STOP_SIGNALS, signal_name
 
-ERROR_LINE = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Warning|Exit))(?:: |:?$)(.*)")
+ERROR_LINE = re.compile(
+    r"^([A-Za-z_][\w.]*(?:Error|Exception|ExceptionGroup|Interrupt|Warning|Exit)|Exception(?:Group)?)(?:: |:?$)(.*)"
+)
+OPEN_LINE = re.compile(r":\s*$")
+"""First line of a message that continues on the next line: 20 lines of advice follow NumPy's `ImportError: `."""
+
+MARGIN = re.compile(r"^\s*[|+][\s|+-]*")  # of the lines of an exception group
+END_OF_GROUP = re.compile(r"^\s+\+-+$")
 AT_EXIT = re.compile(r"^while reading image id=|resource_tracker|\d%\||^wandb: ")
 """Lines after an error that ends a program: the note of the data room, leaked semaphores, a progress bar, a logger."""
 
 TRACEBACK = "Traceback (most recent call last):"
+GROUP_TRACEBACK = "  + Exception Group Traceback (most recent call last):"
 USAGE_LINE = "error: "
 RESERVE_BYTES = 16 << 20
 RESERVE_SHARE = 0.05
@@ -45,27 +54,39 @@ def record_of_output(code: int, lines: Sequence[str]) -> FailureRecord | None:
         return FailureRecord("UserError", usage.removeprefix(USAGE_LINE), is_user_error=True)
     if code != ExitCode.FAILED:
         return None
-    error = next((line for line in reversed(lines) if ERROR_LINE.match(line)), "")
-    is_of_device = DEVICE_FAILURE.search(error)  # messages of CUDA and HIP have several lines
-    match = ERROR_LINE.match(error if is_of_device else error_of(lines))
-    return None if match is None else _record_of_line(match, lines)
+    device_error = next((line for line in reversed(lines) if ERROR_LINE.match(line)), "")
+    if DEVICE_FAILURE.search(device_error):  # messages of CUDA and HIP have several lines
+        return _record_of_error([device_error], lines)
+    error = error_of(lines)
+    return _record_of_error(error, lines) if error else None
 
 
-def _record_of_line(match: re.Match[str], lines: Sequence[str]) -> FailureRecord:
-    error, message = match.groups()
-    kind = getattr(builtins, error, None)
-    bases = tuple(base.__name__ for base in kind.__mro__) if isinstance(kind, type) else ()
+def _record_of_error(error: Sequence[str], lines: Sequence[str]) -> FailureRecord:
+    """Return the record of an error; a group has the classes of its members, too, because each of them ends it."""
+    first, *members = filter(None, map(ERROR_LINE.match, error))
+    is_group = first[1].endswith("ExceptionGroup")
+    parts = [part.strip() for part in (first[2], *error[1:])]
+    message = one_line(("; " if is_group else " ").join(part for part in parts if part))
     number = WORKER_ERRNO.search(message)
-    begin = max((at for at, line in enumerate(lines) if line == TRACEBACK), default=0)
+    begin = max((at for at, line in enumerate(lines) if line in (TRACEBACK, GROUP_TRACEBACK)), default=0)
     samples = AT_SAMPLE.findall("\n".join(lines))
+    classes = [first[1], *(member[1] for member in members if is_group)]
     return FailureRecord(
-        error,
-        message.strip(),
-        bases,
+        first[1],
+        message,
+        tuple(base for name in classes for base in _classes_of(name)),
         "\n".join(lines[begin:]),
         errno=int(number[1]) if number else None,
         samples=tuple(samples[-1:]),
     )
+
+
+def _classes_of(name: str) -> tuple[str, ...]:
+    """Return the name of a class and, for a class of Python, those of its base classes."""
+    kind = getattr(builtins, name, None)
+    if not isinstance(kind, type):
+        return (name,)
+    return tuple(base.__name__ for base in kind.__mro__)
 
 
 def _last(pattern: re.Pattern[str], lines: Sequence[str]) -> str:
@@ -73,14 +94,31 @@ def _last(pattern: re.Pattern[str], lines: Sequence[str]) -> str:
     return next((line.strip() for line in reversed(lines) if pattern.search(line)), "")
 
 
-def error_of(lines: Sequence[str]) -> str:
-    """Return the error at the end of the output, or an empty string: other output follows an error that was handled."""
-    for line in reversed(lines):
-        if ERROR_LINE.match(line):
-            return line.strip()
-        if line.strip() and not line[0].isspace() and not AT_EXIT.search(line):
-            return ""
-    return ""
+def error_of(lines: Sequence[str]) -> list[str]:
+    """Return the error at the end of the output, one line of its message an item; empty if there is none.
+
+    Other output follows an error that was handled. A message of several lines has indented lines, or a first line that
+    is empty or ends with a colon; without either, nothing distinguishes the message from other output.
+    """
+    lines = [line for line in lines if line.strip() and not AT_EXIT.search(line)]
+    if lines and END_OF_GROUP.match(lines[-1]):
+        return _group_of(lines)
+    has_output = False
+    for position in reversed(range(len(lines))):
+        line = lines[position]
+        if ERROR_LINE.match(line) and (not has_output or OPEN_LINE.search(line)):
+            return lines[position:]
+        if line == TRACEBACK:
+            return []
+        has_output = has_output or not line[0].isspace()
+    return []
+
+
+def _group_of(lines: Sequence[str]) -> list[str]:
+    """Return the errors of the exception group that ends the output, the group itself first."""
+    begin = max((at for at, line in enumerate(lines) if line == GROUP_TRACEBACK), default=0)
+    without_margin = [MARGIN.sub("", line) for line in lines[begin:]]
+    return [line for line in without_margin if ERROR_LINE.match(line)]
 
 
 def describe_exit(code: int, record: FailureRecord | None) -> str:

@@ -110,6 +110,20 @@ def _services(run: Path, job: Job) -> Iterator[Services]:
         disk.close(0.0 if disk.hangs else STOP_WAIT_S)
 
 
+def _has_stepped(attempt: Attempt, job: Job) -> bool:
+    """Return whether an attempt has completed a step.
+
+    Other programs number their steps as they like. Without a heartbeat, a program that has worked for longer than the
+    timeout of its start has begun to train.
+    """
+    heartbeat = attempt.heartbeat
+    if heartbeat is None:
+        return attempt.grown_s > job.settings.phase_timeouts.import_s
+    if job.any_command:
+        return Phase.STEP in heartbeat.longest_s
+    return heartbeat.step > 0 and attempt.phase > Phase.FIRST_BATCH
+
+
 class Supervisor:
     """Runs a job in a run folder, which is locked. `before` is the process that has locked the folder before."""
 
@@ -207,14 +221,16 @@ class Supervisor:
         record = attempt.record
         if record is not None and heartbeat is not None and record.process and record.step < heartbeat.step:
             record = None  # training went on after this error
-        has_stepped = heartbeat is not None and heartbeat.step > 0 and attempt.phase > Phase.FIRST_BATCH
+        has_stepped = _has_stepped(attempt, self.job)
         if has_stepped:
             self._is_watched = False
         saved = has_saved(saved_before, self._saved())
         if saved or not self._is_failing:
             self._failing_since_s = time.monotonic()
         self._is_failing = True
-        trained = self.state.trained or has_stepped or bool(self._marks)
+        # The checkpoints of another program can be older than the run.
+        has_checkpoint = saved if self.job.any_command else bool(self._marks)
+        trained = self.state.trained or has_stepped or has_checkpoint
         trained = trained or (record is not None and record.has_trained)
         return AttemptFacts(
             settings=self.settings,

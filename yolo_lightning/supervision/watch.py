@@ -34,6 +34,7 @@ class Look:
     heartbeat: Heartbeat | None  # None if it cannot be read
     waited_s: float  # seconds since the last change of the heartbeat
     reason: str = ""  # reason of `EXCUSED` and `NO_HEARTBEAT`; else empty
+    has_grown: bool = False  # whether a program without a heartbeat has shown another sign of life
 
 
 def _boot_clock_s() -> float:
@@ -49,7 +50,8 @@ class Watch:
     phase is `IMPORT`. A heartbeat that cannot be read for the largest timeout of all phases is a stall.
 
     `excuse` returns the reason why the trainer is allowed to stop at the moment, or None; `poll_s` is the time between
-    two looks, in seconds. `written` returns the number of bytes that the trainer has written so far.
+    two looks, in seconds. `written` returns the number of bytes that the trainer has written so far. `has_grown`
+    returns whether a program that has not reported a heartbeat yet has shown another sign of life since the last call.
     """
 
     def __init__(
@@ -60,12 +62,14 @@ class Watch:
         poll_s: float,
         clock: Callable[[], float] = _boot_clock_s,
         written: Callable[[], int] = lambda: 0,
+        has_grown: Callable[[], bool] = lambda: False,
     ) -> None:
         self.read = read
         self.excuse = excuse
         self.timeouts = timeouts
         self.clock = clock
         self.written = written
+        self.has_grown = has_grown
         self._written = 0
         self.gap_s = max(GAP_LEAST_S, GAP_POLLS * poll_s)
         self._last_look_s = self._last_change_s = clock()
@@ -80,7 +84,8 @@ class Watch:
         heartbeat = found if isinstance(found, Heartbeat) else None
         if heartbeat is not None and heartbeat.sequence != self._sequence:
             self._sequence, self._phase, self._last_change_s = heartbeat.sequence, heartbeat.phase, now_s
-        if self._phase is Phase.SAVE and self._has_written():
+        has_grown = self._sequence < 0 and self.has_grown()
+        if has_grown or (self._phase is Phase.SAVE and self._has_written()):
             self._last_change_s = now_s
         reason = f"the watching process was suspended for {gap_s:.0f} s" if gap_s > self.gap_s else self.excuse() or ""
         if reason:
@@ -94,7 +99,7 @@ class Watch:
             health = Health.STALLED
         else:
             health = Health.NO_HEARTBEAT if is_lost else Health.HEALTHY
-        return Look(health, self._phase, heartbeat, waited_s, reason or (str(found) if is_lost else ""))
+        return Look(health, self._phase, heartbeat, waited_s, reason or (str(found) if is_lost else ""), has_grown)
 
     def _has_written(self) -> bool:
         """Return whether more has been written since the last look: a slow save makes progress."""
