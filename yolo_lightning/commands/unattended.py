@@ -6,6 +6,7 @@ from typing import NoReturn
 
 from yolo_lightning.commands.answers import PROGRAM
 from yolo_lightning.supervision.job import Job, SuperviseSettings, start_detached
+from yolo_lightning.supervision.next_action import EARLY_ATTEMPTS
 from yolo_lightning.utils import sensors
 from yolo_lightning.utils.host import lingers
 from yolo_lightning.utils.run_files import CHECKPOINT_PATTERN, CHECKPOINTS, LOG_FILE
@@ -14,7 +15,7 @@ FIRST_BATCH_WAIT_S = 120.0
 
 
 def unattended(run: Path, settings: SuperviseSettings, *, has_service: bool) -> list[str]:
-    """Return the block that a run prints before it is left alone: each event, and what is not covered.
+    """Return the block that a run prints before it is left alone: each event, each end, and what is not covered.
 
     Args:
         run: Run folder.
@@ -23,9 +24,10 @@ def unattended(run: Path, settings: SuperviseSettings, *, has_service: bool) -> 
     """
     open_points = []
     if not (settings.notify.webhook or settings.notify.ping):
-        open_points.append("nobody is told when the run ends or gives up: set --supervision.notify.webhook or ping")
+        open_points.append("nobody is told when the run ends: set --supervision.notify.webhook or ping")
     if not has_service:
-        open_points.append(f"a reboot or a power cut ends the run: {PROGRAM} service install {shlex.quote(str(run))}")
+        service_command = f"{PROGRAM} service install {shlex.quote(str(run))}"
+        open_points.append(f"a reboot, a power cut or a kill of the supervisor ends the run: {service_command}")
     elif not lingers():
         open_points.append("the service starts at the log-in and ends with the log-out: loginctl enable-linger")
     space = "free space is unknown"
@@ -34,17 +36,35 @@ def unattended(run: Path, settings: SuperviseSettings, *, has_service: bool) -> 
         sizes = [path.stat().st_size for path in (run / CHECKPOINTS).glob(CHECKPOINT_PATTERN)]
         if largest := max(sizes, default=0):
             space += f", enough for {disk.free_bytes // largest:,} checkpoints"
-    patience = f"gives up after {settings.patience_h:g} h without a new checkpoint"
+    patience = f"{settings.patience_h:g} h"
     service = "the service resumes the newest checkpoint" if has_service else "not covered"
     return [
         "If nobody watches this run:",
         f"  hang        the trainer is ended {settings.kill_after_s:g} s after the timeout of its phase, and resumed",
         "  crash       resumes the newest checkpoint, with safer settings if it repeats",
-        f"  missing     data, disks, network, devices are waited for; {patience}",
+        f"  missing     data, disks, network, devices are waited for, up to {patience}",
         f"  full disk   training continues, checkpoints wait for space; {space}",
         f"  reboot      {service}",
+        *_ends(settings),
         "Not covered:" if open_points else "Not covered: a defect of the disk with the run folder (--mirror)",
         *(f"  - {point}" for point in open_points),
+    ]
+
+
+def _ends(settings: SuperviseSettings) -> list[str]:
+    """Return every way in which `next_action` ends a run, with the exit code."""
+    patience = f"{settings.patience_h:g} h"
+    starts = f"{settings.attempts} failed attempts or {min(settings.attempts, EARLY_ATTEMPTS)} hangs of the start"
+    return [
+        "The run ends (exit code):",
+        "  finished    after the last step and the work that follows it (0)",
+        "  stopped     by a stop signal or `stop` (130, 143, 129), or 77 if a process survives SIGKILL",
+        f"  patience    {patience} after the first failure, if no new checkpoint follows (76), or if a process",
+        "              survives SIGKILL or the device does not respond for as long (77)",
+        "  first step  before it, in a new run and in one that a person resumes: by a mistake of the user (2), by an",
+        "              unexpected error (1)",
+        f"              before it, in a new run: by two equal errors (1), by {starts} (76),",
+        "              by a process that survives SIGKILL or a device that does not respond (77)",
     ]
 
 
