@@ -164,8 +164,15 @@ def test_data_yaml_and_lists_are_regular_files(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"image list .* cannot be read.*not a regular file"):
         YoloSplit(read_description(tmp_path), "train")
     (tmp_path / "list.txt").unlink()
-    (tmp_path / "list.txt").write_text("/etc/secret.jpg\n")
+    secret = tmp_path.with_name(f"{tmp_path.name}-secret.jpg")
+    (tmp_path / "list.txt").write_text(f"{secret}\n")
+    with pytest.raises(ValueError, match=r"outside of the dataset folder .*; the file does not exist"):
+        YoloSplit(read_description(tmp_path), "train")
+    secret.touch()
     with pytest.raises(ValueError, match=r"outside of the dataset folder .*set data\.limits\.allow_outside_root true"):
+        YoloSplit(read_description(tmp_path), "train")
+    (tmp_path / "list.txt").write_text(f"{secret}\n", "utf-16")
+    with pytest.raises(ValueError, match=r"list\.txt cannot be read: not UTF-8 text at byte 0: it is UTF-16 text"):
         YoloSplit(read_description(tmp_path), "train")
 
 

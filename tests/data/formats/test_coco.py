@@ -68,6 +68,21 @@ def test_crowd_regions_are_left_out_and_counted(read: Callable[..., Annotations]
     assert split.facts.notes == ("1 of 3 boxes are crowd regions (iscrowd), left out, such as in b/2.jpg",)
 
 
+@pytest.mark.parametrize("ignore", [1, True])
+def test_records_marked_as_ignored_are_left_out_and_counted(read: Callable[..., Annotations], ignore: Any) -> None:
+    split = read({"bbox": [0, 0, 5, 5], "ignore": 0}, {"bbox": [1, 1, 5, 5], "ignore": ignore}, {"bbox": [2, 2, 5, 5]})
+    assert split.boxes[:, 0].tolist() == [0, 2]
+    assert split.facts.notes == ("1 of 3 boxes have the mark 'ignore', left out, such as in b/2.jpg",)
+
+
+def test_equal_names_of_categories_are_reported(read: Callable[..., Annotations]) -> None:
+    split = read({"bbox": [0, 0, 5, 5]}, categories=[{"id": 1, "name": "cat"}, {"id": 2, "name": "cat"}])
+    (note,) = split.facts.notes
+    assert note.startswith(
+        "2 classes have the name 'cat' and remain different classes, such as 'cat (1)' and 'cat (2)'"
+    )
+
+
 def test_root_category_of_roboflow_is_named(read: Callable[..., Annotations]) -> None:
     categories = [
         {"id": 0, "name": "animals", "supercategory": "none"},

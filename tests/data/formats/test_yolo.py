@@ -84,6 +84,12 @@ def test_notes_tell_what_a_user_would_want_to_know(yolo_set: YoloSet) -> None:
     )
 
 
+def test_equal_class_names_are_reported(yolo_set: YoloSet) -> None:
+    split = read(yolo_set({"train/a.png": BOX}, names=["cat", "dog", "cat"]))
+    assert split.facts.class_names == ("cat (0)", "dog", "cat (2)")
+    assert split.facts.notes[0].startswith("2 classes have the name 'cat' and remain different classes")
+
+
 def test_label_files_without_an_image_are_counted(yolo_set: YoloSet) -> None:
     file = yolo_set({"train/a.png": BOX, "train/B.PNG": BOX, "train/c.png": BOX})
     for name in ("images/train/c.png", "labels/train/classes.txt"):

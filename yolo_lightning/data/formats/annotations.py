@@ -135,3 +135,16 @@ def distinct_names(names: Mapping[int, str]) -> dict[int, str]:
     names = {number: one_line(name, LONGEST_NAME) for number, name in names.items()}
     counts = Counter(names.values())
     return {number: name if counts[name] == 1 else f"{name} ({number})" for number, name in names.items()}
+
+
+def renamed_classes(names: Mapping[int, str]) -> list[str]:
+    """Return a note if `distinct_names` changes a name that several classes have."""
+    counts = Counter(one_line(name, LONGEST_NAME) for name in names.values())
+    name, count = counts.most_common(1)[0]
+    if count == 1:
+        return []
+    renamed = [f"'{text}'" for text in distinct_names(names).values() if text.startswith(f"{name} (")]
+    return [
+        f"{count:,} classes have the name '{name}' and remain different classes, such as {' and '.join(renamed[:2])}; "
+        "to make them one class, give all their boxes the same class number"
+    ]

@@ -27,7 +27,7 @@ NAME_PARTS = ("instances_", "image_info_", "_annotations.coco")
 def read_coco(path: Path) -> Annotations:
     """Read and check a COCO annotation file; the classes are its categories in the order of their ids.
 
-    Crowd regions (`iscrowd`) are left out.
+    Crowd regions (`iscrowd`) and records with a true `ignore` are left out.
     """
     content = decode(path, COCO_FILE)
     if not content.categories:

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from yolo_lightning.data.formats.annotations import Annotations, still_images
+from yolo_lightning.data.formats.annotations import Annotations, renamed_classes, still_images
 from yolo_lightning.data.formats.image_ids import id_text, image_id_texts, unknown_image_hint
 from yolo_lightning.data.formats.suspicious_boxes import suspicions
 from yolo_lightning.errors import UserError
@@ -34,6 +34,8 @@ NON_NUMBER = re.compile(rb"([:\[,\s])(?:NaN|-?Infinity)(?=\s*[,\]}])")
 LARGEST_FILE = 8 << 30  # Bytes; LTDv2's Train.json has 1.1e9
 LARGEST_SIDE = 1 << 16  # Pixels. A larger width or height is refused as damaged.
 CROWD = -2  # Class index of crowd regions while the records are read
+IGNORED = -3  # Class index of records with a true `ignore` while the records are read
+LEFT_OUT = {CROWD: "are crowd regions (iscrowd)", IGNORED: "have the mark 'ignore'"}
 BYTE_POSITION = re.compile(r"\(byte (\d+)\)")
 LONGEST_NAME = 1024  # Characters of a file name or id
 LONGEST_NOTE = 400  # Characters of a remark for the log
@@ -69,6 +71,7 @@ class AnnotationRecord(msgspec.Struct, gc=False):
     category_id: int | float
     bbox: tuple[Pixels, Pixels, Pixels, Pixels]
     iscrowd: bool | float | None = 0
+    ignore: bool | float | None = 0
 
 
 class CategoryRecord(msgspec.Struct, gc=False):
@@ -190,8 +193,9 @@ def owners(path: Path, records: Sequence[AnnotationRecord], positions: Mapping[s
 def to_annotations(
     path: Path, content: AnnotationFile, classes: Mapping[int, str], box_type: type[np.floating[Any]]
 ) -> Annotations:
-    """Convert the records of the file `path`; clips, months and temperatures are unknown, crowd regions are left out.
+    """Convert the records of the file `path`; clips, months and temperatures are unknown.
 
+    Crowd regions and records with a true `ignore` are left out.
     `classes` are the names of the categories by id, in the order of the class indexes, and `box_type` is the type in
     which corners of boxes are computed. A `ValueError` contains the position of a record that cannot be used.
     """
@@ -208,19 +212,20 @@ def to_annotations(
     boxes: npt.NDArray[Any] = np.fromiter((record.bbox for record in records), np.dtype((box_type, 4)), count)
     boxes[:, 2:] += boxes[:, :2]
     notes = ["the file has no key 'annotations'"] if content.annotations is None else []
-    is_crowd = labels == CROWD
-    if is_crowd.any():
-        example = file_names[owner[is_crowd.argmax()]]
-        notes.append(
-            f"{is_crowd.sum():,} of {count:,} boxes are crowd regions (iscrowd), left out, such as in {example}"
-        )
-        owner, boxes, labels = owner[~is_crowd], boxes[~is_crowd], labels[~is_crowd]
+    for mark, reason in LEFT_OUT.items():
+        has_mark = labels == mark
+        if has_mark.any():
+            example = file_names[owner[has_mark.argmax()]]
+            notes.append(f"{has_mark.sum():,} of {count:,} boxes {reason}, left out, such as in {example}")
+    is_used = labels >= 0
+    owner, boxes, labels = owner[is_used], boxes[is_used], labels[is_used]
     impossible, unlikely = suspicions(owner, boxes, labels, shapes)
     if repetition := repeated_files(file_names, [image.id for image in images]):
         if count:
             impossible = f"{repetition}. {DIVIDED}"
         else:
             notes.append(f"{repetition}; each entry gets the detections of its file")
+    notes += renamed_classes({int(category.id): category.name for category in content.categories})
     notes += root_category(content.categories, np.bincount(labels, minlength=len(classes)), classes)
     return still_images(
         positions,
@@ -237,10 +242,15 @@ def to_annotations(
 
 
 def class_indexes(path: Path, records: Sequence[AnnotationRecord], classes: Mapping[int, str]) -> npt.NDArray[np.int32]:
-    """Return the class index of each record, `CROWD` for crowd regions; `classes` as in `to_annotations`."""
+    """Return the class index of each record, or its key in `LEFT_OUT`; `classes` as in `to_annotations`."""
     index_of: dict[float, int] = {category_id: index for index, category_id in enumerate(classes)}
-    indexes = (CROWD if record.iscrowd else index_of.get(record.category_id, -1) for record in records)
-    labels = np.fromiter(indexes, np.int32, len(records))
+
+    def class_index(record: AnnotationRecord) -> int:
+        if record.iscrowd:
+            return CROWD
+        return IGNORED if record.ignore else index_of.get(record.category_id, -1)
+
+    labels = np.fromiter(map(class_index, records), np.int32, len(records))
     for number in np.flatnonzero(labels == -1)[:1]:
         raise UserError(
             f"{path}: annotations[{number}].category_id must be one of {', '.join(map(str, classes))}, "

@@ -179,7 +179,7 @@ class YoloSplit:
         heif_images = [image for image in unreadable if suffix(image) in HEIF_SUFFIXES]
         if heif_images and not reads_heif():
             notes.append(f"{counted(len(heif_images), 'of them are HEIC images', heif_images[0])}: {NEEDS_HEIF}")
-        return tuple(map(one_line, (*self.files.notes, *notes)))
+        return tuple(map(one_line, (*self.description.notes, *self.files.notes, *notes)))
 
 
 def image_ids(names: list[str]) -> list[str]:

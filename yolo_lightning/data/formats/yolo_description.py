@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from yolo_lightning.data.formats.annotations import distinct_names
+from yolo_lightning.data.formats.annotations import distinct_names, renamed_classes
 from yolo_lightning.data.storage.frames import Channels
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.paths import plain_path, real_path, user_path
@@ -32,6 +32,7 @@ class DataDescription:
     class_names: tuple[str, ...]  # Class names, index 0 first
     channels: Channels | None  # None if the file does not define it
     keypoint_columns: int  # Number of keypoint columns after each box
+    notes: tuple[str, ...]  # Remarks about the class names for the log, one line each
 
     def places(self, key: Key) -> list[Path]:
         """Return the existing folders and image lists of a split, as absolute paths that may be links.
@@ -90,13 +91,15 @@ def read_description(file: Path, root: Path | None = None) -> DataDescription:
         and all(type(n) is int and 0 <= n <= MOST_KEYPOINTS for n in keypoints)
     ):
         raise _refused(file, "kpt_shape", f"a list of two integers from 0 to {MOST_KEYPOINTS}", keypoints)
+    names_by_number = class_names(file, content.get("names"), content.get("nc"))
     return DataDescription(
         file=real_path(file),
         root=real_path(root),
         entries=entries,
-        class_names=class_names(file, content.get("names"), content.get("nc")),
+        class_names=tuple(distinct_names(names_by_number).values()),
         channels=channels,
         keypoint_columns=keypoints[0] * keypoints[1],
+        notes=tuple(renamed_classes(names_by_number)),
     )
 
 
@@ -125,14 +128,14 @@ def _find_root(file: Path, path: object) -> Path:
     )
 
 
-def class_names(file: Path, names: object, count: Any) -> tuple[str, ...]:
-    """Return the class names, index 0 first; `class_0`, `class_1`, ... if only their number is given."""
+def class_names(file: Path, names: object, count: Any) -> dict[int, str]:
+    """Return the class names by number, 0 first; `class_0`, `class_1`, ... if only their number is given."""
     if count is not None and not (type(count) is int and 1 <= count <= MOST_CLASSES):
         raise _refused(file, "nc", f"an integer from 1 to {MOST_CLASSES}", count)
     if names is None:
         if count is None:
             raise UserError(f"{file} must have the key 'names' or 'nc'")
-        return tuple(f"class_{index}" for index in range(count))
+        return {index: f"class_{index}" for index in range(count)}
     if not isinstance(names, list | dict) or not 0 < len(names) <= MOST_CLASSES:
         raise _refused(file, "names", "a list, or names by class number", names)
     pairs = list(enumerate(names)) if isinstance(names, list) else list(names.items())
@@ -146,4 +149,4 @@ def class_names(file: Path, names: object, count: Any) -> tuple[str, ...]:
         raise UserError(f"{file}: the keys of 'names' must be 0 to {len(names) - 1}, got {_shown(repr(list(names)))}")
     if count not in (None, len(names)):
         raise UserError(f"{file}: 'nc' must be {len(names)}, the number of 'names', got {count}")
-    return tuple(distinct_names(dict(sorted(by_number.items()))).values())
+    return dict(sorted(by_number.items()))

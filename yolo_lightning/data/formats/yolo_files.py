@@ -17,7 +17,7 @@ from yolo_lightning.data.left_out_files import by_suffix, counted, other_files, 
 from yolo_lightning.data.storage.frames import IMAGE_SUFFIXES
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.paths import plain_path, real_path
-from yolo_lightning.utils.plain_text import one_line
+from yolo_lightning.utils.plain_text import first_look, one_line
 from yolo_lightning.utils.regular_files import FolderContent, file_stamp, list_folder, read_regular
 
 IMAGES, LABELS = f"{os.sep}images{os.sep}", f"{os.sep}labels{os.sep}"
@@ -226,9 +226,12 @@ class SplitImages:
         allowed = tuple(f"{folder}{os.sep}" for folder in allowed_folders)
         for path in self.paths:
             if not path.startswith(allowed):
+                remedy = "set data.limits.allow_outside_root true to read it"
+                if not os.path.lexists(path):
+                    remedy = "the file does not exist: replace the folder in the list by that of the images"
                 raise UserError(
                     f"{self.description.file}: image {one_line(path, 300)!r} is outside of the dataset folder "
-                    f"{self.description.root}; set data.limits.allow_outside_root true to read it"
+                    f"{self.description.root}; {remedy}"
                 )
 
     def other_files(self) -> list[str]:
@@ -246,8 +249,11 @@ def _lines(image_list: Path) -> list[str]:
     """Return the lines of a list of images, with `/` between folders."""
     try:
         lines = read_regular(image_list, LARGEST_LIST).decode("utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise UserError(f"image list {image_list} cannot be read: {error}") from error
+    except UnicodeDecodeError as error:
+        reason = f"not UTF-8 text at byte {error.start}: it {first_look(error.object)}"
+        raise UserError(f"image list {image_list} cannot be read: {reason}") from error
     names = [line.strip().replace("\\", "/") for line in lines if line.strip()]
     for name in names:
         if suffix(name) not in IMAGE_SUFFIXES:
