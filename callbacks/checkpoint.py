@@ -19,6 +19,7 @@ from torch import Tensor
 from yolo_lightning.checkpoints.checkpoint_file import NotSavedError, link_checkpoint, remove_checkpoint, superseded
 from yolo_lightning.checkpoints.remote_folder import is_address, local_path
 from yolo_lightning.errors import UserError
+from yolo_lightning.supervision.unsaved_checkpoint import forget_unsaved, note_unsaved
 from yolo_lightning.training.accumulation import Accumulation, unscaled_gradients
 from yolo_lightning.utils import run_files
 from yolo_lightning.utils.activity import number_from_device
@@ -172,6 +173,11 @@ class BestCheckpoint(ModelCheckpoint):
             self._unsaved = deepcopy(move_data_to_device(content, torch.device("cpu")))
             kept = "training continues, and the checkpoint is written as soon as possible"
             rank_zero_warn(f"could not save {run_files.BEST_CHECKPOINT} ({error.strerror}); {kept}")
+            if trainer.is_global_zero:
+                note_unsaved(run_files.BEST_CHECKPOINT, Path(self.best_model_path), error)
+        else:
+            if trainer.is_global_zero:
+                forget_unsaved(run_files.BEST_CHECKPOINT)
 
     def _save_again(self, trainer: Trainer, pauses_s: Sequence[float] = ()) -> OSError | None:
         """Write the checkpoint in memory, after a failure again after each of the pauses; return the last error."""
@@ -184,6 +190,8 @@ class BestCheckpoint(ModelCheckpoint):
                     trainer.strategy.save_checkpoint(self._unsaved, self.best_model_path)
                     trainer.strategy.barrier("Trainer.save_checkpoint")
                 self._unsaved = None
+                if trainer.is_global_zero:
+                    forget_unsaved(run_files.BEST_CHECKPOINT)
             except OSError as error:
                 failure = error
                 if pause_s is not None:
@@ -324,10 +332,13 @@ class LastCheckpoint(Checkpoint):
                     trusted = trusted_steps(Path(trainer.default_root_dir))
                     for old in superseded(path.parent.glob(run_files.STEP_CHECKPOINTS), path, self.keep, trusted):
                         remove_checkpoint(old)
+                    forget_unsaved(run_files.LAST_CHECKPOINT)
                 self._failure = None
                 return
             except OSError as error:
                 self._failure = error
+            if trainer.is_global_zero:
+                note_unsaved(run_files.LAST_CHECKPOINT, path, self._failure)
             then = "no further attempt" if pauses_s else "training continues"
             then = then if pause_s is None else f"next attempt in {pause_s:g} s"
             rank_zero_warn(f"could not save {path} ({self._failure.strerror}); {then}, older checkpoints are kept")

@@ -22,6 +22,8 @@ from yolo_lightning.checkpoints.checkpoint_file import (
     write_checkpoint,
 )
 from yolo_lightning.checkpoints.checkpoint_io import AtomicCheckpointIO
+from yolo_lightning.supervision.heartbeat import HEARTBEAT_VARIABLE
+from yolo_lightning.supervision.unsaved_checkpoint import read_unsaved
 from yolo_lightning.utils.run_files import FINISHED_FILE
 
 
@@ -100,6 +102,26 @@ def test_nothing_is_saved_on_an_exception(tmp_path: Path) -> None:
 
 def warned(recwarn: pytest.WarningsRecorder) -> str:
     return "\n".join(str(warning.message) for warning in recwarn)
+
+
+def test_failed_save_is_recorded_for_the_supervisor_until_a_save_succeeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float]
+) -> None:
+    heartbeat = tmp_path / "memory" / "heartbeat"
+    heartbeat.parent.mkdir()
+    monkeypatch.setenv(HEARTBEAT_VARIABLE, str(heartbeat))
+    fill_disk(monkeypatch, lambda checkpoint, path: checkpoint["global_step"] > 2)
+    with pytest.raises(NotSavedError):
+        fit(tmp_path, LastCheckpoint(2), batches=6)
+    unsaved = read_unsaved(heartbeat)
+    assert unsaved is not None
+    assert unsaved.sentence(unsaved.since_s) == (
+        f"could not save {tmp_path}/checkpoints/step-000000004.ckpt (No space left on device); "
+        "the newest checkpoint, step-000000002.ckpt, is 0 min old"
+    )
+    fill_disk(monkeypatch, lambda checkpoint, path: False)
+    fit(tmp_path, LastCheckpoint(2), batches=6)
+    assert read_unsaved(heartbeat) is None
 
 
 def test_disk_full_warns_and_training_goes_on_without_a_pause(

@@ -24,6 +24,7 @@ from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts
 from yolo_lightning.supervision.program_growth import ProgramGrowth
 from yolo_lightning.supervision.run_disk import PROBE_S, Recorder, RunDisk
 from yolo_lightning.supervision.trainer import RunningTrainer, make_temporary_folder, marker_of, remove_temporary_folder
+from yolo_lightning.supervision.unsaved_checkpoint import UnsavedCheckpoint, read_unsaved
 from yolo_lightning.supervision.watch import Health, Look, Watch, excuse_for, written_bytes
 from yolo_lightning.utils import run_files
 from yolo_lightning.utils.activity import Activity
@@ -92,6 +93,7 @@ class AttemptRunner:
         self._copied_s = 0.0
         self._climbs = False
         self._grown_s = 0.0
+        self._unsaved: tuple[UnsavedCheckpoint, Incident] | None = None
 
     def run(self, words: list[str], state: FallbackState, climb_after_s: float) -> Attempt:
         """Run a trainer. After `climb_after_s` seconds without an incident, the trainer is stopped.
@@ -107,6 +109,7 @@ class AttemptRunner:
         self._heartbeat = None
         self._climbs = False
         self._grown_s = 0.0
+        self._unsaved = None
         self.keep_timeouts()
         with self._started(words) as trainer:
             self.services.announcer.attempt_started(trainer.process.pid, state)
@@ -209,6 +212,7 @@ class AttemptRunner:
                 self._copy_heartbeat()
                 if time.monotonic() >= self.quiet_since_s + climb_after_s and look.phase in STEP_PHASES:
                     self._stop_to_climb(trainer)
+            self._report_unsaved(look)
             if look.has_grown:
                 self._grown_s = time.monotonic() - began_s
                 announcer.program_grew()
@@ -227,6 +231,26 @@ class AttemptRunner:
                 announcer.recovered()
                 stall = None
         return stall
+
+    def _report_unsaved(self, look: Look) -> None:
+        """Report a checkpoint that the trainer could not save, and that checkpoints are saved again."""
+        unsaved = read_unsaved(self._heartbeat_path)
+        if unsaved is not None and self._unsaved is None:
+            sentence = unsaved.sentence(time.time())
+            diagnosis = Diagnosis(StallClass.ENVIRONMENT, sentence)
+            incident = Incident(self.new_incident(), look.phase, look.heartbeat, diagnosis)
+            self._unsaved = (unsaved, incident)
+            self._announce_unsaved(incident, "checkpoint not saved", sentence, "training continues")
+        elif unsaved is None and self._unsaved is not None:
+            failed, incident = self._unsaved
+            self._unsaved = None
+            sentence = f"after {(time.time() - failed.since_s) / 60:.0f} min"
+            self._announce_unsaved(incident, "checkpoints are saved again", sentence, f"saved again {sentence}")
+
+    def _announce_unsaved(self, incident: Incident, event: str, sentence: str, outcome: str) -> None:
+        self.keep_incident(incident, outcome)
+        self.services.recorder.log(f"{event}: {sentence}")
+        self.services.announcer.notifier.send(event, sentence)
 
     def _growth_of(self, trainer: RunningTrainer) -> Callable[[], bool]:
         """Return the function that notices signs of life of another program; a fit reports a heartbeat."""

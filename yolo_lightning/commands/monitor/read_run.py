@@ -21,6 +21,7 @@ from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts, PhaseTim
 from yolo_lightning.supervision.processes import loader_workers
 from yolo_lightning.supervision.remaining_time import Remaining, remaining
 from yolo_lightning.supervision.run_status import Status, SupervisorStatus, read_status
+from yolo_lightning.supervision.unsaved_checkpoint import read_unsaved
 from yolo_lightning.utils.plain_text import one_line
 from yolo_lightning.utils.process_identity import read_process
 from yolo_lightning.utils.run_files import (
@@ -54,7 +55,8 @@ def read_run(folder: Path, machine: SensorReadings | None = None) -> RunState:
     """Return the state of the run in `folder`, with the given readings of the sensors."""
     check_holds_run(folder)
     now_s = time.time()
-    found = read_heartbeat(heartbeat_of(folder))
+    heartbeat_path = heartbeat_of(folder)
+    found = read_heartbeat(heartbeat_path)
     status, standing = read_status(folder / STATUS_FILE), SupervisorStatus.read(folder / SUPERVISOR_FILE)
     trainer, lives = _find_trainer(found, status, standing, now_s)
     heartbeat = found if isinstance(found, Heartbeat) else None
@@ -100,6 +102,7 @@ def read_run(folder: Path, machine: SensorReadings | None = None) -> RunState:
         checkpoints=tuple(saved[:CHECKPOINTS_SHOWN]),
         damaged=(*damaged, *(f"{one.name} or its checksum file is damaged" for one in saved if one.is_damaged)),
         incidents=tuple(incidents(folder / INCIDENTS)),
+        unsaved=read_unsaved(heartbeat_path),
         machine=machine or SensorReadings(),
     )
 

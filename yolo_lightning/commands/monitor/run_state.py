@@ -10,6 +10,7 @@ from yolo_lightning.supervision.incident import IncidentReport
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts
 from yolo_lightning.supervision.remaining_time import Remaining
 from yolo_lightning.supervision.run_status import Status, SupervisorState, SupervisorStatus
+from yolo_lightning.supervision.unsaved_checkpoint import UnsavedCheckpoint
 from yolo_lightning.supervision.watches import WatchFinding
 from yolo_lightning.utils.moment import moment
 from yolo_lightning.utils.process_identity import Process
@@ -96,6 +97,7 @@ class RunState:
     checkpoints: tuple[Checkpoint, ...] = ()  # newest first
     damaged: tuple[str, ...] = ()  # a sentence per file that exists and cannot be used
     incidents: tuple[IncidentReport, ...] = ()  # the latest, oldest first
+    unsaved: UnsavedCheckpoint | None = None  # failed save that no successful one has followed
     machine: SensorReadings = field(default_factory=SensorReadings)
 
 
@@ -162,7 +164,10 @@ def red_flags(state: RunState) -> list[str]:
     """Return one line per warning: first about the training, then about the machine, then those of the watches."""
     findings = state.status.findings if state.status is not None and state.judgement.verdict in ALIVE else ()
     alarms = [finding_line(one, state.now_s) for one in findings if one.is_alarm]
-    return [*state.damaged, *_training_flags(state), *_machine_flags(state), *alarms]
+    unsaved = []
+    if state.unsaved is not None and state.judgement.verdict in ALIVE:
+        unsaved = [state.unsaved.sentence(state.now_s)]
+    return [*state.damaged, *unsaved, *_training_flags(state), *_machine_flags(state), *alarms]
 
 
 def finding_line(one: WatchFinding, now_s: float) -> str:
