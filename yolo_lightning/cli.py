@@ -18,7 +18,6 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCL
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins import CheckpointIO
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
-from torch.distributed import DistStoreError
 
 import yolo_lightning
 from yolo_lightning import callbacks
@@ -30,11 +29,12 @@ from yolo_lightning.checkpoints.resume import download
 from yolo_lightning.commands import TOOLS
 from yolo_lightning.commands.answers import PROGRAM, answer, has_pictures_of, learn
 from yolo_lightning.commands.command_line import run_tool
-from yolo_lightning.commands.endings import full_disk_reported, reported
+from yolo_lightning.commands.endings import full_disk_reported, missing_process_reported, reported
 from yolo_lightning.commands.fit_summary import end_fit, start_lines
 from yolo_lightning.commands.option_errors import ShortErrors, missing_package, user_errors
 from yolo_lightning.commands.option_layers import given_options, layers
-from yolo_lightning.commands.run_plan import FROM_DATA, plan_run
+from yolo_lightning.commands.rank_plan import plan_of_all_ranks
+from yolo_lightning.commands.run_plan import FROM_DATA, Run, plan_run
 from yolo_lightning.commands.start_supervisor import DEADLINE_OPTIONS, MAX_EPOCHS, reserved, supervise_fit
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.errors import UserError
@@ -53,6 +53,7 @@ from yolo_lightning.utils.addresses import redacted
 from yolo_lightning.utils.distributed import launch_id, machines_of_launch
 from yolo_lightning.utils.optional_file import OptionalFile
 from yolo_lightning.utils.plain_text import one_line, printable
+from yolo_lightning.utils.rank_store import RankStore, connect_ranks
 from yolo_lightning.utils.rank_zero import HARMLESS_WARNINGS
 from yolo_lightning.utils.tensorboard import Curves
 from yolo_lightning.utils.terminal import has_cursor_control
@@ -143,6 +144,7 @@ class YOLOCLI(LightningCLI):
     """LightningCLI with run folders and supervision; command-line options override settings stored in checkpoints."""
 
     _reserved: Path | None = None  # folder of a new run
+    _ranks: RankStore | None = None  # of torchrun; the first rank holds the store
 
     def __init__(self, *positional: Any, **named: Any) -> None:
         self._words: list[str] = named["args"]
@@ -192,9 +194,26 @@ class YOLOCLI(LightningCLI):
 
     def _parse_ckpt_path(self) -> None:
         """Plan the run and carry the plan out. Lightning's method lets checkpoints override command-line options."""
-        words, given = self._words, given_options(self._words, os.environ)
-        command = words[0]
+        command = self._words[0]
         options = flatten(yaml.safe_load(self.parser.dump(self.config, skip_none=False))[command])
+        with missing_process_reported():
+            self._ranks = connect_ranks(self.config[command].get("trainer.strategy.init_args.timeout"))
+            run = plan_of_all_ranks(self._ranks, options, partial(self._prepared_plan, options))
+        for warning in run.warnings:
+            rank_zero_warn(warning)
+        for line in run.lines:
+            rank_zero_info(line)
+        if run.is_finished:
+            raise SystemExit(0)
+        checkpoint = None if run.checkpoint is None else str(run.checkpoint)
+        changed = {**run.options, "trainer.default_root_dir": str(run.folder), "ckpt_path": checkpoint}
+        self.config[command] = self._parser(command).parse_object(nested(changed), cfg_base=self.config[command])
+        self._epochs_trained = run.epochs_trained
+        heartbeat.enter(Phase.INDEX)
+
+    def _prepared_plan(self, options: dict[str, Any]) -> Run:
+        """Return the plan of a run whose checkpoint is on this machine and whose folder exists and is reserved."""
+        words, given = self._words, given_options(self._words, os.environ)
         run = plan_run(words, options, given)
         if run.becomes_supervisor:
             supervise_fit(words, options)
@@ -204,18 +223,9 @@ class YOLOCLI(LightningCLI):
         while run.is_reserved and not reserved(run.folder):
             run = plan_run(words, options, given)
         self._reserved = run.folder if run.is_reserved else None
-        for warning in run.warnings:
-            rank_zero_warn(warning)
-        for line in run.lines:
-            rank_zero_info(line)
-        if run.is_finished:
-            raise SystemExit(0)
-        run_folder.prepare(run.folder)
-        checkpoint = None if run.checkpoint is None else str(run.checkpoint)
-        changed = {**run.options, "trainer.default_root_dir": str(run.folder), "ckpt_path": checkpoint}
-        self.config[command] = self._parser(command).parse_object(nested(changed), cfg_base=self.config[command])
-        self._epochs_trained = run.epochs_trained
-        heartbeat.enter(Phase.INDEX)
+        if not run.is_finished:
+            run_folder.prepare(run.folder)
+        return run
 
     def instantiate_classes(self) -> None:
         """Name the callback or logger whose constructor fails, where jsonargparse lists all types of the option."""
@@ -314,19 +324,13 @@ class YOLOCLI(LightningCLI):
     def _run_subcommand(self, subcommand: str) -> None:
         """Run a subcommand. A lock, or the lock of the supervisor, allows one fit per run folder."""
         alone = subcommand == "fit" and not is_supervised() and self.trainer.is_global_zero
-        folder, launch = Path(self.trainer.default_root_dir), launch_id()
+        folder = Path(self.trainer.default_root_dir)
         if subcommand == "fit":
             mark_process()
-        with run_lock(folder) if alone else nullcontext():
-            if alone and launch is not None:
-                run_folder.note_launch(folder, launch)
-            try:
-                with reported(self.trainer, self._words) if subcommand == "fit" else nullcontext():
-                    super()._run_subcommand(subcommand)
-            except DistStoreError as error:
-                raise SystemExit(
-                    f"error: a process is missing or has ended: {error} Time limit: see configs/engine/ddp.yaml."
-                ) from None
+        lock = run_lock(folder) if alone else nullcontext()
+        report = reported(self.trainer, self._words) if subcommand == "fit" else nullcontext()
+        with lock, missing_process_reported(), report:
+            super()._run_subcommand(subcommand)
 
 
 class ShortErrorParser(ShortErrors, LightningArgumentParser):

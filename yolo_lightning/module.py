@@ -83,7 +83,7 @@ from yolo_lightning.training.schedule import OptimizerSettings, scaled_weight_de
 from yolo_lightning.training.self_check import SelfCheck
 from yolo_lightning.utils.activity import Activity, during, enter
 from yolo_lightning.utils.choices import as_settings, check_types, checked_arguments
-from yolo_lightning.utils.distributed import sum_over_ranks
+from yolo_lightning.utils.distributed import check_agreement, sum_over_ranks
 from yolo_lightning.utils.host import keep_freed_memory
 from yolo_lightning.utils.loop_position import schedule_step, steps_begun
 from yolo_lightning.utils.offline import prefer_fast_find
@@ -454,7 +454,12 @@ class YOLOModule(LightningModule):
             )
 
     def on_train_start(self) -> None:
-        """Restore the summed gradients of a checkpoint inside an accumulation, and get the facts about the data."""
+        """Restore the summed gradients of a checkpoint inside an accumulation, and get the facts about the data.
+
+        Raises:
+            UserError: If the ranks have not restored the same step.
+        """
+        check_agreement({"step": steps_begun(self.trainer)})
         self._accumulation.restore(self.graph, self.trainer.scaler)
         self._facts = facts = TrainingFacts.from_trainer(self.trainer)
         summed = sum_over_ranks if self.trainer.world_size > 1 else None

@@ -5,6 +5,7 @@ import pytest
 
 from yolo_lightning.checkpoints import resume, run_folder
 from yolo_lightning.checkpoints.checkpoint_file import write_checkpoint
+from yolo_lightning.checkpoints.run_folder import LaunchRecord
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils import run_files
 
@@ -57,11 +58,19 @@ def test_note_that_cannot_be_read_counts_as_none(tmp_path: Path) -> None:
 def test_folder_of_a_launch_is_the_one_it_has_started_in_last(tmp_path: Path) -> None:
     for name in ("yolo-2", "yolo"):
         (tmp_path / name).mkdir()
-        run_folder.note_launch(tmp_path / name, "launch-1")
+        run_folder.note_launch(tmp_path / name, LaunchRecord("launch-1", "token"))
         run_folder.note_start(tmp_path / name)
     os.utime(tmp_path / "yolo-2" / run_files.LAUNCH, (4e9, 4e9))
     assert run_folder.run_of_launch(tmp_path / "yolo", "launch-1") == tmp_path / "yolo"
     assert run_folder.run_of_launch(tmp_path / "yolo", "launch-2") is None
+
+
+def test_folder_that_other_hosts_do_not_share_lacks_the_token_of_the_first_rank(tmp_path: Path) -> None:
+    launch = LaunchRecord("launch-1", "token")
+    assert not run_folder.has_launch(tmp_path, launch, patience_s=0.2)
+    run_folder.note_launch(tmp_path, launch)
+    assert run_folder.has_launch(tmp_path, launch, patience_s=0.0)
+    assert not run_folder.has_launch(tmp_path, LaunchRecord("launch-1", "of the next attempt"), patience_s=0.0)
 
 
 def test_other_folders_are_not_runs_of_the_base(tmp_path: Path) -> None:

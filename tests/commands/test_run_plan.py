@@ -1,21 +1,21 @@
 """The plan of a run is made without side effects."""
 
 import json
-from dataclasses import asdict
-from hashlib import sha256
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.checkpoints.test_resume_choice import RESUMABLE
-from yolo_lightning.checkpoints.checkpoint_file import Checksum, checksum_path, write_checkpoint
+from yolo_lightning.checkpoints.checkpoint_file import write_checkpoint
+from yolo_lightning.checkpoints.run_folder import LaunchRecord, note_launch
 from yolo_lightning.commands.option_layers import GivenOptions
-from yolo_lightning.commands.run_plan import check_accelerator, plan_run
+from yolo_lightning.commands.run_plan import Run, check_accelerator, plan_run
+from yolo_lightning.errors import UserError
 from yolo_lightning.supervision.fallback_levels import FallbackState
 from yolo_lightning.supervision.trainer import MARKER_VARIABLE
 from yolo_lightning.utils.distributed import LAUNCH_VARIABLE
-from yolo_lightning.utils.files import write_json
 from yolo_lightning.utils.run_files import FINISHED_FILE, STATE_FILE
 
 LOOPS = {"fit_loop": {"epoch_progress": {"current": {"processed": 3}}}}
@@ -92,6 +92,52 @@ def test_finished_run_ends_the_process() -> None:
     assert not plan_run(["fit"], options(resume=True, trainer__max_epochs=4), GivenOptions()).is_finished
 
 
+@pytest.fixture
+def launch(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Id of a launch of torchrun, whose agent has counted no failure."""
+    monkeypatch.setenv(LAUNCH_VARIABLE, "launch-1")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    return "launch-1"
+
+
+def test_launch_resumes_its_run_whatever_number_of_restarts_its_agent_has_counted(launch: str) -> None:
+    checkpoint = save("run")
+    save("run-2", steps=9)
+    note_launch(Path("run"), LaunchRecord(launch, "token"))
+    run = plan_run(["fit"], options(), GivenOptions())
+    assert (run.folder, run.checkpoint) == (Path("run"), checkpoint)
+    note_launch(Path("run"), LaunchRecord("launch-2", "token"))
+    run = plan_run(["fit"], options(), GivenOptions())
+    assert (run.folder, run.checkpoint) == (Path("run-3"), None)
+
+
+def test_launch_whose_run_is_finished_ends_and_names_the_remedy(launch: str) -> None:
+    save("run", loops=LOOPS)
+    Path("run", FINISHED_FILE).write_text('{"epochs": 3}')
+    note_launch(Path("run"), LaunchRecord(launch, "token"))
+    run = plan_run(["fit"], options(), GivenOptions())
+    assert run.is_finished
+    assert "To start a new run, set another --rdzv-id than launch-1." in run.lines[0]
+    assert not plan_run(["fit"], options(trainer__max_epochs=4), GivenOptions()).is_finished
+
+
+def test_launches_that_cannot_be_restarted_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(LAUNCH_VARIABLE, "none")
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
+    with pytest.raises(UserError, match="--max-restarts needs --rdzv-id"):
+        plan_run(["fit"], options(), GivenOptions())
+    monkeypatch.setenv(LAUNCH_VARIABLE, "launch-1")
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    with pytest.raises(UserError, match="set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"):
+        plan_run(["fit"], options(), GivenOptions())
+
+
+def test_plan_for_other_ranks_is_equal_except_for_the_reservation() -> None:
+    run = Run(Path("run"), Path("run/a.ckpt"), is_reserved=True, options={"a": [1]}, warnings=("w",), lines=("l",))
+    assert Run.from_json(json.loads(json.dumps(run.to_json()))) == replace(run, is_reserved=False)
+
+
 def test_supervised_fit_becomes_a_supervisor(monkeypatch: pytest.MonkeyPatch) -> None:
     supervised = options(supervision__enabled=True)
     assert plan_run(["fit"], supervised, GivenOptions()).becomes_supervisor
@@ -133,7 +179,7 @@ def test_evaluation_takes_the_settings_of_the_weights_unless_they_are_typed() ->
 def test_damaged_checkpoint_is_passed_over() -> None:
     whole = save("run", 1)
     torn = save("run", 2)
-    write_json(checksum_path(torn), asdict(Checksum(sha256().hexdigest(), 7, 0, 2)))
+    torn.write_bytes(torn.read_bytes()[:-7])
     with pytest.warns(UserWarning, match="skipped .*step-000000002.ckpt: it has .* bytes instead of"):
         assert plan_run(["fit"], options(resume=True), GivenOptions()).checkpoint == whole
 

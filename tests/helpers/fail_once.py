@@ -1,8 +1,9 @@
 """The command line in one of several processes: torchrun ... fail_once.py fit --config ...
 
-Each process writes the ids that it has trained on into RECORD/<attempt>-<rank>.txt, a line for each batch. In the first
-attempt the last process, or the one that is told to `kill agent`, fails before batch FAIL_AT, as FAILURE says. The
-attempt is 1 once the file `failed` is there.
+Each process writes the ids that it has trained on into RECORD/<attempt>-<rank>.txt, a line for each batch, and its
+weights after the fit into weights-<rank>.pt. In the first attempt one process fails before batch FAIL_AT, as FAILURE
+says: that of FAIL_RANK, else the one that is told to `kill agent`, else the last one. The attempt is 1 once the file
+`failed` exists; then, with HANGS_ALONE, a process without others trains nothing.
 """
 
 import os
@@ -12,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 FAILED = Path("failed")
@@ -21,10 +23,12 @@ TIMEOUT_S = 25.0
 
 class FailOnce(Callback):
     def __init__(self) -> None:
-        self.attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or FAILED.exists())
+        self.attempt = int(FAILED.exists())
         self.failure, self.fail_at = os.environ.get("FAILURE", "none"), int(os.environ.get("FAIL_AT", "-1"))
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if self.attempt and trainer.world_size == 1 and "HANGS_ALONE" in os.environ:
+            time.sleep(1000)  # until the agent restarts this process, because the other host has returned
         if self.fails(trainer, batch_idx):
             FAILED.touch()
             if self.failure == "kill":
@@ -36,7 +40,8 @@ class FailOnce(Callback):
 
     def fails(self, trainer: Trainer, batch: int) -> bool:
         step = trainer.current_epoch * int(trainer.num_training_batches) + batch
-        is_chosen = self.failure == "kill agent" or trainer.global_rank == trainer.world_size - 1
+        last = trainer.global_rank if self.failure == "kill agent" else trainer.world_size - 1
+        is_chosen = trainer.global_rank == int(os.environ.get("FAIL_RANK", last))
         return not self.attempt and step == self.fail_at and is_chosen
 
     def on_train_batch_end(
@@ -47,6 +52,9 @@ class FailOnce(Callback):
         record = Path(os.environ["RECORD"]) / f"{self.attempt}-{trainer.global_rank}.txt"
         with record.open("a") as file:
             print(trainer.current_epoch, ",".join(batch.image_ids), file=file)
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        torch.save(pl_module.state_dict(), f"weights-{trainer.global_rank}.pt")
 
 
 if __name__ == "__main__":

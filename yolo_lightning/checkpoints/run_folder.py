@@ -5,15 +5,18 @@ Imports neither torch nor Lightning: the supervisor of a fit selects the folder.
 
 import os
 import re
+import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from yolo_lightning.checkpoints.checkpoint_file import find_damage, training_age
 from yolo_lightning.checkpoints.remote_folder import RemoteFolder, is_address
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.addresses import redacted
-from yolo_lightning.utils.files import DISK_FULL, first_free, replacing
+from yolo_lightning.utils.files import DISK_FULL, first_free, replacing, write_json
+from yolo_lightning.utils.json_record import read_record
 from yolo_lightning.utils.paths import real_path
 from yolo_lightning.utils.plain_text import UNSAFE
 from yolo_lightning.utils.regular_files import read_regular
@@ -21,6 +24,7 @@ from yolo_lightning.utils.run_files import CHECKPOINTS, LAUNCH, LOCK_FILE, START
 
 DEFAULT_RUN = "runs/yolo"
 LONGEST_NOTE = 1000  # bytes
+LOOK_AGAIN_S = 0.1
 
 
 def configured_folder(text: str) -> Path:
@@ -93,16 +97,45 @@ def fresh_run(base: Path, taken: Collection[str] = (), in_use: Callable[[Path], 
     return first_free(base, is_taken=is_taken)
 
 
-def note_launch(folder: Path, launch: str) -> None:
-    """Record the id of a torchrun launch in a run folder, for `run_of_launch` after a restart of all processes."""
-    (folder / LAUNCH).write_text(launch + "\n")
+@dataclass(frozen=True, slots=True)
+class LaunchRecord:
+    """Start of all ranks by a launcher, which the first rank records in the run folder."""
+
+    id: str  # of torchrun's launch, equal after a restart
+    attempt: str  # token of this start of the ranks
 
 
-def run_of_launch(base: Path, launch: str) -> Path | None:
-    """Return the folder among `base`, `base-2`, ... in which `launch` trained last, or None."""
-    notes = [note for folder in _numbered_folders(base) if (note := folder / LAUNCH).is_file()]
-    own = [note.parent for note in notes if read_regular(note, LONGEST_NOTE).decode().strip() == launch]
-    return max(own, key=_start_order, default=None)
+def note_launch(folder: Path, launch: LaunchRecord) -> None:
+    """Record a start of all ranks in a run folder, for `run_of_launch` and for a check that the folder is shared."""
+    write_json(folder / LAUNCH, asdict(launch))
+
+
+def read_launch(folder: Path) -> LaunchRecord | None:
+    """Return the last start of all ranks in a run folder, or None."""
+    return read_record(folder / LAUNCH, LaunchRecord)
+
+
+def run_of_launch(base: Path, launch_id: str) -> Path | None:
+    """Return the folder among `base`, `base-2`, ... in which a launch trained last, or None."""
+    folders = [
+        folder
+        for folder in _numbered_folders(base)
+        if (launch := read_launch(folder)) is not None and launch.id == launch_id
+    ]
+    return max(folders, key=_start_order, default=None)
+
+
+def has_launch(folder: Path, launch: LaunchRecord, patience_s: float) -> bool:
+    """Return whether a run folder is the one in which the first rank has recorded `launch`.
+
+    A network file system can show a new file to other hosts with a delay, at most `patience_s` seconds.
+    """
+    until_s = time.monotonic() + patience_s
+    while read_launch(folder) != launch:
+        if time.monotonic() >= until_s:
+            return False
+        time.sleep(LOOK_AGAIN_S)
+    return True
 
 
 def note_start(folder: Path) -> None:

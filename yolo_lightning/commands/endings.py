@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
+from torch.distributed import DistNetworkError, DistStoreError
 
 from yolo_lightning.checkpoints.checkpoint_file import NotSavedError, newest_checkpoint, read_checksum
 from yolo_lightning.supervision import is_supervised
@@ -61,6 +62,21 @@ def full_disk_reported() -> Iterator[None]:
             raise
         print(f"error: disk full: {describe(error)}", file=sys.stderr, flush=True)
         raise SystemExit(ExitCode.DISK_FULL) from None
+
+
+@contextmanager
+def missing_process_reported() -> Iterator[None]:
+    """Report a rank that is missing, or has ended, in a block in which the ranks form their group.
+
+    Raises:
+        SystemExit: With code 1.
+    """
+    try:
+        yield
+    except (DistStoreError, DistNetworkError) as error:
+        raise SystemExit(
+            f"error: a process is missing or has ended: {error} Time limit: see configs/engine/ddp.yaml."
+        ) from None
 
 
 def describe(error: OSError) -> str:

@@ -6,7 +6,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +42,21 @@ from yolo_lightning.model.network_settings import (
 )
 from yolo_lightning.supervision import in_use, is_supervised, level_of_launch, quarantined
 from yolo_lightning.utils import run_files
-from yolo_lightning.utils.distributed import launch_id, restarts, restarts_are_unsafe
+from yolo_lightning.utils.distributed import (
+    NO_LAUNCH_ID,
+    launch_id,
+    machines_of_launch,
+    may_restart,
+    uses_agent_store,
+)
 from yolo_lightning.utils.host import worker_count
 from yolo_lightning.utils.paths import user_path
 from yolo_lightning.utils.yaml_file import flatten
 
 FROM_DATA = frozenset({"class_names", "input_channels"})
 """Arguments of the model that the data module determines."""
+
+FRESH_STORE = "set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 before starting torchrun"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +65,7 @@ class Run:
 
     folder: Path  # run folder
     checkpoint: Path | None = None  # to resume or to evaluate
+    is_fit: bool = False  # whether the run trains
     becomes_supervisor: bool = False  # whether this process becomes the supervisor of the fit in `folder`
     is_reserved: bool = False  # whether this process reserves `folder`, which is that of a new run
     download: str | None = None  # run of the mirror that is downloaded before a second plan is made
@@ -65,6 +74,19 @@ class Run:
     options: dict[str, Any] = field(default_factory=dict)  # changed options by full name
     warnings: tuple[str, ...] = ()
     lines: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan for another rank, which reserves nothing."""
+        paths = {"folder": str(self.folder), "checkpoint": None if self.checkpoint is None else str(self.checkpoint)}
+        return asdict(self) | paths | {"is_reserved": False}
+
+    @staticmethod
+    def from_json(content: Mapping[str, Any]) -> "Run":
+        """Return the plan that `to_json` has written."""
+        checkpoint = content["checkpoint"]
+        paths = {"folder": Path(content["folder"]), "checkpoint": None if checkpoint is None else Path(checkpoint)}
+        texts = {name: tuple(content[name]) for name in ("warnings", "lines")}
+        return Run(**{**content, **paths, **texts})
 
 
 def plan_run(
@@ -99,16 +121,17 @@ def plan_run(
         lines.append("supervision.enabled is ignored: torchrun restarts the processes (--max-restarts)")
     if is_fit and run.checkpoint is None and (weights := weights_file(options)) is not None:
         lines += changes(_bound_by(weights, options), options, f"the weights {weights}")
-    if restarts_are_unsafe():
-        warnings.append("torchrun's restarts may hang: set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 before starting it")
-    return replace(run, lines=tuple(lines), warnings=tuple(warnings))
+    if launch_id() is not None and may_restart() and uses_agent_store():
+        warnings.append(f"torchrun's restarts may hang: {FRESH_STORE}")
+    return replace(run, is_fit=is_fit, lines=tuple(lines), warnings=tuple(warnings))
 
 
 def _plan_fit(base: Path, options: Mapping[str, Any]) -> Run:
     """Return the run folder of a fit, the checkpoint to resume from, and the options of a restart."""
     launch = launch_id()
-    # torchrun has restarted all processes after one had ended.
-    restarted = run_folder.run_of_launch(base, launch) if launch is not None and restarts() else None
+    # A launch has one run: torchrun, or one of its agents, has been restarted. The number of restarts that an agent
+    # counts is not read: the agent of a machine that returns begins with 0.
+    restarted = run_folder.run_of_launch(base, launch) if launch not in (None, NO_LAUNCH_ID) else None
     if restarted is not None and run_files.has_checkpoint(restarted):
         checkpoint = checkpoint_to_fit(restarted, None, True, exactly=True)
     else:
@@ -129,10 +152,12 @@ def _plan_fit(base: Path, options: Mapping[str, Any]) -> Run:
         lines += [f"loader: fallback level '{level.name}' after a loader stall"] if level.settings else []
     epochs = None
     if checkpoint is not None:
-        if resumes(options):
+        if resumes(options) or restarted is not None:
             epochs = run_files.epochs_trained(folder, steps_trained(checkpoint), options["trainer.max_epochs"])
             # Under a supervisor, training has to record the end.
             if not is_supervised() and (line := finished_line(folder, options)) is not None:
+                if restarted is not None:
+                    line += f" To start a new run, set another --rdzv-id than {launch}."
                 return Run(folder, is_finished=True, lines=(line,))
         content = load_checkpoint(checkpoint, "meta")
         changed |= {"model.weights": None, "model.class_width": content.get("hyper_parameters", {}).get("class_width")}
@@ -140,7 +165,7 @@ def _plan_fit(base: Path, options: Mapping[str, Any]) -> Run:
     return Run(
         folder,
         checkpoint,
-        is_reserved=checkpoint is None and chooses_folder() and os.environ.get("LOCAL_RANK", "0") == "0",
+        is_reserved=checkpoint is None and chooses_folder(),
         epochs_trained=epochs,
         options=changed,
         lines=tuple(lines),
@@ -203,6 +228,12 @@ def check_options(options: Mapping[str, Any], is_fit: bool) -> None:
     check_limits(options)
     if is_fit and options.get("detach") and launch_id() is not None:
         raise UserError("--detach cannot be used with torchrun, whose processes end with it: use nohup torchrun ...")
+    if is_fit and launch_id() == NO_LAUNCH_ID and may_restart():
+        raise UserError("torchrun --max-restarts needs --rdzv-id, a new name for each run, to resume the run, got none")
+    if (machines_of_launch() or 1) > 1 and uses_agent_store():
+        raise UserError(
+            f"the processes of several machines cannot be restarted with torchrun's own store: {FRESH_STORE}"
+        )
     epochs, images = options["trainer.max_epochs"], options["recalibrate_images"]
     if is_fit and epochs is None:
         raise UserError(f"trainer.max_epochs must be >= 1, for the schedules, got {epochs}.")

@@ -50,6 +50,7 @@ from yolo_lightning.data.transforms.box_paste import PasteCandidates
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.accelerator import uses_pinned_memory
 from yolo_lightning.utils.choices import as_settings, check_choices, checked_arguments, plain
+from yolo_lightning.utils.distributed import check_agreement
 from yolo_lightning.utils.host import worker_count
 from yolo_lightning.utils.loop_position import LoaderLoop, steps_begun
 from yolo_lightning.utils.paths import user_path
@@ -169,6 +170,8 @@ class DetectionDataModule(LightningDataModule):
             )
             for note in index.facts.notes:
                 rank_zero_info(f"{split}: {note}")
+        fingerprints = {split: self.index(split).fingerprint for split in SPLITS_OF_STAGE[stage]}
+        check_agreement({f"frames and boxes of {split}": value for split, value in fingerprints.items()})
         if stage == "fit" and self.index("train").fingerprint == self.index("valid").fingerprint:
             rank_zero_warn("train and valid have the same frames and boxes: the scores do not show what is learned")
         if stage == "fit":

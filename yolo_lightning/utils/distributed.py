@@ -4,7 +4,11 @@ torch is imported by the collective operations only: the start of a supervised f
 """
 
 import os
+import socket
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+from yolo_lightning.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -12,7 +16,16 @@ if TYPE_CHECKING:
 LAUNCH_VARIABLE = "TORCHELASTIC_RUN_ID"
 """Environment variable with the id of the launch; torchrun sets it to the same value in all processes and restarts."""
 
+NO_LAUNCH_ID = "none"
+"""Id of all launches with torchrun's static rendezvous and without --rdzv-id."""
+
 RESTARTS_VARIABLE = "TORCHELASTIC_RESTART_COUNT"
+"""Environment variable with the failures that one agent has counted.
+
+It does not number the attempts of a launch: an agent does not count a restart because of another machine, and the agent
+of a machine that returns begins with 0.
+"""
+
 MACHINES_VARIABLE = "GROUP_WORLD_SIZE"
 
 
@@ -21,20 +34,18 @@ def launch_id() -> str | None:
     return os.environ.get(LAUNCH_VARIABLE)
 
 
-def restarts_are_unsafe() -> bool:
-    """Whether processes that torchrun restarts may hang.
+def may_restart() -> bool:
+    """Return whether torchrun restarts the processes after a failure."""
+    return int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0
 
-    torchrun uses one store for all restarts unless TORCH_DISABLE_SHARE_RDZV_TCP_STORE is set. PyTorch 2.15 does not
-    separate the attempts in it, so that a restarted process sometimes waits for the address of a dead one. Delete this
-    check when PyTorch separates the attempts.
+
+def uses_agent_store() -> bool:
+    """Return whether torchrun uses one store for all restarts, as without TORCH_DISABLE_SHARE_RDZV_TCP_STORE.
+
+    PyTorch 2.15 does not separate the attempts in it, so that a restarted process sometimes waits for the address of a
+    dead one. Delete the checks that call this function when PyTorch separates the attempts.
     """
-    may_restart = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0
-    return may_restart and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-
-
-def restarts() -> int:
-    """Return the number of times that torchrun has restarted all processes."""
-    return int(os.environ.get(RESTARTS_VARIABLE, "0"))
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def machines_of_launch() -> int | None:
@@ -70,3 +81,37 @@ def gather(thing: Any) -> list[Any]:
     things = [None] * dist.get_world_size()
     dist.all_gather_object(things, thing)
     return things
+
+
+def rank_facts(rank: int, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the facts of a rank with its rank and host, for `disagreement`."""
+    return {"rank": rank, "host": socket.gethostname(), "facts": dict(facts)}
+
+
+def disagreement(reports: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return a line that names the first fact of a rank that differs from that of the first rank, or None.
+
+    Args:
+        reports: Result of `rank_facts` of each rank, in their order.
+    """
+    first = reports[0]
+    for report in reports[1:]:
+        for name in sorted(first["facts"].keys() | report["facts"].keys()):
+            expected, value = first["facts"].get(name), report["facts"].get(name)
+            if value != expected:
+                return (
+                    f"the ranks differ in {name}: {value!r} on rank {report['rank']} (host {report['host']}), "
+                    f"{expected!r} on rank {first['rank']} (host {first['host']}). All ranks end."
+                )
+    return None
+
+
+def check_agreement(facts: Mapping[str, Any]) -> None:
+    """Raise a UserError in all ranks if a fact of a rank differs from that of the first rank; a collective call."""
+    from torch import distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()):
+        return
+    difference = disagreement(gather(rank_facts(dist.get_rank(), facts)))
+    if difference is not None:
+        raise UserError(difference)

@@ -50,7 +50,7 @@ FINISHED_FILE = "finished.json"
 TRAINED_FILE = "trained.json"
 """Exists from the last step until what follows (recalibration, best.pt, report) is done; then it becomes the above."""
 
-LAUNCH = "launch"  # contains the id of the torchrun launch that trained in the folder last
+LAUNCH = "launch.json"  # id of the torchrun launch that trained in the folder last, and token of its last attempt
 STARTED = "started"
 """Contains the number of the last fit in the folder: fits in a run folder and in its numbered siblings count up."""
 
