@@ -5,6 +5,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from yolo_lightning.utils.activity import Activity, during
+from yolo_lightning.utils.distributed import largest_over_ranks
 from yolo_lightning.utils.stop_signals import request
 
 
@@ -46,10 +47,12 @@ class StopOnSignal(Callback):
 
 
 def agree(trainer: Trainer) -> None:
-    """Exchange between all ranks whether one has received a signal, so that all stop after the same step.
+    """Exchange between all ranks which signal one of them has received, so that all stop after the same step.
 
     A collective call where there are several ranks.
     """
     if request.installed and trainer.world_size > 1:
         with during(Activity.DEVICE_WAIT):
-            request.agreed = trainer.strategy.reduce_boolean_decision(request.number is not None, all=False)
+            number = largest_over_ranks(request.number or 0, trainer.strategy.root_device)
+        if number:
+            request.number, request.agreed = number, True

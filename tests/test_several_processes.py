@@ -67,6 +67,16 @@ def test_scores_are_those_of_one_process(found: list[dict[str, Any]]) -> None:
         assert of_rank["scores"]["keys"] == tuple(one.image_id for one, _ in FRAMES)
 
 
+def test_normalization_statistics_are_those_of_the_first_rank_or_the_mean_in_one_exchange(
+    found: list[dict[str, Any]],
+) -> None:
+    first, second = (of_rank["statistics"] for of_rank in found)
+    torch.testing.assert_close(second["shared"], first["shared"], rtol=0, atol=0)
+    assert first["shared"]["1.running_mean"].tolist() == [1.0, 1.0, 1.0]
+    torch.testing.assert_close(second["recomputed"], first["recomputed"], rtol=0, atol=0)
+    assert first["exchanges"] == 1
+
+
 def test_predictions_are_gathered_once_each(found: list[dict[str, Any]]) -> None:
     for of_rank in found:
         assert sorted(of_rank["scores"]["ids"]) == sorted(one.image_id for one, _ in FRAMES)

@@ -5,6 +5,7 @@ import signal
 import sys
 
 from yolo_lightning.utils.offline import set_switches
+from yolo_lightning.utils.slurm import requeued
 from yolo_lightning.utils.stop_signals import STOPPABLE, Stopped, request, say
 
 
@@ -23,7 +24,7 @@ def main() -> None:
     from yolo_lightning.commands.answers import answer
     from yolo_lightning.commands.option_errors import user_errors
 
-    with user_errors():
+    with requeued(), user_errors():
         words = sys.argv[1:] = answer(sys.argv[1:])
         from yolo_lightning.supervision import remove_files_of_dead_processes
 

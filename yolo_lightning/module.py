@@ -68,6 +68,7 @@ from yolo_lightning.training.normalization_statistics import (
     has_single_values,
     recompute_statistics,
     running_statistics,
+    share_statistics,
 )
 from yolo_lightning.training.optimizers import (
     AUTO_MOMENTUM,
@@ -364,10 +365,13 @@ class YOLOModule(LightningModule):
         """Recompute the statistics of normalization within a fit; else fold normalization into convolutions.
 
         The callback `EMA` has put the averaged weights into the graph before. The statistics stay with these weights.
+        All ranks validate with equal statistics.
         """
         within_fit = self.trainer.state.fn == "fit"
         if within_fit and not self.trainer.sanity_checking and self.recipe.statistics_batches:
             self._recompute_statistics()
+        elif within_fit and self.trainer.world_size > 1:
+            share_statistics(self.graph)
         self._folded_graph = None if within_fit else FoldedGraph(self.graph, one_to_one=self.detections.one_to_one)
 
     on_test_epoch_start = on_validation_epoch_start
@@ -615,6 +619,8 @@ class YOLOModule(LightningModule):
                 recompute_statistics(self.graph, inputs, self._frozen, self.trainer.world_size)
         except StatisticsError as error:
             rank_zero_warn(f"statistics of batch normalization: the averages of the training are kept ({error})")
+            if self.trainer.world_size > 1:
+                share_statistics(self.graph)
 
     def _network_input(self, images: Tensor) -> Tensor:
         check_images(images, self.hparams["input_channels"])

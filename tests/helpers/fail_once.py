@@ -31,6 +31,8 @@ class FailOnce(Callback):
             time.sleep(1000)  # until the agent restarts this process, because the other host has returned
         if self.fails(trainer, batch_idx):
             FAILED.touch()
+            if self.failure == "requeue":
+                os.kill(os.getpid(), signal.SIGUSR1)
             if self.failure == "kill":
                 os._exit(137)
             if self.failure == "kill agent":

@@ -7,12 +7,13 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.exceptions import SIGTERMException
-from torch import distributed as dist
+from torch import distributed as dist, nn
 
 TESTS = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(TESTS.parent))
@@ -33,6 +34,12 @@ from yolo_lightning.data.batch import Batch, _slice  # noqa: E402
 from yolo_lightning.data.sampling.resumable_loader import GlobalBatches  # noqa: E402
 from yolo_lightning.evaluation.drift import drift_scores, named_scores  # noqa: E402
 from yolo_lightning.evaluation.record import EvaluationCollection  # noqa: E402
+from yolo_lightning.training.normalization_statistics import (  # noqa: E402
+    layers_with_statistics,
+    recompute_statistics,
+    share_statistics,
+    statistics_of,
+)
 from yolo_lightning.utils.distributed import gather, sum_over_ranks  # noqa: E402
 from yolo_lightning.utils.loop_position import steps_begun  # noqa: E402
 from yolo_lightning.utils.stop_signals import request  # noqa: E402
@@ -83,6 +90,20 @@ def scores_of_share() -> dict[str, Any]:
         "keys": collected.image_ids,
         "ids": [one.image_id for share in gathered for one in share],
     }
+
+
+def statistics_of_ranks() -> dict[str, Any]:
+    """Return the running statistics after `share_statistics` and after `recompute_statistics`, and the exchanges."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(1, 3, 1), nn.BatchNorm2d(3), nn.Conv2d(3, 2, 1), nn.BatchNorm2d(2))
+    number = float(dist.get_rank() + 1)
+    for statistic in statistics_of(layers_with_statistics(network)).values():
+        statistic.fill_(number)
+    share_statistics(network)
+    shared = {name: one.clone() for name, one in network.state_dict().items()}
+    with patch.object(dist, "all_reduce", wraps=dist.all_reduce) as exchange:
+        recompute_statistics(network, [number * torch.rand(2, 1, 4, 4)], ranks=dist.get_world_size())
+    return {"shared": shared, "recomputed": network.state_dict(), "exchanges": exchange.call_count}
 
 
 class FullDisk(AtomicCheckpointIO):
@@ -186,6 +207,7 @@ if __name__ == "__main__":
             fault: gradients_of_share(own_share(EDGES["equal"]), fault) for fault in ("fails_forward", "fails_backward")
         },
         "scores": scores_of_share(),
+        "statistics": statistics_of_ranks(),
         "full_disk": fit_on_a_full_disk(to / "run"),
         "draws": draws_of_a_resumed_fit(to / "drawing"),
         "stop": stop_of_a_fit(to / "stopping"),

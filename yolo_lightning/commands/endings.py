@@ -20,6 +20,7 @@ from yolo_lightning.utils.exit_codes import ExitCode, of_signal
 from yolo_lightning.utils.files import DISK_FULL
 from yolo_lightning.utils.loop_position import steps_begun
 from yolo_lightning.utils.run_files import CHECKPOINTS
+from yolo_lightning.utils.slurm import is_slurm_task
 from yolo_lightning.utils.stop_signals import pasteable, request
 
 
@@ -107,6 +108,8 @@ def _hint_to_resume(words: Sequence[str], folder: Path, steps: int) -> str:
     lost = f"saved up to step {saved}; " if saved < steps else ""
     if is_supervised():  # the supervisor prints the command
         return f"{lost}saved in {newest}"
+    if is_slurm_task():
+        return f"{lost}saved in {newest}; the requeued job resumes the run"
     launcher = "your torchrun command with: " if launch_id() is not None else ""
     program = ("-m", "yolo_lightning") if launcher else (sys.executable, "-m", "yolo_lightning")
     return f"{lost}resume with: {launcher}{pasteable((*program, *resume_words(words, folder)))}"

@@ -4,7 +4,6 @@
 `YOLOCLI` prints the plan and carries it out.
 """
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -51,6 +50,7 @@ from yolo_lightning.utils.distributed import (
 )
 from yolo_lightning.utils.host import worker_count
 from yolo_lightning.utils.paths import user_path
+from yolo_lightning.utils.slurm import is_slurm_task
 from yolo_lightning.utils.yaml_file import flatten
 
 FROM_DATA = frozenset({"class_names", "input_channels"})
@@ -118,7 +118,8 @@ def plan_run(
     place = f"run folder: {run.folder}" + (f", checkpoint: {run.checkpoint}" if run.checkpoint else "")
     lines, warnings = [*run.lines, place], list(run.warnings)
     if is_fit and options["supervision.enabled"] and not is_supervised():
-        lines.append("supervision.enabled is ignored: torchrun restarts the processes (--max-restarts)")
+        restarter = "SLURM restarts the job (--requeue)" if is_slurm_task() else "torchrun restarts (--max-restarts)"
+        lines.append(f"supervision.enabled is ignored: {restarter}")
     if is_fit and run.checkpoint is None and (weights := weights_file(options)) is not None:
         lines += changes(_bound_by(weights, options), options, f"the weights {weights}")
     if launch_id() is not None and may_restart() and uses_agent_store():
@@ -157,7 +158,8 @@ def _plan_fit(base: Path, options: Mapping[str, Any]) -> Run:
             # Under a supervisor, training has to record the end.
             if not is_supervised() and (line := finished_line(folder, options)) is not None:
                 if restarted is not None:
-                    line += f" To start a new run, set another --rdzv-id than {launch}."
+                    remedy = "submit a new job" if is_slurm_task() else f"set another --rdzv-id than {launch}"
+                    line += f" To start a new run, {remedy}."
                 return Run(folder, is_finished=True, lines=(line,))
         content = load_checkpoint(checkpoint, "meta")
         changed |= {"model.weights": None, "model.class_width": content.get("hyper_parameters", {}).get("class_width")}
@@ -199,7 +201,7 @@ def _plan_evaluation(base: Path, options: Mapping[str, Any], given: GivenOptions
 
 def chooses_folder() -> bool:
     """Return whether this process or its parent chooses the run folder, and no launcher of several processes."""
-    return not is_supervised() and launch_id() is None and os.environ.get("SLURM_NTASKS", "1") == "1"
+    return not is_supervised() and launch_id() is None
 
 
 def weights_file(options: Mapping[str, Any]) -> Path | None:

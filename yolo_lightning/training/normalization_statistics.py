@@ -5,7 +5,7 @@ still changing; with `EMA`, they are averaged once more. Source of the method: "
 Johnson 2021, arXiv 2105.07576, section 3, PreciseBN).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from yolo_lightning.training.freezing import in_parts
 from yolo_lightning.utils.activity import Activity, during
-from yolo_lightning.utils.distributed import sum_over_ranks
+from yolo_lightning.utils.distributed import broadcast_of_first_rank, sum_over_ranks
 
 
 class StatisticsError(RuntimeError):
@@ -49,6 +49,42 @@ def running_statistics(network: nn.Module) -> Iterator[None]:
             layer.train()
 
 
+def layers_with_statistics(network: nn.Module) -> dict[str, _BatchNorm]:
+    """Return the batch normalization layers that have running statistics, by name."""
+    layers = {name: layer for name, layer in network.named_modules() if isinstance(layer, _BatchNorm)}
+    return {name: layer for name, layer in layers.items() if layer.running_mean is not None}
+
+
+def statistics_of(layers: Mapping[str, _BatchNorm]) -> dict[str, Tensor]:
+    """Return the running means and variances of layers, by name."""
+    statistics = {}
+    for name, layer in layers.items():
+        assert layer.running_mean is not None
+        assert layer.running_var is not None
+        statistics[f"{name}.running_mean"] = layer.running_mean
+        statistics[f"{name}.running_var"] = layer.running_var
+    return statistics
+
+
+def _set(statistics: Mapping[str, Tensor], values: Tensor) -> None:
+    """Copy the values of all statistics, concatenated, into the statistics."""
+    sizes = [statistic.numel() for statistic in statistics.values()]
+    for statistic, value in zip(statistics.values(), torch.split(values, sizes), strict=True):
+        statistic.copy_(value.view_as(statistic))
+
+
+@torch.no_grad()
+def share_statistics(network: nn.Module) -> None:
+    """Replace the running statistics of all ranks by those of the first rank, in one message; a collective call.
+
+    The statistics of the first rank are those of a checkpoint. Therefore a resumed fit validates the same network.
+    """
+    statistics = statistics_of(layers_with_statistics(network))
+    if statistics:
+        values = torch.cat([statistic.flatten() for statistic in statistics.values()])
+        _set(statistics, broadcast_of_first_rank(values))
+
+
 @torch.no_grad()
 def recompute_statistics(
     network: nn.Module, batches: Iterable[Tensor], frozen: tuple[str, ...] = (), ranks: int = 1
@@ -71,11 +107,7 @@ def recompute_statistics(
     Raises:
         StatisticsError: If there is no batch, or a statistic is not finite.
     """
-    layers = {
-        name: layer
-        for name, layer in network.named_modules()
-        if isinstance(layer, _BatchNorm) and layer.running_mean is not None and not in_parts(name, frozen)
-    }
+    layers = {name: layer for name, layer in layers_with_statistics(network).items() if not in_parts(name, frozen)}
     network.eval()
     if not layers:
         return 0
@@ -92,15 +124,16 @@ def recompute_statistics(
             network(batch)
         if not count:
             raise StatisticsError("there is no batch of images")
-        for name, layer in layers.items():
-            for statistic in (layer.running_mean, layer.running_var):
-                assert statistic is not None
-                if ranks > 1:
-                    sum_over_ranks(statistic).div_(ranks)
-                with during(Activity.DEVICE_WAIT):
-                    is_finite = bool(statistic.isfinite().all())
-                if not is_finite:
-                    raise StatisticsError(f"the statistics of {name} are not finite")
+        statistics = statistics_of(layers)
+        values = torch.cat([statistic.flatten() for statistic in statistics.values()])
+        if ranks > 1:
+            values = sum_over_ranks(values).div_(ranks)
+            _set(statistics, values)
+        with during(Activity.DEVICE_WAIT):
+            is_finite = bool(values.isfinite().all())
+        if not is_finite:
+            name = next(name for name, statistic in statistics.items() if not statistic.isfinite().all())
+            raise StatisticsError(f"the statistics of {name.rpartition('.')[0]} are not finite")
         is_complete = True
     finally:
         network.eval()

@@ -9,8 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from yolo_lightning.errors import UserError
+from yolo_lightning.utils.slurm import is_slurm_task
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 LAUNCH_VARIABLE = "TORCHELASTIC_RUN_ID"
@@ -30,7 +32,12 @@ MACHINES_VARIABLE = "GROUP_WORLD_SIZE"
 
 
 def launch_id() -> str | None:
-    """Return the id of torchrun's launch, or None if torchrun has not started this process."""
+    """Return the id of the launch by torchrun or by srun with several tasks, or None for another process.
+
+    The id is equal after a restart: SLURM runs a requeued job again with its id and numbers its steps from 0.
+    """
+    if is_slurm_task():
+        return f"slurm-{os.environ['SLURM_JOB_ID']}-{os.environ['SLURM_STEP_ID']}"
     return os.environ.get(LAUNCH_VARIABLE)
 
 
@@ -53,7 +60,9 @@ def machines_of_launch() -> int | None:
 
     After the loss of a machine the number is smaller than the maximum of `--nnodes`.
     """
-    return int(os.environ[MACHINES_VARIABLE]) if launch_id() is not None and MACHINES_VARIABLE in os.environ else None
+    if LAUNCH_VARIABLE not in os.environ or MACHINES_VARIABLE not in os.environ:
+        return None
+    return int(os.environ[MACHINES_VARIABLE])
 
 
 def rank_suffix(rank: int) -> str:
@@ -66,6 +75,23 @@ def sum_over_ranks(tensor: "Tensor") -> "Tensor":
     from torch import distributed as dist
 
     dist.all_reduce(tensor)
+    return tensor
+
+
+def largest_over_ranks(number: int, device: "torch.device") -> int:
+    """Return the largest number of all ranks; a collective call on `device`."""
+    import torch
+
+    largest = torch.tensor(number, device=device)
+    torch.distributed.all_reduce(largest, op=torch.distributed.ReduceOp.MAX)
+    return int(largest)
+
+
+def broadcast_of_first_rank(tensor: "Tensor") -> "Tensor":
+    """Replace a tensor by that of the first rank; a collective call."""
+    from torch import distributed as dist
+
+    dist.broadcast(tensor, src=0)
     return tensor
 
 

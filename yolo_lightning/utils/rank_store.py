@@ -11,7 +11,14 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from yolo_lightning.errors import UserError
-from yolo_lightning.utils.distributed import RESTARTS_VARIABLE, disagreement, launch_id, rank_facts, uses_agent_store
+from yolo_lightning.utils.distributed import (
+    RESTARTS_VARIABLE,
+    disagreement,
+    launch_id,
+    rank_facts,
+    uses_agent_store,
+)
+from yolo_lightning.utils.slurm import is_slurm_task
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]  # not in `__all__`
@@ -78,7 +85,7 @@ class RankStore:
 
 
 def connect_ranks(timeout: timedelta | None = None) -> RankStore | None:
-    """Return the store of the ranks that torchrun has started; None for a process without torchrun.
+    """Return the store of the ranks that torchrun or srun has started; None for another process.
 
     The store must live until the process group exists, because torch uses it again.
 
@@ -88,13 +95,24 @@ def connect_ranks(timeout: timedelta | None = None) -> RankStore | None:
     Raises:
         DistStoreError: If a rank is missing.
     """
+    if is_slurm_task():
+        from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+
+        tasks = SLURMEnvironment()
+        # As Lightning does later: torch reads the variables.
+        os.environ |= {"MASTER_ADDR": tasks.main_address, "MASTER_PORT": str(tasks.main_port)}
+        return _rendezvous(tasks.global_rank(), tasks.world_size(), timeout)
     if launch_id() is None or "MASTER_PORT" not in os.environ:
         return None
+    return _rendezvous(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), timeout)
+
+
+def _rendezvous(rank: int, size: int, timeout: timedelta | None) -> RankStore:
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # not in `__all__`
     from torch.distributed.constants import default_pg_timeout
     from torch.distributed.rendezvous import rendezvous
 
-    store, rank, size = next(rendezvous("env://", timeout=timeout or default_pg_timeout))
+    store, _, _ = next(rendezvous("env://", rank, size, timeout=timeout or default_pg_timeout))
     # torchrun keeps its own store, with the keys of the earlier attempts, over the restarts of one agent.
     attempt = os.environ.get(RESTARTS_VARIABLE, "") if uses_agent_store() else ""
     return RankStore(PrefixStore(f"{PREFIX}{attempt}", store), rank, size)

@@ -14,6 +14,7 @@ from types import FrameType
 
 from yolo_lightning.utils.addresses import redacted
 from yolo_lightning.utils.exit_codes import of_signal
+from yolo_lightning.utils.slurm import REQUEUE_SIGNAL, is_slurm_task
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Terminals, service managers and `timeout` send them to the whole process group; SIGHUP means a closed terminal."""
@@ -41,7 +42,7 @@ class StopRequest:
     """The stop signal that this process has received, if any."""
 
     def __init__(self) -> None:
-        self.number: int | None = None  # first signal received
+        self.number: int | None = None  # first signal received; after an agreement, the largest number of all ranks
         # Whether the handler only records a signal, because the training loop reads `number` between steps. Otherwise
         # the handler raises `Stopped`.
         self.deferred = False
@@ -50,13 +51,13 @@ class StopRequest:
 
     def install(self) -> None:
         """Handle the stop signals from now on, in the main thread; an ignored one (`fit &`, `nohup`) stays ignored."""
-        for number in STOP_SIGNALS:
+        for number in (*STOP_SIGNALS, *([REQUEUE_SIGNAL] if is_slurm_task() else [])):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._handle)
         self.installed = True
 
     def reinstall(self) -> None:
-        """Replace the SIGTERM handler of Lightning, which calls a collective operation within the signal handler."""
+        """Replace Lightning's handlers of SIGTERM and SIGUSR1, which call collective operations within the handler."""
         if self.installed:
             self.install()
 
@@ -79,7 +80,7 @@ request = StopRequest()
 
 def say(text: str) -> None:
     """Write a line to stderr from the first rank; safe in a signal handler, unlike `print`."""
-    if all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK")):
+    if all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID")):
         os.write(2, f"\n{text}\n".encode())
 
 

@@ -1,0 +1,50 @@
+"""Tasks of a SLURM job, and the requeue of the job before its time limit. Standard library only."""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from yolo_lightning.utils.exit_codes import of_signal
+
+REQUEUE_SIGNAL = signal.SIGUSR1
+"""SLURM sends the signal to all tasks before the time limit, with `--signal=SIGUSR1@90`."""
+
+REQUEUE_TIMEOUT_S = 60.0
+INTERACTIVE_JOBS = ("bash", "interactive")  # names of SLURM jobs, as in Lightning's `SLURMEnvironment`
+
+
+def is_slurm_task() -> bool:
+    """Return whether srun, and not torchrun, has started this process as one of several tasks.
+
+    Lightning ignores interactive jobs.
+    """
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        return False
+    is_task = all(name in os.environ for name in ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID"))
+    is_interactive = os.environ.get("SLURM_JOB_NAME") in INTERACTIVE_JOBS
+    return is_task and not is_interactive and os.environ.get("SLURM_NTASKS", "1") != "1"
+
+
+@contextmanager
+def requeued() -> Iterator[None]:
+    """Requeue the SLURM job if its signal before the time limit has ended the block; the first task does so."""
+    try:
+        yield
+    except SystemExit as end:
+        if end.code == of_signal(REQUEUE_SIGNAL) and is_slurm_task() and os.environ["SLURM_PROCID"] == "0":
+            _requeue(os.environ["SLURM_JOB_ID"])
+        raise
+
+
+def _requeue(job: str) -> None:
+    command = ["scontrol", "requeue", job]
+    try:
+        subprocess.run(command, check=True, timeout=REQUEUE_TIMEOUT_S)
+    except (OSError, subprocess.SubprocessError) as error:
+        print(f"error: the job is not requeued: {error}. Run: {shlex.join(command)}", file=sys.stderr, flush=True)
+    else:
+        print(f"SLURM job {job} is requeued", file=sys.stderr, flush=True)
