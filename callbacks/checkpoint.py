@@ -21,6 +21,7 @@ from yolo_lightning.checkpoints.remote_folder import is_address, local_path
 from yolo_lightning.errors import UserError
 from yolo_lightning.supervision.unsaved_checkpoint import forget_unsaved, note_unsaved
 from yolo_lightning.training.accumulation import Accumulation, unscaled_gradients
+from yolo_lightning.training.logged_values import LoggedValues
 from yolo_lightning.utils import run_files
 from yolo_lightning.utils.activity import number_from_device
 from yolo_lightning.utils.choices import check_state, checked_arguments
@@ -32,6 +33,8 @@ FINAL_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 """Seconds before each further attempt to write the checkpoint of the last epoch."""
 
 GRADIENTS = "accumulated_gradients"  # checkpoint key of the gradients that no optimizer step has used yet
+
+LOGGED_VALUES = "logged_values"  # checkpoint key of the values that were logged in the current epoch
 
 STOP_PAUSES_S = (1.0, 2.0, 4.0)
 """Seconds before each further attempt after a stop signal: schedulers and the supervisor send SIGKILL after 20 s."""
@@ -242,7 +245,8 @@ class LastCheckpoint(Checkpoint):
 
     All checkpoints of the Trainer, also those of other callbacks, contain the gradients that no optimizer step has used
     yet (`accumulate_grad_batches`, or manual optimization); with several ranks, their mean. A module that saves them
-    itself has the attribute `saves_gradients = True`.
+    itself has the attribute `saves_gradients = True`. The checkpoints also contain the values that were logged with
+    `self.log(on_epoch=True)` in the current epoch, so that means of the epoch and `ReduceLROnPlateau` are resumed.
 
     Args:
         interval_steps: Batches between two checkpoints within an epoch, >= 0; 0 saves at the end of epochs only.
@@ -258,13 +262,15 @@ class LastCheckpoint(Checkpoint):
         """Error of the newest checkpoint, or None."""
         self._has_ended_within_epoch = False
         self._accumulation = Accumulation()
+        self._logged_values = LoggedValues()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         _checkpoint_folder(trainer)  # raises a ValueError
         self._has_ended_within_epoch = False
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Add the gradients of an incomplete accumulation; a collective call where there are several ranks."""
+        """Add the logged values, and the gradients of an incomplete accumulation; a collective call."""
+        checkpoint[LOGGED_VALUES] = self._logged_values.state_dict(trainer, pl_module)
         if getattr(pl_module, "saves_gradients", False):
             return
         if pl_module.automatic_optimization and not is_accumulating(trainer):
@@ -281,15 +287,18 @@ class LastCheckpoint(Checkpoint):
             checkpoint[GRADIENTS] = gradients
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Keep the gradients until training starts, when the parameters are on their device."""
+        """Keep gradients and logged values until training starts, when the parameters are on their device."""
+        self._logged_values.load_state_dict(checkpoint.get(LOGGED_VALUES))
         self._accumulation.load_state_dict({"gradients": checkpoint.get(GRADIENTS, {})})
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._accumulation.restore(pl_module, trainer.scaler)
+        self._logged_values.restore(trainer, pl_module)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        self._logged_values.add_sums(trainer)
         self._has_ended_within_epoch = ends_within_epoch(trainer)
         if self._has_ended_within_epoch:
             self._save(trainer, FINAL_PAUSES_S)
@@ -307,6 +316,7 @@ class LastCheckpoint(Checkpoint):
             self._save(trainer, STOP_PAUSES_S)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._logged_values.end_epoch(trainer, pl_module)
         if self._has_ended_within_epoch:
             return
         is_last = is_last_epoch(trainer) or trainer.should_stop or trainer.global_step == trainer.max_steps

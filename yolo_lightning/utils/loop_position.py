@@ -87,6 +87,28 @@ def ends_within_epoch(trainer: Trainer) -> bool:
     return (stops or trainer.global_step == trainer.max_steps) and not trainer.is_last_batch
 
 
+def is_within_epoch(trainer: Trainer) -> bool:
+    """Whether an epoch has begun and its end, with the hooks `on_train_epoch_end`, has not."""
+    epochs = trainer.fit_loop.epoch_progress.current
+    return bool(epochs.ready > epochs.processed)  # type: ignore[attr-defined]
+
+
+def has_pending_epoch_end(trainer: Trainer) -> bool:
+    """Whether a checkpoint saved now is resumed after the end of the epoch, and without the rest of that end."""
+    epochs = trainer.fit_loop.epoch_progress.current
+    ends = is_within_epoch(trainer) and trainer.is_last_batch
+    return bool(ends or epochs.processed > epochs.completed)  # type: ignore[attr-defined]
+
+
+def end_restart(trainer: Trainer) -> None:
+    """Let Lightning end the current epoch as any other epoch, although the fit was resumed within the epoch.
+
+    Lightning makes no step of `ReduceLROnPlateau` at the end of a resumed epoch, because its checkpoints contain no
+    logged values.
+    """
+    trainer.fit_loop._restarting = False
+
+
 def is_accumulating(trainer: Trainer) -> bool:
     """Whether Lightning's automatic optimization has gradients that no optimizer step has used."""
     return trainer.fit_loop._should_accumulate()

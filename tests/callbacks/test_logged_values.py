@@ -1,0 +1,60 @@
+"""Values logged in an epoch, metrics of torchmetrics and ReduceLROnPlateau of resumed trainings."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torchmetrics import MaxMetric, MeanMetric
+
+from tests.helpers.lightning_runs import BATCHES, Recorder, run
+
+ALL: list[tuple[float, ...]] = []
+"""Means, largest loss and learning rate at the end of each epoch of the newest training."""
+
+
+class Logging(Recorder):
+    """Logs its loss in three ways; the learning rate depends on the mean of each epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = MeanMetric()
+        self.largest = MaxMetric()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        self.mean.update(loss.detach())
+        self.log("loss", loss, on_step=True, on_epoch=True, batch_size=len(batch))
+        self.log("mean", self.mean, on_step=False, on_epoch=True)
+        self.largest.update(loss.detach())
+        self.log("largest", self.largest, on_step=False, on_epoch=True)
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        scheduler = ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=9.0, threshold_mode="abs")
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "loss_epoch"}}
+
+
+class EpochValues(Callback):
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        ALL.clear()
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        values = [float(trainer.callback_metrics[name]) for name in ("loss_epoch", "mean", "largest")]
+        ALL.append((*values, trainer.optimizers[0].param_groups[0]["lr"]))
+
+
+@pytest.mark.parametrize("limit", [{"max_epochs": 3}, {"max_epochs": -1, "max_steps": 3 * BATCHES}], ids=str)
+def test_epoch_values_and_plateau_schedulers_are_resumed(limit: dict[str, Any], tmp_path: Path) -> None:
+    situation: dict[str, Any] = {"module": Logging, "callbacks": [EpochValues], **limit}
+    whole = run(tmp_path / "whole", **situation)
+    expected = list(ALL)
+    assert len({rate for *_, rate in expected}) == 2
+    for kill in (3, BATCHES, BATCHES + 1, 2 * BATCHES):
+        run(tmp_path / str(kill), kill, **situation)
+        resumed = run(tmp_path / str(kill), **situation)
+        assert expected[-len(ALL) :] == ALL, kill
+        assert torch.equal(resumed.layer.weight, whole.layer.weight), kill

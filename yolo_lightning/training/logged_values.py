@@ -1,0 +1,171 @@
+"""Values logged with `self.log(on_epoch=True)`, and the pending step of `ReduceLROnPlateau`, as a part of a checkpoint.
+
+Lightning stores none of them. After a resume within an epoch, the mean of a value would cover the rest of the epoch
+only, and `ReduceLROnPlateau` would make no step at the end of the epoch. Can be removed when Lightning stores them:
+https://github.com/Lightning-AI/pytorch-lightning/issues/14699.
+"""
+
+from typing import Any
+
+import torch
+from lightning.fabric.utilities import move_data_to_device
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_warn
+from torchmetrics import Metric
+
+from yolo_lightning.utils.distributed import gather
+from yolo_lightning.utils.loop_position import end_restart, has_pending_epoch_end, is_within_epoch
+
+LOG_ARGUMENTS = (
+    *("fx", "name", "prog_bar", "logger", "on_step", "on_epoch", "enable_graph", "add_dataloader_idx"),
+    "metric_attribute",
+)
+"""Attributes of the metadata of a logged value that are arguments of `_ResultCollection.log`, too."""
+
+
+class LoggedValues:
+    """Restores the logged values of the epoch in which a checkpoint was saved."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[str, Any] | None = None
+        self._sums: list[dict[str, Any]] = []  # loaded values of the epoch that the resumed fit has not logged yet
+
+    def state_dict(self, trainer: Trainer, module: LightningModule) -> dict[str, Any]:
+        """Return the values that all ranks have logged in the current epoch; a collective call."""
+        self.add_sums(trainer)
+        metrics = dict(trainer.callback_metrics)
+        own: dict[str, Any] = {"callback_metrics": metrics}
+        if is_within_epoch(trainer):
+            own |= _epoch_values(trainer, module)
+            own["results"] += self._sums
+        return {
+            "epoch": trainer.current_epoch,
+            "has_pending_epoch_end": has_pending_epoch_end(trainer),
+            "ranks": gather(move_data_to_device(own, torch.device("cpu"))),
+        }
+
+    def load_state_dict(self, state: dict[str, Any] | None) -> None:
+        """Keep the state, None for a checkpoint of an earlier version, until `restore` is called."""
+        self._loaded = state
+
+    def restore(self, trainer: Trainer, module: LightningModule) -> None:
+        """Set the loaded values; call it when training starts, after Lightning has restored its loops."""
+        state = self._loaded
+        if state is None:
+            return
+        if len(state["ranks"]) != trainer.world_size:
+            rank_zero_warn(
+                f"the checkpoint contains the logged values of {len(state['ranks'])} ranks, the world size is "
+                f"{trainer.world_size}: the means of the resumed epoch cover its rest only"
+            )
+            self._loaded = None
+            return
+        own = move_data_to_device(state["ranks"][trainer.global_rank], module.device)
+        trainer._logger_connector._callback_metrics.update(own["callback_metrics"])
+        if is_within_epoch(trainer):
+            _restore_metrics(module, own)
+            self._sums = own["results"]
+        elif state["has_pending_epoch_end"]:
+            _step_plateau_schedulers(trainer, module, state["epoch"])
+
+    def add_sums(self, trainer: Trainer) -> None:
+        """Add the loaded sums to those of the values that have been logged since; call it after each batch."""
+        if self._sums:
+            self._sums = _add_sums(trainer, self._sums)
+
+    def end_epoch(self, trainer: Trainer, module: LightningModule) -> None:
+        """Complete the values of a resumed epoch, and let the schedulers step; call it in `on_train_epoch_end`."""
+        self.add_sums(trainer)
+        _log_sums(trainer, module, self._sums)
+        self._sums = []
+        if self._loaded is not None:
+            end_restart(trainer)
+        self._loaded = None
+
+
+def _epoch_values(trainer: Trainer, module: LightningModule) -> dict[str, Any]:
+    """Return the sums of the logged tensors, and the states of the logged metrics of torchmetrics by module name."""
+    names = {id(part): name for name, part in module.named_modules()}
+    results = []
+    metrics: dict[str, Any] = {}
+    for result in trainer.fit_loop.epoch_loop._results.result_metrics:
+        if result.has_reset or not result.meta.on_epoch:
+            continue
+        entry = {name: getattr(result.meta, name) for name in LOG_ARGUMENTS}
+        entry["reduce_fx"] = result.meta.reduce_fx.__name__
+        entry["sync_dist"] = result.meta.sync.should
+        entry["rank_zero_only"] = result.meta.sync.rank_zero_only
+        if result.is_tensor:
+            entry["states"] = {name: getattr(result, name) for name in result._defaults}
+        elif id(result.value) not in names:
+            continue
+        else:
+            entry["metric"] = names[id(result.value)]
+            parts = (part for part in result.value.modules() if isinstance(part, Metric))
+            metrics |= {names[id(part)]: _metric_state(part) for part in parts}
+        results.append(entry)
+    return {"results": results, "metrics": metrics}
+
+
+def _metric_state(metric: Metric) -> dict[str, Any]:
+    return {"count": metric._update_count, "states": {name: getattr(metric, name) for name in metric._defaults}}
+
+
+def _restore_metrics(module: LightningModule, own: dict[str, Any]) -> None:
+    for name, state in own["metrics"].items():
+        metric: Any = module.get_submodule(name)
+        metric._update_count = state["count"]
+        metric._computed = None
+        for part, part_state in state["states"].items():
+            setattr(metric, part, part_state)
+
+
+def _key(entry: dict[str, Any]) -> str:
+    return f"{entry['fx']}.{entry['name']}"
+
+
+def _add_sums(trainer: Trainer, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Add the loaded sums to those of values that the resumed fit has logged; return the entries of other values."""
+    results = trainer.fit_loop.epoch_loop._results
+    remaining = []
+    for entry in entries:
+        result = results.get(_key(entry))
+        if result is None or result.has_reset:
+            remaining.append(entry)
+            continue
+        for part, total in entry.get("states", {}).items():
+            combine = result.meta.reduce_fx if entry["reduce_fx"] in ("max", "min") else torch.add
+            setattr(result, part, combine(total, getattr(result, part)))
+        result._computed = None
+    return remaining
+
+
+def _log_sums(trainer: Trainer, module: LightningModule, entries: list[dict[str, Any]]) -> None:
+    """Log the loaded values that the rest of the epoch has not logged."""
+    results = trainer.fit_loop.epoch_loop._results
+    for entry in entries:
+        is_tensor = "states" in entry
+        value: Any = torch.zeros((), device=module.device) if is_tensor else module.get_submodule(entry["metric"])
+        results.log(
+            **{name: entry[name] for name in (*LOG_ARGUMENTS, "sync_dist", "rank_zero_only")},
+            value=value,
+            reduce_fx=getattr(torch, entry["reduce_fx"]),
+            sync_dist_fn=trainer.strategy.reduce,
+            batch_size=1,
+        )
+        for part, total in entry.get("states", {}).items():
+            setattr(results[_key(entry)], part, total)
+
+
+def _step_plateau_schedulers(trainer: Trainer, module: LightningModule, epoch: int) -> None:
+    """Make the steps of `ReduceLROnPlateau` after epoch number `epoch`, which Lightning makes after the checkpoint."""
+    if not module.automatic_optimization:
+        return
+    for config in trainer.lr_scheduler_configs:
+        if not config.reduce_on_plateau or config.interval != "epoch" or (epoch + 1) % config.frequency:
+            continue
+        value = trainer.callback_metrics.get(str(config.monitor))
+        if value is None:
+            rank_zero_warn(f"ReduceLROnPlateau makes no step: the checkpoint does not contain {config.monitor}")
+            continue
+        module.lr_scheduler_step(config.scheduler, value)
