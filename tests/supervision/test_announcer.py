@@ -191,12 +191,12 @@ def checked(run: Path) -> list[tuple[str, str]]:
             [("deadline cannot be met", "too late")],
         ),
         (
-            {"losses": {}, "epochs": 3602, "deadline_s": time.time() + 100 + 5 * 3600, "is_planned": False},
+            {"losses": {}, "epochs": 3602, "deadline_s": 5 * 3600.0, "is_planned": False},
             100.0,
             [("less than a day of buffer", "the estimated end is 3.0 h before the deadline")],
         ),
         (
-            {"losses": {}, "epochs": 3602, "deadline_s": time.time() + 100 + 3600, "is_planned": False},
+            {"losses": {}, "epochs": 3602, "deadline_s": 3600.0, "is_planned": False},
             100.0,
             [("deadline cannot be met", "the estimated end is 1.0 h after the deadline")],
         ),
@@ -206,7 +206,11 @@ def checked(run: Path) -> list[tuple[str, str]]:
 def test_problem_in_the_status_file_is_sent(
     content: dict[str, Any], ahead_s: float, sent: list[tuple[str, str]], tmp_path: Path
 ) -> None:
-    (tmp_path / "status.json").write_text(json.dumps(STATUS | content | {"written_s": time.time() + ahead_s}))
+    """A deadline without a plan is that many seconds after the status file was written."""
+    written_s = time.time() + ahead_s
+    if not content.get("is_planned", True):
+        content = content | {"deadline_s": written_s + content["deadline_s"]}
+    (tmp_path / "status.json").write_text(json.dumps(STATUS | content | {"written_s": written_s}))
     assert checked(tmp_path) == sent
 
 
