@@ -20,7 +20,7 @@ BAD: list[tuple[str, str, str]] = [
     ("seed_everything", "true", r"seed_everything must be an integer >= 0, got True"),
     ("seed_everything", "-1", r"seed_everything must be an integer >= 0, got -1"),
     ("trainer.use_distributed_sampler", "true", r"trainer\.use_distributed_sampler must be false, got true"),
-    ("max_hours", "0", r"max_hours must be > 0 or null, got 0"),
+    ("max_hours", "0", r"max_hours must be > 0 and <= 1000000 or null, got 0"),
     ("trainer.devices", "0", r"trainer\.devices=0.* cannot be used: "),
     ("trainer.devices", "two", r"trainer\.devices=two.* cannot be used: "),
     ("trainer.strategy", "dpp", r"trainer\.strategy=dpp.* cannot be used: "),

@@ -30,12 +30,18 @@ class Part:
 
 
 PARTS = {
-    "exact resume": Part("exact_resume", {"callbacks", "checkpoints", "data", "utils"}, True),
-    "checkpoint files": Part("checkpoint_files", {"callbacks", "checkpoints", "utils"}, True),
+    "exact resume": Part(
+        "exact_resume", {"callbacks", "checkpoints", "data", "supervision", "training", "utils"}, True
+    ),
+    "checkpoint files": Part(
+        "checkpoint_files", {"callbacks", "checkpoints", "supervision", "training", "utils"}, True
+    ),
     "mean average precision": Part("mean_average_precision", {"data", "evaluation", "utils"}, False),
     "swap_convs": Part("swap_convs", {"conv"}, False),
     "heartbeat": Part("supervise", {"supervision", "utils"}, False),
-    "heartbeat of a Trainer": Part("supervise", {"callbacks", "checkpoints", "supervision", "utils"}, True, 1),
+    "heartbeat of a Trainer": Part(
+        "supervise", {"callbacks", "checkpoints", "supervision", "training", "utils"}, True, 1
+    ),
 }
 
 
@@ -51,7 +57,7 @@ def test_example_of_the_page_imports_nothing_of_the_rest(part: Part, tmp_path: P
     assert packages & FOREIGN == set()
     assert ("lightning" in packages) == part.is_lightning
     own = [name.split(".") for name in loaded if name.startswith("yolo_lightning.")]
-    assert {name[1] for name in own} == part.rooms
+    assert {name[1] for name in own} - {"errors"} == part.rooms
     if part.page == "exact_resume":
         assert {name[2] for name in own if name[1] == "data" and len(name) > 2} == {"sampling"}
 

@@ -32,7 +32,14 @@ def shortened(name: str, most_bytes: int) -> str:
 
 def real_path(path: Path) -> Path:
     """Return the absolute path without symbolic links; a loop of links, an error in `Path.resolve`, stays as it is."""
-    return Path(os.path.realpath(path))
+    return Path(_resolved(os.fspath(path)))
+
+
+def _resolved(path: str) -> str:
+    try:
+        return os.path.realpath(path)
+    except ValueError:  # a null character, which the name of a file cannot contain
+        return os.path.abspath(path)
 
 
 def plain_path(path: str | os.PathLike[str]) -> str:
@@ -43,6 +50,6 @@ def plain_path(path: str | os.PathLike[str]) -> str:
     absolute = os.path.join(os.getcwd(), os.fspath(path))
     folder, name = os.path.split(absolute)
     plain = os.path.normpath(absolute)
-    if os.pardir not in folder.split(os.sep) or os.path.realpath(os.path.dirname(plain)) == os.path.realpath(folder):
+    if os.pardir not in folder.split(os.sep) or _resolved(os.path.dirname(plain)) == _resolved(folder):
         return plain
-    return os.path.join(os.path.realpath(folder), name)
+    return os.path.join(_resolved(folder), name)

@@ -301,14 +301,14 @@ class SplitLabels:
             if f"{folder}{os.sep}".startswith(f"{place}{os.sep}"):
                 folders.append(label_folder(written_place + folder.removeprefix(place)))
         if folder in linked_folders:
-            folders.append(label_folder(os.path.realpath(folder)))
+            folders.append(label_folder(str(real_path(Path(folder)))))
         folders.append(folder)
         filled = [candidate for candidate in dict.fromkeys(folders) if self.folder_names.labels(candidate)]
         if len(filled) < 2:
             return filled
         by_real_path: dict[str, str] = {}
         for candidate in filled:
-            by_real_path.setdefault(os.path.realpath(candidate), candidate)
+            by_real_path.setdefault(str(real_path(Path(candidate))), candidate)
         return list(by_real_path.values())
 
     def _label_of(self, image: str) -> str:
