@@ -60,7 +60,8 @@ class Curves(TensorBoardLogger):
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
         start = Event(step=step, session_log=SessionLog(status=SessionLog.START))
-        self.experiment.file_writer.add_event(start)
+        # The attribute `file_writer` is None after Lightning has closed the writer at the end of a fit.
+        self.experiment._get_file_writer().add_event(start)
         self._has_begun = True
 
     def log_hyperparams(
