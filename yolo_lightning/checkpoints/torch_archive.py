@@ -48,6 +48,11 @@ def check_parts(content: Mapping[str, Any], origin: str) -> None:
         check_types("checkpoint.hyper_parameters", HYPERPARAMETERS, content.get("hyper_parameters", {}))
         if content.get("state_dict") == {}:
             raise UserError("checkpoint.state_dict must contain tensors, got none")
+        for state in content.get("optimizer_states", ()):
+            if not {"state", "param_groups"} <= set(state):
+                raise UserError(
+                    f"checkpoint.optimizer_states must have the keys state and param_groups, got {list(state)}"
+                )
     except UserError as error:
         raise UserError(f"{origin} is damaged: {error}; use another checkpoint") from None
 
