@@ -281,7 +281,9 @@ class Supervisor:
             self.services.announcer.restarting(None, action.reason, self.state, 0)
             return None
         incident = self._incident(attempt, facts)
-        self.log(incident.sentence())
+        is_refused = isinstance(action, Finish) and action.code == ExitCode.USAGE  # the trainer has printed its error
+        if not is_refused:
+            self.log(incident.sentence())
         if isinstance(action, LowerComputation) and action.revokes:
             self._revoke(f"{incident.diagnosis.kind}{incident.place}")
         if action.longer is not None:
@@ -323,7 +325,8 @@ class Supervisor:
         if record is not None and record.process:
             self.disk.post(keep, attempt.folder / FAILURE_FILE, json.dumps(asdict(record), indent=2) + "\n")
             self.disk.post(keep, attempt.folder / TRACEBACK_FILE, record.traceback)
-            if not any(line.startswith(record.sentence) for line in attempt.lines):  # the teardown has hung
+            # The trainer prints a mistake of the user in one line, and prints no traceback if its teardown hangs.
+            if not record.is_user_error and not any(line.startswith(record.sentence) for line in attempt.lines):
                 self.services.recorder.record(f"{record.traceback}\n".encode())
         if attempt.evidence is not None:
             sentence = attempt.evidence.sentence

@@ -120,7 +120,7 @@ def decode(path: Path, kind: str = LTDV2_FILE) -> AnnotationFile:
 
 def _whole(path: Path, key: str, value: float) -> int:
     """Return a whole number, which some programs write as 640.0."""
-    if not float(value).is_integer():
+    if isinstance(value, float) and not value.is_integer():
         raise UserError(f"{path}: {key} must be a whole number, got {value}")
     return int(value)
 
