@@ -4,6 +4,7 @@
     python scripts/inject_faults.py --list               names and descriptions of the rows
     python scripts/inject_faults.py --rows 1,2,7b        some rows
     python scripts/inject_faults.py --kills 20           one run that is killed 20 times
+    python scripts/inject_faults.py --random 300         random faults of system calls, signals and operators
     python scripts/inject_faults.py --write docs/faults.md
 
 Exit code 1 if a row failed. All files are in a new folder below `--work`, which is deleted at the end.
@@ -17,6 +18,7 @@ import sys
 import tempfile
 import time
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 AT_A_TIME = 3
@@ -29,6 +31,8 @@ def main() -> int:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background; the runs would inherit it
         signal.signal(signal.SIGINT, signal.default_int_handler)
     from faults import matrix
+    from faults.judge import judge
+    from faults.random_faults import Mailbox, judge_random, random_cases
     from faults.random_kills import KILLED_EPOCHS, random_kills
     from faults.rows import CASES, chosen
     from faults.run import EPOCHS
@@ -37,11 +41,21 @@ def main() -> int:
         print("\n".join(f"{case.name:>4}  {case.fault}" for case in CASES))
         return 0
     begin_s = time.monotonic()
-    cases = (random_kills(options.kills, options.seed),) if options.kills else chosen(options.rows)
+    mailbox = Mailbox()
+    judge_case: matrix.Judge = judge
+    if options.random:
+        cases = random_cases(options.random, options.seed, mailbox, options.first)
+        judge_case = partial(judge_random, mailbox=mailbox)
+    elif options.kills:
+        cases = (random_kills(options.kills, options.seed),)
+    else:
+        cases = chosen(options.rows)
     epochs = KILLED_EPOCHS if options.kills else EPOCHS
     root = Path(tempfile.mkdtemp(prefix="faults-", dir=options.work))
     try:
-        verdicts = matrix.run_cases(cases, root, at_a_time=options.at_a_time, keep=options.keep, epochs=epochs)
+        verdicts = matrix.run_cases(
+            cases, root, at_a_time=options.at_a_time, keep=options.keep, epochs=epochs, judge_case=judge_case
+        )
     finally:
         if not options.keep:
             shutil.rmtree(root, ignore_errors=True)
@@ -61,7 +75,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--kills", type=int, default=0, metavar="NUMBER", help="kill one run this often, instead of rows"
     )
-    parser.add_argument("--seed", type=int, default=0, help="seed of the kills (default: %(default)s)")
+    parser.add_argument(
+        "--random", type=int, default=0, metavar="NUMBER", help="this many random cases, instead of rows"
+    )
+    parser.add_argument("--first", type=int, default=0, help="number of the first random case (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of kills and random cases (default: %(default)s)")
     parser.add_argument("--at-a-time", type=int, default=AT_A_TIME, help="cases that run side by side")
     parser.add_argument("--json", action="store_true", help="print the verdicts as JSON instead of a table")
     parser.add_argument("--write", type=Path, metavar="FILE", help="write a page with the table")

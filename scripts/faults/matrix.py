@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
@@ -37,15 +37,16 @@ simulated.
 
 
 def prepare(root: Path) -> None:
-    """Draw the datasets of all cases and compile `hang.c`."""
+    """Draw the datasets of all cases and compile the C sources."""
     sizes: dict[str, Any] = {"train_frames": TRAIN_FRAMES, "valid_frames": VALID_FRAMES, "test_frames": 4}
     draw_dataset(root / "data", width=96, height=64, **sizes)
     draw_dataset(root / "other-data", width=96, height=64, seed=1, **sizes)
     shutil.copytree(root / "data", root / "damaged-data")
     sorted((root / "damaged-data" / "frames").rglob("*.jpg"))[7].write_bytes(b"this is no image")
     if compiler := shutil.which("cc"):
-        command = [compiler, "-shared", "-fPIC", "-O0", "-o", str(root / "hang.so"), str(FAULTS / "hang.c")]
-        subprocess.run(command, check=True)
+        for name in ("hang", "system_calls"):
+            files = ["-o", str(root / f"{name}.so"), str(FAULTS / f"{name}.c")]
+            subprocess.run([compiler, "-shared", "-fPIC", "-O0", *files, "-ldl"], check=True)
 
 
 def reference(root: Path, epochs: int) -> FinalState:
@@ -61,7 +62,10 @@ def reference(root: Path, epochs: int) -> FinalState:
 BY_HAND = "\n## Fuzzing"  # beginning of the part of the page that is not generated
 
 
-def _run_case(case: Case, root: Path, expected: FinalState, keep: bool) -> Verdict:
+Judge = Callable[[Run, FinalState | None], Verdict]
+
+
+def _run_case(case: Case, root: Path, expected: FinalState, judge_case: Judge, keep: bool) -> Verdict:
     """Run and judge one case. Its files are deleted unless the case failed and `keep` is set."""
     if reason := case.unavailable():
         return Verdict(case.name, case.fault, skipped=reason)
@@ -69,7 +73,7 @@ def _run_case(case: Case, root: Path, expected: FinalState, keep: bool) -> Verdi
     run = Run(case, root)
     try:
         run.carry_out()
-        verdict = judge(run, expected)
+        verdict = judge_case(run, expected)
     except Exception as error:  # a failed injection or an unforeseen state must not end the other cases
         run.kill()
         place = traceback.extract_tb(error.__traceback__)[-1]
@@ -84,14 +88,16 @@ def _run_case(case: Case, root: Path, expected: FinalState, keep: bool) -> Verdi
     return replace(verdict, took_s=time.monotonic() - begin_s)
 
 
-def run_cases(cases: Sequence[Case], root: Path, *, at_a_time: int, keep: bool, epochs: int) -> list[Verdict]:
+def run_cases(
+    cases: Sequence[Case], root: Path, *, at_a_time: int, keep: bool, epochs: int, judge_case: Judge = judge
+) -> list[Verdict]:
     """Run `at_a_time` cases side by side, the longest first; print the verdicts and return them in the given order."""
     prepare(root)
     expected = reference(root, epochs)
     found: dict[str, Verdict] = {}
     with ThreadPoolExecutor(at_a_time) as pool:
         longest_first = sorted(cases, key=lambda case: -len(case.reports) - len(case.codes))
-        waiting = [pool.submit(_run_case, case, root, expected, keep) for case in longest_first]
+        waiting = [pool.submit(_run_case, case, root, expected, judge_case, keep) for case in longest_first]
         try:
             for future in as_completed(waiting):
                 verdict = future.result()

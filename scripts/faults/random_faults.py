@@ -1,0 +1,308 @@
+"""Random cases of the fault matrix: faults below Python, signals, and faults of operators, drawn by a seed.
+
+No fault uses a name of the package. System calls fail, block or are slow by `system_calls.c`, in a process that is
+selected by its generation (0 is the supervisor, 1 are its children, 2 their children). Operators of torch hang, raise
+or return wrong values by `operators.py`.
+"""
+
+import errno
+import mmap
+import os
+import random
+import signal
+import struct
+import sysconfig
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+from faults import traces
+from faults.actions import Effect, at_step, effect, when
+from faults.hangs import record_fired
+from faults.judge import FinalState, Verdict, differences, leftovers, restarts
+from faults.run import EPOCHS, MARK_VARIABLE, STEPS_PER_EPOCH, Action, Case, Run
+from yolo_lightning.supervision.heartbeat import Phase
+
+CONTROL = struct.Struct("<8i3dq256s")
+"""`struct control` of system_calls.c."""
+
+FAMILIES = ("open", "read", "write", "fsync", "rename", "unlink", "stat", "mmap", "fork", "clock", "ioctl")
+EFFECTS = ("fail", "block", "slow", "jump")
+GENERATIONS = ("supervisor", "child of the supervisor", "grandchild of the supervisor")
+ERRORS = {
+    "open": ("EIO", "EMFILE", "ENFILE", "ENOENT", "ESTALE", "ENXIO", "EACCES"),
+    "read": ("EIO", "ESTALE"),
+    "write": ("EIO", "ENOSPC", "EDQUOT", "EROFS"),
+    "fsync": ("EIO", "ENOSPC"),
+    "rename": ("EIO", "EROFS", "ENOSPC"),
+    "unlink": ("EIO", "EROFS"),
+    "stat": ("EIO", "ESTALE", "EACCES"),
+    "mmap": ("ENOMEM", "ENODEV"),
+    "fork": ("EAGAIN", "ENOMEM"),
+    "ioctl": ("EIO", "ENODEV"),
+}
+ANYWHERE = "any folder"
+FOLDERS = {
+    "open": (ANYWHERE, "run", "data", "tmp", "packages"),
+    "read": (ANYWHERE, "run", "data", "packages"),
+    "write": (ANYWHERE, "run"),
+    "fsync": (ANYWHERE, "run"),
+    "rename": ("run",),
+    "unlink": ("run", "tmp"),
+    "stat": (ANYWHERE, "run", "data", "tmp", "packages"),
+    "mmap": (ANYWHERE, "data", "packages"),
+}
+"""Folders in which the calls of a family occur."""
+
+BY_WORKERS = ("open", "read", "stat", "mmap", "clock")
+DURATIONS_S = (0.0, 0.5, 5.0, 20.0)
+FOREVER_S = 1e6
+HOUR_S = 3600.0
+SIGNALS = (signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGTERM, signal.SIGHUP)
+PERSISTENT = ("hang", "device error", "error of a library", "NaN")
+ONCE = ("hang", "device error", "error of a library", "error without a cause", "out of memory", "a bug", "NaN", "wrong")
+CHANGES_VALUES = frozenset({"NaN", "wrong", "out of memory"})
+OPERATORS_PER_STEP = 3000
+STEPS = EPOCHS * STEPS_PER_EPOCH
+TIMEOUTS_S = {"fetch_s": 4.0, "step_s": 4.0, "save_s": 5.0, "validate_s": 15.0, "metrics_s": 5.0, "epoch_end_s": 5.0}
+LIMIT_S = 420.0
+LATEST_STEP = STEPS - 6
+"""A phase can be shorter than the interval at which the phases are read; from this step on, any phase is taken."""
+
+WITHOUT_PERSON = frozenset({"started", "finished", "recovered"})
+"""Notifications that name no fault."""
+
+
+class Mailbox:
+    """HTTP server on this machine that keeps the notifications of all cases, by the path of their address."""
+
+    def __init__(self) -> None:
+        self.bodies: dict[str, list[str]] = {}
+        bodies = self.bodies
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+                bodies.setdefault(self.path.strip("/"), []).append(body)
+                self.send_response(200)
+                self.end_headers()
+
+            def log_message(self, *arguments: object) -> None:
+                """Print nothing."""
+
+        self.server = HTTPServer(("127.0.0.1", 0), Handler)
+        self.address = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+
+def random_cases(count: int, seed: int, mailbox: Mailbox, first: int = 0) -> tuple[Case, ...]:
+    """Return `count` cases of a seed from the number `first` on; a case depends on the seed and its number alone."""
+    return tuple(random_case(f"{seed}-{number}", mailbox) for number in range(first, first + count))
+
+
+def random_case(name: str, mailbox: Mailbox) -> Case:
+    generator = random.Random(name)
+    draw = generator.choices((system_call, any_signal, operator), weights=(6, 2, 2))[0]
+    case = draw(name, generator)
+    config = {**case.config, "supervision.notify": {"webhook": f"{mailbox.address}/{name}"}}
+    return replace(case, name=name, config=config, timeouts_s=TIMEOUTS_S, limit_s=LIMIT_S, lost_steps=None)
+
+
+def moment(generator: random.Random) -> tuple[str, Callable[[Effect], Action]]:
+    """Return the description and the trigger of a random moment after the first step."""
+    step = generator.randrange(1, STEPS - 2)
+    phase = generator.choice((None, None, None, Phase.SAVE, Phase.VALIDATE, Phase.EPOCH_END))
+    if phase is None:
+        return f"at step {step}", lambda effect: at_step(step, effect)
+
+    def has_come(run: Run) -> bool:
+        heartbeat = run.fresh
+        return (
+            heartbeat is not None and heartbeat.step > 0 and (heartbeat.phase is phase or heartbeat.step >= LATEST_STEP)
+        )
+
+    return f"in the phase {phase.label}", lambda effect: when(has_come, effect)
+
+
+def system_call(name: str, generator: random.Random) -> Case:
+    """Return a case in which one family of system calls is faulty for some time."""
+    generation = generator.randrange(3)
+    family = generator.choice(BY_WORKERS if generation == 2 else FAMILIES)
+    duration_s = generator.choice(DURATIONS_S)
+    each_s = 0.0
+    if family == "clock":
+        how = "jump"
+        each_s = generator.choice((-HOUR_S, HOUR_S))
+        duration_s = 10.0
+    else:
+        how = generator.choice(("fail", "fail", "fail", "block", "slow"))
+    error = generator.choice(ERRORS[family]) if how == "fail" else ""
+    if how == "block":
+        duration_s = 15.0 if generation == 0 else generator.choice((15.0, FOREVER_S))
+    if how == "slow":
+        each_s = generator.uniform(0.05, 0.5)
+        duration_s = 10.0
+    folder = generator.choice(FOLDERS.get(family, (ANYWHERE,)))
+    if generation == 2 and folder in ("run", "tmp"):
+        folder = "data"
+    skip = generator.choice((0, 0, generator.randrange(30)))
+    needs_start = folder in ("data", "packages") or family == "fork"  # most of these calls occur when a trainer starts
+    restarts_trainer = generator.random() < (0.7 if needs_start else 0.2)
+    moment_name, trigger = moment(generator)
+    fault = (
+        f"{family} {error or how} for {duration_s:g} s, {folder}, {GENERATIONS[generation]}, call {skip}, {moment_name}"
+    )
+    if restarts_trainer:
+        fault += ", with SIGKILL to the trainer"
+    workers = 2 if generation == 2 else generator.choice((0, 1, 2))
+    armed = arm(generation, family, how, error, skip, duration_s, each_s, folder, restarts_trainer)
+    return Case(
+        name,
+        fault,
+        outside=(trigger(armed),),
+        workers=workers,
+        environment={"FAULTS_CONTROL": "{folder}/control", "LD_PRELOAD": "{folder}/../system_calls.so"},
+        prepare=make_control,
+    )
+
+
+def make_control(run: Run) -> None:
+    (run.folder / "control").write_bytes(bytes(CONTROL.size))
+
+
+@effect
+def arm(
+    run: Run,
+    generation: int,
+    family: str,
+    how: str,
+    error: str,
+    skip: int,
+    duration_s: float,
+    each_s: float,
+    folder: str,
+    restarts_trainer: bool,
+) -> None:
+    """Switch the fault on, in all processes of the case at once."""
+    run.begin_fault(run.case.fault)
+    places = {
+        ANYWHERE: "",
+        "run": str(run.run_folder),
+        "data": str(run.root / "data"),
+        "tmp": str(run.temporary),
+        "packages": sysconfig.get_path("purelib"),
+    }
+    number = getattr(errno, error) if error else 0
+    values = (0, run.process.pid, generation, FAMILIES.index(family), EFFECTS.index(how), number, skip, 0)
+    content = CONTROL.pack(*values, duration_s, each_s, 0.0, 0, places[folder].encode())
+    with (run.folder / "control").open("r+b") as file, mmap.mmap(file.fileno(), CONTROL.size) as control:
+        control[:] = content
+        control[:4] = struct.pack("<i", 1)
+    if restarts_trainer:
+        os.kill(run.trainer, signal.SIGKILL)
+
+
+def any_signal(name: str, generator: random.Random) -> Case:
+    """Return a case in which a random process of the tree receives a signal."""
+    moment_name, trigger = moment(generator)
+    if generator.random() < 0.2:
+        number = generator.choice((signal.SIGKILL, signal.SIGABRT))
+        fault = f"{number.name} to the supervisor {moment_name}"
+        return Case(name, fault, outside=(trigger(to_root(number)),), codes=(-number, 0), workers=1)
+    number = generator.choice(SIGNALS)
+    order = generator.random()
+    workers = generator.choice((0, 1, 2))
+    fault = f"{number.name} to a descendant of the supervisor {moment_name}"
+    return Case(name, fault, outside=(trigger(to_descendant(number, order)),), workers=workers)
+
+
+@effect
+def to_root(run: Run, number: signal.Signals) -> None:
+    run.begin_fault(number.name)
+    os.kill(run.process.pid, number)
+
+
+@effect
+def to_descendant(run: Run, number: signal.Signals, order: float) -> None:
+    """Send a signal to one of the processes that the supervisor has started, directly or not."""
+    processes = sorted(set(traces.marked(MARK_VARIABLE, run.mark)) - {run.process.pid})
+    process = processes[int(order * len(processes))]
+    run.begin_fault(f"{number.name} to {process}")
+    record_fired(run.folder, Path(f"/proc/{process}/cmdline").read_text().replace("\0", " ")[:200])
+    os.kill(process, number)
+
+
+def operator(name: str, generator: random.Random) -> Case:
+    """Return a case in which an operator of torch is faulty, once or until the computation does without it."""
+    persists = generator.random() < 0.4
+    how = generator.choice(PERSISTENT if persists else ONCE)
+    step = generator.randrange(1, STEPS - 4)
+    call = generator.randrange(100 if persists else OPERATORS_PER_STEP)
+    part = "convolution" if persists else ""
+    often = "always" if persists else "once"
+    arguments = {"effect": how, "name": part, "step": step, "call": call, "persists": persists}
+    return Case(
+        name,
+        f"{how}, {often}, in {part or 'any operator'}, call {call} after step {step}",
+        workers=generator.choice((0, 1)),
+        prepare=lambda run: add_operator_fault(run, arguments),
+        exact=not persists and how not in CHANGES_VALUES,
+    )
+
+
+def add_operator_fault(run: Run, arguments: dict[str, object]) -> None:
+    callback = {"class_path": "faults.operators.OperatorFault", "init_args": {**arguments, "folder": str(run.folder)}}
+    run.configuration["trainer"]["callbacks"].append(callback)
+
+
+def judge_random(run: Run, expected: FinalState | None, mailbox: Mailbox) -> Verdict:
+    """Return the verdict on a random case.
+
+    A pass means: training has finished without a person, with the documented exit codes, with the final state of an
+    uninterrupted run where the fault does not change values, nothing is left behind, and whoever is notified has heard
+    of each restart and of the end.
+    """
+    case = run.case
+    remaining = leftovers(run)
+    wrong = [f"did not end within {case.limit_s:g} s"] if run.hung else []
+    if tuple(run.codes) != case.codes:
+        wrong.append(f"exit codes {run.codes} instead of {list(case.codes)}")
+    if remaining:
+        wrong.append(f"left behind: {', '.join(remaining)}")
+    try:
+        final = FinalState.read(run.run_folder)
+    except (OSError, KeyError) as error:
+        wrong.append(f"no final state: {error}")
+    else:
+        if case.exact and expected is not None:
+            wrong += differences(final, expected)
+        elif final.steps != STEPS:
+            wrong.append(f"{final.steps} steps trained instead of {STEPS}")
+    messages = mailbox.bodies.get(case.name, [])
+    wrong += wrong_messages(run, messages)
+    lost, recovered = restarts(run.beats, run.lines)
+    incidents = run.incidents()
+    return Verdict(
+        case.name,
+        case.fault if run.fired_s() else f"{case.fault} (did not happen)",
+        reported=incidents[-1]["sentence"].replace(f"{run.folder}/", "") if incidents else "",
+        lost_steps=max(lost, default=None),
+        recovered_s=max(recovered, default=None),
+        leftovers=tuple(remaining),
+        codes=tuple(run.codes),
+        wrong=tuple(wrong),
+    )
+
+
+def wrong_messages(run: Run, messages: list[str]) -> list[str]:
+    """Return what is missing in the notifications of a case."""
+    if run.codes and run.codes[-1] == 0 and not any(": finished" in message for message in messages):
+        return ["the end was not notified"]
+    trainers = {beat.process for beat in run.beats}
+    restarts_by_case = len(run.codes)
+    named = [message for message in messages if not any(f": {event}" in message for event in WITHOUT_PERSON)]
+    if len(trainers) > restarts_by_case and not named:
+        return [f"{len(trainers)} trainers, and no notification names a fault"]
+    return []
