@@ -59,7 +59,7 @@ def reference(root: Path, epochs: int) -> FinalState:
     return FinalState.read(run.run_folder)
 
 
-BY_HAND = "\n## Fuzzing"  # beginning of the part of the page that is not generated
+BY_HAND = "\n## Random faults"  # beginning of the part of the page that is not generated
 
 
 Judge = Callable[[Run, FinalState | None], Verdict]
