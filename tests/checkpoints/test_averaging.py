@@ -31,7 +31,7 @@ def checkpoint(folder: Path, steps: int, value: float, **changes: Any) -> Path:
         "hyper_parameters": NETWORK,
         "steps": steps,
         "epoch": steps,
-        "optimizer_states": [{}],
+        "optimizer_states": [{"state": {}, "param_groups": []}],
         "pytorch-lightning_version": "2.6.6",
     }
     path = folder / f"step-{steps:09d}.ckpt"

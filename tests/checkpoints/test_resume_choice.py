@@ -19,7 +19,7 @@ RESUMABLE = {
     "hyper_parameters": {"class_names": ["person"]},
     "loops": {"fit_loop": {"state_dict": {}}},
     "callbacks": {},
-    "optimizer_states": [{"param_groups": []}],
+    "optimizer_states": [{"state": {}, "param_groups": []}],
 }
 """Parts of a checkpoint that a fit requires."""
 

@@ -211,7 +211,7 @@ def test_page_keeps_what_is_written_by_hand(tmp_path: Path) -> None:
     page.write_text(f"old\n{matrix.BY_HAND}\n\nby hand\n")
     matrix.write_page(page, [], 60.0)
     text = page.read_text()
-    assert text.endswith("## Fuzzing\n\nby hand\n")
+    assert text.endswith("## Random faults\n\nby hand\n")
     assert "old" not in text
     matrix.write_page(page, [], 60.0)
     assert page.read_text() == text

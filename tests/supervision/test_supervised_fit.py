@@ -42,7 +42,11 @@ def test_run_that_somebody_trains_is_not_resumed(
 ) -> None:
     folder = tmp_path / "run"
     (folder / "checkpoints").mkdir(parents=True)
-    parts = {"state_dict": {"graph.weight": 0}, "optimizer_states": [{"state": {}}], "loops": {"fit_loop": {"e": 0}}}
+    parts = {
+        "state_dict": {"graph.weight": 0},
+        "optimizer_states": [{"state": {}, "param_groups": []}],
+        "loops": {"fit_loop": {"e": 0}},
+    }
     write_checkpoint({"global_step": 1, "epoch": 0, "callbacks": {}} | parts, folder / "checkpoints" / "last.ckpt")
     data = data_options(look_alike, index_root)
     with run_lock(folder), pytest.raises(SystemExit) as stopped:
