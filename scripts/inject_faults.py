@@ -18,7 +18,6 @@ import sys
 import tempfile
 import time
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 
 AT_A_TIME = 3
@@ -32,7 +31,7 @@ def main() -> int:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     from faults import matrix
     from faults.judge import judge
-    from faults.random_faults import Mailbox, judge_random, random_cases
+    from faults.random_faults import judge_random, random_cases
     from faults.random_kills import KILLED_EPOCHS, random_kills
     from faults.rows import CASES, chosen
     from faults.run import EPOCHS
@@ -41,11 +40,10 @@ def main() -> int:
         print("\n".join(f"{case.name:>4}  {case.fault}" for case in CASES))
         return 0
     begin_s = time.monotonic()
-    mailbox = Mailbox()
     judge_case: matrix.Judge = judge
     if options.random:
-        cases = random_cases(options.random, options.seed, mailbox, options.first)
-        judge_case = partial(judge_random, mailbox=mailbox)
+        cases = random_cases(options.random, options.seed, options.first)
+        judge_case = judge_random
     elif options.kills:
         cases = (random_kills(options.kills, options.seed),)
     else:

@@ -10,8 +10,10 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec
 
@@ -233,6 +235,38 @@ def free_disk(run: Run) -> None:
     """Delete the files of `fill_disk`."""
     for name in ("filler", "rest"):
         (run.run_folder / name).unlink(missing_ok=True)
+
+
+# Notifications.
+
+
+def serve(run: Run, code: int) -> str:
+    """Start an HTTP server that answers with `code` and records the requests with their times; return its URL."""
+    messages: list[tuple[float, str]] = run.notes.setdefault("messages", [])
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            content = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            messages.append((time.monotonic(), content.decode()))
+            self.send_response(code)
+            self.end_headers()
+
+        do_GET = do_POST
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    run.notes["server"] = server
+    return f"http://127.0.0.1:{server.server_port}/"
+
+
+def stop_serving(run: Run) -> None:
+    """Stop the server of `serve`, if the case has one."""
+    if "server" in run.notes:
+        run.notes["server"].shutdown()
+        run.notes["server"].server_close()
 
 
 # Files and settings.

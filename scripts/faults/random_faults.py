@@ -12,17 +12,16 @@ import random
 import signal
 import struct
 import sysconfig
-import threading
 from collections.abc import Callable
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from functools import partial
 from pathlib import Path
 
 from faults import traces
-from faults.actions import Effect, at_step, effect, when
+from faults.actions import Effect, at_step, effect, serve, stop_serving, when
 from faults.hangs import record_fired
 from faults.judge import FinalState, Verdict, differences, leftovers, restarts
-from faults.run import EPOCHS, MARK_VARIABLE, STEPS_PER_EPOCH, Action, Case, Run
+from faults.run import EPOCHS, MARK_VARIABLE, STEPS_PER_EPOCH, Action, Case, Run, put
 from yolo_lightning.supervision.heartbeat import Phase
 
 CONTROL = struct.Struct("<8i3dq256s")
@@ -75,39 +74,30 @@ WITHOUT_PERSON = frozenset({"started", "finished", "recovered"})
 """Notifications that name no fault."""
 
 
-class Mailbox:
-    """HTTP server on this machine that keeps the notifications of all cases, by the path of their address."""
-
-    def __init__(self) -> None:
-        self.bodies: dict[str, list[str]] = {}
-        bodies = self.bodies
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"])).decode()
-                bodies.setdefault(self.path.strip("/"), []).append(body)
-                self.send_response(200)
-                self.end_headers()
-
-            def log_message(self, *arguments: object) -> None:
-                """Print nothing."""
-
-        self.server = HTTPServer(("127.0.0.1", 0), Handler)
-        self.address = f"http://127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-
-
-def random_cases(count: int, seed: int, mailbox: Mailbox, first: int = 0) -> tuple[Case, ...]:
+def random_cases(count: int, seed: int, first: int = 0) -> tuple[Case, ...]:
     """Return `count` cases of a seed from the number `first` on; a case depends on the seed and its number alone."""
-    return tuple(random_case(f"{seed}-{number}", mailbox) for number in range(first, first + count))
+    return tuple(random_case(f"{seed}-{number}") for number in range(first, first + count))
 
 
-def random_case(name: str, mailbox: Mailbox) -> Case:
+def random_case(name: str) -> Case:
     generator = random.Random(name)
     draw = generator.choices((system_call, any_signal, operator), weights=(6, 2, 2))[0]
     case = draw(name, generator)
-    config = {**case.config, "supervision.notify": {"webhook": f"{mailbox.address}/{name}"}}
-    return replace(case, name=name, config=config, timeouts_s=TIMEOUTS_S, limit_s=LIMIT_S, lost_steps=None)
+    return replace(
+        case,
+        name=name,
+        timeouts_s=TIMEOUTS_S,
+        limit_s=LIMIT_S,
+        lost_steps=None,
+        prepare=partial(prepare, of_case=case.prepare),
+        clean_up=stop_serving,
+    )
+
+
+def prepare(run: Run, of_case: Callable[[Run], None]) -> None:
+    """Record the notifications of a case, and do what the case itself prepares."""
+    put(run.configuration, "supervision.notify.webhook", serve(run, 200))
+    of_case(run)
 
 
 def moment(generator: random.Random) -> tuple[str, Callable[[Effect], Action]]:
@@ -257,7 +247,7 @@ def add_operator_fault(run: Run, arguments: dict[str, object]) -> None:
     run.configuration["trainer"]["callbacks"].append(callback)
 
 
-def judge_random(run: Run, expected: FinalState | None, mailbox: Mailbox) -> Verdict:
+def judge_random(run: Run, expected: FinalState | None) -> Verdict:
     """Return the verdict on a random case.
 
     A pass means: training has finished without a person, with the documented exit codes, with the final state of an
@@ -280,8 +270,7 @@ def judge_random(run: Run, expected: FinalState | None, mailbox: Mailbox) -> Ver
             wrong += differences(final, expected)
         elif final.steps != STEPS:
             wrong.append(f"{final.steps} steps trained instead of {STEPS}")
-    messages = mailbox.bodies.get(case.name, [])
-    wrong += wrong_messages(run, messages)
+    wrong += wrong_messages(run, [text for _, text in run.notes["messages"]])
     lost, recovered = restarts(run.beats, run.lines)
     incidents = run.incidents()
     return Verdict(

@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import fields
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -127,41 +126,19 @@ def _date_checkpoints_ahead(run: Run) -> None:
         os.utime(path, (future_s, future_s))
 
 
-def serve(run: Run, code: int) -> str:
-    """Start an HTTP server that answers with `code` and records the requests with their times; return its URL."""
-    messages: list[tuple[float, str]] = run.notes.setdefault("messages", [])
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            content = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            messages.append((time.monotonic(), content.decode()))
-            self.send_response(code)
-            self.end_headers()
-
-        do_GET = do_POST
-
-        def log_message(self, *arguments: object) -> None:
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    run.notes["server"] = server
-    return f"http://127.0.0.1:{server.server_port}/"
-
-
 def _own_disk_and_webhook(run: Run) -> None:
     """Give the run folder its own file system, and record the messages of the supervisor."""
     run.run_folder.mkdir()
     if error := do.mount(run.folder / "disk.img", run.run_folder, do.DISK_BYTES):
         raise OSError(error)
-    put(run.configuration, "supervision.notify.webhook", serve(run, 200))
+    put(run.configuration, "supervision.notify.webhook", do.serve(run, 200))
 
 
 def _deaf_webhook_and_failing_ping(run: Run) -> None:
     """Notify a webhook that accepts connections and never answers, and a ping that answers 500."""
     deaf = run.notes["deaf"] = socket.create_server(("127.0.0.1", 0))
     put(run.configuration, "supervision.notify.webhook", f"http://127.0.0.1:{deaf.getsockname()[1]}/")
-    put(run.configuration, "supervision.notify.ping", serve(run, 500))
+    put(run.configuration, "supervision.notify.ping", do.serve(run, 500))
 
 
 def _redirecting_webhook_and_dripping_ping(run: Run) -> None:
@@ -175,7 +152,7 @@ def _redirecting_webhook_and_dripping_ping(run: Run) -> None:
                 threading.Thread(target=_send_slowly, args=(connection,), daemon=True).start()
 
     threading.Thread(target=answer, daemon=True).start()
-    put(run.configuration, "supervision.notify.webhook", serve(run, 302))
+    put(run.configuration, "supervision.notify.webhook", do.serve(run, 302))
     put(run.configuration, "supervision.notify.ping", f"http://127.0.0.1:{drip.getsockname()[1]}/")
 
 
@@ -190,9 +167,7 @@ def clean_up(run: Run) -> None:
     """Unmount the disk of a case and close its server."""
     if run.run_folder.is_mount():
         do.unmount(run.run_folder)
-    if "server" in run.notes:
-        run.notes["server"].shutdown()
-        run.notes["server"].server_close()
+    do.stop_serving(run)
 
 
 def _notified_before_thaw(run: Run) -> list[str]:

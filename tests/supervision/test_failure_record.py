@@ -13,7 +13,6 @@ from yolo_lightning.supervision.failure_record import (
     MOST_TRACEBACK_CHARACTERS,
     FailureRecord,
     failure_path,
-    forget_failure,
     read_failure,
     record_failure,
     record_own_failure,
@@ -31,7 +30,7 @@ def raised(error: BaseException, cause: BaseException | None = None) -> BaseExce
 
 def recorded(folder: Path, error: BaseException) -> FailureRecord:
     heartbeat = folder / "heartbeat"
-    forget_failure(heartbeat)
+    failure_path(heartbeat).unlink(missing_ok=True)
     record_failure(error, heartbeat)
     record = read_failure(heartbeat)
     assert record is not None
@@ -74,7 +73,7 @@ def test_the_first_record_remains_and_the_earliest_rank_counts(tmp_path: Path) -
     record = read_failure(heartbeat)
     assert record is not None
     assert (record.message, record.rank) == ("cause", 1)
-    forget_failure(heartbeat, rank=1)
+    failure_path(heartbeat, rank=1).unlink()
     record = read_failure(heartbeat)
     assert record is not None
     assert record.message == "lost connection"

@@ -99,8 +99,7 @@ def record_failure(
 ) -> None:
     """Write the failure record of an exception; never raise, because the exception itself must be raised.
 
-    The first record of an attempt remains: a later exception follows from the first one or from the teardown. A caller
-    that handles an exception after this call removes the record by `forget_failure`.
+    The first record of an attempt remains: a later exception follows from the first one or from the teardown.
 
     Args:
         error: Exception that ends the trainer.
@@ -155,11 +154,6 @@ def samples_of(error: BaseException) -> list[str]:
     """
     texts = (line for cause in _causes(error) for line in (*getattr(cause, "__notes__", ()), str(cause)))
     return list(dict.fromkeys(match for text in texts for match in AT_SAMPLE.findall(text)))
-
-
-def forget_failure(heartbeat: Path, rank: int = 0) -> None:
-    """Delete the failure record of a rank, if there is one."""
-    failure_path(heartbeat, rank).unlink(missing_ok=True)
 
 
 def read_failure(heartbeat: Path) -> FailureRecord | None:

@@ -1,7 +1,6 @@
 """Detection of stalls: a heartbeat that does not change within the timeout of its phase."""
 
 import re
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -9,7 +8,7 @@ from enum import StrEnum
 from yolo_lightning.supervision.heartbeat import Heartbeat, NoHeartbeat, Phase
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts
 from yolo_lightning.supervision.processes import STOPPED, tracer, tree
-from yolo_lightning.utils.process_identity import PROC, read_process
+from yolo_lightning.utils.process_identity import PROC, read_process, since_boot_s
 
 GAP_POLLS = 3.0
 GAP_LEAST_S = 2.0
@@ -37,11 +36,6 @@ class Look:
     has_grown: bool = False  # whether a program without a heartbeat has shown another sign of life
 
 
-def _boot_clock_s() -> float:
-    """Return the seconds since boot, suspended time included, so that a suspend appears as a gap."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
 class Watch:
     """Detects stalls; used by the supervisor and by the process of `StallMonitor`.
 
@@ -60,7 +54,7 @@ class Watch:
         excuse: Callable[[], str | None],
         timeouts: AdaptiveTimeouts,
         poll_s: float,
-        clock: Callable[[], float] = _boot_clock_s,
+        clock: Callable[[], float] = since_boot_s,
         written: Callable[[], int] = lambda: 0,
         has_grown: Callable[[], bool] = lambda: False,
     ) -> None:

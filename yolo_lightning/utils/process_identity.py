@@ -63,6 +63,19 @@ def read_process(pid: int) -> Process | None:
         return None
 
 
+def since_boot_s() -> float:
+    """Return the seconds since boot, the time in suspension included; no one can set this clock."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def boot_id() -> str:
+    """Return the identity of this boot of the machine; empty if unknown."""
+    try:
+        return (PROC / "sys/kernel/random/boot_id").read_text()
+    except OSError:
+        return ""
+
+
 def started_ticks(pid: int) -> int:
     """Return the start time of a process in clock ticks since boot; 0 if unknown."""
     process = read_process(pid)
@@ -72,7 +85,7 @@ def started_ticks(pid: int) -> int:
 def started_s(pid: int) -> float:
     """Return the start time of a process, seconds since 1970; now if unknown."""
     ticks = started_ticks(pid)
-    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK") if ticks else 0.0
+    age_s = since_boot_s() - ticks / os.sysconf("SC_CLK_TCK") if ticks else 0.0
     return time.time() - max(0.0, age_s)
 
 
@@ -96,11 +109,14 @@ def _mark_of(pid: int) -> str | None:
 @cache
 def _name_space() -> str | None:
     """Return a checksum of the boot and the PID namespace in which process ids of this process are valid."""
+    boot = boot_id()
+    if not boot:
+        return None
     try:
-        boot, space = (PROC / "sys/kernel/random/boot_id").read_text(), os.readlink(PROC / "self/ns/pid")
-        return f"{zlib.crc32((boot + space).encode()):08x}"
+        space = os.readlink(PROC / "self/ns/pid")
     except OSError:
         return None
+    return f"{zlib.crc32((boot + space).encode()):08x}"
 
 
 def owner_lives(mark: re.Match[str]) -> bool | None:

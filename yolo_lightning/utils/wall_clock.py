@@ -3,8 +3,9 @@
 import logging
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
+
+from yolo_lightning.utils.process_identity import boot_id, since_boot_s
 
 logger = logging.getLogger(__name__)
 
@@ -13,21 +14,6 @@ LARGEST_STEP_S = 60.0
 
 CONFIRMED_AFTER_S = 600.0
 """Time for which a larger change must last before it is followed."""
-
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-
-
-def since_boot_s() -> float:
-    """Return the seconds since boot, which include the time in suspension; no one can set this clock."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-def boot_id() -> str:
-    """Return the identity of this boot of the machine; empty if unknown."""
-    try:
-        return BOOT_ID.read_text().strip()
-    except OSError:
-        return ""
 
 
 class WallClock:
