@@ -21,6 +21,7 @@ from yolo_lightning.errors import UserError
 from yolo_lightning.supervision.heartbeat import HEARTBEAT_VARIABLE, HeartbeatWriter, open_from_environment
 from yolo_lightning.utils.activity import current
 from yolo_lightning.utils.addresses import redacted
+from yolo_lightning.utils.files import replacing
 from yolo_lightning.utils.json_record import converted, read_json
 from yolo_lightning.utils.plain_text import LONGEST_LINE, one_line, printable
 
@@ -115,9 +116,8 @@ def record_failure(
         if path.exists():
             return
         record = record_of(error, writer, activity, samples, rank, has_trained)
-        temporary = path.with_name(f"{path.name}.part")
-        temporary.write_text(json.dumps(asdict(record)))
-        os.replace(temporary, path)
+        with replacing(path, durable=False) as temporary:
+            temporary.write_text(json.dumps(asdict(record)))
     except Exception as problem:  # such as no memory, no space, or a message that cannot be formatted
         print(f"warning: the failure record {path} was not written: {problem!r}", file=sys.stderr)
 

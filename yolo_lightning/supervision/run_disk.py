@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 from yolo_lightning.supervision.helper_process import Helper
 from yolo_lightning.utils.addresses import redacted
 from yolo_lightning.utils.files import flush, remove_leftovers
-from yolo_lightning.utils.json_record import read_json
 from yolo_lightning.utils.plain_text import printable
 from yolo_lightning.utils.run_files import (
     CHECKPOINTS,
@@ -20,6 +19,7 @@ from yolo_lightning.utils.run_files import (
     HEARTBEAT_FILE,
     STEP_CHECKPOINTS,
     stacks_path,
+    steps_in,
 )
 
 Result = TypeVar("Result")
@@ -138,15 +138,7 @@ def saved_steps(run: Path) -> frozenset[int]:
     `best.ckpt` does not count: a run that crashes after each validation would write `best.ckpt` again in each attempt.
     """
     paths = (run / CHECKPOINTS).glob(STEP_CHECKPOINTS + CHECKSUM_SUFFIX)
-    return frozenset(steps for path in paths if (steps := _number_in(path, "steps")) is not None)
-
-
-def _number_in(path: Path, key: str) -> int | None:
-    """Return a number of a JSON file, or None if it cannot be read."""
-    try:
-        return int(read_json(path)[key])
-    except (OSError, ValueError, TypeError, KeyError, OverflowError):
-        return None
+    return frozenset(steps for path in paths if (steps := steps_in(path)) is not None)
 
 
 def clear_attempt(run: Path) -> None:

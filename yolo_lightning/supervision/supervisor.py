@@ -160,11 +160,14 @@ class Supervisor:
             code = of_signal(number)
             reason = f"stopped by {signal_name(number)} while the disk of {self.run_folder} hangs"
         finally:
-            # A fit that cannot start has printed its error. A later refusal is a part of the run's history.
-            if code != ExitCode.USAGE or self.job.any_command or self.state.restarts:
+            if not self._is_refused_start(code):
                 self.log(reason)
             self.services.announcer.ended(code, reason)
         return code
+
+    def _is_refused_start(self, code: int) -> bool:
+        """Return whether a fit cannot start: the trainer has printed why. A later refusal belongs into the log."""
+        return code == ExitCode.USAGE and not self.job.any_command and not self.state.restarts
 
     def _prepare(self) -> None:
         """Remove what an earlier supervisor has left, and read its state and timeouts."""
@@ -281,8 +284,7 @@ class Supervisor:
             self.services.announcer.restarting(None, action.reason, self.state, 0)
             return None
         incident = self._incident(attempt, facts)
-        is_refused = isinstance(action, Finish) and action.code == ExitCode.USAGE  # the trainer has printed its error
-        if not is_refused:
+        if not (isinstance(action, Finish) and self._is_refused_start(action.code)):
             self.log(incident.sentence())
         if isinstance(action, LowerComputation) and action.revokes:
             self._revoke(f"{incident.diagnosis.kind}{incident.place}")

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from yolo_lightning.supervision.heartbeat import HEARTBEAT_VARIABLE
+from yolo_lightning.utils.files import replacing
 from yolo_lightning.utils.json_record import read_record
 from yolo_lightning.utils.plain_text import one_line
 from yolo_lightning.utils.run_files import STEP_CHECKPOINTS
@@ -59,10 +60,9 @@ def note_unsaved(name: str, path: Path, error: OSError) -> None:
         newest = ages.get(newest_s, "")
     reason = one_line(error.strerror or str(error))
     unsaved = UnsavedCheckpoint(one_line(str(path)), reason, time.time(), newest, newest_s)
-    temporary = record.with_name(f".{record.name}")
     try:
-        temporary.write_text(json.dumps(asdict(unsaved)))
-        os.replace(temporary, record)
+        with replacing(record, durable=False) as temporary:
+            temporary.write_text(json.dumps(asdict(unsaved)))
     except OSError as problem:
         print(f"warning: the supervisor is not told about the failed save: {problem}", file=sys.stderr)
 

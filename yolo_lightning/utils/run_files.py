@@ -99,3 +99,11 @@ def epochs_trained(run: Path, steps: int, max_epochs: int) -> int | None:
         return int(found["epochs"]) if is_same else None
     except (OSError, ValueError, TypeError, KeyError, OverflowError):
         return None
+
+
+def steps_in(checksum: Path) -> int | None:
+    """Return the number of trained steps in the checksum file of a checkpoint, or None if it is unknown."""
+    try:
+        return int(read_json(checksum)["steps"])
+    except (OSError, ValueError, TypeError, KeyError, OverflowError):
+        return None

@@ -7,8 +7,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from yolo_lightning.utils.files import write_json
-from yolo_lightning.utils.json_record import read_json, read_record
-from yolo_lightning.utils.run_files import CHECKPOINT_PATTERN, CHECKPOINTS, CHECKSUM_SUFFIX, SELF_CHECK_FILE
+from yolo_lightning.utils.json_record import read_record
+from yolo_lightning.utils.run_files import (
+    CHECKPOINT_PATTERN,
+    CHECKPOINTS,
+    CHECKSUM_SUFFIX,
+    SELF_CHECK_FILE,
+    steps_in,
+)
 
 SUSPECT_SUFFIX = ".suspect"
 """Suffix of a checkpoint that is not resumed: a layer may have computed wrong results before it was saved."""
@@ -75,7 +81,7 @@ def set_aside_suspects(run: Path) -> list[str]:
     names = []
     for path in sorted((run / CHECKPOINTS).glob(CHECKPOINT_PATTERN)):
         checksum = path.with_name(path.name + CHECKSUM_SUFFIX)
-        steps = _steps_in(checksum)
+        steps = steps_in(checksum)
         if steps is not None and steps <= trusted:
             continue
         with suppress(FileNotFoundError):  # another rank renames the same files
@@ -90,11 +96,3 @@ def set_aside_suspects(run: Path) -> list[str]:
 def _record_files(run: Path) -> list[Path]:
     pattern = re.compile(rf"{Path(SELF_CHECK_FILE).stem}(-rank\d+)?\.json")
     return sorted(path for path in run.glob(f"{Path(SELF_CHECK_FILE).stem}*.json") if pattern.fullmatch(path.name))
-
-
-def _steps_in(checksum: Path) -> int | None:
-    """Return the steps in a checksum file, or None if they are unknown."""
-    try:
-        return int(read_json(checksum)["steps"])
-    except (OSError, ValueError, TypeError, KeyError, OverflowError):
-        return None
