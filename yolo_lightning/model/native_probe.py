@@ -168,6 +168,8 @@ def _probe(timeout_s: float, longest_s: float, command: Sequence[str]) -> ProbeR
         tempfile.TemporaryFile("w+", errors="replace") as err,
         tempfile.TemporaryDirectory(prefix="yolo_lightning_trial_", ignore_cleanup_errors=True) as temporary,
     ):
+        folders = [Path(temporary), *caches]
+        files_before = _files_state(folders)  # before the child can compile its first kernel
         try:
             child = subprocess.Popen(
                 command,
@@ -182,7 +184,7 @@ def _probe(timeout_s: float, longest_s: float, command: Sequence[str]) -> ProbeR
             return ProbeResult("crashed", f"cannot start the child process: {error}", may_pass=True)
         has_compiled = False
         try:
-            has_compiled = _wait(child, timeout_s, longest_s, err, [Path(temporary), *caches])
+            has_compiled = _wait(child, timeout_s, longest_s, err, folders, files_before)
         finally:
             code = child.returncode
             if code is None:
@@ -194,11 +196,17 @@ def _probe(timeout_s: float, longest_s: float, command: Sequence[str]) -> ProbeR
 
 
 def _wait(
-    child: "subprocess.Popen[bytes]", timeout_s: float, longest_s: float, err: IO[str], folders: Sequence[Path]
+    child: "subprocess.Popen[bytes]",
+    timeout_s: float,
+    longest_s: float,
+    err: IO[str],
+    folders: Sequence[Path],
+    files: tuple[int, int],
 ) -> bool:
-    """Wait for the child within the limits; return whether files in `folders` changed meanwhile."""
+    """Wait for the child within the limits; return whether files in `folders` changed since their state was `files`."""
     began_s = progress_s = time.monotonic()
-    files, begun, has_compiled = _files_state(folders), 0, False
+    begun = 0
+    has_compiled = False
     while time.monotonic() < min(progress_s + timeout_s, began_s + longest_s):
         with suppress(subprocess.TimeoutExpired):
             child.wait(min(POLL_S, timeout_s / 5))
