@@ -82,14 +82,6 @@ def test_defaults_of_contiguous_float32(
         assert [name.removesuffix(" in NHWC") for name in found] == defaults
 
 
-def test_winograd_computes_wide_layers_on_a_cpu_only() -> None:
-    problem = Problem((2, 32, 9, 9), (32, 32, 3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1, True)
-    for operation in (Operation.FORWARD, Operation.WEIGHT_GRADIENT, Operation.GRADIENTS):
-        assert candidates(operation, problem, torch.float32, "cpu")[0].name == "winograd"
-        for dtype, device_type in ((torch.float16, "cpu"), (torch.bfloat16, "cpu"), (torch.float32, "cuda")):
-            assert not [c.name for c in candidates(operation, problem, dtype, device_type) if "winograd" in c.name]
-
-
 def test_names_are_unique() -> None:
     for channels_last in (False, True):
         for stride in (1, 2):

@@ -36,7 +36,7 @@ ROUNDOFF = {torch.float64: 2.0**-24, torch.float32: 2.0**-11, torch.float16: 2.0
 """Largest relative error of a rounding in a convolution of this dtype.
 
 A GPU may round the factors of float32 to TF32, which has the precision of float16. For float64 the value is that of
-float32: Winograd's algorithm enlarges the errors of float64, and wrong results are larger than either.
+float32: algorithms such as Winograd's enlarge the errors of float64, and wrong results are larger than either.
 """
 
 PARTS = 64

@@ -13,8 +13,8 @@ have a small result and a long inner dimension. Stride `s` divides the input int
 of row and column modulo `s`. Each of these images is read by some of the taps only, and its gradient is a product on
 the lowered output gradient, without a scatter operation.
 
-The algorithm suits accelerators, where launches limit the speed; `im2col` and `winograd` are faster on a CPU, because
-their tiles stay in the cache.
+The algorithm suits accelerators, where launches limit the speed; `im2col` is faster on a CPU, because its
+tiles stay in the cache.
 """
 
 from collections.abc import Iterator

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from yolo_lightning.conv.algorithms import column_batches, depthwise, im2col, pointwise, winograd
+from yolo_lightning.conv.algorithms import column_batches, depthwise, im2col, pointwise
 from yolo_lightning.conv.algorithms.algorithm import Algorithm, Operation, Product, result_sizes
 from yolo_lightning.conv.algorithms.problem import Problem, Tensors
 from yolo_lightning.conv.algorithms.shared import correlation, mirrored_weight
@@ -27,9 +27,6 @@ class Candidate:
     reads_mirrored: bool = False  # computes an input gradient from the weight in its mirrored order
 
 
-WINOGRAD_CHANNELS = 32
-"""With fewer input or output channels the matrix products are too small to compensate for the transforms."""
-
 _FIRST = (fused.WEIGHT_GRADIENT, pointwise.ALGORITHM, depthwise.ALGORITHM, fused.PRODUCTS)
 _ON_ACCELERATORS = (*_FIRST, column_batches.ALGORITHM, im2col.ALGORITHM)
 # In half types, products of a BLAS use the tensor cores of NVIDIA's cards; the kernels of this package do not.
@@ -37,13 +34,12 @@ _ON_TENSOR_CORES = (
     *(pointwise.ALGORITHM, depthwise.ALGORITHM, column_batches.ALGORITHM, im2col.ALGORITHM),
     *(fused.WEIGHT_GRADIENT, fused.PRODUCTS),
 )
-_ON_CPUS = (*_FIRST, winograd.ALGORITHM, im2col.ALGORITHM, column_batches.ALGORITHM)
-_ON_CPUS_THIN = (*_FIRST, im2col.ALGORITHM, winograd.ALGORITHM, column_batches.ALGORITHM)
+_ON_CPUS = (*_FIRST, im2col.ALGORITHM, column_batches.ALGORITHM)
 
 SEPARATE = "separate"
 """Name of the candidate that computes the two gradients separately."""
 
-VERSION = "5: " + ", ".join(algorithm.name for algorithm in _ON_CPUS)
+VERSION = "6: " + ", ".join(algorithm.name for algorithm in _ON_CPUS)
 """Version of cached timings. Increase the number if the speed of an algorithm changes."""
 
 
@@ -53,7 +49,7 @@ def algorithms(problem: Problem, dtype: torch.dtype, device_type: str) -> tuple[
         return _ON_TENSOR_CORES
     if device_type != "cpu":
         return _ON_ACCELERATORS
-    return _ON_CPUS if min(problem.weight_size[:2]) >= WINOGRAD_CHANNELS else _ON_CPUS_THIN
+    return _ON_CPUS
 
 
 def candidates(operation: Operation, problem: Problem, dtype: torch.dtype, device_type: str) -> tuple[Candidate, ...]:
