@@ -110,7 +110,7 @@ class YOLOModule(LightningModule):
 
     Args:
         variant: Detection graph of Ultralytics by name, for example yolov8n to yolov8x, yolov8n-p2, yolov9t, yolov10n,
-            yolo11n, yolo12n, yolo26n (all: docs/training.md), or the path of a `.yaml` file in Ultralytics' format.
+            yolo11n, yolo12n, yolo26n (all: docs/recipe.md), or the path of a `.yaml` file in Ultralytics' format.
         class_names: Names of the classes, index 0 first. The command line takes them from the data.
         input_channels: Channels of the images: 3 for RGB and gray images, 2 with `data.input.background`. The command
             line takes it from the data.

@@ -18,7 +18,7 @@ class InputSettings:
             all of some sampled images are gray.
         background: Whether a second channel is the difference of the frame from the median of its clip, for a camera
             that does not move. LTDv2 only.
-        pixel_range: Mapping of frames with 16 bits to the range of the network; see docs/datasets.md.
+        pixel_range: Mapping of frames with 16 bits to the range of the network; see docs/dataset_formats.md.
         resize: Interpolation that reduces frames larger than the input in evaluation and prediction: `area` is the mean
             of the covered pixels, `linear` is that of Ultralytics, for the scores of `YOLO.val`. Training is bilinear.
     """

@@ -252,7 +252,7 @@ def _refuse_raw_gray(frame: "VideoFrame", path: Path) -> None:
     if frame.format.name.startswith("gray") and bits > 8:
         raise FrameError(
             f"{path}: gray videos must have 8 bits per pixel, got {bits}. Convert the frames to 8 bits with one range "
-            "for all frames (docs/datasets.md)."
+            "for all frames (docs/dataset_formats.md)."
         )
 
 

@@ -93,7 +93,7 @@ def month_name(month: int) -> str:
 
 
 def named_scores(scores: DriftScores, class_names: Sequence[str]) -> dict[str, float]:
-    """Return the scores to log by name, as listed in docs/scores.md.
+    """Return the scores to log by name, as listed in docs/score_definitions.md.
 
     The names are those of `PartScores.scalars`; `balanced`; `cov` if two months can be compared; `map` and `map_50` of
     each annotated class (`map_50/person`) and month (`map_50/2020-05`); `map_50` of each annotated class in each month

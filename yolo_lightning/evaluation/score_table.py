@@ -24,7 +24,7 @@ SCORE_LABELS = {
     "balanced": "balanced",
     "cov": "CoV",
 }
-"""Labels of the logged scores, which docs/scores.md defines."""
+"""Labels of the logged scores, which docs/score_definitions.md defines."""
 
 NARROW_HEADINGS = ("mAP\n50", "mAP\n50-95")
 """Labels of `map_50` and `map` in two lines, no wider than a score."""

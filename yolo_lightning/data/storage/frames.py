@@ -28,7 +28,7 @@ SCAN_MARKER = 0xDA  # Second byte of the JPEG marker of the segment before the p
 Frame = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
 """Pixels of a frame: uint8, or uint16 if `FrameLimits.bits` is 16."""
 
-CONVERT = "convert all images with one range, see docs/datasets.md"
+CONVERT = "convert all images with one range, see docs/dataset_formats.md"
 
 
 def file_of(problem: str) -> str:
