@@ -48,8 +48,8 @@ PACKAGES = ("yolo_lightning", "callbacks", "lightning")
 class MeanAP(Callback):
     """Logs `val/map`, `val/map_50`, `val/balanced`, `val/precision`, ... and, in a test, `test/map`, ...
 
-    Scores are also logged per class and month. Names and definitions are in docs/score_definitions.md; `BestCheckpoint` can
-    monitor any of them. Validation and test steps must return `{"preds": list[Prediction], "targets": list[Target]}`.
+    Scores are also logged per class and month. docs/score_definitions.md defines them; `BestCheckpoint` can monitor any
+    of them. Validation and test steps must return `{"preds": list[Prediction], "targets": list[Target]}`.
     Scores are computed once over all frames, not as a mean over batches. `validate` and `test` print tables; `test`
     also writes `test_scores.json`, and `scores.json` in the format of the challenge. Trainer's
     `check_val_every_n_epoch` sets the interval of validations.
