@@ -18,6 +18,7 @@ from yolo_lightning.data.clip_backgrounds import LEAST_FRAMES, ClipBackgrounds, 
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import EvaluationDataset, TrainingDataset
 from yolo_lightning.data.labelled_frames import LabelledFrames
+from yolo_lightning.data.sampling.resumable_loader import SampleKey
 from yolo_lightning.data.storage.folder_frames import FolderFrames
 from yolo_lightning.data.synthetic import draw_dataset
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
@@ -49,8 +50,9 @@ def frames(root: Path, index_root: Path) -> LabelledFrames:
 
 
 def samples(frames: LabelledFrames, settings: Augmentation = STRONG) -> list[np.ndarray]:
-    training = TrainingDataset(frames, 96, settings, mosaic_epochs=1, seed=3)
-    return [training[epoch, index].image for epoch in (0, 1) for index in range(len(training))]
+    training = TrainingDataset(frames, 96, settings, seed=3)
+    keys = [SampleKey(epoch, index, has_mosaic=epoch < 1) for epoch in (0, 1) for index in range(len(training))]
+    return [training[key].image for key in keys]
 
 
 def assert_equal(found: list[np.ndarray], expected: list[np.ndarray]) -> None:

@@ -63,10 +63,8 @@ def torn_frames(split: Split, tmp_path: Path) -> LabelledFrames:
     return frames
 
 
-def training(
-    frames: LabelledFrames, augmentation: Augmentation = DEFAULT, mosaic_epochs: int = 10, seed: int = 0
-) -> TrainingDataset:
-    return TrainingDataset(frames, 64, augmentation, mosaic_epochs, seed)
+def training(frames: LabelledFrames, augmentation: Augmentation = DEFAULT, seed: int = 0) -> TrainingDataset:
+    return TrainingDataset(frames, 64, augmentation, seed)
 
 
 def same(first: Sample, second: Sample) -> bool:
@@ -96,24 +94,17 @@ def test_training_sample_has_the_documented_content(frames: LabelledFrames) -> N
     assert sample.image.flags.c_contiguous
 
 
-@pytest.mark.parametrize(("epoch", "reads"), [(0, 4), (2, 4), (3, 1), (7, 1)])
-def test_mosaic_closes_at_mosaic_epochs(frames: LabelledFrames, epoch: int, reads: int) -> None:
+@pytest.mark.parametrize(("has_mosaic", "reads"), [(True, 4), (False, 1)])
+def test_key_enables_mosaic(frames: LabelledFrames, has_mosaic: bool, reads: int) -> None:
     source = CountingSource(frames.storage)
-    training(LabelledFrames(frames.index, source), mosaic_epochs=3)[epoch, 0]
+    training(LabelledFrames(frames.index, source))[SampleKey(2, 0, has_mosaic=has_mosaic)]
     assert len(source.names) == reads
     assert source.names[0] == frames.index.file_name(0)
 
 
-@pytest.mark.parametrize(("mosaic_epochs", "reads"), [(None, 4), (3, 4), (2, 1)])
-def test_a_key_changes_the_epochs_with_mosaic(frames: LabelledFrames, mosaic_epochs: int | None, reads: int) -> None:
-    source = CountingSource(frames.storage)
-    training(LabelledFrames(frames.index, source))[SampleKey(2, 0, mosaic_epochs=mosaic_epochs)]
-    assert len(source.names) == reads
-
-
 def test_mosaic_is_made_in_its_share_of_samples(frames: LabelledFrames) -> None:
     source = CountingSource(frames.storage)
-    dataset = training(LabelledFrames(frames.index, source), Augmentation(mosaic=0.5), mosaic_epochs=100)
+    dataset = training(LabelledFrames(frames.index, source), Augmentation(mosaic=0.5))
     for epoch in range(60):
         dataset[epoch, 0]
     assert 20 <= (len(source.names) - 60) / 3 <= 40
@@ -140,7 +131,7 @@ def test_torn_frame_gives_an_unreadable_sample_without_boxes(torn_frames: Labell
 def test_torn_frame_in_a_mosaic_is_named_but_the_sample_stays_readable(torn_frames: LabelledFrames) -> None:
     torn_name = torn_frames.index.file_name(TORN)
     source = CountingSource(torn_frames.storage)
-    dataset = training(LabelledFrames(torn_frames.index, source), mosaic_epochs=100)
+    dataset = training(LabelledFrames(torn_frames.index, source))
     named = 0
     for epoch in range(10):
         source.names.clear()

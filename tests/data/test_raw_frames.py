@@ -19,6 +19,7 @@ from yolo_lightning.data.dataset import TrainingDataset
 from yolo_lightning.data.formats.frame_checks import describe_values
 from yolo_lightning.data.input_images import from_array, read_pictures
 from yolo_lightning.data.loader import LoaderSettings
+from yolo_lightning.data.sampling.resumable_loader import SampleKey
 from yolo_lightning.data.storage.choose_storage import open_frames, open_original
 from yolo_lightning.data.storage.frames import BitDepthError, FrameError, decode_frame
 from yolo_lightning.data.storage.image_header import FrameLimits
@@ -95,8 +96,9 @@ def test_every_storage_returns_the_values_of_the_files(raw_set: Path) -> None:
 
 def samples(module: DetectionDataModule, storage: Any = None, budget_mib: int = 0, **settings: Any) -> list[Sample]:
     frames = module.open("train", storage).cached(budget_mib, 4)
-    dataset = TrainingDataset(frames, 64, Augmentation(**settings), 1, 0)
-    return [dataset[epoch, frame] for epoch in (0, 1) for frame in range(0, 16, 3)]
+    dataset = TrainingDataset(frames, 64, Augmentation(**settings), 0)
+    keys = [SampleKey(epoch, frame, has_mosaic=epoch < 1) for epoch in (0, 1) for frame in range(0, 16, 3)]
+    return [dataset[key] for key in keys]
 
 
 def same(first: list[Sample], second: list[Sample]) -> bool:

@@ -14,6 +14,7 @@ from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import EvaluationDataset, TrainingDataset
 from yolo_lightning.data.index.sampled_names import sampled_positions
 from yolo_lightning.data.labelled_frames import LabelledFrames
+from yolo_lightning.data.sampling.resumable_loader import SampleKey
 from yolo_lightning.errors import UserError
 from yolo_lightning.evaluation.drawing import (
     FONT,
@@ -32,8 +33,6 @@ CELL_PX, GAP_PX, BAND_PX = 306, 6, 28
 """Width of a sample, gap beside it, and height of a line of text, pixels."""
 TEXT_SCALE = 0.35
 BLACK, WHITE = (0, 0, 0), (255, 255, 255)
-
-ALL_EPOCHS = 2**31  # Value of `mosaic_epochs` that enables mosaic in every epoch
 
 
 def contact_sheet(
@@ -89,10 +88,10 @@ def sample_rows(
 ) -> dict[str, list[Sample]]:
     size, augmentation = data.image_size, data.augmentation
     recorded = EvaluationDataset(frames, size)
-    plain = TrainingDataset(frames, size, augmentation, 0, data.seed)
+    training = TrainingDataset(frames, size, augmentation, data.seed)
 
     rows = {"without augmentation": [recorded[index] for index in chosen]}
-    rows["augmented, without mosaic"] = [plain[0, index] for index in chosen]
+    rows["augmented, without mosaic"] = [training[SampleKey(0, index, has_mosaic=False)] for index in chosen]
     paste = augmentation.paste
     mixes: dict[str, tuple[float, dict[str, Any]]] = {
         "box paste": (paste.probability, {"mosaic": 0.0, "mixup": 0.0, "paste": replace(paste, probability=1.0)}),
@@ -101,10 +100,10 @@ def sample_rows(
     }
     for name, (share, changed) in mixes.items():
         if share:
-            dataset = TrainingDataset(frames, size, replace(augmentation, **changed), ALL_EPOCHS, data.seed)
+            dataset = TrainingDataset(frames, size, replace(augmentation, **changed), data.seed)
             rows[f"augmented, with {name} ({share:.0%} of the samples)"] = [dataset[0, index] for index in chosen]
     heading = "one frame in consecutive epochs, without mosaic"
-    rows[heading] = [plain[epoch, shown] for epoch in range(len(chosen))]
+    rows[heading] = [training[SampleKey(epoch, shown, has_mosaic=False)] for epoch in range(len(chosen))]
     return rows
 
 

@@ -290,7 +290,7 @@ class DetectionDataModule(LightningDataModule):
         arguments = self._loader_arguments(persistent=True)
         cached = f"image cache of {frames.cache.max_frames:,} frames per process"
         rank_zero_info(f"train loader: batch {self.batch_size}, {describe(arguments)}, {cached}")
-        dataset = TrainingDataset(frames, self.image_size, self.augmentation, self._mosaic_epochs(), self.seed)
+        dataset = TrainingDataset(frames, self.image_size, self.augmentation, self.seed)
         self._datasets["train"] = dataset
         return ResumableLoader(
             dataset,

@@ -38,8 +38,7 @@ def absent_names(problems: Sequence[FrameError]) -> tuple[str, ...]:
 class TrainingDataset(Dataset[Sample]):
     """Augmented samples; each depends on (seed, epoch, frame, occurrence) only, not on workers or interruptions.
 
-    Mosaic, mixup and box paste are used in the first `mosaic_epochs` epochs, unless the key contains another number of
-    epochs; samples have the size `image_size`.
+    Samples have the size `image_size`. Mosaic, mixup and box paste are used if the key says so (`has_mosaic`).
     """
 
     def __init__(
@@ -47,7 +46,6 @@ class TrainingDataset(Dataset[Sample]):
         frames: LabelledFrames,
         image_size: int | Sequence[int],
         augmentation: Augmentation,
-        mosaic_epochs: int,
         seed: int,
     ) -> None:
         self.frames = frames
@@ -56,7 +54,6 @@ class TrainingDataset(Dataset[Sample]):
         self.has_raw_frames = frames.pixel_range.mode is not None
         # Gain and offset change the range of 16-bit frames before the mapping, see `random_range_drift`.
         self.photometry = replace(augmentation, gain=0, offset=0) if self.has_raw_frames else augmentation
-        self.mosaic_epochs = mosaic_epochs
         self.seed = seed
         self.paster = ObjectPaster(frames.index, augmentation.paste) if augmentation.paste.probability else None
 
@@ -82,7 +79,7 @@ class TrainingDataset(Dataset[Sample]):
             lent = self.frames.read(lender, is_partner=True, problems=problems)
             reference = lent.image if lent.problem is None else None
         labelled = self._compose(self._with_objects(read, PASTE_STREAM, key, indices, parts), generator)
-        if self._is_mixed(key) and self.augmentation.mixup:
+        if key.has_mosaic and self.augmentation.mixup:
             labelled = self._with_second(read, key, labelled)
         labelled = random_flip(labelled, self.augmentation, generator)
         is_gray = self.frames.channels == 1
@@ -104,14 +101,11 @@ class TrainingDataset(Dataset[Sample]):
         seeds = (stream, self.seed, key.epoch, key.frame)
         return np.random.default_rng((*seeds, key.occurrence) if key.occurrence else seeds)
 
-    def _is_mixed(self, key: SampleKey) -> bool:
-        return key.epoch < (self.mosaic_epochs if key.mosaic_epochs is None else key.mosaic_epochs)
-
     def _tiles(
         self, key: SampleKey, index: int, partners: tuple[int, ...] | None, generator: np.random.Generator
     ) -> list[int]:
         """Return the frames of a sample: frame `index`, and its partners if the sample is a mosaic."""
-        if self._is_mixed(key) and generator.random() < self.augmentation.mosaic:
+        if key.has_mosaic and generator.random() < self.augmentation.mosaic:
             return [index, *(generator.integers(len(self), size=3).tolist() if partners is None else partners)]
         return [index]
 
@@ -127,7 +121,7 @@ class TrainingDataset(Dataset[Sample]):
         self, read: Reader, stream: int, key: SampleKey, indices: list[int], parts: list[Labelled]
     ) -> list[Labelled]:
         """Return the frames `indices` of a sample after box paste."""
-        if self.paster is None or not self._is_mixed(key):
+        if self.paster is None or not key.has_mosaic:
             return parts
         return self.paster(indices, parts, partial(read, is_partner=True), self._generator(stream, key))
 

@@ -35,7 +35,6 @@ def test_functions_take_turns_after_an_unmeasured_turn_that_fills_the_image_cach
 def test_samples_are_those_of_a_training(data: DetectionDataModule) -> None:
     (dataset,) = training_datasets(data).values()
     assert dataset.augmentation.mosaic == 1
-    assert dataset.mosaic_epochs > 1000
     make = sample_maker(dataset)
     keys = [key for batch in EpochBatchSampler(SampledOrder(dataset.frames.index, Sampling(), 0), 4) for key in batch]
     made: list[Any] = [make() for _ in range(17)]

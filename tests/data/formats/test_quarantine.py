@@ -58,7 +58,7 @@ def test_frames_are_found_by_id_and_in_training_by_place(frames: LabelledFrames)
 
 
 def test_quarantined_frame_is_never_read_not_even_into_a_mosaic(frames: LabelledFrames) -> None:
-    dataset = TrainingDataset(frames, 64, MIXED, 10, seed=0)
+    dataset = TrainingDataset(frames, 64, MIXED, seed=0)
     everything = [dataset[0, index] for index in range(FRAMES)]
     name = frames.index.file_name(LEFT_OUT)
     frames.quarantined, frames.storage = frozenset({LEFT_OUT}), Trap(frames.storage, name)

@@ -73,13 +73,13 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make_dataset(root: Path, index_root: Path, storage: StorageKind = "folder") -> TrainingDataset:
     source = open_frames(root, StorageSettings(storage, index_root=str(index_root)))
     frames = LabelledFrames(open_ltdv2(root / "Train.json", index_root), source)
-    return TrainingDataset(frames.cached(1, WINDOW), 64, AUGMENTATION, MOSAIC_EPOCHS, SEED)
+    return TrainingDataset(frames.cached(1, WINDOW), 64, AUGMENTATION, SEED)
 
 
 def make_loader(dataset: TrainingDataset, workers: Workers, state: dict[str, Any] | None = None) -> ResumableLoader:
     order = SampledOrder(dataset.frames.index, SAMPLING, SEED)
     keys = EpochBatchSampler(order, BATCH_SIZE, has_mixup=True)
-    loader = ResumableLoader(dataset, keys, collate, **workers.arguments())
+    loader = ResumableLoader(dataset, keys, collate, mosaic_epochs=lambda: MOSAIC_EPOCHS, **workers.arguments())
     if state is not None:
         loader.load_state_dict(state)
     return loader
@@ -113,7 +113,7 @@ def expected(dataset: TrainingDataset) -> list[str]:
         partners = map(tuple, mosaic_partners(indices, slice(None)).tolist())
         seconds = map(tuple, mosaic_partners(indices, slice(None), MIXUP_RULER).tolist())
         members = zip(indices.tolist(), occurrences(indices).tolist(), partners, seconds, strict=True)
-        samples = [dataset[SampleKey(epoch, *member)] for member in members]
+        samples = [dataset[SampleKey(epoch, *member, has_mosaic=epoch < MOSAIC_EPOCHS)] for member in members]
         found += [digest(collate(samples[first : first + BATCH_SIZE])) for first in range(0, len(samples), BATCH_SIZE)]
     return found
 

@@ -127,7 +127,7 @@ def test_batch_is_red_green_blue_planes(yolo_set: YoloSet) -> None:
 def test_image_that_cannot_be_read_is_empty_gray_on_three_channels(yolo_set: YoloSet) -> None:
     file = yolo_set(dict.fromkeys(NAMES, LABEL))
     (file.parent / "images" / NAMES[0]).write_bytes(b"torn")
-    sample = TrainingDataset(frames(file, 3), 64, STILL, 10, seed=0)[0, 0]
+    sample = TrainingDataset(frames(file, 3), 64, STILL, seed=0)[0, 0]
     assert (sample.readable, sample.image.shape, len(sample.boxes)) == (False, (64, 64, 3), 0)
     assert (sample.image == PADDING).all()
 
@@ -138,7 +138,7 @@ def test_colour_frames_lend_no_histogram(yolo_set: YoloSet, monkeypatch: pytest.
     reads: list[str] = []
     read = ImageFiles.read
     monkeypatch.setattr(ImageFiles, "read", lambda self, name: reads.append(name) or read(self, name))
-    TrainingDataset(frames(file, 3), 64, lending, 10, seed=0)[0, 0]
+    TrainingDataset(frames(file, 3), 64, lending, seed=0)[0, 0]
     assert len(reads) == 1
-    TrainingDataset(frames(file, 1), 64, lending, 10, seed=0)[0, 0]
+    TrainingDataset(frames(file, 1), 64, lending, seed=0)[0, 0]
     assert len(reads) == 3

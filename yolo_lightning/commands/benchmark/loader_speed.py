@@ -19,9 +19,6 @@ from yolo_lightning.data.sampling.resumable_loader import EpochBatchSampler, Pos
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.choices import check_range
 
-ALL_EPOCHS = 2**31
-"""Number of mosaic epochs that no run exceeds."""
-
 
 def loader(
     *,
@@ -75,7 +72,7 @@ def training_datasets(data: DetectionDataModule) -> dict[str, TrainingDataset]:
         else:
             window = frames_to_cache(len(frames), 1, data.batch_size, has_mixup=settings.mixup > 0)
             frames = frames.cached(data.storage.image_cache_mib, window)
-            datasets[storage] = TrainingDataset(frames, data.image_size, settings, ALL_EPOCHS, data.seed)
+            datasets[storage] = TrainingDataset(frames, data.image_size, settings, data.seed)
     if not datasets:
         raise UserError("; ".join(problems))
     return datasets

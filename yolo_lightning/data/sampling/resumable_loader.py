@@ -35,7 +35,7 @@ class SampleKey(NamedTuple):
     partners: tuple[int, ...] | None = None
     # Index of the second sample's frame in mixup and of its partners; None draws them from the whole split
     second: tuple[int, ...] | None = None
-    mosaic_epochs: int | None = None  # Number of epochs with mosaic; None: that of the dataset
+    has_mosaic: bool = True  # Whether mosaic, mixup and box paste are used; false in the last epochs
 
 
 CYCLE_OCCURRENCES = 1 << 16
@@ -49,7 +49,12 @@ class Position:
     epoch: int = 0
     delivered: int = 0  # Samples of the pass that all ranks together have received
     cycle: int = 0  # Earlier passes of the epoch: Lightning's CombinedLoader repeats a loader that is shorter
-    mosaic_epochs: int | None = None  # See `SampleKey`
+    mosaic_epochs: int | None = None  # Number of epochs with mosaic; None: all epochs
+
+    @property
+    def has_mosaic(self) -> bool:
+        """Whether the samples of the epoch are made with mosaic, mixup and box paste."""
+        return self.mosaic_epochs is None or self.epoch < self.mosaic_epochs
 
 
 class EpochOrder(Protocol):
@@ -166,7 +171,7 @@ class EpochBatchSampler(Sampler[list[SampleKey]]):
         for own in self.batches.slices(position.delivered, len(indices)):
             partners = map(tuple, mosaic_partners(indices, own).tolist())
             members = zip(indices[own].tolist(), repeats[own].tolist(), partners, strict=True)
-            keys = [SampleKey(position.epoch, *member, mosaic_epochs=position.mosaic_epochs) for member in members]
+            keys = [SampleKey(position.epoch, *member, has_mosaic=position.has_mosaic) for member in members]
             if self.has_mixup:
                 seconds = map(tuple, mosaic_partners(indices, own, MIXUP_RULER).tolist())
                 keys = [key._replace(second=second) for key, second in zip(keys, seconds, strict=True)]
@@ -240,8 +245,8 @@ class ResumableLoader(DataLoader[Any]):
         batch_sampler: Order of the samples; the loader changes its position.
         epoch_batches: Number of batches after which the Trainer ends an epoch, if the loader has more.
         loop: Training loop of the Trainer that uses the loader.
-        mosaic_epochs: Returns the number of epochs with mosaic, which a deadline changes. The loader calls the function
-            at the start of each epoch and stores the number for the rest of the epoch.
+        mosaic_epochs: Returns the number of epochs with mosaic, which a deadline changes; None uses mosaic in all
+            epochs. The loader calls the function at the start of each epoch and keeps the number within the epoch.
         prefix: Section of the configuration with the settings of the order, for messages.
         kwargs: Further arguments of `DataLoader`.
     """
