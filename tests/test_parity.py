@@ -17,6 +17,7 @@ from yolo_lightning.data.boxes import Letterbox
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.model.detection_settings import DetectionSettings
 from yolo_lightning.model.graph import build_graph
+from yolo_lightning.model.layers import arrange
 from yolo_lightning.model.loss import DetectionLoss
 from yolo_lightning.model.postprocess import predictions
 from yolo_lightning.training.recipe import Group, Recipe
@@ -50,7 +51,7 @@ def as_input(batch: Batch) -> Tensor:
 def twin_graphs(convolution: str) -> tuple[torch.nn.Module, DetectionModel]:
     torch.manual_seed(0)
     theirs = DetectionModel("yolov8n.yaml", ch=3, nc=len(CLASS_NAMES), verbose=False)
-    ours = build_graph("yolov8n", CLASS_NAMES, convolution)  # type: ignore[arg-type]
+    ours = arrange(build_graph("yolov8n", CLASS_NAMES), convolution)  # type: ignore[arg-type]
     ours.load_state_dict(theirs.state_dict())
     theirs.args = SimpleNamespace(**GAINS)
     return ours, theirs
@@ -59,7 +60,7 @@ def twin_graphs(convolution: str) -> tuple[torch.nn.Module, DetectionModel]:
 def test_objects_far_smaller_than_the_first_boxes_are_assigned() -> None:
     """With Ultralytics' assigner their targets are below 1e-12, and the network does not begin to detect."""
     torch.manual_seed(0)
-    graph, batch = build_graph("yolov8n", CLASS_NAMES, "native").train(), random_batch()
+    graph, batch = arrange(build_graph("yolov8n", CLASS_NAMES), "native").train(), random_batch()
     sizes = torch.tensor([[4.0, 8.0]]).expand(len(batch.boxes), 2) / batch.images.shape[-1]
     small = replace(batch, boxes=torch.cat((batch.boxes[:, :2], sizes), 1))
     loss = DetectionLoss(graph)

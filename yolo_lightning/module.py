@@ -5,7 +5,6 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
-from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import Any, Self
@@ -60,7 +59,7 @@ from yolo_lightning.training.accumulation import Accumulation
 from yolo_lightning.training.deadline import TrainingPlan
 from yolo_lightning.training.device_transforms import ONE_CLASS, as_one_class, resized, training_size
 from yolo_lightning.training.freezing import Freeze, freeze_parts, keep_norms_frozen
-from yolo_lightning.training.guarded_step import GuardedStep, Losses
+from yolo_lightning.training.guarded_step import GuardedStep, Losses, PartLoss
 from yolo_lightning.training.module_state import ModuleState
 from yolo_lightning.training.nonfinite import GuardSettings, NonFiniteGuard, roll_back
 from yolo_lightning.training.normalization_statistics import (
@@ -166,18 +165,10 @@ class YOLOModule(LightningModule):
                 f"{self.loss_settings.class_weight_power}"
             )
         self.automatic_optimization = False
-        self._arrange = partial(
-            layers.arrange,
-            activation_checkpointing=self.convolution.activation_checkpointing,
-            plan=conv_backend.make_plan(self.convolution),
-            memory_format=self.convolution.memory_format,
-        )
+        self._convolution_plan = conv_backend.make_plan(self.convolution)
         names = (ONE_CLASS,) if single_class else tuple(map(str, class_names))
-        backend = self.convolution.backend
-        self.graph = build_graph(
-            variant, names, backend, weights, class_width, allow_pickle, input_channels=input_channels
-        )
-        self._arrange(self.graph, backend)
+        self.graph = build_graph(variant, names, weights, class_width, allow_pickle, input_channels=input_channels)
+        self._arrange(self.convolution.backend, self.convolution.memory_format)
         if self.detections.one_to_one:
             check_one_to_one(self.graph, variant)
         # The network can be rebuilt from these: plain values without the initial weights and the training's functions.
@@ -267,8 +258,17 @@ class YOLOModule(LightningModule):
         if self.trainer.is_global_zero:  # one test for all ranks: simultaneous tests would slow each other
             chosen = native_probe.choose_convolution(strategy.root_device, self.convolution, self.trainer.precision)
         convolution, memory_format = strategy.broadcast(chosen)
-        self._arrange(self.graph, convolution, memory_format=memory_format)
+        self._arrange(convolution, memory_format)
         return convolution
+
+    def _arrange(self, convolution: Convolution, memory_format: MemoryFormat) -> None:
+        layers.arrange(
+            self.graph,
+            convolution,
+            self.convolution.activation_checkpointing,
+            self._convolution_plan,
+            memory_format,
+        )
 
     def _check_classes(self, names: Sequence[str] | None) -> None:
         """Refuse data with another number of classes, and warn of other names; None: the data has no names."""
@@ -304,24 +304,10 @@ class YOLOModule(LightningModule):
         if self.hparams["single_class"]:
             batch = as_one_class(batch)
         self._self_check.begin(self._steps)
-        for attempt in self.guarded_step.attempts(batch):  # with fewer images at once after an out-of-memory error
-            raw: Any = None  # `raw` and `loss` keep the activations of an attempt that ran out of memory
-            loss: Any = None
-            # Gradients and running statistics change only if the attempt succeeds in all ranks.
-            with attempt, self._local_gradients():
-                for part in attempt:
-                    enter(Activity.FORWARD)
-                    raw = self._training_output(part.images)
-                    enter(Activity.DEVICE_WAIT)  # the assignment of objects to anchors reads from the device
-                    totals, loss_parts = self.detection_loss(raw, part)
-                    loss = attempt.weighted(part, totals, loss_parts, self.detection_loss.target_scores)
-                    raw = None  # the backward pass frees the outputs
-                    if attempt.is_finite:
-                        enter(Activity.BACKWARD)
-                        self.manual_backward(loss)
+        with self._local_gradients():
+            losses = self.guarded_step.sum_gradients(batch, self._loss_of_part, self._backward_of_part)
         enter(Activity.DEVICE_WAIT)
         self._self_check.finish()
-        losses = attempt.losses
         must_roll_back = self._guard.check_loss(losses.is_finite, batch.image_ids, self._steps, losses.parts)
         if losses.is_finite:
             self._accumulation.steps += 1
@@ -339,6 +325,17 @@ class YOLOModule(LightningModule):
         if must_roll_back:
             self._roll_back()
         return self._log_step(losses, settings, len(batch))
+
+    def _loss_of_part(self, part: Batch) -> PartLoss:
+        enter(Activity.FORWARD)
+        raw = self._training_output(part.images)
+        enter(Activity.DEVICE_WAIT)  # the assignment of objects to anchors reads from the device
+        totals, named = self.detection_loss(raw, part)
+        return PartLoss(totals, named, self.detection_loss.target_scores)
+
+    def _backward_of_part(self, loss: Tensor) -> None:
+        enter(Activity.BACKWARD)
+        self.manual_backward(loss)
 
     def on_train_batch_end(self, *_: Any) -> None:
         """Lightning reads the logged values from the device for the loggers after this hook, the last of a step."""

@@ -50,7 +50,7 @@ def operands(operation: Operation, problem: Problem, dtype: torch.dtype) -> tupl
 
 @pytest.fixture(scope="module")
 def step() -> DispatchCount:
-    return count_step(build_graph("yolov8n", ("a", "b", "c", "d"), "gemm"), BATCH, SIZE)
+    return count_step(arrange(build_graph("yolov8n", ("a", "b", "c", "d")), "gemm"), BATCH, SIZE)
 
 
 def test_launches(step: DispatchCount) -> None:
@@ -74,7 +74,7 @@ def test_the_products_are_those_of_the_network(step: DispatchCount) -> None:
 )
 def test_no_transfer_between_host_and_device(memory_format: Any, dtype: torch.dtype) -> None:
     """A value that is read on the host raises an error on the meta device by itself."""
-    graph = build_graph("yolov8n", ("a", "b"), "gemm")
+    graph = arrange(build_graph("yolov8n", ("a", "b")), "gemm")
     arrange(graph, "gemm", memory_format=memory_format)
     assert not count_step(graph, 2, 64, dtype=dtype).uploads
 

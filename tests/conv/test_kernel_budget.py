@@ -18,7 +18,7 @@ MILLISECONDS = 53.8  # modelled RX 5600 XT
 
 @pytest.fixture(scope="module")
 def step() -> DispatchCount:
-    graph = build_graph("yolov8n", ("a", "b", "c", "d"), "gemm")
+    graph = arrange(build_graph("yolov8n", ("a", "b", "c", "d")), "gemm")
     arrange(graph, "gemm", plan=Plan())  # its own decisions: those on the meta device must not leave this test
     with assume_available("meta"):
         return count_step(graph, 8, 640)

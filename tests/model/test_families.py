@@ -18,7 +18,7 @@ from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.model.conv_backend import ConvolutionSettings
 from yolo_lightning.model.detection_settings import DetectionSettings
 from yolo_lightning.model.graph import build_graph
-from yolo_lightning.model.layers import FoldedGraph, has_one_to_one_branch, image_layers, restore
+from yolo_lightning.model.layers import FoldedGraph, arrange, has_one_to_one_branch, image_layers, restore
 from yolo_lightning.model.loss import DetectionLoss
 from yolo_lightning.model.postprocess import best_boxes
 from yolo_lightning.module import YOLOModule
@@ -47,7 +47,7 @@ def test_loss_and_gradients_equal_ultralytics_within_a_training(variant: str) ->
     torch.manual_seed(0)
     theirs, batch = DetectionModel(f"{variant}.yaml", ch=3, nc=len(CLASS_NAMES), verbose=False), random_batch()
     torch.manual_seed(0)
-    ours: Any = build_graph(variant, CLASS_NAMES, "native")
+    ours: Any = arrange(build_graph(variant, CLASS_NAMES), "native")
     loss = DetectionLoss(ours)
     theirs.args = SimpleNamespace(**GAINS, epochs=10)
     criterion = theirs.init_criterion()
@@ -68,7 +68,7 @@ def test_loss_and_gradients_equal_ultralytics_within_a_training(variant: str) ->
 
 
 def test_weights_of_branches_are_those_of_every_epoch_in_any_order() -> None:
-    graph: Any = build_graph("yolo26n", CLASS_NAMES, "native")
+    graph: Any = arrange(build_graph("yolo26n", CLASS_NAMES), "native")
     graph.args = SimpleNamespace(**GAINS, epochs=5)
     criterion, expected = graph.init_criterion(), []
     for _ in range(5):
@@ -92,7 +92,7 @@ def test_weights_of_branches_are_those_of_every_epoch_in_any_order() -> None:
 
 def lively(variant: str, convolution: Any = "native") -> Any:
     torch.manual_seed(0)
-    graph: Any = build_graph(variant, CLASS_NAMES, convolution)
+    graph: Any = arrange(build_graph(variant, CLASS_NAMES), convolution)
     enliven(graph)
     return graph.eval()
 

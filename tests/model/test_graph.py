@@ -18,6 +18,7 @@ from yolo_lightning.conv import GemmConv2d
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.model.conv_backend import ConvolutionSettings
 from yolo_lightning.model.graph import build_graph, head_class_width
+from yolo_lightning.model.layers import arrange
 from yolo_lightning.model.loss import DetectionLoss
 from yolo_lightning.module import YOLOModule
 
@@ -74,7 +75,7 @@ def test_published_weights_are_taken_over_with_the_rows_of_matching_classes(
     names[7], names[3], names[1] = "person", "Bicycle", "motorcycle"
     path = published(names)
     source = torch.load(path, weights_only=False)["model"].float()
-    graph = build_graph("yolov8n", CLASS_NAMES, "gemm", weights=str(path))
+    graph = arrange(build_graph("yolov8n", CLASS_NAMES, weights=str(path)), "gemm")
     torch.testing.assert_close(graph.state_dict()["model.0.conv.weight"], source.state_dict()["model.0.conv.weight"])
     torch.testing.assert_close(head_rows(graph)[:3], head_rows(source)[[7, 3, 1]])
     assert head_class_width(graph) == 80
@@ -88,7 +89,9 @@ def test_network_with_background_begins_as_the_published_one_on_gray_frames(
     path = str(published(list(CLASS_NAMES)))
     generator = torch.Generator().manual_seed(0)
     frame, difference = (torch.rand(1, 1, 64, 64, generator=generator) for _ in range(2))
-    colour, pair = (build_graph("yolov8n", CLASS_NAMES, "gemm", weights=path, input_channels=n).eval() for n in (3, 2))
+    colour, pair = (
+        arrange(build_graph("yolov8n", CLASS_NAMES, weights=path, input_channels=n), "gemm").eval() for n in (3, 2)
+    )
     with torch.no_grad():
         expected, found = colour(frame.expand(1, 3, 64, 64))[0], pair(torch.cat((frame, difference), 1))[0]
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
@@ -118,7 +121,7 @@ def test_own_checkpoint_serves_as_weights(tmp_path: Path) -> None:
 
 def test_weights_of_another_family_are_a_warning(published: Callable[[list[str]], Path]) -> None:
     with pytest.warns(UserWarning, match="only .* tensors match, so that the network is trained nearly from scratch"):
-        build_graph("yolo11n", CLASS_NAMES, "native", weights=str(published(list("abcd"))))
+        build_graph("yolo11n", CLASS_NAMES, weights=str(published(list("abcd"))))
 
 
 class Intruder:
@@ -139,7 +142,7 @@ def test_pickle_with_foreign_code_is_not_run_without_trust(
     path = tmp_path / "intruder.pt"
     torch.save(content | {"note": Intruder()}, path)
     with pytest.raises(ValueError, match=r"a pickle that would run posix\.rename; .* set allow_pickle true"):
-        build_graph("yolov8n", CLASS_NAMES, "native", weights=str(path))
+        build_graph("yolov8n", CLASS_NAMES, weights=str(path))
     assert mark.exists()
-    build_graph("yolov8n", CLASS_NAMES, "native", weights=str(path), allow_pickle=True)
+    build_graph("yolov8n", CLASS_NAMES, weights=str(path), allow_pickle=True)
     assert moved.exists()

@@ -17,7 +17,7 @@ from yolo_lightning.data.boxes import Letterbox
 from yolo_lightning.data.image_size import STRIDE
 from yolo_lightning.model.detection_settings import DetectionSettings
 from yolo_lightning.model.graph import build_graph
-from yolo_lightning.model.layers import FoldedGraph
+from yolo_lightning.model.layers import FoldedGraph, arrange
 from yolo_lightning.model.tta import (
     VIEWS,
     View,
@@ -35,7 +35,7 @@ SHAPE = (64, 96)
 def network() -> FoldedGraph:
     """A network that finds something everywhere, with scores that differ."""
     torch.manual_seed(0)
-    graph: Any = build_graph("yolov8n", ("a", "b"), "native")
+    graph: Any = arrange(build_graph("yolov8n", ("a", "b")), "native")
     enliven(graph)
     return FoldedGraph(graph)
 

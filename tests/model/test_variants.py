@@ -11,6 +11,7 @@ from tests.test_parity import random_batch
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.model.conv_backend import ConvolutionSettings
 from yolo_lightning.model.graph import build_graph, read_checkpoint
+from yolo_lightning.model.layers import arrange
 from yolo_lightning.model.variants import description_of, variants
 from yolo_lightning.module import YOLOModule
 
@@ -61,7 +62,7 @@ def test_checkpoint_of_an_own_graph_needs_its_file_no_more(own_file: Path, tmp_p
     path = tmp_path / "own.ckpt"
     torch.save({"hyper_parameters": dict(module.hparams), "state_dict": module.state_dict()}, path)
     own_file.unlink()
-    graph = read_checkpoint(path).eval()
+    graph = arrange(read_checkpoint(path), "native").eval()
     batch = random_batch()
     with torch.no_grad():
         torch.testing.assert_close(graph(batch.images / 255)[0], module(batch.images)[0], rtol=1e-4, atol=1e-3)
@@ -89,16 +90,16 @@ def test_moved_file_resumes_and_another_graph_does_not(own_file: Path) -> None:
 def test_file_of_something_else_is_refused(own_file: Path, change: dict[str, Any], message: str) -> None:
     own_file.write_text(yaml.safe_dump(yaml.safe_load(own_file.read_text()) | change))
     with pytest.raises(ValueError, match=message):
-        build_graph(str(own_file), CLASS_NAMES, "native")
+        build_graph(str(own_file), CLASS_NAMES)
 
 
 def test_missing_file_is_refused() -> None:
     with pytest.raises(ValueError, match=r"model\.variant must be an existing \.yaml file .* got 'nowhere\.yaml'"):
-        build_graph("nowhere.yaml", CLASS_NAMES, "native")
+        build_graph("nowhere.yaml", CLASS_NAMES)
 
 
 def test_file_that_is_not_yaml_is_refused_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "broken.yaml"
     path.write_text("backbone: [1, 2")
     with pytest.raises(ValueError, match=r"^model\.variant .*broken\.yaml cannot be read: [^\n]*$"):
-        build_graph(str(path), CLASS_NAMES, "native")
+        build_graph(str(path), CLASS_NAMES)

@@ -1,7 +1,9 @@
 """Gradients are added completely or not at all. After an out-of-memory error the batch is computed in parts."""
 
+import gc
 from collections.abc import Callable
 from typing import Any
+from weakref import ReferenceType, ref
 
 import pytest
 import torch
@@ -10,9 +12,10 @@ from torch import Tensor, nn
 from yolo_lightning.data.batch import Batch, in_parts
 from yolo_lightning.data.boxes import Letterbox
 from yolo_lightning.model.graph import build_graph
+from yolo_lightning.model.layers import arrange
 from yolo_lightning.model.loss import DetectionLoss
 from yolo_lightning.training import guarded_step
-from yolo_lightning.training.guarded_step import EXCHANGED, GuardedStep, Losses
+from yolo_lightning.training.guarded_step import EXCHANGED, GuardedStep, Losses, PartLoss
 
 SIZE, IMAGES = 64, 6
 BOXES = (3, 0, 1, 2, 0, 4)
@@ -44,13 +47,7 @@ def run(
     step: GuardedStep, batch: Batch, compute: Compute, backward: Callable[[Tensor], None] = Tensor.backward
 ) -> Losses:
     """Compute the gradients of a batch as `YOLOModule.training_step` does."""
-    for attempt in step.attempts(batch):
-        with attempt:
-            for part in attempt:
-                loss = attempt.weighted(part, *compute(part))
-                if attempt.is_finite:
-                    backward(loss)
-    return attempt.losses
+    return step.sum_gradients(batch, lambda part: PartLoss(*compute(part)), backward)
 
 
 class Rig:
@@ -58,7 +55,7 @@ class Rig:
 
     def __init__(self, max_oom_splits: int = 1, batch_norm: bool = True, variant: str = "yolov8n") -> None:
         torch.manual_seed(0)
-        self.graph = build_graph(variant, ("a", "b", "c", "d"), "native").train()
+        self.graph = arrange(build_graph(variant, ("a", "b", "c", "d")), "native").train()
         if not batch_norm:
             for layer in self.graph.modules():
                 if isinstance(layer, nn.BatchNorm2d):
@@ -152,22 +149,37 @@ def test_out_of_memory_splits_this_batch_and_all_later_ones(where: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:out of memory")
-def test_cached_memory_is_freed_after_the_caller_has_released_the_failed_attempt(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_tensors_of_a_failed_pass_are_freed_before_the_cached_memory(
+    where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    layer, events = nn.Linear(1, 1), []
+    layer = nn.Linear(1, 1)
     step = GuardedStep()
     step.prepare(layer)
-    monkeypatch.setattr(guarded_step, "free_cached_memory", lambda device: events.append("freed"))
-    for attempt in step.attempts(make_batch()):
-        events.append("released")
-        with attempt:
-            for part in attempt:
-                if len(part) == IMAGES:
-                    raise torch.OutOfMemoryError("7 GiB")
-                scores = torch.ones(())
-                attempt.weighted(part, layer.weight.sum(), {"part": scores}, scores).backward()
-    assert events == ["released", "released", "freed"]
+    totals: list[ReferenceType[Tensor]] = []
+    alive: list[bool] = []
+
+    def loss_of(part: Batch) -> PartLoss:
+        total = layer.weight.sum()
+        totals.append(ref(total))
+        if where == "forward" and len(part) == IMAGES:
+            raise torch.OutOfMemoryError("7 GiB")
+        return PartLoss(total, {"part": torch.ones(())}, torch.ones(()))
+
+    def backward(loss: Tensor) -> None:
+        if where == "backward" and len(totals) == 1:
+            raise torch.OutOfMemoryError("7 GiB")
+        loss.backward()
+
+    monkeypatch.setattr(
+        guarded_step, "free_cached_memory", lambda device: alive.extend(total() is not None for total in totals)
+    )
+    gc.disable()  # a tensor in a reference cycle would not be freed
+    try:
+        step.sum_gradients(make_batch(), loss_of, backward)
+    finally:
+        gc.enable()
+    assert alive == [False]
 
 
 def test_share_of_a_rank_is_weighted_per_branch() -> None:

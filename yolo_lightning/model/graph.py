@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from yolo_lightning.checkpoints.torch_archive import load_checkpoint, reason, unsafe_globals
 from yolo_lightning.errors import UserError
 from yolo_lightning.model.description import MOST_CHANNELS, checked_description
-from yolo_lightning.model.layers import Convolution, arrange, has_one_to_one_branch, image_layers
+from yolo_lightning.model.layers import has_one_to_one_branch, image_layers
 from yolo_lightning.model.read_pt import PtFile, read_pt
 from yolo_lightning.model.variants import HEADS, description_of, is_file_of_user
 from yolo_lightning.utils.offline import offline
@@ -51,23 +51,20 @@ def check_images(images: Any, input_channels: int) -> None:
 def build_graph(
     variant: str,
     class_names: tuple[str, ...],
-    convolution: Convolution,
     weights: str | None = None,
     class_width: int | None = None,
     allow_pickle: bool = False,
     architecture: dict[str, Any] | None = None,
     input_channels: int = INPUT_CHANNELS,
 ) -> nn.Module:
-    """Return a detection graph.
+    """Return a detection graph with the layers that Ultralytics creates; `arrange` sets their implementation.
 
-    In training mode the graph maps `(B, 1 or 3, H, W)` float images (0 to 1) to raw predictions for `loss`, in
-    evaluation mode to decoded boxes and raw predictions for `postprocess`. H and W are multiples of `graph_stride`.
-    With `input_channels` other than 3 the images have exactly this number of channels.
+    In training mode the graph maps `(B, C, H, W)` float images (0 to 1) to raw predictions for `loss`, in evaluation
+    mode to decoded boxes and raw predictions for `postprocess`. H and W are multiples of `graph_stride`.
 
     Args:
         variant: A name in `variants`, or the path of a `.yaml` file.
         class_names: Index 0 first, at least one, all different.
-        convolution: See `arrange`.
         weights: File with initial weights, see `_load_weights`; None for random weights.
         class_width: Channels of the hidden layers of the class head; None for the default of Ultralytics for this
             number of classes, or the width in `weights`.
@@ -94,7 +91,6 @@ def build_graph(
         graph.load(plain_graph(description, class_width, input_channels), verbose=False)
     if weights is not None:
         _load_weights(graph, weights, allow_pickle=allow_pickle)
-    arrange(graph, convolution)
     module: nn.Module = graph
     return module
 
@@ -264,7 +260,6 @@ def read_checkpoint(file: Path) -> Any:
         source = build_graph(
             parameters["variant"],
             names,
-            "native",
             class_width=parameters["class_width"],
             architecture=parameters.get("architecture"),
             input_channels=parameters.get("input_channels", INPUT_CHANNELS),

@@ -30,8 +30,8 @@ def arrange(
     activation_checkpointing: bool = False,
     plan: Plan = DEFAULT_PLAN,
     memory_format: MemoryFormat = "auto",
-) -> None:
-    """Set the implementation of all layers of a detection graph, in place, from any other implementation.
+) -> Any:
+    """Set the implementation of all layers of a detection graph, in place, from any other one; return the graph.
 
     The layers that read the image also accept images with one channel.
 
@@ -58,6 +58,7 @@ def arrange(
                 block.bn.__class__ = RecomputedBatchNormSiLU2d if activation_checkpointing else BatchNormSiLU2d
                 # All blocks of all graphs share one SiLU: it is replaced in this block and never modified.
                 block.act = nn.Identity()
+    return graph
 
 
 def restore(graph: Any) -> None:

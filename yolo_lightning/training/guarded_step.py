@@ -3,10 +3,9 @@
 A non-finite loss, or an out-of-memory error within a batch, leaves gradients and running statistics unchanged.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
@@ -36,24 +35,46 @@ class Losses:
     is_finite: bool  # whether loss and running statistics are finite in all ranks; otherwise the batch was skipped
 
 
+@dataclass(frozen=True, slots=True)
+class PartLoss:
+    """Loss of a part of a batch, of which `totals` can be differentiated."""
+
+    totals: Tensor  # summed over the images: 0-d, or `(2,)` for a head with a one-to-many and a one-to-one branch
+    named: dict[str, Tensor]  # named parts of the loss per image, of the last branch
+    scores: Tensor  # sum of target scores, shaped as `totals`; all losses are divided by it, or by 1 if it is smaller
+
+
+@dataclass(slots=True)
+class LossSums:
+    """Losses, summed over the parts of a batch and over the ranks, multiplied by the scores that they were divided by.
+
+    The sums do not contain the parts after a non-finite loss.
+    """
+
+    images: float  # of all ranks
+    is_finite: bool = True
+    names: Sequence[str] = ()  # of the parts of the loss
+    scores: Tensor = field(default_factory=lambda: torch.zeros(1))  # one per branch
+    losses: Tensor = field(default_factory=lambda: torch.zeros(1))  # one total per branch, then the named ones
+
+    def add(self, loss: PartLoss, images: int) -> None:
+        """Add the loss of a part with `images` images."""
+        scores = loss.scores.flatten()
+        divisor = scores.clamp(min=1)
+        totals = loss.totals.detach().flatten() / images * divisor
+        losses = torch.cat([totals, torch.stack([*loss.named.values()]) * divisor[-1]])
+        self.names = tuple(loss.named)
+        self.scores = self.scores.to(scores) + scores
+        self.losses = self.losses.to(losses) + losses
+
+
 class GuardedStep:
-    """Attempts at the forward and backward pass of a batch.
-
-    The caller computes forward pass, loss and backward pass of every part of an attempt:
-
-        for attempt in guarded_step.attempts(batch):
-            with attempt:
-                for part in attempt:
-                    totals, parts = loss(graph(part.images), part)
-                    weighted = attempt.weighted(part, totals, parts, scores)
-                    if attempt.is_finite:
-                        weighted.backward()
-        losses = attempt.losses
+    """Forward and backward passes of a batch that fits into memory entirely or in parts.
 
     After an out-of-memory error this batch and all later ones are computed in parts of half as many images. The
     gradients of the parts are weighted and summed, so that they equal those of the whole batch, except that batch
     normalization uses the statistics of the parts. The shares of several ranks are summed to the gradients of the
-    global batch in the same way, once per attempt and after the backward passes of all parts: the caller prevents that
+    global batch in the same way, after the backward passes of all parts: the caller prevents that
     `DistributedDataParallel` sums them too. First the ranks exchange their failures: if one of them has run out of
     memory, in the forward or in the backward pass, all of them compute the batch again in smaller parts.
 
@@ -67,14 +88,15 @@ class GuardedStep:
     """
 
     def __init__(self, max_oom_splits: int = 3, oom_splits: int = 0) -> None:
-        self.max_oom_splits, self.oom_splits = max_oom_splits, oom_splits
+        self.max_oom_splits = max_oom_splits
+        self.oom_splits = oom_splits
         self.images_at_once: int | None = None  # largest number of images per pass after out-of-memory errors
         self.splits = 0  # halvings that gave `images_at_once`
-        self.summed: Sum | None = None
-        self.is_synchronized = False
-        self.parameters: list[nn.Parameter] = []
-        self.one_to_one: set[int] = set()  # ids of parameters, see `ONE_TO_ONE`
         self._first_images: int | None = None  # largest number of images per pass by `oom_splits`
+        self._sum_over_ranks: Sum | None = None
+        self._is_synchronized = False
+        self._parameters: list[nn.Parameter] = []
+        self._branches: list[list[nn.Parameter]] = []  # parameters of the one-to-many and of the one-to-one branch
         self._buffers: list[list[Tensor]] = []  # by dtype: a fused copy supports tensors of one dtype only
         self._copies: list[list[Tensor]] = []
         self._statistics: list[Tensor] = []
@@ -83,7 +105,8 @@ class GuardedStep:
         return {"images_at_once": self.images_at_once, "splits": self.splits}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.images_at_once, self.splits = state.get("images_at_once"), state.get("splits", 0)
+        self.images_at_once = state.get("images_at_once")
+        self.splits = state.get("splits", 0)
 
     def prepare(self, graph: nn.Module, batch_size: int | None = None, summed: Sum | None = None) -> None:
         """Register the tensors that a step changes; call it when they are on the device of the training.
@@ -94,64 +117,72 @@ class GuardedStep:
             summed: Returns the sum of a floating-point tensor over all ranks by a collective call, possibly in place;
                 None for one rank.
         """
-        self.summed = summed
-        self._first_images = -(-batch_size // 2**self.oom_splits) if batch_size and self.oom_splits else None
-        self.is_synchronized = any(isinstance(layer, nn.SyncBatchNorm) for layer in graph.modules())
-        self.parameters = list(graph.parameters())
+        self._sum_over_ranks = summed
+        self._first_images = None
+        if batch_size and self.oom_splits:
+            self._first_images = -(-batch_size // 2**self.oom_splits)
+        self._is_synchronized = any(isinstance(layer, nn.SyncBatchNorm) for layer in graph.modules())
+        self._parameters = list(graph.parameters())
+        one_to_one = {id(parameter) for name, parameter in graph.named_parameters() if ONE_TO_ONE in name}
+        self._branches = [
+            [parameter for parameter in self._parameters if id(parameter) not in one_to_one],
+            [parameter for parameter in self._parameters if id(parameter) in one_to_one],
+        ]
         self._buffers = _by_dtype(graph.buffers())
         self._copies = [[torch.empty_like(buffer) for buffer in buffers] for buffers in self._buffers]
         self._statistics = [buffer for buffer in graph.buffers() if buffer.is_floating_point()]
-        self.one_to_one = {id(one) for name, one in graph.named_parameters() if ONE_TO_ONE in name}
 
-    def attempts(self, batch: Batch) -> Iterator["BatchAttempt"]:
-        """Yield attempts at `batch`, which is on the device, until no rank runs out of memory.
+    def sum_gradients(
+        self, batch: Batch, loss_of: Callable[[Batch], PartLoss], backward: Callable[[Tensor], None]
+    ) -> Losses:
+        """Add the gradients of a batch to those of earlier batches.
 
-        With several ranks, `batch` is the share of this rank.
+        Args:
+            batch: The batch on the device; with several ranks the share of this rank.
+            loss_of: Computes the forward pass and the loss of a part of the batch. After an error, nothing may refer to
+                tensors of the pass: smaller parts need their memory.
+            backward: Computes the gradients of a loss.
+
+        Returns:
+            The losses. If they are not finite, gradients and running statistics are those before the call.
+
+        Raises:
+            RuntimeError: If the memory is not sufficient and the batch cannot be split further.
         """
-        attempt = BatchAttempt(self, batch)
-        yield attempt
-        while attempt.ran_out_of_memory:
-            attempt = BatchAttempt(self, batch, is_retry=True)
-            yield attempt
-
-    def largest_part(self, images: int) -> int:
-        """Return the largest number of images per pass for a batch of `images`."""
-        return min(images, self.images_at_once or images, self._first_images or images)
-
-    def split(self, images: int, error: BaseException | None) -> bool:
-        """Halve the number of images computed at once after an out-of-memory error; return whether this is allowed.
-
-        `images` is the mean over the ranks and `error` that of this rank: all ranks halve to the same number. With
-        normalization that is synchronized over the ranks, they would wait for each other within a pass, and unequal
-        numbers of parts would wait forever.
-        """
-        at_once, splits = self.largest_part(images), max(self.splits, self.oom_splits)
-        if self.is_synchronized or splits >= self.max_oom_splits or at_once < 2:
-            return False
-        self.splits, self.images_at_once = splits + 1, -(-at_once // 2)
-        reason = str(error or ANOTHER_RANK).partition("\n")[0]
-        rank_zero_warn(
-            f"out of memory with {at_once} of {images} images: from now on {self.images_at_once} images are computed "
-            f"at once and their gradients summed ({reason})"
-        )
-        return True
-
-    def sum_gradients(self, summed: Sum) -> None:
-        """Replace the gradients by their sums over all ranks; a rank without a gradient contributes zeros."""
-        trained = [parameter for parameter in self.parameters if parameter.requires_grad]
-        for parameter in trained:
-            parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        for gradients in _by_dtype(one.grad for one in trained if one.grad is not None):
-            flat = summed(torch.cat([gradient.flatten() for gradient in gradients]))
-            pieces = torch.split(flat, [gradient.numel() for gradient in gradients])
-            sums = [piece.view_as(gradient) for piece, gradient in zip(pieces, gradients, strict=True)]
-            torch._foreach_copy_(gradients, sums)
-
-    def save_buffers(self) -> None:
+        earlier = [parameter.grad for parameter in self._parameters]
         _copy(self._buffers, self._copies)
-
-    def restore_buffers(self) -> None:
-        _copy(self._copies, self._buffers)
+        while True:
+            for parameter in self._parameters:
+                parameter.grad = None
+            sums = LossSums(images=len(batch))
+            try:
+                losses = self._forward_backward(batch, sums, loss_of, backward)
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                images = len(batch)
+                if self._sum_over_ranks is not None and not self._is_synchronized:
+                    images = self._exchange(self._sum_over_ranks, sums, has_failed=True)
+                self._restore(earlier)
+                if not self._split(images, str(error)):
+                    raise
+            else:
+                images = 0
+                if self._sum_over_ranks is not None:
+                    images = self._exchange(self._sum_over_ranks, sums, has_failed=False)
+                if not images:
+                    break
+                self._restore(earlier)
+                if not self._split(images, ANOTHER_RANK):
+                    raise torch.OutOfMemoryError(ANOTHER_RANK)
+            free_cached_memory(self._parameters[0].device)  # the tensors of the passes were freed with the error
+        if losses is None:
+            losses = self._weight_gradients(sums, len(batch))
+        if losses.is_finite:
+            self._add(earlier)
+        else:
+            self._restore(earlier)
+        return losses
 
     def are_finite(self, total: Tensor) -> bool:
         """Whether the loss and all running statistics are finite, with one synchronization of the device."""
@@ -159,134 +190,137 @@ class GuardedStep:
         with during(Activity.DEVICE_WAIT):
             return bool(torch.stack([total.detach(), *(norm.to(total) for norm in norms)]).isfinite().all())
 
+    def _forward_backward(
+        self,
+        batch: Batch,
+        sums: LossSums,
+        loss_of: Callable[[Batch], PartLoss],
+        backward: Callable[[Tensor], None],
+    ) -> Losses | None:
+        """Compute the gradients of each part, until a loss is not finite.
 
-class BatchAttempt:
-    """Context for the passes over one batch. Leaves gradients and running statistics unchanged unless they succeed.
-
-    An out-of-memory error that splits the batch ends the context without an exception. The weights of parts with fewer
-    images, and of the shares of several ranks, depend on the scores of all parts and are applied to the gradients.
-
-    Attributes:
-        is_finite: Whether loss and running statistics are finite so far.
-        losses: Losses of the batch, after the context.
-        ran_out_of_memory: Whether the batch has to be computed again in smaller parts.
-    """
-
-    def __init__(self, step: GuardedStep, batch: Batch, *, is_retry: bool = False) -> None:
-        self.step, self.batch, self._is_retry = step, batch, is_retry
-        self.is_finite, self.ran_out_of_memory = True, False
-        self.losses: Losses
-        self._is_split = step.summed is not None or step.largest_part(len(batch)) < len(batch)
-        self._earlier: list[Tensor | None] = []
-        self._scores, self._undivided = torch.zeros(()), torch.zeros(())
-        self._parts: dict[str, Tensor] = {}
-
-    def __enter__(self) -> Self:
-        if self._is_retry:  # the caller has released the tensors of the failed attempt
-            free_cached_memory(self.step.parameters[0].device)
-        self._earlier = [parameter.grad for parameter in self.step.parameters]
-        for parameter in self.step.parameters:
-            parameter.grad = None
-        self.step.save_buffers()
-        return self
-
-    def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> bool:
-        if error is not None and not (isinstance(error, RuntimeError) and is_out_of_memory(error)):
-            return False
-        images = self._finish(failed=error is not None)
-        if not images and self.is_finite:
-            self._add_earlier()
-        else:
-            self._undo()
-        if images:
-            self.ran_out_of_memory = self.step.split(images, error)
-            if error is None and not self.ran_out_of_memory:
-                raise torch.OutOfMemoryError(ANOTHER_RANK)
-        return self.ran_out_of_memory
-
-    def __iter__(self) -> Iterator[Batch]:
-        """Yield the parts of the batch; none after a non-finite loss."""
-        for part in in_parts(self.batch, self.step.largest_part(len(self.batch))):
-            if self.is_finite:
-                yield part
-
-    def weighted(self, part: Batch, totals: Tensor, parts: dict[str, Tensor], scores: Tensor) -> Tensor:
-        """Return the loss of a part for the backward pass, and set `is_finite`.
-
-        Args:
-            part: The part.
-            totals: Total loss, summed over its images: 0-d, or `(2,)` for a head with a one-to-many and a one-to-one
-                branch.
-            parts: Named parts of the loss per image, of the last branch.
-            scores: Sum of target scores, shaped as `totals`. Totals and parts are divided by this sum, or by 1 if it is
-                smaller.
+        The losses of a batch that is neither split nor shared are returned; otherwise they are added to `sums`.
         """
-        total = totals.sum()
-        self.is_finite, self._parts = self.step.are_finite(total), parts
-        if not self._is_split:
-            self.losses = Losses(total.detach(), parts, self.is_finite)
-            return total
-        divisor = scores.clamp(min=1)
-        # Totals per image and parts, multiplied by the scores that they were divided by.
-        per_image = totals.detach().flatten() / len(part) * divisor.flatten()
-        undivided = torch.cat([per_image, torch.stack([*parts.values()]) * divisor.flatten()[-1]])
-        self._scores, self._undivided = self._scores.to(scores) + scores, self._undivided.to(undivided) + undivided
-        loss: Tensor = (totals / len(part) * divisor).sum()
-        return loss
+        largest_part = self._largest_part(len(batch))
+        is_whole = self._sum_over_ranks is None and largest_part == len(batch)
+        losses: Losses | None = None
+        for part in in_parts(batch, largest_part):
+            part_loss = loss_of(part)
+            loss = part_loss.totals.sum()
+            sums.is_finite = self.are_finite(loss)
+            if is_whole:
+                losses = Losses(loss.detach(), part_loss.named, sums.is_finite)
+            else:
+                sums.add(part_loss, len(part))
+                loss = (part_loss.totals / len(part) * part_loss.scores.clamp(min=1)).sum()
+            if not sums.is_finite:
+                break
+            del part_loss  # and the graph of the pass, which the backward pass frees
+            backward(loss)
+            del loss
+        return losses
 
-    def _finish(self, *, failed: bool) -> int:
-        """Weight the gradients and set `losses`; or return the number of images if a rank ran out of memory, else 0."""
-        summed, own, images = self.step.summed, len(self.batch), float(len(self.batch))
-        # Ranks with synchronized normalization wait within a pass, not here.
-        if not self._is_split or (failed and (summed is None or self.step.is_synchronized)):
-            return own if failed else 0
-        scores, undivided = self._scores.flatten(), self._undivided
-        if summed is not None:
-            # Of constant size: a rank that fails in its first pass does not know the number of branches and losses.
-            record = torch.zeros(EXCHANGED, device=self.step.parameters[0].device)
-            counts = record.new_tensor([failed, not self.is_finite, 1, own])
-            known = torch.cat([counts, scores.to(record), undivided.flatten().to(record)])
-            record[: len(known)] = known
+    def _largest_part(self, images: int) -> int:
+        """Return the largest number of images per pass for a batch of `images`."""
+        return min(images, self.images_at_once or images, self._first_images or images)
+
+    def _split(self, images: int, message: str) -> bool:
+        """Halve the number of images computed at once after an out-of-memory error; return whether this is allowed.
+
+        `images` is the mean over the ranks: all ranks halve to the same number. With normalization that is synchronized
+        over the ranks, the ranks would wait for each other within a pass, and unequal numbers of parts would wait
+        forever.
+        """
+        at_once = self._largest_part(images)
+        splits = max(self.splits, self.oom_splits)
+        if self._is_synchronized or splits >= self.max_oom_splits or at_once < 2:
+            return False
+        self.splits = splits + 1
+        self.images_at_once = -(-at_once // 2)
+        first_line, _, _ = message.partition("\n")
+        rank_zero_warn(
+            f"out of memory with {at_once} of {images} images: from now on {self.images_at_once} images are computed "
+            f"at once and their gradients summed ({first_line})"
+        )
+        return True
+
+    def _exchange(self, sum_over_ranks: Sum, sums: LossSums, *, has_failed: bool) -> int:
+        """Sum gradients and `sums` over the ranks; or return the mean number of images if a rank ran out of memory.
+
+        Ranks with synchronized normalization wait within a pass, not here.
+        """
+        # Of constant size: a rank that fails in its first pass does not know the number of branches and losses.
+        record = torch.zeros(EXCHANGED, device=self._parameters[0].device)
+        counts = record.new_tensor([has_failed, not sums.is_finite, 1, sums.images])
+        sizes = [len(counts), len(sums.scores), len(sums.losses)]
+        record[: sum(sizes)] = torch.cat([counts, sums.scores.to(record), sums.losses.to(record)])
+        with during(Activity.DEVICE_WAIT):
+            record = sum_over_ranks(record)
+            failures, nonfinite, ranks, sums.images = record[: len(counts)].tolist()
+        if failures:
+            return -(-int(sums.images) // int(ranks))
+        sums.is_finite = not nonfinite
+        _, sums.scores, sums.losses = torch.split(record[: sum(sizes)], sizes)
+        if sums.is_finite:
             with during(Activity.DEVICE_WAIT):
-                record = summed(record)
-                failures, nonfinite, ranks, images = record[:4].tolist()
-            if failures:
-                return -(-int(images) // int(ranks))
-            self.is_finite = not nonfinite
-            _, scores, undivided = torch.split(record[: len(known)], [4, len(scores), len(undivided)])
-            if self.is_finite:
-                with during(Activity.DEVICE_WAIT):
-                    self.step.sum_gradients(summed)
-        scores = scores.clamp(min=1)
-        if self.is_finite:
-            for branch, factor in ((False, images / scores[0]), (True, images / scores[-1])):
-                found = [one.grad for one in self.step.parameters if (id(one) in self.step.one_to_one) == branch]
-                if gradients := [gradient for gradient in found if gradient is not None]:
-                    torch._foreach_mul_(gradients, factor)
-        totals, of_parts = torch.split(undivided, [len(scores), len(self._parts)])
-        parts = dict(zip(self._parts, of_parts / scores[-1], strict=True))
-        self.losses = Losses((totals / scores).sum() * own, parts, self.is_finite)
+                self._sum_gradients_over_ranks(sum_over_ranks)
         return 0
 
-    def _add_earlier(self) -> None:
-        pairs = [(old, one) for old, one in zip(self._earlier, self.step.parameters, strict=True) if old is not None]
-        both = [(old, one.grad) for old, one in pairs if one.grad is not None]
-        if both:
-            torch._foreach_add_([old for old, _ in both], [gradient for _, gradient in both])
-        for old, parameter in pairs:
-            parameter.grad = old
+    def _sum_gradients_over_ranks(self, sum_over_ranks: Sum) -> None:
+        """Replace the gradients by their sums over all ranks; a rank without a gradient contributes zeros."""
+        gradients = []
+        for parameter in self._parameters:
+            if parameter.requires_grad:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                gradients.append(parameter.grad)
+        for group in _by_dtype(gradients):
+            flat = sum_over_ranks(torch.cat([gradient.flatten() for gradient in group]))
+            pieces = torch.split(flat, [gradient.numel() for gradient in group])
+            sums = [piece.view_as(gradient) for piece, gradient in zip(pieces, group, strict=True)]
+            torch._foreach_copy_(group, sums)
 
-    def _undo(self) -> None:
-        for old, parameter in zip(self._earlier, self.step.parameters, strict=True):
-            parameter.grad = old
-        self.step.restore_buffers()
+    def _weight_gradients(self, sums: LossSums, images: int) -> Losses:
+        """Divide the gradients of each branch by its target scores, and return the losses of a split or shared batch.
+
+        `images` is the number of images of this rank.
+        """
+        scores = sums.scores.clamp(min=1)
+        if sums.is_finite:
+            for parameters, branch_scores in zip(self._branches, (scores[0], scores[-1]), strict=True):
+                gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+                if gradients:
+                    torch._foreach_mul_(gradients, sums.images / branch_scores)
+        totals, named = torch.split(sums.losses, [len(scores), len(sums.names)])
+        parts = dict(zip(sums.names, named / scores[-1], strict=True))
+        return Losses((totals / scores).sum() * images, parts, sums.is_finite)
+
+    def _add(self, earlier: Sequence[Tensor | None]) -> None:
+        """Add the gradients to the earlier ones."""
+        totals = []
+        gradients = []
+        for parameter, total in zip(self._parameters, earlier, strict=True):
+            if total is None:
+                continue
+            if parameter.grad is not None:
+                totals.append(total)
+                gradients.append(parameter.grad)
+            parameter.grad = total
+        if totals:
+            torch._foreach_add_(totals, gradients)
+
+    def _restore(self, earlier: Sequence[Tensor | None]) -> None:
+        """Restore gradients and buffers."""
+        for parameter, gradient in zip(self._parameters, earlier, strict=True):
+            parameter.grad = gradient
+        _copy(self._copies, self._buffers)
 
 
 def _by_dtype(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
-    found: dict[torch.dtype, list[Tensor]] = {}
+    groups: dict[torch.dtype, list[Tensor]] = {}
     for tensor in tensors:
-        found.setdefault(tensor.dtype, []).append(tensor)
-    return list(found.values())
+        groups.setdefault(tensor.dtype, []).append(tensor)
+    return list(groups.values())
 
 
 @torch.no_grad()

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from yolo_lightning.model.graph import OWN_SETTINGS, read_checkpoint
-from yolo_lightning.model.layers import restore
 from yolo_lightning.model.network_settings import NetworkSettings
 from yolo_lightning.utils.files import replacing
 
@@ -18,10 +17,7 @@ def plain_network(checkpoint: Path) -> Any:
 
     It is an Ultralytics `DetectionModel` in evaluation mode, float32, contiguous, on the CPU.
     """
-    graph = read_checkpoint(checkpoint)
-    restore(graph)
-    graph.to(memory_format=torch.contiguous_format)
-    return graph.eval()
+    return read_checkpoint(checkpoint).eval()
 
 
 def write_ultralytics_file(graph: Any, path: Path, settings: NetworkSettings) -> None:
