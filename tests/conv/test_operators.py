@@ -39,7 +39,7 @@ CHECKED = [
 def test_opcheck(name: str, problem: tuple[Any, ...], channels_last: bool, dtype: torch.dtype) -> None:
     input_size, weight_size, *rest = problem
     input, weight = (random(*size, dtype=dtype, channels_last=channels_last) for size in (input_size, weight_size))
-    arguments = (*rest, channels_last, DEFAULT_PLAN.handle)
+    arguments = (*rest, channels_last, DEFAULT_PLAN.name)
     output = torch.ops.yolo_lightning.conv2d(input, weight, *arguments)
     reference = F.conv2d(F.pad(input, (*rest[1][2:], *rest[1][:2])), weight, None, rest[0], 0, *rest[2:])
     assert output.shape == reference.shape
@@ -63,7 +63,7 @@ def test_second_derivatives(stride: int, channels_last: bool) -> None:
         random(*size, dtype=torch.float64, channels_last=channels_last).requires_grad_()
         for size in (input_size, weight_size)
     ]
-    arguments = (*rest, channels_last, DEFAULT_PLAN.handle)
+    arguments = (*rest, channels_last, DEFAULT_PLAN.name)
     assert torch.autograd.gradgradcheck(lambda *two: operators.conv2d(*two, *arguments), leaves)
 
 
@@ -141,13 +141,18 @@ def test_eager_mode_calls_no_registered_operator() -> None:
     assert not [event.key for event in profile.key_averages() if "yolo_lightning" in event.key]
 
 
-def test_a_plan_is_found_by_its_handle_while_it_exists() -> None:
+def test_a_plan_is_found_by_its_name() -> None:
     plan = AutotunedPlan(0)
-    handle = plan.handle
-    assert plan_of(handle) is plan
-    assert plan_of(DEFAULT_PLAN.handle) is DEFAULT_PLAN
-    del plan
-    assert plan_of(handle) is DEFAULT_PLAN
+    assert plan_of(plan.name) is plan
+    assert plan_of("table") is DEFAULT_PLAN
+
+
+def test_a_plan_of_another_process_is_replaced_by_the_table_with_one_warning(recwarn: pytest.WarningsRecorder) -> None:
+    name = AutotunedPlan(0).name.swapcase() + "of another process"
+    assert plan_of(name) is DEFAULT_PLAN
+    assert plan_of(name) is DEFAULT_PLAN
+    (warning,) = recwarn
+    assert "a table selects the algorithms" in str(warning.message)
 
 
 def test_the_plan_of_a_layer_decides_in_a_compiled_model() -> None:

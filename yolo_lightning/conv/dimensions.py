@@ -224,7 +224,7 @@ def _traced_transpose(
         torch.stack([number if isinstance(number, Tensor) else torch.full((), number) for number in added]),
         groups,
         numbers("dilation", dilation, dimensions),
-        plan.handle,
+        plan.name,
     )
     return output
 

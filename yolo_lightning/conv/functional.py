@@ -130,7 +130,7 @@ def _compiled_conv2d(
         *spatial_arguments(weight, stride, padding, dilation),
         groups,
         wants_channels_last(input, weight, memory_format),
-        plan.handle,
+        plan.name,
     )
     return output if bias is None else output + bias[: output.size(1)].view(1, -1, 1, 1)
 
@@ -159,7 +159,7 @@ def traced_convolution(
         numbers("dilation", dilation, dimensions),
         groups,
         None if memory_format is None else memory_format is torch.channels_last,
-        plan.handle,
+        plan.name,
     )
     return output
 

@@ -6,8 +6,8 @@ compilation. In eager mode it calls the autograd functions in `functional` direc
 operator takes tens of microseconds for each call, and because tools that count dispatched operators then see the
 kernels of an algorithm.
 
-An operator cannot have an object as an argument. A plan is therefore passed by its `handle`; an exported program that
-is loaded in a process without this plan uses the default plan, whose results differ by rounding only. All sizes and
+An operator cannot have an object as an argument. A plan is therefore passed by its `name`; an exported program that is
+loaded in a process without this plan uses the default plan, with a warning. Results differ by rounding only. All sizes and
 arguments are pairs `(vertical, horizontal)`; `padding` is `(top, bottom, left, right)`; `channels_last` is the memory
 format of all results. Derivatives of any order are registered.
 """
@@ -122,5 +122,5 @@ def product(operation: Operation, problem: Problem, plan: Plan, *tensors: Tensor
     """Compute an operation of a convolution by its registered operator."""
     sizes = {Operation.INPUT_GRADIENT: problem.input_size, Operation.WEIGHT_GRADIENT: problem.weight_size}
     of_result = (sizes[operation],) if operation in sizes else ()
-    arguments = problem.stride, problem.padding, problem.dilation, problem.groups, problem.channels_last, plan.handle
+    arguments = problem.stride, problem.padding, problem.dilation, problem.groups, problem.channels_last, plan.name
     return _OPERATORS[operation](*tensors, *of_result, *arguments)

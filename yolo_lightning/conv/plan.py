@@ -1,12 +1,11 @@
 """Selection of the algorithm of a convolution by a table, or by measurement with cached timings."""
 
-import itertools
 import math
 import os
 import threading
 import time
+import uuid
 import warnings
-import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -45,20 +44,22 @@ class PlanKey(NamedTuple):
         return f"{self.operation} {self.dtype} {self.problem}"
 
 
-_plans: weakref.WeakValueDictionary[str, "Plan"] = weakref.WeakValueDictionary()
-_numbers = itertools.count()
+_PLANS: dict[str, "Plan"] = {}
+"""Plans of this process by name, for registered operators."""
 
 
 class Plan:
     """Plan by the table: the choice depends on the problem, dtype and device type only. Base class of `AutotunedPlan`.
 
     Copies of a layer share its plan. Pickling a plan keeps its settings, not its decisions.
+
+    Args:
+        name: Name for registered operators, see `plan_of`; None for a name that no other process uses.
     """
 
-    def __init__(self) -> None:
-        self.handle = f"plan {next(_numbers)}"
-        """Name of the plan in this process, for registered operators (see `plan_of`)."""
-        _plans[self.handle] = self
+    def __init__(self, name: str | None = None) -> None:
+        self.name = name or f"plan {uuid.uuid4().hex}"
+        _PLANS[self.name] = self
         self.decisions: dict[PlanKey, Candidate] = {}
         """Decisions made in this process, in the order of first use."""
 
@@ -98,13 +99,20 @@ class Plan:
         return chosen
 
 
-DEFAULT_PLAN = Plan()
+DEFAULT_PLAN = Plan("table")
 """Plan by the table, without timing; the default of all layers."""
 
 
-def plan_of(handle: str) -> Plan:
-    """Return the plan registered under `handle`, or the default plan if it was never created or has been freed."""
-    return _plans.get(handle, DEFAULT_PLAN)
+def plan_of(name: str) -> Plan:
+    """Return the plan of a name in a graph; for a plan of another process the default plan, with one warning."""
+    if name not in _PLANS:
+        warnings.warn(
+            f"the saved graph was created with another plan ({name}): a table selects the algorithms of convolutions, "
+            "and results differ by rounding",
+            stacklevel=2,
+        )
+        _PLANS[name] = DEFAULT_PLAN
+    return _PLANS[name]
 
 
 def _default_plan() -> Plan:
