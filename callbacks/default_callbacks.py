@@ -37,9 +37,15 @@ def with_default_callbacks(
 
     A configured callback of a default's class, or of a subclass, replaces the default.
     """
-    kinds = (*REQUIRED, *(FIT_DEFAULTS if use_defaults else ())) if is_fit else ()
-    kinds += DEFAULTS if use_defaults else ()
+    classes: list[type[Callback]] = []
+    if is_fit:
+        classes.extend(REQUIRED)
+    if is_fit and use_defaults:
+        classes.extend(FIT_DEFAULTS)
+    if use_defaults:
+        classes.extend(DEFAULTS)
     chosen: list[Callback] = []
-    for kind in kinds:
-        chosen += [one for one in configured if isinstance(one, kind)] or [kind()]
-    return chosen + [one for one in configured if one not in chosen]
+    for callback_class in classes:
+        replacements = [callback for callback in configured if isinstance(callback, callback_class)]
+        chosen.extend(replacements or [callback_class()])
+    return chosen + [callback for callback in configured if callback not in chosen]

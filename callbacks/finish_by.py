@@ -1,4 +1,4 @@
-"""Callback that plans the length of a fit so that it ends shortly before a deadline."""
+"""Callback that sets the length of a fit so that it ends shortly before a deadline."""
 
 import math
 import os
@@ -7,14 +7,15 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
-from yolo_lightning.callbacks.status_file import BLOCK_STEPS, BLOCKS, FitTimer, fit_plan, is_validation_of_fit
+from yolo_lightning.callbacks.fit_timer import BLOCK_STEPS, BLOCKS, FitTimer, is_validation_of_fit, shared_timer
 from yolo_lightning.errors import UserError
 from yolo_lightning.supervision import is_supervised
-from yolo_lightning.training.deadline import Measured, TrainingPlan, end_of, replan
-from yolo_lightning.utils.choices import checked_arguments
+from yolo_lightning.supervision.run_status import FitLength
+from yolo_lightning.training.deadline import DeadlineSchedule, Measured, end_of, rescheduled
+from yolo_lightning.utils.choices import check_state, checked_arguments
 from yolo_lightning.utils.json_record import converted
 from yolo_lightning.utils.loop_position import end_epoch_after, is_last_epoch, schedule_position, schedule_step
 from yolo_lightning.utils.moment import is_moment, moment, parse_moment
@@ -22,25 +23,25 @@ from yolo_lightning.utils.process_identity import started_s
 from yolo_lightning.utils.wall_clock import WallClock
 
 CHECK_STEPS = BLOCK_STEPS
-"""Steps between two checks of the plan within an epoch."""
+"""Steps between two checks of the schedule within an epoch."""
 
 REST_PER_PACE = 8
-"""The pace is that of the newest steps, as many as the planned rest divided by this number."""
+"""The pace is that of the newest steps, as many as the rest of the training divided by this number."""
 FEWEST_BLOCKS = 3
 
 LONGEST_STEP = 10.0
 """Duration of a step, as a multiple of the typical one, above which the rest counts as lost time."""
 
 PRINTED_CHANGE = 0.05
-"""Smallest relative change of the planned number of steps that is printed."""
+"""Smallest relative change of the number of steps that is printed."""
 
 
-class FinishBy(FitTimer):
+class FinishBy(Callback):
     """Ends a fit shortly before a deadline, with the last learning rate, a validation and all checkpoints.
 
-    `trainer.max_epochs` is the length of the fit until steps have been timed. Then the rest is planned in steps, so
-    that the last epoch can be partial. The plan is checked every `CHECK_STEPS` steps, at the end of each epoch and
-    after each restart. Checkpoints contain the plan, and `YOLOModule.plan` determines the learning rate.
+    `trainer.max_epochs` is the length of the fit until steps have been timed. Then the rest is scheduled in steps, so
+    that the last epoch can be partial. The schedule is checked every `CHECK_STEPS` steps, at the end of each epoch and
+    after each restart. Checkpoints contain the schedule, which determines the learning rate of `YOLOModule`.
 
     Args:
         finish_by: Deadline as YYYY-MM-DDTHH:MM, local time or with zone.
@@ -55,158 +56,206 @@ class FinishBy(FitTimer):
         super().__init__()
         if (finish_by is None) == (max_hours is None):
             raise UserError(f"either finish_by or max_hours must be set, got {finish_by!r} and {max_hours}")
+        self.timer = FitTimer()
+        self.schedule: DeadlineSchedule | None = None
+        """Schedule of this fit; None before the first step, without a checkpoint."""
         self._moment = None if finish_by is None else parse_moment("finish_by", finish_by)
-        self._text = finish_by
-        self._hours, self._reserved = max_hours, reserved_evaluations
+        self._deadline_text = finish_by
+        self._max_hours = max_hours
+        self._reserved_evaluations = reserved_evaluations
         self._clock = WallClock()
-        self.plan: TrainingPlan | None = None
         self._step_s: float | None = None
-        self._epoch_end_s = self._progress_s = 0.0
+        self._epoch_end_s = 0.0
+        self._progress_s = 0.0
         self._epoch_has_ended = False
         self._printed_steps = 0
         self._val_check_batch: int | float | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        plan = None if self.plan is None else asdict(self.plan)
-        durations = {"step_s": self._step_s, "epoch_end_s": self._epoch_end_s, "progress_s": self._progress_s}
-        return (
-            super().state_dict()
-            | durations
-            | {"plan": plan, "deadline_text": self._text, "clock": self._clock.state_dict()}
-        )
+        return {
+            "validation_s": self.timer.validation_s,
+            "step_s": self._step_s,
+            "epoch_end_s": self._epoch_end_s,
+            "progress_s": self._progress_s,
+            "plan": None if self.schedule is None else asdict(self.schedule),
+            "deadline_text": self._deadline_text,
+            "clock": self._clock.state_dict(),
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super().load_state_dict(state_dict)
-        self._step_s, self._epoch_end_s = state_dict["step_s"], state_dict["epoch_end_s"]
+        check_state(self, state_dict, self.state_dict())
+        self.timer.validation_s = state_dict["validation_s"]
+        self._step_s = state_dict["step_s"]
+        self._epoch_end_s = state_dict["epoch_end_s"]
         self._progress_s = state_dict["progress_s"]
-        self.plan = None if state_dict["plan"] is None else saved_plan(state_dict["plan"])
         self._clock.load_state_dict(state_dict["clock"])
-        if self.plan is not None and self._text is not None and self._text == state_dict["deadline_text"]:
+        if state_dict["plan"] is None:
+            self.schedule = None
+            return
+        self.schedule = saved_schedule(state_dict["plan"])
+        if self._deadline_text is not None and self._deadline_text == state_dict["deadline_text"]:
             # The zone in which the text was first read remains, whatever the zone of this process is.
-            self._moment = datetime.fromtimestamp(self.plan.deadline_s, UTC)
+            self._moment = datetime.fromtimestamp(self.schedule.deadline_s, UTC)
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit":
+            self.timer = shared_timer(trainer, self)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Use the plan of the checkpoint; another deadline replaces its schedule."""
-        if self.plan is None:
+        """Use the schedule of the checkpoint; with another deadline, its learning rate is scheduled again."""
+        if self.schedule is None:
             return
-        epochs, deadline_s = self.plan.epochs, self._deadline_s(self.plan.began_s)
-        if deadline_s != self.plan.deadline_s:
-            epochs += deadline_s > self.plan.deadline_s  # a finished fit continues
-            self.plan = replace(self.plan, deadline_s=deadline_s, since_step=0, since_progress=0.0)
+        epochs = self.schedule.epochs
+        deadline_s = self._deadline_s(self.schedule.began_s)
+        if deadline_s > self.schedule.deadline_s:
+            epochs += 1  # a finished fit continues
+        if deadline_s != self.schedule.deadline_s:
+            self.schedule = replace(self.schedule, deadline_s=deadline_s, since_step=0, since_progress=0.0)
         trainer.fit_loop.max_epochs = epochs
-        setattr(pl_module, "plan", self.plan)  # noqa: B010 - any LightningModule
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        super().on_train_start(trainer, pl_module)
         per_epoch = int(trainer.num_training_batches)
-        if self.plan is None:
+        if self.schedule is None:
             assert trainer.max_epochs is not None
-            began_s = trainer.strategy.broadcast(started_s(os.getppid() if is_supervised() else os.getpid()))
-            self.plan = TrainingPlan(trainer.max_epochs * per_epoch, per_epoch, began_s, self._deadline_s(began_s))
-        elif self.plan.steps_per_epoch != per_epoch:
-            self.plan = self.plan.resized(per_epoch)
-        self._check(trainer, pl_module, schedule_position(trainer))
+            process = os.getppid() if is_supervised() else os.getpid()
+            began_s = trainer.strategy.broadcast(started_s(process))
+            deadline_s = self._deadline_s(began_s)
+            self.schedule = DeadlineSchedule(trainer.max_epochs * per_epoch, per_epoch, began_s, deadline_s)
+        elif self.schedule.steps_per_epoch != per_epoch:
+            self.schedule = self.schedule.resized(per_epoch)
+        self._check(trainer, schedule_position(trainer))
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._epoch_has_ended:
-            self._epoch_end_s, self._epoch_has_ended = time.monotonic() - self._waiting_since_s, False
+            self._epoch_has_ended = False
+            self._epoch_end_s = self.timer.epoch_end_s
             self._progress_s += self._epoch_end_s
-        super().on_train_epoch_start(trainer, pl_module)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Set the end of the epoch, and let a validation follow the last batch of a partial epoch."""
-        super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
         self._limit_epoch(trainer)
         is_partial = trainer.is_last_batch and batch_idx + 1 < trainer.num_training_batches
         if is_partial and trainer.val_check_batch is not None:
-            self._val_check_batch, trainer.val_check_batch = trainer.val_check_batch, 1
+            self._val_check_batch = trainer.val_check_batch
+            trainer.val_check_batch = 1
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        typical = self.pace.typical()
-        longest_s = LONGEST_STEP * (typical[0] if typical is not None else self._step_s or math.inf)
-        self._progress_s += min(time.monotonic() - self._waiting_since_s, longest_s)
-        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+        typical = self.timer.pace.typical()
+        typical_s = self._step_s or math.inf if typical is None else typical.step_s
+        self._progress_s += min(self.timer.step_with_wait_s, LONGEST_STEP * typical_s)
         if (batch_idx + 1) % CHECK_STEPS == 0 and not trainer.is_last_batch:
-            self._check(trainer, pl_module, schedule_step(trainer, batch_idx + 1))
+            self._check(trainer, schedule_step(trainer, batch_idx + 1))
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        super().on_validation_end(trainer, pl_module)
         if is_validation_of_fit(trainer):
-            self._progress_s += self.validation_s or 0.0
+            self._progress_s += self.timer.validation_s or 0.0
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._epoch_has_ended = True
         if not is_last_epoch(trainer):
-            self._check(trainer, pl_module, schedule_step(trainer, int(trainer.num_training_batches)))
+            self._check(trainer, schedule_step(trainer, int(trainer.num_training_batches)))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._val_check_batch is not None:
-            trainer.val_check_batch, self._val_check_batch = self._val_check_batch, None
+            trainer.val_check_batch = self._val_check_batch
+            self._val_check_batch = None
 
     def _deadline_s(self, began_s: float) -> float:
-        return began_s + 3600 * (self._hours or 0.0) if self._moment is None else self._moment.timestamp()
+        if self._moment is not None:
+            return self._moment.timestamp()
+        assert self._max_hours is not None
+        return began_s + 3600 * self._max_hours
 
-    def _check(self, trainer: Trainer, pl_module: LightningModule, step: int) -> None:
-        """Plan the rest again after `step` steps if a step has been timed; the first rank decides."""
-        assert self.plan is not None
-        rest = (self.plan.steps - step) // (REST_PER_PACE * BLOCK_STEPS)
-        typical = self.pace.typical(newest=max(FEWEST_BLOCKS, min(rest, BLOCKS)))
-        if typical is not None and (self._step_s is None or self.pace.timed_steps >= BLOCK_STEPS):
-            self._step_s = typical[0]
-        before = self.plan
+    def _check(self, trainer: Trainer, step: int) -> None:
+        """Schedule the rest again after `step` steps if a step has been timed; the first rank decides."""
+        assert self.schedule is not None
+        pace = self.timer.pace
+        rest_blocks = (self.schedule.steps - step) // (REST_PER_PACE * BLOCK_STEPS)
+        typical = pace.typical(newest=max(FEWEST_BLOCKS, min(rest_blocks, BLOCKS)))
+        if typical is not None and (self._step_s is None or pace.timed_steps >= BLOCK_STEPS):
+            self._step_s = typical.step_s
         if self._step_s is not None:
-            measured = self._measured(trainer, before, step)
-            self.plan = trainer.strategy.broadcast(replan(before, measured))
-            if abs(self.plan.steps - self._printed_steps) > PRINTED_CHANGE * self._printed_steps:
-                self._printed_steps = self.plan.steps
-                rank_zero_info(describe(self.plan, end_of(self.plan, measured, self.plan.steps)))
-            if self.plan.problem and not before.problem:
-                rank_zero_warn(f"the deadline cannot be met: {self.plan.problem}")
-        setattr(pl_module, "plan", self.plan)  # noqa: B010 - any LightningModule
-        trainer.fit_loop.max_epochs = self.plan.epochs
+            before = self.schedule
+            measured = self._measured(trainer, before, step, self._step_s)
+            self.schedule = trainer.strategy.broadcast(rescheduled(before, measured))
+            if abs(self.schedule.steps - self._printed_steps) > PRINTED_CHANGE * self._printed_steps:
+                self._printed_steps = self.schedule.steps
+                rank_zero_info(describe(self.schedule, end_of(self.schedule, measured, self.schedule.steps)))
+            if self.schedule.problem and not before.problem:
+                rank_zero_warn(f"the deadline cannot be met: {self.schedule.problem}")
+        trainer.fit_loop.max_epochs = self.schedule.epochs
         self._limit_epoch(trainer)
 
-    def _measured(self, trainer: Trainer, plan: TrainingPlan, step: int) -> Measured:
-        assert self._step_s is not None
-        validation_s, fit, now_s = self.validation_s, fit_plan(trainer), self._clock.now_s()
-        if validation_s is None:
-            batches = (
-                [one for one in trainer.num_val_batches if math.isfinite(one)] if trainer.enable_validation else []
-            )
-            validation_s = sum(batches) * self._step_s
-        per_epoch = fit.validations_per_epoch / (fit.validate_every_epochs or math.inf)
+    def _measured(self, trainer: Trainer, schedule: DeadlineSchedule, step: int, step_s: float) -> Measured:
+        now_s = self._clock.now_s()
+        validation_s = self.timer.validation_s
+        if validation_s is None:  # a validation batch is assumed to take as long as a step
+            batches = trainer.num_val_batches if trainer.enable_validation else []
+            validation_s = sum(count for count in batches if math.isfinite(count)) * step_s
+        length = fit_length(trainer)
+        per_epoch = length.validations_per_epoch / (length.validate_every_epochs or math.inf)
+        is_within_epoch = step % schedule.steps_per_epoch > 0
         return Measured(
             now_s=now_s,
             step=step,
-            step_s=self._step_s,
+            step_s=step_s,
             epoch_s=validation_s * per_epoch + self._epoch_end_s,
-            closing_s=validation_s * (1 + self._reserved) + self._epoch_end_s,
-            lost_s=now_s - plan.began_s - self._progress_s,
-            smallest_step=step + (1 if step % plan.steps_per_epoch or plan.steps_per_epoch == 1 else 2),
+            closing_s=validation_s * (1 + self._reserved_evaluations) + self._epoch_end_s,
+            lost_s=now_s - schedule.began_s - self._progress_s,
+            smallest_step=step + 1 if is_within_epoch or schedule.steps_per_epoch == 1 else step + 2,
         )
 
     def _limit_epoch(self, trainer: Trainer) -> None:
-        assert self.plan is not None
-        end_epoch_after(trainer, self.plan.last_epoch_steps if is_last_epoch(trainer) else self.plan.steps_per_epoch)
+        assert self.schedule is not None
+        steps = self.schedule.last_epoch_steps if is_last_epoch(trainer) else self.schedule.steps_per_epoch
+        end_epoch_after(trainer, steps)
 
 
-def saved_plan(state: Any) -> TrainingPlan:
-    """Return the plan in the state of a checkpoint; raise a UserError if someone has changed its values."""
+def deadline_schedule(trainer: Trainer) -> DeadlineSchedule | None:
+    """Return the schedule of the callback `FinishBy`; None without the callback."""
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    for callback in callbacks:
+        if isinstance(callback, FinishBy):
+            return callback.schedule
+    return None
+
+
+def fit_length(trainer: Trainer) -> FitLength:
+    """Return the length of the fit and its validations from the configuration of the Trainer."""
+    per_epoch = int(trainer.num_training_batches)
+    schedule = deadline_schedule(trainer)
+    has_limit = trainer.max_epochs is not None and trainer.max_epochs > 0
+    validation_batches = max(1, int(min(trainer.val_check_batch or 1, per_epoch)))
+    return FitLength(
+        epochs=trainer.max_epochs if has_limit else None,
+        batches_per_epoch=per_epoch,
+        validate_every_epochs=(trainer.check_val_every_n_epoch or 1) if trainer.enable_validation else None,
+        validations_per_epoch=max(1, per_epoch // validation_batches),
+        last_epoch_batches=None if schedule is None else schedule.last_epoch_steps,
+    )
+
+
+def saved_schedule(state: Any) -> DeadlineSchedule:
+    """Return the schedule in the state of a checkpoint; raise a UserError if someone has changed its values."""
     try:
-        plan: TrainingPlan = converted(state, TrainingPlan)
+        schedule: DeadlineSchedule = converted(state, DeadlineSchedule)
     except ValueError as error:
         raise UserError(
             f"the plan of FinishBy in the checkpoint cannot be used: {error}; use another checkpoint"
         ) from error
-    is_usable = plan.steps >= 1 and plan.steps_per_epoch >= 1 and plan.since_step >= 0 and 0 <= plan.since_progress <= 1
-    if not is_usable or not is_moment(plan.began_s) or not is_moment(plan.deadline_s):
-        raise UserError(f"the plan of FinishBy in the checkpoint is impossible: {plan}; use another checkpoint")
-    return plan
+    has_steps = schedule.steps >= 1 and schedule.steps_per_epoch >= 1 and schedule.since_step >= 0
+    has_moments = is_moment(schedule.began_s) and is_moment(schedule.deadline_s)
+    if not has_steps or not has_moments or not 0 <= schedule.since_progress <= 1:
+        raise UserError(f"the plan of FinishBy in the checkpoint is impossible: {schedule}; use another checkpoint")
+    return schedule
 
 
-def describe(plan: TrainingPlan, end_s: float) -> str:
-    deadline, end = (moment(one, time.time()) for one in (plan.deadline_s, end_s))
-    epochs = f"{plan.steps / plan.steps_per_epoch:.2f} epochs"
-    return f"deadline {deadline}: planned {plan.steps:,} steps ({epochs}), ends about {end}"
+def describe(schedule: DeadlineSchedule, end_s: float) -> str:
+    now_s = time.time()
+    epochs = f"{schedule.steps / schedule.steps_per_epoch:.2f} epochs"
+    return (
+        f"deadline {moment(schedule.deadline_s, now_s)}: planned {schedule.steps:,} steps ({epochs}), "
+        f"ends about {moment(end_s, now_s)}"
+    )

@@ -7,6 +7,7 @@ from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 
+from yolo_lightning.callbacks.finish_by import deadline_schedule
 from yolo_lightning.callbacks.heartbeat_callback import HeartbeatCallback
 from yolo_lightning.checkpoints.run_folder import note_start
 from yolo_lightning.data.batch import Batch
@@ -20,24 +21,27 @@ from yolo_lightning.utils.run_files import FINISHED_FILE, HEARTBEAT_FILE, STARTE
 class HeartbeatFile(HeartbeatCallback):
     """Writes the heartbeat file in the hooks of the loop, and `finished.json` at the end of a complete fit.
 
-    With `work_follows`, which the command line sets, `trained.json` is written instead.
-
     Each process of a distributed fit has its own file: `heartbeat`, `heartbeat-rank1`, ... With a supervisor, the first
     process writes the file that the supervisor has chosen.
+
+    Args:
+        work_follows: Whether further work of the run follows the fit: `trained.json` is written instead.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, work_follows: bool = False) -> None:
         super().__init__()
-        self._owned = False
-        self.work_follows = False
+        self.marker = TRAINED_FILE if work_follows else FINISHED_FILE
+        self._is_writer_owned = False
 
     def _open(self, trainer: Trainer) -> HeartbeatWriter | None:
-        folder, writer = Path(trainer.default_root_dir), super()._open(trainer)
+        folder = Path(trainer.default_root_dir)
+        writer = super()._open(trainer)
         if writer is None:
             path = folder / f"{HEARTBEAT_FILE}{rank_suffix(trainer.global_rank)}"
             with OptionalFile().attempt(path, "stalls are not detected"):
                 folder.mkdir(parents=True, exist_ok=True)
-                writer, self._owned = HeartbeatWriter(path), True
+                writer = HeartbeatWriter(path)
+                self._is_writer_owned = True
         if trainer.is_global_zero:
             with OptionalFile().attempt(folder / FINISHED_FILE):
                 (folder / FINISHED_FILE).unlink(missing_ok=True)
@@ -56,23 +60,29 @@ class HeartbeatFile(HeartbeatCallback):
         """Write the marker of a complete fit. Lightning does not call this hook after an error or a signal."""
         if self.writer is None or not trainer.is_global_zero:
             return
-        path = Path(trainer.default_root_dir) / (TRAINED_FILE if self.work_follows else FINISHED_FILE)
+        path = Path(trainer.default_root_dir) / self.marker
         if path.is_file():  # no step was left to train
             return
-        moment = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-        report = {"process": os.getpid(), "epochs": trainer.current_epoch, "steps": self.writer.step, "time": moment}
-        report["max_epochs"] = trainer.max_epochs
-        if (plan := getattr(pl_module, "plan", None)) is not None:  # of `FinishBy`
-            report |= {"began_s": plan.began_s, "deadline_s": plan.deadline_s}
+        report = {
+            "process": os.getpid(),
+            "epochs": trainer.current_epoch,
+            "steps": self.writer.step,
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "max_epochs": trainer.max_epochs,
+        }
+        schedule = deadline_schedule(trainer)
+        if schedule is not None:
+            report |= {"began_s": schedule.began_s, "deadline_s": schedule.deadline_s}
         with OptionalFile().attempt(path, "a supervisor will restart this run once more"):
             write_json(path, report, indent=None)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Record the end, and close the file unless it is the supervisor's."""
         super().teardown(trainer, pl_module, stage)
-        if self._owned and self.writer is not None:
+        if self._is_writer_owned and self.writer is not None:
             self.writer.close()
-            self.writer, self._owned = None, False
+            self.writer = None
+            self._is_writer_owned = False
 
     def _record_samples(self, batch: Any) -> None:
         if self.writer is not None and isinstance(batch, Batch):

@@ -4,14 +4,15 @@ import math
 import time
 from typing import Any
 
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.utilities import rank_zero_info
 from rich.progress import BarColumn
 
-from yolo_lightning.callbacks.status_file import BLOCK_STEPS, FitTimer, fit_plan
+from yolo_lightning.callbacks.finish_by import fit_length
+from yolo_lightning.callbacks.fit_timer import BLOCK_STEPS, FitTimer, shared_timer
 from yolo_lightning.utils.activity import number_from_device
-from yolo_lightning.utils.choices import checked_arguments
+from yolo_lightning.utils.choices import check_state, checked_arguments
 from yolo_lightning.utils.moment import moment
 
 ESTIMATING = "estimating"
@@ -26,20 +27,23 @@ def finish_time(timer: FitTimer, trainer: Trainer) -> str:
 
     The answer is "estimating" until `BLOCK_STEPS` steps of this process, or one epoch, and one validation were timed.
     """
-    plan, epoch = fit_plan(trainer), trainer.current_epoch
+    length = fit_length(trainer)
+    epoch = trainer.current_epoch
     typical = timer.pace.typical()
-    if plan.epochs is None or typical is None or timer.pace.timed_steps < min(BLOCK_STEPS, plan.batches_per_epoch):
+    if length.epochs is None or typical is None:
         return ESTIMATING
-    steps = max(0, plan.batches_of(epoch) - timer.batch)
-    validations = plan.validations_left(epoch, steps) + plan.validations_after(epoch)
+    if timer.pace.timed_steps < min(BLOCK_STEPS, length.batches_per_epoch):
+        return ESTIMATING
+    steps = max(0, length.batches_of(epoch) - timer.batch)
+    validations = length.validations_left(epoch, steps) + length.validations_after(epoch)
     if validations and timer.validation_s is None:
         return ESTIMATING
-    steps += plan.steps_after(epoch)
-    left_s = steps * typical[0] + validations * (timer.validation_s or 0.0)
-    return moment(time.time() + left_s, time.time())
+    steps += length.steps_after(epoch)
+    rest_s = steps * typical.step_s + validations * (timer.validation_s or 0.0)
+    return moment(time.time() + rest_s, time.time())
 
 
-class RunProgressBar(FitTimer, RichProgressBar):
+class RunProgressBar(RichProgressBar):
     """Lightning's progress bar with the loss and the finish time of the fit; `EpochTable` shows the scores.
 
     Epochs count from 1, as in the log. The bar disappears at the end of the fit. The loss is read from the device
@@ -48,22 +52,35 @@ class RunProgressBar(FitTimer, RichProgressBar):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
+        self.timer = FitTimer()
         self._loss: dict[str, float] = {}
         self._loss_read_s = -math.inf
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"validation_s": self.timer.validation_s}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        check_state(self, state_dict, ("validation_s",))
+        self.timer.validation_s = state_dict["validation_s"]
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        if stage == "fit":
+            self.timer = shared_timer(trainer, self)
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
         metrics: dict[str, Any] = super().get_metrics(trainer, pl_module)
         metrics.pop("v_num", None)
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
-            return {**self._train_loss(trainer), "ETA": finish_time(self, trainer)}
+            return {**self._train_loss(trainer), "ETA": finish_time(self.timer, trainer)}
         return metrics
 
     def configure_columns(self, trainer: Trainer) -> list[Any]:
         """Shorten the bar, so that the loss and the finish time stay on its line in a terminal of 80 columns."""
         columns: list[Any] = super().configure_columns(trainer)
-        for one in columns:
-            if isinstance(one, BarColumn):
-                one.bar_width = BAR_WIDTH
+        for column in columns:
+            if isinstance(column, BarColumn):
+                column.bar_width = BAR_WIDTH
         return columns
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -74,16 +91,19 @@ class RunProgressBar(FitTimer, RichProgressBar):
 
     def _get_train_description(self, current_epoch: int) -> str:
         epochs = self.trainer.max_epochs
-        return f"Epoch {current_epoch + 1}/{epochs}" if epochs and epochs > 0 else f"Epoch {current_epoch + 1}"
+        if epochs is None or epochs < 1:
+            return f"Epoch {current_epoch + 1}"
+        return f"Epoch {current_epoch + 1}/{epochs}"
 
     def _train_loss(self, trainer: Trainer) -> dict[str, float]:
         now_s = time.monotonic()
-        if now_s - self._loss_read_s >= LOSS_INTERVAL_S and (loss := trainer.callback_metrics.get(LOSS)) is not None:
-            self._loss, self._loss_read_s = {"loss": number_from_device(loss)}, now_s
+        if LOSS in trainer.callback_metrics and now_s - self._loss_read_s >= LOSS_INTERVAL_S:
+            self._loss = {"loss": number_from_device(trainer.callback_metrics[LOSS])}
+            self._loss_read_s = now_s
         return self._loss
 
 
-class ProgressLines(FitTimer):
+class ProgressLines(Callback):
     """Logs a line of progress at intervals, for output that is not a terminal with cursor control.
 
     Args:
@@ -92,14 +112,24 @@ class ProgressLines(FitTimer):
 
     @checked_arguments(interval_s=">= 0")
     def __init__(self, interval_s: float = 60.0) -> None:
-        super().__init__()
         self.interval_s = interval_s
+        self.timer = FitTimer()
         self._printed_s: float | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"validation_s": self.timer.validation_s}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        check_state(self, state_dict, ("validation_s",))
+        self.timer.validation_s = state_dict["validation_s"]
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit":
+            self.timer = shared_timer(trainer, self)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
         now_s = time.monotonic()
         is_due = self._printed_s is None or now_s - self._printed_s >= self.interval_s
         if not is_due and not trainer.is_last_batch:
@@ -109,5 +139,5 @@ class ProgressLines(FitTimer):
         rank_zero_info(
             f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}, "
             f"batch {batch_idx + 1:,}/{int(trainer.num_training_batches):,}, loss {loss:.3f}, "
-            f"ETA {finish_time(self, trainer)}"
+            f"ETA {finish_time(self.timer, trainer)}"
         )

@@ -18,6 +18,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
+from yolo_lightning.callbacks.finish_by import deadline_schedule
 from yolo_lightning.callbacks.mean_ap import MeanAP
 from yolo_lightning.checkpoints.checkpoint_file import require_whole
 from yolo_lightning.checkpoints.remote_folder import local_checkpoint
@@ -56,7 +57,6 @@ from yolo_lightning.model.network_settings import check_same_input, input_record
 from yolo_lightning.model.postprocess import predictions
 from yolo_lightning.model.tta import tta_predictions
 from yolo_lightning.training.accumulation import Accumulation
-from yolo_lightning.training.deadline import TrainingPlan
 from yolo_lightning.training.device_transforms import ONE_CLASS, as_one_class, resized, training_size
 from yolo_lightning.training.freezing import Freeze, freeze_parts, keep_norms_frozen
 from yolo_lightning.training.guarded_step import GuardedStep, Losses, PartLoss
@@ -193,8 +193,6 @@ class YOLOModule(LightningModule):
         self._guard = NonFiniteGuard(guard)
         self.guarded_step = GuardedStep(guard.max_oom_splits, guard.oom_splits)
         self._self_check = SelfCheck(guard.self_check_share)
-        self.plan: TrainingPlan | None = None
-        """Length of the training and schedule of the learning rate with a deadline, set by the callback `FinishBy`."""
         self._steps = 0
         self._newest: deque[Tensor] = deque(maxlen=self.recipe.statistics_batches)  # images of the epoch's last batches
         self._facts = TrainingFacts(batch_size=1)
@@ -535,21 +533,28 @@ class YOLOModule(LightningModule):
         if batch_idx == 0:
             self._newest.clear()
         self._newest.append(batch.images)
-        assert self.trainer.max_epochs is not None
-        self.detection_loss.set_epoch(self.current_epoch, self.trainer.max_epochs)
-        size, facts = ImageSize(*batch.images.shape[-2:]), self._facts
-        own = facts.background, facts.pixel_range, facts.resize
-        ids = facts.category_ids[: len(self.hparams["class_names"])]  # one with `single_class`
-        self._input_record = input_record(batch.images.shape[1], size, *own, ids)
+        epochs = self.trainer.max_epochs
+        assert epochs is not None
+        self.detection_loss.set_epoch(self.current_epoch, epochs)
+        facts = self._facts
+        self._input_record = input_record(
+            batch.images.shape[1],
+            ImageSize(*batch.images.shape[-2:]),
+            facts.background,
+            facts.pixel_range,
+            facts.resize,
+            facts.category_ids[: len(self.hparams["class_names"])],  # one with `single_class`
+        )
         batch_size = facts.batch_size * self.trainer.world_size
-        step, epochs = schedule_step(self.trainer, batch_idx), self.trainer.max_epochs
+        step = schedule_step(self.trainer, batch_idx)
+        deadline = deadline_schedule(self.trainer)
         settings = settings_at(
             self.recipe,
             step=step,
-            epochs=epochs if self.plan is None else self.plan.steps / self.plan.steps_per_epoch,
+            epochs=epochs if deadline is None else deadline.steps / deadline.steps_per_epoch,
             steps_per_epoch=int(self.trainer.num_training_batches),
             batch_size=batch_size,
-            progress=self.current_epoch / epochs if self.plan is None else self.plan.progress(step),
+            progress=self.current_epoch / epochs if deadline is None else deadline.progress(step),
         ).slowed(self._guard.learning_rate_factor)
         apply_settings(self.trainer.optimizers[0], settings, scaled_weight_decay(self.recipe, batch_size))
         return settings

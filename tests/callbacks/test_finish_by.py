@@ -9,10 +9,10 @@ import pytest
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from tests.callbacks.tiny_training import Interrupt, StopAt, TinyModule, assert_equal_weights, fit, weights
-from yolo_lightning.callbacks import FinishBy, LastCheckpoint, finish_by, status_file
-from yolo_lightning.callbacks.finish_by import saved_plan
+from yolo_lightning.callbacks import FinishBy, LastCheckpoint, finish_by, fit_timer
+from yolo_lightning.callbacks.finish_by import saved_schedule
 from yolo_lightning.errors import UserError
-from yolo_lightning.training.deadline import TrainingPlan
+from yolo_lightning.training.deadline import DeadlineSchedule
 from yolo_lightning.utils.wall_clock import WallClock
 
 HOUR_S = 3600.0
@@ -39,7 +39,7 @@ class Clock:
 
 def use(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    for module in (finish_by, status_file):
+    for module in (finish_by, fit_timer):
         monkeypatch.setattr(module, "time", made)
     monkeypatch.setattr(finish_by, "started_s", lambda _: BEGAN_S)
     monkeypatch.setattr(finish_by, "WallClock", lambda: WallClock(made.time, made.time))
@@ -58,7 +58,8 @@ class Loop:
         self.clock, self.events = clock, events
         self.saved: tuple[int, int, dict[str, Any]] | None = None
         self.max_epochs = max_epochs
-        self.module: Any = SimpleNamespace(plan=None)
+        self.module: Any = SimpleNamespace()
+        self.callback = FinishBy(max_hours=HOURS)
         self.trained: list[float] = []
         """Progress of the schedule in each step."""
         self.warnings: list[str] = []
@@ -70,9 +71,7 @@ class Loop:
 
     def _attempt(self) -> bool:
         epoch, batch, state = self.saved or (0, 0, None)
-        callback = FinishBy(max_hours=HOURS)
-        if state is not None:
-            callback.load_state_dict(state)
+        callback = self.callback = FinishBy(max_hours=HOURS)
         fetcher = SimpleNamespace(length=PER_EPOCH)
         progress = SimpleNamespace(current=SimpleNamespace(ready=epoch + (batch > 0), processed=epoch))
         batches = SimpleNamespace(batch_progress=SimpleNamespace(current=SimpleNamespace(ready=batch)))
@@ -95,29 +94,38 @@ class Loop:
             lightning_module=self.module,
             state=SimpleNamespace(fn="fit"),
             strategy=SimpleNamespace(broadcast=lambda value: value),
+            callbacks=[callback],
         )
+        callback.setup(trainer, self.module, "fit")
+        if state is not None:
+            callback.load_state_dict(state)
+
+        def call(hook: str, *arguments: Any) -> None:
+            for each in trainer.callbacks:
+                getattr(each, hook)(trainer, self.module, *arguments)
 
         def update() -> None:
             trainer.max_epochs, trainer.current_epoch = loop.max_epochs, epoch
 
         update()
-        callback.on_fit_start(trainer, self.module)
+        call("on_fit_start")
         update()
-        callback.on_train_start(trainer, self.module)
+        call("on_train_start")
         is_resumed = batch > 0
         while epoch < loop.max_epochs:
             update()
             if not is_resumed:
-                callback.on_train_epoch_start(trainer, self.module)
+                call("on_train_epoch_start")
                 fetcher.length = PER_EPOCH
             is_resumed, is_last = False, False
             while not is_last:
                 is_last = trainer.is_last_batch = batch + 1 >= fetcher.length
                 update()
-                callback.on_train_batch_start(trainer, self.module, None, batch)
-                self.trained.append(self.module.plan.progress(epoch * PER_EPOCH + batch))
+                call("on_train_batch_start", None, batch)
+                assert callback.schedule is not None
+                self.trained.append(callback.schedule.progress(epoch * PER_EPOCH + batch))
                 self.clock.now_s += STEP_S * self.events.factor(self.clock.now_s)
-                callback.on_train_batch_end(trainer, self.module, None, None, batch)
+                call("on_train_batch_end", None, None, batch)
                 batch += 1
                 if batch % 50 == 0 and not is_last:
                     self.clock.now_s += SAVE_S
@@ -126,14 +134,14 @@ class Loop:
                     self.events.kills.pop(0)
                     return False
             update()
-            callback.on_validation_start(trainer, self.module)
+            call("on_validation_start")
             self.clock.now_s += VALIDATION_S * self.events.factor(self.clock.now_s)
-            callback.on_validation_end(trainer, self.module)
-            callback.on_train_epoch_end(trainer, self.module)
+            call("on_validation_end")
+            call("on_train_epoch_end")
             self.clock.now_s += SAVE_S
             epoch, batch = epoch + 1, 0
             self.saved = (epoch, batch, callback.state_dict())
-        callback.on_train_end(trainer, self.module)
+        call("on_train_end")
         self.clock.now_s += VALIDATION_S * self.events.factor(self.clock.now_s)  # the reserved test
         return True
 
@@ -193,7 +201,8 @@ def test_training_ends_shortly_before_the_deadline_with_the_last_learning_rate(c
     share = (clock.now_s - BEGAN_S) / (HOURS * HOUR_S)
     assert 0.98 <= share <= 1.0
     assert loop.trained[-1] == 1.0
-    assert loop.module.plan.problem == ""
+    assert loop.callback.schedule is not None
+    assert loop.callback.schedule.problem == ""
 
 
 def test_a_deadline_that_cannot_be_met_is_reported_at_once(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
@@ -203,7 +212,8 @@ def test_a_deadline_that_cannot_be_met_is_reported_at_once(clock: Clock, caplog:
         loop.run()
     assert clock.now_s - at(0.5) < 40 * HOUR_S + 20 * STEP_S + 3 * VALIDATION_S
     assert loop.trained[-1] == 1.0
-    assert "starts, repeated steps, pauses and stalls took 14" in loop.module.plan.problem
+    assert loop.callback.schedule is not None
+    assert "starts, repeated steps, pauses and stalls took 14" in loop.callback.schedule.problem
 
 
 class Pass(Callback):
@@ -220,16 +230,19 @@ class Pass(Callback):
         self.validated.append(trainer.fit_loop.total_batch_idx + 1)
 
 
-def planned_fit(folder: Path, clock: Clock, *further: Callback, resume: Path | None = None) -> tuple[TinyModule, Pass]:
+def planned_fit(
+    folder: Path, clock: Clock, *further: Callback, resume: Path | None = None
+) -> tuple[TinyModule, Pass, DeadlineSchedule]:
     """At most 100 epochs of 20 steps, with a deadline after one hour and a checkpoint every 5 steps."""
-    passing, saving = Pass(clock), LastCheckpoint(interval_steps=5)
-    callbacks = (*further, passing, FinishBy(max_hours=1), saving)
-    return fit(folder, *callbacks, batches=20, epochs=100, resume=resume), passing
+    passing, finishing = Pass(clock), FinishBy(max_hours=1)
+    callbacks = (*further, passing, finishing, LastCheckpoint(interval_steps=5))
+    module = fit(folder, *callbacks, batches=20, epochs=100, resume=resume)
+    assert finishing.schedule is not None
+    return module, passing, finishing.schedule
 
 
 def test_last_epoch_of_a_fit_is_partial_validated_and_saved(clock: Clock, tmp_path: Path) -> None:
-    module, passing = planned_fit(tmp_path, clock)
-    plan: Any = module.plan
+    _, passing, plan = planned_fit(tmp_path, clock)
     assert 0 < plan.last_epoch_steps < 20
     assert passing.validated == [*range(20, plan.steps, 20), plan.steps]
     assert 0.97 < (clock.now_s - BEGAN_S) / HOUR_S <= 1.0
@@ -242,7 +255,7 @@ def test_resumed_fit_equals_the_uninterrupted_fit(
 ) -> None:
     """The clock of the resumed fit is that of the checkpoint, so that the plan is the same."""
 
-    whole, _ = planned_fit(tmp_path / "whole", use(monkeypatch))
+    whole, _, plan_of_whole = planned_fit(tmp_path / "whole", use(monkeypatch))
     clock = use(monkeypatch)
     moments: dict[int, float] = {}
 
@@ -253,8 +266,8 @@ def test_resumed_fit_equals_the_uninterrupted_fit(
     with pytest.raises(Interrupt):
         planned_fit(tmp_path / "cut", clock, Moments(), StopAt(epoch, batch))
     clock.now_s = moments[max(moments)]
-    resumed, _ = planned_fit(tmp_path / "cut", clock, resume=tmp_path / "cut" / "checkpoints" / "last.ckpt")
-    assert resumed.plan == whole.plan
+    resumed, _, plan = planned_fit(tmp_path / "cut", clock, resume=tmp_path / "cut" / "checkpoints" / "last.ckpt")
+    assert plan == plan_of_whole
     assert_equal_weights(weights(whole), weights(resumed))
 
 
@@ -263,7 +276,7 @@ def test_resumed_fit_equals_the_uninterrupted_fit(
     [{"steps": "many"}, {"steps": 0}, {"deadline_s": 1e12}, {"since_progress": 2.0}, {"steps_per_epoch": None}],
 )
 def test_plan_that_someone_has_changed_is_refused(changes: dict[str, Any]) -> None:
-    plan = asdict(TrainingPlan(steps=70, steps_per_epoch=7, began_s=BEGAN_S, deadline_s=BEGAN_S + HOUR_S))
-    assert saved_plan(plan).steps == 70
+    plan = asdict(DeadlineSchedule(steps=70, steps_per_epoch=7, began_s=BEGAN_S, deadline_s=BEGAN_S + HOUR_S))
+    assert saved_schedule(plan).steps == 70
     with pytest.raises(UserError, match=r"the plan of FinishBy in the checkpoint .*; use another checkpoint"):
-        saved_plan(plan | changes)
+        saved_schedule(plan | changes)

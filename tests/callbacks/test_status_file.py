@@ -13,7 +13,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from tests.callbacks.tiny_training import Clock, Interrupt, StopAt, TinyModule, fit
 from yolo_lightning.callbacks import LastCheckpoint, StatusFile, status_file
-from yolo_lightning.callbacks.status_file import BLOCK_STEPS, BLOCKS, StepPace
+from yolo_lightning.callbacks.fit_timer import BLOCK_STEPS, BLOCKS, StepPace
 from yolo_lightning.supervision.run_status import Status, read_status
 from yolo_lightning.supervision.watches import Minute, RunWatches, WatchFinding
 from yolo_lightning.utils.sensors import Capacity, GpuReading, SensorReadings

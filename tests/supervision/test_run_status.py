@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from yolo_lightning.supervision.run_status import FitPlan, Scores, Status, read_status, write_status
+from yolo_lightning.supervision.run_status import FitLength, Scores, Status, read_status, write_status
 
 STATUS = Status(
     **dict.fromkeys(("written_s", "interval_s", "trained_s"), 1.5),
@@ -32,16 +32,16 @@ def test_status_comes_back_also_with_a_field_of_a_later_version(tmp_path: Path) 
 @pytest.mark.parametrize("every", [None, 1, 2, 3, 7, 100])
 @pytest.mark.parametrize("epochs", [None, 1, 6, 7, 30])
 def test_validations_after_an_epoch_are_those_of_its_successors(every: int | None, epochs: int | None) -> None:
-    plan = FitPlan(epochs, batches_per_epoch=10, validate_every_epochs=every, validations_per_epoch=2)
+    plan = FitLength(epochs, batches_per_epoch=10, validate_every_epochs=every, validations_per_epoch=2)
     for epoch in range(35):
         expected = 2 * sum(plan.is_validated(later) for later in range(epoch + 1, epochs or 0))
         assert plan.validations_after(epoch) == expected
-    endless = FitPlan(1 << 62, batches_per_epoch=10, validate_every_epochs=2, validations_per_epoch=1)
+    endless = FitLength(1 << 62, batches_per_epoch=10, validate_every_epochs=2, validations_per_epoch=1)
     assert endless.validations_after(0) == 1 << 61  # counted at once
 
 
 def test_steps_of_a_partial_last_epoch() -> None:
-    plan = FitPlan(4, batches_per_epoch=10, validate_every_epochs=1, validations_per_epoch=1, last_epoch_batches=3)
+    plan = FitLength(4, batches_per_epoch=10, validate_every_epochs=1, validations_per_epoch=1, last_epoch_batches=3)
     assert [plan.batches_of(epoch) for epoch in range(4)] == [10, 10, 10, 3]
     assert [plan.steps_after(epoch) for epoch in (-1, 0, 2, 3)] == [33, 23, 3, 0]
 

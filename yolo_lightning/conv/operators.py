@@ -7,9 +7,9 @@ operator takes tens of microseconds for each call, and because tools that count 
 kernels of an algorithm.
 
 An operator cannot have an object as an argument. A plan is therefore passed by its `name`; an exported program that is
-loaded in a process without this plan uses the default plan, with a warning. Results differ by rounding only. All sizes and
-arguments are pairs `(vertical, horizontal)`; `padding` is `(top, bottom, left, right)`; `channels_last` is the memory
-format of all results. Derivatives of any order are registered.
+loaded in a process without this plan uses the default plan, with a warning, and results differ by rounding only.
+All sizes and arguments are pairs `(vertical, horizontal)`; `padding` is `(top, bottom, left, right)`; `channels_last`
+is the memory format of all results. Derivatives of any order are registered.
 """
 
 from collections.abc import Sequence

@@ -23,7 +23,7 @@ class Scores:
 
 
 @dataclass(frozen=True, slots=True)
-class FitPlan:
+class FitLength:
     """Length and validations of a fit."""
 
     epochs: int | None  # to train in total; None without a limit
@@ -63,7 +63,7 @@ class FitPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Status(FitPlan):
+class Status(FitLength):
     """Content of the status file."""
 
     written_s: float  # wall clock, seconds since 1970

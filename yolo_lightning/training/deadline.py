@@ -1,8 +1,8 @@
 """Length of a training that ends shortly before a deadline, in steps; pure functions of measured times.
 
-The plan is kept while its predicted end is close enough to the deadline, so that a training that is killed and resumed
-at once follows the same plan. Otherwise the rest is planned again. The learning rate decreases from its present value
-to its last value over the new rest, without a jump.
+A schedule is kept while its predicted end is close enough to the deadline, so that a training that is killed and
+resumed at once follows the same schedule. Otherwise the length of the rest is chosen again. The learning rate decreases
+from its present value to its last value over the new rest, without a jump.
 """
 
 from bisect import bisect_right
@@ -10,22 +10,22 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 AIM = 0.01
-"""Time before the deadline at which the plan ends, as a share of the time from the first start to the deadline."""
+"""Time before the deadline at which the training ends, as a share of the time from the first start to the deadline."""
 
 KEPT = 0.006
-"""Deviation of the predicted end from `AIM` at which a plan is kept, as a share of the same time."""
+"""Deviation of the predicted end from `AIM` at which a schedule is kept, as a share of the same time."""
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingPlan:
-    """Length of a training, and the progress of its learning rate schedule."""
+class DeadlineSchedule:
+    """Length of a training with a deadline, and the progress of its learning rate."""
 
     steps: int  # of the whole training
     steps_per_epoch: int
     began_s: float  # first start of the training, seconds since 1970
     deadline_s: float  # seconds since 1970
-    since_step: int = 0  # step at which the plan was made
-    since_progress: float = 0.0  # progress of the schedule at that step, 0 to 1
+    since_step: int = 0  # step at which the length was chosen
+    since_progress: float = 0.0  # progress of the learning rate at that step, 0 to 1
     problem: str = ""  # why the deadline cannot be met; empty if it can
 
     @property
@@ -38,16 +38,17 @@ class TrainingPlan:
         return self.steps - (self.epochs - 1) * self.steps_per_epoch
 
     def progress(self, step: int) -> float:
-        """Return the progress of the schedule at `step`, from 0; it is 1 at the last step."""
+        """Return the progress of the learning rate at `step`, from 0; it is 1 at the last step."""
         if step >= self.steps - 1:
             return 1.0
         done = (step - self.since_step) / max(1, self.steps - 1 - self.since_step)
         return self.since_progress + (1 - self.since_progress) * max(done, 0.0)
 
     def resized(self, steps_per_epoch: int) -> Self:
-        """Return the plan of the same number of epochs for another number of steps per epoch."""
-        steps, since = (round(one * steps_per_epoch / self.steps_per_epoch) for one in (self.steps, self.since_step))
-        return replace(self, steps=max(1, steps), since_step=since, steps_per_epoch=steps_per_epoch)
+        """Return the schedule of the same number of epochs for another number of steps per epoch."""
+        steps = round(self.steps * steps_per_epoch / self.steps_per_epoch)
+        since_step = round(self.since_step * steps_per_epoch / self.steps_per_epoch)
+        return replace(self, steps=max(1, steps), since_step=since_step, steps_per_epoch=steps_per_epoch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,42 +64,45 @@ class Measured:
     smallest_step: int  # first step after which the training can end
 
 
-def end_of(plan: TrainingPlan, measured: Measured, steps: int) -> float:
+def end_of(schedule: DeadlineSchedule, measured: Measured, steps: int) -> float:
     """Return the predicted end of a training of `steps` steps, seconds since 1970.
 
     Time is lost at half of the rate of the time so far at most: one pause early in a training is no rate.
     """
-    epoch_ends = (steps - 1) // plan.steps_per_epoch - measured.step // plan.steps_per_epoch
+    epoch_ends = (steps - 1) // schedule.steps_per_epoch - measured.step // schedule.steps_per_epoch
     rest_s = (steps - measured.step) * measured.step_s + max(0, epoch_ends) * measured.epoch_s
-    whole_s = measured.now_s - plan.began_s + max(0.0, plan.deadline_s - plan.began_s)
+    whole_s = measured.now_s - schedule.began_s + max(0.0, schedule.deadline_s - schedule.began_s)
     loss = max(0.0, measured.lost_s) / whole_s if whole_s > 0 else 0.0
     return measured.now_s + rest_s * (1 + loss) + measured.closing_s
 
 
-def replan(plan: TrainingPlan, measured: Measured) -> TrainingPlan:
-    """Return the plan if its predicted end is close to the deadline, else the plan of the steps that fit."""
-    first, whole_s = measured.smallest_step, plan.deadline_s - plan.began_s
-    aim_s = plan.deadline_s - AIM * whole_s
-    if plan.steps < first or abs(end_of(plan, measured, plan.steps) - aim_s) > KEPT * whole_s:
-        last = first + int(max(0.0, plan.deadline_s - measured.now_s) / measured.step_s)
-        fitting = bisect_right(range(first, last + 1), aim_s, key=lambda steps: end_of(plan, measured, steps))
-        steps = first + max(0, fitting - 1)
-        if steps % plan.steps_per_epoch == 1 and steps > first:
+def rescheduled(schedule: DeadlineSchedule, measured: Measured) -> DeadlineSchedule:
+    """Return the schedule if its predicted end is close to the deadline, else that of the steps that fit."""
+    smallest_step = measured.smallest_step
+    whole_s = schedule.deadline_s - schedule.began_s
+    aim_s = schedule.deadline_s - AIM * whole_s
+    deviation_s = abs(end_of(schedule, measured, schedule.steps) - aim_s)
+    if schedule.steps < smallest_step or deviation_s > KEPT * whole_s:
+        largest_step = smallest_step + int(max(0.0, schedule.deadline_s - measured.now_s) / measured.step_s)
+        candidates = range(smallest_step, largest_step + 1)
+        fitting = bisect_right(candidates, aim_s, key=lambda steps: end_of(schedule, measured, steps))
+        steps = smallest_step + max(0, fitting - 1)
+        if steps % schedule.steps_per_epoch == 1 and steps > smallest_step:
             steps -= 1  # Lightning needs a second batch to end an epoch early
-        if steps != plan.steps:
-            progress = plan.progress(measured.step)
-            plan = replace(plan, steps=steps, since_step=measured.step, since_progress=progress)
-    return replace(plan, problem=_problem(plan, measured))
+        if steps != schedule.steps:
+            progress = schedule.progress(measured.step)
+            schedule = replace(schedule, steps=steps, since_step=measured.step, since_progress=progress)
+    return replace(schedule, problem=_problem(schedule, measured))
 
 
-def _problem(plan: TrainingPlan, measured: Measured) -> str:
+def _problem(schedule: DeadlineSchedule, measured: Measured) -> str:
     """Return why the deadline cannot be met; empty if it can."""
-    late_s = end_of(plan, measured, plan.steps) - plan.deadline_s
+    late_s = end_of(schedule, measured, schedule.steps) - schedule.deadline_s
     if late_s <= 0:
         return ""
     return (
         f"training ends as early as possible, about {late_s:.0f} s too late: "
-        f"{plan.deadline_s - measured.now_s:.0f} s are left, a step takes {measured.step_s:.3g} s, validation and "
+        f"{schedule.deadline_s - measured.now_s:.0f} s are left, a step takes {measured.step_s:.3g} s, validation and "
         f"other work after the last step {measured.closing_s:.0f} s; starts, repeated steps, pauses and stalls took "
         f"{max(0.0, measured.lost_s):.0f} s"
     )

@@ -59,7 +59,7 @@ def settings_at(
     optimizer step.
     The last epoch never belongs to the warm-up. `step` counts from 0 since training began, `batch_size` is the number
     of images per step over all ranks. `progress` of the decay is the number of finished epochs divided by `epochs`, as
-    in Ultralytics, unless the training has a deadline (`TrainingPlan.progress`).
+    in Ultralytics, unless the training has a deadline (`DeadlineSchedule.progress`).
     """
     decay = decay_factor(recipe, progress)
     targets = (recipe.lr0 * decay, recipe.lr0 * CLASS_HEAD_FACTOR * decay)
