@@ -86,7 +86,7 @@ def test_monitor_shows_no_escape_sequences(tmp_path: Path) -> None:
     incident = {"time": "2026-11-21T09:55:27+0000", "class": ESCAPE, "sentence": ESCAPE, "outcome": ESCAPE}
     (tmp_path / "incidents" / "1").mkdir(parents=True)
     (tmp_path / "incidents" / "1" / "incident.json").write_text(json.dumps(incident))
-    standing = SupervisorStatus(SupervisorState.GAVE_UP, 1.8e9, 3, 1, 0, ESCAPE, ESCAPE, fallback_level=ESCAPE)
+    standing = SupervisorStatus(SupervisorState.GAVE_UP, 1.8e9, 1, 0, ESCAPE, ESCAPE, fallback_level=ESCAPE)
     (tmp_path / "supervisor.json").write_text(json.dumps(asdict(standing)))
     console = Console(file=io.StringIO(), width=200)
     console.print(screen(read_run(tmp_path)))

@@ -374,7 +374,7 @@ def run_files(folder: Path) -> Target:
         3, 100, 1, 1, 1.8e9, 5.0, 99, 0, "host", "cpu", 2, 1, 50, 150, 0.5, 0.1, 100.0, 5.0, losses, {"lr": 0.1},
         (Scores(0, {"val/map_50": 0.5}),), 0.5, (WatchFinding("disk fills", "+4 GB/h", 1.8e9),),
     )  # fmt: skip
-    standing = SupervisorStatus(SupervisorState.STALLED, 1.8e9, 3, 98, 0, "host", "because", 2, 1, "no workers", 99)
+    standing = SupervisorStatus(SupervisorState.STALLED, 1.8e9, 98, 0, "host", "because", 2, 1, "no workers", 99)
     incident = {"time": "2026-11-21T09:55:27+0000", "class": "loader stall", "sentence": "s", "outcome": "o", "step": 3}
     checksum = {"sha256": "0", "bytes": 3, "epoch": 1, "steps": 40}
     metrics = "epoch,step,time_s,train/loss,val/map_50\n0,10,10.0,9.5,\n0,20,25.0,,0.2\n"

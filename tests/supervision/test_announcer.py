@@ -53,7 +53,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def announcer(run: Path, settings: NotifySettings | None = None) -> tuple[Announcer, Mock]:
     with patch("yolo_lightning.supervision.announcer.Notifier") as notifier:
-        return Announcer(run, settings or NotifySettings(), 3, Direct(), print), notifier()  # type: ignore[arg-type]
+        return Announcer(run, settings or NotifySettings(), Direct(), print), notifier()  # type: ignore[arg-type]
 
 
 def sent(notifier: Mock) -> list[tuple[str, str]]:
@@ -80,7 +80,7 @@ def status(run: Path) -> SupervisorStatus:
 def test_pings_follow_progress(
     states: list[Heartbeat], interval_s: float, pings: int, tmp_path: Path, clock: list[float]
 ) -> None:
-    made = Announcer(tmp_path, NotifySettings(), 3, Direct(), print)  # type: ignore[arg-type]
+    made = Announcer(tmp_path, NotifySettings(), Direct(), print)  # type: ignore[arg-type]
     with patch.object(made.notifier, "ping") as ping:
         for state in states:
             clock[0] += interval_s
@@ -133,10 +133,9 @@ def test_status_follows_the_run(tmp_path: Path) -> None:
     assert (status(tmp_path).state, status(tmp_path).sentence) == (SupervisorState.RUNNING, "")
     made.restarting("crashed", "it died", FallbackState(attempts=1, restarts=5), None)
     found = status(tmp_path)
-    assert (found.state, found.attempt, found.attempts, found.restarts, found.fallback_level) == (
+    assert (found.state, found.attempt, found.restarts, found.fallback_level) == (
         SupervisorState.RESTARTING,
         2,
-        3,
         5,
         "as configured",
     )

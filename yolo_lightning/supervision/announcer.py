@@ -39,14 +39,11 @@ WAIT_S = 30.0  # a shorter wait of the trainer is not reported
 class Announcer:
     """Reports the state of the supervisor. No method waits, except `ended`; `disk` makes all file accesses."""
 
-    def __init__(
-        self, run: Path, settings: NotifySettings, attempts: int, disk: Helper, log: Callable[[str], None]
-    ) -> None:
+    def __init__(self, run: Path, settings: NotifySettings, disk: Helper, log: Callable[[str], None]) -> None:
         self.run, self._disk = run, disk
         self._status = SupervisorStatus(
             state=SupervisorState.RUNNING,
             since_s=time.time(),
-            attempts=attempts,
             process=os.getpid(),
             process_started_ticks=started_ticks(os.getpid()) or 0,
             host=socket.gethostname(),

@@ -136,7 +136,6 @@ class SupervisorStatus:
 
     state: SupervisorState
     since_s: float  # start of the state, seconds since 1970
-    attempts: int  # limit of consecutive failed attempts
     process: int  # process id of the supervisor
     process_started_ticks: int  # start of that process, clock ticks since boot
     host: str  # host name of the supervisor

@@ -102,7 +102,7 @@ def _services(run: Path, job: Job) -> Iterator[Services]:
 
     disk = RunDisk(run, lambda: bool(signals), report)
     recorder = Recorder(run / LOG_FILE, disk)
-    announcer = Announcer(run, job.settings.notify, job.settings.attempts, disk, recorder.log)
+    announcer = Announcer(run, job.settings.notify, disk, recorder.log)
     try:
         yield Services(disk, recorder, announcer, signals)
     finally:

@@ -40,7 +40,6 @@ STANDING = SupervisorStatus(
     since_s=NOW_S - 100,
     sentence="",
     attempt=2,
-    attempts=3,
     restarts=1,
     fallback_level="as configured",
     process=1,
