@@ -25,6 +25,7 @@ from yolo_lightning.supervision.heartbeat import (
     read_heartbeat,
 )
 from yolo_lightning.supervision.phase_timeouts import LONGEST_S, AdaptiveTimeouts, PhaseTimeouts
+from yolo_lightning.utils.activity import Activity, enter
 from yolo_lightning.utils.files import write_json
 from yolo_lightning.utils.process_identity import started_ticks
 from yolo_lightning.utils.run_files import stacks_path
@@ -133,9 +134,24 @@ def test_child_that_inherits_the_writer_does_not_report_for_the_trainer(writer: 
     child = os.fork()
     if child == 0:
         writer.beat(Phase.SAVE, 4, 5, 6)
+        enter(Activity.WRITE)
         os._exit(0)
     os.waitpid(child, 0)
-    assert read(writer.path).step == 2
+    found = read(writer.path)
+    assert (found.step, found.activity) == (2, Activity.NONE)
+
+
+def test_each_report_of_an_activity_changes_the_sequence_and_survives_the_next_beat(writer: HeartbeatWriter) -> None:
+    sequences = [read(writer.path).sequence]
+    for activity in (Activity.LOAD, Activity.LOAD, Activity.FORWARD):
+        enter(activity)
+        found = read(writer.path)
+        assert found.activity is activity
+        sequences.append(found.sequence)
+    writer.beat(Phase.SAVE)
+    sequences.append(read(writer.path).sequence)
+    assert sequences == sorted(set(sequences))
+    assert read(writer.path).activity is Activity.WRITE
 
 
 BEATS = """

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
+from functools import partial
 from pathlib import Path
 from signal import SIGUSR2
 from typing import BinaryIO
@@ -33,18 +34,19 @@ STACKS_SIGNAL = SIGUSR2
 """Makes the trainer write its stacks. Not SIGUSR1, on which Lightning requeues a SLURM job."""
 
 MAGIC = b"YLBEAT\0\0"
-VERSION = 2
+VERSION = 3
 RECORD = struct.Struct("<8sII QQQ qqqQd 16d Q512s Q Q 280x")
 """Little-endian: magic, version, stacks signal | process id, start time, sequence | epoch, step, batch, phase, start
 of the phase | longest duration of each phase by its number | length and content of the sample ids, joined by commas |
-sequence | activity. The first sequence is odd during a write. The two sequences differ in an incomplete record."""
+sequence | report. The first sequence is odd during a write. The two sequences differ in an incomplete record."""
 
 SEQUENCE = struct.Struct("<Q")
-TAIL = struct.Struct("<QQ")
-"""The second sequence and the activity."""
+REPORT = struct.Struct("<Q")
+"""Number of the reports of activities times `REPORT_STEP`, plus the activity: one word, written without a sequence."""
 
 SEQUENCE_AT = 32
-TAIL_AT = 728
+REPORT_AT = 736
+REPORT_STEP = 256
 PHASES = 16
 IDS_BYTES = 512
 RECORD_BYTES = RECORD.size
@@ -83,7 +85,7 @@ class Heartbeat:
     process: int
     process_started_ticks: int  # clock ticks since boot; identifies the process together with its id
     stacks_signal: int  # signal that makes the process write its stacks, or 0
-    sequence: int  # increases by 2 with every write
+    sequence: int  # increases with every write
     epoch: int  # from 0
     step: int  # batches trained since training began
     batch: int  # within the epoch, from 0
@@ -126,10 +128,12 @@ class HeartbeatWriter:
         self._ids = b""
         self._process = os.getpid(), started_ticks(os.getpid())
         self._sequence = 0
+        self._reports = 0  # number of reports times `REPORT_STEP`
         self.phase, self.epoch, self.step, self.batch = Phase.IMPORT, 0, 0, 0
         self._began_s = time.monotonic()
         self._write()
         activity.report_to(self.show)
+        os.register_at_fork(after_in_child=partial(activity.report_to, None))  # the child shares the map
 
     def beat(self, phase: Phase, epoch: int | None = None, step: int | None = None, batch: int | None = None) -> None:
         """Record the start of `phase`, or of the next item in the same phase; None keeps the last number."""
@@ -144,12 +148,8 @@ class HeartbeatWriter:
 
     def show(self, current: Activity) -> None:
         """Record an activity within the phase, in a fraction of the time of `beat`."""
-        if os.getpid() != self._process[0]:
-            return
-        before, self._sequence = self._sequence, self._sequence + 2
-        SEQUENCE.pack_into(self._map, SEQUENCE_AT, before + 1)
-        TAIL.pack_into(self._map, TAIL_AT, self._sequence, current)
-        SEQUENCE.pack_into(self._map, SEQUENCE_AT, self._sequence)
+        self._reports += REPORT_STEP
+        REPORT.pack_into(self._map, REPORT_AT, self._reports + current)
 
     def samples(self, ids: Sequence[str]) -> None:
         """Set the ids of the current samples, which the next beat writes; as many whole ids as fit."""
@@ -164,7 +164,8 @@ class HeartbeatWriter:
         self._sequence = before + 2
         loop = self.epoch, self.step, self.batch, self.phase, self._began_s, *self._longest_s
         head = MAGIC, VERSION, signal, *self._process, before + 1
-        self._map[:] = RECORD.pack(*head, *loop, len(self._ids), self._ids, self._sequence, activity.current())
+        report = self._reports + activity.current()
+        self._map[:] = RECORD.pack(*head, *loop, len(self._ids), self._ids, self._sequence, report)
         SEQUENCE.pack_into(self._map, SEQUENCE_AT, self._sequence)
 
     def arm_stacks(self) -> None:
@@ -227,19 +228,20 @@ def parse(content: bytes) -> Heartbeat | NoHeartbeat:
     if len(content) != RECORD_BYTES:
         return NoHeartbeat.FOREIGN
     magic, version, signal, process, ticks, sequence, epoch, step, batch, phase, began_s, *rest = RECORD.unpack(content)
-    *longest, length, ids, tail, number = rest
+    *longest, length, ids, tail, report = rest
     if magic != MAGIC or version != VERSION:
         return NoHeartbeat.FOREIGN
     if sequence == 0 or sequence % 2 or tail != sequence:
         return NoHeartbeat.TORN
     try:
         known_phase = Phase(phase)
-        current = Activity(number)
+        current = Activity(report % REPORT_STEP)
     except ValueError:
         return NoHeartbeat.FOREIGN
     durations_s = {one: longest[one] for one in Phase if longest[one] > 0}
     samples = tuple(ids[:length].decode(errors="replace").split(",")) if length else ()
     place = epoch, step, batch, known_phase
+    sequence += report // REPORT_STEP
     return Heartbeat(process, ticks, signal, sequence, *place, began_s, durations_s, samples, current)
 
 

@@ -15,7 +15,7 @@ import pytest
 from tests.commands.monitor.known_states import STATUS, add_incident, make_run
 from yolo_lightning.commands.monitor.read_run import TRACES, checkpoints, incidents, read_run
 from yolo_lightning.commands.monitor.run_state import RunVerdict, red_flags
-from yolo_lightning.supervision.heartbeat import TAIL_AT, Phase
+from yolo_lightning.supervision.heartbeat import SEQUENCE_AT, Phase
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts, PhaseTimeouts
 from yolo_lightning.supervision.run_status import write_status
 from yolo_lightning.utils.files import write_json
@@ -110,7 +110,7 @@ def test_process_of_the_same_id_that_began_later_is_another_one(tmp_path: Path) 
 def test_torn_record_of_a_living_and_of_a_dead_trainer(process: int, verdict: RunVerdict, tmp_path: Path) -> None:
     make_run(tmp_path, status=replace(STATUS, process=process))
     content = bytearray((tmp_path / "heartbeat").read_bytes())
-    content[TAIL_AT] ^= 255
+    content[SEQUENCE_AT] ^= 254
     (tmp_path / "heartbeat").write_bytes(content)
     state = read_run(tmp_path)
     assert state.judgement.verdict is verdict
