@@ -123,7 +123,7 @@ def _split_activations(graph: nn.Module) -> None:
 
 def graph_stride(graph: Any) -> int:
     """Return the number of pixels of which all sides of the input must be multiples, >= 32, as in Ultralytics."""
-    return max(int(graph.stride.max()), STRIDE)
+    return max(*map(int, graph.stride.tolist()), STRIDE)
 
 
 class FoldedGraph:
