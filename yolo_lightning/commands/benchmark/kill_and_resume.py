@@ -9,17 +9,19 @@ import time
 from pathlib import Path
 from typing import Any
 
+import cv2
+import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from yolo_lightning.checkpoints.checkpoint_file import newest_checkpoint, steps_trained
 from yolo_lightning.commands.benchmark.findings import table
 from yolo_lightning.commands.benchmark.section import Section
-from yolo_lightning.data.synthetic import draw_dataset
 from yolo_lightning.supervision.trainer import MARKER_VARIABLE
 from yolo_lightning.utils.run_files import CHECKPOINTS
 
 EPOCHS = 2
+VALIDATION_FRAMES = 8
 FULL, QUICK = (160, 320, 8, 2), (16, 64, 4, 0)
 """Frames, image size in pixels, images per step, and loader workers."""
 KEPT_LINES = 8
@@ -44,10 +46,8 @@ def resume(section: Section) -> None:
     The fits use the algorithms of the table, and deterministic operators of PyTorch.
     """
     frames, pixels, batch_size, workers = QUICK if section.quick else FULL
-    section.announce("drawing the dataset")
-    root = draw_dataset(
-        section.folder / "data", train_frames=frames, valid_frames=8, test_frames=1, width=160, height=120
-    )
+    section.announce("writing the dataset")
+    dataset = write_dataset(section.folder / "data", frames)
     steps = EPOCHS * frames // batch_size
     interval = max(steps // EPOCHS // 4, 2)
     kill_at = steps // 2 + interval + interval // 2  # within an epoch, and with steps to repeat
@@ -69,7 +69,7 @@ def resume(section: Section) -> None:
             --model.recipe.warmup_epochs=1.0 --data.image_size={pixels} --data.batch_size={batch_size}
             --data.loader.num_workers={workers} {"--resume" if name == "resumed" else ""}
         """.split()
-        words += [f"--data.root={root}", f"--trainer.default_root_dir={folder}", f"--trainer.devices={devices}"]
+        words += [f"--data.format={dataset}", f"--trainer.default_root_dir={folder}", f"--trainer.devices={devices}"]
         runs[name] = fit(*words, f"--trainer.callbacks={json.dumps(callbacks)}")
         newest, _ = newest_checkpoint(folder / CHECKPOINTS)
         runs[name]["steps_saved"] = 0 if newest is None else steps_trained(newest)
@@ -78,7 +78,7 @@ def resume(section: Section) -> None:
     section.save(largest_difference=difference)
     section.findings.fail(problems(runs, steps, difference))
     section.findings.add(
-        f"`fit` on {frames} generated frames, {steps} steps of {batch_size} images of {pixels} px, {workers} loader"
+        f"`fit` on {frames} frames of noise, {steps} steps of {batch_size} images of {pixels} px, {workers} loader"
         f" workers; SIGKILL before step {kill_at} (from 0), then `--resume`."
     )
     rows = [[name, run["code"], f"{run['seconds']:.1f}", run["steps_saved"]] for name, run in runs.items()]
@@ -87,6 +87,21 @@ def resume(section: Section) -> None:
         section.findings.add(f"Last lines of the {name} fit:", "", "```", *runs[name]["last_lines"], "```")
     equal = f"largest relative difference {difference:.1e}" if difference else "weights equal bit for bit"
     section.findings.answer = f"resumed after SIGKILL; {equal}"
+
+
+def write_dataset(root: Path, frames: int) -> Path:
+    """Write frames of noise with one box each in Ultralytics' layout, and return the `data.yaml`."""
+    generator = np.random.default_rng(0)
+    for split, count in {"train": frames, "val": VALIDATION_FRAMES}.items():
+        for folder in ("images", "labels"):
+            (root / folder / split).mkdir(parents=True, exist_ok=True)
+        for number in range(count):
+            pixels = generator.integers(0, 256, (120, 160), dtype=np.uint8)
+            cv2.imwrite(str(root / "images" / split / f"{number}.png"), pixels)
+            (root / "labels" / split / f"{number}.txt").write_text("0 0.5 0.5 0.4 0.4\n")
+    file = root / "data.yaml"
+    file.write_text("train: images/train\nval: images/val\nnames: [object]\n")
+    return file
 
 
 def problems(runs: dict[str, dict[str, Any]], steps: int, difference: float | None) -> list[str]:
