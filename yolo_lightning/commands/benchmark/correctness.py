@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from yolo_lightning.commands.benchmark.findings import NOT_MEASURED, table
-from yolo_lightning.commands.benchmark.passes import Layer, find_layers, make_module
+from yolo_lightning.commands.benchmark.layer_speed import Layer, find_layers
 from yolo_lightning.commands.benchmark.section import Section
+from yolo_lightning.commands.benchmark.training_step import make_module
 from yolo_lightning.conv import enable_gpu_kernels
 from yolo_lightning.conv.algorithms.algorithm import Operation
 from yolo_lightning.conv.algorithms.problem import Tensors, make_problem
@@ -26,7 +27,8 @@ TOLERANCES = {"float32": 1e-3, "float16": 1e-2, "bfloat16": 5e-2}
 """Largest correct error, relative to the largest value: that of the order of sums for float32 (see
 `conv.kernels.verified`), a few roundings of the result for half types. A wrong address gives more than 0.1."""
 LAYOUTS = {"NCHW": torch.contiguous_format, "NHWC": torch.channels_last}
-FUSED, NORMALIZATION = "fused", "batch normalization with SiLU"
+FUSED = "fused"
+NORMALIZATION = "batch normalization with SiLU"
 """GPU kernels of this package: the name of their algorithm for convolutions, and of the row of normalizations."""
 EPS = 1e-3
 OPERANDS = {
@@ -36,8 +38,7 @@ OPERANDS = {
     Operation.GRADIENTS: ("input", "grad_output", "weight"),
 }
 
-
-Found = defaultdict[tuple[str, str], list[tuple[float, str]]]
+Errors = defaultdict[tuple[str, str], list[tuple[float, str]]]
 """By algorithm and dtype: the relative error of each product, with its operation, layout and shape."""
 
 
@@ -57,45 +58,56 @@ def correctness(section: Section) -> None:
     """
     layers = find_layers(make_module().graph, section.image_size, BATCH)
     enable_gpu_kernels(cache_folder() / "kernels")
-    found: Found = defaultdict(list)
+    errors: Errors = defaultdict(list)
     torch.backends.cudnn.allow_tf32 = False
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        for done, layer in enumerate(layers, 1):
+        for checked, layer in enumerate(layers, 1):
             reference = reference_of(layer, section.device)
             for dtype, layout in itertools.product(TOLERANCES, LAYOUTS):
                 section.announce(f"{layer.label}, {dtype}, {layout}")
-                check_convolution(reference, dtype, layout, section.device, found)
-                _check_normalization(reference, dtype, layout, section.device, found)
-            section.save(shapes=done, errors=[(*key, len(own), *max(own)) for key, own in found.items()])
-            if section.left_s() < 0:
+                check_convolution(reference, dtype, layout, section.device, errors)
+                _check_normalization(reference, dtype, layout, section.device, errors)
+            section.save(shapes=checked, errors=[(*key, len(cases), *max(cases)) for key, cases in errors.items()])
+            if section.remaining_s() < 0:
                 break
-    messages = list(dict.fromkeys(str(one.message) for one in caught))
-    worst = {key: max(errors) for key, errors in found.items()}
-    wrong = {key: one for key, one in worst.items() if one[0] > TOLERANCES[key[1]]}
-    section.findings.fail([f"{', '.join(key)}: error {error:.2g} in {case}" for key, (error, case) in wrong.items()])
-    if is_accelerator(section.device.type):
-        kernels = itertools.product((FUSED, NORMALIZATION), TOLERANCES)
-        section.findings.fail([" computed nothing in ".join(pair) for pair in kernels if pair not in found])
-    section.findings.fail([message for message in messages if "are disabled" in message])
     limits = ", ".join(f"{dtype} {limit:g}" for dtype, limit in TOLERANCES.items())
     section.findings.add(
-        f"{done} of {len(layers)} distinct convolutions of YOLOv8n, {BATCH} images of {section.image_size} px, NCHW and"
-        " NHWC: forward, input gradient, weight gradient, and both gradients at once; batch normalization with SiLU on"
-        " the output of each. The error is the largest difference from float64, relative to the largest value."
+        f"{checked} of {len(layers)} distinct convolutions of YOLOv8n, {BATCH} images of {section.image_size} px, NCHW"
+        " and NHWC: forward, input gradient, weight gradient, and both gradients at once; batch normalization with SiLU"
+        " on the output of each. The error is the largest difference from float64, relative to the largest value."
         f" Tolerances: {limits}. An algorithm without a value does not support the dtype."
     )
+    _judge(section, errors, list(dict.fromkeys(str(warning.message) for warning in caught)))
+
+
+def _judge(section: Section, errors: Errors, messages: list[str]) -> None:
+    """Add the table of the largest errors to the findings, and fail if one of them is too large or missing."""
+    findings = section.findings
+    worst = {key: max(cases) for key, cases in errors.items()}
+    wrong = {key for key, (error, _) in worst.items() if error > TOLERANCES[key[1]]}
+    findings.fail([f"{', '.join(key)}: error {worst[key][0]:.2g} in {worst[key][1]}" for key in worst if key in wrong])
+    if is_accelerator(section.device.type):
+        kernels = itertools.product((FUSED, NORMALIZATION), TOLERANCES)
+        findings.fail([f"{name} computed nothing in {dtype}" for name, dtype in kernels if (name, dtype) not in errors])
+    findings.fail([message for message in messages if "are disabled" in message])
     rows = []
-    for name in dict.fromkeys(name for name, _ in found):
-        keys = [(name, dtype) for dtype in TOLERANCES]
-        cells = [
-            f"{worst[key][0]:.1e}{' WRONG' if key in wrong else ''}" if key in worst else NOT_MEASURED for key in keys
-        ]
-        rows.append([name, *cells, sum(len(found.get(key, ())) for key in keys)])
-    section.findings.add(*table(["algorithm", *(f"{dtype} error" for dtype in TOLERANCES), "products"], rows))
-    section.findings.add(*(f"- Warning: {message}" for message in messages))
-    largest = {dtype: max(error for (_, own), (error, _) in worst.items() if own == dtype) for dtype in TOLERANCES}
-    section.findings.answer = "largest error: " + ", ".join(f"{dtype} {error:.1e}" for dtype, error in largest.items())
+    for name in dict.fromkeys(name for name, _ in errors):
+        cells = []
+        products = 0
+        for dtype in TOLERANCES:
+            key = (name, dtype)
+            if key not in worst:
+                cells.append(NOT_MEASURED)
+                continue
+            products += len(errors[key])
+            mark = " WRONG" if key in wrong else ""
+            cells.append(f"{worst[key][0]:.1e}{mark}")
+        rows.append([name, *cells, products])
+    findings.add(*table(["algorithm", *(f"{dtype} error" for dtype in TOLERANCES), "products"], rows))
+    findings.add(*(f"- Warning: {message}" for message in messages))
+    largest = {dtype: max(error for (_, of), (error, _) in worst.items() if of == dtype) for dtype in TOLERANCES}
+    findings.answer = "largest error: " + ", ".join(f"{dtype} {error:.1e}" for dtype, error in largest.items())
 
 
 def relative_error(product: Tensor, expected: Tensor) -> float:
@@ -130,51 +142,70 @@ def reference_of(layer: Layer, device: torch.device) -> Reference:
     return Reference(layer, {"input": input.detach(), "weight": weight.detach(), "grad_output": grad_output}, products)
 
 
-def check_convolution(reference: Reference, dtype: str, layout: str, device: torch.device, found: Found) -> None:
+def check_convolution(reference: Reference, dtype: str, layout: str, device: torch.device, errors: Errors) -> None:
     """Compare all algorithms, and native convolutions, with the reference in one dtype and layout."""
-    memory_format, kind = LAYOUTS[layout], getattr(torch, dtype)
+    memory_format = LAYOUTS[layout]
+    torch_dtype = getattr(torch, dtype)
     operands = {
-        name: tensor.to(kind).to(device).contiguous(memory_format=memory_format)
+        name: tensor.to(torch_dtype).to(device).contiguous(memory_format=memory_format)
         for name, tensor in reference.operands.items()
     }
     layer = reference.layer
-    shape = layer.stride, layer.kernel // 2, 1, 1
-    problem = make_problem(operands["input"], operands["weight"], None, *shape, memory_format)
+    problem = make_problem(
+        operands["input"],
+        operands["weight"],
+        None,
+        stride=layer.stride,
+        padding=layer.kernel // 2,
+        dilation=1,
+        groups=1,
+        memory_format=memory_format,
+    )
     for operation, names in OPERANDS.items():
         tensors = tuple(operands[name] for name in names)
-        for candidate in candidates(operation, problem, kind, device.type):
+        case = f"{operation}, {layout}, {layer.label}"
+        for candidate in candidates(operation, problem, torch_dtype, device.type):
             try:
                 products = candidate.compute(tensors)
             except torch.OutOfMemoryError:
                 continue
             for product, expected in zip(products, reference.products[operation], strict=True):
-                case = f"{operation}, {layout}, {layer.label}"
-                found[candidate.name, dtype].append((relative_error(product, expected), case))
+                errors[candidate.name, dtype].append((relative_error(product, expected), case))
 
 
-def _check_normalization(reference: Reference, dtype: str, layout: str, device: torch.device, found: Found) -> None:
+def _check_normalization(reference: Reference, dtype: str, layout: str, device: torch.device, errors: Errors) -> None:
     """Compare the kernels for batch normalization with SiLU, applied to the output of a convolution, with float64."""
-    kind = getattr(torch, dtype)
-    exact = reference.products[Operation.FORWARD][0].cpu().to(kind).double()
-    grads, channels = reference.operands["grad_output"], exact.size(1)
-    weight, bias = torch.linspace(0.5, 1.5, channels, dtype=torch.float64), torch.linspace(-1, 1, channels).double()
-    input, grad_output = (
-        tensor.to(kind).to(device).contiguous(memory_format=LAYOUTS[layout]) for tensor in (exact, grads)
-    )
-    running = torch.zeros(channels, device=device), torch.zeros(channels, device=device)
-    parameters = weight.float().to(device), bias.float().to(device)
+    torch_dtype = getattr(torch, dtype)
+
+    def on_device(tensor: Tensor) -> Tensor:
+        return tensor.to(torch_dtype).to(device).contiguous(memory_format=LAYOUTS[layout])
+
+    exact = reference.products[Operation.FORWARD][0].cpu().to(torch_dtype).double()
+    exact_grad = reference.operands["grad_output"]
+    channels = exact.size(1)
+    weight = torch.linspace(0.5, 1.5, channels, dtype=torch.float64)
+    bias = torch.linspace(-1, 1, channels, dtype=torch.float64)
+    input = on_device(exact)
+    parameters = (weight.float().to(device), bias.float().to(device))
+    running = (torch.zeros(channels, device=device), torch.zeros(channels, device=device))
     if not fused_norm.accepts(input, *parameters, *running):
         return
     leaves = [exact.requires_grad_(), weight.requires_grad_(), bias.requires_grad_()]
-    mean, var = exact.detach().mean((0, 2, 3)), exact.detach().var((0, 2, 3))
     output = F.silu(F.batch_norm(exact, None, None, weight, bias, training=True, eps=EPS))
-    by_input, by_weight, by_bias = torch.autograd.grad(output, leaves, grads)
+    by_input, by_weight, by_bias = torch.autograd.grad(output, leaves, exact_grad)
     forward = fused_norm.forward(input, *parameters, *running, None, 1.0, EPS)
-    backward = None if forward is None else fused_norm.backward(grad_output, input, *parameters, forward[1])
-    if forward is None or backward is None:  # the kernels have been disabled
+    if forward is None:  # the kernels have been disabled
         return
-    pairs = [(forward[0], output), (running[0], mean), (running[1], var)]
-    pairs += [(backward[0], by_input), (backward[1], torch.stack([by_bias, by_weight]))]
+    backward = fused_norm.backward(on_device(exact_grad), input, *parameters, forward[1])
+    if backward is None:
+        return
+    pairs = (
+        (forward[0], output),
+        (running[0], exact.mean((0, 2, 3))),
+        (running[1], exact.var((0, 2, 3))),
+        (backward[0], by_input),
+        (backward[1], torch.stack([by_bias, by_weight])),
+    )
+    case = f"normalization, {layout}, {reference.layer.label}"
     for product, expected in pairs:
-        case = f"normalization, {layout}, {reference.layer.label}"
-        found[NORMALIZATION, dtype].append((relative_error(product, expected.detach()), case))
+        errors[NORMALIZATION, dtype].append((relative_error(product, expected.detach()), case))
