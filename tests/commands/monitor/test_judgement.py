@@ -14,7 +14,7 @@ from yolo_lightning.supervision.run_status import SupervisorState
 
 ALIVE = Facts(
     now_s=NOW_S,
-    found=record(),
+    heartbeat=record(),
     trainer_lives=True,
     waited_s=1.0,
     timeouts=AdaptiveTimeouts(PhaseTimeouts(step_s=60, validate_s=120), {}),
