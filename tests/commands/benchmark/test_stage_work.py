@@ -1,11 +1,10 @@
-"""Parts of the stages on a CPU: errors against float64, layers and steps with kernels, kill and resume."""
+"""Parts of the stages on a CPU: wrong layers, layers and steps with kernels, kill and resume."""
 
-import itertools
 import json
 import signal
 import subprocess
 import sys
-from collections import defaultdict
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,17 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.conv.emulation import Guarded, LibraryLauncher, assume_available, compile_emulated
+from tests.conv.emulation import LibraryLauncher, assume_available, compile_emulated
 from yolo_lightning.commands.benchmark import correctness, layer_speed, section as sections, training_step
-from yolo_lightning.commands.benchmark.correctness import (
-    FUSED,
-    NORMALIZATION,
-    TOLERANCES,
-    Errors,
-    check_convolution,
-    reference_of,
-    relative_error,
-)
+from yolo_lightning.commands.benchmark.conv_variants import Variant
 from yolo_lightning.commands.benchmark.findings import Findings
 from yolo_lightning.commands.benchmark.kill_and_resume import Fit, problems
 from yolo_lightning.commands.benchmark.layer_speed import find_layers
@@ -33,8 +24,8 @@ from yolo_lightning.commands.benchmark.section import Section
 from yolo_lightning.commands.benchmark.stages import Stage
 from yolo_lightning.commands.benchmark.training_step import make_module
 from yolo_lightning.conv import disable_gpu_kernels
-from yolo_lightning.conv.kernels import fused, fused_norm
 from yolo_lightning.data.image_size import ImageSize
+from yolo_lightning.training.self_check import WrongResultError
 
 CPU = torch.device("cpu")
 BUDGET_S = 2400  # a loaded machine; 1 to 2 minutes on two free cores
@@ -48,69 +39,48 @@ def section(tmp_path: Path) -> Section:
     return Section(device=CPU, batch_size=2, image_size=ImageSize(64, 64), rounds=1, quick=True, folder=tmp_path)
 
 
-def test_a_wrong_algorithm_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    reference, right = reference_of(LAYER, CPU), correctness.candidates
-
-    def errors() -> dict[str, float]:
-        found: Errors = defaultdict(list)
-        check_convolution(reference, "float32", "NHWC", CPU, found)
-        return {name: max(own)[0] for (name, _), own in found.items()}
-
-    names = set(errors())
-    assert all(error < 1e-5 for error in errors().values())
-
-    def with_a_wrong_one(*arguments: Any) -> list[Any]:
-        first, *others = right(*arguments)
-        wrong = replace(
-            first, name="wrong", compute=lambda tensors: tuple(one.roll(1, -1) for one in first.compute(tensors))
-        )
-        return [first, *others, wrong]
-
-    monkeypatch.setattr(correctness, "candidates", with_a_wrong_one)
-    found = errors()
-    assert {name for name, error in found.items() if error > 0.1} == set(found) - names == {"wrong"}
-
-
 @pytest.fixture
-def one_layer(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let the stage treat the CPU as a GPU and check one small convolution."""
-    monkeypatch.setattr(correctness, "find_layers", lambda *_: [LAYER])
+def like_a_gpu() -> Iterator[None]:
+    """Let the stages treat the CPU as a GPU."""
     with assume_available("cpu"):
         yield
     disable_gpu_kernels()
 
 
-@pytest.mark.usefixtures("one_layer")
-def test_kernels_that_cannot_be_built_fail_the_stage(section: Section) -> None:
-    correctness.correctness(section)
-    assert not section.findings.passed
-    for name, dtype in itertools.product((FUSED, NORMALIZATION), TOLERANCES):
-        assert f"{name} computed nothing in {dtype}" in section.findings.reason
+class CheckedSteps:
+    """Stands for `TrainerSteps`: the self-check finds a wrong layer in one variant and precision."""
+
+    wrong: tuple[Variant, str] | None = None
+
+    def __init__(self, section: Section, variant: Variant, precision: str, self_check_share: float) -> None:
+        assert self_check_share == 1.0
+        self.key = (variant, precision)
+
+    def time(self, steps: int) -> float:
+        assert steps >= 63
+        if self.key == self.wrong:
+            warnings.warn("self-check: layer model.0.conv; the check is repeated in the next step", stacklevel=1)
+            raise WrongResultError("layer model.0.conv, output: error 1 exceeds the limit 0.1")
+        return 1.0
 
 
-@pytest.mark.whole_run
-@pytest.mark.usefixtures("one_layer")
-def test_the_stage_passes_with_kernels_and_fails_with_a_wrong_normalization(
-    section: Section, emulated: Guarded, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("wrong", [None, (Variant.GEMM, "bf16-mixed")])
+def test_a_wrong_layer_fails_the_stage(
+    section: Section, monkeypatch: pytest.MonkeyPatch, wrong: tuple[Variant, str] | None
 ) -> None:
-    def enable(build_folder: Path) -> None:
-        fused.KERNELS.enable(lambda device: emulated)
-        fused_norm.KERNELS.enable(lambda device: emulated)
-
-    monkeypatch.setattr(correctness, "enable_gpu_kernels", enable)
+    monkeypatch.setattr(correctness, "TrainerSteps", CheckedSteps)
+    monkeypatch.setattr(CheckedSteps, "wrong", wrong)
     correctness.correctness(section)
-    assert section.findings.passed, section.findings.reason
-    counts = {(name, dtype): count for name, dtype, count, *_ in section.findings.measured["errors"]}
-    assert all(counts[pair] > 0 for pair in itertools.product((FUSED, NORMALIZATION), TOLERANCES))
-    right = fused_norm.backward
-    monkeypatch.setattr(fused_norm, "backward", lambda *arguments: [-one for one in right(*arguments) or ()])
-    correctness.correctness(section)
-    assert NORMALIZATION in section.findings.reason
-    assert any("WRONG" in line for line in section.findings.lines)
+    page = "\n".join(section.findings.lines)
+    assert "| gemm | 32-true | correct |" in page
+    assert section.findings.passed is (wrong is None)
+    if wrong is not None:
+        assert section.findings.reason.startswith("gemm, bf16-mixed: WrongResultError: layer model.0.conv, output")
+        assert "- Warning: self-check: layer model.0.conv; the check is repeated" in page
 
 
 @pytest.mark.whole_run
-@pytest.mark.usefixtures("one_layer", "emulated")  # skipped without a compiler
+@pytest.mark.usefixtures("like_a_gpu", "emulated")  # skipped without a compiler
 def test_layers_and_steps_are_measured_with_kernels(
     section: Section, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,13 +118,6 @@ def test_a_variant_of_this_package_that_cannot_be_built_fails_the_section(
     assert section.findings.reason.startswith("gemm: RuntimeError: no compiler")
     assert "native" not in section.findings.reason  # the failure of a baseline is a result
     assert "`native` failed: RuntimeError: no compiler" in "".join(section.findings.lines)
-
-
-def test_error_of_nan_and_of_another_shape_is_infinite() -> None:
-    expected = torch.ones(2, 2, dtype=torch.float64)
-    assert relative_error(torch.full((2, 2), float("nan")), expected) == float("inf")
-    assert relative_error(torch.ones(2, 1), expected) == float("inf")
-    assert relative_error(torch.full((2, 2), 1.5), expected) == 0.5
 
 
 FITS = {

@@ -33,6 +33,7 @@ from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.model.conv_backend import ConvolutionSettings
 from yolo_lightning.module import YOLOModule
+from yolo_lightning.training.nonfinite import GuardSettings
 from yolo_lightning.training.recipe import Recipe
 from yolo_lightning.utils.accelerator import synchronize
 from yolo_lightning.utils.tensorboard import Curves
@@ -45,7 +46,7 @@ BATCHES = 4
 BFLOAT16_VARIANTS = (Variant.GEMM, Variant.GEMM_KERNELS, Variant.NATIVE_NHWC)
 EPOCH_IMAGES = 329_299
 """Training frames of LTDv2."""
-Precision = Literal["32-true", "bf16-mixed"]
+Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
 
 
 def step(section: Section) -> None:
@@ -96,13 +97,17 @@ def _speed_text(results: Sequence[Result]) -> str:
 
 
 class TrainerSteps:
-    """Training steps of one variant, in as many epochs as `time` is called; other variants can take turns."""
+    """Training steps of one variant, in as many epochs as `time` is called; other variants can take turns.
 
-    def __init__(self, section: Section, variant: Variant, precision: Precision) -> None:
+    A batch that does not fit into the memory is an error. `self_check_share` is the share of the time for checks.
+    """
+
+    def __init__(self, section: Section, variant: Variant, precision: Precision, self_check_share: float = 0.0) -> None:
         for name in ("lightning.pytorch", "lightning.fabric"):  # reports of the hardware and advice
             logging.getLogger(name).setLevel(logging.ERROR)
         warnings.filterwarnings("ignore", module=r"lightning\.")
-        self._module = make_module(recipe=Recipe(warmup_epochs=0.0))
+        guard = GuardSettings(max_oom_splits=0, self_check_share=self_check_share)
+        self._module = make_module(recipe=Recipe(warmup_epochs=0.0), guard=guard)
         convert(self._module.graph, variant)
         self._clock = StepClock(section.device)
         self._batches = [random_batch(section.batch_size, section.image_size, seed) for seed in range(BATCHES)]
