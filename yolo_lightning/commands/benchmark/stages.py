@@ -5,6 +5,7 @@ Without torch, except in the process of a stage: `python -m yolo_lightning.comma
 
 import faulthandler
 import json
+import logging
 import os
 import sys
 import time
@@ -192,6 +193,9 @@ def main() -> None:
     os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     warnings.filterwarnings("ignore", category=FutureWarning)
+    warnings.filterwarnings("ignore", module=r"lightning\.")
+    for name in ("lightning.pytorch", "lightning.fabric"):  # reports of the hardware and advice
+        logging.getLogger(name).setLevel(logging.ERROR)
     print(f"{PROGRESS}the imports of torch and of the package", file=sys.stderr, flush=True)
     from yolo_lightning.commands.benchmark.section import Section, device_called, open_device
     from yolo_lightning.data.image_size import ImageSize

@@ -1,9 +1,7 @@
 """Stage `step`: YOLOModule in a Lightning Trainer on random images, with guarded step and pinned batches."""
 
-import logging
 import math
 import time
-import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
@@ -103,9 +101,6 @@ class TrainerSteps:
     """
 
     def __init__(self, section: Section, variant: Variant, precision: Precision, self_check_share: float = 0.0) -> None:
-        for name in ("lightning.pytorch", "lightning.fabric"):  # reports of the hardware and advice
-            logging.getLogger(name).setLevel(logging.ERROR)
-        warnings.filterwarnings("ignore", module=r"lightning\.")
         guard = GuardSettings(max_oom_splits=0, self_check_share=self_check_share)
         self._module = make_module(recipe=Recipe(warmup_epochs=0.0), guard=guard)
         convert(self._module.graph, variant)
