@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy, deepcopy
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +23,7 @@ from yolo_lightning.supervision.unsaved_checkpoint import forget_unsaved, note_u
 from yolo_lightning.training.accumulation import Accumulation, unscaled_gradients
 from yolo_lightning.training.logged_values import LoggedValues
 from yolo_lightning.utils import run_files
-from yolo_lightning.utils.activity import number_from_device
+from yolo_lightning.utils.activity import Activity, during, number_from_device
 from yolo_lightning.utils.choices import check_state, checked_arguments
 from yolo_lightning.utils.loop_position import ends_within_epoch, is_accumulating, is_last_epoch, steps_begun
 from yolo_lightning.utils.stop_signals import request
@@ -62,8 +62,10 @@ def _failing_together(trainer: Trainer) -> Iterator[None]:
     The other ranks wait in a barrier at the end of `save_checkpoint`, which the first rank does not reach on an error.
     """
     failure: OSError | None = None
+    waits: AbstractContextManager[Any] = nullcontext() if trainer.is_global_zero else during(Activity.EXCHANGE)
     try:
-        yield
+        with waits:
+            yield
     except OSError as error:
         failure = error
         trainer.strategy.barrier("Trainer.save_checkpoint")

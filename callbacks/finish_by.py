@@ -15,6 +15,7 @@ from yolo_lightning.errors import UserError
 from yolo_lightning.supervision import is_supervised
 from yolo_lightning.supervision.run_status import FitLength
 from yolo_lightning.training.deadline import DeadlineSchedule, Measured, end_of, rescheduled
+from yolo_lightning.utils.activity import Activity, during
 from yolo_lightning.utils.choices import check_state, checked_arguments
 from yolo_lightning.utils.json_record import converted
 from yolo_lightning.utils.loop_position import end_epoch_after, is_last_epoch, schedule_position, schedule_step
@@ -179,7 +180,8 @@ class FinishBy(Callback):
         if self._step_s is not None:
             before = self.schedule
             measured = self._measured(trainer, before, step, self._step_s)
-            self.schedule = trainer.strategy.broadcast(rescheduled(before, measured))
+            with during(Activity.EXCHANGE):
+                self.schedule = trainer.strategy.broadcast(rescheduled(before, measured))
             if abs(self.schedule.steps - self._printed_steps) > PRINTED_CHANGE * self._printed_steps:
                 self._printed_steps = self.schedule.steps
                 rank_zero_info(describe(self.schedule, end_of(self.schedule, measured, self.schedule.steps)))

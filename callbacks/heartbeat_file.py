@@ -1,6 +1,7 @@
 """Callback that writes the heartbeat file of a run folder, and the marker of a complete fit."""
 
 import os
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from yolo_lightning.supervision.heartbeat import HeartbeatWriter
 from yolo_lightning.utils.distributed import rank_suffix
 from yolo_lightning.utils.files import write_json
 from yolo_lightning.utils.optional_file import OptionalFile
-from yolo_lightning.utils.run_files import FINISHED_FILE, HEARTBEAT_FILE, STARTED, TRAINED_FILE
+from yolo_lightning.utils.run_files import FINISHED_FILE, HEARTBEAT_FILE, RANKS, STARTED, TRAINED_FILE
 
 
 class HeartbeatFile(HeartbeatCallback):
@@ -43,6 +44,7 @@ class HeartbeatFile(HeartbeatCallback):
                 writer = HeartbeatWriter(path)
                 self._is_writer_owned = True
         if trainer.is_global_zero:
+            shutil.rmtree(folder / RANKS, ignore_errors=True)  # of an earlier start, possibly with more ranks
             with OptionalFile().attempt(folder / FINISHED_FILE):
                 (folder / FINISHED_FILE).unlink(missing_ok=True)
             with OptionalFile().attempt(folder / STARTED):

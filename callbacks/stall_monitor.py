@@ -4,7 +4,6 @@ import subprocess
 from pathlib import Path
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_warn
 
 from yolo_lightning.callbacks.heartbeat_file import HeartbeatFile
 from yolo_lightning.checkpoints.run_folder import read_launch
@@ -13,7 +12,8 @@ from yolo_lightning.supervision import is_supervised
 from yolo_lightning.supervision.heartbeat import HeartbeatWriter
 from yolo_lightning.supervision.stall_process import start_stall_process
 from yolo_lightning.utils.choices import checked_arguments
-from yolo_lightning.utils.distributed import launch_id, rank_suffix
+from yolo_lightning.utils.distributed import launch_id
+from yolo_lightning.utils.rank_zero import rank_warn
 
 
 class StallMonitor(Callback):
@@ -48,16 +48,16 @@ class StallMonitor(Callback):
         try:
             self._writer.arm_stacks()
         except OSError as error:
-            rank_zero_warn(f"no stacks after a stall inside a C call: {error}")
+            rank_warn(f"no stacks after a stall inside a C call: {error}")
         folder = Path(trainer.default_root_dir)
         launch = read_launch(folder) if launch_id() is not None else None
         self._process = start_stall_process(
             folder,
             self._writer.path,
             self.timeout_s,
-            rank_suffix(trainer.global_rank),
-            has_others=trainer.world_size > 1,
-            further={} if launch is None else {"launch": launch.id, "attempt": launch.attempt},
+            trainer.global_rank,
+            trainer.world_size,
+            {} if launch is None else {"launch": launch.id, "attempt": launch.attempt},
         )
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:

@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from yolo_lightning.utils.activity import Activity, during
-from yolo_lightning.utils.distributed import largest_over_ranks
+from yolo_lightning.utils.distributed import sum_over_ranks
+from yolo_lightning.utils.loop_position import broadcast_no_signals
 from yolo_lightning.utils.stop_signals import request
 
 
@@ -27,18 +29,26 @@ class StoppableTrainer(Trainer):
 
 
 class StopOnSignal(Callback):
-    """Defers SIGINT and SIGTERM to the end of the step once a step is trained, and lets all ranks agree on the step."""
+    """Defers SIGINT and SIGTERM to the end of the step once a step is trained, and lets all ranks agree on the step.
+
+    A `YOLOModule` exchanges the signals of the ranks together with the losses of a step; for any other module, this
+    callback exchanges them after each step.
+    """
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         request.reinstall()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         request.reinstall()
+        if request.installed:
+            broadcast_no_signals(trainer)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Defer signals from the first step on, when there is something to save."""
         request.deferred = True
-        agree(trainer)
+        if not request.is_exchanged:
+            agree(trainer)
+        request.is_exchanged = False
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Let a signal during the validation end the fit after the epoch."""
@@ -52,7 +62,6 @@ def agree(trainer: Trainer) -> None:
     A collective call where there are several ranks.
     """
     if request.installed and trainer.world_size > 1:
-        with during(Activity.DEVICE_WAIT):
-            number = largest_over_ranks(request.number or 0, trainer.strategy.root_device)
-        if number:
-            request.number, request.agreed = number, True
+        with during(Activity.EXCHANGE):
+            counts = torch.tensor(request.counts(), device=trainer.strategy.root_device)
+            request.agree(sum_over_ranks(counts).tolist())

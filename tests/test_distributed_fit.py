@@ -82,6 +82,16 @@ def assert_each_once(record: Path) -> None:
         assert len(counts) == FRAMES
 
 
+@pytest.mark.whole_run
+def test_step_of_two_processes_exchanges_two_messages(fit: Fit) -> None:
+    """The gradients, and one record with failures, losses and stop signals."""
+    agent = [*TORCHRUN, "--standalone", "--nproc-per-node", "2"]
+    options = ["--trainer.devices", "2", "--trainer.callbacks+=count_messages.CountMessages"]
+    done = fit(agent, *options, program="-m yolo_lightning", PYTHONPATH=f"{REPOSITORY}:{REPOSITORY / 'scripts'}")
+    assert done.returncode == 0, done.stdout[-12000:]
+    assert "collective operations of a step: 2 allreduce; " in done.stdout
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("failure", ["kill", "hang"])
 def test_all_processes_are_restarted_at_the_newest_checkpoint(fit: Fit, tmp_path: Path, failure: str) -> None:
@@ -93,6 +103,9 @@ def test_all_processes_are_restarted_at_the_newest_checkpoint(fit: Fit, tmp_path
     assert {path.name for path in (tmp_path / "record").iterdir()} == {"0-0.txt", "0-1.txt", "1-0.txt", "1-1.txt"}
     stacks = [path.read_text() for path in (tmp_path / "run/incidents").glob("*-rank1/stacks.txt")]
     assert ["fail_once.py" in one for one in stacks] == [True] * (failure == "hang")
+    reports = [json.loads(path.read_text()) for path in (tmp_path / "run/incidents").glob("*/incident.json")]
+    waiting = [report["sentence"] for report in reports if report["rank"] == 0]
+    assert ["it waits for rank 1 on " in sentence for sentence in waiting] == [True] * (failure == "hang")
     assert json.loads((tmp_path / "run/finished.json").read_text())["steps"] == STEPS
     assert not (tmp_path / "run-2").exists()
 
@@ -150,6 +163,23 @@ def test_supervisor_ends_all_processes_of_lightnings_launcher_and_restarts_them(
     seen = [path.read_text(errors="replace") for path in (tmp_path / "run/incidents").rglob("*") if path.is_file()]
     assert failure == "kill" or any("fail_once.py" in text for text in seen)  # the stacks of the process that hung
     assert working_in(tmp_path) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_loader_that_hangs_in_the_second_rank_lowers_the_level_of_the_loader(fit: Fit, tmp_path: Path) -> None:
+    """The supervisor watches the first rank, which waits for the second one."""
+    (tmp_path / "supervised.yaml").write_text(SUPERVISED)
+    options = ["--config", "supervised.yaml", "--trainer.devices", "2", "--data.loader.num_workers", "1"]
+    failure = {"FAILURE": "hang waiting", "FAIL_AT": "4"}
+    done = fit([sys.executable], *options, program="-m yolo_lightning", timeout_s=500, **failure)
+    assert done.returncode == 0, done.stdout[-12000:]
+    assert json.loads((tmp_path / "run/finished.json").read_text())["steps"] == STEPS
+    (path,) = (tmp_path / "run/incidents").glob("*/incident.json")
+    incident = json.loads(path.read_text())
+    assert (incident["class"], incident["rank"], incident["activity"]) == ("loader stall", 1, "load")
+    assert f"of rank 1 on {socket.gethostname()} in phase fetch (load)" in incident["sentence"]
+    assert "fallback level" in incident["outcome"]
 
 
 @pytest.mark.slow

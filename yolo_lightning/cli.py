@@ -54,7 +54,7 @@ from yolo_lightning.utils.distributed import launch_id, machines_of_launch
 from yolo_lightning.utils.optional_file import OptionalFile
 from yolo_lightning.utils.plain_text import one_line, printable
 from yolo_lightning.utils.rank_store import RankStore, connect_ranks
-from yolo_lightning.utils.rank_zero import HARMLESS_WARNINGS
+from yolo_lightning.utils.rank_zero import HARMLESS_WARNINGS, mark_lines
 from yolo_lightning.utils.tensorboard import Curves
 from yolo_lightning.utils.terminal import has_cursor_control
 from yolo_lightning.utils.yaml_file import flatten, nested
@@ -119,6 +119,7 @@ def main(args: list[str] | None = None) -> None:
             run_tool(words[0], words[1:])
         else:
             end_with_launcher(launch_id() is not None)
+            mark_lines()
             with full_disk_reported():
                 YOLOCLI(
                     YOLOModule,

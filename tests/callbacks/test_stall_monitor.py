@@ -215,7 +215,7 @@ def test_monitor_ends_with_the_process_that_it_watches() -> None:
     code = (
         "import os\nfrom pathlib import Path\n"
         "from yolo_lightning.supervision.stall_process import start_stall_process\n"
-        "started = start_stall_process(Path(), Path(), 1000.0, '', has_others=False, further={})\n"
+        "started = start_stall_process(Path(), Path(), 1000.0, 0, 1, {})\n"
         "print(started.pid, flush=True)\nos._exit(0)"
     )
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}

@@ -172,7 +172,7 @@ def test_minutes_and_ended_findings_are_part_of_a_checkpoint() -> None:
 
 def test_full_disk_is_said_once_and_ends_nothing(clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     warned: list[str] = []
-    monkeypatch.setattr("yolo_lightning.utils.optional_file.rank_zero_warn", warned.append)
+    monkeypatch.setattr("yolo_lightning.utils.optional_file.rank_warn", warned.append)
 
     def fail(*arguments: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -81,22 +81,37 @@ def test_unit_records_variables_that_options_name(
     assert not calls.exists()
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+def verified(unit: Path) -> subprocess.CompletedProcess[str]:
+    """Return the result of `systemd-analyze verify` for a unit."""
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd is not installed")
+    command = ["systemd-analyze", "--user", "verify", "--man=no", str(unit)]
+    environment = os.environ | {"XDG_RUNTIME_DIR": str(unit.parent)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    if "Failed to initialize manager" in done.stderr:
+        pytest.skip("systemd-analyze cannot run here")
+    return done
+
+
 @pytest.mark.parametrize("name", ["run", STRANGE])
 def test_systemd_accepts_the_unit(name: str, tmp_path: Path) -> None:
     words = ["fit", "--config", f"{name}.yaml"]
     text = unit_text(tmp_path / name, words, SuperviseSettings(), {"MY_NAME": name}, tmp_path)
     unit = tmp_path / "yolo-lightning-x.service"
     unit.write_text(text)
-    command = ["systemd-analyze", "--user", "verify", "--man=no", str(unit)]
-    environment = os.environ | {"XDG_RUNTIME_DIR": str(tmp_path)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
-    if "Failed to initialize manager" in done.stderr:
-        pytest.skip("systemd-analyze cannot run here")
+    done = verified(unit)
     assert (done.returncode, done.stderr) == (0, "")
     unit.write_text(text.replace("Type=exec", "Type=nothing"))
-    wrong = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
-    assert "nothing" in wrong.stderr
+    assert "nothing" in verified(unit).stderr
+
+
+def test_systemd_accepts_the_unit_of_torchrun_in_the_documentation(tmp_path: Path) -> None:
+    page = (REPOSITORY / "docs/scaling.md").read_text()
+    text = page.partition("```ini\n")[2].partition("```")[0]
+    unit = tmp_path / "torchrun.service"
+    unit.write_text(text.replace("/srv/training/.venv/bin/torchrun", sys.executable).replace("/srv/training", "/tmp"))
+    done = verified(unit)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("has_checkpoint", [True, False])

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from yolo_lightning.utils.activity import Activity, during
+
 FAILED = Path("failed")
 TIMEOUT_S = 25.0
 """After which a stall counts."""
@@ -50,7 +52,8 @@ class FailOnce(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if self.failure == "hang waiting" and self.fails(trainer, batch_idx):  # a batch is awaited from here on
-            time.sleep(1000)
+            with during(Activity.LOAD):
+                time.sleep(1000)
         record = Path(os.environ["RECORD"]) / f"{self.attempt}-{trainer.global_rank}.txt"
         with record.open("a") as file:
             print(trainer.current_epoch, ",".join(batch.image_ids), file=file)

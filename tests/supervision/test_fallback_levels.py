@@ -98,13 +98,13 @@ def test_started_by_a_person_the_level_stays_and_attempts_do_not() -> None:
 def report(run: Path, name: str, **content: object) -> None:
     folder = run / "incidents" / name
     folder.mkdir(parents=True)
-    whole = {"launch": "a", "attempt": 0, "phase": "fetch"} | content
+    whole = {"launch": "a", "attempt": 0, "phase": "fetch", "activity": "load"} | content
     (folder / "incident.json").write_text(json.dumps(whole))
 
 
 def test_each_attempt_of_a_launch_that_waited_for_a_batch_lowers_the_level(tmp_path: Path) -> None:
     assert level_of_launch(tmp_path, "a", 4).num_workers is None
-    report(tmp_path, "1", phase="training step")
+    report(tmp_path, "1", activity="exchange")  # waits for another rank
     report(tmp_path, "2-rank1", launch="another")
     report(tmp_path, "3", launch=None)
     report(tmp_path, "torn")

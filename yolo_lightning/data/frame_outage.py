@@ -11,14 +11,13 @@ import time
 from collections.abc import Callable, Iterable
 from itertools import chain, repeat
 
-from lightning.pytorch.utilities import rank_zero_warn
-
 from yolo_lightning.data.batch import Batch, Sample, collate
 from yolo_lightning.data.dataset import EvaluationDataset, TrainingDataset
 from yolo_lightning.data.formats.frame_checks import BadFrames
 from yolo_lightning.data.labelled_frames import LabelledFrames
 from yolo_lightning.data.storage.frames import AbsentFrameError, FrameError
 from yolo_lightning.utils.activity import PATIENCE_VARIABLE, Activity, during, enter
+from yolo_lightning.utils.rank_zero import rank_warn
 from yolo_lightning.utils.stop_signals import Stopped, request
 
 REREAD_PAUSES_S = (0.1, 0.5, 1.0)
@@ -81,7 +80,7 @@ class FrameOutage:
                 raise FrameOutageError(errno.EIO, f"the frames could not be read for {waited_s:.0f} s: {problem}")
             if waited_s - logged_s >= LOGGED_EVERY_S:
                 logged_s = waited_s
-                rank_zero_warn(
+                rank_warn(
                     f"frames: {problem}; the training has waited for {waited_s:.0f} s and waits for at most "
                     f"{self.patience_s / 3600:g} h"
                 )
@@ -91,7 +90,7 @@ class FrameOutage:
             problem = self._outage(frames)
             if not problem:
                 break
-        rank_zero_warn(f"frames: readable again after {time.monotonic() - began_s:.0f} s; the training continues")
+        rank_warn(f"frames: readable again after {time.monotonic() - began_s:.0f} s; the training continues")
 
     def _outage(self, frames: LabelledFrames) -> str:
         """Return the problem if many frames cannot be read at the moment; else an empty string."""

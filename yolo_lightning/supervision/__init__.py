@@ -11,6 +11,7 @@ Imports neither torch nor Lightning: the supervisor uses no GPU, no threads and 
     run_disk, helper_process    file access that cannot block   next_action         cause and reaction: all rules (pure)
     announcer, notify           status file and notifications   fallback_levels     settings, from fast to safe
     stall_process               stalls without a supervisor     watches             readings over minutes
+    rank_status                 what each rank does
 """
 
 from yolo_lightning.supervision.fallback_levels import level_of_launch, quarantined

@@ -15,6 +15,7 @@ from yolo_lightning.supervision.evidence import Request, collect, keep
 from yolo_lightning.supervision.failure_record import FailureRecord, read_failure
 from yolo_lightning.supervision.fallback_levels import FallbackState
 from yolo_lightning.supervision.heartbeat import RECORD_BYTES, Heartbeat, Phase, parse, read_heartbeat
+from yolo_lightning.supervision.helper_process import bounded
 from yolo_lightning.supervision.incident import Incident
 from yolo_lightning.supervision.job import Job
 from yolo_lightning.supervision.kill import Killed, kill_tree, reap_orphans
@@ -22,6 +23,7 @@ from yolo_lightning.supervision.next_action import cause_of_stall
 from yolo_lightning.supervision.outcome import record_of_output
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts
 from yolo_lightning.supervision.program_growth import ProgramGrowth
+from yolo_lightning.supervision.rank_status import hanging_rank
 from yolo_lightning.supervision.run_disk import PROBE_S, Recorder, RunDisk
 from yolo_lightning.supervision.trainer import RunningTrainer, make_temporary_folder, marker_of, remove_temporary_folder
 from yolo_lightning.supervision.unsaved_checkpoint import UnsavedCheckpoint, read_unsaved
@@ -69,6 +71,7 @@ class Attempt:
     record: FailureRecord | None = None  # of the trainer; without one, what its output says
     waited_s: float = 0.0  # seconds without a heartbeat; 0 unless the trainer was killed after a stall
     evidence: Diagnosis | None = None  # of the stall
+    rank: int = 0  # that hangs, while the first rank waits for this rank
     grown_s: float = 0.0  # seconds from the start to the last sign of life of a program without a heartbeat
     disk_hung: bool = False  # whether the disk of the run folder did not respond during the stall
     killed: Killed = field(default_factory=Killed)
@@ -283,17 +286,23 @@ class AttemptRunner:
         disk = self.services.disk
         folder = self.new_incident()
         heartbeat = look.heartbeat or self._heartbeat
+        rank = 0
+        if heartbeat is not None and heartbeat.activity is Activity.EXCHANGE:
+            hanging = bounded(lambda: hanging_rank(self.run_folder), self.settings.part_timeout_s)
+            if hanging is not None:
+                rank, heartbeat = hanging
+        phase = look.phase if heartbeat is None else heartbeat.phase
         request = Request(
             folder,
             trainer.process.pid,
             self._heartbeat_path,
             heartbeat,
-            look.phase,
+            phase,
             trainer.output.lines(),
             self.settings.part_timeout_s,
         )
         store = partial(disk.post, keep)
-        kind = cause_of_stall(look.phase, heartbeat.activity if heartbeat else Activity.NONE)
+        kind = cause_of_stall(phase, heartbeat.activity if heartbeat else Activity.NONE)
         disk_hung = not disk.answers(min(PROBE_S, self.settings.part_timeout_s))
         silent = f"the disk of the run folder has not responded for {disk.silent_s:.0f} s"
         if disk_hung:
@@ -303,7 +312,8 @@ class AttemptRunner:
         stall = Attempt(
             folder,
             heartbeat=heartbeat,
-            phase=look.phase,
+            phase=phase,
+            rank=rank,
             record=read_failure(self._heartbeat_path),
             waited_s=look.waited_s,
             evidence=evidence,
@@ -368,4 +378,4 @@ class AttemptRunner:
 def _incident_of(stall: Attempt) -> Incident:
     """Return the incident of a stall before its cause is decided."""
     assert stall.evidence is not None
-    return Incident(stall.folder, stall.phase, stall.heartbeat, stall.evidence, stall.waited_s)
+    return Incident(stall.folder, stall.phase, stall.heartbeat, stall.evidence, stall.waited_s, stall.rank)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import socket
 import time
 from dataclasses import dataclass
 from datetime import datetime
@@ -11,12 +12,11 @@ from typing import Any
 from yolo_lightning.errors import UserError
 from yolo_lightning.supervision.classify import Diagnosis, StallClass
 from yolo_lightning.supervision.heartbeat import Heartbeat, Phase
+from yolo_lightning.utils.activity import Activity
 from yolo_lightning.utils.json_record import converted, read_json
 from yolo_lightning.utils.moment import is_moment
 from yolo_lightning.utils.plain_text import one_line
 from yolo_lightning.utils.run_files import INCIDENT_FILE, INCIDENTS
-
-WAITS_FOR_BATCH = (Phase.FIRST_BATCH.label, Phase.FETCH.label)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,7 @@ class Incident:
     heartbeat: Heartbeat | None  # last heartbeat
     diagnosis: Diagnosis
     waited_s: float = 0.0  # seconds without a heartbeat; 0 after an exit
+    rank: int = 0  # on this host
 
     @property
     def place(self) -> str:
@@ -37,6 +38,8 @@ class Incident:
     def sentence(self) -> str:
         """Return class, place and description in one line."""
         place = f"in phase {self.phase.label}"
+        if self.rank:
+            place = f"of rank {self.rank} on {socket.gethostname()} {place}"
         if self.heartbeat is not None and self.heartbeat.activity:
             place += f" ({self.heartbeat.activity.label})"
         if self.heartbeat is not None:
@@ -51,6 +54,8 @@ class Incident:
             "class": self.diagnosis.kind,
             "sentence": self.sentence(),
             "outcome": outcome,
+            "host": socket.gethostname(),
+            "rank": self.rank,
             "phase": self.phase.label,
             "activity": self.heartbeat.activity.label if self.heartbeat else "",
             **{name: getattr(self.heartbeat, name, None) for name in ("epoch", "batch", "step", "process")},
@@ -92,7 +97,7 @@ def read_incident(path: Path) -> IncidentReport:
 def loader_stalls(run: Path, launch: str) -> int:
     """Return the number of attempts of a torchrun launch that ended by a stall in the wait for a batch.
 
-    Only the process with the loader stall waits for a batch; the other processes wait for it in their training step.
+    Only the rank with the loader stall waits for a batch; the other ranks wait for this rank.
     """
     attempts = set()
     for path in (run / INCIDENTS).glob(f"*/{INCIDENT_FILE}"):
@@ -100,7 +105,7 @@ def loader_stalls(run: Path, launch: str) -> int:
             report = read_report(path)
         except (OSError, ValueError):
             continue
-        if report.get("launch") == launch and report.get("phase") in WAITS_FOR_BATCH:
+        if report.get("launch") == launch and report.get("activity") == Activity.LOAD.label:
             attempts.add(str(report.get("attempt")))
     return len(attempts)
 

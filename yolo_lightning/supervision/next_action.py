@@ -242,6 +242,8 @@ def _cause_of_error(record: FailureRecord, facts: AttemptFacts) -> StallClass:
 
 def cause_of_stall(phase: Phase, activity: Activity) -> StallClass:
     """Return the cause of a stall that no exception has preceded."""
+    if activity is Activity.EXCHANGE:
+        return StallClass.UNKNOWN  # another rank hangs
     if activity is Activity.LOAD:
         return StallClass.LOADER_STALL
     if activity is Activity.DEVICE_WAIT:

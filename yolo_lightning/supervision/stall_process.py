@@ -5,12 +5,13 @@ cannot run while a C call holds the interpreter lock. A timer also counts the ti
 """
 
 import json
+import math
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,15 @@ from yolo_lightning.supervision.kill import end
 from yolo_lightning.supervision.next_action import cause_of_stall
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts, PhaseTimeouts
 from yolo_lightning.supervision.processes import STOPPED, is_resource_tracker, tree
+from yolo_lightning.supervision.rank_status import RankStatus, read_ranks, write_rank
 from yolo_lightning.supervision.watch import Health, Look, Watch
 from yolo_lightning.utils.activity import Activity
+from yolo_lightning.utils.distributed import line_prefix, rank_suffix
 from yolo_lightning.utils.process_identity import read_process
 from yolo_lightning.utils.run_files import INCIDENT_FILE, has_checkpoint, incident_folder
 
 DISK_WAIT_S = 5.0
+STATUS_INTERVAL_S = 10.0
 OTHERS_REPORT_S = 5.0
 """Seconds between the report and the end of a process, for the reports of other ranks: torchrun ends all."""
 
@@ -39,41 +43,55 @@ START = (
 )
 
 
-def start_stall_process(
-    run: Path, heartbeat: Path, timeout_s: float, suffix: str, *, has_others: bool, further: Mapping[str, Any]
-) -> subprocess.Popen[bytes]:
-    """Start the process that ends this process after `timeout_s` seconds without a heartbeat.
+@dataclass(frozen=True, slots=True)
+class StallJob:
+    """What the process beside a training process does, as JSON on its command line."""
 
-    Args:
-        run: Run folder, which receives the incident report.
-        heartbeat: Heartbeat file of this process.
-        timeout_s: Timeout of each phase.
-        suffix: End of the name of the incident.
-        has_others: Whether other ranks stall too and write their reports.
-        further: Further entries of the incident report.
+    trainer: int  # process id of the training process
+    run: str  # run folder
+    heartbeat: str  # heartbeat file of the training process
+    timeout_s: float  # of each phase
+    rank: int
+    ranks: int  # several ranks stall together, and each of them writes its report
+    further: dict[str, Any]  # further entries of the incident report
+
+
+def start_stall_process(
+    run: Path, heartbeat: Path, timeout_s: float, rank: int, ranks: int, further: Mapping[str, Any]
+) -> subprocess.Popen[bytes]:
+    """Start the process that ends this process after `timeout_s` seconds without a heartbeat; see `StallJob`.
+
+    Several ranks also write their status into the run folder.
     """
     root = Path(__file__).resolve().parents[2]
-    job = [os.getpid(), str(run.absolute()), str(heartbeat.absolute()), timeout_s, suffix, has_others, dict(further)]
-    words = [sys.executable, "-I", "-S", "-c", START, str(root), json.dumps(job)]
+    paths = str(run.absolute()), str(heartbeat.absolute())
+    job = StallJob(os.getpid(), *paths, timeout_s, rank, ranks, dict(further))
+    words = [sys.executable, "-I", "-S", "-c", START, str(root), json.dumps(asdict(job))]
     return subprocess.Popen(words, stdin=subprocess.DEVNULL, start_new_session=True)
 
 
 def main() -> None:
     """Watch the parent process, as the job on the command line says."""
-    trainer, run, heartbeat, timeout_s, suffix, has_others, further = json.loads(sys.argv[1])
-    path, poll_s = Path(heartbeat), min(1.0, timeout_s / 10)
-    minimum = PhaseTimeouts(**{field.name: timeout_s for field in fields(PhaseTimeouts)})
-    watch = Watch(
-        lambda: read_heartbeat(path, trainer), lambda: _excuse(trainer), AdaptiveTimeouts(minimum, {}), poll_s
-    )
-    while os.getppid() == trainer:  # the id of a process that has ended can belong to a new process
+    job = StallJob(**json.loads(sys.argv[1]))
+    path = Path(job.heartbeat)
+    poll_s = min(1.0, job.timeout_s / 10)
+    minimum = PhaseTimeouts(**{field.name: job.timeout_s for field in fields(PhaseTimeouts)})
+    timeouts = AdaptiveTimeouts(minimum, {})
+    watch = Watch(lambda: read_heartbeat(path, job.trainer), lambda: _excuse(job.trainer), timeouts, poll_s)
+    disk = Helper()  # the disk of the run folder can hang
+    written_s = -math.inf
+    while os.getppid() == job.trainer:  # the id of a process that has ended can belong to a new process
         time.sleep(poll_s)
         look = watch.look()
-        if look.health is Health.STALLED:
-            _report(look, trainer, path, incident_folder(Path(run), set(), suffix), further)
-            time.sleep(OTHERS_REPORT_S if has_others else 0.0)
-            members = [one for one in tree(trainer) if one.pid != os.getpid()]
-            end([one for one in members if not is_resource_tracker(one.pid)])  # it unlinks semaphores, and ends
+        is_stalled = look.health is Health.STALLED
+        if job.ranks > 1 and look.heartbeat and (is_stalled or time.monotonic() >= written_s + STATUS_INTERVAL_S):
+            written_s = time.monotonic()
+            disk.post(write_rank, Path(job.run), RankStatus.of(job.rank, look.heartbeat, look.waited_s))
+        if is_stalled:
+            _report(look, job, disk)
+            time.sleep(OTHERS_REPORT_S if job.ranks > 1 else 0.0)
+            members = [process for process in tree(job.trainer) if process.pid != os.getpid()]
+            end([process for process in members if not is_resource_tracker(process.pid)])  # it unlinks semaphores
             return
 
 
@@ -82,15 +100,29 @@ def _excuse(trainer: int) -> str | None:
     return "the training process is stopped" if process is None or process.state in STOPPED else None
 
 
-def _report(look: Look, trainer: int, heartbeat: Path, folder: Path, further: Mapping[str, Any]) -> None:
-    """Write stacks and report, from a helper process because the disk can hang, and print the incident."""
-    disk, part_timeout_s = Helper(), SuperviseSettings().part_timeout_s
-    request = Request(folder, trainer, heartbeat, look.heartbeat, look.phase, (), part_timeout_s)
+def _report(look: Look, job: StallJob, disk: Helper) -> None:
+    """Write stacks and report, and print the incident."""
+    run = Path(job.run)
+    folder = incident_folder(run, set(), rank_suffix(job.rank))
+    part_timeout_s = SuperviseSettings().part_timeout_s
+    request = Request(folder, job.trainer, Path(job.heartbeat), look.heartbeat, look.phase, (), part_timeout_s)
     kind = cause_of_stall(look.phase, look.heartbeat.activity if look.heartbeat else Activity.NONE)
     diagnosis = describe(collect(request, lambda path, text: disk.post(evidence.keep, path, text)), kind)
-    incident = Incident(folder, look.phase, look.heartbeat, diagnosis, look.waited_s)
-    disk.post(evidence.keep, folder / INCIDENT_FILE, incident.report("the training process was killed", **further))
+    if look.heartbeat and look.heartbeat.activity is Activity.EXCHANGE:
+        diagnosis = replace(diagnosis, sentence=f"{diagnosis.sentence}; {_awaited(run, look.waited_s)}")
+    incident = Incident(folder, look.phase, look.heartbeat, diagnosis, look.waited_s, job.rank)
+    outcome = "the training process was killed"
+    disk.post(evidence.keep, folder / INCIDENT_FILE, incident.report(outcome, **job.further))
     disk.close(DISK_WAIT_S)
-    can_resume = bounded(lambda: has_checkpoint(folder.parents[1]), DISK_WAIT_S)
+    can_resume = bounded(lambda: has_checkpoint(run), DISK_WAIT_S)
     hint = "continue with fit --resume" if can_resume else "nothing was saved yet"
-    print(f"\nstalled: {incident.sentence()}; stacks in {folder}; {hint}", file=sys.stderr, flush=True)
+    line = f"stalled: {incident.sentence()}; stacks in {folder}; {hint}"
+    print(f"\n{line_prefix(job.rank)}{line}", file=sys.stderr, flush=True)
+
+
+def _awaited(run: Path, waited_s: float) -> str:
+    """Return which ranks a rank waits for that has waited for `waited_s` seconds."""
+    statuses = bounded(lambda: read_ranks(run), DISK_WAIT_S) or []
+    hanging = [status for status in statuses if not status.is_waiting and status.waited_s > waited_s / 2]
+    names = [f"rank {status.rank} on {status.place}" for status in hanging]
+    return f"it waits for {', '.join(names) or 'other ranks'}"

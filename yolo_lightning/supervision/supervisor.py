@@ -328,7 +328,7 @@ class Supervisor:
             self.disk.post(keep, attempt.folder / FAILURE_FILE, json.dumps(asdict(record), indent=2) + "\n")
             self.disk.post(keep, attempt.folder / TRACEBACK_FILE, record.traceback)
             # The trainer prints a mistake of the user in one line, and prints no traceback if its teardown hangs.
-            if not record.is_user_error and not any(line.startswith(record.sentence) for line in attempt.lines):
+            if not record.is_user_error and not any(record.sentence in line for line in attempt.lines):
                 self.services.recorder.record(f"{record.traceback}\n".encode())
         if attempt.evidence is not None:
             sentence = attempt.evidence.sentence
@@ -339,7 +339,10 @@ class Supervisor:
         if record is not None and record.sentence not in sentence:
             sentence = f"{record.sentence}; {sentence}"
         diagnosis = Diagnosis(cause_of(facts), sentence)
-        return Incident(attempt.folder, attempt.phase, attempt.heartbeat, diagnosis, facts.waited_s)
+        rank = attempt.rank
+        if record is not None:
+            rank = rank or record.rank
+        return Incident(attempt.folder, attempt.phase, attempt.heartbeat, diagnosis, facts.waited_s, rank)
 
     def _with_hint(self, action: Action) -> Finish:
         """Return the end by a stop signal with the command that resumes the run."""

@@ -12,14 +12,15 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
 from yolo_lightning.data.batch import Batch, in_parts
-from yolo_lightning.utils.accelerator import free_cached_memory, is_out_of_memory
+from yolo_lightning.utils.accelerator import free_cached_memory, is_out_of_memory, synchronize
 from yolo_lightning.utils.activity import Activity, during
+from yolo_lightning.utils.stop_signals import request
 
 ONE_TO_ONE = "one2one_"
 """Part of the names of the parameters which the loss of the one-to-one branch changes; that loss changes no others."""
 
-EXCHANGED = 16
-"""Numbers that the ranks exchange after their backward passes: counts, target scores and losses."""
+EXCHANGED = 20
+"""Numbers that the ranks exchange after their backward passes: counts, stop signals, target scores and losses."""
 ANOTHER_RANK = "out of memory in another rank"
 
 Sum = Callable[[Tensor], Tensor]
@@ -251,19 +252,21 @@ class GuardedStep:
         """
         # Of constant size: a rank that fails in its first pass does not know the number of branches and losses.
         record = torch.zeros(EXCHANGED, device=self._parameters[0].device)
-        counts = record.new_tensor([has_failed, not sums.is_finite, 1, sums.images])
+        counts = record.new_tensor([has_failed, not sums.is_finite, 1, sums.images, *request.counts()])
         sizes = [len(counts), len(sums.scores), len(sums.losses)]
         record[: sum(sizes)] = torch.cat([counts, sums.scores.to(record), sums.losses.to(record)])
-        with during(Activity.DEVICE_WAIT):
+        synchronize(record.device)  # the wait for the device ends before the wait for the other ranks begins
+        with during(Activity.EXCHANGE):
             record = sum_over_ranks(record)
-            failures, nonfinite, ranks, sums.images = record[: len(counts)].tolist()
+            failures, nonfinite, ranks, sums.images, *signals = record[: len(counts)].tolist()
+        request.agree(signals)
+        request.is_exchanged = True
         if failures:
             return -(-int(sums.images) // int(ranks))
         sums.is_finite = not nonfinite
         _, sums.scores, sums.losses = torch.split(record[: sum(sizes)], sizes)
         if sums.is_finite:
-            with during(Activity.DEVICE_WAIT):
-                self._sum_gradients_over_ranks(sum_over_ranks)
+            self._sum_gradients_over_ranks(sum_over_ranks)
         return 0
 
     def _sum_gradients_over_ranks(self, sum_over_ranks: Sum) -> None:

@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from yolo_lightning.checkpoints.checkpoint_file import find_damage, training_age
 from yolo_lightning.utils.choices import check_range, settings_group
 from yolo_lightning.utils.loop_position import steps_begun
+from yolo_lightning.utils.rank_zero import rank_warn
 from yolo_lightning.utils.run_files import CHECKPOINTS
 
 NAMED_IMAGES = 64  # largest number of images in one message: a nominal batch
@@ -131,7 +132,7 @@ class NonFiniteGuard:
         if must_roll_back:
             self._check_rollbacks(message, consecutive)
             self.tally.rollbacks += 1
-        rank_zero_warn(f"{message}: skipped, {self.tally.skipped} since training began")
+        rank_warn(f"{message}: skipped, {self.tally.skipped} since training began")
         return must_roll_back
 
     def _check_rollbacks(self, message: str, consecutive: int) -> None:

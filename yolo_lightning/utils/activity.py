@@ -26,6 +26,7 @@ class Activity(IntEnum):
     OPTIMIZER = 5
     WRITE = 6  # writes a file
     WAIT = 7  # waits on purpose until something outside of the process is available, and repeats its heartbeat
+    EXCHANGE = 8  # waits for other ranks in a collective operation
 
     @property
     def label(self) -> str:

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from yolo_lightning.errors import UserError
+from yolo_lightning.utils.activity import Activity, during
 from yolo_lightning.utils.slurm import is_slurm_task
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 LAUNCH_VARIABLE = "TORCHELASTIC_RUN_ID"
@@ -70,28 +70,26 @@ def rank_suffix(rank: int) -> str:
     return f"-rank{rank}" if rank else ""
 
 
+def line_prefix(rank: int) -> str:
+    """Return the begin of each line that a rank prints: `[rank 1, node2] `; empty for the first rank."""
+    return f"[rank {rank}, {socket.gethostname()}] " if rank else ""
+
+
 def sum_over_ranks(tensor: "Tensor") -> "Tensor":
     """Replace a tensor by its sum over all ranks, without the barrier of Lightning's `reduce`; a collective call."""
     from torch import distributed as dist
 
-    dist.all_reduce(tensor)
+    with during(Activity.EXCHANGE):
+        dist.all_reduce(tensor)
     return tensor
-
-
-def largest_over_ranks(number: int, device: "torch.device") -> int:
-    """Return the largest number of all ranks; a collective call on `device`."""
-    import torch
-
-    largest = torch.tensor(number, device=device)
-    torch.distributed.all_reduce(largest, op=torch.distributed.ReduceOp.MAX)
-    return int(largest)
 
 
 def broadcast_of_first_rank(tensor: "Tensor") -> "Tensor":
     """Replace a tensor by that of the first rank; a collective call."""
     from torch import distributed as dist
 
-    dist.broadcast(tensor, src=0)
+    with during(Activity.EXCHANGE):
+        dist.broadcast(tensor, src=0)
     return tensor
 
 
@@ -105,7 +103,8 @@ def gather(thing: Any) -> list[Any]:
     if not (dist.is_available() and dist.is_initialized()):
         return [thing]
     things = [None] * dist.get_world_size()
-    dist.all_gather_object(things, thing)
+    with during(Activity.EXCHANGE):
+        dist.all_gather_object(things, thing)
     return things
 
 

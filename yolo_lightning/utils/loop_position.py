@@ -109,6 +109,15 @@ def end_restart(trainer: Trainer) -> None:
     trainer.fit_loop._restarting = False
 
 
+def broadcast_no_signals(trainer: Trainer) -> None:
+    """Let Lightning omit its message before each batch, whether the first rank has received SIGTERM.
+
+    All ranks agree on signals before (`StopOnSignal`). Can be removed when the message can be switched off, see
+    https://github.com/Lightning-AI/pytorch-lightning/issues/21487.
+    """
+    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
+
+
 def is_accumulating(trainer: Trainer) -> bool:
     """Whether Lightning's automatic optimization has gradients that no optimizer step has used."""
     return trainer.fit_loop._should_accumulate()

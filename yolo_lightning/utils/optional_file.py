@@ -4,9 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from lightning.pytorch.utilities import rank_zero_warn
-
 from yolo_lightning.utils.activity import Activity, during
+from yolo_lightning.utils.rank_zero import rank_warn
 
 
 class OptionalFile:
@@ -26,7 +25,7 @@ class OptionalFile:
                 yield
         except OSError as error:
             if not self.failed:
-                rank_zero_warn(f"could not write {what} ({error.strerror or error}); {then}")
+                rank_warn(f"could not write {what} ({error.strerror or error}); {then}")
             self.failed = True
         else:
             self.failed = False

@@ -4,10 +4,13 @@ import logging
 import os
 import sys
 import warnings
+from typing import Any, TextIO, cast
 
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_only, rank_zero_warn
 
-__all__ = ["HARMLESS_WARNINGS", "print_to_notebook", "rank_zero_info", "rank_zero_warn"]
+from yolo_lightning.utils.distributed import line_prefix
+
+__all__ = ["HARMLESS_WARNINGS", "print_to_notebook", "rank_warn", "rank_zero_info", "rank_zero_warn"]
 
 HARMLESS_WARNINGS = (
     'install "ipywidgets" for Jupyter support',  # rich's progress bar works without it
@@ -29,6 +32,40 @@ RANK_VARIABLES = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
 
 # Lightning does the same when it is imported, and its Trainer sets the rank.
 vars(rank_zero_only).setdefault("rank", next((int(os.environ[one]) for one in RANK_VARIABLES if one in os.environ), 0))
+
+
+def rank_warn(message: str) -> None:
+    """Warn of something that concerns this rank or its host alone; also in ranks other than the first."""
+    warnings.warn(message, stacklevel=3)
+
+
+class RankLines:
+    """Text stream of a rank other than the first: each line begins with rank and host, and is written at once."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._rest = ""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        *lines, self._rest = (self._rest + text).split("\n")
+        for line in lines:
+            self._stream.write(f"{line_prefix(vars(rank_zero_only)['rank'])}{line}\n" if line else "\n")
+        return len(text)
+
+    def flush(self) -> None:
+        if self._rest:
+            self.write("\n")
+        self._stream.flush()
+
+
+def mark_lines() -> None:
+    """Let the lines of this process begin with rank and host, unless it is the first rank."""
+    if vars(rank_zero_only)["rank"]:
+        sys.stdout = cast(TextIO, RankLines(sys.stdout))
+        sys.stderr = cast(TextIO, RankLines(sys.stderr))
 
 
 def print_to_notebook() -> None:

@@ -34,6 +34,7 @@ STACKS_FILE = "stacks.txt"
 FAILURE_FILE = "failure.json"
 TRACEBACK_FILE = "traceback.txt"
 HEARTBEAT_FILE = "heartbeat"
+RANKS = "ranks"  # folder with the status of each rank
 PHASE_TIMEOUTS_FILE = "phase_timeouts.json"
 STATUS_FILE = "status.json"
 LOCK_FILE = "run.lock"

@@ -19,6 +19,9 @@ from yolo_lightning.utils.slurm import REQUEUE_SIGNAL, is_slurm_task
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Terminals, service managers and `timeout` send them to the whole process group; SIGHUP means a closed terminal."""
 
+EXCHANGED_SIGNALS = (*STOP_SIGNALS, REQUEUE_SIGNAL)
+"""Signals about which the ranks agree."""
+
 STOPPABLE = frozenset({"fit", "validate", "test", "predict"})  # subcommands that install the handler
 NOTICE = "the fit ends after the current step, or after the validation in progress, and saves a checkpoint"
 
@@ -47,6 +50,7 @@ class StopRequest:
         # the handler raises `Stopped`.
         self.deferred = False
         self.agreed = False  # whether all ranks have agreed, after the same step, that one of them received a signal
+        self.is_exchanged = False  # whether the module has exchanged the signals together with the losses of this step
         self.installed = False  # whether the handler is installed
 
     def install(self) -> None:
@@ -60,6 +64,17 @@ class StopRequest:
         """Replace Lightning's handlers of SIGTERM and SIGUSR1, which call collective operations within the handler."""
         if self.installed:
             self.install()
+
+    def counts(self) -> list[float]:
+        """Return 1 for the signal that this process has received, else 0; the sum over all ranks is for `agree`."""
+        return [float(number == self.number) for number in EXCHANGED_SIGNALS]
+
+    def agree(self, counts: Sequence[float]) -> None:
+        """Record the signals that the ranks have received; all ranks call this method with equal sums in a step."""
+        received = [number for number, count in zip(EXCHANGED_SIGNALS, counts, strict=True) if count]
+        if received:
+            self.number = max(received)
+            self.agreed = True
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGHUP:

@@ -17,6 +17,7 @@ from yolo_lightning.commands.monitor.run_state import (
 from yolo_lightning.commands.monitor.screen import buffer_of, screen
 from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.supervision.incident import IncidentReport
+from yolo_lightning.supervision.rank_status import RankStatus
 from yolo_lightning.supervision.remaining_time import Remaining
 from yolo_lightning.utils.process_identity import Process
 from yolo_lightning.utils.sensors import Capacity, GpuReading, SensorReadings
@@ -170,3 +171,12 @@ def test_sentence_of_the_present_stall_is_shown_once() -> None:
 
 def test_nothing_known_is_no_error() -> None:
     assert "STOPPED, PROCESS GONE" in draw(RunState("runs/x", NOW_S, Judgement(RunVerdict.GONE)))
+
+
+def test_ranks_that_do_not_wait_for_others_come_first() -> None:
+    waiting = [RankStatus(rank, "node1", "step", "exchange", 1204, 40.0, NOW_S) for rank in range(9)]
+    hanging = RankStatus(9, "node2", "step", "forward", 1204, 41.0, NOW_S - 60)
+    lines = [line for line in draw(replace(STATE, ranks=(*waiting, hanging))).splitlines() if " on node" in line]
+    assert len(lines) == 8
+    assert "9 on node2 in step (forward) for 41 s, step 1,204 (1 min 0 s ago)" in lines[0]
+    assert "0 on node1 in step (exchange) for 40 s, step 1,204" in lines[1]

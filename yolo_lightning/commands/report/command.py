@@ -19,7 +19,7 @@ def report(run: Path, *, output: Path | None = None) -> None:
         run: Run folder.
         output: HTML file to write; null for `report.html` in the run folder.
     """
-    path = output or run / REPORT
+    path = run / REPORT if output is None else output
     check_holds_run(run)
     check_writable(path, ".html")
     with writing(path):
@@ -29,8 +29,7 @@ def report(run: Path, *, output: Path | None = None) -> None:
 
 def write_report(run: Path, path: Path) -> tuple[str, ...]:
     """Write the report of a run folder to a file, and return a sentence per damaged file."""
-    contents = read_contents(run)
-    page = render(contents)
+    page = render(contents := read_contents(run))
     with replacing(path) as temporary:
         temporary.write_text(page, encoding="utf-8")
     return contents.problems

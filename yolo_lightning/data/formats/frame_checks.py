@@ -4,7 +4,6 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from urllib.parse import unquote
 
 import numpy as np
-from lightning.pytorch.utilities import rank_zero_warn
 
 from yolo_lightning.data.index.sampled_names import sampled_positions
 from yolo_lightning.data.index.split_index import SplitIndex
@@ -17,6 +16,7 @@ from yolo_lightning.data.transforms.pixel_range import PixelRange, value_counts
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.choices import check_range, settings_group
 from yolo_lightning.utils.plain_text import one_line
+from yolo_lightning.utils.rank_zero import rank_warn, rank_zero_warn
 
 SAMPLED_FRAMES = 64  # Number of frames of a split that are decoded before training starts
 FEWEST_OTHER_DEPTHS = 4
@@ -103,7 +103,7 @@ class BadFrames:
             raise UserError(
                 f"{len(self.names):,} frames cannot be used, more than data.limits.max_bad_frames {self.limit}: {shown}"
             )
-        rank_zero_warn(f"left out {len(self.names):,} of at most {self.limit} bad frames: {shown}")
+        rank_warn(f"left out {len(self.names):,} of at most {self.limit} bad frames: {shown}")
 
 
 def check_frames(index: SplitIndex, storage: Storage, bad_frames: BadFrames) -> None:
