@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from yolo_lightning.data.array_types import Float32Array
 from yolo_lightning.data.boxes import (
-    FloatArray,
     Letterbox,
     clip_boxes,
     clip_to_frame,
@@ -21,7 +21,7 @@ SHAPES = [(288, 384), (384, 288), (512, 640), (640, 640), (333, 77), (7, 1000), 
 SIZES = [32, 160, 640]
 
 
-def random_boxes(height: int, width: int, count: int = 20) -> FloatArray:
+def random_boxes(height: int, width: int, count: int = 20) -> Float32Array:
     corners = np.random.default_rng(0).uniform(0, 1, (count, 2, 2)) * (width, height)
     return np.concatenate((corners.min(axis=1), corners.max(axis=1)), axis=1).astype(np.float32)
 

@@ -11,12 +11,12 @@ from yolo_lightning.challenge.content import (
     CATEGORY_IDS,
     LTDV2_FRAME_SIZE,
     Content,
-    Flags,
     SubmissionProblem,
     SubmissionReport,
     Template,
 )
 from yolo_lightning.challenge.reading import read_submission
+from yolo_lightning.data.array_types import BoolArray
 from yolo_lightning.data.formats.image_ids import ID_DIGITS
 
 ID = re.compile(rf"\d{{{ID_DIGITS}}}")
@@ -49,7 +49,7 @@ def _check_content(content: Content, template: Template | None) -> list[Submissi
 
 
 def _of_detections(
-    content: Content, detections: Flags, what: str, *, tolerated: bool = False
+    content: Content, detections: BoolArray, what: str, *, tolerated: bool = False
 ) -> list[SubmissionProblem]:
     """Return the problem of some detections; nothing if there are none."""
     if not detections.any():

@@ -2,17 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
-import numpy.typing as npt
+
+from yolo_lightning.data.array_types import AnyArray, BoolArray, Float64Array, Int64Array
 
 CATEGORY_IDS = (1, 2, 3, 4)  # person, bicycle, motorcycle, vehicle
 LTDV2_FRAME_SIZE = (384, 288)  # width and height in pixels
-
-Integers = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +25,12 @@ class Content:
     """F frames with D detections, or with D annotated objects of score 1."""
 
     image_ids: tuple[str, ...]  # F keys of the file
-    owners: Integers  # `(D,)` int64, ascending, position of each detection's frame
-    boxes: Floats  # `(D, 4)` float64 as in the file, NaN for null; valid boxes are xyxy, pixels of the frame
-    scores: Floats  # `(D,)` float64 as in the file, NaN for null; valid scores are 0 to 1
-    labels: Floats  # `(D,)` float64 as in the file, NaN for null; valid labels are 1 to 4
+    owners: Int64Array  # `(D,)` int64, ascending, position of each detection's frame
+    boxes: Float64Array  # `(D, 4)` float64 as in the file, NaN for null; valid boxes are xyxy, pixels of the frame
+    scores: Float64Array  # `(D,)` float64 as in the file, NaN for null; valid scores are 0 to 1
+    labels: Float64Array  # `(D,)` float64 as in the file, NaN for null; valid labels are 1 to 4
 
-    def take(self, detections: npt.NDArray[Any]) -> Self:
+    def take(self, detections: AnyArray) -> Self:
         """Return all frames with the detections of a boolean mask or an index array."""
         fields = ("owners", "boxes", "scores", "labels")
         return replace(self, **{name: getattr(self, name)[detections] for name in fields})
@@ -45,7 +42,7 @@ class Content:
         order = np.argsort(moved, kind="stable")
         return replace(self, image_ids=tuple(image_ids), owners=moved).take(order[moved[order] >= 0])
 
-    def first(self, detections: Flags) -> str:
+    def first(self, detections: BoolArray) -> str:
         """Return a description of the first of some detections: image id, position in the frame, values."""
         detection = int(np.flatnonzero(detections)[0])
         frame = self.owners[detection]

@@ -23,9 +23,10 @@ import numpy as np
 import torch
 from torchvision.ops import box_iou
 
-from yolo_lightning.challenge.content import CATEGORY_IDS, Content, Flags, Floats, Integers
+from yolo_lightning.challenge.content import CATEGORY_IDS, Content
 from yolo_lightning.challenge.score import box_table
 from yolo_lightning.challenge.tracks import Links, link, places_in_time
+from yolo_lightning.data.array_types import BoolArray, Float64Array, Int64Array
 from yolo_lightning.data.index.splits import of_each_month
 from yolo_lightning.errors import UserError
 from yolo_lightning.evaluation.drift import clip_of_id, month_of_id
@@ -46,11 +47,11 @@ class ClassModel:
     """What is known of the detections of one class."""
 
     prior: float  # log-odds that a detection is real
-    places: Floats  # `GRID` log of the ratio of real detections to false alarms, relative to the whole frame
-    alone: Floats  # `(5,)` weights of 1, logit of the score, place, overlaps with better detections
-    stays: Floats  # `(2,)` probability that the successor is real, of a false alarm and of a real detection
-    is_linked: Floats  # `(2,)` probability of a successor likewise
-    weights: Floats  # `(4,)` weights of 1, the log-odds that the frame gives, past, future
+    places: Float64Array  # `GRID` log of the ratio of real detections to false alarms, relative to the whole frame
+    alone: Float64Array  # `(5,)` weights of 1, logit of the score, place, overlaps with better detections
+    stays: Float64Array  # `(2,)` probability that the successor is real, of a false alarm and of a real detection
+    is_linked: Float64Array  # `(2,)` probability of a successor likewise
+    weights: Float64Array  # `(4,)` weights of 1, the log-odds that the frame gives, past, future
 
 
 SHAPES = {"places": GRID, "alone": (5,), "stays": (2,), "is_linked": (2,), "weights": (4,)}
@@ -67,9 +68,9 @@ class _Evidence:
     content: Content
     frame_size: tuple[int, int]  # width and height
     links: Links
-    overlaps: Floats  # `(D, 2)` of `overlaps_with_better`
+    overlaps: Float64Array  # `(D, 2)` of `overlaps_with_better`
 
-    def features(self, own: Integers, places: Floats) -> Floats:
+    def features(self, own: Int64Array, places: Float64Array) -> Float64Array:
         """Return `(len(own), 5)` what the frame tells of some detections, for `ClassModel.alone`."""
         scores = np.clip(self.content.scores[own], 1e-6, 1 - 1e-6)
         place = places.reshape(-1)[_cells(self.content.boxes[own], self.frame_size)]
@@ -89,7 +90,7 @@ class LabelledDetections:
         self._evidence = _gather(content, frame_size, places_in_time(content.image_ids))
         self._is_real = real_detections(content, truth)
 
-    def learn(self, chosen: Flags) -> Models:
+    def learn(self, chosen: BoolArray) -> Models:
         """Return the models that some frames teach; `chosen` is `(F,)`."""
         content, is_real = self._evidence.content, self._is_real
         _, clips = np.unique([clip_of_id(image_id) for image_id in content.image_ids], return_inverse=True)
@@ -102,14 +103,14 @@ class LabelledDetections:
                 models[label] = _learn_class(self._evidence, is_real, members, folds)
         return models
 
-    def cross_rescored(self, half: Flags) -> Content:
+    def cross_rescored(self, half: BoolArray) -> Content:
         """Return the content with the scores that the other half of the frames teaches; `half` is `(F,)`."""
         of_first, of_second = (_new_scores(self._evidence, self.learn(part)) for part in (half, ~half))
         content = self._evidence.content
         return replace(content, scores=np.where(half[content.owners], of_second, of_first))
 
 
-def rescore(content: Content, models: Models, frame_size: tuple[int, int], places: Integers | None = None) -> Content:
+def rescore(content: Content, models: Models, frame_size: tuple[int, int], places: Int64Array | None = None) -> Content:
     """Return the content with new scores; detections keep their order.
 
     `places` are numbers of the frames in time, by default those of their image ids (`places_in_time`).
@@ -118,7 +119,7 @@ def rescore(content: Content, models: Models, frame_size: tuple[int, int], place
     return replace(content, scores=_new_scores(_gather(content, frame_size, places), models))
 
 
-def overlaps_with_better(content: Content) -> Floats:
+def overlaps_with_better(content: Content) -> Float64Array:
     """Return `(D, 2)` the largest IoU with a better detection of the frame, of the same and of another class, or 0."""
     result = np.zeros((len(content.scores), 2))
     order = np.lexsort((-content.scores, content.owners))
@@ -131,11 +132,11 @@ def overlaps_with_better(content: Content) -> Floats:
     return result
 
 
-def _gather(content: Content, frame_size: tuple[int, int], places: Integers) -> _Evidence:
+def _gather(content: Content, frame_size: tuple[int, int], places: Int64Array) -> _Evidence:
     return _Evidence(content, frame_size, link(content, places), overlaps_with_better(content))
 
 
-def _new_scores(evidence: _Evidence, models: Models) -> Floats:
+def _new_scores(evidence: _Evidence, models: Models) -> Float64Array:
     scores = evidence.content.scores.copy()
     for label, model in models.items():
         own = np.flatnonzero(evidence.content.labels == label)
@@ -182,22 +183,22 @@ def _is_usable(model: ClassModel) -> bool:
     return is_finite and bool(((shares > 0) & (shares < 1)).all())
 
 
-def in_first_half(image_ids: Sequence[str]) -> Flags:
+def in_first_half(image_ids: Sequence[str]) -> BoolArray:
     """Return `(F,)` whether a frame belongs to half of its month's clips, at least one; halves share no clip."""
     names, first, clips = np.unique([clip_of_id(one) for one in image_ids], return_index=True, return_inverse=True)
     months = np.array([month_of_id(image_ids[at]) for at in first.tolist()])
     return np.isin(clips, of_each_month(names.tolist(), months, 0.5))
 
 
-def real_detections(content: Content, truth: Content) -> Flags:
+def real_detections(content: Content, truth: Content) -> BoolArray:
     """Return `(D,)` whether a detection takes an object at IoU 0.5, as in the scores."""
     found = match_boxes(box_table(content), box_table(truth), len(CATEGORY_IDS), thresholds=(0.5,))
-    is_real: Flags = np.zeros(len(content.scores), np.bool_)
+    is_real: BoolArray = np.zeros(len(content.scores), np.bool_)
     is_real[found.order] = found.hits[0] > 0
     return is_real
 
 
-def _learn_class(evidence: _Evidence, is_real: Flags, own: Integers, folds: Integers) -> ClassModel:
+def _learn_class(evidence: _Evidence, is_real: BoolArray, own: Int64Array, folds: Int64Array) -> ClassModel:
     real = is_real[own]
     places = _learn_places(evidence, own, real)
     features = np.empty((len(own), 5))
@@ -222,14 +223,14 @@ def _learn_class(evidence: _Evidence, is_real: Flags, own: Integers, folds: Inte
     return replace(model, weights=logistic(np.stack((np.ones(len(own)), odds, past, future), axis=1), real))
 
 
-def _within(links: Links, own: Integers, count: int) -> Links:
+def _within(links: Links, own: Int64Array, count: int) -> Links:
     """Return the links among the detections `own`, renumbered."""
     numbers = np.full(count + 1, -1)  # the last one is that of no detection
     numbers[own] = np.arange(len(own))
     return Links(numbers[links.after[own]], numbers[links.before[own]], links.has_next[own], links.has_previous[own])
 
 
-def _learn_places(evidence: _Evidence, own: Integers, real: Flags) -> Floats:
+def _learn_places(evidence: _Evidence, own: Int64Array, real: BoolArray) -> Float64Array:
     counts = []
     cells = _cells(evidence.content.boxes[own], evidence.frame_size)
     for kind in (real, ~real):
@@ -240,7 +241,7 @@ def _learn_places(evidence: _Evidence, own: Integers, real: Flags) -> Floats:
     return np.asarray(np.log(found / false) - np.log(share / (1 - share)))
 
 
-def _cells(boxes: Floats, frame_size: tuple[int, int]) -> Integers:
+def _cells(boxes: Float64Array, frame_size: tuple[int, int]) -> Int64Array:
     """Return the number of the cell of the middle of the lower edge of each box."""
     rows, columns = GRID
     row = np.clip((boxes[:, 3] / frame_size[1] * rows).astype(np.int64), 0, rows - 1)
@@ -248,23 +249,25 @@ def _cells(boxes: Floats, frame_size: tuple[int, int]) -> Integers:
     return row * columns + column
 
 
-def _messages(model: ClassModel, alone: Floats, links: Links) -> tuple[Floats, Floats]:
+def _messages(model: ClassModel, alone: Float64Array, links: Links) -> tuple[Float64Array, Float64Array]:
     """Return `(D,)` what the past and the future of each detection add to its log-odds."""
     evidence = alone - model.prior
     false, real = model.stays
     linked = np.log(model.is_linked[1] / model.is_linked[0])
     unlinked = np.log((1 - model.is_linked[1]) / (1 - model.is_linked[0]))
 
-    def from_past(odds: Floats) -> Floats:
+    def from_past(odds: Float64Array) -> Float64Array:
         share = 1 / (1 + np.exp(-odds))
         mixed = share * real + (1 - share) * false
         return np.asarray(np.log(mixed / (1 - mixed)) - model.prior)
 
-    def from_future(odds: Floats) -> Floats:
+    def from_future(odds: Float64Array) -> Float64Array:
         ratio = np.exp(np.clip(odds - model.prior, -30, 30))
         return np.asarray(np.log((real * ratio + 1 - real) / (false * ratio + 1 - false)))
 
-    def passed(before: Integers, after: Integers, has_before: Flags, message: Callable[[Floats], Floats]) -> Floats:
+    def passed(
+        before: Int64Array, after: Int64Array, has_before: BoolArray, message: Callable[[Float64Array], Float64Array]
+    ) -> Float64Array:
         result = np.where(has_before, unlinked, 0.0)
         present = np.flatnonzero(before < 0)
         while len(present := present[after[present] >= 0]):
@@ -279,7 +282,7 @@ def _messages(model: ClassModel, alone: Floats, links: Links) -> tuple[Floats, F
     )
 
 
-def logistic(features: Floats, outcome: Flags) -> Floats:
+def logistic(features: Float64Array, outcome: BoolArray) -> Float64Array:
     """Return the weights `(K,)` of a logistic regression on `(D, K)` features, the first of which is 1."""
     weights = np.zeros(features.shape[1])
     penalty = np.diag([1e-6, *[RIDGE] * (len(weights) - 1)])

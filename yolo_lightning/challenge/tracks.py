@@ -10,7 +10,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from yolo_lightning.challenge.content import Content, Flags, Floats, Integers
+from yolo_lightning.challenge.content import Content
+from yolo_lightning.data.array_types import BoolArray, Float64Array, Int64Array
 from yolo_lightning.evaluation.drift import clip_of_id, month_of_id
 from yolo_lightning.evaluation.greedy import numbers_within, pairs_of_group
 
@@ -27,13 +28,13 @@ _CLASSES = 8  # more than the largest label
 class Links:
     """Links of D detections; -1 where there is none."""
 
-    after: Integers  # `(D,)` position of the detection of the same object in the next frame
-    before: Integers  # `(D,)` likewise in the previous frame
-    has_next: Flags  # `(D,)` whether the clip has a next frame
-    has_previous: Flags  # `(D,)` whether the clip has a previous frame
+    after: Int64Array  # `(D,)` position of the detection of the same object in the next frame
+    before: Int64Array  # `(D,)` likewise in the previous frame
+    has_next: BoolArray  # `(D,)` whether the clip has a next frame
+    has_previous: BoolArray  # `(D,)` whether the clip has a previous frame
 
 
-def places_in_time(image_ids: tuple[str, ...]) -> Integers:
+def places_in_time(image_ids: tuple[str, ...]) -> Int64Array:
     """Return `(F,)` numbers that differ by 1 for consecutive frames of a clip, and by more between clips.
 
     Clip and time are part of LTDv2's image ids. A frame with another id is a clip of its own.
@@ -53,7 +54,7 @@ def _second(image_id: str) -> int:
     return 3600 * int(image_id[-6:-4]) + 60 * int(image_id[-4:-2]) + int(image_id[-2:])
 
 
-def link(content: Content, places: Integers) -> Links:
+def link(content: Content, places: Int64Array) -> Links:
     """Link the detections of a checked content; `places` as those of `places_in_time`."""
     own = places[content.owners]
     keys = own * _CLASSES + content.labels.astype(np.int64)
@@ -74,7 +75,7 @@ def link(content: Content, places: Integers) -> Links:
     return Links(links[0], links[1], np.isin(own + 1, places), np.isin(own - 1, places))
 
 
-def _candidates(keys: Integers, centers: Floats, sides: Floats) -> tuple[Integers, Integers]:
+def _candidates(keys: Int64Array, centers: Float64Array, sides: Float64Array) -> tuple[Int64Array, Int64Array]:
     """Return the pairs of detections in consecutive frames that are close to each other."""
     behind = np.searchsorted(keys, keys + _CLASSES, side="right") - np.searchsorted(keys, keys + _CLASSES)
     edges = np.flatnonzero(np.diff(np.cumsum(behind) // PAIRS_PER_CHUNK)) + 1
@@ -87,7 +88,9 @@ def _candidates(keys: Integers, centers: Floats, sides: Floats) -> tuple[Integer
     return np.concatenate([one for one, _ in parts]), np.concatenate([other for _, other in parts])
 
 
-def _distance(finder: Integers, found: Integers, centers: Floats, sides: Floats, moved: Floats | None = None) -> Floats:
+def _distance(
+    finder: Int64Array, found: Int64Array, centers: Float64Array, sides: Float64Array, moved: Float64Array | None = None
+) -> Float64Array:
     """Return the squared distance of the boxes of each pair, in units of their sides."""
     scale = np.sqrt(sides[finder] * sides[found])
     step = centers[found] - centers[finder]
@@ -97,8 +100,13 @@ def _distance(finder: Integers, found: Integers, centers: Floats, sides: Floats,
 
 
 def _affinity(
-    finder: Integers, found: Integers, centers: Floats, sides: Floats, logs: Floats, moved: Floats | None = None
-) -> Floats:
+    finder: Int64Array,
+    found: Int64Array,
+    centers: Float64Array,
+    sides: Float64Array,
+    logs: Float64Array,
+    moved: Float64Array | None = None,
+) -> Float64Array:
     """Return the logarithm of the affinity of each pair, -inf if the boxes are too far from each other."""
     distance = _distance(finder, found, centers, sides)
     if moved is not None:
@@ -107,7 +115,9 @@ def _affinity(
     return np.where(distance < FARTHEST**2, affinity, -np.inf)
 
 
-def _partners(finder: Integers, found: Integers, affinity: Floats, count: int) -> tuple[Integers, Integers]:
+def _partners(
+    finder: Int64Array, found: Int64Array, affinity: Float64Array, count: int
+) -> tuple[Int64Array, Int64Array]:
     """Return the next and the previous detection of each of `count` detections, -1 for none."""
     after, before = np.full(count, -1), np.full(count, -1)
     for _ in range(ROUNDS):

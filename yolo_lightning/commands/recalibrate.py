@@ -162,7 +162,6 @@ def _training_inputs(data: DetectionDataModule, images: int, device: torch.devic
     cannot be read and an incomplete last batch are left out.
     """
     frames = data.open("train")
-    frames.quarantined = data.limits.quarantined(frames.index, "train")
     chosen = np.random.default_rng(data.seed).permutation(len(frames))[:images].tolist()
     dataset = EvaluationDataset(frames, data.image_size)
     size = min(data.batch_size, len(chosen))

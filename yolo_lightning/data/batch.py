@@ -7,10 +7,10 @@ from typing import Any, Self
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from yolo_lightning.data.array_types import Float32Array, Int64Array
 from yolo_lightning.data.boxes import (
     Letterbox,
     clip_to_frame,
@@ -20,6 +20,7 @@ from yolo_lightning.data.boxes import (
     xywh_to_xyxy,
 )
 from yolo_lightning.data.image_size import ImageSize, Resize
+from yolo_lightning.data.transforms.augmentation_settings import Image
 from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.activity import Activity, during
@@ -30,9 +31,9 @@ class Sample:
     """Letterboxed frame with its boxes."""
 
     # `(H, W)`, gray, `(H, W, 3)`, RGB, or `(H, W, C)`, neighbouring frames; uint8, or float32 from 0 to 255
-    image: npt.NDArray[np.uint8 | np.float32]
-    boxes: npt.NDArray[np.float32]  # `(N, 4)` float32, xyxy, pixels of `image`
-    labels: npt.NDArray[np.int64]  # `(N,)` int64, class index from 0
+    image: Image
+    boxes: Float32Array  # `(N, 4)` float32, xyxy, pixels of `image`
+    labels: Int64Array  # `(N,)` int64, class index from 0
     image_id: str  # Id of the frame in the annotation file
     frame_shape: tuple[int, int]  # `(height, width)` of the original frame, pixels
     letterbox: Letterbox  # Position of the frame in `image`; undefined after mosaic or affine augmentation

@@ -6,15 +6,16 @@ score; here the boxes of an object are replaced by their mean, and objects that 
 """
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from yolo_lightning.data.array_types import Float64Array
 
 FUSION_IOU = 0.55
 """Default of ensemble-boxes: boxes with a larger IoU are of the same object."""
 
 
-def fuse_group(boxes: Floats, weighted: Floats, iou_threshold: float, sources: int) -> tuple[Floats, Floats]:
+def fuse_group(
+    boxes: Float64Array, weighted: Float64Array, iou_threshold: float, sources: int
+) -> tuple[Float64Array, Float64Array]:
     """Return boxes `(G, 4)` and scores `(G,)` of the groups of one frame and class.
 
     Args:
@@ -43,7 +44,7 @@ def fuse_group(boxes: Floats, weighted: Floats, iou_threshold: float, sources: i
     return means[:used], np.minimum(totals / counts * np.minimum(counts, sources), 1.0)
 
 
-def _iou(boxes: Floats, box: Floats) -> npt.NDArray[np.float64]:
+def _iou(boxes: Float64Array, box: Float64Array) -> Float64Array:
     """Return the IoU of each of `(N, 4)` xyxy boxes with one box; 0 if both have no area."""
     sides = np.minimum(boxes[:, 2:], box[2:]) - np.maximum(boxes[:, :2], box[:2])
     shared = np.maximum(sides, 0).prod(axis=1)

@@ -3,13 +3,11 @@
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from yolo_lightning.data.array_types import Float32Array, Int64Array
 from yolo_lightning.data.image_size import ImageSize
-
-FloatArray = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +48,13 @@ def xywh_to_xyxy(boxes: Tensor) -> Tensor:
     return torch.stack((x - width / 2, y - height / 2, x + width / 2, y + height / 2), -1)
 
 
-def corners_to_centres(boxes: FloatArray) -> FloatArray:
+def corners_to_centres(boxes: Float32Array) -> Float32Array:
     """Convert boxes `(N, 4)` from xyxy to centre-x, centre-y, width, height; any unit."""
     low, high = boxes[:, :2], boxes[:, 2:]
     return np.concatenate(((low + high) / 2, high - low), axis=1)
 
 
-def frame_to_input(boxes: FloatArray, letterbox: Letterbox) -> FloatArray:
+def frame_to_input(boxes: Float32Array, letterbox: Letterbox) -> Float32Array:
     """Convert boxes `(N, 4)`, xyxy, from pixels of the frame to pixels of the letterboxed input."""
     offset = np.array([letterbox.left, letterbox.top] * 2, dtype=np.float32)
     return boxes * np.array(letterbox.gains, dtype=np.float32) + offset
@@ -74,13 +72,13 @@ def clip_to_frame(boxes: Tensor, frame_shape: tuple[int, int]) -> Tensor:
     return boxes.clamp(min=boxes.new_zeros(4), max=boxes.new_tensor([width, height] * 2))
 
 
-def first_of_equal_boxes(boxes: FloatArray) -> npt.NDArray[np.intp]:
+def first_of_equal_boxes(boxes: Float32Array) -> Int64Array:
     """Return the ascending positions of the boxes `(N, 4)` that differ, rounded to 0.1 pixels, from all before them."""
     _, positions = np.unique(boxes.round(1) + 0.0, axis=0, return_index=True)  # adding 0 turns -0 into 0
     return np.sort(positions)
 
 
-def clip_boxes(boxes: FloatArray, height: int, width: int) -> FloatArray:
+def clip_boxes(boxes: Float32Array, height: int, width: int) -> Float32Array:
     """Clip boxes `(N, 4)`, xyxy, to an area of `height` x `width` in the same unit."""
     limits = np.array([width, height, width, height], dtype=np.float32)
     return np.clip(boxes, 0, limits)

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 import cv2
 import numpy as np
-import numpy.typing as npt
 
+from yolo_lightning.data.array_types import AnyArray, Int64Array
 from yolo_lightning.data.index import index_folder
 from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.storage.frames import Frame, FrameError
@@ -29,10 +29,10 @@ IMAGES, CLIPS = "backgrounds", "clips"  # Arrays of the folder: `(N, H, W)`, and
 T = TypeVar("T")
 
 
-def median_of(frames: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+def median_of(frames: Sequence[AnyArray]) -> AnyArray:
     """Return the median of frames of one shape, pixel by pixel; the upper one of the two middle values."""
     middle = len(frames) // 2
-    ordered: npt.NDArray[Any] = np.partition(np.stack(frames), middle, axis=0)
+    ordered: AnyArray = np.partition(np.stack(frames), middle, axis=0)
     return np.asarray(ordered[middle])
 
 
@@ -108,7 +108,7 @@ class ClipBackgrounds:
         clips = np.split(order, starts[1:])
         return {IMAGES: np.stack([self._of_clip(clip, *shapes) for clip in clips]), CLIPS: numbers}, {}
 
-    def _of_clip(self, positions: npt.NDArray[np.int64], shape: tuple[int, int]) -> Frame:
+    def _of_clip(self, positions: Int64Array, shape: tuple[int, int]) -> Frame:
         frames = []
         for position in spread(positions.tolist()):
             if position not in self.quarantined:

@@ -3,7 +3,6 @@
 import errno
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch.utils.data import DataLoader
 
 from yolo_lightning.data.batch import Batch, Sample, TrainingFacts, collate
-from yolo_lightning.data.clip_backgrounds import ClipBackgrounds
 from yolo_lightning.data.dataset import EvaluationDataset, TrainingDataset
 from yolo_lightning.data.formats.choose_format import open_format
 from yolo_lightning.data.formats.dataset_format import DatasetSettings, Files
@@ -110,29 +108,35 @@ class DetectionDataModule(LightningDataModule):
         super().__init__()
         print_to_notebook()
         self.image_size = ImageSize.of("data.image_size", image_size).check("data.image_size")
-        files, split = as_settings(Files, files), as_settings(Shares, split)
-        storage, limits = as_settings(StorageSettings, storage), as_settings(Limits, limits)
-        input, sampling = as_settings(InputSettings, input), as_settings(Sampling, sampling)
-        loader, augmentation = as_settings(LoaderSettings, loader), as_settings(Augmentation, augmentation)
-        folder = user_path(root) if root else None
-        self.dataset_format = open_format(DatasetSettings(folder, format, files, split, storage, limits, input))
+        self.batch_size = plain(batch_size)
+        self.seed = plain(seed)
+        self.storage = as_settings(StorageSettings, storage)
+        self.limits = as_settings(Limits, limits)
+        self.input = as_settings(InputSettings, input)
+        self.sampling = as_settings(Sampling, sampling)
+        self.loader = as_settings(LoaderSettings, loader)
+        self.augmentation = as_settings(Augmentation, augmentation)
+        self.dataset_format = open_format(
+            DatasetSettings(
+                root=user_path(root) if root else None,
+                format=format,
+                files=as_settings(Files, files),
+                split=as_settings(Shares, split),
+                storage=self.storage,
+                limits=self.limits,
+                input=self.input,
+            )
+        )
         self.root = self.dataset_format.root
-        self.input = input
-        self.channels: Channels | None = input.channels or self.dataset_format.channels
-        if input.pixel_range.mode is not None:
+        self.channels: Channels | None = self.input.channels or self.dataset_format.channels
+        if self.input.pixel_range.mode is not None:
             self.channels = 1
-        if input.pixel_range.has_full_depth and augmentation.pixel_transforms:
+        if self.input.pixel_range.has_full_depth and self.augmentation.pixel_transforms:
             raise UserError(
                 "data.augmentation.pixel_transforms must be empty with data.input.pixel_range.mode full, because the "
                 "transforms of albumentations work on 8-bit images; use mode fixed or frame with them"
             )
-        self.batch_size, self.seed = plain(batch_size), plain(seed)
-        self.storage = storage
-        self.limits = limits
-        self.loader = loader
-        self.augmentation = augmentation
-        self.sampling = sampling
-        self.bad_frames = BadFrames(limits.max_bad_frames)
+        self.bad_frames = BadFrames(self.limits.max_bad_frames)
         self._splits: dict[Split, LabelledFrames] = {}
         self._datasets: dict[Split, TrainingDataset | EvaluationDataset] = {}  # of the loaders
         self._outage = FrameOutage(self.bad_frames)
@@ -146,63 +150,73 @@ class DetectionDataModule(LightningDataModule):
         """
         if stage not in list(SPLITS_OF_STAGE):
             raise UserError(f"stage must be one of {', '.join(SPLITS_OF_STAGE)}, got {stage!r}")
+        fingerprints = {}
         for split in SPLITS_OF_STAGE[stage]:
-            if split in self._splits:
-                continue
-            frames = self.open(split)
-            index = frames.index
-            rank_zero_info(f"{split}: frames from {frames.storage}")
-            frames.quarantined = self.limits.quarantined(index, split)
-            self.bad_frames.quarantined |= {index.file_name(place) for place in frames.quarantined}
-            if frames.quarantined:
-                names = [f"{index.image_id(place)} ({index.file_name(place)})" for place in sorted(frames.quarantined)]
-                rank_zero_warn(f"{split}: left out because of data.limits.quarantine: {', '.join(names)}")
-            check_frames(index, frames.storage, self.bad_frames)
-            if split != "predict" and not self.limits.allow_unlabelled:
-                check_labels(index, frames.quarantined, self.dataset_format.origin(split))
-            check_boxes(index, self.limits, self.dataset_format.origin(split))
-            if frames.backgrounds is not None:
-                frames.backgrounds = replace(frames.backgrounds, quarantined=frames.quarantined)
-                rank_zero_info(f"{split}: backgrounds of {frames.backgrounds.build():,} clips")
-            self._splits[split] = frames
-            rank_zero_info(
-                f"{split}: {self.dataset_format.name(split)} ({index.facts.describe_boxes()}): {describe_split(index)}"
-            )
-            for note in index.facts.notes:
-                rank_zero_info(f"{split}: {note}")
-        fingerprints = {split: self.index(split).fingerprint for split in SPLITS_OF_STAGE[stage]}
-        check_agreement({f"frames and boxes of {split}": value for split, value in fingerprints.items()})
-        if stage == "fit" and self.index("train").fingerprint == self.index("valid").fingerprint:
-            rank_zero_warn("train and valid have the same frames and boxes: the scores do not show what is learned")
+            if split not in self._splits:
+                self._splits[split] = self._open_checked(split)
+            fingerprints[f"frames and boxes of {split}"] = self.index(split).fingerprint
+        check_agreement(fingerprints)
         if stage == "fit":
-            self._order = SampledOrder(self.index("train"), self.sampling, self.seed)
-            rank_zero_info(f"train: {self._order.describe()}")
-            if self.augmentation.paste.probability:
-                PasteCandidates(self.index("train"), self.augmentation.paste.classes)  # raises ValueError
-            batches = self._batches()
-            if batches.size > self._order.length:
-                times = f" x {batches.processes} processes" if batches.processes > 1 else ""
-                raise UserError(
-                    f"data.batch_size must be at most the {self._order.length} frames of an epoch of "
-                    f"{self.dataset_format.name('train')}, got {self.batch_size}{times}"
-                )
-            if (trainer := self.trainer) is not None and trainer.check_val_every_n_epoch and trainer.limit_val_batches:
-                most = limited(batches.count(self._order.length), trainer.limit_train_batches)
-                if isinstance(every := trainer.val_check_interval, int) and every > most:
-                    raise UserError(f"trainer.val_check_interval must be <= {most}, the batches per epoch, got {every}")
+            self._set_up_training()
+
+    def _open_checked(self, split: Split) -> LabelledFrames:
+        """Return a split whose frames and boxes have been checked, and log a summary."""
+        frames = self.open(split)
+        index = frames.index
+        origin = self.dataset_format.origin(split)
+        rank_zero_info(f"{split}: frames from {frames.storage}")
+        self.bad_frames.quarantined |= {index.file_name(position) for position in frames.quarantined}
+        if frames.quarantined:
+            names = [f"{index.image_id(place)} ({index.file_name(place)})" for place in sorted(frames.quarantined)]
+            rank_zero_warn(f"{split}: left out because of data.limits.quarantine: {', '.join(names)}")
+        check_frames(index, frames.storage, self.bad_frames)
+        if split != "predict" and not self.limits.allow_unlabelled:
+            check_labels(index, frames.quarantined, origin)
+        check_boxes(index, self.limits, origin)
+        if frames.backgrounds is not None:
+            rank_zero_info(f"{split}: backgrounds of {frames.backgrounds.build():,} clips")
+        summary = f"{self.dataset_format.name(split)} ({index.facts.describe_boxes()}): {describe_split(index)}"
+        for note in (summary, *index.facts.notes):
+            rank_zero_info(f"{split}: {note}")
+        return frames
+
+    def _set_up_training(self) -> None:
+        """Set the order of the training frames, and check the settings that depend on their number."""
+        index = self.index("train")
+        if index.fingerprint == self.index("valid").fingerprint:
+            rank_zero_warn("train and valid have the same frames and boxes: the scores do not show what is learned")
+        self._order = SampledOrder(index, self.sampling, self.seed)
+        rank_zero_info(f"train: {self._order.describe()}")
+        if self.augmentation.paste.probability:
+            PasteCandidates(index, self.augmentation.paste.classes)  # raises ValueError
+        batches = self._batches()
+        if batches.size > self._order.length:
+            times = f" x {batches.processes} processes" if batches.processes > 1 else ""
+            raise UserError(
+                f"data.batch_size must be at most the {self._order.length} frames of an epoch of "
+                f"{self.dataset_format.name('train')}, got {self.batch_size}{times}"
+            )
+        trainer = self.trainer
+        if trainer is None or not trainer.check_val_every_n_epoch or not trainer.limit_val_batches:
+            return
+        epoch_batches = limited(batches.count(self._order.length), trainer.limit_train_batches)
+        interval = trainer.val_check_interval
+        if isinstance(interval, int) and interval > epoch_batches:
+            raise UserError(
+                f"trainer.val_check_interval must be <= {epoch_batches}, the batches per epoch, got {interval}"
+            )
 
     def open(self, split: Split, storage: StorageKind | None = None) -> LabelledFrames:
         """Return a split with its frames, unchecked; `storage` None uses `data.storage.kind`."""
         check_choices("split", [split], Split)
-        opened = self.dataset_format.open_storage(split, self.channels or 3, storage)
+        opened_storage = self.dataset_format.open_storage(split, self.channels or RGB_CHANNELS, storage)
         index = self.dataset_format.open_index(split)
         if self.channels is None:
-            self.channels = needed_channels(index, opened)
+            self.channels = needed_channels(index, opened_storage)
             if self.channels == 1:
                 rank_zero_info(f"{split}: all sampled frames are gray, so all are read as gray (data.input.channels)")
-            opened = self.dataset_format.open_storage(split, self.channels, storage)
-        backgrounds = ClipBackgrounds(index, opened) if self.input.background else None
-        return LabelledFrames(index, opened, self.channels, backgrounds, self.input.pixel_range, self.input.resize)
+            opened_storage = self.dataset_format.open_storage(split, self.channels, storage)
+        return LabelledFrames(index, opened_storage, self.channels, self.input, self.limits.quarantined(index, split))
 
     @property
     def input_channels(self) -> int:
@@ -244,15 +258,25 @@ class DetectionDataModule(LightningDataModule):
     def predict_original_ids(self) -> list[int | str]:
         """Ids of the images to predict with the type of the dataset's file, number or string, in file order."""
         index = self.index("predict")
-        flags = index.text_ids().tolist()
-        return [text if is_text else int(text) for text, is_text in zip(index.image_ids(), flags, strict=True)]
+        ids: list[int | str] = list(index.image_ids())
+        for position in np.flatnonzero(~index.text_ids()).tolist():
+            ids[position] = int(ids[position])
+        return ids
 
     def training_facts(self) -> TrainingFacts:
         """Return the facts about the training split that the model needs; call it after `setup`."""
         counts = np.bincount(self.index("train").all_labels(), minlength=len(self.class_names))
-        counts_of = tuple(counts.tolist())
-        frames = self.input.background, self.input.pixel_range, self.channels, self.input.resize
-        return TrainingFacts(self.batch_size, self.seed, counts_of, self.image_size, *frames, self.category_ids)
+        return TrainingFacts(
+            batch_size=self.batch_size,
+            seed=self.seed,
+            class_counts=tuple(counts.tolist()),
+            image_size=self.image_size,
+            background=self.input.background,
+            pixel_range=self.input.pixel_range,
+            channels=self.channels,
+            resize=self.input.resize,
+            category_ids=self.category_ids,
+        )
 
     def describe_crowded_frames(self, stage: str, max_detections: int) -> list[str]:
         """Return a line for each split evaluated in `stage` with frames of more than `max_detections` objects.
@@ -260,8 +284,8 @@ class DetectionDataModule(LightningDataModule):
         Such frames limit the recall. Call it after `setup`.
         """
         lines = []
-        for split in SPLITS_OF_STAGE[stage]:
-            if split not in EVALUATED_SPLITS:
+        for split in EVALUATED_SPLITS:
+            if split not in SPLITS_OF_STAGE[stage]:
                 continue
             index = self.index(split)
             objects = np.diff(index.box_offsets())
@@ -278,11 +302,12 @@ class DetectionDataModule(LightningDataModule):
 
     def train_dataloader(self) -> ResumableLoader:
         """Return augmented batches in an order that depends on (seed, epoch) only; the position is resumable."""
-        frames, trainer, batches = self._opened("train"), self.trainer, self._batches()
+        trainer = self.trainer
+        batches = self._batches()
         processes = max(1, worker_count(self.loader.num_workers)) * batches.processes
         has_mixup = self.augmentation.mixup > 0
-        wanted = frames_to_cache(self._order.length, processes, self.batch_size, has_mixup=has_mixup)
-        frames = frames.cached(self.storage.image_cache_mib, wanted)
+        window = frames_to_cache(self._order.length, processes, self.batch_size, has_mixup=has_mixup)
+        frames = self._opened("train").cached(self.storage.image_cache_mib, window)
         order: EpochOrder = self._order
         if trainer is not None and trainer.overfit_batches:  # type: ignore[attr-defined]
             order = FirstEpoch(self._order)
@@ -309,7 +334,9 @@ class DetectionDataModule(LightningDataModule):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the fingerprint of the training data for a checkpoint."""
-        return {"train_fingerprint": self.index("train").fingerprint} if "train" in self._splits else {}
+        if "train" not in self._splits:
+            return {}
+        return {"train_fingerprint": self.index("train").fingerprint}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Check that the training data is that of the checkpoint, so that the position in its order is valid.
@@ -318,12 +345,12 @@ class DetectionDataModule(LightningDataModule):
             UserError: If the content of the training split has changed.
         """
         saved = state_dict.get("train_fingerprint")
-        if saved is not None and "train" in self._splits and self.index("train").fingerprint != saved:
+        now = self.state_dict().get("train_fingerprint", saved)
+        if saved not in (None, now):
             raise UserError(
-                f"the checkpoint was made on other training data (fingerprint {saved}, now "
-                f"{self.index('train').fingerprint}): resume with the same {self.dataset_format.name('train')}, "
-                "data.split.train_fraction and data.split.valid_share, or start a new run from its weights with "
-                "model.weights"
+                f"the checkpoint was made on other training data (fingerprint {saved}, now {now}): resume with the "
+                f"same {self.dataset_format.name('train')}, data.split.train_fraction and data.split.valid_share, or "
+                "start a new run from its weights with model.weights"
             )
 
     def val_dataloader(self) -> DataLoader[Sample]:
@@ -344,7 +371,8 @@ class DetectionDataModule(LightningDataModule):
         trainer = self.trainer
         has_begun = trainer is not None and trainer.state.fn == "fit" and steps_begun(trainer) > 0
         if trainer is not None and has_begun and batch.absent:
-            batch = self._outage.whole(batch, self._datasets["train" if trainer.training else "valid"])
+            split: Split = "train" if trainer.training else "valid"
+            batch = self._outage.whole(batch, self._datasets[split])
         try:
             self.bad_frames.add(batch.bad_frames)
         except UserError as error:
@@ -354,7 +382,8 @@ class DetectionDataModule(LightningDataModule):
         return batch
 
     def _evaluation_loader(self, split: Split) -> DataLoader[Sample]:
-        dataset = self._datasets[split] = EvaluationDataset(self._opened(split), self.image_size)
+        dataset = EvaluationDataset(self._opened(split), self.image_size)
+        self._datasets[split] = dataset
         return EvaluationLoader(
             dataset,
             batch_sampler=FileOrderBatches(len(dataset), self._batches()),

@@ -6,14 +6,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from glob import glob, has_magic
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from yolo_lightning.data.array_types import AnyArray, Float32Array, UInt8Array
 from yolo_lightning.data.left_out_files import counted, other_files, suffix, unusable_files
 from yolo_lightning.data.storage.frames import IMAGE_SUFFIXES, BitDepthError, decode_frame
 from yolo_lightning.data.storage.image_header import FrameLimits, unread_parts
+from yolo_lightning.data.transforms.augmentation_settings import Image
 from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.paths import literal_folders, plain_path, user_path
@@ -32,9 +32,9 @@ class InputImage:
 
     source: Path | None  # Image or video file; None for an array
     frame: int | None  # Frame number in the video, from 0; None for an image
-    pixels: npt.NDArray[np.uint8]  # `(H, W, 3)` uint8, RGB
-    full: npt.NDArray[np.float32] | None = None  # `(H, W)` gray from 0 to 255 with the depth of a 16-bit image
-    background: npt.NDArray[np.uint8 | np.float32] | None = None  # `(H, W)` gray, of the clip; None if unknown
+    pixels: UInt8Array  # `(H, W, 3)` uint8, RGB
+    full: Float32Array | None = None  # `(H, W)` gray from 0 to 255 with the depth of a 16-bit image
+    background: Image | None = None  # `(H, W)` gray, of the clip; None if unknown
     unread: str = ""  # Bands and pages of an image file that are not read, see `unread_parts`
     time_s: float | None = None  # Seconds after the beginning of the video; None for an image
 
@@ -43,9 +43,7 @@ class InputImage:
         return bool((first == self.pixels[..., 1]).all() and (first == self.pixels[..., 2]).all())
 
 
-def from_array(
-    pixels: npt.NDArray[Any], ranges: PixelRange | None = None, *, has_background: bool = False
-) -> InputImage:
+def from_array(pixels: AnyArray, ranges: PixelRange | None = None, *, has_background: bool = False) -> InputImage:
     """Return the image of an array: `(H, W)` uint8, gray, or `(H, W, 3)` uint8, RGB (OpenCV reads BGR).
 
     With `has_background` (`data.input.background`), three dimensions are `(H, W, 2)`: a gray frame and its background.
@@ -156,9 +154,7 @@ def read_pictures(path: Path, ranges: PixelRange | None = None) -> Iterator[Inpu
         yield InputImage(path, number, pixels, time_s=time_s)
 
 
-def _decode_picture(
-    content: bytes, path: Path, ranges: PixelRange | None
-) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32] | None]:
+def _decode_picture(content: bytes, path: Path, ranges: PixelRange | None) -> tuple[UInt8Array, Float32Array | None]:
     """Return `pixels` and `full` of an image; a gray image with 16 bits is mapped by `ranges` if they have a mode."""
     if ranges is not None and ranges.mode is not None:
         with suppress(BitDepthError):  # an image with 8 bits needs no mapping
@@ -168,17 +164,17 @@ def _decode_picture(
     return np.asarray(decode_frame(content, str(path), channels=3), dtype=np.uint8), None
 
 
-def _three(gray: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+def _three(gray: UInt8Array) -> UInt8Array:
     """Return gray levels `(H, W)` as RGB."""
     return np.repeat(gray[..., None], 3, axis=2)
 
 
-def _shown(image: npt.NDArray[np.uint8 | np.float32]) -> npt.NDArray[np.uint8]:
+def _shown(image: Image) -> UInt8Array:
     """Return a gray image `(H, W)` as RGB with 256 levels."""
     return _three(image.clip(0, 255).round().astype(np.uint8))
 
 
-def _full(image: npt.NDArray[np.uint8 | np.float32]) -> npt.NDArray[np.float32] | None:
+def _full(image: Image) -> Float32Array | None:
     """Return an image if it is float32, else None."""
     return np.asarray(image, np.float32) if image.dtype == np.float32 else None
 

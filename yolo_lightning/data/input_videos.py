@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import av
 import numpy as np
-import numpy.typing as npt
 from av.video.stream import VideoStream
 
+from yolo_lightning.data.array_types import UInt8Array
 from yolo_lightning.data.storage.frames import FrameError
 from yolo_lightning.data.storage.image_header import FrameLimits
 from yolo_lightning.errors import UserError
@@ -63,7 +63,7 @@ def video_timing(path: Path) -> VideoTiming:
         return VideoTiming(rate, max(_time_base(stream), FINEST_TIME_BASE), max(1, frames))
 
 
-def read_frames(path: Path) -> Iterator[tuple[npt.NDArray[np.uint8], float]]:
+def read_frames(path: Path) -> Iterator[tuple[UInt8Array, float]]:
     """Yield pixels, `(H, W, 3)` uint8 RGB, and the time in seconds after the beginning of each frame of a video.
 
     Frames are rotated as the file states. Frames that cannot be decoded are left out with one warning.
@@ -256,7 +256,7 @@ def _refuse_raw_gray(frame: "VideoFrame", path: Path) -> None:
         )
 
 
-def _upright(frame: "VideoFrame") -> npt.NDArray[np.uint8]:
+def _upright(frame: "VideoFrame") -> UInt8Array:
     """Return the pixels of a frame as RGB, rotated as the file states."""
     pixels = np.asarray(frame.to_ndarray(format="rgb24"), dtype=np.uint8)
     quarters = round(frame.rotation / 90) % 4

@@ -7,8 +7,8 @@ import cv2
 import numpy as np
 
 from yolo_lightning.data.clip_backgrounds import ClipBackgrounds
-from yolo_lightning.data.image_size import Resize
 from yolo_lightning.data.index.split_index import SplitIndex
+from yolo_lightning.data.input_settings import InputSettings
 from yolo_lightning.data.storage.frames import Channels, Frame, FrameError
 from yolo_lightning.data.storage.image_cache import ImageCache
 from yolo_lightning.data.storage.image_header import is_turned
@@ -16,7 +16,7 @@ from yolo_lightning.data.storage.positioned_file import ReplacedFileError
 from yolo_lightning.data.storage.storage import EncodedStorage, Storage
 from yolo_lightning.data.transforms.augmentation_settings import Image
 from yolo_lightning.data.transforms.letterbox import PADDING, Labelled
-from yolo_lightning.data.transforms.pixel_range import Drift, PixelRange
+from yolo_lightning.data.transforms.pixel_range import Drift
 
 MIB = 2**20
 
@@ -24,9 +24,9 @@ MIB = 2**20
 class LabelledFrames:
     """Frames of a split with their boxes; frames whose index is in `quarantined` are treated as unreadable.
 
-    With `backgrounds`, the channels of an image are the gray frame and the background of its clip. Frames with 16 bits
-    are mapped to 0 to 255 by `pixel_range`, with its full depth to float32 images. `resize` is used in evaluation, see
-    `InputSettings`.
+    With `input.background`, the channels of an image are the gray frame and the background of its clip. Frames with 16
+    bits are mapped to 0 to 255 by `input.pixel_range`, with its full depth to float32 images. `resize` is used in
+    evaluation.
     """
 
     def __init__(
@@ -34,17 +34,16 @@ class LabelledFrames:
         index: SplitIndex,
         storage: Storage,
         channels: Channels = 1,
-        backgrounds: ClipBackgrounds | None = None,
-        pixel_range: PixelRange = PixelRange(),  # noqa: B008 - frozen
-        resize: Resize = "area",
+        input: InputSettings = InputSettings(),  # noqa: B008 - frozen
+        quarantined: frozenset[int] = frozenset(),
     ) -> None:
         self.index = index
         self.storage = storage
         self.channels = channels
-        self.backgrounds = backgrounds
-        self.pixel_range = pixel_range
-        self.resize = resize
-        self.quarantined: frozenset[int] = frozenset()
+        self.pixel_range = input.pixel_range
+        self.resize = input.resize
+        self.quarantined = quarantined
+        self.backgrounds = ClipBackgrounds(index, storage, quarantined) if input.background else None
         self.cache = ImageCache(max_frames=0, keep_partners=False)
 
     def __len__(self) -> int:
@@ -56,15 +55,13 @@ class LabelledFrames:
         It contains all frames if all fit and the storage has encoded images; otherwise the own frames of the last
         `window` samples, because frames of a packed store need no decoding and share the memory of the page cache.
         """
-        copied, count, fitting = copy(self), len(self), self._frames_in(budget_mib)
+        count = len(self)
+        frame_bytes = self.index.pixels() * self.channels * self.pixel_range.bits // 8  # before the mapping
+        fitting = budget_mib * MIB * count // frame_bytes
         keeps_all = self.storage.is_encoded and count <= fitting
-        wanted = count if keeps_all else min(window, count, fitting)
-        copied.cache = ImageCache(wanted, keep_partners=keeps_all)
+        copied = copy(self)
+        copied.cache = ImageCache(min(count if keeps_all else window, count, fitting), keep_partners=keeps_all)
         return copied
-
-    def _frames_in(self, budget_mib: int) -> int:
-        """Return how many decoded frames, before the mapping of 16-bit frames, have the size `budget_mib`."""
-        return budget_mib * MIB * len(self) // (self.index.pixels() * self.channels * self.pixel_range.bits // 8)
 
     def read(
         self, index: int, is_partner: bool = False, drift: Drift | None = None, problems: list[FrameError] | None = None
@@ -73,18 +70,18 @@ class LabelledFrames:
 
         `drift` is applied to frames with 16 bits before they are mapped. The error is appended to `problems`.
         """
-        problems = [] if problems is None else problems
-        height, width = self.index.shape(index)
         image_id = self.index.image_id(index)  # read by the supervisor from the stack of a worker that hangs here
         try:
             image = self._frame(index, is_partner, drift)
             if self.backgrounds is not None:
                 image = np.asarray(cv2.merge([image, self._levels(self.backgrounds.of(index), drift)]), image.dtype)
         except FrameError as error:
+            if problems is not None:
+                problems.append(error)
             channels = self.channels if self.backgrounds is None else 2
-            shape = (height, width) if channels == 1 else (height, width, channels)
-            empty = np.full(shape, PADDING, np.float32 if self.pixel_range.has_full_depth else np.uint8)
-            problems.append(error)
+            shape = self.index.shape(index)
+            dtype = np.float32 if self.pixel_range.has_full_depth else np.uint8
+            empty = np.full(shape if channels == 1 else (*shape, channels), PADDING, dtype)
             return Labelled(empty, np.zeros((0, 4), np.float32), np.zeros(0, np.int64), problem=str(error))
         except (ArithmeticError, LookupError, RuntimeError, ValueError, cv2.error) as error:
             if not isinstance(error, ReplacedFileError):  # not a matter of this frame

@@ -9,11 +9,10 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from yolo_lightning.evaluation.greedy import Flags, Floats, Integers
-from yolo_lightning.evaluation.matching import COUNTED_PER_CLASS, IOU_THRESHOLDS, Bits, Matches
+from yolo_lightning.data.array_types import BoolArray, Float64Array, Int32Array, Int64Array, IntegerArray, UInt16Array
+from yolo_lightning.evaluation.matching import COUNTED_PER_CLASS, IOU_THRESHOLDS, Matches
 
 NO_GROUND_TRUTH = -1.0  # COCO's score of a class or subset without annotated objects
 
@@ -31,10 +30,10 @@ class PartScores:
     """Scores of a subset of the frames, with T IoU thresholds and M limits of the number of detections."""
 
     frames: int
-    annotated: Integers  # `(C,)` number of objects per class
-    observed: Flags  # `(C,)` whether the class was annotated or detected
-    precision: Floats  # `(T, C)` average precision, 0 to 1; -1 for classes without ground truth
-    recall: Floats  # `(M, T, C)` maximum recall, 0 to 1; -1 likewise
+    annotated: Int64Array  # `(C,)` number of objects per class
+    observed: BoolArray  # `(C,)` whether the class was annotated or detected
+    precision: Float64Array  # `(T, C)` average precision, 0 to 1; -1 for classes without ground truth
+    recall: Float64Array  # `(M, T, C)` maximum recall, 0 to 1; -1 likewise
 
     def map(self, threshold: int | None = None) -> float:
         """Return the mean average precision over the annotated classes, at all thresholds or at one of them."""
@@ -44,7 +43,7 @@ class PartScores:
         """Return the mean of the maximum recalls of limit number `limit` over thresholds and annotated classes."""
         return self._mean(self.recall[limit])
 
-    def _mean(self, values: Floats) -> float:
+    def _mean(self, values: Float64Array) -> float:
         part = values[..., self.annotated > 0]
         return float(part.mean()) if part.size else NO_GROUND_TRUTH
 
@@ -66,12 +65,12 @@ class RankedDetections:
     """
 
     frames: int  # number of frames
-    annotated: npt.NDArray[np.integer]  # `(F, C)` number of objects per class
-    labels: npt.NDArray[np.integer]  # `(D,)` class index
-    owners: npt.NDArray[np.int32]  # `(D,)` frame number
-    ranks: npt.NDArray[np.integer]  # `(D,)`, 0 is the highest score of the frame and class
-    hits: Bits  # `(D,)`, bit `t` is set if the detection is correct at threshold `t`
-    ignored: Bits | None = None  # `(D,)`, bit `t` is set if the detection does not count at threshold `t`
+    annotated: IntegerArray  # `(F, C)` number of objects per class
+    labels: IntegerArray  # `(D,)` class index
+    owners: Int32Array  # `(D,)` frame number
+    ranks: IntegerArray  # `(D,)`, 0 is the highest score of the frame and class
+    hits: UInt16Array  # `(D,)`, bit `t` is set if the detection is correct at threshold `t`
+    ignored: UInt16Array | None = None  # `(D,)`, bit `t` is set if the detection does not count at threshold `t`
 
     @classmethod
     def of(cls, matches: Matches) -> Self:
@@ -80,7 +79,7 @@ class RankedDetections:
         labels, ranks, hits = (column.numpy()[order] for column in (matches.labels, matches.ranks, matches.hits))
         return cls(len(matches.counts), matches.annotated.numpy(), labels, owners, ranks, hits.view(np.uint16))
 
-    def part(self, frames: Flags) -> Self:
+    def part(self, frames: BoolArray) -> Self:
         """Return the frames selected by `frames`, `(F,)`, without renumbering them."""
         own = frames[self.owners]
         detections = {name: getattr(self, name)[own] for name in ("labels", "owners", "ranks", "hits")}
@@ -116,7 +115,7 @@ class RankedDetections:
         return slice(int(first), int(stop))
 
 
-def average_precision(correct: Integers, annotated: int) -> float:
+def average_precision(correct: Int64Array, annotated: int) -> float:
     """Return the mean of the decreasing envelope of precision at `RECALLS`, 0 to 1, of a class with >= 1 objects.
 
     `correct` contains the ascending ranks of the correct detections among all detections of the class.
@@ -126,7 +125,7 @@ def average_precision(correct: Integers, annotated: int) -> float:
     return float(np.append(decreasing_envelope(found / (correct + 1)), 0.0)[first].mean())
 
 
-def decreasing_envelope(precision: Floats) -> Floats:
+def decreasing_envelope(precision: Float64Array) -> Float64Array:
     """Return for each position the largest precision at this or any later position."""
-    envelope: Floats = np.maximum.accumulate(precision[::-1])[::-1]
+    envelope: Float64Array = np.maximum.accumulate(precision[::-1])[::-1]
     return envelope

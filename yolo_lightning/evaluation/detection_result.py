@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Self
 
 import cv2
 import numpy as np
-import numpy.typing as npt
 
+from yolo_lightning.data.array_types import Float32Array, Int64Array, UInt8Array
 from yolo_lightning.data.batch import Prediction
 from yolo_lightning.data.input_images import InputImage
 from yolo_lightning.evaluation.coco_results import Detection, coco_detections
@@ -29,10 +29,10 @@ class DetectionResult:
     Iteration yields class name, score and box `(4,)` of each detection. Notebooks show the picture.
     """
 
-    image: npt.NDArray[np.uint8]  # `(H, W, 3)` uint8, RGB
-    boxes: npt.NDArray[np.float32]  # `(N, 4)` float32, xyxy, pixels of the image
-    scores: npt.NDArray[np.float32]  # `(N,)` float32, 0 to 1
-    labels: npt.NDArray[np.int64]  # `(N,)` int64, class index from 0
+    image: UInt8Array  # `(H, W, 3)` uint8, RGB
+    boxes: Float32Array  # `(N, 4)` float32, xyxy, pixels of the image
+    scores: Float32Array  # `(N,)` float32, 0 to 1
+    labels: Int64Array  # `(N,)` int64, class index from 0
     class_names: tuple[str, ...]  # names of all classes, index 0 first
     source: Path | None = None  # image or video file; None for an array
     frame: int | None = None  # frame number in the video, from 0; None for an image
@@ -50,7 +50,7 @@ class DetectionResult:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __iter__(self) -> Iterator[tuple[str, float, npt.NDArray[np.float32]]]:
+    def __iter__(self) -> Iterator[tuple[str, float, Float32Array]]:
         return zip(self.names, self.scores.tolist(), self.boxes, strict=True)
 
     def __repr__(self) -> str:
@@ -69,7 +69,7 @@ class DetectionResult:
         """Class name of each detection."""
         return [self.class_names[label] for label in self.labels.tolist()]
 
-    def plot(self) -> npt.NDArray[np.uint8]:
+    def plot(self) -> UInt8Array:
         """Return a copy of the image, `(H, W, 3)` uint8 RGB, with boxes, class names and scores."""
         side = min(self.image.shape[:2])
         texts = [f"{name} {score:.2f}" for name, score in zip(self.names, self.scores, strict=True)]

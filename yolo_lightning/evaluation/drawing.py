@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import cv2
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from yolo_lightning.data.array_types import Float32Array, UInt8Array
 from yolo_lightning.data.batch import Batch, Prediction, Target
 from yolo_lightning.data.boxes import scaled_shape
 from yolo_lightning.utils.plain_text import one_line
@@ -25,7 +25,7 @@ CLASS_COLOURS = ("#2ba6de", "#e8a90c", "#f0383b", "#6cab3f", "#b067ea", "#f07d1a
 """Colours of the first classes in all pictures and curves, visible on gray frames and on light and dark pages; further
 classes repeat them."""
 
-Image = npt.NDArray[np.uint8]
+Image = UInt8Array
 
 
 def original_frame(batch: Batch, position: int) -> Image:
@@ -71,7 +71,7 @@ def enlargement(width: int) -> float:
 
 def with_boxes(
     image: Image,
-    boxes: npt.NDArray[np.float32],
+    boxes: Float32Array,
     labels: Sequence[int],
     words: Sequence[str] = (),
     *,

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from yolo_lightning.data.array_types import BoolArray
 from yolo_lightning.data.formats.image_ids import ID_DIGITS
 from yolo_lightning.evaluation.average_precision import NO_GROUND_TRUTH, PartScores, RankedDetections
 from yolo_lightning.evaluation.matching import Matches
@@ -54,7 +54,7 @@ class DriftScores:
         return balanced_score(self.overall.scalars()["map_50"], self.variation())
 
 
-def drift_scores(matches: Matches, frames: npt.NDArray[np.bool_] | None = None) -> DriftScores:
+def drift_scores(matches: Matches, frames: BoolArray | None = None) -> DriftScores:
     """Return the scores of the frames selected by `frames`, `(F,)`, or of all frames."""
     ranked, months = RankedDetections.of(matches), matches.months.numpy()
     if frames is not None:

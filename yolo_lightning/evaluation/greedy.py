@@ -2,23 +2,18 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
-Overlaps = npt.NDArray[np.floating[Any]]
-Integers = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
+from yolo_lightning.data.array_types import BoolArray, Float64Array, FloatingArray, Int64Array
 
 
-def numbers_within(groups: Integers) -> Integers:
+def numbers_within(groups: Int64Array) -> Int64Array:
     """Return the number of each element within its group, from 0; `groups` is ascending."""
     return np.arange(len(groups)) - np.searchsorted(groups, groups)
 
 
-def pairs_of_group(groups: Integers, object_groups: Integers) -> tuple[Integers, Integers]:
+def pairs_of_group(groups: Int64Array, object_groups: Int64Array) -> tuple[Int64Array, Int64Array]:
     """Return all pairs of a detection and an object of one group, sorted by detection; both inputs are ascending."""
     first, behind = np.searchsorted(object_groups, groups), np.searchsorted(object_groups, groups, side="right")
     counts = behind - first
@@ -26,7 +21,7 @@ def pairs_of_group(groups: Integers, object_groups: Integers) -> tuple[Integers,
     return finder, np.repeat(first - np.cumsum(counts) + counts, counts) + np.arange(len(finder))
 
 
-def intersection_over_union(one: Floats, other: Floats, *, of_first: bool = False) -> Floats:
+def intersection_over_union(one: Float64Array, other: Float64Array, *, of_first: bool = False) -> Float64Array:
     """Return the IoU of N pairs of boxes `(N, 4)` x, y, width, height, by the operations of COCO's `bbIou`.
 
     With `of_first` the intersection is divided by the area of the first box, as for crowd regions.
@@ -43,16 +38,16 @@ def intersection_over_union(one: Floats, other: Floats, *, of_first: bool = Fals
 
 
 def take_in_turn(
-    finder: Integers,
-    found: Integers,
-    overlaps: Overlaps,
-    groups: Integers,
+    finder: Int64Array,
+    found: Int64Array,
+    overlaps: FloatingArray,
+    groups: Int64Array,
     thresholds: Sequence[float],
     *,
     prefers_last: bool,
-    ignored: Flags | None = None,
-    crowds: Flags | None = None,
-) -> Integers:
+    ignored: BoolArray | None = None,
+    crowds: BoolArray | None = None,
+) -> Int64Array:
     """Match greedily: each detection takes the unmatched object with the largest IoU, in descending order of scores.
 
     Args:
@@ -102,12 +97,12 @@ def take_in_turn(
     return objects
 
 
-def segment_starts(ascending: Integers) -> Integers:
+def segment_starts(ascending: Int64Array) -> Int64Array:
     """Return the positions at which runs of equal values begin."""
     return np.flatnonzero(np.concatenate(([True], ascending[1:] != ascending[:-1])))
 
 
-def _largest(values: Overlaps, starts: Integers, owners: Integers, *, prefers_last: bool) -> Integers:
+def _largest(values: FloatingArray, starts: Int64Array, owners: Int64Array, *, prefers_last: bool) -> Int64Array:
     """Return the column of the largest value of each of S owners, `(T, S)`; -1 if all its values are negative.
 
     `values` is `(T, P)`; `starts` `(S,)` is the first column of each owner, `owners` `(P,)` the owner of each column.

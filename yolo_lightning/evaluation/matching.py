@@ -14,21 +14,13 @@ from itertools import pairwise
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from yolo_lightning.data.array_types import BoolArray, Float32Array, Float64Array, Int64Array, UInt16Array
 from yolo_lightning.data.batch import Prediction, Target
 from yolo_lightning.evaluation.frame_records import FrameRecords
-from yolo_lightning.evaluation.greedy import (
-    Flags,
-    Floats,
-    Integers,
-    intersection_over_union,
-    numbers_within,
-    pairs_of_group,
-    take_in_turn,
-)
+from yolo_lightning.evaluation.greedy import intersection_over_union, numbers_within, pairs_of_group, take_in_turn
 
 COUNTED_PER_CLASS = 100  # number of detections per frame and class that COCO evaluates, highest scores first
 
@@ -49,9 +41,6 @@ ALL_AREAS: AreaRange = (0.0, 1e10)
 
 PAIRS_PER_CHUNK = 500_000
 """Pairs of a detection and an object of one frame that are matched at once; 100 to 200 MB."""
-
-Singles = npt.NDArray[np.float32]
-Bits = npt.NDArray[np.uint16]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +94,12 @@ def match_frames(detections: "BoxTable", objects: "BoxTable", classes: int, mont
     )
 
 
-def _errors(detections: "BoxTable", objects: "BoxTable", found: "MatchedBoxes", classes: int) -> Bits:
+def _errors(detections: "BoxTable", objects: "BoxTable", found: "MatchedBoxes", classes: int) -> UInt16Array:
     """Return the bits `DUPLICATE` and `BACKGROUND` of each evaluated detection, `(D,)` uint16."""
     frames, labels = np.divmod(found.groups, classes)
     of_objects = np.repeat(np.arange(len(objects.counts)), objects.counts)
     boxes, truth = detections.boxes[found.order].astype(np.float64), objects.boxes.astype(np.float64)
-    errors: Bits = np.full(len(frames), BACKGROUND, np.uint16)
+    errors: UInt16Array = np.full(len(frames), BACKGROUND, np.uint16)
     work = np.cumsum(objects.counts[frames]) // PAIRS_PER_CHUNK
     for start, stop in pairwise([0, *(np.flatnonzero(np.diff(work)) + 1).tolist(), len(frames)]):
         finder, taken = pairs_of_group(frames[start:stop], of_objects)
@@ -126,15 +115,15 @@ def _errors(detections: "BoxTable", objects: "BoxTable", found: "MatchedBoxes", 
 class BoxTable:
     """N boxes of F frames, sorted by frame; detections have scores, objects may have areas and crowds."""
 
-    boxes: Singles  # `(N, 4)` float32 x, y, width, height
-    labels: Integers  # `(N,)` class index from 0
-    counts: Integers  # `(F,)` number of boxes per frame
-    scores: Singles | None = None  # `(N,)` float32
-    areas: Floats | None = None  # `(N,)` area in square pixels; width times height where it is not positive
-    crowds: Flags | None = None  # `(N,)` whether the box surrounds a crowd
+    boxes: Float32Array  # `(N, 4)` float32 x, y, width, height
+    labels: Int64Array  # `(N,)` class index from 0
+    counts: Int64Array  # `(F,)` number of boxes per frame
+    scores: Float32Array | None = None  # `(N,)` float32
+    areas: Float64Array | None = None  # `(N,)` area in square pixels; width times height where it is not positive
+    crowds: BoolArray | None = None  # `(N,)` whether the box surrounds a crowd
 
     @classmethod
-    def of(cls, frames: Sequence[tuple[Tensor, Tensor]], scores: Singles | None = None) -> "BoxTable":
+    def of(cls, frames: Sequence[tuple[Tensor, Tensor]], scores: Float32Array | None = None) -> "BoxTable":
         """Return the table of boxes, xyxy, and labels per frame."""
         boxes, labels, owners = flattened(frames)
         return cls(sized(boxes), labels, np.bincount(owners, minlength=len(frames)), scores)
@@ -149,7 +138,7 @@ class BoxTable:
         }
         return replace(self, counts=self.counts[first:stop], **columns)
 
-    def groups(self, classes: int) -> Integers:
+    def groups(self, classes: int) -> Int64Array:
         """Return `(N,)` frame number times `classes` plus label."""
         return np.repeat(np.arange(len(self.counts)), self.counts) * classes + self.labels
 
@@ -162,13 +151,13 @@ class MatchedBoxes:
     sorted by descending score.
     """
 
-    order: Integers  # `(D,)` position of each detection in its table
-    groups: Integers  # `(D,)`
-    ranks: Integers  # `(D,)`, 0 is the highest score of the group
-    hits: Bits  # `(A, D)`, bit `t` is set if the detection is correct at threshold `t`
-    ignored: Bits  # `(A, D)`, bit `t` is set if the detection does not count at threshold `t`
-    object_groups: Integers  # `(O,)`
-    counted: Flags  # `(A, O)` whether the object is not ignored
+    order: Int64Array  # `(D,)` position of each detection in its table
+    groups: Int64Array  # `(D,)`
+    ranks: Int64Array  # `(D,)`, 0 is the highest score of the group
+    hits: UInt16Array  # `(A, D)`, bit `t` is set if the detection is correct at threshold `t`
+    ignored: UInt16Array  # `(A, D)`, bit `t` is set if the detection does not count at threshold `t`
+    object_groups: Int64Array  # `(O,)`
+    counted: BoolArray  # `(A, O)` whether the object is not ignored
 
 
 def match_boxes(
@@ -203,7 +192,7 @@ def match_boxes(
     return MatchedBoxes(**{name: np.concatenate([getattr(part, name) for part in parts], axis=-1) for name in names})
 
 
-def _chunks(detections: Integers, objects: Integers) -> Iterator[tuple[int, int]]:
+def _chunks(detections: Int64Array, objects: Int64Array) -> Iterator[tuple[int, int]]:
     """Yield first and last frame, exclusive, of at least one chunk; chunks have about `PAIRS_PER_CHUNK` pairs."""
     work = np.cumsum(detections * (objects + 1) + objects) // PAIRS_PER_CHUNK
     return pairwise([0, *(np.flatnonzero(np.diff(work)) + 1).tolist(), len(work)])
@@ -258,13 +247,13 @@ def _match_chunk(
     return MatchedBoxes(order, groups, ranks, hits, dropped, object_groups, counted)
 
 
-def bit_masks(flags: Flags) -> Bits:
+def bit_masks(flags: BoolArray) -> UInt16Array:
     """Return bit masks `(D,)` of `(T, D)` flags, bit `t` from row `t`."""
-    masks: Bits = (flags * (1 << np.arange(len(flags), dtype=np.uint16))[:, None]).sum(axis=0, dtype=np.uint16)
+    masks: UInt16Array = (flags * (1 << np.arange(len(flags), dtype=np.uint16))[:, None]).sum(axis=0, dtype=np.uint16)
     return masks
 
 
-def flattened(frames: Sequence[tuple[Tensor, Tensor]]) -> tuple[Singles, Integers, Integers]:
+def flattened(frames: Sequence[tuple[Tensor, Tensor]]) -> tuple[Float32Array, Int64Array, Int64Array]:
     """Concatenate boxes and labels of all frames: `(N, 4)` boxes, `(N,)` labels, `(N,)` frame numbers."""
     boxes = [np.zeros((0, 4), np.float32), *(boxes.float().cpu().reshape(-1, 4).numpy() for boxes, _ in frames)]
     labels = [np.zeros(0, np.int64), *(labels.cpu().numpy().astype(np.int64) for _, labels in frames)]
@@ -272,7 +261,7 @@ def flattened(frames: Sequence[tuple[Tensor, Tensor]]) -> tuple[Singles, Integer
     return np.concatenate(boxes), np.concatenate(labels), owners
 
 
-def sized(boxes: Singles) -> Singles:
+def sized(boxes: Float32Array) -> Float32Array:
     """Return xyxy boxes as x, y, width, height.
 
     Width and height are rounded to float32 before any other operation, as in torchmetrics; ties depend on it.
@@ -280,5 +269,5 @@ def sized(boxes: Singles) -> Singles:
     return np.concatenate([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], axis=1)
 
 
-def all_scores(predictions: Sequence[Prediction]) -> Singles:
+def all_scores(predictions: Sequence[Prediction]) -> Float32Array:
     return np.concatenate([np.zeros(0, np.float32), *(one.scores.float().cpu().numpy() for one in predictions)])

@@ -9,14 +9,9 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from yolo_lightning.data.array_types import Int64Array
 from yolo_lightning.errors import UserError
-from yolo_lightning.evaluation.average_precision import (
-    DETECTION_LIMITS,
-    NO_GROUND_TRUTH,
-    PartScores,
-    RankedDetections,
-)
-from yolo_lightning.evaluation.greedy import Integers
+from yolo_lightning.evaluation.average_precision import DETECTION_LIMITS, NO_GROUND_TRUTH, PartScores, RankedDetections
 from yolo_lightning.evaluation.matching import ALL_AREAS, IOU_THRESHOLDS, MAX_THRESHOLDS, BoxTable, match_boxes
 from yolo_lightning.utils.choices import check_range, check_types, checked_arguments
 
@@ -170,7 +165,7 @@ class MeanAveragePrecision(Metric):
         _check_finite("target", np.column_stack([boxes, areas]), least=0)
         return BoxTable(boxes, labels, counts, areas=areas, crowds=crowds)
 
-    def _scores(self, found: BoxTable, truth: BoxTable, labels: Integers) -> list[PartScores]:
+    def _scores(self, found: BoxTable, truth: BoxTable, labels: Int64Array) -> list[PartScores]:
         """Return the scores per area range with the class indices of all detections, followed by those of objects."""
         limits, thresholds = self.max_detection_thresholds, self.iou_thresholds
         detections = replace(found, labels=labels[: len(found.labels)])

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from yolo_lightning.data.array_types import Float64Array, Int64Array
 from yolo_lightning.evaluation.average_precision import AT_50
 from yolo_lightning.evaluation.drift import (
     DriftScores,
@@ -14,7 +15,6 @@ from yolo_lightning.evaluation.drift import (
     drift_scores,
     month_name,
 )
-from yolo_lightning.evaluation.greedy import Floats, Integers
 from yolo_lightning.evaluation.matching import BACKGROUND, DUPLICATE, LOCALIZED, Matches
 
 
@@ -71,7 +71,7 @@ def _of_months(condition: str, map_50: float, monthly: Mapping[int, float]) -> O
     return Oracle(condition, map_50, variation, balanced_score(map_50, variation))
 
 
-def _with_best(precision: Floats, annotated: Integers, label: int) -> float:
+def _with_best(precision: Float64Array, annotated: Int64Array, label: int) -> float:
     """Return the mean over the annotated classes if class `label` had the largest average precision among them."""
     raised = precision.copy()
     raised[label] = precision[annotated > 0].max()

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from yolo_lightning.data.array_types import Float64Array, Int64Array
 from yolo_lightning.evaluation.average_precision import AT_50, RankedDetections, average_precision
 from yolo_lightning.evaluation.drift import (
     CHALLENGE_MONTHS,
@@ -26,15 +26,14 @@ BOOTSTRAPPED = ("map_50", "cov", "balanced")
 """Scores of all frames that have intervals; `map_50` also has one for each month."""
 MIN_BOOTSTRAP_SAMPLES = 100  # fewer samples do not determine the bounds of an interval
 
-Integers = npt.NDArray[np.int64]
-ClassPrecision = Callable[[Integers], float]
+ClassPrecision = Callable[[Int64Array], float]
 
 
 @dataclass(frozen=True, slots=True)
 class BootstrapScores:
     """Scores of S samples; NaN where a sample has no ground truth."""
 
-    values: dict[str, npt.NDArray[np.float64]]  # `(S,)` by name: `map_50`, `balanced`, `cov`, `map_50/2020-05`, ...
+    values: dict[str, Float64Array]  # `(S,)` by name: `map_50`, `balanced`, `cov`, `map_50/2020-05`, ...
     single_clips: tuple[int, ...]  # months (YYYYMM) with one clip, whose scores do not vary
 
     def intervals(self, confidence: float = 0.95) -> dict[str, tuple[float, float, float]]:
@@ -58,7 +57,7 @@ def precision_of_class(ranked: RankedDetections, label: int) -> ClassPrecision:
     owners, annotated = ranked.owners[own], ranked.annotated[:, label].astype(np.int64)
     correct = np.flatnonzero(ranked.hits[own] & (1 << AT_50))
 
-    def precision(counts: Integers) -> float:
+    def precision(counts: Int64Array) -> float:
         if not (objects := int(annotated @ counts)):
             return float("nan")
         times = counts[owners]
@@ -109,7 +108,7 @@ def bootstrap(matches: Matches, image_ids: Sequence[str], samples: int, seed: in
     return BootstrapScores(values, tuple(single))
 
 
-def _mean_precision(classes: Sequence[ClassPrecision], counts: Integers) -> float:
+def _mean_precision(classes: Sequence[ClassPrecision], counts: Int64Array) -> float:
     """Return the mean over the classes that have objects; NaN if there is none."""
     found = [one for one in (precision(counts) for precision in classes) if not np.isnan(one)]
     return float(np.mean(found)) if found else float("nan")

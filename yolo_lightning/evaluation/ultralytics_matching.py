@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from yolo_lightning.data.array_types import Float32Array, Int64Array
 from yolo_lightning.data.batch import Prediction, Target
 from yolo_lightning.evaluation.frame_records import FrameRecords
 from yolo_lightning.evaluation.greedy import pairs_of_group, take_in_turn
-from yolo_lightning.evaluation.matching import IOU_THRESHOLDS, Singles, all_scores, bit_masks, flattened
+from yolo_lightning.evaluation.matching import IOU_THRESHOLDS, all_scores, bit_masks, flattened
 
 CONFUSION_SCORE_THRESHOLD = 0.25  # detections with a score above this value enter the confusion matrix
 CONFUSION_IOU_THRESHOLD = 0.45  # IoU above which a detection is assigned to an object in the confusion matrix
@@ -40,7 +40,7 @@ class UltralyticsMatches(FrameRecords):
     # matrix; C if there is none; -1 if the detection does not enter the matrix
     found: Tensor
 
-    def confusion(self) -> npt.NDArray[np.int64]:
+    def confusion(self) -> Int64Array:
         """Return counts `(C + 1, C + 1)` by detected and annotated class; the last row and column are background."""
         classes = self.annotated.shape[1]
         labels, found = self.labels.numpy().astype(np.int64), self.found.numpy()
@@ -90,11 +90,11 @@ def match_as_ultralytics(
     )
 
 
-def _intersection_over_union_float32(one: Singles, other: Singles) -> Singles:
+def _intersection_over_union_float32(one: Float32Array, other: Float32Array) -> Float32Array:
     """Return the IoU of N pairs of boxes `(N, 4)` xyxy, by the operations of Ultralytics in their order."""
     sides = np.maximum(np.minimum(one[:, 2:], other[:, 2:]) - np.maximum(one[:, :2], other[:, :2]), np.float32(0))
     size, other_size = one[:, 2:] - one[:, :2], other[:, 2:] - other[:, :2]
     shared = sides[:, 0] * sides[:, 1]
     union = size[:, 0] * size[:, 1] + other_size[:, 0] * other_size[:, 1] - shared + np.float32(1e-7)
-    result: Singles = shared / union
+    result: Float32Array = shared / union
     return result

@@ -9,13 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from yolo_lightning.data.array_types import Float64Array, Int64Array
 from yolo_lightning.evaluation.average_precision import AT_50, NO_GROUND_TRUTH, decreasing_envelope
 from yolo_lightning.evaluation.matching import IOU_THRESHOLDS
 from yolo_lightning.evaluation.ultralytics_matching import UltralyticsMatches
-
-Floats = npt.NDArray[np.float64]
 
 CURVE_POINTS = 1000
 GRID = np.linspace(0.0, 1.0, CURVE_POINTS)  # score thresholds, or recalls, at which curves are sampled
@@ -31,16 +29,16 @@ EPSILON = 1e-16  # avoids a division by zero
 class UltralyticsScores:
     """Scores and curves of the K annotated classes."""
 
-    labels: npt.NDArray[np.int64]  # `(K,)` class indices, ascending
-    average_precision: Floats  # `(K, 10)` per `IOU_THRESHOLDS`, 0 to 1
-    precision_by_recall: Floats  # `(K, 1000)` decreasing envelope at IoU 0.5 and the recalls `GRID`
-    precision_by_score: Floats  # `(K, 1000)` at IoU 0.5, of the detections with a score >= `GRID`
-    recall_by_score: Floats  # `(K, 1000)` of the same detections
+    labels: Int64Array  # `(K,)` class indices, ascending
+    average_precision: Float64Array  # `(K, 10)` per `IOU_THRESHOLDS`, 0 to 1
+    precision_by_recall: Float64Array  # `(K, 1000)` decreasing envelope at IoU 0.5 and the recalls `GRID`
+    precision_by_score: Float64Array  # `(K, 1000)` at IoU 0.5, of the detections with a score >= `GRID`
+    recall_by_score: Float64Array  # `(K, 1000)` of the same detections
 
-    def f1_by_score(self) -> Floats:
+    def f1_by_score(self) -> Float64Array:
         """Return the harmonic mean of precision and recall, `(K, 1000)`."""
         precision, recall = self.precision_by_score, self.recall_by_score
-        f1: Floats = 2 * precision * recall / (precision + recall + EPSILON)
+        f1: Float64Array = 2 * precision * recall / (precision + recall + EPSILON)
         return f1
 
     def best_point(self) -> int:
@@ -63,7 +61,7 @@ class UltralyticsScores:
         assert self.labels[row] == label
         return {name: float(own[row]) for name, own in self._per_class().items()}
 
-    def _per_class(self) -> dict[str, Floats]:
+    def _per_class(self) -> dict[str, Float64Array]:
         at = self.best_point()
         return {
             "precision": self.precision_by_score[:, at],
@@ -111,7 +109,7 @@ def named_ultralytics_scores(scores: UltralyticsScores, class_names: Sequence[st
     return values
 
 
-def running_mean(values: Floats, width: int) -> Floats:
+def running_mean(values: Float64Array, width: int) -> Float64Array:
     """Return the mean of `(N,)` values over `width` neighbours, an odd number; the ends are padded with edge values."""
-    mean: Floats = np.convolve(np.pad(values, width // 2, mode="edge"), np.full(width, 1 / width), mode="valid")
+    mean: Float64Array = np.convolve(np.pad(values, width // 2, mode="edge"), np.full(width, 1 / width), mode="valid")
     return mean

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from yolo_lightning.data.boxes import FloatArray
+from yolo_lightning.data.array_types import Float32Array
 from yolo_lightning.data.dataset import MIXUP_BETA
 from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
@@ -209,7 +209,7 @@ def test_boxes_too_elongated_are_dropped() -> None:
 
 def test_map_boxes_is_the_upright_box_around_a_rotated_one() -> None:
     quarter_turn = np.array([[0.0, -1.0, 100.0], [1.0, 0.0, 0.0]])
-    box: FloatArray = np.array([[10, 20, 40, 30]], dtype=np.float32)
+    box: Float32Array = np.array([[10, 20, 40, 30]], dtype=np.float32)
     assert map_boxes(box, quarter_turn).tolist() == [[70, 10, 80, 40]]
 
 

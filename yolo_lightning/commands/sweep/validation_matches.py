@@ -75,7 +75,6 @@ def match_validation(
         The matches, in the order of `detections`, and `(F,)` whether each of their F frames is in the first half.
     """
     frames = data.open("valid")
-    frames.quarantined = data.limits.quarantined(frames.index, "valid")
     arguments = data.loader.arguments(on_gpu=device.type == "cuda", persistent=False)
     dataset = EvaluationDataset(frames, data.image_size)
     loader = DataLoader(dataset, batch_size=data.batch_size, collate_fn=collate, **arguments)

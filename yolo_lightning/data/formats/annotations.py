@@ -5,12 +5,11 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from yolo_lightning.data.array_types import BoolArray, BytesArray, Float32Array, Int32Array, Int64Array, IntegerArray
 from yolo_lightning.utils.plain_text import one_line
 
 IMAGE_NUMBER = re.compile(r"(\d{1,18})\D*$")  # Last number in the stem of a file name
@@ -40,18 +39,18 @@ class SplitFacts(msgspec.Struct, frozen=True):
 class Annotations:
     """A split as flat arrays; the boxes of image `i` are `box_offsets[i]:box_offsets[i + 1]`."""
 
-    image_ids: npt.NDArray[np.bytes_]  # `(N,)` bytes, the ids as UTF-8 text: 17 digits do not fit into a float64
-    text_ids: npt.NDArray[np.bool_]  # `(N,)` bool, whether the id is text in the annotation file, else a number
-    file_names: npt.NDArray[np.bytes_]  # `(N,)` bytes, UTF-8, relative to the folder of the frames
-    shapes: npt.NDArray[np.int32]  # `(N, 2)` int32, height and width in pixels
-    box_offsets: npt.NDArray[np.int64]  # `(N + 1,)` int64
-    boxes: npt.NDArray[np.float32]  # `(M, 4)` float32, xyxy, pixels of the frame
-    labels: npt.NDArray[np.integer[Any]]  # `(M,)` int8 or int16, class index from 0
-    months: npt.NDArray[np.int32]  # `(N,)` int32, YYYYMM, 0 if unknown
-    clips: npt.NDArray[np.int32]  # `(N,)` int32, number of the frame's clip, from 0
-    clip_names: npt.NDArray[np.bytes_]  # `(C,)` bytes, UTF-8, folder of each clip
-    positions_in_clip: npt.NDArray[np.int32]  # `(N,)` int32, rank in the clip, from 0
-    temperatures: npt.NDArray[np.float32]  # `(N,)` float32, degrees Celsius, NaN if unknown
+    image_ids: BytesArray  # `(N,)` bytes, the ids as UTF-8 text: 17 digits do not fit into a float64
+    text_ids: BoolArray  # `(N,)` bool, whether the id is text in the annotation file, else a number
+    file_names: BytesArray  # `(N,)` bytes, UTF-8, relative to the folder of the frames
+    shapes: Int32Array  # `(N, 2)` int32, height and width in pixels
+    box_offsets: Int64Array  # `(N + 1,)` int64
+    boxes: Float32Array  # `(M, 4)` float32, xyxy, pixels of the frame
+    labels: IntegerArray  # `(M,)` int8 or int16, class index from 0
+    months: Int32Array  # `(N,)` int32, YYYYMM, 0 if unknown
+    clips: Int32Array  # `(N,)` int32, number of the frame's clip, from 0
+    clip_names: BytesArray  # `(C,)` bytes, UTF-8, folder of each clip
+    positions_in_clip: Int32Array  # `(N,)` int32, rank in the clip, from 0
+    temperatures: Float32Array  # `(N,)` float32, degrees Celsius, NaN if unknown
     facts: SplitFacts
 
 
@@ -59,10 +58,10 @@ def still_images(
     image_ids: Iterable[str],
     text_ids: Sequence[bool],
     file_names: Sequence[str],
-    shapes: npt.NDArray[np.int32],
-    owner: npt.NDArray[np.int64],
-    boxes: npt.NDArray[np.float32],
-    labels: npt.NDArray[np.integer[Any]],
+    shapes: Int32Array,
+    owner: Int64Array,
+    boxes: Float32Array,
+    labels: IntegerArray,
     classes: Mapping[int, str],
     notes: tuple[str, ...] = (),
     suspicions: tuple[str, str] = ("", ""),
@@ -110,7 +109,7 @@ def still_images(
     )
 
 
-def encoded(texts: Iterable[str]) -> npt.NDArray[np.bytes_]:
+def encoded(texts: Iterable[str]) -> BytesArray:
     return np.array([text.encode() for text in texts], dtype=np.bytes_)
 
 

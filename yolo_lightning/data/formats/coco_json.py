@@ -13,8 +13,8 @@ from typing import Annotated, Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from yolo_lightning.data.array_types import AnyArray, Int32Array, Int64Array
 from yolo_lightning.data.formats.annotations import Annotations, renamed_classes, still_images
 from yolo_lightning.data.formats.image_ids import id_text, image_id_texts, unknown_image_hint
 from yolo_lightning.data.formats.suspicious_boxes import suspicions
@@ -180,7 +180,7 @@ def shown(text: bytes) -> str:
     return line if len(text) <= SHOWN_BYTES else line + " ..."
 
 
-def owners(path: Path, records: Sequence[AnnotationRecord], positions: Mapping[str, int]) -> npt.NDArray[np.int64]:
+def owners(path: Path, records: Sequence[AnnotationRecord], positions: Mapping[str, int]) -> Int64Array:
     """Return the position of the image of each record; raise a ValueError for an unknown image id."""
     owner = np.fromiter((positions.get(id_text(one.image_id) or "", -1) for one in records), np.int64, len(records))
     for number in np.flatnonzero(owner < 0)[:1]:
@@ -209,7 +209,7 @@ def to_annotations(
     positions = image_id_texts(path, [image.id for image in images], file_names)
     owner = owners(path, records, positions)
     labels = class_indexes(path, records, classes)
-    boxes: npt.NDArray[Any] = np.fromiter((record.bbox for record in records), np.dtype((box_type, 4)), count)
+    boxes: AnyArray = np.fromiter((record.bbox for record in records), np.dtype((box_type, 4)), count)
     boxes[:, 2:] += boxes[:, :2]
     notes = ["the file has no key 'annotations'"] if content.annotations is None else []
     for mark, reason in LEFT_OUT.items():
@@ -241,7 +241,7 @@ def to_annotations(
     )
 
 
-def class_indexes(path: Path, records: Sequence[AnnotationRecord], classes: Mapping[int, str]) -> npt.NDArray[np.int32]:
+def class_indexes(path: Path, records: Sequence[AnnotationRecord], classes: Mapping[int, str]) -> Int32Array:
     """Return the class index of each record, or its key in `LEFT_OUT`; `classes` as in `to_annotations`."""
     index_of: dict[float, int] = {category_id: index for index, category_id in enumerate(classes)}
 
@@ -285,9 +285,7 @@ def repeated_files(file_names: Sequence[str], ids: Sequence[int | float | str]) 
     )
 
 
-def root_category(
-    categories: Sequence[CategoryRecord], boxes: npt.NDArray[np.int64], classes: Mapping[int, str]
-) -> list[str]:
+def root_category(categories: Sequence[CategoryRecord], boxes: Int64Array, classes: Mapping[int, str]) -> list[str]:
     """Return a note if a class without boxes is only the name of the group of all others, as in Roboflow's exports.
 
     `boxes` `(C,)` is the number of boxes of each class, and `classes` are the names by id in the order of the classes.

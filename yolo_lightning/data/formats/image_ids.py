@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
+from yolo_lightning.data.array_types import BytesArray, Int64Array
 from yolo_lightning.errors import UserError
 
 ID_DIGITS = 17
 """Digits of an LTDv2 image id: YYYYMM, clip (3), DD, HHMMSS. All 95,443 ids of two official lists have this form."""
 
-EXACT_BELOW = 2**53  # Integers below this value are exact in float64
+EXACT_BELOW = 2**53  # Int64Array below this value are exact in float64
 SPACING = 4
 """Distance of neighbouring float64 between 2^54 and 2^55, the range of 17-digit ids of the years 1801 to 3602."""
 
@@ -71,7 +71,7 @@ def _is_rounded(text: str) -> bool:
     return len(text) == ID_DIGITS and text.isdecimal() and int(text) % SPACING == 0
 
 
-def number_at(texts: npt.NDArray[np.bytes_], columns: Sequence[int]) -> npt.NDArray[np.int64]:
+def number_at(texts: BytesArray, columns: Sequence[int]) -> Int64Array:
     """Return `(N,)` int64, the decimal number in the given columns of each text, -1 if one of them is not a digit."""
     wide = np.ascontiguousarray(texts.astype(f"S{max(columns) + 1}"))
     characters = wide.view(np.uint8).reshape(len(texts), -1)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from yolo_lightning.data.array_types import BytesArray, Int32Array
 from yolo_lightning.data.formats.annotations import IMAGE_NUMBER, Annotations, encoded
 from yolo_lightning.data.formats.coco_json import decode, to_annotations
 from yolo_lightning.data.formats.dataset_format import DatasetSettings, JsonFormat
@@ -55,7 +55,7 @@ def read_annotations(path: Path) -> Annotations:
     )
 
 
-def months(image_ids: npt.NDArray[np.bytes_], dates: npt.NDArray[np.bytes_]) -> npt.NDArray[np.int32]:
+def months(image_ids: BytesArray, dates: BytesArray) -> Int32Array:
     """Return `(N,)` int32 months, YYYYMM, 0 if unknown: from an id of 17 digits, else from the ISO date."""
     by_date = number_at(dates, (0, 1, 2, 3, 5, 6))
     by_id = np.where(np.char.str_len(image_ids) == ID_DIGITS, number_at(image_ids, range(6)), -1)
@@ -66,7 +66,7 @@ def months(image_ids: npt.NDArray[np.bytes_], dates: npt.NDArray[np.bytes_]) -> 
     return found
 
 
-def clips(file_names: Sequence[str]) -> tuple[npt.NDArray[np.int32], list[str]]:
+def clips(file_names: Sequence[str]) -> tuple[Int32Array, list[str]]:
     """Number the clips: frames whose files are in the same folder form one clip.
 
     Returns:
@@ -77,7 +77,7 @@ def clips(file_names: Sequence[str]) -> tuple[npt.NDArray[np.int32], list[str]]:
     return np.array(clip_of, dtype=np.int32), list(numbers)
 
 
-def positions_in_clip(file_names: Sequence[str], clip_numbers: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+def positions_in_clip(file_names: Sequence[str], clip_numbers: Int32Array) -> Int32Array:
     """Return `(N,)` int32, rank of each frame in its clip from 0, ordered by the last number in its file name.
 
     Frames without a number are first. Frames with equal numbers keep the order of the file.

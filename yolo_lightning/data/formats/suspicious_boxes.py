@@ -1,23 +1,20 @@
 """Statistics of the boxes of an annotation file that point to another box format or to repeated records."""
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
-FEWEST = 10  # Boxes below which only sides of less than a pixel are suspicious
+from yolo_lightning.data.array_types import FloatingArray, Int32Array, Int64Array, IntegerArray
+
+FEWEST = 10  # FloatingArray below which only sides of less than a pixel are suspicious
 EDGE = 2.0  # Pixels by which a box may exceed its frame without being counted
 REPEATED_SHARE = 0.05
 CENTRE_SHARE = 0.005
 
-Boxes = npt.NDArray[np.floating[Any]]
-
 
 def suspicions(
-    owner: npt.NDArray[np.int64],
-    boxes: Boxes,
-    labels: npt.NDArray[np.integer[Any]],
-    shapes: npt.NDArray[np.int32],
+    owner: Int64Array,
+    boxes: FloatingArray,
+    labels: IntegerArray,
+    shapes: Int32Array,
 ) -> tuple[str, str]:
     """Return what cannot be right about the boxes of a file, and what is unlikely; empty texts for usual boxes.
 
@@ -50,7 +47,7 @@ def suspicions(
     return "", "; ".join(unlikely)
 
 
-def repeated(owner: npt.NDArray[np.int64], boxes: Boxes, labels: npt.NDArray[np.integer[Any]]) -> list[str]:
+def repeated(owner: Int64Array, boxes: FloatingArray, labels: IntegerArray) -> list[str]:
     """Return a text if many boxes occur several times with the same class in the same image."""
     rows = np.column_stack([owner, labels, boxes]).astype(np.float64)
     rows = rows[np.lexsort(rows.T)]

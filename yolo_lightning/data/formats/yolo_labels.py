@@ -9,8 +9,8 @@ from math import isfinite
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
+from yolo_lightning.data.array_types import Float64Array, Int64Array
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.plain_text import first_look, one_line
 from yolo_lightning.utils.regular_files import read_regular
@@ -26,9 +26,9 @@ LARGEST_FILE = 64 << 20  # Bytes
 class Labels:
     """Objects of one image."""
 
-    classes: npt.NDArray[np.int64]  # `(N,)` int64, class index from 0
+    classes: Int64Array  # `(N,)` int64, class index from 0
     # `(N, 4)` float64, centre-x, centre-y, width, height as fractions of the image, about 0 to 1
-    centres: npt.NDArray[np.float64]
+    centres: Float64Array
     duplicates: int = 0  # Number of duplicate lines, which are left out
     polygons: int = 0  # Number of polygons and oriented boxes, of which the boxes around them are used
 

@@ -17,15 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from yolo_lightning.data.array_types import AnyArray, BytesArray
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.files import flush
 from yolo_lightning.utils.json_record import read_json
 
 MANIFEST = "manifest.json"
-NamesArray = npt.NDArray[np.bytes_]
-Arrays = dict[str, npt.NDArray[Any]]
+Arrays = dict[str, AnyArray]
 State = dict[str, Any]
 """Plain JSON that must be unchanged for a folder to be current; `path` identifies the source of the arrays."""
 
@@ -90,7 +89,7 @@ def is_current(folder: Path, source: Mapping[str, Any]) -> bool:
         return False
 
 
-def write_folder(folder: Path, arrays: Mapping[str, npt.NDArray[Any]], manifest: Mapping[str, Any]) -> None:
+def write_folder(folder: Path, arrays: Mapping[str, AnyArray], manifest: Mapping[str, Any]) -> None:
     """Write arrays by file stem and a JSON manifest into a temporary folder, then rename it to `folder`.
 
     A damaged `folder` is replaced. The caller holds the lock on the folder's name. `file_bytes` is added.
@@ -131,7 +130,7 @@ def sole_builder(parent: Path, name: str) -> Iterator[None]:
 class NameTable:
     """Position of each name in an array of sorted, unique UTF-8 bytes, which may be mapped from a file."""
 
-    def __init__(self, names: NamesArray) -> None:
+    def __init__(self, names: BytesArray) -> None:
         self.names = np.asarray(names)
 
     def __len__(self) -> int:

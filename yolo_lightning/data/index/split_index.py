@@ -9,8 +9,8 @@ from typing import Any, Self
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from yolo_lightning.data.array_types import AnyArray, BoolArray, Float32Array, Int32Array, Int64Array, IntegerArray
 from yolo_lightning.data.formats.annotations import Annotations, SplitFacts, encoded, location_free
 from yolo_lightning.data.index import index_folder
 from yolo_lightning.data.index.index_folder import Arrays, State
@@ -39,7 +39,7 @@ class SplitIndex:
     folder: Path
     clips_in_use: bytes | None = None  # one bit per clip of the file (`numpy.packbits`); None uses all its frames
 
-    def of_clips(self, clips: npt.NDArray[np.integer[Any]]) -> Self:
+    def of_clips(self, clips: IntegerArray) -> Self:
         """Return the part of the file that consists of the clips with these numbers."""
         in_use = np.zeros(len(self._arrays["clip_names"]), dtype=np.bool_)
         in_use[clips] = True
@@ -56,7 +56,7 @@ class SplitIndex:
         return index_folder.mapped(self.folder, ARRAYS)
 
     @cached_property
-    def _positions(self) -> npt.NDArray[np.int32] | None:
+    def _positions(self) -> Int32Array | None:
         """Positions of the frames in the file, None for a whole file."""
         if self.clips_in_use is None:
             return None
@@ -67,7 +67,7 @@ class SplitIndex:
     def _manifest(self) -> dict[str, Any]:
         return index_folder.read_manifest(self.folder)
 
-    def _all(self, name: str) -> npt.NDArray[Any]:
+    def _all(self, name: str) -> AnyArray:
         array = self._arrays[name]
         return array if self._positions is None else array[self._positions]
 
@@ -98,7 +98,7 @@ class SplitIndex:
     def image_ids(self) -> list[str]:
         return [identifier.decode() for identifier in self._all("image_ids").tolist()]
 
-    def text_ids(self) -> npt.NDArray[np.bool_]:
+    def text_ids(self) -> BoolArray:
         """Return `(N,)` bool: whether the id is a string in the annotation file, not a number."""
         return self._all("text_ids")
 
@@ -119,22 +119,22 @@ class SplitIndex:
         """Return the number of pixels of all frames, from the annotation file."""
         return int(self._all("shapes").prod(axis=1, dtype=np.int64).sum())
 
-    def boxes(self, index: int) -> npt.NDArray[np.float32]:
+    def boxes(self, index: int) -> Float32Array:
         """Return a `(N, 4)` float32 copy, xyxy, pixels of the frame."""
         return np.array(self._arrays["boxes"][self._boxes_of(index)])
 
-    def labels(self, index: int) -> npt.NDArray[np.int64]:
+    def labels(self, index: int) -> Int64Array:
         """Return a `(N,)` int64 copy, class index from 0."""
         return self._arrays["labels"][self._boxes_of(index)].astype(np.int64)
 
-    def box_offsets(self) -> npt.NDArray[np.int64]:
+    def box_offsets(self) -> Int64Array:
         """Return `(N + 1,)` int64; frame `i` has boxes and labels `box_offsets[i]:box_offsets[i + 1]`."""
         offsets = self._arrays["box_offsets"]
         if self._positions is None:
             return offsets
         return np.concatenate(([0], np.cumsum(np.diff(offsets)[self._positions])))
 
-    def all_labels(self) -> npt.NDArray[np.integer[Any]]:
+    def all_labels(self) -> IntegerArray:
         """Return `(M,)` int8 or int16, class index from 0 of all boxes, grouped by frame."""
         labels = self._arrays["labels"]
         if self._positions is None:
@@ -147,11 +147,11 @@ class SplitIndex:
         """Return YYYYMM of frame `index`, 0 if unknown."""
         return int(self._one("months", index))
 
-    def months(self) -> npt.NDArray[np.int32]:
+    def months(self) -> Int32Array:
         """Return `(N,)` int32, YYYYMM of each frame, 0 if unknown."""
         return self._all("months")
 
-    def clips(self) -> npt.NDArray[np.int32]:
+    def clips(self) -> Int32Array:
         """Return `(N,)` int32, clip number of each frame (one per folder), from 0 in order of first appearance."""
         return self._all("clips")
 
@@ -159,11 +159,11 @@ class SplitIndex:
         """Return the folder of clip `number`, relative to the dataset root."""
         return bytes(self._arrays["clip_names"][number]).decode()
 
-    def positions_in_clip(self) -> npt.NDArray[np.int32]:
+    def positions_in_clip(self) -> Int32Array:
         """Return `(N,)` int32, rank of each frame in its clip, from 0, ordered by the image number in its name."""
         return self._all("positions_in_clip")
 
-    def temperatures(self) -> npt.NDArray[np.float32]:
+    def temperatures(self) -> Float32Array:
         """Return `(N,)` float32, degrees Celsius, NaN if unknown."""
         return self._all("temperatures")
 

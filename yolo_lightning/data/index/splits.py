@@ -6,11 +6,11 @@ validation, and a fraction of a split consists of whole clips.
 
 from collections.abc import Sequence
 from hashlib import sha256
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
+from yolo_lightning.data.array_types import Int32Array, Int64Array, IntegerArray
 from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.choices import settings_group
@@ -42,21 +42,19 @@ class Shares:
         return subset(index, {"train": self.train_fraction, "valid": self.valid_fraction}.get(split, 1.0))
 
 
-def clip_months(index: SplitIndex) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+def clip_months(index: SplitIndex) -> tuple[Int32Array, Int32Array]:
     """Return the number of each clip, ascending, and the month of its first frame as YYYYMM, 0 if unknown."""
     numbers, first = np.unique(index.clips(), return_index=True)
     return numbers, index.months()[first]
 
 
-def choose_clips(index: SplitIndex, fraction: float) -> npt.NDArray[np.int32]:
+def choose_clips(index: SplitIndex, fraction: float) -> Int32Array:
     """Return the numbers of a fraction of each month's clips, at least one per month; see `of_each_month`."""
     numbers, months = clip_months(index)
     return numbers[of_each_month([index.clip_name(number) for number in numbers.tolist()], months, fraction)]
 
 
-def of_each_month(
-    clip_names: Sequence[str], months: npt.NDArray[np.integer[Any]], fraction: float
-) -> npt.NDArray[np.int64]:
+def of_each_month(clip_names: Sequence[str], months: IntegerArray, fraction: float) -> Int64Array:
     """Return the positions of a fraction of each month's clips, at least one per month.
 
     Within a month, clips are taken in the order of a hash of their names. Thus the choice is independent of any seed,

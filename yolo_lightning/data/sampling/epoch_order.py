@@ -15,16 +15,14 @@ from math import ceil
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
+from yolo_lightning.data.array_types import BoolArray, Float64Array, Int64Array
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.choices import settings_group
 
 if TYPE_CHECKING:
     from yolo_lightning.data.index.split_index import SplitIndex
 
-Integers = npt.NDArray[np.int64]
-Weights = npt.NDArray[np.float64]
 
 ORDER_STREAM = 1  # Seed component of the order; `dataset.SAMPLE_STREAM` is 2
 OFFSET_STREAM = 3  # Seed component of the grid offset
@@ -86,7 +84,7 @@ class SampledOrder:
         self.pass_length = round(weights.sum())
         self.length = sampling.epoch_frames or self.pass_length
 
-    def indices(self, epoch: int, cycle: int = 0) -> Integers:
+    def indices(self, epoch: int, cycle: int = 0) -> Int64Array:
         """Return `(length,)` frame indices of `epoch` in training order; a frame may occur several times.
 
         Further passes of an epoch, `cycle` > 0, contain the same frames in another order.
@@ -99,7 +97,7 @@ class SampledOrder:
             indices = np.random.default_rng((ORDER_STREAM, self.seed, epoch, cycle)).permutation(indices)
         return indices
 
-    def _pass(self, number: int) -> Integers:
+    def _pass(self, number: int) -> Int64Array:
         offset = grid_offset(self.seed, number, self.sampling.frame_interval)
         counts = np.empty(self.frames, dtype=np.int64)
         counts[self._by_time] = systematic_counts(self._weights_by_time, offset, self.pass_length)
@@ -121,11 +119,11 @@ class FirstEpoch:
         self.settings: dict[str, Any] = order.settings | {"overfit": True}
         self._order = order
 
-    def indices(self, epoch: int, cycle: int = 0) -> Integers:
+    def indices(self, epoch: int, cycle: int = 0) -> Int64Array:
         return self._order.indices(0)
 
 
-def frames_with(index: "SplitIndex", names: tuple[str, ...]) -> npt.NDArray[np.bool_]:
+def frames_with(index: "SplitIndex", names: tuple[str, ...]) -> BoolArray:
     """Return `(N,)` whether a frame contains an object of one of these classes."""
     for name in names:
         if name not in index.facts.class_names:
@@ -138,18 +136,18 @@ def frames_with(index: "SplitIndex", names: tuple[str, ...]) -> npt.NDArray[np.b
     return found
 
 
-def sampling_weights(always: npt.NDArray[np.bool_], frame_interval: int) -> Weights:
+def sampling_weights(always: BoolArray, frame_interval: int) -> Float64Array:
     """Return the `(N,)` expected number of times that each frame occurs in a pass; the sum is an integer.
 
     The weights are about 1 for the frames `always` `(N,)`, and 1 / `frame_interval` for all others. The length of a
     pass is rounded up, so that `frame_interval` passes contain every frame.
     """
     shares = np.where(always, float(frame_interval), 1.0)
-    weights: Weights = shares * (ceil(shares.sum() / frame_interval) / shares.sum())
+    weights: Float64Array = shares * (ceil(shares.sum() / frame_interval) / shares.sum())
     return weights
 
 
-def systematic_counts(weights: Weights, offset: float, length: int) -> Integers:
+def systematic_counts(weights: Float64Array, offset: float, length: int) -> Int64Array:
     """Return `(N,)` integer counts, each weight rounded down or up, that sum to `length`, the sum of `weights`.
 
     Each frame counts the grid points `offset`, `offset` + 1, ... (0 <= `offset` < 1) on its interval.
@@ -166,7 +164,7 @@ def grid_offset(seed: int, number: int, frame_interval: int) -> float:
     return float((generator.random() + generator.permutation(frame_interval)[step]) / frame_interval)
 
 
-def occurrences(indices: Integers) -> Integers:
+def occurrences(indices: Int64Array) -> Int64Array:
     """Return, for each position of `indices`, how many earlier positions have the same index."""
     by_index = np.argsort(indices, kind="stable")
     ordered = indices[by_index]

@@ -14,7 +14,8 @@ depend on the cache: with other numbers, a process reads some partners again.
 """
 
 import numpy as np
-import numpy.typing as npt
+
+from yolo_lightning.data.array_types import Int64Array
 
 RULER = (1, 4, 6)
 """Distances of the partners, strides."""
@@ -47,13 +48,11 @@ def frames_to_cache(length: int, processes: int, batch_size: int, *, has_mixup: 
     return -(-window(length, has_mixup=has_mixup) // processes) + batch_size
 
 
-def mosaic_partners(
-    indices: npt.NDArray[np.int64], positions: slice, ruler: tuple[int, ...] = RULER
-) -> npt.NDArray[np.int64]:
+def mosaic_partners(indices: Int64Array, positions: slice, ruler: tuple[int, ...] = RULER) -> Int64Array:
     """Return the `(P, 3)` partners of the samples at P `positions` of an epoch whose frames are `indices` `(N,)`.
 
     With `MIXUP_RULER`, the `(P, 4)` frames of the second samples in mixup.
     """
     places = np.arange(len(indices))[positions, None] - stride(len(indices)) * np.array(ruler)
-    partners: npt.NDArray[np.int64] = indices[places % len(indices)]
+    partners: Int64Array = indices[places % len(indices)]
     return partners

@@ -6,10 +6,9 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from weakref import ReferenceType, WeakMethod, ref
 
-import numpy as np
-import numpy.typing as npt
 from torch.utils.data import DataLoader, Sampler
 
+from yolo_lightning.data.array_types import Int64Array
 from yolo_lightning.data.sampling.epoch_order import occurrences
 from yolo_lightning.data.sampling.mosaic_partners import MIXUP_RULER, mosaic_partners
 from yolo_lightning.errors import UserError
@@ -66,7 +65,7 @@ class EpochOrder(Protocol):
     settings: dict[str, Any]
     """Everything on which the order depends; plain Python, compared when a run resumes."""
 
-    def indices(self, epoch: int, cycle: int = 0) -> npt.NDArray[np.int64]:
+    def indices(self, epoch: int, cycle: int = 0) -> Int64Array:
         """Return the `(length,)` indices of the samples of a pass; an index may occur several times.
 
         `cycle` is the number of earlier passes of the epoch.

@@ -7,10 +7,10 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, default_collate
 
+from yolo_lightning.data.array_types import Int64Array
 from yolo_lightning.data.sampling.resumable_loader import EpochBatchSampler, ResumableLoader, SampleKey, limited
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.choices import check_types, plain
@@ -35,7 +35,7 @@ class ShuffledOrder:
         self.settings: dict[str, Any] = {"samples": length, "seed": seed, "shuffle": shuffle}
         self._seed, self._shuffle = seed, shuffle
 
-    def indices(self, epoch: int, cycle: int = 0) -> npt.NDArray[np.int64]:
+    def indices(self, epoch: int, cycle: int = 0) -> Int64Array:
         if not self._shuffle:
             return np.arange(self.length)
         seeds = (SHUFFLE_STREAM, self._seed, epoch)

@@ -1,12 +1,12 @@
 """Decoding of encoded frames, and the errors of frames that cannot be used."""
 
 import errno
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import cv2
 import numpy as np
-import numpy.typing as npt
 
+from yolo_lightning.data.array_types import AnyArray, UInt8Array, UInt16Array
 from yolo_lightning.data.storage.image_header import TIFF_STARTS, FrameLimits, has_extra_bands
 from yolo_lightning.data.storage.pillow_images import HEIF_SUFFIXES, decode_first_image, is_decoded_by_pillow
 
@@ -25,7 +25,7 @@ TRAILING_BYTES = 64
 SCAN_MARKER = 0xDA  # Second byte of the JPEG marker of the segment before the pixels (ISO/IEC 10918-1, table B.1)
 
 
-Frame = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
+Frame = UInt8Array | UInt16Array
 """Pixels of a frame: uint8, or uint16 if `FrameLimits.bits` is 16."""
 
 CONVERT = "convert all images with one range, see docs/dataset_formats.md"
@@ -76,7 +76,7 @@ class BitDepthError(FrameError):
         self.name, self.dtype, self.lowest, self.highest, self.bits = name, dtype, lowest, highest, bits
 
     @classmethod
-    def of(cls, name: str, pixels: npt.NDArray[Any], bits: int = 8) -> Self:
+    def of(cls, name: str, pixels: AnyArray, bits: int = 8) -> Self:
         return cls(name, pixels.dtype.name, np.nanmin(pixels).item(), np.nanmax(pixels).item(), bits)
 
     @property
@@ -133,7 +133,7 @@ def decode_frame(
     return np.asarray(cv2.cvtColor(frame, cv2.COLOR_BGR2RGB) if channels == 3 else frame, dtype=np.uint8)
 
 
-def _decode_16_bits(content: bytes, name: str) -> npt.NDArray[np.uint16]:
+def _decode_16_bits(content: bytes, name: str) -> UInt16Array:
     """Decode a gray image file with 16 bits to `(H, W)` uint16; see `decode_frame`."""
     frame = decode(content, cv2.IMREAD_ANYDEPTH | cv2.IMREAD_ANYCOLOR)
     if frame is None:
@@ -145,7 +145,7 @@ def _decode_16_bits(content: bytes, name: str) -> npt.NDArray[np.uint16]:
     return np.asarray(frame, dtype=np.uint16)
 
 
-def _decode_with_pillow(content: bytes, name: str, channels: Channels, limits: FrameLimits) -> npt.NDArray[np.uint8]:
+def _decode_with_pillow(content: bytes, name: str, channels: Channels, limits: FrameLimits) -> UInt8Array:
     """Decode the first image of a GIF or HEIC file, or the colours of a TIFF with further bands; see `decode_frame`."""
     frame = decode_first_image(content)
     if frame is None:
@@ -157,7 +157,7 @@ def _decode_with_pillow(content: bytes, name: str, channels: Channels, limits: F
     return frame
 
 
-def decode(content: bytes, flags: int) -> npt.NDArray[Any] | None:
+def decode(content: bytes, flags: int) -> AnyArray | None:
     """Return the result of `cv2.imdecode`, or None if decoding fails."""
     try:
         return cv2.imdecode(np.frombuffer(content, dtype=np.uint8), flags)
@@ -165,7 +165,7 @@ def decode(content: bytes, flags: int) -> npt.NDArray[Any] | None:
         return None
 
 
-def _refuse_other_types(content: bytes, name: str, frame: npt.NDArray[Any] | None) -> None:
+def _refuse_other_types(content: bytes, name: str, frame: AnyArray | None) -> None:
     """Raise `BitDepthError`, with the range of all channels of the file, if a decoded frame is not uint8."""
     if frame is not None and frame.dtype != np.uint8:
         stored = decode(content, cv2.IMREAD_UNCHANGED)

@@ -36,7 +36,7 @@ class FrameLimits:
 
     max_pixels: int = MAX_IMAGE_PIXELS  # `data.limits.max_image_pixels`
     outside_root: bool = False  # `data.limits.allow_outside_root`: whether names may be absolute or contain `..`
-    bits: Literal[8, 16] = 8  # Bits per pixel of the frames, 16 for gray frames of uint16
+    bits: Literal[8, 16] = 8  # UInt16Array per pixel of the frames, 16 for gray frames of uint16
 
     @property
     def max_bytes(self) -> int:

@@ -16,8 +16,8 @@ from typing import Any, Self
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from yolo_lightning.data.array_types import AnyArray, BytesArray
 from yolo_lightning.data.index.index_folder import NameTable, encode
 from yolo_lightning.data.index.sampled_names import sampled_positions
 from yolo_lightning.data.storage.frames import Frame, FrameError, unreadable
@@ -165,7 +165,7 @@ def read_manifest(store: Path) -> Manifest:
     return manifest
 
 
-def map_index(store: Path, manifest: Manifest) -> tuple[npt.NDArray[np.bytes_], npt.NDArray[Any]]:
+def map_index(store: Path, manifest: Manifest) -> tuple[BytesArray, AnyArray]:
     """Return the sorted names and their `FRAME` records; raise `ValueError` if they are missing or damaged."""
     folder = store / manifest.index
     try:
@@ -179,5 +179,5 @@ def map_index(store: Path, manifest: Manifest) -> tuple[npt.NDArray[np.bytes_], 
     return names, frames
 
 
-def index_checksum(names: npt.NDArray[np.bytes_], frames: npt.NDArray[Any]) -> int:
+def index_checksum(names: BytesArray, frames: AnyArray) -> int:
     return zlib.crc32(frames.data, zlib.crc32(names.data))

@@ -10,8 +10,9 @@ from importlib.util import find_spec
 from typing import BinaryIO
 
 import numpy as np
-import numpy.typing as npt
 from PIL import Image
+
+from yolo_lightning.data.array_types import UInt8Array
 
 GIF_STARTS = (b"GIF87a", b"GIF89a")
 HEIF_SUFFIXES = frozenset({".heic", ".heif"})
@@ -59,7 +60,7 @@ def is_decoded_by_pillow(content: bytes) -> bool:
     return content.startswith(GIF_STARTS) or is_heif(content)
 
 
-def decode_first_image(content: bytes) -> npt.NDArray[np.uint8] | None:
+def decode_first_image(content: bytes) -> UInt8Array | None:
     """Decode the first image of a file to `(H, W, 3)` uint8, RGB; return None if decoding fails."""
     try:
         with open_image(io.BytesIO(content)) as image:

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 
+from yolo_lightning.data.array_types import AnyArray, BytesArray
 from yolo_lightning.data.index import index_folder
-from yolo_lightning.data.index.index_folder import NamesArray, NameTable, encode
+from yolo_lightning.data.index.index_folder import NameTable, encode
 from yolo_lightning.data.storage.frames import FrameError, unreadable
 from yolo_lightning.data.storage.image_header import FrameLimits
 from yolo_lightning.data.storage.positioned_file import PositionedFile, ReplacedFileError
@@ -149,7 +149,7 @@ def _open_directory(archive: Path, index_root: Path) -> Path:
     return index_folder.open_folder(index_root, archive.name, describe, build)
 
 
-def read_directory(archive: Path) -> tuple[NamesArray, npt.NDArray[Any]]:
+def read_directory(archive: Path) -> tuple[BytesArray, AnyArray]:
     """Return the sorted names and the `MEMBER` records of the files in an archive."""
     try:
         with zipfile.ZipFile(archive) as opened:

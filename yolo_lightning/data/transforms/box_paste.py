@@ -8,9 +8,8 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from yolo_lightning.data.boxes import FloatArray
+from yolo_lightning.data.array_types import Float32Array, Int32Array, Int64Array
 from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.transforms.augmentation_settings import BoxPaste
 from yolo_lightning.data.transforms.letterbox import Labelled
@@ -36,20 +35,20 @@ class Region(NamedTuple):
     top: int
     width: int
     height: int
-    members: npt.NDArray[np.int64]  # Positions of the objects among the boxes of the frame
+    members: Int64Array  # Positions of the objects among the boxes of the frame
 
     @property
     def feather(self) -> int:
         return int(np.clip(round(FEATHER_SHARE * min(self.width, self.height)), *FEATHER_RANGE))
 
-    def around(self, left: int, top: int) -> FloatArray:
+    def around(self, left: int, top: int) -> Float32Array:
         """Return the `(4,)` xyxy rectangle with its soft border if the objects are moved to `(left, top)`."""
         border = self.feather
         corners = (left - border, top - border, left + self.width + border, top + self.height + border)
         return np.array(corners, dtype=np.float32)
 
 
-def object_region(boxes: FloatArray, chosen: int, shape: tuple[int, int]) -> Region | None:
+def object_region(boxes: Float32Array, chosen: int, shape: tuple[int, int]) -> Region | None:
     """Return the rectangle of object `chosen` and the objects that overlap it.
 
     Args:
@@ -74,11 +73,11 @@ def object_region(boxes: FloatArray, chosen: int, shape: tuple[int, int]) -> Reg
     return Region(left, top, right - left, bottom - top, np.flatnonzero(belongs))
 
 
-def overlap(box: FloatArray, boxes: FloatArray) -> FloatArray:
+def overlap(box: Float32Array, boxes: Float32Array) -> Float32Array:
     """Return the `(N,)` intersections of `box` `(4,)` with `boxes` `(N, 4)`, as fractions of the smaller area."""
     sides = np.minimum(box[2:], boxes[:, 2:]) - np.maximum(box[:2], boxes[:, :2])
     smaller = np.minimum((box[2:] - box[:2]).prod(), (boxes[:, 2:] - boxes[:, :2]).prod(axis=1))
-    share: FloatArray = sides.clip(min=0).prod(axis=1) / np.maximum(smaller, np.float32(1e-9))
+    share: Float32Array = sides.clip(min=0).prod(axis=1) / np.maximum(smaller, np.float32(1e-9))
     return share
 
 
@@ -134,7 +133,7 @@ def paste(target: Labelled, source: Labelled, region: Region, left: int, top: in
     return Labelled(image, np.concatenate(boxes), np.concatenate(labels), target.gain)
 
 
-def ramp(before: int, inside: int, after: int) -> FloatArray:
+def ramp(before: int, inside: int, after: int) -> Float32Array:
     """Return the weights along an axis: 1 inside, falling towards 0 in the borders of `before` and `after` pixels."""
     rising, falling = (np.arange(1, count + 1, dtype=np.float32) / (count + 1) for count in (before, after))
     return np.concatenate((rising, np.ones(inside, dtype=np.float32), falling[::-1]))
@@ -174,7 +173,7 @@ class PasteCandidates:
         return {"index": self.index, "classes": self.classes}
 
     @cached_property
-    def positions(self) -> dict[int, list[npt.NDArray[np.int32]]]:
+    def positions(self) -> dict[int, list[Int32Array]]:
         """Positions of the objects among all boxes of the split: by month, YYYYMM, one array per class that occurs."""
         labels = self.index.all_labels()
         months = np.repeat(self.index.months(), np.diff(self.index.box_offsets()))
@@ -185,7 +184,7 @@ class PasteCandidates:
         return found
 
     @cached_property
-    def box_offsets(self) -> npt.NDArray[np.int64]:
+    def box_offsets(self) -> Int64Array:
         """`(N + 1,)` as in `SplitIndex`, which computes the array of a part anew at each call."""
         return self.index.box_offsets()
 

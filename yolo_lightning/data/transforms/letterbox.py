@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 import cv2
 import numpy as np
-import numpy.typing as npt
 
-from yolo_lightning.data.boxes import FloatArray, Letterbox, frame_to_input, scaled_shape
+from yolo_lightning.data.array_types import Float32Array, Int64Array
+from yolo_lightning.data.boxes import Letterbox, frame_to_input, scaled_shape
 from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.data.transforms.augmentation_settings import Image
 
@@ -22,8 +22,8 @@ class Labelled(NamedTuple):
     """
 
     image: Image
-    boxes: FloatArray
-    labels: npt.NDArray[np.int64]
+    boxes: Float32Array
+    labels: Int64Array
     gain: float = 1.0
     problem: str | None = None
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import cv2
 import numpy as np
-import numpy.typing as npt
 
-from yolo_lightning.data.boxes import FloatArray, Letterbox, clip_boxes, frame_to_input
+from yolo_lightning.data.array_types import BoolArray, Float32Array, Float64Array
+from yolo_lightning.data.boxes import Letterbox, clip_boxes, frame_to_input
 from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation, Image
 from yolo_lightning.data.transforms.letterbox import PADDING, Labelled, blank, resize_frame
@@ -103,13 +103,13 @@ def cut(image: Image, left: int, top: int, size: ImageSize) -> Image:
     return part
 
 
-def map_boxes(boxes: FloatArray, matrix: npt.NDArray[np.float64]) -> FloatArray:
+def map_boxes(boxes: Float32Array, matrix: Float64Array) -> Float32Array:
     """Return the axis-aligned bounds of `boxes` `(N, 4)` xyxy after the 2 x 3 affine `matrix`."""
     corners = boxes[:, [0, 1, 2, 1, 2, 3, 0, 3]].reshape(-1, 4, 2) @ matrix[:, :2].T + matrix[:, 2]
     return np.concatenate((corners.min(axis=1), corners.max(axis=1)), axis=1).astype(np.float32)
 
 
-def still_visible(before: FloatArray, after: FloatArray) -> npt.NDArray[np.bool_]:
+def still_visible(before: Float32Array, after: Float32Array) -> BoolArray:
     """Return `(N,)` bool: boxes within the limits after clipping; both `(N, 4)` xyxy at the same scale."""
     old_sides, sides = before[:, 2:] - before[:, :2], after[:, 2:] - after[:, :2]
     tiny = np.float32(1e-9)

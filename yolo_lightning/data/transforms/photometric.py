@@ -8,17 +8,16 @@ argument.
 
 from functools import cache
 from statistics import NormalDist
-from typing import Any
 
 import cv2
 import numpy as np
-import numpy.typing as npt
 
+from yolo_lightning.data.array_types import AnyArray, Float32Array, Float64Array, Int64Array
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation, Image, apply_pixel_transforms
 from yolo_lightning.data.transforms.letterbox import PADDING
 from yolo_lightning.data.transforms.pixel_range import Drift
 
-Levels = npt.NDArray[np.float32]  # `(256,)` float32: new value of each gray level, or of each quantile of a float image
+Levels = Float32Array  # `(256,)` float32: new value of each gray level, or of each quantile of a float image
 TONE_SHARE, GAMMA_SHARE, NOISE_SHARE, PATTERN_SHARE, SHADING_SHARE, BLUR_SHARE = 0.8, 0.3, 0.2, 0.2, 0.2, 0.1
 """Probability of each effect in a drifting sample."""
 
@@ -159,14 +158,14 @@ def random_levels(levels: Levels, image: Image, settings: Augmentation, generato
     return levels
 
 
-def histogram(image: Image) -> npt.NDArray[np.int64]:
+def histogram(image: Image) -> Int64Array:
     """Return `(256,)` pixels per gray level; the level of the padding gets the mean count of its two neighbours."""
     counts = np.bincount(image[::HISTOGRAM_STEP, ::HISTOGRAM_STEP].astype(np.uint8).ravel(), minlength=256)
     counts[PADDING] = (counts[PADDING - 1] + counts[PADDING + 1]) // 2
     return counts
 
 
-def percentile_levels(counts: npt.NDArray[np.int64], low: float, high: float) -> tuple[int, int]:
+def percentile_levels(counts: Int64Array, low: float, high: float) -> tuple[int, int]:
     """Return the gray levels below and above which the fractions `low` and `high` of the pixels lie."""
     cumulated = counts.cumsum()
     bounds = np.array([low, 1 - high]) * cumulated[-1]
@@ -174,7 +173,7 @@ def percentile_levels(counts: npt.NDArray[np.int64], low: float, high: float) ->
     return int(first), int(max(first, last))
 
 
-def matched_levels(counts: npt.NDArray[np.int64], reference: npt.NDArray[np.int64]) -> Levels:
+def matched_levels(counts: Int64Array, reference: Int64Array) -> Levels:
     """Return the table that gives an image with histogram `counts` the histogram `reference`, both `(256,)`.
 
     This is histogram specification (Gonzalez and Woods).
@@ -198,7 +197,7 @@ def random_blur(image: Image, settings: Augmentation, generator: np.random.Gener
     return np.asarray(blurred, dtype=image.dtype)
 
 
-def disc(radius: float) -> npt.NDArray[np.float32]:
+def disc(radius: float) -> Float32Array:
     """Return a defocus kernel: a disc of `radius` pixels with a soft edge; square, odd side, float32, sum 1."""
     reach = int(np.ceil(radius))
     axis = np.arange(-reach, reach + 1, dtype=np.float32)
@@ -230,7 +229,7 @@ def random_pattern(image: Image, settings: Augmentation, generator: np.random.Ge
 
 
 @cache
-def _waves(length: int) -> npt.NDArray[np.float32]:
+def _waves(length: int) -> Float32Array:
     """Return `(length, SHADING_WAVES)` cosines along an axis, the first constant."""
     position = (np.arange(length, dtype=np.float32) + 0.5) / length
     return np.cos(np.pi * position[:, None] * np.arange(SHADING_WAVES)).astype(np.float32)
@@ -247,13 +246,13 @@ def random_noise(image: Image, settings: Augmentation, generator: np.random.Gene
     return _sum(image, cv2.LUT(draws, np.rint(table).clip(-127, 127).astype(np.int8)))
 
 
-def _sum(image: Image, change: npt.NDArray[Any]) -> Image:
+def _sum(image: Image, change: AnyArray) -> Image:
     """Return image plus change with the dtype of the image; uint8 is rounded and limited."""
     return np.asarray(cv2.add(image, change, dtype=cv2.CV_8U if image.dtype == np.uint8 else cv2.CV_32F), image.dtype)
 
 
 @cache
-def normal_quantiles() -> npt.NDArray[np.float64]:
+def normal_quantiles() -> Float64Array:
     """Return `(256,)` equally probable values of a normal distribution with mean 0 and standard deviation 1."""
     values = np.array([NormalDist().inv_cdf((number + 0.5) / 256) for number in range(256)])
     return np.asarray(values / values.std(), dtype=np.float64)

@@ -6,16 +6,15 @@ values beyond the range become visible, as they do in a camera, and each pixel i
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 import numpy as np
-import numpy.typing as npt
 
+from yolo_lightning.data.array_types import AnyArray, Float32Array, Int64Array, UInt8Array, UInt16Array
 from yolo_lightning.data.transforms.augmentation_settings import Image
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.choices import settings_group
 
-RawImage = npt.NDArray[np.uint16]
 RangeMode = Literal["fixed", "frame", "full"]
 LARGEST_VALUE = 2**16 - 1
 DEFAULT_PERCENTILES = (0.5, 99.5)
@@ -77,7 +76,7 @@ class PixelRange:
 
     @property
     def bits(self) -> Literal[8, 16]:
-        """Bits per pixel of the frames."""
+        """UInt16Array per pixel of the frames."""
         return 8 if self.mode is None else 16
 
     @property
@@ -85,7 +84,7 @@ class PixelRange:
         """Whether images of 16-bit frames are float32, so that no value is rounded."""
         return self.mode == "full"
 
-    def percentiles(self, counts: npt.NDArray[np.int64]) -> "Span":
+    def percentiles(self, counts: Int64Array) -> "Span":
         """Return the pixel values of the percentiles `low` and `high`, given `(65536,)` pixels per value.
 
         These are the values of `numpy.percentile(pixels, [low, high], method="inverted_cdf")`.
@@ -95,14 +94,14 @@ class PixelRange:
         low, high = np.searchsorted(cumulated, ranks)
         return Span(float(low), float(high))
 
-    def of_frame(self, frame: RawImage) -> "Span":
+    def of_frame(self, frame: UInt16Array) -> "Span":
         """Return the range of a frame."""
         if self.mode == "frame":
             return self.percentiles(value_counts(frame))
         assert self.mode is not None
         return Span(*self._limits())
 
-    def image(self, frame: RawImage, drift: "Drift | None" = None) -> Image:
+    def image(self, frame: UInt16Array, drift: "Drift | None" = None) -> Image:
         """Return the image of a frame after `drift`: uint8, or float32 with full depth."""
         span = self.of_frame(frame) if drift is None else self.of_frame(frame).drifted(drift)
         return span.scaled(frame) if self.has_full_depth else span.levels(frame)
@@ -119,16 +118,16 @@ class Span(NamedTuple):
     low: float
     high: float
 
-    def scaled(self, frame: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    def scaled(self, frame: AnyArray) -> Float32Array:
         """Return `(value - low) * 255 / (high - low)` of a frame of any shape, float32.
 
         A range with an extent below 1 is treated as a range with extent 1.
         """
-        scaled: npt.NDArray[np.float32] = np.subtract(frame, np.float32(self.low), dtype=np.float32)
+        scaled: Float32Array = np.subtract(frame, np.float32(self.low), dtype=np.float32)
         scaled *= np.float32(255 / max(self.high - self.low, 1))
         return scaled
 
-    def levels(self, frame: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    def levels(self, frame: AnyArray) -> UInt8Array:
         """Return the gray levels of a frame of any shape: `scaled`, rounded and limited to 0 to 255, uint8."""
         levels = self.scaled(frame)
         np.rint(levels, out=levels)
@@ -149,6 +148,6 @@ class Drift(NamedTuple):
     offset: float
 
 
-def value_counts(frame: RawImage) -> npt.NDArray[np.int64]:
+def value_counts(frame: UInt16Array) -> Int64Array:
     """Return `(65536,)` int64: number of pixels of each value."""
     return np.bincount(frame.ravel(), minlength=LARGEST_VALUE + 1)
