@@ -25,6 +25,12 @@ from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.activity import Activity, during
 
+IMAGE_FIELDS = ("image_ids", "frame_shapes", "letterboxes", "readable", "months")
+"""Tuples of a `Batch` with one value per image; `months` may be empty."""
+
+BOX_FIELDS = ("boxes", "labels")
+"""Tensors of a `Batch` with one value per box."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -83,8 +89,8 @@ class Batch(msgspec.Struct, frozen=True, eq=False):
         return self._map(lambda tensor: tensor.pin_memory())
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
-        tensors = ("images", "boxes", "labels", "sample_index")
-        return msgspec.structs.replace(self, **{name: function(getattr(self, name)) for name in tensors})
+        tensors = {name: function(getattr(self, name)) for name in ("images", "sample_index", *BOX_FIELDS)}
+        return msgspec.structs.replace(self, **tensors)
 
 
 class Prediction(msgspec.Struct, frozen=True, eq=False):
@@ -106,11 +112,14 @@ def without_equal_boxes(prediction: Prediction) -> Prediction:
 
     A box detected as several classes keeps the best one. Boxes are also equal if both were clipped to the frame.
     """
-    chosen = torch.from_numpy(first_of_equal_boxes(prediction.boxes.cpu().numpy()))
-    tensors = ("boxes", "scores", "labels", "unclipped")
-    parts = {name: getattr(prediction, name) for name in tensors}
-    return msgspec.structs.replace(
-        prediction, **{name: part.cpu()[chosen] for name, part in parts.items() if part is not None}
+    kept = torch.from_numpy(first_of_equal_boxes(prediction.boxes.cpu().numpy()))
+    unclipped = prediction.unclipped
+    return Prediction(
+        prediction.image_id,
+        prediction.boxes.cpu()[kept],
+        prediction.scores.cpu()[kept],
+        prediction.labels.cpu()[kept],
+        None if unclipped is None else unclipped.cpu()[kept],
     )
 
 
@@ -193,30 +202,34 @@ def is_scaled(images: Tensor) -> bool:
 
 def check_is_batch(batch: Any) -> None:
     if not isinstance(batch, Batch):
-        kind = type(batch).__name__
-        raise UserError(f"a DataLoader must yield yolo_lightning.data.batch.Batch, as `collate` there does, got {kind}")
+        got = type(batch).__name__
+        raise UserError(f"a DataLoader must yield yolo_lightning.data.batch.Batch, as `collate` there does, got {got}")
 
 
 def check_batch(batch: Any, classes: int) -> None:
     """Raise a UserError unless the value is a `Batch` with labels below `classes`; a loader can be foreign."""
     check_is_batch(batch)
-    images, boxes, count = batch.images, len(batch.labels), len(batch)
+    images = batch.images
+    boxes = len(batch.labels)
+    count = len(batch)
     for name, shape in (("images", (count, *images.shape[1:])), ("boxes", (boxes, 4)), ("sample_index", (boxes,))):
-        if not isinstance(value := getattr(batch, name), Tensor) or value.shape != shape:
+        value = getattr(batch, name)
+        if not isinstance(value, Tensor) or value.shape != shape:
             got = f"{type(value).__name__} {tuple(getattr(value, 'shape', ()))}"
             raise UserError(f"Batch.{name} must be a tensor of shape {shape}, got {got}")
-    for name in ("frame_shapes", "letterboxes", "readable", *(("months",) if batch.months else ())):
-        if (found := len(getattr(batch, name))) != count:
-            raise UserError(f"Batch.{name} must have one value for each of the {count} image_ids, got {found}")
+    for name in IMAGE_FIELDS:
+        values = len(getattr(batch, name))
+        if values != count and (values or name != "months"):
+            raise UserError(f"Batch.{name} must have one value for each of the {count} image_ids, got {values}")
     if images.dtype is not torch.uint8 and (images.dtype is not torch.float32 or is_scaled(images)):
         raise UserError(f"Batch.images must be uint8, or float32 from 0 to 255, got {images.dtype} to {images.max()}")
     if (batch.sample_index.diff() < 0).any():
         raise UserError(f"Batch.sample_index must be ascending, got {batch.sample_index.tolist()}")
     limits = {"labels": classes - 1, "boxes": 1.01, "sample_index": count - 1}
     for name, most in limits.items():
-        values = getattr(batch, name)
-        if values.numel() and not 0 <= values.min() <= values.max() <= most:
-            raise UserError(f"Batch.{name} must be from 0 to {int(most)}, got {values.min():g} to {values.max():g}")
+        tensor = getattr(batch, name)
+        if tensor.numel() and not 0 <= tensor.min() <= tensor.max() <= most:
+            raise UserError(f"Batch.{name} must be from 0 to {int(most)}, got {tensor.min():g} to {tensor.max():g}")
 
 
 def in_parts(batch: Batch, images_at_once: int) -> list[Batch]:
@@ -229,21 +242,14 @@ def in_parts(batch: Batch, images_at_once: int) -> list[Batch]:
 
 
 def _slice(batch: Batch, first: int, stop: int) -> Batch:
-    own = (batch.sample_index >= first) & (batch.sample_index < stop)
-    return msgspec.structs.replace(
-        batch,
-        images=batch.images[first:stop],
-        boxes=batch.boxes[own],
-        labels=batch.labels[own],
-        sample_index=batch.sample_index[own] - first,
-        image_ids=batch.image_ids[first:stop],
-        frame_shapes=batch.frame_shapes[first:stop],
-        letterboxes=batch.letterboxes[first:stop],
-        readable=batch.readable[first:stop],
+    is_inside = (batch.sample_index >= first) & (batch.sample_index < stop)
+    parts: dict[str, Any] = {name: getattr(batch, name)[first:stop] for name in ("images", *IMAGE_FIELDS)}
+    for name in BOX_FIELDS:
+        parts[name] = getattr(batch, name)[is_inside]
+    return Batch(
+        **parts,
+        sample_index=batch.sample_index[is_inside] - first,
         bad_frames=batch.bad_frames if first == 0 else (),
-        months=batch.months[first:stop],
-        absent=(),
-        keys=(),
     )
 
 
@@ -255,22 +261,23 @@ def targets(batch: Batch) -> list[Target]:
     height, width = batch.images.shape[-2:]
     with during(Activity.DEVICE_WAIT):
         corners = xywh_to_xyxy(batch.boxes.cpu()) * torch.tensor([width, height, width, height])
-        labels, sample_index = batch.labels.cpu(), batch.sample_index.cpu()
+        labels = batch.labels.cpu()
+        sample_index = batch.sample_index.cpu()
     result = []
     for position in batch.readable_positions():
-        own = sample_index == position
-        frame_boxes = input_to_frame(corners[own], batch.letterboxes[position])
-        frame_boxes = clip_to_frame(frame_boxes, batch.frame_shapes[position])
+        in_frame = sample_index == position
+        boxes = input_to_frame(corners[in_frame], batch.letterboxes[position])
+        boxes = clip_to_frame(boxes, batch.frame_shapes[position])
         month = batch.months[position] if batch.months else 0
-        result.append(Target(batch.image_ids[position], frame_boxes, labels[own], month))
+        result.append(Target(batch.image_ids[position], boxes, labels[in_frame], month))
     return result
 
 
 def by_image(predictions: Iterable[Prediction], image_ids: Sequence[str]) -> dict[str, Prediction | None]:
     """Return the prediction of each image, or None, in the order of `image_ids`."""
-    found: dict[str, Prediction | None] = dict.fromkeys(image_ids)
+    by_id: dict[str, Prediction | None] = dict.fromkeys(image_ids)
     for prediction in predictions:
-        if found.get(prediction.image_id, prediction) is not None:
+        if by_id.get(prediction.image_id, prediction) is not None:
             raise UserError(f"prediction for image id {prediction.image_id}: unknown id or second prediction")
-        found[prediction.image_id] = prediction
-    return found
+        by_id[prediction.image_id] = prediction
+    return by_id

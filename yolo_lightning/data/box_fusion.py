@@ -24,24 +24,25 @@ def fuse_group(
         iou_threshold: Minimum IoU of a box with the mean box of its group, exclusive.
         sources: Number of fused sources.
     """
-    means, sums = np.empty_like(boxes), np.empty_like(boxes)
-    totals, counts = np.zeros(len(boxes)), np.zeros(len(boxes))
+    means = np.empty_like(boxes)
+    sums = np.zeros_like(boxes)
+    totals = np.zeros(len(boxes))
+    counts = np.zeros(len(boxes))
     used = 0
     for box, score in zip(boxes, weighted, strict=True):
         place = used
         if used:
             overlaps = _iou(means[:used], box)
             best = int(overlaps.argmax())
-            place = best if overlaps[best] > iou_threshold else used
-        if place == used:
-            sums[place] = 0
-            used += 1
+            if overlaps[best] > iou_threshold:
+                place = best
+        used = max(used, place + 1)
         sums[place] += score * box
         totals[place] += score
         counts[place] += 1
         means[place] = sums[place] / totals[place]
-    counts, totals = counts[:used], totals[:used]
-    return means[:used], np.minimum(totals / counts * np.minimum(counts, sources), 1.0)
+    counts = counts[:used]
+    return means[:used], np.minimum(totals[:used] / counts * np.minimum(counts, sources), 1.0)
 
 
 def _iou(boxes: Float64Array, box: Float64Array) -> Float64Array:

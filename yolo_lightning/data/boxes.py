@@ -28,13 +28,14 @@ class Letterbox:
         """Return the largest centred placement of a `height` x `width` frame in the input."""
         gain = min(size.height / height, size.width / width)
         scaled_height, scaled_width = scaled_shape(height, width, gain)
-        left, top = (size.width - scaled_width) // 2, (size.height - scaled_height) // 2
+        left = (size.width - scaled_width) // 2
+        top = (size.height - scaled_height) // 2
         return Letterbox(gain, left, top, (scaled_width / width / gain, scaled_height / height / gain))
 
     @property
     def gains(self) -> list[float]:
         """Return input pixels per frame pixel for each value of an xyxy box."""
-        return [self.gain * one for one in self.stretch] * 2
+        return [self.gain * stretch for stretch in self.stretch] * 2
 
 
 def scaled_shape(height: int, width: int, gain: float) -> tuple[int, int]:
@@ -50,7 +51,8 @@ def xywh_to_xyxy(boxes: Tensor) -> Tensor:
 
 def corners_to_centres(boxes: Float32Array) -> Float32Array:
     """Convert boxes `(N, 4)` from xyxy to centre-x, centre-y, width, height; any unit."""
-    low, high = boxes[:, :2], boxes[:, 2:]
+    low = boxes[:, :2]
+    high = boxes[:, 2:]
     return np.concatenate(((low + high) / 2, high - low), axis=1)
 
 

@@ -25,7 +25,8 @@ from yolo_lightning.errors import UserError
 
 LEAST_FRAMES = 15  # of a longer clip, evenly spread; an object is absent if it covers a pixel in less than half of them
 CONTRAST = 2  # Factor of the difference, because objects differ little from their surroundings
-IMAGES, CLIPS = "backgrounds", "clips"  # Arrays of the folder: `(N, H, W)`, and `(N,)` clip numbers
+IMAGES = "backgrounds"  # `(N, H, W)`, array of the folder
+CLIPS = "clips"  # `(N,)` clip numbers, array of the folder
 T = TypeVar("T")
 
 
@@ -44,7 +45,8 @@ def spread(items: Iterable[T], least: int = LEAST_FRAMES) -> list[T]:
         if place % step == 0:
             kept.append(item)
             if len(kept) == 2 * least:
-                kept, step = kept[::2], 2 * step
+                kept = kept[::2]
+                step *= 2
     return kept
 
 
@@ -54,9 +56,9 @@ def with_difference(pair: Image) -> Image:
     The difference is multiplied by `CONTRAST`, and 0 becomes the gray level of the padding. uint8 is limited to 0 to
     255, float32 is not.
     """
-    frame, background = pair[..., 0].astype(np.float32), pair[..., 1]
-    difference = PADDING + CONTRAST * (frame - background)
-    difference = difference.clip(0, 255) if pair.dtype == np.uint8 else difference
+    difference = PADDING + CONTRAST * (pair[..., 0].astype(np.float32) - pair[..., 1])
+    if pair.dtype == np.uint8:
+        difference = difference.clip(0, 255)
     return np.asarray(cv2.merge([pair[..., 0], difference.astype(pair.dtype)]), dtype=pair.dtype)
 
 
@@ -73,8 +75,8 @@ class ClipBackgrounds:
 
     def of(self, position: int) -> Frame:
         """Return the background `(H, W)` of the clip of frame `position`, uint8 or uint16, read-only."""
-        clips, images = self._arrays[CLIPS], self._arrays[IMAGES]
-        return np.asarray(images[np.searchsorted(clips, self.index.clips()[position])])
+        number = np.searchsorted(self._arrays[CLIPS], self.index.clips()[position])
+        return np.asarray(self._arrays[IMAGES][number])
 
     def build(self) -> int:
         """Compute the backgrounds unless there is a file with them; return the number of clips.
@@ -98,7 +100,8 @@ class ClipBackgrounds:
         }
 
     def _computed(self) -> tuple[index_folder.Arrays, dict[str, Any]]:
-        if len(shapes := {self.index.shape(position) for position in range(len(self.index))}) != 1:
+        shapes = {self.index.shape(position) for position in range(len(self.index))}
+        if len(shapes) != 1:
             raise UserError(
                 f"data.input.background must be false unless all frames have one size, got true and frames of "
                 f"{len(shapes)} sizes"
@@ -115,4 +118,6 @@ class ClipBackgrounds:
                 with suppress(FrameError):  # reported where the frame itself is read
                     frames.append(self.storage.read(self.index.file_name(position)))
         frames = [frame for frame in frames if frame.shape == shape]
-        return median_of(frames) if frames else np.full(shape, PADDING, np.uint8)
+        if not frames:
+            return np.full(shape, PADDING, np.uint8)
+        return median_of(frames)

@@ -21,9 +21,10 @@ from yolo_lightning.data.transforms.mosaic import mixup, mosaic, random_affine, 
 from yolo_lightning.data.transforms.photometric import random_photometry, random_range_drift, reference_index
 
 SAMPLE_STREAM = 2  # Seed component of the samples; `epoch_order.ORDER_STREAM` is 1
-PASTE_STREAM, MIXUP_STREAM, SECOND_PASTE_STREAM, DRIFT_STREAM = 4, 5, 6, 7
-"""Streams of box paste, of the second sample in mixup, of box paste there, and of the drift of 16-bit frames; they do
-not change other choices."""
+PASTE_STREAM = 4  # Of box paste
+MIXUP_STREAM = 5  # Of the second sample in mixup
+SECOND_PASTE_STREAM = 6  # Of box paste into the second sample
+DRIFT_STREAM = 7  # Of the drift of 16-bit frames
 
 MIXUP_BETA = 32.0  # Both parameters of the distribution of the mixup ratio, as in Ultralytics
 Reader = Callable[..., Labelled]  # `LabelledFrames.read` with the drift of a sample

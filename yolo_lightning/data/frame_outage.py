@@ -113,8 +113,10 @@ def read_again(batch: Batch, dataset: TrainingDataset | EvaluationDataset) -> Ba
     for key in batch.keys:
         enter(Activity.LOAD)  # a report for each sample: a failing disk can take a second per frame
         samples.append(dataset[key])
-    again = collate(samples)
-    return again.pin_memory() if batch.images.is_pinned() else again
+    reread_batch = collate(samples)
+    if batch.images.is_pinned():
+        return reread_batch.pin_memory()
+    return reread_batch
 
 
 def _absences(frames: LabelledFrames, names: Iterable[str]) -> Iterable[AbsentFrameError]:

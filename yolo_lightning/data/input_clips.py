@@ -62,24 +62,29 @@ class ClipReader:
             with suppress(FrameError, OSError, ValueError):  # reported if the image is an input itself
                 frames += [gray(picture) for picture in read_pictures(folder / name, self.ranges)]
         frames = [frame for frame in frames if frame.shape == shape]
-        return median_of(frames) if frames else None
+        if not frames:
+            return None
+        return median_of(frames)
 
 
 def numbered(name: str) -> tuple[str, str]:
     """Return the parts of a file name before and after the last number of its stem; the whole name without a number."""
-    stem, dot, suffix = name.rpartition(".")
-    found = IMAGE_NUMBER.search(stem)
-    return (name, "") if found is None else (stem[: found.start(1)], f"{stem[found.end(1) :]}{dot}{suffix}")
+    number = IMAGE_NUMBER.search(name.rpartition(".")[0])
+    if number is None:
+        return name, ""
+    return name[: number.start(1)], name[number.end(1) :]
 
 
 def pair_of(image: InputImage) -> Image:
     """Return gray levels and background `(H, W, 2)` of an image, which is its own background if that is unknown."""
-    own = gray(image)
-    background = own if image.background is None else image.background
-    dtype = np.result_type(own, background)  # float32 if one of them has full depth
-    return np.asarray(cv2.merge([own.astype(dtype), background.astype(dtype)]), dtype=dtype)
+    frame = gray(image)
+    background = frame if image.background is None else image.background
+    dtype = np.result_type(frame, background)  # float32 if one of them has full depth
+    return np.asarray(cv2.merge([frame.astype(dtype), background.astype(dtype)]), dtype=dtype)
 
 
 def gray(image: InputImage) -> Image:
     """Return the gray levels `(H, W)` of an image, with full depth if it has one."""
-    return np.asarray(cv2.cvtColor(image.pixels, cv2.COLOR_RGB2GRAY), np.uint8) if image.full is None else image.full
+    if image.full is not None:
+        return image.full
+    return np.asarray(cv2.cvtColor(image.pixels, cv2.COLOR_RGB2GRAY), np.uint8)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from yolo_lightning.data.array_types import AnyArray, Float32Array, UInt8Array
-from yolo_lightning.data.left_out_files import counted, other_files, suffix, unusable_files
+from yolo_lightning.data.left_out_files import counted, files_left_out, suffix
 from yolo_lightning.data.storage.frames import IMAGE_SUFFIXES, BitDepthError, decode_frame
 from yolo_lightning.data.storage.image_header import FrameLimits, unread_parts
 from yolo_lightning.data.transforms.augmentation_settings import Image
@@ -39,8 +39,7 @@ class InputImage:
     time_s: float | None = None  # Seconds after the beginning of the video; None for an image
 
     def is_gray(self) -> bool:
-        first = self.pixels[..., 0]
-        return bool((first == self.pixels[..., 1]).all() and (first == self.pixels[..., 2]).all())
+        return bool((self.pixels == self.pixels[..., :1]).all())
 
 
 def from_array(pixels: AnyArray, ranges: PixelRange | None = None, *, has_background: bool = False) -> InputImage:
@@ -63,14 +62,16 @@ def from_array(pixels: AnyArray, ranges: PixelRange | None = None, *, has_backgr
         return InputImage(None, None, _shown(images[0]), _full(images[0]), images[1] if is_pair else None)
     is_image = pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] == channels)
     if pixels.dtype != np.uint8 or not is_image or not pixels.size:
-        kind = "frame and background" if has_background else "RGB"
+        content = "frame and background" if has_background else "RGB"
         raise UserError(
-            f"an image must be a (H, W) gray or (H, W, {channels}) {kind} array of uint8, got {pixels.shape} of "
+            f"an image must be a (H, W) gray or (H, W, {channels}) {content} array of uint8, got {pixels.shape} of "
             f"{pixels.dtype}."
         )
     if is_pair:
         return InputImage(None, None, _three(pixels[..., 0]), background=pixels[..., 1])
-    return InputImage(None, None, pixels if pixels.ndim == 3 else _three(pixels))
+    if pixels.ndim == 2:
+        pixels = _three(pixels)
+    return InputImage(None, None, pixels)
 
 
 def is_video(path: Path) -> bool:
@@ -95,10 +96,12 @@ def find_files(sources: Sequence[str]) -> list[Path]:
             selected = [path]
         elif has_magic(source):
             selected, left_out = _of_pattern(path)
+        elif "://" in source or source.isdecimal():
+            raise UserError(
+                f"{source} does not exist: images and videos must be local files; addresses and cameras are not read"
+            )
         else:
-            is_stream = "://" in source or source.isdecimal()
-            kinds = "does not exist: images and videos must be local files; addresses and cameras are not read"
-            raise UserError(f"{source or repr(source)} {kinds if is_stream else missing(path)}")
+            raise UserError(f"{source or repr(source)} {missing(path)}")
         if not selected:
             reason = f" It contains {'; '.join(left_out)}" if left_out else ""
             raise UserError(f"{source} contains no file that ends in {READ}.{reason}")
@@ -112,8 +115,7 @@ def find_files(sources: Sequence[str]) -> list[Path]:
 def _selected(content: FolderContent) -> tuple[list[Path], list[str]]:
     """Return the images and videos of a folder, sorted by name, and the lines about all other files."""
     selected = sorted(Path(file) for file in content.files() if suffix(file) in SUFFIXES)
-    others = [file for file in content.files() if suffix(file) not in SUFFIXES]
-    return selected, [*other_files(others), *unusable_files([content], SUFFIXES)]
+    return selected, files_left_out([content], SUFFIXES)
 
 
 def _of_pattern(pattern: Path) -> tuple[list[Path], list[str]]:
@@ -158,8 +160,8 @@ def _decode_picture(content: bytes, path: Path, ranges: PixelRange | None) -> tu
     """Return `pixels` and `full` of an image; a gray image with 16 bits is mapped by `ranges` if they have a mode."""
     if ranges is not None and ranges.mode is not None:
         with suppress(BitDepthError):  # an image with 8 bits needs no mapping
-            raw = np.asarray(decode_frame(content, str(path), limits=FrameLimits(bits=16)), dtype=np.uint16)
-            image = ranges.image(raw)
+            frame = decode_frame(content, str(path), limits=FrameLimits(bits=16))
+            image = ranges.image(np.asarray(frame, dtype=np.uint16))
             return _shown(image), _full(image)
     return np.asarray(decode_frame(content, str(path), channels=3), dtype=np.uint8), None
 
@@ -176,7 +178,9 @@ def _shown(image: Image) -> UInt8Array:
 
 def _full(image: Image) -> Float32Array | None:
     """Return an image if it is float32, else None."""
-    return np.asarray(image, np.float32) if image.dtype == np.float32 else None
+    if image.dtype != np.float32:
+        return None
+    return np.asarray(image, np.float32)
 
 
 def image_count(path: Path) -> int:

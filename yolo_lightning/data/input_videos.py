@@ -111,7 +111,9 @@ def opened_video(path: Path) -> Iterator[tuple["InputContainer", VideoStream]]:
 def frame_rate(stream: VideoStream) -> Fraction:
     """Return the average number of frames per second, `USUAL_RATE` if it is unknown."""
     rate = stream.average_rate or stream.guessed_rate or USUAL_RATE
-    return USUAL_RATE if rate > HIGHEST_RATE and not stream.frames else rate
+    if rate > HIGHEST_RATE and not stream.frames:
+        return USUAL_RATE
+    return rate
 
 
 def _time_base(stream: VideoStream) -> Fraction:
@@ -135,7 +137,8 @@ class _Decoder:
     """
 
     def __init__(self, container: "InputContainer", stream: VideoStream) -> None:
-        self._container, self._stream = container, stream
+        self._container = container
+        self._stream = stream
         self._uses_packet_order = container.format.name == WITHOUT_PRESENTATION_TIMES
         self._packet_times: deque[int] = deque()  # times of decoding of the packets without a frame so far
         self._packets = 0
@@ -168,14 +171,16 @@ class _Decoder:
             yield frame, self._ticks(frame)
 
     def _ticks(self, frame: "VideoFrame") -> int | None:
-        if self._uses_packet_order:
-            # The decoder returns frames in the order of presentation: the n-th frame has the time of the n-th packet.
-            return self._packet_times.popleft() if self._packet_times else None
-        return frame.dts if frame.pts is None else frame.pts
+        if not self._uses_packet_order:
+            return frame.dts if frame.pts is None else frame.pts
+        # The decoder returns frames in the order of presentation: the n-th frame has the time of the n-th packet.
+        return self._packet_times.popleft() if self._packet_times else None
 
     def reason(self) -> str:
         """Return the last error in brackets, an empty text without an error."""
-        return "" if self._last_error is None else f" ({one_line(str(self._last_error))})"
+        if self._last_error is None:
+            return ""
+        return f" ({one_line(str(self._last_error))})"
 
     def damage(self) -> str | None:
         """Return how many frames are missing or wrong, as the end of a sentence, None for a complete stream."""

@@ -40,19 +40,30 @@ def other_files(files: Sequence[str]) -> list[str]:
     return [counted(len(files), f"files with other suffixes ({', '.join(by_suffix(files))})", files[0])]
 
 
+def files_left_out(contents: Sequence[FolderContent], accepted: Set[str]) -> list[str]:
+    """Return a line about each kind of file and folder below folders of files with `accepted` suffixes."""
+    files = [file for content in contents for file in content.files() if suffix(file) not in accepted]
+    return [*other_files(files), *unusable_files(contents, accepted)]
+
+
 def unusable_files(contents: Sequence[FolderContent], accepted: Set[str]) -> list[str]:
     """Return a line about each kind of file and folder that is left out whatever its suffix is."""
-    groups: dict[str, list[str]] = {
-        "hidden files (names that begin with a dot)": [],
-        "hidden folders (names that begin with a dot)": [],
-        "pipes, devices or sockets": [],
-        "folders without permission to list them": [],
-        "links to folders that contain the link, or that are linked several times": [],
-    }
+    hidden_files: list[str] = []
+    hidden_folders: list[str] = []
+    special_files: list[str] = []
+    closed_folders: list[str] = []
+    unfollowed_links: list[str] = []
     for content in contents:
-        hidden_files = [file for file in content.hidden_files if suffix(file) in accepted]
-        special_files = [file for file in content.special if suffix(file) in accepted]
-        parts = (hidden_files, content.hidden_folders, special_files, content.closed, content.unfollowed)
-        for paths, part in zip(groups.values(), parts, strict=True):
-            paths += part
+        hidden_files += [file for file in content.hidden_files if suffix(file) in accepted]
+        hidden_folders += content.hidden_folders
+        special_files += [file for file in content.special if suffix(file) in accepted]
+        closed_folders += content.closed
+        unfollowed_links += content.unfollowed
+    groups = {
+        "hidden files (names that begin with a dot)": hidden_files,
+        "hidden folders (names that begin with a dot)": hidden_folders,
+        "pipes, devices or sockets": special_files,
+        "folders without permission to list them": closed_folders,
+        "links to folders that contain the link, or that are linked several times": unfollowed_links,
+    }
     return [counted(len(set(paths)), what, paths[0]) for what, paths in groups.items() if paths]

@@ -84,9 +84,10 @@ def describe(arguments: dict[str, Any]) -> str:
     pinned = "pinned" if arguments["pin_memory"] else "not pinned"
     if not arguments["num_workers"]:
         return f"no workers, {pinned}"
-    context, number = arguments["multiprocessing_context"], arguments["num_workers"]
-    kept = "persistent" if arguments["persistent_workers"] else "new every epoch"
+    number = arguments["num_workers"]
+    workers = "worker" if number == 1 else "workers"
+    lifetime = "persistent" if arguments["persistent_workers"] else "new every epoch"
     return (
-        f"{number} {context.get_start_method()} worker{'s' * (number > 1)}, {kept}, prefetch "
+        f"{number} {arguments['multiprocessing_context'].get_start_method()} {workers}, {lifetime}, prefetch "
         f"{arguments['prefetch_factor']}, {pinned}"
     )

@@ -44,7 +44,8 @@ def _require_main_guard() -> None:
         SystemExit: With a message that names the statement and the guard.
     """
     main = sys.modules["__main__"]
-    file, module = getattr(main, "__file__", None), getattr(main, "__spec__", None)
+    file = getattr(main, "__file__", None)
+    module = getattr(main, "__spec__", None)
     if file is None or (module is not None and module.name.endswith("__main__")):  # not imported by workers
         return
     frame = sys._getframe(1)  # not the frame of this function, whose variables would keep all callers alive
