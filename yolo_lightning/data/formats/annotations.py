@@ -78,15 +78,15 @@ def still_images(
     changed = (clipped != boxes).any(axis=1) & keep
     kept = np.flatnonzero(keep)
     kept = kept[np.argsort(owner[kept], kind="stable")]
-    for first in np.flatnonzero(~keep)[:1]:
-        example = f"x1, y1, x2, y2 = {boxes[first].tolist()} of {file_names[owner[first]]}"
+    if not keep.all():
+        dropped = keep.argmin()
+        example = f"x1, y1, x2, y2 = {boxes[dropped].tolist()} of {file_names[owner[dropped]]}"
         notes += (one_line(f"dropped boxes have no area inside their image, such as {example}", LONGEST_NAME),)
     count = len(shapes)
-    names = encoded(file_names)
     return Annotations(
         image_ids=encoded(image_ids),
         text_ids=np.array(text_ids, dtype=np.bool_),
-        file_names=names,
+        file_names=encoded(file_names),
         shapes=shapes,
         box_offsets=np.concatenate(([0], np.cumsum(np.bincount(owner[kept], minlength=count)))),
         boxes=clipped[kept],
@@ -142,7 +142,7 @@ def renamed_classes(names: Mapping[int, str]) -> list[str]:
     name, count = counts.most_common(1)[0]
     if count == 1:
         return []
-    renamed = [f"'{text}'" for text in distinct_names(names).values() if text.startswith(f"{name} (")]
+    renamed = [f"'{new_name}'" for new_name in distinct_names(names).values() if new_name.startswith(f"{name} (")]
     return [
         f"{count:,} classes have the name '{name}' and remain different classes, such as {' and '.join(renamed[:2])}; "
         "to make them one class, give all their boxes the same class number"

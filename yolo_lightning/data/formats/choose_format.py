@@ -12,11 +12,11 @@ FORMATS: tuple[type[DatasetFormat], ...] = (LTDv2Format, CocoFormat, YoloFormat)
 
 def format_class(value: str) -> type[DatasetFormat]:
     """Return the class for a value of `data.format`."""
-    found = next((one for one in FORMATS if value and one.accepts(value)), None)
-    if found is None:
-        names = [one.accepted for one in FORMATS]
-        raise UserError(f"data.format must be one of {', '.join(names[:-1])}, or {names[-1]}, got {value!r}")
-    return found
+    for dataset_format in FORMATS:
+        if value and dataset_format.accepts(value):
+            return dataset_format
+    *names, last_name = (dataset_format.accepted for dataset_format in FORMATS)
+    raise UserError(f"data.format must be one of {', '.join(names)}, or {last_name}, got {value!r}")
 
 
 def open_format(settings: DatasetSettings) -> DatasetFormat:

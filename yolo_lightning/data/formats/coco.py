@@ -44,13 +44,17 @@ def image_folder(annotation_file: Path, root: Path, folders: tuple[str, ...], fi
     split = annotation_file.stem
     for part in NAME_PARTS:
         split = split.replace(part, "")
-    usual = (split, f"images/{split}", "images", ".", f"{split}/images") if split else ("images", ".")
-    beside = annotation_file.parent
-    candidates = [root / folder for folder in folders or usual] + ([] if folders else [beside, beside / "images"])
+    candidates = [root / folder for folder in folders]
+    if not folders:
+        if split:
+            candidates = [root / split, root / "images" / split, root / "images", root, root / split / "images"]
+        else:
+            candidates = [root / "images", root]
+        candidates += [annotation_file.parent, annotation_file.parent / "images"]
     probed = [file_names[position] for position in sampled_positions(file_names, PROBED_IMAGES)]
-    found = {folder: sum(os.path.isfile(folder / name) for name in probed) for folder in candidates}
-    best = max(found, key=lambda folder: found[folder])
-    if not found[best]:
+    matches = {folder: sum(os.path.isfile(folder / name) for name in probed) for folder in candidates}
+    best = max(matches, key=matches.__getitem__)
+    if not matches[best]:
         remedy = "set data.files.image_folders to their folder"
         decoded = unquote(probed[0])
         if decoded != probed[0] and any(os.path.isfile(folder / decoded) for folder in candidates):
@@ -83,19 +87,18 @@ class CocoFormat(JsonFormat):
         return self._reference().facts.category_ids
 
     def open_index(self, split: Split) -> SplitIndex:
-        index, reference = self.open_file(self.name(split)), self._reference()
-        own, expected = (
-            dict(zip(one.facts.category_ids, one.facts.class_names, strict=True)) for one in (index, reference)
-        )
-        if own != expected:
-            different = min(
-                number for number in own.keys() | expected.keys() if own.get(number) != expected.get(number)
-            )
-            raise UserError(
-                f"{self.root / self.name(split)}: category {different} must be {expected.get(different, 'absent')!r} "
-                f"as in {self.name('train')}, got {own.get(different, 'absent')!r}"
-            )
-        return self.settings.split.part(self.replacement(split) if self.files.valid is None else split, index)
+        index = self.open_file(self.name(split))
+        categories = _categories(index)
+        expected = _categories(self._reference())
+        for number in sorted(categories.keys() | expected.keys()):
+            if categories.get(number) != expected.get(number):
+                raise UserError(
+                    f"{self.root / self.name(split)}: category {number} must be {expected.get(number, 'absent')!r} "
+                    f"as in {self.name('train')}, got {categories.get(number, 'absent')!r}"
+                )
+        if self.files.valid is None:
+            split = self.replacement(split)
+        return self.settings.split.part(split, index)
 
     def open_storage(self, split: Split, channels: Channels, kind: StorageKind | None = None) -> Storage:
         names = self.open_file(self.name(split)).file_names()
@@ -103,4 +106,10 @@ class CocoFormat(JsonFormat):
         return ImageFiles(folder, channels, self.settings.frame_limits)
 
     def _reference(self) -> SplitIndex:
-        return self.open_file(self.name("train" if (self.root / self.name("train")).is_file() else "valid"))
+        has_train_file = (self.root / self.name("train")).is_file()
+        return self.open_file(self.name("train" if has_train_file else "valid"))
+
+
+def _categories(index: SplitIndex) -> dict[int, str]:
+    """Return the names of the classes of an index by their ids in its file."""
+    return dict(zip(index.facts.category_ids, index.facts.class_names, strict=True))

@@ -33,6 +33,7 @@ NON_NUMBER = re.compile(rb"([:\[,\s])(?:NaN|-?Infinity)(?=\s*[,\]}])")
 
 LARGEST_FILE = 8 << 30  # Bytes; LTDv2's Train.json has 1.1e9
 LARGEST_SIDE = 1 << 16  # Pixels. A larger width or height is refused as damaged.
+UNKNOWN = -1  # Class index of records of unknown categories while the records are read
 CROWD = -2  # Class index of crowd regions while the records are read
 IGNORED = -3  # Class index of records with a true `ignore` while the records are read
 LEFT_OUT = {CROWD: "are crowd regions (iscrowd)", IGNORED: "have the mark 'ignore'"}
@@ -138,8 +139,8 @@ def _decode_content(path: Path, content: bytes, kind: str) -> AnnotationFile:
         raise UserError(f"{path} is not {kind}: {one_line(_fault_in(content, error))}") from error
     for key in (b'"%s"' % name.encode() for name in RECORDS):
         if content.count(key) > 1:
-            kept = msgspec.json.decode(content, type=dict[str, msgspec.Raw]).values()
-            if content.count(key) - sum(bytes(value).count(key) for value in kept) > 1:
+            values = msgspec.json.decode(content, type=dict[str, msgspec.Raw]).values()
+            if content.count(key) - sum(bytes(value).count(key) for value in values) > 1:
                 raise UserError(f"{path} has the key {key.decode()} more than once: merge the values")
     return decoded
 
@@ -152,10 +153,13 @@ def _fault_in(content: bytes, error: Exception) -> str:
         return "the JSON is nested too deeply"
     if isinstance(error, UnicodeDecodeError):
         return f"not UTF-8 text: {shown(error.object)}"
-    if position := BYTE_POSITION.search(str(error)):
-        stop, reason = int(position[1]), str(error)
+    position = BYTE_POSITION.search(str(error))
+    if position:
+        stop = int(position[1])
+        reason = str(error)
     else:
-        stop, reason = len(content), f"the file ends inside a record after {len(content):,} bytes (incomplete copy?)"
+        stop = len(content)
+        reason = f"the file ends inside a record after {stop:,} bytes (incomplete copy?)"
     return f"{reason}; text before the error: {shown(content[max(0, stop - SHOWN_BYTES) : stop])}"
 
 
@@ -175,15 +179,17 @@ def _invalid_record(content: bytes) -> str | None:
     return None
 
 
-def shown(text: bytes) -> str:
-    line = " ".join(text[:SHOWN_BYTES].decode(errors="replace").split())
-    return line if len(text) <= SHOWN_BYTES else line + " ..."
+def shown(content: bytes) -> str:
+    line = " ".join(content[:SHOWN_BYTES].decode(errors="replace").split())
+    return line if len(content) <= SHOWN_BYTES else f"{line} ..."
 
 
 def owners(path: Path, records: Sequence[AnnotationRecord], positions: Mapping[str, int]) -> Int64Array:
     """Return the position of the image of each record; raise a ValueError for an unknown image id."""
-    owner = np.fromiter((positions.get(id_text(one.image_id) or "", -1) for one in records), np.int64, len(records))
-    for number in np.flatnonzero(owner < 0)[:1]:
+    texts = (id_text(record.image_id) or "" for record in records)
+    owner = np.fromiter((positions.get(text, -1) for text in texts), np.int64, len(records))
+    if (owner < 0).any():
+        number = (owner < 0).argmax()
         value = records[number].image_id
         hint = unknown_image_hint(value) or f"; ids of images are such as {next(iter(positions))!r}"
         raise UserError(f"{path}: annotations[{number}] has unknown image_id {one_line(str(value), 200)}{hint}")
@@ -218,13 +224,15 @@ def to_annotations(
             example = file_names[owner[has_mark.argmax()]]
             notes.append(f"{has_mark.sum():,} of {count:,} boxes {reason}, left out, such as in {example}")
     is_used = labels >= 0
-    owner, boxes, labels = owner[is_used], boxes[is_used], labels[is_used]
+    owner = owner[is_used]
+    boxes = boxes[is_used]
+    labels = labels[is_used]
     impossible, unlikely = suspicions(owner, boxes, labels, shapes)
-    if repetition := repeated_files(file_names, [image.id for image in images]):
-        if count:
-            impossible = f"{repetition}. {DIVIDED}"
-        else:
-            notes.append(f"{repetition}; each entry gets the detections of its file")
+    repetition = repeated_files(file_names, [image.id for image in images])
+    if repetition and count:
+        impossible = f"{repetition}. {DIVIDED}"
+    elif repetition:
+        notes.append(f"{repetition}; each entry gets the detections of its file")
     notes += renamed_classes({int(category.id): category.name for category in content.categories})
     notes += root_category(content.categories, np.bincount(labels, minlength=len(classes)), classes)
     return still_images(
@@ -248,10 +256,13 @@ def class_indexes(path: Path, records: Sequence[AnnotationRecord], classes: Mapp
     def class_index(record: AnnotationRecord) -> int:
         if record.iscrowd:
             return CROWD
-        return IGNORED if record.ignore else index_of.get(record.category_id, -1)
+        if record.ignore:
+            return IGNORED
+        return index_of.get(record.category_id, UNKNOWN)
 
     labels = np.fromiter(map(class_index, records), np.int32, len(records))
-    for number in np.flatnonzero(labels == -1)[:1]:
+    if (labels == UNKNOWN).any():
+        number = (labels == UNKNOWN).argmax()
         raise UserError(
             f"{path}: annotations[{number}].category_id must be one of {', '.join(map(str, classes))}, "
             f"got {records[number].category_id}"
@@ -290,11 +301,12 @@ def root_category(categories: Sequence[CategoryRecord], boxes: Int64Array, class
 
     `boxes` `(C,)` is the number of boxes of each class, and `classes` are the names by id in the order of the classes.
     """
+    counts = dict(zip(classes, boxes.tolist(), strict=True))
+    if len(categories) < 2 or not boxes.any():
+        return []
     for category in categories:
-        others = [other for other in categories if other is not category]
-        position = {category_id: index for index, category_id in enumerate(classes)}.get(int(category.id))
-        is_root = others and all(other.supercategory == category.name for other in others)
-        if is_root and position is not None and boxes.any() and not boxes[position]:
+        members = [other.supercategory == category.name for other in categories if other is not category]
+        if all(members) and counts.get(int(category.id)) == 0:
             return [
                 f"category {category.id} {category.name!r} has no box and is the supercategory of all others (the root "
                 "category of Roboflow's exports): it is a class of the network that is not trained; to remove the "

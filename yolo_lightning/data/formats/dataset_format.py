@@ -81,24 +81,25 @@ class DatasetFormat(ABC):
 
     def __init__(self, settings: DatasetSettings) -> None:
         self.settings = settings
-        chosen, storage, given = settings.format, settings.storage, settings.input
+        format = settings.format
+        storage = settings.storage
         has_store = "packed" in self.storages
         if storage.kind not in ("auto", *self.storages) or (storage.store is not None and not has_store):
             raise UserError(
                 f"data.storage.kind must be one of auto, {', '.join(self.storages)}, and data.storage.store must be "
-                f"null, with data.format {chosen} (packed stores and archives are supported for ltdv2 only), got "
+                f"null, with data.format {format} (packed stores and archives are supported for ltdv2 only), got "
                 f"data.storage.kind {storage.kind} and data.storage.store {storage.store}"
             )
         if settings.files.image_folders and not self.has_image_folders:
             folders = list(settings.files.image_folders)
             raise UserError(f"data.files.image_folders must be [] unless data.format is coco, got {folders}")
-        if self.is_gray and given.channels == 3:
+        if self.is_gray and settings.input.channels == 3:
             raise UserError(
-                f"data.input.channels must be 1 or null with data.format {chosen}, whose frames are gray, got 3"
+                f"data.input.channels must be 1 or null with data.format {format}, whose frames are gray, got 3"
             )
-        if given.background and not self.has_clips:
+        if settings.input.background and not self.has_clips:
             raise UserError(
-                f"data.input.background must be false with data.format {chosen}, whose images do not form clips, got "
+                f"data.input.background must be false with data.format {format}, whose images do not form clips, got "
                 "true"
             )
 
@@ -139,10 +140,10 @@ class JsonFormat(DatasetFormat):
         is_description = self.root.suffix in (".yaml", ".yml")
         description = self.root if is_description else self.root / "data.yaml"
         if is_description or (description.is_file() and not (self.root / self.files.train).exists()):
+            absence = "" if description.is_file() else ", and this file does not exist"
             raise UserError(
                 f"data.root must be a folder with {self.files.train}, got {self.root}; a dataset in Ultralytics' "
-                f"layout is read with data.format {description}"
-                + ("" if description.is_file() else ", and this file does not exist")
+                f"layout is read with data.format {description}{absence}"
             )
         if (self.files.valid is None) == (settings.split.valid_share is None):
             raise UserError(
@@ -166,7 +167,9 @@ class JsonFormat(DatasetFormat):
         """Return `split`, or the split that replaces it if it has no file."""
         if split == "predict" and self.files.predict is None:
             split = "test"
-        return "valid" if split == "test" and self.files.test is None else split
+        if split == "test" and self.files.test is None:
+            split = "valid"
+        return split
 
     def open_file(self, name: str) -> SplitIndex:
         """Return the packed index of an annotation file, relative to the dataset folder."""

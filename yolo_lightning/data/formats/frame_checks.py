@@ -59,8 +59,8 @@ class Limits:
                 f"{self.max_image_pixels}"
             )
         for entry in self.quarantine:
-            kind, _, value = entry.partition("=")
-            if not value or kind not in ("id", "index") or (kind == "index" and not value.isdecimal()):
+            name, _, value = entry.partition("=")
+            if not value or name not in ("id", "index") or (name == "index" and not value.isdecimal()):
                 raise UserError(
                     "entries of data.limits.quarantine must be id=<image id> or index=<position of a training frame, "
                     f"from 0>, got {entry!r}"
@@ -68,12 +68,17 @@ class Limits:
 
     def quarantined(self, index: SplitIndex, split: Split) -> frozenset[int]:
         """Return the positions of the frames of a split in quarantine; `index=<number>` applies to training only."""
-        pairs = [entry.partition("=") for entry in self.quarantine]
-        found = {int(value) for kind, _, value in pairs if kind == "index" and split == "train"}
-        ids = {value for kind, _, value in pairs if kind == "id"}
+        positions: set[int] = set()
+        ids: set[str] = set()
+        for entry in self.quarantine:
+            name, _, value = entry.partition("=")
+            if name == "id":
+                ids.add(value)
+            elif split == "train" and int(value) < len(index):
+                positions.add(int(value))
         if ids:
-            found |= {position for position, image_id in enumerate(index.image_ids()) if image_id in ids}
-        return frozenset(position for position in found if position < len(index))
+            positions |= {position for position, image_id in enumerate(index.image_ids()) if image_id in ids}
+        return frozenset(positions)
 
 
 class BadFrames:
@@ -125,7 +130,8 @@ def check_frames(index: SplitIndex, storage: Storage, bad_frames: BadFrames) -> 
             failures.append(error)
             problems[name] = str(error)
             continue
-        if isinstance(storage, EncodedStorage) and (unread := unread_parts(storage.content(name))):
+        unread = unread_parts(storage.content(name)) if isinstance(storage, EncodedStorage) else ""
+        if unread:
             partly_read.append(f"{name} has {unread}")
         if shape != index.shape(position):
             other_sizes.append(other_size(index, position, storage, shape))
@@ -178,15 +184,15 @@ def check_boxes(index: SplitIndex, limits: Limits, origin: str) -> None:
         raise UserError(
             f"{origin}: {facts.impossible} Correct the file, or set data.limits.allow_suspicious_boxes true."
         )
-    if text := facts.impossible or facts.unlikely:
-        rank_zero_warn(f"{origin}: {text}")
+    if facts.impossible or facts.unlikely:
+        rank_zero_warn(f"{origin}: {facts.impossible or facts.unlikely}")
 
 
 def check_depth(names: Sequence[str], storage: Storage) -> None:
     """Decode a sample of the frames to check their bit depth; damaged frames are skipped."""
-    results = list(_decode_sample(names, storage))
-    depths = [result for result in results if isinstance(result, BitDepthError)]
-    refuse_other_depth(depths, sum(isinstance(result, np.ndarray) for result in results))
+    frames_or_errors = list(_decode_sample(names, storage))
+    depth_errors = [result for result in frames_or_errors if isinstance(result, BitDepthError)]
+    refuse_other_depth(depth_errors, sum(isinstance(result, np.ndarray) for result in frames_or_errors))
 
 
 def describe_values(names: Sequence[str], storage: Storage) -> str:
@@ -195,13 +201,11 @@ def describe_values(names: Sequence[str], storage: Storage) -> str:
     if not frames:
         return "pixel values: no sampled frame can be read"
     counts = sum((value_counts(np.asarray(frame, dtype=np.uint16)) for frame in frames), start=np.zeros((), np.int64))
-    shown = [(0, 100), (0.5, 99.5), (5, 95)]
-    spans = [PixelRange("frame", low, high).percentiles(counts) for low, high in shown]
-    texts = [
-        f"{low:g} to {high:g} %: {span.low:.0f} to {span.high:.0f}"
-        for (low, high), span in zip(shown, spans, strict=True)
-    ]
-    return f"pixel values of {len(frames)} sampled frames: {', '.join(texts)}"
+    spans = []
+    for low, high in ((0, 100), (0.5, 99.5), (5, 95)):
+        span = PixelRange("frame", low, high).percentiles(counts)
+        spans.append(f"{low:g} to {high:g} %: {span.low:.0f} to {span.high:.0f}")
+    return f"pixel values of {len(frames)} sampled frames: {', '.join(spans)}"
 
 
 def refuse_other_depth(errors: Sequence[BitDepthError], usable: int, what: str = "sampled frames") -> None:
@@ -250,5 +254,7 @@ def _decode_sample(names: Sequence[str], storage: Storage) -> Iterator[Frame | F
 
 def named(problems: Sequence[str]) -> str:
     """Return the first problems in one line, and the number of the others."""
-    more = f"; and {len(problems) - NAMED_FRAMES:,} more" if len(problems) > NAMED_FRAMES else ""
-    return "; ".join(one_line(problem, LONGEST_PROBLEM) for problem in problems[:NAMED_FRAMES]) + more
+    parts = [one_line(problem, LONGEST_PROBLEM) for problem in problems[:NAMED_FRAMES]]
+    if len(problems) > NAMED_FRAMES:
+        parts.append(f"and {len(problems) - NAMED_FRAMES:,} more")
+    return "; ".join(parts)

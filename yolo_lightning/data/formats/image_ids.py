@@ -48,20 +48,19 @@ def image_id_texts(path: Path, ids: Sequence[int | float | str], file_names: Seq
     for number, value in enumerate(ids):
         text = id_text(value)
         if text is None:
-            raise UserError(
-                f"{path}: images[{number}] {file_names[number]!r} has id {value!r}, which "
-                + ("is not an integer" if isinstance(value, float) and abs(value) < EXACT_BELOW else FLOAT)
-            )
+            reason = "is not an integer" if isinstance(value, float) and abs(value) < EXACT_BELOW else FLOAT
+            raise UserError(f"{path}: images[{number}] {file_names[number]!r} has id {value!r}, which {reason}")
         if positions.setdefault(text, number) != number:
             repeated.append(number)
     if repeated:
         second = repeated[0]
         first = positions[id_text(ids[second]) or ""]
-        rounded = all(_is_rounded(text) for text in positions)
+        cause = ""
+        if all(map(_is_rounded, positions)):
+            cause = f". All ids are multiples of {SPACING}, so they were converted to floats: {ADVICE}"
         raise UserError(
             f"{path}: {len(repeated):,} image ids are not unique: images[{second}] {file_names[second]!r} has id "
-            f"{ids[second]} of images[{first}] {file_names[first]!r}"
-            + (f". All ids are multiples of {SPACING}, so they were converted to floats: {ADVICE}" if rounded else "")
+            f"{ids[second]} of images[{first}] {file_names[first]!r}{cause}"
         )
     return positions
 
@@ -83,5 +82,7 @@ def number_at(texts: BytesArray, columns: Sequence[int]) -> Int64Array:
 def unknown_image_hint(value: int | float | str) -> str:
     """Return an addition to the error message if an unknown image id may be a rounded id, else an empty text."""
     if id_text(value) is None:
-        return f", which was converted to a float: {ADVICE}"
-    return f", which may have been converted to a float: {ADVICE}" if _is_rounded(str(value)) else ""
+        return f", which {FLOAT}"
+    if _is_rounded(str(value)):
+        return f", which may have been converted to a float: {ADVICE}"
+    return ""

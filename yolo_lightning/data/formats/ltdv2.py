@@ -6,6 +6,7 @@ the list.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import nan
 from pathlib import Path
 
 import msgspec
@@ -26,7 +27,10 @@ from yolo_lightning.utils.plain_text import one_line
 
 CLASS_NAMES = ("person", "bicycle", "motorcycle", "vehicle")  # LTDv2's classes in the order of their category ids
 CATEGORY_IDS = (1, 2, 3, 4)
-OFFICIAL_FILES = TRAIN_FILE, VALID_FILE, PREDICT_FILE = "Train.json", "Valid.json", "TestNoLabels.json"
+TRAIN_FILE = "Train.json"
+VALID_FILE = "Valid.json"
+PREDICT_FILE = "TestNoLabels.json"
+OFFICIAL_FILES = (TRAIN_FILE, VALID_FILE, PREDICT_FILE)
 
 LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 
@@ -35,15 +39,15 @@ def read_annotations(path: Path) -> Annotations:
     """Read and check an annotation file of LTDv2."""
     content = decode(path)
     images = content.images
-    found = {category.id: category.name.strip().lower() for category in content.categories if category.id != 0}
+    categories = {category.id: category.name.strip().lower() for category in content.categories if category.id != 0}
     expected = dict(zip(CATEGORY_IDS, CLASS_NAMES, strict=True))
-    if found != expected:
-        got = one_line(str(found), 300)
+    if categories != expected:
+        got = one_line(str(categories), 300)
         raise UserError(f"{path}: categories must be {expected} (and optionally 0, background), got {got}")
     annotations = to_annotations(path, content, expected, np.float32)
     file_names = [name.decode() for name in annotations.file_names.tolist()]
     clip_numbers, clip_names = clips(file_names)
-    dates = [date if isinstance(date := image.date_captured, str) else "" for image in images]
+    dates = [image.date_captured if isinstance(image.date_captured, str) else "" for image in images]
     return replace(
         annotations,
         months=months(annotations.image_ids, encoded(date[:7] for date in dates)),
@@ -59,11 +63,11 @@ def months(image_ids: BytesArray, dates: BytesArray) -> Int32Array:
     """Return `(N,)` int32 months, YYYYMM, 0 if unknown: from an id of 17 digits, else from the ISO date."""
     by_date = number_at(dates, (0, 1, 2, 3, 5, 6))
     by_id = np.where(np.char.str_len(image_ids) == ID_DIGITS, number_at(image_ids, range(6)), -1)
-    found = np.zeros(len(image_ids), dtype=np.int32)
+    result = np.zeros(len(image_ids), dtype=np.int32)
     for numbers in (by_date, by_id):
         valid = (numbers > 0) & (numbers % 100 >= 1) & (numbers % 100 <= 12)
-        found[valid] = numbers[valid]
-    return found
+        result[valid] = numbers[valid]
+    return result
 
 
 def clips(file_names: Sequence[str]) -> tuple[Int32Array, list[str]]:
@@ -82,8 +86,8 @@ def positions_in_clip(file_names: Sequence[str], clip_numbers: Int32Array) -> In
 
     Frames without a number are first. Frames with equal numbers keep the order of the file.
     """
-    found = [IMAGE_NUMBER.search(name.rpartition("/")[2].rpartition(".")[0]) for name in file_names]
-    image_numbers = np.array([-1 if match is None else int(match[1]) for match in found], dtype=np.int64)
+    matches = [IMAGE_NUMBER.search(name.rpartition("/")[2].rpartition(".")[0]) for name in file_names]
+    image_numbers = np.array([-1 if match is None else int(match[1]) for match in matches], dtype=np.int64)
     order = np.lexsort((image_numbers, clip_numbers))
     lengths = np.bincount(clip_numbers)
     first = np.repeat(np.cumsum(lengths) - lengths, lengths)
@@ -97,8 +101,10 @@ def temperature(meta: msgspec.Raw) -> float:
     try:
         number = float(msgspec.json.decode(meta)["Temperature"])
     except (TypeError, KeyError, IndexError, ValueError, OverflowError):
-        return float("nan")
-    return number if abs(number) < LARGEST_FLOAT32 else float("nan")
+        number = nan
+    if abs(number) < LARGEST_FLOAT32:
+        return number
+    return nan
 
 
 class LTDv2Format(JsonFormat):

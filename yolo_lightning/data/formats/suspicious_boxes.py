@@ -24,7 +24,8 @@ def suspicions(
     if not len(boxes):
         return "", ""
     count = len(boxes)
-    corners, sides = boxes[:, :2], boxes[:, 2:] - boxes[:, :2]
+    corners = boxes[:, :2]
+    sides = boxes[:, 2:] - corners
     beyond = (np.maximum(-corners, boxes[:, 2:] - shapes[owner][:, ::-1]) > EDGE).any(axis=1)
     across = int(beyond.sum())
     unlikely = repeated(owner, boxes, labels)
@@ -32,18 +33,18 @@ def suspicions(
         return f"all {count:,} boxes are smaller than 1 pixel: are they relative to the image?", ""
     if count < FEWEST:
         return "", "; ".join(unlikely)
-    found = f"{across:,} of {count:,} boxes extend beyond the edge of their image"
+    description = f"{across:,} of {count:,} boxes extend beyond the edge of their image"
     like_corners = float((sides > corners).all(axis=1).mean()) > 0.99
     cause = "x1, y1, x2, y2" if like_corners else "boxes of another image size, or center x, center y, width, height"
     if across > count / 2:
-        return f"{found}: bbox must be x, y, width, height in pixels. Is it {cause}?", ""
+        return f"{description}: bbox must be x, y, width, height in pixels. Is it {cause}?", ""
     half = sides / 2
     inside_left = (corners >= half - 1).all(axis=1)
     inside_right = (boxes[:, 2:] - half <= shapes[owner][:, ::-1] + 1).all(axis=1)
     if like_corners:
         unlikely.append("all boxes are wider and higher than the distance to the origin: is bbox x1, y1, x2, y2?")
     elif across > max(2, CENTRE_SHARE * count) and inside_left.all() and inside_right.all():
-        unlikely.append(f"{found}, to the right or bottom only: is bbox center x, center y, width, height?")
+        unlikely.append(f"{description}, to the right or bottom only: is bbox center x, center y, width, height?")
     return "", "; ".join(unlikely)
 
 

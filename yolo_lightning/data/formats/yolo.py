@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import ExifTags
 
 from yolo_lightning.data.formats.annotations import Annotations, still_images
 from yolo_lightning.data.formats.dataset_format import DatasetFormat, DatasetSettings, Files
@@ -32,7 +33,8 @@ UNKNOWN_SHAPE = (1, 1)  # Height and width of a damaged image, which is counted 
 SPLIT_FILES = ("train", "valid", "test", "predict")  # Names of `Files` that a data.yaml replaces
 READERS = 8  # Number of threads that read label files and headers: they mostly wait for the disk
 
-ORIENTATION = 0x0112  # EXIF tag of the camera's orientation
+Record = tuple[tuple[int, int] | None, Labels | str | None]
+"""Shape of an image, None if it is unreadable, and its labels, None without a file, or the error in them."""
 
 
 class YoloFormat(DatasetFormat):
@@ -42,9 +44,10 @@ class YoloFormat(DatasetFormat):
 
     def __init__(self, settings: DatasetSettings) -> None:
         super().__init__(settings)
-        usual = Files()
+        defaults = Files()
         for name in SPLIT_FILES:
-            if (value := getattr(settings.files, name)) not in (None, getattr(usual, name)):
+            value = getattr(settings.files, name)
+            if value not in (None, getattr(defaults, name)):
                 raise UserError(
                     f"data.files.{name} must not be set with data.format {settings.format}, which names the splits, "
                     f"got {value}"
@@ -81,9 +84,11 @@ class YoloFormat(DatasetFormat):
     def _key(self, split: Split) -> Key:
         """Return the key of the `data.yaml` that a split is read from; raise `ValueError` if it does not exist."""
         entries = self.description.entries
-        valid: Key = "val" if self.settings.split.valid_share is None else "train"
-        keys: dict[Split, Key] = {"train": "train", "valid": valid}
-        key = keys.get(split, "test" if "test" in entries else valid)
+        key: Key = "train"
+        if split != "train" and self.settings.split.valid_share is None:
+            key = "val"
+        if split in ("test", "predict") and "test" in entries:
+            key = "test"
         if key not in entries:
             hint = " (or set data.split.valid_share to hold out a share of 'train')" if key == "val" else ""
             raise UserError(f"{self.description.file} must have the key '{key}'{hint}")
@@ -109,15 +114,17 @@ class YoloSplit:
 
         An index is current as long as they are unchanged.
         """
-        return {
+        state: dict[str, Any] = {
             "path": f"{self.description.file}:{self.key}",
             "root": str(self.description.root),
             "class_names": list(self.description.class_names),
             "keypoint_columns": self.description.keypoint_columns,
             "files": self.files.state,
             "reads_heif": reads_heif(),
-            **({"bits": 16} if self.limits.bits == 16 else {}),
         }
+        if self.limits.bits == 16:
+            state["bits"] = 16
+        return state
 
     def read(self) -> Annotations:
         """Read all label files and the headers of all images.
@@ -131,10 +138,10 @@ class YoloSplit:
         if problems:
             raise UserError(f"{len(problems):,} label files cannot be used: {named(problems)}")
         # Without the size of the image, the boxes in pixels are unknown.
-        labels = [own if shape and isinstance(own, Labels) else NO_LABELS for shape, own in records]
-        owner = np.repeat(np.arange(len(labels)), [len(own.classes) for own in labels])
+        labels = [content if shape and isinstance(content, Labels) else NO_LABELS for shape, content in records]
+        owner = np.repeat(np.arange(len(labels)), [len(image_labels.classes) for image_labels in labels])
         shapes = np.array([shape or UNKNOWN_SHAPE for shape, _ in records], dtype=np.int32)
-        centres = np.concatenate([own.centres for own in labels])
+        centres = np.concatenate([image_labels.centres for image_labels in labels])
         sides = shapes[owner][:, [1, 0]].astype(np.float64)
         half = centres[:, 2:] / 2
         boxes = np.concatenate(((centres[:, :2] - half) * sides, (centres[:, :2] + half) * sides), axis=1)
@@ -146,14 +153,13 @@ class YoloSplit:
             shapes,
             owner,
             boxes.astype(np.float32),
-            np.concatenate([own.classes for own in labels]),
+            np.concatenate([image_labels.classes for image_labels in labels]),
             dict(enumerate(self.description.class_names)),
             self._notes(records),
         )
         return _with_repeated_images(annotations, self.files.originals)
 
-    def _record(self, image: str, label: str) -> tuple[tuple[int, int] | None, Labels | str | None]:
-        """Return the shape of an image (None if unreadable) and its labels (None without a file) or their error."""
+    def _record(self, image: str, label: str) -> Record:
         try:
             shape = image_shape(Path(image), self.limits)
         except (OSError, ValueError):
@@ -165,15 +171,16 @@ class YoloSplit:
         except UserError as error:
             return shape, str(error)
 
-    def _notes(self, records: list[tuple[tuple[int, int] | None, Labels | str | None]]) -> tuple[str, ...]:
+    def _notes(self, records: list[Record]) -> tuple[str, ...]:
         """Return the remarks about files, images and labels, one line each."""
         labels = [content for _, content in records if isinstance(content, Labels)]
-        polygons = sum(content.polygons for content in labels)
         unreadable = [image for image, (shape, _) in zip(self.files.images, records, strict=True) if shape is None]
         counts = {
             "missing or damaged images": len(unreadable),
             "duplicate label lines": sum(content.duplicates for content in labels),
-            "polygons or oriented boxes, replaced by the boxes around them": polygons,
+            "polygons or oriented boxes, replaced by the boxes around them": sum(
+                content.polygons for content in labels
+            ),
         }
         notes = [f"{count:,} {what}" for what, count in counts.items() if count]
         heif_images = [image for image in unreadable if suffix(image) in HEIF_SUFFIXES]
@@ -222,7 +229,7 @@ def image_shape(path: Path, limits: FrameLimits = FrameLimits()) -> tuple[int, i
                 width, height = image.size
                 # Pillow would decode the whole PNG to search for EXIF data.
                 without_exif = image.format == "PNG" and "exif" not in image.info
-                if without_exif or image.getexif().get(ORIENTATION) not in TURNED:
+                if without_exif or image.getexif().get(ExifTags.Base.Orientation) not in TURNED:
                     return height, width
         except Exception:  # Pillow raises many types of exceptions for damaged headers, also struct.error
             pass

@@ -69,28 +69,25 @@ def read_description(file: Path, root: Path | None = None) -> DataDescription:
     if not isinstance(content, dict):
         raise UserError(f"data.format {file} is not a data.yaml: it must have keys such as 'train', 'val' and 'names'")
     for key in content.keys() - KEYS:
-        if meant := [one for one in similar(str(key).lower(), KEYS, cutoff=0.72) if one not in content]:
+        meant = [name for name in similar(str(key).lower(), KEYS, cutoff=0.72) if name not in content]
+        if meant:
             raise UserError(f"{file}: the key {_shown(str(key))} is unknown{did_you_mean(meant)}")
-    root = _find_root(file, content.get("path")) if root is None else root
+    if root is None:
+        root = _find_root(file, content.get("path"))
     entries: dict[Key, tuple[str, ...]] = {}
     for key in get_args(Key):
-        if (value := content.get(key)) is not None:
-            parts: list[Any] = value if isinstance(value, list) else [value]
-            if not parts or not all(isinstance(part, str) and part for part in parts):
-                raise _refused(file, key, "a folder, a .txt list of images, or a list of them", value)
-            entries[key] = tuple(parts)
+        value = content.get(key)
+        if value is None:
+            continue
+        parts: list[Any] = value if isinstance(value, list) else [value]
+        if not parts or not all(isinstance(part, str) and part for part in parts):
+            raise _refused(file, key, "a folder, a .txt list of images, or a list of them", value)
+        entries[key] = tuple(parts)
     if "train" not in entries and "val" not in entries:
         raise UserError(f"{file} must have the key 'train' or 'val'")
     channels = content.get("channels")
     if channels not in (None, *get_args(Channels)):
         raise _refused(file, "channels", "one of 1, 3", channels)
-    keypoints = [0, 0] if content.get("kpt_shape") is None else content["kpt_shape"]
-    if not (
-        isinstance(keypoints, list)
-        and len(keypoints) == 2
-        and all(type(n) is int and 0 <= n <= MOST_KEYPOINTS for n in keypoints)
-    ):
-        raise _refused(file, "kpt_shape", f"a list of two integers from 0 to {MOST_KEYPOINTS}", keypoints)
     names_by_number = class_names(file, content.get("names"), content.get("nc"))
     return DataDescription(
         file=real_path(file),
@@ -98,9 +95,22 @@ def read_description(file: Path, root: Path | None = None) -> DataDescription:
         entries=entries,
         class_names=tuple(distinct_names(names_by_number).values()),
         channels=channels,
-        keypoint_columns=keypoints[0] * keypoints[1],
+        keypoint_columns=_keypoint_columns(file, content.get("kpt_shape")),
         notes=tuple(renamed_classes(names_by_number)),
     )
+
+
+def _keypoint_columns(file: Path, shape: Any) -> int:
+    """Return the number of keypoint columns: keypoints times numbers per keypoint; 0 without keypoints."""
+    if shape is None:
+        return 0
+    if not isinstance(shape, list) or [type(number) for number in shape] != [int, int]:
+        is_valid = False
+    else:
+        is_valid = 0 <= min(shape) <= max(shape) <= MOST_KEYPOINTS
+    if not is_valid:
+        raise _refused(file, "kpt_shape", f"a list of two integers from 0 to {MOST_KEYPOINTS}", shape)
+    return int(shape[0] * shape[1])
 
 
 def _refused(file: Path, key: str, accepted: str, value: object) -> UserError:

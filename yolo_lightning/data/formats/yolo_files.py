@@ -13,14 +13,15 @@ from hashlib import sha256
 from pathlib import Path
 
 from yolo_lightning.data.formats.yolo_description import DataDescription, Key
-from yolo_lightning.data.left_out_files import by_suffix, counted, other_files, suffix, unusable_files
+from yolo_lightning.data.left_out_files import by_suffix, counted, files_left_out, other_files, suffix, unusable_files
 from yolo_lightning.data.storage.frames import IMAGE_SUFFIXES
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.paths import plain_path, real_path
 from yolo_lightning.utils.plain_text import first_look, one_line
 from yolo_lightning.utils.regular_files import FolderContent, file_stamp, list_folder, read_regular
 
-IMAGES, LABELS = f"{os.sep}images{os.sep}", f"{os.sep}labels{os.sep}"
+IMAGES = f"{os.sep}images{os.sep}"
+LABELS = f"{os.sep}labels{os.sep}"
 LABEL_SUFFIX = ".txt"
 CLASS_LIST = "classes.txt"  # Names of the classes, which labelling tools write beside the labels
 LARGEST_LIST = 1 << 30  # Bytes of a list of images
@@ -68,7 +69,7 @@ def find_split_files(description: DataDescription, key: Key, *, outside_root: bo
     """
     images = SplitImages(description, key)
     if not images.paths:
-        left_out = [*other_files(images.other_files()), *unusable_files(images.contents, IMAGE_SUFFIXES)]
+        left_out = files_left_out(images.contents, IMAGE_SUFFIXES)
         contained = f"; they contain {'; '.join(left_out)}" if left_out else ""
         raise UserError(
             f"{description.file}: no images for '{key}' in {', '.join(map(str, images.places))} (formats: {READ})"
@@ -375,13 +376,13 @@ class SplitLabels:
         """Return a line about each group of files that are neither images nor label files."""
         label_folders = {labels for labels, folders in self.image_folders_of.items() if labels not in folders}
         judged = {*self.paths, *unused_labels}
-        others = []
+        unexpected_files = []
         for file in (*self.images.other_files(), *self._files_of_label_folders()):
             folder, _, name = file.rpartition(os.sep)
             is_label = suffix(name) == LABEL_SUFFIX and folder in label_folders
             if not is_label and name != CLASS_LIST and file not in judged:
-                others.append(file)
-        lines = [f"{line}; read are {READ}" for line in other_files(list(dict.fromkeys(others)))]
+                unexpected_files.append(file)
+        lines = [f"{line}; read are {READ}" for line in other_files(list(dict.fromkeys(unexpected_files)))]
         return [*lines, *unusable_files([*self.images.contents, *self.contents], IMAGE_SUFFIXES)]
 
     def _files_of_label_folders(self) -> Iterator[str]:

@@ -68,16 +68,21 @@ class SplitIndex:
         return index_folder.read_manifest(self.folder)
 
     def _all(self, name: str) -> AnyArray:
-        array = self._arrays[name]
-        return array if self._positions is None else array[self._positions]
+        if self._positions is None:
+            return self._arrays[name]
+        return self._arrays[name][self._positions]
 
-    def _one(self, name: str, index: int) -> Any:
-        return self._arrays[name][index if self._positions is None else self._positions[index]]
+    def _position(self, index: int) -> int:
+        """Return the position of frame `index` in the file."""
+        return index if self._positions is None else int(self._positions[index])
+
+    def _value(self, name: str, index: int) -> Any:
+        return self._arrays[name][self._position(index)]
 
     def _boxes_of(self, index: int) -> slice:
-        position = index if self._positions is None else self._positions[index]
-        start, stop = self._arrays["box_offsets"][position : position + 2]
-        return slice(int(start), int(stop))
+        position = self._position(index)
+        start, stop = self._arrays["box_offsets"][position : position + 2].tolist()
+        return slice(start, stop)
 
     @property
     def fingerprint(self) -> str:
@@ -93,7 +98,7 @@ class SplitIndex:
         return msgspec.convert(self._manifest["facts"], SplitFacts)
 
     def image_id(self, index: int) -> str:
-        return bytes(self._one("image_ids", index)).decode()
+        return bytes(self._value("image_ids", index)).decode()
 
     def image_ids(self) -> list[str]:
         return [identifier.decode() for identifier in self._all("image_ids").tolist()]
@@ -104,7 +109,7 @@ class SplitIndex:
 
     def file_name(self, index: int) -> str:
         """Return the file of frame `index`, relative to the dataset root."""
-        return bytes(self._one("file_names", index)).decode()
+        return bytes(self._value("file_names", index)).decode()
 
     def file_names(self) -> list[str]:
         """Return the files of all frames, relative to the dataset root."""
@@ -112,7 +117,7 @@ class SplitIndex:
 
     def shape(self, index: int) -> tuple[int, int]:
         """Return `(height, width)` of frame `index` in pixels, from the annotation file."""
-        height, width = self._one("shapes", index)
+        height, width = self._value("shapes", index)
         return int(height), int(width)
 
     def pixels(self) -> int:
@@ -145,7 +150,7 @@ class SplitIndex:
 
     def month(self, index: int) -> int:
         """Return YYYYMM of frame `index`, 0 if unknown."""
-        return int(self._one("months", index))
+        return int(self._value("months", index))
 
     def months(self) -> Int32Array:
         """Return `(N,)` int32, YYYYMM of each frame, 0 if unknown."""

@@ -38,8 +38,10 @@ class Shares:
     def part(self, split: Split, index: SplitIndex) -> SplitIndex:
         """Return the clips of the file `index` that `split` uses."""
         if self.valid_share is not None and split in ("train", "valid"):
-            index = hold_out(index, self.valid_share)[split == "valid"]
-        return subset(index, {"train": self.train_fraction, "valid": self.valid_fraction}.get(split, 1.0))
+            train_index, valid_index = hold_out(index, self.valid_share)
+            index = valid_index if split == "valid" else train_index
+        fractions = {"train": self.train_fraction, "valid": self.valid_fraction}
+        return subset(index, fractions.get(split, 1.0))
 
 
 def clip_months(index: SplitIndex) -> tuple[Int32Array, Int32Array]:
@@ -71,7 +73,9 @@ def of_each_month(clip_names: Sequence[str], months: IntegerArray, fraction: flo
 
 def subset(index: SplitIndex, fraction: float) -> SplitIndex:
     """Return a fraction of the clips of a split; see `choose_clips`."""
-    return index if fraction == 1 else index.of_clips(choose_clips(index, fraction))
+    if fraction == 1:
+        return index
+    return index.of_clips(choose_clips(index, fraction))
 
 
 def hold_out(index: SplitIndex, fraction: float) -> tuple[SplitIndex, SplitIndex]:
@@ -96,13 +100,13 @@ def hold_out(index: SplitIndex, fraction: float) -> tuple[SplitIndex, SplitIndex
 def describe_split(index: SplitIndex) -> str:
     whole = SplitIndex(index.folder)
 
-    def part(found: int, of: int) -> str:
-        return f"{found:,}" if found == of else f"{found:,} of {of:,}"
+    def part(count: int, total: int) -> str:
+        return f"{count:,}" if count == total else f"{count:,} of {total:,}"
 
     if not index.facts.has_clips:
         return f"{part(len(index), len(whole))} images"
     months = np.unique(index.months())
-    known = months[months > 0]
-    span = f"{len(known)} months from {known[0]} to {known[-1]}" if len(known) else "months unknown"
+    months = months[months > 0]
+    span = f"{len(months)} months from {months[0]} to {months[-1]}" if len(months) else "months unknown"
     clips = part(len(clip_months(index)[0]), len(clip_months(whole)[0]))
     return f"{part(len(index), len(whole))} frames, {clips} clips, {span}"
