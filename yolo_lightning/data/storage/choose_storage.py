@@ -15,6 +15,7 @@ from yolo_lightning.errors import UserError
 from yolo_lightning.utils.suggestions import missing
 
 ENCODED: tuple[type[EncodedStorage], ...] = (FolderFrames, ZipFrames)
+ENCODED_KINDS = [storage.kind for storage in ENCODED]
 STORAGES: tuple[type[Storage], ...] = (PackedFrames, *ENCODED)
 """All storages, the fastest first. A new storage is a class in this list and a name in `StorageKind`."""
 
@@ -48,9 +49,10 @@ def open_original(
     limits: FrameLimits = FrameLimits(),  # noqa: B008 - frozen
 ) -> EncodedStorage:
     """Open the image files; kind `auto` selects the folder if it exists, else the archive."""
-    existing = next((one for one in ENCODED if one.exists(root, settings)), FolderFrames)
-    chosen = next((one for one in ENCODED if one.kind == settings.kind), existing)
-    return chosen.open(root, settings, limits)
+    for storage in ENCODED:
+        if settings.kind == storage.kind or (settings.kind not in ENCODED_KINDS and storage.exists(root, settings)):
+            return storage.open(root, settings, limits)
+    return FolderFrames.open(root, settings, limits)
 
 
 def _compare_with_original(packed: PackedFrames, root: Path, settings: StorageSettings, limits: FrameLimits) -> None:

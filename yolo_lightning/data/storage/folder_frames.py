@@ -42,7 +42,8 @@ class ImageFiles(EncodedStorage):
         return {"path": str(real_path(self.base))}
 
     def content(self, name: str) -> bytes:
-        if problem := self.limits.problem_of_name(name):
+        problem = self.limits.problem_of_name(name)
+        if problem:
             raise FrameError(f"{name}: {problem}")
         try:
             return read_regular(self.base / name, self.limits.max_bytes)
@@ -63,8 +64,7 @@ class ImageFiles(EncodedStorage):
                 present = set(os.listdir(self.base / folder))
             except (OSError, ValueError):
                 present = set()
-            if not present.issuperset(files):
-                absent.extend(folder + file for file in files if file not in present)
+            absent += [folder + file for file in files if file not in present]
         return absent
 
 
@@ -79,7 +79,10 @@ class FolderFrames(ImageFiles):
             raise UserError(f"dataset root {root} {missing(root)}")
         if not (root / FOLDER).is_dir():
             raise UserError(f"dataset root {root} has no folder '{FOLDER}': extract frames.zip there")
-        super().__init__(root / FOLDER if (root / FOLDER / FOLDER).is_dir() else root, limits=limits)
+        base = root / FOLDER
+        if not (base / FOLDER).is_dir():
+            base = root
+        super().__init__(base, limits=limits)
 
     def __str__(self) -> str:
         return str(self.base / FOLDER)

@@ -60,8 +60,9 @@ class AbsentFrameError(FrameError):
 
 def unreadable(name: str, reason: str, error: OSError) -> FrameError:
     """Return the error of a frame whose file cannot be read."""
-    kind = AbsentFrameError if error.errno in TRANSIENT else FrameError
-    return kind(f"{name}: {reason}")
+    if error.errno in TRANSIENT:
+        return AbsentFrameError(f"{name}: {reason}")
+    return FrameError(f"{name}: {reason}")
 
 
 class BitDepthError(FrameError):
@@ -73,7 +74,11 @@ class BitDepthError(FrameError):
 
     def __init__(self, name: str, dtype: str, lowest: float, highest: float, bits: int = 8) -> None:
         super().__init__(name, dtype, lowest, highest, bits)
-        self.name, self.dtype, self.lowest, self.highest, self.bits = name, dtype, lowest, highest, bits
+        self.name = name
+        self.dtype = dtype
+        self.lowest = lowest
+        self.highest = highest
+        self.bits = bits
 
     @classmethod
     def of(cls, name: str, pixels: AnyArray, bits: int = 8) -> Self:
@@ -117,44 +122,38 @@ def decode_frame(
         raise FrameError(f"{name}: the file is empty")
     if content.startswith(JPEG_START) and JPEG_END not in content[-TRAILING_BYTES:] and is_truncated(content):
         raise FrameError(f"{name}: the JPEG is truncated ({len(content)} bytes, no end marker)")
-    if problem := limits.problem_of_content(content):
+    problem = limits.problem_of_content(content)
+    if problem:
         raise FrameError(f"{name}: {problem}")
-    if is_decoded_by_pillow(content) or has_extra_bands(content):
-        return _decode_with_pillow(content, name, channels, limits)
+    uses_pillow = is_decoded_by_pillow(content) or has_extra_bands(content)
+    if uses_pillow:
+        frame: AnyArray | None = decode_first_image(content)
+    elif limits.bits == 16:
+        frame = decode(content, cv2.IMREAD_ANYDEPTH | cv2.IMREAD_ANYCOLOR)
+    else:
+        if content.startswith(TIFF_STARTS):  # OpenCV cannot convert float pixels to RGB, and prints lines to stderr
+            _refuse_other_types(content, name, decode(content, cv2.IMREAD_UNCHANGED))
+        flag = cv2.IMREAD_GRAYSCALE if channels == 1 else cv2.IMREAD_COLOR
+        frame = decode(content, flag | cv2.IMREAD_ANYDEPTH)
+    if frame is None:
+        raise FrameError(f"{name}: not an image that can be decoded ({len(content)} bytes)")
     if limits.bits == 16:
-        return _decode_16_bits(content, name)
-    if content.startswith(TIFF_STARTS):  # OpenCV cannot convert float pixels to RGB, and prints lines to stderr
-        _refuse_other_types(content, name, decode(content, cv2.IMREAD_UNCHANGED))
-    flag = cv2.IMREAD_GRAYSCALE if channels == 1 else cv2.IMREAD_COLOR
-    frame = decode(content, flag | cv2.IMREAD_ANYDEPTH)
-    if frame is None:
-        raise FrameError(f"{name}: not an image that can be decoded ({len(content)} bytes)")
+        return _gray_16_bits(frame, name)
     _refuse_other_types(content, name, frame)
-    return np.asarray(cv2.cvtColor(frame, cv2.COLOR_BGR2RGB) if channels == 3 else frame, dtype=np.uint8)
+    if uses_pillow and channels == 1:
+        frame = cv2.cvtColor(frame, cv2.COLOR_RGB2GRAY)
+    elif channels == 3 and not uses_pillow:
+        frame = cv2.cvtColor(frame, cv2.COLOR_BGR2RGB)
+    return np.asarray(frame, dtype=np.uint8)
 
 
-def _decode_16_bits(content: bytes, name: str) -> UInt16Array:
-    """Decode a gray image file with 16 bits to `(H, W)` uint16; see `decode_frame`."""
-    frame = decode(content, cv2.IMREAD_ANYDEPTH | cv2.IMREAD_ANYCOLOR)
-    if frame is None:
-        raise FrameError(f"{name}: not an image that can be decoded ({len(content)} bytes)")
+def _gray_16_bits(frame: AnyArray, name: str) -> UInt16Array:
+    """Return a decoded frame if it is `(H, W)` uint16."""
     if frame.dtype != np.uint16:
         raise BitDepthError.of(name, frame, bits=16)
     if frame.ndim != 2:
         raise FrameError(f"{name}: images with 16 bits must be gray, got {frame.shape[2]} channels")
     return np.asarray(frame, dtype=np.uint16)
-
-
-def _decode_with_pillow(content: bytes, name: str, channels: Channels, limits: FrameLimits) -> UInt8Array:
-    """Decode the first image of a GIF or HEIC file, or the colours of a TIFF with further bands; see `decode_frame`."""
-    frame = decode_first_image(content)
-    if frame is None:
-        raise FrameError(f"{name}: not an image that can be decoded ({len(content)} bytes)")
-    if limits.bits == 16:
-        raise BitDepthError.of(name, frame, bits=16)
-    if channels == 1:
-        return np.asarray(cv2.cvtColor(frame, cv2.COLOR_RGB2GRAY), dtype=np.uint8)
-    return frame
 
 
 def decode(content: bytes, flags: int) -> AnyArray | None:
@@ -180,8 +179,9 @@ def is_truncated(content: bytes) -> bool:
     """
     position = len(JPEG_START)
     while position + 4 <= len(content) and content[position] == 0xFF:
-        marker, length = content[position + 1], int.from_bytes(content[position + 2 : position + 4], "big")
+        marker = content[position + 1]
+        end = position + 2 + int.from_bytes(content[position + 2 : position + 4], "big")
         if marker == SCAN_MARKER:
-            return JPEG_END not in content[position + 2 + length :]
-        position += 1 if marker == 0xFF else 2 + length  # any number of bytes FF may precede a marker
+            return JPEG_END not in content[end:]
+        position = position + 1 if marker == 0xFF else end  # any number of bytes FF may precede a marker
     return True

@@ -13,7 +13,8 @@ class ImageCache:
     """
 
     def __init__(self, max_frames: int, keep_partners: bool) -> None:
-        self.max_frames, self.keep_partners = max_frames, keep_partners
+        self.max_frames = max_frames
+        self.keep_partners = keep_partners
         self._images: dict[int, Frame] = {}  # oldest first
 
     def __len__(self) -> int:

@@ -5,6 +5,7 @@ A file of 4 KB can claim 30,000 x 30,000 pixels.
 
 import io
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, Literal
@@ -60,9 +61,8 @@ class FrameLimits:
         except Image.DecompressionBombError:
             claimed = f"more than {PILLOW_LIMIT:,}"
         except Exception:  # Pillow raises many types of exceptions for damaged headers, also struct.error
-            return _unknown_bands(content) or (
-                f"not an image that can be decoded ({len(content)} bytes): it {first_look(content)}"
-            )
+            unreadable = f"not an image that can be decoded ({len(content)} bytes): it {first_look(content)}"
+            return _unknown_bands(content) or unreadable
         else:
             if width * height <= self.max_pixels:
                 return None
@@ -72,19 +72,16 @@ class FrameLimits:
 
 def unread_parts(content: bytes) -> str:
     """Return which bands and pages of an image file are not read, "" if the file is read as a whole or is damaged."""
-    try:
-        with open_image(io.BytesIO(content)) as image:
-            bands = _tiff_tags(image).get(TiffImagePlugin.SAMPLESPERPIXEL, len(image.getbands()))
-            read_bands = READ_BANDS.get(image.mode, bands)
-            pages = getattr(image, "n_frames", 1) if image.format in PAGED_FORMATS else 1
-    except Exception:  # Pillow raises many types of exceptions for damaged headers, also struct.error
-        return ""
     parts = []
-    if bands > read_bands:
-        first = "the first one is" if read_bands == 1 else f"the first {read_bands} are"
-        parts.append(f"{bands} bands, of which {first} read")
-    if pages > 1:
-        parts.append(f"{pages} pages, of which the first one is read")
+    with suppress(Exception), open_image(io.BytesIO(content)) as image:  # see `problem_of_content`
+        bands = _tiff_tags(image).get(TiffImagePlugin.SAMPLESPERPIXEL, len(image.getbands()))
+        read_bands = READ_BANDS.get(image.mode, bands)
+        pages = getattr(image, "n_frames", 1) if image.format in PAGED_FORMATS else 1
+        if bands > read_bands:
+            names = "the first one is" if read_bands == 1 else f"the first {read_bands} are"
+            parts.append(f"{bands} bands, of which {names} read")
+        if pages > 1:
+            parts.append(f"{pages} pages, of which the first one is read")
     return " and ".join(parts)
 
 
@@ -95,42 +92,39 @@ def has_extra_bands(content: bytes) -> bool:
     """
     if not content.startswith(TIFF_STARTS):
         return False
-    try:
-        with open_image(io.BytesIO(content)) as image:
-            tags = _tiff_tags(image)
-            is_rgb = tags.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == RGB_PHOTOMETRIC
-            bits = tags.get(TiffImagePlugin.BITSPERSAMPLE, ())
-            return is_rgb and len(bits) > READ_BANDS["RGB"] and set(bits) == {8}
-    except Exception:  # Pillow raises many types of exceptions for damaged headers, also struct.error
-        return False
+    with suppress(Exception), open_image(io.BytesIO(content)) as image:  # see `problem_of_content`
+        tags = _tiff_tags(image)
+        is_rgb = tags.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == RGB_PHOTOMETRIC
+        bits = tags.get(TiffImagePlugin.BITSPERSAMPLE, ())
+        return is_rgb and len(bits) > READ_BANDS["RGB"] and set(bits) == {8}
+    return False
 
 
 def _tiff_tags(image: Image.Image) -> Mapping[int, Any]:
-    return image.tag_v2 if isinstance(image, TiffImagePlugin.TiffImageFile) else {}
+    return getattr(image, "tag_v2", {})
 
 
 def _unknown_bands(content: bytes) -> str | None:
     """Return the reason why a TIFF with bands that are not red, green and blue is not read; None for other files."""
     if not content.startswith(TIFF_STARTS):
         return None
-    try:
+    with suppress(Exception):  # see `problem_of_content`
         header_bytes = 16 if b"+" in content[2:4] else 8
         directory = TiffImagePlugin.ImageFileDirectory_v2(content[:header_bytes])
         file = io.BytesIO(content)
         file.seek(directory.next)
         directory.load(file)
         bands = directory.get(TiffImagePlugin.SAMPLESPERPIXEL, 1)
-    except Exception:  # Pillow raises many types of exceptions for damaged headers, also struct.error
-        return None
-    if bands < 2:
-        return None
-    return f"a TIFF with {bands} bands that are not red, green and blue: save the bands to use as a gray or RGB image"
+        if bands > 1:
+            return (
+                f"a TIFF with {bands} bands that are not red, green and blue: save the bands to use as a gray or RGB "
+                "image"
+            )
+    return None
 
 
 def is_turned(content: bytes) -> bool:
     """Return whether the EXIF orientation of an image file exchanges its width and height."""
-    try:
-        with open_image(io.BytesIO(content)) as image:
-            return image.getexif().get(ExifTags.Base.Orientation) in TURNED
-    except Exception:  # Pillow raises many types of exceptions for damaged headers, also struct.error
-        return False
+    with suppress(Exception), open_image(io.BytesIO(content)) as image:  # see `problem_of_content`
+        return image.getexif().get(ExifTags.Base.Orientation) in TURNED
+    return False

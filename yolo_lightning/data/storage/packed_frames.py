@@ -75,12 +75,16 @@ class PackedFrames(Storage):
         manifest = read_manifest(store)
         for shard in manifest.shards:
             path = store / shard.file
-            size = path.stat().st_size if path.is_file() else None
-            if size != shard.bytes:
-                raise UserError(
-                    f"{path} {'is missing' if size is None else f'has {size:,} bytes'}, but has {shard.bytes:,} in "
-                    f"{MANIFEST}: run prepare, which packs its {shard.frames:,} frames again"
-                )
+            problem = "is missing"
+            if path.is_file():
+                size_bytes = path.stat().st_size
+                if size_bytes == shard.bytes:
+                    continue
+                problem = f"has {size_bytes:,} bytes"
+            raise UserError(
+                f"{path} {problem}, but has {shard.bytes:,} in {MANIFEST}: run prepare, which packs its "
+                f"{shard.frames:,} frames again"
+            )
         names, self._frames = map_index(store, manifest)
         self._names = NameTable(names)
         self.source = manifest.source
@@ -107,7 +111,8 @@ class PackedFrames(Storage):
         return _reopen, (self.store, self.source)
 
     def __str__(self) -> str:
-        return f"{self.store}, {len(self._names):,} packed frames" + (" of 16 bits" if self.bits == 16 else "")
+        depth = " of 16 bits" if self.bits == 16 else ""
+        return f"{self.store}, {len(self._names):,} packed frames{depth}"
 
     def read(self, name: str) -> Frame:
         """Return a frame, read-only; raise also a `ReplacedFileError` if a shard has changed since it was opened."""
@@ -115,14 +120,12 @@ class PackedFrames(Storage):
         if position is None:
             raise FrameError(f"{name}: {self._damaged.get(name, f'not in the packed store {self.store}')}")
         number, crc, offset, height, width = self._frames[position].item()
-        if (
-            number >= len(self._shards)
-            or offset + height * width * self._dtype.itemsize > self._shards[number].size_bytes
-        ):
+        frame_bytes = height * width * self._dtype.itemsize
+        if number >= len(self._shards) or offset + frame_bytes > self._shards[number].size_bytes:
             raise FrameError(f"{name}: the index of {self.store} is damaged: run prepare")
         shard = self._shards[number]
         try:
-            content = shard.read(offset, height * width * self._dtype.itemsize)
+            content = shard.read(offset, frame_bytes)
         except OSError as error:
             raise unreadable(name, f"cannot be read from {shard.path}: {error}", error) from error
         if zlib.crc32(content) != crc:
@@ -157,7 +160,8 @@ def read_manifest(store: Path) -> Manifest:
         raise UserError(f"{store} is not a finished packed store ({MANIFEST} is missing): run prepare") from error
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"{path} is damaged: {one_line(str(error))}; run prepare, which writes it again") from error
-    if manifest.format != (format := FORMAT_OF_BITS[bits_of(manifest.source)]):
+    format = FORMAT_OF_BITS[bits_of(manifest.source)]
+    if manifest.format != format:
         raise UserError(f"{path} must have format {format}, got {manifest.format}: delete the store and run prepare")
     for name in (manifest.index, *(shard.file for shard in manifest.shards)):
         if not 0 < len(encode(name)) <= LONGEST_NAME or Path(name).name != name or name == ".." or "\0" in name:

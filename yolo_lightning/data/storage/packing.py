@@ -31,7 +31,8 @@ from yolo_lightning.data.storage.storage import EncodedStorage, Storage
 from yolo_lightning.utils.files import replacing
 from yolo_lightning.utils.regular_files import read_regular
 
-SHARD_PREFIX, SHARD_SUFFIX = "shard-", ".u8"
+SHARD_PREFIX = "shard-"
+SHARD_SUFFIX = ".u8"
 INDEX_PREFIX = "index-"
 
 Task = TypeVar("Task")
@@ -51,8 +52,10 @@ class ShardFrames(msgspec.Struct, frozen=True):
 
 def describe(storage: EncodedStorage) -> dict[str, str]:
     """Return an identification of the content of a storage, the origin of a packed store."""
-    bits = {"bits": "16"} if storage.limits.bits == 16 else {}
-    return {"kind": storage.kind, **storage.origin(), **bits}
+    source = {"kind": storage.kind, **storage.origin()}
+    if storage.limits.bits == 16:
+        source["bits"] = "16"
+    return source
 
 
 def write_shard(
@@ -113,9 +116,11 @@ def read_description(path: Path) -> ShardFrames | None:
         if int(checksum, 16) != zlib.crc32(content):
             return None
         frames = msgspec.json.decode(content, type=ShardFrames)
-        return frames if (path.parent / frames.shard.file).stat().st_size == frames.shard.bytes else None
+        if (path.parent / frames.shard.file).stat().st_size == frames.shard.bytes:
+            return frames
     except (OSError, ValueError, msgspec.MsgspecError):
-        return None
+        pass
+    return None
 
 
 def _shard_files(store: Path) -> list[Path]:
@@ -161,16 +166,20 @@ def write_index(
     shards = sorted(shards, key=lambda frames: frames.shard.file)
     names = np.array([encode(name) for frames in shards for name in frames.names])
     records = np.zeros(len(names), dtype=FRAME)
-    bits, start = bits_of(source), 0
+    bits = bits_of(source)
+    start = 0
     for number, frames in enumerate(shards):
         part = records[start : start + len(frames.names)]
-        part["shard"], part["crc"] = number, frames.crcs
-        part["height"], part["width"] = frames.heights, frames.widths
+        part["shard"] = number
+        part["crc"] = frames.crcs
+        part["height"] = frames.heights
+        part["width"] = frames.widths
         sizes = part["height"].astype(np.uint64) * part["width"] * (bits // 8)
         part["offset"] = np.cumsum(sizes) - sizes
         start += len(part)
     order = np.argsort(names)
-    names, records = names[order], records[order]
+    names = names[order]
+    records = records[order]
     crc = index_checksum(names, records)
     folder = store / f"{INDEX_PREFIX}{crc:08x}"
     manifest = Manifest(FORMAT_OF_BITS[bits], source, folder.name, crc, [frames.shard for frames in shards], damaged)

@@ -31,13 +31,17 @@ class PositionedFile:
         file = self._open()
         parts: list[bytes] = []
         try:
-            while length and (part := os.pread(file.fileno(), length, offset)):
+            while length:
+                part = os.pread(file.fileno(), length, offset)
+                if not part:
+                    break
                 parts.append(part)
-                offset, length = offset + len(part), length - len(part)
+                offset += len(part)
+                length -= len(part)
         except OSError:
             self._opened = None  # a stale handle of a network file system stays stale: the next read opens the file
             raise
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        return b"".join(parts)
 
     def _open(self) -> FileIO:
         opened = self._opened  # a local reference keeps the file open while another thread replaces it

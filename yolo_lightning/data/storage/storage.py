@@ -35,12 +35,16 @@ class StorageSettings:
 
     def store_in(self, root: Path) -> Path:
         """Return the folder of the packed store of the dataset in `root`."""
-        return root / STORE if self.store is None else user_path(self.store)
+        if self.store is None:
+            return root / STORE
+        return user_path(self.store)
 
     @property
     def index_folder(self) -> Path:
         """Folder of the packed indexes."""
-        return cache_folder() / "index" if self.index_root is None else user_path(self.index_root)
+        if self.index_root is None:
+            return cache_folder() / "index"
+        return user_path(self.index_root)
 
 
 class Storage(ABC):

@@ -63,8 +63,10 @@ class ZipFrames(EncodedStorage):
         self.index_root = index_root
         self.limits = limits
         folder = _open_directory(archive, index_root)
-        directory, manifest = index_folder.mapped(folder, ("names", "members")), index_folder.read_manifest(folder)
-        self._names, self._members = NameTable(directory["names"]), directory["members"]
+        directory = index_folder.mapped(folder, ("names", "members"))
+        manifest = index_folder.read_manifest(folder)
+        self._names = NameTable(directory["names"])
+        self._members = directory["members"]
         # A hash of names, sizes and checksums, which is equal for copies of an archive.
         self.fingerprint: str = manifest["fingerprint"]
         # Neither time of change nor inode: a backup with hard links or a new mount of the disk changes them during a
@@ -185,11 +187,12 @@ def read_directory(archive: Path) -> tuple[BytesArray, AnyArray]:
     )
     members = np.fromiter(fields, dtype=MEMBER, count=len(entries))
     order = np.argsort(names, kind="stable")
-    names, members = names[order], members[order]
-    if (repeated := names[1:] == names[:-1]).any():
+    names = names[order]
+    repeated = names[1:] == names[:-1]
+    if repeated.any():
         name = bytes(names[repeated.argmax()]).decode(errors="replace")
         raise UserError(f"{archive} contains {name} twice: extract the archive and use the folder")
-    return names, members
+    return names, members[order]
 
 
 def frame_name(member: str) -> str:
@@ -198,5 +201,4 @@ def frame_name(member: str) -> str:
     `LTDv2/frames/20200514/...`, `frames/frames/20200514/...` and `20200514/...` become `frames/20200514/...`; a name
     with neither a folder `frames` nor a date is unchanged.
     """
-    found = LEADING_FOLDERS.match(member)
-    return f"frames/{member[found.end() :]}" if found else member
+    return LEADING_FOLDERS.sub("frames/", member)
