@@ -149,7 +149,10 @@ def apply_pixel_transforms(
     """
     pipeline = _build_pipeline(json.dumps(transforms))
     seed = int(generator.integers(2**32))
-    channels = np.split(np.atleast_3d(image), image.shape[2] if image.ndim == 3 else 1, axis=2) if is_gray else [image]
+    channels = [image]
+    if is_gray:
+        stacked = np.atleast_3d(image)
+        channels = np.split(stacked, stacked.shape[2], axis=2)
     changed = []
     for channel in channels:
         pipeline.set_random_seed(seed)
@@ -163,7 +166,7 @@ def _build_pipeline(transforms: str) -> Any:
     with offline():
         import albumentations  # takes 1 s
 
-    return albumentations.Compose([_build_transform(albumentations, one) for one in json.loads(transforms)])
+    return albumentations.Compose([_build_transform(albumentations, transform) for transform in json.loads(transforms)])
 
 
 def _build_transform(albumentations: Any, transform: dict[str, Any]) -> Any:

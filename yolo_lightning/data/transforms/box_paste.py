@@ -21,8 +21,8 @@ MINIMUM_SIDE = 3  # Pixels of the frame. Smaller objects are not pasted.
 BELONGS_ABOVE = 0.1
 """Intersection as a fraction of the smaller area above which two objects of a frame are pasted only together."""
 
-FEATHER_SHARE, FEATHER_RANGE = 0.25, (2, 8)
-"""Width of the soft border outside of the objects: fraction of the shorter side, and limits in pixels."""
+FEATHER_SHARE = 0.25  # Width of the soft border outside of the objects as a fraction of their shorter side
+FEATHER_RANGE = (2, 8)  # Limits of this width, pixels
 
 Read = Callable[[int], Labelled]
 """Returns frame i of the split; its `problem` is not None if it cannot be read."""
@@ -62,23 +62,21 @@ def object_region(boxes: Float32Array, chosen: int, shape: tuple[int, int]) -> R
     """
     belongs = overlap(boxes[chosen], boxes) > BELONGS_ABOVE
     belongs[chosen] = True
-    left, top = np.floor(boxes[belongs, :2].min(axis=0)).astype(int).tolist()
-    right, bottom = np.ceil(boxes[belongs, 2:].max(axis=0)).astype(int).tolist()
-    bounds = np.array([left, top, right, bottom], dtype=np.float32)
-    is_cut_off = left <= 0 or top <= 0 or right >= shape[1] or bottom >= shape[0]
+    low = np.floor(boxes[belongs, :2].min(axis=0))
+    high = np.ceil(boxes[belongs, 2:].max(axis=0))
+    is_cut_off = (low <= 0).any() or (high >= shape[::-1]).any()
     if is_cut_off or (boxes[chosen, 2:] - boxes[chosen, :2]).min() < MINIMUM_SIDE:
         return None
-    if (overlap(bounds, boxes[~belongs]) > BELONGS_ABOVE).any():
+    if (overlap(np.concatenate((low, high)), boxes[~belongs]) > BELONGS_ABOVE).any():
         return None
-    return Region(left, top, right - left, bottom - top, np.flatnonzero(belongs))
+    return Region(*low.astype(int).tolist(), *(high - low).astype(int).tolist(), np.flatnonzero(belongs))
 
 
 def overlap(box: Float32Array, boxes: Float32Array) -> Float32Array:
     """Return the `(N,)` intersections of `box` `(4,)` with `boxes` `(N, 4)`, as fractions of the smaller area."""
     sides = np.minimum(box[2:], boxes[:, 2:]) - np.maximum(box[:2], boxes[:, :2])
     smaller = np.minimum((box[2:] - box[:2]).prod(), (boxes[:, 2:] - boxes[:, :2]).prod(axis=1))
-    share: Float32Array = sides.clip(min=0).prod(axis=1) / np.maximum(smaller, np.float32(1e-9))
-    return share
+    return np.asarray(sides.clip(min=0).prod(axis=1) / np.maximum(smaller, np.float32(1e-9)))
 
 
 def random_place(
@@ -92,15 +90,16 @@ def random_place(
     Returns None if the objects do not fit or overlap another object there.
     """
     height, width = target.image.shape[:2]
-    x = (region.left + region.width / 2) / source_shape[1] * width
-    y = (region.top + region.height / 2) / source_shape[0] * height
+    centre_x = (region.left + region.width / 2) / source_shape[1] * width
+    centre_y = (region.top + region.height / 2) / source_shape[0] * height
     shift_x, shift_y = generator.uniform(-JITTER, JITTER, size=2) * height
-    left, top = round(x + shift_x - region.width / 2), round(y + shift_y - region.height / 2)
-    if left < 0 or top < 0 or left + region.width > width or top + region.height > height:
+    x = round(centre_x + shift_x - region.width / 2)
+    y = round(centre_y + shift_y - region.height / 2)
+    if not (0 <= x <= width - region.width and 0 <= y <= height - region.height):
         return None
-    if (overlap(region.around(left, top), target.boxes) > 0).any():
+    if (overlap(region.around(x, y), target.boxes) > 0).any():
         return None
-    return left, top
+    return x, y
 
 
 def paste(target: Labelled, source: Labelled, region: Region, left: int, top: int) -> Labelled:
@@ -108,12 +107,15 @@ def paste(target: Labelled, source: Labelled, region: Region, left: int, top: in
 
     The mean level of the surroundings of the objects is shifted to that of the new place, per channel.
     """
-    (height, width), (own_height, own_width) = source.image.shape[:2], target.image.shape[:2]
+    height, width = source.image.shape[:2]
+    target_height, target_width = target.image.shape[:2]
     # The soft border is narrower at the borders of both frames.
-    before_x, before_y = (min(region.feather, *starts) for starts in ((region.left, left), (region.top, top)))
-    after_x = min(region.feather, width - region.left - region.width, own_width - left - region.width)
-    after_y = min(region.feather, height - region.top - region.height, own_height - top - region.height)
-    columns, rows = ramp(before_x, region.width, after_x), ramp(before_y, region.height, after_y)
+    before_x = min(region.feather, region.left, left)
+    before_y = min(region.feather, region.top, top)
+    after_x = min(region.feather, width - region.left - region.width, target_width - left - region.width)
+    after_y = min(region.feather, height - region.top - region.height, target_height - top - region.height)
+    columns = ramp(before_x, region.width, after_x)
+    rows = ramp(before_y, region.height, after_y)
     weights = np.outer(rows, columns)
 
     def window(x: int, y: int) -> tuple[slice, slice]:
@@ -125,12 +127,15 @@ def paste(target: Labelled, source: Labelled, region: Region, left: int, top: in
     border = weights < 1
     if border.any():
         patch += there[border].mean(axis=0, dtype=np.float32) - patch[border].mean(axis=0)
-    weights = weights.reshape(*weights.shape, *[1] * (image.ndim - 2))
+    if image.ndim == 3:
+        weights = weights[..., None]
     blended = np.asarray(there + weights * (patch - there), dtype=np.float32)
-    there[...] = np.rint(blended).clip(0, 255) if image.dtype == np.uint8 else blended
+    if image.dtype == np.uint8:
+        blended = np.rint(blended).clip(0, 255)
+    there[...] = blended
     moved = source.boxes[region.members] + np.array([left - region.left, top - region.top] * 2, dtype=np.float32)
-    boxes, labels = (target.boxes, moved), (target.labels, source.labels[region.members])
-    return Labelled(image, np.concatenate(boxes), np.concatenate(labels), target.gain)
+    boxes = np.concatenate((target.boxes, moved))
+    return Labelled(image, boxes, np.concatenate((target.labels, source.labels[region.members])), target.gain)
 
 
 def ramp(before: int, inside: int, after: int) -> Float32Array:
@@ -157,16 +162,16 @@ class PasteCandidates:
     """
 
     def __init__(self, index: SplitIndex, names: Sequence[str]) -> None:
-        known = index.facts.class_names
+        classes = index.facts.class_names
         for name in names:
-            if name not in known:
-                raise UserError(f"data.augmentation.paste.classes must be names of {', '.join(known)}, got {name!r}")
+            if name not in classes:
+                raise UserError(f"data.augmentation.paste.classes must be names of {', '.join(classes)}, got {name!r}")
         self.index = index
-        self.classes = sorted({known.index(name) for name in names}) or range(len(known))
+        self.classes = sorted({classes.index(name) for name in names}) or range(len(classes))
         if not np.isin(index.all_labels(), self.classes).any():
             raise UserError(
                 "data.augmentation.paste.classes must contain a class that occurs in the training split, got "
-                f"{', '.join(known[label] for label in self.classes)}"
+                f"{', '.join(classes[label] for label in self.classes)}"
             )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -177,11 +182,11 @@ class PasteCandidates:
         """Positions of the objects among all boxes of the split: by month, YYYYMM, one array per class that occurs."""
         labels = self.index.all_labels()
         months = np.repeat(self.index.months(), np.diff(self.index.box_offsets()))
-        found = {}
+        by_month = {}
         for month in np.unique(self.index.months()).tolist():
             by_class = [np.flatnonzero((months == month) & (labels == label)) for label in self.classes]
-            found[month] = [boxes.astype(np.int32) for boxes in by_class if len(boxes)]
-        return found
+            by_month[month] = [boxes.astype(np.int32) for boxes in by_class if len(boxes)]
+        return by_month
 
     @cached_property
     def box_offsets(self) -> Int64Array:
@@ -246,5 +251,7 @@ class ObjectPaster:
             place = random_place(region, shape, frame, generator)
             if place is not None:
                 source = read(candidate.frame)
-                return paste(frame, source, region, *place) if source.problem is None else frame
+                if source.problem is None:
+                    frame = paste(frame, source, region, *place)
+                break
         return frame

@@ -33,6 +33,15 @@ def blank(size: tuple[int, int], like: Image) -> Image:
     return np.full((*size, *like.shape[2:]), PADDING, dtype=like.dtype)
 
 
+def place(image: Image, canvas: Image, left: int, top: int) -> None:
+    """Copy the part of an image at `(left, top)` of a canvas, which may be negative, that is inside of the canvas."""
+    bottom = top + image.shape[0]
+    right = left + image.shape[1]
+    canvas[max(top, 0) : max(bottom, 0), max(left, 0) : max(right, 0)] = image[
+        max(-top, 0) : max(canvas.shape[0] - top, 0), max(-left, 0) : max(canvas.shape[1] - left, 0)
+    ]
+
+
 def resize_frame(frame: Image, gain: float, *, shrink_by_area: bool) -> Image:
     """Scale a frame by `gain`; area averaging when shrinking is sharper and slower, used in evaluation."""
     height, width = scaled_shape(frame.shape[0], frame.shape[1], gain)
@@ -48,6 +57,5 @@ def letterbox(frame: Labelled, size: ImageSize, *, shrink_by_area: bool) -> tupl
     placement = Letterbox.fit(height, width, size)
     resized = resize_frame(frame.image, placement.gain, shrink_by_area=shrink_by_area)
     canvas = blank(size, resized)
-    height, width = resized.shape[:2]
-    canvas[placement.top : placement.top + height, placement.left : placement.left + width] = resized
+    place(resized, canvas, placement.left, placement.top)
     return Labelled(canvas, frame_to_input(frame.boxes, placement), frame.labels), placement

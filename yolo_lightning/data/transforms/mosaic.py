@@ -14,13 +14,15 @@ from yolo_lightning.data.array_types import BoolArray, Float32Array, Float64Arra
 from yolo_lightning.data.boxes import Letterbox, clip_boxes, frame_to_input
 from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation, Image
-from yolo_lightning.data.transforms.letterbox import PADDING, Labelled, blank, resize_frame
+from yolo_lightning.data.transforms.letterbox import PADDING, Labelled, blank, place, resize_frame
 
 HALF_PIXEL_UP = np.array([[1, 0, 0.5], [0, 1, 0.5], [0, 0, 1]])
 HALF_PIXEL_DOWN = np.array([[1, 0, -0.5], [0, 1, -0.5], [0, 0, 1]])
 
-MINIMUM_SIDE, MINIMUM_AREA_SHARE, MAXIMUM_ASPECT = 2.0, 0.1, 100.0
-"""YOLOv8's limits for boxes after an affine map: side in pixels, remaining fraction of the area, aspect ratio."""
+# YOLOv8's limits for boxes after an affine map
+MINIMUM_SIDE = 2.0  # Pixels
+MINIMUM_AREA_SHARE = 0.1  # Remaining fraction of the area
+MAXIMUM_ASPECT = 100.0
 
 LARGEST_CUT = 2  # Image sides. A larger part is warped instead of cropped, because most of it is padding.
 
@@ -31,24 +33,23 @@ def mosaic(frames: list[Labelled], size: ImageSize, generator: np.random.Generat
     Every frame is as large as in a letterbox of the input. If all frames are smaller, the canvas has the resolution of
     the largest, and `gain` of the result is the remaining enlargement.
     """
-    shapes = [frame.image.shape[:2] for frame in frames]
-    enlargement = max(1.0, min(Letterbox.fit(height, width, size).gain for height, width in shapes))
+    enlargement = max(1.0, min(Letterbox.fit(*frame.image.shape[:2], size).gain for frame in frames))
     tile_size = ImageSize(round(size.height / enlargement), round(size.width / enlargement))
     canvas = blank((2 * tile_size.height, 2 * tile_size.width), frames[0].image)
-    centre_x, centre_y = (
-        int(generator.integers(side // 2, side + side // 2)) for side in (tile_size.width, tile_size.height)
-    )
+    centre_x = int(generator.integers(tile_size.width // 2, tile_size.width + tile_size.width // 2))
+    centre_y = int(generator.integers(tile_size.height // 2, tile_size.height + tile_size.height // 2))
     boxes = []
-    for corner, (frame, (height, width)) in enumerate(zip(frames, shapes, strict=True)):
-        fitted = Letterbox.fit(height, width, tile_size)
+    for corner, frame in enumerate(frames):
+        fitted = Letterbox.fit(*frame.image.shape[:2], tile_size)
         tile = resize_frame(frame.image, fitted.gain, shrink_by_area=False)
-        height, width = tile.shape[:2]
-        left = centre_x - (width if corner % 2 == 0 else 0)
-        top = centre_y - (height if corner < 2 else 0)
-        x1, y1 = max(left, 0), max(top, 0)
-        x2, y2 = min(left + width, canvas.shape[1]), min(top + height, canvas.shape[0])
-        canvas[y1:y2, x1:x2] = tile[y1 - top : y2 - top, x1 - left : x2 - left]
-        boxes.append(frame_to_input(frame.boxes, replace(fitted, left=left, top=top)))
+        x = centre_x
+        y = centre_y
+        if corner % 2 == 0:
+            x -= tile.shape[1]
+        if corner < 2:
+            y -= tile.shape[0]
+        place(tile, canvas, x, y)
+        boxes.append(frame_to_input(frame.boxes, replace(fitted, left=x, top=y)))
     clipped = clip_boxes(np.concatenate(boxes), *canvas.shape[:2])
     labels = np.concatenate([frame.labels for frame in frames])
     keep = ((clipped[:, 2:] - clipped[:, :2]) > 0).all(axis=1)
@@ -72,9 +73,10 @@ def random_affine(
     gains = np.array([gain, gain])  # along x and y
     if settings.degrees == settings.shear == 0 and max(part) <= LARGEST_CUT * max(height, width):
         gains = np.array([size.width / part.width, size.height / part.height])
-        left, top = round(width / 2 - shift_x / gains[0]), round(height / 2 - shift_y / gains[1])
-        image = cv2.resize(cut(labelled.image, left, top, part), size[::-1], interpolation=cv2.INTER_LINEAR)
-        matrix = np.array([[gains[0], 0, -left * gains[0]], [0, gains[1], -top * gains[1]]])
+        x = round(width / 2 - shift_x / gains[0])
+        y = round(height / 2 - shift_y / gains[1])
+        image = cv2.resize(cut(labelled.image, x, y, part), size[::-1], interpolation=cv2.INTER_LINEAR)
+        matrix = np.array([[gains[0], 0, -x * gains[0]], [0, gains[1], -y * gains[1]]])
     else:
         centre = np.array([[1, 0, -width / 2], [0, 1, -height / 2], [0, 0, 1]])
         rotate = np.vstack((cv2.getRotationMatrix2D((0, 0), angle, gain), (0, 0, 1)))
@@ -93,13 +95,10 @@ def random_affine(
 def cut(image: Image, left: int, top: int, size: ImageSize) -> Image:
     """Return the part of the given size at `(left, top)`, which may be negative; gray outside the image."""
     height, width = image.shape[:2]
-    x1, y1, x2, y2 = max(left, 0), max(top, 0), min(left + size.width, width), min(top + size.height, height)
-    inside = image[y1:y2, x1:x2]
-    if inside.shape[:2] == size:
-        return inside
+    if 0 <= left <= width - size.width and 0 <= top <= height - size.height:
+        return image[top : top + size.height, left : left + size.width]
     part = blank(size, image)
-    if x2 > x1 and y2 > y1:
-        part[y1 - top : y2 - top, x1 - left : x2 - left] = inside
+    place(image, part, -left, -top)
     return part
 
 
@@ -111,7 +110,8 @@ def map_boxes(boxes: Float32Array, matrix: Float64Array) -> Float32Array:
 
 def still_visible(before: Float32Array, after: Float32Array) -> BoolArray:
     """Return `(N,)` bool: boxes within the limits after clipping; both `(N, 4)` xyxy at the same scale."""
-    old_sides, sides = before[:, 2:] - before[:, :2], after[:, 2:] - after[:, :2]
+    old_sides = before[:, 2:] - before[:, :2]
+    sides = after[:, 2:] - after[:, :2]
     tiny = np.float32(1e-9)
     aspect = sides.max(axis=1, initial=0) / (sides.min(axis=1, initial=np.inf) + tiny)
     share = sides.prod(axis=1) / (old_sides.prod(axis=1) + tiny)
@@ -127,7 +127,8 @@ def mixup(first: Labelled, second: Labelled, ratio: float) -> Labelled:
 
 def random_flip(labelled: Labelled, settings: Augmentation, generator: np.random.Generator) -> Labelled:
     """Mirror the image along each axis with the probabilities of the settings."""
-    image, boxes = labelled.image, labelled.boxes
+    image = labelled.image
+    boxes = labelled.boxes
     height, width = image.shape[:2]
     if generator.random() < settings.flip_horizontal:
         image = np.asarray(cv2.flip(image, 1), dtype=image.dtype)

@@ -18,8 +18,13 @@ from yolo_lightning.data.transforms.letterbox import PADDING
 from yolo_lightning.data.transforms.pixel_range import Drift
 
 Levels = Float32Array  # `(256,)` float32: new value of each gray level, or of each quantile of a float image
-TONE_SHARE, GAMMA_SHARE, NOISE_SHARE, PATTERN_SHARE, SHADING_SHARE, BLUR_SHARE = 0.8, 0.3, 0.2, 0.2, 0.2, 0.1
-"""Probability of each effect in a drifting sample."""
+# Probability of each effect in a drifting sample
+TONE_SHARE = 0.8
+GAMMA_SHARE = 0.3
+NOISE_SHARE = 0.2
+PATTERN_SHARE = 0.2
+SHADING_SHARE = 0.2
+BLUR_SHARE = 0.1
 
 TAIL = 0.02  # Maximum fraction of pixels that a stretch saturates at either end
 LEAST_SPAN = 32
@@ -54,7 +59,8 @@ def random_photometry(
         reference: As in `_random_drift`; None for colour frames.
         is_gray: Whether the channels are gray frames; None for images with two dimensions.
     """
-    is_gray = image.ndim == 2 if is_gray is None else is_gray
+    if is_gray is None:
+        is_gray = image.ndim == 2
     if is_gray:
         image = _random_drift(image, settings, generator, reference)
     else:
@@ -101,12 +107,13 @@ def _random_drift(
         image = random_noise(image, settings, generator)
     if not (drifting or inverted or reference is not None):
         return image
-    positions = quantiles(image) if image.dtype == np.float32 else np.arange(256, dtype=np.float32)
-    levels: Levels = positions
-    if reference is not None and image.dtype == np.float32:
-        levels = quantiles(reference)
-    elif reference is not None:
-        levels = matched_levels(histogram(image), histogram(reference))
+    if image.dtype == np.float32:
+        positions = quantiles(image)
+        levels = positions if reference is None else quantiles(reference)
+    else:
+        levels = np.arange(256, dtype=np.float32)
+        if reference is not None:
+            levels = matched_levels(histogram(image), histogram(reference))
     if drifting:
         levels = random_levels(levels, image, settings, generator)
     if inverted:
@@ -149,8 +156,9 @@ def random_levels(levels: Levels, image: Image, settings: Augmentation, generato
     if toned:
         gain = generator.uniform(1 - settings.gain, 1 + settings.gain)
         offset = generator.uniform(-settings.offset, settings.offset) * 255
-        values = image[::HISTOGRAM_STEP, ::HISTOGRAM_STEP]
-        mean = levels.mean() if values.dtype == np.float32 else levels[values.astype(np.uint8)].mean()
+        mean = levels.mean()
+        if image.dtype == np.uint8:
+            mean = levels[image[::HISTOGRAM_STEP, ::HISTOGRAM_STEP].astype(np.uint8)].mean()
         levels = ((levels - mean) * gain + mean + offset).astype(np.float32)
     if curved:
         exponent = (1 + settings.gamma) ** generator.uniform(-1, 1)
@@ -182,8 +190,10 @@ def matched_levels(counts: Int64Array, reference: Int64Array) -> Levels:
         return np.arange(256, dtype=np.float32)
     present = reference > 0
     # Cumulated to the middle of each level; the upper ends would raise all levels.
-    own, wanted = (values.cumsum() - values / 2 for values in (counts / counts.sum(), reference / reference.sum()))
-    return np.asarray(np.interp(own, wanted[present], np.flatnonzero(present)), dtype=np.float32)
+    shares, reference_shares = (
+        values.cumsum() - values / 2 for values in (counts / counts.sum(), reference / reference.sum())
+    )
+    return np.asarray(np.interp(shares, reference_shares[present], np.flatnonzero(present)), dtype=np.float32)
 
 
 def random_blur(image: Image, settings: Augmentation, generator: np.random.Generator) -> Image:
@@ -209,20 +219,21 @@ def random_pattern(image: Image, settings: Augmentation, generator: np.random.Ge
     """Add row offsets, column offsets and a smooth field, as one low-rank matrix product."""
     striped, shaded = generator.random(2) < (PATTERN_SHARE, SHADING_SHARE)
     height, width = image.shape[:2]
-    left, right = [], []
+    column_factors = []
+    row_factors = []
     if striped and settings.fixed_pattern:
         rows, columns = generator.uniform(0, settings.fixed_pattern, size=2)
-        left += [rows * generator.standard_normal((height, 1)), np.ones((height, 1))]
-        right += [np.ones((1, width)), columns * generator.standard_normal((1, width))]
+        column_factors += [rows * generator.standard_normal((height, 1)), np.ones((height, 1))]
+        row_factors += [np.ones((1, width)), columns * generator.standard_normal((1, width))]
     if shaded and settings.shading:
         field = generator.standard_normal((SHADING_WAVES, SHADING_WAVES))
         field[0, 0] = 0  # no constant offset
         amplitude = generator.uniform(0, settings.shading) / np.abs(field).sum()
-        left.append(_waves(height))
-        right.append(amplitude * field @ _waves(width).T)
-    if not left:
+        column_factors.append(_waves(height))
+        row_factors.append(amplitude * field @ _waves(width).T)
+    if not row_factors:
         return image
-    pattern = np.hstack(left).astype(np.float32) @ np.vstack(right).astype(np.float32)
+    pattern = np.hstack(column_factors).astype(np.float32) @ np.vstack(row_factors).astype(np.float32)
     if image.ndim == 3:
         pattern = np.asarray(cv2.merge([pattern] * image.shape[2]))
     return _sum(image, pattern)
@@ -248,7 +259,8 @@ def random_noise(image: Image, settings: Augmentation, generator: np.random.Gene
 
 def _sum(image: Image, change: AnyArray) -> Image:
     """Return image plus change with the dtype of the image; uint8 is rounded and limited."""
-    return np.asarray(cv2.add(image, change, dtype=cv2.CV_8U if image.dtype == np.uint8 else cv2.CV_32F), image.dtype)
+    depth = cv2.CV_8U if image.dtype == np.uint8 else cv2.CV_32F
+    return np.asarray(cv2.add(image, change, dtype=depth), image.dtype)
 
 
 @cache
@@ -266,4 +278,6 @@ def random_range_drift(settings: Augmentation, generator: np.random.Generator) -
     drifting, toned = generator.random(2) < (settings.photometric, TONE_SHARE)
     gain = generator.uniform(1 - settings.gain, 1 + settings.gain)
     offset = generator.uniform(-settings.offset, settings.offset)
-    return Drift(gain, offset) if drifting and toned else None
+    if drifting and toned:
+        return Drift(gain, offset)
+    return None

@@ -17,7 +17,13 @@ from yolo_lightning.utils.choices import settings_group
 
 RangeMode = Literal["fixed", "frame", "full"]
 LARGEST_VALUE = 2**16 - 1
-DEFAULT_PERCENTILES = (0.5, 99.5)
+DEFAULTS: dict[RangeMode | None, dict[str, float | None]] = {
+    "fixed": {},
+    "frame": {"low": 0.5, "high": 99.5},
+    "full": {"low": 0, "high": LARGEST_VALUE},
+    None: {"low": None, "high": None},
+}
+"""Values of `low` and `high` in place of null, by mode; 8-bit frames have no range."""
 
 
 @settings_group("data.input.pixel_range")
@@ -40,11 +46,8 @@ class PixelRange:
     high: float | None = None
 
     def __post_init__(self) -> None:
-        defaults = (0, LARGEST_VALUE) if self.mode == "full" else DEFAULT_PERCENTILES
-        for name, default in zip(("low", "high"), defaults, strict=True):
-            if self.mode is None:
-                object.__setattr__(self, name, None)
-            elif self.mode != "fixed" and getattr(self, name) is None:
+        for name, default in DEFAULTS[self.mode].items():
+            if self.mode is None or getattr(self, name) is None:
                 object.__setattr__(self, name, default)
         if self.mode is None:
             return
@@ -71,8 +74,10 @@ class PixelRange:
         return cls(**recorded)
 
     def __str__(self) -> str:
+        if self.mode is None:
+            return "null"
         unit = "percentiles" if self.mode == "frame" else "values"
-        return "null" if self.mode is None else f"{self.mode}, {unit} {self.low:g} to {self.high:g}"
+        return f"{self.mode}, {unit} {self.low:g} to {self.high:g}"
 
     @property
     def bits(self) -> Literal[8, 16]:
@@ -103,8 +108,12 @@ class PixelRange:
 
     def image(self, frame: UInt16Array, drift: "Drift | None" = None) -> Image:
         """Return the image of a frame after `drift`: uint8, or float32 with full depth."""
-        span = self.of_frame(frame) if drift is None else self.of_frame(frame).drifted(drift)
-        return span.scaled(frame) if self.has_full_depth else span.levels(frame)
+        span = self.of_frame(frame)
+        if drift is not None:
+            span = span.drifted(drift)
+        if self.has_full_depth:
+            return span.scaled(frame)
+        return span.levels(frame)
 
     def _limits(self) -> tuple[float, float]:
         assert self.low is not None
@@ -136,7 +145,8 @@ class Span(NamedTuple):
 
     def drifted(self, drift: "Drift") -> "Span":
         """Return the range that maps a frame as this range maps the frame after `drift`."""
-        extent, centre = self.high - self.low, (self.low + self.high) / 2
+        extent = self.high - self.low
+        centre = (self.low + self.high) / 2
         moved = centre - drift.offset / drift.gain * extent
         return Span(moved - extent / 2 / drift.gain, moved + extent / 2 / drift.gain)
 
