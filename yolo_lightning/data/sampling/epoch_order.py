@@ -74,10 +74,9 @@ class SampledOrder:
         self.frames = len(index)
         self.sampling = sampling
         self.seed = seed
-        self.settings: dict[str, Any] = {"seed": seed} | {
-            f"sampling.{name}": list(value) if isinstance(value, tuple) else value
-            for name, value in asdict(sampling).items()
-        }
+        self.settings: dict[str, Any] = {"seed": seed}
+        for name, value in asdict(sampling).items():
+            self.settings[f"sampling.{name}"] = list(value) if isinstance(value, tuple) else value
         self._by_time = np.lexsort((index.positions_in_clip(), index.clips()))
         weights = sampling_weights(frames_with(index, sampling.every_frame_of), sampling.frame_interval)
         self._weights_by_time = weights[self._by_time]
@@ -89,9 +88,9 @@ class SampledOrder:
 
         Further passes of an epoch, `cycle` > 0, contain the same frames in another order.
         """
-        first, stop = epoch * self.length, (epoch + 1) * self.length
-        passes = range(first // self.pass_length, -(-stop // self.pass_length))
-        start = first - passes.start * self.pass_length
+        begin = epoch * self.length
+        passes = range(begin // self.pass_length, -(-(begin + self.length) // self.pass_length))
+        start = begin - passes.start * self.pass_length
         indices = np.concatenate([self._pass(number) for number in passes])[start : start + self.length]
         if cycle:
             indices = np.random.default_rng((ORDER_STREAM, self.seed, epoch, cycle)).permutation(indices)
@@ -125,15 +124,17 @@ class FirstEpoch:
 
 def frames_with(index: "SplitIndex", names: tuple[str, ...]) -> BoolArray:
     """Return `(N,)` whether a frame contains an object of one of these classes."""
+    classes = index.facts.class_names
     for name in names:
-        if name not in index.facts.class_names:
-            known = ", ".join(index.facts.class_names)
-            raise UserError(f"data.sampling.every_frame_of must contain names of classes ({known}), got {name!r}")
-    labels = [index.facts.class_names.index(name) for name in names]
-    found = np.zeros(len(index), dtype=np.bool_)
+        if name not in classes:
+            raise UserError(
+                f"data.sampling.every_frame_of must contain names of classes ({', '.join(classes)}), got {name!r}"
+            )
+    labels = [classes.index(name) for name in names]
     owners = np.repeat(np.arange(len(index)), np.diff(index.box_offsets()))
-    found[owners[np.isin(index.all_labels(), labels)]] = True
-    return found
+    has_class = np.zeros(len(index), dtype=np.bool_)
+    has_class[owners[np.isin(index.all_labels(), labels)]] = True
+    return has_class
 
 
 def sampling_weights(always: BoolArray, frame_interval: int) -> Float64Array:
@@ -143,8 +144,7 @@ def sampling_weights(always: BoolArray, frame_interval: int) -> Float64Array:
     pass is rounded up, so that `frame_interval` passes contain every frame.
     """
     shares = np.where(always, float(frame_interval), 1.0)
-    weights: Float64Array = shares * (ceil(shares.sum() / frame_interval) / shares.sum())
-    return weights
+    return np.asarray(shares * (ceil(shares.sum() / frame_interval) / shares.sum()))
 
 
 def systematic_counts(weights: Float64Array, offset: float, length: int) -> Int64Array:

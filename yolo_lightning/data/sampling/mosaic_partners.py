@@ -32,15 +32,16 @@ WINDOWS_PER_EPOCH = 4
 
 def stride(length: int) -> int:
     """Return the stride of an epoch of `length` samples: `LARGEST_STRIDE`, halved until the epoch has four windows."""
-    found = LARGEST_STRIDE
-    while found > 1 and WINDOWS_PER_EPOCH * RULER[-1] * found > length:
-        found //= 2
-    return found
+    positions = LARGEST_STRIDE
+    while positions > 1 and WINDOWS_PER_EPOCH * RULER[-1] * positions > length:
+        positions //= 2
+    return positions
 
 
 def window(length: int, *, has_mixup: bool = False) -> int:
     """Return the distance between a sample and its farthest partner in an epoch of `length` samples."""
-    return (MIXUP_RULER if has_mixup else RULER)[-1] * stride(length)
+    ruler = MIXUP_RULER if has_mixup else RULER
+    return ruler[-1] * stride(length)
 
 
 def frames_to_cache(length: int, processes: int, batch_size: int, *, has_mixup: bool = False) -> int:
@@ -54,5 +55,4 @@ def mosaic_partners(indices: Int64Array, positions: slice, ruler: tuple[int, ...
     With `MIXUP_RULER`, the `(P, 4)` frames of the second samples in mixup.
     """
     places = np.arange(len(indices))[positions, None] - stride(len(indices)) * np.array(ruler)
-    partners: Int64Array = indices[places % len(indices)]
-    return partners
+    return np.asarray(indices[places % len(indices)])

@@ -73,15 +73,6 @@ class EpochOrder(Protocol):
         ...
 
 
-ASSUMED: dict[str, Any] = {
-    "sampling.every_frame_of": [],
-    "sampling.balance": "none",
-    "sampling.repeat_threshold": 0.0,
-    "sampling.repeat_scope": "split",
-}
-"""Values of settings that this or an earlier version lacks; until version 0.3."""
-
-
 @dataclass(frozen=True, slots=True)
 class GlobalBatches:
     """Divides a sequence of samples into global batches, and each global batch into one slice per rank.
@@ -103,20 +94,25 @@ class GlobalBatches:
     def count(self, samples: int) -> int:
         """Return the number of batches of `samples` samples, equal for all ranks."""
         full, rest = divmod(samples, self.size)
-        return full + (rest >= self.processes) if full else int(samples > 0)
+        if not full:
+            return int(samples > 0)
+        return full + (rest >= self.processes)
 
     def stop(self, first: int, samples: int) -> int:
         """Return the end of the global batch that begins at sample `first` of `samples`."""
         stop = first + self.size
-        return stop if samples - stop >= self.processes else samples
+        if samples - stop < self.processes:
+            return samples
+        return stop
 
     def slices(self, first: int, samples: int) -> Iterator[slice]:
         """Yield the slices of this rank, from sample `first` of `samples` on."""
-        while first < samples:
-            stop = self.stop(first, samples)
-            begin, end = (rank * (stop - first) // self.processes for rank in (self.rank, self.rank + 1))
-            yield slice(first + begin, first + end)
-            first = stop
+        start = first
+        while start < samples:
+            stop = self.stop(start, samples)
+            count = stop - start
+            yield slice(start + self.rank * count // self.processes, start + (self.rank + 1) * count // self.processes)
+            start = stop
 
 
 class FileOrderBatches(Sampler[list[int]]):
@@ -135,8 +131,8 @@ class FileOrderBatches(Sampler[list[int]]):
         return self.batches.count(self.samples)
 
     def __iter__(self) -> Iterator[list[int]]:
-        for own in self.batches.slices(0, self.samples):
-            yield list(range(own.start, own.stop))
+        for batch in self.batches.slices(0, self.samples):
+            yield list(range(batch.start, batch.stop))
 
 
 class EpochBatchSampler(Sampler[list[SampleKey]]):
@@ -167,12 +163,12 @@ class EpochBatchSampler(Sampler[list[SampleKey]]):
         """Yield the batches of this rank from a position to the end of its pass."""
         indices = self.order.indices(position.epoch, position.cycle)
         repeats = occurrences(indices) + position.cycle * CYCLE_OCCURRENCES
-        for own in self.batches.slices(position.delivered, len(indices)):
-            partners = map(tuple, mosaic_partners(indices, own).tolist())
-            members = zip(indices[own].tolist(), repeats[own].tolist(), partners, strict=True)
+        for batch in self.batches.slices(position.delivered, len(indices)):
+            partners = map(tuple, mosaic_partners(indices, batch).tolist())
+            members = zip(indices[batch].tolist(), repeats[batch].tolist(), partners, strict=True)
             keys = [SampleKey(position.epoch, *member, has_mosaic=position.has_mosaic) for member in members]
             if self.has_mixup:
-                seconds = map(tuple, mosaic_partners(indices, own, MIXUP_RULER).tolist())
+                seconds = map(tuple, mosaic_partners(indices, batch, MIXUP_RULER).tolist())
                 keys = [key._replace(second=second) for key, second in zip(keys, seconds, strict=True)]
             yield keys
 
@@ -223,7 +219,8 @@ class Iteration(Iterator[Any]):
             self._is_finished = True
             self.loader.finish(self)
             raise
-        keys, position = self.loader.keys, self.progress.position
+        keys = self.loader.keys
+        position = self.progress.position
         delivered = keys.batches.stop(position.delivered, keys.order.length)
         self.progress.position = replace(position, delivered=delivered)
         return batch
@@ -263,7 +260,7 @@ class ResumableLoader(DataLoader[Any]):
     ) -> None:
         super().__init__(dataset, batch_sampler=batch_sampler, collate_fn=collate_fn, **kwargs)
         self.keys = batch_sampler
-        self.epoch_batches = len(batch_sampler) if epoch_batches is None else min(len(batch_sampler), epoch_batches)
+        self.epoch_batches = limited(len(batch_sampler), epoch_batches)
         self.loop = loop
         self.mosaic_epochs = mosaic_epochs
         self.prefix = prefix
@@ -281,8 +278,9 @@ class ResumableLoader(DataLoader[Any]):
     @property
     def epoch_samples(self) -> int:
         """Samples of each epoch, within the limit."""
-        whole = self.epoch_batches == len(self.keys)
-        return self.keys.order.length if whole else self.epoch_batches * self.keys.batches.size
+        if self.epoch_batches == len(self.keys):
+            return self.keys.order.length
+        return self.epoch_batches * self.keys.batches.size
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         return Iteration(self, self._announcements)
@@ -310,10 +308,11 @@ class ResumableLoader(DataLoader[Any]):
             start = replace(start, mosaic_epochs=self.mosaic_epochs())
         progress = Progress(start, start)
         if self._is_trained(iteration):
-            is_second = self._is_begun
-            self._next, self._is_begun, self._newest = start, True, progress
-            if is_second or self._announcements > self._announcements_before_load:
+            if self._is_begun or self._announcements > self._announcements_before_load:
                 self._is_loaded = False
+            self._next = start
+            self._is_begun = True
+            self._newest = progress
         keeper = None if self._keeper is None else self._keeper()
         alive = [reference for reference in self._unfinished if reference() is not None]
         self._unfinished = [*alive, ref(iteration)]
@@ -352,8 +351,10 @@ class ResumableLoader(DataLoader[Any]):
         return not consumed or iteration in consumed
 
     def _consumed(self) -> list[Iteration]:
-        iterators = [] if self.loop is None else self.loop.iterators()
-        return [one for one in iterators if isinstance(one, Iteration) and one.loader is self]
+        if self.loop is None:
+            return []
+        iterators = self.loop.iterators()
+        return [iterator for iterator in iterators if isinstance(iterator, Iteration) and iterator.loader is self]
 
     def _progress(self) -> Progress:
         """Return the progress of the pass that the Trainer consumes, or of the newest one that still exists."""
@@ -374,9 +375,10 @@ class ResumableLoader(DataLoader[Any]):
 
         The batches are equal to those that the interrupted process trained; this process computes them again.
         """
-        start, size = self._progress().start, self.keys.batches.size
-        first = replace(start, delivered=max(0, start.delivered - count * size))
-        batches = islice(self.keys.from_position(first), -(-(start.delivered - first.delivered) // size))
+        start = self._progress().start
+        size = self.keys.batches.size
+        earlier = replace(start, delivered=max(0, start.delivered - count * size))
+        batches = islice(self.keys.from_position(earlier), -(-(start.delivered - earlier.delivered) // size))
         return [self.collate_fn([self.dataset[key] for key in batch]) for batch in batches]
 
     def state_dict(self) -> dict[str, Any]:
@@ -402,35 +404,38 @@ class ResumableLoader(DataLoader[Any]):
             UserError: If `state` is within an epoch of another order, or beyond the end of the present epochs, or if
                 the batch size has changed within an epoch of several loaders.
         """
-        names = ("epoch", "delivered_samples", "epoch_samples")
-        numbers = [state.get(name) for name in names] if isinstance(state, dict) else [None]
-        if not all(type(one) is int and one >= 0 for one in numbers) or not isinstance(state.get("settings"), dict):
+        if not _is_state(state):
             raise UserError(f"the state of a loader must be a result of its state_dict(), got {state!r}")
-        epoch, delivered = state["epoch"], state["delivered_samples"]
+        delivered = state["delivered_samples"]
         if delivered >= state["epoch_samples"]:
             delivered = max(delivered, self.epoch_samples)
         elif delivered:
             self._check_same_order(state)
-        self._next = Position(epoch, delivered, state.get("cycle", 0), state.get("mosaic_epochs"))
-        self._is_loaded, self._is_begun, self._shift = True, False, 0
+        self._next = Position(state["epoch"], delivered, state.get("cycle", 0), state.get("mosaic_epochs"))
+        self._is_loaded = True
+        self._is_begun = False
+        self._shift = 0
         self._announcements_before_load = self._announcements
-        self._newest, self._unfinished = None, []
+        self._newest = None
+        self._unfinished = []
         if 0 < delivered < self.epoch_samples and self.loop is not None and self.loop.loaders() == 1:
             self.loop.recount(self.epoch_batches - self._batches_after(delivered))
 
     def _check_same_order(self, state: dict[str, Any]) -> None:
         """Raise a UserError if the rest of an epoch of `state` cannot be delivered."""
-        epoch, delivered = state["epoch"], state["delivered_samples"]
-        saved, now = state["settings"], self._settings()
-        for name in sorted((saved.keys() | now.keys()) - {"batch_size"}):
-            before, after = (settings.get(name, ASSUMED.get(name)) for settings in (saved, now))
-            if before != after:
+        epoch = state["epoch"]
+        delivered = state["delivered_samples"]
+        saved = state["settings"]
+        settings = self._settings()
+        for name in sorted((saved.keys() | settings.keys()) - {"batch_size"}):
+            if saved.get(name) != settings.get(name):
                 raise UserError(
-                    f"{self.prefix}{name} must be {before}, got {after}: the checkpoint was saved "
-                    f"within epoch {epoch}; resume with the saved value, or from a checkpoint saved at the end of an "
-                    "epoch"
+                    f"{self.prefix}{name} must be {saved.get(name)}, got {settings.get(name)}: the checkpoint was "
+                    f"saved within epoch {epoch}; resume with the saved value, or from a checkpoint saved at the end "
+                    "of an epoch"
                 )
-        size, processes = self.keys.batches.size, self.keys.batches.processes
+        size = self.keys.batches.size
+        processes = self.keys.batches.processes
         if self.loop is not None and self.loop.loaders() > 1 and state.get("batch_samples", size) != size:
             raise UserError(
                 f"{self.prefix}batch_size times the number of processes must be {state['batch_samples']}, got {size}: "
@@ -464,4 +469,14 @@ def limited(batches: int, limit: float | int | None) -> int:
     """Return the batches per epoch under `trainer.limit_train_batches`: an int is a count, a float a fraction."""
     if limit is None:
         return batches
-    return min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+    if isinstance(limit, int):
+        return min(batches, limit)
+    return int(batches * limit)
+
+
+def _is_state(state: Any) -> bool:
+    """Return whether a value can be a result of `ResumableLoader.state_dict`."""
+    if not isinstance(state, dict) or not isinstance(state.get("settings"), dict):
+        return False
+    numbers = [state.get(name) for name in ("epoch", "delivered_samples", "epoch_samples")]
+    return all(type(number) is int and number >= 0 for number in numbers)

@@ -33,13 +33,16 @@ class ShuffledOrder:
     def __init__(self, length: int, seed: int = 0, shuffle: bool = True) -> None:
         self.length = length
         self.settings: dict[str, Any] = {"samples": length, "seed": seed, "shuffle": shuffle}
-        self._seed, self._shuffle = seed, shuffle
+        self._seed = seed
+        self._shuffle = shuffle
 
     def indices(self, epoch: int, cycle: int = 0) -> Int64Array:
         if not self._shuffle:
             return np.arange(self.length)
-        seeds = (SHUFFLE_STREAM, self._seed, epoch)
-        return np.random.default_rng((*seeds, cycle) if cycle else seeds).permutation(self.length)
+        seeds = [SHUFFLE_STREAM, self._seed, epoch]
+        if cycle:
+            seeds.append(cycle)
+        return np.random.default_rng(seeds).permutation(self.length)
 
 
 class SeededDataset(Dataset[Any]):
@@ -102,7 +105,9 @@ class SeededWorkerInit:
 
 
 def _pass_and_frame(key: SampleKey) -> tuple[int, ...]:
-    return (key.epoch, key.frame, key.occurrence) if key.occurrence else (key.epoch, key.frame)
+    if not key.occurrence:
+        return key.epoch, key.frame
+    return key.epoch, key.frame, key.occurrence
 
 
 @contextmanager
@@ -171,20 +176,24 @@ def resumable_loader(
         raise UserError(f"collate_fn must be a function, trainer a Trainer or None, got {collate_fn} and {trainer}")
     hints = {"shuffle": bool, "num_workers": int, "pin_memory": bool, "generator": torch.Generator | None}
     check_types("resumable_loader", hints, {"shuffle": shuffle, **options})
-    if refused := sorted(options.keys() & {"sampler", "batch_sampler", "drop_last"}):
+    refused = sorted(options.keys() & {"sampler", "batch_sampler", "drop_last"})
+    if refused:
         raise UserError(f"resumable_loader determines the order of the samples; remove {', '.join(refused)}")
-    known = signature(DataLoader).parameters
-    for name in options.keys() - known:
-        raise TypeError(f"resumable_loader has no argument {name!r}{did_you_mean(similar(name, known))}")
-    batch_size, seed = plain(batch_size), plain(seed)
-    ranks = (trainer.global_rank, trainer.world_size) if trainer is not None else (0, 1)
-    is_overfit = trainer is not None and bool(trainer.overfit_batches)  # type: ignore[attr-defined]
-    if is_overfit and shuffle:
-        rank_zero_info("resumable_loader: not shuffled, because trainer.overfit_batches repeats the first batches")
-    keys = EpochBatchSampler(ShuffledOrder(len(dataset), seed, shuffle and not is_overfit), batch_size, *ranks)
-    if trainer is not None:
+    arguments = signature(DataLoader).parameters
+    for name in options.keys() - arguments:
+        raise TypeError(f"resumable_loader has no argument {name!r}{did_you_mean(similar(name, arguments))}")
+    batch_size = plain(batch_size)
+    seed = plain(seed)
+    if trainer is None:
+        keys = EpochBatchSampler(ShuffledOrder(len(dataset), seed, shuffle), batch_size)
+    else:
         from yolo_lightning.utils.loop_position import LoaderLoop  # imports Lightning
 
+        if trainer.overfit_batches and shuffle:  # type: ignore[attr-defined]
+            rank_zero_info("resumable_loader: not shuffled, because trainer.overfit_batches repeats the first batches")
+            shuffle = False
+        order = ShuffledOrder(len(dataset), seed, shuffle)
+        keys = EpochBatchSampler(order, batch_size, trainer.global_rank, trainer.world_size)
         options |= {"epoch_batches": limited(len(keys), trainer.limit_train_batches), "loop": LoaderLoop(trainer)}
     if options.get("worker_init_fn") is not None:
         options["worker_init_fn"] = SeededWorkerInit(options["worker_init_fn"], seed)
