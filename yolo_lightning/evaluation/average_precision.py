@@ -22,7 +22,8 @@ DETECTION_LIMITS = (1, 10, COUNTED_PER_CLASS)
 RECALLS = np.array(torch.linspace(0.0, 1.0, 101).tolist())
 """Recalls at which precision is sampled; rounded to float32, as in torchmetrics."""
 
-AT_50, AT_75 = IOU_THRESHOLDS.index(0.5), IOU_THRESHOLDS.index(0.75)
+AT_50 = IOU_THRESHOLDS.index(0.5)
+AT_75 = IOU_THRESHOLDS.index(0.75)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,9 @@ class PartScores:
     def scalars(self) -> dict[str, float]:
         """Return `map`, `map_50`, `map_75`, `mar_1`, `mar_10`, `mar_100`, 0 to 1; -1 without ground truth."""
         values = {"map": self.map(), "map_50": self.map(AT_50), "map_75": self.map(AT_75)}
-        return values | {f"mar_{limit}": self.mar(row) for row, limit in enumerate(DETECTION_LIMITS)}
+        for row, limit in enumerate(DETECTION_LIMITS):
+            values[f"mar_{limit}"] = self.mar(row)
+        return values
 
     def of_class(self, label: int) -> dict[str, float]:
         """Return `map` and `map_50` of a class, 0 to 1; -1 without ground truth."""
@@ -76,13 +79,19 @@ class RankedDetections:
     def of(cls, matches: Matches) -> Self:
         order = np.lexsort((-matches.scores.numpy(), matches.labels.numpy()))
         owners = np.repeat(np.arange(len(matches.counts), dtype=np.int32), matches.counts.numpy())[order]
-        labels, ranks, hits = (column.numpy()[order] for column in (matches.labels, matches.ranks, matches.hits))
-        return cls(len(matches.counts), matches.annotated.numpy(), labels, owners, ranks, hits.view(np.uint16))
+        return cls(
+            frames=len(matches.counts),
+            annotated=matches.annotated.numpy(),
+            labels=matches.labels.numpy()[order],
+            owners=owners,
+            ranks=matches.ranks.numpy()[order],
+            hits=matches.hits.numpy()[order].view(np.uint16),
+        )
 
     def part(self, frames: BoolArray) -> Self:
         """Return the frames selected by `frames`, `(F,)`, without renumbering them."""
-        own = frames[self.owners]
-        detections = {name: getattr(self, name)[own] for name in ("labels", "owners", "ranks", "hits")}
+        is_kept = frames[self.owners]
+        detections = {name: getattr(self, name)[is_kept] for name in ("labels", "owners", "ranks", "hits")}
         return replace(self, frames=int(frames.sum()), annotated=self.annotated * frames[:, None], **detections)
 
     def scores(self, thresholds: int = len(IOU_THRESHOLDS), limits: Sequence[int] = DETECTION_LIMITS) -> PartScores:
@@ -96,13 +105,16 @@ class RankedDetections:
         precision = np.full((thresholds, len(annotated)), NO_GROUND_TRUTH)
         recall = np.full((len(limits), thresholds, len(annotated)), NO_GROUND_TRUTH)
         for label in np.flatnonzero(annotated).tolist():
-            own, objects = self.of_class(label), int(annotated[label])
-            hits, ranks = self.hits[own], self.ranks[own]
+            detections = self.of_class(label)
+            objects = int(annotated[label])
+            hits = self.hits[detections]
+            ranks = self.ranks[detections]
             for threshold in range(thresholds):
                 bit = hits.dtype.type(1 << threshold)
-                correct = places = np.flatnonzero(hits & bit)
-                if self.ignored is not None and (dropped := np.flatnonzero(self.ignored[own] & bit)).size:
-                    places = correct - np.searchsorted(dropped, correct)
+                correct = np.flatnonzero(hits & bit)
+                places = correct
+                if self.ignored is not None:
+                    places = correct - np.searchsorted(np.flatnonzero(self.ignored[detections] & bit), correct)
                 precision[threshold, label] = average_precision(places, objects)
                 for row, limit in enumerate(limits):
                     recall[row, threshold, label] = (ranks[correct] < limit).sum() / objects
@@ -111,8 +123,7 @@ class RankedDetections:
 
     def of_class(self, label: int) -> slice:
         """Return the positions of the detections of a class."""
-        first, stop = np.searchsorted(self.labels, (label, label + 1))
-        return slice(int(first), int(stop))
+        return slice(*np.searchsorted(self.labels, (label, label + 1)).tolist())
 
 
 def average_precision(correct: Int64Array, annotated: int) -> float:
@@ -120,12 +131,11 @@ def average_precision(correct: Int64Array, annotated: int) -> float:
 
     `correct` contains the ascending ranks of the correct detections among all detections of the class.
     """
-    found = np.arange(1, len(correct) + 1)
-    first = np.searchsorted(found / annotated, RECALLS)
-    return float(np.append(decreasing_envelope(found / (correct + 1)), 0.0)[first].mean())
+    correct_so_far = np.arange(1, len(correct) + 1)
+    positions = np.searchsorted(correct_so_far / annotated, RECALLS)
+    return float(np.append(decreasing_envelope(correct_so_far / (correct + 1)), 0.0)[positions].mean())
 
 
 def decreasing_envelope(precision: Float64Array) -> Float64Array:
     """Return for each position the largest precision at this or any later position."""
-    envelope: Float64Array = np.maximum.accumulate(precision[::-1])[::-1]
-    return envelope
+    return np.asarray(np.maximum.accumulate(precision[::-1])[::-1])

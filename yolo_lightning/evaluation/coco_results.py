@@ -22,10 +22,10 @@ def coco_results(
     by_id = by_image(predictions, [str(image_id) for image_id in image_ids])
     results: list[Detection] = []
     for image_id in image_ids:
-        if (found := by_id[str(image_id)]) is None:
-            continue
-        rows = (found.boxes.tolist(), found.scores.tolist(), [category_ids[label] for label in found.labels.tolist()])
-        results += coco_detections(image_id, *rows)
+        prediction = by_id[str(image_id)]
+        if prediction is not None:
+            categories = [category_ids[label] for label in prediction.labels.tolist()]
+            results += coco_detections(image_id, prediction.boxes.tolist(), prediction.scores.tolist(), categories)
     return results
 
 

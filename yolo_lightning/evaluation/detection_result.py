@@ -43,9 +43,17 @@ class DetectionResult:
     def of(
         cls, image: InputImage, prediction: Prediction, class_names: Sequence[str], category_ids: tuple[int, ...] = ()
     ) -> Self:
-        numbers = (prediction.boxes.numpy(), prediction.scores.numpy(), prediction.labels.numpy())
-        place = (image.source, image.frame, image.time_s)
-        return cls(image.pixels, *numbers, tuple(class_names), *place, category_ids)
+        return cls(
+            image=image.pixels,
+            boxes=prediction.boxes.numpy(),
+            scores=prediction.scores.numpy(),
+            labels=prediction.labels.numpy(),
+            class_names=tuple(class_names),
+            source=image.source,
+            frame=image.frame,
+            time_s=image.time_s,
+            category_ids=category_ids,
+        )
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -56,9 +64,9 @@ class DetectionResult:
     def __repr__(self) -> str:
         height, width = self.image.shape[:2]
         counts = ", ".join(f"{count} {name}" for name, count in Counter(self.names).items()) or "no detections"
-        place = (
-            "" if self.source is None else f", {self.source}" + ("" if self.frame is None else f" frame {self.frame}")
-        )
+        place = "" if self.source is None else f", {self.source}"
+        if self.frame is not None:
+            place += f" frame {self.frame}"
         return f"DetectionResult({counts}; {width} x {height} pixels{place})"
 
     def _repr_png_(self) -> bytes:
@@ -93,5 +101,5 @@ class DetectionResult:
         record them. `image_id` is the id of the image in the dataset's file.
         """
         ids = self.category_ids or range(1, len(self.class_names) + 1)
-        found = [ids[label] for label in self.labels.tolist()]
-        return coco_detections(plain(image_id), self.boxes.tolist(), self.scores.tolist(), found)
+        categories = [ids[label] for label in self.labels.tolist()]
+        return coco_detections(plain(image_id), self.boxes.tolist(), self.scores.tolist(), categories)

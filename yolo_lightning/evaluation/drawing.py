@@ -19,7 +19,8 @@ LARGEST_HEIGHT = 8192
 
 GAP = 8
 JPEG_QUALITY = 80
-FONT, FONT_SCALE = cv2.FONT_HERSHEY_SIMPLEX, 0.5
+FONT = cv2.FONT_HERSHEY_SIMPLEX
+FONT_SCALE = 0.5
 
 CLASS_COLOURS = ("#2ba6de", "#e8a90c", "#f0383b", "#6cab3f", "#b067ea", "#f07d1a", "#2f9c7e", "#f25597")
 """Colours of the first classes in all pictures and curves, visible on gray frames and on light and dark pages; further
@@ -35,8 +36,10 @@ def original_frame(batch: Batch, position: int) -> Image:
     """
     height, width = batch.frame_shapes[position]
     placement = batch.letterboxes[position]
-    channels = batch.images[position].cpu().clamp(0, 255).to(torch.uint8).numpy()
-    image = channels[0] if len(channels) < 3 else np.ascontiguousarray(np.moveaxis(channels, 0, -1))
+    channels = batch.images[position].cpu().clamp(0, 255).to(torch.uint8)
+    image = channels[0].numpy()
+    if len(channels) == 3:
+        image = channels.permute(1, 2, 0).contiguous().numpy()
     rows, columns = scaled_shape(height, width, placement.gain)
     inside = image[placement.top : placement.top + rows, placement.left : placement.left + columns]
     return np.asarray(cv2.resize(inside, (width, height)), dtype=np.uint8)
@@ -57,16 +60,18 @@ def side_by_side(frame: Image, target: Target, prediction: Prediction) -> Image:
     gain = min(enlargement(frame.shape[1]), LARGEST_HEIGHT / frame.shape[0])
     size = (max(1, round(frame.shape[1] * gain)), max(1, round(frame.shape[0] * gain)))
     plain = resized(frame, *size)
-    left = with_boxes(plain, (target.boxes * gain).numpy(), target.labels.tolist())
+    annotated = with_boxes(plain, (target.boxes * gain).numpy(), target.labels.tolist())
     words = [f"{score:.2f}" for score in prediction.scores.tolist()]
-    right = with_boxes(plain, (prediction.boxes * gain).numpy(), prediction.labels.tolist(), words)
+    detected = with_boxes(plain, (prediction.boxes * gain).numpy(), prediction.labels.tolist(), words)
     gap = np.full((size[1], GAP, 3), 128, np.uint8)
-    return np.concatenate([left, gap, right], axis=1)
+    return np.concatenate([annotated, gap, detected], axis=1)
 
 
 def enlargement(width: int) -> float:
     """Return the factor from the frame to one half of the picture; integers keep thermal pixels sharp."""
-    return float(SIDE_WIDTH // width) if width <= SIDE_WIDTH else SIDE_WIDTH / width
+    if width <= SIDE_WIDTH:
+        return float(SIDE_WIDTH // width)
+    return SIDE_WIDTH / width
 
 
 def with_boxes(
@@ -84,13 +89,12 @@ def with_boxes(
     """
     drawn = image.copy()
     corners = boxes.round().astype(int).tolist()
-    for (left, top, right, bottom), label, word in reversed(
-        list(zip(corners, labels, words or [""] * len(labels), strict=True))
-    ):
-        colour = bgr(class_colour(label))
+    for number in reversed(range(len(corners))):
+        left, top, right, bottom = corners[number]
+        colour = bgr(class_colour(labels[number]))
         cv2.rectangle(drawn, (left, top), (right, bottom), colour, width)
-        if word:
-            write(drawn, word, left, top, colour, font_scale)
+        if words and words[number]:
+            write(drawn, words[number], left, top, colour, font_scale)
     return drawn
 
 
@@ -111,10 +115,10 @@ def write(
     """Write text on black above a corner, or below the corner at the upper edge of the image."""
     text = one_line(text)
     (width, height), _ = cv2.getTextSize(text, FONT, font_scale, 1)
-    left = max(0, min(left, image.shape[1] - width - 2))
+    x = max(0, min(left, image.shape[1] - width - 2))
     bottom = top - 3 if top - height - 5 >= 0 else top + height + 5
-    cv2.rectangle(image, (left, bottom - height - 2), (left + width + 2, bottom + 2), (0, 0, 0), cv2.FILLED)
-    cv2.putText(image, text, (left + 1, bottom), FONT, font_scale, colour, 1, cv2.LINE_AA)
+    cv2.rectangle(image, (x, bottom - height - 2), (x + width + 2, bottom + 2), (0, 0, 0), cv2.FILLED)
+    cv2.putText(image, text, (x + 1, bottom), FONT, font_scale, colour, 1, cv2.LINE_AA)
 
 
 def encode(image: Image) -> bytes:

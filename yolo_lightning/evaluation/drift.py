@@ -56,11 +56,13 @@ class DriftScores:
 
 def drift_scores(matches: Matches, frames: BoolArray | None = None) -> DriftScores:
     """Return the scores of the frames selected by `frames`, `(F,)`, or of all frames."""
-    ranked, months = RankedDetections.of(matches), matches.months.numpy()
+    ranked = RankedDetections.of(matches)
+    months = matches.months.numpy()
     if frames is not None:
-        ranked, months = ranked.part(frames), np.where(frames, months, 0)
-    known = np.unique(months[months > 0]).tolist()
-    return DriftScores(ranked.scores(), {month: ranked.part(months == month).scores() for month in known})
+        ranked = ranked.part(frames)
+        months = np.where(frames, months, 0)
+    monthly = {month: ranked.part(months == month).scores() for month in np.unique(months[months > 0]).tolist()}
+    return DriftScores(ranked.scores(), monthly)
 
 
 def coefficient_of_variation(values: Sequence[float]) -> float | None:
@@ -68,18 +70,23 @@ def coefficient_of_variation(values: Sequence[float]) -> float | None:
     if len(values) < 2:
         return None
     mean = statistics.fmean(values)
-    return statistics.stdev(values) / mean if mean else math.nan
+    if not mean:
+        return math.nan
+    return statistics.stdev(values) / mean
 
 
 def balanced_score(map_50: float, variation: float | None) -> float:
     """Return the challenge's ranking score, negative if the variation exceeds 1; `map_50` without a variation."""
-    return map_50 if variation is None else (1 - variation) * map_50
+    if variation is None:
+        return map_50
+    return (1 - variation) * map_50
 
 
 def month_of_id(image_id: str) -> int:
     """Return the month YYYYMM at the start of an LTDv2 image id; 0 for other ids."""
-    month = int(image_id[:6]) if image_id[:6].isdecimal() and len(image_id) == ID_DIGITS else 0
-    return month if 1 <= month % 100 <= 12 else 0
+    if len(image_id) != ID_DIGITS or not image_id[:6].isdecimal() or not 1 <= int(image_id[4:6]) <= 12:
+        return 0
+    return int(image_id[:6])
 
 
 def clip_of_id(image_id: str) -> str:
@@ -100,7 +107,8 @@ def named_scores(scores: DriftScores, class_names: Sequence[str]) -> dict[str, f
     (`map_50/2020-05/person`).
     """
     values = scores.overall.scalars() | {"balanced": scores.balanced()}
-    if (variation := scores.variation()) is not None:
+    variation = scores.variation()
+    if variation is not None:
         values["cov"] = variation
     for label in np.flatnonzero(scores.overall.annotated).tolist():
         values |= {f"{name}/{class_names[label]}": value for name, value in scores.overall.of_class(label).items()}

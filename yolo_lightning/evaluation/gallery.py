@@ -30,9 +30,15 @@ class FrameScore:
 
 def shown_detections(prediction: Prediction, score_threshold: float) -> Prediction:
     """Return the detections with a score >= `score_threshold`, on the CPU; of equal boxes, only the best class."""
-    chosen = prediction.scores >= score_threshold
-    boxes, scores, labels = (part[chosen] for part in (prediction.boxes, prediction.scores, prediction.labels))
-    return without_equal_boxes(Prediction(prediction.image_id, boxes, scores, labels))
+    is_shown = prediction.scores >= score_threshold
+    return without_equal_boxes(
+        Prediction(
+            prediction.image_id,
+            prediction.boxes[is_shown],
+            prediction.scores[is_shown],
+            prediction.labels[is_shown],
+        )
+    )
 
 
 def frame_scores(predictions: Sequence[Prediction], targets: Sequence[Target], classes: int) -> list[FrameScore | None]:
@@ -42,10 +48,13 @@ def frame_scores(predictions: Sequence[Prediction], targets: Sequence[Target], c
     owners = np.repeat(np.arange(len(counts)), counts)
     correct = np.bincount(owners[matches.hits.numpy() & 1 > 0], minlength=len(counts))  # the lowest bit is IoU 0.5
     objects = matches.annotated.numpy().sum(axis=1)
-    numbers = zip(targets, correct.tolist(), objects.tolist(), counts.tolist(), strict=True)
-    return [
-        FrameScore(target.image_id, 2 * found / (annotated + detected), annotated, annotated - found, detected - found)
-        if annotated + detected
-        else None
-        for target, found, annotated, detected in numbers
-    ]
+    scores: list[FrameScore | None] = []
+    for target, hits, annotated, detected in zip(
+        targets, correct.tolist(), objects.tolist(), counts.tolist(), strict=True
+    ):
+        score = None
+        if annotated + detected:
+            f1 = 2 * hits / (annotated + detected)
+            score = FrameScore(target.image_id, f1, annotated, annotated - hits, detected - hits)
+        scores.append(score)
+    return scores
