@@ -59,27 +59,30 @@ def _of_detections(
 
 def _check_format_of_ids(image_ids: Sequence[str]) -> list[SubmissionProblem]:
     """Return the problems of ids that can be found without a template."""
-    others = [text for text in image_ids if not ID.fullmatch(text)]
+    wrong_ids = [image_id for image_id in image_ids if not ID.fullmatch(image_id)]
     what = f"keys are not ids of {ID_DIGITS} digits (a conversion to a floating-point number rounds an id)"
-    return [SubmissionProblem(what, len(others), others[0])] if others else []
+    return [SubmissionProblem(what, len(wrong_ids), wrong_ids[0])] if wrong_ids else []
 
 
 def _check_ids(content: Content, template: Template) -> list[SubmissionProblem]:
     """Return the problems of ids, given those of the split."""
-    expected, given = frozenset(template.image_ids), frozenset(content.image_ids)
+    expected = frozenset(template.image_ids)
+    present = frozenset(content.image_ids)
     foreign = [image_id for image_id in content.image_ids if image_id not in expected]
-    missing = [image_id for image_id in template.image_ids if image_id not in given]
-    is_this_split = len(given & expected) >= LEAST_SHARE * len(expected)
+    missing = [image_id for image_id in template.image_ids if image_id not in present]
+    is_this_split = len(present & expected) >= LEAST_SHARE * len(expected)
     named = ((foreign, "ids do not belong to this split"), (missing, "ids of the split are missing"))
     return [SubmissionProblem(what, len(ids), ids[0], tolerated=is_this_split) for ids, what in named if ids]
 
 
 def _wrong_labels(content: Content) -> str:
     """Return the problem of labels other than the category ids."""
-    given = np.unique(content.labels[np.isfinite(content.labels)])
-    listed = ", ".join(f"{label:g}" for label in given[:8]) + (", ..." if len(given) > 8 else "")
-    counts_from_0 = ", which count from 0 as in YOLO" if np.isin(given + 1, CATEGORY_IDS).all() else ""
-    return f"labels must be {', '.join(map(str, CATEGORY_IDS))}, got {listed}{counts_from_0}"
+    labels = np.unique(content.labels[np.isfinite(content.labels)])
+    listed = [f"{label:g}" for label in labels[:8]]
+    if len(labels) > 8:
+        listed.append("...")
+    counts_from_0 = ", which count from 0 as in YOLO" if np.isin(labels + 1, CATEGORY_IDS).all() else ""
+    return f"labels must be {', '.join(map(str, CATEGORY_IDS))}, got {', '.join(listed)}{counts_from_0}"
 
 
 def _check_boxes(content: Content, frame_size: tuple[int, int] | None) -> list[SubmissionProblem]:

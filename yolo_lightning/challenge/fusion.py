@@ -1,7 +1,6 @@
 """Weighted boxes fusion of several submissions."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -37,24 +36,32 @@ def fuse(
     image_ids = contents[0].image_ids
     parts = [content.with_frames(image_ids) for content in contents]
     weighted = np.concatenate([part.scores * weight for part, weight in zip(parts, weights, strict=True)])
-    raw = np.concatenate([part.scores for part in parts])
+    scores = np.concatenate([part.scores for part in parts])
     owners = np.concatenate([part.owners for part in parts])
     labels = np.concatenate([part.labels for part in parts])
     boxes = np.concatenate([part.boxes for part in parts])
     keys = owners * (LARGEST_LABEL + 1) + labels.astype(np.int64)
     order = np.lexsort((-weighted, keys))
-    order = order[raw[order] > score_threshold]
-    keys, weighted, boxes = keys[order], weighted[order], boxes[order]
-    parts_of_groups = [(np.zeros((0, 4)), np.zeros(0), np.zeros(0, np.int64))]
+    order = order[scores[order] > score_threshold]
+    keys = keys[order]
+    weighted = weighted[order]
+    boxes = boxes[order]
+    fused_boxes = [np.zeros((0, 4))]
+    fused_scores = [np.zeros(0)]
+    fused_keys = [np.zeros(0, np.int64)]
     edges = [*segment_starts(keys), len(keys)] if len(keys) else []
     for start, stop in pairwise(edges):
-        found, score = fuse_group(boxes[start:stop], weighted[start:stop], iou_threshold, len(contents))
-        parts_of_groups.append((found.round(2), score.round(5), np.full(len(score), keys[start])))
-    all_boxes, all_scores, all_keys = map(np.concatenate, zip(*parts_of_groups, strict=True))
-    order = np.lexsort((-all_scores, all_keys))
-    all_boxes, all_scores, all_keys = all_boxes[order], all_scores[order], all_keys[order]
-    kept = (all_boxes[:, :2] < all_boxes[:, 2:]).all(axis=1) & (numbers_within(all_keys) < COUNTED_PER_CLASS)
-    owners, labels = np.divmod(all_keys, LARGEST_LABEL + 1)
-    return replace(
-        contents[0], owners=owners, boxes=all_boxes, scores=all_scores, labels=labels.astype(np.float64)
-    ).take(kept)
+        group_boxes, group_scores = fuse_group(boxes[start:stop], weighted[start:stop], iou_threshold, len(contents))
+        fused_boxes.append(group_boxes.round(2))
+        fused_scores.append(group_scores.round(5))
+        fused_keys.append(np.full(len(group_scores), keys[start]))
+    scores = np.concatenate(fused_scores)
+    keys = np.concatenate(fused_keys)
+    order = np.lexsort((-scores, keys))
+    scores = scores[order]
+    keys = keys[order]
+    boxes = np.concatenate(fused_boxes)[order]
+    kept = (boxes[:, :2] < boxes[:, 2:]).all(axis=1) & (numbers_within(keys) < COUNTED_PER_CLASS)
+    owners, labels = np.divmod(keys, LARGEST_LABEL + 1)
+    fused = Content(image_ids, owners, boxes, scores, labels.astype(np.float64))
+    return fused.take(kept)

@@ -66,13 +66,17 @@ def read_submission(path: Path) -> SubmissionReport:
         what = "the file is a COCO results list instead of an object keyed by image id"
         example = shown(bytes(decoded[0])) if decoded else "[]"
         return SubmissionReport(None, (*problems, SubmissionProblem(what, len(decoded), example)))
-    content, found = _from_entries(decoded)
-    repeated = [(key.decode(errors="replace"), count) for key, count in Counter(KEY.findall(data)).items() if count > 1]
-    repeated = [(key, count) for key, count in repeated if key in decoded]
+    content, entry_problems = _from_entries(decoded)
+    problems += entry_problems
+    repeated = []
+    for key, count in Counter(KEY.findall(data)).items():
+        name = key.decode(errors="replace")
+        if count > 1 and name in decoded:
+            repeated.append(f"{name} occurs {count} times")
     if repeated:
-        what, example = "keys occur more than once; readers keep one of them", "{} occurs {} times".format(*repeated[0])
-        found.append(SubmissionProblem(what, len(repeated), example))
-    return SubmissionReport(content, (*problems, *found))
+        what = "keys occur more than once; readers keep one of them"
+        problems.append(SubmissionProblem(what, len(repeated), repeated[0]))
+    return SubmissionReport(content, tuple(problems))
 
 
 def _unzip(data: bytes) -> tuple[bytes | None, list[SubmissionProblem]]:
@@ -115,7 +119,9 @@ def unreadable(data: bytes, error: Exception) -> SubmissionProblem:
         what = f"the file is neither a JSON object keyed by image id nor a list: it {first_look(data)}"
         return SubmissionProblem(what, 1, "")
     keys = KEY.findall(data)
-    last = f"the last key is {keys[-1].decode(errors='replace')}, number {len(keys):,}" if keys else shown(data[:200])
+    last = shown(data[:200])
+    if keys:
+        last = f"the last key is {keys[-1].decode(errors='replace')}, number {len(keys):,}"
     if "truncated" in str(error):
         return SubmissionProblem(f"the JSON is truncated after {len(data):,} bytes", 1, last)
     return SubmissionProblem(f"the file is not JSON: {error}", 1, last)

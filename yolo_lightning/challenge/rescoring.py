@@ -26,7 +26,7 @@ from torchvision.ops import box_iou
 from yolo_lightning.challenge.content import CATEGORY_IDS, Content
 from yolo_lightning.challenge.score import box_table
 from yolo_lightning.challenge.tracks import Links, link, places_in_time
-from yolo_lightning.data.array_types import BoolArray, Float64Array, Int64Array
+from yolo_lightning.data.array_types import AnyArray, BoolArray, Float64Array, Int64Array
 from yolo_lightning.data.index.splits import of_each_month
 from yolo_lightning.errors import UserError
 from yolo_lightning.evaluation.drift import clip_of_id, month_of_id
@@ -70,11 +70,11 @@ class _Evidence:
     links: Links
     overlaps: Float64Array  # `(D, 2)` of `overlaps_with_better`
 
-    def features(self, own: Int64Array, places: Float64Array) -> Float64Array:
-        """Return `(len(own), 5)` what the frame tells of some detections, for `ClassModel.alone`."""
-        scores = np.clip(self.content.scores[own], 1e-6, 1 - 1e-6)
-        place = places.reshape(-1)[_cells(self.content.boxes[own], self.frame_size)]
-        return np.column_stack((np.ones(len(own)), np.log(scores / (1 - scores)), place, self.overlaps[own]))
+    def features(self, members: Int64Array, places: Float64Array) -> Float64Array:
+        """Return `(len(members), 5)` what the frame tells of some detections, for `ClassModel.alone`."""
+        scores = np.clip(self.content.scores[members], 1e-6, 1 - 1e-6)
+        place = places.reshape(-1)[_cells(self.content.boxes[members], self.frame_size)]
+        return np.column_stack((np.ones(len(members)), np.log(scores / (1 - scores)), place, self.overlaps[members]))
 
 
 class LabelledDetections:
@@ -92,22 +92,22 @@ class LabelledDetections:
 
     def learn(self, chosen: BoolArray) -> Models:
         """Return the models that some frames teach; `chosen` is `(F,)`."""
-        content, is_real = self._evidence.content, self._is_real
+        content = self._evidence.content
         _, clips = np.unique([clip_of_id(image_id) for image_id in content.image_ids], return_inverse=True)
         folds = (clips % FOLDS)[content.owners]
         models = {}
         for label in CATEGORY_IDS:
-            own = (content.labels == label) & chosen[content.owners]
-            if 0 < is_real[own].sum() < own.sum():
-                members = np.flatnonzero(own)
-                models[label] = _learn_class(self._evidence, is_real, members, folds)
+            members = np.flatnonzero((content.labels == label) & chosen[content.owners])
+            if 0 < self._is_real[members].sum() < len(members):
+                models[label] = _learn_class(self._evidence, self._is_real, members, folds)
         return models
 
     def cross_rescored(self, half: BoolArray) -> Content:
         """Return the content with the scores that the other half of the frames teaches; `half` is `(F,)`."""
-        of_first, of_second = (_new_scores(self._evidence, self.learn(part)) for part in (half, ~half))
         content = self._evidence.content
-        return replace(content, scores=np.where(half[content.owners], of_second, of_first))
+        scores = _new_scores(self._evidence, self.learn(~half))
+        scores_of_other_half = _new_scores(self._evidence, self.learn(half))
+        return replace(content, scores=np.where(half[content.owners], scores, scores_of_other_half))
 
 
 def rescore(content: Content, models: Models, frame_size: tuple[int, int], places: Int64Array | None = None) -> Content:
@@ -115,7 +115,8 @@ def rescore(content: Content, models: Models, frame_size: tuple[int, int], place
 
     `places` are numbers of the frames in time, by default those of their image ids (`places_in_time`).
     """
-    places = places_in_time(content.image_ids) if places is None else places
+    if places is None:
+        places = places_in_time(content.image_ids)
     return replace(content, scores=_new_scores(_gather(content, frame_size, places), models))
 
 
@@ -123,12 +124,13 @@ def overlaps_with_better(content: Content) -> Float64Array:
     """Return `(D, 2)` the largest IoU with a better detection of the frame, of the same and of another class, or 0."""
     result = np.zeros((len(content.scores), 2))
     order = np.lexsort((-content.scores, content.owners))
-    for own in np.split(order, np.flatnonzero(np.diff(content.owners[order])) + 1):
-        if len(own) > 1:
-            boxes = torch.from_numpy(content.boxes[own])
+    for members in np.split(order, np.flatnonzero(np.diff(content.owners[order])) + 1):
+        if len(members) > 1:
+            boxes = torch.from_numpy(content.boxes[members])
             overlaps = box_iou(boxes, boxes).tril(-1).nan_to_num().numpy()
-            is_same = content.labels[own, None] == content.labels[own]
-            result[own] = np.column_stack([np.where(kind, overlaps, 0).max(1) for kind in (is_same, ~is_same)])
+            is_same = content.labels[members, None] == content.labels[members]
+            result[members, 0] = np.where(is_same, overlaps, 0).max(1)
+            result[members, 1] = np.where(is_same, 0, overlaps).max(1)
     return result
 
 
@@ -139,19 +141,19 @@ def _gather(content: Content, frame_size: tuple[int, int], places: Int64Array) -
 def _new_scores(evidence: _Evidence, models: Models) -> Float64Array:
     scores = evidence.content.scores.copy()
     for label, model in models.items():
-        own = np.flatnonzero(evidence.content.labels == label)
-        alone = evidence.features(own, model.places) @ model.alone
-        past, future = _messages(model, alone, _within(evidence.links, own, len(scores)))
-        odds = np.stack((np.ones(len(own)), alone, past, future), axis=1) @ model.weights
-        scores[own] = (1 / (1 + np.exp(-odds))).round(DIGITS)
+        members = np.flatnonzero(evidence.content.labels == label)
+        alone = evidence.features(members, model.places) @ model.alone
+        odds = _joint_features(model, alone, _within(evidence.links, members, len(scores))) @ model.weights
+        scores[members] = (1 / (1 + np.exp(-odds))).round(DIGITS)
     return scores
 
 
 def write_models(models: Models, path: Path) -> None:
     """Write models as JSON, by label."""
-    write_json(
-        path, {label: {k: np.asarray(v).tolist() for k, v in asdict(one).items()} for label, one in models.items()}
-    )
+    content = {}
+    for label, model in models.items():
+        content[label] = {name: np.asarray(value).tolist() for name, value in asdict(model).items()}
+    write_json(path, content)
 
 
 def read_models(path: Path) -> Models:
@@ -162,10 +164,10 @@ def read_models(path: Path) -> Models:
     """
     try:
         content: dict[str, dict[str, Any]] = read_json(path)
-        models = {
-            int(label): ClassModel(float(one["prior"]), *(np.array(one[name], np.float64) for name in SHAPES))
-            for label, one in content.items()
-        }
+        models = {}
+        for label, values in content.items():
+            arrays = {name: np.array(values[name], np.float64) for name in SHAPES}
+            models[int(label)] = ClassModel(float(values["prior"]), **arrays)
         is_usable = bool(models) and models.keys() <= set(CATEGORY_IDS) and all(map(_is_usable, models.values()))
     except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError):
         is_usable = False
@@ -175,70 +177,83 @@ def read_models(path: Path) -> Models:
 
 
 def _is_usable(model: ClassModel) -> bool:
-    values = {name: getattr(model, name) for name in SHAPES}
-    if {name: one.shape for name, one in values.items()} != SHAPES:
+    arrays = {name: getattr(model, name) for name in SHAPES}
+    if {name: array.shape for name, array in arrays.items()} != SHAPES:
         return False
     shares = np.concatenate((model.stays, model.is_linked))
-    is_finite = all(np.isfinite(one).all() for one in (model.prior, *values.values()))
+    is_finite = all(np.isfinite(value).all() for value in (model.prior, *arrays.values()))
     return is_finite and bool(((shares > 0) & (shares < 1)).all())
 
 
 def in_first_half(image_ids: Sequence[str]) -> BoolArray:
     """Return `(F,)` whether a frame belongs to half of its month's clips, at least one; halves share no clip."""
-    names, first, clips = np.unique([clip_of_id(one) for one in image_ids], return_index=True, return_inverse=True)
-    months = np.array([month_of_id(image_ids[at]) for at in first.tolist()])
+    names, clips = np.unique([clip_of_id(image_id) for image_id in image_ids], return_inverse=True)
+    months = np.zeros(len(names), np.int64)
+    months[clips] = [month_of_id(image_id) for image_id in image_ids]
     return np.isin(clips, of_each_month(names.tolist(), months, 0.5))
 
 
 def real_detections(content: Content, truth: Content) -> BoolArray:
     """Return `(D,)` whether a detection takes an object at IoU 0.5, as in the scores."""
-    found = match_boxes(box_table(content), box_table(truth), len(CATEGORY_IDS), thresholds=(0.5,))
-    is_real: BoolArray = np.zeros(len(content.scores), np.bool_)
-    is_real[found.order] = found.hits[0] > 0
+    matched = match_boxes(box_table(content), box_table(truth), len(CATEGORY_IDS), thresholds=(0.5,))
+    is_real = np.zeros(len(content.scores), np.bool_)
+    is_real[matched.order] = matched.hits[0] > 0
     return is_real
 
 
-def _learn_class(evidence: _Evidence, is_real: BoolArray, own: Int64Array, folds: Int64Array) -> ClassModel:
-    real = is_real[own]
-    places = _learn_places(evidence, own, real)
-    features = np.empty((len(own), 5))
+def _learn_class(evidence: _Evidence, is_real: BoolArray, members: Int64Array, folds: Int64Array) -> ClassModel:
+    """Return the model that the detections `members` of one class teach."""
+    real = is_real[members]
+    places = _learn_places(evidence, members, real)
+    features = np.empty((len(members), 5))
     for fold in range(FOLDS):
-        within = folds[own] == fold
-        others = own[~within]
-        known = _learn_places(evidence, others, is_real[others]) if is_real[others].any() else places
-        features[within] = evidence.features(own[within], known)
+        in_fold = folds[members] == fold
+        real_of_other_folds = real[~in_fold]
+        fold_places = places
+        if real_of_other_folds.any():
+            fold_places = _learn_places(evidence, members[~in_fold], real_of_other_folds)
+        features[in_fold] = evidence.features(members[in_fold], fold_places)
     alone = logistic(features, real)
-    known_links = _within(evidence.links, own, len(is_real))
-    has_link = known_links.after >= 0
-    successor = real[known_links.after]
+    links = _within(evidence.links, members, len(is_real))
+    has_link = links.after >= 0
+    successor_is_real = real[links.after]
     stays, is_linked = np.empty((2, 2))
-    for kind, members in enumerate((~real, real)):
-        linked = members & has_link
-        stays[kind] = (successor[linked].sum() + kind) / (linked.sum() + 1)
-        is_linked[kind] = (linked.sum() + 0.5) / ((members & known_links.has_next).sum() + 1)
+    for state, in_state in enumerate((~real, real)):
+        linked = in_state & has_link
+        stays[state] = (successor_is_real[linked].sum() + state) / (linked.sum() + 1)
+        is_linked[state] = (linked.sum() + 0.5) / ((in_state & links.has_next).sum() + 1)
     stays = np.clip(stays, 0.001, 0.999)
     model = ClassModel(float(np.log(real.sum() / (~real).sum())), places, alone, stays, is_linked, np.ones(4))
-    odds = features @ alone
-    past, future = _messages(model, odds, known_links)
-    return replace(model, weights=logistic(np.stack((np.ones(len(own)), odds, past, future), axis=1), real))
+    return replace(model, weights=logistic(_joint_features(model, features @ alone, links), real))
 
 
-def _within(links: Links, own: Int64Array, count: int) -> Links:
-    """Return the links among the detections `own`, renumbered."""
+def _joint_features(model: ClassModel, alone: Float64Array, links: Links) -> Float64Array:
+    """Return `(D, 4)` 1, the log-odds that the frame gives, and those of past and future, for `ClassModel.weights`."""
+    return np.stack((np.ones(len(alone)), alone, *_messages(model, alone, links)), axis=1)
+
+
+def _within(links: Links, members: Int64Array, count: int) -> Links:
+    """Return the links among the detections `members`, renumbered."""
     numbers = np.full(count + 1, -1)  # the last one is that of no detection
-    numbers[own] = np.arange(len(own))
-    return Links(numbers[links.after[own]], numbers[links.before[own]], links.has_next[own], links.has_previous[own])
+    numbers[members] = np.arange(len(members))
+    return Links(
+        after=numbers[links.after[members]],
+        before=numbers[links.before[members]],
+        has_next=links.has_next[members],
+        has_previous=links.has_previous[members],
+    )
 
 
-def _learn_places(evidence: _Evidence, own: Int64Array, real: BoolArray) -> Float64Array:
-    counts = []
-    cells = _cells(evidence.content.boxes[own], evidence.frame_size)
-    for kind in (real, ~real):
-        counted = np.bincount(cells[kind], minlength=GRID[0] * GRID[1]).reshape(GRID).astype(np.float64)
-        counts.append(cv2.GaussianBlur(counted, (0, 0), SMOOTHING, borderType=cv2.BORDER_REFLECT))
+def _learn_places(evidence: _Evidence, members: Int64Array, real: BoolArray) -> Float64Array:
+    cells = _cells(evidence.content.boxes[members], evidence.frame_size)
     share = max(real.mean(), 1e-9)
-    found, false = counts[0] + PRIOR_COUNT * share, counts[1] + PRIOR_COUNT * (1 - share)
-    return np.asarray(np.log(found / false) - np.log(share / (1 - share)))
+
+    def smoothed(detections: BoolArray, prior: float) -> AnyArray:
+        counts = np.bincount(cells[detections], minlength=GRID[0] * GRID[1]).reshape(GRID).astype(np.float64)
+        return cv2.GaussianBlur(counts, (0, 0), SMOOTHING, borderType=cv2.BORDER_REFLECT) + PRIOR_COUNT * prior
+
+    ratio = smoothed(real, share) / smoothed(~real, 1 - share)
+    return np.asarray(np.log(ratio) - np.log(share / (1 - share)))
 
 
 def _cells(boxes: Float64Array, frame_size: tuple[int, int]) -> Int64Array:
@@ -269,11 +284,11 @@ def _messages(model: ClassModel, alone: Float64Array, links: Links) -> tuple[Flo
         before: Int64Array, after: Int64Array, has_before: BoolArray, message: Callable[[Float64Array], Float64Array]
     ) -> Float64Array:
         result = np.where(has_before, unlinked, 0.0)
-        present = np.flatnonzero(before < 0)
-        while len(present := present[after[present] >= 0]):
+        present = np.flatnonzero((before < 0) & (after >= 0))
+        while len(present):
             following = after[present]
             result[following] = linked + message(model.prior + evidence[present] + result[present])
-            present = following
+            present = following[after[following] >= 0]
         return result
 
     return (

@@ -9,7 +9,8 @@ import msgspec
 import numpy as np
 
 from yolo_lightning.challenge.content import CATEGORY_IDS, LTDV2_FRAME_SIZE, Content, Template
-from yolo_lightning.data.formats.coco_json import BYTE_ORDER_MARK, decode, owners
+from yolo_lightning.challenge.reading import arrays, join
+from yolo_lightning.data.formats.coco_json import BYTE_ORDER_MARK, LARGEST_FILE, decode, owners
 from yolo_lightning.data.formats.image_ids import image_id_texts
 from yolo_lightning.errors import UserError
 from yolo_lightning.evaluation.drift import month_of_id
@@ -18,7 +19,6 @@ from yolo_lightning.utils.plain_text import one_line
 from yolo_lightning.utils.regular_files import read_regular
 
 FrameSize = tuple[int, int] | None
-LARGEST_FILE = 8 << 30  # bytes; LTDv2's Train.json has 1.1 GB
 
 
 class TruthEntry(msgspec.Struct, gc=False):
@@ -39,7 +39,10 @@ def read_truth(path: Path) -> tuple[Template, Content]:
         reason = one_line(str(error))
         raise UserError(f"{path} is neither the JSON of a split nor an object keyed by image id: {reason}") from error
     try:
-        frame_size, truth = _read_coco(path) if "images" in outermost else _read_keyed(path, outermost)
+        if "images" in outermost:
+            frame_size, truth = _read_coco(path)
+        else:
+            frame_size, truth = _read_keyed(path, outermost)
     except OverflowError as error:
         raise UserError(f"{path} contains a number that is too large") from error
     except ValueError as error:  # ids and values in the message are of unknown length
@@ -53,7 +56,7 @@ def read_truth(path: Path) -> tuple[Template, Content]:
 
 def _read_keyed(path: Path, entries: dict[str, msgspec.Raw]) -> tuple[FrameSize, Content]:
     decoder = msgspec.json.Decoder(TruthEntry)
-    counts, boxes, labels = [], [], []
+    chunks = {}
     for image_id, raw in entries.items():
         try:
             entry = decoder.decode(raw)
@@ -61,27 +64,23 @@ def _read_keyed(path: Path, entries: dict[str, msgspec.Raw]) -> tuple[FrameSize,
             raise UserError(f"{path}: image {image_id} must have boxes and labels: {error}") from error
         if len(entry.boxes) != len(entry.labels):
             raise UserError(f"{path}: image {image_id} has {len(entry.boxes)} boxes and {len(entry.labels)} labels")
-        counts.append(len(entry.labels))
-        boxes += entry.boxes
-        labels += entry.labels
-    owners = np.repeat(np.arange(len(entries)), counts)
-    corners = np.array(boxes, dtype=np.float64).reshape(-1, 4)
-    content = Content(tuple(entries), owners, corners, np.ones(len(labels)), np.array(labels, dtype=np.float64))
-    return LTDV2_FRAME_SIZE, content
+        chunks[image_id] = arrays(entry.boxes, [1.0] * len(entry.labels), entry.labels)
+    return LTDV2_FRAME_SIZE, join(chunks)
 
 
 def _read_coco(path: Path) -> tuple[FrameSize, Content]:
     file = decode(path)
     records = file.annotations or []
-    positions = image_id_texts(path, [one.id for one in file.images], [one.file_name for one in file.images])
+    positions = image_id_texts(path, [image.id for image in file.images], [image.file_name for image in file.images])
     owner = owners(path, records, positions)
-    labels = np.array([one.category_id for one in records], dtype=np.float64)
-    boxes = np.array([one.bbox for one in records], dtype=np.float64).reshape(-1, 4)
+    labels = np.array([record.category_id for record in records], dtype=np.float64)
+    boxes = np.array([record.bbox for record in records], dtype=np.float64).reshape(-1, 4)
     boxes[:, 2:] += boxes[:, :2]
     sizes = {(int(image.width), int(image.height)) for image in file.images}
     order = np.argsort(owner, kind="stable")
     content = Content(tuple(positions), owner, boxes, np.ones(len(labels)), labels).take(order)
-    return sizes.pop() if len(sizes) == 1 else None, content
+    frame_size = sizes.pop() if len(sizes) == 1 else None
+    return frame_size, content
 
 
 def match_submission(content: Content, truth: Content) -> Matches:
@@ -90,8 +89,8 @@ def match_submission(content: Content, truth: Content) -> Matches:
     Frames of the split that the content lacks have no detections, other frames are ignored. Inverted boxes and boxes
     without area match no object. The month of a frame is part of its id.
     """
-    detections, months = content.with_frames(truth.image_ids), [month_of_id(one) for one in truth.image_ids]
-    return match_frames(box_table(detections), box_table(truth), len(CATEGORY_IDS), months)
+    detections = box_table(content.with_frames(truth.image_ids))
+    return match_frames(detections, box_table(truth), len(CATEGORY_IDS), list(map(month_of_id, truth.image_ids)))
 
 
 def box_table(content: Content) -> BoxTable:

@@ -55,9 +55,14 @@ def entries(content: Content) -> Iterator[tuple[str, Entry]]:
     """Yield id and value of each frame of a checked content."""
     edges = np.searchsorted(content.owners, np.arange(len(content.image_ids) + 1)).tolist()
     for image_id, start, stop in zip(content.image_ids, edges, edges[1:], strict=False):
-        boxes, scores, labels = (part[start:stop] for part in (content.boxes, content.scores, content.labels))
-        value = {"boxes": boxes.tolist(), "scores": scores.tolist(), "labels": labels.astype(np.int64).tolist()}
-        yield image_id, value
+        yield (
+            image_id,
+            {
+                "boxes": content.boxes[start:stop].tolist(),
+                "scores": content.scores[start:stop].tolist(),
+                "labels": content.labels[start:stop].astype(np.int64).tolist(),
+            },
+        )
 
 
 def write_submission(content: Iterable[tuple[str, Entry]], path: Path) -> None:

@@ -6,14 +6,13 @@ as in the frame before.
 """
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
 from yolo_lightning.challenge.content import Content
 from yolo_lightning.data.array_types import BoolArray, Float64Array, Int64Array
 from yolo_lightning.evaluation.drift import clip_of_id, month_of_id
-from yolo_lightning.evaluation.greedy import numbers_within, pairs_of_group
+from yolo_lightning.evaluation.greedy import chunks, numbers_within, pairs_of_group
 
 LONGEST_STEP_S = 3  # longer pauses between frames separate clips
 LINKED_PER_CLASS = 30  # detections of a frame and class that may be linked, highest scores first
@@ -56,80 +55,87 @@ def _second(image_id: str) -> int:
 
 def link(content: Content, places: Int64Array) -> Links:
     """Link the detections of a checked content; `places` as those of `places_in_time`."""
-    own = places[content.owners]
-    keys = own * _CLASSES + content.labels.astype(np.int64)
+    detection_places = places[content.owners]
+    keys = detection_places * _CLASSES + content.labels.astype(np.int64)
     order = np.lexsort((-content.scores, keys))
     order = order[numbers_within(keys[order]) < LINKED_PER_CLASS]
-    boxes, keys = content.boxes[order], keys[order]
+    boxes = content.boxes[order]
     sides = np.maximum(boxes[:, 2:] - boxes[:, :2], 1e-3)
     centers = boxes[:, :2] + sides / 2
     logs = np.log(np.maximum(content.scores[order], 1e-6))
-    finder, found = _candidates(keys, centers, sides)
-    after, before = _partners(finder, found, _affinity(finder, found, centers, sides, logs), len(order))
+    pairs = _candidates(keys[order], centers, sides)
+    after, before = _partners(*pairs, _affinity(*pairs, centers, sides, logs), len(order))
     moved = np.where((before >= 0)[:, None], centers - centers[before], np.nan)
     # The second time with the displacement from the previous frame, where it is known.
-    after, before = _partners(finder, found, _affinity(finder, found, centers, sides, logs, moved), len(order))
+    after, before = _partners(*pairs, _affinity(*pairs, centers, sides, logs, moved), len(order))
     links = np.full((2, len(content.scores)), -1)
     for row, partners in zip(links, (after, before), strict=True):
         row[order] = np.where(partners >= 0, order[partners], -1)
-    return Links(links[0], links[1], np.isin(own + 1, places), np.isin(own - 1, places))
+    return Links(links[0], links[1], np.isin(detection_places + 1, places), np.isin(detection_places - 1, places))
 
 
-def _candidates(keys: Int64Array, centers: Float64Array, sides: Float64Array) -> tuple[Int64Array, Int64Array]:
-    """Return the pairs of detections in consecutive frames that are close to each other."""
-    behind = np.searchsorted(keys, keys + _CLASSES, side="right") - np.searchsorted(keys, keys + _CLASSES)
-    edges = np.flatnonzero(np.diff(np.cumsum(behind) // PAIRS_PER_CHUNK)) + 1
+def _candidates(keys: Int64Array, centers: Float64Array, sides: Float64Array) -> Int64Array:
+    """Return `(2, P)` pairs of detections in consecutive frames that are close to each other, the earlier one first."""
+    counts = np.searchsorted(keys, keys + _CLASSES, side="right") - np.searchsorted(keys, keys + _CLASSES)
     parts = []
-    for start, stop in pairwise([0, *edges.tolist(), len(keys)]):
-        finder, found = pairs_of_group(keys[start:stop], keys - _CLASSES)
-        finder += start
-        is_close = _distance(finder, found, centers, sides) < (2 * FARTHEST) ** 2
-        parts.append((finder[is_close], found[is_close]))
-    return np.concatenate([one for one, _ in parts]), np.concatenate([other for _, other in parts])
+    for start, stop in chunks(counts, PAIRS_PER_CHUNK):
+        earlier, later = pairs_of_group(keys[start:stop], keys - _CLASSES)
+        earlier += start
+        is_close = _distance(earlier, later, centers, sides) < (2 * FARTHEST) ** 2
+        parts.append(np.stack((earlier[is_close], later[is_close])))
+    return np.concatenate(parts, axis=1)
 
 
 def _distance(
-    finder: Int64Array, found: Int64Array, centers: Float64Array, sides: Float64Array, moved: Float64Array | None = None
+    earlier: Int64Array,
+    later: Int64Array,
+    centers: Float64Array,
+    sides: Float64Array,
+    moved: Float64Array | None = None,
 ) -> Float64Array:
     """Return the squared distance of the boxes of each pair, in units of their sides."""
-    scale = np.sqrt(sides[finder] * sides[found])
-    step = centers[found] - centers[finder]
+    scale = np.sqrt(sides[earlier] * sides[later])
+    step = centers[later] - centers[earlier]
     if moved is not None:
-        step = step - moved[finder]
-    return np.asarray(((step / scale) ** 2 + np.log(sides[found] / sides[finder]) ** 2).sum(axis=1))
+        step = step - moved[earlier]
+    return np.asarray(((step / scale) ** 2 + np.log(sides[later] / sides[earlier]) ** 2).sum(axis=1))
 
 
 def _affinity(
-    finder: Int64Array,
-    found: Int64Array,
+    earlier: Int64Array,
+    later: Int64Array,
     centers: Float64Array,
     sides: Float64Array,
     logs: Float64Array,
     moved: Float64Array | None = None,
 ) -> Float64Array:
     """Return the logarithm of the affinity of each pair, -inf if the boxes are too far from each other."""
-    distance = _distance(finder, found, centers, sides)
+    distance = _distance(earlier, later, centers, sides)
     if moved is not None:
-        distance = np.fmin(distance, _distance(finder, found, centers, sides, moved))
-    affinity = logs[finder] + logs[found] - distance / (2 * DISTANCE_SCALE**2)
+        distance = np.fmin(distance, _distance(earlier, later, centers, sides, moved))
+    affinity = logs[earlier] + logs[later] - distance / (2 * DISTANCE_SCALE**2)
     return np.where(distance < FARTHEST**2, affinity, -np.inf)
 
 
 def _partners(
-    finder: Int64Array, found: Int64Array, affinity: Float64Array, count: int
+    earlier: Int64Array, later: Int64Array, affinity: Float64Array, count: int
 ) -> tuple[Int64Array, Int64Array]:
     """Return the next and the previous detection of each of `count` detections, -1 for none."""
-    after, before = np.full(count, -1), np.full(count, -1)
+    after = np.full(count, -1)
+    before = np.full(count, -1)
     for _ in range(ROUNDS):
-        free = (after[finder] < 0) & (before[found] < 0) & np.isfinite(affinity)
-        finder, found, affinity = finder[free], found[free], affinity[free]
-        best, best_of_found = np.full((2, count), -np.inf)
-        np.maximum.at(best, finder, affinity)
-        np.maximum.at(best_of_found, found, affinity)
-        mutual = (affinity == best[finder]) & (affinity == best_of_found[found])
+        free = (after[earlier] < 0) & (before[later] < 0) & np.isfinite(affinity)
+        earlier = earlier[free]
+        later = later[free]
+        affinity = affinity[free]
+        best, best_of_later = np.full((2, count), -np.inf)
+        np.maximum.at(best, earlier, affinity)
+        np.maximum.at(best_of_later, later, affinity)
+        mutual = (affinity == best[earlier]) & (affinity == best_of_later[later])
         # Of equal affinities, the first pair of a detection counts.
-        _, first = np.unique(finder[mutual], return_index=True)
-        one, other = finder[mutual][first], found[mutual][first]
-        _, first = np.unique(other, return_index=True)
-        after[one[first]], before[other[first]] = other[first], one[first]
+        pairs = np.stack((earlier[mutual], later[mutual]))
+        for row in range(2):
+            pairs = pairs[:, np.unique(pairs[row], return_index=True)[1]]
+        after[pairs[0]] = pairs[1]
+        before[pairs[1]] = pairs[0]
     return after, before

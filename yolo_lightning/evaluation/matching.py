@@ -8,9 +8,8 @@ Objects outside an area range and crowds are ignored: a detection that takes one
 and so does a detection outside the range that takes nothing. Detections prefer objects that are not ignored.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import pairwise
 from typing import ClassVar
 
 import numpy as np
@@ -20,14 +19,22 @@ from torch import Tensor
 from yolo_lightning.data.array_types import BoolArray, Float32Array, Float64Array, Int64Array, UInt16Array
 from yolo_lightning.data.batch import Prediction, Target
 from yolo_lightning.evaluation.frame_records import FrameRecords
-from yolo_lightning.evaluation.greedy import intersection_over_union, numbers_within, pairs_of_group, take_in_turn
+from yolo_lightning.evaluation.greedy import (
+    chunks,
+    intersection_over_union,
+    numbers_within,
+    pairs_of_group,
+    take_in_turn,
+)
 
 COUNTED_PER_CLASS = 100  # number of detections per frame and class that COCO evaluates, highest scores first
 
 IOU_THRESHOLDS = tuple(torch.linspace(0.5, 0.95, 10).tolist())
 """Minimum IoU of a correct detection; rounded to float32, as in torchmetrics."""
 
-LOCALIZED, DUPLICATE, BACKGROUND = (1 << bit for bit in (10, 11, 12))
+LOCALIZED = 1 << 10
+DUPLICATE = 1 << 11
+BACKGROUND = 1 << 12
 """Further bits of `Matches.hits`: the detection is correct at IoU 0.1; it is not correct at 0.5, although its IoU with
 an object of its class is 0.5 or more; its IoU with every object of any class is below 0.1. Error types of "TIDE: A
 General Toolbox for Identifying Object Detection Errors" (Bolya et al. 2020)."""
@@ -66,9 +73,11 @@ def match(predictions: Sequence[Prediction], targets: Sequence[Target], classes:
     negative area are ignored, but keep their rank. Predictions and targets have the same frames in the same order.
     """
     assert [prediction.image_id for prediction in predictions] == [target.image_id for target in targets]
-    detections = BoxTable.of([(one.boxes, one.labels) for one in predictions], all_scores(predictions))
-    objects = BoxTable.of([(one.boxes, one.labels) for one in targets])
-    return match_frames(detections, objects, classes, [one.month for one in targets])
+    detections = BoxTable.of(
+        [(prediction.boxes, prediction.labels) for prediction in predictions], all_scores(predictions)
+    )
+    objects = BoxTable.of([(target.boxes, target.labels) for target in targets])
+    return match_frames(detections, objects, classes, [target.month for target in targets])
 
 
 def match_frames(detections: "BoxTable", objects: "BoxTable", classes: int, months: Sequence[int]) -> Matches:
@@ -77,10 +86,11 @@ def match_frames(detections: "BoxTable", objects: "BoxTable", classes: int, mont
     for labels in (detections.labels, objects.labels):
         assert labels.size == 0 or (labels.min() >= 0 and labels.max() < classes), "labels are class indices"
     frames = len(months)
-    found = match_boxes(detections, objects, classes, (*IOU_THRESHOLDS, LEAST_OVERLAP))
-    hits = found.hits[0] | _errors(detections, objects, found, classes)
-    counted = found.ignored[0] == 0
-    groups, annotated = found.groups[counted], found.object_groups[found.counted[0]]
+    matched = match_boxes(detections, objects, classes, (*IOU_THRESHOLDS, LEAST_OVERLAP))
+    hits = matched.hits[0] | _errors(detections, objects, matched, classes)
+    counted = matched.ignored[0] == 0
+    groups = matched.groups[counted]
+    annotated = matched.object_groups[matched.counted[0]]
     return Matches(
         months=torch.tensor(months, dtype=torch.int32),
         annotated=torch.from_numpy(
@@ -88,26 +98,27 @@ def match_frames(detections: "BoxTable", objects: "BoxTable", classes: int, mont
         ),
         counts=torch.from_numpy(np.bincount(groups // classes, minlength=frames).astype(np.int32)),
         labels=torch.from_numpy((groups % classes).astype(np.uint8)),
-        scores=torch.from_numpy(detections.scores[found.order[counted]]),
-        ranks=torch.from_numpy(found.ranks[counted].astype(np.uint8)),
+        scores=torch.from_numpy(detections.scores[matched.order[counted]]),
+        ranks=torch.from_numpy(matched.ranks[counted].astype(np.uint8)),
         hits=torch.from_numpy(hits[counted].view(np.int16)),
     )
 
 
-def _errors(detections: "BoxTable", objects: "BoxTable", found: "MatchedBoxes", classes: int) -> UInt16Array:
+def _errors(detections: "BoxTable", objects: "BoxTable", matched: "MatchedBoxes", classes: int) -> UInt16Array:
     """Return the bits `DUPLICATE` and `BACKGROUND` of each evaluated detection, `(D,)` uint16."""
-    frames, labels = np.divmod(found.groups, classes)
-    of_objects = np.repeat(np.arange(len(objects.counts)), objects.counts)
-    boxes, truth = detections.boxes[found.order].astype(np.float64), objects.boxes.astype(np.float64)
+    frames, labels = np.divmod(matched.groups, classes)
+    object_frames = np.repeat(np.arange(len(objects.counts)), objects.counts)
+    boxes = detections.boxes[matched.order].astype(np.float64)
+    object_boxes = objects.boxes.astype(np.float64)
     errors: UInt16Array = np.full(len(frames), BACKGROUND, np.uint16)
-    work = np.cumsum(objects.counts[frames]) // PAIRS_PER_CHUNK
-    for start, stop in pairwise([0, *(np.flatnonzero(np.diff(work)) + 1).tolist(), len(frames)]):
-        finder, taken = pairs_of_group(frames[start:stop], of_objects)
-        finder += start
-        overlaps = intersection_over_union(boxes[finder], truth[taken])
-        errors[finder[overlaps >= LEAST_OVERLAP]] = 0
-        errors[finder[(overlaps >= IOU_THRESHOLDS[0]) & (labels[finder] == objects.labels[taken])]] = DUPLICATE
-    errors[found.hits[0] & 1 > 0] = 0
+    for start, stop in chunks(objects.counts[frames], PAIRS_PER_CHUNK):
+        pair_detections, pair_objects = pairs_of_group(frames[start:stop], object_frames)
+        pair_detections += start
+        overlaps = intersection_over_union(boxes[pair_detections], object_boxes[pair_objects])
+        errors[pair_detections[overlaps >= LEAST_OVERLAP]] = 0
+        is_same_class = labels[pair_detections] == objects.labels[pair_objects]
+        errors[pair_detections[(overlaps >= IOU_THRESHOLDS[0]) & is_same_class]] = DUPLICATE
+    errors[matched.hits[0] & 1 > 0] = 0
     return errors
 
 
@@ -130,12 +141,12 @@ class BoxTable:
 
     def frames(self, first: int, stop: int) -> "BoxTable":
         """Return the boxes of frames `first` to `stop` - 1."""
-        own = slice(int(self.counts[:first].sum()), int(self.counts[:stop].sum()))
-        columns = {
-            name: column[own]
-            for name in ("boxes", "labels", "scores", "areas", "crowds")
-            if (column := getattr(self, name)) is not None
-        }
+        boxes = slice(int(self.counts[:first].sum()), int(self.counts[:stop].sum()))
+        columns = {}
+        for name in ("boxes", "labels", "scores", "areas", "crowds"):
+            column = getattr(self, name)
+            if column is not None:
+                columns[name] = column[boxes]
         return replace(self, counts=self.counts[first:stop], **columns)
 
     def groups(self, classes: int) -> Int64Array:
@@ -180,7 +191,8 @@ def match_boxes(
     """
     parts = []
     behind = np.concatenate(([0], np.cumsum(detections.counts)))
-    for first, stop in _chunks(detections.counts, objects.counts):
+    work = detections.counts * (objects.counts + 1) + objects.counts
+    for first, stop in chunks(work, PAIRS_PER_CHUNK):
         part = _match_chunk(
             detections.frames(first, stop), objects.frames(first, stop), classes, thresholds, limit, areas
         )
@@ -190,12 +202,6 @@ def match_boxes(
         parts.append(part)
     names = [field.name for field in fields(MatchedBoxes)]
     return MatchedBoxes(**{name: np.concatenate([getattr(part, name) for part in parts], axis=-1) for name in names})
-
-
-def _chunks(detections: Int64Array, objects: Int64Array) -> Iterator[tuple[int, int]]:
-    """Yield first and last frame, exclusive, of at least one chunk; chunks have about `PAIRS_PER_CHUNK` pairs."""
-    work = np.cumsum(detections * (objects + 1) + objects) // PAIRS_PER_CHUNK
-    return pairwise([0, *(np.flatnonzero(np.diff(work)) + 1).tolist(), len(work)])
 
 
 def _match_chunk(
@@ -209,38 +215,41 @@ def _match_chunk(
     assert detections.scores is not None
     object_groups = objects.groups(classes)
     order = np.argsort(object_groups, kind="stable")
-    object_groups, truth = object_groups[order], objects.boxes[order].astype(np.float64)
-    crowds = np.zeros(len(truth), np.bool_) if objects.crowds is None else objects.crowds[order]
-    areas = truth[:, 2] * truth[:, 3]
+    object_groups = object_groups[order]
+    object_boxes = objects.boxes[order].astype(np.float64)
+    object_areas = object_boxes[:, 2] * object_boxes[:, 3]
     if objects.areas is not None:
-        areas = np.where(objects.areas[order] > 0, objects.areas[order], areas)
+        object_areas = np.where(objects.areas[order] > 0, objects.areas[order], object_areas)
+    crowds = np.zeros(len(order), np.bool_)
+    if objects.crowds is not None:
+        crowds = objects.crowds[order]
     groups = detections.groups(classes)
     order = np.lexsort((-detections.scores, groups))
     ranks = numbers_within(groups[order])
-    order, ranks = order[ranks < limit], ranks[ranks < limit]
-    groups, boxes = groups[order], detections.boxes[order].astype(np.float64)
-    own_areas = boxes[:, 2] * boxes[:, 3]
+    order = order[ranks < limit]
+    ranks = ranks[ranks < limit]
+    groups = groups[order]
+    boxes = detections.boxes[order].astype(np.float64)
+    areas = boxes[:, 2] * boxes[:, 3]
 
-    finder, found = pairs_of_group(groups, object_groups)
-    overlaps = intersection_over_union(boxes[finder], truth[found])
+    pair_detections, pair_objects = pairs_of_group(groups, object_groups)
+    overlaps = intersection_over_union(boxes[pair_detections], object_boxes[pair_objects])
     if crowds.any():
         # The share of the detection that is in the crowd region.
-        share = intersection_over_union(boxes[finder], truth[found], of_first=True)
-        overlaps = np.where(crowds[found], share, overlaps)
+        share = intersection_over_union(boxes[pair_detections], object_boxes[pair_objects], of_first=True)
+        overlaps = np.where(crowds[pair_objects], share, overlaps)
     # COCO's limit: IoU 1 has to reach threshold 1 in spite of rounding.
     reached = [min(threshold, 1 - 1e-10) for threshold in thresholds]
-    close = overlaps >= min(reached)
-    finder, found, overlaps = finder[close], found[close], overlaps[close]
+    is_close = overlaps >= min(reached)
+    pairs = (pair_detections[is_close], pair_objects[is_close], overlaps[is_close])
 
     hits, dropped = np.zeros((2, len(ranges), len(groups)), np.uint16)
-    counted = np.empty((len(ranges), len(truth)), np.bool_)
+    counted = np.empty((len(ranges), len(object_boxes)), np.bool_)
     for number, (least, most) in enumerate(ranges):
-        ignored = crowds | (areas < least) | (areas > most)
+        ignored = crowds | (object_areas < least) | (object_areas > most)
         counted[number] = ~ignored
-        taken = take_in_turn(
-            finder, found, overlaps, groups, reached, prefers_last=True, ignored=ignored, crowds=crowds
-        )
-        outside = (own_areas < least) | (own_areas > most)
+        taken = take_in_turn(*pairs, groups, reached, prefers_last=True, ignored=ignored, crowds=crowds)
+        outside = (areas < least) | (areas > most)
         is_ignored = np.append(ignored, False)[taken]  # the last one is that of no object
         hits[number] = bit_masks((taken >= 0) & ~is_ignored)
         dropped[number] = bit_masks(is_ignored | ((taken < 0) & outside))
@@ -249,8 +258,8 @@ def _match_chunk(
 
 def bit_masks(flags: BoolArray) -> UInt16Array:
     """Return bit masks `(D,)` of `(T, D)` flags, bit `t` from row `t`."""
-    masks: UInt16Array = (flags * (1 << np.arange(len(flags), dtype=np.uint16))[:, None]).sum(axis=0, dtype=np.uint16)
-    return masks
+    bits = 1 << np.arange(len(flags), dtype=np.uint16)
+    return np.asarray((flags * bits[:, None]).sum(axis=0, dtype=np.uint16))
 
 
 def flattened(frames: Sequence[tuple[Tensor, Tensor]]) -> tuple[Float32Array, Int64Array, Int64Array]:
@@ -270,4 +279,5 @@ def sized(boxes: Float32Array) -> Float32Array:
 
 
 def all_scores(predictions: Sequence[Prediction]) -> Float32Array:
-    return np.concatenate([np.zeros(0, np.float32), *(one.scores.float().cpu().numpy() for one in predictions)])
+    scores = [prediction.scores.float().cpu().numpy() for prediction in predictions]
+    return np.concatenate([np.zeros(0, np.float32), *scores])

@@ -83,8 +83,8 @@ class MeanAveragePrecision(Metric):
         self.max_detection_thresholds = sorted(max_detection_thresholds or DETECTION_LIMITS)
         if not 1 <= len(self.iou_thresholds) <= MAX_THRESHOLDS:
             raise UserError(f"iou_thresholds must contain 1 to {MAX_THRESHOLDS} values, got {iou_thresholds!r}")
-        for one in self.iou_thresholds:
-            check_range("iou_thresholds", one, ">= 0", "<= 1")
+        for threshold in self.iou_thresholds:
+            check_range("iou_thresholds", threshold, ">= 0", "<= 1")
         if len(self.max_detection_thresholds) != 3 or self.max_detection_thresholds[0] < 1:
             raise UserError(f"max_detection_thresholds must contain 3 numbers >= 1, got {max_detection_thresholds!r}")
         for name in STATES:
@@ -110,15 +110,14 @@ class MeanAveragePrecision(Metric):
         _check(target, "target", ("labels",), ("iscrowd", "area"))
         if not preds:
             return
-        self._add("detection_boxes", [_sized(one["boxes"]) for one in preds])
-        self._add("detection_scores", [one["scores"] for one in preds])
-        self._add("detection_labels", [one["labels"] for one in preds])
-        self._add("detection_counts", [torch.tensor([len(one["labels"]) for one in preds])])
-        self._add("object_boxes", [_sized(one["boxes"]) for one in target])
-        self._add("object_labels", [one["labels"] for one in target])
+        for name, frames in (("detection", preds), ("object", target)):
+            labels = [frame["labels"] for frame in frames]
+            self._add(f"{name}_boxes", [_sized(frame["boxes"]) for frame in frames])
+            self._add(f"{name}_labels", labels)
+            self._add(f"{name}_counts", [torch.tensor([len(frame_labels) for frame_labels in labels])])
+        self._add("detection_scores", [frame["scores"] for frame in preds])
         for name, key in (("object_areas", "area"), ("object_crowds", "iscrowd")):
-            self._add(name, [one[key] if key in one else torch.zeros_like(one["labels"]) for one in target])
-        self._add("object_counts", [torch.tensor([len(one["labels"]) for one in target])])
+            self._add(name, [frame.get(key, torch.zeros_like(frame["labels"])) for frame in target])
 
     def compute(self) -> dict[str, Tensor]:
         """Return the scores of all images, 0 to 1; -1 without annotated objects.
@@ -127,17 +126,19 @@ class MeanAveragePrecision(Metric):
         `mar_small`, `mar_medium`, `mar_large`, `map_per_class` and `mar_100_per_class` (-1 without `class_metrics`),
         and `classes`, the labels to which these belong. The numbers in `mar_*` are the `max_detection_thresholds`.
         """
-        found, truth = self._table("detection"), self._table("object")
-        joined = np.concatenate([found.labels, truth.labels])
-        classes, labels = np.unique(joined, return_inverse=True)
-        scores = self._scores(found, truth, labels.reshape(-1))
+        detections = self._detections()
+        objects = self._objects()
+        classes, labels = np.unique(np.concatenate([detections.labels, objects.labels]), return_inverse=True)
+        scores = self._scores(detections, objects, labels.reshape(-1))
         result = self._named(scores)
-        by_class = (torch.tensor([NO_GROUND_TRUTH]),) * 2
+        result["map_per_class"] = torch.tensor([NO_GROUND_TRUTH])
+        per_class = f"mar_{self.max_detection_thresholds[-1]}_per_class"
+        result[per_class] = torch.tensor([NO_GROUND_TRUTH])
         if self.class_metrics:
-            by_class = torch.from_numpy(scores[0].precision.mean(0)), torch.from_numpy(scores[0].recall[-1].mean(0))
-        names = "map_per_class", f"mar_{self.max_detection_thresholds[-1]}_per_class"
-        result |= {name: values.float() for name, values in zip(names, by_class, strict=True)}
-        return result | {"classes": torch.from_numpy(classes.astype(np.int32))}
+            result["map_per_class"] = torch.from_numpy(scores[0].precision.mean(0)).float()
+            result[per_class] = torch.from_numpy(scores[0].recall[-1].mean(0)).float()
+        result["classes"] = torch.from_numpy(classes.astype(np.int32))
+        return result
 
     def sync(self, *arguments: Any, **options: Any) -> None:
         """Gather the images of all ranks; a rank may have no images."""
@@ -150,51 +151,67 @@ class MeanAveragePrecision(Metric):
     def _add(self, state: str, parts: list[Tensor]) -> None:
         getattr(self, state).append(torch.cat(parts).to(self.device, STATES[state], non_blocking=True))
 
-    def _table(self, kind: str) -> BoxTable:
-        def column(name: str) -> Any:
-            state = getattr(self, f"{kind}_{name}")
-            joined = state if isinstance(state, Tensor) else torch.cat(state) if state else None
-            empty = torch.zeros(0, dtype=STATES[f"{kind}_{name}"])
-            return (empty if joined is None else joined).detach().cpu().numpy()
+    def _column(self, name: str) -> Any:
+        """Return a state as an array; torchmetrics joins the parts of a state when ranks gather it."""
+        state = getattr(self, name)
+        if not isinstance(state, Tensor):
+            state = torch.cat([torch.zeros(0, dtype=STATES[name], device=self.device), *state])
+        return state.detach().cpu().numpy()
 
-        boxes, labels, counts = column("boxes").reshape(-1, 4), column("labels"), column("counts")
-        if kind == "detection":
-            _check_finite("preds", np.column_stack([boxes, column("scores")]))
-            return BoxTable(boxes, labels, counts, scores=column("scores"))
-        areas, crowds = column("areas").astype(np.float64), column("crowds").astype(np.bool_)
+    def _detections(self) -> BoxTable:
+        boxes = self._column("detection_boxes").reshape(-1, 4)
+        scores = self._column("detection_scores")
+        _check_finite("preds", np.column_stack([boxes, scores]))
+        return BoxTable(boxes, self._column("detection_labels"), self._column("detection_counts"), scores=scores)
+
+    def _objects(self) -> BoxTable:
+        boxes = self._column("object_boxes").reshape(-1, 4)
+        areas = self._column("object_areas").astype(np.float64)
+        crowds = self._column("object_crowds").astype(np.bool_)
         _check_finite("target", np.column_stack([boxes, areas]), least=0)
-        return BoxTable(boxes, labels, counts, areas=areas, crowds=crowds)
+        return BoxTable(boxes, self._column("object_labels"), self._column("object_counts"), areas=areas, crowds=crowds)
 
-    def _scores(self, found: BoxTable, truth: BoxTable, labels: Int64Array) -> list[PartScores]:
+    def _scores(self, detections: BoxTable, objects: BoxTable, labels: Int64Array) -> list[PartScores]:
         """Return the scores per area range with the class indices of all detections, followed by those of objects."""
-        limits, thresholds = self.max_detection_thresholds, self.iou_thresholds
-        detections = replace(found, labels=labels[: len(found.labels)])
-        objects = replace(truth, labels=labels[len(found.labels) :])
+        limits = self.max_detection_thresholds
+        thresholds = self.iou_thresholds
+        detections = replace(detections, labels=labels[: len(detections.labels)])
+        objects = replace(objects, labels=labels[len(detections.labels) :])
         classes = int(labels.max(initial=-1)) + 1
         matches = match_boxes(detections, objects, classes, thresholds, limits[-1], tuple(AREA_RANGES.values()))
         assert detections.scores is not None
-        own, of_objects = matches.groups % max(classes, 1), matches.object_groups % max(classes, 1)
-        order = np.lexsort((-detections.scores[matches.order], own))
-        own, ranks, owners = own[order], matches.ranks[order], np.zeros(len(order), np.int32)
+        detected = matches.groups % max(classes, 1)
+        annotated = matches.object_groups % max(classes, 1)
+        order = np.lexsort((-detections.scores[matches.order], detected))
+        ranked = RankedDetections(
+            frames=1,
+            annotated=np.zeros((1, classes), np.int64),
+            labels=detected[order],
+            owners=np.zeros(len(order), np.int32),
+            ranks=matches.ranks[order],
+            hits=matches.hits[0],
+        )
         scores = []
         for hits, ignored, counted in zip(matches.hits, matches.ignored, matches.counted, strict=True):
-            annotated = np.bincount(of_objects[counted], minlength=classes)[None]
-            ranked = RankedDetections(1, annotated, own, owners, ranks, hits[order], ignored[order])
-            scores.append(ranked.scores(len(thresholds), limits))
+            counts = np.bincount(annotated[counted], minlength=classes)[None]
+            part = replace(ranked, annotated=counts, hits=hits[order], ignored=ignored[order])
+            scores.append(part.scores(len(thresholds), limits))
         return scores
 
     def _named(self, scores: list[PartScores]) -> dict[str, Tensor]:
         """Return the scores of all classes under torchmetrics' names."""
-        whole, *by_size = scores
-        sizes = list(AREA_RANGES)[1:]
+        whole = scores[0]
         values = {"map": whole.map()}
         for threshold in (0.5, 0.75):
-            is_there = threshold in self.iou_thresholds
-            at = whole.map(self.iou_thresholds.index(threshold)) if is_there else NO_GROUND_TRUTH
-            values[f"map_{100 * threshold:.0f}"] = at
-        values |= {f"map_{size}": part.map() for size, part in zip(sizes, by_size, strict=True)}
+            name = f"map_{100 * threshold:.0f}"
+            values[name] = NO_GROUND_TRUTH
+            if threshold in self.iou_thresholds:
+                values[name] = whole.map(self.iou_thresholds.index(threshold))
+        by_size = dict(zip(AREA_RANGES, scores, strict=True))
+        del by_size["all"]
+        values |= {f"map_{size}": part.map() for size, part in by_size.items()}
         values |= {f"mar_{limit}": whole.mar(number) for number, limit in enumerate(self.max_detection_thresholds)}
-        values |= {f"mar_{size}": part.mar(-1) for size, part in zip(sizes, by_size, strict=True)}
+        values |= {f"mar_{size}": part.mar(-1) for size, part in by_size.items()}
         return {name: torch.tensor([value], dtype=torch.float32) for name, value in values.items()}
 
 
@@ -216,7 +233,9 @@ def _check(frames: Sequence[Frame], name: str, columns: Sequence[str], optional:
     for number, frame in enumerate(frames):
         for key in ("boxes", *columns):
             if not isinstance(frame.get(key), Tensor):
-                got = type(frame[key]).__name__ if key in frame else f"the keys {', '.join(map(str, frame)) or 'none'}"
+                got = f"the keys {', '.join(map(str, frame)) or 'none'}"
+                if key in frame:
+                    got = type(frame[key]).__name__
                 raise UserError(f"{name}[{number}] must contain the tensor {key!r}, got {got}")
         boxes = frame["boxes"]
         if boxes.numel() and (boxes.dim() != 2 or boxes.size(1) != 4):

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from yolo_lightning.data.array_types import Float64Array, Int64Array
-from yolo_lightning.evaluation.average_precision import AT_50
+from yolo_lightning.evaluation.average_precision import AT_50, PartScores
 from yolo_lightning.evaluation.drift import (
     DriftScores,
     balanced_score,
@@ -39,26 +38,20 @@ def oracles(matches: Matches, class_names: Sequence[str]) -> list[Oracle]:
         return []
     usual = drift_scores(matches)
     every = torch.ones(len(matches.counts), dtype=torch.bool)
-    localized = np.where(hits & LOCALIZED, hits | 1, hits)
-    rows = [
-        _of_scores("as it is", usual),
-        _of_scores(
-            "all boxes localized", drift_scores(replace(matches, hits=torch.from_numpy(localized.view(np.int16))))
-        ),
-        *(
-            _of_scores(condition, drift_scores(matches.chosen(every, torch.from_numpy(hits & error == 0))))
-            for condition, error in (("no duplicates", DUPLICATE), ("no background errors", BACKGROUND))
-        ),
-    ]
-    for label in np.flatnonzero(usual.overall.annotated).tolist():
-        parts = {month: usual.monthly[month] for month in usual.compared()}
-        monthly = {month: _with_best(part.precision[AT_50], part.annotated, label) for month, part in parts.items()}
-        overall = _with_best(usual.overall.precision[AT_50], usual.overall.annotated, label)
-        rows.append(_of_months(f"{class_names[label]} like the best class", overall, monthly))
+    localized_hits = np.where(hits & LOCALIZED, hits | 1, hits)
+    localized = replace(matches, hits=torch.from_numpy(localized_hits.view(np.int16)))
+    rows = [_of_scores("as it is", usual), _of_scores("all boxes localized", drift_scores(localized))]
+    for condition, error in (("no duplicates", DUPLICATE), ("no background errors", BACKGROUND)):
+        remaining = matches.chosen(every, torch.from_numpy(hits & error == 0))
+        rows.append(_of_scores(condition, drift_scores(remaining)))
     compared = usual.compared()
-    for month in compared if len(compared) > 1 else ():
-        raised = compared | {month: max(compared.values())}
-        rows.append(_of_months(f"{month_name(month)} like the best month", rows[0].map_50, raised))
+    for label in np.flatnonzero(usual.overall.annotated).tolist():
+        monthly = {month: _with_best(usual.monthly[month], label) for month in compared}
+        rows.append(_of_months(f"{class_names[label]} like the best class", _with_best(usual.overall, label), monthly))
+    if len(compared) > 1:
+        for month in compared:
+            raised = compared | {month: max(compared.values())}
+            rows.append(_of_months(f"{month_name(month)} like the best month", rows[0].map_50, raised))
     return rows
 
 
@@ -71,8 +64,8 @@ def _of_months(condition: str, map_50: float, monthly: Mapping[int, float]) -> O
     return Oracle(condition, map_50, variation, balanced_score(map_50, variation))
 
 
-def _with_best(precision: Float64Array, annotated: Int64Array, label: int) -> float:
-    """Return the mean over the annotated classes if class `label` had the largest average precision among them."""
-    raised = precision.copy()
-    raised[label] = precision[annotated > 0].max()
-    return float(raised[annotated > 0].mean())
+def _with_best(part: PartScores, label: int) -> float:
+    """Return `map_50` if class `label` had the largest average precision of all annotated classes."""
+    precision = part.precision[AT_50].copy()
+    precision[label] = precision[part.annotated > 0].max()
+    return float(precision[part.annotated > 0].mean())

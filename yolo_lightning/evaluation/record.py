@@ -91,7 +91,8 @@ class EvaluationRecord:
                 if version != FORMAT:
                     raise UserError(f"format must be {FORMAT}, got {version}")
                 header = msgspec.json.decode(content, type=Header)
-                classes, frames = len(header.class_names), len(header.image_ids)
+                classes = len(header.class_names)
+                frames = len(header.image_ids)
                 matches = _read_table(arrays, "matches", match([], [], classes), frames)
                 ultralytics = _read_table(arrays, "ultralytics", match_as_ultralytics([], [], classes), frames)
         except FileNotFoundError:
@@ -108,7 +109,8 @@ def _read_table(arrays: Mapping[str, Any], name: str, empty: Records, frames: in
     items = int(columns["counts"].sum())
     for field, column in columns.items():
         like = getattr(empty, field)
-        shape = (frames if field in empty.BY_FRAME else items, *like.shape[1:])
+        length = frames if field in empty.BY_FRAME else items
+        shape = (length, *like.shape[1:])
         if column.dtype != like.dtype or tuple(column.shape) != shape:
             raise UserError(f"{name}.{field} must be {like.dtype} {shape}, got {column.dtype} {tuple(column.shape)}")
     return type(empty)(**columns)
@@ -124,7 +126,8 @@ class EvaluationCollection:
 
     def __init__(self, classes: int) -> None:
         self.classes = classes
-        self._matches, self._ultralytics = [match([], [], classes)], [match_as_ultralytics([], [], classes)]
+        self._matches = [match([], [], classes)]
+        self._ultralytics = [match_as_ultralytics([], [], classes)]
         self._image_ids: list[str] = []
         self._turns: list[int] = []  # number of the update of each frame
         self._updates = 0
@@ -133,19 +136,29 @@ class EvaluationCollection:
         """Add frames; both sequences contain the same frames in the same order."""
         self._matches.append(match(predictions, targets, self.classes))
         self._ultralytics.append(match_as_ultralytics(predictions, targets, self.classes))
-        self._image_ids += [one.image_id for one in targets]
+        self._image_ids += [target.image_id for target in targets]
         self._turns += [self._updates] * len(targets)
         self._updates += 1
 
     def compute(self, stage: Stage, class_names: Sequence[str]) -> EvaluationRecord:
         """Return the record of the frames that all ranks have added so far, each once; a collective call."""
-        own = Matches.join(self._matches), UltralyticsMatches.join(self._ultralytics), self._image_ids, self._turns
-        matches, ultralytics, ids, turns = zip(*gather(own), strict=True)
+        collected = (
+            Matches.join(self._matches),
+            UltralyticsMatches.join(self._ultralytics),
+            self._image_ids,
+            self._turns,
+        )
+        matches, ultralytics, ids, turns = zip(*gather(collected), strict=True)
         image_ids = list(chain.from_iterable(ids))
         in_turn = np.argsort(list(chain.from_iterable(turns)), kind="stable").tolist()
-        first: dict[str, int] = {}  # position of each frame; distributed samplers repeat frames to pad the last batch
+        positions: dict[str, int] = {}  # of each frame; distributed samplers repeat frames to pad the last batch
         for position in in_turn:
-            first.setdefault(image_ids[position], position)
-        order = torch.tensor(list(first.values()), dtype=torch.int64)
-        tables = Matches.join(matches).in_order(order), UltralyticsMatches.join(ultralytics).in_order(order)
-        return EvaluationRecord(stage, tuple(class_names), tuple(first), *tables)
+            positions.setdefault(image_ids[position], position)
+        order = torch.tensor(list(positions.values()), dtype=torch.int64)
+        return EvaluationRecord(
+            stage,
+            tuple(class_names),
+            tuple(positions),
+            Matches.join(matches).in_order(order),
+            UltralyticsMatches.join(ultralytics).in_order(order),
+        )

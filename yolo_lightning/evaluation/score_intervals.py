@@ -6,6 +6,7 @@ Source: "Bootstrap methods: another look at the jackknife" (Efron 1979); percent
 within strata.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -42,9 +43,13 @@ class BootstrapScores:
         Each value is low, median, high. A score that no sample has is left out.
         """
         tail = (1 - confidence) / 2
-        known = {name: values[np.isfinite(values)] for name, values in self.values.items()}
-        found = {name: np.quantile(own, (tail, 0.5, 1 - tail)).tolist() for name, own in known.items() if len(own)}
-        return {name: (low, median, high) for name, (low, median, high) in found.items()}
+        intervals = {}
+        for name, values in self.values.items():
+            finite_values = values[np.isfinite(values)]
+            if len(finite_values):
+                low, median, high = np.quantile(finite_values, (tail, 0.5, 1 - tail)).tolist()
+                intervals[name] = (low, median, high)
+        return intervals
 
 
 def precision_of_class(ranked: RankedDetections, label: int) -> ClassPrecision:
@@ -53,13 +58,15 @@ def precision_of_class(ranked: RankedDetections, label: int) -> ClassPrecision:
     Its argument is how often each frame occurs, `(F,)`. The result equals that of a split with repeated frames, except
     for detections of one frame with equal scores: a repeated detection is ranked directly after itself.
     """
-    own = ranked.of_class(label)
-    owners, annotated = ranked.owners[own], ranked.annotated[:, label].astype(np.int64)
-    correct = np.flatnonzero(ranked.hits[own] & (1 << AT_50))
+    detections = ranked.of_class(label)
+    owners = ranked.owners[detections]
+    annotated = ranked.annotated[:, label].astype(np.int64)
+    correct = np.flatnonzero(ranked.hits[detections] & (1 << AT_50))
 
     def precision(counts: Int64Array) -> float:
-        if not (objects := int(annotated @ counts)):
-            return float("nan")
+        objects = int(annotated @ counts)
+        if not objects:
+            return math.nan
         times = counts[owners]
         before = np.cumsum(times) - times
         hits = times[correct]
@@ -82,12 +89,12 @@ def bootstrap(matches: Matches, image_ids: Sequence[str], samples: int, seed: in
     months = matches.months.numpy().astype(np.int64)
     _, clips = np.unique(np.array([clip_of_id(image_id) for image_id in image_ids]), return_inverse=True)
     strata = [np.unique(clips[months == month]) for month in np.unique(months)]
-    known = [int(month) for month in np.unique(months[months > 0])]
+    known_months = np.unique(months[months > 0]).tolist()
     ranked = RankedDetections.of(matches)
     overall = precision_of_classes(ranked)
-    monthly = {month: precision_of_classes(ranked.part(months == month)) for month in known}
+    monthly = {month: precision_of_classes(ranked.part(months == month)) for month in known_months}
     # The months are part of the name of a score, so that a month without objects has no score.
-    names = [*BOOTSTRAPPED, *(f"map_50/{month_name(month)}" for month in known)]
+    names = [*BOOTSTRAPPED, *(f"map_50/{month_name(month)}" for month in known_months)]
     values = {name: np.full(samples, np.nan) for name in names}
     generator = np.random.default_rng(seed)
     for sample in range(samples):
@@ -96,22 +103,25 @@ def bootstrap(matches: Matches, image_ids: Sequence[str], samples: int, seed: in
             np.add.at(drawn, generator.choice(members, len(members)), 1)
         counts = drawn[clips]
         map_50 = _mean_precision(overall, counts)
-        by_month = {month: _mean_precision(classes, counts) for month, classes in monthly.items()}
-        compared = [one for month, one in by_month.items() if month in CHALLENGE_MONTHS.values() and np.isfinite(one)]
+        compared = []
+        for month, classes in monthly.items():
+            month_map_50 = _mean_precision(classes, counts)
+            values[f"map_50/{month_name(month)}"][sample] = month_map_50
+            if month in CHALLENGE_MONTHS.values() and np.isfinite(month_map_50):
+                compared.append(month_map_50)
         variation = coefficient_of_variation(compared)
         values["map_50"][sample] = map_50
         values["balanced"][sample] = balanced_score(map_50, variation)
         values["cov"][sample] = np.nan if variation is None else variation
-        for month, one in by_month.items():
-            values[f"map_50/{month_name(month)}"][sample] = one
-    single = [month for month in known if len(np.unique(clips[months == month])) == 1]
+    single = [month for month in known_months if len(np.unique(clips[months == month])) == 1]
     return BootstrapScores(values, tuple(single))
 
 
 def _mean_precision(classes: Sequence[ClassPrecision], counts: Int64Array) -> float:
     """Return the mean over the classes that have objects; NaN if there is none."""
-    found = [one for one in (precision(counts) for precision in classes) if not np.isnan(one)]
-    return float(np.mean(found)) if found else float("nan")
+    precisions = np.array([precision(counts) for precision in classes])
+    precisions = precisions[~np.isnan(precisions)]
+    return float(precisions.mean()) if len(precisions) else math.nan
 
 
 def precision_of_classes(ranked: RankedDetections) -> list[ClassPrecision]:

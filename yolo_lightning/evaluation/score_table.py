@@ -48,11 +48,12 @@ def score_table(scores: DriftScores, class_names: Sequence[str]) -> Table | str:
 
     Without months, which only some datasets have, return the scores of all frames as lines.
     """
-    overall, summary = scores.overall, drift_summary(scores)
+    overall = scores.overall
+    summary = drift_summary(scores)
     if not scores.monthly:
-        counts = f"{overall.frames:,} frames, {overall.annotated.sum():,} objects"
-        first = ", ".join(filter(None, (counts, scores_text(overall.scalars(), ("map_50", "map")))))
-        return f"{first}\n{summary}".strip()
+        parts = [f"{overall.frames:,} frames, {overall.annotated.sum():,} objects"]
+        parts.append(scores_text(overall.scalars(), ("map_50", "map")))
+        return f"{', '.join(filter(None, parts))}\n{summary}".strip()
     headings = ("frames", "objects", *NARROW_HEADINGS, *map(_cell_text, class_names))
     caption = f"{summary}\ncolumns of classes: {SCORE_LABELS['map_50']}".strip()
     table = number_table("month", headings, caption)
@@ -68,7 +69,8 @@ def class_table(scores: DriftScores, ultralytics: UltralyticsScores, class_names
     score_threshold = GRID[ultralytics.best_point()]
     caption = f"precision, recall and f1 at score threshold {score_threshold:.3f}, IoU 0.5; mAP50 as in Ultralytics"
     table = number_table("class", ("objects", "precision", "recall", "f1", *averages), caption, wraps=True)
-    coco, annotated = scores.overall.scalars(), scores.overall.annotated
+    coco = scores.overall.scalars()
+    annotated = scores.overall.annotated
     values = (*ultralytics.scalars().values(), coco["map_50"], coco["map"])
     table.add_row("all", f"{annotated.sum():,}", *map(score_text, values))
     for label in ultralytics.labels.tolist():
@@ -91,10 +93,14 @@ def oracle_cells(rows: Sequence[Oracle]) -> tuple[list[str], list[list[str]]]:
 
     Without months to compare, only `map_50` is shown.
     """
-    names = ("map_50",) if rows[0].variation is None else ("map_50", "cov", "balanced")
-    values = [(row.map_50, row.variation, row.balanced)[: len(names)] for row in rows]
-    gains = ["", *(f"{row.balanced - rows[0].balanced:+.4f}" for row in rows[1:])]
-    lines = [[row.condition, *map(score_text, own), gain] for row, own, gain in zip(rows, values, gains, strict=True)]
+    names = ["map_50"]
+    if rows[0].variation is not None:
+        names += ["cov", "balanced"]
+    lines = []
+    for row in rows:
+        values = (row.map_50, row.variation, row.balanced)[: len(names)]
+        gain = "" if row is rows[0] else f"{row.balanced - rows[0].balanced:+.4f}"
+        lines.append([row.condition, *map(score_text, values), gain])
     return ["if ...", *(SCORE_LABELS[name] for name in names), "gain"], lines
 
 
@@ -123,14 +129,14 @@ def score_text(value: float | None, missing: str = MISSING) -> str:
 
 def scores_text(scores: Mapping[str, float], names: Iterable[str]) -> str:
     """Return labels and values of the scores that exist: `mAP50 0.5000, mAP50-95 0.2500`; may be empty."""
-    known = (name for name in names if is_defined(scores.get(name)))
-    return ", ".join(f"{SCORE_LABELS[name]} {scores[name]:.4f}" for name in known)
+    return ", ".join(f"{SCORE_LABELS[name]} {scores[name]:.4f}" for name in names if is_defined(scores.get(name)))
 
 
 def drift_summary(scores: DriftScores) -> str:
     """Return the scores without a column, and the variation over the months; only scores that exist."""
     lines = [scores_text(scores.overall.scalars(), ("map_75", "mar_1", "mar_10", "mar_100"))]
-    variation, compared = scores.variation(), len(scores.compared())
+    variation = scores.variation()
+    compared = len(scores.compared())
     if variation is not None and math.isnan(variation):
         lines.append(f"{SCORE_LABELS['map_50']} is 0 in all {compared} months: no CoV, no balanced score")
     elif variation is not None:

@@ -43,9 +43,10 @@ class UltralyticsMatches(FrameRecords):
     def confusion(self) -> Int64Array:
         """Return counts `(C + 1, C + 1)` by detected and annotated class; the last row and column are background."""
         classes = self.annotated.shape[1]
-        labels, found = self.labels.numpy().astype(np.int64), self.found.numpy()
-        counted = found != NOT_COUNTED
-        pairs = labels[counted] * (classes + 1) + found[counted]
+        labels = self.labels.numpy().astype(np.int64)
+        assigned = self.found.numpy()
+        counted = assigned != NOT_COUNTED
+        pairs = labels[counted] * (classes + 1) + assigned[counted]
         matrix = np.bincount(pairs, minlength=(classes + 1) ** 2).reshape(classes + 1, classes + 1)
         annotated = self.annotated.numpy().sum(axis=0, dtype=np.int64)
         matrix[classes, :classes] = annotated - matrix[:classes, :classes].sum(axis=0)
@@ -59,42 +60,50 @@ def match_as_ultralytics(
     assert [prediction.image_id for prediction in predictions] == [target.image_id for target in targets]
     frames = len(targets)
     boxes, labels, owners = flattened(
-        [(one.boxes if one.unclipped is None else one.unclipped, one.labels) for one in predictions]
+        [
+            (prediction.boxes if prediction.unclipped is None else prediction.unclipped, prediction.labels)
+            for prediction in predictions
+        ]
     )
     scores = all_scores(predictions)
     order = np.lexsort((-scores, owners))
-    boxes, labels, owners, scores = boxes[order], labels[order], owners[order], scores[order]
-    objects, object_labels, object_owners = flattened([(one.boxes, one.labels) for one in targets])
+    boxes = boxes[order]
+    labels = labels[order]
+    owners = owners[order]
+    scores = scores[order]
+    objects, object_labels, object_owners = flattened([(target.boxes, target.labels) for target in targets])
     annotated = np.bincount(object_owners * classes + object_labels, minlength=frames * classes)
-    finder, other = pairs_of_group(owners, object_owners)
-    overlaps = _intersection_over_union_float32(objects[other], boxes[finder])
-    close = overlaps > np.float32(CONFUSION_IOU_THRESHOLD)  # the lower one of both thresholds
-    finder, other, overlaps = finder[close], other[close], overlaps[close]
+    pair_detections, pair_objects = pairs_of_group(owners, object_owners)
+    overlaps = _intersection_over_union_float32(objects[pair_objects], boxes[pair_detections])
+    is_close = overlaps > np.float32(CONFUSION_IOU_THRESHOLD)  # the lower one of both thresholds
+    pairs = np.stack((pair_detections[is_close], pair_objects[is_close]))
+    overlaps = overlaps[is_close]
 
-    same = labels[finder] == object_labels[other]
+    is_same = labels[pairs[0]] == object_labels[pairs[1]]
     taken = take_in_turn(
-        finder[same], other[same], overlaps[same], owners * classes + labels, IOU_THRESHOLDS, prefers_last=False
+        *pairs[:, is_same], overlaps[is_same], owners * classes + labels, IOU_THRESHOLDS, prefers_last=False
     )
     counted = scores > np.float32(CONFUSION_SCORE_THRESHOLD)
-    shown = counted[finder]
-    (assigned,) = take_in_turn(finder[shown], other[shown], overlaps[shown], owners, (0.0,), prefers_last=False)
-    found = np.where(counted, np.int16(classes), np.int16(NOT_COUNTED))
-    found[assigned >= 0] = object_labels[assigned[assigned >= 0]]
+    is_shown = counted[pairs[0]]
+    (assigned,) = take_in_turn(*pairs[:, is_shown], overlaps[is_shown], owners, (0.0,), prefers_last=False)
+    confusion_classes = np.where(counted, np.int16(classes), np.int16(NOT_COUNTED))
+    confusion_classes[assigned >= 0] = object_labels[assigned[assigned >= 0]]
     return UltralyticsMatches(
         counts=torch.from_numpy(np.bincount(owners, minlength=frames).astype(np.int32)),
         annotated=torch.from_numpy(annotated.reshape(frames, classes).astype(np.int32)),
         labels=torch.from_numpy(labels.astype(np.uint8)),
         scores=torch.from_numpy(scores),
         hits=torch.from_numpy(bit_masks(taken >= 0).view(np.int16)),
-        found=torch.from_numpy(found),
+        found=torch.from_numpy(confusion_classes),
     )
 
 
-def _intersection_over_union_float32(one: Float32Array, other: Float32Array) -> Float32Array:
+def _intersection_over_union_float32(objects: Float32Array, detections: Float32Array) -> Float32Array:
     """Return the IoU of N pairs of boxes `(N, 4)` xyxy, by the operations of Ultralytics in their order."""
-    sides = np.maximum(np.minimum(one[:, 2:], other[:, 2:]) - np.maximum(one[:, :2], other[:, :2]), np.float32(0))
-    size, other_size = one[:, 2:] - one[:, :2], other[:, 2:] - other[:, :2]
+    low = np.maximum(objects[:, :2], detections[:, :2])
+    sides = np.maximum(np.minimum(objects[:, 2:], detections[:, 2:]) - low, np.float32(0))
     shared = sides[:, 0] * sides[:, 1]
-    union = size[:, 0] * size[:, 1] + other_size[:, 0] * other_size[:, 1] - shared + np.float32(1e-7)
-    result: Float32Array = shared / union
-    return result
+    size = objects[:, 2:] - objects[:, :2]
+    detected_size = detections[:, 2:] - detections[:, :2]
+    union = size[:, 0] * size[:, 1] + detected_size[:, 0] * detected_size[:, 1] - shared + np.float32(1e-7)
+    return np.asarray(shared / union)

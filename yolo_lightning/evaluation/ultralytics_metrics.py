@@ -37,9 +37,9 @@ class UltralyticsScores:
 
     def f1_by_score(self) -> Float64Array:
         """Return the harmonic mean of precision and recall, `(K, 1000)`."""
-        precision, recall = self.precision_by_score, self.recall_by_score
-        f1: Float64Array = 2 * precision * recall / (precision + recall + EPSILON)
-        return f1
+        precision = self.precision_by_score
+        recall = self.recall_by_score
+        return np.asarray(2 * precision * recall / (precision + recall + EPSILON))
 
     def best_point(self) -> int:
         """Return the index into `GRID` of the maximum of the smoothed mean F1; 0 without ground truth."""
@@ -53,13 +53,15 @@ class UltralyticsScores:
         Means over the annotated classes; the first three at the score threshold with the best mean F1.
         """
         per_class = self._per_class()
-        return {name: float(own.mean()) if len(own) else NO_GROUND_TRUTH for name, own in per_class.items()}
+        if not len(self.labels):
+            return dict.fromkeys(per_class, NO_GROUND_TRUTH)
+        return {name: float(values.mean()) for name, values in per_class.items()}
 
     def of_class(self, label: int) -> dict[str, float]:
         """Return the scalars of an annotated class."""
         row = int(np.searchsorted(self.labels, label))
         assert self.labels[row] == label
-        return {name: float(own[row]) for name, own in self._per_class().items()}
+        return {name: float(values[row]) for name, values in self._per_class().items()}
 
     def _per_class(self) -> dict[str, Float64Array]:
         at = self.best_point()
@@ -75,26 +77,27 @@ class UltralyticsScores:
 def ultralytics_scores(matches: UltralyticsMatches) -> UltralyticsScores:
     annotated = matches.annotated.numpy().sum(axis=0, dtype=np.int64)
     present = np.flatnonzero(annotated)
-    labels, scores, hits = matches.labels.numpy(), matches.scores.numpy(), matches.hits.numpy()
-    order = np.lexsort((-scores, labels))
-    labels, scores, hits = labels[order], scores[order], hits[order]
-    limits = np.searchsorted(labels, np.arange(len(annotated) + 1))
+    order = np.lexsort((-matches.scores.numpy(), matches.labels.numpy()))
+    scores = matches.scores.numpy()[order]
+    hits = matches.hits.numpy()[order]
+    edges = np.searchsorted(matches.labels.numpy()[order], np.arange(len(annotated) + 1))
     average_precision = np.zeros((len(present), len(IOU_THRESHOLDS)))
     by_recall, precision_by_score, recall_by_score = np.zeros((3, len(present), CURVE_POINTS))
     for row, label in enumerate(present.tolist()):
-        own = slice(limits[label], limits[label + 1])
-        if own.start == own.stop:
+        detections = slice(edges[label], edges[label + 1])
+        if detections.start == detections.stop:
             continue
         for threshold in range(len(IOU_THRESHOLDS)):
-            correct = np.cumsum((hits[own] >> threshold) & 1, dtype=np.int64)
-            recall, precision = correct / annotated[label], correct / np.arange(1, len(correct) + 1)
+            correct = np.cumsum((hits[detections] >> threshold) & 1, dtype=np.int64)
+            recall = correct / annotated[label]
+            precision = correct / np.arange(1, len(correct) + 1)
             # Decreasing envelope of the curve from recall 0 to 1; 0 beyond the last detection.
             recalls = np.concatenate(([0.0], recall, [recall[-1], 1.0]))
             envelope = decreasing_envelope(np.concatenate(([1.0], precision, [0.0, 0.0])))
             sampled = np.interp(RECALLS, recalls, envelope)
             average_precision[row, threshold] = ((sampled[1:] + sampled[:-1]) / 2 * np.diff(RECALLS)).sum()
             if threshold == AT_50:
-                ascending = -scores[own].astype(np.float64)  # np.interp needs ascending positions
+                ascending = -scores[detections].astype(np.float64)  # np.interp needs ascending positions
                 by_recall[row] = np.interp(GRID, recalls, envelope)
                 precision_by_score[row] = np.interp(-GRID, ascending, precision, left=1.0)
                 recall_by_score[row] = np.interp(-GRID, ascending, recall, left=0.0)
@@ -111,5 +114,4 @@ def named_ultralytics_scores(scores: UltralyticsScores, class_names: Sequence[st
 
 def running_mean(values: Float64Array, width: int) -> Float64Array:
     """Return the mean of `(N,)` values over `width` neighbours, an odd number; the ends are padded with edge values."""
-    mean: Float64Array = np.convolve(np.pad(values, width // 2, mode="edge"), np.full(width, 1 / width), mode="valid")
-    return mean
+    return np.convolve(np.pad(values, width // 2, mode="edge"), np.full(width, 1 / width), mode="valid")
