@@ -50,13 +50,13 @@ def average_states(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 def newest_steps(folder: Path, count: int) -> list[Path]:
     """Return the `count` newest `step-*.ckpt` of a folder, oldest first; `last.ckpt` and `best.ckpt` are copies."""
-    found = sorted(folder.glob(STEP_CHECKPOINTS), key=training_age)
-    if len(found) < count:
+    checkpoints = sorted(folder.glob(STEP_CHECKPOINTS), key=training_age)
+    if len(checkpoints) < count:
         raise UserError(
-            f"last must not exceed the {len(found)} {STEP_CHECKPOINTS} in {folder}, got {count}; `keep` of "
+            f"last must not exceed the {len(checkpoints)} {STEP_CHECKPOINTS} in {folder}, got {count}; `keep` of "
             "LastCheckpoint sets how many a fit keeps"
         )
-    return found[-count:]
+    return checkpoints[-count:]
 
 
 def average_checkpoints(files: Sequence[Path]) -> dict[str, Any]:
@@ -67,7 +67,8 @@ def average_checkpoints(files: Sequence[Path]) -> dict[str, Any]:
     """
     if len(files) < 2:
         raise UserError(f"checkpoints must name 2 or more files, got {len(files)}")
-    damaged = [f"{file}: {damage}" for file in files if (damage := find_damage(file)) is not None]
+    damages = {file: find_damage(file) for file in files}
+    damaged = [f"{file}: {damage}" for file, damage in damages.items() if damage is not None]
     if damaged:
         raise UserError(f"damaged checkpoints cannot be averaged: {'; '.join(damaged)}")
     ordered = sorted(files, key=training_age)
@@ -100,21 +101,29 @@ def _read(file: Path) -> dict[str, Any]:
 
 def _check_network(file: Path, checkpoint: Mapping[str, Any], other: Path, newest: Mapping[str, Any]) -> None:
     """Raise a UserError for a checkpoint of another network than `newest`, or with non-finite values."""
-    own, theirs = (flatten(one.get("hyper_parameters", {})) for one in (checkpoint, newest))
+    parameters = flatten(checkpoint.get("hyper_parameters", {}))
+    expected_parameters = flatten(newest.get("hyper_parameters", {}))
     for name in NETWORK:
-        if (own.get(name) or None) != (theirs.get(name) or None):  # earlier versions recorded no false
-            raise UserError(f"model.{name} is {own.get(name)} in {file} and {theirs.get(name)} in {other}")
-    inputs = checkpoint.get(INPUT, {}), newest.get(INPUT, {})
-    # These two act in evaluation only, where the average has those of the newest checkpoint.
-    compared = sorted((inputs[0].keys() | inputs[1].keys()) - {"resize", "category_ids"})
-    for name in compared if all(inputs) else ["background"]:
-        found, expected = (one.get(name) or None for one in inputs)
-        if found != expected:
-            raise UserError(f"the input's {name} is {found} in {file} and {expected} in {other}")
-    own_state, newest_state = checkpoint["state_dict"], newest["state_dict"]
-    shapes, expected = ({key: value.shape for key, value in one.items()} for one in (own_state, newest_state))
-    if different := sorted(dict(shapes.items() ^ expected.items())):
+        if parameters.get(name) != expected_parameters.get(name):
+            raise UserError(
+                f"model.{name} is {parameters.get(name)} in {file} and {expected_parameters.get(name)} in {other}"
+            )
+    inputs = checkpoint.get(INPUT, {})
+    expected_inputs = newest.get(INPUT, {})
+    compared = ["background"]
+    if inputs and expected_inputs:
+        # These two act in evaluation only, where the average has those of the newest checkpoint.
+        compared = sorted((inputs.keys() | expected_inputs.keys()) - {"resize", "category_ids"})
+    for name in compared:
+        value = inputs.get(name) or None
+        expected_value = expected_inputs.get(name) or None
+        if value != expected_value:
+            raise UserError(f"the input's {name} is {value} in {file} and {expected_value} in {other}")
+    shapes = {name: tensor.shape for name, tensor in checkpoint["state_dict"].items()}
+    expected_shapes = {name: tensor.shape for name, tensor in newest["state_dict"].items()}
+    different = sorted(dict(shapes.items() ^ expected_shapes.items()))
+    if different:
         raise UserError(f"the networks of {file} and {other} differ in {', '.join(different[:NAMED_TENSORS])}")
-    bad = [name for name, tensor in own_state.items() if not tensor.isfinite().all()]
-    if bad:
-        raise UserError(f"{file} cannot be averaged: {bad[0]} contains non-finite values")
+    for name, tensor in checkpoint["state_dict"].items():
+        if not tensor.isfinite().all():
+            raise UserError(f"{file} cannot be averaged: {name} contains non-finite values")

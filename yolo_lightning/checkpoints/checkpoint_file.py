@@ -97,8 +97,10 @@ def find_damage(path: str | Path) -> str | None:
     by a link, and users copy checkpoints.
     """
     path = Path(path)
+    if path.is_dir():
+        return "it is a folder, not a file"
     if not path.is_file():
-        return "it is a folder, not a file" if path.is_dir() else f"it {missing(path).rstrip('.')}"
+        return f"it {missing(path).rstrip('.')}"
     if _has_checksum(path):
         return None
     from yolo_lightning.checkpoints.torch_archive import archive_damage, outline
@@ -119,13 +121,14 @@ def find_damage(path: str | Path) -> str | None:
         content = outline(path)
     except ValueError as error:
         return f"it {str(error).removeprefix(f'checkpoint {path} ')}"
-    return None if "state_dict" in content else "it is not a checkpoint: it has no key 'state_dict'"
+    if "state_dict" not in content:
+        return "it is not a checkpoint: it has no key 'state_dict'"
+    return None
 
 
 def _has_checksum(path: Path) -> bool:
     """Whether the checksum file of a checkpoint, or that of the file to which a link leads, has its checksum."""
-    paths = [path] if not path.is_symlink() else [path, path.resolve()]
-    checksums = [checksum for checksum in map(read_checksum, paths) if checksum is not None]
+    checksums = [checksum for checksum in map(read_checksum, {path, path.resolve()}) if checksum is not None]
     if all(checksum.bytes != path.stat().st_size for checksum in checksums):
         return False
     with path.open("rb") as file:
@@ -152,7 +155,9 @@ def newest_checkpoint(folder: Path) -> tuple[Path | None, dict[Path, str]]:
             del ages[path]
             continue
         # The steps of a checksum file that belongs to another file are those of the other file.
-        age = ages[path] if _has_checksum(path) else (steps_in_content(path), path.name)
+        age = ages[path]
+        if not _has_checksum(path):
+            age = (steps_in_content(path), path.name)
         if age >= ages[path]:
             return path, damaged
         ages[path] = age
@@ -173,7 +178,7 @@ def steps_trained(path: Path) -> int:
 
     The number is read from the checksum file, else from the name `step-<steps>.ckpt`, else from the checkpoint itself.
     """
-    checksum = read_checksum(path.resolve() if path.is_symlink() else path)
+    checksum = read_checksum(path.resolve())
     if checksum is not None:
         return checksum.steps
     name = STEP_NAME.fullmatch(path.name)
@@ -188,7 +193,7 @@ def steps_in_content(path: Path) -> int:
 
     try:
         content = outline(path)
-        return int(content["steps"] if "steps" in content else content["global_step"])
+        return int(content.get("steps", content.get("global_step")))
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return 0
 

@@ -73,11 +73,10 @@ class RemoteFolder:
     def __init__(self, address: str) -> None:
         if not isinstance(address, str) or re.fullmatch(r"|\w+:(?!//).*|\w+//.*", address):
             raise UserError(f"a mirror must be an address, such as s3://bucket/runs or file:///folder, got {address!r}")
-        found = resolved(address).rstrip("/")
-        self.address = redacted(found)  # for messages
-        self._secret = found
+        self._secret = resolved(address).rstrip("/")
+        self.address = redacted(self._secret)  # for messages
         try:
-            get_filesystem_class(split_protocol(found)[0])
+            get_filesystem_class(split_protocol(self._secret)[0])
         except (ImportError, ValueError) as error:
             raise UserError(f"{self.address} cannot be opened: {redacted(str(error))}") from error
 
@@ -160,11 +159,11 @@ class RemoteFolder:
 
 def to_mirror(folder: Path) -> dict[Path, bytes]:
     """Return the newest step checkpoint and `best.ckpt` of a folder, with the contents of their checksum files."""
-    found = {}
+    checksums = {}
     for path in (*sorted(folder.glob(STEP_CHECKPOINTS), key=training_age)[-1:], folder / BEST_CHECKPOINT):
         with suppress(FileNotFoundError):  # the checksum file is written last
-            found[path] = read_regular(checksum_path(path))
-    return found
+            checksums[path] = read_regular(checksum_path(path))
+    return checksums
 
 
 def mirror(paths: Iterable[Path], remote: RemoteFolder) -> None:
@@ -196,7 +195,8 @@ def fetch_run(remote: RemoteFolder, folder: Path) -> tuple[Path | None, dict[str
     Return the checkpoint to resume, or None if the mirror contains none, and the reason why others cannot be used.
     """
     names = remote.complete()
-    fetched, damaged = None, dict[str, str]()
+    fetched: Path | None = None
+    damaged: dict[str, str] = {}
     for name in (*matching(names, BEST_CHECKPOINT), *reversed(matching(names, STEP_CHECKPOINTS))):
         try:
             remote.download(name, folder / name)

@@ -65,7 +65,8 @@ def checkpoint_to_evaluate(base: Path, remedy: str = CHECKPOINT_OPTIONS) -> Path
     folders = run_folder.runs(base)
     if not folders:
         raise UserError(f"there are no weights: no run folder {base} or {base}-<n> contains a checkpoint. {remedy}")
-    if (best := folders[0] / run_files.CHECKPOINTS / run_files.BEST_CHECKPOINT).is_file():
+    best = folders[0] / run_files.CHECKPOINTS / run_files.BEST_CHECKPOINT
+    if best.is_file():
         return best
     return checkpoint_to_resume(base)[0]
 
@@ -85,18 +86,22 @@ def checkpoint_to_fit(base: Path, ckpt_path: str | None, resume: bool, *, exactl
     """
     if resume and ckpt_path is not None:
         raise UserError("--resume finds the checkpoint itself; give either --resume or --ckpt_path")
-    if not resume and ckpt_path != "last":
-        path = None if ckpt_path is None else checked(ckpt_path, base)
-    else:
+    if resume or ckpt_path == "last":
         _set_aside_suspects(base, exactly=exactly)
         path, damaged = checkpoint_to_resume(base, exactly=exactly)
         _warn_of(damaged)
-    if path is None:
+    elif ckpt_path is None:
         return None
+    else:
+        path = checked(ckpt_path, base)
     content = load_checkpoint(path, "meta")
-    states, loops = content.get("optimizer_states"), content.get("loops", {}).get("fit_loop")
-    parts = {"optimizer_states": states, "loops": loops, "callbacks": "callbacks" in content}
-    if lacking := [name for name, part in parts.items() if not part]:
+    parts = {
+        "optimizer_states": content.get("optimizer_states"),
+        "loops": content.get("loops", {}).get("fit_loop"),
+        "callbacks": "callbacks" in content,
+    }
+    lacking = [name for name, part in parts.items() if not part]
+    if lacking:
         raise UserError(
             f"checkpoint {path} has no {', '.join(lacking)} and cannot be resumed; start a new run from its weights "
             f"with --model.weights {path}"
@@ -123,8 +128,10 @@ def latest_checkpoint(folder: str | Path, mirror: str | None = None) -> Path | N
     base = local_path(folder)
     if not str(folder) or base.is_file() or any(base.glob(run_files.CHECKPOINT_PATTERN)):
         raise UserError(f"folder must be a run folder, which contains {run_files.CHECKPOINTS}/, got {folder!r}")
-    if mirror is not None and (name := run_to_download(base, mirror, exactly=True)) is not None:
-        download(base, mirror, name)
+    if mirror is not None:
+        name = run_to_download(base, mirror, exactly=True)
+        if name is not None:
+            download(base, mirror, name)
     _set_aside_suspects(base, exactly=True)
     if not run_files.has_checkpoint(base):
         return None
@@ -135,7 +142,8 @@ def latest_checkpoint(folder: str | Path, mirror: str | None = None) -> Path | N
 
 def _set_aside_suspects(base: Path, *, exactly: bool) -> None:
     """Set checkpoints aside that a fit without a supervisor has saved before its self-check found a wrong result."""
-    for folder in (base,) if exactly else run_folder.runs(base)[:1]:
+    folders = [base] if exactly else run_folder.runs(base)[:1]
+    for folder in folders:
         if has_wrong_result(folder):
             names = ", ".join(set_aside_suspects(folder)) or "none"
             rank_zero_warn(f"{folder}: checkpoints set aside after the last passed self-check: {names}")
@@ -148,10 +156,12 @@ def _warn_of(damaged: Mapping[Any, str]) -> None:
 
 def run_to_download(base: Path, mirror: str, *, exactly: bool = False) -> str | None:
     """Return the name of the newest run of the mirror if there is no run here; see `checkpoint_to_fit`."""
-    if run_files.has_checkpoint(base) if exactly else run_folder.runs(base):
-        return None
-    names = run_folder.mirrored_runs(base, mirror)
-    return next((name for name in names if name == base.absolute().name or not exactly), None)
+    is_here = run_files.has_checkpoint(base) if exactly else bool(run_folder.runs(base))
+    if not is_here:
+        for name in run_folder.mirrored_runs(base, mirror):
+            if not exactly or name == base.absolute().name:
+                return name
+    return None
 
 
 def download(base: Path, mirror: str, name: str) -> None:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from yolo_lightning.checkpoints.checkpoint_file import find_damage, training_age
+from yolo_lightning.checkpoints.checkpoint_file import find_damage, steps_trained
 from yolo_lightning.checkpoints.remote_folder import RemoteFolder, is_address
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.addresses import redacted
@@ -35,9 +35,9 @@ def configured_folder(text: str) -> Path:
             "Use --mirror to copy the checkpoints to an address."
         )
     _check_name(Path(text))
-    existing = next((one for one in (Path(text), *Path(text).parents) if os.path.exists(one)), Path())
-    if not os.path.isdir(existing):
-        raise UserError(f"trainer.default_root_dir must be a folder, got the file {existing}.")
+    for path in (Path(text), *Path(text).parents):
+        if os.path.exists(path) and not os.path.isdir(path):
+            raise UserError(f"trainer.default_root_dir must be a folder, got the file {path}.")
     return Path(text)
 
 
@@ -68,7 +68,7 @@ def prepare(folder: Path) -> None:
 def remove_unused(folder: Path) -> None:
     """Remove the folder of a run that has failed before anything but its lock was written."""
     with suppress(OSError):
-        if sorted(one.name for one in folder.iterdir()) == [CHECKPOINTS, LOCK_FILE]:
+        if sorted(path.name for path in folder.iterdir()) == [CHECKPOINTS, LOCK_FILE]:
             (folder / CHECKPOINTS).rmdir()  # raises an OSError if there is a checkpoint
             (folder / LOCK_FILE).unlink()
             folder.rmdir()
@@ -81,20 +81,25 @@ def numbered(base: Path) -> re.Pattern[str]:
 
 def _numbered_folders(base: Path) -> list[Path]:
     """Return the existing folders among `base`, `base-2`, ..., in no particular order."""
-    base = base.absolute() if not base.name else base
-    folders = base.parent.iterdir() if base.parent.is_dir() else ()
+    parent = _named(base).parent
+    if not parent.is_dir():
+        return []
     pattern = numbered(base)
-    return [folder for folder in folders if pattern.fullmatch(folder.name)]
+    return [folder for folder in parent.iterdir() if pattern.fullmatch(folder.name)]
+
+
+def _named(base: Path) -> Path:
+    """Return a path with a name, which `.` has not."""
+    return base if base.name else base.absolute()
 
 
 def fresh_run(base: Path, taken: Collection[str] = (), in_use: Callable[[Path], bool] | None = None) -> Path:
     """Return the first of `base`, `base-2`, ... that has no checkpoint, is not in use, and is not named in `taken`."""
-    base = base.absolute() if not base.name else base
 
     def is_taken(folder: Path) -> bool:
         return has_checkpoint(folder) or folder.name in taken or (in_use is not None and in_use(folder))
 
-    return first_free(base, is_taken=is_taken)
+    return first_free(_named(base), is_taken=is_taken)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +122,11 @@ def read_launch(folder: Path) -> LaunchRecord | None:
 
 def run_of_launch(base: Path, launch_id: str) -> Path | None:
     """Return the folder among `base`, `base-2`, ... in which a launch trained last, or None."""
-    folders = [
-        folder
-        for folder in _numbered_folders(base)
-        if (launch := read_launch(folder)) is not None and launch.id == launch_id
-    ]
+    folders = []
+    for folder in _numbered_folders(base):
+        launch = read_launch(folder)
+        if launch is not None and launch.id == launch_id:
+            folders.append(folder)
     return max(folders, key=_start_order, default=None)
 
 
@@ -146,8 +151,8 @@ def note_start(folder: Path) -> None:
     folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     siblings = re.compile(re.escape(re.sub(r"(-\d+)+$", "", folder.name)) + r"(-\d+)*")
-    others = (path for path in folder.parent.iterdir() if siblings.fullmatch(path.name) and path != folder)
-    newest = max(map(_start_number, others), default=0)
+    other_runs = (path for path in folder.parent.iterdir() if siblings.fullmatch(path.name) and path != folder)
+    newest = max(map(_start_number, other_runs), default=0)
     if _start_number(folder) <= newest:
         with replacing(folder / STARTED) as temporary:
             temporary.write_text(f"{newest + 1}\n")
@@ -174,7 +179,9 @@ def runs(base: Path) -> list[Path]:
 
 def run_of(checkpoint: Path) -> Path | None:
     """Return the run folder that contains a checkpoint, or None for a file outside of a run folder."""
-    return checkpoint.parent.parent if checkpoint.parent.name == CHECKPOINTS else None
+    if checkpoint.parent.name != CHECKPOINTS:
+        return None
+    return checkpoint.parent.parent
 
 
 def mirrored_runs(base: Path, mirror: str) -> list[str]:
@@ -183,13 +190,17 @@ def mirrored_runs(base: Path, mirror: str) -> list[str]:
     Raises:
         UserError: If the storage cannot be read.
     """
-    pattern, remote = numbered(base), RemoteFolder(mirror)
+    pattern = numbered(base)
+    remote = RemoteFolder(mirror)
+    numbers: dict[str, int] = {}
     try:
-        numbers = {name: int(match[1] or 1) for name in remote.names() if (match := pattern.fullmatch(name))}
-        held = [name for name in numbers if remote.folder(name).complete()]
+        for name in remote.names():
+            match = pattern.fullmatch(name)
+            if match and remote.folder(name).complete():
+                numbers[name] = int(match[1] or 1)
     except OSError as error:
         raise UserError(f"mirror {redacted(mirror)} cannot be read: {error}") from error
-    return sorted(held, key=lambda name: numbers[name], reverse=True)
+    return sorted(numbers, key=numbers.__getitem__, reverse=True)
 
 
 def folder_to_fit(
@@ -200,13 +211,14 @@ def folder_to_fit(
     A fresh folder is used for a new run, a checkpoint from elsewhere, and a checkpoint that is not the newest of its
     run, whose later checkpoints are kept. A fresh folder is not `in_use` by another process.
     """
-    own = run_of(checkpoint) if checkpoint is not None else None
-    if checkpoint is not None and own is not None and real_path(own) in [real_path(folder) for folder in runs(base)]:
-        steps = training_age(checkpoint)[0]
-        later = [path for path in checkpoint.parent.glob("*.ckpt") if training_age(path)[0] > steps]
+    folder = run_of(checkpoint) if checkpoint is not None else None
+    if checkpoint is not None and folder is not None and real_path(folder) in map(real_path, runs(base)):
+        steps = steps_trained(checkpoint)
+        later = [path for path in checkpoint.parent.glob("*.ckpt") if steps_trained(path) > steps]
         if all(find_damage(path) is not None for path in later):
-            return own
-    return fresh_run(base, mirrored_runs(base, mirror) if mirror is not None else (), in_use)
+            return folder
+    taken = mirrored_runs(base, mirror) if mirror is not None else ()
+    return fresh_run(base, taken, in_use)
 
 
 def folder_to_resume(base: Path, mirror: str | None = None) -> Path:
@@ -215,8 +227,10 @@ def folder_to_resume(base: Path, mirror: str | None = None) -> Path:
     Raises:
         UserError: If there is no run to resume.
     """
-    if found := runs(base):
-        return found[0]
-    if mirror is not None and (names := mirrored_runs(base, mirror)):
+    folders = runs(base)
+    if folders:
+        return folders[0]
+    names = mirrored_runs(base, mirror) if mirror is not None else []
+    if names:
         return base.absolute().with_name(names[0])
     raise UserError(f"nothing to resume: no run folder {base} or {base}-<n> contains a checkpoint")

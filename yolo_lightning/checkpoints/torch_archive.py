@@ -66,9 +66,13 @@ def load_dictionary(path: Path, map_location: Literal["cpu", "meta"] = "cpu") ->
     try:
         content = torch.load(path, map_location=map_location, weights_only=True)
     except Exception as error:  # torch.load raises errors of many types on a damaged file, also MemoryError
+        problem = reason(error)
         names = ", ".join(unsafe_globals(path)[:3])
-        why = f"it contains {names}; only tensors and plain Python are read, and Ultralytics' .pt files as weights"
-        raise UserError(f"checkpoint {path} cannot be loaded: {why if names else reason(error)}") from error
+        if names:
+            problem = (
+                f"it contains {names}; only tensors and plain Python are read, and Ultralytics' .pt files as weights"
+            )
+        raise UserError(f"checkpoint {path} cannot be loaded: {problem}") from error
     if not isinstance(content, dict):
         raise UserError(f"checkpoint {path} must contain a dictionary, got {type(content).__name__}")
     return current_checkpoint(content)
@@ -81,13 +85,15 @@ def check_archive(path: Path) -> None:
             head = file.read(64)
             members = zipfile.ZipFile(file).infolist()
     except (zipfile.BadZipFile, ValueError, NotImplementedError, OSError, EOFError) as error:
-        known = f"it {first_look(head)}" if isinstance(error, zipfile.BadZipFile) else reason(error)
-        raise UserError(f"it is not an archive of torch.save: {known}") from error
+        problem = f"it {first_look(head)}" if isinstance(error, zipfile.BadZipFile) else reason(error)
+        raise UserError(f"it is not an archive of torch.save: {problem}") from error
     if not any(member.filename.endswith("/data.pkl") for member in members):
         raise UserError("it is not an archive of torch.save, which contains data.pkl, but another zip archive")
-    compressed = next((member.filename for member in members if member.compress_type != zipfile.ZIP_STORED), None)
-    if compressed is not None:
-        raise UserError(f"its member {compressed!r} is compressed, as in TorchScript; torch.save never does this")
+    for member in members:
+        if member.compress_type != zipfile.ZIP_STORED:
+            raise UserError(
+                f"its member {member.filename!r} is compressed, as in TorchScript; torch.save never does this"
+            )
     if sum(member.file_size for member in members) > path.stat().st_size:
         raise UserError("its members overlap or are incomplete")
 
@@ -123,7 +129,9 @@ def _padding(file: IO[bytes], member: zipfile.ZipInfo) -> bytes:
     name_length, extra_length = struct.unpack("<HH", file.read(4))
     file.seek(name_length, os.SEEK_CUR)
     extra = file.read(extra_length)
-    return extra[4:] if extra.startswith(b"FB") else b""
+    if not extra.startswith(b"FB"):
+        return b""
+    return extra[4:]
 
 
 class _Placeholder:

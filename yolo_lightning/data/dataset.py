@@ -66,7 +66,8 @@ class TrainingDataset(Dataset[Sample]):
         index = key.frame
         generator = self._generator(SAMPLE_STREAM, key)
         indices = self._tiles(key, index, key.partners, generator)
-        lender = reference_index(len(self), self.augmentation, generator) if self.frames.channels == 1 else None
+        is_gray = self.frames.channels == 1
+        lender = reference_index(len(self), self.augmentation, generator) if is_gray else None
         drift = None
         if self.has_raw_frames:
             drift = random_range_drift(self.augmentation, self._generator(DRIFT_STREAM, key))
@@ -78,12 +79,12 @@ class TrainingDataset(Dataset[Sample]):
         reference = None
         if lender is not None:
             lent = self.frames.read(lender, is_partner=True, problems=problems)
-            reference = lent.image if lent.problem is None else None
+            if lent.problem is None:
+                reference = lent.image
         labelled = self._compose(self._with_objects(read, PASTE_STREAM, key, indices, parts), generator)
         if key.has_mosaic and self.augmentation.mixup:
             labelled = self._with_second(read, key, labelled)
         labelled = random_flip(labelled, self.augmentation, generator)
-        is_gray = self.frames.channels == 1
         image = random_photometry(labelled.image, self.photometry, generator, reference, is_gray=is_gray)
         return Sample(
             image=image if self.frames.backgrounds is None else with_difference(image),
@@ -99,16 +100,20 @@ class TrainingDataset(Dataset[Sample]):
         )
 
     def _generator(self, stream: int, key: SampleKey) -> np.random.Generator:
-        seeds = (stream, self.seed, key.epoch, key.frame)
-        return np.random.default_rng((*seeds, key.occurrence) if key.occurrence else seeds)
+        seeds = [stream, self.seed, key.epoch, key.frame]
+        if key.occurrence:
+            seeds.append(key.occurrence)
+        return np.random.default_rng(seeds)
 
     def _tiles(
         self, key: SampleKey, index: int, partners: tuple[int, ...] | None, generator: np.random.Generator
     ) -> list[int]:
         """Return the frames of a sample: frame `index`, and its partners if the sample is a mosaic."""
-        if key.has_mosaic and generator.random() < self.augmentation.mosaic:
-            return [index, *(generator.integers(len(self), size=3).tolist() if partners is None else partners)]
-        return [index]
+        if not key.has_mosaic or generator.random() >= self.augmentation.mosaic:
+            return [index]
+        if partners is None:
+            partners = generator.integers(len(self), size=3).tolist()
+        return [index, *partners]
 
     def _compose(self, parts: list[Labelled], generator: np.random.Generator) -> Labelled:
         """Return the mosaic of four frames, or one letterboxed frame, after the affine map."""
