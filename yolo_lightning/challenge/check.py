@@ -14,6 +14,7 @@ from yolo_lightning.challenge.content import (
     SubmissionProblem,
     SubmissionReport,
     Template,
+    problems_of,
 )
 from yolo_lightning.challenge.reading import read_submission
 from yolo_lightning.data.array_types import BoolArray
@@ -61,7 +62,7 @@ def _check_format_of_ids(image_ids: Sequence[str]) -> list[SubmissionProblem]:
     """Return the problems of ids that can be found without a template."""
     wrong_ids = [image_id for image_id in image_ids if not ID.fullmatch(image_id)]
     what = f"keys are not ids of {ID_DIGITS} digits (a conversion to a floating-point number rounds an id)"
-    return [SubmissionProblem(what, len(wrong_ids), wrong_ids[0])] if wrong_ids else []
+    return problems_of(what, wrong_ids)
 
 
 def _check_ids(content: Content, template: Template) -> list[SubmissionProblem]:
@@ -71,8 +72,10 @@ def _check_ids(content: Content, template: Template) -> list[SubmissionProblem]:
     foreign = [image_id for image_id in content.image_ids if image_id not in expected]
     missing = [image_id for image_id in template.image_ids if image_id not in present]
     is_this_split = len(present & expected) >= LEAST_SHARE * len(expected)
-    named = ((foreign, "ids do not belong to this split"), (missing, "ids of the split are missing"))
-    return [SubmissionProblem(what, len(ids), ids[0], tolerated=is_this_split) for ids, what in named if ids]
+    return [
+        *problems_of("ids do not belong to this split", foreign, tolerated=is_this_split),
+        *problems_of("ids of the split are missing", missing, tolerated=is_this_split),
+    ]
 
 
 def _wrong_labels(content: Content) -> str:

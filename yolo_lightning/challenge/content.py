@@ -64,6 +64,13 @@ class SubmissionProblem:
     tolerated: bool = False  # whether the organisers' evaluation accepts the file nevertheless
 
 
+def problems_of(what: str, examples: Sequence[str], *, tolerated: bool = False) -> list[SubmissionProblem]:
+    """Return the problem of some records, given a description of each; nothing without records."""
+    if not examples:
+        return []
+    return [SubmissionProblem(what, len(examples), examples[0], tolerated)]
+
+
 @dataclass(frozen=True, slots=True)
 class SubmissionReport:
     """Result of reading or checking a file."""

@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from yolo_lightning.challenge.content import Content, SubmissionProblem, SubmissionReport
-from yolo_lightning.data.formats.coco_json import BYTE_ORDER_MARK, NON_NUMBER, shown
+from yolo_lightning.challenge.content import Content, SubmissionProblem, SubmissionReport, problems_of
+from yolo_lightning.data.formats.coco_json import BYTE_ORDER_MARK, NON_NUMBER, UNDECODABLE, shown
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.plain_text import first_look, one_line
 from yolo_lightning.utils.regular_files import read_regular
@@ -60,7 +60,7 @@ def read_submission(path: Path) -> SubmissionReport:
     data = data.removeprefix(BYTE_ORDER_MARK)
     try:
         decoded = decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         return SubmissionReport(None, (*problems, unreadable(data, error)))
     if isinstance(decoded, list):
         what = "the file is a COCO results list instead of an object keyed by image id"
@@ -73,9 +73,7 @@ def read_submission(path: Path) -> SubmissionReport:
         name = key.decode(errors="replace")
         if count > 1 and name in decoded:
             repeated.append(f"{name} occurs {count} times")
-    if repeated:
-        what = "keys occur more than once; readers keep one of them"
-        problems.append(SubmissionProblem(what, len(repeated), repeated[0]))
+    problems += problems_of("keys occur more than once; readers keep one of them", repeated)
     return SubmissionReport(content, tuple(problems))
 
 
@@ -136,7 +134,7 @@ def _from_entries(entries: dict[str, msgspec.Raw]) -> tuple[Content, list[Submis
     for image_id, raw in entries.items():
         try:
             entry = decoder.decode(raw)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except UNDECODABLE as error:
             malformed.append(f"{image_id}: {shown(bytes(raw))}: {error}")
             continue
         if not len(entry.boxes) == len(entry.scores) == len(entry.labels):
@@ -144,13 +142,8 @@ def _from_entries(entries: dict[str, msgspec.Raw]) -> tuple[Content, list[Submis
             unequal.append(f"image {image_id}: {lengths}")
             continue
         chunks[image_id] = arrays(entry.boxes, entry.scores, entry.labels)
-    problems = []
-    if malformed:
-        what = "values are not objects of boxes, scores and labels"
-        problems.append(SubmissionProblem(what, len(malformed), malformed[0]))
-    if unequal:
-        problems.append(SubmissionProblem("boxes, scores and labels differ in length", len(unequal), unequal[0]))
-    return join(chunks), problems
+    problems = problems_of("values are not objects of boxes, scores and labels", malformed)
+    return join(chunks), problems + problems_of("boxes, scores and labels differ in length", unequal)
 
 
 def arrays(boxes: list[Box], scores: list[Number], labels: list[Number]) -> tuple[Any, Any, Any]:

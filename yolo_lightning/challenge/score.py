@@ -10,7 +10,7 @@ import numpy as np
 
 from yolo_lightning.challenge.content import CATEGORY_IDS, LTDV2_FRAME_SIZE, Content, Template
 from yolo_lightning.challenge.reading import arrays, join
-from yolo_lightning.data.formats.coco_json import BYTE_ORDER_MARK, LARGEST_FILE, decode, owners
+from yolo_lightning.data.formats.coco_json import BYTE_ORDER_MARK, LARGEST_FILE, UNDECODABLE, decode, owners
 from yolo_lightning.data.formats.image_ids import image_id_texts
 from yolo_lightning.errors import UserError
 from yolo_lightning.evaluation.drift import month_of_id
@@ -35,7 +35,7 @@ def read_truth(path: Path) -> tuple[Template, Content]:
         outermost = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         reason = one_line(str(error))
         raise UserError(f"{path} is neither the JSON of a split nor an object keyed by image id: {reason}") from error
     try:
@@ -60,7 +60,7 @@ def _read_keyed(path: Path, entries: dict[str, msgspec.Raw]) -> tuple[FrameSize,
     for image_id, raw in entries.items():
         try:
             entry = decoder.decode(raw)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except UNDECODABLE as error:
             raise UserError(f"{path}: image {image_id} must have boxes and labels: {error}") from error
         if len(entry.boxes) != len(entry.labels):
             raise UserError(f"{path}: image {image_id} has {len(entry.boxes)} boxes and {len(entry.labels)} labels")

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, Self
 
 import msgspec
@@ -173,25 +173,29 @@ def collate(samples: Sequence[Sample]) -> Batch:
     """Stack samples of the same image size."""
     if not samples or not isinstance(samples[0], Sample):
         raise UserError(f"collate needs a list of Samples, got {samples!r:.100}")
+
+    def values(name: str) -> tuple[Any, ...]:
+        return tuple(getattr(sample, name) for sample in samples)
+
     height, width = samples[0].image.shape[:2]
-    images = torch.from_numpy(np.stack([sample.image for sample in samples]))
-    absent = tuple(name for sample in samples for name in sample.absent)
-    counts = torch.tensor([len(sample.labels) for sample in samples])
-    boxes = np.concatenate([sample.boxes for sample in samples]).astype(np.float32, copy=False)
-    scale = np.array([width, height, width, height], dtype=np.float32)
+    images = torch.from_numpy(np.stack(values("image")))
+    images = images.unsqueeze(1) if images.ndim == 3 else images.permute(0, 3, 1, 2).contiguous()
+    boxes = np.concatenate(values("boxes")).astype(np.float32, copy=False)
+    labels = values("labels")
+    absent = tuple(chain.from_iterable(values("absent")))
     return Batch(
-        images=images.unsqueeze(1) if images.ndim == 3 else images.permute(0, 3, 1, 2).contiguous(),
-        boxes=torch.from_numpy(corners_to_centres(boxes) / scale),
-        labels=torch.from_numpy(np.concatenate([sample.labels for sample in samples]).astype(np.int64, copy=False)),
-        sample_index=torch.arange(len(samples)).repeat_interleave(counts),
-        image_ids=tuple(sample.image_id for sample in samples),
-        frame_shapes=tuple(sample.frame_shape for sample in samples),
-        letterboxes=tuple(sample.letterbox for sample in samples),
-        readable=tuple(sample.readable for sample in samples),
-        bad_frames=tuple(name for sample in samples for name in sample.bad_frames),
-        months=tuple(sample.month for sample in samples),
+        images=images,
+        boxes=torch.from_numpy(corners_to_centres(boxes) / np.array([width, height] * 2, dtype=np.float32)),
+        labels=torch.from_numpy(np.concatenate(labels).astype(np.int64, copy=False)),
+        sample_index=torch.arange(len(samples)).repeat_interleave(torch.tensor(list(map(len, labels)))),
+        image_ids=values("image_id"),
+        frame_shapes=values("frame_shape"),
+        letterboxes=values("letterbox"),
+        readable=values("readable"),
+        bad_frames=tuple(chain.from_iterable(values("bad_frames"))),
+        months=values("month"),
         absent=absent,
-        keys=tuple(sample.key for sample in samples) if absent else (),
+        keys=values("key") if absent else (),
     )
 
 

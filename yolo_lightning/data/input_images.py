@@ -52,25 +52,26 @@ def from_array(pixels: AnyArray, ranges: PixelRange | None = None, *, has_backgr
         UserError: If shape or dtype differ.
     """
     channels = 2 if has_background else 3
-    is_pair = has_background and pixels.ndim == 3 and pixels.shape[2] == 2
-    if pixels.dtype == np.uint16 and pixels.size and (pixels.ndim == 2 or is_pair):
+    is_gray = pixels.ndim == 2
+    is_usable = pixels.size > 0 and (is_gray or (pixels.ndim == 3 and pixels.shape[2] == channels))
+    if is_usable and pixels.dtype == np.uint16 and (is_gray or has_background):
         if ranges is None or ranges.mode is None:
             raise UserError(
                 "pixel_range must be set for arrays of uint16, because the weights do not record a range, got None."
             )
         images = [ranges.image(plane) for plane in np.atleast_3d(pixels).transpose(2, 0, 1)]
-        return InputImage(None, None, _shown(images[0]), _full(images[0]), images[1] if is_pair else None)
-    is_image = pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] == channels)
-    if pixels.dtype != np.uint8 or not is_image or not pixels.size:
+        background = None if is_gray else images[1]
+        return InputImage(None, None, _shown(images[0]), _full(images[0]), background)
+    if not is_usable or pixels.dtype != np.uint8:
         content = "frame and background" if has_background else "RGB"
         raise UserError(
             f"an image must be a (H, W) gray or (H, W, {channels}) {content} array of uint8, got {pixels.shape} of "
             f"{pixels.dtype}."
         )
-    if is_pair:
+    if is_gray:
+        return InputImage(None, None, _three(pixels))
+    if has_background:
         return InputImage(None, None, _three(pixels[..., 0]), background=pixels[..., 1])
-    if pixels.ndim == 2:
-        pixels = _three(pixels)
     return InputImage(None, None, pixels)
 
 

@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from yolo_lightning.data.array_types import BoolArray
 from yolo_lightning.data.formats.image_ids import ID_DIGITS
-from yolo_lightning.evaluation.average_precision import NO_GROUND_TRUTH, PartScores, RankedDetections
+from yolo_lightning.evaluation.average_precision import AT_50, NO_GROUND_TRUTH, PartScores, RankedDetections
 from yolo_lightning.evaluation.matching import Matches
 
 CHALLENGE_MONTHS = {
@@ -41,9 +40,11 @@ class DriftScores:
 
     def compared(self) -> dict[int, float]:
         """Return `map_50` of the challenge's months that have ground truth."""
-        values = {month: part.scalars()["map_50"] for month, part in self.monthly.items()}
-        allowed = CHALLENGE_MONTHS.values()
-        return {month: value for month, value in values.items() if month in allowed and value != NO_GROUND_TRUTH}
+        return {
+            month: part.map(AT_50)
+            for month, part in self.monthly.items()
+            if month in CHALLENGE_MONTHS.values() and part.annotated.any()
+        }
 
     def variation(self) -> float | None:
         """Return the coefficient of variation of `map_50` over the compared months, None for fewer than two months."""
@@ -51,16 +52,12 @@ class DriftScores:
 
     def balanced(self) -> float:
         """Return `(1 - CoV) * map_50`, or `map_50` if fewer than two months can be compared."""
-        return balanced_score(self.overall.scalars()["map_50"], self.variation())
+        return balanced_score(self.overall.map(AT_50), self.variation())
 
 
-def drift_scores(matches: Matches, frames: BoolArray | None = None) -> DriftScores:
-    """Return the scores of the frames selected by `frames`, `(F,)`, or of all frames."""
+def drift_scores(matches: Matches) -> DriftScores:
     ranked = RankedDetections.of(matches)
     months = matches.months.numpy()
-    if frames is not None:
-        ranked = ranked.part(frames)
-        months = np.where(frames, months, 0)
     monthly = {month: ranked.part(months == month).scores() for month in np.unique(months[months > 0]).tolist()}
     return DriftScores(ranked.scores(), monthly)
 

@@ -56,7 +56,7 @@ def oracles(matches: Matches, class_names: Sequence[str]) -> list[Oracle]:
 
 
 def _of_scores(condition: str, scores: DriftScores) -> Oracle:
-    return _of_months(condition, scores.overall.scalars()["map_50"], scores.compared())
+    return _of_months(condition, scores.overall.map(AT_50), scores.compared())
 
 
 def _of_months(condition: str, map_50: float, monthly: Mapping[int, float]) -> Oracle:

@@ -31,6 +31,9 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 NON_NUMBER = re.compile(rb"([:\[,\s])(?:NaN|-?Infinity)(?=\s*[,\]}])")
 """A non-finite number as Python's `json` writes it, which is not valid JSON."""
 
+UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""Errors of msgspec for damaged JSON."""
+
 LARGEST_FILE = 8 << 30  # Bytes; LTDv2's Train.json has 1.1e9
 LARGEST_SIDE = 1 << 16  # Pixels. A larger width or height is refused as damaged.
 UNKNOWN = -1  # Class index of records of unknown categories while the records are read
@@ -135,7 +138,7 @@ def _decode_content(path: Path, content: bytes, kind: str) -> AnnotationFile:
             if not count:
                 raise
             decoded = msgspec.json.decode(content, type=AnnotationFile)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise UserError(f"{path} is not {kind}: {one_line(_fault_in(content, error))}") from error
     for key in (b'"%s"' % name.encode() for name in RECORDS):
         if content.count(key) > 1:

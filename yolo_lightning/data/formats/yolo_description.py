@@ -74,15 +74,7 @@ def read_description(file: Path, root: Path | None = None) -> DataDescription:
             raise UserError(f"{file}: the key {_shown(str(key))} is unknown{did_you_mean(meant)}")
     if root is None:
         root = _find_root(file, content.get("path"))
-    entries: dict[Key, tuple[str, ...]] = {}
-    for key in get_args(Key):
-        value = content.get(key)
-        if value is None:
-            continue
-        parts: list[Any] = value if isinstance(value, list) else [value]
-        if not parts or not all(isinstance(part, str) and part for part in parts):
-            raise _refused(file, key, "a folder, a .txt list of images, or a list of them", value)
-        entries[key] = tuple(parts)
+    entries = _entries(file, content)
     if "train" not in entries and "val" not in entries:
         raise UserError(f"{file} must have the key 'train' or 'val'")
     channels = content.get("channels")
@@ -98,6 +90,20 @@ def read_description(file: Path, root: Path | None = None) -> DataDescription:
         keypoint_columns=_keypoint_columns(file, content.get("kpt_shape")),
         notes=tuple(renamed_classes(names_by_number)),
     )
+
+
+def _entries(file: Path, content: Mapping[str, Any]) -> dict[Key, tuple[str, ...]]:
+    """Return the folders and image lists of each split."""
+    entries: dict[Key, tuple[str, ...]] = {}
+    for key in get_args(Key):
+        value = content.get(key)
+        if value is None:
+            continue
+        parts: list[Any] = value if isinstance(value, list) else [value]
+        if not parts or not all(isinstance(part, str) and part for part in parts):
+            raise _refused(file, key, "a folder, a .txt list of images, or a list of them", value)
+        entries[key] = tuple(parts)
+    return entries
 
 
 def _keypoint_columns(file: Path, shape: Any) -> int:
@@ -148,11 +154,11 @@ def class_names(file: Path, names: object, count: Any) -> dict[int, str]:
         return {index: f"class_{index}" for index in range(count)}
     if not isinstance(names, list | dict) or not 0 < len(names) <= MOST_CLASSES:
         raise _refused(file, "names", "a list, or names by class number", names)
-    pairs = list(enumerate(names)) if isinstance(names, list) else list(names.items())
-    if any(type(name) not in (str, int, float) or not str(name).strip() for _, name in pairs):
+    by_key = dict(enumerate(names)) if isinstance(names, list) else names
+    if any(type(name) not in (str, int, float) or not str(name).strip() for name in by_key.values()):
         raise _refused(file, "names", "texts, with quotes around yes, no and null", names)
     try:
-        by_number = {int(index): str(name) for index, name in pairs}
+        by_number = {int(key): str(name) for key, name in by_key.items()}
     except (TypeError, ValueError, OverflowError):
         by_number = {}
     if sorted(by_number) != list(range(len(names))):

@@ -67,16 +67,22 @@ def read_labels(path: Path, classes: int, keypoint_columns: int = 0) -> Labels |
         raise UserError(f"{path}, line {polygons[0]}: a file must not contain both polygons and boxes")
     centres = np.array([box_of_polygon(row[1:]) if polygons else row[1:] for row in lines])
     indices = np.array([row[0] for row in lines])
+    _refuse_outside(path, list(lines.values()), indices, centres, classes)
+    return Labels(indices.astype(np.int64), centres, count - len(lines), len(polygons))
+
+
+def _refuse_outside(path: Path, numbers: list[int], indices: Float64Array, centres: Float64Array, classes: int) -> None:
+    """Raise a UserError for the first line with an unknown class or a box outside of the image."""
     outside = ((centres > 1 + TOLERANCE) | (centres < -TOLERANCE)).any(axis=1) | (centres[:, 2:] < 0).any(axis=1)
     unknown = (indices % 1 != 0) | (indices < 0) | (indices >= classes)
-    if unknown.any() or outside.any():
-        first = int((unknown | outside).argmax())
-        place = f"{path}, line {list(lines.values())[first]}"
-        if unknown[first]:
-            raise UserError(f"{place}: class must be an integer from 0 to {classes - 1}, got {indices[first]:g}")
-        shown = ", ".join(f"{value:.6g}" for value in centres[first])
-        raise UserError(f"{place}: x, y, width, height must be fractions of the image from 0 to 1, got {shown}")
-    return Labels(indices.astype(np.int64), centres, count - len(lines), len(polygons))
+    if not (unknown | outside).any():
+        return
+    row = int((unknown | outside).argmax())
+    place = f"{path}, line {numbers[row]}"
+    if unknown[row]:
+        raise UserError(f"{place}: class must be an integer from 0 to {classes - 1}, got {indices[row]:g}")
+    shown = ", ".join(f"{value:.6g}" for value in centres[row])
+    raise UserError(f"{place}: x, y, width, height must be fractions of the image from 0 to 1, got {shown}")
 
 
 def _parsed(words: list[str]) -> tuple[float, ...]:
