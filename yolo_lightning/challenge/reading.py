@@ -10,6 +10,7 @@ import struct
 import zipfile
 import zlib
 from collections import Counter
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -146,7 +147,7 @@ def _from_entries(entries: dict[str, msgspec.Raw]) -> tuple[Content, list[Submis
     return join(chunks), problems + problems_of("boxes, scores and labels differ in length", unequal)
 
 
-def arrays(boxes: list[Box], scores: list[Number], labels: list[Number]) -> tuple[Any, Any, Any]:
+def arrays(boxes: Sequence[Box], scores: Sequence[Number], labels: Sequence[Number]) -> tuple[Any, Any, Any]:
     """Return the lists of one frame as float64 arrays, NaN for null."""
     flat = np.array(list(chain.from_iterable(boxes)), dtype=np.float64).reshape(-1, 4)
     return flat, np.array(scores, dtype=np.float64), np.array(labels, dtype=np.float64)

@@ -74,8 +74,8 @@ def link(content: Content, places: Int64Array) -> Links:
     return Links(links[0], links[1], np.isin(detection_places + 1, places), np.isin(detection_places - 1, places))
 
 
-def _candidates(keys: Int64Array, centers: Float64Array, sides: Float64Array) -> Int64Array:
-    """Return `(2, P)` pairs of detections in consecutive frames that are close to each other, the earlier one first."""
+def _candidates(keys: Int64Array, centers: Float64Array, sides: Float64Array) -> tuple[Int64Array, Int64Array]:
+    """Return the pairs of detections in consecutive frames that are close to each other: earlier and later ones."""
     counts = np.searchsorted(keys, keys + _CLASSES, side="right") - np.searchsorted(keys, keys + _CLASSES)
     parts = []
     for start, stop in chunks(counts, PAIRS_PER_CHUNK):
@@ -83,7 +83,8 @@ def _candidates(keys: Int64Array, centers: Float64Array, sides: Float64Array) ->
         earlier += start
         is_close = _distance(earlier, later, centers, sides) < (2 * FARTHEST) ** 2
         parts.append(np.stack((earlier[is_close], later[is_close])))
-    return np.concatenate(parts, axis=1)
+    all_earlier, all_later = np.concatenate(parts, axis=1)
+    return all_earlier, all_later
 
 
 def _distance(

@@ -193,7 +193,8 @@ def steps_in_content(path: Path) -> int:
 
     try:
         content = outline(path)
-        return int(content.get("steps", content.get("global_step")))
+        key = "steps" if "steps" in content else "global_step"
+        return int(content[key])
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return 0
 

@@ -54,7 +54,7 @@ from yolo_lightning.utils.loop_position import LoaderLoop, steps_begun
 from yolo_lightning.utils.paths import user_path
 from yolo_lightning.utils.rank_zero import print_to_notebook
 
-RGB_CHANNELS = 3
+RGB_CHANNELS: Channels = 3
 
 SPLITS_OF_STAGE: dict[str, tuple[Split, ...]] = {
     "fit": ("train", "valid"),

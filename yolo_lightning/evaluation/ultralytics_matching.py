@@ -76,16 +76,24 @@ def match_as_ultralytics(
     pair_detections, pair_objects = pairs_of_group(owners, object_owners)
     overlaps = _intersection_over_union_float32(objects[pair_objects], boxes[pair_detections])
     is_close = overlaps > np.float32(CONFUSION_IOU_THRESHOLD)  # the lower one of both thresholds
-    pairs = np.stack((pair_detections[is_close], pair_objects[is_close]))
+    pair_detections = pair_detections[is_close]
+    pair_objects = pair_objects[is_close]
     overlaps = overlaps[is_close]
 
-    is_same = labels[pairs[0]] == object_labels[pairs[1]]
+    is_same = labels[pair_detections] == object_labels[pair_objects]
     taken = take_in_turn(
-        *pairs[:, is_same], overlaps[is_same], owners * classes + labels, IOU_THRESHOLDS, prefers_last=False
+        pair_detections[is_same],
+        pair_objects[is_same],
+        overlaps[is_same],
+        owners * classes + labels,
+        IOU_THRESHOLDS,
+        prefers_last=False,
     )
     counted = scores > np.float32(CONFUSION_SCORE_THRESHOLD)
-    is_shown = counted[pairs[0]]
-    (assigned,) = take_in_turn(*pairs[:, is_shown], overlaps[is_shown], owners, (0.0,), prefers_last=False)
+    is_shown = counted[pair_detections]
+    (assigned,) = take_in_turn(
+        pair_detections[is_shown], pair_objects[is_shown], overlaps[is_shown], owners, (0.0,), prefers_last=False
+    )
     confusion_classes = np.where(counted, np.int16(classes), np.int16(NOT_COUNTED))
     confusion_classes[assigned >= 0] = object_labels[assigned[assigned >= 0]]
     return UltralyticsMatches(

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from yolo_lightning.data.formats.yolo import ORIENTATION, YoloSplit
+from yolo_lightning.data.formats.yolo import YoloSplit
 from yolo_lightning.data.formats.yolo_description import read_description
+from yolo_lightning.data.storage.image_header import ORIENTATION
 
 YoloSet = Callable[..., Path]
 

@@ -9,13 +9,13 @@ import pytest
 from PIL import Image, features
 
 from yolo_lightning.data.formats import yolo
-from yolo_lightning.data.formats.yolo import ORIENTATION, YoloSplit, image_shape
+from yolo_lightning.data.formats.yolo import YoloSplit, image_shape
 from yolo_lightning.data.formats.yolo_description import read_description
 from yolo_lightning.data.input_images import find_files, read_pictures
 from yolo_lightning.data.storage import image_header, pillow_images
 from yolo_lightning.data.storage.folder_frames import ImageFiles
 from yolo_lightning.data.storage.frames import IMAGE_SUFFIXES, BitDepthError, FrameError, decode_frame
-from yolo_lightning.data.storage.image_header import FrameLimits
+from yolo_lightning.data.storage.image_header import ORIENTATION, FrameLimits
 from yolo_lightning.data.storage.pillow_images import reads_heif
 
 FORMATS = {

@@ -192,7 +192,7 @@ def owners(path: Path, records: Sequence[AnnotationRecord], positions: Mapping[s
     texts = (id_text(record.image_id) or "" for record in records)
     owner = np.fromiter((positions.get(text, -1) for text in texts), np.int64, len(records))
     if (owner < 0).any():
-        number = (owner < 0).argmax()
+        number = int((owner < 0).argmax())
         value = records[number].image_id
         hint = unknown_image_hint(value) or f"; ids of images are such as {next(iter(positions))!r}"
         raise UserError(f"{path}: annotations[{number}] has unknown image_id {one_line(str(value), 200)}{hint}")
@@ -265,7 +265,7 @@ def class_indexes(path: Path, records: Sequence[AnnotationRecord], classes: Mapp
 
     labels = np.fromiter(map(class_index, records), np.int32, len(records))
     if (labels == UNKNOWN).any():
-        number = (labels == UNKNOWN).argmax()
+        number = int((labels == UNKNOWN).argmax())
         raise UserError(
             f"{path}: annotations[{number}].category_id must be one of {', '.join(map(str, classes))}, "
             f"got {records[number].category_id}"

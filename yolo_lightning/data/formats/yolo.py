@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import ExifTags
 
 from yolo_lightning.data.formats.annotations import Annotations, still_images
 from yolo_lightning.data.formats.dataset_format import DatasetFormat, DatasetSettings, Files
@@ -21,7 +20,7 @@ from yolo_lightning.data.index.splits import Split
 from yolo_lightning.data.left_out_files import counted, suffix
 from yolo_lightning.data.storage.folder_frames import ImageFiles
 from yolo_lightning.data.storage.frames import Channels, FrameError, decode_frame
-from yolo_lightning.data.storage.image_header import TURNED, FrameLimits
+from yolo_lightning.data.storage.image_header import ORIENTATION, TURNED, FrameLimits
 from yolo_lightning.data.storage.pillow_images import HEIF_SUFFIXES, NEEDS_HEIF, open_image, reads_heif
 from yolo_lightning.data.storage.storage import Storage, StorageKind
 from yolo_lightning.errors import UserError
@@ -229,7 +228,7 @@ def image_shape(path: Path, limits: FrameLimits = FrameLimits()) -> tuple[int, i
                 width, height = image.size
                 # Pillow would decode the whole PNG to search for EXIF data.
                 without_exif = image.format == "PNG" and "exif" not in image.info
-                if without_exif or image.getexif().get(ExifTags.Base.Orientation) not in TURNED:
+                if without_exif or image.getexif().get(ORIENTATION) not in TURNED:
                     return height, width
         except Exception:  # Pillow raises many types of exceptions for damaged headers, also struct.error
             pass

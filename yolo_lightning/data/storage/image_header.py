@@ -26,6 +26,7 @@ READ_BANDS = {"RGB": 3, "RGBA": 3, "RGBX": 3, "RGBa": 3, "L": 1, "LA": 1, "La": 
 """Number of bands that are read, by Pillow's mode. In other modes, all bands are read."""
 PAGED_FORMATS = frozenset({"AVIF", "GIF", "HEIF", "PNG", "TIFF", "WEBP"})
 """Pillow's names of formats whose further pages or frames are images; the further images of a JPEG are previews."""
+ORIENTATION = ExifTags.Base.Orientation  # EXIF tag of the camera's orientation
 TURNED = frozenset({5, 6, 7, 8})  # EXIF orientations that exchange rows and columns
 BYTES_PER_PIXEL = 4
 SMALLEST_LIMIT_BYTES = 1 << 20  # Files up to this size are read, whatever `max_image_pixels`
@@ -126,5 +127,5 @@ def _unknown_bands(content: bytes) -> str | None:
 def is_turned(content: bytes) -> bool:
     """Return whether the EXIF orientation of an image file exchanges its width and height."""
     with suppress(Exception), open_image(io.BytesIO(content)) as image:  # see `problem_of_content`
-        return image.getexif().get(ExifTags.Base.Orientation) in TURNED
+        return image.getexif().get(ORIENTATION) in TURNED
     return False

@@ -69,7 +69,9 @@ def object_region(boxes: Float32Array, chosen: int, shape: tuple[int, int]) -> R
         return None
     if (overlap(np.concatenate((low, high)), boxes[~belongs]) > BELONGS_ABOVE).any():
         return None
-    return Region(*low.astype(int).tolist(), *(high - low).astype(int).tolist(), np.flatnonzero(belongs))
+    x, y = low.astype(int).tolist()
+    width, height = (high - low).astype(int).tolist()
+    return Region(x, y, width, height, np.flatnonzero(belongs))
 
 
 def overlap(box: Float32Array, boxes: Float32Array) -> Float32Array:

@@ -33,14 +33,16 @@ def mosaic(frames: list[Labelled], size: ImageSize, generator: np.random.Generat
     Every frame is as large as in a letterbox of the input. If all frames are smaller, the canvas has the resolution of
     the largest, and `gain` of the result is the remaining enlargement.
     """
-    enlargement = max(1.0, min(Letterbox.fit(*frame.image.shape[:2], size).gain for frame in frames))
+    shapes = [frame.image.shape[:2] for frame in frames]
+    enlargement = max(1.0, min(Letterbox.fit(height, width, size).gain for height, width in shapes))
     tile_size = ImageSize(round(size.height / enlargement), round(size.width / enlargement))
     canvas = blank((2 * tile_size.height, 2 * tile_size.width), frames[0].image)
     centre_x = int(generator.integers(tile_size.width // 2, tile_size.width + tile_size.width // 2))
     centre_y = int(generator.integers(tile_size.height // 2, tile_size.height + tile_size.height // 2))
     boxes = []
     for corner, frame in enumerate(frames):
-        fitted = Letterbox.fit(*frame.image.shape[:2], tile_size)
+        height, width = frame.image.shape[:2]
+        fitted = Letterbox.fit(height, width, tile_size)
         tile = resize_frame(frame.image, fitted.gain, shrink_by_area=False)
         x = centre_x
         y = centre_y
