@@ -4,11 +4,8 @@ Frames are decoded one by one from the text, so that the memory is little more t
 """
 
 import io
-import lzma
 import re
-import struct
 import zipfile
-import zlib
 from collections import Counter
 from collections.abc import Sequence
 from itertools import chain
@@ -20,6 +17,7 @@ import numpy as np
 
 from yolo_lightning.challenge.content import Content, SubmissionProblem, SubmissionReport, problems_of
 from yolo_lightning.data.formats.coco_json import BYTE_ORDER_MARK, NON_NUMBER, UNDECODABLE, shown
+from yolo_lightning.data.storage.zip_frames import UNREADABLE_ARCHIVE
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.plain_text import first_look, one_line
 from yolo_lightning.utils.regular_files import read_regular
@@ -27,12 +25,6 @@ from yolo_lightning.utils.regular_files import read_regular
 MEMBER = "predictions.json"  # name of the submission in the organisers' kit and in the archive
 KEY = re.compile(rb'"([^"\\]*)"\s*:\s*\{')
 LARGEST_FILE = 2 << 30  # bytes; 300 detections in each of 100,000 frames take less
-UNREADABLE_ARCHIVE = (
-    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error),
-    *(OSError, EOFError, ValueError, RuntimeError, MemoryError, OverflowError),
-)
-"""Errors of `zipfile` for damaged archives; a ValueError is a negative position, or a name that is not UTF-8."""
-
 Number = float | None
 Box = tuple[Number, Number, Number, Number]
 Outermost = dict[str, msgspec.Raw] | list[msgspec.Raw]

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 from torch.utils.data import Dataset
@@ -31,9 +32,23 @@ Reader = Callable[..., Labelled]  # `LabelledFrames.read` with the drift of a sa
 UNAUGMENTED = Letterbox(1.0, 0, 0)  # Letterbox of training samples, which are never mapped back to the frame
 
 
-def absent_names(problems: Sequence[FrameError]) -> tuple[str, ...]:
-    """Return the files that may be readable later."""
-    return tuple(error.file for error in problems if isinstance(error, AbsentFrameError))
+def _sample(
+    frames: LabelledFrames, index: int, labelled: Labelled, problems: Sequence[FrameError], **values: Any
+) -> Sample:
+    """Return the sample of frame `index`; `values` are the fields that differ between training and evaluation."""
+    image = labelled.image
+    if frames.backgrounds is not None:
+        image = with_difference(image)
+    return Sample(
+        image=image,
+        boxes=labelled.boxes,
+        labels=labelled.labels,
+        image_id=frames.index.image_id(index),
+        frame_shape=frames.index.shape(index),
+        bad_frames=tuple(map(str, problems)),
+        absent=tuple(error.file for error in problems if isinstance(error, AbsentFrameError)),
+        **values,
+    )
 
 
 class TrainingDataset(Dataset[Sample]):
@@ -86,18 +101,8 @@ class TrainingDataset(Dataset[Sample]):
             labelled = self._with_second(read, key, labelled)
         labelled = random_flip(labelled, self.augmentation, generator)
         image = random_photometry(labelled.image, self.photometry, generator, reference, is_gray=is_gray)
-        return Sample(
-            image=image if self.frames.backgrounds is None else with_difference(image),
-            boxes=labelled.boxes,
-            labels=labelled.labels,
-            image_id=self.frames.index.image_id(index),
-            frame_shape=self.frames.index.shape(index),
-            letterbox=UNAUGMENTED,
-            readable=is_readable,
-            bad_frames=tuple(map(str, problems)),
-            absent=absent_names(problems),
-            key=key,
-        )
+        labelled = labelled._replace(image=image)
+        return _sample(self.frames, index, labelled, problems, letterbox=UNAUGMENTED, readable=is_readable, key=key)
 
     def _generator(self, stream: int, key: SampleKey) -> np.random.Generator:
         seeds = [stream, self.seed, key.epoch, key.frame]
@@ -158,16 +163,13 @@ class EvaluationDataset(Dataset[Sample]):
         problems: list[FrameError] = []
         frame = self.frames.read(index, problems=problems)
         labelled, placement = letterbox(frame, self.image_size, shrink_by_area=self.frames.resize == "area")
-        return Sample(
-            image=labelled.image if self.frames.backgrounds is None else with_difference(labelled.image),
-            boxes=labelled.boxes,
-            labels=labelled.labels,
-            image_id=self.frames.index.image_id(index),
-            frame_shape=self.frames.index.shape(index),
+        return _sample(
+            self.frames,
+            index,
+            labelled,
+            problems,
             letterbox=placement,
             readable=frame.problem is None,
-            bad_frames=tuple(map(str, problems)),
-            absent=absent_names(problems),
             key=index,
             month=self.frames.index.month(index),
         )

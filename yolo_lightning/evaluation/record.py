@@ -4,9 +4,7 @@ The file is a NumPy `.npz` without pickle: the arrays of the matches, named `mat
 attributes as JSON bytes in `header`.
 """
 
-import struct
 import zipfile
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -18,6 +16,7 @@ import numpy as np
 import torch
 
 from yolo_lightning.data.batch import Prediction, Target
+from yolo_lightning.data.storage.zip_frames import UNREADABLE_ARCHIVE
 from yolo_lightning.errors import UserError
 from yolo_lightning.evaluation.frame_records import FrameRecords
 from yolo_lightning.evaluation.matching import Matches, match
@@ -35,10 +34,7 @@ COMPRESSION_LEVEL = 1  # level of zlib, 1 to 9. Higher levels take several times
 
 HEADER = "header"
 
-DAMAGE = (
-    *(OSError, EOFError, ValueError, KeyError, TypeError, RuntimeError, OverflowError, MemoryError),
-    *(zipfile.BadZipFile, zlib.error, struct.error, msgspec.MsgspecError),
-)
+DAMAGE = (*UNREADABLE_ARCHIVE, KeyError, TypeError, msgspec.MsgspecError)
 """Exceptions from reading a truncated or foreign file; for example, `zipfile` takes flipped bits for encryption."""
 
 

@@ -4,6 +4,7 @@
 archive, not once per loader worker, and stored as memory-mapped arrays.
 """
 
+import lzma
 import re
 import struct
 import zipfile
@@ -35,6 +36,11 @@ MEMBER = np.dtype(
 )
 METHODS = {zipfile.ZIP_STORED: "stored", zipfile.ZIP_DEFLATED: "deflated"}
 ENCRYPTED = 0x1
+UNREADABLE_ARCHIVE = (
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error),
+    *(OSError, EOFError, ValueError, RuntimeError, MemoryError, OverflowError),
+)
+"""Errors of `zipfile` for damaged archives; a ValueError is a negative position, or a name that is not UTF-8."""
 LONGEST_NAME = 512  # Bytes. A member with a longer name is not a frame; one such name would widen the whole array.
 LEADING_FOLDERS = re.compile(r"^(?:.*/)?(?:frames/|(?=\d{8}/))")
 """Folders before `<date>/<clip>/<frame>`: archives were packed above, at or below the folder `frames`."""
@@ -156,8 +162,8 @@ def read_directory(archive: Path) -> tuple[BytesArray, AnyArray]:
     try:
         with zipfile.ZipFile(archive) as opened:
             entries = opened.infolist()
-    except (zipfile.BadZipFile, NotImplementedError, EOFError, struct.error, OSError, ValueError, MemoryError) as error:
-        reason = one_line(str(error)) or type(error).__name__  # ValueError: seek to a negative offset, text in names
+    except UNREADABLE_ARCHIVE as error:
+        reason = one_line(str(error)) or type(error).__name__
         raise UserError(
             f"{archive} ({archive.stat().st_size:,} bytes) cannot be read as a zip archive: {reason}; its directory "
             "is at the end of the file, so the download or copy may be incomplete"
