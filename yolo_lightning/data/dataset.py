@@ -105,9 +105,9 @@ class TrainingDataset(Dataset[Sample]):
         return _sample(self.frames, index, labelled, problems, letterbox=UNAUGMENTED, readable=is_readable, key=key)
 
     def _generator(self, stream: int, key: SampleKey) -> np.random.Generator:
-        seeds = [stream, self.seed, key.epoch, key.frame]
+        seeds: tuple[int, ...] = (stream, self.seed, key.epoch, key.frame)
         if key.occurrence:
-            seeds.append(key.occurrence)
+            seeds += (key.occurrence,)
         return np.random.default_rng(seeds)
 
     def _tiles(
