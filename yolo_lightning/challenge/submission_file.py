@@ -43,9 +43,9 @@ def entry(prediction: Prediction | None) -> Entry:
         keep[of_class[best]] = True
     kept = (values[keep].tolist() for values in (prediction.boxes, prediction.scores, prediction.labels))
     for box, score, label in zip(*kept, strict=True):
-        left, top, right, bottom = (round(side, 2) for side in box)
-        if left < right and top < bottom:
-            result["boxes"].append([left, top, right, bottom])
+        x1, y1, x2, y2 = (round(side, 2) for side in box)
+        if x1 < x2 and y1 < y2:
+            result["boxes"].append([x1, y1, x2, y2])
             result["scores"].append(round(score, 5))
             result["labels"].append(label + CATEGORY_IDS[0])
     return result

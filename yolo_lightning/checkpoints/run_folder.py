@@ -90,7 +90,9 @@ def _numbered_folders(base: Path) -> list[Path]:
 
 def _named(base: Path) -> Path:
     """Return a path with a name, which `.` has not."""
-    return base if base.name else base.absolute()
+    if not base.name:
+        return base.absolute()
+    return base
 
 
 def fresh_run(base: Path, taken: Collection[str] = (), in_use: Callable[[Path], bool] | None = None) -> Path:

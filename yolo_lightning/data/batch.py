@@ -114,12 +114,14 @@ def without_equal_boxes(prediction: Prediction) -> Prediction:
     """
     kept = torch.from_numpy(first_of_equal_boxes(prediction.boxes.cpu().numpy()))
     unclipped = prediction.unclipped
+    if unclipped is not None:
+        unclipped = unclipped.cpu()[kept]
     return Prediction(
         prediction.image_id,
         prediction.boxes.cpu()[kept],
         prediction.scores.cpu()[kept],
         prediction.labels.cpu()[kept],
-        None if unclipped is None else unclipped.cpu()[kept],
+        unclipped,
     )
 
 

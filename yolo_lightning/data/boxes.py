@@ -28,9 +28,8 @@ class Letterbox:
         """Return the largest centred placement of a `height` x `width` frame in the input."""
         gain = min(size.height / height, size.width / width)
         scaled_height, scaled_width = scaled_shape(height, width, gain)
-        left = (size.width - scaled_width) // 2
-        top = (size.height - scaled_height) // 2
-        return Letterbox(gain, left, top, (scaled_width / width / gain, scaled_height / height / gain))
+        stretch = (scaled_width / width / gain, scaled_height / height / gain)
+        return Letterbox(gain, (size.width - scaled_width) // 2, (size.height - scaled_height) // 2, stretch)
 
     @property
     def gains(self) -> list[float]:

@@ -68,8 +68,10 @@ class TrainingDataset(Dataset[Sample]):
         self.image_size = ImageSize.of("image_size", image_size)
         self.augmentation = augmentation
         self.has_raw_frames = frames.pixel_range.mode is not None
-        # Gain and offset change the range of 16-bit frames before the mapping, see `random_range_drift`.
-        self.photometry = replace(augmentation, gain=0, offset=0) if self.has_raw_frames else augmentation
+        self.photometry = augmentation
+        if self.has_raw_frames:
+            # Gain and offset change the range of 16-bit frames before the mapping, see `random_range_drift`.
+            self.photometry = replace(augmentation, gain=0, offset=0)
         self.seed = seed
         self.paster = ObjectPaster(frames.index, augmentation.paste) if augmentation.paste.probability else None
 

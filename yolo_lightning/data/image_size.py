@@ -29,7 +29,9 @@ class ImageSize(NamedTuple):
         Raises:
             UserError: If the value is neither.
         """
-        sides: list[Any] = list(value) if isinstance(value, list | tuple) else [value, value]
+        sides: Sequence[Any] = [value, value]
+        if isinstance(value, list | tuple):
+            sides = value
         if len(sides) != 2 or any(isinstance(side, bool) or not isinstance(side, Integral) for side in sides):
             raise UserError(f"{name} must be one integer (a square) or two ([height, width]), got {value!r}")
         return cls(*map(int, sides))

@@ -212,7 +212,9 @@ class _Clock:
             self.last_s = self._after_start_s(ticks)
             return self.last_s
         expected_s = self.last_s + self._interval_s
-        time_s = expected_s if ticks is None else self._after_start_s(ticks) + self._shift_s
+        time_s = expected_s
+        if ticks is not None:
+            time_s = self._after_start_s(ticks) + self._shift_s
         if time_s < self.last_s - JUMP_S:
             if not self._shift_s:
                 rank_zero_warn(f"{self._path}: the times begin anew after {self.last_s:,.1f} s and are continued")

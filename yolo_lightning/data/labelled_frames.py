@@ -60,7 +60,10 @@ class LabelledFrames:
         fitting = budget_mib * MIB * count // frame_bytes
         keeps_all = self.storage.is_encoded and count <= fitting
         copied = copy(self)
-        copied.cache = ImageCache(min(count if keeps_all else window, count, fitting), keep_partners=keeps_all)
+        cached_frames = min(window, count, fitting)
+        if keeps_all:
+            cached_frames = count
+        copied.cache = ImageCache(cached_frames, keep_partners=keeps_all)
         return copied
 
     def read(
@@ -78,10 +81,12 @@ class LabelledFrames:
         except FrameError as error:
             if problems is not None:
                 problems.append(error)
-            channels = self.channels if self.backgrounds is None else 2
-            shape = self.index.shape(index)
-            dtype = np.float32 if self.pixel_range.has_full_depth else np.uint8
-            empty = np.full(shape if channels == 1 else (*shape, channels), PADDING, dtype)
+            shape: tuple[int, ...] = self.index.shape(index)
+            if self.backgrounds is not None:
+                shape += (2,)
+            elif self.channels == 3:
+                shape += (3,)
+            empty = np.full(shape, PADDING, np.float32 if self.pixel_range.has_full_depth else np.uint8)
             return Labelled(empty, np.zeros((0, 4), np.float32), np.zeros(0, np.int64), problem=str(error))
         except (ArithmeticError, LookupError, RuntimeError, ValueError, cv2.error) as error:
             if not isinstance(error, ReplacedFileError):  # not a matter of this frame

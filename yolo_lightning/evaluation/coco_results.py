@@ -34,8 +34,8 @@ def coco_detections(
 ) -> list[Detection]:
     """Return the entries of one image; see `coco_results`. `boxes` are xyxy."""
     results: list[Detection] = []
-    for (left, top, right, bottom), score, category in zip(boxes, scores, category_ids, strict=True):
-        box = [round(side, 2) for side in (left, top, right - left, bottom - top)]
+    for (x1, y1, x2, y2), score, category in zip(boxes, scores, category_ids, strict=True):
+        box = [round(side, 2) for side in (x1, y1, x2 - x1, y2 - y1)]
         results.append({"image_id": image_id, "category_id": category, "bbox": box, "score": round(score, 5)})
     return results
 

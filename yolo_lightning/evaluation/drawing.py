@@ -90,11 +90,11 @@ def with_boxes(
     drawn = image.copy()
     corners = boxes.round().astype(int).tolist()
     for number in reversed(range(len(corners))):
-        left, top, right, bottom = corners[number]
+        x1, y1, x2, y2 = corners[number]
         colour = bgr(class_colour(labels[number]))
-        cv2.rectangle(drawn, (left, top), (right, bottom), colour, width)
+        cv2.rectangle(drawn, (x1, y1), (x2, y2), colour, width)
         if words and words[number]:
-            write(drawn, words[number], left, top, colour, font_scale)
+            write(drawn, words[number], x1, y1, colour, font_scale)
     return drawn
 
 

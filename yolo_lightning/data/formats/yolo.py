@@ -73,8 +73,9 @@ class YoloFormat(DatasetFormat):
         images = YoloSplit(self.description, key, self.settings.frame_limits)
         folder = self.settings.storage.index_folder
         index = open_packed(f"{self.description.file.stem}-{key}", images.state, images.read, folder)
-        part: Split = "valid" if split in ("test", "predict") and key == "train" else split
-        return self.settings.split.part(part, index)
+        if split in ("test", "predict") and key == "train":
+            split = "valid"
+        return self.settings.split.part(split, index)
 
     def open_storage(self, split: Split, channels: Channels, kind: StorageKind | None = None) -> Storage:
         # `YoloSplit` has checked the names; a folder in the data.yaml may be outside of the dataset folder.

@@ -59,7 +59,8 @@ class DataDescription:
 
 def read_description(file: Path, root: Path | None = None) -> DataDescription:
     """Read and check a `data.yaml`, given its path or folder; `root` replaces the `path` in the file."""
-    file = file / FILE_NAME if os.path.isdir(file) else file
+    if os.path.isdir(file):
+        file = file / FILE_NAME
     try:
         content = read_yaml(file)
     except FileNotFoundError as error:

@@ -107,8 +107,8 @@ def _parsed(words: list[str]) -> tuple[float, ...]:
 
 def box_of_polygon(coordinates: tuple[float, ...]) -> tuple[float, float, float, float]:
     """Return centre-x, centre-y, width, height of the smallest box around points x1, y1, x2, y2, ..."""
-    left = min(coordinates[::2])
-    right = max(coordinates[::2])
-    top = min(coordinates[1::2])
-    bottom = max(coordinates[1::2])
-    return (left + right) / 2, (top + bottom) / 2, right - left, bottom - top
+    x1 = min(coordinates[::2])
+    x2 = max(coordinates[::2])
+    y1 = min(coordinates[1::2])
+    y2 = max(coordinates[1::2])
+    return (x1 + x2) / 2, (y1 + y2) / 2, x2 - x1, y2 - y1

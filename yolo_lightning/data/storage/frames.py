@@ -168,7 +168,9 @@ def _refuse_other_types(content: bytes, name: str, frame: AnyArray | None) -> No
     """Raise `BitDepthError`, with the range of all channels of the file, if a decoded frame is not uint8."""
     if frame is not None and frame.dtype != np.uint8:
         stored = decode(content, cv2.IMREAD_UNCHANGED)
-        raise BitDepthError.of(name, frame if stored is None else stored)
+        if stored is None:
+            stored = frame
+        raise BitDepthError.of(name, stored)
 
 
 def is_truncated(content: bytes) -> bool:
