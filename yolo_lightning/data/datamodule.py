@@ -302,12 +302,13 @@ class DetectionDataModule(LightningDataModule):
 
     def train_dataloader(self) -> ResumableLoader:
         """Return augmented batches in an order that depends on (seed, epoch) only; the position is resumable."""
+        frames = self._opened("train")
         trainer = self.trainer
         batches = self._batches()
         processes = max(1, worker_count(self.loader.num_workers)) * batches.processes
         has_mixup = self.augmentation.mixup > 0
         window = frames_to_cache(self._order.length, processes, self.batch_size, has_mixup=has_mixup)
-        frames = self._opened("train").cached(self.storage.image_cache_mib, window)
+        frames = frames.cached(self.storage.image_cache_mib, window)
         order: EpochOrder = self._order
         if trainer is not None and trainer.overfit_batches:  # type: ignore[attr-defined]
             order = FirstEpoch(self._order)
