@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.helpers.dispatch_count import DispatchCount, count_step
+from tests.helpers.dispatch_count import DispatchCount, count_step, counts_lists
 from yolo_lightning.conv.algorithms.algorithm import Operation, operands_of
 from yolo_lightning.conv.algorithms.problem import Problem, make_problem
 from yolo_lightning.conv.algorithms.table import candidates, gradient_candidates
@@ -106,6 +106,7 @@ def test_no_transfer_by_any_candidate(channels_last: bool) -> None:
                 assert not count.uploads, f"{operation} {candidate.name} {problem}: {count.uploads}"
 
 
+@counts_lists
 def test_an_index_list_and_a_tensor_of_numbers_count_as_uploads() -> None:
     values = torch.zeros(4, device="meta")
     for work in (lambda: values[[0, 2]], lambda: values + values.new_tensor([1.0, 2.0, 3.0, 4.0])):

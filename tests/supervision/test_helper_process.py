@@ -73,7 +73,7 @@ def test_a_call_that_hangs_delays_nobody_and_starts_no_further_process(
         helper.post(append_to_log, tmp_path / "state", f"{number};".encode(), replaces="state")
     assert not helper.wait(helper.begin(divide, 1, 1), 0.2)
     assert time.monotonic() - began_s < 10
-    assert len(os.listdir("/proc/self/fd")) == len(before)
+    assert len(os.listdir("/proc/self/fd")) <= len(before)  # fewer: files of earlier tests are closed
     assert helper.silent_s > 0.2
     assert sum(call.content_bytes for call in helper._waiting) <= module.MOST_WAITING_BYTES
     assert helper.dropped > 100

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from tests.conv.emulation import assume_available
+from tests.helpers.dispatch_count import counts_lists
 from tests.helpers.meta_device import META, MetaAccelerator, MetaDevice, Requests
 from yolo_lightning.callbacks import EMA, EpochTable, MetricsFile, ProgressLines, StatusFile
 from yolo_lightning.conv import Plan
@@ -117,6 +118,7 @@ def test_step_waits_for_the_device_where_it_is_documented_only(backend: str) -> 
     assert dict(requests.waits) == DOCUMENTED_WAITS
 
 
+@counts_lists
 @pytest.mark.parametrize("backend", [pytest.param("native", marks=pytest.mark.whole_run), "gemm", "kernels"])
 def test_step_copies_nothing_to_the_device_but_the_batch(backend: str) -> None:
     requests, _ = second_step(backend, False)
@@ -199,11 +201,11 @@ def test_peak_memory_of_a_step(backend: str, checkpointing: bool, limit_gib: flo
     [
         lambda tensor: tensor.sum().item(),
         lambda tensor: tensor.copy_(torch.ones(4)),
-        lambda tensor: tensor[[0, 1]],
+        pytest.param(lambda tensor: tensor[[0, 1]], marks=counts_lists),
         lambda tensor: tensor[torch.tensor([0, 1])],
         lambda tensor: tensor[tensor > 0],
         lambda tensor: tensor.cpu(),
-        lambda tensor: torch.tensor(1.0, device=tensor.device),
+        pytest.param(lambda tensor: torch.tensor(1.0, device=tensor.device), marks=counts_lists),
     ],
     ids=["item", "blocking copy", "list", "host tensor", "mask", "copy to the host", "tensor of a number"],
 )

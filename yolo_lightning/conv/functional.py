@@ -27,6 +27,7 @@ from yolo_lightning.conv.algorithms.problem import (
 )
 from yolo_lightning.conv.algorithms.shared import (
     exports_to_onnx,
+    has_autocast,
     is_recorded,
     is_traced,
     with_usual_strides,
@@ -190,7 +191,7 @@ def input_gradient(grad_output: Tensor, weight: Tensor, problem: Problem, plan: 
 def autocast_operands(input: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return the operands in the dtype of autocast, if autocast is enabled on their device."""
     device_type = input.device.type
-    if not (torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)):
+    if not (has_autocast(device_type) and torch.is_autocast_enabled(device_type)):
         return input, weight, bias
     dtype = torch.get_autocast_dtype(device_type)
     return _autocast(input, dtype), _autocast(weight, dtype), None if bias is None else _autocast(bias, dtype)

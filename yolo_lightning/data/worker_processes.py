@@ -94,25 +94,23 @@ class EndsWithTrainer:
             super().start()  # type: ignore[misc]
 
     def run(self) -> None:
+        """Run, and exit without exit functions and without finalising the interpreter.
+
+        The thread that sends batches may be inside torch when an iterator is dropped within an epoch. At finalisation
+        Python unwinds that thread through C++ code, which aborts the process. From Python 3.13 on, a forked process
+        also runs the exit functions of the modules that it has loaded.
+        """
         Thread(target=end_with_trainer, args=(self.trainer,), name="end with trainer", daemon=True).start()
         super().run()  # type: ignore[misc]
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 class SpawnedWorker(EndsWithTrainer, SpawnProcess):
     """A spawned process that ignores SIGINT and SIGTERM."""
 
     _Popen = SpawnedPopen
-
-    def run(self) -> None:
-        """Run without finalising the interpreter.
-
-        The thread that sends batches may be inside torch when an iterator is dropped within an epoch. At finalisation
-        Python unwinds that thread through C++ code, which aborts the process.
-        """
-        super().run()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
 
 
 class ForkServedWorker(EndsWithTrainer, ForkServerProcess):

@@ -59,10 +59,17 @@ def is_traced() -> bool:
     return is_tracing
 
 
+# torch.compile of torch 2.11 and earlier cannot trace `torch.amp.is_autocast_available`.
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def has_autocast(device_type: str) -> bool:
+    """Return whether PyTorch has autocast for a type of device, such as "cuda"."""
+    return torch.amp.is_autocast_available(device_type)
+
+
 def without_autocast(tensor: Tensor) -> AbstractContextManager[object]:
     """Disable autocast: operands are already cast, and the backward pass may run under another autocast setting."""
     device_type = tensor.device.type
-    if not torch.amp.is_autocast_available(device_type):
+    if not has_autocast(device_type):
         return nullcontext()
     return torch.autocast(device_type, enabled=False)
 
