@@ -1,6 +1,7 @@
 """Tasks of a SLURM job are recognized, and the first one requeues the job."""
 
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,13 @@ TASK = {"SLURM_JOB_ID": "71", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_
 
 
 @pytest.fixture
-def task(monkeypatch: pytest.MonkeyPatch) -> None:
+def task(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
     for name, value in TASK.items():
         monkeypatch.setenv(name, value)
+    handler = signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGUSR1, handler)
 
 
 @pytest.mark.usefixtures("task")
@@ -53,6 +57,8 @@ def test_first_task_requeues_the_job_after_its_signal(
     with pytest.raises(SystemExit), requeued():
         raise SystemExit(code)
     assert record.read_text() == text
+    # A signal that reaches the task later must not kill the ending interpreter.
+    assert (signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN) == (code == 138)
 
 
 @pytest.mark.usefixtures("task")

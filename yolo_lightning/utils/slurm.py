@@ -35,8 +35,11 @@ def requeued() -> Iterator[None]:
     try:
         yield
     except SystemExit as end:
-        if end.code == of_signal(REQUEUE_SIGNAL) and is_slurm_task() and os.environ["SLURM_PROCID"] == "0":
-            _requeue(os.environ["SLURM_JOB_ID"])
+        if end.code == of_signal(REQUEUE_SIGNAL) and is_slurm_task():
+            # The signal can reach this task after the agreed stop, and would kill the ending interpreter.
+            signal.signal(REQUEUE_SIGNAL, signal.SIG_IGN)
+            if os.environ["SLURM_PROCID"] == "0":
+                _requeue(os.environ["SLURM_JOB_ID"])
         raise
 
 
