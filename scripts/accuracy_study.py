@@ -30,10 +30,10 @@ from typing import Any
 from common import markdown_table, mean_interval, run_logged
 from comparison.dataset import Dataset
 from lightning.pytorch import Callback, LightningModule, Trainer
+from synthetic import draw_dataset
 from torch.nn import BatchNorm2d
 
 from yolo_lightning.data.image_size import STRIDE
-from yolo_lightning.data.synthetic import draw_dataset
 from yolo_lightning.utils import run_files
 from yolo_lightning.utils.files import replacing, write_json
 

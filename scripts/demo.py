@@ -22,9 +22,10 @@ def main() -> None:
     argparse.ArgumentParser(
         description=f"{__doc__} Writes into {DATA} and {RUN} of the current folder; minutes on two CPU cores."
     ).parse_args()
+    from synthetic import draw_dataset
+
     from yolo_lightning.checkpoints import run_folder
     from yolo_lightning.cli import main as command_line
-    from yolo_lightning.data.synthetic import draw_dataset
     from yolo_lightning.utils import run_files
     from yolo_lightning.utils.stop_signals import request
 

@@ -22,8 +22,8 @@ sys.path.insert(0, str(REPOSITORY))
 
 import torch  # noqa: E402
 from hosts.record import delivered_images  # noqa: E402
+from synthetic import draw_dataset  # noqa: E402
 
-from yolo_lightning.data.synthetic import draw_dataset  # noqa: E402
 from yolo_lightning.supervision.heartbeat import Heartbeat, read_heartbeat  # noqa: E402
 
 FRAMES = 240

@@ -25,8 +25,7 @@ from common import markdown_table  # noqa: E402
 from hosts.fit import EPOCHS, LONGEST_S, HostedFit  # noqa: E402
 from hosts.network import TwoNamespaces, reason_against  # noqa: E402
 from hosts.record import delivered_images  # noqa: E402
-
-from yolo_lightning.data.synthetic import draw_dataset  # noqa: E402
+from synthetic import draw_dataset  # noqa: E402
 
 FRAMES = 24
 STEPS = EPOCHS * FRAMES // 4

@@ -9,10 +9,10 @@ from pathlib import Path
 import hypothesis
 import pytest
 import torch
+from synthetic import draw_dataset
 
 from tests.conv.emulation import COMPILER, Guarded, compile_emulated
 from tests.helpers.forks import Forks
-from yolo_lightning.data.synthetic import draw_dataset
 from yolo_lightning.utils.offline import set_switches
 
 set_switches()

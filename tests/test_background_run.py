@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from synthetic import draw_dataset
 
 from yolo_lightning import Detector
-from yolo_lightning.data.synthetic import draw_dataset
 from yolo_lightning.model.network_settings import read_settings
 
 pytestmark = pytest.mark.whole_run

@@ -1,6 +1,7 @@
 """Twenty steps of the tiny configuration reproduce a stored loss curve. A change of the maths fails.
 
-After such a change: `python -m tests.test_golden_loss > tests/golden_loss.txt`, and say why in the CHANGELOG.
+After such a change: `PYTHONPATH=scripts python -m tests.test_golden_loss > tests/golden_loss.txt`, and say why in
+the CHANGELOG.
 """
 
 from pathlib import Path
@@ -9,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
+from synthetic import draw_dataset
 
 from tests.helpers.data_module import data_module
 from yolo_lightning.callbacks import EMA
 from yolo_lightning.data.loader import LoaderSettings
-from yolo_lightning.data.synthetic import draw_dataset
 from yolo_lightning.model.conv_backend import ConvolutionSettings
 from yolo_lightning.module import YOLOModule
 from yolo_lightning.training.recipe import Recipe

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from lightning.pytorch import Trainer
 from lightning.pytorch.tuner import Tuner
+from synthetic import draw_dataset
 from torch.utils.data import DataLoader
 
 from yolo_lightning import YOLOModule
@@ -17,8 +18,6 @@ from pathlib import Path
 from lightning.pytorch import Trainer
 from yolo_lightning import DetectionDataModule, Detector, YOLOModule
 from yolo_lightning.data.loader import LoaderSettings
-from yolo_lightning.data.synthetic.drawn_dataset import draw_dataset
-draw_dataset(Path("dataset"), train_frames=16, valid_frames=8, test_frames=4, width=96, height=64)
 """,
     'data = DetectionDataModule("dataset", image_size=64, batch_size=4, loader=LoaderSettings(num_workers=0))',
     'data.setup("fit"); next(iter(data.train_dataloader())).images.shape',
@@ -56,6 +55,7 @@ def test_learning_rate_finder_is_refused() -> None:
 
 @pytest.mark.whole_run
 def test_cells_run_and_print_no_ordinary_line_in_red(tmp_path: Path) -> None:
+    draw_dataset(tmp_path / "dataset", train_frames=16, valid_frames=8, test_frames=4, width=96, height=64)
     notebook: Any = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(one) for one in CELLS])
     nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
     outputs = [one for cell in notebook.cells for one in cell.outputs]

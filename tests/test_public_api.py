@@ -12,6 +12,7 @@ import pytest
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
+from synthetic import draw_dataset
 
 import yolo_lightning
 from tests.callbacks.tiny_training import tiny_trainer
@@ -34,7 +35,6 @@ from yolo_lightning.callbacks import (
 )
 from yolo_lightning.conv import AutotunedPlan, conv2d
 from yolo_lightning.data.batch import TrainingFacts, collate
-from yolo_lightning.data.synthetic import draw_dataset
 from yolo_lightning.model.conv_backend import ConvolutionSettings
 
 
@@ -250,7 +250,6 @@ def test_prediction_of_a_plain_trainer_returns_the_detections_of_each_frame(
             "of conv1d must be tensors, got NoneType",
         ),
         (lambda: collate([]), r"collate needs a list of Samples, got \[\]"),
-        (lambda: draw_dataset("x", clip_frames=0), "clip_frames must be >= 1 or null, got 0"),
         (lambda: loader(trainer=Trainer), "trainer a Trainer or None, got .* and <class"),
         (lambda: conv2d(*IMAGES, stride=1.5), "stride must be one integer or one for each of the 2 .* got 1.5"),
         (lambda: conv2d(*IMAGES, groups="1"), "groups must be an integer > 0, got '1'"),
@@ -260,8 +259,6 @@ def test_prediction_of_a_plain_trainer_returns_the_detections_of_each_frame(
         (lambda: yolo_lightning.AtomicCheckpointIO().load_checkpoint(__file__), "it is not a file of torch.save"),
         (lambda: yolo_lightning.YOLOModule.load_from_checkpoint(None), "checkpoint_path must be a path, got None"),
         (lambda: yolo_lightning.YOLOModule.load_from_checkpoint("x.ckpt"), "x.ckpt cannot be used: it does not exist"),
-        (lambda: draw_dataset("x", train_frames="16"), r"draw_dataset\.train_frames must be an integer, got '16'"),
-        (lambda: draw_dataset("x", width=0), "width must be >= 1, got 0"),
     ],
 )
 def test_argument_of_another_type_is_named(call: Callable[[], Any], message: str) -> None:

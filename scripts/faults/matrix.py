@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from common import markdown_table
+from synthetic import draw_dataset
 
 from faults import traces
 from faults.judge import FinalState, Verdict, judge
 from faults.run import EPOCHS, FAULTS, ROOT_VARIABLE, STEPS_PER_EPOCH, TRAIN_FRAMES, VALID_FRAMES, Case, Run
-from yolo_lightning.data.synthetic import draw_dataset
 
 COLUMNS = ("row", "fault", "noticed (s)", "reported", "steps lost", "next step (s)", "left behind", "exit", "verdict")
 PAGE = """# Fault injection: measured results

@@ -7,13 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from synthetic import draw_dataset
 
 from tests.conftest import REPOSITORY
 from yolo_lightning.checkpoints.checkpoint_file import find_damage, write_checkpoint
 from yolo_lightning.commands import OWN_OPTIONS
 from yolo_lightning.commands.option_layers import divided
 from yolo_lightning.commands.soak import copied_state, end_of_fit, incidents, recommended, soak, trends
-from yolo_lightning.data.synthetic import draw_dataset
 from yolo_lightning.utils.exit_codes import of_signal
 
 HOUR = [

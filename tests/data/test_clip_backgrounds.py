@@ -10,6 +10,7 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
+from synthetic import draw_dataset
 
 from tests.helpers.archives import write_zip
 from tests.helpers.data_module import data_module
@@ -20,7 +21,6 @@ from yolo_lightning.data.dataset import EvaluationDataset, TrainingDataset
 from yolo_lightning.data.labelled_frames import LabelledFrames
 from yolo_lightning.data.sampling.resumable_loader import SampleKey
 from yolo_lightning.data.storage.folder_frames import FolderFrames
-from yolo_lightning.data.synthetic import draw_dataset
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
 from yolo_lightning.data.transforms.photometric import random_photometry
 from yolo_lightning.data.transforms.pixel_range import PixelRange

@@ -9,6 +9,8 @@ import cv2
 import numpy as np
 import pytest
 from lightning.pytorch import Trainer
+from synthetic import draw_dataset
+from synthetic.camera import RAW_LOW, RAW_PER_LEVEL
 
 from tests.helpers.archives import pack, write_zip
 from tests.helpers.data_module import data_module
@@ -25,8 +27,6 @@ from yolo_lightning.data.storage.frames import BitDepthError, FrameError, decode
 from yolo_lightning.data.storage.image_header import FrameLimits
 from yolo_lightning.data.storage.packing import complete_shards, damaged_frames
 from yolo_lightning.data.storage.storage import StorageSettings
-from yolo_lightning.data.synthetic.camera import RAW_LOW, RAW_PER_LEVEL
-from yolo_lightning.data.synthetic.drawn_dataset import draw_dataset
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
 from yolo_lightning.data.transforms.photometric import random_photometry
 from yolo_lightning.data.transforms.pixel_range import PixelRange, Span

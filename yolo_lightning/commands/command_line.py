@@ -22,8 +22,6 @@ from yolo_lightning.commands.option_layers import divided
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.suggestions import did_you_mean, similar
 
-SECTIONS = "function_of"
-"""Name of an optional function of a command's module: the function that the first words select, and its words."""
 DATA = "data"
 """Argument of functions that receive a data module, whose arguments are options `data.*`, as in `fit`."""
 SWITCH_VALUE = re.compile(r"true|false|yes|no|on|off|-?\d+", re.IGNORECASE)
@@ -46,10 +44,8 @@ def run_tool(name: str, words: Sequence[str]) -> None:
     if hasattr(module, "__path__"):  # a command in its own folder
         module = import_module(f"yolo_lightning.commands.{name}.command")
     command = PICTURES if name == "predict" else name
-    if hasattr(module, SECTIONS):
-        command = f"{command} {''.join(words[:1])}"
-        function, words = getattr(module, SECTIONS)(words)
-    elif isinstance(function := getattr(module, name), dict):
+    function = getattr(module, name)
+    if isinstance(function, dict):
         section = "".join(words[:1])
         command, function, words = f"{command} {section}", _section(name, section, function), words[1:]
     call(function, words, command)

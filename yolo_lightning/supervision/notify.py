@@ -50,26 +50,30 @@ class NotifySettings:
 
     def resolved(self) -> "NotifySettings":
         """Return a copy in which environment variables are replaced by their values."""
-        found: dict[str, Any] = {}
+        addresses: dict[str, Any] = {}
         for name in ADDRESSES:
-            try:
-                found[name] = (address := getattr(self, name)) and resolved(address)
-            except UserError as error:
-                raise UserError(f"supervision.notify.{name}: {error}") from None
-        return replace(self, **found)
+            address = getattr(self, name)
+            if address is not None:
+                try:
+                    addresses[name] = resolved(address)
+                except UserError as error:
+                    raise UserError(f"supervision.notify.{name}: {error}") from None
+        return replace(self, **addresses)
 
 
 def _check_address(name: str, address: str) -> None:
     """Check an address; the `ValueError` does not contain it, because it may contain a password."""
     try:
         parts = urlsplit(address)
-        scheme, host = parts.scheme, parts.hostname
+        scheme = parts.scheme
+        has_host = bool(parts.hostname)
     except ValueError:
-        scheme, host = "", None
-    if scheme not in WEB_SCHEMES or not host:
+        scheme = ""
+        has_host = False
+    if scheme not in WEB_SCHEMES or not has_host:
         raise UserError(
             f"supervision.notify.{name} must be http://HOST/..., https://HOST/... or $NAME, "
-            f"got the scheme {scheme!r} and {'a' if host else 'no'} host"
+            f"got the scheme {scheme!r} and {'a' if has_host else 'no'} host"
         )
 
 
@@ -81,8 +85,10 @@ class Notifier:
     """
 
     def __init__(self, run: Path, settings: NotifySettings, log: Callable[[str], None]) -> None:
-        self._place, self._log = f"{run.absolute().name} on {socket.gethostname()}", log
-        self._addresses = {name: address for name in ADDRESSES if (address := getattr(settings, name))}
+        self._place = f"{run.absolute().name} on {socket.gethostname()}"
+        self._log = log
+        addresses = {"webhook": settings.webhook, "ping": settings.ping}
+        self._addresses = {name: address for name, address in addresses.items() if address}
         self._helpers = {name: Helper() for name in self._addresses}
         self._calls: list[tuple[str, str, Call[None]]] = []
         self._sent: dict[str, float] = {}  # time of the last message of each event
@@ -104,8 +110,10 @@ class Notifier:
 
         `place` is (step, 1 while it validates, batch of the validation); a repetition of steps is no progress.
         """
-        if place > self._furthest and time.monotonic() >= self._next_ping_s:
-            self._furthest, self._next_ping_s = place, time.monotonic() + PING_INTERVAL_S
+        now_s = time.monotonic()
+        if place > self._furthest and now_s >= self._next_ping_s:
+            self._furthest = place
+            self._next_ping_s = now_s + PING_INTERVAL_S
             self.ping()
 
     def ping(self) -> None:
@@ -119,13 +127,16 @@ class Notifier:
             helper.serve()
             if helper.silent_s > CALL_TIMEOUT_S:
                 helper.cancel(f"no complete answer within {CALL_TIMEOUT_S:g} s")
-        for name, what, call in self._calls:
-            if call.answered:
-                try:
-                    call.result()
-                except OSError as error:
-                    self._log(f"supervision.notify.{name}: {what} not sent: {error}")
-        self._calls = [one for one in self._calls if not one[2].answered]
+        waiting = []
+        for name, message, call in self._calls:
+            if not call.answered:
+                waiting.append((name, message, call))
+                continue
+            try:
+                call.result()
+            except OSError as error:
+                self._log(f"supervision.notify.{name}: {message} not sent: {error}")
+        self._calls = waiting
 
     def close(self) -> None:
         """Wait at most `CLOSE_S` seconds for the answers, and end the child processes."""
@@ -134,15 +145,15 @@ class Notifier:
         while self._calls and time.monotonic() < end_s:
             time.sleep(0.02)
             self.serve()
-        for name, what, _ in self._calls:
-            self._log(f"supervision.notify.{name}: {what} not sent: no answer before the supervisor ended")
+        for name, message, _ in self._calls:
+            self._log(f"supervision.notify.{name}: {message} not sent: no answer before the supervisor ended")
         for helper in self._helpers.values():
             helper.close(0.0)
 
-    def _begin(self, name: str, what: str, content: dict[str, str] | None = None) -> None:
+    def _begin(self, name: str, message: str, content: dict[str, str] | None = None) -> None:
         if name in self._helpers:
             call = self._helpers[name].begin(_send_without_address, self._addresses[name], content)
-            self._calls.append((name, what, call))
+            self._calls.append((name, message, call))
 
 
 def _send_without_address(address: str, content: dict[str, str] | None) -> None:
@@ -154,9 +165,12 @@ def _send_without_address(address: str, content: dict[str, str] | None) -> None:
     except Exception as error:
         if not isinstance(error, OSError | HTTPException | ValueError):
             raise OSError(f"{type(error).__name__} in {places(error)}") from None
-        if isinstance(status := getattr(error, "code", None), int):  # urllib's HTTPError
-            moved = ", a redirect, which is not followed: correct the address" if 300 <= status < 400 else ""
-            raise OSError(f"HTTP status {status}{moved}") from None
+        status = getattr(error, "code", None)
+        if isinstance(status, int):  # urllib's HTTPError
+            problem = f"HTTP status {status}"
+            if 300 <= status < 400:
+                problem += ", a redirect, which is not followed: correct the address"
+            raise OSError(problem) from None
         reason = getattr(error, "reason", error)
         raise OSError(getattr(reason, "strerror", None) or type(reason).__name__) from None
 

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from tests.helpers.data_module import data_module
-from yolo_lightning.commands.benchmark.loader_speed import loader, measure_speeds, sample_maker, training_datasets
+from yolo_lightning.commands.benchmark.command import loader
+from yolo_lightning.commands.benchmark.loader_speed import measure_speeds, sample_maker, training_datasets
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.sampling.epoch_order import SampledOrder, Sampling
 from yolo_lightning.data.sampling.resumable_loader import EpochBatchSampler

@@ -21,8 +21,9 @@ from yolo_lightning.commands.benchmark.comparison import (
     time_calls,
 )
 from yolo_lightning.commands.benchmark.conv_variants import Variant, absent, convert, settings_of
-from yolo_lightning.commands.benchmark.passes import find_layers, make_module, synthetic_batch
+from yolo_lightning.commands.benchmark.layer_speed import find_layers
 from yolo_lightning.commands.benchmark.section import Section
+from yolo_lightning.commands.benchmark.training_step import make_module, random_batch
 from yolo_lightning.conv import GemmConv2d, disable_gpu_kernels
 from yolo_lightning.conv.kernels import gpu_kernels_enabled
 from yolo_lightning.data.image_size import ImageSize
@@ -111,20 +112,20 @@ def test_a_failing_variant_becomes_a_result(fails_at: int) -> None:
 
 
 def test_the_fastest_layout_is_the_reference() -> None:
-    times = {Variant.NATIVE: 3.0, Variant.NATIVE_NHWC: 2.0, Variant.SLOW: 4.0}
+    times = {Variant.NATIVE: 3.0, Variant.NATIVE_NHWC: 2.0}
     results = [Result(variant, [time_s]) for variant, time_s in times.items()]
-    assert [fastest(results, name) for name in ("native", "slow", "gemm")] == [results[1], results[2], None]
+    assert [fastest(results, name) for name in ("native", "gemm")] == [results[1], None]
 
 
 def test_table_contains_ratios_and_rates() -> None:
     results = [
         Result(Variant.GEMM, [0.05, 0.05, 0.06]),
-        Result(Variant.SLOW, [0.1, 0.2, 0.12]),
+        Result(Variant.NATIVE_NHWC, [0.1, 0.2, 0.12]),
         Result(Variant.NATIVE, [0.04, 0.04, 0.04]),
     ]
     text = "\n".join(result_table(results, 8))
-    assert "| variant | median ms | range ms | images/s | ratio to native | ratio to slow |" in text
-    assert "| gemm | 50.00 | 50.00 to 60.00 | 160.0 | 1.25 | 0.50 |" in text
+    assert "| variant | median ms | range ms | images/s | ratio to native |" in text
+    assert "| gemm | 50.00 | 50.00 to 60.00 | 160.0 | 1.25 |" in text
 
 
 @pytest.mark.parametrize("variant", [one for one in Variant if one not in absent(CPU)])
@@ -132,33 +133,21 @@ def test_variant_equals_conv2d(variant: Variant) -> None:
     layer, images = nn.Conv2d(4, 6, 3, padding=1, dtype=torch.float64), torch.randn(2, 4, 9, 8, dtype=torch.float64)
     expected = layer(images)
     convert(layer, variant)
-    with settings_of(variant, CPU):
+    with settings_of(variant):
         torch.testing.assert_close(layer(images.contiguous(memory_format=variant.memory_format)), expected)
 
 
 @pytest.mark.parametrize("variant", [Variant.GEMM, Variant.GEMM_CHECKPOINTING, Variant.NATIVE_NHWC])
 def test_whole_network_gives_the_same_loss(variant: Variant) -> None:
     plain, module = make_module(), make_module()
-    batch = synthetic_batch(2, ImageSize(64, 64), seed=0)
+    batch = random_batch(2, ImageSize(64, 64), seed=0)
     expected, _ = plain.detection_loss(plain(batch.images), batch)
     convert(module.graph, variant)
-    with settings_of(variant, CPU):
+    with settings_of(variant):
         found, _ = module.detection_loss(module(batch.images), batch)
     assert found.item() == pytest.approx(expected.item(), rel=1e-4)
     is_gemm = {isinstance(layer, GemmConv2d) for layer in module.graph.modules() if isinstance(layer, nn.Conv2d)}
     assert is_gemm == {variant.implementation == "gemm"}
-
-
-def test_switches_are_restored_after_an_error() -> None:
-    before = torch.backends.cudnn.enabled
-
-    def fail() -> None:
-        assert not torch.backends.cudnn.enabled
-        raise KeyError
-
-    with pytest.raises(KeyError), settings_of(Variant.SLOW, torch.device("cuda")):
-        fail()
-    assert torch.backends.cudnn.enabled is before
 
 
 def test_kernels_are_paused_for_variants_without_them() -> None:
@@ -168,10 +157,10 @@ def test_kernels_are_paused_for_variants_without_them() -> None:
         convert(nn.Conv2d(1, 1, 1), Variant.GEMM_KERNELS)
         seen = []
         for variant in (Variant.GEMM, Variant.GEMM_KERNELS, Variant.GEMM_AUTOTUNE, Variant.NATIVE):
-            with settings_of(variant, CPU):
+            with settings_of(variant):
                 seen.append(gpu_kernels_enabled())
         assert seen == [False, True, True, False]
-        with pytest.raises(RuntimeError, match="GPU kernels cannot be used"), settings_of(Variant.GEMM_KERNELS, CPU):
+        with pytest.raises(RuntimeError, match="GPU kernels cannot be used"), settings_of(Variant.GEMM_KERNELS):
             disable_gpu_kernels()  # as after a failed build
     finally:
         disable_gpu_kernels()
@@ -188,4 +177,4 @@ def test_layers_of_the_network() -> None:
 
 
 def test_skipped_implementations_are_left_out() -> None:
-    assert section(skipped=("native", "gemm")).variants(*Variant) == (Variant.SLOW,)
+    assert section(skips_native=True).variants(Variant) == [Variant.GEMM, Variant.GEMM_CHECKPOINTING]

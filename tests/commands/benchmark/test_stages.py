@@ -4,12 +4,12 @@ import json
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from yolo_lightning.commands.benchmark import command
-from yolo_lightning.commands.benchmark.command import function_of, gpu
+from yolo_lightning.commands.benchmark.command import StageName, gpu
 from yolo_lightning.commands.benchmark.findings import PROGRESS, Findings, table
 from yolo_lightning.commands.benchmark.gpu_page import page
 from yolo_lightning.commands.benchmark.stages import (
@@ -24,10 +24,11 @@ from yolo_lightning.commands.benchmark.stages import (
     record_of_end,
     run_stages,
 )
+from yolo_lightning.commands.command_line import run_tool
 from yolo_lightning.supervision.child_process import Ended
 from yolo_lightning.utils.exit_codes import INTERRUPTED
 
-SETTINGS = {"device": "cpu", "quick": True}
+SETTINGS = {"device": "cpu", "quick": True, "batch_size": 8, "image_size": 640}
 THREE = [Stage.MACHINE, Stage.CORRECTNESS, Stage.STEP]
 ENVIRONMENT = {"date": "2026-01-01T00:00:00+00:00", "command": "python -m x", "device": "cuda", "quick": False}
 
@@ -147,17 +148,40 @@ def test_budget_must_be_finite_and_long_enough(tmp_path: Path, budget_s: float) 
         gpu(tmp_path / "out", budget_s=budget_s)
 
 
-@pytest.mark.parametrize(("words", "got"), [([], "none"), (["graf"], "graf"), (["--device=cpu"], "--device=cpu")])
-def test_a_missing_section_is_named_with_the_accepted_ones(words: list[str], got: str) -> None:
-    with pytest.raises(ValueError, match=f"one of layers, graph, step, loader, gpu, got {got};"):
-        function_of(words)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"image_size": 100}, "image_size must be a multiple of 32 and >= 64, got 100"),
+        ({"image_size": 32}, "image_size must be a multiple of 32 and >= 64, got 32"),
+        ({"batch_size": 0}, "batch_size must be >= 1, got 0"),
+        ({"device": "toaster"}, "device must be one of auto, cpu, cuda, cuda:1, xpu, mps, got 'toaster'"),
+    ],
+)
+def test_invalid_value_is_rejected_with_the_accepted_ones(
+    tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        gpu(tmp_path / "out", **options)
+
+
+def test_selected_stages_join_those_of_earlier_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results of other shapes and of a rehearsal are kept apart."""
+    calls: list[tuple[Path, list[Stage]]] = []
+    monkeypatch.setattr(command.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(command, "run_stages", lambda folder, _, stages, budget_s: calls.append((folder, stages)))
+    for words in (["--stages", "step", "layers"], ["--stages", "step", "--batch_size", "4"]):
+        run_tool("benchmark", ["gpu", str(tmp_path), "--device", "cpu", *words])
+    gpu(tmp_path, device="cpu", quick=True)
+    assert [stages for _, stages in calls] == [[Stage.LAYERS, Stage.STEP], [Stage.STEP], list(Stage)]
+    assert len({folder for folder, _ in calls}) == 3
+    assert get_args(StageName) == tuple(Stage)
 
 
 def record(stage: Stage, state: StageState = StageState.PASSED, **findings: Any) -> StageRecord:
     return StageRecord(stage=stage, state=state, seconds=1.0, findings=Findings(**findings))
 
 
-TIMES = {"gemm": [0.05], "gemm-kernels": [0.02, 0.02], "native": [0.03], "slow": [0.01]}
+TIMES = {"gemm": [0.05], "gemm-kernels": [0.02, 0.02], "native": [0.03]}
 RESULTS = [{"variant": name, "samples_s": times} for name, times in TIMES.items()]
 STEP = record(Stage.STEP, verdict="no", answer="gemm 50 ms", lines=["| a table |"], measured={"results": RESULTS})
 OPTIONS = [{"key": "model.convolution.backend", "value": "auto", "reason": "doctor"},
@@ -171,9 +195,8 @@ def test_page_answers_the_questions_in_order() -> None:
     assert titles == [
         "1. Does it compute right?",
         "2. Is it faster than native, and by how much per layer?",
-        "3. Does training run?",
-        "4. Does kill and resume hold?",
-        "5. Which settings to use?",
+        "3. Does training run, and does kill and resume hold?",
+        "4. Which settings to use?",
         "Machine",
     ]
     assert text.startswith("# GPU benchmark: H\n")

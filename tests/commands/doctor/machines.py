@@ -32,7 +32,6 @@ PLAIN = MachineFacts(
         "opencv-python": "5.0.0.93",
         "py-spy": "0.4.3",
     },
-    python=(3, 11, 7),
     kernel=KernelSettings("madvise", False, 1, False),
 )
 """A machine without a GPU and without problems."""

@@ -14,7 +14,7 @@ from yolo_lightning.supervision.run_status import SupervisorState
 
 ALIVE = Facts(
     now_s=NOW_S,
-    found=record(),
+    heartbeat=record(),
     trainer_lives=True,
     waited_s=1.0,
     timeouts=AdaptiveTimeouts(PhaseTimeouts(step_s=60, validate_s=120), {}),
@@ -40,28 +40,28 @@ def stalled(waited_s: float, sentence: str) -> Judgement:
     ("facts", "changed", "judgement"),
     [
         (ALIVE, {}, RUNNING),
-        *((ALIVE, {"found": record(one)}, Judgement(RunVerdict.STARTING))
+        *((ALIVE, {"heartbeat": record(one)}, Judgement(RunVerdict.STARTING))
           for one in (Phase.IMPORT, Phase.SETUP, Phase.INDEX)),
         # The timeout of the phase decides, also a learned one.
         (ALIVE, {"waited_s": 59.9}, RUNNING),
         (ALIVE, {"waited_s": 60.0}, stalled(60.0, "no progress in step")),
-        (ALIVE, {"found": record(Phase.VALIDATE), "waited_s": 60.0}, RUNNING),
-        (ALIVE, {"found": record(Phase.VALIDATE), "waited_s": 120.0}, stalled(120.0, "no progress in validate")),
+        (ALIVE, {"heartbeat": record(Phase.VALIDATE), "waited_s": 60.0}, RUNNING),
+        (ALIVE, {"heartbeat": record(Phase.VALIDATE), "waited_s": 120.0}, stalled(120.0, "no progress in validate")),
         (ALIVE, {"waited_s": 100.0, "timeouts": LEARNED}, RUNNING),
         # A stall has the sentence of a supervisor that lives.
         (ALIVE, {"waited_s": 70.0, "standing": SEEN, "supervisor_lives": True}, stalled(70.0, "worker 7 sleeps")),
         (ALIVE, {"waited_s": 70.0, "standing": SEEN}, stalled(70.0, "no progress in step")),
-        (ALIVE, {"found": NoHeartbeat.TORN}, Judgement(RunVerdict.BLIND, None, "the heartbeat file is incomplete")),
+        (ALIVE, {"heartbeat": NoHeartbeat.TORN}, Judgement(RunVerdict.BLIND, None, "the heartbeat file is incomplete")),
         (ALIVE, {"finished_s": NOW_S - 7}, Judgement(RunVerdict.FINISHED, NOW_S - 7, "the process is exiting")),
         (GONE, {"finished_s": NOW_S - 7}, Judgement(RunVerdict.FINISHED, NOW_S - 7)),
         (GONE, {}, Judgement(RunVerdict.GONE, NOW_S - 5, "the trainer disappeared")),
         (GONE, {"standing": STANDING}, LOST),
-        (GONE, {"found": record(Phase.EXIT)},
+        (GONE, {"heartbeat": record(Phase.EXIT)},
          Judgement(RunVerdict.INTERRUPTED, NOW_S - 5, "the process ended before training was finished")),
         (GONE, {"standing": WAITING, "supervisor_lives": True},
          Judgement(RunVerdict.RESTARTING, NOW_S - 100, "attempt 2 since the last checkpoint: worker 7 slept")),
         # The first attempt before its heartbeat.
-        (GONE, {"found": NoHeartbeat.MISSING, "standing": replace(STANDING, restarts=0), "supervisor_lives": True},
+        (GONE, {"heartbeat": NoHeartbeat.MISSING, "standing": replace(STANDING, restarts=0), "supervisor_lives": True},
          Judgement(RunVerdict.STARTING, NOW_S - 100)),
         # The end of an earlier supervised run does not count.
         (GONE, {"standing": EARLIER}, LOST),

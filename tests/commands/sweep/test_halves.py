@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import numpy as np
+from synthetic import draw_dataset
 
 from tests.helpers.data_module import data_module
 from yolo_lightning.commands.sweep.validation_matches import first_half
 from yolo_lightning.data.index.split_index import SplitIndex
-from yolo_lightning.data.synthetic import draw_dataset
 
 
 def index_of(root: Path, folder: Path, share: float = 1.0) -> SplitIndex:

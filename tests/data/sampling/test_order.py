@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from synthetic import draw_dataset
 
 from tests.helpers.annotations import open_ltdv2
 from tests.helpers.archives import pack
@@ -21,7 +22,6 @@ from yolo_lightning.data.sampling.resumable_loader import EpochBatchSampler, Res
 from yolo_lightning.data.storage.choose_storage import open_frames
 from yolo_lightning.data.storage.folder_frames import FolderFrames
 from yolo_lightning.data.storage.storage import StorageKind, StorageSettings
-from yolo_lightning.data.synthetic import draw_dataset
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation, BoxPaste
 
 SEED, BATCH_SIZE, EPOCHS, EPOCH_BATCHES = 5, 4, 3, 5

@@ -1,6 +1,6 @@
-"""`benchmark`: convolutions, training step, loader, and everything to measure on a first GPU.
+"""`benchmark`: `gpu` measures a device in stages, `loader` measures a dataset.
 
-Reading order: `command` (the words after `benchmark`) -> `section` (settings and findings of one measurement)
--> `speed`, `correctness`, `training`, `kill_and_resume`, `machine_facts`, `loader_speed`
-(what is measured). `stages` runs the sections of `benchmark gpu` in child processes, `gpu_page` joins their findings.
+Reading order: `command` (options) -> `stages` (child processes) -> `section` (settings and findings of one stage)
+-> `machine_facts`, `correctness`, `layer_speed`, `training`, `kill_and_resume` (what is measured). `gpu_page` joins the
+findings of all stages.
 """

@@ -1,60 +1,48 @@
-"""`python -m yolo_lightning benchmark SECTION`: convolutions, training step, loader, or everything on a GPU."""
+"""`python -m yolo_lightning benchmark gpu OUT`: all stages on one device; `benchmark loader`: samples of a dataset."""
 
+import re
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from yolo_lightning.commands.benchmark.findings import FORMAT
 from yolo_lightning.commands.benchmark.gpu_page import answer, page
 from yolo_lightning.commands.benchmark.stages import DEFAULT_BUDGET_S, Stage, StageState, read_record, run_stages
 from yolo_lightning.errors import UserError
+from yolo_lightning.utils.choices import check_range
 from yolo_lightning.utils.exit_codes import INTERRUPTED, ExitCode
 from yolo_lightning.utils.files import replacing, write_json
 from yolo_lightning.utils.paths import real_path, user_path
 from yolo_lightning.utils.stop_signals import pasteable
 
-PAGE, RESULTS = "gpu.md", "gpu.json"
-CONVOLUTIONS = ("layers", "graph", "step")
+if TYPE_CHECKING:
+    from yolo_lightning.data.datamodule import DetectionDataModule
 
-
-def function_of(words: Sequence[str]) -> tuple[Callable[..., None], list[str]]:
-    """Return the function of the section that the first word names, and the words of its command line.
-
-    Raises:
-        UserError: If the first word is no section.
-    """
-    name = "".join(words[:1])
-    if name == "gpu":
-        return gpu, list(words[1:])
-    if name == "loader":
-        from yolo_lightning.commands.benchmark.loader_speed import loader
-
-        return loader, list(words[1:])
-    if name in (*CONVOLUTIONS, "-h", "--help"):
-        from yolo_lightning.commands.benchmark.speed import convolutions
-
-        return convolutions, list(words)
-    sections = ", ".join([*CONVOLUTIONS, "loader", "gpu"])
-    raise UserError(
-        f"benchmark needs a section, one of {sections}, got {name or 'none'}; for example: benchmark gpu OUT"
-    )
+PAGE = "gpu.md"
+RESULTS = "gpu.json"
+STRIDE = 32
+DEVICE = re.compile(r"auto|cpu|mps|(cuda|xpu)(:\d+)?")
+StageName = Literal["machine", "correctness", "layers", "step", "resume"]
 
 
 def gpu(
     out: Path,
     *,
     device: str = "auto",
+    stages: StageName | list[StageName] | None = None,
+    batch_size: int = 8,
+    image_size: int = 640,
     quick: bool = False,
     budget_s: float = DEFAULT_BUDGET_S,
 ) -> None:
-    """Measure everything that matters on a new GPU in ten minutes, and write one page and one JSON file.
+    """Measure a GPU, or another device, in ten minutes, and write one page and one JSON file.
 
-    The page answers: does it compute right, is it faster than native and by how much per layer, does training run, does
-    kill and resume hold, which settings to use. Each stage runs in a child process with a time limit and its result is
+    The page answers: does it compute right, is it faster than native and by how much per layer, does training run and
+    resume after a kill, which settings to use. Each stage runs in a child process with a time limit and its result is
     written at once: a crash or hang loses one stage only. A second call with the same options runs the stages that have
     not finished.
 
@@ -63,30 +51,44 @@ def gpu(
     Args:
         out: Folder for the results: gpu.md, gpu.json, and one JSON file per stage.
         device: auto, cpu, cuda, cuda:1, xpu, mps; auto selects the accelerator if there is one.
+        stages: Stages to run, of machine, correctness, layers, step and resume; null runs all. The page also contains
+            the stages of earlier calls with the same options.
+        batch_size: Images per step in layers and step.
+        image_size: Side of the input in pixels in layers and step, a multiple of 32.
         quick: Rehearse all stages with small shapes and few repetitions; its times say nothing about speed.
         budget_s: Time limit for this call in seconds, at least 60. Stages that do not fit do not run.
     """
+    if not DEVICE.fullmatch(device):
+        raise UserError(f"device must be one of auto, cpu, cuda, cuda:1, xpu, mps, got {device!r}")
     if not 60 <= budget_s < float("inf"):
         raise UserError(f"budget_s must be finite and >= 60, got {budget_s}")
+    check_range("batch_size", batch_size, ">= 1")
+    if image_size < 2 * STRIDE or image_size % STRIDE:
+        raise UserError(f"image_size must be a multiple of {STRIDE} and >= {2 * STRIDE}, got {image_size}")
     if out.exists() and not out.is_dir():
         raise UserError(f"out must be a folder, got the file {out}")
-    out, settings = real_path(user_path(out)), {"device": device, "quick": quick}
-    folder = out / ("rehearsal" if quick else "stages") / device
+    out = real_path(user_path(out))
+    settings = {"device": device, "quick": quick, "batch_size": batch_size, "image_size": image_size}
+    folder = out / ("rehearsal" if quick else "stages") / f"{device}-{batch_size}x{image_size}"
+    names = [stages] if isinstance(stages, str) else stages
+    selected = [stage for stage in Stage if names is None or stage in names]
     command = pasteable([sys.executable, "-m", "yolo_lightning", *sys.argv[1:]])
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    code = 0
+    is_interrupted = False
     try:
-        run_stages(folder, settings, list(Stage), budget_s)
+        run_stages(folder, settings, selected, budget_s)
     except KeyboardInterrupt:
-        code = INTERRUPTED
+        is_interrupted = True
         print(f"benchmark: interrupted; run the other stages with: {command}", file=sys.stderr)
     states = write_results(out, folder, settings, command)
     print(f"page: {out / PAGE}")
-    if code or any(state is not StageState.PASSED for state in states):
-        raise SystemExit(code or ExitCode.FAILED)
+    if is_interrupted:
+        raise SystemExit(INTERRUPTED)
+    if any(state is not StageState.PASSED for state in states):
+        raise SystemExit(ExitCode.FAILED)
 
 
-def write_results(out: Path, folder: Path, settings: dict[str, Any], command: str) -> list[StageState]:
+def write_results(out: Path, folder: Path, settings: Mapping[str, Any], command: str) -> list[StageState]:
     """Write the page and the JSON file from the records of all stages, print the answers, and return the states."""
     records = [record for stage in Stage if (record := read_record(folder, stage)) is not None]
     date = datetime.now().astimezone().isoformat(timespec="seconds")
@@ -97,3 +99,25 @@ def write_results(out: Path, folder: Path, settings: dict[str, Any], command: st
         temporary.write_text(page(records, environment), encoding="utf-8")
     print("\n".join(answer(record, record.stage) for record in records))
     return [record.state for record in records]
+
+
+def loader(*, data: "DetectionDataModule", samples: int = 60, repeats: int = 7) -> None:
+    """Measure training samples per second and core.
+
+    Every available storage (packed store, folder, frames.zip) is measured in turns, from a warm page cache, with the
+    full augmentation in every sample.
+
+    Args:
+        data: Dataset, augmentation, batch size and loader settings.
+        samples: Samples per measurement, on one core.
+        repeats: Measurements per storage; the median is reported.
+    """
+    from yolo_lightning.commands.benchmark.loader_speed import report_speeds
+
+    check_range("samples", samples, ">= 1")
+    check_range("repeats", repeats, ">= 1")
+    report_speeds(data, samples, repeats)
+
+
+benchmark = {"gpu": gpu, "loader": loader}
+"""Functions by the word after `benchmark`."""

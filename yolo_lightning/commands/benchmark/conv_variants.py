@@ -1,8 +1,7 @@
 """Convolution implementations that the benchmark compares."""
 
-import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from enum import StrEnum
 
 import torch
@@ -26,7 +25,6 @@ class Variant(StrEnum):
     GEMM_KERNELS = "gemm-kernels"
     GEMM_AUTOTUNE = "gemm-autotune"
     GEMM_CHECKPOINTING = "gemm-checkpointing"
-    SLOW = "slow"
     NATIVE_NHWC = "native-nhwc"
     NATIVE = "native"
 
@@ -65,30 +63,19 @@ def convert(module: nn.Module, variant: Variant) -> None:
 
 def absent(device: torch.device) -> set[Variant]:
     """Return the variants that a device does not have; the GPU kernels need CUDA or HIP."""
-    kernels = {Variant.GEMM_KERNELS, Variant.GEMM_AUTOTUNE}
-    return {"cuda": set(), "cpu": kernels}.get(device.type, {*kernels, Variant.SLOW})
+    return set() if device.type == "cuda" else {Variant.GEMM_KERNELS, Variant.GEMM_AUTOTUNE}
 
 
 @contextmanager
-def settings_of(variant: Variant, device: torch.device) -> Iterator[None]:
-    """Set the global switches of a variant in the block, which must include the backward pass.
+def settings_of(variant: Variant) -> Iterator[None]:
+    """Pause the GPU kernels of this package, which all models of a process share, unless the variant uses them.
 
-    Disables the vendor library for `slow` and enables it for all others, and pauses the GPU kernels of this package,
-    which all models of a process share, unless the variant uses them. Raises `RuntimeError` if `GEMM_KERNELS` has run
-    without kernels: its result would be that of another variant.
+    The block must include the backward pass.
+
+    Raises:
+        RuntimeError: If `GEMM_KERNELS` has run without kernels. Its result would be that of another variant.
     """
-    cudnn, is_slow = torch.backends.cudnn, variant is Variant.SLOW
-    with ExitStack() as stack:
-        if not variant.uses_kernels:
-            stack.enter_context(gpu_kernels_paused())
-        if device.type == "cpu":
-            # The flag context also sets oneDNN's TF32, and torch warns that only Intel GPUs support it.
-            stack.enter_context(warnings.catch_warnings())
-            warnings.filterwarnings("ignore", "TF32 acceleration on top of oneDNN")
-            stack.enter_context(torch.backends.mkldnn.flags(enabled=not is_slow))
-        # Not cudnn.flags(): that context also sets the float32 precision of all CUDA libraries.
-        stack.callback(setattr, cudnn, "enabled", cudnn.enabled)
-        cudnn.enabled = not is_slow
+    with nullcontext() if variant.uses_kernels else gpu_kernels_paused():
         yield
     if variant is Variant.GEMM_KERNELS and not gpu_kernels_enabled():
         raise RuntimeError("the GPU kernels cannot be used on this device; a warning contains the reason")

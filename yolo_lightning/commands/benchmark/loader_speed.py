@@ -1,4 +1,4 @@
-"""Section `loader`: training samples per second and core from each storage."""
+"""`benchmark loader`: training samples per second and core from each storage."""
 
 import itertools
 import time
@@ -10,50 +10,30 @@ import cv2
 import torch
 
 from yolo_lightning.commands.benchmark.comparison import rounds
-from yolo_lightning.commands.benchmark.findings import Findings, table
+from yolo_lightning.commands.benchmark.findings import table
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import TrainingDataset
 from yolo_lightning.data.sampling.epoch_order import SampledOrder, Sampling
 from yolo_lightning.data.sampling.mosaic_partners import frames_to_cache
 from yolo_lightning.data.sampling.resumable_loader import EpochBatchSampler, Position
 from yolo_lightning.errors import UserError
-from yolo_lightning.utils.choices import check_range
 
 
-def loader(
-    *,
-    data: DetectionDataModule,
-    samples: int = 60,
-    repeats: int = 7,
-) -> None:
-    """Measure training samples per second and core.
-
-    Every available storage (packed store, folder, frames.zip) is measured in turns, from a warm page cache, with the
-    full augmentation in every sample.
-
-    Args:
-        data: Dataset, augmentation, batch size and loader settings.
-        samples: Samples per measurement, on one core.
-        repeats: Measurements per storage; the median is reported.
-    """
-    check_range("samples", samples, ">= 1")
-    check_range("repeats", repeats, ">= 1")
+def report_speeds(data: DetectionDataModule, samples: int, repeats: int) -> None:
+    """Print the speed of each available storage as a table."""
     data.setup("fit")
     datasets = training_datasets(data)
-    makers = {name: sample_maker(dataset) for name, dataset in datasets.items()}
+    makers = {storage: sample_maker(dataset) for storage, dataset in datasets.items()}
     # After as many samples, all image caches are full.
     warm_up = max(dataset.frames.cache.max_frames for dataset in datasets.values())
     torch.set_num_threads(1)  # as in a loader worker
     cv2.setNumThreads(0)
-    times = measure_speeds(makers, samples, repeats, warm_up)
-    findings = Findings()
-    findings.add(f"{data.image_size} px, one core, median (slowest to fastest):")
     rows = []
-    for name, own in times.items():
-        speed, slow, fast = (f"{1 / time_s:,.0f}" for time_s in (median(own), max(own), min(own)))
-        rows.append([name, f"{speed} ({slow} to {fast})", f"{median(own) * 1e3:.2f}"])
-    findings.add(*table(["storage", "samples/s per core", "ms per sample"], rows))
-    findings.finish()
+    for storage, times_s in measure_speeds(makers, samples, repeats, warm_up).items():
+        speed, slowest, fastest = (f"{1 / time_s:,.0f}" for time_s in (median(times_s), max(times_s), min(times_s)))
+        rows.append([storage, f"{speed} ({slowest} to {fastest})", f"{median(times_s) * 1e3:.2f}"])
+    print(f"{data.image_size} px, one core, median (slowest to fastest):\n")
+    print("\n".join(table(["storage", "samples/s per core", "ms per sample"], rows)))
 
 
 def training_datasets(data: DetectionDataModule) -> dict[str, TrainingDataset]:
@@ -69,10 +49,10 @@ def training_datasets(data: DetectionDataModule) -> dict[str, TrainingDataset]:
             frames = data.open("train", storage)
         except UserError as error:
             problems.append(f"{storage}: {error}")
-        else:
-            window = frames_to_cache(len(frames), 1, data.batch_size, has_mixup=settings.mixup > 0)
-            frames = frames.cached(data.storage.image_cache_mib, window)
-            datasets[storage] = TrainingDataset(frames, data.image_size, settings, data.seed)
+            continue
+        window = frames_to_cache(len(frames), 1, data.batch_size, has_mixup=settings.mixup > 0)
+        frames = frames.cached(data.storage.image_cache_mib, window)
+        datasets[storage] = TrainingDataset(frames, data.image_size, settings, data.seed)
     if not datasets:
         raise UserError("; ".join(problems))
     return datasets
@@ -99,12 +79,18 @@ def measure_speeds(
     The functions take turns: one unmeasured turn of `samples` or `warm_up` samples, whichever is more, then `repeats`
     measured ones of `samples` samples.
     """
-    times: dict[str, list[float]] = {name: [] for name in makers}
-    for turn, order in enumerate([tuple(makers), *rounds(tuple(makers), repeats)]):
+    for make in makers.values():
+        _time_samples(make, max(samples, warm_up))
+    times_s: dict[str, list[float]] = {name: [] for name in makers}
+    for order in rounds(list(makers), repeats):
         for name in order:
-            began_s = time.perf_counter()
-            for _ in range(samples if turn else max(samples, warm_up)):
-                makers[name]()
-            if turn:
-                times[name].append((time.perf_counter() - began_s) / samples)
-    return times
+            times_s[name].append(_time_samples(makers[name], samples))
+    return times_s
+
+
+def _time_samples(make: Callable[[], object], samples: int) -> float:
+    """Return the mean duration of a sample in seconds."""
+    began_s = time.perf_counter()
+    for _ in range(samples):
+        make()
+    return (time.perf_counter() - began_s) / samples

@@ -5,6 +5,7 @@ Without torch, except in the process of a stage: `python -m yolo_lightning.comma
 
 import faulthandler
 import json
+import logging
 import os
 import sys
 import time
@@ -14,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from yolo_lightning.commands.benchmark.findings import PROGRESS, Findings
 from yolo_lightning.supervision.child_process import Ended, run_child
@@ -28,7 +29,13 @@ PAGE_S = 5.0
 """Part of the budget for killing a process and writing the page, seconds."""
 FINISHING_S = 10.0
 """Part of a time limit in which a stage should end by itself, seconds: 1/10 of the limit, at most this."""
-DEFAULT_BUDGET_S, LEAST_S = 600.0, 10.0
+DEFAULT_BUDGET_S = 600.0
+LEAST_S = 10.0
+ROUNDS = 7
+QUICK_IMAGES = 2
+QUICK_PIXELS = 64
+USABLE = ("works", "is slower")
+"""Outcomes of doctor's test of the native convolutions after which they can be measured."""
 
 
 class Stage(StrEnum):
@@ -37,27 +44,28 @@ class Stage(StrEnum):
     MACHINE = "machine"
     CORRECTNESS = "correctness"
     LAYERS = "layers"
-    NETWORK = "network"
     STEP = "step"
-    MEMORY = "memory"
-    TRAINING = "training"
     RESUME = "resume"
 
 
+class StageWork(NamedTuple):
+    """Module with a function of the stage's name, and the part of the remaining time that the stage may use.
+
+    The function is called with a `Section`. A stage that ends early leaves time to the later ones.
+    """
+
+    module: str
+    part: int
+    opens_device: bool = True  # a process that uses a GPU must not fork: false for stages that start processes
+
+
 WORK = {
-    Stage.MACHINE: ("machine_facts", 110),
-    Stage.CORRECTNESS: ("correctness", 100),
-    Stage.LAYERS: ("speed", 60),
-    Stage.NETWORK: ("speed", 60),
-    Stage.STEP: ("speed", 70),
-    Stage.MEMORY: ("training", 60),
-    Stage.TRAINING: ("training", 60),
-    Stage.RESUME: ("kill_and_resume", 80),
+    Stage.MACHINE: StageWork("machine_facts", 110, opens_device=False),
+    Stage.CORRECTNESS: StageWork("correctness", 100),
+    Stage.LAYERS: StageWork("layer_speed", 60),
+    Stage.STEP: StageWork("training_step", 130),
+    Stage.RESUME: StageWork("kill_and_resume", 80, opens_device=False),
 }
-"""Module with a function of the stage's name, which is called with a `Section`; part of the remaining time that the
-stage may use. A stage that ends early leaves time to the later ones."""
-UNOPENED = (Stage.MACHINE, Stage.RESUME)
-"""Stages that start processes: a process that uses a GPU must not fork."""
 
 
 class StageState(StrEnum):
@@ -71,13 +79,6 @@ class StageState(StrEnum):
 
 FINISHED = frozenset({StageState.PASSED, StageState.FAILED})
 """States of stages that a second call does not run again."""
-
-
-FULL, QUICK = (8, 640, 7), (2, 64, 1)
-"""Images per batch, pixels and rounds."""
-TRAINING_PIXELS = 320
-USABLE = ("works", "is slower")
-"""Outcomes of doctor's test of the native convolutions after which they can be measured."""
 
 
 @dataclass(kw_only=True)
@@ -96,14 +97,16 @@ def read_record(folder: Path, stage: Stage) -> StageRecord | None:
     """Return the record of a stage, or None if there is none that can be read."""
     try:
         content = json.loads((folder / f"{stage}.json").read_text(encoding="utf-8"))
-        state, findings = StageState(content["state"]), Findings(**content["findings"])
-        return StageRecord(**content | {"stage": stage, "state": state, "findings": findings})
+        content["stage"] = stage
+        content["state"] = StageState(content["state"])
+        content["findings"] = Findings(**content["findings"])
+        return StageRecord(**content)
     except (OSError, ValueError, TypeError, KeyError):
         return None
 
 
 def _read_partial(folder: Path, stage: Stage) -> Findings | None:
-    """Return what the process of a stage has written; None if nothing can be read."""
+    """Return the findings that the process of a stage has written; None if nothing can be read."""
     try:
         return Findings(**json.loads((folder / PARTIAL.format(stage)).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
@@ -126,28 +129,32 @@ def run_stages(
 ) -> None:
     """Run the stages that `folder` contains no finished record of, in this order, within `budget_s` seconds.
 
-    `settings` are the device as given by the user, and whether the benchmark is rehearsed. A stage whose part of the
-    remaining time is too short does not run. `launch` and `clock` are replaced in tests.
+    `settings` are the options of the user. A stage whose part of the remaining time is too short does not run. `launch`
+    and `clock` are replaced in tests.
     """
     began_s = clock()
     folder.mkdir(parents=True, exist_ok=True)
-    known = {stage: read_record(folder, stage) for stage in stages}
-    waiting = [stage for stage in stages if (one := known[stage]) is None or one.state not in FINISHED]
+    waiting = []
     for stage in stages:
-        if stage not in waiting:
-            _say(f"{stage}: finished in an earlier call")
-            continue
-        left_s = budget_s - PAGE_S - (clock() - began_s)
-        limit_s = left_s * WORK[stage][1] / sum(WORK[one][1] for one in waiting)
-        waiting.remove(stage)
+        record = read_record(folder, stage)
+        if record is not None and record.state in FINISHED:
+            _print_line(f"{stage}: finished in an earlier call")
+        else:
+            waiting.append(stage)
+    for number, stage in enumerate(waiting):
+        remaining_s = budget_s - PAGE_S - (clock() - began_s)
+        limit_s = remaining_s * WORK[stage].part / sum(WORK[later].part for later in waiting[number:])
         if limit_s < LEAST_S:
-            _say(f"{stage}: not run, {max(left_s, 0):.0f} s of {budget_s:g} s are left; call the command again")
+            remaining = f"{max(remaining_s, 0):.0f} s of {budget_s:g} s are left"
+            _print_line(f"{stage}: not run, {remaining}; call the command again")
             continue
-        _say(f"{stage}: started, at most {limit_s:.0f} s")
+        _print_line(f"{stage}: started, at most {limit_s:.0f} s")
         (folder / PARTIAL.format(stage)).unlink(missing_ok=True)
-        record = record_of_end(stage, limit_s, launch(folder, settings, stage, limit_s), _read_partial(folder, stage))
+        ended = launch(folder, settings, stage, limit_s)
+        record = record_of_end(stage, limit_s, ended, _read_partial(folder, stage))
         write_json(folder / f"{stage}.json", asdict(record))
-        _say(f"{stage}: {record.state}, {record.seconds:.1f} s" + (f": {record.reason}" if record.reason else ""))
+        outcome = f"{stage}: {record.state}, {record.seconds:.1f} s"
+        _print_line(f"{outcome}: {record.reason}" if record.reason else outcome)
 
 
 def record_of_end(stage: Stage, limit_s: float, ended: Ended, findings: Findings | None) -> StageRecord:
@@ -156,52 +163,68 @@ def record_of_end(stage: Stage, limit_s: float, ended: Ended, findings: Findings
     place = f", in: {operations[-1]}" if operations else ""
     record = StageRecord(stage=stage, state=StageState.PASSED, seconds=ended.seconds, findings=findings or Findings())
     if ended.code is None:
-        record.state, record.reason = StageState.TIMED_OUT, f"killed after {limit_s:.0f} s{place}"
+        record.state = StageState.TIMED_OUT
+        record.reason = f"killed after {limit_s:.0f} s{place}"
     elif ended.code != 0 or findings is None:
-        record.state, record.reason = StageState.CRASHED, f"{ended.signal_name or f'exit code {ended.code}'}{place}"
+        record.state = StageState.CRASHED
+        record.reason = f"{ended.signal_name or f'exit code {ended.code}'}{place}"
     elif not findings.passed:
-        record.state, record.reason = StageState.FAILED, findings.reason
+        record.state = StageState.FAILED
+        record.reason = findings.reason
     record.reason += "".join(f"; process {pid} cannot be ended: {state}" for pid, state in ended.survivors.items())
     if record.state is not StageState.PASSED:
         record.last_lines = [line for line in ended.err if not line.startswith(PROGRESS)][-KEPT_LINES:]
     return record
 
 
-def _say(text: str) -> None:
+def _print_line(text: str) -> None:
     print(f"benchmark: {text}", file=sys.stderr, flush=True)
 
 
 def main() -> None:
     """Run the stage of the command line."""
     began_s = time.monotonic()
-    stage, options = Stage(sys.argv[1]), json.loads(sys.argv[2])
-    folder, quick = Path(options["folder"]), options["quick"]
+    stage = Stage(sys.argv[1])
+    options = json.loads(sys.argv[2])
+    folder = Path(options["folder"])
+    is_quick = options["quick"]
     faulthandler.enable()
     # Decisions and kernels of a user's earlier runs must not influence the results.
     os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     warnings.filterwarnings("ignore", category=FutureWarning)
+    warnings.filterwarnings("ignore", module=r"lightning\.")
+    for name in ("lightning.pytorch", "lightning.fabric"):  # reports of the hardware and advice
+        logging.getLogger(name).setLevel(logging.ERROR)
     print(f"{PROGRESS}the imports of torch and of the package", file=sys.stderr, flush=True)
     from yolo_lightning.commands.benchmark.section import Section, device_called, open_device
     from yolo_lightning.data.image_size import ImageSize
 
-    batch_size, pixels, rounds = QUICK if quick else FULL
-    pixels = min(pixels, TRAINING_PIXELS) if stage is Stage.TRAINING else pixels
+    work = WORK[stage]
+    device = open_device(options["device"]) if work.opens_device else device_called(options["device"])
+    batch_size = options["batch_size"]
+    pixels = options["image_size"]
+    rounds = ROUNDS
+    if is_quick:
+        batch_size = QUICK_IMAGES
+        pixels = QUICK_PIXELS
+        rounds = 1
+    reason = native_problem(read_record(folder, Stage.MACHINE))
     section = Section(
-        device=(device_called if stage in UNOPENED else open_device)(options["device"]),
+        device=device,
         batch_size=batch_size,
         image_size=ImageSize(pixels, pixels),
         rounds=rounds,
-        quick=quick,
+        quick=is_quick,
         folder=folder / "work",
         partial=folder / PARTIAL.format(stage),
         limit_s=options["limit_s"],
         began_s=began_s,
-        skipped=("native",) if (reason := native_problem(read_record(folder, Stage.MACHINE))) else (),
+        skips_native=bool(reason),
     )
     if reason:
         section.findings.add(f"The native convolutions are not measured: {reason}")
-    getattr(import_module(f"yolo_lightning.commands.benchmark.{WORK[stage][0]}"), stage)(section)
+    getattr(import_module(f"yolo_lightning.commands.benchmark.{work.module}"), stage)(section)
     section.save()
 
 
@@ -211,9 +234,10 @@ def native_problem(record: StageRecord | None) -> str:
         return ""
     if record.state is StageState.TIMED_OUT:
         return f"the tests of doctor hang: {record.reason}"
-    probes = {one["probe"]: one for one in record.findings.measured.get("doctor", {}).get("probes", ())}
-    probe = probes.get("convolution")
-    return "" if probe is None or probe["outcome"] in USABLE else f"{probe['outcome']}: {probe['detail']}"
+    for probe in record.findings.measured.get("doctor", {}).get("probes", ()):
+        if probe["probe"] == "convolution" and probe["outcome"] not in USABLE:
+            return f"{probe['outcome']}: {probe['detail']}"
+    return ""
 
 
 if __name__ == "__main__":

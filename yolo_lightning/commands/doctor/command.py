@@ -3,6 +3,7 @@
 import json as json_format
 import re
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
@@ -109,20 +110,21 @@ def doctor(
     except KeyboardInterrupt:
         print("interrupted: the running test was ended", file=sys.stderr)
         raise SystemExit(INTERRUPTED) from None
-    found = [*machine_findings(machine), *probe_findings(results)]
-    options, commands = recommended_options(machine, results), recommended_commands(machine, results)
+    findings = [*machine_findings(machine), *probe_findings(results)]
+    options = recommended_options(machine, results)
+    commands = recommended_commands(machine, results)
     if json:
         content = {
-            "verdict": worst(found),
-            "findings": [asdict(finding) for finding in found],
-            "recommended": {"options": [asdict(one) for one in options], "commands": [asdict(one) for one in commands]},
+            "verdict": worst(findings),
+            "findings": list(map(asdict, findings)),
+            "recommended": {"options": list(map(asdict, options)), "commands": list(map(asdict, commands))},
             "machine": asdict(machine),
-            "probes": [asdict(result) for result in results],
+            "probes": list(map(asdict, results)),
         }
         print(json_format.dumps(content, indent=2))
     else:
-        show(wide_console(), machine, found, options, commands)
-    if worst(found) is Severity.BAD:
+        show(wide_console(), machine, findings, options, commands)
+    if worst(findings) is Severity.BAD:
         raise SystemExit(1)
 
 
@@ -140,16 +142,19 @@ def recommended_options(machine: MachineFacts, results: Sequence[ProbeOutcome]) 
     if options[-1].value:
         reason = "forked workers inherit locks and stop ROCm queues"
         options.append(Option("data.loader.multiprocessing_context", "spawn", reason))
-    pins = machine.has(Vendor.AMD) and gpu is not None
-    reason = "unmapping pageable batches stops the GPU's queues" if pins else "pinned when training on a GPU"
-    return [*options, Option("data.loader.pin_memory", True if pins else None, reason)]
+    if machine.has(Vendor.AMD) and gpu is not None:
+        options.append(Option("data.loader.pin_memory", True, "unmapping pageable batches stops the GPU's queues"))
+    else:
+        options.append(Option("data.loader.pin_memory", None, "pinned when training on a GPU"))
+    return options
 
 
 def _precision(machine: MachineFacts, gpu: ProbeOutcome | None, bfloat16: ProbeOutcome | None) -> tuple[Value, str]:
     if gpu is None:
-        share = 1.0 if bfloat16 is None or not bfloat16.works else bfloat16.facts.get("bfloat16_share", 1.0)
-        if share <= BFLOAT16_SHARE:
-            return "bf16-mixed", f"this CPU's bfloat16 convolutions take {share:.2f} times as long as float32"
+        if bfloat16 is not None and bfloat16.works:
+            share = bfloat16.facts.get("bfloat16_share", 1.0)
+            if share <= BFLOAT16_SHARE:
+                return "bf16-mixed", f"this CPU's bfloat16 convolutions take {share:.2f} times as long as float32"
         return "32-true", "works on every device"
     capability = gpu.facts.get("capability")
     if capability and capability[0] >= BFLOAT16_CAPABILITY and bfloat16 is not None and bfloat16.works:
@@ -160,11 +165,12 @@ def _precision(machine: MachineFacts, gpu: ProbeOutcome | None, bfloat16: ProbeO
 
 
 def _convolution(gpu: ProbeOutcome | None, by_probe: dict[Probe, ProbeOutcome]) -> tuple[Value, str]:
-    vendor, own = by_probe.get(Probe.CONVOLUTION), by_probe.get(Probe.OWN_CONVOLUTION)
+    vendor = by_probe.get(Probe.CONVOLUTION)
+    package = by_probe.get(Probe.OWN_CONVOLUTION)
     if gpu is None:
         return "auto", "native on a CPU; on a GPU it tests them first"
-    if own is not None and own.failed:
-        return "native", f"the own convolution {own.outcome} here"
+    if package is not None and package.failed:
+        return "native", f"the own convolution {package.outcome} here"
     if vendor is None or vendor.outcome is Outcome.NOT_TRIED:
         return "gemm", "the vendor convolution could not be tested"
     if vendor.outcome is Outcome.WORKS:
@@ -193,9 +199,10 @@ def recommended_commands(machine: MachineFacts, results: Sequence[ProbeOutcome])
         return []
     supported = {name for result in results for name in result.facts.get("architectures", ())}
     cards = own_architectures(machine)
-    lacking, commands = cards - supported, []
-    if supported and lacking & RDNA1:
-        extras = ",".join(f"device-{name}" for name in sorted(lacking & RDNA1))
+    lacking = (cards - supported) & RDNA1
+    commands = []
+    if supported and lacking:
+        extras = ",".join(f"device-{name}" for name in sorted(lacking))
         words = f"pip install 'torch[{extras}]' 'torchvision[{extras}]'"
         commands.append(Command(words, f"this torch build lacks the card; {own_build(machine)}"))
     if supported and cards and OVERRIDE in machine.environment:
@@ -211,37 +218,40 @@ def recommended_commands(machine: MachineFacts, results: Sequence[ProbeOutcome])
 def show(
     console: Console,
     machine: MachineFacts,
-    found: Sequence[Finding],
+    findings: Sequence[Finding],
     options: Sequence[Option],
     commands: Sequence[Command],
 ) -> None:
     """Print the table of findings, the number of findings per severity and the recommended settings."""
     console.print(f"{machine.system}, {machine.processor}", highlight=False, markup=False)
-    show_findings(console, found)
-    lines = "\n".join(f"# {command.reason}\n{command.text}" for command in commands)
-    for title, text in (
-        ("save as a configuration file, give it with a further --config", yaml_text(options)),
-        ("run in the shell before training", lines),
-    ):
-        if text:
-            console.print(f"\n# {title}", style="dim", highlight=False)
-            console.print(text, highlight=False, markup=False, soft_wrap=True)  # unchanged, to be copied
+    show_findings(console, findings)
+    _show_block(console, "save as a configuration file, give it with a further --config", yaml_text(options))
+    if commands:
+        lines = "\n".join(f"# {command.reason}\n{command.text}" for command in commands)
+        _show_block(console, "run in the shell before training", lines)
 
 
-def show_findings(console: Console, found: Sequence[Finding]) -> None:
+def _show_block(console: Console, title: str, lines: str) -> None:
+    console.print(f"\n# {title}", style="dim", highlight=False)
+    console.print(lines, highlight=False, markup=False, soft_wrap=True)  # unchanged, to be copied
+
+
+def show_findings(console: Console, findings: Sequence[Finding]) -> None:
     """Print the table of findings and the number of findings per severity."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     table.add_column("check")
     table.add_column("finding", ratio=1)
     table.add_column("severity", no_wrap=True)
-    for finding in found:
+    for finding in findings:
+        lines = escape(finding.found)
+        if finding.advice:
+            lines += f"\n[dim]> {escape(finding.advice)}[/dim]"
         style = STYLES[finding.verdict]
-        advice = f"\n[dim]> {escape(finding.advice)}[/dim]" if finding.advice else ""
-        table.add_row(escape(finding.check), escape(finding.found) + advice, f"[{style}]{finding.verdict}[/{style}]")
-    counts = [(severity, sum(finding.verdict is severity for finding in found)) for severity in reversed(Severity)]
-    summary = ", ".join(f"{severity}: {count}" for severity, count in counts if count)
+        table.add_row(escape(finding.check), lines, f"[{style}]{finding.verdict}[/{style}]")
+    counts = Counter(finding.verdict for finding in findings)
+    summary = ", ".join(f"{severity}: {counts[severity]}" for severity in reversed(Severity) if counts[severity])
     console.print(table)
-    console.print(summary, style=STYLES[worst(found)], highlight=False)
+    console.print(summary, style=STYLES[worst(findings)], highlight=False)
 
 
 def yaml_text(options: Sequence[Option]) -> str:
@@ -253,6 +263,7 @@ def yaml_text(options: Sequence[Option]) -> str:
         for depth, parent in enumerate(parents):
             if before[: depth + 1] != parents[: depth + 1]:
                 lines.append(f"{'  ' * depth}{parent}:")
-        before, indent = parents, "  " * len(parents)
+        before = parents
+        indent = "  " * len(parents)
         lines += [f"{indent}# {option.reason}", f"{indent}{name}: {json_format.dumps(option.value)}"]
     return "\n".join(lines)

@@ -8,7 +8,6 @@ import importlib.util
 import os
 import platform
 import re
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -26,8 +25,7 @@ from yolo_lightning.utils.sensors import Capacity
 INTEGRATED_BYTES = 3 << 30
 """A GPU with less dedicated memory counts as integrated graphics and is ignored."""
 
-OPENCV = ("opencv-python", "opencv-python-headless", "opencv-contrib-python", "opencv-contrib-python-headless")
-PACKAGES = ("torch", "torchvision", "lightning", "pytorch-lightning", "ultralytics", "py-spy", *OPENCV)
+PACKAGES = ("torch", "torchvision", "lightning", "pytorch-lightning", "ultralytics", "py-spy", "opencv-python-headless")
 ENVIRONMENT = re.compile(r"(OMP|MKL|HSA|HIP|ROCR?|GPU|CUDA|NVIDIA|PYTORCH|TORCH|MIOPEN|AMD)_\w+")
 ASSIGNMENT = re.compile(r"^(__version__|hip|cuda)\b[^=\n]*= *['\"](.+)['\"]", re.MULTILINE)
 LIBRARIES = {"rocBLAS": "lib/rocblas/library", "MIOpen": "share/miopen/db"}
@@ -37,7 +35,8 @@ GFX = re.compile(r"gfx\d+[0-9a-f]")
 ANSWER_S = 5.0
 """Time limit for a driver or a file system, in seconds."""
 
-SHARED_MEMORY, RUN_DISK = "/dev/shm", "disk for runs"
+SHARED_MEMORY = "/dev/shm"
+RUN_DISK = "disk for runs"
 """Names of the checks of free space."""
 
 
@@ -52,10 +51,16 @@ class TorchBuild:
     @property
     def vendor(self) -> Vendor | None:
         """Vendor of the supported GPUs; None for a CPU build."""
-        return Vendor.AMD if self.hip else Vendor.NVIDIA if self.cuda else None
+        if self.hip:
+            return Vendor.AMD
+        return Vendor.NVIDIA if self.cuda else None
 
     def __str__(self) -> str:
-        target = f"ROCm, HIP {self.hip}" if self.hip else f"CUDA {self.cuda}" if self.cuda else "CPU only"
+        target = "CPU only"
+        if self.hip:
+            target = f"ROCm, HIP {self.hip}"
+        elif self.cuda:
+            target = f"CUDA {self.cuda}"
         return f"torch {self.version}, built for {target}"
 
 
@@ -78,7 +83,6 @@ class MachineFacts:
     torch: TorchBuild | None = None
     packages: dict[str, str] = field(default_factory=dict)  # versions by name
     environment: dict[str, str] = field(default_factory=dict)  # variables that affect GPUs and libraries
-    python: tuple[int, int, int] = (3, 11, 0)
     kernel: KernelSettings = field(default_factory=KernelSettings)
     is_root: bool = False
     reads_journal: bool = False  # whether this user can read the system journal
@@ -88,6 +92,11 @@ class MachineFacts:
     def cards(self) -> tuple[PciGpu, ...]:
         """The GPUs that are not integrated graphics."""
         return tuple(gpu for gpu in self.gpus if not is_integrated(gpu))
+
+    @property
+    def torch_vendor(self) -> Vendor | None:
+        """Vendor of the GPUs that the torch build supports; None without torch and for a CPU build."""
+        return None if self.torch is None else self.torch.vendor
 
     def has(self, vendor: Vendor) -> bool:
         """Return whether one of the cards is of a vendor."""
@@ -107,8 +116,12 @@ def version_numbers(version: str) -> tuple[int, ...]:
 
 def inspect_machine(run: Path, root: Path = sensors.ROOT) -> MachineFacts:
     """Return the facts about this machine; `run` need not exist, `root` contains proc, sys, dev and opt."""
-    shared, kfd, torchvision = root / "dev/shm", root / "dev/kfd", _find_build("torchvision")
-    packages = {} if torchvision is None else {"torchvision": torchvision.version}
+    shared = root / "dev/shm"
+    kfd = root / "dev/kfd"
+    packages = {}
+    torchvision = _find_build("torchvision")
+    if torchvision is not None:
+        packages["torchvision"] = torchvision.version
     for name in PACKAGES:
         with suppress(importlib.metadata.PackageNotFoundError):
             packages.setdefault(name, importlib.metadata.version(name))
@@ -134,7 +147,6 @@ def inspect_machine(run: Path, root: Path = sensors.ROOT) -> MachineFacts:
             for name, value in sorted(os.environ.items())
             if ENVIRONMENT.fullmatch(name) and not SECRET.search(name) and value != ENVIRONMENT_SWITCHES.get(name)
         },
-        python=sys.version_info[:3],
         kernel=read_hardware.kernel_settings(root),
         is_root=os.geteuid() == 0,
         reads_journal=any(
@@ -147,16 +159,26 @@ def inspect_machine(run: Path, root: Path = sensors.ROOT) -> MachineFacts:
 def _folders_of(folder: str, root: Path) -> list[Path]:
     """Return the folders of a library of AMD: those of the installed torch wheel, else that of /opt/rocm."""
     spec = importlib.util.find_spec("torch")
-    torch = Path(spec.origin).parent if spec is not None and spec.origin is not None else root / "none"
-    # `_rocm_sdk_*`: packages on which the wheels of TheRock depend.
-    wheels = [torch / folder, *(home / folder for home in sorted(torch.parent.glob("_rocm_sdk*")))]
-    return [one for one in wheels if one.is_dir()] or [root / "opt/rocm" / folder]
+    if spec is not None and spec.origin is not None:
+        torch = Path(spec.origin).parent
+        # `_rocm_sdk_*`: packages on which the wheels of TheRock depend.
+        homes = [torch, *sorted(torch.parent.glob("_rocm_sdk*"))]
+        in_wheels = [home / folder for home in homes if (home / folder).is_dir()]
+        if in_wheels:
+            return in_wheels
+    return [root / "opt/rocm" / folder]
 
 
 def architectures(folders: Sequence[Path]) -> tuple[str, ...] | None:
     """Return the GPU architectures in the names of files, for example `gfx1010`; None if no folder exists."""
-    found = {name for one in folders if one.is_dir() for path in one.iterdir() for name in GFX.findall(path.name)}
-    return tuple(sorted(found)) if any(one.is_dir() for one in folders) else None
+    existing = [folder for folder in folders if folder.is_dir()]
+    if not existing:
+        return None
+    names: set[str] = set()
+    for folder in existing:
+        for path in folder.iterdir():
+            names.update(GFX.findall(path.name))
+    return tuple(sorted(names))
 
 
 def disk(path: Path) -> Capacity | None:
@@ -181,4 +203,6 @@ def read_build(version_file: Path) -> TorchBuild | None:
     """
     values = dict(ASSIGNMENT.findall(sensors.text(version_file)))
     version = values.get("__version__")
-    return None if version is None else TorchBuild(version, values.get("hip"), values.get("cuda"))
+    if version is None:
+        return None
+    return TorchBuild(version, values.get("hip"), values.get("cuda"))

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from yolo_lightning.commands.doctor.inspect_machine import (
-    OPENCV,
     RUN_DISK,
     SHARED_MEMORY,
     MachineFacts,
@@ -43,7 +42,8 @@ def worst(findings: Iterable[Finding]) -> Severity:
 RDNA1 = frozenset({"gfx1010", "gfx1011", "gfx1012", "gfx1013"})
 """Architectures on which vendor convolutions hung, crashed or were wrong with some ROCm versions."""
 
-FORK_BUG_SINCE, FORK_BUG_UNTIL = (6, 2), (7, 1)
+FORK_BUG_SINCE = (6, 2)
+FORK_BUG_UNTIL = (7, 1)
 """ROCm versions whose runtime removes the fork protection of host buffers of 2 MiB and more. Cause: madvise advice was
 combined like a bit mask, fixed by rocm-systems #356. The limits are derived from release dates."""
 
@@ -60,12 +60,14 @@ NO_LIBRARY = {
 }
 """Severity and consequence if a library contains no file for the card."""
 
+PLATFORMS = {Vendor.AMD: "ROCm", Vendor.NVIDIA: "CUDA"}
 INSTALL = "install torch and torchvision together, with the command that pytorch.org shows for "
 
 MALICIOUS_LIGHTNING = frozenset({"2.6.2", "2.6.3"})
 """Releases of 2026-04-30 that steal credentials at import; advisory GHSA-w37p-236h-pfx3."""
 
-MIB, GIB = 1 << 20, 1 << 30
+MIB = 1 << 20
+GIB = 1 << 30
 SCORING_BYTES = 6 * GIB
 """Memory for scoring the 43,850 validation frames of LTDv2 with 100 detections per frame."""
 
@@ -100,43 +102,42 @@ def _gpu_findings(machine: MachineFacts) -> Iterator[Finding]:
     if not machine.gpus:
         yield Finding("graphics card", "no AMD or NVIDIA card on the PCI bus", Severity.NOTE)
     yield _torch_build(machine)
-    torch_vendor = None if machine.torch is None else machine.torch.vendor
-    if machine.has(Vendor.AMD) and torch_vendor is Vendor.AMD:
+    has_amd = machine.has(Vendor.AMD)
+    if has_amd and machine.torch_vendor is Vendor.AMD:
         yield _amd_access(machine.kfd_opens)
         yield _rocm(machine)
         yield from _libraries(machine)
-    if machine.has(Vendor.NVIDIA) and machine.nvidia_driver:
-        yield Finding("NVIDIA driver", machine.nvidia_driver)
-    elif machine.has(Vendor.NVIDIA):
-        verdict = Severity.BAD if torch_vendor is Vendor.NVIDIA else Severity.NOTE
-        yield Finding("NVIDIA driver", "not loaded", verdict, "load it, or give the container access to the card")
-    if machine.has(Vendor.AMD):
+    if machine.has(Vendor.NVIDIA):
+        yield _nvidia_driver(machine)
+    if has_amd:
         yield _override(machine)
 
 
 def _graphics_card(gpu: PciGpu) -> Finding:
-    size = "" if gpu.memory_bytes is None else f"{gpu.memory_bytes / GIB:.1f} GiB"
-    check, found = "graphics card", ", ".join(filter(None, [gpu.name, gpu.architecture, size]))
+    parts = [gpu.name, gpu.architecture]
+    if gpu.memory_bytes is not None:
+        parts.append(f"{gpu.memory_bytes / GIB:.1f} GiB")
+    card = ", ".join(filter(None, parts))
     if is_integrated(gpu):
-        return Finding(check, f"{found}: integrated graphics with too little memory, ignored", Severity.NOTE)
+        return Finding("graphics card", f"{card}: integrated graphics with too little memory, ignored", Severity.NOTE)
     if gpu.architecture in RDNA1:
         advice = "vendor convolutions and float16 work with some ROCm versions only: see the tests of this command"
-        return Finding(check, found, Severity.NOTE, advice)
-    return Finding(check, found)
+        return Finding("graphics card", card, Severity.NOTE, advice)
+    return Finding("graphics card", card)
 
 
 def _torch_build(machine: MachineFacts) -> Finding:
-    check, torch = "torch build", machine.torch
+    torch = machine.torch
     if torch is None:
-        return Finding(check, "torch is not installed", Severity.BAD, INSTALL + "this machine")
+        return Finding("torch build", "torch is not installed", Severity.BAD, INSTALL + "this machine")
     vendors = sorted({gpu.vendor for gpu in machine.cards})
     if torch.vendor in vendors or (not vendors and torch.vendor is None):
-        return Finding(check, str(torch))
+        return Finding("torch build", str(torch))
     if not vendors:
-        return Finding(check, f"{torch}; without such a card it computes on the CPU", Severity.NOTE)
-    platform = " or ".join("ROCm" if vendor is Vendor.AMD else "CUDA" for vendor in vendors)
+        return Finding("torch build", f"{torch}; without such a card it computes on the CPU", Severity.NOTE)
+    platform = " or ".join(PLATFORMS[vendor] for vendor in vendors)
     return Finding(
-        check,
+        "torch build",
         f"{torch}, but the card is {' and '.join(vendors)}: training would run on the CPU",
         Severity.BAD,
         f"pip may have replaced torch during another installation: {INSTALL}{platform}; then run "
@@ -145,26 +146,34 @@ def _torch_build(machine: MachineFacts) -> Finding:
 
 
 def _amd_access(kfd_opens: bool | None) -> Finding:
-    load = "load the amdgpu driver; start a container with --device /dev/kfd --device /dev/dri"
-    join = "add the user to the groups render and video, and log in again"
-    found, severity, advice = {
-        None: ("/dev/kfd does not exist", Severity.BAD, load),
-        False: ("this user has no permission to open /dev/kfd", Severity.BAD, join),
-        True: ("this user can open /dev/kfd", Severity.OK, ""),
-    }[kfd_opens]
-    return Finding("access to the card", found, severity, advice)
+    check = "access to the card"
+    if kfd_opens is None:
+        advice = "load the amdgpu driver; start a container with --device /dev/kfd --device /dev/dri"
+        return Finding(check, "/dev/kfd does not exist", Severity.BAD, advice)
+    if not kfd_opens:
+        advice = "add the user to the groups render and video, and log in again"
+        return Finding(check, "this user has no permission to open /dev/kfd", Severity.BAD, advice)
+    return Finding(check, "this user can open /dev/kfd")
+
+
+def _nvidia_driver(machine: MachineFacts) -> Finding:
+    if machine.nvidia_driver:
+        return Finding("NVIDIA driver", machine.nvidia_driver)
+    severity = Severity.BAD if machine.torch_vendor is Vendor.NVIDIA else Severity.NOTE
+    return Finding("NVIDIA driver", "not loaded", severity, "load it, or give the container access to the card")
 
 
 def _rocm(machine: MachineFacts) -> Finding:
     assert machine.torch is not None
     assert machine.torch.hip is not None
-    check, version = "ROCm", version_numbers(machine.torch.hip)
-    found = f"torch contains {machine.torch.hip}" + (f", the system has {machine.rocm}" if machine.rocm else "")
-    if not FORK_BUG_SINCE <= version < FORK_BUG_UNTIL:
-        return Finding(check, found)
+    versions = f"torch contains {machine.torch.hip}"
+    if machine.rocm:
+        versions += f", the system has {machine.rocm}"
+    if not FORK_BUG_SINCE <= version_numbers(machine.torch.hip) < FORK_BUG_UNTIL:
+        return Finding("ROCm", versions)
     return Finding(
-        check,
-        f"{found}: a fork can stop the GPU's queues (bug with host buffers of 2 MiB and more)",
+        "ROCm",
+        f"{versions}: a fork can stop the GPU's queues (bug with host buffers of 2 MiB and more)",
         Severity.WARNING,
         "the loader workers of this program are spawned; do not fork in other code of the training process; "
         "7.1 and newer should not have the bug",
@@ -172,21 +181,23 @@ def _rocm(machine: MachineFacts) -> Finding:
 
 
 def _override(machine: MachineFacts) -> Finding:
-    check, value = "override", machine.environment.get(OVERRIDE)
+    value = machine.environment.get(OVERRIDE)
     if value is None:
-        return Finding(check, f"{OVERRIDE} is not set: the card uses its own architecture")
-    setting, version = f"{OVERRIDE}={value}", version_numbers(value)
-    if len(version) != 3:
-        return Finding(check, f"{setting} is no architecture", Severity.BAD, "unset it")
-    (target,), real = used_architectures(machine), own_architectures(machine)
+        return Finding("override", f"{OVERRIDE} is not set: the card uses its own architecture")
+    setting = f"{OVERRIDE}={value}"
+    target = overriding_architecture(machine)
+    if target is None:
+        return Finding("override", f"{setting} is no architecture", Severity.BAD, "unset it")
+    real = own_architectures(machine)
     if real == {target}:
-        return Finding(check, f"{setting} is the architecture of the card already", Severity.NOTE, "unset it")
+        return Finding("override", f"{setting} is the architecture of the card already", Severity.NOTE, "unset it")
+    advice = f"unset it; {own_build(machine)}" if real & RDNA1 else "unset it, with a torch build for the card itself"
     return Finding(
-        check,
+        "override",
         f"{setting}: {' and '.join(sorted(real)) or 'the card'} runs code for {target}, whose instructions it may "
         "lack; 10.3.0 is reported to crash an RX 5700",
         Severity.WARNING,
-        "unset it" + (f"; {own_build(machine)}" if real & RDNA1 else ", with a torch build for the card itself"),
+        advice,
     )
 
 
@@ -195,10 +206,12 @@ def own_architectures(machine: MachineFacts) -> set[str]:
     return {gpu.architecture for gpu in machine.cards if gpu.vendor is Vendor.AMD and gpu.architecture}
 
 
-def used_architectures(machine: MachineFacts) -> set[str]:
-    """Return the architectures for which AMD's libraries compute: that of the override, else those of the cards."""
+def overriding_architecture(machine: MachineFacts) -> str | None:
+    """Return the architecture that the variable `OVERRIDE` names, or None without a valid one."""
     version = version_numbers(machine.environment.get(OVERRIDE, ""))
-    return {f"gfx{version[0]}{version[1]:x}{version[2]:x}"} if len(version) == 3 else own_architectures(machine)
+    if len(version) != 3:
+        return None
+    return f"gfx{version[0]}{version[1]:x}{version[2]:x}"
 
 
 def own_build(machine: MachineFacts) -> str:
@@ -210,124 +223,135 @@ def own_build(machine: MachineFacts) -> str:
 
 def _libraries(machine: MachineFacts) -> Iterator[Finding]:
     """Yield one finding for each library of AMD whose files name the architectures of GPUs."""
-    used = sorted(used_architectures(machine))
-    for name, found in machine.libraries.items():
-        if found is None or not used:
-            yield Finding(name, "no files beside torch or in /opt/rocm" if found is None else "the card is unknown")
+    target = overriding_architecture(machine)
+    used = [target] if target else sorted(own_architectures(machine))
+    for library, available in machine.libraries.items():
+        if available is None:
+            yield Finding(library, "no files beside torch or in /opt/rocm")
+            continue
+        if not used:
+            yield Finding(library, "the card is unknown")
             continue
         # A file name may continue with the number of compute units.
-        lacking = [one for one in used if not any(other.startswith(one) for other in found)]
+        lacking = [name for name in used if not any(file_name.startswith(name) for file_name in available)]
         if not lacking:
-            yield Finding(name, f"contains files for {', '.join(used)}")
+            yield Finding(library, f"contains files for {', '.join(used)}")
             continue
-        severity, consequence = NO_LIBRARY[name]
-        listed = f" (only {', '.join(found)})" if found else ""
+        severity, consequence = NO_LIBRARY[library]
+        listed = f" (only {', '.join(available)})" if available else ""
         advice = own_build(machine) if own_architectures(machine) & RDNA1 else INSTALL + "this card"
-        yield Finding(name, f"contains no file for {', '.join(lacking)}{listed}: {consequence}", severity, advice)
+        yield Finding(library, f"contains no file for {', '.join(lacking)}{listed}: {consequence}", severity, advice)
 
 
 def _software_findings(machine: MachineFacts) -> Iterator[Finding]:
-    """Yield findings about Python, packages and environment variables."""
-    yield Finding("Python", ".".join(map(str, machine.python)))
-    yield _lightning(*_versions(machine, "lightning", "pytorch-lightning"))
+    """Yield findings about packages and environment variables."""
+    yield _lightning(machine.packages)
     yield _torchvision(machine)
-    yield _opencv(*_versions(machine, *OPENCV))
     yield _py_spy(machine)
     variables = machine.environment
-    found = ", ".join(f"{name}={value[:60]}" for name, value in variables.items())
+    settings = ", ".join(f"{name}={value[:60]}" for name, value in variables.items())
     hiding = [name for name in variables if name.endswith("_VISIBLE_DEVICES") and variables[name].strip() in ("", "-1")]
     if hiding:
-        yield Finding("environment", f"{found}: hides all GPUs", Severity.WARNING, f"unset {' '.join(hiding)}")
+        yield Finding("environment", f"{settings}: hides all GPUs", Severity.WARNING, f"unset {' '.join(hiding)}")
     elif variables:
-        yield Finding("environment", found)
+        yield Finding("environment", settings)
 
 
-def _versions(machine: MachineFacts, *names: str) -> tuple[dict[str, str], str]:
-    """Return the versions of those packages that are installed, and the same as text."""
-    versions = {name: machine.packages[name] for name in names if name in machine.packages}
-    return versions, ", ".join(f"{name} {version}" for name, version in versions.items())
-
-
-def _lightning(versions: dict[str, str], found: str) -> Finding:
-    check = "lightning"
+def _lightning(packages: dict[str, str]) -> Finding:
+    versions = {name: packages[name] for name in ("lightning", "pytorch-lightning") if name in packages}
+    listed = ", ".join(f"{name} {version}" for name, version in versions.items())
     if MALICIOUS_LIGHTNING & set(versions.values()):
-        found += ": malicious release, steals credentials at import (GHSA-w37p-236h-pfx3)"
+        listed += ": malicious release, steals credentials at import (GHSA-w37p-236h-pfx3)"
         advice = "do not start Python with it; uninstall it, and change all passwords and tokens stored on this machine"
-        return Finding(check, found, Severity.BAD, advice)
+        return Finding("lightning", listed, Severity.BAD, advice)
     if "lightning" not in versions:
-        return Finding(check, found or "not installed", Severity.BAD, "pip install 'lightning>=2.6.4'")
-    return Finding(check, found)
+        return Finding("lightning", listed or "not installed", Severity.BAD, "pip install 'lightning>=2.6.4'")
+    return Finding("lightning", listed)
 
 
 def _torchvision(machine: MachineFacts) -> Finding:
-    check, version = "torchvision", machine.packages.get("torchvision")
-    torch = "" if machine.torch is None else machine.torch.version
+    version = machine.packages.get("torchvision")
     if version is None:
-        return Finding(check, "not installed", Severity.BAD, "install the build that matches torch")
-    local, torch_local = version.partition("+")[2], torch.partition("+")[2]
+        return Finding("torchvision", "not installed", Severity.BAD, "install the build that matches torch")
+    torch = machine.torch.version if machine.torch else ""
+    local = version.partition("+")[2]
+    torch_local = torch.partition("+")[2]
     if local and torch_local and local != torch_local:
         advice = "install both together, from the same index"
-        return Finding(check, f"{version} does not match torch {torch}", Severity.BAD, advice)
-    return Finding(check, version)
-
-
-def _opencv(versions: dict[str, str], found: str) -> Finding:
-    if len(versions) < 2:
-        return Finding("OpenCV", found or "no pip package found")
-    text = f"{found} install into the same folder, which contains the one installed last"
-    severity = Severity.NOTE if len(set(versions.values())) == 1 else Severity.WARNING
-    return Finding("OpenCV", text, severity, f"pip uninstall {' '.join(versions)}, then install one of them")
+        return Finding("torchvision", f"{version} does not match torch {torch}", Severity.BAD, advice)
+    return Finding("torchvision", version)
 
 
 def _py_spy(machine: MachineFacts) -> Finding:
-    check, version, scope = "py-spy", machine.packages.get("py-spy"), machine.kernel.ptrace_scope
+    version = machine.packages.get("py-spy")
     if version is None:
         advice = "pip install py-spy: without it a blocked worker cannot be distinguished from an idle one"
-        return Finding(check, "not installed", Severity.WARNING, advice)
-    found = version if scope is None else f"{version}, ptrace_scope {scope}"
+        return Finding("py-spy", "not installed", Severity.WARNING, advice)
+    scope = machine.kernel.ptrace_scope
+    if scope is not None:
+        version += f", ptrace_scope {scope}"
     if scope in (None, 0, 1) or (scope == 2 and machine.is_root):
         # Scope 1 restricts a process to its descendants, which include the workers.
-        return Finding(check, f"{found}: the supervisor can read the stacks of blocked processes")
+        return Finding("py-spy", f"{version}: the supervisor can read the stacks of blocked processes")
     advice = "sudo sysctl kernel.yama.ptrace_scope=1, for 3 after a reboot, adds stacks of workers to incident reports"
-    return Finding(check, f"{found}: this user cannot read the stacks of processes", Severity.WARNING, advice)
+    return Finding("py-spy", f"{version}: this user cannot read the stacks of processes", Severity.WARNING, advice)
 
 
 def _system_findings(machine: MachineFacts) -> Iterator[Finding]:
     """Yield findings about processor, memory, disks and kernel settings."""
-    memory, kernel = machine.memory, machine.kernel
-    found = f"{machine.processor}, {machine.cores} {'core' if machine.cores == 1 else 'cores'} for this process"
-    if machine.cores == 1:
-        yield Finding("processor", f"{found}: workers and training share one core", Severity.WARNING)
-    else:
-        yield Finding("processor", found, Severity.NOTE if machine.cores < 4 else Severity.OK)
-    found = f"{_gib(memory.free_bytes)} of {_gib(memory.total_bytes)} free"
-    if memory.free_bytes < SCORING_BYTES:
-        found += f": scoring LTDv2's validation frames needs {_gib(SCORING_BYTES)}"
-        yield Finding("memory", found, Severity.WARNING, "lower model.detections.max_detections, or free memory")
-    else:
-        yield Finding("memory", found)
-    numa_balancing = {None: "not supported by this kernel", True: "on", False: "off"}[kernel.numa_balancing]
-    huge_pages, swap = kernel.huge_pages or "not supported by this kernel", machine.swap_bytes
-    for check, found, moves_pages, advice in (
-        ("swap", _gib(swap) if swap else "none", swap > 0, "sudo swapoff -a, if memory is sufficient"),
-        ("huge pages", huge_pages, kernel.huge_pages == "always", "see the commands below"),
-        ("NUMA balancing", numa_balancing, kernel.numa_balancing, "see the commands below"),
-    ):
-        if moves_pages and machine.has(Vendor.AMD):
-            yield Finding(check, f"{found}: moving pages can stop the queues of an AMD GPU", Severity.NOTE, advice)
-        else:
-            yield Finding(check, found)
+    yield _processor(machine)
+    yield _memory(machine.memory)
+    if machine.has(Vendor.AMD):
+        yield from _moved_pages(machine)
     for check, space in machine.disks.items():
         yield _free_space(check, space)
-    advice = "sudo usermod -aG systemd-journal $USER adds lines of the kernel log to incident reports"
-    if kernel.log_restricted and not machine.is_root and not machine.reads_journal:
+    if machine.kernel.log_restricted and not machine.is_root and not machine.reads_journal:
+        advice = "sudo usermod -aG systemd-journal $USER adds lines of the kernel log to incident reports"
         yield Finding("kernel log", "readable by root only", Severity.NOTE, advice)
     else:
         yield Finding("kernel log", "readable")
-    if machine.lingers is not None:
-        found = "services of this user " + ("survive a logout" if machine.lingers else "end with the last logout")
-        advice = "" if machine.lingers else "loginctl enable-linger, for runs that a service starts or restarts"
-        yield Finding("linger", found, Severity.OK if machine.lingers else Severity.NOTE, advice)
+    if machine.lingers:
+        yield Finding("linger", "services of this user survive a logout")
+    elif machine.lingers is not None:
+        advice = "loginctl enable-linger, for runs that a service starts or restarts"
+        yield Finding("linger", "services of this user end with the last logout", Severity.NOTE, advice)
+
+
+def _processor(machine: MachineFacts) -> Finding:
+    if machine.cores == 1:
+        return Finding(
+            "processor",
+            f"{machine.processor}, 1 core for this process: workers and training share one core",
+            Severity.WARNING,
+        )
+    severity = Severity.NOTE if machine.cores < 4 else Severity.OK
+    return Finding("processor", f"{machine.processor}, {machine.cores} cores for this process", severity)
+
+
+def _memory(memory: Capacity) -> Finding:
+    free = f"{_gib(memory.free_bytes)} of {_gib(memory.total_bytes)} free"
+    if memory.free_bytes >= SCORING_BYTES:
+        return Finding("memory", free)
+    return Finding(
+        "memory",
+        f"{free}: scoring LTDv2's validation frames needs {_gib(SCORING_BYTES)}",
+        Severity.WARNING,
+        "lower model.detections.max_detections, or free memory",
+    )
+
+
+def _moved_pages(machine: MachineFacts) -> Iterator[Finding]:
+    """Yield findings about swap and kernel settings that move pages, which can stop the queues of an AMD GPU."""
+    kernel = machine.kernel
+    for check, setting, moves_pages, advice in (
+        ("swap", _gib(machine.swap_bytes), machine.swap_bytes > 0, "sudo swapoff -a, if memory is sufficient"),
+        ("huge pages", kernel.huge_pages, kernel.huge_pages == "always", "see the commands below"),
+        ("NUMA balancing", "on", kernel.numa_balancing, "see the commands below"),
+    ):
+        if moves_pages:
+            yield Finding(check, f"{setting}: moving pages can stop the queues of an AMD GPU", Severity.NOTE, advice)
+        else:
+            yield Finding(check, "moves no pages")
 
 
 def _gib(size_bytes: int) -> str:
@@ -339,8 +363,8 @@ def _free_space(check: str, space: Capacity | None) -> Finding:
     limits, advice = DISK_RULES[check]
     if space is None:
         return Finding(check, "does not exist or does not answer", Severity.BAD, advice)
-    found = f"{_gib(space.free_bytes)} of {_gib(space.total_bytes)} free"
+    free = f"{_gib(space.free_bytes)} of {_gib(space.total_bytes)} free"
     for limit_bytes, (severity, reason) in limits.items():
         if space.free_bytes < limit_bytes:
-            return Finding(check, f"{found}: {reason}", severity, advice)
-    return Finding(check, found)
+            return Finding(check, f"{free}: {reason}", severity, advice)
+    return Finding(check, free)

@@ -27,13 +27,16 @@ TOLERANCE = {Probe.MATMUL_FLOAT32: 1e-3, Probe.MATMUL_FLOAT16: 1e-2, Probe.MATMU
 LAYER_TOLERANCE = 0.01
 """Largest error of a layer, relative to the largest value of an output or gradient."""
 
-LARGE_ROWS, LARGE_INNER = (1 << 19) + 4096, 32
+LARGE_ROWS = (1 << 19) + 4096
+LARGE_INNER = 32
 """Rows, and inner size and columns, of a product above `MAX_PRODUCT_ROWS` of the convolutions."""
 
 TURNS = 9
 """Timed passes per precision, which take turns so that other work on the machine slows both."""
 
-LOADER_WORKERS, LOADER_BATCHES, LOADER_BATCH_SIZE = 2, 4, 8
+LOADER_WORKERS = 2
+LOADER_BATCHES = 4
+LOADER_BATCH_SIZE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +94,20 @@ def _torch_device(probe: Probe, device: str, timeout_s: float) -> Answer:
     from yolo_lightning.utils.accelerator import accelerator_type, device_name
 
     announce("find the device")
-    device = accelerator_type() if device == "auto" else device
+    if device == "auto":
+        device = accelerator_type()
     facts: dict[str, Any] = {"device": device, "name": "", "architectures": [], "capability": None}
     missing = ""
     if device.startswith("cuda"):
-        properties, is_rocm = torch.cuda.get_device_properties(device), bool(torch.version.hip)
-        architecture = properties.gcnArchName if is_rocm else f"sm_{properties.major}{properties.minor}"
-        facts["name"] = f"{properties.name} {architecture if is_rocm else ''}".strip()
+        properties = torch.cuda.get_device_properties(device)
+        facts["name"] = properties.name
         facts["architectures"] = torch.cuda.get_arch_list()
-        facts["capability"] = None if is_rocm else [properties.major, properties.minor]
+        if torch.version.hip:
+            architecture = properties.gcnArchName
+            facts["name"] += f" {architecture}"
+        else:
+            architecture = f"sm_{properties.major}{properties.minor}"
+            facts["capability"] = [properties.major, properties.minor]
         missing = missing_code(architecture, facts["architectures"])
     elif not device.startswith("cpu"):
         facts["name"] = device_name(torch.device(device))
@@ -121,16 +129,26 @@ def missing_code(architecture: str, built: Sequence[str]) -> str:
         built: Result of `torch.cuda.get_arch_list()`.
     """
     name = architecture.partition(":")[0]
-    if name.startswith("sm_"):
-        # Code for an older GPU of the same major version also runs, and PTX (compute_80) is compiled for newer GPUs.
-        number = int(name[3:])
-        kinds = [(one.partition("_")[0], int("".join(filter(str.isdigit, one.partition("_")[2])))) for one in built]
-        has = any(other <= number and (kind == "compute" or other // 10 == number // 10) for kind, other in kinds)
-    else:
-        # gfx10-1-generic is code for gfx1010 to gfx1013.
-        generic = [one.removesuffix("-generic").replace("-", "") for one in built if one.endswith("-generic")]
-        has = name in [one.partition(":")[0] for one in built] or name.startswith(tuple(generic))
-    return "" if has or not built else f"; torch contains code for {', '.join(built)}, but not for {name}"
+    runs = _runs_cuda if name.startswith("sm_") else _runs_rocm
+    if not built or any(runs(name, target) for target in built):
+        return ""
+    return f"; torch contains code for {', '.join(built)}, but not for {name}"
+
+
+def _runs_cuda(name: str, target: str) -> bool:
+    """Return whether a GPU such as sm_89 runs code for a target such as sm_80 or compute_80."""
+    # Code for an older GPU of the same major version also runs, and PTX (compute_80) is compiled for newer GPUs.
+    number = int(name[3:])
+    form, _, digits = target.partition("_")
+    target_number = int("".join(filter(str.isdigit, digits)))
+    return target_number <= number and (form == "compute" or target_number // 10 == number // 10)
+
+
+def _runs_rocm(name: str, target: str) -> bool:
+    """Return whether a GPU such as gfx1010 runs code for a target such as gfx1010:xnack- or gfx10-1-generic."""
+    if target.endswith("-generic"):  # gfx10-1-generic is code for gfx1010 to gfx1013
+        return name.startswith(target.removesuffix("-generic").replace("-", ""))
+    return name == target.partition(":")[0]
 
 
 def matmul(probe: Probe, device: str, timeout_s: float) -> Answer:
@@ -140,12 +158,12 @@ def matmul(probe: Probe, device: str, timeout_s: float) -> Answer:
     dtype = getattr(torch, probe.removeprefix("matmul_"))
     batch, rows, inner, columns = MATRICES
     generator = torch.Generator().manual_seed(0)
-    left = torch.randn(rows, inner, generator=generator).to(dtype)
-    right = torch.randn(batch, inner, columns, generator=generator).to(dtype)
+    weight = torch.randn(rows, inner, generator=generator).to(dtype)
+    windows = torch.randn(batch, inner, columns, generator=generator).to(dtype)
     announce(f"{dtype} product on {device}")
-    found = torch.matmul(left.to(device), right.to(device)).cpu().double()  # on the CPU: MPS has no float64
-    expected = torch.matmul(left.double(), right.double())
-    answer = judge_error(((found - expected).abs().max() / expected.abs().max()).item(), TOLERANCE[probe])
+    product = torch.matmul(weight.to(device), windows.to(device)).cpu().double()  # on the CPU: MPS has no float64
+    expected = torch.matmul(weight.double(), windows.double())
+    answer = judge_error(((product - expected).abs().max() / expected.abs().max()).item(), TOLERANCE[probe])
     if probe is not Probe.MATMUL_BFLOAT16 or not device.startswith("cpu"):
         return answer
     announce("convolutions in bfloat16 and float32")
@@ -168,12 +186,13 @@ def exact_products(probe: Probe, device: str, timeout_s: float) -> Answer:
         return torch.randint(-3, 4, size, generator=generator).float()
 
     announce(f"product of {LARGE_ROWS} rows on {device}")
-    left, right = integers(LARGE_ROWS, LARGE_INNER), integers(LARGE_INNER, LARGE_INNER)
-    found = torch.matmul(left.to(device), right.to(device)).cpu()
-    wrong_rows = (found != torch.matmul(left.double(), right.double())).any(1).nonzero()
+    rows_of_integers = integers(LARGE_ROWS, LARGE_INNER)
+    matrix = integers(LARGE_INNER, LARGE_INNER)
+    product = torch.matmul(rows_of_integers.to(device), matrix.to(device)).cpu()
+    wrong_rows = (product != torch.matmul(rows_of_integers.double(), matrix.double())).any(1).nonzero()
     if len(wrong_rows):
-        first = int(wrong_rows[0])
-        return Answer(Outcome.WRONG, f"{len(wrong_rows)} of {LARGE_ROWS} rows of a product differ, first row {first}")
+        detail = f"{len(wrong_rows)} of {LARGE_ROWS} rows of a product differ, first row {int(wrong_rows[0])}"
+        return Answer(Outcome.WRONG, detail)
     announce(f"one product twice on {device}")
     operands = integers(rows, inner).to(device), integers(inner, columns).to(device)
     first_run, second_run = (torch.matmul(*operands) for _ in range(2))
@@ -231,7 +250,8 @@ def convolution(probe: Probe, device: str, timeout_s: float) -> Answer:
     from yolo_lightning.model.native_probe import probe_native
 
     announce(f"PyTorch's own convolutions on {device}")
-    if (failure := known_failure(torch.device(device), verdicts_file())) is not None:
+    failure = known_failure(torch.device(device), verdicts_file())
+    if failure is not None:
         return Answer(Outcome.CRASHES, f"{failure}; `doctor --retry` tests them again")
     limit_s = max(timeout_s - SPARE_S, timeout_s / 2)
     result = probe_native(torch.device(device), _default_settings(limit_s), longest_s=limit_s)

@@ -122,13 +122,17 @@ def judge_end(probe: Probe, ended: Ended, timeout_s: float) -> ProbeOutcome:
     place = f" in: {phases[-1]}" if phases else ""
     if ended.code is None:
         stuck = "; ".join(f"process {pid} cannot be ended ({state})" for pid, state in ended.survivors.items())
-        detail = f"no answer after {timeout_s:g} s{place}" + (f"; {stuck}: reboot" if stuck else "")
+        detail = f"no answer after {timeout_s:g} s{place}"
+        if stuck:
+            detail += f"; {stuck}: reboot"
         return ProbeOutcome(probe, Outcome.HANGS, detail, ended.seconds)
     if ended.signal_name:
         return ProbeOutcome(probe, Outcome.CRASHES, f"{ended.signal_name}{place}", ended.seconds)
     try:
         answer = json.loads(ended.out[-1])
-        outcome, detail, facts = Outcome(answer["outcome"]), str(answer["detail"]), dict(answer["facts"])
+        outcome = Outcome(answer["outcome"])
+        detail = str(answer["detail"])
+        facts = dict(answer["facts"])
     except (IndexError, KeyError, TypeError, ValueError):
         last_error = f"; {errors[-1][:240]}" if errors else ""
         return ProbeOutcome(probe, Outcome.FAILS, f"exit code {ended.code}{place}{last_error}", ended.seconds)
@@ -137,14 +141,19 @@ def judge_end(probe: Probe, ended: Ended, timeout_s: float) -> ProbeOutcome:
 
 def probe_findings(results: Sequence[ProbeOutcome]) -> list[Finding]:
     """Return one finding per result; a failed convolution is bad if the other implementation failed, too."""
-    convolutions, found = {Probe.OWN_CONVOLUTION, Probe.CONVOLUTION}, []
-    none_works = convolutions <= {result.probe for result in results if result.failed}
+    failed = {result.probe for result in results if result.failed}
+    convolutions = {Probe.OWN_CONVOLUTION, Probe.CONVOLUTION}
+    findings = []
     for result in results:
-        text = f"{result.outcome}: {result.detail}" if result.detail else f"{result.outcome}"
         title, severity, advice = MEANING[result.probe]
         if not result.failed:
-            severity, advice = Severity.OK if result.outcome is Outcome.WORKS else Severity.NOTE, ""
-        elif result.probe in convolutions and none_works:
-            severity, advice = Severity.BAD, NO_TRAINING
-        found.append(Finding(title, text, severity, advice))
-    return found
+            severity = Severity.OK if result.outcome is Outcome.WORKS else Severity.NOTE
+            advice = ""
+        elif result.probe in convolutions and convolutions <= failed:
+            severity = Severity.BAD
+            advice = NO_TRAINING
+        summary = str(result.outcome)
+        if result.detail:
+            summary += f": {result.detail}"
+        findings.append(Finding(title, summary, severity, advice))
+    return findings

@@ -46,7 +46,7 @@ class KernelSettings:
 def pci_gpus(root: Path = ROOT) -> tuple[PciGpu, ...]:
     """Return the AMD and NVIDIA GPUs on the PCI bus, in bus order."""
     drivers = dict(_amd_driver_entries(root))
-    found = []
+    gpus = []
     for device in sorted((root / "sys/bus/pci/devices").glob("*")):
         vendor = PCI_VENDORS.get(text(device / "vendor"))
         if vendor is None or not text(device / "class").startswith(PCI_CLASSES):
@@ -59,9 +59,10 @@ def pci_gpus(root: Path = ROOT) -> tuple[PciGpu, ...]:
             or driver_name
             or f"device {text(device / 'device')}"
         )
-        name = name if name.startswith(vendor) else f"{vendor} {name}"
-        found.append(PciGpu(vendor, name, architecture, integer(device / "mem_info_vram_total")))
-    return tuple(found)
+        if not name.startswith(vendor):
+            name = f"{vendor} {name}"
+        gpus.append(PciGpu(vendor, name, architecture, integer(device / "mem_info_vram_total")))
+    return tuple(gpus)
 
 
 def architecture_name(version: int) -> str:
@@ -78,7 +79,8 @@ def _amd_driver_entries(root: Path) -> Iterator[tuple[str, tuple[str, str]]]:
     for node in (root / "sys/class/kfd/kfd/topology/nodes").glob("*"):
         pairs = (line.split() for line in text(node / "properties").splitlines())
         values = {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
-        version, location = values.get("gfx_target_version", 0), values.get("location_id", 0)
+        version = values.get("gfx_target_version", 0)
+        location = values.get("location_id", 0)
         if version:
             slot = f"{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.{location & 0x7}"
             yield f"{values.get('domain', 0):04x}:{slot}", (text(node / "name"), architecture_name(version))
@@ -92,11 +94,16 @@ def nvidia_driver_version(root: Path = ROOT) -> str:
 
 def kernel_settings(root: Path = ROOT) -> KernelSettings:
     kernel = root / "proc/sys/kernel"
-    numa, restricted = integer(kernel / "numa_balancing"), integer(kernel / "dmesg_restrict")
     huge_pages = text(root / "sys/kernel/mm/transparent_hugepage/enabled")  # as in: always [madvise] never
     return KernelSettings(
         huge_pages=huge_pages.partition("[")[2].partition("]")[0] or None,
-        numa_balancing=None if numa is None else numa != 0,
+        numa_balancing=_switch(kernel / "numa_balancing"),
         ptrace_scope=integer(kernel / "yama/ptrace_scope"),
-        log_restricted=None if restricted is None else restricted != 0,
+        log_restricted=_switch(kernel / "dmesg_restrict"),
     )
+
+
+def _switch(file: Path) -> bool | None:
+    """Return whether the number in a file is not 0; None if there is none."""
+    number = integer(file)
+    return None if number is None else number != 0

@@ -73,8 +73,12 @@ def export(
     size.check("image_size")
     if format == "onnx":
         require_packages()
-    beside = Path(file.name) if checkpoint and is_address(checkpoint) else file
-    target = Path(output) if output is not None else beside.with_suffix(f".{format}")
+    if output is not None:
+        target = Path(output)
+    elif checkpoint and is_address(checkpoint):
+        target = Path(file.name).with_suffix(f".{format}")
+    else:
+        target = file.with_suffix(f".{format}")
     if real_path(target) == real_path(file):
         raise UserError(f"output must differ from the checkpoint, got {target}.")
     check_writable(target, f".{format}")

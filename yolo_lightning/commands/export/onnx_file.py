@@ -23,9 +23,11 @@ from yolo_lightning.utils.files import replacing
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 OPSET = 20  # First ONNX operator set with all operators of the network
-INPUT, OUTPUT = "images", "output0"
+INPUT = "images"
+OUTPUT = "output0"
 CHECKED_BATCHES = (1, 2, 8)
-BOX_TOLERANCE, SCORE_TOLERANCE = 0.05, 1e-3
+BOX_TOLERANCE = 0.05
+SCORE_TOLERANCE = 1e-3
 """Maximum differences in input pixels and in score, from float32 sums in different order."""
 OTHER_CLASS = 1e6  # pixels; larger than any distance of boxes
 
@@ -42,12 +44,14 @@ class InferenceNetwork(nn.Module):
 
     def __init__(self, graph: Any, channels: int = 3, settings: NetworkSettings | None = None) -> None:
         super().__init__()
-        self.detections = DetectionSettings() if settings is None else settings.detections
+        self.detections = settings.detections if settings else DetectionSettings()
         self.stride = graph_stride(graph)
         keep_branch(graph, one_to_one=self.detections.one_to_one)
         graph.fuse(verbose=False)
         head = graph.model[-1]
-        head.export, head.dynamic, head.format = True, True, "onnx"
+        head.export = True
+        head.dynamic = True
+        head.format = "onnx"
         if channels == 1:
             for layer in image_layers(graph):
                 # A convolution is linear: for equal channels, the weights can be summed over the input channels.
@@ -93,7 +97,7 @@ def write_onnx_file(network: InferenceNetwork, path: Path, settings: NetworkSett
 
     assert settings.image_size is not None
     model = _model_of(network, settings.image_size)
-    own = settings if settings.background else replace(settings, channels=network.channels)
+    recorded = settings if settings.background else replace(settings, channels=network.channels)
     about = {  # with the keys that Ultralytics' readers expect
         "description": "YOLO detection network, trained with yolo_lightning",
         "author": "yolo_lightning",
@@ -107,7 +111,7 @@ def write_onnx_file(network: InferenceNetwork, path: Path, settings: NetworkSett
         "channels": network.channels,
         "args": {"batch": 1, "dynamic": True, "nms": False},
         "end2end": settings.detections.one_to_one,
-        OWN_SETTINGS: own.plain(),
+        OWN_SETTINGS: recorded.plain(),
     }
     onnx.helper.set_model_props(model, {key: str(value) for key, value in about.items()})
     differences = compare(model, network, settings.image_size)
@@ -152,29 +156,33 @@ def compare(model: Any, network: InferenceNetwork, image_size: int | Sequence[in
         images = sample_images(batch, network.channels, image_size)
         with torch.no_grad():
             expected = network(images)
-        (found,) = map(torch.from_numpy, session.run(None, {INPUT: images.numpy()}))
-        boxes, scores = differences[batch] = largest_gaps(network, found, expected)
+        (output,) = session.run(None, {INPUT: images.numpy()})
+        boxes, scores = largest_gaps(network, torch.from_numpy(output), expected)
+        differences[batch] = (boxes, scores)
         if not (boxes <= BOX_TOLERANCE and scores <= SCORE_TOLERANCE):
             raise RuntimeError(f"the ONNX file and PyTorch disagree: {boxes} px, {scores} in score, batch {batch}")
     return differences
 
 
-def largest_gaps(network: InferenceNetwork, found: Tensor, expected: Tensor) -> tuple[float, float]:
+def largest_gaps(network: InferenceNetwork, output: Tensor, expected: Tensor) -> tuple[float, float]:
     """Return the largest differences of box values in pixels and of scores between two outputs of a network.
 
     Chosen boxes with nearly equal scores can be in another order, or the last of them can be missing: every other box
-    in `expected` is compared with the most similar box in `found`.
+    in `expected` is compared with the most similar box in `output`.
     """
     if not network.detections.one_to_one:
-        gap = (found - expected).abs()
-        return float(gap[:, :4].max()), float(gap[:, 4:].max())
-    boxes = scores = 0.0
-    for own, other in zip(found, expected, strict=True):
-        certain = other[other[:, 4] > other[:, 4].min() + SCORE_TOLERANCE]
+        gaps = (output - expected).abs()
+        return float(gaps[:, :4].max()), float(gaps[:, 4:].max())
+    box_gap = 0.0
+    score_gap = 0.0
+    for boxes, expected_boxes in zip(output, expected, strict=True):
+        lowest_score = expected_boxes[:, 4].min()
+        certain = expected_boxes[expected_boxes[:, 4] > lowest_score + SCORE_TOLERANCE]
         if not len(certain):
             continue
-        gap = (certain[:, None] - own[None]).abs()  # (expected, found, 6)
-        distance = gap[..., :4].amax(-1) + gap[..., 4] / SCORE_TOLERANCE + gap[..., 5] * OTHER_CLASS
-        nearest = gap[torch.arange(len(gap)), distance.argmin(1)]
-        boxes, scores = max(boxes, float(nearest[:, :4].max())), max(scores, float(nearest[:, 4:].max()))
-    return boxes, scores
+        gaps = (certain[:, None] - boxes[None]).abs()  # (certain boxes, boxes of the output, 6)
+        distances = gaps[..., :4].amax(-1) + gaps[..., 4] / SCORE_TOLERANCE + gaps[..., 5] * OTHER_CLASS
+        nearest = gaps[torch.arange(len(gaps)), distances.argmin(1)]
+        box_gap = max(box_gap, float(nearest[:, :4].max()))
+        score_gap = max(score_gap, float(nearest[:, 4:].max()))
+    return box_gap, score_gap

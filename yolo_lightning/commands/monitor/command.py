@@ -18,7 +18,8 @@ from yolo_lightning.utils.sensors import MachineReader
 from yolo_lightning.utils.terminal import has_cursor_control
 
 INTERVAL_S = 2.0
-FIRST_READING_S, LIVE_READING_S = 5.0, 0.5
+FIRST_READING_S = 5.0
+LIVE_READING_S = 0.5
 """Seconds to wait for the first readings of the sensors: for a single output, and for the live display."""
 
 
@@ -34,7 +35,8 @@ def monitor(run: Path, *, once: bool = False, json: bool = False) -> None:
         json: Print the state once as one JSON object.
     """
     check_holds_run(run)
-    machine, console = MachineReader(run, INTERVAL_S), Console()
+    machine = MachineReader(run, INTERVAL_S)
+    console = Console()
     if json:
         print(json_format.dumps(as_json(read_run(run, machine.latest(FIRST_READING_S))), indent=2))
     elif once or not has_cursor_control(sys.stdout):

@@ -4,23 +4,19 @@ import os
 import socket
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from yolo_lightning.checkpoints.checkpoint_file import checksum_path, read_checksum
-from yolo_lightning.commands.monitor.run_state import (
-    Checkpoint,
-    Facts,
-    RunState,
-    judge,
-)
+from yolo_lightning.commands.monitor.run_state import Checkpoint, Facts, RunState, judge
 from yolo_lightning.errors import UserError
-from yolo_lightning.supervision.heartbeat import Heartbeat, NoHeartbeat, Phase, read_heartbeat
+from yolo_lightning.supervision.heartbeat import Heartbeat, Phase, read_heartbeat
 from yolo_lightning.supervision.incident import IncidentReport, read_incident
 from yolo_lightning.supervision.live_heartbeat import heartbeat_of
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts, PhaseTimeouts
 from yolo_lightning.supervision.processes import loader_workers
 from yolo_lightning.supervision.rank_status import read_ranks
-from yolo_lightning.supervision.remaining_time import Remaining, remaining
+from yolo_lightning.supervision.remaining_time import remaining
 from yolo_lightning.supervision.run_status import Status, SupervisorStatus, read_status
 from yolo_lightning.supervision.unsaved_checkpoint import read_unsaved
 from yolo_lightning.utils.plain_text import one_line
@@ -45,7 +41,6 @@ TRACES = (HEARTBEAT_FILE, STATUS_FILE, SUPERVISOR_FILE, FINISHED_FILE, METRICS, 
 
 SIGNS = (HEARTBEAT_FILE, STATUS_FILE, METRICS)  # files that are written during training
 
-LOST = {STATUS_FILE: "speed, ETA and scores", SUPERVISOR_FILE: "restarts and level"}  # what damaged files leave unknown
 INCIDENTS_SHOWN = 4
 CHECKPOINTS_SHOWN = 4
 MISSED_WRITINGS = 3
@@ -57,17 +52,18 @@ def read_run(folder: Path, machine: SensorReadings | None = None) -> RunState:
     check_holds_run(folder)
     now_s = time.time()
     heartbeat_path = heartbeat_of(folder)
-    found = read_heartbeat(heartbeat_path)
-    status, standing = read_status(folder / STATUS_FILE), SupervisorStatus.read(folder / SUPERVISOR_FILE)
-    trainer, lives = _find_trainer(found, status, standing, now_s)
-    heartbeat = found if isinstance(found, Heartbeat) else None
+    heartbeat_or_problem = read_heartbeat(heartbeat_path)
+    heartbeat = heartbeat_or_problem if isinstance(heartbeat_or_problem, Heartbeat) else None
+    status = read_status(folder / STATUS_FILE)
+    standing = SupervisorStatus.read(folder / SUPERVISOR_FILE)
+    trainer, lives = _find_trainer(heartbeat, status, standing, now_s)
+    waited_s = _seconds_since_heartbeat(heartbeat, status, now_s) if lives else None
     timeouts = AdaptiveTimeouts.read(folder / PHASE_TIMEOUTS_FILE) or AdaptiveTimeouts(PhaseTimeouts(), {})
     if heartbeat is not None:
         timeouts = timeouts.learn(heartbeat.longest_s, 0.0)
-    waited_s = _seconds_since_heartbeat(heartbeat, status, now_s) if lives else None
     facts = Facts(
         now_s=now_s,
-        found=found,
+        heartbeat=heartbeat_or_problem,
         trainer_lives=lives,
         waited_s=waited_s,
         timeouts=timeouts,
@@ -76,37 +72,47 @@ def read_run(folder: Path, machine: SensorReadings | None = None) -> RunState:
         supervisor_lives=standing is not None
         and _is_here(standing.host)
         and _lives_since(standing.process, standing.process_started_ticks),
-        last_sign_s=max((sign for name in SIGNS if (sign := _time_of(folder / name)) is not None), default=None),
+        last_sign_s=max(filter(None, (_time_of(folder / name) for name in SIGNS)), default=None),
     )
-    saved = checkpoints(folder / CHECKPOINTS, now_s)
-    absent = [name for name, content in zip(LOST, (status, standing), strict=True) if content is None]
-    damaged = [f"{name} is damaged: {LOST[name]} are unknown" for name in absent if os.path.lexists(folder / name)]
-    phase = heartbeat.phase if heartbeat is not None else None
-    batch = _trained_batches(heartbeat, status)
-    epoch = heartbeat.epoch if heartbeat is not None else status.epoch if status is not None else None
-    is_visible = lives and (status is None or _is_here(status.host))
-    return RunState(
+    state = RunState(
         folder=str(folder),
         now_s=now_s,
         judgement=judge(facts),
-        phase=phase,
         phase_s=waited_s,
-        phase_timeout_s=timeouts.seconds(phase) if phase is not None else None,
-        epoch=epoch,
-        batch=batch,
-        step=max((source.step for source in (heartbeat, status) if source is not None), default=None),
+        batch=_trained_batches(heartbeat, status),
         ranks=tuple(read_ranks(folder)) if lives else (),
-        trainer=read_process(trainer) if is_visible else None,
-        workers=tuple(loader_workers(trainer)) if is_visible else (),
         status=status,
         standing=standing,
-        remaining=remaining(status, epoch or 0, batch or 0, phase) if status is not None else Remaining(),
-        checkpoints=tuple(saved[:CHECKPOINTS_SHOWN]),
-        damaged=(*damaged, *(f"{one.name} or its checksum file is damaged" for one in saved if one.is_damaged)),
         incidents=tuple(incidents(folder / INCIDENTS)),
         unsaved=read_unsaved(heartbeat_path),
         machine=machine or SensorReadings(),
     )
+    if status is not None:
+        state = replace(state, epoch=status.epoch, step=status.step)
+    if heartbeat is not None:
+        phase = heartbeat.phase
+        step = max(heartbeat.step, state.step or 0)
+        timeout_s = timeouts.seconds(phase)
+        state = replace(state, phase=phase, phase_timeout_s=timeout_s, epoch=heartbeat.epoch, step=step)
+    if status is not None:
+        time_left = remaining(status, state.epoch or 0, state.batch or 0, state.phase)
+        state = replace(state, remaining=time_left)
+    if lives and (status is None or _is_here(status.host)):
+        state = replace(state, trainer=read_process(trainer), workers=tuple(loader_workers(trainer)))
+    saved = checkpoints(folder / CHECKPOINTS, now_s)
+    damaged = _damaged_files(folder, status, standing)
+    damaged += [f"{checkpoint.name} or its checksum file is damaged" for checkpoint in saved if checkpoint.is_damaged]
+    return replace(state, checkpoints=tuple(saved[:CHECKPOINTS_SHOWN]), damaged=tuple(damaged))
+
+
+def _damaged_files(folder: Path, status: Status | None, standing: SupervisorStatus | None) -> list[str]:
+    """Return a sentence for each report that exists and cannot be read."""
+    damaged = []
+    if status is None and os.path.lexists(folder / STATUS_FILE):
+        damaged.append(f"{STATUS_FILE} is damaged: speed, ETA and scores are unknown")
+    if standing is None and os.path.lexists(folder / SUPERVISOR_FILE):
+        damaged.append(f"{SUPERVISOR_FILE} is damaged: restarts and level are unknown")
+    return damaged
 
 
 def check_holds_run(folder: Path) -> None:
@@ -118,7 +124,7 @@ def check_holds_run(folder: Path) -> None:
 
 
 def _find_trainer(
-    found: Heartbeat | NoHeartbeat, status: Status | None, standing: SupervisorStatus | None, now_s: float
+    heartbeat: Heartbeat | None, status: Status | None, standing: SupervisorStatus | None, now_s: float
 ) -> tuple[int, bool]:
     """Return the process id of the trainer, 0 if unknown, and whether that process lives.
 
@@ -126,8 +132,8 @@ def _find_trainer(
     """
     if status is not None and not _is_here(status.host):
         return status.process, now_s < status.written_s + MISSED_WRITINGS * status.interval_s
-    if isinstance(found, Heartbeat):
-        return found.process, _lives_since(found.process, found.process_started_ticks)
+    if heartbeat is not None:
+        return heartbeat.process, _lives_since(heartbeat.process, heartbeat.process_started_ticks)
     if status is not None and _lives_since(status.process, status.process_started_ticks):
         return status.process, True
     if standing is not None and standing.trainer and _is_here(standing.host):
@@ -142,15 +148,17 @@ def _is_here(host: str) -> bool:
 
 def _lives_since(pid: int, started_ticks: int) -> bool:
     """Return whether the process with this start time (clock ticks since boot, 0 for any) still runs."""
-    found = read_process(pid)
-    return found is not None and not found.is_gone and started_ticks in (0, found.started_ticks)
+    process = read_process(pid)
+    return process is not None and not process.is_gone and started_ticks in (0, process.started_ticks)
 
 
 def _seconds_since_heartbeat(heartbeat: Heartbeat | None, status: Status | None, now_s: float) -> float | None:
     """Return the age of the heartbeat; for another machine, whose monotonic clock differs, of the status file."""
     if status is not None and not _is_here(status.host):
         return max(0.0, now_s - status.written_s - status.interval_s)
-    return None if heartbeat is None else max(0.0, time.monotonic() - heartbeat.phase_began_s)
+    if heartbeat is None:
+        return None
+    return max(0.0, time.monotonic() - heartbeat.phase_began_s)
 
 
 def _trained_batches(heartbeat: Heartbeat | None, status: Status | None) -> int | None:
@@ -160,34 +168,38 @@ def _trained_batches(heartbeat: Heartbeat | None, status: Status | None) -> int 
     if status is None:
         return None
     ends = heartbeat is not None and heartbeat.phase in (Phase.VALIDATE, Phase.METRICS, Phase.EPOCH_END)
-    return status.batches_per_epoch if ends and status.validations_per_epoch == 1 else status.batch
+    if ends and status.validations_per_epoch == 1:
+        return status.batches_per_epoch
+    return status.batch
 
 
 def checkpoints(folder: Path, now_s: float) -> list[Checkpoint]:
     """Return the checkpoints, newest first; `last.ckpt` only if it is not a hard link to another one."""
-    found: dict[tuple[int, int], Checkpoint] = {}
+    by_file: dict[tuple[int, int], Checkpoint] = {}
     for path in sorted(folder.glob("*.ckpt"), key=lambda path: path.name == LAST_CHECKPOINT):
         with suppress(OSError):  # replaced since the listing
-            stat, checksum = path.stat(), read_checksum(path)
-            steps = None if checksum is None else checksum.steps
-            is_damaged = checksum_path(path).exists() if checksum is None else checksum.bytes != stat.st_size
-            one = Checkpoint(one_line(path.name), max(0.0, now_s - stat.st_mtime), stat.st_size, steps, is_damaged)
-            found.setdefault((stat.st_dev, stat.st_ino), one)
-    return sorted(found.values(), key=lambda one: one.steps or 0, reverse=True)
+            stat = path.stat()
+            checkpoint = Checkpoint(one_line(path.name), max(0.0, now_s - stat.st_mtime), stat.st_size, steps=None)
+            checksum = read_checksum(path)
+            if checksum is not None:
+                checkpoint = replace(checkpoint, steps=checksum.steps, is_damaged=checksum.bytes != stat.st_size)
+            elif checksum_path(path).exists():
+                checkpoint = replace(checkpoint, is_damaged=True)
+            by_file.setdefault((stat.st_dev, stat.st_ino), checkpoint)
+    return sorted(by_file.values(), key=lambda checkpoint: checkpoint.steps or 0, reverse=True)
 
 
 def incidents(folder: Path) -> list[IncidentReport]:
     """Return the latest incident reports, oldest first."""
-    found = []
+    reports = []
     for path in sorted(folder.glob(f"*/{INCIDENT_FILE}"))[-INCIDENTS_SHOWN:]:
         try:
-            found.append(read_incident(path))
+            report = read_incident(path)
         except (OSError, ValueError) as error:
             sentence = one_line(f"{path} cannot be read: {error}")
-            found.append(
-                IncidentReport(_time_of(path) or 0.0, "unknown", sentence, "", None, one_line(path.parent.name))
-            )
-    return found
+            report = IncidentReport(_time_of(path) or 0.0, "unknown", sentence, "", None, one_line(path.parent.name))
+        reports.append(report)
+    return reports
 
 
 def _time_of(path: Path) -> float | None:

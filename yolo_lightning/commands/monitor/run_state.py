@@ -102,13 +102,18 @@ class RunState:
     unsaved: UnsavedCheckpoint | None = None  # failed save that no successful one has followed
     machine: SensorReadings = field(default_factory=SensorReadings)
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether the run has not ended."""
+        return self.judgement.verdict in ALIVE
+
 
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What was found in the run folder and in the process table."""
 
     now_s: float  # seconds since 1970
-    found: Heartbeat | NoHeartbeat  # the heartbeat, or why it cannot be read
+    heartbeat: Heartbeat | NoHeartbeat  # or why the heartbeat cannot be read
     trainer_lives: bool
     waited_s: float | None  # seconds since the last heartbeat; None if unknown
     timeouts: AdaptiveTimeouts  # phase timeouts
@@ -131,25 +136,29 @@ def judge(facts: Facts) -> Judgement:
             return Judgement(ENDS[standing.state], standing.since_s, standing.sentence)
         if facts.supervisor_lives:
             return _judge_between_attempts(standing)
-    if isinstance(facts.found, Heartbeat) and facts.found.phase is Phase.EXIT:
+    if isinstance(facts.heartbeat, Heartbeat) and facts.heartbeat.phase is Phase.EXIT:
         return Judgement(RunVerdict.INTERRUPTED, facts.last_sign_s, "the process ended before training was finished")
-    supervisor = " and the supervisor" if standing is not None else ""
-    unreadable = f"; {facts.found}" if isinstance(facts.found, NoHeartbeat) else ""
-    return Judgement(RunVerdict.GONE, facts.last_sign_s, f"the trainer{supervisor} disappeared{unreadable}")
+    reason = "the trainer disappeared" if standing is None else "the trainer and the supervisor disappeared"
+    if isinstance(facts.heartbeat, NoHeartbeat):
+        reason += f"; {facts.heartbeat}"
+    return Judgement(RunVerdict.GONE, facts.last_sign_s, reason)
 
 
 def _judge_living(facts: Facts) -> Judgement:
     """Return the state of a run whose trainer process exists."""
     if facts.finished_s is not None:
         return Judgement(RunVerdict.FINISHED, facts.finished_s, "the process is exiting")
-    if isinstance(facts.found, NoHeartbeat):
-        return Judgement(RunVerdict.BLIND, None, str(facts.found))
-    phase = facts.found.phase
+    if isinstance(facts.heartbeat, NoHeartbeat):
+        return Judgement(RunVerdict.BLIND, None, str(facts.heartbeat))
+    phase = facts.heartbeat.phase
     if facts.waited_s is None or facts.waited_s < facts.timeouts.seconds(phase):
-        return Judgement(RunVerdict.STARTING if phase in SETTING_UP else RunVerdict.RUNNING)
+        if phase in SETTING_UP:
+            return Judgement(RunVerdict.STARTING)
+        return Judgement(RunVerdict.RUNNING)
     standing = facts.standing
-    is_reported = facts.supervisor_lives and standing is not None and standing.state is SupervisorState.STALLED
-    sentence = standing.sentence if standing is not None and is_reported else f"no progress in {phase.label}"
+    sentence = f"no progress in {phase.label}"
+    if standing is not None and facts.supervisor_lives and standing.state is SupervisorState.STALLED:
+        sentence = standing.sentence
     return Judgement(RunVerdict.STALLED, facts.now_s - facts.waited_s, sentence)
 
 
@@ -157,37 +166,39 @@ def _judge_between_attempts(standing: SupervisorStatus) -> Judgement:
     """Return the state of a run whose supervisor lives and has no trainer."""
     if standing.state is SupervisorState.RUNNING and standing.restarts == 0:
         return Judgement(RunVerdict.STARTING, standing.since_s)
-    reason = f": {standing.sentence}" if standing.sentence else ""
-    sentence = f"attempt {standing.attempt} since the last checkpoint{reason}"
+    sentence = f"attempt {standing.attempt} since the last checkpoint"
+    if standing.sentence:
+        sentence += f": {standing.sentence}"
     return Judgement(RunVerdict.RESTARTING, standing.since_s, sentence)
 
 
 def red_flags(state: RunState) -> list[str]:
     """Return one line per warning: first about the training, then about the machine, then those of the watches."""
-    findings = state.status.findings if state.status is not None and state.judgement.verdict in ALIVE else ()
-    alarms = [finding_line(one, state.now_s) for one in findings if one.is_alarm]
-    unsaved = []
-    if state.unsaved is not None and state.judgement.verdict in ALIVE:
-        unsaved = [state.unsaved.sentence(state.now_s)]
-    return [*state.damaged, *unsaved, *_training_flags(state), *_machine_flags(state), *alarms]
+    flags = [*state.damaged]
+    if state.unsaved is not None and state.is_alive:
+        flags.append(state.unsaved.sentence(state.now_s))
+    flags += [*_training_flags(state), *_machine_flags(state)]
+    if state.status is not None and state.is_alive:
+        flags += [finding_line(finding, state.now_s) for finding in state.status.findings if finding.is_alarm]
+    return flags
 
 
-def finding_line(one: WatchFinding, now_s: float) -> str:
+def finding_line(finding: WatchFinding, now_s: float) -> str:
     """Return a finding with its numbers and times."""
-    since = moment(one.since_s, now_s)
-    if one.until_s is None:
-        return f"{one.watch}: {one.sentence}, since {since}"
-    return (
-        f"{one.watch}: {one.sentence}, {since} to {moment(one.until_s, now_s)} ({duration(one.until_s - one.since_s)})"
-    )
+    subject = f"{finding.watch}: {finding.sentence}"
+    since = moment(finding.since_s, now_s)
+    if finding.until_s is None:
+        return f"{subject}, since {since}"
+    return f"{subject}, {since} to {moment(finding.until_s, now_s)} ({duration(finding.until_s - finding.since_s)})"
 
 
 def _training_flags(state: RunState) -> Iterator[str]:
     """Yield warnings about missing progress, losses and loader workers."""
-    is_waiting = state.judgement.verdict in ALIVE and state.phase in TRAINING
+    is_waiting = state.is_alive and state.phase in TRAINING
     if is_waiting and state.phase_s is not None and state.phase_s > MAX_BATCH_S:
         yield f"no batch for {duration(state.phase_s)}"
-    if state.status is not None and (names := state.status.not_finite()):
+    names = state.status.not_finite() if state.status is not None else ()
+    if names:
         yield f"loss not finite: {', '.join(names)}"
     for worker in state.workers:
         if worker.state in WORKER_STATES:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import chain
 from os.path import commonpath
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from yolo_lightning.challenge.rescoring import read_models
 from yolo_lightning.checkpoints.resume import checkpoint_to_evaluate
@@ -64,10 +64,10 @@ def predict(
     """
     if user_path(output).is_file() or not user_path(output).name:
         raise UserError(f"output must be a new folder, got {output!r}")
-    if runs := [source for source in sources if (user_path(source) / CHECKPOINTS).is_dir()]:
-        raise UserError(f"{runs[0]} is a run folder; write predict PICTURES --run {runs[0]}")
+    for source in sources:
+        if (user_path(source) / CHECKPOINTS).is_dir():
+            raise UserError(f"{source} is a run folder; write predict PICTURES --run {source}")
     files = find_files(sources)
-    kinds = (save,) if isinstance(save, str) else save
     models = None if rescore is None else read_models(user_path(rescore))
     detector = Detector(
         weights or checkpoint_to_evaluate(Path(run)),
@@ -81,26 +81,25 @@ def predict(
         weakest = min(threshold, SCORING_THRESHOLD)
         as_scored = replace(detector.settings.detections, score_threshold=weakest, multi_label=True)
         detector.settings = replace(detector.settings, detections=as_scored)
-    bad: dict[str, Exception] = {}
-    pictures = detections = 0
+    unreadable: dict[str, Exception] = {}
+    pictures = 0
+    detections = 0
     base = Path(commonpath([absolute(file).parent for file in files]))
     with counter("predicted", sum(map(image_count, files))) as advance:
         reader = ClipReader(detector.settings.background, detector.settings.pixel_range)
-        found = _pictures_of(files, reader, bad, advance)
-        first = next(found, None)
-        if first is None:
-            depths = [error for error in bad.values() if isinstance(error, BitDepthError)]
-            if len(depths) == len(bad):
-                refuse_other_depth(depths, 0, "files")
-            raise UserError(f"no file can be read: {name_some(reasons(bad))}")
+        images = _pictures_of(files, reader, unreadable, advance)
+        first_image = next(images, None)
+        if first_image is None:
+            _refuse_all(unreadable)
         folder = first_free(user_path(output))
         with writing(folder):
             folder.mkdir(parents=True)
-            writers = [WRITERS[kind](folder, base) for kind in dict.fromkeys(kinds)]
+            names = [save] if isinstance(save, str) else dict.fromkeys(save)
+            writers = [WRITERS[name](folder, base) for name in names]
         with ExitStack() as stack:  # closes every writer, even after an error
             for writer in writers:
                 stack.enter_context(closing(writer))
-            detected = detector.detect(chain([first], found))
+            detected = detector.detect(chain([first_image], images))
             if models is not None:
                 detected = rescored(detected, models, files, detector.settings.pixel_range, threshold)
             for result in detected:
@@ -109,31 +108,39 @@ def predict(
                 pictures += 1
                 detections += len(result)
                 advance(1)
-    if bad:
-        print(f"skipped {len(bad)} unreadable files: {name_some(reasons(bad))}")
+    if unreadable:
+        print(f"skipped {len(unreadable)} unreadable files: {name_some(reasons(unreadable))}")
     unwritten = {name: reason for writer in writers for name, reason in writer.failures.items()}
     if unwritten:
         print(f"results of {len(unwritten)} files cannot be written: {name_some(unwritten)}")
     print(f"{detections:,} detections in {pictures:,} images, weights {detector.file}, results in {folder}")
-    if bad or unwritten:
+    if unreadable or unwritten:
         raise SystemExit(ExitCode.FAILED)
 
 
+def _refuse_all(unreadable: Mapping[str, Exception]) -> NoReturn:
+    """Raise a `UserError`: none of the files can be read."""
+    depths = [error for error in unreadable.values() if isinstance(error, BitDepthError)]
+    if len(depths) == len(unreadable):
+        refuse_other_depth(depths, 0, "files")
+    raise UserError(f"no file can be read: {name_some(reasons(unreadable))}")
+
+
 def _pictures_of(
-    files: Sequence[Path], reader: ClipReader, bad: dict[str, Exception], advance: Callable[[int], None]
+    files: Sequence[Path], reader: ClipReader, unreadable: dict[str, Exception], advance: Callable[[int], None]
 ) -> Iterator[InputImage]:
     """Yield the images of all files, mapped by `ranges` if they have 16 bits.
 
-    The error of an unreadable file is recorded in `bad`, and the progress advances by one.
+    The error of an unreadable file is recorded in `unreadable`, and the progress advances by one.
     """
     for path in files:
         try:
             yield from reader.read(path)
         except (FrameError, OSError, ValueError) as error:
-            bad[str(path)] = error
+            unreadable[str(path)] = error
             advance(1)
 
 
-def reasons(bad: Mapping[str, Exception]) -> dict[str, str]:
+def reasons(unreadable: Mapping[str, Exception]) -> dict[str, str]:
     """Return the reason for each unreadable file, without the file name that the message starts with."""
-    return {name: str(error).removeprefix(f"{name}: ") for name, error in bad.items()}
+    return {name: str(error).removeprefix(f"{name}: ") for name, error in unreadable.items()}

@@ -1,11 +1,12 @@
 """`predict --rescore`: new scores of the detections of each clip, by `challenge/rescoring.py`."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from yolo_lightning.challenge.content import Content
 from yolo_lightning.challenge.rescoring import Models, rescore
@@ -28,32 +29,40 @@ def rescored(
     Frames with LTDv2's ids are ordered by these ids; other images are consecutive in the order of `files`.
     """
     places = {path: place for place, path in enumerate(files)}
-    for _, group in groupby(results, key=_clip):
-        clip = [replace(one, image=np.broadcast_to(np.uint8(0), one.image.shape)) for one in group]
-        sizes = sorted({(one.image.shape[1], one.image.shape[0]) for one in clip})
+    for folder_or_video, group in groupby(results, key=_clip):
+        clip = [replace(result, image=np.broadcast_to(np.uint8(0), result.image.shape)) for result in group]
+        sizes = sorted({(result.image.shape[1], result.image.shape[0]) for result in clip})
         if len(sizes) > 1:
-            raise UserError(f"rescore needs frames of one size in {_clip(clip[0])}, got {sizes[0]} and {sizes[1]}.")
-        names = tuple(_file(one).stem for one in clip)
-        if all(map(month_of_id, names)) and clip[0].frame is None:
-            numbers = places_in_time(names)
-        else:
-            numbers = np.array([places[_file(one)] if one.frame is None else one.frame for one in clip])
-        content = Content(
-            names,
-            np.repeat(np.arange(len(clip)), [len(one) for one in clip]),
-            np.concatenate([one.boxes for one in clip]).astype(np.float64),
-            np.concatenate([one.scores for one in clip]).astype(np.float64),
-            np.concatenate([one.labels for one in clip]).astype(np.float64) + 1,
-        )
-        scores = rescore(content, models, sizes[0], numbers).scores.astype(np.float32)
-        sources = dict.fromkeys(_file(one) for one in clip)
+            raise UserError(f"rescore needs frames of one size in {folder_or_video}, got {sizes[0]} and {sizes[1]}.")
+        scores = rescore(_content(clip), models, sizes[0], _numbers(clip, places)).scores.astype(np.float32)
+        sources = dict.fromkeys(map(_file, clip))
         images = (image.pixels for source in sources for image in read_pictures(source, ranges))
-        ends = np.cumsum([len(one) for one in clip])[:-1]
-        for one, own, image in zip(clip, np.split(scores, ends), images, strict=False):
-            order = np.argsort(-own, kind="stable")
-            order = order[first_of_equal_boxes(one.boxes[order])]
-            order = order[own[order] >= threshold]
-            yield replace(one, image=image, boxes=one.boxes[order], scores=own[order], labels=one.labels[order])
+        ends = np.cumsum(list(map(len, clip)))[:-1]
+        for result, new_scores, image in zip(clip, np.split(scores, ends), images, strict=False):
+            order = np.argsort(-new_scores, kind="stable")
+            order = order[first_of_equal_boxes(result.boxes[order])]
+            order = order[new_scores[order] >= threshold]
+            boxes = result.boxes[order]
+            yield replace(result, image=image, boxes=boxes, scores=new_scores[order], labels=result.labels[order])
+
+
+def _content(clip: Sequence[DetectionResult]) -> Content:
+    """Return the detections of a clip as those of a submission, whose labels begin with 1."""
+    return Content(
+        tuple(_file(result).stem for result in clip),
+        np.repeat(np.arange(len(clip)), list(map(len, clip))),
+        np.concatenate([result.boxes for result in clip]).astype(np.float64),
+        np.concatenate([result.scores for result in clip]).astype(np.float64),
+        np.concatenate([result.labels for result in clip]).astype(np.float64) + 1,
+    )
+
+
+def _numbers(clip: Sequence[DetectionResult], places: Mapping[Path, int]) -> npt.NDArray[np.int64]:
+    """Return the place in time of each frame of a clip: by LTDv2's id, the number of the frame, or the input order."""
+    names = tuple(_file(result).stem for result in clip)
+    if clip[0].frame is None and all(map(month_of_id, names)):
+        return places_in_time(names)
+    return np.array([places[_file(result)] if result.frame is None else result.frame for result in clip])
 
 
 def _clip(result: DetectionResult) -> Path:

@@ -55,7 +55,8 @@ class ResultWriter(ABC):
     """
 
     def __init__(self, folder: Path, base: Path) -> None:
-        self._folder, self._base = folder, base
+        self._folder = folder
+        self._base = base
         self.failures: dict[str, str] = {}
 
     def write(self, result: DetectionResult) -> None:
@@ -156,7 +157,8 @@ class VideoFile:
         frames_per_s: float | Fraction,
         time_base: Fraction | None = None,
     ) -> None:
-        self._right, self._bottom = width % 2, height % 2
+        self._right = width % 2
+        self._bottom = height % 2
         self._rate = Fraction(frames_per_s).limit_denominator(MAX_DENOMINATOR)
         self._time_base = time_base or 1 / self._rate
         is_h264 = ENCODER in av.codecs_available
@@ -173,7 +175,8 @@ class VideoFile:
             else:
                 self._stream = self._container.add_stream("mpeg4", rate=self._rate)
                 rank_zero_warn(f"video: {path}, MPEG-4 Part 2, which browsers do not play; PyAV has no {ENCODER}")
-            self._stream.width, self._stream.height = width + self._right, height + self._bottom
+            self._stream.width = width + self._right
+            self._stream.height = height + self._bottom
             self._stream.pix_fmt = "yuv420p"
             self._stream.codec_context.time_base = self._time_base
             self._container.start_encoding()

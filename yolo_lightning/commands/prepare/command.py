@@ -1,6 +1,7 @@
 """`prepare`: decode the frames that annotation files name into a packed store."""
 
 import shutil
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -82,7 +83,8 @@ def prepare(
     Raises:
         UserError: If an option or the data cannot be used, the disk is too small, or another process is packing.
     """
-    workers = available_cores() if workers is None else workers
+    if workers is None:
+        workers = available_cores()
     check_range("workers", workers, ">= 1")
     source = StorageSettings(kind=storage, index_root=index_root)
     if root is None and format_class(format) is not YoloFormat:
@@ -92,22 +94,17 @@ def prepare(
         return
     if format != LTDv2Format.accepted:
         raise UserError(f"format must be ltdv2, got {format}: other datasets are read without packing, see --check")
-    folder, limits = user_path(str(root)), FrameLimits(bits=bits)
-    dataset = LTDv2Format(DatasetSettings(folder, format, storage=StorageSettings(index_root=index_root)))
-    names = [name for name in OFFICIAL_FILES if (folder / name).is_file()] if annotations is None else annotations
+    folder = user_path(str(root))
+    names = annotations
+    if names is None:
+        names = [name for name in OFFICIAL_FILES if (folder / name).is_file()]
     if not names:
         raise UserError(
             f"dataset root {folder} contains none of {', '.join(OFFICIAL_FILES)}: set annotations to other files "
             "(COCO and YOLO datasets cannot be packed; set format to coco or to the path of a data.yaml for --check)"
         )
-    indexes = [dataset.open_file(name) for name in names]
-    original = open_original(folder, source, limits)
-    frame_bytes: dict[str, int] = {}
-    for index in indexes:
-        for position, name in enumerate(index.file_names()):
-            height, width = index.shape(position)
-            frame_bytes[name] = height * width * bits // 8
-    frame_bytes = dict(sorted(frame_bytes.items()))
+    frame_bytes = _frame_bytes(folder, names, index_root, bits)
+    original = open_original(folder, source, FrameLimits(bits=bits))
     check_depth(list(frame_bytes), original)
     if bits == 16:
         print(describe_values(list(frame_bytes), original), flush=True)
@@ -126,6 +123,18 @@ def prepare(
     except KeyboardInterrupt:
         print(f"interrupted: finished shards in {target} are kept; run the same command to resume", flush=True)
         raise SystemExit(INTERRUPTED) from None
+
+
+def _frame_bytes(folder: Path, annotations: Sequence[str], index_root: str | None, bits: int) -> dict[str, int]:
+    """Return the size of each decoded frame of annotation files by name, sorted by name."""
+    settings = DatasetSettings(folder, LTDv2Format.accepted, storage=StorageSettings(index_root=index_root))
+    dataset = LTDv2Format(settings)
+    sizes: dict[str, int] = {}
+    for index in [dataset.open_file(name) for name in annotations]:
+        for position, name in enumerate(index.file_names()):
+            height, width = index.shape(position)
+            sizes[name] = height * width * bits // 8
+    return dict(sorted(sizes.items()))
 
 
 def _check(data: DetectionDataModule, picture: Path) -> None:
@@ -156,29 +165,24 @@ def _pack_store(
     source = describe(original)
     shards = _existing_shards(store, source, workers, verify=verify)
     packed = {name for frames in shards for name in frames.names}
-    to_pack = [name for name in frame_bytes if name not in packed]
-    missing = set(original.missing(to_pack))
+    unpacked = [name for name in frame_bytes if name not in packed]
+    missing = set(original.missing(unpacked))
     if len(missing) == len(frame_bytes):
         raise UserError(f"none of the {len(frame_bytes):,} frames of the annotation files are in {original}")
-    to_pack = [name for name in to_pack if name not in missing]
-    shard_frames = max(SHARD_FRAMES, -(-len(to_pack) // max(1, MOST_SHARDS - len(shards))))
-    needed_bytes = sum(frame_bytes[name] for name in to_pack)
-    free_bytes = shutil.disk_usage(store).free
-    if needed_bytes and free_bytes < needed_bytes + SPARE_BYTES:
-        raise UserError(
-            f"packing into {store} needs {gigabytes(needed_bytes + SPARE_BYTES)}, {gigabytes(free_bytes)} are free: "
-            "free some space, or set store to a folder on another disk"
-        )
+    to_pack = [name for name in unpacked if name not in missing]
+    _check_space(store, sum(frame_bytes[name] for name in to_pack))
     print(f"packing {len(to_pack):,} frames of {original} into {store}, which has {len(packed):,} already", flush=True)
 
     damaged: dict[str, str] = {}
+    shard_frames = max(SHARD_FRAMES, -(-len(to_pack) // max(1, MOST_SHARDS - len(shards))))
     tasks = [to_pack[start : start + shard_frames] for start in range(0, len(to_pack), shard_frames)]
     write = partial(write_shard, store, original, source)
     written = in_threads(write, tasks, min(workers, max(1, len(tasks))))
     with counter("packed", len(to_pack)) as advance, closing(written):
         for task, (shard, reasons) in written:
             damaged |= reasons
-            shards += [shard] if shard else []
+            if shard:
+                shards.append(shard)
             advance(len(task))
     if not shards:
         raise UserError(f"none of the {len(to_pack):,} frames of {original} can be used: {name_some(damaged)}")
@@ -191,15 +195,25 @@ def _pack_store(
         print(f"left out {len(missing):,} missing frames: {name_some(sorted(missing))}", flush=True)
 
 
+def _check_space(store: Path, needed_bytes: int) -> None:
+    """Raise a `UserError` if the disk of the store is too small for frames of this size."""
+    free_bytes = shutil.disk_usage(store).free
+    if needed_bytes and free_bytes < needed_bytes + SPARE_BYTES:
+        raise UserError(
+            f"packing into {store} needs {gigabytes(needed_bytes + SPARE_BYTES)}, {gigabytes(free_bytes)} are free: "
+            "free some space, or set store to a folder on another disk"
+        )
+
+
 def _existing_shards(store: Path, source: dict[str, str], workers: int, *, verify: bool) -> list[ShardFrames]:
     """Return the complete shards of earlier runs, and delete the others."""
     shards, broken = complete_shards(store)
-    other = next((frames.source for frames in shards if frames.source != source), None)
-    if other is not None:
-        found, expected = (", ".join(f"{key} {value}" for key, value in one.items()) for one in (other, source))
-        raise UserError(
-            f"{store} was packed from {found}, not from {expected}: delete it, or set store to another folder"
-        )
+    for frames in shards:
+        if frames.source != source:
+            raise UserError(
+                f"{store} was packed from {_listed(frames.source)}, not from {_listed(source)}: delete it, "
+                "or set store to another folder"
+            )
     for file in broken:
         print(f"{store / file} is incomplete: its frames are packed again", flush=True)
         remove_shard(store, file)
@@ -216,3 +230,7 @@ def _existing_shards(store: Path, source: dict[str, str], workers: int, *, verif
             else:
                 intact.append(frames)
     return intact
+
+
+def _listed(source: Mapping[str, str]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in source.items())

@@ -1,10 +1,11 @@
 """`prepare --check`: errors of a dataset that harm training or its scores, as a table and a picture."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import combinations
+from typing import Any
 
 import cv2
 import numpy as np
@@ -18,9 +19,9 @@ from yolo_lightning.data.batch import Sample
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import EvaluationDataset
 from yolo_lightning.data.formats.image_ids import ID_DIGITS, number_at
+from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.index.splits import Split
 from yolo_lightning.data.labelled_frames import LabelledFrames
-from yolo_lightning.data.transforms.letterbox import Labelled
 from yolo_lightning.evaluation.drift import month_name
 
 THUMBNAIL = 16  # Pixels per side of the reduced frames that are compared
@@ -58,155 +59,188 @@ def check_dataset(data: DetectionDataModule) -> tuple[list[Finding], dict[str, l
     opened = {split: data.open(split) for split in splits}
     with counter("checked", sum(map(len, opened.values()))) as advance:
         checked = {split: _read(frames, advance) for split, frames in opened.items()}
-    datasets = {split: EvaluationDataset(one.frames, data.image_size) for split, one in checked.items()}
+    datasets = {split: EvaluationDataset(frames, data.image_size) for split, frames in opened.items()}
     rows: dict[str, list[Sample]] = {}
 
     def show(heading: str, places: Sequence[tuple[Split, int]]) -> None:
         if places:
             rows[heading] = [datasets[split][place] for split, place in places[:SHOWN]]
 
-    findings = [_of_files(checked)]
-    for first, second in combinations(checked, 2):
-        equal, near = twins(checked[first], checked[second])
-        findings += _of_twins(first, second, len(checked[second].frames), equal, near)
+    findings = [_of_files(checked.values())]
+    for split, other in combinations(checked, 2):
+        equal, near = twins(checked[split], checked[other])
+        findings += _of_twins(split, other, len(checked[other].frames), equal, near)
         for heading, pairs in (("equal frames", equal), ("near-duplicates", near)):
-            places = [place for own, other in pairs for place in ((first, own), (second, other))]
-            show(f"{heading} of {first} and {second}, in pairs", places)
-    for split, one in checked.items():
-        findings += _of_boxes(split, one)
-        show(f"{split}: boxes with a side below {TINY_PX:g} pixels", [(split, place) for place in one.tiny])
-        show(f"{split}: several boxes for one object", [(split, place) for place in one.doubled])
-    findings += [_of_classes(checked), _of_empty_frames(checked), *_of_times(checked)]
+            places: list[tuple[Split, int]] = []
+            for place, other_place in pairs:
+                places += [(split, place), (other, other_place)]
+            show(f"{heading} of {split} and {other}, in pairs", places)
+    for split, content in checked.items():
+        findings += _of_boxes(split, content)
+        show(f"{split}: boxes with a side below {TINY_PX:g} pixels", [(split, place) for place in content.tiny])
+        show(f"{split}: several boxes for one object", [(split, place) for place in content.doubled])
+    indexes = {split: frames.index for split, frames in opened.items()}
+    findings += [_of_classes(indexes["train"]), _of_empty_frames(indexes), _of_months(indexes), _of_hours(indexes)]
     return findings, rows
 
 
 def _read(frames: LabelledFrames, advance: Callable[[int], None]) -> CheckedSplit:
-    count = len(frames)
-    found = CheckedSplit(frames, np.zeros((count, THUMBNAIL**2), np.uint8), [], {}, [], [])
-    for place in range(count):
+    split = CheckedSplit(frames, np.zeros((len(frames), THUMBNAIL**2), np.uint8), [], {}, [], [])
+    for place in range(len(frames)):
         labelled = frames.read(place)
         if labelled.problem is None:
-            gray = labelled.image if labelled.image.ndim == 2 else labelled.image.mean(axis=2).astype(np.uint8)
-            small = cv2.resize(gray, (THUMBNAIL, THUMBNAIL), interpolation=cv2.INTER_AREA)
-            found.thumbnails[place] = np.asarray(small, np.uint8).ravel()
-            found.digests.append(sha256(labelled.image.tobytes()).digest())
+            split.thumbnails[place] = _thumbnail(labelled.image)
+            split.digests.append(sha256(labelled.image.tobytes()).digest())
         else:
             name, _, reason = labelled.problem.partition(": ")
-            found.unreadable[name] = reason
-            found.digests.append(b"")
-        boxes, labels = frames.index.boxes(place), frames.index.labels(place)
+            split.unreadable[name] = reason
+            split.digests.append(b"")
+        boxes = frames.index.boxes(place)
         if len(boxes) and (boxes[:, 2:] - boxes[:, :2]).min() < TINY_PX:
-            found.tiny.append(place)
-        if doubled(labelled._replace(boxes=boxes, labels=labels)):
-            found.doubled.append(place)
+            split.tiny.append(place)
+        if doubled(boxes, frames.index.labels(place)):
+            split.doubled.append(place)
         advance(1)
-    return found
+    return split
 
 
-def doubled(labelled: Labelled) -> bool:
-    """Return whether two boxes of the same class have an IoU of at least `DOUBLED_IOU`."""
-    boxes = torch.from_numpy(labelled.boxes)
-    same = labelled.labels[:, None] == labelled.labels
-    overlap = box_iou(boxes, boxes).numpy() >= DOUBLED_IOU
-    return bool(np.triu(overlap & same, 1).any())
+def _thumbnail(image: npt.NDArray[Any]) -> Thumbnails:
+    """Return the gray levels of a reduced frame, `(THUMBNAIL ** 2,)`."""
+    if image.ndim == 3:
+        image = image.mean(axis=2).astype(np.uint8)
+    small = cv2.resize(image, (THUMBNAIL, THUMBNAIL), interpolation=cv2.INTER_AREA)
+    return np.asarray(small, np.uint8).ravel()
 
 
-def twins(first: CheckedSplit, second: CheckedSplit) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """Return the pairs of equal frames of two splits, and of near-duplicates, one per frame of `second`."""
-    known = {digest: place for place, digest in enumerate(first.digests) if digest}
-    equal = [(known[digest], place) for place, digest in enumerate(second.digests) if digest in known]
-    places = [place for place, digest in enumerate(second.digests) if digest and digest not in known]
-    own = np.array(list(known.values()), np.int64)
+def doubled(boxes: npt.NDArray[np.float32], labels: npt.NDArray[np.int64]) -> bool:
+    """Return whether two boxes, xyxy `(N, 4)`, of the same class have an IoU of at least `DOUBLED_IOU`."""
+    corners = torch.from_numpy(boxes)
+    overlaps = box_iou(corners, corners).numpy() >= DOUBLED_IOU
+    same_class = labels[:, None] == labels
+    return bool(np.triu(overlaps & same_class, 1).any())
+
+
+def twins(split: CheckedSplit, other: CheckedSplit) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """Return the pairs of equal frames of two splits, and of near-duplicates, one per frame of `other`."""
+    places = {digest: place for place, digest in enumerate(split.digests) if digest}
+    equal = [(places[digest], place) for place, digest in enumerate(other.digests) if digest in places]
+    if not places:
+        return equal, []
+    unequal = [place for place, digest in enumerate(other.digests) if digest and digest not in places]
+    candidates = np.array(list(places.values()), np.int64)
+    gray = split.thumbnails[candidates].astype(np.float32) - 128
+    squares = (gray**2).mean(axis=1)
     near = []
-    if len(own):
-        others = first.thumbnails[own].astype(np.float32) - 128
-        squares = (others**2).mean(axis=1)
-        for start in range(0, len(places), BLOCK):
-            block = places[start : start + BLOCK]
-            rows = second.thumbnails[block].astype(np.float32) - 128
-            squared = (rows**2).mean(axis=1)[:, None] + squares - 2 / THUMBNAIL**2 * rows @ others.T
-            nearest = squared.argmin(axis=1)
-            is_near = squared[np.arange(len(block)), nearest] <= NEAR_LEVELS**2
-            near += [(int(own[at]), place) for at, place, yes in zip(nearest, block, is_near, strict=True) if yes]
+    for start in range(0, len(unequal), BLOCK):
+        block = np.array(unequal[start : start + BLOCK])
+        rows = other.thumbnails[block].astype(np.float32) - 128
+        squared = (rows**2).mean(axis=1)[:, None] + squares - 2 / THUMBNAIL**2 * rows @ gray.T
+        nearest = squared.argmin(axis=1)
+        is_near = squared[np.arange(len(block)), nearest] <= NEAR_LEVELS**2
+        near += list(zip(candidates[nearest[is_near]].tolist(), block[is_near].tolist(), strict=True))
     return equal, near
 
 
-def _of_files(checked: dict[Split, CheckedSplit]) -> Finding:
-    bad = {name: reason for one in checked.values() for name, reason in one.unreadable.items()}
-    if bad:
-        return Finding("files", f"{len(bad):,} unreadable frames: {name_some(bad)}", Severity.BAD, "replace the files")
-    return Finding("files", f"all {sum(len(one.frames) for one in checked.values()):,} frames can be read")
+def _of_files(splits: Collection[CheckedSplit]) -> Finding:
+    unreadable: dict[str, str] = {}
+    for split in splits:
+        unreadable |= split.unreadable
+    if unreadable:
+        problem = f"{len(unreadable):,} unreadable frames: {name_some(unreadable)}"
+        return Finding("files", problem, Severity.BAD, "replace the files")
+    return Finding("files", f"all {sum(len(split.frames) for split in splits):,} frames can be read")
 
 
-def _of_twins(first: str, second: str, count: int, equal: Sequence[object], near: Sequence[object]) -> list[Finding]:
-    """Return the findings about the `count` frames of split `second`."""
-    advice = f"separate {first} and {second} by clip or day (data.split.valid_share keeps clips together)"
-    text = f"{len(equal):,} of {count:,} frames of {second} are also in {first}"
-    limit = f"by at most {NEAR_LEVELS:g} gray levels"
-    near_text = f"{len(near):,} of {count:,} frames of {second} differ from a frame of {first} {limit}"
-    kinds = (("equal frames", equal, text, Severity.BAD), ("near-duplicates", near, near_text, Severity.WARNING))
-    return [
-        Finding(check, found, severity, advice) if pairs else Finding(check, found)
-        for check, pairs, found, severity in kinds
-    ]
-
-
-def _of_boxes(split: str, one: CheckedSplit) -> list[Finding]:
-    index, check = one.frames.index, f"boxes, {split}"
-    severity = Severity.NOTE if index.facts.clipped or index.facts.dropped else Severity.OK
-    found = [Finding(check, index.facts.describe_boxes(), severity)]
-    found += [Finding(check, note, Severity.NOTE) for note in index.facts.notes]
-    if text := index.facts.impossible or index.facts.unlikely:
-        found.append(Finding(check, text, Severity.BAD if index.facts.impossible else Severity.WARNING))
-    if one.tiny:
-        text = f"{len(one.tiny):,} of {len(index):,} frames have boxes whose shorter side is below {TINY_PX:g} pixels"
-        found.append(Finding(check, text, Severity.NOTE))
-    if one.doubled:
-        frames = f"{len(one.doubled):,} of {len(index):,} frames"
-        text = f"{frames} have boxes of one class whose IoU is at least {DOUBLED_IOU:g}"
-        found.append(Finding(check, text, Severity.WARNING, "remove the repeated boxes"))
-    return found
-
-
-def _of_classes(checked: dict[Split, CheckedSplit]) -> Finding:
-    index = checked["train"].frames.index
-    counts = np.bincount(index.all_labels(), minlength=len(index.facts.class_names))
-    share = counts / max(1, counts.sum())
-    text = ", ".join(f"{index.facts.class_names[label]} {share[label]:.1%}" for label in np.argsort(-share).tolist())
-    rare = [index.facts.class_names[label] for label in np.flatnonzero(share < RARE_SHARE).tolist()]
-    advice = f"less than {RARE_SHARE:.0%} of the training boxes: {', '.join(rare)}; see data.sampling" if rare else ""
-    return Finding("classes", text, Severity.WARNING if rare else Severity.OK, advice)
-
-
-def _of_empty_frames(checked: dict[Split, CheckedSplit]) -> Finding:
-    shares = {split: float((np.diff(one.frames.index.box_offsets()) == 0).mean()) for split, one in checked.items()}
-    text = ", ".join(f"{split} {share:.1%}" for split, share in shares.items())
-    return Finding("empty frames", text, Severity.NOTE if any(shares.values()) else Severity.OK)
-
-
-def _of_times(checked: dict[Split, CheckedSplit]) -> list[Finding]:
-    """Return the frames per month and hour of each split; times of another split that training lacks are a note."""
-    months = {split: Counter(one.frames.index.months().tolist()) for split, one in checked.items()}
-    hours = {split: Counter(_hours(one.frames.index.image_ids())) for split, one in checked.items()}
-    names: tuple[tuple[str, dict[Split, Counter[int]], Callable[[int], str]], ...] = (
-        ("months", months, month_name),
-        ("hours", hours, "{:02d}".format),
+def _of_twins(split: str, other: str, frames: int, equal: Sequence[object], near: Sequence[object]) -> list[Finding]:
+    """Return the findings about the frames of split `other`, whose number is `frames`."""
+    advice = f"separate {split} and {other} by clip or day (data.split.valid_share keeps clips together)"
+    equal_frames = Finding("equal frames", f"{len(equal):,} of {frames:,} frames of {other} are also in {split}")
+    near_frames = Finding(
+        "near-duplicates",
+        f"{len(near):,} of {frames:,} frames of {other} differ from a frame of {split} "
+        f"by at most {NEAR_LEVELS:g} gray levels",
     )
-    findings = []
-    for check, found, name in names:
-        known = {split: [time for time in sorted(own) if check == "hours" or time] for split, own in found.items()}
-        texts = {
-            split: ", ".join(f"{name(time)}: {found[split][time]:,}" for time in own) for split, own in known.items()
-        }
-        lacking = set().union(*known.values()) - set(known["train"]) if known["train"] else set()
-        advice = f"not in train: {', '.join(map(name, sorted(lacking)))}" if lacking else ""
-        text = "; ".join(f"{split} {one or 'unknown'}" for split, one in texts.items())
-        findings.append(Finding(check, text, Severity.NOTE if lacking else Severity.OK, advice))
+    if equal:
+        equal_frames = replace(equal_frames, verdict=Severity.BAD, advice=advice)
+    if near:
+        near_frames = replace(near_frames, verdict=Severity.WARNING, advice=advice)
+    return [equal_frames, near_frames]
+
+
+def _of_boxes(split: str, content: CheckedSplit) -> list[Finding]:
+    check = f"boxes, {split}"
+    facts = content.frames.index.facts
+    frames = len(content.frames)
+    findings = [Finding(check, facts.describe_boxes())]
+    if facts.clipped or facts.dropped:
+        findings = [Finding(check, facts.describe_boxes(), Severity.NOTE)]
+    findings += [Finding(check, note, Severity.NOTE) for note in facts.notes]
+    if facts.impossible:
+        findings.append(Finding(check, facts.impossible, Severity.BAD))
+    elif facts.unlikely:
+        findings.append(Finding(check, facts.unlikely, Severity.WARNING))
+    if content.tiny:
+        share = f"{len(content.tiny):,} of {frames:,} frames"
+        summary = f"{share} have boxes whose shorter side is below {TINY_PX:g} pixels"
+        findings.append(Finding(check, summary, Severity.NOTE))
+    if content.doubled:
+        share = f"{len(content.doubled):,} of {frames:,} frames"
+        summary = f"{share} have boxes of one class whose IoU is at least {DOUBLED_IOU:g}"
+        findings.append(Finding(check, summary, Severity.WARNING, "remove the repeated boxes"))
     return findings
+
+
+def _of_classes(train: SplitIndex) -> Finding:
+    names = train.facts.class_names
+    counts = np.bincount(train.all_labels(), minlength=len(names))
+    shares = counts / max(1, counts.sum())
+    listed = ", ".join(f"{names[label]} {shares[label]:.1%}" for label in np.argsort(-shares).tolist())
+    rare = [names[label] for label in np.flatnonzero(shares < RARE_SHARE).tolist()]
+    if not rare:
+        return Finding("classes", listed)
+    advice = f"less than {RARE_SHARE:.0%} of the training boxes: {', '.join(rare)}; see data.sampling"
+    return Finding("classes", listed, Severity.WARNING, advice)
+
+
+def _of_empty_frames(indexes: Mapping[Split, SplitIndex]) -> Finding:
+    shares = {split: float((np.diff(index.box_offsets()) == 0).mean()) for split, index in indexes.items()}
+    listed = ", ".join(f"{split} {share:.1%}" for split, share in shares.items())
+    return Finding("empty frames", listed, Severity.NOTE if any(shares.values()) else Severity.OK)
+
+
+def _of_months(indexes: Mapping[Split, SplitIndex]) -> Finding:
+    frames = {}
+    for split, index in indexes.items():
+        months = Counter(index.months().tolist())
+        frames[split] = {month_name(month): months[month] for month in sorted(months) if month}
+    return _of_times("months", frames)
+
+
+def _of_hours(indexes: Mapping[Split, SplitIndex]) -> Finding:
+    frames = {}
+    for split, index in indexes.items():
+        hours = Counter(_hours(index.image_ids()))
+        frames[split] = {f"{hour:02d}": hours[hour] for hour in sorted(hours)}
+    return _of_times("hours", frames)
+
+
+def _of_times(check: str, frames: Mapping[Split, Mapping[str, int]]) -> Finding:
+    """Return the frames per month or hour of each split; times of another split that training lacks are a note."""
+    parts = []
+    lacking: set[str] = set()
+    for split, counts in frames.items():
+        listed = ", ".join(f"{time}: {count:,}" for time, count in counts.items())
+        parts.append(f"{split} {listed or 'unknown'}")
+        lacking |= counts.keys() - frames["train"].keys()
+    if not lacking or not frames["train"]:
+        return Finding(check, "; ".join(parts))
+    return Finding(check, "; ".join(parts), Severity.NOTE, f"not in train: {', '.join(sorted(lacking))}")
 
 
 def _hours(image_ids: Sequence[str]) -> list[int]:
     """Return the hours of LTDv2 image ids, without other ids."""
-    known = [image_id for image_id in image_ids if len(image_id) == ID_DIGITS and image_id.isdecimal()]
-    hours: list[int] = number_at(np.array(known, dtype=np.bytes_), HOUR_COLUMNS).tolist() if known else []
+    with_time = [image_id for image_id in image_ids if len(image_id) == ID_DIGITS and image_id.isdecimal()]
+    if not with_time:
+        return []
+    hours: list[int] = number_at(np.array(with_time, dtype=np.bytes_), HOUR_COLUMNS).tolist()
     return hours

@@ -19,7 +19,7 @@ def report(run: Path, *, output: Path | None = None) -> None:
         run: Run folder.
         output: HTML file to write; null for `report.html` in the run folder.
     """
-    path = run / REPORT if output is None else output
+    path = output or run / REPORT
     check_holds_run(run)
     check_writable(path, ".html")
     with writing(path):
@@ -29,7 +29,8 @@ def report(run: Path, *, output: Path | None = None) -> None:
 
 def write_report(run: Path, path: Path) -> tuple[str, ...]:
     """Write the report of a run folder to a file, and return a sentence per damaged file."""
-    page = render(contents := read_contents(run))
+    contents = read_contents(run)
+    page = render(contents)
     with replacing(path) as temporary:
         temporary.write_text(page, encoding="utf-8")
     return contents.problems

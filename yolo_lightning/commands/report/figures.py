@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
+from itertools import cycle
 from typing import Literal
 
 import numpy as np
@@ -24,7 +25,9 @@ from yolo_lightning.evaluation.ultralytics_metrics import GRID, ultralytics_scor
 from yolo_lightning.supervision.incident import IncidentReport
 from yolo_lightning.utils.plain_text import without_math
 
-INK, FAINT, PAPER = "#010203", "#040506", "#070809"
+INK = "#010203"
+FAINT = "#040506"
+PAPER = "#070809"
 COLOURS = tuple(f"#0a0b{number:02x}" for number in range(8))
 ALARM = COLOURS[3]
 VARIABLES = {INK: "var(--ink)", FAINT: "var(--faint)", PAPER: "var(--paper)"} | {
@@ -92,7 +95,8 @@ def loss_figure(metrics: Metrics, incidents: Sequence[IncidentReport]) -> str | 
     parts = dict.fromkeys(name.partition("/")[2] for name in logged if name.endswith("_loss"))
     lines = [CurveLine(metrics.series("train/loss"), "all, training", INK)]
     for number, part in enumerate(parts):
-        colour, name = COLOURS[number % len(COLOURS)], part.removesuffix("_loss")
+        colour = COLOURS[number % len(COLOURS)]
+        name = part.removesuffix("_loss")
         lines.append(CurveLine(metrics.series(f"train/{part}"), name, colour))
         lines.append(CurveLine(metrics.series(f"val/{part}"), f"{name}, validation", colour, "o:"))
     return _step_figure("loss", "loss", lines, metrics, incidents, scale="logarithmic")
@@ -108,12 +112,10 @@ def score_figure(metrics: Metrics, incidents: Sequence[IncidentReport]) -> str |
 
 def rate_figure(metrics: Metrics, incidents: Sequence[IncidentReport]) -> str | None:
     """Plot the learning rates of all groups, with different dashes because they are often equal; None if none."""
-    lines = [
-        CurveLine(
-            metrics.series(name), name.removeprefix("lr/"), COLOURS[number % 8], ("-", "--", "-.", ":")[number % 4]
-        )
-        for number, name in enumerate(metrics.names("lr/"))
-    ]
+    lines = []
+    styles = zip(metrics.names("lr/"), cycle(COLOURS), cycle(("-", "--", "-.", ":")), strict=False)
+    for name, colour, style in styles:
+        lines.append(CurveLine(metrics.series(name), name.removeprefix("lr/"), colour, style))
     return _step_figure("rates", "learning rate", lines, metrics, incidents, scale="logarithmic")
 
 
@@ -152,7 +154,8 @@ def _step_figure(
 def _scale_vertically(axes: Axes, lines: Sequence[CurveLine], scale: Scale) -> None:
     """Set the vertical axis of drawn lines."""
     curves = [line.series.values for line in lines]
-    lowest, highest = (float(pick([pick(values) for values in curves])) for pick in (min, max))
+    lowest = min(float(values.min()) for values in curves)
+    highest = max(float(values.max()) for values in curves)
     if scale == "logarithmic" and 0 < LEAST_LOGARITHMIC * lowest <= highest:
         axes.set_yscale("log")
         logarithmic_ticks(axes)
@@ -180,19 +183,23 @@ def logarithmic_ticks(axes: Axes) -> None:
 
 def show_scores(axes: Axes, values: Sequence[float] | Floats) -> None:
     """Set a vertical axis for scores: from 0, or from below a negative balanced score, to a positive value."""
-    lowest, highest = float(np.min(values)), float(np.max(values))
-    axes.set_ylim(min(0.0, 1.1 * lowest), max(0.1, 1.1 * highest))  # scores of 0 have an axis too
+    axes.set_ylim(
+        min(0.0, 1.1 * float(np.min(values))), max(0.1, 1.1 * float(np.max(values)))
+    )  # scores of 0 have an axis too
     plain_ticks(axes)
 
 
 def _draw_line(axes: Axes, line: CurveLine) -> None:
     """Plot a line; of more than `MAX_POINTS` points, the mean of neighbours in the band of their extremes."""
-    steps, values = line.series.steps, line.series.values
+    steps = line.series.steps
+    values = line.series.values
     if len(steps) > MAX_POINTS and "o" not in line.style:
         cuts = np.linspace(0, len(steps), MAX_POINTS + 1).astype(int)[:-1]
         counts = np.diff(np.append(cuts, len(steps)))
-        low, high = np.minimum.reduceat(values, cuts), np.maximum.reduceat(values, cuts)
-        steps, values = np.add.reduceat(steps, cuts) / counts, np.add.reduceat(values, cuts) / counts
+        low = np.minimum.reduceat(values, cuts)
+        high = np.maximum.reduceat(values, cuts)
+        steps = np.add.reduceat(steps, cuts) / counts
+        values = np.add.reduceat(values, cuts) / counts
         axes.fill_between(steps, low, high, color=line.colour, alpha=0.15, linewidth=0)
     width = 0.8 if ":" in line.style else 1.4
     axes.plot(steps, values, line.style, color=line.colour, markersize=4, linewidth=width, label=line.label)
@@ -208,14 +215,21 @@ def month_figure(stage: str, months: Mapping[str, float], overall: float | None)
     names = sorted(months)
     figure, axes = _one_plot()
     colours = [COLOURS[0] if name in COMPARED_MONTHS else FAINT for name in names]
-    is_crowded = len(names) > 12
+    rotation = 0
+    bar_rotation = 0
+    if len(names) > 12:
+        rotation = 90
+        bar_rotation = 90
+    elif len(names) > 6:
+        rotation = 30
     bars = axes.bar(range(len(names)), [months[name] for name in names], color=colours, width=0.7)
-    texts = [f"{months[name]:.3f}" for name in names]
-    axes.bar_label(bars, texts, fontsize=8, padding=2, color=INK, rotation=90 if is_crowded else 0)
+    axes.bar_label(
+        bars, [f"{months[name]:.3f}" for name in names], fontsize=8, padding=2, color=INK, rotation=bar_rotation
+    )
     if overall is not None:
         axes.axhline(overall, color=INK, linewidth=1, linestyle=":", label=f"all frames {overall:.4f}")
         figure.legend(loc="outside lower center")
-    axes.set_xticks(range(len(names)), names, rotation=90 if is_crowded else 30 if len(names) > 6 else 0)
+    axes.set_xticks(range(len(names)), names, rotation=rotation)
     axes.set_ylabel("mAP50")
     show_scores(axes, [*months.values(), overall or 0.0])
     axes.grid(visible=False, axis="x")
@@ -250,11 +264,11 @@ def _one_plot(height_inches: float = 2.9) -> tuple[Figure, Axes]:
 
 def _as_svg(figure: Figure, name: str, title: str) -> str:
     """Return an `<svg>` element with the page's colours. Its ids get the prefix `name`; screen readers read `title`."""
-    text = StringIO()
+    file = StringIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"Glyph .* missing from font")  # the browser has fonts for all scripts
-        FigureCanvasSVG(figure).print_svg(text, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    element = text.getvalue()
+        FigureCanvasSVG(figure).print_svg(file, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    element = file.getvalue()
     element = element[element.index("<svg") :]
     element = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", element)  # HTML needs no namespaces
     element = re.sub(r'\s(width|height)="[\d.]+pt"', "", element, count=2)

@@ -41,12 +41,8 @@ class Metrics:
 
     def names(self, prefix: str) -> list[str]:
         """Return the names that begin with `prefix`, without Lightning's `_step` and `_epoch` copies of other names."""
-        return [
-            name
-            for name in self.columns
-            if name.startswith(prefix)
-            and not (name.endswith(("_step", "_epoch")) and name.rpartition("_")[0] in self.columns)
-        ]
+        copies = {f"{name}{ending}" for name in self.columns for ending in ("_step", "_epoch")}
+        return [name for name in self.columns if name.startswith(prefix) and name not in copies]
 
     def series(self, name: str) -> Series:
         """Return the finite values of a name; empty if the name was not logged."""

@@ -18,6 +18,7 @@ from yolo_lightning.commands.report.read_report import Contents, Evaluation, Gal
 from yolo_lightning.evaluation.drawing import class_colour
 from yolo_lightning.evaluation.drift import month_name
 from yolo_lightning.evaluation.oracles import oracles
+from yolo_lightning.evaluation.record import EvaluationRecord
 from yolo_lightning.evaluation.score_table import (
     SCORE_LABELS,
     drift_summary,
@@ -50,7 +51,9 @@ def render(contents: Contents) -> str:
         section("checkpoints", "Checkpoints", _checkpoint_table(contents)),
         section("setup", "Environment and configuration", setup(contents)),
     ]
-    links = {"curves": "training"} | {one.stage: STAGE_NAMES[one.stage].lower() for one in contents.evaluations}
+    links = {"curves": "training"}
+    for evaluation in contents.evaluations:
+        links[evaluation.stage] = STAGE_NAMES[evaluation.stage].lower()
     links |= {"events": "incidents", "checkpoints": "checkpoints", "setup": "environment and configuration"}
     template = Template(files("yolo_lightning.commands.report").joinpath("template.html").read_text(encoding="utf-8"))
     return template.substitute(
@@ -63,42 +66,51 @@ def render(contents: Contents) -> str:
 
 def summary(contents: Contents) -> str:
     """Return state, training time, scores, number of incidents, and the damaged files."""
-    pairs, metrics = {"state": contents.state}, contents.metrics
+    pairs = {"state": contents.state}
     if contents.fallback != AS_CONFIGURED:
         pairs["fallback level"] = contents.fallback
-    if not metrics.is_empty:
-        steps, times_s = metrics.columns["step"], metrics.columns["time_s"]
-        pairs["trained"] = f"{steps.max():,.0f} batches, {duration(times_s.max())}"
+    columns = contents.metrics.columns
+    if not contents.metrics.is_empty:
+        pairs["trained"] = f"{columns['step'].max():,.0f} batches, {duration(columns['time_s'].max())}"
     for evaluation in contents.evaluations:
-        # The scores of the challenge need two months to compare.
-        of_challenge = ("balanced", "cov") if is_defined(evaluation.scores.get("cov")) else ()
-        if text := scores_text(evaluation.scores, ("map_50", "map", *of_challenge)):
-            pairs[STAGE_NAMES[evaluation.stage].lower()] = text
-    lines = "".join(f"<li>{escape(problem)}</li>\n" for problem in contents.problems)
-    damaged = f'<h3>Damaged files</h3><ul class="problems">{lines}</ul>\n' if lines else ""
-    return facts(pairs | {"incidents": str(len(contents.incidents))}) + damaged
+        names = ["map_50", "map"]
+        if is_defined(evaluation.scores.get("cov")):
+            names += ["balanced", "cov"]  # the scores of the challenge need two months to compare
+        scores = scores_text(evaluation.scores, names)
+        if scores:
+            pairs[STAGE_NAMES[evaluation.stage].lower()] = scores
+    pairs["incidents"] = str(len(contents.incidents))
+    if not contents.problems:
+        return facts(pairs)
+    problems = "".join(f"<li>{escape(problem)}</li>\n" for problem in contents.problems)
+    return f'{facts(pairs)}<h3>Damaged files</h3><ul class="problems">{problems}</ul>\n'
 
 
 def training(contents: Contents) -> str:
-    metrics, incidents = contents.metrics, contents.incidents
+    metrics = contents.metrics
+    incidents = contents.incidents
     if metrics.is_empty:
         return note("Nothing was logged yet.")
-    return grid(
+    curves = grid(
         figure("Loss", figures.loss_figure(metrics, incidents), "not logged."),
         figure("Validation scores", figures.score_figure(metrics, incidents), "no validation yet."),
         figure("Learning rate", figures.rate_figure(metrics, incidents), "not logged."),
-    ) + (note("Numbered dashed lines: incidents, listed below.") if incidents else "")
+    )
+    if incidents:
+        curves += note("Numbered dashed lines: incidents, listed below.")
+    return curves
 
 
 def _split_section(evaluation: Evaluation) -> str:
     """Return scores, figures and frames of one split."""
-    stage, record, scores = evaluation.stage, evaluation.record, evaluation.scores
-    named = {name: scores[f"map_50/{name}"] for name in _months(evaluation)}
-    months = {name: value for name, value in named.items() if is_defined(value)}
+    stage = evaluation.stage
+    record = evaluation.record
+    monthly = {name: evaluation.scores[f"map_50/{name}"] for name in _months(evaluation)}
+    monthly = {name: score for name, score in monthly.items() if is_defined(score)}
     by_month = ""
-    if months:
-        monthly = figures.month_figure(stage, months, scores.get("map_50"))
-        by_month = figure("mAP50 by month", monthly, f"only {next(iter(months))} has a score.")
+    if monthly:
+        bars = figures.month_figure(stage, monthly, evaluation.scores.get("map_50"))
+        by_month = figure("mAP50 by month", bars, f"only {next(iter(monthly))} has a score.")
     curves = figures.class_curves_figure(stage, record)
     confusion = _confusion_table(record.class_names, record.ultralytics.confusion())
     charts = grid(
@@ -106,10 +118,20 @@ def _split_section(evaluation: Evaluation) -> str:
         figure("Precision and recall at IoU 0.5", curves, "there are no annotated objects."),
         figure(f"Confusion matrix, detections with a score > {CONFUSION_SCORE_THRESHOLD:g}", confusion, ""),
     )
-    rows, oracle = oracles(record.matches, record.class_names), ""
+    parts = [_weights(record), _score_table(evaluation), *map(note, drift_summary(evaluation.drift).splitlines())]
+    rows = oracles(record.matches, record.class_names)
     if rows:
-        oracle = folded("Where points can be gained: the scores without one kind of error", table(*oracle_cells(rows)))
-    return section(stage, STAGE_NAMES[stage], _score_section(evaluation), oracle, charts, frame_gallery(evaluation))
+        oracle_table = table(*oracle_cells(rows))
+        parts.append(folded("Where points can be gained: the scores without one kind of error", oracle_table))
+    return section(stage, STAGE_NAMES[stage], *parts, charts, frame_gallery(evaluation))
+
+
+def _weights(record: EvaluationRecord) -> str:
+    """Return a note about the evaluated weights; empty if they are unknown."""
+    if record.steps is None:
+        return ""
+    epoch = "" if record.epoch is None else f", in epoch {record.epoch + 1}"
+    return note(f"Weights after {record.steps:,} batches{epoch}.")
 
 
 def _months(evaluation: Evaluation) -> list[str]:
@@ -117,34 +139,31 @@ def _months(evaluation: Evaluation) -> list[str]:
     return [month_name(month) for month, part in evaluation.drift.monthly.items() if part.annotated.any()]
 
 
-def _score_section(evaluation: Evaluation) -> str:
-    """Return the table of scores, and the scores without a column.
-
-    The table has a row for all frames and each month; without months, with a row for each class.
-    """
-    scores, record, drift = evaluation.scores, evaluation.record, evaluation.drift
-    weights = ""
-    if record.steps is not None:
-        epoch = f", in epoch {record.epoch + 1}" if record.epoch is not None else ""
-        weights = note(f"Weights after {record.steps:,} batches{epoch}.")
-    months = _months(evaluation)
-    objects = dict(zip(record.class_names, drift.overall.annotated.tolist(), strict=True))
+def _score_table(evaluation: Evaluation) -> str:
+    """Return the table of scores: a row for all frames and each month; without months, a row for each class."""
+    scores = evaluation.scores
+    drift = evaluation.drift
+    objects = dict(zip(evaluation.record.class_names, drift.overall.annotated.tolist(), strict=True))
     classes = [name for name, count in objects.items() if count]
-    if months:
-        parts = {"all": drift.overall} | {month_name(month): part for month, part in drift.monthly.items()}
-        head, further = ["month", "frames", "objects"], classes
-        counts = {name: [f"{part.frames:,}", f"{part.annotated.sum():,}"] for name, part in parts.items()}
-    else:
-        head, further = ["class", "objects"], []
-        counts = {name: [f"{count:,}"] for name, count in {"all": sum(objects.values()), **objects}.items()}
+    months = _months(evaluation)
+    if not months:
+        rows = [["all", f"{sum(objects.values()):,}", *_cells(scores, "map_50", "map")]]
+        for name in classes:
+            rows.append([name, f"{objects[name]:,}", *_cells(scores, f"map_50/{name}", f"map/{name}")])
+        return table(["class", "objects", *SCORE_COLUMNS], rows)
+    parts = {"all": drift.overall} | {month_name(month): part for month, part in drift.monthly.items()}
     rows = []
-    for row in ("all", *(months or classes)):
-        part = "" if row == "all" else f"/{row}"
-        names = (f"map_50{part}", f"map{part}", *(f"map_50{part}/{name}" for name in further))
-        rows.append([row, *counts[row], *(score_text(scores.get(name), MISSING) for name in names)])
-    of_classes = note("Columns of classes: mAP50.") if further else ""
-    others = "".join(note(line) for line in drift_summary(drift).splitlines())
-    return weights + table([*head, *SCORE_COLUMNS, *further], rows) + of_classes + others
+    for name in ("all", *months):
+        suffix = "" if name == "all" else f"/{name}"
+        logged = (f"map_50{suffix}", f"map{suffix}", *(f"map_50{suffix}/{class_name}" for class_name in classes))
+        part = parts[name]
+        rows.append([name, f"{part.frames:,}", f"{part.annotated.sum():,}", *_cells(scores, *logged)])
+    head = ["month", "frames", "objects", *SCORE_COLUMNS, *classes]
+    return table(head, rows) + (note("Columns of classes: mAP50.") if classes else "")
+
+
+def _cells(scores: Mapping[str, float], *names: str) -> list[str]:
+    return [score_text(scores.get(name), MISSING) for name in names]
 
 
 def frame_gallery(evaluation: Evaluation) -> str:
@@ -153,15 +172,20 @@ def frame_gallery(evaluation: Evaluation) -> str:
     if gallery is None:
         return note("Best and worst frames: not stored.")
     colours = "".join(
-        f'<span><i style="background:{class_colour(at)}"></i>{escape(name)}</span>'
-        for at, name in enumerate(gallery.class_names)
+        f'<span><i style="background:{class_colour(label)}"></i>{escape(name)}</span>'
+        for label, name in enumerate(gallery.class_names)
     )
     page = note(f"Left: annotated. Right: detected with a score >= {gallery.score_threshold:g}. F1 at IoU 0.5.")
     page += f'<p class="key">{colours}</p>\n'
     for group, heading in {"best": "Best frames", "worst": "Worst frames"}.items():
-        shown = [one for one in gallery.frames if one.group == group and one.file in evaluation.pictures]
-        pictures = "".join(_frame_picture(one, evaluation.pictures[one.file]) for one in shown)
-        page += f'<h3>{heading}</h3>\n<div class="grid">{pictures}</div>\n' if shown else note(f"{heading}: none.")
+        pictures = ""
+        for frame in gallery.frames:
+            if frame.group == group and frame.file in evaluation.pictures:
+                pictures += _frame_picture(frame, evaluation.pictures[frame.file])
+        if pictures:
+            page += f'<h3>{heading}</h3>\n<div class="grid">{pictures}</div>\n'
+        else:
+            page += note(f"{heading}: none.")
     return page
 
 
@@ -175,38 +199,47 @@ def _frame_picture(frame: GalleryFrame, jpeg: bytes) -> str:
 
 
 def events(contents: Contents) -> str:
-    items = "".join(map(_incident_item, contents.incidents))
-    findings = "".join(f"<li>{escape(finding_line(one, contents.read_s))}</li>\n" for one in contents.findings)
-    found = f"<h3>Watches</h3><ul>{findings}</ul>\n" if findings else note("The watches have found nothing.")
-    return (f"<ol>{items}</ol>\n" if items else note("No incidents.")) + found
+    page = note("No incidents.")
+    if contents.incidents:
+        page = f"<ol>{''.join(map(_incident_item, contents.incidents))}</ol>\n"
+    if not contents.findings:
+        return page + note("The watches have found nothing.")
+    findings = "".join(f"<li>{escape(finding_line(finding, contents.read_s))}</li>\n" for finding in contents.findings)
+    return f"{page}<h3>Watches</h3><ul>{findings}</ul>\n"
 
 
 def _incident_item(incident: IncidentReport) -> str:
-    step = "" if incident.step is None else f", step {incident.step:,.0f}"
-    is_named = incident.sentence.startswith(incident.kind)
-    sentence = escape(incident.sentence if is_named else f"{incident.kind}: {incident.sentence}")
+    heading = timestamp(incident.time_s)
+    if incident.step is not None:
+        heading += f", step {incident.step:,.0f}"
+    sentence = incident.sentence
+    if not sentence.startswith(incident.kind):
+        sentence = f"{incident.kind}: {sentence}"
     outcome = f" <b>→ {escape(incident.outcome)}</b>" if incident.outcome else ""
     place = f'<span class="note">incidents/{escape(incident.folder)}/</span>'
-    return f"<li><b>{timestamp(incident.time_s)}{step}</b> {sentence}{outcome} {place}</li>\n"
+    return f"<li><b>{heading}</b> {escape(sentence)}{outcome} {place}</li>\n"
 
 
 def _checkpoint_table(contents: Contents) -> str:
     if not contents.checkpoints:
         return note("There is no checkpoint.")
     rows = []
-    for one in contents.checkpoints:
-        steps = MISSING if one.steps is None else f"{one.steps:,}"
-        rows.append((one.name, timestamp(contents.read_s - one.age_s), steps, gigabytes(one.size_bytes)))
+    for checkpoint in contents.checkpoints:
+        steps = MISSING if checkpoint.steps is None else f"{checkpoint.steps:,}"
+        written = timestamp(contents.read_s - checkpoint.age_s)
+        rows.append((checkpoint.name, written, steps, gigabytes(checkpoint.size_bytes)))
     return table(["file", "written", "batches trained", "size"], rows, numbers_from=2)
 
 
 def setup(contents: Contents) -> str:
-    environment, configurations = contents.environment, contents.configurations
-    return (
-        (folded("Environment", facts(environment)) if environment else note("Environment: not recorded."))
-        + "".join(folded(name, f"<pre>{escape(text)}</pre>") for name, text in configurations.items())
-        + ("" if configurations else note("Configuration: not recorded."))
-    )
+    page = note("Environment: not recorded.")
+    if contents.environment:
+        page = folded("Environment", facts(contents.environment))
+    for name, configuration in contents.configurations.items():
+        page += folded(name, f"<pre>{escape(configuration)}</pre>")
+    if not contents.configurations:
+        page += note("Configuration: not recorded.")
+    return page
 
 
 def section(name: str, title: str, *parts: str) -> str:
@@ -222,9 +255,11 @@ def figure(title: str, element: str | None, missing: str) -> str:
 
 def grid(*parts: str) -> str:
     """Return figures side by side, followed by the notes among `parts`."""
-    shown = [part for part in parts if part.startswith("<figure")]
+    shown = "".join(part for part in parts if part.startswith("<figure"))
     notes = "".join(part for part in parts if not part.startswith("<figure"))
-    return (f'<div class="grid">{"".join(shown)}</div>\n' if shown else "") + notes
+    if shown:
+        shown = f'<div class="grid">{shown}</div>\n'
+    return shown + notes
 
 
 def note(text: str) -> str:
@@ -235,8 +270,8 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, numbers_from: i
     """Return a table; the columns from `numbers_from` on are aligned to the right."""
 
     def line(cells: Sequence[str], tag: str) -> str:
-        marks = ("" if at < numbers_from else ' class="number"' for at in range(len(cells)))
-        return "".join(f"<{tag}{mark}>{escape(cell)}</{tag}>" for mark, cell in zip(marks, cells, strict=True))
+        words = "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells[:numbers_from])
+        return words + "".join(f'<{tag} class="number">{escape(cell)}</{tag}>' for cell in cells[numbers_from:])
 
     body = "".join(f"<tr>{line(cells, 'td')}</tr>\n" for cells in rows)
     top = f"<thead><tr>{line(head, 'th')}</tr></thead>"

@@ -95,12 +95,14 @@ class Reader:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, RecursionError, msgspec.MsgspecError, yaml.YAMLError) as error:
-            reason = error.strerror if isinstance(error, OSError) else str(error).removeprefix(f"{path} ")
+            reason = str(error).removeprefix(f"{path} ")
+            if isinstance(error, OSError):
+                reason = str(error.strerror)
             self.add(path, f"cannot be read: {type(error).__name__}: {reason}")
             return None
 
-    def read_json(self, path: Path, kind: type[Content]) -> Content | None:
-        return self.read(path, lambda path: msgspec.json.decode(read_regular(path), type=kind))
+    def read_json(self, path: Path, content_type: type[Content]) -> Content | None:
+        return self.read(path, lambda path: msgspec.json.decode(read_regular(path), type=content_type))
 
     def add(self, path: Path, sentence: str) -> None:
         self.problems.append(f"{path.relative_to(self.folder)} {sentence}")
@@ -109,16 +111,21 @@ class Reader:
 def read_contents(folder: Path) -> Contents:
     """Read everything that the report shows. A folder without a run raises a `ValueError`."""
     check_holds_run(folder)
-    folder, now_s = real_path(folder), time.time()
+    folder = real_path(folder)
+    now_s = time.time()
     reader = Reader(folder)
     metrics = reader.read(folder / run_files.METRICS, read_metrics) or Metrics()
     if metrics.unreadable:
         reader.add(folder / run_files.METRICS, f"has {metrics.unreadable} lines that cannot be parsed")
     environment = reader.read_json(folder / run_files.ENVIRONMENT, dict[str, Any]) or {}
-    texts = {path.name: reader.read(path, configuration) for path in sorted(folder.glob("config*.yaml"))}
-    evaluations = (_read_evaluation(folder, stage, reader) for stage in ("val", "test"))
+    configurations = {}
+    for path in sorted(folder.glob("config*.yaml")):
+        yaml_text = reader.read(path, configuration)
+        if yaml_text is not None:
+            configurations[path.name] = yaml_text
     reports = sorted((folder / run_files.INCIDENTS).glob(f"*/{run_files.INCIDENT_FILE}"))[-MAX_INCIDENTS:]
     incidents = [reader.read(path, read_incident) for path in reports]
+    evaluations = [_read_evaluation(folder, stage, reader) for stage in ("val", "test")]
     status = read_status(folder / run_files.STATUS_FILE)
     return Contents(
         name=folder.name,
@@ -126,29 +133,25 @@ def read_contents(folder: Path) -> Contents:
         state=state(folder),
         fallback=FallbackState.read(folder / run_files.STATE_FILE).line,
         metrics=metrics,
-        evaluations=tuple(one for one in evaluations if one is not None),
-        incidents=tuple(one for one in incidents if one is not None),
+        evaluations=tuple(evaluation for evaluation in evaluations if evaluation is not None),
+        incidents=tuple(incident for incident in incidents if incident is not None),
         findings=() if status is None else status.findings,
         checkpoints=tuple(checkpoints(folder / run_files.CHECKPOINTS, now_s)),
         environment={name: str(value) for name, value in environment.items()},
-        configurations={name: text for name, text in texts.items() if text is not None},
+        configurations=configurations,
         problems=tuple(reader.problems),
     )
 
 
 def state(folder: Path) -> str:
     """Return the state of the run according to its files, without looking for its processes, and its deadline."""
-    status, standing = (
-        read_status(folder / run_files.STATUS_FILE),
-        SupervisorStatus.read(folder / run_files.SUPERVISOR_FILE),
-    )
-    if any((folder / name).exists() for name in (run_files.FINISHED_FILE, run_files.TRAINED_FILE)):
-        outcome = "finished"
-    elif standing is None:
-        outcome = "not finished"
-    else:
-        outcome = ": ".join(filter(None, [str(standing.state), standing.sentence]))
-    parts = [outcome]
+    status = read_status(folder / run_files.STATUS_FILE)
+    standing = SupervisorStatus.read(folder / run_files.SUPERVISOR_FILE)
+    parts = ["not finished"]
+    if (folder / run_files.FINISHED_FILE).exists() or (folder / run_files.TRAINED_FILE).exists():
+        parts = ["finished"]
+    elif standing is not None:
+        parts = [f"{standing.state}: {standing.sentence}" if standing.sentence else str(standing.state)]
     if status is not None and status.deadline_s is not None:
         parts += filter(None, [f"deadline {moment(status.deadline_s, 0)}", status.deadline_problem])
     return "; ".join(parts)
@@ -167,7 +170,9 @@ def without_secrets(content: Any, is_secret: bool = False) -> Any:
         return {name: without_secrets(value, name in hidden) for name, value in content.items()}
     if isinstance(content, list):
         return [without_secrets(value, is_secret) for value in content]
-    return HIDDEN if is_secret and isinstance(content, str) and not content.startswith("$") else content
+    if is_secret and isinstance(content, str) and not content.startswith("$"):
+        return HIDDEN
+    return content
 
 
 def _read_evaluation(folder: Path, stage: str, reader: Reader) -> Evaluation | None:
@@ -175,17 +180,17 @@ def _read_evaluation(folder: Path, stage: str, reader: Reader) -> Evaluation | N
     record = reader.read(folder / run_files.evaluation_record(stage), EvaluationRecord.load)
     if record is None:
         return None
-    gallery, drift = (
-        reader.read_json(folder / run_files.FRAMES / f"{stage}.json", Gallery),
-        drift_scores(record.matches),
-    )
+    gallery = reader.read_json(folder / run_files.FRAMES / f"{stage}.json", Gallery)
     pictures = {}
-    for frame in gallery.frames if gallery is not None else ():
-        path = folder / run_files.FRAMES / Path(frame.file).name  # never outside the folder
-        if (jpeg := reader.read(path, _read_picture)) is not None:
-            pictures[frame.file] = jpeg
-        elif not path.exists():
-            reader.add(path, "is listed but missing")
+    if gallery is not None:
+        for frame in gallery.frames:
+            path = folder / run_files.FRAMES / Path(frame.file).name  # never outside the folder
+            jpeg = reader.read(path, _read_picture)
+            if jpeg is not None:
+                pictures[frame.file] = jpeg
+            elif not path.exists():
+                reader.add(path, "is listed but missing")
+    drift = drift_scores(record.matches)
     return Evaluation(stage, record, drift, named_scores(drift, record.class_names), gallery, pictures)
 
 

@@ -12,6 +12,7 @@ from yolo_lightning.commands.command_line import wide_console
 from yolo_lightning.commands.console import check_writable, write_results
 from yolo_lightning.commands.sweep.sweep_scores import (
     COLUMNS,
+    HeldOut,
     Setting,
     SettingScores,
     best,
@@ -65,49 +66,56 @@ def sweep(
     file = chosen_checkpoint(run, checkpoint)
     place = chosen_device(device)
     network, names, recorded = network_for(data, file, place, conv_backend)
-    known = recorded.detections
-    thresholds = sorted({*score_thresholds, known.score_threshold})
-    # Without suppression every IoU threshold gives the same boxes.
-    limits = [known.iou_threshold] if known.one_to_one else sorted({*iou_thresholds, known.iou_threshold})
-    lowest = [replace(known, score_threshold=thresholds[0], iou_threshold=limit) for limit in limits]
-    classes, single_class = len(names), recorded.single_class
-    matched, half = match_validation(network, data, place, lowest, classes=classes, single_class=single_class)
+    usual = Setting(recorded.detections.score_threshold, recorded.detections.iou_threshold)
+    thresholds = sorted({*score_thresholds, usual.score_threshold})
+    limits = [usual.iou_threshold]
+    if not recorded.detections.one_to_one:  # without suppression every IoU threshold gives the same boxes
+        limits = sorted({*iou_thresholds, usual.iou_threshold})
+    lowest = [replace(recorded.detections, score_threshold=thresholds[0], iou_threshold=limit) for limit in limits]
+    matched, half = match_validation(
+        network, data, place, lowest, classes=len(names), single_class=recorded.single_class
+    )
     matches = dict(zip(limits, matched, strict=True))
-    usual = Setting(known.score_threshold, known.iou_threshold)
     scored = score_settings(matches, thresholds, np.ones_like(half))
-    halves = held_out(matches, thresholds, half, usual) if half.any() and not half.all() else []
+    halves: list[HeldOut] = []
+    if half.any() and not half.all():
+        halves = held_out(matches, thresholds, half, usual)
     options = best(scored).setting.options()
     if data.image_size != (recorded.image_size or data.image_size):
         options += f" --data.image_size {quote(str(data.image_size))}"
     show(scored, usual, halves)
     print(f"best: --ckpt_path {file} {options}")
-    names_of_halves = ("chosen", "elsewhere", "checkpoint_elsewhere")
-    held = [dict(zip(names_of_halves, map(SettingScores.plain, one), strict=True)) for one in halves]
-    content = {"weights": str(file), "frames": len(half), "checkpoint": asdict(usual), "best": best(scored).plain()}
-    write_results(json, {**content, "settings": [one.plain() for one in scored], "held_out": held})
+    content = {
+        "weights": str(file),
+        "frames": len(half),
+        "checkpoint": asdict(usual),
+        "best": best(scored).plain(),
+        "settings": [scores.plain() for scores in scored],
+        "held_out": [{name: scores.plain() for name, scores in choice._asdict().items()} for choice in halves],
+    }
+    write_results(json, content)
 
 
-def show(scored: Sequence[SettingScores], usual: Setting, halves: Sequence[Sequence[SettingScores]]) -> None:
+def show(scored: Sequence[SettingScores], usual: Setting, halves: Sequence[HeldOut]) -> None:
     """Print the best settings, and the settings chosen on halves."""
     console = wide_console()
     settings = number_table("setting", TABLE)
-    for number, one in enumerate(sorted(scored, key=SettingScores.rank, reverse=True)[:ROWS], start=1):
-        settings.add_row(str(number), *cells(one))
+    ranking = sorted(scored, key=SettingScores.rank, reverse=True)
+    for number, scores in enumerate(ranking[:ROWS], start=1):
+        settings.add_row(str(number), *cells(scores))
     settings.add_row("the checkpoint's", *cells(of_setting(scored, usual)))
     console.print(settings)
     if halves:
         console.print("Scores on the frames used for the choice are too optimistic. Chosen on one half of the clips:")
         table = number_table("clips", TABLE)
-        for number, (chosen, elsewhere, unchanged) in enumerate(halves, start=1):
-            table.add_row(f"chosen on half {number}", *cells(chosen))
-            table.add_row(f"the same on half {3 - number}", *cells(elsewhere))
-            table.add_row(f"the checkpoint's on half {3 - number}", *cells(unchanged), end_section=True)
+        for number, choice in enumerate(halves, start=1):
+            table.add_row(f"chosen on half {number}", *cells(choice.chosen))
+            table.add_row(f"the same on half {3 - number}", *cells(choice.elsewhere))
+            usual_cells = cells(choice.checkpoint_elsewhere)
+            table.add_row(f"the checkpoint's on half {3 - number}", *usual_cells, end_section=True)
         console.print(table)
 
 
-def cells(one: SettingScores) -> list[str]:
-    return [
-        f"{one.setting.score_threshold:g}",
-        f"{one.setting.iou_threshold:g}",
-        *map(score_text, one.named().values()),
-    ]
+def cells(scores: SettingScores) -> list[str]:
+    setting = scores.setting
+    return [f"{setting.score_threshold:g}", f"{setting.iou_threshold:g}", *map(score_text, scores.named().values())]

@@ -7,6 +7,7 @@ nothing for the remaining detections: its scores come from the same matches, cut
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -46,7 +47,8 @@ class SettingScores:
 
     def rank(self) -> tuple[float, float]:
         """Return the sort key: balanced score, then `map_50`; NaN is the lowest."""
-        return -math.inf if math.isnan(self.balanced) else self.balanced, self.map_50
+        balanced = -math.inf if math.isnan(self.balanced) else self.balanced
+        return balanced, self.map_50
 
     def named(self) -> dict[str, float | None]:
         """Return the scores by column name."""
@@ -85,23 +87,30 @@ def best(scored: Sequence[SettingScores]) -> SettingScores:
 
 
 def of_setting(scored: Sequence[SettingScores], setting: Setting) -> SettingScores:
-    return next(one for one in scored if one.setting == setting)
+    return next(scores for scores in scored if scores.setting == setting)
+
+
+class HeldOut(NamedTuple):
+    """The best setting on one half of the frames, and its scores on the other half."""
+
+    chosen: SettingScores  # the best setting on its half
+    elsewhere: SettingScores  # the same setting on the other half
+    checkpoint_elsewhere: SettingScores  # the setting of the checkpoint on the other half
 
 
 def held_out(
     matches: Mapping[float, Matches], score_thresholds: Sequence[float], half: Mask, usual: Setting
-) -> list[tuple[SettingScores, SettingScores, SettingScores]]:
+) -> list[HeldOut]:
     """Choose on one half of the frames and score on the other half, in both directions.
 
-    `matches` are by IoU threshold, `half` is `(F,)`. The setting `usual` must be among the choices. Each direction has
-    the scores of the best setting on its half, of the same setting on the other half, and of `usual` there.
+    `matches` are by IoU threshold, `half` is `(F,)`. The setting `usual` of the checkpoint must be among the choices.
     """
-    scored = [score_settings(matches, score_thresholds, part) for part in (half, ~half)]
-    result = []
-    for own, other in (scored, scored[::-1]):
-        chosen = best(own)
-        result.append((chosen, of_setting(other, chosen.setting), of_setting(other, usual)))
-    return result
+    choices = []
+    for part in (half, ~half):
+        chosen = best(score_settings(matches, score_thresholds, part))
+        elsewhere = score_settings(matches, score_thresholds, ~part)
+        choices.append(HeldOut(chosen, of_setting(elsewhere, chosen.setting), of_setting(elsewhere, usual)))
+    return choices
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +123,8 @@ class Comparison:
     @property
     def is_better(self) -> bool:
         """Whether the balanced score is higher on all frames and, if the split can be halved, on each half."""
-        return all(one.rank() > other.rank() for one, other in zip(self.after, self.before, strict=True))
+        pairs = zip(self.before, self.after, strict=True)
+        return all(after.rank() > before.rank() for before, after in pairs)
 
     @property
     def where(self) -> str:
@@ -123,7 +133,7 @@ class Comparison:
     def show(self, change: str) -> None:
         """Print a table; `change` is the heading of the rows with the change."""
         table = number_table("frames", COLUMNS)
-        for name, own in {"before": self.before, change: self.after}.items():
-            for part, one in zip(PARTS, own, strict=False):
-                table.add_row(f"{part}, {name}", *map(score_text, one.named().values()))
+        for name, parts in {"before": self.before, change: self.after}.items():
+            for part, scores in zip(PARTS, parts, strict=False):
+                table.add_row(f"{part}, {name}", *map(score_text, scores.named().values()))
         wide_console().print(table)

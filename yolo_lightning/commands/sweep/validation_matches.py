@@ -40,14 +40,14 @@ def network_for(
     Raises:
         UserError: If the network cannot be used with the data.
     """
-    known = read_settings(file)
-    network, names = folded_network(file, device, conv_backend, one_to_one=known.detections.one_to_one)
+    recorded = read_settings(file)
+    network, names = folded_network(file, device, conv_backend, one_to_one=recorded.detections.one_to_one)
     data.image_size.check("data.image_size", stride=network.stride)
-    if not known.single_class and names != list(data.class_names):
+    if not recorded.single_class and names != list(data.class_names):
         classes = list(data.class_names)
         raise UserError(f"The classes of the data must be {names}, as in checkpoint {file}, got {classes}.")
     data.setup("validate")
-    return network, names, known
+    return network, names, recorded
 
 
 def match_validation(
@@ -91,7 +91,8 @@ def match_validation(
             heartbeat.enter(Phase.VALIDATE)
             advance(len(batch))
     is_first = dict(zip(frames.index.image_ids(), first_half(frames.index).tolist(), strict=True))
-    return [Matches.join(parts) for parts in matched], np.array([is_first[one] for one in image_ids], dtype=np.bool_)
+    half = np.array([is_first[image_id] for image_id in image_ids], dtype=np.bool_)
+    return [Matches.join(parts) for parts in matched], half
 
 
 def validation_frames(data: DetectionDataModule, batches: int | None) -> int:

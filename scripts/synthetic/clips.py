@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from yolo_lightning.data.synthetic.objects import CLASS_NAMES, KINDS, Actor
-from yolo_lightning.data.synthetic.scene import MONTHS, REFERENCE_HEIGHT, REFERENCE_WIDTH, Month, Scene, Weather
+from synthetic.objects import CLASS_NAMES, KINDS, Actor
+from synthetic.scene import MONTHS, REFERENCE_HEIGHT, REFERENCE_WIDTH, Month, Scene, Weather
 
 _CLIP_FRAMES = 8
 _EMPTY_SHARE = 0.08

@@ -4,6 +4,6 @@ One harbour camera, eight months with thermal drift, clips of consecutive one-se
 ids, names and categories of the real dataset.
 """
 
-from yolo_lightning.data.synthetic.drawn_dataset import draw_dataset
+from synthetic.drawn_dataset import draw_dataset
 
 __all__ = ["draw_dataset"]

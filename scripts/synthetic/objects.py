@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import cv2
 import numpy as np
 
-from yolo_lightning.data.synthetic.scene import FloatImage, Weather, resized
+from synthetic.scene import FloatImage, Weather, resized
 
 _FINENESS = 4  # Resolution of an object's canvas relative to the frame
 

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from yolo_lightning.data.synthetic.clips import FAR_GROUND, NEAR_GROUND, standing_actor
-from yolo_lightning.data.synthetic.objects import KINDS, Actor
-from yolo_lightning.data.synthetic.scene import Scene, Weather
+from synthetic.clips import FAR_GROUND, NEAR_GROUND, standing_actor
+from synthetic.objects import KINDS, Actor
+from synthetic.scene import Scene, Weather
 
 _VISIBLE = {"person": 1.6, "bicycle": 0.6, "motorcycle": 0.3, "vehicle": 0.8}
 """Mean number of moving objects in a frame."""

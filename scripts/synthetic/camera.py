@@ -11,8 +11,8 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from yolo_lightning.data.synthetic.objects import Actor, paint
-from yolo_lightning.data.synthetic.scene import FloatImage, Scene, Weather, resized
+from synthetic.objects import Actor, paint
+from synthetic.scene import FloatImage, Scene, Weather, resized
 
 GrayImage = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
 Mask = npt.NDArray[np.bool_]

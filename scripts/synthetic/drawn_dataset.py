@@ -13,11 +13,11 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 
-from yolo_lightning.data.synthetic.camera import Box, draw_frame
-from yolo_lightning.data.synthetic.clips import cast_clip, gain_curve, image_entry, plan_clips
-from yolo_lightning.data.synthetic.objects import CLASS_NAMES
-from yolo_lightning.data.synthetic.scene import REFERENCE_HEIGHT, REFERENCE_WIDTH, Scene, weather_at
-from yolo_lightning.data.synthetic.surveillance import cast_surveillance, veiled
+from synthetic.camera import Box, draw_frame
+from synthetic.clips import cast_clip, gain_curve, image_entry, plan_clips
+from synthetic.objects import CLASS_NAMES
+from synthetic.scene import REFERENCE_HEIGHT, REFERENCE_WIDTH, Scene, weather_at
+from synthetic.surveillance import cast_surveillance, veiled
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.choices import checked_arguments
 

@@ -9,13 +9,12 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
-
-from yolo_lightning.data.synthetic import draw_dataset, drawn_dataset
-from yolo_lightning.data.synthetic.camera import draw_frame
-from yolo_lightning.data.synthetic.clips import cast_actor
-from yolo_lightning.data.synthetic.objects import Actor
-from yolo_lightning.data.synthetic.scene import MONTHS, Scene, weather_at
-from yolo_lightning.data.synthetic.surveillance import cast_surveillance, veiled
+from synthetic import draw_dataset, drawn_dataset
+from synthetic.camera import draw_frame
+from synthetic.clips import cast_actor
+from synthetic.objects import Actor
+from synthetic.scene import MONTHS, Scene, weather_at
+from synthetic.surveillance import cast_surveillance, veiled
 
 SPLIT_FILES = ("Train.json", "Valid.json", "TestNoLabels.json")
 EIGHT_MONTHS = {"202005", "202006", "202007", "202008", "202101", "202102", "202103", "202104"}
@@ -191,6 +190,19 @@ def test_foreign_root_is_left_alone(tmp_path: Path) -> None:
         draw_dataset(tmp_path / "Train.json", **TINY)
     with pytest.raises(ValueError, match="cannot draw a dataset into"):
         draw_dataset(tmp_path / "Train.json" / "below", **TINY)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"clip_frames": 0}, "clip_frames must be >= 1 or null, got 0"),
+        ({"train_frames": "16"}, r"draw_dataset\.train_frames must be an integer, got '16'"),
+        ({"width": 0}, "width must be >= 1, got 0"),
+    ],
+)
+def test_wrong_argument_is_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        draw_dataset("x", **options)
 
 
 def test_clips_can_be_longer_faster_and_drift_in_gain(tmp_path: Path) -> None:
