@@ -69,12 +69,12 @@ def _failing_together(trainer: Trainer) -> Iterator[None]:
     except OSError as error:
         failure = error
         trainer.strategy.barrier("Trainer.save_checkpoint")
-    own = None if failure is None else (failure.errno, failure.strerror)
-    broadcast: tuple[int | None, str | None] | None = trainer.strategy.broadcast(own)
+    problem = None if failure is None else (failure.errno, failure.strerror)
+    problem_of_first_rank: tuple[int | None, str | None] | None = trainer.strategy.broadcast(problem)
     if failure is not None:
         raise failure
-    if broadcast is not None:
-        raise OSError(*broadcast)
+    if problem_of_first_rank is not None:
+        raise OSError(*problem_of_first_rank)
 
 
 class BestCheckpoint(ModelCheckpoint):
@@ -142,18 +142,17 @@ class BestCheckpoint(ModelCheckpoint):
         check_state(self, state_dict, super().state_dict().keys() - {"dirpath"})
         self.recent = state_dict.get("recent", [])
         best = Path(self.dirpath or "") / run_files.BEST_CHECKPOINT
-        moved: dict[str, Any] = {"dirpath": self.dirpath}
+        changes: dict[str, Any] = {"dirpath": self.dirpath}
         if not best.is_file():  # for example set aside after a wrong result
-            fresh = super().state_dict()
-            moved |= {name: fresh[name] for name in OF_BEST}
+            initial_state = super().state_dict()
+            changes |= {name: initial_state[name] for name in OF_BEST}
         elif state_dict["best_model_path"]:
-            score = state_dict["best_model_score"]
-            moved |= {
+            changes |= {
                 "best_model_path": str(best),
                 "kth_best_model_path": str(best),
-                "best_k_models": {str(best): score},
+                "best_k_models": {str(best): state_dict["best_model_score"]},
             }
-        super().load_state_dict(state_dict | moved)
+        super().load_state_dict(state_dict | changes)
 
     def _monitor_candidates(self, trainer: Trainer) -> dict[str, Tensor]:
         """Return the logged metrics, with the mean over the window in place of the monitored one."""
@@ -219,15 +218,17 @@ class EpochCheckpoint(Checkpoint):
         self.every_n_epochs = every_n_epochs
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        present: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
-        if stage == "fit" and not any(isinstance(one, LastCheckpoint) for one in present[: present.index(self)]):
+        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+        earlier = callbacks[: callbacks.index(self)]
+        if stage == "fit" and not any(isinstance(callback, LastCheckpoint) for callback in earlier):
             raise UserError("EpochCheckpoint needs the callback LastCheckpoint before it in trainer.callbacks")
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        epochs, folder = trainer.current_epoch + 1, _checkpoint_folder(trainer)
+        epochs = trainer.current_epoch + 1
         is_dry_run = bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
         if epochs % self.every_n_epochs or not trainer.is_global_zero or is_dry_run:
             return
+        folder = _checkpoint_folder(trainer)
         path = folder / f"epoch-{epochs:04d}.ckpt"
         try:
             link_checkpoint(folder / run_files.STEP_CHECKPOINT.format(steps=steps_begun(trainer)), path)
@@ -284,7 +285,9 @@ class LastCheckpoint(Checkpoint):
                 rank_zero_warn(f"gradients of an incomplete accumulation are not saved with {name}")
             return
         if trainer.world_size > 1:
-            gradients = {name: trainer.strategy.reduce(one, reduce_op="mean") for name, one in gradients.items()}
+            gradients = {
+                name: trainer.strategy.reduce(gradient, reduce_op="mean") for name, gradient in gradients.items()
+            }
         if gradients:
             checkpoint[GRADIENTS] = gradients
 
@@ -322,7 +325,11 @@ class LastCheckpoint(Checkpoint):
         if self._has_ended_within_epoch:
             return
         is_last = is_last_epoch(trainer) or trainer.should_stop or trainer.global_step == trainer.max_steps
-        pauses_s = FINAL_PAUSES_S if is_last else STOP_PAUSES_S if request.number is not None else ()
+        pauses_s: Sequence[float] = ()
+        if is_last:
+            pauses_s = FINAL_PAUSES_S
+        elif request.number is not None:
+            pauses_s = STOP_PAUSES_S
         self._save(trainer, pauses_s)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -342,8 +349,9 @@ class LastCheckpoint(Checkpoint):
                 if trainer.is_global_zero:
                     link_checkpoint(path, path.with_name(run_files.LAST_CHECKPOINT))
                     trusted = trusted_steps(Path(trainer.default_root_dir))
-                    for old in superseded(path.parent.glob(run_files.STEP_CHECKPOINTS), path, self.keep, trusted):
-                        remove_checkpoint(old)
+                    checkpoints = path.parent.glob(run_files.STEP_CHECKPOINTS)
+                    for checkpoint in superseded(checkpoints, path, self.keep, trusted):
+                        remove_checkpoint(checkpoint)
                     forget_unsaved(run_files.LAST_CHECKPOINT)
                 self._failure = None
                 return
@@ -351,8 +359,13 @@ class LastCheckpoint(Checkpoint):
                 self._failure = error
             if trainer.is_global_zero:
                 note_unsaved(run_files.LAST_CHECKPOINT, path, self._failure)
-            then = "no further attempt" if pauses_s else "training continues"
-            then = then if pause_s is None else f"next attempt in {pause_s:g} s"
-            rank_zero_warn(f"could not save {path} ({self._failure.strerror}); {then}, older checkpoints are kept")
+            consequence = "training continues"
+            if pause_s is not None:
+                consequence = f"next attempt in {pause_s:g} s"
+            elif pauses_s:
+                consequence = "no further attempt"
+            rank_zero_warn(
+                f"could not save {path} ({self._failure.strerror}); {consequence}, older checkpoints are kept"
+            )
             if pause_s is not None:
                 time.sleep(pause_s)

@@ -31,15 +31,22 @@ class CheckpointMirror(Checkpoint):
     """
 
     def __init__(self, address: str) -> None:
-        self._mirror = RemoteFolder(address)
+        self._root = RemoteFolder(address)
+        self._remote = self._root  # folder of the run, from `setup` on
+        self._folder = Path()
         self._thread: threading.Thread | None = None
+        self._ending = threading.Event()
+        self._tried: dict[Path, bytes] = {}
+        self._may_hold_suspects = True
+        self._failed = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit" or not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         run = Path(trainer.default_root_dir).absolute()
-        self._folder, self._remote = run / run_files.CHECKPOINTS, self._mirror.folder(run.name)
-        self._tried: dict[Path, bytes] = {}
+        self._folder = run / run_files.CHECKPOINTS
+        self._remote = self._root.folder(run.name)
+        self._tried = {}
         self._may_hold_suspects = True
         self._failed = False
         self._ending = threading.Event()
@@ -60,18 +67,18 @@ class CheckpointMirror(Checkpoint):
         self._copy()
 
     def _copy(self) -> None:
-        found = to_mirror(self._folder)
-        if found.items() <= self._tried.items():  # fewer while a checkpoint is being written
+        checkpoints = to_mirror(self._folder)
+        if checkpoints.items() <= self._tried.items():  # fewer while a checkpoint is being written
             return
-        self._tried = found
+        self._tried = checkpoints
         try:
             if self._may_hold_suspects:
                 remove_suspects(self._folder, self._remote)
                 self._may_hold_suspects = False
-            mirror(found, self._remote)
+            mirror(checkpoints, self._remote)
         except OSError as error:
             if not self._failed:
-                names = ", ".join(path.name for path in found)
+                names = ", ".join(path.name for path in checkpoints)
                 rank_zero_warn(f"could not copy {names} to {error}; training continues")
             self._failed = True
         else:

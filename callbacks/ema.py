@@ -27,27 +27,28 @@ class RampedAverage(AveragedModel):
 
     def __init__(self, model: LightningModule, decay: float, tau: float) -> None:
         super().__init__(model, device=model.device, use_buffers=True)
-        self.decay, self.tau = decay, tau
+        self.decay = decay
+        self.tau = tau
         self.n_averaged = torch.tensor(1)
 
     @torch.no_grad()
     def update_parameters(self, model: nn.Module) -> None:
         """Average parameters and floating-point buffers, and copy the other buffers, with one operation per dtype."""
-        averages = [*self.module.parameters(), *self.module.buffers()]
-        currents = [*model.parameters(), *model.buffers()]
-        lists: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
-        for average, current in zip(averages, currents, strict=True):
+        averages: dict[torch.dtype, list[Tensor]] = {}
+        currents: dict[torch.dtype, list[Tensor]] = {}
+        tensors_of_average = [*self.module.parameters(), *self.module.buffers()]
+        for average, current in zip(tensors_of_average, [*model.parameters(), *model.buffers()], strict=True):
+            dtype = average.dtype
+            averages.setdefault(dtype, []).append(average.detach())
             # The average was created before the precision plugin cast the network.
-            pair = (average.detach(), current.detach().to(average.dtype))
-            for tensors, tensor in zip(lists.setdefault(average.dtype, ([], [])), pair, strict=True):
-                tensors.append(tensor)
+            currents.setdefault(dtype, []).append(current.detach().to(dtype))
         weight = 1 - decay_at(int(self.n_averaged), self.decay, self.tau)
         with during(Activity.DEVICE_WAIT):
-            for dtype, (of_average, of_model) in lists.items():
+            for dtype in averages:
                 if dtype.is_floating_point:
-                    torch._foreach_lerp_(of_average, of_model, weight)
+                    torch._foreach_lerp_(averages[dtype], currents[dtype], weight)
                 else:
-                    torch._foreach_copy_(of_average, of_model)
+                    torch._foreach_copy_(averages[dtype], currents[dtype])
         self.n_averaged += 1
 
 

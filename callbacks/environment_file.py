@@ -53,5 +53,5 @@ def environment(device: torch.device) -> dict[str, Any]:
         "torch": str(torch.__version__),
         "torch built for": next((f"{name} {version}" for name, version in built_for.items() if version), "CPU"),
         "torch threads": torch.get_num_threads(),
-        **{name: found.version for name in PACKAGES for found in distributions(name=name)},
+        **{name: package.version for name in PACKAGES for package in distributions(name=name)},
     }

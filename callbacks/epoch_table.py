@@ -28,32 +28,41 @@ MISSING = "-"
 
 def row(epoch: int, epochs: int | None, values: Sequence[str]) -> str:
     """Return the line of an epoch, counted from 1, with the `values` of all columns; 80 characters up to epoch 999."""
-    first = f"{epoch}/{epochs}" if epochs else str(epoch)
-    return GAP.join([first.rjust(_first_width(epochs)), *map(str.rjust, values, WIDTHS)])
+    number = f"{epoch}/{epochs}" if epochs else str(epoch)
+    return GAP.join([number.rjust(_number_width(epochs)), *map(str.rjust, values, WIDTHS)])
 
 
 def heading(epochs: int | None) -> str:
     """Return the two lines above the rows."""
-    first = _first_width(epochs)
+    width = _number_width(epochs)
     loss_width = sum(WIDTHS[:3]) + 2 * len(GAP)
-    groups = GAP.join(["".ljust(first), " train loss ".center(loss_width, "-"), " val loss ".center(loss_width, "-")])
-    return f"{groups}\n" + GAP.join(["epoch".rjust(first), *map(str.rjust, HEADINGS, WIDTHS)])
+    groups = GAP.join([" " * width, " train loss ".center(loss_width, "-"), " val loss ".center(loss_width, "-")])
+    columns = GAP.join(["epoch".rjust(width), *map(str.rjust, HEADINGS, WIDTHS)])
+    return f"{groups}\n{columns}"
 
 
 def _losses_of(values: Mapping[str, float], stage: str) -> list[str]:
     """Return the losses of a stage by column."""
-    known = [[values[f"{stage}/{name}"] for name in names if f"{stage}/{name}" in values] for names in LOSSES]
-    return [loss_text(found[0]) if found else MISSING for found in known]
+    columns = []
+    for names in LOSSES:
+        keys = [f"{stage}/{name}" for name in names if f"{stage}/{name}" in values]
+        columns.append(loss_text(values[keys[0]]) if keys else MISSING)
+    return columns
 
 
-def _first_width(epochs: int | None) -> int:
-    return max(len("epoch"), 2 * len(str(epochs)) + 1 if epochs else 0)
+def _number_width(epochs: int | None) -> int:
+    return max(len("epoch"), len(f"{epochs}/{epochs}") if epochs else 0)
 
 
 def loss_text(value: float) -> str:
     """Return a loss in at most five characters: 1.234, 12.34, 123.4, 1e+05."""
-    digits = 3 if abs(value) < 9.9995 else 2 if abs(value) < 99.995 else 1
-    return f"{value:.{digits}f}" if not abs(value) >= 999.95 else f"{value:.0e}"
+    if abs(value) >= 999.95:
+        return f"{value:.0e}"
+    if abs(value) >= 99.995:
+        return f"{value:.1f}"
+    if abs(value) >= 9.9995:
+        return f"{value:.2f}"
+    return f"{value:.3f}"
 
 
 def score_text(score: float | None) -> str:
@@ -69,7 +78,9 @@ def duration_text(seconds: float) -> str:
     """Return minutes and seconds, with hours from one hour on: 0:07, 12:30, 1:02:30."""
     minutes, rest_s = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest_s:02d}" if hours else f"{minutes}:{rest_s:02d}"
+    if hours:
+        return f"{hours}:{minutes:02d}:{rest_s:02d}"
+    return f"{minutes}:{rest_s:02d}"
 
 
 class EpochTable(Callback):
@@ -120,17 +131,20 @@ class EpochTable(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         with during(Activity.DEVICE_WAIT):
-            sums = {name: both.tolist() for name, both in self._losses.items()}
-        metrics, seconds = trainer.callback_metrics, self._training_s
-        rate = MISSING
-        if "lr/weight" in metrics:
-            rate = f"{number_from_device(metrics['lr/weight']):.1e}".replace("e-0", "e-")
+            sums = {name: total_and_count.tolist() for name, total_and_count in self._losses.items()}
+        train_losses = {name: total / count for name, (total, count) in sums.items() if count}
+        learning_rate = MISSING
+        if "lr/weight" in trainer.callback_metrics:
+            learning_rate = f"{number_from_device(trainer.callback_metrics['lr/weight']):.1e}".replace("e-0", "e-")
+        speed = MISSING
+        if self._images and self._training_s > 0:
+            speed = rate_text(self._images / self._training_s)
         values = [
-            *_losses_of({name: total / count for name, (total, count) in sums.items() if count}, "train"),
+            *_losses_of(train_losses, "train"),
             *_losses_of(self._scores, "val"),
             *(score_text(self._scores.get(name)) for name in (MAP_50, MAP)),
-            rate,
-            rate_text(self._images / seconds) if self._images and seconds > 0 else MISSING,
+            learning_rate,
+            speed,
             duration_text(time.monotonic() - self._began_s),
         ]
         epochs = trainer.max_epochs if trainer.max_epochs and trainer.max_epochs > 0 else None
@@ -141,4 +155,8 @@ class EpochTable(Callback):
 
     def _begin(self) -> None:
         self._began_s = time.monotonic()
-        self._images, self._training_s, self._resting_s, self._scores, self._losses = 0, 0.0, 0.0, {}, {}
+        self._images = 0
+        self._training_s = 0.0
+        self._resting_s = 0.0
+        self._scores = {}
+        self._losses = {}

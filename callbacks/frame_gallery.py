@@ -28,12 +28,12 @@ MIDDLE = 0.5
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Kept:
+class KeptFrame:
     """Frame with its targets and predictions; compared by `key` alone."""
 
     key: tuple[float, int, str]
     score: FrameScore = field(compare=False)
-    frame: npt.NDArray[np.uint8] = field(compare=False)
+    pixels: npt.NDArray[np.uint8] = field(compare=False)
     prediction: Prediction = field(compare=False)
     target: Target = field(compare=False)
 
@@ -59,15 +59,18 @@ class FrameGallery(Callback):
     def __init__(self, best: int = 6, worst: int = 6, score_threshold: float = 0.25) -> None:
         if best + worst == 0:
             raise UserError("best and worst must not both be 0")
-        self.best, self.worst, self.score_threshold = best, worst, score_threshold
-        self._best: list[Kept] = []
-        self._worst: list[Kept] = []
+        self.best = best
+        self.worst = worst
+        self.score_threshold = score_threshold
+        self._best: list[KeptFrame] = []
+        self._worst: list[KeptFrame] = []
         self._file = OptionalFile()
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if "class_names" not in pl_module.hparams:
             raise UserError(f"FrameGallery needs a YOLOModule, got {type(pl_module).__name__}")
-        self._best, self._worst = [], []
+        self._best = []
+        self._worst = []
 
     def on_validation_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Batch, *_: Any
@@ -75,9 +78,9 @@ class FrameGallery(Callback):
         if not _is_used(trainer):
             return
         classes = len(pl_module.hparams["class_names"])
-        found = [shown_detections(prediction, self.score_threshold) for prediction in outputs["preds"]]
-        scores = frame_scores(found, outputs["targets"], classes)
-        frames = zip(batch.readable_positions(), found, outputs["targets"], scores, strict=True)
+        predictions = [shown_detections(prediction, self.score_threshold) for prediction in outputs["preds"]]
+        scores = frame_scores(predictions, outputs["targets"], classes)
+        frames = zip(batch.readable_positions(), predictions, outputs["targets"], scores, strict=True)
         for position, prediction, target, score in frames:
             if score is not None:
                 self._consider(score, batch, position, prediction, target)
@@ -98,23 +101,26 @@ class FrameGallery(Callback):
     def _consider(self, score: FrameScore, batch: Batch, position: int, prediction: Prediction, target: Target) -> None:
         best = (self._best, self.best, score.from_best(), score.score > 0)
         worst = (self._worst, self.worst, score.from_worst(), score.score < 1)
-        for kept, count, key, may_enter in (best, worst):
-            alike = [one for one in kept if clip_of_id(one.score.image_id) == clip_of_id(score.image_id)]
-            if not may_enter or count == 0 or any(one.key <= key for one in alike):
+        for frames, count, key, may_enter in (best, worst):
+            of_clip = [frame for frame in frames if clip_of_id(frame.score.image_id) == clip_of_id(score.image_id)]
+            if not may_enter or count == 0 or any(frame.key <= key for frame in of_clip):
                 continue
-            if alike:
-                kept.remove(alike[0])
-            if len(kept) < count or key < kept[-1].key:
-                insort(kept, Kept(key, score, original_frame(batch, position), prediction, target))
-                del kept[count:]
+            if of_clip:
+                frames.remove(of_clip[0])
+            if len(frames) < count or key < frames[-1].key:
+                insort(frames, KeptFrame(key, score, original_frame(batch, position), prediction, target))
+                del frames[count:]
 
     def _write(self, folder: Path, stage: str, class_names: list[str]) -> None:
         """Write pictures and index file; the old index is deleted first and never lists pictures of another run."""
-        both = {one.score.image_id for one in self._best} & {one.score.image_id for one in self._worst}
-        groups = {
-            "best": [one for one in self._best if one.score.image_id not in both or one.score.score >= MIDDLE],
-            "worst": [one for one in self._worst if one.score.image_id not in both or one.score.score < MIDDLE],
-        }
+        in_both = {frame.score.image_id for frame in self._best} & {frame.score.image_id for frame in self._worst}
+        groups: dict[str, list[KeptFrame]] = {"best": [], "worst": []}
+        for frame in self._best:
+            if frame.score.image_id not in in_both or frame.score.score >= MIDDLE:
+                groups["best"].append(frame)
+        for frame in self._worst:
+            if frame.score.image_id not in in_both or frame.score.score < MIDDLE:
+                groups["worst"].append(frame)
         folder.mkdir(parents=True, exist_ok=True)
         index = folder / f"{stage}.json"
         index.unlink(missing_ok=True)
@@ -122,11 +128,11 @@ class FrameGallery(Callback):
             stale.unlink()
         listed = []
         for group, frames in groups.items():
-            for number, one in enumerate(frames, 1):
+            for number, frame in enumerate(frames, 1):
                 path = folder / f"{stage}-{group}-{number}.jpg"
                 with replacing(path) as temporary:
-                    temporary.write_bytes(encode(side_by_side(one.frame, one.target, one.prediction)))
-                listed.append({"group": group, "file": path.name, **asdict(one.score)})
+                    temporary.write_bytes(encode(side_by_side(frame.pixels, frame.target, frame.prediction)))
+                listed.append({"group": group, "file": path.name, **asdict(frame.score)})
         content = {"stage": stage, "score_threshold": self.score_threshold, "class_names": class_names}
         write_json(index, content | {"frames": listed})
 

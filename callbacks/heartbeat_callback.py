@@ -25,19 +25,21 @@ class HeartbeatCheckpointIO(CheckpointIO):
     """Wrapper of `inner` that records the phase `SAVE` while a checkpoint is written."""
 
     def __init__(self, inner: CheckpointIO, heartbeat: "HeartbeatCallback", device: torch.device) -> None:
-        self.inner, self.heartbeat, self.device = inner, heartbeat, device
+        self.inner = inner
+        self.heartbeat = heartbeat
+        self.device = device
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
-        before = self.heartbeat.writer.phase if self.heartbeat.writer is not None else Phase.SETUP
+        earlier_phase = Phase.SETUP if self.heartbeat.writer is None else self.heartbeat.writer.phase
         self.heartbeat.beat(Phase.SAVE)
         synchronize(self.device)  # so that a device that hangs does not look like a disk that hangs
         try:
             self.inner.save_checkpoint(checkpoint, path, storage_options)
         except BaseException:
-            self.heartbeat.beat(before)
+            self.heartbeat.beat(earlier_phase)
             enter(Activity.WRITE)  # the record of the exception names the activity in which it was raised
             raise
-        self.heartbeat.beat(before)
+        self.heartbeat.beat(earlier_phase)
         enter(Activity.NONE)
 
     def load_checkpoint(self, path: str | Path, *arguments: Any, **options: Any) -> dict[str, Any]:
@@ -68,16 +70,18 @@ class HeartbeatCallback(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":
             return
-        others: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        first = next(one for one in others if not isinstance(one, BatchSizeFinder | LearningRateFinder))  # Lightning's
+        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        tuners = (BatchSizeFinder, LearningRateFinder)  # Lightning puts them in front
+        first = next(callback for callback in callbacks if not isinstance(callback, tuners))
         if not isinstance(first, HeartbeatCallback):
             name = type(self).__name__
             raise UserError(f"{name} must be the first of trainer.callbacks, got {type(first).__name__} before it")
-        self.writer, self._any_batch = self._open(trainer), False
+        self.writer = self._open(trainer)
+        self._any_batch = False
         self.beat(Phase.SETUP)
-        if self.writer is not None and not isinstance(trainer.strategy.checkpoint_io, HeartbeatCheckpointIO):
-            inner, device = trainer.strategy.checkpoint_io, trainer.strategy.root_device
-            trainer.strategy.checkpoint_io = HeartbeatCheckpointIO(inner, self, device)
+        checkpoint_io = trainer.strategy.checkpoint_io
+        if self.writer is not None and not isinstance(checkpoint_io, HeartbeatCheckpointIO):
+            trainer.strategy.checkpoint_io = HeartbeatCheckpointIO(checkpoint_io, self, trainer.strategy.root_device)
 
     def _open(self, trainer: Trainer) -> HeartbeatWriter | None:
         return heartbeat.open_from_environment()

@@ -81,19 +81,22 @@ class MeanAP(Callback):
         """Refuse a `monitor` that nothing logs: Lightning would end the fit after its first validation."""
         if "class_names" not in pl_module.hparams:
             raise UserError(f"MeanAP needs a YOLOModule, or hparams['class_names'], got {type(pl_module).__name__}")
-        present: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        if stage != "fit" or any(type(one).__module__.split(".")[0] not in PACKAGES for one in (pl_module, *present)):
+        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        packages = {type(part).__module__.split(".")[0] for part in (pl_module, *callbacks)}
+        if stage != "fit" or not packages.issubset(PACKAGES):
             return
-        names = pl_module.hparams["class_names"]
-        for one in present:
-            monitor = str(getattr(one, "monitor", None) or "")
-            is_score = monitor.startswith("val/") and self._logs(monitor.removeprefix("val/"), names)
+        class_names = pl_module.hparams["class_names"]
+        for callback in callbacks:
+            monitor = str(getattr(callback, "monitor", None) or "")
+            is_score = monitor.startswith("val/") and self._logs(monitor.removeprefix("val/"), class_names)
             if monitor and not is_score and not monitor.startswith(LOGGED_BY_STEPS):
-                known = [f"val/{name}" for name in sorted(score_names(len(names), bounds=self.bootstrap_samples > 0))]
+                names = score_names(len(class_names), bounds=self.bootstrap_samples > 0)
+                logged = [f"val/{name}" for name in sorted(names)]
                 bounds = "" if self.bootstrap_samples else "; bootstrap_samples of MeanAP adds val/balanced_low, ..."
                 raise UserError(
-                    f"trainer.callbacks: {type(one).__name__}: monitor must be one of {', '.join(known)}, such a name "
-                    f"with /class or /month, or a loss{bounds}; got {monitor!r}{did_you_mean(_meant(monitor, known))}"
+                    f"trainer.callbacks: {type(callback).__name__}: monitor must be one of {', '.join(logged)}, such a "
+                    f"name with /class or /month, or a loss{bounds}; got {monitor!r}"
+                    f"{did_you_mean(_meant(monitor, logged))}"
                 )
 
     def _logs(self, name: str, class_names: Sequence[str]) -> bool:
@@ -140,11 +143,12 @@ class MeanAP(Callback):
     ) -> tuple[DriftScores, dict[str, float]]:
         assert self._metric is not None
         class_names = pl_module.hparams["class_names"]
-        found = self._metric.compute(stage, class_names)
-        scores, ultralytics = drift_scores(found.matches), ultralytics_scores(found.ultralytics)
+        record = self._metric.compute(stage, class_names)
+        scores = drift_scores(record.matches)
+        ultralytics = ultralytics_scores(record.ultralytics)
         named = named_scores(scores, class_names) | named_ultralytics_scores(ultralytics, class_names)
         if self.bootstrap_samples:
-            named |= limits(bootstrap(found.matches, found.image_ids, self.bootstrap_samples))
+            named |= limits(bootstrap(record.matches, record.image_ids, self.bootstrap_samples))
         self.last_scores = scores, ultralytics
         logged = {f"{stage}/{name}": value for name, value in named.items()}
         shown = f"{stage}/map_50"
@@ -156,18 +160,20 @@ class MeanAP(Callback):
             self._trained = {"epoch": trainer.current_epoch, "steps": steps_begun(trainer)}
         path = Path(trainer.default_root_dir) / evaluation_record(stage)
         with self._record_file.attempt(path, "the run continues"):
-            replace(found, epoch=self._trained.get("epoch"), steps=self._trained.get("steps")).save(path)
+            replace(record, epoch=self._trained.get("epoch"), steps=self._trained.get("steps")).save(path)
         if trainer.state.fn != "fit":
             rich.print(score_table(scores, class_names), class_table(scores, ultralytics, class_names))
-        if stage == "test" and (rows := oracles(found.matches, class_names)):
-            rich.print(oracle_table(rows))
+        if stage == "test":
+            rows = oracles(record.matches, class_names)
+            if rows:
+                rich.print(oracle_table(rows))
         return scores, logged
 
 
-def _meant(monitor: str, known: Sequence[str]) -> list[str]:
+def _meant(monitor: str, names: Sequence[str]) -> list[str]:
     """Return the name that is most similar to a `monitor`, which may be Ultralytics' `metrics/mAP50-95(B)`."""
     typed = monitor.rpartition("/")[2].lower().removesuffix("(b)").replace("50-95", "")
-    return similar(f"val/{typed}", known)
+    return similar(f"val/{typed}", names)
 
 
 def score_names(classes: int, *, bounds: bool) -> set[str]:
@@ -187,9 +193,11 @@ class FinalValidation(Callback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Change the setting in the last epoch; a run resumed within it does not call `on_train_epoch_start`."""
         if is_last_epoch(trainer) and self._interval is None and trainer.check_val_every_n_epoch is not None:
-            self._interval, trainer.check_val_every_n_epoch = trainer.check_val_every_n_epoch, 1
+            self._interval = trainer.check_val_every_n_epoch
+            trainer.check_val_every_n_epoch = 1
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Restore the setting."""
         if self._interval is not None:
-            trainer.check_val_every_n_epoch, self._interval = self._interval, None
+            trainer.check_val_every_n_epoch = self._interval
+            self._interval = None

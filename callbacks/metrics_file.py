@@ -47,13 +47,15 @@ class MetricsFile(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         check_state(self, state_dict, ("steps", "trained_s"))
-        self._steps, self._trained_s = state_dict["steps"], state_dict["trained_s"]
+        self._steps = state_dict["steps"]
+        self._trained_s = state_dict["trained_s"]
 
     @rank_zero_only
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Drop the rows behind the resumed step, and an incomplete last row."""
         self._started_s = time.monotonic()
-        self._row_step, self._rewritten_up_to = self._steps, self._steps
+        self._row_step = self._steps
+        self._rewritten_up_to = self._steps
         if (Path(trainer.default_root_dir) / METRICS).is_file():
             self._flush(trainer)
 
@@ -91,7 +93,8 @@ class MetricsFile(Callback):
                 append_rows(path, self._unwritten)
             else:
                 write_rows(path, [*read_rows(path, self._rewritten_up_to), *self._unwritten])
-            self._unwritten, self._rewritten_up_to = [], None
+            self._unwritten = []
+            self._rewritten_up_to = None
         if self._file.failed and self._rewritten_up_to is None:  # the last row may be incomplete
             self._rewritten_up_to = math.inf
 

@@ -32,15 +32,16 @@ class RandomState(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of this rank, and those of all ranks but the first; a collective call."""
-        own = generators()
-        return own | {OTHERS: gather(own)[1:]}
+        state = generators()
+        return state | {OTHERS: gather(state)[1:]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep the state until training starts, because the setup may draw random numbers."""
         self._loaded = [state_dict, *state_dict.get(OTHERS, ())]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        rank, loaded = trainer.global_rank, self._loaded
+        rank = trainer.global_rank
+        loaded = self._loaded
         self._loaded = []
         if loaded and len(loaded) != trainer.world_size:
             rank_zero_info(
@@ -56,13 +57,13 @@ class RandomState(Callback):
 def generators() -> dict[str, Any]:
     """Return the state of the generators of this process, as tensors and plain Python."""
     name, keys, *rest = np.random.get_state(legacy=True)
-    kind, states = random_states()
+    accelerator, accelerator_states = random_states()
     return {
         "python": random.getstate(),
         "numpy": [name, np.asarray(keys).tolist(), *rest],
         "torch": torch.get_rng_state(),
-        "accelerator": kind,
-        "accelerator_states": states,
+        "accelerator": accelerator,
+        "accelerator_states": accelerator_states,
     }
 
 

@@ -38,13 +38,14 @@ class StallMonitor(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit" or is_supervised():
             return
-        present: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        source = next((one for one in present[: present.index(self)] if isinstance(one, HeartbeatFile)), None)
-        if source is None:
+        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        earlier = callbacks[: callbacks.index(self)]
+        heartbeat = next((callback for callback in earlier if isinstance(callback, HeartbeatFile)), None)
+        if heartbeat is None:
             raise UserError("StallMonitor needs the callback HeartbeatFile before it in trainer.callbacks")
-        if source.writer is None:  # HeartbeatFile has warned
+        if heartbeat.writer is None:  # HeartbeatFile has warned
             return
-        self._writer = source.writer
+        self._writer = heartbeat.writer
         try:
             self._writer.arm_stacks()
         except OSError as error:

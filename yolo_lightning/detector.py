@@ -29,7 +29,7 @@ from yolo_lightning.errors import UserError
 from yolo_lightning.evaluation.detection_result import DetectionResult
 from yolo_lightning.model.conv_backend import ConvolutionSettings
 from yolo_lightning.model.graph import check_one_to_one, network_input, read_network
-from yolo_lightning.model.layers import Convolution, FoldedGraph, arrange
+from yolo_lightning.model.layers import Convolution, FoldedGraph, MemoryFormat, arrange
 from yolo_lightning.model.native_probe import choose_convolution
 from yolo_lightning.model.network_settings import read_settings
 from yolo_lightning.model.postprocess import predictions
@@ -146,12 +146,16 @@ class Detector:
         assert self.settings.image_size is not None
         self.settings.image_size.check("image_size")
         self.device = chosen_device(str(device))
-        one_branch = self.settings.detections.one_to_one
         self._graph, self.names = folded_network(
-            self.file, self.device, conv_backend, allow_pickle=allow_pickle, one_to_one=one_branch
+            self.file,
+            self.device,
+            conv_backend,
+            allow_pickle=allow_pickle,
+            one_to_one=self.settings.detections.one_to_one,
         )
         self.settings.image_size.check("image_size", stride=self._graph.stride)
-        self._batch_size, self._classes = batch_size, len(self.names)
+        self._batch_size = batch_size
+        self._classes = len(self.names)
 
     @overload
     def __call__(self, source: Pixels | PIL.Image.Image) -> DetectionResult: ...
@@ -172,10 +176,9 @@ class Detector:
         """
         reader = ClipReader(self.settings.background, self.settings.pixel_range)
         if isinstance(source, list | tuple):
-            return list(self.detect(image for one in source for image in _single_image(one, reader)))
+            return list(self.detect(chain.from_iterable(_single_image(element, reader) for element in source)))
         if isinstance(source, str | PathLike) and not _is_single(source):
-            files = find_files([str(source)])
-            return self.detect(image for file in files for image in reader.read(file))
+            return self.detect(chain.from_iterable(map(reader.read, find_files([str(source)]))))
         (result,) = self.detect(_single_image(source, reader))
         return result
 
@@ -186,40 +189,48 @@ class Detector:
             raise UserError(f"names must be a list of the names of {self._classes} classes, got {self.names!r}")
         remaining = iter(images)
         while group := list(islice(remaining, self._batch_size)):
-            if not all(isinstance(one, InputImage) for one in group):
+            if not all(isinstance(image, InputImage) for image in group):
                 raise UserError("detect takes InputImages; call the detector itself with arrays, images and paths")
             for image, prediction in zip(group, self._predict(group), strict=True):
                 yield DetectionResult.of(image, prediction, self.names, self.settings.category_ids)
 
     def _predict(self, pictures: Sequence[InputImage]) -> list[Prediction]:
-        gray = not self.settings.background and all(picture.is_gray() for picture in pictures)
-        batch = collate([self._sample(picture, gray=gray) for picture in pictures])
+        is_gray = not self.settings.background and all(picture.is_gray() for picture in pictures)
+        batch = collate([self._sample(picture, is_gray=is_gray) for picture in pictures])
         images = network_input(batch.images.to(self.device))
         raw = self._graph(images)
-        chosen = self.settings.detections
-        if chosen.tta:
-            detected = tta_predictions(self._graph, images, raw[0], batch, chosen, self._graph.stride)
+        settings = self.settings.detections
+        if settings.tta:
+            detections = tta_predictions(self._graph, images, raw[0], batch, settings, self._graph.stride)
         else:
-            detected = predictions(raw, batch, chosen)
-        return detected if chosen.multi_label else [without_equal_boxes(prediction) for prediction in detected]
+            detections = predictions(raw, batch, settings)
+        if settings.multi_label:
+            return detections
+        return [without_equal_boxes(prediction) for prediction in detections]
 
-    def _sample(self, picture: InputImage, *, gray: bool) -> Sample:
-        pixels: Image = picture.pixels
-        if self.settings.background:
-            pixels = pair_of(picture)
-        elif picture.full is not None:
-            one = picture.full
-            pixels = one if gray or self.settings.channels == 1 else np.repeat(one[..., None], 3, axis=2)
-        elif gray:
-            pixels = np.ascontiguousarray(pixels[..., 0])
-        elif self.settings.channels == 1:
-            pixels = np.asarray(cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY), np.uint8)
-        assert self.settings.image_size is not None
-        nothing = Labelled(pixels, np.zeros((0, 4), np.float32), np.zeros(0, np.int64))
-        placed, placement = letterbox(nothing, self.settings.image_size, shrink_by_area=self.settings.resize == "area")
+    def _sample(self, picture: InputImage, *, is_gray: bool) -> Sample:
+        pixels = self._pixels(picture, is_gray=is_gray)
         height, width = pixels.shape[:2]
+        assert self.settings.image_size is not None
+        unlabelled = Labelled(pixels, np.zeros((0, 4), np.float32), np.zeros(0, np.int64))
+        placed, placement = letterbox(
+            unlabelled, self.settings.image_size, shrink_by_area=self.settings.resize == "area"
+        )
         image = with_difference(placed.image) if self.settings.background else placed.image
         return Sample(image, placed.boxes, placed.labels, str(picture.source or ""), (height, width), placement)
+
+    def _pixels(self, picture: InputImage, *, is_gray: bool) -> Image:
+        """Return the pixels with the channels of the network; gray ones if all images of the batch are gray."""
+        if self.settings.background:
+            return pair_of(picture)
+        needs_gray = is_gray or self.settings.channels == 1
+        if picture.full is not None:
+            return picture.full if needs_gray else np.repeat(picture.full[..., None], 3, axis=2)
+        if is_gray:
+            return np.ascontiguousarray(picture.pixels[..., 0])
+        if needs_gray:
+            return np.asarray(cv2.cvtColor(picture.pixels, cv2.COLOR_RGB2GRAY), np.uint8)
+        return picture.pixels
 
 
 def weights_file(weights: str | PathLike[str]) -> Path:
@@ -228,10 +239,10 @@ def weights_file(weights: str | PathLike[str]) -> Path:
     Raises:
         UserError: If there is no such file, it is damaged, or the folder contains no checkpoint.
     """
-    given: Any = weights
-    if not isinstance(given, str | PathLike) or not str(given):
-        kind = type(given).__name__ if given != "" else "an empty text"
-        raise UserError(f"weights must be a file or a run folder, got {kind}; trainer.save_checkpoint writes a file")
+    value: Any = weights
+    if not isinstance(value, str | PathLike) or not str(value):
+        got = type(value).__name__ if value != "" else "an empty text"
+        raise UserError(f"weights must be a file or a run folder, got {got}; trainer.save_checkpoint writes a file")
     if os.path.isdir(user_path(weights)):
         return checkpoint_to_evaluate(user_path(weights), "weights must be a file or the folder of a run.")
     file = local_checkpoint(str(weights))
@@ -268,12 +279,14 @@ def _single_image(source: Any, reader: ClipReader) -> Iterator[InputImage]:
 def arranged_network(file: Path, device: torch.device, convolution: Convolution, *, allow_pickle: bool = False) -> Any:
     """Return the network of a file on a device, without gradients; `convolution` is a `ConvolutionSettings.backend`."""
     graph = read_network(file, allow_pickle=allow_pickle)
-    if (head := type(graph.model[-1]).__name__) not in HEADS:
+    head = type(graph.model[-1]).__name__
+    if head not in HEADS:
         raise UserError(f"weights {file} must be of a network for detection ({' or '.join(HEADS)}), got {head}")
     graph.to(device).requires_grad_(False)
-    chosen = choose_convolution(device, ConvolutionSettings()) if convolution == "auto" else (convolution, "auto")
-    arrange(graph, chosen[0], memory_format=chosen[1])
-    return graph
+    memory_format: MemoryFormat = "auto"
+    if convolution == "auto":
+        convolution, memory_format = choose_convolution(device, ConvolutionSettings())
+    return arrange(graph, convolution, memory_format=memory_format)
 
 
 def folded_network(

@@ -151,11 +151,12 @@ class YOLOModule(LightningModule):
     ) -> None:
         super().__init__()
         print_to_notebook()
-        variant, names = str(variant), class_names  # a path is stored as a text
-        is_list = isinstance(names, Sequence) and not isinstance(names, str)
-        if not (is_list and all(isinstance(one, str) and one.strip() for one in names)):
-            raise UserError(f"model.class_names must be a list of names, as ['person', 'car'], got {names!r}")
-        self.recipe, self.loss_settings = as_settings(Recipe, recipe), as_settings(LossSettings, loss)
+        variant = str(variant)  # a path is stored as a text
+        is_list = isinstance(class_names, Sequence) and not isinstance(class_names, str)
+        if not is_list or not all(isinstance(name, str) and name.strip() for name in class_names):
+            raise UserError(f"model.class_names must be a list of names, as ['person', 'car'], got {class_names!r}")
+        self.recipe = as_settings(Recipe, recipe)
+        self.loss_settings = as_settings(LossSettings, loss)
         self.convolution = as_settings(ConvolutionSettings, convolution)
         self.detections = as_settings(DetectionSettings, detections)
         guard = as_settings(GuardSettings, guard)
@@ -183,7 +184,8 @@ class YOLOModule(LightningModule):
             "convolution": asdict(self.convolution),
             "detections": self.detections.recorded(),
         }
-        if (architecture := stored_architecture(variant)) is not None:
+        architecture = stored_architecture(variant)
+        if architecture is not None:
             hyperparameters["architecture"] = architecture
         self.save_hyperparameters(hyperparameters)
         self._frozen = freeze_parts(self.graph, freeze)
@@ -194,7 +196,7 @@ class YOLOModule(LightningModule):
         self.guarded_step = GuardedStep(guard.max_oom_splits, guard.oom_splits)
         self._self_check = SelfCheck(guard.self_check_share)
         self._steps = 0
-        self._newest: deque[Tensor] = deque(maxlen=self.recipe.statistics_batches)  # images of the epoch's last batches
+        self._newest_images: deque[Tensor] = deque(maxlen=self.recipe.statistics_batches)  # of batches of the epoch
         self._facts = TrainingFacts(batch_size=1)
         self._folded_graph: FoldedGraph | None = None
         self._saved_optimizer: str | None = None
@@ -207,8 +209,8 @@ class YOLOModule(LightningModule):
         checkpoint_path = local_checkpoint(str(checkpoint_path))
         require_whole(checkpoint_path)
         stored = load_checkpoint(checkpoint_path, "meta").get("hyper_parameters", {})
-        others = signature(LightningModule.load_from_checkpoint).parameters
-        signature(cls).bind_partial(**{name: options[name] for name in options.keys() - others})
+        of_lightning = signature(LightningModule.load_from_checkpoint).parameters
+        signature(cls).bind_partial(**{name: options[name] for name in options.keys() - of_lightning})
         try:
             return super().load_from_checkpoint(checkpoint_path, *arguments, **(stored | options))
         except (UserError, RuntimeError) as error:  # RuntimeError: of load_state_dict, for other tensors
@@ -221,7 +223,8 @@ class YOLOModule(LightningModule):
             UserError: If the graph does not accept the image size of the training data, if model and data have
                 different numbers of classes, or for `Tuner.lr_find`.
         """
-        if any(isinstance(one, LearningRateFinder) for one in self.trainer.callbacks):  # type: ignore[attr-defined]
+        callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
+        if any(isinstance(callback, LearningRateFinder) for callback in callbacks):
             raise UserError(
                 "Tuner.lr_find and LearningRateFinder are not supported: model.recipe sets the learning rate of every "
                 "step. Compare short runs with different values of model.recipe.lr0 instead."
@@ -246,16 +249,17 @@ class YOLOModule(LightningModule):
         convolution = self.convolution.backend
         if convolution == "auto":
             convolution = self._choose_convolution()
-        computation = convolution, self.convolution.algorithm, self.trainer.precision, strategy.root_device.type
-        self._guard.computation = ", ".join(map(str, computation))
+        self._guard.computation = (
+            f"{convolution}, {self.convolution.algorithm}, {self.trainer.precision}, {strategy.root_device.type}"
+        )
 
     def _choose_convolution(self) -> Convolution:
         """Choose and arrange the implementation for `backend: auto` on the device of the training."""
         strategy = self.trainer.strategy
-        chosen: tuple[Convolution, MemoryFormat] = "native", self.convolution.memory_format
+        choice: tuple[Convolution, MemoryFormat] = ("native", self.convolution.memory_format)
         if self.trainer.is_global_zero:  # one test for all ranks: simultaneous tests would slow each other
-            chosen = native_probe.choose_convolution(strategy.root_device, self.convolution, self.trainer.precision)
-        convolution, memory_format = strategy.broadcast(chosen)
+            choice = native_probe.choose_convolution(strategy.root_device, self.convolution, self.trainer.precision)
+        convolution, memory_format = strategy.broadcast(choice)
         self._arrange(convolution, memory_format)
         return convolution
 
@@ -270,13 +274,13 @@ class YOLOModule(LightningModule):
 
     def _check_classes(self, names: Sequence[str] | None) -> None:
         """Refuse data with another number of classes, and warn of other names; None: the data has no names."""
-        own = list(self.hparams["class_names"])
-        if names is None or self.hparams["single_class"] or own == list(names):
+        class_names = list(self.hparams["class_names"])
+        if names is None or self.hparams["single_class"] or class_names == list(names):
             return
-        found = f"model.class_names {own} and the classes of the data {list(names)} differ"
-        if len(own) != len(names):
-            raise UserError(f"{found}: use YOLOModule(class_names=data.class_names)")
-        rank_zero_warn(f"{found}; boxes have the names of the model, in this order")
+        difference = f"model.class_names {class_names} and the classes of the data {list(names)} differ"
+        if len(class_names) != len(names):
+            raise UserError(f"{difference}: use YOLOModule(class_names=data.class_names)")
+        rank_zero_warn(f"{difference}; boxes have the names of the model, in this order")
 
     def convolution_facts(self) -> dict[str, str]:
         """Return the implementation of the convolutions for `environment.json`; the supervisor reads the entries."""
@@ -367,7 +371,9 @@ class YOLOModule(LightningModule):
             self._recompute_statistics()
         elif within_fit and self.trainer.world_size > 1:
             share_statistics(self.graph)
-        self._folded_graph = None if within_fit else FoldedGraph(self.graph, one_to_one=self.detections.one_to_one)
+        self._folded_graph = None
+        if not within_fit:
+            self._folded_graph = FoldedGraph(self.graph, one_to_one=self.detections.one_to_one)
 
     on_test_epoch_start = on_validation_epoch_start
     on_predict_epoch_start = on_validation_epoch_start
@@ -385,18 +391,22 @@ class YOLOModule(LightningModule):
 
         Validations and tests of any Trainer therefore log `val/map`, `val/map_50`, `test/map`, ...
         """
-        present: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
-        if kind := next((one for one in present if isinstance(one, type)), None):
-            present.clear()  # Lightning calls the hooks of all callbacks after an error
-            name = kind.__name__
-            raise UserError(f"trainer.callbacks must contain instances, got the class {name}: write {name}()")
-        return [] if any(isinstance(one, MeanAP) for one in present) else [MeanAP(report=False)]
+        callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
+        for callback in callbacks:
+            if isinstance(callback, type):
+                callbacks.clear()  # Lightning calls the hooks of all callbacks after an error
+                name = callback.__name__
+                raise UserError(f"trainer.callbacks must contain instances, got the class {name}: write {name}()")
+        if any(isinstance(callback, MeanAP) for callback in callbacks):
+            return []
+        return [MeanAP(report=False)]
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Return the chosen optimizer; learning rates and decay are set before every step."""
         momentum = self.recipe.momentum
         if self.recipe.optimizer == "auto":
-            self.recipe, momentum = self._automatic_recipe(), AUTO_MOMENTUM
+            self.recipe = self._automatic_recipe()
+            momentum = AUTO_MOMENTUM
         grouped = muon_groups if self.recipe.optimizer == "MuSGD" else parameter_groups
         groups = grouped(self.graph, self.recipe.weight_decay)
         scaled = self._trainer is not None and self.trainer.scaler is not None
@@ -407,19 +417,20 @@ class YOLOModule(LightningModule):
     def _automatic_recipe(self) -> Recipe:
         """Return the recipe of `auto`, now that the length of the training is known."""
         trainer = self.trainer
-        epochs, _ = trainer.max_epochs or 1, trainer.estimated_stepping_batches  # sets num_training_batches
+        epochs = trainer.max_epochs or 1
+        _ = trainer.estimated_stepping_batches  # sets num_training_batches
         batch_size = TrainingFacts.from_trainer(trainer).batch_size * trainer.world_size
         images = trainer.num_training_batches * batch_size
         steps = math.ceil(images / max(batch_size, self.recipe.nominal_batch)) * epochs
         classes = len(self.hparams["class_names"])
-        chosen = automatic(
+        recipe = automatic(
             self.recipe, classes=classes, optimizer_steps=steps, epochs=epochs, saved=self._saved_optimizer
         )
         rank_zero_info(
-            f"model.recipe.optimizer auto: {chosen.optimizer}, lr0 {chosen.lr0:g}, warmup_bias_lr 0, "
+            f"model.recipe.optimizer auto: {recipe.optimizer}, lr0 {recipe.lr0:g}, warmup_bias_lr 0, "
             f"{steps} optimizer steps"
         )
-        return chosen
+        return recipe
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Clip the summed gradients if a scaler has just unscaled them; else `_clip_gradients` has clipped them."""
@@ -429,7 +440,7 @@ class YOLOModule(LightningModule):
     def on_fit_start(self) -> None:
         """Raise a UserError if an option of the Trainer is not supported."""
         trainer = self.trainer
-        if not any(one.requires_grad for one in self.parameters()):
+        if not any(parameter.requires_grad for parameter in self.parameters()):
             raise UserError("no parameter of the module requires a gradient: call unfreeze() before fit")
         for logger in trainer.loggers:
             if isinstance(logger, MLFlowLogger) and logger.save_dir:
@@ -460,7 +471,8 @@ class YOLOModule(LightningModule):
         """
         check_agreement({"step": steps_begun(self.trainer)})
         self._accumulation.restore(self.graph, self.trainer.scaler)
-        self._facts = facts = TrainingFacts.from_trainer(self.trainer)
+        facts = TrainingFacts.from_trainer(self.trainer)
+        self._facts = facts
         summed = sum_over_ranks if self.trainer.world_size > 1 else None
         self.guarded_step.prepare(self.graph, facts.batch_size, summed)
         self._self_check.prepare(
@@ -470,16 +482,17 @@ class YOLOModule(LightningModule):
             rank=self.trainer.global_rank,
             ranks=self.trainer.world_size,
         )
-        before = self._input_record
-        if before and facts.image_size is not None:
-            channels = facts.channels or before["channels"]
-            check_same_input(before, input_record(channels, facts.image_size, facts.background, facts.pixel_range))
-        if power := self.loss_settings.class_weight_power:
-            if self._facts.class_counts is None:
+        if self._input_record and facts.image_size is not None:
+            channels = facts.channels or self._input_record["channels"]
+            record = input_record(channels, facts.image_size, facts.background, facts.pixel_range)
+            check_same_input(self._input_record, record)
+        power = self.loss_settings.class_weight_power
+        if power:
+            if facts.class_counts is None:
                 raise UserError(
                     "model.loss.class_weight_power needs a data module whose training_facts has class_counts"
                 )
-            self.detection_loss.class_weights = class_weights(self._facts.class_counts, power)
+            self.detection_loss.class_weights = class_weights(facts.class_counts, power)
 
     def on_train_end(self) -> None:
         self._self_check.end()
@@ -509,20 +522,25 @@ class YOLOModule(LightningModule):
         check_parts(checkpoint, "the checkpoint")
         if not any(name.startswith("graph.") for name in checkpoint.get("state_dict", ("graph.",))):
             raise UserError("the checkpoint contains no network of YOLOModule: another module was saved")
-        saved, state = checkpoint.get("hyper_parameters", {}), ModuleState.of(checkpoint)
-        same_graph = "architecture" in saved and is_same_architecture(saved["architecture"], self.hparams)
-        for name in ("class_names",) if same_graph else ("variant", "class_names"):
+        saved = checkpoint.get("hyper_parameters", {})
+        state = ModuleState.of(checkpoint)
+        is_same_file = "architecture" in saved and is_same_architecture(saved["architecture"], self.hparams)
+        for name in ("variant", "class_names"):
+            if name == "variant" and is_same_file:
+                continue
             if name in saved and saved[name] != self.hparams[name]:
                 raise UserError(f"model.{name} must be {saved[name]}, as in the checkpoint, got {self.hparams[name]}")
-        channels, own = saved.get("input_channels", INPUT_CHANNELS), self.hparams["input_channels"]
-        if channels != own:
-            recorded = str(bool(state.input.get("background"))).lower()
+        saved_channels = saved.get("input_channels", INPUT_CHANNELS)
+        if saved_channels != self.hparams["input_channels"]:
+            has_background = str(bool(state.input.get("background"))).lower()
             raise UserError(
-                f"data.input.background must be {recorded}, as in the checkpoint, whose network has {channels} input "
-                f"channels, got a network with {own}"
+                f"data.input.background must be {has_background}, as in the checkpoint, whose network has "
+                f"{saved_channels} input channels, got a network with {self.hparams['input_channels']}"
             )
         check_tensors(checkpoint.get("state_dict", self.state_dict()), "the checkpoint", self.state_dict())
-        self._steps, self._saved_optimizer, self._input_record = state.steps, state.optimizer, state.input
+        self._steps = state.steps
+        self._saved_optimizer = state.optimizer
+        self._input_record = state.input
         self._accumulation.load_state_dict(state.accumulation)
         self._guard.load_state_dict(state.nonfinite)
         self.guarded_step.load_state_dict(state.splitting)
@@ -531,8 +549,8 @@ class YOLOModule(LightningModule):
         """Set the state that depends on the position in training, and return the settings of the optimizer."""
         self._steps = steps_begun(self.trainer)
         if batch_idx == 0:
-            self._newest.clear()
-        self._newest.append(batch.images)
+            self._newest_images.clear()
+        self._newest_images.append(batch.images)
         epochs = self.trainer.max_epochs
         assert epochs is not None
         self.detection_loss.set_epoch(self.current_epoch, epochs)
@@ -562,7 +580,9 @@ class YOLOModule(LightningModule):
     def _local_gradients(self) -> AbstractContextManager[Any]:
         """Return the context in which backward passes do not sum gradients over the ranks."""
         strategy = self.trainer.strategy
-        return strategy.block_backward_sync() if isinstance(strategy, DDPStrategy) else nullcontext()
+        if isinstance(strategy, DDPStrategy):
+            return strategy.block_backward_sync()
+        return nullcontext()
 
     def _training_output(self, images: Tensor) -> Any:
         """Return the output of the network in training for images `(B, C, H, W)`."""
@@ -577,8 +597,9 @@ class YOLOModule(LightningModule):
         images = self._network_input(images)
         if not self.recipe.multi_scale:
             return images
-        longer, stride = max(images.shape[-2:]), graph_stride(self.graph)
-        size = training_size(longer, self.recipe.multi_scale, self._facts.seed, self._steps - 1, stride)
+        stride = graph_stride(self.graph)
+        longer_side = max(images.shape[-2:])
+        size = training_size(longer_side, self.recipe.multi_scale, self._facts.seed, self._steps - 1, stride)
         return resized(images, size, stride)
 
     def _clip_gradients(self) -> bool:
@@ -586,7 +607,8 @@ class YOLOModule(LightningModule):
         if self.trainer.scaler is not None:
             return True
         enter(Activity.DEVICE_WAIT)
-        return bool(clip_grad_norm_(self.graph.parameters(), self.recipe.clip_norm or float("inf")).isfinite())
+        norm = clip_grad_norm_(self.graph.parameters(), self.recipe.clip_norm or math.inf)
+        return bool(norm.isfinite())
 
     def _log_step(self, losses: Losses, settings: OptimizerSettings, images: int) -> Tensor:
         """Log without waiting for the device; return the loss per image.
@@ -605,15 +627,20 @@ class YOLOModule(LightningModule):
     def _roll_back(self) -> None:
         self._accumulation.reset(self.graph)
         path = roll_back(self.trainer, self)
-        restored = f"restored weights, optimizer and average of {path}" if path else "no checkpoint can be restored"
-        rank_zero_warn(f"{restored}; from now on learning rates are multiplied by {self._guard.learning_rate_factor:g}")
+        result = "no checkpoint can be restored"
+        if path is not None:
+            result = f"restored weights, optimizer and average of {path}"
+        rank_zero_warn(f"{result}; from now on learning rates are multiplied by {self._guard.learning_rate_factor:g}")
 
     def _recompute_statistics(self) -> None:
         """Recompute the running statistics of the weights in the graph from the newest batches of the epoch."""
-        loader, missing = self.trainer.train_dataloader, self.recipe.statistics_batches - len(self._newest)
-        older = loader.before_start(missing) if missing and isinstance(loader, ResumableLoader) else []
+        loader = self.trainer.train_dataloader
+        missing = self.recipe.statistics_batches - len(self._newest_images)
+        older: list[Batch] = []
+        if missing and isinstance(loader, ResumableLoader):
+            older = loader.before_start(missing)
         stride = graph_stride(self.graph)
-        newest = [*(batch.images.to(self.device) for batch in older), *self._newest]
+        newest = [*(batch.images.to(self.device) for batch in older), *self._newest_images]
         images = [batch for batch in newest if not has_single_values(batch, stride)]
         try:
             with during(Activity.FORWARD), self.trainer.precision_plugin.val_step_context():

@@ -25,35 +25,48 @@ of `TorchVision`, which downloads weights."""
 
 WORDS = frozenset(("nc", "kpt_shape", "None", "True", "False", "nearest", "bilinear"))  # accepted texts in arguments
 ACTIVATION = re.compile(r"(?:torch\.)?(nn\.\w+)\([\w=., -]{0,40}\)")  # without brackets inside, which could be a call
-DESCRIPTION_KEYS = (
-    *("nc", "scale", "scales", "depth_multiple", "width_multiple", "kpt_shape", "activation"),
-    *("end2end", "reg_max", "inplace", "channels", "backbone", "head"),
-)
-MOST_LAYERS, MOST_REPEATS, LARGEST_NUMBER, MOST_CLASSES, MOST_CHANNELS = 256, 64, 8192, 10_000, 16
+PLAIN_KEYS = ("scale", "scales", "depth_multiple", "width_multiple", "kpt_shape", "end2end", "reg_max", "inplace")
+PARTS = ("backbone", "head")  # lists of layers; a layer is [inputs, repeats, module, arguments]
+DESCRIPTION_KEYS = ("nc", "channels", "activation", *PLAIN_KEYS, *PARTS)
+MOST_LAYERS = 256
+MOST_REPEATS = 64
+LARGEST_NUMBER = 8192
+MOST_CLASSES = 10_000
+MOST_CHANNELS = 16
 
 
 def checked_description(description: Any) -> dict[str, Any]:
     """Return the known keys of a network's YAML content; raise a ValueError if a layer could do more than compute."""
     if not isinstance(description, dict):
         raise UserError("its network has no description ('yaml')")
-    kept = {key: description[key] for key in DESCRIPTION_KEYS if description.get(key) is not None}
-    if not (type(kept.get("nc")) is int and 1 <= kept["nc"] <= MOST_CLASSES):
-        raise UserError(f"its number of classes must be 1 to {MOST_CLASSES:,}, got {shown(kept.get('nc'))}")
-    if not (type(kept.setdefault("channels", 3)) is int and 1 <= kept["channels"] <= MOST_CHANNELS):
-        raise UserError(f"its number of channels must be 1 to {MOST_CHANNELS}, got {shown(kept['channels'])}")
-    if (activation := kept.get("activation")) is not None:
-        call = ACTIVATION.fullmatch(activation) if isinstance(activation, str) else None
-        if call is None or not _is_layer(call[1]):
-            raise UserError(f"its activation must be like nn.ReLU(), got {shown(activation)}")
-    for key in ("scale", "scales", "depth_multiple", "width_multiple", "kpt_shape", "end2end", "reg_max", "inplace"):
-        if not is_plain(list(kept[key].values()) if isinstance(kept.get(key), dict) else kept.get(key), any_text=True):
-            raise UserError(f"its {key} {shown(kept[key])} is not supported")
-    rows = [row for part in ("backbone", "head") for row in kept.get(part, ())]
+    checked = {key: description[key] for key in DESCRIPTION_KEYS if description.get(key) is not None}
+    classes = checked.get("nc")
+    if type(classes) is not int or not 1 <= classes <= MOST_CLASSES:
+        raise UserError(f"its number of classes must be 1 to {MOST_CLASSES:,}, got {shown(classes)}")
+    channels = checked.setdefault("channels", 3)
+    if type(channels) is not int or not 1 <= channels <= MOST_CHANNELS:
+        raise UserError(f"its number of channels must be 1 to {MOST_CHANNELS}, got {shown(channels)}")
+    activation = checked.get("activation")
+    if activation is not None and not _is_activation(activation):
+        raise UserError(f"its activation must be like nn.ReLU(), got {shown(activation)}")
+    for key in PLAIN_KEYS:
+        value = checked.get(key)
+        if isinstance(value, dict):
+            value = list(value.values())
+        if not is_plain(value, any_text=True):
+            raise UserError(f"its {key} {shown(checked[key])} is not supported")
+    rows = [row for part in PARTS for row in checked.get(part, ())]
     if not 0 < len(rows) <= MOST_LAYERS:
         raise UserError(f"its network must have 1 to {MOST_LAYERS} layers, got {len(rows)}")
     for row in rows:
         _check_layer(row)
-    return kept
+    return checked
+
+
+def _is_activation(text: Any) -> bool:
+    """Return whether a text calls the constructor of a layer of `torch.nn` with plain arguments."""
+    call = ACTIVATION.fullmatch(text) if isinstance(text, str) else None
+    return call is not None and _is_layer(call[1])
 
 
 def _check_layer(row: Any) -> None:
@@ -70,14 +83,16 @@ def _is_layer(name: Any) -> bool:
     """Return whether a name in a description is that of an accepted layer."""
     if not isinstance(name, str):
         return False
-    layer = getattr(nn, name[3:], None) if name.startswith("nn.") else None
-    return name in LAYERS or (isinstance(layer, type) and issubclass(layer, nn.Module))
+    if not name.startswith("nn."):
+        return name in LAYERS
+    layer = getattr(nn, name.removeprefix("nn."), None)
+    return isinstance(layer, type) and issubclass(layer, nn.Module)
 
 
 def is_plain(value: Any, depth: int = 0, *, any_text: bool = False) -> bool:
     """Return whether a value is a number of usual size, a known text, or a short list of them."""
     if isinstance(value, list | tuple):
-        return depth < 3 and len(value) <= MOST_LAYERS and all(is_plain(one, depth + 1) for one in value)
+        return depth < 3 and len(value) <= MOST_LAYERS and all(is_plain(element, depth + 1) for element in value)
     if isinstance(value, str):
         return value in WORDS or (any_text and len(value) <= 8)
     return value is None or (isinstance(value, bool | int | float) and abs(value) <= LARGEST_NUMBER)

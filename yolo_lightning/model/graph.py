@@ -37,11 +37,16 @@ def network_input(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
 
 def check_images(images: Any, input_channels: int) -> None:
     """Raise a UserError if images do not fit a network, without access to values; gray images fit one for RGB."""
-    is_batch = isinstance(images, Tensor) and images.dim() == 4 and len(images) > 0
-    found = images.shape[1] if is_batch else 0
-    fits = found == input_channels or (found, input_channels) == (1, INPUT_CHANNELS)
-    if not (fits and (images.dtype is torch.uint8 or images.is_floating_point())):
-        got = f"{tuple(images.shape)} of {images.dtype}" if isinstance(images, Tensor) else type(images).__name__
+    if isinstance(images, Tensor):
+        is_batch = images.dim() == 4 and len(images) > 0
+        channels = images.shape[1] if is_batch else 0
+        fits = channels == input_channels or (channels == 1 and input_channels == INPUT_CHANNELS)
+        fits = fits and (images.dtype is torch.uint8 or images.is_floating_point())
+        got = f"{tuple(images.shape)} of {images.dtype}"
+    else:
+        fits = False
+        got = type(images).__name__
+    if not fits:
         raise UserError(
             f"images must be a tensor (B, {input_channels}, H, W) of uint8, or of float32 from 0 to 255, with "
             f"model.input_channels={input_channels} channels (2: data.input.background), got {got}"
@@ -74,8 +79,9 @@ def build_graph(
     """
     if not class_names:
         raise UserError("model.class_names must contain at least one name, got none")
-    if doubled := [name for name, count in Counter(class_names).items() if count > 1]:
-        raise UserError(f"model.class_names must differ from each other, got {doubled[0]!r} twice")
+    repeated = [name for name, count in Counter(class_names).items() if count > 1]
+    if repeated:
+        raise UserError(f"model.class_names must differ from each other, got {repeated[0]!r} twice")
     if type(input_channels) is not int or not 1 <= input_channels <= MOST_CHANNELS:
         raise UserError(f"model.input_channels must be 1 to {MOST_CHANNELS}, got {input_channels}")
     description = description_of(variant) if architecture is None else architecture
@@ -103,7 +109,9 @@ def plain_graph(description: dict[str, Any], classes: int, input_channels: int =
 
 def stored_architecture(variant: str) -> dict[str, Any] | None:
     """Return the description that a checkpoint has to store: that of a file; None for a name, which is sufficient."""
-    return description_of(variant) if is_file_of_user(variant) else None
+    if not is_file_of_user(variant):
+        return None
+    return description_of(variant)
 
 
 def is_same_architecture(saved: Mapping[str, Any], hyperparameters: Mapping[str, Any]) -> bool:
@@ -112,13 +120,16 @@ def is_same_architecture(saved: Mapping[str, Any], hyperparameters: Mapping[str,
     Raises:
         UserError: If the file of `hyperparameters` describes another graph.
     """
-    own = hyperparameters.get("architecture")
-    if own is not None and dict(own) | {"yaml_file": ""} != dict(saved) | {"yaml_file": ""}:
+    architecture = hyperparameters.get("architecture")
+    if architecture is None:
+        return False
+    if dict(architecture) | {"yaml_file": ""} != dict(saved) | {"yaml_file": ""}:
         raise UserError(
             f"model.variant must describe the graph of the checkpoint ({saved['yaml_file']}, scale "
-            f"{saved['scale'] or 'none'}), got another graph in {own['yaml_file']}, scale {own['scale'] or 'none'}"
+            f"{saved['scale'] or 'none'}), got another graph in {architecture['yaml_file']}, scale "
+            f"{architecture['scale'] or 'none'}"
         )
-    return own is not None
+    return True
 
 
 def check_one_to_one(graph: Any, variant: str) -> None:
@@ -145,38 +156,48 @@ def _load_weights(graph: Any, path: str, *, allow_pickle: bool = False) -> None:
     if not file.is_file():
         raise UserError(f"model.weights must be an existing file (nothing is downloaded), got {path}")
     source = read_network(file, allow_pickle=allow_pickle)
-    theirs = source.state_dict()
     graph.load(source, verbose=False)
-    own = graph.state_dict()
-    for name, tensor in own.items():  # at first, a network with `data.input.background` only uses the gray frame
-        if tensor.ndim == 4 and name in theirs and (tensor.shape[1], theirs[name].shape[1]) == (2, 3):
-            tensor[:, :1] = theirs[name].sum(1, keepdim=True)
+    tensors = graph.state_dict()
+    file_tensors = source.state_dict()
+    matching = 0
+    for name, tensor in tensors.items():
+        file_tensor = file_tensors.get(name)
+        if file_tensor is None:
+            continue
+        if tensor.ndim == 4 and tensor.shape[1] == 2 and file_tensor.shape[1] == 3:
+            # At first, a network with `data.input.background` only uses the gray frame.
+            tensor[:, :1] = file_tensor.sum(1, keepdim=True)
             tensor[:, 1:] = 0
-    matching = sum(name in theirs and theirs[name].shape == tensor.shape for name, tensor in own.items())
+        matching += file_tensor.shape == tensor.shape
     if not matching:
-        raise UserError(f"model.weights {path}: none of its {len(theirs)} tensors matches this network")
-    known = {str(name).strip().lower() for name in source.names.values()}
-    classes = [name for name in graph.names.values() if name.strip().lower() in known]
-    rank_zero_info(f"weights: {matching} of {len(own)} tensors from {path}; head rows of {classes or 'no class'}")
-    if matching < MIN_MATCHING * len(own):
+        raise UserError(f"model.weights {path}: none of its {len(file_tensors)} tensors matches this network")
+    file_classes = {str(name).strip().lower() for name in source.names.values()}
+    classes = [name for name in graph.names.values() if name.strip().lower() in file_classes]
+    rank_zero_info(f"weights: {matching} of {len(tensors)} tensors from {path}; head rows of {classes or 'no class'}")
+    if matching < MIN_MATCHING * len(tensors):
         rank_zero_warn(
-            f"model.weights {path} has another graph than model.variant: only {matching} of {len(own)} tensors match, "
-            "so that the network is trained nearly from scratch"
+            f"model.weights {path} has another graph than model.variant: only {matching} of {len(tensors)} tensors "
+            "match, so that the network is trained nearly from scratch"
         )
 
 
 def read_network(file: Path, *, allow_pickle: bool = False) -> Any:
     """Return the network in an own `.ckpt` file or an Ultralytics `.pt` file, float32; see `_load_weights`."""
-    network = read_checkpoint(file) if file.suffix == ".ckpt" else open_ultralytics(file, allow_pickle=allow_pickle)[1]
+    if file.suffix == ".ckpt":
+        network = read_checkpoint(file)
+    else:
+        _, network = open_ultralytics(file, allow_pickle=allow_pickle)
     check_tensors(network.state_dict(), str(file))
     return network
 
 
-def check_tensors(tensors: Mapping[str, Any], origin: str, own: Mapping[str, Any] | None = None) -> None:
-    """Raise a UserError if tensors of a file are not finite, or have other names or shapes than those of `own`."""
-    shapes = [{(name, getattr(one, "shape", None)) for name, one in some.items()} for some in (tensors, own or tensors)]
-    for name, _ in sorted(shapes[0] ^ shapes[1], key=str)[:1]:
-        raise UserError(f"{origin} does not fit model.variant: tensor {name} is missing or has another shape")
+def check_tensors(tensors: Mapping[str, Any], origin: str, expected: Mapping[str, Any] | None = None) -> None:
+    """Raise a UserError if tensors of a file are not finite, or have other names or shapes than those `expected`."""
+    if expected is not None:
+        for name in sorted(tensors.keys() | expected.keys(), key=str):
+            is_in_both = name in tensors and name in expected
+            if not is_in_both or getattr(tensors[name], "shape", None) != expected[name].shape:
+                raise UserError(f"{origin} does not fit model.variant: tensor {name} is missing or has another shape")
     for name, tensor in tensors.items():
         if isinstance(tensor, Tensor) and not tensor.isfinite().all():
             raise UserError(f"{origin} cannot be used: its tensor {name} contains NaN or infinity; use an older file")
@@ -214,20 +235,22 @@ def open_ultralytics(file: Path, *, allow_pickle: bool) -> tuple[dict[str, Any],
 @offline()
 def network_of(recorded: PtFile) -> Any:
     """Build the recorded network and copy its tensors; names and shapes of all tensors must be equal."""
-    description, classes = recorded.description, recorded.description["nc"]
-    channels, tensors = description["channels"], recorded.tensors
+    description = recorded.description
+    channels = description["channels"]
+    tensors = recorded.tensors
     try:
         with torch.device("meta"):  # no memory: the description can contain layers of any size
             layers, _ = parse_model(deepcopy(description), channels, verbose=False)
     except Exception as error:  # of many types: a source that does not exist, arguments of the wrong number or type
         raise UserError(f"the network's description cannot be built: {reason(error)}") from error
     expected = {f"model.{name}": tensor.shape for name, tensor in layers.state_dict().items()}
-    different = [name for name in expected if name not in tensors or tensors[name].shape != expected[name]]
-    # The hidden layers of the class head may have the width for another number of classes.
-    different = [name for name in different if ".cv3." not in name] + sorted(tensors.keys() - expected.keys())
-    if different:
-        raise UserError(f"tensor {different[0]!r} does not fit the network's description")
-    network = DetectionModel(deepcopy(description), ch=channels, nc=classes, verbose=False)
+    for name in [*expected, *sorted(tensors.keys() - expected.keys())]:
+        # The hidden layers of the class head may have the width for another number of classes.
+        may_differ = name in expected and ".cv3." in name
+        fits = name in tensors and name in expected and tensors[name].shape == expected[name]
+        if not fits and not may_differ:
+            raise UserError(f"tensor {name!r} does not fit the network's description")
+    network = DetectionModel(deepcopy(description), ch=channels, nc=description["nc"], verbose=False)
     width = tensors.get(f"model.{len(layers) - 1}.cv3.0.2.weight")
     if width is not None and width.shape[1] != head_class_width(network):
         wider = DetectionModel(deepcopy(description), ch=channels, nc=width.shape[1], verbose=False)
@@ -242,13 +265,13 @@ def ultralytics_description(file: Path, *, allow_pickle: bool = False) -> dict[s
     """Return the settings in an Ultralytics `.pt` file, with the names of `NetworkSettings`."""
     content, network = open_ultralytics(file, allow_pickle=allow_pickle)
     arguments = getattr(network, "args", {})
-    arguments = arguments if isinstance(arguments, dict) else vars(arguments)
+    if not isinstance(arguments, dict):
+        arguments = vars(arguments)
     size = (content.get("train_args") or {}).get("imgsz") or arguments.get("imgsz")
-    names = list(network.names.values() if isinstance(network.names, dict) else network.names)
     if isinstance(size, list | tuple) and len(size) == 1:
         size = size[0]
-    recorded = {"image_size": size, "class_names": names}
-    return {**content.get(OWN_SETTINGS, {}), **recorded}
+    names = network.names.values() if isinstance(network.names, dict) else network.names
+    return {**content.get(OWN_SETTINGS, {}), "image_size": size, "class_names": list(names)}
 
 
 def read_checkpoint(file: Path) -> Any:
@@ -264,8 +287,9 @@ def read_checkpoint(file: Path) -> Any:
             architecture=parameters.get("architecture"),
             input_channels=parameters.get("input_channels", INPUT_CHANNELS),
         )
+        tensors = checkpoint["state_dict"].items()
         source.load_state_dict(
-            {name[len(prefix) :]: one for name, one in checkpoint["state_dict"].items() if name.startswith(prefix)}
+            {name.removeprefix(prefix): tensor for name, tensor in tensors if name.startswith(prefix)}
         )
     except (UserError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise UserError(f"checkpoint {file} contains no network of this package: {reason(error)}") from error

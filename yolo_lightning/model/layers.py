@@ -20,7 +20,6 @@ Convolution = Literal["auto", "gemm", "native"]
 MemoryFormat = Literal["auto", "contiguous", "channels_last"]
 
 
-BLOCK_PARTS = (nn.Conv2d, nn.BatchNorm2d, nn.Module)
 IMAGE_CHANNELS = 3
 
 
@@ -90,8 +89,10 @@ def keep_branch(graph: Any, *, one_to_one: bool) -> None:
     if not has_one_to_one_branch(graph):
         return
     if one_to_one:
-        head.cv2, head.cv3 = head.one2one_cv2, head.one2one_cv3
-    head.one2one_cv2 = head.one2one_cv3 = None
+        head.cv2 = head.one2one_cv2
+        head.cv3 = head.one2one_cv3
+    head.one2one_cv2 = None
+    head.one2one_cv3 = None
 
 
 def of_branch(graph: Any, output: Any, *, one_to_one: bool) -> Any:
@@ -106,17 +107,18 @@ def of_branch(graph: Any, output: Any, *, one_to_one: bool) -> Any:
 
 
 def blocks(graph: nn.Module) -> Iterator[Any]:
+    """Yield the blocks of a graph."""
     for module in graph.modules():
-        parts = [getattr(module, name, None) for name in ("conv", "bn", "act")]
-        if all(isinstance(part, kind) for part, kind in zip(parts, BLOCK_PARTS, strict=True)):
+        has_convolution = isinstance(getattr(module, "conv", None), nn.Conv2d)
+        has_normalization = isinstance(getattr(module, "bn", None), nn.BatchNorm2d)
+        if has_convolution and has_normalization and isinstance(getattr(module, "act", None), nn.Module):
             yield module
 
 
 def _split_activations(graph: nn.Module) -> None:
     shared = nn.SiLU()
     for block in blocks(graph):
-        has_activation = isinstance(block.bn, BatchNormSiLU2d)
-        if has_activation:
+        if isinstance(block.bn, BatchNormSiLU2d):
             block.bn.__class__ = nn.BatchNorm2d
             block.act = shared
 

@@ -76,28 +76,34 @@ class DetectionLoss:
             self._create()
         if self.class_weights is not None and self.class_weights.device != batch.images.device:
             self.class_weights = self.class_weights.to(batch.images.device)
-        weights = self.class_weights
+        class_weights = None if self.class_weights is None else self.class_weights.view(1, 1, -1)
         for branch in self._branches:
-            branch.class_weights = None if weights is None else weights.view(1, 1, -1)
+            branch.class_weights = class_weights
         dtype = torch.get_default_dtype()  # the criterion creates tensors of it; float64 under precision 64-true
-        labels, boxes = batch.labels.to(dtype).unsqueeze(1), batch.boxes.to(dtype)
-        targets = {"batch_idx": batch.sample_index.to(dtype), "cls": labels, "bboxes": boxes}
+        targets = {
+            "batch_idx": batch.sample_index.to(dtype),
+            "cls": batch.labels.to(dtype).unsqueeze(1),
+            "bboxes": batch.boxes.to(dtype),
+        }
         outputs = raw[1] if isinstance(raw, tuple) else raw
         self._scores = []
-        if isinstance(self._criterion, E2ELoss):
-            many, _ = self._criterion.one2many.loss(outputs["one2many"], targets)
-            one, parts = self._criterion.one2one.loss(outputs["one2one"], targets)
-            total = torch.stack([many.sum() * self._criterion.o2m, one.sum() * self._criterion.o2o])
+        criterion = self._criterion
+        if isinstance(criterion, E2ELoss):
+            one_to_many, _ = criterion.one2many.loss(outputs["one2many"], targets)
+            one_to_one, parts = criterion.one2one.loss(outputs["one2one"], targets)
+            total = torch.stack([one_to_many.sum() * criterion.o2m, one_to_one.sum() * criterion.o2o])
             self.target_scores = torch.stack(self._scores)
         else:
-            totals, parts = self._criterion.loss(outputs, targets)
-            total, (self.target_scores,) = totals.sum(), self._scores
+            totals, parts = criterion.loss(outputs, targets)
+            total = totals.sum()
+            (self.target_scores,) = self._scores
         return total, {name: parts[name] for name in self._branches[-1].loss_names}
 
     def set_epoch(self, epoch: int, epochs: int) -> None:
         """Set the weights of the branches for `epoch`, from 0, of `epochs`; heads with one branch ignore them."""
-        is_new = (epoch, epochs) != (self._epoch, self._graph.args.epochs)
-        self._graph.args.epochs, self._epoch = epochs, epoch
+        is_new = epoch != self._epoch or epochs != self._graph.args.epochs
+        self._graph.args.epochs = epochs
+        self._epoch = epoch
         if is_new and isinstance(self._criterion, E2ELoss):
             self._decay()
 
@@ -119,7 +125,8 @@ class DetectionLoss:
     def _decay(self) -> None:
         """Set the state that Ultralytics' criterion has after an update at the end of each earlier epoch."""
         criterion = self._criterion
-        criterion.updates, criterion.o2m = 0, criterion.o2m_copy
+        criterion.updates = 0
+        criterion.o2m = criterion.o2m_copy
         criterion.o2o = criterion.total - criterion.o2m
         if self._epoch:
             criterion.updates = self._epoch - 1

@@ -22,8 +22,8 @@ def verdicts_file() -> Path:
 
 def device_key(device: torch.device) -> str:
     """Return the name under which failures of native convolutions on a device, driver and torch version are stored."""
-    found = describe_environment(device)
-    return " | ".join(found[name] for name in ("device_type", "device", "driver", "torch"))
+    environment = describe_environment(device)
+    return " | ".join(environment[name] for name in ("device_type", "device", "driver", "torch"))
 
 
 def convolution_facts(backend: Convolution, device: torch.device) -> dict[str, str]:
@@ -36,8 +36,10 @@ def convolution_facts(backend: Convolution, device: torch.device) -> dict[str, s
 
 def known_failure(device: torch.device, file: Path | None) -> str | None:
     """Return how native convolutions have failed in a training on this device; None if they have not."""
-    known = measurement_cache.load(file, device_key(device))
-    return f"{known.get('detail')}" if known.get("outcome") == "failed" else None
+    stored = measurement_cache.load(file, device_key(device))
+    if stored.get("outcome") != "failed":
+        return None
+    return str(stored.get("detail"))
 
 
 def store_failure(key: str, file: Path, failure: str) -> None:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import IO, Literal, get_args
+from typing import IO, Any, Literal, get_args
 
 import msgspec
 import torch
@@ -73,7 +73,9 @@ def choose_convolution(
     are tested on layers of `settings` in the `precision` of the Trainer. A memory format other than `auto` is kept.
     """
     if device.type == "cpu":
-        memory_format: MemoryFormat = "channels_last" if settings.memory_format == "auto" else settings.memory_format
+        memory_format = settings.memory_format
+        if memory_format == "auto":
+            memory_format = "channels_last"
         _print_once(f"model.convolution.backend auto: native, {memory_format}, on a CPU")
         return "native", memory_format
     _print_once(
@@ -129,25 +131,24 @@ def probe_native(
         command: Replaces the command of the child in tests; the last line of its output must be a `Trial` as JSON.
         longest_s: Time after which the child is killed in any case; None for `LONGEST_TRIAL` times `probe_timeout_s`.
     """
+    failure = known_failure(device, cache_file)
+    if failure is not None:
+        return ProbeResult("failed", failure)
     timeout_s = settings.probe_timeout_s
+    longest_s = LONGEST_TRIAL * timeout_s if longest_s is None else longest_s
     options = asdict(settings)
     for name in ("backend", "probe_timeout_s", "autotune_budget_s"):  # on which the layers do not depend
         del options[name]
-    computed = json.dumps(options | {"precision": AUTOCAST.get(precision)}, sort_keys=True)
-    longest_s = LONGEST_TRIAL * timeout_s if longest_s is None else longest_s
-    if (failure := known_failure(device, cache_file)) is not None:
-        return ProbeResult("failed", failure)
-    # A user who changes these variables tries to make native convolutions work, which requires a new probe.
-    switches = {name: value for name, value in os.environ.items() if name.startswith(("MIOPEN_", "HSA_OVERRIDE"))}
-    environment = " | ".join([*describe_environment(device).values(), str(sorted(switches.items())), computed])
+    environment = _environment(device, options | {"precision": AUTOCAST.get(precision)})
     with suppress(KeyError, TypeError):  # a damaged entry is replaced
-        known = measurement_cache.load(cache_file, environment)
-        is_too_short = known["outcome"] == "hung" and known["timeout_s"] < timeout_s
-        if known["outcome"] in get_args(Outcome) and not is_too_short:
-            return ProbeResult(known["outcome"], f"{known['detail']} (stored result from {cache_file})")
+        stored = measurement_cache.load(cache_file, environment)
+        is_too_short = stored["outcome"] == "hung" and stored["timeout_s"] < timeout_s
+        if stored["outcome"] in get_args(Outcome) and not is_too_short:
+            return ProbeResult(stored["outcome"], f"{stored['detail']} (stored result from {cache_file})")
     if command is None:
         words = ["--device", str(device), "--timeout_s", str(longest_s + GRACE_S)]
-        words += ["--precision", AUTOCAST[precision]] if precision in AUTOCAST else []
+        if precision in AUTOCAST:
+            words += ["--precision", AUTOCAST[precision]]
         options["autotune_budget_s"] = min(settings.autotune_budget_s, timeout_s / 4)
         command = [sys.executable, "-m", TRIAL, *words, "--settings", json.dumps(options)]
     result = _probe(timeout_s, longest_s, command)
@@ -155,6 +156,13 @@ def probe_native(
         verdict = {"outcome": result.outcome, "detail": result.detail, "timeout_s": timeout_s}
         measurement_cache.store(cache_file, environment, verdict)
     return result
+
+
+def _environment(device: torch.device, options: dict[str, Any]) -> str:
+    """Return everything that the result depends on. A user who changes the variables wants a new probe."""
+    switches = {name: value for name, value in os.environ.items() if name.startswith(("MIOPEN_", "HSA_OVERRIDE"))}
+    parts = [*describe_environment(device).values(), str(sorted(switches.items())), json.dumps(options, sort_keys=True)]
+    return " | ".join(parts)
 
 
 def _probe(timeout_s: float, longest_s: float, command: Sequence[str]) -> ProbeResult:
@@ -204,8 +212,9 @@ def _wait(
     files: tuple[int, int],
 ) -> bool:
     """Wait for the child within the limits; return whether files in `folders` changed since their state was `files`."""
-    began_s = progress_s = time.monotonic()
-    begun = 0
+    began_s = time.monotonic()
+    progress_s = began_s
+    begun_computations = 0
     has_compiled = False
     while time.monotonic() < min(progress_s + timeout_s, began_s + longest_s):
         with suppress(subprocess.TimeoutExpired):
@@ -213,16 +222,19 @@ def _wait(
             break
         # The child shares the position in the file, so that the position must not change.
         computations = os.pread(err.fileno(), os.fstat(err.fileno()).st_size, 0).count(PHASE.encode())
-        state = _files_state(folders)
-        if state != files or computations != begun:
-            progress_s, has_compiled = time.monotonic(), has_compiled or state != files
-            files, begun = state, computations
+        changed_files = _files_state(folders)
+        if changed_files != files or computations != begun_computations:
+            progress_s = time.monotonic()
+            has_compiled = has_compiled or changed_files != files
+            files = changed_files
+            begun_computations = computations
     return has_compiled
 
 
 def _files_state(folders: Iterable[Path]) -> tuple[int, int]:
     """Return the number of files in the folders and their total size in bytes."""
-    count = size = 0
+    count = 0
+    size = 0
     for folder in folders:
         for parent, _, names in os.walk(folder):
             for name in names:
@@ -239,27 +251,32 @@ def _lines(file: IO[str]) -> list[str]:
 
 def _judge(code: int | None, timeout_s: float, out: list[str], err: list[str], has_compiled: bool) -> ProbeResult:
     """Return the result for an exit code, which is negative for a signal, and None for a child that was killed."""
-    phases = [line.removeprefix(PHASE) for line in err if line.startswith(PHASE)]
-    phase = f" in: {phases[-1]}" if phases else " before the first convolution"
-    messages = [line for line in err if not line.startswith(PHASE)]
-    last = f"; last line: {messages[-1][:SHOWN_CHARACTERS]}" if messages else ""
-    if code != 0 and phases and phases[-1].startswith(VENDOR_FREE):
+    phase = " before the first convolution"
+    last_line = ""
+    for line in err:
+        if line.startswith(PHASE):
+            phase = f" in: {line.removeprefix(PHASE)}"
+        else:
+            last_line = f"; last line: {line[:SHOWN_CHARACTERS]}"
+    if code != 0 and phase.startswith(f" in: {VENDOR_FREE}"):
         # The native layers have been computed correctly before; a repetition may find compiled kernels.
         end = f"no progress for {timeout_s:g} s" if code is None else f"exit code {code}"
-        return ProbeResult("works", f"vendor-free convolutions fail: {end},{phase}{last}", may_pass=True)
+        return ProbeResult("works", f"vendor-free convolutions fail: {end},{phase}{last_line}", may_pass=True)
     if code is None:
-        compiled = ", after kernels were compiled" if has_compiled else ""
-        return ProbeResult("hung", f"no progress for {timeout_s:g} s{compiled},{phase}{last}", may_pass=has_compiled)
+        end = f"no progress for {timeout_s:g} s"
+        if has_compiled:
+            end += ", after kernels were compiled"
+        return ProbeResult("hung", f"{end},{phase}{last_line}", may_pass=has_compiled)
     if code != 0:
         end = f"exit code {code}" if code > 0 else f"killed by signal {-code} ({signal.strsignal(-code)})"
         # SIGKILL may come from the out-of-memory killer of the kernel.
-        may_pass = "out of memory" in last or -code == signal.SIGKILL
-        return ProbeResult("crashed", f"{end}{phase}{last}", may_pass)
+        may_pass = "out of memory" in last_line or -code == signal.SIGKILL
+        return ProbeResult("crashed", f"{end}{phase}{last_line}", may_pass)
     try:
         return _compare(msgspec.convert(json.loads(out[-1]), Trial))
     except (IndexError, RecursionError, ValueError, msgspec.ValidationError):
-        shown = " ".join(out)[:SHOWN_CHARACTERS]
-        return ProbeResult("crashed", f"exit code 0 without a result, output {shown!r}{last}", may_pass=True)
+        output = " ".join(out)[:SHOWN_CHARACTERS]
+        return ProbeResult("crashed", f"exit code 0 without a result, output {output!r}{last_line}", may_pass=True)
 
 
 def _compare(trial: Trial) -> ProbeResult:

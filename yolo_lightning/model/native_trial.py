@@ -10,6 +10,7 @@ import argparse
 import copy
 import faulthandler
 import json
+import math
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -29,7 +30,8 @@ from yolo_lightning.model.layers import arrange
 
 PHASE = "probe: "
 """Prefix of the lines on stderr that name the next computation."""
-NATIVE, VENDOR_FREE = "native convolution", "vendor-free convolution"
+NATIVE = "native convolution"
+VENDOR_FREE = "vendor-free convolution"
 REPEATS = 5
 BATCH = 4
 
@@ -95,38 +97,43 @@ def probed_layers() -> nn.Sequential:
     return nn.Sequential(*blocks)
 
 
-def arranged(kind: Literal["native", "gemm"], device: torch.device, settings: ConvolutionSettings) -> nn.Sequential:
+def arranged(backend: Literal["native", "gemm"], device: torch.device, settings: ConvolutionSettings) -> nn.Sequential:
     """Return the blocks of `CASES` on a device, arranged as `YOLOModule` arranges its graph."""
     layers = probed_layers()
-    plan = make_plan(settings) if kind == "gemm" else DEFAULT_PLAN
-    arrange(layers, kind, settings.activation_checkpointing, plan, settings.memory_format)
+    plan = make_plan(settings) if backend == "gemm" else DEFAULT_PLAN
+    arrange(layers, backend, settings.activation_checkpointing, plan, settings.memory_format)
     return layers.to(device)
 
 
 def run_trial(device: torch.device, settings: ConvolutionSettings, precision: Precision = None) -> Trial:
     """Compute all cases on a device, native layers first, so that their failure is found early. May hang or crash."""
-    references, inputs = probed_layers(), make_inputs()
+    references = probed_layers()
+    inputs = make_inputs()
     computing: Precise = nullcontext
     if precision is not None:
         computing = partial(torch.autocast, device.type, getattr(torch, precision))
     native = arranged("native", device, settings)
     native_error = largest_error(NATIVE, native, references, inputs, computing)
-    paths, gemm_error, gemm_failure = {"native": native}, float("inf"), ""
+    implementations = {"native": native}
+    gemm_error = math.inf
+    gemm_failure = ""
     try:
         gemm = arranged("gemm", device, settings)
         gemm_error = largest_error(VENDOR_FREE, gemm, references, inputs, computing)
-        paths["gemm"] = gemm
+        implementations["gemm"] = gemm
     except Exception as error:  # a failure of this implementation is a result of the trial
         log_unexpected(error, RuntimeError)
         gemm_failure = f"{type(error).__name__}: {error}"
     _announce("timing")
-    moved = {name: _inputs_for(path, inputs) for name, path in paths.items()}
-    times: dict[str, list[float]] = {"native": [], "gemm": [float("inf")] if gemm_failure else []}
+    device_inputs = {name: _inputs_for(layers, inputs) for name, layers in implementations.items()}
+    times_ms: dict[str, list[float]] = {name: [] for name in implementations}
     for _ in range(REPEATS):
         # In turns, so that other work on the device slows both.
-        for name, path in paths.items():
-            times[name].append(1000 * run_seconds(partial(_pass, path, moved[name], computing), device))
-    native_ms, gemm_ms = (statistics.median(times[name]) for name in ("native", "gemm"))
+        for name, layers in implementations.items():
+            work = partial(_pass, layers, device_inputs[name], computing)
+            times_ms[name].append(1000 * run_seconds(work, device))
+    native_ms = statistics.median(times_ms["native"])
+    gemm_ms = math.inf if gemm_failure else statistics.median(times_ms["gemm"])
     return Trial(native_error, gemm_error, native_ms, gemm_ms, gemm_failure)
 
 
@@ -151,17 +158,20 @@ def largest_error(
     `tested` are layers for `CASES` on the tested device, computed within `precision`; `references` are the same layers
     on the CPU, which are computed in float64. `name` is printed on stderr with the case before each computation.
     """
-    largest, moved = 0.0, _inputs_for(tested, inputs)
-    for case, layer, reference, input, on_device in zip(CASES, tested, references, inputs, moved, strict=True):
+    largest = 0.0
+    device_inputs = _inputs_for(tested, inputs)
+    for case, layer, reference, input, device_input in zip(
+        CASES, tested, references, inputs, device_inputs, strict=True
+    ):
         sizes = f"{case.kernel}x{case.kernel}, stride {case.stride}, {case.size}x{case.size}"
         _announce(f"{name}, {case.channels} to {case.outputs} channels, {sizes}")
         # First to the CPU: some devices have no float64.
-        found = [tensor.cpu().double() for tensor in _results(copy.deepcopy(layer), on_device, precision)]
-        expected = _results(copy.deepcopy(reference).double(), input.double(), nullcontext)
-        for one, other in zip(found, expected, strict=True):
-            error = ((one - other).abs().max() / other.abs().max()).item()
-            # This comparison also selects a NaN.
-            largest = largest if error <= largest else error
+        results = [tensor.cpu().double() for tensor in _results(copy.deepcopy(layer), device_input, precision)]
+        expected_results = _results(copy.deepcopy(reference).double(), input.double(), nullcontext)
+        for result, expected in zip(results, expected_results, strict=True):
+            error = ((result - expected).abs().max() / expected.abs().max()).item()
+            if not error <= largest:  # also for a NaN
+                largest = error
     return largest
 
 
@@ -188,8 +198,8 @@ def _announce(computation: str) -> None:
     print(f"{PHASE}{computation}", file=sys.stderr, flush=True)
 
 
-def _pass(path: nn.Sequential, inputs: Sequence[Tensor], precision: Precise) -> None:
-    for layer, input in zip(path, inputs, strict=True):
+def _pass(layers: nn.Sequential, inputs: Sequence[Tensor], precision: Precise) -> None:
+    for layer, input in zip(layers, inputs, strict=True):
         with precision():
             output = layer(input.requires_grad_())
         torch.autograd.grad(output.float().square().sum(), [input, *layer.parameters()])

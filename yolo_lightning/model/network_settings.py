@@ -57,24 +57,32 @@ class NetworkSettings:
     @classmethod
     def of(cls, recorded: Mapping[str, Any]) -> Self:
         """Return the settings in a record; missing ones have their defaults, other keys are ignored."""
-        known = {name: recorded[name] for name in cls.__slots__ if recorded.get(name) is not None}
-        if "image_size" in known:
-            known["image_size"] = ImageSize.of("image_size of the weights", known["image_size"])
-        names = tuple(map(str, known.get("class_names", ())))
-        ids = tuple(map(int, known.get("category_ids", ())))
-        known |= {"class_names": names, "category_ids": ids if len(ids) == len(names) else ()}
-        known["detections"] = DetectionSettings.of_weights(known.get("detections", {}))
-        return cls(**known | {PIXEL_RANGE: PixelRange.of(recorded.get(PIXEL_RANGE))})
+        settings = {name: recorded[name] for name in cls.__slots__ if recorded.get(name) is not None}
+        if "image_size" in settings:
+            settings["image_size"] = ImageSize.of("image_size of the weights", settings["image_size"])
+        class_names = tuple(map(str, settings.get("class_names", ())))
+        category_ids = tuple(map(int, settings.get("category_ids", ())))
+        settings["class_names"] = class_names
+        settings["category_ids"] = category_ids if len(category_ids) == len(class_names) else ()
+        settings["detections"] = DetectionSettings.of_weights(settings.get("detections", {}))
+        settings[PIXEL_RANGE] = PixelRange.of(recorded.get(PIXEL_RANGE))
+        return cls(**settings)
 
     @property
     def input_channels(self) -> int:
         """Channels of the input of an exported network; 3 if unknown."""
-        return 2 if self.background else self.channels or 3
+        if self.background:
+            return 2
+        return self.channels or 3
 
     def plain(self) -> dict[str, Any]:
-        lists = {name: list(getattr(self, name)) for name in ("class_names", "category_ids")}
-        size = {"image_size": None} if self.image_size is None else _placement(self.image_size)
-        return asdict(self) | {"detections": self.detections.recorded(), **lists, **size}
+        content = asdict(self)
+        content["detections"] = self.detections.recorded()
+        content["class_names"] = list(self.class_names)
+        content["category_ids"] = list(self.category_ids)
+        if self.image_size is not None:
+            content |= _placement(self.image_size)
+        return content
 
     def for_pictures(
         self,
@@ -98,17 +106,17 @@ class NetworkSettings:
         Raises:
             UserError: If a value is out of range.
         """
-        wanted = {name: value for name, value in detections.items() if value is not None}
+        changed = {name: value for name, value in detections.items() if value is not None}
         recorded = self.detections.recorded() | {name: getattr(self, name) for name in OF_PREPROCESSING}
         if self.detections.score_threshold <= SCORING_THRESHOLD:
-            wanted.setdefault("score_threshold", SHOWN_THRESHOLD)
+            changed.setdefault("score_threshold", SHOWN_THRESHOLD)
             del recorded["score_threshold"]
         try:
-            chosen = replace(self.detections, **wanted)
+            detection_settings = replace(self.detections, **changed)
         except UserError as error:  # the option of a command or of `Detector` has no prefix
             raise UserError(str(error).removeprefix("model.detections.")) from error
         size = self.image_size if image_size is None else ImageSize.of("image_size", image_size)
-        for line in changes(recorded, wanted | {"image_size": size, "channels": channels, PIXEL_RANGE: pixel_range}):
+        for line in changes(recorded, changed | {"image_size": size, "channels": channels, PIXEL_RANGE: pixel_range}):
             rank_zero_info(line)
         if self.pixel_range.mode is not None and pixel_range is None:
             rank_zero_info(f"taken from the checkpoint: pixel_range {self.pixel_range} for 16-bit images")
@@ -117,7 +125,7 @@ class NetworkSettings:
             size = USUAL_IMAGE_SIZE
         return replace(
             self,
-            detections=chosen,
+            detections=detection_settings,
             channels=channels or self.channels,
             pixel_range=pixel_range or self.pixel_range,
             image_size=size,
@@ -126,8 +134,11 @@ class NetworkSettings:
 
 def changes(recorded: Mapping[str, Any], used: Mapping[str, Any], source: str = "the checkpoint") -> list[str]:
     """Return a line for each option whose value differs from the recorded one; None is not compared."""
-    both = {name for name in recorded.keys() & used.keys() if None not in (recorded[name], used[name])}
-    return differences({name: recorded[name] for name in both}, used, source)
+    compared = {}
+    for name in recorded.keys() & used.keys():
+        if recorded[name] is not None and used[name] is not None:
+            compared[name] = recorded[name]
+    return differences(compared, used, source)
 
 
 def _placement(image_size: ImageSize) -> dict[str, Any]:
@@ -150,19 +161,23 @@ def input_record(
     `channels` are those of the frames. The range of the pixels is recorded only if the frames have 16 bits, and the
     ids of the categories if they are known.
     """
-    own = {"channels": 1 if background else channels, "background": background, "resize": resize}
-    ranges = {} if pixel_range.mode is None else {PIXEL_RANGE: asdict(pixel_range)}
-    ids = {"category_ids": list(category_ids)} if category_ids else {}
-    return _placement(image_size) | own | ranges | ids
+    record = _placement(image_size)
+    record |= {"channels": 1 if background else channels, "background": background, "resize": resize}
+    if pixel_range.mode is not None:
+        record[PIXEL_RANGE] = asdict(pixel_range)
+    if category_ids:
+        record["category_ids"] = list(category_ids)
+    return record
 
 
 def check_same_input(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raise a UserError if the images of a resumed run mean something else than those of its record `before`."""
     for name in ("channels", "background", PIXEL_RANGE):
-        recorded, own = before.get(name) or None, now.get(name) or None
-        if recorded != own:
+        recorded = before.get(name) or None
+        value = now.get(name) or None
+        if recorded != value:
             raise UserError(
-                f"data.input.{name} must be {recorded}, as in the checkpoint, got {own}: the network was trained on "
+                f"data.input.{name} must be {recorded}, as in the checkpoint, got {value}: the network was trained on "
                 "other inputs. Start a new run from its weights with model.weights."
             )
 
@@ -191,7 +206,8 @@ def read_record(file: Path, *, allow_pickle: bool = False) -> dict[str, Any]:
 
 def checkpoint_record(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return the record of a loaded checkpoint; see `read_record`."""
-    return {str(name): one for key in ("hyper_parameters", INPUT) for name, one in content.get(key, {}).items()}
+    record = {**content.get("hyper_parameters", {}), **content.get(INPUT, {})}
+    return {str(name): value for name, value in record.items()}
 
 
 def bound_options(record: Mapping[str, Any], *, is_gray: bool) -> dict[str, Any]:
@@ -199,28 +215,33 @@ def bound_options(record: Mapping[str, Any], *, is_gray: bool) -> dict[str, Any]
 
     `is_gray` is whether all frames of the dataset are gray, which a network for RGB also accepts.
     """
-    names = {option: name for name, option in OF_DATA.items()} | {f"model.{name}": name for name in OF_MODEL}
+    options = {option: record.get(name) for name, option in OF_DATA.items()}
     if is_gray:
-        del names["data.input.channels"]
-    recorded = asdict(PixelRange.of(record.get(PIXEL_RANGE)))
-    bound = {option: record[name] for option, name in names.items() if record.get(name) is not None}
-    bound |= {f"data.input.{PIXEL_RANGE}.{name}": value for name, value in recorded.items() if value is not None}
+        del options["data.input.channels"]
+    options |= {f"model.{name}": record.get(name) for name in OF_MODEL}
+    pixel_range = asdict(PixelRange.of(record.get(PIXEL_RANGE)))
+    options |= {f"data.input.{PIXEL_RANGE}.{name}": value for name, value in pixel_range.items()}
     detections = record.get("detections", {})
-    known = [name for name in DetectionSettings().recorded() if detections.get(name) is not None]
-    return bound | {f"model.detections.{name}": detections[name] for name in known}
+    options |= {f"model.detections.{name}": detections.get(name) for name in DetectionSettings().recorded()}
+    return {option: value for option, value in options.items() if value is not None}
 
 
 def _like(value: Any, other: Any) -> Any:
     """Return `other`, as a list if both values are sequences: files contain lists where the defaults are tuples."""
-    return [*other] if isinstance(value, list) and isinstance(other, tuple) else other
+    if isinstance(value, list) and isinstance(other, tuple):
+        return list(other)
+    return other
 
 
 def precedence(bound: Mapping[str, Any], before: Mapping[str, Any], used: Mapping[str, Any]) -> list[str]:
     """Return which values of `bound_options` replace configured ones (`before`), and which ones the user overrides."""
-    replaced = [
-        f"{name} {value} (instead of {before[name]})"
-        for name, value in bound.items()
-        if used.get(name) == value != _like(value, before.get(name))
-        and (before.get(name) is not None or name.startswith(f"data.input.{PIXEL_RANGE}."))  # null: 8-bit frames
-    ]
-    return [*changes(bound, used), *([f"taken from the checkpoint: {', '.join(replaced)}"] if replaced else [])]
+    lines = changes(bound, used)
+    replaced = []
+    for name, value in bound.items():
+        is_replaced = used.get(name) == value and _like(value, before.get(name)) != value
+        can_be_null = name.startswith(f"data.input.{PIXEL_RANGE}.")  # of 8-bit frames
+        if is_replaced and (before.get(name) is not None or can_be_null):
+            replaced.append(f"{name} {value} (instead of {before[name]})")
+    if replaced:
+        lines.append(f"taken from the checkpoint: {', '.join(replaced)}")
+    return lines

@@ -48,10 +48,12 @@ def predictions(
     )
     result = []
     for position in batch.readable_positions():
-        found = kept[position]
-        unclipped = input_to_frame(found[:, :4], batch.letterboxes[position])
+        detections = kept[position]
+        unclipped = input_to_frame(detections[:, :4], batch.letterboxes[position])
         boxes = clip_to_frame(unclipped, batch.frame_shapes[position])
-        result.append(Prediction(batch.image_ids[position], boxes, found[:, 4], found[:, 5].long(), unclipped))
+        scores = detections[:, 4]
+        labels = detections[:, 5].long()
+        result.append(Prediction(batch.image_ids[position], boxes, scores, labels, unclipped))
     return result
 
 
@@ -72,16 +74,20 @@ def best_boxes(decoded: Tensor, max_detections: int, *, class_agnostic: bool = F
     # Padding instead of a smaller count, so that exported files accept images with few anchors.
     decoded = torch.nn.functional.pad(decoded, (0, max_detections))
     rows = decoded.mT
-    centres, half, scores = rows[..., :2], rows[..., 2:4] / 2, rows[..., 4:]
-    boxes = torch.cat([centres - half, centres + half], dim=-1)
-    best, labels = scores.max(-1)
-    _, anchors = best.topk(max_detections, dim=1)
+    centres = rows[..., :2]
+    half_sizes = rows[..., 2:4] / 2
+    class_scores = rows[..., 4:]
+    boxes = torch.cat([centres - half_sizes, centres + half_sizes], dim=-1)
+    anchor_scores, labels = class_scores.max(-1)
+    _, anchors = anchor_scores.topk(max_detections, dim=1)
     if class_agnostic:
-        found, labels = best.gather(1, anchors), labels.gather(1, anchors)
+        scores = anchor_scores.gather(1, anchors)
+        labels = labels.gather(1, anchors)
     else:
-        classes = scores.shape[-1]
-        candidates = scores.gather(1, anchors.unsqueeze(-1).expand(-1, -1, classes))
-        found, chosen = candidates.flatten(1).topk(max_detections, dim=1)
-        anchors, labels = anchors.gather(1, chosen // classes), chosen % classes
-    kept = boxes.gather(1, anchors.unsqueeze(-1).expand(-1, -1, 4))
-    return torch.cat([kept, found.unsqueeze(-1), labels.unsqueeze(-1).to(kept)], dim=-1)
+        classes = class_scores.shape[-1]
+        candidates = class_scores.gather(1, anchors.unsqueeze(-1).expand(-1, -1, classes))
+        scores, candidate = candidates.flatten(1).topk(max_detections, dim=1)
+        anchors = anchors.gather(1, candidate // classes)
+        labels = candidate % classes
+    best = boxes.gather(1, anchors.unsqueeze(-1).expand(-1, -1, 4))
+    return torch.cat([best, scores.unsqueeze(-1), labels.unsqueeze(-1).to(best)], dim=-1)

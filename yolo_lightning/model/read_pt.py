@@ -22,7 +22,8 @@ RECORDED = ("torch.nn.modules.", "ultralytics.", "pathlib.", "numpy.")
 """Beginnings of the names of classes and functions that are replaced by `Record`."""
 
 LONGEST_NAME = 200  # characters of a class name
-MOST_MODULES, DEEPEST_MODULE = 50_000, 32
+MOST_MODULES = 50_000
+DEEPEST_MODULE = 32
 
 
 class Record:
@@ -67,23 +68,34 @@ def read_pt(file: Path) -> PtFile:
         raise UserError("it contains no dictionary")
     network = content.get("ema") or content.get("model")
     if not isinstance(network, Record):
-        found = ", ".join(map(str, [*content][:3])) or "nothing"
-        named = "; a checkpoint of this package must be named .ckpt" * ("state_dict" in content)
-        raise UserError(f"it has no network under the key 'model', but {found}{named}")
+        keys = ", ".join(map(str, [*content][:3])) or "nothing"
+        message = f"it has no network under the key 'model', but {keys}"
+        if "state_dict" in content:
+            message += "; a checkpoint of this package must be named .ckpt"
+        raise UserError(message)
     attributes = vars(network)
-    names = attributes.get("names")
-    names = names if isinstance(names, dict) else dict(enumerate(names)) if isinstance(names, list | tuple) else {}
-    arguments = attributes.get("args", {})
     description = checked_description(attributes.get("yaml"))
     tensors = dict(_tensors_of(network))
     _check_tensors(tensors)
     return PtFile(
-        content,
-        description,
-        tensors,
-        {int(index): one_line(str(name), LONGEST_NAME) for index, name in names.items() if isinstance(index, int)},
-        arguments if isinstance(arguments, dict) else vars(arguments) if isinstance(arguments, Record) else {},
+        content, description, tensors, _class_names(attributes.get("names")), _arguments(attributes.get("args"))
     )
+
+
+def _class_names(names: Any) -> dict[int, str]:
+    """Return the class names by index; none for a value of another type."""
+    if isinstance(names, list | tuple):
+        names = dict(enumerate(names))
+    if not isinstance(names, dict):
+        return {}
+    return {int(index): one_line(str(name), LONGEST_NAME) for index, name in names.items() if isinstance(index, int)}
+
+
+def _arguments(arguments: Any) -> dict[str, Any]:
+    """Return the training arguments; none for a value of another type."""
+    if isinstance(arguments, Record):
+        return vars(arguments)
+    return arguments if isinstance(arguments, dict) else {}
 
 
 def load(file: Path) -> Any:

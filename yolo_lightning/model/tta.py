@@ -53,11 +53,12 @@ def tta_predictions(
         settings: Settings of the detections of each view; `max_detections` also limits those of a frame.
         stride: See `graph_stride`.
     """
-    views = [original, *(view_candidates(network, images, view, stride) for view in VIEWS[1:])]
-    found = [predictions((view,), batch, settings) for view in views]
+    candidates = [original, *(view_candidates(network, images, view, stride) for view in VIEWS[1:])]
+    by_view = [predictions((boxes,), batch, settings) for boxes in candidates]
+    by_frame = zip(*by_view, strict=True)
     shapes = [batch.frame_shapes[position] for position in batch.readable_positions()]
     limit = settings.max_detections
-    return [fused(own, shape, limit) for own, shape in zip(zip(*found, strict=True), shapes, strict=True)]
+    return [fused(views, shape, limit) for views, shape in zip(by_frame, shapes, strict=True)]
 
 
 def fused(views: Sequence[Prediction], frame_shape: tuple[int, int], max_detections: int) -> Prediction:
@@ -65,24 +66,33 @@ def fused(views: Sequence[Prediction], frame_shape: tuple[int, int], max_detecti
 
     All views have the same weight: an object that K of V views contain has the mean of their scores times K / V.
     """
-    whole = [view.boxes if view.unclipped is None else view.unclipped for view in views]
-    boxes = np.concatenate([part.numpy() for part in whole]).astype(np.float64)
+    unclipped = [view.boxes if view.unclipped is None else view.unclipped for view in views]
+    boxes = np.concatenate([boxes_of_view.numpy() for boxes_of_view in unclipped]).astype(np.float64)
     scores = np.concatenate([view.scores.numpy() for view in views]).astype(np.float64)
     labels = np.concatenate([view.labels.numpy() for view in views])
     order = np.argsort(-scores, kind="stable")
-    boxes, scores, labels = boxes[order], scores[order] / len(views), labels[order]
-    groups = [
-        (label, *fuse_group(boxes[own], scores[own], FUSION_IOU, len(views)))
-        for label in np.unique(labels)
-        for own in [labels == label]
-    ]
-    merged = torch.from_numpy(np.concatenate([np.zeros((0, 4)), *(group for _, group, _ in groups)])).float()
-    found = torch.from_numpy(np.concatenate([np.zeros(0), *(score for *_, score in groups)])).float()
-    kinds = torch.tensor([label for label, group, _ in groups for _ in group], dtype=torch.int64)
-    best = found.argsort(descending=True, stable=True)[:max_detections]
-    clipped = clip_to_frame(merged[best], frame_shape)
+    boxes = boxes[order]
+    scores = scores[order] / len(views)
+    labels = labels[order]
+    fused_boxes = [np.zeros((0, 4))]
+    fused_scores = [np.zeros(0)]
+    fused_labels = [np.zeros(0, np.int64)]
+    for label in np.unique(labels):
+        of_class = labels == label
+        class_boxes, class_scores = fuse_group(boxes[of_class], scores[of_class], FUSION_IOU, len(views))
+        fused_boxes.append(class_boxes)
+        fused_scores.append(class_scores)
+        fused_labels.append(np.full(len(class_boxes), label))
+    all_boxes = torch.from_numpy(np.concatenate(fused_boxes)).float()
+    all_scores = torch.from_numpy(np.concatenate(fused_scores)).float()
+    all_labels = torch.from_numpy(np.concatenate(fused_labels))
+    best = all_scores.argsort(descending=True, stable=True)[:max_detections]
     return msgspec.structs.replace(
-        views[0], boxes=clipped, scores=found[best], labels=kinds[best], unclipped=merged[best]
+        views[0],
+        boxes=clip_to_frame(all_boxes[best], frame_shape),
+        scores=all_scores[best],
+        labels=all_labels[best],
+        unclipped=all_boxes[best],
     )
 
 
@@ -90,10 +100,12 @@ def view_candidates(network: Callable[[Tensor], Any], images: Tensor, view: View
     """Return the candidates of a view, `(B, 4 + classes, anchors)`, in pixels of the original input."""
     height, width = images.shape[-2:]
     # Pixels of the view per pixel of the original input.
-    vertical, horizontal = (int(side * view.scale) / side for side in (height, width))
+    vertical = int(height * view.scale) / height
+    horizontal = int(width * view.scale) / width
     x, y, widths, heights, scores = network(apply_view(images, view, stride))[0].tensor_split((1, 2, 3, 4), dim=1)
     x = x / horizontal
-    x = width - x if view.mirrored else x
+    if view.mirrored:
+        x = width - x
     return torch.cat([x, y / vertical, widths / horizontal, heights / vertical, scores], dim=1)
 
 

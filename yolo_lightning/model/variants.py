@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from yolo_lightning.errors import UserError
+from yolo_lightning.model.description import PARTS
 from yolo_lightning.utils.paths import user_path
 from yolo_lightning.utils.suggestions import did_you_mean, similar
 from yolo_lightning.utils.yaml_file import read_yaml
@@ -14,7 +15,6 @@ from yolo_lightning.utils.yaml_file import read_yaml
 HEADS = ("Detect", "v10Detect")
 """Heads whose output and loss are supported: boxes and classes, with one branch or a one-to-one branch beside it."""
 
-PARTS = ("backbone", "head")  # lists of layers of a description; a layer is [inputs, repeats, module, arguments]
 SCALE_OF_NAME = re.compile(r"yolov?\d+([a-z])")  # as in Ultralytics: yolo11s-p2 has scale s
 NAMED = 3  # suggested names for an unknown one
 
@@ -29,16 +29,17 @@ def variants() -> dict[str, Path]:
     assert package is not None
     assert package.submodule_search_locations
     folder = Path(package.submodule_search_locations[0]) / "cfg" / "models"
-    found = {}
+    files = {}
     for file in sorted(folder.glob("*/*.yaml"), key=lambda file: (len(file.parent.name), file.parent.name, file.stem)):
         description = read_yaml(file)
         if _head_of(description) not in HEADS:
             continue
         if SCALE_OF_NAME.match(file.stem) or not description.get("scales"):
-            found[file.stem] = file
+            files[file.stem] = file
         else:
-            found |= {re.sub(r"(\d+)", rf"\g<1>{scale}", file.stem, count=1): file for scale in description["scales"]}
-    return found
+            for scale in description["scales"]:
+                files[re.sub(r"(\d+)", rf"\g<1>{scale}", file.stem, count=1)] = file
+    return files
 
 
 def description_of(variant: str) -> dict[str, Any]:
@@ -69,8 +70,10 @@ def description_of(variant: str) -> dict[str, Any]:
             f"repeats, module, arguments], the last of them {' or '.join(HEADS)}), got {head or 'no such lists'}"
         )
     scales = description.get("scales") or {}
-    named = SCALE_OF_NAME.search(Path(variant).stem)
-    scale = named[1] if named and named[1] in scales else next(iter(scales), "")
+    scale = next(iter(scales), "")
+    match = SCALE_OF_NAME.search(Path(variant).stem)
+    if match and match[1] in scales:
+        scale = match[1]
     return description | {"scale": scale, "yaml_file": variant if is_file_of_user(variant) else f"{variant}.yaml"}
 
 
@@ -82,16 +85,18 @@ def _head_of(description: Any) -> str | None:
     """Return the name of the last module of a description; None if it does not describe a graph."""
     try:
         layers = [layer for part in PARTS for layer in description[part]]
-        return str(layers[-1][2]) if all(len(layer) == 4 for layer in layers) else None
+        if all(len(layer) == 4 for layer in layers):
+            return str(layers[-1][2])
     except (TypeError, KeyError, IndexError):
-        return None
+        pass
+    return None
 
 
 def unknown(variant: str) -> str:
     """Return the message for an unknown name: the nearest names, and the families."""
-    known = variants()
-    near = similar(variant.lower(), known, NAMED, cutoff=0.5)
-    families = dict.fromkeys(SCALE_OF_NAME.sub(lambda found: found[0][:-1], name) for name in known)
+    names = variants()
+    near = similar(variant.lower(), names, NAMED, cutoff=0.5)
+    families = dict.fromkeys(SCALE_OF_NAME.sub(lambda match: match[0][:-1], name) for name in names)
     return (
         f"model.variant must be a detection graph of Ultralytics ({', '.join(families)}; with its scale, such as "
         f"yolov8n-p2) or a .yaml file, got {variant!r}{did_you_mean(near)}"

@@ -25,7 +25,8 @@ class Accumulation:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the number of steps, and keep the gradients until `restore` is called."""
-        self.steps, self._loaded = state.get("steps", 0), state.get("gradients", {})
+        self.steps = state.get("steps", 0)
+        self._loaded = state.get("gradients", {})
 
     def restore(self, graph: nn.Module, scaler: torch.amp.GradScaler | None = None) -> None:
         """Set the loaded gradients of all trainable parameters; call it when they are on their device."""
@@ -44,7 +45,9 @@ def unscaled_gradients(graph: nn.Module, scaler: torch.amp.GradScaler | None = N
     """Return the gradients of `graph` by the name of the parameter, divided by the scale of `scaler`."""
     scale = _scale_of(scaler)
     gradients = {name: parameter.grad for name, parameter in graph.named_parameters() if parameter.grad is not None}
-    return {name: gradient if scale == 1.0 else gradient / scale for name, gradient in gradients.items()}
+    if scale == 1.0:
+        return gradients
+    return {name: gradient / scale for name, gradient in gradients.items()}
 
 
 def _scale_of(scaler: torch.amp.GradScaler | None) -> float:

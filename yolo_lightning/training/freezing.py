@@ -15,10 +15,10 @@ def freeze_parts(graph: Any, freeze: Freeze) -> tuple[str, ...]:
     layers = len(graph.model)
     if isinstance(freeze, bool) or (isinstance(freeze, int) and not 0 <= freeze < layers):
         raise UserError(f"model.freeze must be a number of layers from 0 to {layers - 1} or a list, got {freeze}")
-    chosen: Iterable[int | str] = range(freeze) if isinstance(freeze, int) else freeze
-    names = tuple(f"model.{part}" for part in chosen)
+    parts: Iterable[int | str] = range(freeze) if isinstance(freeze, int) else freeze
+    names = tuple(f"model.{part}" for part in parts)
     modules = dict(graph.named_modules())
-    for name, part in zip(names, chosen, strict=True):
+    for name, part in zip(names, parts, strict=True):
         if name not in modules:
             raise UserError(
                 f"model.freeze must contain layer numbers from 0 to {layers - 1} or names of parts such as 22.cv3, "

@@ -16,10 +16,11 @@ from torchmetrics import Metric
 from yolo_lightning.utils.distributed import gather
 from yolo_lightning.utils.loop_position import end_restart, has_pending_epoch_end, is_within_epoch
 
+# fmt: off
 LOG_ARGUMENTS = (
-    *("fx", "name", "prog_bar", "logger", "on_step", "on_epoch", "enable_graph", "add_dataloader_idx"),
-    "metric_attribute",
+    "fx", "name", "prog_bar", "logger", "on_step", "on_epoch", "enable_graph", "add_dataloader_idx", "metric_attribute"
 )
+# fmt: on
 """Attributes of the metadata of a logged value that are arguments of `_ResultCollection.log`, too."""
 
 
@@ -33,15 +34,14 @@ class LoggedValues:
     def state_dict(self, trainer: Trainer, module: LightningModule) -> dict[str, Any]:
         """Return the values that all ranks have logged in the current epoch; a collective call."""
         self.add_sums(trainer)
-        metrics = dict(trainer.callback_metrics)
-        own: dict[str, Any] = {"callback_metrics": metrics}
+        values: dict[str, Any] = {"callback_metrics": dict(trainer.callback_metrics)}
         if is_within_epoch(trainer):
-            own |= _epoch_values(trainer, module)
-            own["results"] += self._sums
+            values |= _epoch_values(trainer, module)
+            values["results"] += self._sums
         return {
             "epoch": trainer.current_epoch,
             "has_pending_epoch_end": has_pending_epoch_end(trainer),
-            "ranks": gather(move_data_to_device(own, torch.device("cpu"))),
+            "ranks": gather(move_data_to_device(values, torch.device("cpu"))),
         }
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
@@ -60,11 +60,11 @@ class LoggedValues:
             )
             self._loaded = None
             return
-        own = move_data_to_device(state["ranks"][trainer.global_rank], module.device)
-        trainer._logger_connector._callback_metrics.update(own["callback_metrics"])
+        values = move_data_to_device(state["ranks"][trainer.global_rank], module.device)
+        trainer._logger_connector._callback_metrics.update(values["callback_metrics"])
         if is_within_epoch(trainer):
-            _restore_metrics(module, own)
-            self._sums = own["results"]
+            _restore_metrics(module, values["metrics"])
+            self._sums = values["results"]
         elif state["has_pending_epoch_end"]:
             _step_plateau_schedulers(trainer, module, state["epoch"])
 
@@ -111,8 +111,8 @@ def _metric_state(metric: Metric) -> dict[str, Any]:
     return {"count": metric._update_count, "states": {name: getattr(metric, name) for name in metric._defaults}}
 
 
-def _restore_metrics(module: LightningModule, own: dict[str, Any]) -> None:
-    for name, state in own["metrics"].items():
+def _restore_metrics(module: LightningModule, states: dict[str, Any]) -> None:
+    for name, state in states.items():
         metric: Any = module.get_submodule(name)
         metric._update_count = state["count"]
         metric._computed = None

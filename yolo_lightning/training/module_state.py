@@ -22,8 +22,8 @@ class ModuleState:
     def of(cls, checkpoint: Mapping[str, Any]) -> Self:
         """Return the state in a checkpoint, possibly of an earlier version; missing keys have their defaults."""
         current = current_checkpoint(checkpoint)
-        return cls(**{one.name: current[one.name] for one in fields(cls) if one.name in current})
+        return cls(**{key.name: current[key.name] for key in fields(cls) if key.name in current})
 
     def keys(self) -> dict[str, Any]:
         """Return the keys of a checkpoint with their values."""
-        return {one.name: getattr(self, one.name) for one in fields(self)}
+        return {key.name: getattr(self, key.name) for key in fields(self)}

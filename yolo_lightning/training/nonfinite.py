@@ -118,7 +118,8 @@ class NonFiniteGuard:
 
     def check_gradient(self, is_finite: bool, step: int) -> bool:
         """Count the summed gradient of one optimizer step; see `check_loss`."""
-        images, self._images = self._images, []
+        images = self._images
+        self._images = []
         if is_finite:
             self.tally.gradients_in_a_row = 0
             return False
@@ -176,14 +177,18 @@ def roll_back(trainer: Trainer, module: LightningModule) -> Path | None:
 def _is_good(checkpoint: dict[str, Any]) -> bool:
     """Whether all values of a training checkpoint are finite, and no non-finite value preceded it directly."""
     tally = checkpoint.get("nonfinite", {})
-    follows_nonfinite = tally.get("losses_in_a_row", 0) or tally.get("gradients_in_a_row", 0)
-    states = [checkpoint.get(name) for name in ("state_dict", "current_model_state", "optimizer_states")]
-    return bool(checkpoint.get("optimizer_states")) and not follows_nonfinite and all(map(_all_finite, states))
+    if tally.get("losses_in_a_row", 0) or tally.get("gradients_in_a_row", 0):
+        return False
+    if not checkpoint.get("optimizer_states"):
+        return False
+    return all(_all_finite(checkpoint.get(name)) for name in ("state_dict", "current_model_state", "optimizer_states"))
 
 
 def _all_finite(tree: Any) -> bool:
     if isinstance(tree, Tensor):
         return bool(tree.isfinite().all())
-    if isinstance(tree, dict | list):
-        return all(_all_finite(branch) for branch in (tree.values() if isinstance(tree, dict) else tree))
+    if isinstance(tree, dict):
+        return all(map(_all_finite, tree.values()))
+    if isinstance(tree, list):
+        return all(map(_all_finite, tree))
     return True

@@ -5,7 +5,7 @@ still changing; with `EMA`, they are averaged once more. Source of the method: "
 Johnson 2021, arXiv 2105.07576, section 3, PreciseBN).
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -111,12 +111,11 @@ def recompute_statistics(
     network.eval()
     if not layers:
         return 0
-    before = [({name: one.clone() for name, one in layer.named_buffers()}, layer.momentum) for layer in layers.values()]
-    count, is_complete = 0, False
-    try:
+    with _restored(network, layers.values()):
         for layer in layers.values():
             layer.reset_running_stats()
             layer.train()
+        count = 0
         for count, batch in enumerate(batches, start=1):
             for layer in layers.values():
                 # The cumulative average, also for layers whose kernels need a number as momentum.
@@ -134,12 +133,22 @@ def recompute_statistics(
         if not is_finite:
             name = next(name for name, statistic in statistics.items() if not statistic.isfinite().all())
             raise StatisticsError(f"the statistics of {name.rpartition('.')[0]} are not finite")
+    return count
+
+
+@contextmanager
+def _restored(network: nn.Module, layers: Collection[_BatchNorm]) -> Iterator[None]:
+    """Restore evaluation mode, momentums and counters after the block, and after an error the statistics, too."""
+    earlier_buffers = [{name: buffer.clone() for name, buffer in layer.named_buffers()} for layer in layers]
+    earlier_momentums = [layer.momentum for layer in layers]
+    is_complete = False
+    try:
+        yield
         is_complete = True
     finally:
         network.eval()
-        for layer, (buffers, momentum) in zip(layers.values(), before, strict=True):
+        for layer, buffers, momentum in zip(layers, earlier_buffers, earlier_momentums, strict=True):
             layer.momentum = momentum
-            for name, one in layer.named_buffers():
+            for name, buffer in layer.named_buffers():
                 if name == COUNTER or not is_complete:
-                    one.copy_(buffers[name])
-    return count
+                    buffer.copy_(buffers[name])

@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from yolo_lightning.errors import UserError
-from yolo_lightning.training.recipe import OPTIMIZERS, Group, OptimizerName, Recipe
+from yolo_lightning.training.recipe import OPTIMIZERS, Group, Recipe
 from yolo_lightning.training.schedule import OptimizerSettings
 from yolo_lightning.utils.offline import offline
 
@@ -47,7 +47,9 @@ def _group_of(part: nn.Module, name: str) -> Group:
     """Return the group of the parameter `name` of a layer."""
     if "bias" in name:
         return Group.BIAS
-    return Group.NORMALIZATION if isinstance(part, NORMALIZATIONS) else Group.WEIGHT
+    if isinstance(part, NORMALIZATIONS):
+        return Group.NORMALIZATION
+    return Group.WEIGHT
 
 
 def muon_groups(graph: Any, weight_decay: float) -> list[dict[str, Any]]:
@@ -57,17 +59,16 @@ def muon_groups(graph: Any, weight_decay: float) -> list[dict[str, Any]]:
     the class branches of the head have learning rates of their own (`CLASS_HEAD_FACTOR`).
     """
     head = graph.model[-1]
-    branches = [branch for name in ("cv3", "one2one_cv3") if (branch := getattr(head, name, None)) is not None]
-    boosted = {id(parameter) for branch in branches for parameter in branch.parameters()}
+    class_branches = (getattr(head, "cv3", None), getattr(head, "one2one_cv3", None))
+    of_class_head = {id(parameter) for branch in class_branches if branch for parameter in branch.parameters()}
+    roles = (Group.WEIGHT.value, Group.NORMALIZATION.value, Group.BIAS.value, "muon")
     members: dict[tuple[str, bool], list[nn.Parameter]] = {
-        (role, in_head): []
-        for role in (Group.WEIGHT.value, Group.NORMALIZATION.value, Group.BIAS.value, "muon")
-        for in_head in (True, False)
+        (role, in_head): [] for role in roles for in_head in (True, False)
     }
     for part in graph.modules():
         for name, parameter in part.named_parameters(recurse=False):
             role = "muon" if parameter.ndim in (2, 4) else _group_of(part, name).value
-            members[role, id(parameter) in boosted].append(parameter)
+            members[role, id(parameter) in of_class_head].append(parameter)
     return [
         {
             "params": parameters,
@@ -91,17 +92,12 @@ def automatic(recipe: Recipe, *, classes: int, optimizer_steps: float, epochs: i
         epochs: Epochs of the whole training.
         saved: Optimizer class in the checkpoint that is resumed, which is kept for a changed number of epochs.
     """
-    name: OptimizerName = (
-        "MuSGD" if saved == "MuSGD" or (saved is None and optimizer_steps > LONG_TRAINING) else "AdamW"
-    )
-    warms_up = min(recipe.warmup_epochs, epochs - 1) > 0
-    return replace(
-        recipe,
-        optimizer=name,
-        lr0=0.01 if name == "MuSGD" else round(0.002 * 5 / (4 + classes), 6),
-        momentum=recipe.momentum if warms_up and name == "MuSGD" else AUTO_MOMENTUM,
-        warmup_bias_lr=0.0,
-    )
+    if saved == "MuSGD" or (saved is None and optimizer_steps > LONG_TRAINING):
+        warms_up = min(recipe.warmup_epochs, epochs - 1) > 0
+        momentum = recipe.momentum if warms_up else AUTO_MOMENTUM
+        return replace(recipe, optimizer="MuSGD", lr0=0.01, momentum=momentum, warmup_bias_lr=0.0)
+    lr0 = round(0.002 * 5 / (4 + classes), 6)
+    return replace(recipe, optimizer="AdamW", lr0=lr0, momentum=AUTO_MOMENTUM, warmup_bias_lr=0.0)
 
 
 def make_optimizer(recipe: Recipe, groups: list[dict[str, Any]], *, scaled: bool = False) -> Optimizer:
@@ -110,7 +106,7 @@ def make_optimizer(recipe: Recipe, groups: list[dict[str, Any]], *, scaled: bool
     `scaled` is whether a gradient scaler is used (precision 16-mixed).
     """
     choice = recipe.optimizer
-    build, from_recipe = (choice, FROM_RECIPE) if callable(choice) else (_named(choice, recipe), {})
+    build = choice if callable(choice) else _named(choice, recipe)
     try:
         optimizer = build(groups)
         if not isinstance(optimizer, Optimizer):
@@ -120,17 +116,24 @@ def make_optimizer(recipe: Recipe, groups: list[dict[str, Any]], *, scaled: bool
             f"model.recipe.optimizer must accept the parameters of the network, as {', '.join(OPTIMIZERS)} do: {error}"
         ) from error
     name = type(optimizer).__name__
-    for argument, option in from_recipe.items():
-        parameter = signature(type(optimizer)).parameters.get(argument)
-        given = optimizer.defaults.get(argument)
-        if parameter is not None and parameter.default is not Parameter.empty and given != parameter.default:
-            raise UserError(f"model.recipe.optimizer: {name} got {argument} {given}; set model.recipe.{option} instead")
+    if callable(choice):
+        _check_arguments(optimizer)
     if scaled and recipe.clip_norm and getattr(optimizer, "_step_supports_amp_scaling", False):
         raise UserError(
             f"model.recipe.optimizer: {name} with fused true unscales gradients after they have been clipped; with "
             "trainer.precision 16-mixed set fused to false, or model.recipe.clip_norm to 0"
         )
     return optimizer
+
+
+def _check_arguments(optimizer: Optimizer) -> None:
+    """Raise a UserError if an argument of a class of the user is set before every step, from the recipe."""
+    name = type(optimizer).__name__
+    for argument, option in FROM_RECIPE.items():
+        parameter = signature(type(optimizer)).parameters.get(argument)
+        value = optimizer.defaults.get(argument)
+        if parameter is not None and parameter.default is not Parameter.empty and value != parameter.default:
+            raise UserError(f"model.recipe.optimizer: {name} got {argument} {value}; set model.recipe.{option} instead")
 
 
 def _named(name: str, recipe: Recipe) -> Callable[[list[dict[str, Any]]], Optimizer]:

@@ -26,11 +26,11 @@ class OptimizerSettings:
     class_head_rates: dict[Group, float] = field(default_factory=dict)  # learning rates of groups with `class_head`
 
     def slowed(self, factor: float) -> Self:
-        rates, head_rates = (
-            {group: rate * factor for group, rate in rates.items()}
-            for rates in (self.learning_rates, self.class_head_rates)
+        return replace(
+            self,
+            learning_rates={group: rate * factor for group, rate in self.learning_rates.items()},
+            class_head_rates={group: rate * factor for group, rate in self.class_head_rates.items()},
         )
-        return replace(self, learning_rates=rates, class_head_rates=head_rates)
 
 
 def _full_accumulation(recipe: Recipe, batch_size: int) -> int:
@@ -56,23 +56,28 @@ def settings_at(
     """Return learning rates, momentum and accumulation of one step.
 
     Accumulation never exceeds the number of steps of the whole training: a short training would end without an
-    optimizer step.
-    The last epoch never belongs to the warm-up. `step` counts from 0 since training began, `batch_size` is the number
-    of images per step over all ranks. `progress` of the decay is the number of finished epochs divided by `epochs`, as
-    in Ultralytics, unless the training has a deadline (`DeadlineSchedule.progress`).
+    optimizer step. The last epoch never belongs to the warm-up.
+
+    `step` counts from 0 since training began, `batch_size` is the number of images per step over all ranks. `progress`
+    of the decay is the number of finished epochs divided by `epochs`, as in Ultralytics, unless the training has a
+    deadline (`DeadlineSchedule.progress`).
     """
     decay = decay_factor(recipe, progress)
-    targets = (recipe.lr0 * decay, recipe.lr0 * CLASS_HEAD_FACTOR * decay)
+    rate = recipe.lr0 * decay
+    head_rate = recipe.lr0 * CLASS_HEAD_FACTOR * decay
     accumulate = min(_full_accumulation(recipe, batch_size), max(1, round(steps_per_epoch * epochs)))
     warmup = max(round(min(recipe.warmup_epochs, epochs - 1) * steps_per_epoch), 0)
     if step > warmup or warmup == 0:
-        rates, head_rates = (dict.fromkeys(Group, target) for target in targets)
-        return OptimizerSettings(rates, recipe.momentum, accumulate, head_rates)
+        rates = dict.fromkeys(Group, rate)
+        return OptimizerSettings(rates, recipe.momentum, accumulate, dict.fromkeys(Group, head_rate))
 
     def ramp(start: float, end: float) -> float:
         return float(np.interp(step, (0, warmup), (start, end)))
 
     starts = {Group.WEIGHT: 0.0, Group.NORMALIZATION: 0.0, Group.BIAS: recipe.warmup_bias_lr}
-    rates, head_rates = ({group: ramp(start, target) for group, start in starts.items()} for target in targets)
-    momentum = ramp(recipe.warmup_momentum, recipe.momentum)
-    return OptimizerSettings(rates, momentum, max(1, round(ramp(1, accumulate))), head_rates)
+    return OptimizerSettings(
+        learning_rates={group: ramp(start, rate) for group, start in starts.items()},
+        momentum=ramp(recipe.warmup_momentum, recipe.momentum),
+        accumulate=max(1, round(ramp(1, accumulate))),
+        class_head_rates={group: ramp(start, head_rate) for group, start in starts.items()},
+    )

@@ -112,11 +112,14 @@ class SelfCheck:
             ranks: Number of ranks.
         """
         self._layers = {name: layer for name, layer in graph.named_modules() if _is_supported(layer)}
-        self._file = None if run is None else record_file(run, rank)
-        earlier = SelfCheckRecord() if self._file is None else read_self_check(self._file)
+        self._file = None
+        earlier = SelfCheckRecord()
+        if run is not None:
+            self._file = record_file(run, rank)
+            earlier = read_self_check(self._file)
+            if rank == 0:
+                remove_other_ranks(run, ranks)
         self._record = earlier.up_to(steps, self._layers)
-        if run is not None and rank == 0:
-            remove_other_ranks(run, ranks)
         oldest_first = sorted(self._layers, key=self._record.passed.__getitem__)
         self._turns = deque(oldest_first if self.share else [])
         self._unseen = set(self._turns)
@@ -151,7 +154,7 @@ class SelfCheck:
         self._discard()
         if not name:
             return
-        failure: str | None = None
+        failure: str | None = None  # None if the results could not be compared
         if call is not None:
             with self._measured(call.input.device):
                 failure = self._compare(name, call)
@@ -225,7 +228,9 @@ class SelfCheck:
         elapsed_s = now_s - self._started_s
         step_s = max(elapsed_s - self._spent_s, 1e-6) / (layers + len(self._unused))
         steps_per_round = max(layers, round(self._spent_s / self.share / step_s))
-        unused = f" (not used in training: {', '.join(self._unused)})" if self._unused else ""
+        unused = ""
+        if self._unused:
+            unused = f" (not used in training: {', '.join(self._unused)})"
         rank_zero_info(
             f"self-check: {layers} convolutions were checked{unused}; from now on, a round takes about "
             f"{steps_per_round:,} steps ({steps_per_round * step_s / 60:.3g} min)"
@@ -244,10 +249,12 @@ class SelfCheck:
         self._call = None
         with self._measured(input.device):
             error = output_error(layer, input.detach(), output.detach())
-            tensors = {"output": output, "input": input, "weight": layer.weight} if output.requires_grad else {}
-            wanted = {name: tensor for name, tensor in tensors.items() if tensor.requires_grad}
-            self._call = CheckedCall(input.detach(), output.dtype, error, dict.fromkeys(wanted))
-            for name, tensor in wanted.items():
+            tensors = {}
+            if output.requires_grad:
+                tensors = {"output": output, "input": input, "weight": layer.weight}
+            differentiated = {name: tensor for name, tensor in tensors.items() if tensor.requires_grad}
+            self._call = CheckedCall(input.detach(), output.dtype, error, dict.fromkeys(differentiated))
+            for name, tensor in differentiated.items():
                 self._handles.append(tensor.register_hook(partial(_keep_first, self._call.gradients, name)))
 
     @contextmanager
@@ -301,11 +308,11 @@ def output_error(layer: nn.Conv2d, input: Tensor, output: Tensor) -> Tensor:
     """Return the largest error of the output of a layer and its limit, `(2,)`."""
     weight = _matrices(layer, input, output.dtype)
     errors = []
-    for image, found in zip(input, output, strict=True):
-        expected = (weight @ _columns(layer, image, output.dtype)).view(found.shape)
+    for image, result in zip(input, output, strict=True):
+        expected = (weight @ _columns(layer, image, output.dtype)).view(result.shape)
         if layer.bias is not None:
             expected += layer.bias.to(output.dtype).to(expected.dtype).view(-1, 1, 1)
-        errors.append(largest_error(found, expected, output.dtype))
+        errors.append(largest_error(result, expected, output.dtype))
     return with_limit(torch.stack(errors).max(), error_limit(output.dtype))
 
 
@@ -316,7 +323,9 @@ def gradient_errors(layer: nn.Conv2d, call: CheckedCall) -> dict[str, Tensor]:
     PyTorch does on a CPU without instructions for the dtype. The error of such a sum grows with the number and the
     similarity of the images. Therefore it is measured with the tensors of the call, and doubled for another order.
     """
-    grad_output, grad_input, grad_weight = (call.gradients.get(name) for name in ("output", "input", "weight"))
+    grad_output = call.gradients.get("output")
+    grad_input = call.gradients.get("input")
+    grad_weight = call.gradients.get("weight")
     assert grad_output is not None
     weight = _matrices(layer, call.input, call.dtype)
     sum_of_images = torch.zeros_like(weight)
@@ -338,10 +347,9 @@ def gradient_errors(layer: nn.Conv2d, call: CheckedCall) -> dict[str, Tensor]:
         errors["gradient of the input"] = with_limit(torch.stack(input_errors).max(), limit)
     if grad_weight is not None:
         # A layer that treats one channel as repeated has equal gradients for all channels.
-        expected, rounded = (
-            gradient.view(layer.out_channels, -1, *layer.kernel_size).expand_as(grad_weight)
-            for gradient in (sum_of_images, rounded_sum)
-        )
+        size = (layer.out_channels, -1, *layer.kernel_size)
+        expected = sum_of_images.view(size).expand_as(grad_weight)
+        rounded = rounded_sum.view(size).expand_as(grad_weight)
         rounding = largest_error(rounded, expected, call.dtype)
         error = largest_error(grad_weight, expected, call.dtype)
         errors["gradient of the weight"] = with_limit(error, error_limit(call.dtype) + 2 * rounding)
@@ -353,8 +361,8 @@ def with_limit(error: Tensor, limit: Tensor | float) -> Tensor:
     return torch.stack([error, torch.as_tensor(limit).to(error)])
 
 
-def largest_error(found: Tensor, expected: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the largest `|found - expected| / (|expected| + rms + max / 16)` of all elements, 0-d.
+def largest_error(result: Tensor, expected: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the largest `|result - expected| / (|expected| + rms + max / 16)` of all elements, 0-d.
 
     Root mean square and maximum are those of `|expected|`: terms that cancel each other can be as large as the maximum.
 
@@ -367,9 +375,8 @@ def largest_error(found: Tensor, expected: Tensor, dtype: torch.dtype) -> Tensor
     typical = sizes.square().mean().sqrt() + sizes.max() / 16
     # Smaller values have lost precision: as results, and as products, which are computed in float32 or float64.
     least = max(torch.finfo(dtype).tiny, torch.finfo(torch.float32).tiny / torch.finfo(torch.float32).eps)
-    errors = (found - expected).abs() / (sizes + typical).clamp(min=least)
-    infinite = float("inf")
-    return torch.where(is_safe, errors.nan_to_num(nan=infinite, posinf=infinite), 0).max()
+    errors = (result - expected).abs() / (sizes + typical).clamp(min=least)
+    return torch.where(is_safe, errors.nan_to_num(nan=math.inf, posinf=math.inf), 0).max()
 
 
 def _is_supported(layer: nn.Module) -> bool:
