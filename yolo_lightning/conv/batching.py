@@ -44,14 +44,13 @@ def mapped_product(
         result = product(operation, together, images.flatten(0, 1), tensors[1])
         return (torch.unflatten(result, 0, (entries, samples)),)
     # The convolutions become groups of channels of one convolution.
-    weight_size, input_size = problem.weight_size, problem.input_size
-    together = replace(
-        problem,
-        input_size=(input_size[0], entries * input_size[1], *input_size[2:]),
-        weight_size=(entries * weight_size[0], *weight_size[1:]),
-        groups=entries * problem.groups,
-    )
-    weight_axis, image_axis = 0, 1
+    samples, channels, *image_size = problem.input_size
+    outputs, *kernel_size = problem.weight_size
+    input_size: Any = (samples, entries * channels, *image_size)
+    weight_size: Any = (entries * outputs, *kernel_size)
+    together = replace(problem, input_size=input_size, weight_size=weight_size, groups=entries * problem.groups)
+    weight_axis = 0
+    image_axis = 1
     axes = operands_of(operation, image_axis, image_axis, weight_axis)
     operands = []
     for tensor, dimension, axis in zip(tensors, dimensions, axes, strict=True):

@@ -45,19 +45,30 @@ def derivatives(
         return (None,) * len(saved)
     if operation is Operation.GRADIENTS:
         return _of_gradients(product, saved, needs, directions)
-    (along,), (first, second) = directions, saved
+    (along,) = directions
+    first, second = saved
     assert along is not None
+    if operation is Operation.FORWARD and needs[0] and needs[1]:
+        by_both: Gradients = product(Operation.GRADIENTS, first, along, second)
+        return by_both
+    by_first: MaybeTensor = None
+    by_second: MaybeTensor = None
     if operation is Operation.FORWARD:
-        if needs[0] and needs[1]:
-            by_both: Gradients = product(Operation.GRADIENTS, first, along, second)
-            return by_both
-        by_input = product(Operation.INPUT_GRADIENT, along, second, like=first) if needs[0] else None
-        return by_input, product(Operation.WEIGHT_GRADIENT, first, along, like=second) if needs[1] else None
-    if operation is Operation.INPUT_GRADIENT:
-        by_grad_output = product(Operation.FORWARD, along, second) if needs[0] else None
-        return by_grad_output, product(Operation.WEIGHT_GRADIENT, along, first, like=second) if needs[1] else None
-    by_input = product(Operation.INPUT_GRADIENT, second, along, like=first) if needs[0] else None
-    return by_input, product(Operation.FORWARD, first, along) if needs[1] else None
+        if needs[0]:
+            by_first = product(Operation.INPUT_GRADIENT, along, second, like=first)
+        if needs[1]:
+            by_second = product(Operation.WEIGHT_GRADIENT, first, along, like=second)
+    elif operation is Operation.INPUT_GRADIENT:
+        if needs[0]:
+            by_first = product(Operation.FORWARD, along, second)
+        if needs[1]:
+            by_second = product(Operation.WEIGHT_GRADIENT, along, first, like=second)
+    else:
+        if needs[0]:
+            by_first = product(Operation.INPUT_GRADIENT, second, along, like=first)
+        if needs[1]:
+            by_second = product(Operation.FORWARD, first, along)
+    return by_first, by_second
 
 
 def tangents_of_results(
@@ -78,11 +89,17 @@ def tangents_of_results(
         The tangent of each result; None for zero.
     """
     if operation is Operation.GRADIENTS:
-        (input, grad_output, weight), (along_input, along_grad, along_weight) = saved, tangents
-        single = Operation.INPUT_GRADIENT, Operation.WEIGHT_GRADIENT
-        by_input = tangents_of_results(single[0], product, (grad_output, weight), (along_grad, along_weight))
-        return *by_input, *tangents_of_results(single[1], product, (input, grad_output), (along_input, along_grad))
-    (first, second), (along_first, along_second) = saved, tangents
+        input, grad_output, weight = saved
+        along_input, along_grad, along_weight = tangents
+        tangent_of_input = tangents_of_results(
+            Operation.INPUT_GRADIENT, product, (grad_output, weight), (along_grad, along_weight)
+        )
+        tangent_of_weight = tangents_of_results(
+            Operation.WEIGHT_GRADIENT, product, (input, grad_output), (along_input, along_grad)
+        )
+        return *tangent_of_input, *tangent_of_weight
+    first, second = saved
+    along_first, along_second = tangents
     by_first = None if along_first is None else product(operation, along_first, second)
     if along_second is None:
         return (by_first,)
@@ -93,14 +110,20 @@ def tangents_of_results(
 def _of_gradients(
     product: DifferentiableProduct, saved: Sequence[Tensor], needs: Sequence[bool], directions: Sequence[MaybeTensor]
 ) -> Gradients:
-    (input, grad_output, weight), (along_input, along_weight) = saved, directions
-    by_input = by_grad_output = by_weight = None
+    input, grad_output, weight = saved
+    along_input, along_weight = directions
+    by_input = None
+    by_grad_output = None
+    by_weight = None
     if along_weight is not None and needs[0]:
         by_input = product(Operation.INPUT_GRADIENT, grad_output, along_weight, like=input)
     if along_input is not None and needs[2]:
         by_weight = product(Operation.WEIGHT_GRADIENT, along_input, grad_output, like=weight)
     if needs[1]:
-        pairs = ((along_input, weight), (input, along_weight))
-        terms = [product(Operation.FORWARD, one, two) for one, two in pairs if one is not None and two is not None]
+        terms = []
+        if along_input is not None and weight is not None:
+            terms.append(product(Operation.FORWARD, along_input, weight))
+        if input is not None and along_weight is not None:
+            terms.append(product(Operation.FORWARD, input, along_weight))
         by_grad_output = sum(terms[1:], terms[0])
     return by_input, by_grad_output, by_weight

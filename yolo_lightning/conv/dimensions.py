@@ -1,6 +1,7 @@
 """1-D, 3-D and transposed convolution, composed of the 2-D products in `functional`; derivatives of any order."""
 
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from yolo_lightning.conv.algorithms.problem import (
 )
 from yolo_lightning.conv.algorithms.shared import exports_to_onnx, is_traced
 from yolo_lightning.conv.functional import (
+    ConvArguments,
     autocast_operands,
     complex_product,
     conv2d,
@@ -44,15 +46,13 @@ def conv1d(
     _check_dimensions("conv1d", 1, input, weight)
     if exports_to_onnx():
         return F.conv1d(input, weight, bias, stride, padding, dilation, groups)
-    sides = padding if isinstance(padding, str) else (0, *numbers("padding", padding, 1, minimum=0))
-    steps, gaps = (1, *numbers("stride", stride, 1)), (1, *numbers("dilation", dilation, 1))
     output = conv2d(
         input.unsqueeze(-2),
         weight.unsqueeze(-2),
         bias,
-        steps,
-        sides,
-        gaps,
+        (1, *numbers("stride", stride, 1)),
+        padding if isinstance(padding, str) else (0, *numbers("padding", padding, 1, minimum=0)),
+        (1, *numbers("dilation", dilation, 1)),
         groups,
         plan=plan,
         memory_format=torch.contiguous_format,
@@ -80,31 +80,36 @@ def conv3d(
     `(O, C / groups, kernel depth, kernel height, kernel width)`.
     """
     _check_dimensions("conv3d", 3, input, weight)
+    arguments: ConvArguments = (stride, padding, dilation, groups)
     if exports_to_onnx():
-        return F.conv3d(input, weight, bias, stride, padding, dilation, groups)
+        return F.conv3d(input, weight, bias, *arguments)
     if input.dim() == 4:
-        batch = input.unsqueeze(0)
-        return conv3d(batch, weight, bias, stride, padding, dilation, groups, plan=plan).squeeze(0)
+        return conv3d(input.unsqueeze(0), weight, bias, *arguments, plan=plan).squeeze(0)
     input, weight, bias = autocast_operands(input, weight, bias)
     if is_traced():
-        return traced_convolution(input, weight, bias, stride, padding, dilation, groups, plan, None)
+        return traced_convolution(input, weight, bias, arguments, plan, None)
     memory_format = _format3d(input, weight)
     step, *plane_step = numbers("stride", stride, 3)
     gap, *plane_gap = numbers("dilation", dilation, 3)
     taps = weight.size(2)
     reach = gap * (taps - 1)
+    front = 0
+    back = 0
     plane_sides: IntOrInts | str
     if not isinstance(padding, str):
-        side, *plane_sides = numbers("padding", padding, 3, minimum=0)
-        front, back = side, side
+        front, *plane_sides = numbers("padding", padding, 3, minimum=0)
+        back = front
     else:
-        if padding == "same" and step != 1:
-            raise UserError(f"padding='same' needs stride 1, got stride {stride}")
-        front, back = (reach // 2, reach - reach // 2) if padding == "same" else (0, 0)
         plane_sides = padding
+        if padding == "same":
+            if step != 1:
+                raise UserError(f"padding='same' needs stride 1, got stride {stride}")
+            front = reach // 2
+            back = reach - front
     if front or back:
         input = F.pad(input, (0, 0, 0, 0, front, back))
-    samples, depth = input.size(0), input.size(2)
+    samples = input.size(0)
+    depth = input.size(2)
     if reach < 0 or reach >= depth:
         raise UserError(
             "kernel size can't be greater than actual input size: the dilated kernel has "
@@ -162,13 +167,17 @@ def conv_transpose(
         return _traced_transpose(
             dimensions, input, weight, bias, stride, padding, output_padding, groups, dilation, plan
         )
-    steps, gaps = numbers("stride", stride, dimensions), numbers("dilation", dilation, dimensions)
-    sides = numbers("padding", padding, dimensions, minimum=0)
-    extra = numbers("output_padding", output_padding, dimensions, minimum=0)
-    if any(more >= max(step, gap) for more, step, gap in zip(extra, steps, gaps, strict=True)):
+    spatial = _Spatial(
+        steps=numbers("stride", stride, dimensions),
+        sides=numbers("padding", padding, dimensions, minimum=0),
+        extra=numbers("output_padding", output_padding, dimensions, minimum=0),
+        gaps=numbers("dilation", dilation, dimensions),
+    )
+    if any(more >= max(step, gap) for more, step, gap in zip(spatial.extra, spatial.steps, spatial.gaps, strict=True)):
         raise UserError(f"output_padding must be smaller than stride or dilation, got {output_padding!r}")
     is_batched = input.dim() == dimensions + 2
-    input = input if is_batched else input.unsqueeze(0)
+    if not is_batched:
+        input = input.unsqueeze(0)
     if groups < 1 or weight.size(0) % groups or not weight.numel():
         raise UserError(f"groups must divide the channels of a non-empty weight {tuple(weight.shape)}, got {groups}")
     if input.size(1) != weight.size(0):
@@ -179,15 +188,8 @@ def conv_transpose(
     check_dtypes(input, weight, bias)
     if bias is not None and tuple(bias.shape) != (weight.size(1) * groups,):
         raise UserError(f"bias must have shape ({weight.size(1) * groups},), got {tuple(bias.shape)}")
-    transpose = partial(
-        (_transpose1d, _transpose2d, _transpose3d)[dimensions - 1],
-        steps=steps,
-        sides=sides,
-        extra=extra,
-        groups=int(groups),
-        gaps=gaps,
-        plan=plan,
-    )
+    function = (_transpose1d, _transpose2d, _transpose3d)[dimensions - 1]
+    transpose = partial(function, spatial=spatial, groups=int(groups), plan=plan)
     if input.is_complex():
         output = complex_product(transpose, input, weight, bias)
     else:
@@ -198,6 +200,19 @@ def conv_transpose(
 
 
 Numbers = tuple[int, ...]
+
+
+class _Spatial(NamedTuple):
+    """Arguments of a transposed convolution, one number per spatial dimension."""
+
+    steps: Numbers
+    sides: Numbers
+    extra: Numbers
+    gaps: Numbers
+
+    def of_planes(self) -> "_Spatial":
+        """Return the arguments without the first dimension."""
+        return _Spatial(self.steps[1:], self.sides[1:], self.extra[1:], self.gaps[1:])
 
 
 def _traced_transpose(
@@ -229,83 +244,63 @@ def _traced_transpose(
     return output
 
 
-def _transpose1d(
-    input: Tensor,
-    weight: Tensor,
-    steps: Numbers,
-    sides: Numbers,
-    extra: Numbers,
-    groups: int,
-    gaps: Numbers,
-    plan: Plan,
-) -> Tensor:
+def _transpose1d(input: Tensor, weight: Tensor, spatial: _Spatial, groups: int, plan: Plan) -> Tensor:
     """Return the transposed convolution of a batch, without a bias."""
-    planes = input.unsqueeze(2), weight.unsqueeze(2)
-    output = _transpose2d(*planes, (1, *steps), (0, *sides), (0, *extra), groups, (1, *gaps), plan)
+    planes = _Spatial((1, *spatial.steps), (0, *spatial.sides), (0, *spatial.extra), (1, *spatial.gaps))
+    output = _transpose2d(input.unsqueeze(2), weight.unsqueeze(2), planes, groups, plan)
     return _laid_out(output.squeeze(2), torch.contiguous_format)
 
 
-def _transpose2d(
-    input: Tensor,
-    weight: Tensor,
-    steps: Numbers,
-    sides: Numbers,
-    extra: Numbers,
-    groups: int,
-    gaps: Numbers,
-    plan: Plan,
-) -> Tensor:
+def _transpose2d(input: Tensor, weight: Tensor, spatial: _Spatial, groups: int, plan: Plan) -> Tensor:
     """Return the transposed convolution of a batch, without a bias."""
     # The convolution whose input gradient is wanted maps O channels to C channels, so that its output is `input`.
-    tops, bottoms, sizes, pads = [], [], [], []
+    sizes = []
+    padding = []
+    pads = []
     for axis in (0, 1):
-        full = (input.size(2 + axis) - 1) * steps[axis] + gaps[axis] * (weight.size(2 + axis) - 1) + 1
-        _check_size(full - 2 * sides[axis] + extra[axis], sides, extra)
-        top, bottom = min(sides[axis], full - 1), max(0, sides[axis] - extra[axis])
-        tops.append(top)
-        bottoms.append(bottom)
-        sizes.append(full - top - bottom)
+        step, side, extra, gap = (values[axis] for values in spatial)
+        full = (input.size(2 + axis) - 1) * step + gap * (weight.size(2 + axis) - 1) + 1
+        _check_size(full - 2 * side + extra, spatial)
+        before = min(side, full - 1)
+        after = max(0, side - extra)
+        padding += [before, after]
+        sizes.append(full - before - after)
         # Pixels that no product reaches, and pixels to remove that a convolution cannot have as padding.
-        pads.append((top - sides[axis], max(0, extra[axis] - sides[axis])))
+        pads.append((before - side, max(0, extra - side)))
     problem = Problem(
         input_size=(input.size(0), weight.size(1) * groups, sizes[0], sizes[1]),
         weight_size=(weight.size(0), weight.size(1), weight.size(2), weight.size(3)),
-        stride=(steps[0], steps[1]),
-        padding=(tops[0], bottoms[0], tops[1], bottoms[1]),
-        dilation=(gaps[0], gaps[1]),
+        stride=(spatial.steps[0], spatial.steps[1]),
+        padding=(padding[0], padding[1], padding[2], padding[3]),
+        dilation=(spatial.gaps[0], spatial.gaps[1]),
         groups=groups,
         channels_last=wants_channels_last(input, weight, None),
     )
     output = input_gradient(input, weight, problem, plan)
-    return F.pad(output, (*pads[1], *pads[0])) if any(map(any, pads)) else output
+    if not any(map(any, pads)):
+        return output
+    return F.pad(output, (*pads[1], *pads[0]))
 
 
-def _transpose3d(
-    input: Tensor,
-    weight: Tensor,
-    steps: Numbers,
-    sides: Numbers,
-    extra: Numbers,
-    groups: int,
-    gaps: Numbers,
-    plan: Plan,
-) -> Tensor:
+def _transpose3d(input: Tensor, weight: Tensor, spatial: _Spatial, groups: int, plan: Plan) -> Tensor:
     """Return the transposed convolution of a batch, without a bias."""
     memory_format = _format3d(input, weight)
-    samples, depth = input.size(0), input.size(2)
+    step, side, extra, gap = (values[0] for values in spatial)
+    samples = input.size(0)
+    depth = input.size(2)
     taps = weight.size(2)
     slices = input.transpose(1, 2).flatten(0, 1)
-    parts = _transpose2d(slices, weight.flatten(1, 2), steps[1:], sides[1:], extra[1:], groups, gaps[1:], plan)
+    parts = _transpose2d(slices, weight.flatten(1, 2), spatial.of_planes(), groups, plan)
     parts = torch.unflatten(torch.unflatten(parts, 1, (-1, taps)), 0, (samples, depth))  # (N, D, O, taps, H', W')
-    reach = (depth - 1) * steps[0] + 1  # from the first to the last output slice of one tap
-    output_depth = reach + gaps[0] * (taps - 1) - 2 * sides[0] + extra[0]
-    _check_size(output_depth, sides, extra)
-    size = (samples, parts.size(2), output_depth + 2 * sides[0], *parts.shape[-2:])
+    reach = (depth - 1) * step + 1  # from the first to the last output slice of one tap
+    output_depth = reach + gap * (taps - 1) - 2 * side + extra
+    _check_size(output_depth, spatial)
+    size = (samples, parts.size(2), output_depth + 2 * side, *parts.shape[-2:])
     full = parts.new_zeros(size)
     for tap in range(taps):
-        start = tap * gaps[0]
-        full[:, :, start : start + reach : steps[0]] += parts[:, :, :, tap].transpose(1, 2)
-    return _laid_out(full[:, :, sides[0] : sides[0] + output_depth], memory_format)
+        start = tap * gap
+        full[:, :, start : start + reach : step] += parts[:, :, :, tap].transpose(1, 2)
+    return _laid_out(full[:, :, side : side + output_depth], memory_format)
 
 
 def _format3d(input: Tensor, weight: Tensor) -> torch.memory_format:
@@ -322,8 +317,9 @@ def _laid_out(output: Tensor, memory_format: torch.memory_format) -> Tensor:
 
 
 def _check_dimensions(name: str, dimensions: int, input: Tensor, weight: Tensor) -> None:
-    if kinds := [type(one).__name__ for one in (input, weight) if not isinstance(one, Tensor)]:
-        raise UserError(f"input and weight of {name} must be tensors, got {kinds[0]}")
+    for operand in (input, weight):
+        if not isinstance(operand, Tensor):
+            raise UserError(f"input and weight of {name} must be tensors, got {type(operand).__name__}")
     if weight.dim() != dimensions + 2:
         raise UserError(f"expected a {dimensions + 2}-D weight for {name}, got shape {tuple(weight.shape)}")
     if input.dim() not in (dimensions + 1, dimensions + 2):
@@ -333,6 +329,8 @@ def _check_dimensions(name: str, dimensions: int, input: Tensor, weight: Tensor)
         )
 
 
-def _check_size(size: int, sides: Numbers, extra: Numbers) -> None:
+def _check_size(size: int, spatial: _Spatial) -> None:
     if size < 1:
-        raise UserError(f"output size is too small ({size}) with padding {sides} and output_padding {extra}")
+        raise UserError(
+            f"output size is too small ({size}) with padding {spatial.sides} and output_padding {spatial.extra}"
+        )

@@ -40,6 +40,8 @@ from yolo_lightning.errors import UserError
 
 P = ParamSpec("P")
 T = TypeVar("T")
+ConvArguments = tuple[IntOrInts, IntOrInts | str, IntOrInts, int]
+"""Stride, padding, dilation and groups of `conv2d`, as the caller has given them."""
 
 
 def conv2d(
@@ -77,34 +79,31 @@ def conv2d(
     Raises:
         UserError: If an argument is not allowed.
     """
-    for value, kind in ((input, Tensor), (weight, Tensor), (bias, Tensor | None), (plan, Plan)):
-        if not isinstance(value, kind):
-            got = type(value).__name__
-            raise UserError(f"input, weight and bias must be tensors and plan a Plan, got {got} instead of {kind}")
+    for value, expected_type in ((input, Tensor), (weight, Tensor), (bias, Tensor | None), (plan, Plan)):
+        if not isinstance(value, expected_type):
+            raise UserError(
+                "input, weight and bias must be tensors and plan a Plan, got "
+                f"{type(value).__name__} instead of {expected_type}"
+            )
+    arguments: ConvArguments = (stride, padding, dilation, groups)
     if exports_to_onnx():
-        return F.conv2d(input, weight, bias, stride, padding, dilation, groups)
+        return F.conv2d(input, weight, bias, *arguments)
     input, weight, bias = autocast_operands(input, weight, bias)
     if input.dim() == 3:
-        batch = input.unsqueeze(0)
-        output = conv2d(batch, weight, bias, stride, padding, dilation, groups, plan=plan, memory_format=memory_format)
+        output = conv2d(input.unsqueeze(0), weight, bias, *arguments, plan=plan, memory_format=memory_format)
         return output.squeeze(0)
     if is_traced():
-        return traced_convolution(input, weight, bias, stride, padding, dilation, groups, plan, memory_format)
+        return traced_convolution(input, weight, bias, arguments, plan, memory_format)
     if input.is_complex():
         check_operands(input, weight, bias, groups)
-        convolve = partial(
-            conv2d,
-            stride=stride,
-            padding=padding,
-            dilation=dilation,
-            groups=groups,
-            plan=plan,
-            memory_format=memory_format,
-        )
+
+        def convolve(input: Tensor, weight: Tensor) -> Tensor:
+            return conv2d(input, weight, None, *arguments, plan=plan, memory_format=memory_format)
+
         return complex_product(convolve, input, weight, bias)
     if is_recorded(input):
-        return _compiled_conv2d(input, weight, bias, stride, padding, dilation, groups, plan, memory_format)
-    problem = make_problem(input, weight, bias, stride, padding, dilation, groups, memory_format)
+        return _compiled_conv2d(input, weight, bias, arguments, plan, memory_format)
+    problem = make_problem(input, weight, bias, *arguments, memory_format)
     if bias is not None and problem.input_size[1] == 0:
         # The output has no channels either (see Problem.output_size); the empty slice gives the bias a zero gradient.
         bias = bias[:0]
@@ -116,19 +115,17 @@ def _compiled_conv2d(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    stride: IntOrInts,
-    padding: IntOrInts | str,
-    dilation: IntOrInts,
-    groups: int,
+    arguments: ConvArguments,
     plan: Plan,
     memory_format: torch.memory_format | None,
 ) -> Tensor:
     """Compute `conv2d` by a registered operator, for a compiler that traces this function; see `operators`."""
+    *spatial, groups = arguments
     check_operands(input, weight, bias, groups)
     output: Tensor = operators.conv2d(
         input,
         weight,
-        *spatial_arguments(weight, stride, padding, dilation),
+        *spatial_arguments(weight, *spatial),
         groups,
         wants_channels_last(input, weight, memory_format),
         plan.name,
@@ -140,14 +137,12 @@ def traced_convolution(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    stride: IntOrInts,
-    padding: IntOrInts | str,
-    dilation: IntOrInts,
-    groups: int,
+    arguments: ConvArguments,
     plan: Plan,
     memory_format: torch.memory_format | None,
 ) -> Tensor:
     """Record a 2-D or 3-D convolution as one operator in a graph of `torch.jit.trace`; see `torchscript`."""
+    stride, padding, dilation, groups = arguments
     dimensions = weight.dim() - 2
     sides = () if isinstance(padding, str) else numbers("padding", padding, dimensions, minimum=0)
     output: Tensor = torch.ops.yolo_lightning.convolution(
@@ -286,9 +281,11 @@ class _Convolution(Function):
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[MaybeTensor, ...]:
-        product, needs = partial(_apply, *ctx.about), ctx.needs_input_grad
+        product = partial(_apply, *ctx.about)
+        needs = ctx.needs_input_grad
         grads = derivatives(Operation.FORWARD, product, ctx.saved_tensors, needs, [grad_output])
-        return *grads, grad_output.sum((0, 2, 3)) if needs[2] else None, None, None
+        grad_bias = grad_output.sum((0, 2, 3)) if needs[2] else None
+        return *grads, grad_bias, None, None
 
     @staticmethod
     def jvp(ctx: Any, input: MaybeTensor, weight: MaybeTensor, bias: MaybeTensor, problem: None, plan: None) -> Tensor:

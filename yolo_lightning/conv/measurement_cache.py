@@ -63,7 +63,9 @@ def read_entries(file: Path) -> dict[str, dict[str, Any]]:
         return {}
     except (RecursionError, ValueError) as error:
         raise UserError(f"not JSON: {error}") from error
-    entries = content.get("environments") if isinstance(content, dict) and content.get("format") == FORMAT else None
+    entries = None
+    if isinstance(content, dict) and content.get("format") == FORMAT:
+        entries = content.get("environments")
     if not isinstance(entries, dict) or not all(isinstance(entry, dict) for entry in entries.values()):
         raise UserError(f"not a cache of format {FORMAT}")
     return entries
@@ -114,14 +116,11 @@ def _replace(file: Path, content: Any) -> None:
 
 def describe_environment(device: torch.device) -> dict[str, str]:
     """Return everything that the speed and the results of convolutions on a device depend on."""
-    if device.type == "cpu":
-        name, driver = f"{_cpu_model()}, {torch.get_num_threads()} threads", platform.release()
-    else:
-        name, driver = _accelerator_model(device), _driver()
+    is_cpu = device.type == "cpu"
     return {
         "device_type": device.type,
-        "device": name,
-        "driver": driver,
+        "device": f"{_cpu_model()}, {torch.get_num_threads()} threads" if is_cpu else _accelerator_model(device),
+        "driver": platform.release() if is_cpu else _driver(),
         "torch": torch.__version__,
         "algorithms": table.VERSION,
     }

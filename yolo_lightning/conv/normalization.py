@@ -256,7 +256,8 @@ class _FusedBatchNormSiLU(Function):
         if results is None:
             return None
         output, statistics = results
-        ctx.uses_batch, ctx.eps = True, eps
+        ctx.uses_batch = True
+        ctx.eps = eps
         ctx.save_for_backward(input, weight, bias, statistics)
         return output
 
@@ -294,8 +295,10 @@ class _BatchNormSiLU(Function):
             assert running_mean is not None
             assert running_var is not None
             # Copies, because a training step before the backward pass changes the running statistics in place.
-            first, second = running_mean.clone(), running_var.clone()
-        ctx.uses_batch, ctx.eps = uses_batch, eps
+            first = running_mean.clone()
+            second = running_var.clone()
+        ctx.uses_batch = uses_batch
+        ctx.eps = eps
         ctx.save_for_backward(input, weight, bias, first, second)
         return F.silu(output, inplace=True)
 
@@ -333,5 +336,5 @@ def _gradients_with_graph(ctx: Any, saved: Sequence[Any], grad_output: Tensor) -
     mean, variance = (None, None) if ctx.uses_batch else (first, second)
     normalized, _, _ = torch.native_batch_norm(input, weight, bias, mean, variance, ctx.uses_batch, 0.0, ctx.eps)
     wanted = [tensor for tensor, needed in zip((input, weight, bias), ctx.needs_input_grad, strict=False) if needed]
-    found = iter(torch.autograd.grad(F.silu(normalized), wanted, grad_output, create_graph=True))
-    return [next(found) if needed else None for needed in ctx.needs_input_grad[:3]]
+    gradients = iter(torch.autograd.grad(F.silu(normalized), wanted, grad_output, create_graph=True))
+    return [next(gradients) if needed else None for needed in ctx.needs_input_grad[:3]]

@@ -65,8 +65,8 @@ def _register(operation: Operation, tensors: str, size: str = "", results: str =
     def fake(*arguments: Any) -> Any:
         operands, problem = split(arguments)
         sizes = result_sizes(operation, problem)
-        made = tuple(_empty(operands[0], one, problem.channels_last) for one in sizes)
-        return made if len(made) > 1 else made[0]
+        results = tuple(_empty(operands[0], size, problem.channels_last) for size in sizes)
+        return results if len(results) > 1 else results[0]
 
     def save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         ctx.set_materialize_grads(False)

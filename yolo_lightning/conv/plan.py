@@ -80,9 +80,10 @@ class Plan:
         return self._remember(key, self._candidates(key)[0])
 
     def _candidates(self, key: PlanKey) -> tuple[Candidate, ...]:
-        problem, dtype, device_type = key.problem, key.dtype, key.device.type
+        problem = key.problem
+        device_type = key.device.type
         if key.operation is not Operation.GRADIENTS:
-            return candidates(key.operation, problem, dtype, device_type)
+            return candidates(key.operation, problem, key.dtype, device_type)
 
         def separately(tensors: Tensors) -> Tensors:
             input, grad_output, weight = tensors
@@ -90,7 +91,7 @@ class Plan:
             (grad_weight,) = self.compute(Operation.WEIGHT_GRADIENT, problem, (input, grad_output))
             return grad_input, grad_weight
 
-        return gradient_candidates(problem, dtype, device_type, separately)
+        return gradient_candidates(problem, key.dtype, device_type, separately)
 
     def _remember(self, key: PlanKey, chosen: Candidate) -> Candidate:
         if len(self.decisions) >= MAX_DECISIONS:
@@ -173,16 +174,21 @@ class AutotunedPlan(Plan):
         if key.device not in self._stored:
             self._stored[key.device] = measurement_cache.load(self.cache_file, _environment(key.device))
         stored = self._stored[key.device].get(key.in_words())
-        values = stored if isinstance(stored, dict) else {}
-        known = {candidate.name: values.get(candidate.name) for candidate in order}
-        # The comparison also excludes NaN.
-        return {name: value for name, value in known.items() if isinstance(value, float) and 0 <= value < math.inf}
+        if not isinstance(stored, dict):
+            return {}
+        seconds = {}
+        for candidate in order:
+            value = stored.get(candidate.name)
+            if isinstance(value, float) and 0 <= value < math.inf:  # not for NaN
+                seconds[candidate.name] = value
+        return seconds
 
     def _time(self, key: PlanKey, order: tuple[Candidate, ...], tensors: Tensors) -> dict[str, float]:
-        spent_before_s, start = self.spent_s, time.perf_counter()
+        spent_before_s = self.spent_s
+        began_s = time.perf_counter()
         seconds, failures = _shortest_runs(order, tensors)
         # Not added up: this time includes that of nested decisions on the single gradients.
-        self.spent_s = spent_before_s + time.perf_counter() - start
+        self.spent_s = spent_before_s + time.perf_counter() - began_s
         if not seconds:
             raise next(iter(failures.values()))
         if failures:
@@ -198,8 +204,11 @@ def _environment(device: torch.device) -> str:
 
 def _fastest(order: tuple[Candidate, ...], seconds: Mapping[str, float]) -> Candidate:
     """Return the fastest candidate; without timings, the first one."""
-    rank = {name: value * (1 - NOISE if name == order[0].name else 1) for name, value in seconds.items()}
-    return min(order, key=lambda candidate: rank.get(candidate.name, math.inf))
+    compared = dict(seconds)
+    default = order[0].name
+    if default in compared:
+        compared[default] *= 1 - NOISE
+    return min(order, key=lambda candidate: compared.get(candidate.name, math.inf))
 
 
 def _shortest_runs(

@@ -157,32 +157,32 @@ def _exchanged(
     layer: nn.Module, exchange: Callable[[type[nn.Module]], type[nn.Module] | None]
 ) -> type[nn.Module] | None:
     """Return the result of `exchange` for the class of a layer, which stays parametrized if it is."""
-    kind = type(layer)
+    layer_class = type(layer)
     if not is_parametrized(layer):
-        return exchange(kind)
+        return exchange(layer_class)
     # `register_parametrization` derives a class for this layer from the class that the layer had.
-    base = exchange(kind.__bases__[0])
+    base = exchange(layer_class.__bases__[0])
     if base is None:
         return None
-    attributes = {name: value for name, value in vars(kind).items() if name not in _OF_EVERY_CLASS}
+    attributes = {name: value for name, value in vars(layer_class).items() if name not in _OF_EVERY_CLASS}
     return type(f"Parametrized{base.__name__}", (base,), attributes)
 
 
-def _native_class(kind: type[nn.Module]) -> type[nn.Module] | None:
-    return _ADAPTED.get(kind) or _NATIVE.get(kind)
+def _native_class(layer_class: type[nn.Module]) -> type[nn.Module] | None:
+    return _ADAPTED.get(layer_class) or _NATIVE.get(layer_class)
 
 
-def _vendor_free_class(kind: type[nn.Module]) -> type[nn.Module] | None:
-    if kind in _VENDOR_FREE:
-        return _VENDOR_FREE[kind]
-    if kind in _LAZY:
-        return _adapted(_LAZY[kind], kind)
-    if not issubclass(kind, _ConvNd | _NormBase) or issubclass(kind, VendorFreeLayer | LazyModuleMixin):
+def _vendor_free_class(layer_class: type[nn.Module]) -> type[nn.Module] | None:
+    if layer_class in _VENDOR_FREE:
+        return _VENDOR_FREE[layer_class]
+    if layer_class in _LAZY:
+        return _adapted(_LAZY[layer_class], layer_class)
+    if not issubclass(layer_class, _ConvNd | _NormBase) or issubclass(layer_class, VendorFreeLayer | LazyModuleMixin):
         return None
-    native = next((base for base in kind.__mro__ if base in _VENDOR_FREE), None)
-    if native is None or _overrides_methods(kind, native):
-        return _adapted(OwnForward, kind)
-    return _adapted(_VENDOR_FREE[native], kind)
+    native = next((base for base in layer_class.__mro__ if base in _VENDOR_FREE), None)
+    if native is None or _overrides_methods(layer_class, native):
+        return _adapted(OwnForward, layer_class)
+    return _adapted(_VENDOR_FREE[native], layer_class)
 
 
 def _overrides_methods(subclass: type[nn.Module], native: type[nn.Module]) -> bool:
@@ -208,12 +208,14 @@ def _adapted(vendor_free: type[nn.Module], subclass: type[nn.Module]) -> type[nn
         # pickle cannot import the class by its name.
         return _new_adapted, (vendor_free, subclass), vars(layer).copy()
 
-    attributes = {"__reduce_ex__": reduce} | ({"cls_to_become": vendor_free} if subclass in _LAZY else {})
-    made = type(f"VendorFree{subclass.__name__}", (vendor_free, subclass), attributes)
-    _ADAPTED[made] = subclass
-    return made
+    attributes: dict[str, Any] = {"__reduce_ex__": reduce}
+    if subclass in _LAZY:
+        attributes["cls_to_become"] = vendor_free
+    adapted = type(f"VendorFree{subclass.__name__}", (vendor_free, subclass), attributes)
+    _ADAPTED[adapted] = subclass
+    return adapted
 
 
 def _new_adapted(vendor_free: type[nn.Module], subclass: type[nn.Module]) -> nn.Module:
-    made = _adapted(vendor_free, subclass)
-    return made.__new__(made)
+    adapted = _adapted(vendor_free, subclass)
+    return adapted.__new__(adapted)
