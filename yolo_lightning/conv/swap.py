@@ -83,16 +83,7 @@ def swap_convs(module: ModuleT, *, plan: Plan = DEFAULT_PLAN, skip: Collection[s
             a lazy layer, or a layer that `torch.ao.quantization` has prepared. The message lists the layers; no layer
             has been changed.
     """
-    if not isinstance(module, nn.Module):
-        raise UserError(f"swap_convs converts a torch.nn.Module, got {module!r:.100}")
-    if any(isinstance(submodule, ScriptModule) for submodule in module.modules()):
-        raise UserError(
-            "swap_convs converts a module before torch.jit.trace, got a ScriptModule, whose layers cannot be exchanged"
-        )
-    if not isinstance(skip, Collection) or isinstance(skip, str) or not all(isinstance(name, str) for name in skip):
-        raise UserError(f"skip must be a list of names, as ['backbone.conv1'], got {skip!r}")
-    if not isinstance(plan, Plan):
-        raise UserError(f"plan must be a Plan or an AutotunedPlan, got {plan!r}")
+    _check_arguments(module, plan, skip)
     skipped = {id(submodule) for name in skip for submodule in _named(module, name).modules()}
     layers = [(name, layer) for name, layer in module.named_modules() if id(layer) not in skipped]
     refused = [f"{name or '(root)'} ({type(layer).__name__})" for name, layer in layers if _stays_native(layer)]
@@ -120,6 +111,20 @@ def unswap_convs(module: ModuleT) -> ModuleT:
             layer.__class__ = native
             vars(layer).pop("plan", None)
     return module
+
+
+def _check_arguments(module: Any, plan: Any, skip: Any) -> None:
+    """Raise a UserError if an argument of `swap_convs` has another type."""
+    if not isinstance(module, nn.Module):
+        raise UserError(f"swap_convs converts a torch.nn.Module, got {module!r:.100}")
+    if any(isinstance(submodule, ScriptModule) for submodule in module.modules()):
+        raise UserError(
+            "swap_convs converts a module before torch.jit.trace, got a ScriptModule, whose layers cannot be exchanged"
+        )
+    if not isinstance(skip, Collection) or isinstance(skip, str) or not all(isinstance(name, str) for name in skip):
+        raise UserError(f"skip must be a list of names, as ['backbone.conv1'], got {skip!r}")
+    if not isinstance(plan, Plan):
+        raise UserError(f"plan must be a Plan or an AutotunedPlan, got {plan!r}")
 
 
 def _warn_of_new_network(module: nn.Module) -> None:

@@ -124,19 +124,19 @@ def _gradients(input: Tensor | None, grad_output: Tensor, weight: Tensor, proble
     buffer = grad_output.new_empty(_grads_buffer(problem))
     all_columns = _remainders_of(1, problem)
     for rows in _remainders_of(0, problem):
-        columns = [one for one in all_columns if one.taps and rows.taps]
-        if len(columns) < len(all_columns):
+        read_columns = [columns for columns in all_columns if columns.taps and rows.taps]
+        if len(read_columns) < len(all_columns):
             grad_input[:, :, rows.pixels].zero_()
-        if not columns:
+        if not read_columns:
             continue
-        matrices = [_mirrored_matrix(mirrored, rows, one, problem) for one in columns]
+        matrices = [_mirrored_matrix(mirrored, rows, columns, problem) for columns in read_columns]
         lowering = _lowered_grads(rows, problem)
         step = _samples_per_tile(lowering, problem)
         for grads, target, values in _runs(step, grad_output, grad_input, grad_input if input is None else input):
             lowered = lowering.lower(grads, buffer)
-            for one, matrix in zip(columns, matrices, strict=True):
-                windows = lowered.windows(one.count, 1, one.first - one.taps[-1].shift, len(one.taps))
-                _write_product(windows, matrix, _positions(target, rows, one, problem))
+            for columns, matrix in zip(read_columns, matrices, strict=True):
+                windows = lowered.windows(columns.count, 1, columns.first - columns.taps[-1].shift, len(columns.taps))
+                _write_product(windows, matrix, _positions(target, rows, columns, problem))
                 if total is not None:
                     total.add(windows, values)
     return grad_input, mirrored[:0] if total is None else total.result(problem).flip(2, 3)
@@ -177,7 +177,9 @@ class _ColumnSums:
     """
 
     def __init__(self, like: Tensor, shape: tuple[int, int, int, int], order: tuple[int, int, int, int]) -> None:
-        self._like, self._shape, self._order = like, shape, order
+        self._like = like
+        self._shape = shape
+        self._order = order
         self._columns = max(1, PARTIAL_ELEMENTS // max(1, prod(shape)))
         self._sum: Tensor | None = None
         self._parts: Tensor | None = None
@@ -309,20 +311,19 @@ class _Lowering:
             for start, stop in ((0, inside.start), (inside.stop, self.rows)):
                 if start < stop:
                     outside.append((start * self.pitch + tap * self.channels, stop - start))
-        size, strides = (self.width, self.channels), (self.depth, 1)
         if len(outside) == 2 and outside[0][1] == outside[1][1]:
             # The usual case, the first tap above and the last tap below the image, in one launch.
             (first, rows), (second, _) = sorted(outside)
             lowered.buffer.as_strided(
-                (lowered.samples, 2, rows, *size),
-                (self.rows * self.pitch, second - first, self.pitch, *strides),
+                (lowered.samples, 2, rows, self.width, self.channels),
+                (self.rows * self.pitch, second - first, self.pitch, self.depth, 1),
                 lowered.start + first,
             ).zero_()
             return
         for offset, rows in outside:
             lowered.buffer.as_strided(
-                (lowered.samples, rows, *size),
-                (self.rows * self.pitch, self.pitch, *strides),
+                (lowered.samples, rows, self.width, self.channels),
+                (self.rows * self.pitch, self.pitch, self.depth, 1),
                 lowered.start + offset,
             ).zero_()
 
@@ -338,10 +339,10 @@ class _Lowered:
 
     def by_row(self) -> Tensor:
         """Return the lowered rows `(samples, rows, columns, taps, channels)`."""
-        one = self.lowering
+        lowering = self.lowering
         return self.buffer.as_strided(
-            (self.samples, one.rows, one.width, one.taps, one.channels),
-            (one.rows * one.pitch, one.pitch, one.depth, one.channels, 1),
+            (self.samples, lowering.rows, lowering.width, lowering.taps, lowering.channels),
+            (lowering.rows * lowering.pitch, lowering.pitch, lowering.depth, lowering.channels, 1),
             self.start,
         )
 
@@ -350,18 +351,18 @@ class _Lowered:
 
         The shape is `(count, samples * rows, columns * depth)`; windows overlap in memory.
         """
-        one = self.lowering
+        lowering = self.lowering
         return self.buffer.as_strided(
-            (count, self.samples * one.rows, columns * one.depth),
-            (step * one.depth, one.pitch, 1),
-            self.start + first * one.depth,
+            (count, self.samples * lowering.rows, columns * lowering.depth),
+            (step * lowering.depth, lowering.pitch, 1),
+            self.start + first * lowering.depth,
         )
 
 
 def _lowered_input(problem: Problem) -> _Lowering:
     _, channels, height, width = problem.input_size
-    left = problem.padding[2]
-    last = (problem.output_size[3] - 1) * problem.stride[1] + problem.kernel[1] - 1 - left
+    before = problem.padding[2]
+    last = (problem.output_size[3] - 1) * problem.stride[1] + problem.kernel[1] - 1 - before
     return _Lowering(
         height,
         width,
@@ -371,7 +372,7 @@ def _lowered_input(problem: Problem) -> _Lowering:
         step=problem.stride[0],
         first=-problem.padding[0],
         spacing=problem.dilation[0],
-        gap=max(0, left, last + 1 - width),
+        gap=max(0, before, last + 1 - width),
     )
 
 
@@ -400,7 +401,7 @@ def _lowered_grads(rows: _Remainder, problem: Problem) -> _Lowering:
 def _grads_buffer(problem: Problem) -> int:
     """Return the elements of the lowered output gradient; the input rows of all remainders share one buffer."""
     lowerings = [_lowered_grads(rows, problem) for rows in _remainders_of(0, problem) if rows.taps]
-    return max((one.elements(_samples_per_tile(one, problem)) for one in lowerings), default=0)
+    return max((lowering.elements(_samples_per_tile(lowering, problem)) for lowering in lowerings), default=0)
 
 
 def _samples_per_tile(lowering: _Lowering, problem: Problem) -> int:
@@ -410,16 +411,19 @@ def _samples_per_tile(lowering: _Lowering, problem: Problem) -> int:
 
 def _remainders_of(axis: int, problem: Problem) -> list[_Remainder]:
     """Return the remainders that occur inside the input along an axis."""
-    stride, before, size = problem.stride[axis], problem.padding[2 * axis], problem.input_size[2 + axis]
-    found = []
+    stride = problem.stride[axis]
+    before = problem.padding[2 * axis]
+    size = problem.input_size[2 + axis]
+    remainders = []
     for remainder in range(stride):
         start = (remainder - before) % stride
         reached = [(index, index * problem.dilation[axis] - remainder) for index in range(problem.kernel[axis])]
         taps = tuple(_Tap(index, reach // stride) for index, reach in reached if reach % stride == 0)
         count = len(range(start, size, stride))
         if count:
-            found.append(_Remainder(taps, (start + before - remainder) // stride, slice(start, None, stride), count))
-    return found
+            first = (start + before - remainder) // stride
+            remainders.append(_Remainder(taps, first, slice(start, None, stride), count))
+    return remainders
 
 
 def _serves(problem: Problem, dtype: torch.dtype, device_type: str) -> bool:

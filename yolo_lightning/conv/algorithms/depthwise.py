@@ -10,7 +10,8 @@ from yolo_lightning.conv.algorithms.shared import accumulation_dtype, crop, pad,
 
 def forward(input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
     """Return the output, `problem.output_size`; half types accumulate in float32."""
-    padded, taps = pad(input, problem).unsqueeze(2), _taps(weight, problem)
+    padded = pad(input, problem).unsqueeze(2)
+    taps = _taps(weight, problem)
     total = input.new_zeros(_grouped_output(problem), dtype=accumulation_dtype(input.dtype))
     for row in range(problem.kernel[0]):
         for column in range(problem.kernel[1]):
@@ -23,7 +24,8 @@ def forward(input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
 def input_gradient(grad_output: Tensor, weight: Tensor, problem: Problem) -> Tensor:
     """Return the input gradient, `problem.input_size`; half types accumulate in float32."""
     samples, channels, _, _ = problem.input_size
-    taps, grouped = _taps(weight, problem), grad_output.reshape(_grouped_output(problem))
+    taps = _taps(weight, problem)
+    grouped = grad_output.reshape(_grouped_output(problem))
     total = grouped.new_zeros((samples, channels, *problem.padded_size), dtype=accumulation_dtype(grouped.dtype))
     for row in range(problem.kernel[0]):
         for column in range(problem.kernel[1]):
@@ -34,14 +36,14 @@ def input_gradient(grad_output: Tensor, weight: Tensor, problem: Problem) -> Ten
 
 def weight_gradient(input: Tensor, grad_output: Tensor, problem: Problem) -> Tensor:
     """Return the weight gradient, `problem.weight_size`; half types accumulate in float32."""
-    padded, grouped = pad(input, problem).unsqueeze(2), grad_output.reshape(_grouped_output(problem))
-    products = [
-        (padded[..., tap(0, row, problem), tap(1, column, problem)] * grouped).sum(
-            (0, 3, 4), dtype=accumulation_dtype(input.dtype)
-        )
-        for row in range(problem.kernel[0])
-        for column in range(problem.kernel[1])
-    ]
+    padded = pad(input, problem).unsqueeze(2)
+    grouped = grad_output.reshape(_grouped_output(problem))
+    dtype = accumulation_dtype(input.dtype)
+    products = []
+    for row in range(problem.kernel[0]):
+        for column in range(problem.kernel[1]):
+            seen = padded[..., tap(0, row, problem), tap(1, column, problem)]
+            products.append((seen * grouped).sum((0, 3, 4), dtype=dtype))
     return torch.stack(products, -1).to(input.dtype).view(problem.weight_size)
 
 

@@ -44,10 +44,12 @@ def input_gradient(grad_output: Tensor, weight: Tensor, problem: Problem) -> Ten
     """Return the input gradient, `problem.input_size`; overlapping windows are summed in float32 or float64."""
     samples, channels, _, _ = problem.input_size
     _, outputs, height, width = problem.output_size
-    groups, depth = problem.groups, prod(problem.weight_size[1:])
+    groups = problem.groups
+    depth = prod(problem.weight_size[1:])
     dtype = accumulation_dtype(grad_output.dtype)
     total = grad_output.new_zeros(samples, *problem.padded_size, groups, channels // groups, dtype=dtype)
-    grads, matrices = grad_output.permute(0, 2, 3, 1).reshape(samples, -1, outputs), _matrices(weight, problem)
+    grads = grad_output.permute(0, 2, 3, 1).reshape(samples, -1, outputs)
+    matrices = _matrices(weight, problem)
     step = items_per_tile(height * width * groups * depth, samples, grad_output.device)
     for start in range(0, samples, step):
         part = grads[start : start + step].reshape(-1, outputs)
@@ -76,7 +78,9 @@ def weight_gradient(input: Tensor, grad_output: Tensor, problem: Problem) -> Ten
         else:
             total += multiply(_by_group(grads[pixels], problem).transpose(1, 2), tile.transpose(0, 1))
     grad_weight = total.to(input.dtype).view(outputs, height, width, channels).permute(0, 3, 1, 2)
-    return grad_weight if problem.groups == 1 else grad_weight.contiguous(memory_format=problem.memory_format)
+    if problem.groups == 1:
+        return grad_weight
+    return grad_weight.contiguous(memory_format=problem.memory_format)
 
 
 def _window_tiles(input: Tensor, problem: Problem) -> Iterator[tuple[slice, Tensor]]:

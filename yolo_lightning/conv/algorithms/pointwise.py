@@ -22,20 +22,24 @@ def weight_gradient(input: Tensor, grad_output: Tensor, problem: Problem) -> Ten
     units would be used, because the result is small.
     """
     if problem.channels_last and problem.groups == 1:
-        grads, values = _pixels_by_channels(grad_output), _pixels_by_channels(input)
+        grads = _pixels_by_channels(grad_output)
+        values = _pixels_by_channels(input)
         if input.device.type != "cpu":
             return _sum_of_parts(grads, values).view(problem.weight_size)
         total = input.new_zeros(problem.weight_size[:2], dtype=accumulation_dtype(input.dtype))
         add_products_(total, grads, values, input.size(0))
         return total.to(input.dtype).view(problem.weight_size)
-    left, right = (_samples_by_groups(tensor, problem.groups) for tensor in (grad_output, input))
-    total = multiply(left, right.transpose(2, 3)).sum(0, dtype=accumulation_dtype(input.dtype))
+    grouped_grads = _samples_by_groups(grad_output, problem.groups)
+    grouped_values = _samples_by_groups(input, problem.groups)
+    products = multiply(grouped_grads, grouped_values.transpose(2, 3))
+    total = products.sum(0, dtype=accumulation_dtype(input.dtype))
     return total.to(input.dtype).view(problem.weight_size)
 
 
 def _sum_of_parts(grads: Tensor, values: Tensor) -> Tensor:
     """Return `grads (pixels, O)` transposed times `values (pixels, C)`."""
-    outputs, channels = grads.size(1), values.size(1)
+    outputs = grads.size(1)
+    channels = values.size(1)
     parts = product_parts(grads.size(0), outputs, channels)
     if parts == 1:
         return multiply(grads.t(), values)

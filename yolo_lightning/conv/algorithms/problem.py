@@ -44,8 +44,7 @@ class Problem:
     @property
     def padded_size(self) -> tuple[int, int]:
         """Height and width of the padded input."""
-        top, bottom, left, right = self.padding
-        return self.input_size[2] + top + bottom, self.input_size[3] + left + right
+        return self.input_size[2] + sum(self.padding[:2]), self.input_size[3] + sum(self.padding[2:])
 
     @cached_property
     def output_size(self) -> tuple[int, int, int, int]:
@@ -163,7 +162,7 @@ def numbers(name: str, value: IntOrInts, count: int, *, minimum: int = 1) -> tup
     """Return one integer per spatial dimension; raise `ValueError` if `value` has another length or is too small."""
     values: tuple[Any, ...] = tuple(value) if isinstance(value, tuple | list) else (value,)
     if len(values) == 1:
-        values = values * count
+        values *= count
     if len(values) != count or not all(isinstance(number, Integral | torch.SymInt) for number in values):
         raise UserError(f"{name} must be one integer or one for each of the {count} spatial dimensions, got {value!r}")
     if min(values) < minimum:
@@ -201,7 +200,8 @@ def looks_channels_last(tensor: Tensor) -> bool:
     This is `suggest_memory_format` of ATen, by which convolutions of PyTorch select the layout of their output. The
     strides decide also for one channel and for 1x1 weights, whose two layouts have equal contents.
     """
-    sizes, strides = tensor.shape, tensor.stride()
+    sizes = tensor.shape
+    strides = tensor.stride()
     if strides[1] == 0:
         return False
     smallest = 0

@@ -109,24 +109,26 @@ def pad(input: Tensor, problem: Problem) -> Tensor:
 
     Without padding, the result may be the input itself.
     """
-    top, bottom, left, right = problem.padding
-    padded = F.pad(input, (left, right, top, bottom)) if any(problem.padding) else input
-    return padded.contiguous(memory_format=problem.memory_format)
+    top, bottom, *horizontal = problem.padding
+    if any(problem.padding):
+        input = F.pad(input, (*horizontal, top, bottom))
+    return input.contiguous(memory_format=problem.memory_format)
 
 
 def windows(padded: Tensor, problem: Problem) -> Tensor:
     """Return the windows of the padded input as a view `(N, C, kernel height, kernel width, output height, width)`."""
-    by_sample, by_channel, *by_axis = padded.stride()
-    taps, places = ([by_axis[axis] * steps[axis] for axis in (0, 1)] for steps in (problem.dilation, problem.stride))
+    by_sample, by_channel, by_row, by_column = padded.stride()
+    taps = (by_row * problem.dilation[0], by_column * problem.dilation[1])
+    places = (by_row * problem.stride[0], by_column * problem.stride[1])
     size = (*problem.input_size[:2], *problem.kernel, *problem.output_size[2:])
     return padded.as_strided(size, (by_sample, by_channel, *taps, *places))
 
 
 def crop(grad_padded: Tensor, problem: Problem) -> Tensor:
     """Return the gradient of `pad`: the input without the border, dense in `problem.memory_format`."""
-    top, _, left, _ = problem.padding
+    top, _, before, _ = problem.padding
     _, _, height, width = problem.input_size
-    inner = grad_padded[:, :, top : top + height, left : left + width]
+    inner = grad_padded[:, :, top : top + height, before : before + width]
     return inner.contiguous(memory_format=problem.memory_format)
 
 
@@ -157,10 +159,13 @@ def multiply(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
         out: Receives the result, for 2 and 3 dimensions of `right`.
     """
     limit = largest_product(left.device)
-    rows, columns = left.size(-2), right.size(-1)
+    rows = left.size(-2)
+    columns = right.size(-1)
     if max(rows, columns) <= limit:
         function: Callable[..., Tensor] = {2: torch.mm, 3: torch.bmm}.get(right.dim(), torch.matmul)
-        return function(left, right) if out is None else function(left, right, out=out)
+        if out is None:
+            return function(left, right)
+        return function(left, right, out=out)
     result = left.new_empty(*right.shape[:-2], rows, columns) if out is None else out
     for row, column in product(range(0, rows, limit), range(0, columns, limit)):
         part = multiply(left[..., row : row + limit, :], right[..., column : column + limit])
@@ -239,14 +244,15 @@ def correlation(problem: Problem) -> Problem:
     """Return the problem that maps the output gradient and `mirrored_weight` to the input gradient."""
     assert problem.stride == (1, 1), problem
     kernel_height, kernel_width = problem.kernel
-    rows, columns = problem.dilation[0] * (kernel_height - 1), problem.dilation[1] * (kernel_width - 1)
-    top, bottom, left, right = problem.padding
+    rows = problem.dilation[0] * (kernel_height - 1)
+    columns = problem.dilation[1] * (kernel_width - 1)
+    top, bottom, before, after = problem.padding
     return replace(
         problem,
         input_size=problem.output_size,
         weight_size=(problem.input_size[1], problem.weight_size[0] // problem.groups, kernel_height, kernel_width),
         # Negative, i.e. cropping, if a side is padded by more than the extent of the kernel.
-        padding=(rows - top, rows - bottom, columns - left, columns - right),
+        padding=(rows - top, rows - bottom, columns - before, columns - after),
     )
 
 

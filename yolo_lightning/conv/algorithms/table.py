@@ -31,8 +31,12 @@ _FIRST = (fused.WEIGHT_GRADIENT, pointwise.ALGORITHM, depthwise.ALGORITHM, fused
 _ON_ACCELERATORS = (*_FIRST, column_batches.ALGORITHM, im2col.ALGORITHM)
 # In half types, products of a BLAS use the tensor cores of NVIDIA's cards; the kernels of this package do not.
 _ON_TENSOR_CORES = (
-    *(pointwise.ALGORITHM, depthwise.ALGORITHM, column_batches.ALGORITHM, im2col.ALGORITHM),
-    *(fused.WEIGHT_GRADIENT, fused.PRODUCTS),
+    pointwise.ALGORITHM,
+    depthwise.ALGORITHM,
+    column_batches.ALGORITHM,
+    im2col.ALGORITHM,
+    fused.WEIGHT_GRADIENT,
+    fused.PRODUCTS,
 )
 _ON_CPUS = (*_FIRST, im2col.ALGORITHM, column_batches.ALGORITHM)
 
@@ -73,27 +77,30 @@ def gradient_candidates(
     """
     at_once = candidates(Operation.GRADIENTS, problem, dtype, device_type)
     by_weight = candidates(Operation.WEIGHT_GRADIENT, problem, dtype, device_type)[0]
-    separate = (Candidate(SEPARATE, separately),)
-    return at_once + separate if at_once and at_once[0].name == by_weight.name else separate + at_once
+    separate = Candidate(SEPARATE, separately)
+    if at_once and at_once[0].name == by_weight.name:
+        return *at_once, separate
+    return separate, *at_once
 
 
 def _in_both_layouts(
     operation: Operation, problem: Problem, dtype: torch.dtype, device_type: str
 ) -> tuple[Candidate, ...]:
     """Return the candidates for the memory format of the problem, followed by those that convert the layout."""
-    found = []
+    usable = []
     for channels_last in (problem.channels_last, not problem.channels_last):
         laid_out = replace(problem, channels_last=channels_last)
-        for one in algorithms(problem, dtype, device_type):
-            product = one.products.get(operation)
-            if product is None or not one.serves(laid_out, dtype, device_type):
+        for algorithm in algorithms(problem, dtype, device_type):
+            product = algorithm.products.get(operation)
+            if product is None or not algorithm.serves(laid_out, dtype, device_type):
                 continue
-            name, compute = one.name, _bind(product, laid_out)
+            name = algorithm.name
+            compute = _bind(product, laid_out)
             if channels_last != problem.channels_last:
-                name = f"{name} in {'NHWC' if channels_last else 'NCHW'}"
+                name += " in NHWC" if channels_last else " in NCHW"
                 compute = _convert(compute, problem.memory_format)
-            found.append(Candidate(name, compute, one is fused.PRODUCTS))
-    return tuple(found)
+            usable.append(Candidate(name, compute, algorithm is fused.PRODUCTS))
+    return tuple(usable)
 
 
 def _bind(product: Product, problem: Problem) -> Compute:
@@ -106,7 +113,7 @@ def _bind(product: Product, problem: Problem) -> Compute:
 
 def _convert(compute: Compute, memory_format: torch.memory_format) -> Compute:
     """Convert the results of `compute` to `memory_format`; algorithms convert their inputs themselves."""
-    return lambda tensors: tuple(one.contiguous(memory_format=memory_format) for one in compute(tensors))
+    return lambda tensors: tuple(result.contiguous(memory_format=memory_format) for result in compute(tensors))
 
 
 def _mirrored(problem: Problem, dtype: torch.dtype, device_type: str) -> tuple[Candidate, ...]:

@@ -1,5 +1,6 @@
 """Launches of the kernels in batch_norm.cu for a batch normalization followed by SiLU."""
 
+from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -30,21 +31,20 @@ KERNELS = ("batch_statistics", "normalize_silu", "silu_gradient_sums", "normaliz
 
 def _kernel_name(kernel: str, channels_last: bool, by_four: bool, dtype: torch.dtype) -> str:
     """Return the name of an instance of one of `KERNELS`."""
-    layout, width = "nhwc" if channels_last else "nchw", "by_four" if by_four else "by_one"
+    layout = "nhwc" if channels_last else "nchw"
+    width = "by_four" if by_four else "by_one"
     return f"{kernel}_{layout}_{width}{ELEMENTS[dtype].suffix}"
 
 
 def instances() -> dict[str, str]:
     """Return the C++ line that defines each kernel, by kernel name."""
-    return {
-        _kernel_name(kernel, channels_last, by_four, dtype): f"{kernel.upper()}("
-        f"{_kernel_name(kernel, channels_last, by_four, dtype)}, {element.cpp_type}, {str(channels_last).lower()}, "
-        f"{4 if by_four else 1})"
-        for dtype, element in ELEMENTS.items()
-        for kernel in KERNELS
-        for channels_last in (True, False)
-        for by_four in (True, False)
-    }
+    lines = {}
+    for dtype, kernel, channels_last, by_four in product(ELEMENTS, KERNELS, (True, False), (True, False)):
+        name = _kernel_name(kernel, channels_last, by_four, dtype)
+        layout = str(channels_last).lower()
+        width = 4 if by_four else 1
+        lines[name] = f"{kernel.upper()}({name}, {ELEMENTS[dtype].cpp_type}, {layout}, {width})"
+    return lines
 
 
 class _Layout(NamedTuple):
@@ -109,7 +109,8 @@ def forward(
     """
     (images,), layout = _arranged(input)
     per_split = layout.per_split(REDUCTION_BLOCKS)
-    statistics, stride = weight.new_empty(2, layout.channels), _stride(images, layout)
+    statistics = weight.new_empty(2, layout.channels)
+    stride = _stride(images, layout)
     operands = Operands(
         (images,), (statistics, running_mean, running_var, num_batches_tracked), *layout.partials(per_split, weight)
     )
@@ -128,13 +129,15 @@ def backward(
     """Return the input gradient and `(2, C)` the gradients of bias and weight."""
     (images, grads), layout = _arranged(input, grad_output)
     per_split = layout.per_split(REDUCTION_BLOCKS)
-    sums, strides = weight.new_empty(2, layout.channels), (_stride(images, layout), _stride(grads, layout))
+    sums = weight.new_empty(2, layout.channels)
+    strides = (_stride(images, layout), _stride(grads, layout))
     reads = (images, grads, statistics, weight, bias)
     operands = Operands(reads, (sums,), *layout.partials(per_split, weight))
     launch(layout.name("silu_gradient_sums"), layout.grid(per_split), operands, (*layout.numbers(per_split), *strides))
     grad_input = _empty_like(images, layout)
     per_split = layout.per_split(ELEMENT_BLOCKS)
-    operands, numbers = Operands((*reads, sums), (grad_input,)), (*layout.numbers(per_split), *strides)
+    operands = Operands((*reads, sums), (grad_input,))
+    numbers = (*layout.numbers(per_split), *strides)
     launch(layout.name("normalize_silu_gradient"), layout.grid(per_split), operands, numbers)
     return grad_input, sums
 

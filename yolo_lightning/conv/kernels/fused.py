@@ -54,12 +54,11 @@ def _compute(operation: Operation, first: Tensor, second: Tensor, problem: Probl
     arguments = (first, second, *sizes, problem.stride, problem.padding, problem.dilation)
     results = None
     if have_data((first, second)):
-        device, dtype = first.device, first.dtype
         results = KERNELS.run(
-            (operation, problem, dtype),
-            device,
+            (operation, problem, first.dtype),
+            first.device,
             lambda: (_OPERATORS[operation](*arguments),),
-            lambda: _compared(operation, problem, dtype, device, KERNELS.required(device)),
+            lambda: _compared(operation, problem, first.dtype, first.device, KERNELS.required(first.device)),
         )
     if results is not None:
         return results[0]
@@ -107,8 +106,8 @@ def _compared(
     exact = im2col.ALGORITHM.products[operation](*(tensor.float() for tensor in operands), small)
     assert isinstance(exact, Tensor)
     for tile in fused_launch.tiles_for(operation, problem, dtype):
-        found = fused_launch.PRODUCTS[operation](kernels, *operands, small, tiles=(tile,))
-        yield found.float(), exact
+        result = fused_launch.PRODUCTS[operation](kernels, *operands, small, tiles=(tile,))
+        yield result.float(), exact
 
 
 def _images(size: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device, seed: int) -> Tensor:
@@ -120,15 +119,10 @@ def _register(operation: Operation, tensors: str, size: str = "") -> Any:
     """Register and return the operator of a product; its schema begins with `tensors` and the `size` of a gradient."""
 
     def problem_of(first: Tensor, second: Tensor, *sizes: Sequence[int]) -> Problem:
-        *own, stride, padding, dilation = sizes
-        input_size, weight_size = {
-            Operation.FORWARD: (first.shape, second.shape),
-            Operation.INPUT_GRADIENT: (*own, second.shape),
-            Operation.WEIGHT_GRADIENT: (first.shape, *own),
-        }[operation]
-        spatial = (tuple(one) for one in (input_size, weight_size, stride, padding, dilation))
-        arguments: list[Any] = [*spatial, 1, True]  # one group, channels_last
-        return Problem(*arguments)
+        input_size = sizes[0] if operation is Operation.INPUT_GRADIENT else first.shape
+        weight_size = sizes[0] if operation is Operation.WEIGHT_GRADIENT else second.shape
+        arguments: list[Any] = [tuple(size) for size in (input_size, weight_size, *sizes[-3:])]
+        return Problem(*arguments, groups=1, channels_last=True)
 
     def fake(first: Tensor, second: Tensor, *sizes: Sequence[int]) -> Tensor:
         return empty_images(first, result_sizes(operation, problem_of(first, second, *sizes))[0])

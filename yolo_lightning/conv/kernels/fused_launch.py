@@ -84,11 +84,15 @@ class KernelTile(NamedTuple):
             terms: Channels times taps, or pixels; for Winograd's algorithm channels, or patches.
         """
         fetches = self.rows * self.depth // (4 * THREADS)
-        others = 38 + 13 * fetches if product == "correlate" else 9 + 35 * fetches
         factors = self.rows + self.columns
         if self.is_winograd:
-            others, factors = 115, 2 * 16 * 32
-        vector = self.depth // self.groups * self.rows_each * self.columns_each + others
+            overhead = 115
+            factors = 2 * 16 * 32
+        elif product == "correlate":
+            overhead = 38 + 13 * fetches
+        else:
+            overhead = 9 + 35 * fetches
+        vector = self.depth // self.groups * self.rows_each * self.columns_each + overhead
         shared = self.depth * 4 * (THREADS // self.groups * (self.rows_each + self.columns_each) + factors)
         iteration = max(vector * THREADS / 128, shared / 256)
         return -(-blocks // PROCESSORS) * (-(-terms // self.depth) + 1) * iteration
@@ -126,12 +130,19 @@ def instances() -> dict[str, str]:
             for tile in tiles:
                 for by_four in (True, False):
                     name = tile.kernel(product, by_four, dtype)
-                    macro, sizes = f"{product}_winograd" if tile.is_winograd else product, ""
-                    if not tile.is_winograd:
-                        groups = f"{tile.groups}, {tile.depth}, " if product == "sum_products" else ""
-                        sizes = f", {tile.rows}, {tile.columns}, {tile.rows_each}, {groups}{str(by_four).lower()}"
-                    lines[name] = f"{macro.upper()}({name}, {element.cpp_type}{sizes})"
+                    lines[name] = _definition(tile, product, by_four, name, element.cpp_type)
     return lines
+
+
+def _definition(tile: KernelTile, product: str, by_four: bool, name: str, cpp_type: str) -> str:
+    """Return the C++ line that defines the kernel `name`."""
+    if tile.is_winograd:
+        return f"{product}_winograd".upper() + f"({name}, {cpp_type})"
+    arguments = [name, cpp_type, tile.rows, tile.columns, tile.rows_each]
+    if product == "sum_products":
+        arguments += [tile.groups, tile.depth]
+    arguments.append(str(by_four).lower())
+    return f"{product.upper()}({', '.join(map(str, arguments))})"
 
 
 def forward(
@@ -172,23 +183,29 @@ def weight_gradient(
     sums of the group, and the last of these blocks the sums of the groups, in a fixed order, so that the result is
     deterministic.
     """
-    image, grads = evenly_spaced(input), evenly_spaced(grad_output)
+    image = evenly_spaced(input)
+    grads = evenly_spaced(grad_output)
     samples, outputs, height, width = problem.output_size
-    channels, pixels, rows = problem.input_size[1], samples * height * width, math.prod(problem.weight_size[1:])
+    channels = problem.input_size[1]
+    pixels = samples * height * width
+    rows = math.prod(problem.weight_size[1:])
     result = empty_images(input, problem.weight_size)
     patches = samples * -(-height // 2) * -(-width // 2)
     tile, terms, per_split = _split(_allowed(tiles, problem), rows, outputs, pixels, patches, PIXELS_PER_SPLIT)
-    blocks, splits = tile.blocks(rows, outputs), -(-terms // per_split)
+    blocks = tile.blocks(rows, outputs)
+    splits = -(-terms // per_split)
     per_group = splits if splits <= SPLITS_PER_GROUP else math.isqrt(splits - 1) + 1
     elements = splits * math.prod(blocks) * tile.rows * tile.columns if splits > 1 else 0
     partials = input.new_empty(elements, dtype=torch.float32)
     counts = counters(input, 2 * math.prod(blocks) * splits)
+    # fmt: off
     numbers = (
-        *(*problem.input_size[2:], channels, image.stride(3), height, width),
-        *(problem.stride[0], -problem.padding[0], problem.dilation[0]),
-        *(problem.stride[1], -problem.padding[2], problem.dilation[1]),
-        *(*problem.kernel, terms, per_split, per_group, outputs, grads.stride(3)),
+        *problem.input_size[2:], channels, image.stride(3), height, width,
+        problem.stride[0], -problem.padding[0], problem.dilation[0],
+        problem.stride[1], -problem.padding[2], problem.dilation[1],
+        *problem.kernel, terms, per_split, per_group, outputs, grads.stride(3),
     )
+    # fmt: on
     by_four = reads_by_four((channels, image.stride(3), outputs, grads.stride(3)), (image, grads, result))
     name = tile.kernel("sum_products", by_four, input.dtype)
     launch(name, (*blocks, splits), Operands((image, grads), (result,), partials, counts), numbers)
@@ -200,17 +217,18 @@ def _split(
     tiles: tuple[KernelTile, ...], rows: int, columns: int, pixels: int, patches: int, least_pixels: int
 ) -> tuple[KernelTile, int, int]:
     """Return the fastest tile for a weight gradient, the number of its terms, and the terms of a split."""
-    found = {}
+    costs = {}
     for tile in tiles:
-        terms, least = (patches, least_pixels // 4) if tile.is_winograd else (pixels, least_pixels)
+        terms = patches if tile.is_winograd else pixels
+        least_terms = least_pixels // 4 if tile.is_winograd else least_pixels
         blocks = math.prod(tile.blocks(rows, columns))
-        for wanted in {rounds * PROCESSORS // blocks for rounds in range(1, MOST_ROUNDS + 1)}:
-            per_split = -(-terms // (max(1, min(wanted, terms // least)) * tile.depth)) * tile.depth
+        for most_splits in {rounds * PROCESSORS // blocks for rounds in range(1, MOST_ROUNDS + 1)}:
+            per_split = -(-terms // (max(1, min(most_splits, terms // least_terms)) * tile.depth)) * tile.depth
             splits = -(-terms // per_split)
             partials = 2 * 4 * splits * blocks * tile.rows * tile.columns if splits > 1 else 0
             clocks = tile.clocks("sum_products", blocks * splits, per_split)
-            found[tile, terms, per_split] = clocks, partials / BYTES_PER_CLOCK
-    return min(found, key=lambda one: (max(found[one]), sum(found[one])))
+            costs[tile, terms, per_split] = (clocks, partials / BYTES_PER_CLOCK)
+    return min(costs, key=lambda choice: (max(costs[choice]), sum(costs[choice])))
 
 
 PRODUCTS: dict[Operation, Callable[..., Tensor]] = {
@@ -250,7 +268,8 @@ def _correlate(
     samples, columns, height, width = result.shape
     remainders = problem.stride if is_gradient else (1, 1)
     rows = samples * -(-height // remainders[0]) * -(-width // remainders[1])
-    channels, pixel_step = images.size(1), images.stride(3)
+    channels = images.size(1)
+    pixel_step = images.stride(3)
     # The offsets in winograd.cu are 32-bit, in bytes.
     elements = max(samples * math.prod(images.shape[2:]) * pixel_step, weight.size(0) * weight.stride(0))
     is_small = max(elements, weight.size(1) * weight.stride(1)) * images.element_size() < 1 << 31
@@ -258,15 +277,16 @@ def _correlate(
     tile = _fastest(allowed, rows, columns, math.prod(remainders), channels, math.prod(problem.kernel))
     if tile.is_winograd:
         rows = samples * -(-height // 2) * -(-width // 2) * 4
-    column_step, channel_step, *tap_steps = weight.stride()
-    if is_gradient:
-        column_step, channel_step = channel_step, column_step
+    output_step, input_step, *tap_steps = weight.stride()
+    channel_steps = (input_step, output_step) if is_gradient else (output_step, input_step)
+    # fmt: off
     numbers = (
-        *(samples, *images.shape[2:], channels, pixel_step, height, width, columns),
-        *(problem.stride[0], problem.padding[0], problem.dilation[0], problem.kernel[0]),
-        *(problem.stride[1], problem.padding[2], problem.dilation[1], problem.kernel[1]),
-        *(column_step, channel_step, *tap_steps, is_gradient),
+        samples, *images.shape[2:], channels, pixel_step, height, width, columns,
+        problem.stride[0], problem.padding[0], problem.dilation[0], problem.kernel[0],
+        problem.stride[1], problem.padding[2], problem.dilation[1], problem.kernel[1],
+        *channel_steps, *tap_steps, is_gradient,
     )
+    # fmt: on
     by_four = reads_by_four((channels, pixel_step, columns), (images, result))
     name = tile.kernel("correlate", by_four, images.dtype)
     grid = (*tile.blocks(rows, columns), math.prod(remainders))

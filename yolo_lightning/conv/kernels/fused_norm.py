@@ -60,12 +60,15 @@ def _key(operation: str, input: Tensor) -> tuple[Any, ...]:
     return f"batch normalization {operation}", input.size(1), batch_norm_launch.is_channels_last(input), input.dtype
 
 
-_FORWARD, _BACKWARD = slice(0, 4), slice(4, 6)
+_FORWARD = slice(0, 4)  # of the pairs of `_compared`
+_BACKWARD = slice(4, 6)
 
 
 def _compared(input: Tensor, eps: float, results: slice) -> Pairs:
     """Return results of the kernels for a small batch of generated values, each with the result of ATen in float32."""
-    channels, device, launcher = input.size(1), input.device, KERNELS.required(input.device)
+    channels = input.size(1)
+    device = input.device
+    launcher = KERNELS.required(device)
     by_four = input.size(2) * input.size(3) % 4 == 0
     size = (3, channels, 10, 12 if by_four else 13)
     batch, grads = (generated(*size, dtype=input.dtype, device=device, seed=seed) for seed in (1, 2))
@@ -75,17 +78,21 @@ def _compared(input: Tensor, eps: float, results: slice) -> Pairs:
         generated(channels, dtype=torch.float32, device=device, seed=seed).abs() + 0.5 for seed in range(4)
     )
     exact = [tensor.detach().float().requires_grad_() for tensor in (batch, weight, bias)]
-    expected_mean, expected_var = mean.clone(), var.clone()
+    expected_mean = mean.clone()
+    expected_var = var.clone()
     with torch.enable_grad():
-        one, two, three = exact
-        normalized = torch.native_batch_norm(one, two, three, expected_mean, expected_var, True, 0.3, eps)
+        normalized = torch.native_batch_norm(exact[0], exact[1], exact[2], expected_mean, expected_var, True, 0.3, eps)
         expected = F.silu(normalized[0])
         by_input, by_weight, by_bias = torch.autograd.grad(expected, exact, grads.float())
     output, statistics = batch_norm_launch.forward(launcher, batch, weight, bias, mean, var, None, 0.3, eps)
     grad_input, sums = batch_norm_launch.backward(launcher, grads, batch, weight, bias, statistics)
     pairs: list[tuple[Tensor, Tensor]] = [
-        *((output.float(), expected.detach()), (statistics[0], normalized[1]), (mean, expected_mean)),
-        *((var, expected_var), (grad_input.float(), by_input), (sums, torch.stack([by_bias, by_weight]))),
+        (output.float(), expected.detach()),
+        (statistics[0], normalized[1]),
+        (mean, expected_mean),
+        (var, expected_var),
+        (grad_input.float(), by_input),
+        (sums, torch.stack([by_bias, by_weight])),
     ]
     return pairs[results]
 

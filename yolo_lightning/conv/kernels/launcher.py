@@ -44,8 +44,9 @@ class Operands(NamedTuple):
     @property
     def tensors(self) -> tuple[Argument, ...]:
         """All tensors, in the order of the arguments."""
-        own = () if self.partials is None else (self.partials, self.counters)
-        return *self.reads, *self.writes, *own
+        if self.partials is None:
+            return *self.reads, *self.writes
+        return *self.reads, *self.writes, self.partials, self.counters
 
     @property
     def bytes(self) -> int:
@@ -110,15 +111,17 @@ def evenly_spaced(images: Tensor) -> Tensor:
     samples, channels, height, width = images.shape
     step = images.stride(3)
     even = (height * width * step, 1, width * step, step)
-    found = images.stride()
+    strides = images.stride()
     # The distance between samples and between channels is of no importance if there is one of them.
     is_even = (
-        found[2:] == even[2:]
-        and (channels == 1 or found[1] == 1)
-        and (samples == 1 or found[0] == even[0])
+        strides[2:] == even[2:]
+        and (channels == 1 or strides[1] == 1)
+        and (samples == 1 or strides[0] == even[0])
         and step >= channels
     )
-    return images if is_even and samples * even[0] <= MOST_ELEMENTS else images.clone(memory_format=torch.channels_last)
+    if is_even and samples * even[0] <= MOST_ELEMENTS:
+        return images
+    return images.clone(memory_format=torch.channels_last)
 
 
 def empty_images(like: Tensor, size: Sequence[int]) -> Tensor:

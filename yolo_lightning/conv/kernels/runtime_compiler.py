@@ -40,12 +40,24 @@ class GpuFunctions(NamedTuple):
 
 
 NVIDIA = GpuFunctions(
-    *("nvrtc", "cuda", "nvrtc", "CUBIN"),
-    *("cuModuleLoadData", "cuModuleGetFunction", "cuLaunchKernel", "--gpu-architecture="),
+    compiler="nvrtc",
+    driver="cuda",
+    prefix="nvrtc",
+    code="CUBIN",
+    load="cuModuleLoadData",
+    function="cuModuleGetFunction",
+    launch="cuLaunchKernel",
+    architecture_option="--gpu-architecture=",
 )
 AMD = GpuFunctions(
-    *("hiprtc", "amdhip64", "hiprtc", "Code"),
-    *("hipModuleLoadData", "hipModuleGetFunction", "hipModuleLaunchKernel", "--offload-arch="),
+    compiler="hiprtc",
+    driver="amdhip64",
+    prefix="hiprtc",
+    code="Code",
+    load="hipModuleLoadData",
+    function="hipModuleGetFunction",
+    launch="hipModuleLaunchKernel",
+    architecture_option="--offload-arch=",
 )
 
 
@@ -123,7 +135,8 @@ class RuntimeCompiler:
         self._call("CreateProgram", ctypes.byref(program), text.encode(), b"kernels.cu", 0, None, None)
         try:
             options = [f"{self.functions.architecture_option}{architecture}".encode(), b"-std=c++17"]
-            options += [b"-O3"] if self.functions is AMD else []
+            if self.functions is AMD:
+                options.append(b"-O3")
             listed = (ctypes.c_char_p * len(options))(*options)
             try:
                 self._call("CompileProgram", program, len(options), listed)
@@ -155,7 +168,8 @@ class Driver:
     """The driver library: loads machine code and launches kernels."""
 
     def __init__(self, library: ctypes.CDLL, functions: GpuFunctions) -> None:
-        self._library, self._functions = library, functions
+        self._library = library
+        self._functions = functions
         self._launch = getattr(library, functions.launch)
         self._launch.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3]
         self._bound = threading.local()
@@ -164,7 +178,8 @@ class Driver:
     def load(self, code: bytes, name: str, device_index: int) -> ctypes.c_void_p:
         """Load machine code on the current device and return the kernel `name`; the code stays loaded."""
         self.bind(device_index)
-        module, function = ctypes.c_void_p(), ctypes.c_void_p()
+        module = ctypes.c_void_p()
+        function = ctypes.c_void_p()
         self._call(self._functions.load, ctypes.byref(module), code)
         self._call(self._functions.function, ctypes.byref(function), module, name.encode())
         return function
@@ -227,7 +242,8 @@ class RuntimeCompiled:
         kernels: Sequence[str],
     ) -> None:
         functions = vendor()
-        self._device, self._source = device, source
+        self._device = device
+        self._source = source
         self._index = 0 if device.index is None else device.index
         self._architecture = architecture_of(device)
         self._cache_folder = cache_folder

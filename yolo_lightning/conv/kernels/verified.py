@@ -64,7 +64,9 @@ class OptionalKernels:
     def enable(self, build: Callable[[torch.device], Any]) -> None:
         """Enable the kernels, also after an earlier failure; `build` is called on first use, once per device."""
         with self._lock:
-            self._build, self._kernels, self._verified = build, {}, set()
+            self._build = build
+            self._kernels = {}
+            self._verified = set()
 
     def disable(self) -> None:
         """Disable the kernels. Plans that have selected them use the reference."""
@@ -73,7 +75,8 @@ class OptionalKernels:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Disable the kernels in the block, and keep those that are compiled and verified."""
-        build, self._build = self._build, None
+        build = self._build
+        self._build = None
         try:
             yield
         finally:
@@ -151,7 +154,9 @@ class OptionalKernels:
 
     def _matches(self, key: Hashable, device: torch.device, pairs: Pairs) -> bool:
         # One transfer. An asynchronous error of a kernel is raised here and cannot be recovered from.
-        numbers = [torch.stack([other.abs().max(), (other - one).abs().max()]) for one, other in pairs]
+        numbers = []
+        for result, expected in pairs:
+            numbers.append(torch.stack([expected.abs().max(), (expected - result).abs().max()]))
         values = torch.stack(numbers).tolist()
         if all(difference <= largest * _tolerance(key) for largest, difference in values):
             self._verified.add((key, device))
