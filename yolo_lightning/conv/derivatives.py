@@ -100,11 +100,12 @@ def tangents_of_results(
         return *tangent_of_input, *tangent_of_weight
     first, second = saved
     along_first, along_second = tangents
-    by_first = None if along_first is None else product(operation, along_first, second)
-    if along_second is None:
-        return (by_first,)
-    by_second = product(operation, first, along_second)
-    return (by_second if by_first is None else by_first + by_second,)
+    terms = []
+    if along_first is not None:
+        terms.append(product(operation, along_first, second))
+    if along_second is not None:
+        terms.append(product(operation, first, along_second))
+    return (sum(terms[1:], terms[0]) if terms else None,)
 
 
 def _of_gradients(

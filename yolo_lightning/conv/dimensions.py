@@ -15,7 +15,7 @@ from yolo_lightning.conv.algorithms.problem import (
     numbers,
     wants_channels_last,
 )
-from yolo_lightning.conv.algorithms.shared import exports_to_onnx, is_traced
+from yolo_lightning.conv.algorithms.shared import exports_to_onnx, is_traced, with_bias
 from yolo_lightning.conv.functional import (
     ConvArguments,
     autocast_operands,
@@ -193,10 +193,10 @@ def conv_transpose(
     if input.is_complex():
         output = complex_product(transpose, input, weight, bias)
     else:
-        output = transpose(input, weight)
-        if bias is not None:
-            output = output + bias.view(-1, *(1,) * dimensions)
-    return output if is_batched else output.squeeze(0)
+        output = with_bias(transpose(input, weight), bias)
+    if not is_batched:
+        return output.squeeze(0)
+    return output
 
 
 Numbers = tuple[int, ...]
@@ -312,8 +312,9 @@ def _format3d(input: Tensor, weight: Tensor) -> torch.memory_format:
 def _laid_out(output: Tensor, memory_format: torch.memory_format) -> Tensor:
     """Return an output in a memory format, with the usual strides also in dimensions of size 1."""
     dense = output.contiguous(memory_format=memory_format)
-    is_ambiguous = 1 in output.shape and dense is output
-    return output.clone(memory_format=memory_format) if is_ambiguous else dense
+    if 1 in output.shape and dense is output:
+        return output.clone(memory_format=memory_format)
+    return dense
 
 
 def _check_dimensions(name: str, dimensions: int, input: Tensor, weight: Tensor) -> None:

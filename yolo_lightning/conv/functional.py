@@ -14,7 +14,7 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 from yolo_lightning.conv import operators
-from yolo_lightning.conv.algorithms.algorithm import Operation
+from yolo_lightning.conv.algorithms.algorithm import Operation, single_or_all
 from yolo_lightning.conv.algorithms.problem import (
     IntOrInts,
     Problem,
@@ -30,6 +30,7 @@ from yolo_lightning.conv.algorithms.shared import (
     has_autocast,
     is_recorded,
     is_traced,
+    with_bias,
     with_usual_strides,
     without_autocast,
 )
@@ -130,7 +131,9 @@ def _compiled_conv2d(
         wants_channels_last(input, weight, memory_format),
         plan.name,
     )
-    return output if bias is None else output + bias[: output.size(1)].view(1, -1, 1, 1)
+    if bias is not None:
+        bias = bias[: output.size(1)]
+    return with_bias(output, bias)
 
 
 def traced_convolution(
@@ -144,14 +147,19 @@ def traced_convolution(
     """Record a 2-D or 3-D convolution as one operator in a graph of `torch.jit.trace`; see `torchscript`."""
     stride, padding, dilation, groups = arguments
     dimensions = weight.dim() - 2
-    sides = () if isinstance(padding, str) else numbers("padding", padding, dimensions, minimum=0)
+    padding_name = ""
+    sides: tuple[int, ...] = ()
+    if isinstance(padding, str):
+        padding_name = padding
+    else:
+        sides = numbers("padding", padding, dimensions, minimum=0)
     output: Tensor = torch.ops.yolo_lightning.convolution(
         input,
         weight,
         bias,
         numbers("stride", stride, dimensions),
         sides,
-        padding if isinstance(padding, str) else "",
+        padding_name,
         numbers("dilation", dilation, dimensions),
         groups,
         None if memory_format is None else memory_format is torch.channels_last,
@@ -167,8 +175,7 @@ def complex_product(
     real = product(input.real, weight.real)
     imaginary = product(input.imag, weight.imag)
     both = product(input.real + input.imag, weight.real + weight.imag)
-    output = torch.complex(real - imaginary, both - real - imaginary)
-    return output if bias is None else output + bias.view(-1, *(1,) * (weight.dim() - 2))
+    return with_bias(torch.complex(real - imaginary, both - real - imaginary), bias)
 
 
 def input_gradient(grad_output: Tensor, weight: Tensor, problem: Problem, plan: Plan) -> Tensor:
@@ -189,12 +196,15 @@ def autocast_operands(input: Tensor, weight: Tensor, bias: Tensor | None) -> tup
     if not (has_autocast(device_type) and torch.is_autocast_enabled(device_type)):
         return input, weight, bias
     dtype = torch.get_autocast_dtype(device_type)
-    return _autocast(input, dtype), _autocast(weight, dtype), None if bias is None else _autocast(bias, dtype)
+    if bias is not None:
+        bias = _autocast(bias, dtype)
+    return _autocast(input, dtype), _autocast(weight, dtype), bias
 
 
 def _autocast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    # Native autocast does not cast float64 either.
-    return tensor.to(dtype) if tensor.is_floating_point() and tensor.dtype != torch.float64 else tensor
+    if not tensor.is_floating_point() or tensor.dtype == torch.float64:  # as native autocast
+        return tensor
+    return tensor.to(dtype)
 
 
 def _with_signature(function: Callable[P, T]) -> Callable[P, T]:
@@ -217,7 +227,9 @@ class _Product(Function):
     def forward(operation: Operation, problem: Problem, plan: Plan, *tensors: Tensor) -> Tensor | Tensors:
         with without_autocast(tensors[0]):
             results = plan.compute(operation, problem, tensors)
-        return _whole(results[0], problem) if len(results) == 1 else results
+        if len(results) == 1:
+            return _whole(results[0], problem)
+        return results
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor | Tensors) -> None:
@@ -235,8 +247,7 @@ class _Product(Function):
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
         product = partial(_apply, *ctx.about)
-        results = tangents_of_results(ctx.operation, product, ctx.saved_tensors, tangents[3:])
-        return results[0] if len(results) == 1 else results
+        return single_or_all(tangents_of_results(ctx.operation, product, ctx.saved_tensors, tangents[3:]))
 
     @staticmethod
     def vmap(
@@ -249,7 +260,7 @@ class _Product(Function):
     ) -> Any:
         product = partial(_apply_to, plan)
         results = mapped_product(product, operation, problem, info.batch_size, in_dims[3:], tensors)
-        return (results[0], 0) if len(results) == 1 else (results, (0,) * len(results))
+        return single_or_all(results), single_or_all((0,) * len(results))
 
 
 def _apply(problem: Problem, plan: Plan, operation: Operation, *tensors: Tensor, like: MaybeTensor = None) -> Any:
@@ -270,7 +281,9 @@ class _Convolution(Function):
     def forward(input: Tensor, weight: Tensor, bias: MaybeTensor, problem: Problem, plan: Plan) -> Tensor:
         with without_autocast(input):
             output = _whole(plan.compute(Operation.FORWARD, problem, (input, weight))[0], problem)
-        return output if bias is None else output.add_(bias.view(1, -1, 1, 1))
+        if bias is not None:
+            output.add_(bias.view(1, -1, 1, 1))
+        return output
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, MaybeTensor, Problem, Plan], output: Tensor) -> None:
@@ -293,7 +306,7 @@ class _Convolution(Function):
         (output,) = tangents_of_results(Operation.FORWARD, product, ctx.saved_tensors, (input, weight))
         if output is None:
             output = ctx.saved_tensors[0].new_zeros(ctx.about[0].output_size)
-        return output if bias is None else output + bias.view(1, -1, 1, 1)
+        return with_bias(output, bias)
 
     @staticmethod
     def vmap(

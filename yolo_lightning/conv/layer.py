@@ -2,13 +2,12 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.fx import Proxy
 from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from yolo_lightning.conv.algorithms.problem import looks_channels_last
+from yolo_lightning.conv.algorithms.problem import looks_channels_last, memory_format_of
 from yolo_lightning.conv.dimensions import conv1d, conv3d, conv_transpose
 from yolo_lightning.conv.functional import conv2d
 from yolo_lightning.conv.plan import DEFAULT_PLAN, Plan
@@ -23,7 +22,9 @@ class GemmLayer(VendorFreeLayer, _ConvNd):
 
     def forward(self, input: Any) -> Any:
         """Return the output of the layer of `torch.nn` from which the class derives."""
-        return self._as_node(input) if isinstance(input, Proxy) else super().forward(input)
+        if isinstance(input, Proxy):
+            return self._as_node(input)
+        return super().forward(input)
 
     def _padded(self, input: Tensor) -> tuple[Tensor, Any]:
         """Return the input, padded if the padding is not zeros, and the padding that the convolution has to add."""
@@ -120,9 +121,11 @@ class GrayGemmConv2d(GemmConv2d):
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         # The sum over channels is contiguous for any layout of the weight.
-        memory_format = torch.channels_last if looks_channels_last(weight) else torch.contiguous_format
+        memory_format = memory_format_of(looks_channels_last(weight))
         return super()._conv_forward(input, _weight_for(input, weight).to(memory_format=memory_format), bias)
 
 
 def _weight_for(input: Tensor, weight: Tensor) -> Tensor:
-    return weight.sum(1, keepdim=True) if input.size(-3) == 1 else weight
+    if input.size(-3) != 1:
+        return weight
+    return weight.sum(1, keepdim=True)

@@ -132,15 +132,21 @@ def _cpu_model() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return platform.processor() or platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+    for line in lines:
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
 
 
 def _accelerator_model(device: torch.device) -> str:
     module = torch.get_device_module(device)
-    name = str(module.get_device_name(device)) if hasattr(module, "get_device_name") else device.type
+    name = device.type
+    if hasattr(module, "get_device_name"):
+        name = str(module.get_device_name(device))
+    properties = None
+    if hasattr(module, "get_device_properties"):
+        properties = module.get_device_properties(device)
     # HSA_OVERRIDE_GFX_VERSION changes the architecture, and therefore every kernel, but not the device name.
-    properties = module.get_device_properties(device) if hasattr(module, "get_device_properties") else None
     return f"{name} {getattr(properties, 'gcnArchName', '')}".strip()
 
 

@@ -99,8 +99,11 @@ def _is_empty(input: Tensor) -> bool:
 def _scale(input: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     """Return `input * weight + bias` in the dtype of the input, without normalization."""
     per_channel = (1, -1, *(1,) * (input.dim() - 2))
-    output = input.clone() if weight is None else input * weight.view(per_channel)
-    output = output if bias is None else output + bias.view(per_channel)
+    output = input.clone()
+    if weight is not None:
+        output = input * weight.view(per_channel)
+    if bias is not None:
+        output = output + bias.view(per_channel)
     return output.to(input.dtype)
 
 
@@ -122,8 +125,9 @@ class _VendorFreeBatchNorm(VendorFreeLayer, _BatchNorm):
         _check_values(input, uses_batch, self.eps)
         if _is_empty(input):
             return self._scale(input)
-        keeps_running = not self.training or self.track_running_stats
-        running = (self.running_mean, self.running_var) if keeps_running else (None, None)
+        running: tuple[Tensor | None, Tensor | None] = (None, None)
+        if not self.training or self.track_running_stats:
+            running = (self.running_mean, self.running_var)
         return self._normalize(input, self.weight, self.bias, *running, uses_batch, momentum, self.eps)
 
     def _normalize(self, *arguments: Any) -> Tensor:
@@ -159,7 +163,9 @@ class _VendorFreeInstanceNorm(VendorFreeLayer, _InstanceNorm):
 
     def forward(self, input: Any) -> Any:
         """Normalize each channel of each sample; the result has the shape and dtype of the input."""
-        return self._as_node(input) if isinstance(input, Proxy) else super().forward(input)
+        if isinstance(input, Proxy):
+            return self._as_node(input)
+        return super().forward(input)
 
     def _apply_instance_norm(self, input: Tensor) -> Tensor:
         uses_input = self.training or not self.track_running_stats
@@ -199,7 +205,9 @@ class BatchNormSiLU2d(VendorFreeBatchNorm2d):
             return False
         if input.dim() != 4 or input.size(1) != self.num_features:
             return False
-        statistics = [self.running_mean, self.running_var] if self.track_running_stats else []
+        statistics = []
+        if self.track_running_stats:
+            statistics = [self.running_mean, self.running_var]
         return (
             self.momentum is not None
             and input.numel() > self.num_features
@@ -207,12 +215,15 @@ class BatchNormSiLU2d(VendorFreeBatchNorm2d):
         )
 
     def _fused(self, input: Tensor) -> Tensor:
-        keeps = self.track_running_stats
-        state = (self.running_mean, self.running_var, self.num_batches_tracked) if keeps else (None, None, None)
+        state: tuple[Tensor | None, ...] = (None, None, None)
+        if self.track_running_stats:
+            state = (self.running_mean, self.running_var, self.num_batches_tracked)
         output: Tensor | None = _FusedBatchNormSiLU.apply(
             input, self.weight, self.bias, *state, self.momentum, self.eps
         )
-        return super().forward(input) if output is None else output
+        if output is None:
+            return super().forward(input)
+        return output
 
     def _scale(self, input: Tensor) -> Tensor:
         return F.silu(super()._scale(input))
@@ -313,17 +324,23 @@ def _gradients(ctx: Any, saved: Sequence[Any], grad_output: Tensor) -> tuple[Ten
         return *_gradients_with_graph(ctx, saved, grad_output), None, None, None, None, None
     input, weight, bias, first, second = saved
     # Recompute the affine function from the saved statistics, without a second reduction over the batch.
-    variance, eps = (second.pow(-2), 0.0) if ctx.uses_batch else (second, ctx.eps)
+    variance = second
+    eps = ctx.eps
+    running: tuple[Tensor | None, ...] = (first, second)
+    of_batch: tuple[Tensor | None, ...] = (None, None)
+    if ctx.uses_batch:
+        variance = second.pow(-2)
+        eps = 0.0
+        running = (None, None)
+        of_batch = (first, second)
     normalized, _, _ = torch.native_batch_norm(input, weight, bias, first, variance, False, 0.0, eps)
     grad_normalized = torch.ops.aten.silu_backward.grad_input(grad_output, normalized, grad_input=normalized)
     gradients: tuple[Tensor | None, ...] = torch.ops.aten.native_batch_norm_backward(
         grad_normalized,
         input,
         weight,
-        None if ctx.uses_batch else first,
-        None if ctx.uses_batch else second,
-        first if ctx.uses_batch else None,
-        second if ctx.uses_batch else None,
+        *running,
+        *of_batch,
         ctx.uses_batch,
         ctx.eps,
         list(ctx.needs_input_grad[:3]),
@@ -333,8 +350,8 @@ def _gradients(ctx: Any, saved: Sequence[Any], grad_output: Tensor) -> tuple[Ten
 
 def _gradients_with_graph(ctx: Any, saved: Sequence[Any], grad_output: Tensor) -> list[Tensor | None]:
     input, weight, bias, first, second = saved
-    mean, variance = (None, None) if ctx.uses_batch else (first, second)
-    normalized, _, _ = torch.native_batch_norm(input, weight, bias, mean, variance, ctx.uses_batch, 0.0, ctx.eps)
+    running = (None, None) if ctx.uses_batch else (first, second)
+    normalized, _, _ = torch.native_batch_norm(input, weight, bias, *running, ctx.uses_batch, 0.0, ctx.eps)
     wanted = [tensor for tensor, needed in zip((input, weight, bias), ctx.needs_input_grad, strict=False) if needed]
     gradients = iter(torch.autograd.grad(F.silu(normalized), wanted, grad_output, create_graph=True))
     return [next(gradients) if needed else None for needed in ctx.needs_input_grad[:3]]

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from yolo_lightning.conv.algorithms.algorithm import Operation, result_sizes
+from yolo_lightning.conv.algorithms.algorithm import Operation, result_sizes, single_or_all
 from yolo_lightning.conv.algorithms.problem import Problem
 from yolo_lightning.conv.algorithms.shared import channels_last_strides, with_usual_strides, without_autocast
 from yolo_lightning.conv.derivatives import MaybeTensor, derivatives
@@ -59,14 +59,12 @@ def _register(operation: Operation, tensors: str, size: str = "", results: str =
             results = plan_of(arguments[-1]).compute(operation, problem, operands)
         # The strides that `fake` promises.
         dense = [result.contiguous(memory_format=problem.memory_format) for result in results]
-        usual = tuple(with_usual_strides(result, problem.channels_last) for result in dense)
-        return usual if len(usual) > 1 else usual[0]
+        return single_or_all(tuple(with_usual_strides(result, problem.channels_last) for result in dense))
 
     def fake(*arguments: Any) -> Any:
         operands, problem = split(arguments)
         sizes = result_sizes(operation, problem)
-        results = tuple(_empty(operands[0], size, problem.channels_last) for size in sizes)
-        return results if len(results) > 1 else results[0]
+        return single_or_all(tuple(_empty(operands[0], size, problem.channels_last) for size in sizes))
 
     def save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         ctx.set_materialize_grads(False)
@@ -120,7 +118,8 @@ _OPERATORS = {
 
 def product(operation: Operation, problem: Problem, plan: Plan, *tensors: Tensor) -> Any:
     """Compute an operation of a convolution by its registered operator."""
-    sizes = {Operation.INPUT_GRADIENT: problem.input_size, Operation.WEIGHT_GRADIENT: problem.weight_size}
-    of_result = (sizes[operation],) if operation in sizes else ()
+    size_of_result: tuple[Sizes, ...] = ()
+    if operation in (Operation.INPUT_GRADIENT, Operation.WEIGHT_GRADIENT):
+        size_of_result = result_sizes(operation, problem)
     arguments = problem.stride, problem.padding, problem.dilation, problem.groups, problem.channels_last, plan.name
-    return _OPERATORS[operation](*tensors, *of_result, *arguments)
+    return _OPERATORS[operation](*tensors, *size_of_result, *arguments)

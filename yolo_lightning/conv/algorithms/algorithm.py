@@ -1,9 +1,9 @@
 """An algorithm of the table: the products that it computes, and the problems that it supports."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -44,6 +44,13 @@ def result_sizes(operation: Operation, problem: Problem) -> tuple[tuple[int, int
         Operation.WEIGHT_GRADIENT: (problem.weight_size,),
         Operation.GRADIENTS: (problem.input_size, problem.weight_size),
     }[operation]
+
+
+def single_or_all(results: Sequence[Any]) -> Any:
+    """Return the result of an operation with one result, else the tuple of the results."""
+    if len(results) == 1:
+        return results[0]
+    return results
 
 
 Product = Callable[..., Tensor | Tensors]

@@ -139,11 +139,15 @@ def _gradients(input: Tensor | None, grad_output: Tensor, weight: Tensor, proble
                 _write_product(windows, matrix, _positions(target, rows, columns, problem))
                 if total is not None:
                     total.add(windows, values)
-    return grad_input, mirrored[:0] if total is None else total.result(problem).flip(2, 3)
+    if total is None:
+        return grad_input, mirrored[:0]
+    return grad_input, total.result(problem).flip(2, 3)
 
 
 def _positions(images: Tensor, rows: _Remainder, columns: _Remainder, problem: Problem) -> Tensor:
-    return images if problem.stride == (1, 1) else images[:, :, rows.pixels, columns.pixels]
+    if problem.stride == (1, 1):
+        return images
+    return images[:, :, rows.pixels, columns.pixels]
 
 
 def _mirrored_matrix(mirrored: Tensor, rows: _Remainder, columns: _Remainder, problem: Problem) -> Tensor:
@@ -151,7 +155,9 @@ def _mirrored_matrix(mirrored: Tensor, rows: _Remainder, columns: _Remainder, pr
     for axis, taps in enumerate((rows.taps, columns.taps)):
         size = problem.kernel[axis]
         if len(taps) < size:
-            step = taps[1].index - taps[0].index if len(taps) > 1 else 1
+            step = 1
+            if len(taps) > 1:
+                step = taps[1].index - taps[0].index
             chosen = slice(size - 1 - taps[-1].index, size - taps[0].index, step)
             mirrored = mirrored[:, :, chosen] if axis == 0 else mirrored[:, :, :, chosen]
     return mirrored.permute(3, 2, 0, 1).reshape(-1, mirrored.size(1))
@@ -284,14 +290,18 @@ class _Lowering:
             by_remainder.setdefault((self.first + tap * self.spacing) % self.step, []).append(tap)
         for remainder, taps in by_remainder.items():
             # In ascending order of memory: the last tap reads an image row for the first of the lowered rows.
-            spacing = taps[1] - taps[0] if len(taps) > 1 else 0
+            spacing = 0
+            if len(taps) > 1:
+                spacing = taps[1] - taps[0]
             by_tap = spacing * self.spacing // self.step * self.pitch - spacing * self.channels
             target = lowered.buffer.as_strided(
                 (lowered.samples, self.rows, len(taps), self.width, self.channels),
                 (self.rows * self.pitch, self.pitch, by_tap, self.depth, 1),
                 lowered.start - self.shift(taps[-1]) * self.pitch + taps[-1] * self.channels,
             )
-            rows = images if self.step == 1 else images[:, :, remainder :: self.step]
+            rows = images
+            if self.step > 1:
+                rows = images[:, :, remainder :: self.step]
             target.copy_(rows.permute(0, 2, 3, 1).unsqueeze(2))
 
     def _copy_by_tap(self, images: Tensor, lowered: "_Lowered") -> None:
@@ -385,6 +395,9 @@ def _lowered_grads(rows: _Remainder, problem: Problem) -> _Lowering:
             first = columns.first - columns.taps[-1].shift
             last = columns.first + columns.count - 1 - columns.taps[0].shift
             gap = max(gap, -first, last + 1 - width)
+    spacing = 1
+    if len(rows.taps) > 1:
+        spacing = rows.taps[1].shift - rows.taps[0].shift
     return _Lowering(
         height,
         width,
@@ -393,7 +406,7 @@ def _lowered_grads(rows: _Remainder, problem: Problem) -> _Lowering:
         taps=len(rows.taps),
         step=1,
         first=rows.first - rows.taps[-1].shift,
-        spacing=rows.taps[1].shift - rows.taps[0].shift if len(rows.taps) > 1 else 1,
+        spacing=spacing,
         gap=gap,
     )
 

@@ -53,7 +53,8 @@ class Problem:
             (self.padded_size[axis] - self.dilation[axis] * (self.kernel[axis] - 1) - 1) // self.stride[axis] + 1
             for axis in (0, 1)
         )
-        return self.input_size[0], self.weight_size[0] if self.input_size[1] else 0, height, width
+        samples, channels, *_ = self.input_size
+        return samples, self.weight_size[0] if channels else 0, height, width
 
     @property
     def is_pointwise(self) -> bool:
@@ -68,7 +69,12 @@ class Problem:
     @property
     def memory_format(self) -> torch.memory_format:
         """The memory format of the results."""
-        return torch.channels_last if self.channels_last else torch.contiguous_format
+        return memory_format_of(self.channels_last)
+
+
+def memory_format_of(channels_last: bool) -> torch.memory_format:
+    """Return the memory format of a 4-D tensor."""
+    return torch.channels_last if channels_last else torch.contiguous_format
 
 
 def make_problem(
@@ -160,7 +166,9 @@ def wants_channels_last(input: Tensor, weight: Tensor, memory_format: torch.memo
 
 def numbers(name: str, value: IntOrInts, count: int, *, minimum: int = 1) -> tuple[int, ...]:
     """Return one integer per spatial dimension; raise `ValueError` if `value` has another length or is too small."""
-    values: tuple[Any, ...] = tuple(value) if isinstance(value, tuple | list) else (value,)
+    values: tuple[Any, ...] = (value,)
+    if isinstance(value, tuple | list):
+        values = tuple(value)
     if len(values) == 1:
         values *= count
     if len(values) != count or not all(isinstance(number, Integral | torch.SymInt) for number in values):

@@ -101,7 +101,16 @@ def with_usual_strides(tensor: Tensor, channels_last: bool) -> Tensor:
     if 1 not in size or 0 in size:
         return tensor
     strides = channels_last_strides(size) if channels_last else contiguous_strides(size)
-    return tensor if tensor.stride() == strides else tensor.as_strided(size, strides)
+    if tensor.stride() == strides:
+        return tensor
+    return tensor.as_strided(size, strides)
+
+
+def with_bias(output: Tensor, bias: Tensor | None) -> Tensor:
+    """Return the output of a convolution `(N, O, ...)` with the bias `(O,)` of its channels."""
+    if bias is None:
+        return output
+    return output + bias.view(-1, *(1,) * (output.dim() - 2))
 
 
 def pad(input: Tensor, problem: Problem) -> Tensor:
@@ -140,8 +149,9 @@ def tap(axis: int, index: int, problem: Problem) -> slice:
 
 def items_per_tile(elements_per_item: int, items: int, device: torch.device) -> int:
     """Return the number of items (samples or image rows) to lower at once."""
-    cpu_tile = CPU_TILE_ELEMENTS * torch.get_num_threads()
-    budget = cpu_tile if device.type == "cpu" else ACCELERATOR_TILE_ELEMENTS
+    budget = ACCELERATOR_TILE_ELEMENTS
+    if device.type == "cpu":
+        budget = CPU_TILE_ELEMENTS * torch.get_num_threads()
     return max(1, min(items, budget // max(1, elements_per_item)))
 
 
@@ -166,7 +176,9 @@ def multiply(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
         if out is None:
             return function(left, right)
         return function(left, right, out=out)
-    result = left.new_empty(*right.shape[:-2], rows, columns) if out is None else out
+    result = out
+    if result is None:
+        result = left.new_empty(*right.shape[:-2], rows, columns)
     for row, column in product(range(0, rows, limit), range(0, columns, limit)):
         part = multiply(left[..., row : row + limit, :], right[..., column : column + limit])
         result[..., row : row + limit, column : column + limit] = part

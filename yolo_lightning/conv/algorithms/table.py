@@ -59,7 +59,9 @@ def algorithms(problem: Problem, dtype: torch.dtype, device_type: str) -> tuple[
 def candidates(operation: Operation, problem: Problem, dtype: torch.dtype, device_type: str) -> tuple[Candidate, ...]:
     """Return the candidates for an operation, the default first; for `GRADIENTS` those that compute both at once."""
     if 0 in problem.input_size or 0 in problem.weight_size:
-        return () if operation is Operation.GRADIENTS else (_zeros(operation, problem),)
+        if operation is Operation.GRADIENTS:
+            return ()
+        return (_zeros(operation, problem),)
     direct = _in_both_layouts(operation, problem, dtype, device_type)
     if operation is not Operation.INPUT_GRADIENT or problem.stride != (1, 1) or problem.is_pointwise:
         return direct
@@ -106,7 +108,9 @@ def _in_both_layouts(
 def _bind(product: Product, problem: Problem) -> Compute:
     def compute(tensors: Tensors) -> Tensors:
         result = product(*tensors, problem)
-        return result if isinstance(result, tuple) else (result,)
+        if isinstance(result, tuple):
+            return result
+        return (result,)
 
     return compute
 

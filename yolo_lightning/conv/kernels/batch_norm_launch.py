@@ -146,15 +146,16 @@ def _arranged(*tensors: Tensor) -> tuple[list[Tensor], _Layout]:
     """Return all tensors as NHWC or all as NCHW in memory, like the first one, and their layout."""
     samples, channels, height, width = tensors[0].shape
     channels_last = is_channels_last(tensors[0])
-    images = [evenly_spaced(tensor) if channels_last else _contiguous(tensor) for tensor in tensors]
-    steps = (channels, *(image.stride(3) for image in images)) if channels_last else (height * width,)
+    steps: tuple[int, ...]
+    if channels_last:
+        images = [evenly_spaced(tensor) for tensor in tensors]
+        steps = (channels, *(image.stride(3) for image in images))
+    else:
+        images = [tensor.contiguous() for tensor in tensors]
+        steps = (height * width,)
     by_four = reads_by_four(steps, images)
     sizes = (samples * height * width, channels, height * width)
     return images, _Layout(channels_last, by_four, tensors[0].dtype, *sizes)
-
-
-def _contiguous(tensor: Tensor) -> Tensor:
-    return tensor if tensor.is_contiguous() else tensor.contiguous()
 
 
 def _stride(images: Tensor, layout: _Layout) -> int:
@@ -162,4 +163,6 @@ def _stride(images: Tensor, layout: _Layout) -> int:
 
 
 def _empty_like(images: Tensor, layout: _Layout) -> Tensor:
-    return empty_images(images, images.shape) if layout.channels_last else images.new_empty(images.shape)
+    if layout.channels_last:
+        return empty_images(images, images.shape)
+    return images.new_empty(images.shape)

@@ -59,7 +59,9 @@ class KernelTile(NamedTuple):
 
     def kernel(self, product: str, by_four: bool, dtype: torch.dtype = torch.float32) -> str:
         """Return the name of the kernel for `correlate` or `sum_products`; `by_four` selects aligned vector loads."""
-        width = "" if self.is_winograd else "_by_four" if by_four else "_by_one"
+        width = ""
+        if not self.is_winograd:
+            width = "_by_four" if by_four else "_by_one"
         return f"{product}_{self.kind}{width}{ELEMENTS[dtype].suffix}"
 
     @property
@@ -194,7 +196,9 @@ def weight_gradient(
     tile, terms, per_split = _split(_allowed(tiles, problem), rows, outputs, pixels, patches, PIXELS_PER_SPLIT)
     blocks = tile.blocks(rows, outputs)
     splits = -(-terms // per_split)
-    per_group = splits if splits <= SPLITS_PER_GROUP else math.isqrt(splits - 1) + 1
+    per_group = splits
+    if splits > SPLITS_PER_GROUP:
+        per_group = math.isqrt(splits - 1) + 1
     elements = splits * math.prod(blocks) * tile.rows * tile.columns if splits > 1 else 0
     partials = input.new_empty(elements, dtype=torch.float32)
     counts = counters(input, 2 * math.prod(blocks) * splits)
@@ -219,8 +223,11 @@ def _split(
     """Return the fastest tile for a weight gradient, the number of its terms, and the terms of a split."""
     costs = {}
     for tile in tiles:
-        terms = patches if tile.is_winograd else pixels
-        least_terms = least_pixels // 4 if tile.is_winograd else least_pixels
+        terms = pixels
+        least_terms = least_pixels
+        if tile.is_winograd:
+            terms = patches
+            least_terms = least_pixels // 4
         blocks = math.prod(tile.blocks(rows, columns))
         for most_splits in {rounds * PROCESSORS // blocks for rounds in range(1, MOST_ROUNDS + 1)}:
             per_split = -(-terms // (max(1, min(most_splits, terms // least_terms)) * tile.depth)) * tile.depth
@@ -300,7 +307,9 @@ def _fastest(
     """Return the fastest tile for a convolution or an input gradient."""
 
     def clocks(tile: KernelTile) -> float:
-        terms = channels if tile.is_winograd else channels * taps // remainders
+        terms = channels
+        if not tile.is_winograd:
+            terms = channels * taps // remainders
         return tile.clocks("correlate", math.prod(tile.blocks(rows, columns)) * remainders, terms)
 
     return min(tiles, key=clocks)

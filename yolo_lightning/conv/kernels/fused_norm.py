@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from yolo_lightning.conv.algorithms.problem import Tensors
+from yolo_lightning.conv.algorithms.problem import Tensors, memory_format_of
 from yolo_lightning.conv.algorithms.shared import have_data
 from yolo_lightning.conv.kernels import batch_norm_launch
 from yolo_lightning.conv.kernels.launcher import ELEMENTS, MOST_ELEMENTS
@@ -98,8 +98,7 @@ def _compared(input: Tensor, eps: float, results: slice) -> Pairs:
 
 
 def _fake(input: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    channels_last = batch_norm_launch.is_channels_last(input)
-    memory_format = torch.channels_last if channels_last else torch.contiguous_format
+    memory_format = memory_format_of(batch_norm_launch.is_channels_last(input))
     return torch.empty_like(input, memory_format=memory_format), weight.new_empty(2, input.size(1))
 
 

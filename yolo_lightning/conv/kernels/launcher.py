@@ -94,8 +94,10 @@ def argument_slots(operands: Operands, numbers: Sequence[int | float]) -> Argume
     """Return the arguments for a launch; the first bytes of a slot are a pointer, an `int` or a `float`."""
     values = [0 if tensor is None else tensor.data_ptr() for tensor in operands.tensors]
     for number in numbers:
-        is_float = isinstance(number, float)
-        values.append(ctypes.c_uint.from_buffer(ctypes.c_float(number)).value if is_float else int(number))
+        if isinstance(number, float):
+            values.append(ctypes.c_uint.from_buffer(ctypes.c_float(number)).value)
+        else:
+            values.append(int(number))
     slots = (ctypes.c_longlong * len(values))(*values)
     first = ctypes.addressof(slots)
     addresses = (ctypes.c_void_p * len(values))(*range(first, first + 8 * len(values), 8))
@@ -142,7 +144,8 @@ def counters(like: Tensor, count: int) -> Tensor:
     device = like.device
     if is_capturing(device):
         return torch.zeros(count, dtype=torch.int32, device=device)
-    key = device, torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    key = (device, stream)
     if key not in _counters or _counters[key].numel() < count:
         _counters[key] = torch.zeros(max(count, LEAST_COUNTERS), dtype=torch.int32, device=device)
     return _counters[key]

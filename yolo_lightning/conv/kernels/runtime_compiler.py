@@ -69,8 +69,9 @@ def vendor() -> GpuFunctions:
 def architecture_of(device: torch.device) -> str:
     """Return the architecture of a GPU, for example `sm_90` or `gfx1030`."""
     properties = torch.cuda.get_device_properties(device)
-    # torch for CUDA has `gcnArchName` too: it contains the name of the device.
-    return str(properties.gcnArchName) if torch.version.hip else f"sm_{properties.major}{properties.minor}"
+    if torch.version.hip:
+        return str(properties.gcnArchName)
+    return f"sm_{properties.major}{properties.minor}"  # `gcnArchName` contains the name of the device here
 
 
 def library_files(name: str) -> Iterator[str]:
@@ -88,16 +89,19 @@ def library_files(name: str) -> Iterator[str]:
     yield from _rocm_sdk_files(name)
     folders = [Path(torch.__file__).parent / "lib"]
     nvidia = find_spec("nvidia")
-    for root in map(Path, (nvidia.submodule_search_locations or []) if nvidia else []):
-        folders += sorted(root.glob("*/lib"))
+    if nvidia is not None:
+        for root in nvidia.submodule_search_locations or []:
+            folders += sorted(Path(root).glob("*/lib"))
     for folder in folders:
         # The builtins of NVRTC have a longer name and are no alternative.
         yield from map(str, sorted(folder.glob(f"lib{name}.so*")))
     if sys.platform == "win32":
         yield f"{name}.dll"
     else:
-        major = (torch.version.cuda or "").partition(".")[0]
-        yield from (f"lib{name}.so{suffix}" for suffix in (f".{major}" if major else "", "", ".1"))
+        if torch.version.cuda:
+            yield f"lib{name}.so.{torch.version.cuda.partition('.')[0]}"
+        yield f"lib{name}.so"
+        yield f"lib{name}.so.1"
         yield f"/opt/rocm/lib/lib{name}.so"
 
 

@@ -132,9 +132,9 @@ class OptionalKernels:
             compute: Runs the kernels on the problem.
             verify: Runs the kernels and the reference on a small problem.
         """
-        if device.type == "meta":
-            return compute() if is_accelerator("meta") else None
-        if self.on(device) is None:
+        if device.type == "meta" and is_accelerator("meta"):
+            return compute()
+        if device.type == "meta" or self.on(device) is None:
             return None
         try:
             if (key, device) not in self._verified:
