@@ -200,7 +200,9 @@ class BestCheckpoint(ModelCheckpoint):
                 failure = error
                 if pause_s is not None:
                     time.sleep(pause_s)
-        return None if self._unsaved is None else failure
+        if self._unsaved is None:
+            return None
+        return failure
 
 
 class EpochCheckpoint(Checkpoint):

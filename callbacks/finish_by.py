@@ -144,7 +144,9 @@ class FinishBy(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         typical = self.timer.pace.typical()
-        typical_s = self._step_s or math.inf if typical is None else typical.step_s
+        typical_s = self._step_s or math.inf
+        if typical is not None:
+            typical_s = typical.step_s
         self._progress_s += min(self.timer.step_with_wait_s, LONGEST_STEP * typical_s)
         if (batch_idx + 1) % CHECK_STEPS == 0 and not trainer.is_last_batch:
             self._check(trainer, schedule_step(trainer, batch_idx + 1))
@@ -193,12 +195,13 @@ class FinishBy(Callback):
     def _measured(self, trainer: Trainer, schedule: DeadlineSchedule, step: int, step_s: float) -> Measured:
         now_s = self._clock.now_s()
         validation_s = self.timer.validation_s
+        if not trainer.enable_validation:
+            validation_s = validation_s or 0.0
         if validation_s is None:  # a validation batch is assumed to take as long as a step
-            batches = trainer.num_val_batches if trainer.enable_validation else []
-            validation_s = sum(count for count in batches if math.isfinite(count)) * step_s
+            validation_s = sum(count for count in trainer.num_val_batches if math.isfinite(count)) * step_s
         length = fit_length(trainer)
         per_epoch = length.validations_per_epoch / (length.validate_every_epochs or math.inf)
-        is_within_epoch = step % schedule.steps_per_epoch > 0
+        can_end_at_once = step % schedule.steps_per_epoch > 0 or schedule.steps_per_epoch == 1
         return Measured(
             now_s=now_s,
             step=step,
@@ -206,12 +209,14 @@ class FinishBy(Callback):
             epoch_s=validation_s * per_epoch + self._epoch_end_s,
             closing_s=validation_s * (1 + self._reserved_evaluations) + self._epoch_end_s,
             lost_s=now_s - schedule.began_s - self._progress_s,
-            smallest_step=step + 1 if is_within_epoch or schedule.steps_per_epoch == 1 else step + 2,
+            smallest_step=step + 1 if can_end_at_once else step + 2,
         )
 
     def _limit_epoch(self, trainer: Trainer) -> None:
         assert self.schedule is not None
-        steps = self.schedule.last_epoch_steps if is_last_epoch(trainer) else self.schedule.steps_per_epoch
+        steps = self.schedule.steps_per_epoch
+        if is_last_epoch(trainer):
+            steps = self.schedule.last_epoch_steps
         end_epoch_after(trainer, steps)
 
 

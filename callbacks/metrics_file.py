@@ -99,7 +99,9 @@ class MetricsFile(Callback):
             self._rewritten_up_to = math.inf
 
     def _elapsed_s(self) -> float:
-        return self._trained_s + (0.0 if self._started_s is None else time.monotonic() - self._started_s)
+        if self._started_s is None:
+            return self._trained_s
+        return self._trained_s + time.monotonic() - self._started_s
 
 
 def read_rows(path: Path, up_to: float = math.inf) -> list[dict[str, str]]:

@@ -143,7 +143,9 @@ class StatusFile(Callback):
             self._machine = None
 
     def _elapsed_s(self) -> float:
-        return self._trained_s + (0.0 if self._began_s is None else time.monotonic() - self._began_s)
+        if self._began_s is None:
+            return self._trained_s
+        return self._trained_s + time.monotonic() - self._began_s
 
     def _write_if_due(self, trainer: Trainer) -> None:
         if time.monotonic() >= self._written_at_s + self.interval_s:
@@ -158,11 +160,19 @@ class StatusFile(Callback):
             write_status(self._status(trainer), path)
 
     def _status(self, trainer: Trainer) -> Status:
+        step_s: float | None = None
+        fetch_share: float | None = None
         typical = self.timer.pace.typical()
+        if typical is not None:
+            step_s, fetch_share = typical
+        deadline_s: float | None = None
+        deadline_problem = ""
         schedule = deadline_schedule(trainer)
-        deadline_s = None if self.deadline is None else self.deadline.timestamp()
         if schedule is not None:
             deadline_s = schedule.deadline_s
+            deadline_problem = schedule.problem
+        elif self.deadline is not None:
+            deadline_s = self.deadline.timestamp()
         # A value with two names has a plain name, too.
         metrics = trainer.callback_metrics.items()
         logged = {name: value for name, value in metrics if not name.endswith(("_step", "_epoch"))}
@@ -180,8 +190,8 @@ class StatusFile(Callback):
             epoch=self._epoch,
             batch=self.timer.batch,
             step=self._step,
-            step_s=None if typical is None else typical.step_s,
-            fetch_share=None if typical is None else typical.fetch_share,
+            step_s=step_s,
+            fetch_share=fetch_share,
             trained_s=self._elapsed_s(),
             validation_s=self.timer.validation_s,
             losses=losses,
@@ -190,16 +200,20 @@ class StatusFile(Callback):
             best_map_50=self._best_map_50,
             findings=self.watches.findings,
             deadline_s=deadline_s,
-            deadline_problem="" if schedule is None else schedule.problem,
+            deadline_problem=deadline_problem,
             is_planned=schedule is not None,
         )
 
     def _observe(self, trainer: Trainer, loss: float | None) -> None:
         """Pass the readings of this moment to the watches. Readings of silent sensors are left out."""
-        machine = SensorReadings() if self._machine is None else self._machine.latest()
+        machine = SensorReadings()
+        if self._machine is not None:
+            machine = self._machine.latest()
         if machine.silent_s:
             machine = SensorReadings()
-        gpus = () if trainer.strategy.root_device.type == "cpu" else machine.gpus
+        gpus = machine.gpus
+        if trainer.strategy.root_device.type == "cpu":
+            gpus = ()
         usage = {"memory grows": machine.memory, "disk fills": machine.disk}
         for number, gpu in enumerate(gpus):
             if gpu.memory_used_bytes is not None and gpu.memory_bytes is not None:

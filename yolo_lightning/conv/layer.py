@@ -1,5 +1,6 @@
 """The convolution layers of `torch.nn` without a vendor library, and first layers for one-channel images."""
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
@@ -12,6 +13,9 @@ from yolo_lightning.conv.dimensions import conv1d, conv3d, conv_transpose
 from yolo_lightning.conv.functional import conv2d
 from yolo_lightning.conv.plan import DEFAULT_PLAN, Plan
 from yolo_lightning.conv.vendor_free_layer import VendorFreeLayer
+
+_CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {1: conv1d, 2: conv2d, 3: conv3d}
+"""By the number of spatial dimensions."""
 
 
 class GemmLayer(VendorFreeLayer, _ConvNd):
@@ -26,19 +30,17 @@ class GemmLayer(VendorFreeLayer, _ConvNd):
             return self._as_node(input)
         return super().forward(input)
 
-    def _padded(self, input: Tensor) -> tuple[Tensor, Any]:
-        """Return the input, padded if the padding is not zeros, and the padding that the convolution has to add."""
-        if self.padding_mode == "zeros":
-            return input, self.padding
-        return F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode), 0
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        padding: Any = self.padding
+        if self.padding_mode != "zeros":
+            input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
+            padding = 0
+        convolution = _CONVOLUTIONS[len(self.kernel_size)]
+        return convolution(input, weight, bias, self.stride, padding, self.dilation, self.groups, plan=self.plan)
 
 
 class GemmConv1d(GemmLayer, nn.Conv1d):
     """`torch.nn.Conv1d` without a vendor library: `(N, C, L)` or `(C, L)`."""
-
-    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        input, padding = self._padded(input)
-        return conv1d(input, weight, bias, self.stride, padding, self.dilation, self.groups, plan=self.plan)
 
 
 class GemmConv2d(GemmLayer, nn.Conv2d):
@@ -47,17 +49,9 @@ class GemmConv2d(GemmLayer, nn.Conv2d):
     Maps `(N, C, H, W)` or `(C, H, W)` to `(N, O, H', W')` or `(O, H', W')` in the same dtype.
     """
 
-    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        input, padding = self._padded(input)
-        return conv2d(input, weight, bias, self.stride, padding, self.dilation, self.groups, plan=self.plan)
-
 
 class GemmConv3d(GemmLayer, nn.Conv3d):
     """`torch.nn.Conv3d` without a vendor library: `(N, C, D, H, W)` or `(C, D, H, W)`."""
-
-    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        input, padding = self._padded(input)
-        return conv3d(input, weight, bias, self.stride, padding, self.dilation, self.groups, plan=self.plan)
 
 
 class _GemmConvTranspose(GemmLayer, _ConvTransposeNd):

@@ -37,15 +37,13 @@ def network_input(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
 
 def check_images(images: Any, input_channels: int) -> None:
     """Raise a UserError if images do not fit a network, without access to values; gray images fit one for RGB."""
+    accepted = (1, INPUT_CHANNELS) if input_channels == INPUT_CHANNELS else (input_channels,)
+    fits = False
+    got = type(images).__name__
     if isinstance(images, Tensor):
         is_batch = images.dim() == 4 and len(images) > 0
-        channels = images.shape[1] if is_batch else 0
-        fits = channels == input_channels or (channels == 1 and input_channels == INPUT_CHANNELS)
-        fits = fits and (images.dtype is torch.uint8 or images.is_floating_point())
+        fits = is_batch and images.shape[1] in accepted and (images.dtype is torch.uint8 or images.is_floating_point())
         got = f"{tuple(images.shape)} of {images.dtype}"
-    else:
-        fits = False
-        got = type(images).__name__
     if not fits:
         raise UserError(
             f"images must be a tensor (B, {input_channels}, H, W) of uint8, or of float32 from 0 to 255, with "
@@ -270,7 +268,9 @@ def ultralytics_description(file: Path, *, allow_pickle: bool = False) -> dict[s
     size = (content.get("train_args") or {}).get("imgsz") or arguments.get("imgsz")
     if isinstance(size, list | tuple) and len(size) == 1:
         size = size[0]
-    names = network.names.values() if isinstance(network.names, dict) else network.names
+    names = network.names
+    if isinstance(names, dict):
+        names = names.values()
     return {**content.get(OWN_SETTINGS, {}), "image_size": size, "class_names": list(names)}
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from yolo_lightning.conv import DEFAULT_PLAN, GemmConv2d, Plan, swap_convs, unswap_convs
+from yolo_lightning.conv.algorithms.problem import memory_format_of
 from yolo_lightning.conv.layer import GrayConv2d, GrayGemmConv2d
 from yolo_lightning.conv.normalization import BatchNormSiLU2d, RecomputedBatchNormSiLU2d
 from yolo_lightning.data.image_size import STRIDE
@@ -50,7 +51,7 @@ def arrange(
     for layer in image_layers(graph):
         layer.__class__ = GrayGemmConv2d if convolution == "gemm" else GrayConv2d
     channels_last = memory_format == "channels_last" or (memory_format == "auto" and convolution == "gemm")
-    graph.to(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+    graph.to(memory_format=memory_format_of(channels_last))
     if convolution == "gemm" or activation_checkpointing:
         for block in blocks(graph):
             if isinstance(block.act, nn.SiLU):

@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from yolo_lightning.conv.algorithms.problem import looks_channels_last
+from yolo_lightning.conv.algorithms.problem import looks_channels_last, memory_format_of
 from yolo_lightning.conv.plan import DEFAULT_PLAN, run_seconds
 from yolo_lightning.errors import log_unexpected
 from yolo_lightning.model.conv_backend import ConvolutionSettings, make_plan
@@ -179,7 +179,7 @@ def _inputs_for(layers: nn.Sequential, inputs: Sequence[Tensor]) -> list[Tensor]
     """Return inputs on the device and in the memory format of layers, as preceding layers would give them."""
     weights = list(layers.parameters())
     is_channels_last = any(weight.ndim == 4 and looks_channels_last(weight) for weight in weights)
-    layout = torch.channels_last if is_channels_last else torch.contiguous_format
+    layout = memory_format_of(is_channels_last)
     return [input.to(weights[0].device).contiguous(memory_format=layout) for input in inputs]
 
 
