@@ -22,39 +22,16 @@ BAR_WIDTH = 10
 """Columns of the bar."""
 
 
-def finish_time(timer: FitTimer, trainer: Trainer) -> str:
-    """Return the time at which a fit will be finished: from the typical step and the last validation.
+class ShowsFinishTime(Callback):
+    """Base class of callbacks that show when a fit will be finished; a checkpoint contains the last validation's time.
 
-    The answer is "estimating" until `BLOCK_STEPS` steps of this process, or one epoch, and one validation were timed.
-    """
-    length = fit_length(trainer)
-    epoch = trainer.current_epoch
-    typical = timer.pace.typical()
-    if length.epochs is None or typical is None:
-        return ESTIMATING
-    if timer.pace.timed_steps < min(BLOCK_STEPS, length.batches_per_epoch):
-        return ESTIMATING
-    steps = max(0, length.batches_of(epoch) - timer.batch)
-    validations = length.validations_left(epoch, steps) + length.validations_after(epoch)
-    if validations and timer.validation_s is None:
-        return ESTIMATING
-    steps += length.steps_after(epoch)
-    rest_s = steps * typical.step_s + validations * (timer.validation_s or 0.0)
-    return moment(time.time() + rest_s, time.time())
-
-
-class RunProgressBar(RichProgressBar):
-    """Lightning's progress bar with the loss and the finish time of the fit; `EpochTable` shows the scores.
-
-    Epochs count from 1, as in the log. The bar disappears at the end of the fit. The loss is read from the device
-    every `LOSS_INTERVAL_S` seconds, because reading it waits for the device.
+    Args:
+        options: Options of the other base class.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.timer = FitTimer()
-        self._loss: dict[str, float] = {}
-        self._loss_read_s = -math.inf
 
     def state_dict(self) -> dict[str, Any]:
         return {"validation_s": self.timer.validation_s}
@@ -68,11 +45,46 @@ class RunProgressBar(RichProgressBar):
         if stage == "fit":
             self.timer = shared_timer(trainer, self)
 
+    def finish_time(self, trainer: Trainer) -> str:
+        """Return the time at which a fit will be finished: from the typical step and the last validation.
+
+        The answer is "estimating" until `BLOCK_STEPS` steps of this process, or one epoch, and one validation were
+        timed.
+        """
+        length = fit_length(trainer)
+        epoch = trainer.current_epoch
+        typical = self.timer.pace.typical()
+        if length.epochs is None or typical is None:
+            return ESTIMATING
+        if self.timer.pace.timed_steps < min(BLOCK_STEPS, length.batches_per_epoch):
+            return ESTIMATING
+        steps = max(0, length.batches_of(epoch) - self.timer.batch)
+        validations = length.validations_left(epoch, steps) + length.validations_after(epoch)
+        validation_s = self.timer.validation_s
+        if validations and validation_s is None:
+            return ESTIMATING
+        steps += length.steps_after(epoch)
+        rest_s = steps * typical.step_s + validations * (validation_s or 0.0)
+        return moment(time.time() + rest_s, time.time())
+
+
+class RunProgressBar(ShowsFinishTime, RichProgressBar):
+    """Lightning's progress bar with the loss and the finish time of the fit; `EpochTable` shows the scores.
+
+    Epochs count from 1, as in the log. The bar disappears at the end of the fit. The loss is read from the device
+    every `LOSS_INTERVAL_S` seconds, because reading it waits for the device.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._loss: dict[str, float] = {}
+        self._loss_read_s = -math.inf
+
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
         metrics: dict[str, Any] = super().get_metrics(trainer, pl_module)
         metrics.pop("v_num", None)
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
-            return {**self._train_loss(trainer), "ETA": finish_time(self.timer, trainer)}
+            return {**self._train_loss(trainer), "ETA": self.finish_time(trainer)}
         return metrics
 
     def configure_columns(self, trainer: Trainer) -> list[Any]:
@@ -103,7 +115,7 @@ class RunProgressBar(RichProgressBar):
         return self._loss
 
 
-class ProgressLines(Callback):
+class ProgressLines(ShowsFinishTime):
     """Logs a line of progress at intervals, for output that is not a terminal with cursor control.
 
     Args:
@@ -112,20 +124,9 @@ class ProgressLines(Callback):
 
     @checked_arguments(interval_s=">= 0")
     def __init__(self, interval_s: float = 60.0) -> None:
+        super().__init__()
         self.interval_s = interval_s
-        self.timer = FitTimer()
         self._printed_s: float | None = None
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"validation_s": self.timer.validation_s}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        check_state(self, state_dict, ("validation_s",))
-        self.timer.validation_s = state_dict["validation_s"]
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage == "fit":
-            self.timer = shared_timer(trainer, self)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -139,5 +140,5 @@ class ProgressLines(Callback):
         rank_zero_info(
             f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}, "
             f"batch {batch_idx + 1:,}/{int(trainer.num_training_batches):,}, loss {loss:.3f}, "
-            f"ETA {finish_time(self.timer, trainer)}"
+            f"ETA {self.finish_time(trainer)}"
         )
