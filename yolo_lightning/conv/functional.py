@@ -121,12 +121,12 @@ def _compiled_conv2d(
     memory_format: torch.memory_format | None,
 ) -> Tensor:
     """Compute `conv2d` by a registered operator, for a compiler that traces this function; see `operators`."""
-    *spatial, groups = arguments
+    stride, padding, dilation, groups = arguments
     check_operands(input, weight, bias, groups)
     output: Tensor = operators.conv2d(
         input,
         weight,
-        *spatial_arguments(weight, *spatial),
+        *spatial_arguments(weight, stride, padding, dilation),
         groups,
         wants_channels_last(input, weight, memory_format),
         plan.name,
