@@ -6,6 +6,8 @@ write into buffers.
 """
 
 from collections.abc import Callable, Sequence
+from functools import reduce
+from operator import add
 from typing import Any
 
 from torch import Tensor
@@ -100,12 +102,19 @@ def tangents_of_results(
         return *tangent_of_input, *tangent_of_weight
     first, second = saved
     along_first, along_second = tangents
-    terms = []
+    terms: list[Tensor] = []
     if along_first is not None:
         terms.append(product(operation, along_first, second))
     if along_second is not None:
         terms.append(product(operation, first, along_second))
-    return (sum(terms[1:], terms[0]) if terms else None,)
+    return (_sum(terms),)
+
+
+def _sum(terms: Sequence[Tensor]) -> MaybeTensor:
+    """Return the sum of terms; None, which stands for zero, without a term."""
+    if not terms:
+        return None
+    return reduce(add, terms)
 
 
 def _of_gradients(
@@ -121,10 +130,10 @@ def _of_gradients(
     if along_input is not None and needs[2]:
         by_weight = product(Operation.WEIGHT_GRADIENT, along_input, grad_output, like=weight)
     if needs[1]:
-        terms = []
+        terms: list[Tensor] = []
         if along_input is not None and weight is not None:
             terms.append(product(Operation.FORWARD, along_input, weight))
         if input is not None and along_weight is not None:
             terms.append(product(Operation.FORWARD, input, along_weight))
-        by_grad_output = sum(terms[1:], terms[0])
+        by_grad_output = _sum(terms)
     return by_input, by_grad_output, by_weight

@@ -82,7 +82,7 @@ def conv3d(
     _check_dimensions("conv3d", 3, input, weight)
     arguments: ConvArguments = (stride, padding, dilation, groups)
     if exports_to_onnx():
-        return F.conv3d(input, weight, bias, *arguments)
+        return F.conv3d(input, weight, bias, stride, padding, dilation, groups)
     if input.dim() == 4:
         return conv3d(input.unsqueeze(0), weight, bias, *arguments, plan=plan).squeeze(0)
     input, weight, bias = autocast_operands(input, weight, bias)

@@ -88,7 +88,7 @@ def conv2d(
             )
     arguments: ConvArguments = (stride, padding, dilation, groups)
     if exports_to_onnx():
-        return F.conv2d(input, weight, bias, *arguments)
+        return F.conv2d(input, weight, bias, stride, padding, dilation, groups)
     input, weight, bias = autocast_operands(input, weight, bias)
     if input.dim() == 3:
         output = conv2d(input.unsqueeze(0), weight, bias, *arguments, plan=plan, memory_format=memory_format)

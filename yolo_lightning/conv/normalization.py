@@ -222,7 +222,8 @@ class BatchNormSiLU2d(VendorFreeBatchNorm2d):
             input, self.weight, self.bias, *state, self.momentum, self.eps
         )
         if output is None:
-            return super().forward(input)
+            output = super().forward(input)
+        assert output is not None
         return output
 
     def _scale(self, input: Tensor) -> Tensor:
@@ -350,8 +351,9 @@ def _gradients(ctx: Any, saved: Sequence[Any], grad_output: Tensor) -> tuple[Ten
 
 def _gradients_with_graph(ctx: Any, saved: Sequence[Any], grad_output: Tensor) -> list[Tensor | None]:
     input, weight, bias, first, second = saved
-    running = (None, None) if ctx.uses_batch else (first, second)
-    normalized, _, _ = torch.native_batch_norm(input, weight, bias, *running, ctx.uses_batch, 0.0, ctx.eps)
+    mean = None if ctx.uses_batch else first
+    variance = None if ctx.uses_batch else second
+    normalized, _, _ = torch.native_batch_norm(input, weight, bias, mean, variance, ctx.uses_batch, 0.0, ctx.eps)
     wanted = [tensor for tensor, needed in zip((input, weight, bias), ctx.needs_input_grad, strict=False) if needed]
     gradients = iter(torch.autograd.grad(F.silu(normalized), wanted, grad_output, create_graph=True))
     return [next(gradients) if needed else None for needed in ctx.needs_input_grad[:3]]

@@ -119,7 +119,8 @@ def blocks(graph: nn.Module) -> Iterator[Any]:
 def _split_activations(graph: nn.Module) -> None:
     shared = nn.SiLU()
     for block in blocks(graph):
-        if isinstance(block.bn, BatchNormSiLU2d):
+        has_activation = isinstance(block.bn, BatchNormSiLU2d)
+        if has_activation:
             block.bn.__class__ = nn.BatchNorm2d
             block.act = shared
 

@@ -122,7 +122,8 @@ def _register(operation: Operation, tensors: str, size: str = "") -> Any:
         input_size = sizes[0] if operation is Operation.INPUT_GRADIENT else first.shape
         weight_size = sizes[0] if operation is Operation.WEIGHT_GRADIENT else second.shape
         arguments: list[Any] = [tuple(size) for size in (input_size, weight_size, *sizes[-3:])]
-        return Problem(*arguments, groups=1, channels_last=True)
+        arguments += [1, True]  # one group, channels_last
+        return Problem(*arguments)
 
     def fake(first: Tensor, second: Tensor, *sizes: Sequence[int]) -> Tensor:
         return empty_images(first, result_sizes(operation, problem_of(first, second, *sizes))[0])
