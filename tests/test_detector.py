@@ -234,7 +234,7 @@ def test_recorded_interpolation_reduces_large_images(tmp_path: Path) -> None:
         content = torch.load(file, weights_only=True) | {INPUT: input_record(1, ImageSize(64, 64), resize=resize)}
         write_checkpoint(content, file)
         detector = Detector(file)
-        levels[resize] = set(np.unique(detector._sample(from_array(image), gray=True).image).tolist())
+        levels[resize] = set(np.unique(detector._sample(from_array(image), is_gray=True).image).tolist())
     assert levels == {"area": {170}, "linear": {255}}
 
 
