@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from yolo_lightning.conv import layer
 from yolo_lightning.conv.measurement_cache import read_entries
 from yolo_lightning.model import native_failures, native_probe as probe, native_trial as trial
 from yolo_lightning.model.conv_backend import ConvolutionSettings
@@ -280,7 +281,7 @@ def test_trial_reports_a_failure_of_the_vendor_free_layers(monkeypatch: pytest.M
         raise RuntimeError("no BLAS")
 
     monkeypatch.setattr(trial, "CASES", (trial.ProbeCase(4, 6, 3, 1, 12),))
-    monkeypatch.setattr("yolo_lightning.conv.layer.conv2d", fail)
+    monkeypatch.setitem(layer._CONVOLUTIONS, 2, fail)
     found = run_trial(CPU, TABLE)
     assert found.gemm_failure == "RuntimeError: no BLAS"
     assert found.native_error < 1e-4
