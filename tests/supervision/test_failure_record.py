@@ -3,6 +3,7 @@
 import errno
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch._utils import ExceptionWrapper
@@ -15,6 +16,7 @@ from yolo_lightning.supervision.failure_record import (
     failure_path,
     read_failure,
     record_failure,
+    record_of,
     record_own_failure,
     samples_of,
 )
@@ -150,3 +152,19 @@ def test_trainer_records_its_failure_beside_the_heartbeat_of_its_supervisor(
     assert record is not None
     assert (record.message, record.errno, record.rank) == ("data.root must exist", errno.ENOENT, 2)
     assert record.is_user_error
+
+
+def test_an_exception_of_a_signal_handler_does_not_prevent_the_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead_worker = RuntimeError("DataLoader worker (pid 1) is killed by signal: Killed.")
+    answers = iter([dead_worker, dead_worker])
+
+    def interrupted(*arguments: Any) -> FailureRecord:
+        answer = next(answers, None)
+        if answer is not None:
+            raise answer
+        return record_of(*arguments)
+
+    monkeypatch.setattr("yolo_lightning.supervision.failure_record.record_of", interrupted)
+    assert recorded(tmp_path, ConnectionResetError()).names >= {"ConnectionResetError"}

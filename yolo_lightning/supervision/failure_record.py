@@ -82,6 +82,10 @@ class FailureRecord:
         return " ".join((self.error, *(f"{Path(file).name}:{line}" for file, line, _ in places)))
 
 
+WRITE_ATTEMPTS = 3
+"""torch raises an exception in whatever line is carried out when a loader worker dies (its handler of SIGCHLD)."""
+
+
 def failure_path(heartbeat: Path, rank: int = 0) -> Path:
     """Return the path of a rank's failure record beside the heartbeat file of the supervised trainer."""
     suffix = f"-rank{rank}" if rank else ""
@@ -112,14 +116,18 @@ def record_failure(
         has_trained: Whether this run has finished at least one optimizer step, in this or an earlier attempt.
     """
     path = failure_path(heartbeat, rank)
-    try:
-        if path.exists():
+    problem: Exception | None = None
+    for _ in range(WRITE_ATTEMPTS):
+        try:
+            if path.exists():
+                return
+            record = record_of(error, writer, activity, samples, rank, has_trained)
+            with replacing(path, durable=False) as temporary:
+                temporary.write_text(json.dumps(asdict(record)))
             return
-        record = record_of(error, writer, activity, samples, rank, has_trained)
-        with replacing(path, durable=False) as temporary:
-            temporary.write_text(json.dumps(asdict(record)))
-    except Exception as problem:  # such as no memory, no space, or a message that cannot be formatted
-        print(f"warning: the failure record {path} was not written: {problem!r}", file=sys.stderr)
+        except Exception as raised:  # such as no memory, no space, or a message that cannot be formatted
+            problem = raised
+    print(f"warning: the failure record {path} was not written: {problem!r}", file=sys.stderr)
 
 
 def record_own_failure(error: BaseException, *, rank: int | None = None, has_trained: bool = False) -> None:
