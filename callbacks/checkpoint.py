@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
+from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint, StochasticWeightAveraging
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -25,7 +25,14 @@ from yolo_lightning.training.logged_values import LoggedValues
 from yolo_lightning.utils import run_files
 from yolo_lightning.utils.activity import Activity, during, number_from_device
 from yolo_lightning.utils.choices import check_state, checked_arguments
-from yolo_lightning.utils.loop_position import ends_within_epoch, is_accumulating, is_last_epoch, steps_begun
+from yolo_lightning.utils.loop_position import (
+    align_reloads,
+    ends_within_epoch,
+    is_accumulating,
+    is_last_epoch,
+    is_within_epoch,
+    steps_begun,
+)
 from yolo_lightning.utils.stop_signals import request
 from yolo_lightning.utils.suspect_checkpoints import trusted_steps
 
@@ -53,6 +60,17 @@ def _checkpoint_folder(trainer: Trainer) -> Path:
     if Path(trainer.default_root_dir).is_file():
         raise UserError(f"trainer.default_root_dir must be a folder, got the file {trainer.default_root_dir}")
     return Path(trainer.default_root_dir) / run_files.CHECKPOINTS
+
+
+def _warn_of_earlier_checkpoints(folder: Path) -> None:
+    """Warn of a fit that does not resume and replaces the checkpoints in its folder."""
+    earlier = sorted(folder.glob(run_files.STEP_CHECKPOINTS))
+    if earlier:
+        rank_zero_warn(
+            f"{folder} contains {earlier[-1].name} of an earlier fit, but this fit begins at step 0 and replaces it. "
+            f"To resume, call Trainer.fit with ckpt_path=latest_checkpoint({str(folder.parent)!r}); ckpt_path='last' "
+            "finds checkpoints of ModelCheckpoint only"
+        )
 
 
 @contextmanager
@@ -252,6 +270,7 @@ class LastCheckpoint(Checkpoint):
     yet (`accumulate_grad_batches`, or manual optimization); with several ranks, their mean. A module that saves them
     itself has the attribute `saves_gradients = True`. The checkpoints also contain the values that were logged with
     `self.log(on_epoch=True)` in the current epoch, so that means of the epoch and `ReduceLROnPlateau` are resumed.
+    A resumed fit reloads the training data in the same epochs (`reload_dataloaders_every_n_epochs`).
 
     Args:
         interval_steps: Batches between two checkpoints within an epoch, >= 0; 0 saves at the end of epochs only.
@@ -266,12 +285,14 @@ class LastCheckpoint(Checkpoint):
         self._failure: OSError | None = None
         """Error of the newest checkpoint, or None."""
         self._has_ended_within_epoch = False
+        self._is_resumed = False
         self._accumulation = Accumulation()
         self._logged_values = LoggedValues()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         _checkpoint_folder(trainer)  # raises a ValueError
         self._has_ended_within_epoch = False
+        self._is_resumed = False
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Add the logged values, and the gradients of an incomplete accumulation; a collective call."""
@@ -295,12 +316,25 @@ class LastCheckpoint(Checkpoint):
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Keep gradients and logged values until training starts, when the parameters are on their device."""
+        self._is_resumed = True
         self._logged_values.load_state_dict(checkpoint.get(LOGGED_VALUES))
         self._accumulation.load_state_dict({"gradients": checkpoint.get(GRADIENTS, {})})
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        is_new = not self._is_resumed and not trainer.global_step
+        if is_new and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            _warn_of_earlier_checkpoints(_checkpoint_folder(trainer))
         self._accumulation.restore(pl_module, trainer.scaler)
         self._logged_values.restore(trainer, pl_module)
+        align_reloads(trainer)
+        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+        has_swa = any(isinstance(callback, StochasticWeightAveraging) for callback in callbacks)
+        if has_swa and is_within_epoch(trainer):
+            rank_zero_warn(
+                "StochasticWeightAveraging sets the learning rate again when a fit resumes within an epoch: until the "
+                "next epoch, the learning rate differs from that of a fit without interruption while it is annealed. "
+                "WeightAveraging of Lightning resumes exactly"
+            )
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

@@ -21,7 +21,7 @@ from yolo_lightning.commands.report.figures import class_curves_figure
 from yolo_lightning.commands.report.metrics_curves import read_metrics
 from yolo_lightning.data.batch import Prediction, Target
 from yolo_lightning.data.formats.annotations import distinct_names
-from yolo_lightning.data.formats.coco import image_folder
+from yolo_lightning.data.formats.coco import image_folders
 from yolo_lightning.data.formats.ltdv2 import read_annotations
 from yolo_lightning.data.formats.yolo import YoloSplit
 from yolo_lightning.data.formats.yolo_description import read_description
@@ -132,7 +132,7 @@ BOMB = "a: &a [x, x]\n" + "".join(
         (f"train: {'[' * 5000}\n", "cannot be read as YAML"),
         ("train: .\nnames: {.inf: a}\n", "the keys of 'names' must be 0 to 0, got"),
         ("train: .\nnames: [a]\nkpt_shape: [1000000000, 1000000000]\n", "'kpt_shape' must be"),
-        ("train: 2020-99-99\n", "cannot be read as YAML"),
+        ("channels: 2020-99-99\n", "cannot be read as YAML"),
         ("train: .\nnames: [a\nb: c\n", "cannot be read as YAML: while parsing a flow sequence"),
         ("train: !!python/object:os.system a\n", "cannot be read as YAML"),
         (f"path: {'x' * 300}\ntrain: .\nnames: [a]\n", "is not a folder"),
@@ -151,7 +151,7 @@ def test_long_names_are_missing_files(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="which does not exist"):
         read_description(tmp_path).places("train")
     with pytest.raises(ValueError, match="found none of its images"):
-        image_folder(tmp_path / "a.json", tmp_path, (), ["x" * 300])
+        image_folders(tmp_path / "a.json", tmp_path, (), ["x" * 300])
 
 
 def test_data_yaml_and_lists_are_regular_files(tmp_path: Path) -> None:

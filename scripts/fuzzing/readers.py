@@ -51,7 +51,7 @@ def ltdv2(folder: Path) -> Target:
 
 
 def coco(folder: Path) -> Target:
-    from yolo_lightning.data.formats.coco import image_folder, read_coco
+    from yolo_lightning.data.formats.coco import image_folders, read_coco
 
     file = folder / "instances_train.json"
     (folder / IMAGE_NAME).parent.mkdir(parents=True)
@@ -59,7 +59,7 @@ def coco(folder: Path) -> Target:
 
     def read() -> None:
         names = [name.decode() for name in read_coco(file).file_names.tolist()]
-        image_folder(file, folder, (), names)
+        image_folders(file, folder, (), names)
 
     return Target(file, [annotations([(1, "a"), (2, "b"), (3, "c"), (4, "d")])], read)
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import StochasticWeightAveraging
 
 from tests.callbacks.tiny_training import Interrupt, StopAt, TinyModule, fit
 from yolo_lightning.callbacks import BestCheckpoint, HeartbeatFile, LastCheckpoint
@@ -102,6 +103,28 @@ def test_nothing_is_saved_on_an_exception(tmp_path: Path) -> None:
 
 def warned(recwarn: pytest.WarningsRecorder) -> str:
     return "\n".join(str(warning.message) for warning in recwarn)
+
+
+def test_fit_that_replaces_the_checkpoints_of_an_earlier_fit_warns(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    with pytest.raises(Interrupt):
+        fit(tmp_path, LastCheckpoint(2), StopAt(0, 3), batches=6)
+    fit(tmp_path, LastCheckpoint(2), batches=6, resume=tmp_path / "checkpoints/last.ckpt")
+    assert "earlier fit" not in warned(recwarn)
+    fit(tmp_path, LastCheckpoint(2), batches=6)
+    expected = "step-000000006.ckpt of an earlier fit, but this fit begins at step 0 and replaces it. To resume, call"
+    assert expected in warned(recwarn)
+
+
+def test_swa_that_is_resumed_within_an_epoch_warns(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    averaging = StochasticWeightAveraging(swa_lrs=0.1)
+    with pytest.raises(Interrupt):
+        fit(tmp_path, averaging, LastCheckpoint(2), StopAt(0, 3), batches=6)
+    assert "StochasticWeightAveraging" not in warned(recwarn)
+    averaging = StochasticWeightAveraging(swa_lrs=0.1)
+    fit(tmp_path, averaging, LastCheckpoint(2), batches=6, resume=tmp_path / "checkpoints/last.ckpt")
+    assert "StochasticWeightAveraging sets the learning rate again" in warned(recwarn)
 
 
 def test_failed_save_is_recorded_for_the_supervisor_until_a_save_succeeds(

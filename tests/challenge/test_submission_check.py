@@ -230,6 +230,13 @@ def test_archive_of_another_layout_is_named(tmp_path: Path, members: dict[str, s
     assert "only predictions.json" in problem.what
 
 
+def test_files_that_macos_adds_to_an_archive_are_named(tmp_path: Path) -> None:
+    members = {"predictions.json": RIGHT, "__MACOSX/._predictions.json": "x", ".DS_Store": "x"}
+    problem = the_one_problem(check_submission(archive(tmp_path / "p.zip", members), template()))
+    assert "macOS has added files: pack with `zip -X" in problem.what
+    assert (problem.count, problem.example) == (2, "__MACOSX/._predictions.json")
+
+
 @pytest.mark.parametrize("members", [{}, {"a.json": RIGHT, "b.json": RIGHT}], ids=["empty", "two"])
 def test_archive_whose_answer_is_not_clear_is_not_guessed(tmp_path: Path, members: dict[str, str]) -> None:
     report = check_submission(archive(tmp_path / "p.zip", members), template())

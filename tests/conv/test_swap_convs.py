@@ -301,6 +301,30 @@ def test_subclass_with_another_constructor_only_is_swapped_copied_pickled_and_un
     assert "plan" not in vars(native)
 
 
+class HeldInPlainContainers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 4, 3)
+        self.stages = [self.first, nn.Sequential(nn.ReLU(), nn.Conv2d(4, 4, 3))]
+        self.heads = {"mask": (nn.BatchNorm2d(4), nn.ReLU())}
+        self.__dict__["teacher"] = nn.Conv2d(3, 4, 3)
+        self.sizes = list(range(2000))
+
+
+def test_layers_in_plain_lists_and_dictionaries_are_named() -> None:
+    held = HeldInPlainContainers()
+    names = r"part\.stages\[1\]\.1 .*, part\.heads\['mask'\]\[0\] .*, part\.teacher "
+    parent = nn.ModuleDict({"part": held})
+    with pytest.warns(UserWarning, match=f"swap_convs has not converted {names}.*use torch.nn.ModuleList"):
+        swap_convs(parent)
+    assert type(held.first) is GemmConv2d
+    swap_convs(held.stages[1])
+    with pytest.warns(
+        UserWarning, match=r"unswap_convs has not converted part\.stages\[1\]\.1 \(GemmConv2d\): layers in"
+    ):
+        unswap_convs(parent)
+
+
 def test_name_in_place_of_a_module_is_refused() -> None:
     with pytest.raises(ValueError, match=r"converts a torch\.nn\.Module, got 'resnet18'"):
         swap_convs("resnet18")  # type: ignore[type-var]

@@ -119,6 +119,21 @@ def test_backgrounds_are_computed_once_and_shared(frames: LabelledFrames, monkey
     assert_equal(samples(received), samples(frames))
 
 
+def test_background_of_changed_frames_is_computed_again_by_the_next_run_only(root: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "data"
+    shutil.copytree(root, copy)
+    frames = module(copy, tmp_path / "index").open("train")
+    assert frames.backgrounds is not None
+    before = frames.backgrounds.of(0)
+    for name in frames.index.file_names():
+        cv2.imwrite(str(copy / name), np.full((64, 96), 7, np.uint8))
+    worker = pickle.loads(pickle.dumps(frames.backgrounds))
+    assert np.array_equal(worker.of(0), before)
+    next_run = module(copy, tmp_path / "index").open("train")
+    assert next_run.backgrounds is not None
+    assert (next_run.backgrounds.of(0) == 7).all()
+
+
 def test_part_of_a_file_has_the_backgrounds_of_its_clips(frames: LabelledFrames) -> None:
     part = frames.index.of_clips(np.array([1, 3]))
     own, whole = ClipBackgrounds(part, frames.storage), ClipBackgrounds(frames.index, frames.storage)

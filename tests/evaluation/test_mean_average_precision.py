@@ -76,6 +76,7 @@ def test_chunks_do_not_change_the_scores(monkeypatch: pytest.MonkeyPatch) -> Non
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "thresholds": {"iou_thresholds": [0.3, 0.75, 1.0]},
+    "defaults": {"box_format": "xyxy", "iou_type": "bbox", "average": "macro", "rec_thresholds": None},
     "limits": {"max_detection_thresholds": [30, 2, 7], "class_metrics": True},
 }
 
@@ -132,6 +133,11 @@ def test_wrong_arguments() -> None:
     for options, message in (
         ({"iou_thresholds": []}, r"iou_thresholds must contain 1 to 16 values, got \[\]"),
         ({"max_detection_thresholds": [1, 2]}, "max_detection_thresholds must contain 3 numbers"),
+        ({"box_format": "xywh"}, r"box_format must be 'xyxy', got 'xywh': convert boxes with torchvision\.ops"),
+        ({"iou_type": ("bbox", "segm")}, "iou_type must be 'bbox', got .*: masks are scored by torchmetrics"),
+        ({"rec_thresholds": [0.5]}, r"rec_thresholds must be None, got \[0.5\]"),
+        ({"average": "micro"}, "average must be 'macro', got 'micro': .* set all labels to 0"),
+        ({"extended_summary": True}, "extended_summary must be False, got True"),
     ):
         with pytest.raises(ValueError, match=message):
             MeanAveragePrecision(**options)

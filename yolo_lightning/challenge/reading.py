@@ -23,6 +23,7 @@ from yolo_lightning.utils.plain_text import first_look, one_line
 from yolo_lightning.utils.regular_files import read_regular
 
 MEMBER = "predictions.json"  # name of the submission in the organisers' kit and in the archive
+MAC_FOLDER = "__MACOSX/"  # in archives that macOS has packed: attributes of the files
 KEY = re.compile(rb'"([^"\\]*)"\s*:\s*\{')
 LARGEST_FILE = 2 << 30  # bytes; 300 detections in each of 100,000 frames take less
 Number = float | None
@@ -75,7 +76,7 @@ def _unzip(data: bytes) -> tuple[bytes | None, list[SubmissionProblem]]:
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             names = [name for name in archive.namelist() if not name.endswith("/")]
-            answers = [name for name in names if name.endswith(".json") and not name.startswith("__MACOSX/")]
+            answers = [name for name in names if name.endswith(".json") and not name.startswith(MAC_FOLDER)]
             if len(answers) != 1:
                 what = f"the archive must contain only {MEMBER}, got {len(answers)} JSON files"
                 return None, [SubmissionProblem(what, len(answers), ", ".join(names[:3]) or "the archive is empty")]
@@ -87,10 +88,13 @@ def _unzip(data: bytes) -> tuple[bytes | None, list[SubmissionProblem]]:
     except UNREADABLE_ARCHIVE as error:
         reason = one_line(str(error)) or type(error).__name__
         return None, [SubmissionProblem("the archive is damaged or unreadable", 1, reason)]
-    if names == [MEMBER]:
+    wrong_names = [name for name in names if name != MEMBER]
+    if not wrong_names:
         return unpacked, []
     what = f"the archive must contain only {MEMBER}, at the top level"
-    return unpacked, [SubmissionProblem(what, len(names), names[0])]
+    if any(name.startswith(MAC_FOLDER) or name.endswith(".DS_Store") for name in wrong_names):
+        what += f" (macOS has added files: pack with `zip -X predictions.zip {MEMBER}`)"
+    return unpacked, [SubmissionProblem(what, len(wrong_names), wrong_names[0])]
 
 
 def decode(data: bytes) -> Outermost:

@@ -14,6 +14,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from yolo_lightning.conv import layer as gemm, normalization
 from yolo_lightning.conv.own_forward import OwnForward
 from yolo_lightning.conv.plan import DEFAULT_PLAN, Plan
+from yolo_lightning.conv.unregistered_layers import unregistered_layers
 from yolo_lightning.conv.vendor_free_layer import VendorFreeLayer
 from yolo_lightning.errors import UserError
 
@@ -53,6 +54,7 @@ _WITHOUT_EFFECT = frozenset(
 """Attributes of a subclass that do not change how a layer computes."""
 ULTRALYTICS_EVENT = "on_pretrain_routine_end"
 """Event of Ultralytics' trainer after it has built its network and the moving average of the network."""
+NAMED_LAYERS = 5  # Maximum number of layers in a warning
 _OF_EVERY_CLASS = frozenset(("__dict__", "__weakref__"))
 
 
@@ -67,7 +69,8 @@ def swap_convs(module: ModuleT, *, plan: Plan = DEFAULT_PLAN, skip: Collection[s
     computed without a vendor library. A parametrized layer stays parametrized.
 
     Only the class of a layer changes. Parameters, shared parameters, `requires_grad`, hooks, dtype, memory format and
-    the training flag are preserved. Calls of `torch.nn.functional` in other modules are not converted.
+    the training flag are preserved. Calls of `torch.nn.functional` in other modules are not converted. Layers in plain
+    lists, tuples and dictionaries are no submodules and are not converted; a warning names them.
 
     Args:
         module: Any module, which may itself be such a layer.
@@ -98,6 +101,7 @@ def swap_convs(module: ModuleT, *, plan: Plan = DEFAULT_PLAN, skip: Collection[s
         if isinstance(layer, gemm.GemmLayer | OwnForward):
             layer.plan = plan
     _warn_of_new_network(module)
+    _warn_of_unregistered(module, "swap_convs has not converted", lambda layer: _replacement(layer) is not None)
     return module
 
 
@@ -110,6 +114,7 @@ def unswap_convs(module: ModuleT) -> ModuleT:
         if native is not None:
             layer.__class__ = native
             vars(layer).pop("plan", None)
+    _warn_of_unregistered(module, "unswap_convs has not converted", lambda layer: isinstance(layer, VendorFreeLayer))
     return module
 
 
@@ -134,6 +139,18 @@ def _warn_of_new_network(module: nn.Module) -> None:
         warnings.warn(
             "YOLO.train() builds a new network with PyTorch's layers and does not use the swapped ones; to train, call "
             f"yolo.add_callback({ULTRALYTICS_EVENT!r}, yolo_lightning.conv.swap_ultralytics_trainer)",
+            stacklevel=3,
+        )
+
+
+def _warn_of_unregistered(module: nn.Module, failure: str, is_concerned: Callable[[nn.Module], bool]) -> None:
+    """Warn of the concerned layers that modules hold without `nn.Module` knowing about them."""
+    layers = [f"{name} ({type(layer).__name__})" for name, layer in unregistered_layers(module) if is_concerned(layer)]
+    if layers:
+        more = f" and {len(layers) - NAMED_LAYERS:,} more" if len(layers) > NAMED_LAYERS else ""
+        warnings.warn(
+            f"{failure} {', '.join(layers[:NAMED_LAYERS])}{more}: layers in plain lists and dictionaries are no "
+            "submodules; use torch.nn.ModuleList or torch.nn.ModuleDict, or convert each of these layers alone",
             stacklevel=3,
         )
 

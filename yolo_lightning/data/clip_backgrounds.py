@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, TypeVar
 
 import cv2
@@ -71,7 +72,11 @@ class ClipBackgrounds:
     quarantined: frozenset[int] = frozenset()  # frames that must not be read
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"index": self.index, "storage": self.storage, "quarantined": self.quarantined}
+        """Return the attributes, and the folder of the backgrounds if this process has opened one.
+
+        Workers then use the same backgrounds, even if a frame changes during the run.
+        """
+        return {name: value for name, value in vars(self).items() if name != "_arrays"}
 
     def of(self, position: int) -> Frame:
         """Return the background `(H, W)` of the clip of frame `position`, uint8 or uint16, read-only."""
@@ -79,7 +84,7 @@ class ClipBackgrounds:
         return np.asarray(self._arrays[IMAGES][number])
 
     def build(self) -> int:
-        """Compute the backgrounds unless there is a file with them; return the number of clips.
+        """Compute the backgrounds unless there is a file of the present frames; return the number of clips.
 
         Raises:
             UserError: If the frames have several sizes, or the file cannot be written.
@@ -87,15 +92,20 @@ class ClipBackgrounds:
         return len(self._arrays[CLIPS])
 
     @cached_property
+    def _folder(self) -> Path:
+        return index_folder.open_folder(self.index.folder.parent, "backgrounds", self._state, self._computed)
+
+    @cached_property
     def _arrays(self) -> index_folder.Arrays:
-        folder = index_folder.open_folder(self.index.folder.parent, "backgrounds", self._state, self._computed)
-        return index_folder.mapped(folder, (IMAGES, CLIPS))
+        return index_folder.mapped(self._folder, (IMAGES, CLIPS))
 
     def _state(self) -> index_folder.State:
+        positions = (position for clip in self._clips() for position in spread(clip.tolist()))
         return {
             "path": str(self.index.folder),
             "fingerprint": self.index.fingerprint,
             "frames": f"{LEAST_FRAMES} of {self.storage}",
+            "content": self.storage.state_of(map(self.index.file_name, positions)),
             "quarantined": sorted(self.quarantined),
         }
 
@@ -106,10 +116,14 @@ class ClipBackgrounds:
                 f"data.input.background must be false unless all frames have one size, got true and frames of "
                 f"{len(shapes)} sizes"
             )
+        backgrounds = [self._of_clip(clip, *shapes) for clip in self._clips()]
+        return {IMAGES: np.stack(backgrounds), CLIPS: np.unique(self.index.clips())}, {}
+
+    def _clips(self) -> list[Int64Array]:
+        """Return the positions of the frames of each clip in their order, in the order of the clips' numbers."""
         order = np.lexsort((self.index.positions_in_clip(), self.index.clips()))
-        numbers, starts = np.unique(self.index.clips()[order], return_index=True)
-        clips = np.split(order, starts[1:])
-        return {IMAGES: np.stack([self._of_clip(clip, *shapes) for clip in clips]), CLIPS: numbers}, {}
+        _, starts = np.unique(self.index.clips()[order], return_index=True)
+        return np.split(order, starts[1:])
 
     def _of_clip(self, positions: Int64Array, shape: tuple[int, int]) -> Frame:
         frames = []

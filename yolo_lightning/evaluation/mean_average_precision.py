@@ -23,6 +23,16 @@ AREA_RANGES = {
 }
 """Smallest and largest area of an object in square pixels, both inclusive."""
 
+TORCHMETRICS_ARGUMENTS: dict[str, tuple[tuple[Any, ...], str]] = {
+    "box_format": (("xyxy",), "convert boxes with torchvision.ops.box_convert"),
+    "iou_type": (("bbox", ("bbox",), ["bbox"]), "masks are scored by torchmetrics"),
+    "rec_thresholds": ((None,), "the recall thresholds are 0.00, 0.01, ..., 1.00"),
+    "extended_summary": ((False,), "the precision at each recall is returned by torchmetrics"),
+    "average": (("macro",), "to ignore the classes, set all labels to 0"),
+    "backend": (("pycocotools", "faster_coco_eval"), "this metric needs neither of them and equals both"),
+}
+"""Further arguments of torchmetrics' metric: the values that this metric equals, and what to do for other values."""
+
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 Frame = dict[str, Tensor]
 STATES = {
@@ -50,7 +60,8 @@ class MeanAveragePrecision(Metric):
         iou_thresholds: Minimum IoUs of a correct detection, 1 to 16 values; None is 0.50, 0.55, ..., 0.95.
         max_detection_thresholds: Three maximum numbers of detections per image and class; None is 1, 10, 100.
         class_metrics: Whether to return the scores per class.
-        options: Arguments of `torchmetrics.Metric`.
+        options: Arguments of `torchmetrics.Metric`. The further arguments of torchmetrics' `MeanAveragePrecision`
+            are accepted with the values of which this metric gives the scores.
 
     Raises:
         UserError: If an argument is not allowed.
@@ -77,6 +88,10 @@ class MeanAveragePrecision(Metric):
         class_metrics: bool = False,
         **options: Any,
     ) -> None:
+        for name, (values, remedy) in TORCHMETRICS_ARGUMENTS.items():
+            value = options.pop(name, values[0])
+            if value not in values:
+                raise UserError(f"MeanAveragePrecision.{name} must be {values[0]!r}, got {value!r}: {remedy}")
         super().__init__(**options)
         self.class_metrics = class_metrics
         self.iou_thresholds = list(IOU_THRESHOLDS) if iou_thresholds is None else list(iou_thresholds)

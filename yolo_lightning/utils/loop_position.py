@@ -118,6 +118,18 @@ def broadcast_no_signals(trainer: Trainer) -> None:
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
 
 
+def align_reloads(trainer: Trainer) -> None:
+    """Let a resumed fit request its training loader in the epochs in which the uninterrupted fit does.
+
+    With `reload_dataloaders_every_n_epochs`, these are the multiples of n. Lightning counts from the epoch of the
+    resume. Can be removed when https://github.com/Lightning-AI/pytorch-lightning/issues/21492 is solved.
+    """
+    interval: int = trainer.reload_dataloaders_every_n_epochs  # type: ignore[attr-defined]
+    loop = trainer.fit_loop
+    if interval:
+        loop._last_train_dl_reload_epoch -= loop._last_train_dl_reload_epoch % interval
+
+
 def is_accumulating(trainer: Trainer) -> bool:
     """Whether Lightning's automatic optimization has gradients that no optimizer step has used."""
     return trainer.fit_loop._should_accumulate()

@@ -1,5 +1,6 @@
 """YAML files of unknown origin: limited in size, nesting and aliases."""
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,10 @@ FASTEST: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fas
 LARGEST_BYTES = 1 << 20  # 10,000 class names take 0.3 MB
 MOST_ALIASES = 16  # ten lists of ten aliases each stand for ten thousand million values
 DEEPEST = 64
+TAG_PREFIX = "tag:yaml.org,2002:"
+TEXT_TAG = f"{TAG_PREFIX}str"
+CONVERTED_TAGS = frozenset(f"{TAG_PREFIX}{name}" for name in ("bool", "float", "int", "timestamp"))
+"""Types that YAML gives to texts without quotes."""
 
 
 class PlainLoader(FASTEST):  # type: ignore[misc]
@@ -25,8 +30,11 @@ class PlainLoader(FASTEST):  # type: ignore[misc]
         return super().construct_mapping(node, deep)
 
 
-def read_yaml(path: Path, most_bytes: int = LARGEST_BYTES) -> Any:
+def read_yaml(path: Path, most_bytes: int = LARGEST_BYTES, text_keys: Collection[str] = ()) -> Any:
     """Return the content of a YAML file of plain values.
+
+    The values of `text_keys`, or their entries if they are lists or mappings, are texts as written: `007`, `1.50`,
+    `yes` and `2024-01-01` are not converted to numbers, truth values and dates. `null` stays null.
 
     Raises:
         OSError: If the file cannot be read, is not a regular file or is too large.
@@ -46,7 +54,7 @@ def read_yaml(path: Path, most_bytes: int = LARGEST_BYTES) -> Any:
                     raise UserError(f"the alias {event.anchor} contains itself")
             if aliases > MOST_ALIASES or len(opened) > DEEPEST:
                 raise UserError(f"more than {MOST_ALIASES} aliases or {DEEPEST} levels")
-        return yaml.load(text, Loader=PlainLoader)
+        return _construct(text, text_keys)
     except (OSError, UserError):
         raise
     except UnicodeDecodeError as error:
@@ -54,6 +62,34 @@ def read_yaml(path: Path, most_bytes: int = LARGEST_BYTES) -> Any:
     except Exception as error:  # PyYAML raises errors of many types
         log_unexpected(error, yaml.YAMLError, ValueError, TypeError, OverflowError, RecursionError, LookupError)
         raise UserError(one_line(str(error)) or type(error).__name__) from error
+
+
+def _construct(text: str, text_keys: Collection[str]) -> Any:
+    """Return the content of a YAML text; `text_keys` as in `read_yaml`."""
+    loader = PlainLoader(text)
+    try:
+        root = loader.get_single_node()
+        if root is None:
+            return None
+        if isinstance(root, yaml.MappingNode):
+            for key, value in root.value:
+                if isinstance(key, yaml.ScalarNode) and key.value in text_keys:
+                    _keep_texts(value)
+        return loader.construct_document(root)
+    finally:
+        loader.dispose()
+
+
+def _keep_texts(node: Any) -> None:
+    """Let a value, the entries of a list or the values of a mapping be constructed as the texts that were written."""
+    entries = [node]
+    if isinstance(node, yaml.MappingNode):
+        entries = [value for _, value in node.value]
+    elif isinstance(node, yaml.SequenceNode):
+        entries = node.value
+    for entry in entries:
+        if entry.tag in CONVERTED_TAGS:
+            entry.tag = TEXT_TAG
 
 
 def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -172,6 +172,25 @@ def test_store_of_other_frames_is_refused(root: Path, pack: Callable[..., Packed
         pack(storage="zip")
 
 
+def test_store_of_a_dataset_that_was_moved_is_kept(
+    root: Path, pack: Callable[..., PackedFrames], capfd: pytest.CaptureFixture[str]
+) -> None:
+    pack()
+    shards = [shard.file for shard in read_manifest(root / "packed").shards]
+    root.rename(root.with_name("moved"))
+    moved = root.with_name("moved")
+    command.prepare(str(moved), index_root=str(moved / "index"), workers=1)
+    output = capfd.readouterr().out
+    assert f"was packed from {root / 'frames'}, whose sampled frames are equal to those of {moved / 'frames'}" in output
+    assert [shard.file for shard in read_manifest(moved / "packed").shards] == shards
+    for path in (moved / "frames").rglob("*.jpg"):
+        path.write_bytes(next(iter(FRAMES.values())))
+    moved.rename(root)
+    moved_again = root.rename(root.with_name("again"))
+    with pytest.raises(ValueError, match=r"was packed from kind folder, path .*, not from kind folder, path .*/again"):
+        command.prepare(str(moved_again), index_root=str(moved_again / "index"), workers=1)
+
+
 def test_small_disk_is_noticed_before_anything_is_written(
     root: Path, pack: Callable[..., PackedFrames], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.helpers.annotations import open_ltdv2
 from yolo_lightning.data.formats.annotations import Annotations
-from yolo_lightning.data.formats.coco import image_folder, read_coco
+from yolo_lightning.data.formats.coco import image_folders, read_coco
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.data.index.split_index import open_index
 from yolo_lightning.errors import UserError
@@ -68,11 +68,28 @@ def test_crowd_regions_are_left_out_and_counted(read: Callable[..., Annotations]
     assert split.facts.notes == ("1 of 3 boxes are crowd regions (iscrowd), left out, such as in b/2.jpg",)
 
 
-@pytest.mark.parametrize("ignore", [1, True])
-def test_records_marked_as_ignored_are_left_out_and_counted(read: Callable[..., Annotations], ignore: Any) -> None:
-    split = read({"bbox": [0, 0, 5, 5], "ignore": 0}, {"bbox": [1, 1, 5, 5], "ignore": ignore}, {"bbox": [2, 2, 5, 5]})
-    assert split.boxes[:, 0].tolist() == [0, 2]
-    assert split.facts.notes == ("1 of 3 boxes have the mark 'ignore', left out, such as in b/2.jpg",)
+@pytest.mark.parametrize(
+    "mark",
+    [{"ignore": 1}, {"ignore": True}, {"attributes": {"ignore": True}}, {"attributes": {"a": 1, "ignore": "Yes"}}],
+    ids=str,
+)
+def test_records_marked_as_ignored_are_left_out_and_counted(
+    read: Callable[..., Annotations], mark: dict[str, Any]
+) -> None:
+    unmarked: list[dict[str, Any]] = [
+        {"ignore": 0, "attributes": {"ignore": False, "occluded": True, "text": "ignore"}},
+        {"attributes": {"ignore": "no"}},
+        {"attributes": ["ignore"]},
+        {"attributes": None},
+    ]
+    split = read({"bbox": [1, 1, 5, 5], **mark}, *({"bbox": [2, 2, 5, 5], **record} for record in unmarked))
+    assert split.boxes[:, 0].tolist() == [2, 2, 2, 2]
+    assert split.facts.notes == ("1 of 5 boxes have the mark 'ignore', left out, such as in b/2.jpg",)
+
+
+def test_record_with_a_polygon_only_names_the_missing_box(read: Callable[..., Annotations]) -> None:
+    with pytest.raises(UserError, match=r"annotations\[0\].*`bbox`; the box around each 'segmentation' must be in"):
+        read({"area": 2})
 
 
 def test_equal_names_of_categories_are_reported(read: Callable[..., Annotations]) -> None:
@@ -172,23 +189,23 @@ def test_images_are_found_in_the_usual_places(tmp_path: Path, file: str, folder:
     image = tmp_path / folder / "a" / "1.jpg"
     image.parent.mkdir(parents=True)
     image.touch()
-    found = image_folder(tmp_path / file, tmp_path, (), ["a/1.jpg"])
+    found = image_folders(tmp_path / file, tmp_path, (), ["a/1.jpg"])[0]
     assert found.resolve() == (tmp_path / folder).resolve()
 
 
-def test_folder_that_holds_most_of_the_images_is_taken(tmp_path: Path) -> None:
+def test_folder_that_holds_most_of_the_images_is_first(tmp_path: Path) -> None:
     for name in ("images/1.jpg", "pictures/1.jpg", "pictures/2.jpg"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    found = image_folder(tmp_path / "a.json", tmp_path, ("images", "pictures"), ["1.jpg", "2.jpg", "3.jpg"])
-    assert found == tmp_path / "pictures"
+    found = image_folders(tmp_path / "a.json", tmp_path, ("images", "pictures"), ["1.jpg", "2.jpg", "3.jpg"])
+    assert found == [tmp_path / "pictures", tmp_path / "images"]
 
 
 def test_images_in_none_of_the_places_are_named_with_all_places(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match=r"found none of its images, such as '1\.jpg', in .*; set data\.files\.image_folders"
     ) as raised:
-        image_folder(tmp_path / "annotations" / "instances_val.json", tmp_path, (), ["1.jpg"])
+        image_folders(tmp_path / "annotations" / "instances_val.json", tmp_path, (), ["1.jpg"])
     for place in ("val", "images/val", "images", "annotations"):
         assert str(tmp_path / place) in str(raised.value)
 
@@ -197,7 +214,7 @@ def test_percent_encoded_names_are_recognized(tmp_path: Path) -> None:
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / "my shot.jpg").touch()
     with pytest.raises(UserError, match=r"'my%20shot\.jpg', in .*; 'my shot\.jpg' exists: .* percent-encoded"):
-        image_folder(tmp_path / "a.json", tmp_path, (), ["my%20shot.jpg"])
+        image_folders(tmp_path / "a.json", tmp_path, (), ["my%20shot.jpg"])
 
 
 def test_file_read_as_coco_has_an_index_of_its_own(

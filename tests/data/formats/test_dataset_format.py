@@ -224,6 +224,34 @@ def test_labels_that_are_nowhere_are_missed_before_training(yolo_set: YoloSet, m
     assert len(make(file, allow_unlabelled=True).index("train")) == 6
 
 
+def test_coco_images_in_several_folders_are_found_and_counted(coco_set: Callable[..., Path], make: Make) -> None:
+    root = coco_set()
+    (root / "images").mkdir()
+    (root / "train" / "1.jpg").rename(root / "images" / "1.jpg")
+    with pytest.warns(UserWarning, match=r"1 images are not in .*/train and are read .*, such as .*/images/1\.jpg"):
+        data = make("coco", root=str(root), **FILES)
+    frames = data.open("train")
+    assert frames.storage.missing(frames.index.file_names()) == []
+    assert all(frames.storage.read(name).size for name in frames.index.file_names())
+    assert not data.bad_frames.names
+
+
+@pytest.mark.parametrize("prefix", ["../train/", "a/../../train/", "{root}/train/"])
+def test_coco_names_that_stay_inside_the_dataset_are_read(
+    coco_set: Callable[..., Path], make: Make, prefix: str
+) -> None:
+    root = coco_set()
+    (root / "train" / "a").mkdir()
+    content = json.loads((root / "train.json").read_text())
+    for image in content["images"]:
+        image["file_name"] = prefix.format(root=root) + image["file_name"]
+    (root / "train.json").write_text(json.dumps(content))
+    data = make("coco", root=str(root), **FILES)
+    frames = data.open("train")
+    assert all(frames.storage.read(name).size for name in frames.index.file_names())
+    assert not data.bad_frames.names
+
+
 @pytest.mark.parametrize("source", ["ltdv2", "coco"])
 @pytest.mark.parametrize(
     ("stage", "option"),

@@ -97,6 +97,15 @@ def test_label_files_without_an_image_are_counted(yolo_set: YoloSet) -> None:
     assert read(file).facts.notes == (f"1 label files without an image, such as {file.parent}/labels/train/c.txt",)
 
 
+def test_label_files_of_several_images_are_counted(yolo_set: YoloSet) -> None:
+    file = yolo_set({"train/a.png": BOX, "train/a.jpg": BOX, "train/b.png": BOX})
+    (file.parent / "images" / "train" / "link.png").symlink_to("b.png")
+    notes = read(file).facts.notes
+    assert f"1 label files belong to several images of one name, which all have its boxes, such as {file.parent}/" in (
+        "".join(notes)
+    )
+
+
 def test_polygons_and_oriented_boxes_are_counted(yolo_set: YoloSet) -> None:
     obb = "0 0.1 0.1 0.5 0.2 0.4 0.6 0 0.5\n"
     notes = read(yolo_set({"train/a.png": obb + "0 0.1 0.1 0.2 0.1 0.2 0.2\n", "train/b.png": BOX})).facts.notes

@@ -34,11 +34,25 @@ def test_names_are_a_list_a_mapping_or_counted(yolo_set: YoloSet, names: Any, co
     assert read_description(yolo_set({}, names=names, nc=count)).class_names == expected
 
 
-@pytest.mark.parametrize("names", [["a", True], ["a", None], [["a"], ["b"]], {0: "a", 1: " "}])
+@pytest.mark.parametrize("line", ["[{}]", "{{0: {}}}"])
+@pytest.mark.parametrize("name", ["007", "0x1F", "1e3", "1.0e+3", "1_000", "12:30", "2024-01-01", "yes", "Off", "true"])
+def test_names_that_yaml_reads_as_other_types_are_texts(tmp_path: Path, name: str, line: str) -> None:
+    file = tmp_path / "data.yaml"
+    file.write_text(f"train: .\nnc: 1\nnames: {line.format(name)}\n")
+    assert read_description(file).class_names == (name,)
+
+
+def test_folders_that_yaml_reads_as_other_types_are_texts(tmp_path: Path) -> None:
+    (tmp_path / "007" / "2024-01-01").mkdir(parents=True)
+    file = tmp_path / "data.yaml"
+    file.write_text("path: 007\ntrain: 2024-01-01\nval: [2024-01-01]\nnc: 1\n")
+    description = read_description(file)
+    assert description.places("train") == description.places("val") == [tmp_path / "007" / "2024-01-01"]
+
+
+@pytest.mark.parametrize("names", [["a", None], [["a"], ["b"]], {0: "a", 1: " "}])
 def test_names_that_are_no_texts_are_refused(yolo_set: YoloSet, names: Any) -> None:
-    with pytest.raises(
-        ValueError, match=r"data\.yaml: 'names' must be texts, with quotes around yes, no and null, got"
-    ):
+    with pytest.raises(ValueError, match=r"data\.yaml: 'names' must be texts, with quotes around null, got"):
         read_description(yolo_set({}, names=names))
 
 
@@ -94,9 +108,9 @@ def test_superfluous_step_up_is_passed_over(yolo_set: YoloSet) -> None:
         ({"names": {"a": 0}}, r"the keys of 'names' must be 0 to 0, got \['a'\]"),
         ({"names": []}, r"'names' must be a list, or names by class number, got \[\]"),
         ({"names": "cat"}, "'names' must be .* got 'cat'"),
-        ({"train": 7}, "'train' must be a folder.* got 7"),
-        ({"train": ["images", 7]}, "'train' must be a folder.* got .*7"),
-        ({"path": 7}, "'path' must be a folder, got 7"),
+        ({"train": {"a": "b"}}, "'train' must be a folder.* got {'a': 'b'}"),
+        ({"train": ["images", ["a"]]}, "'train' must be a folder.* got .*'a'"),
+        ({"path": ["a"]}, r"'path' must be a folder, got \['a'\]"),
         ({"channels": 4}, "'channels' must be one of 1, 3, got 4"),
         ({"kpt_shape": 17}, "'kpt_shape' must be a list of two integers from 0 to 10000, got 17"),
     ],

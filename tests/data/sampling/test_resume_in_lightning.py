@@ -164,6 +164,23 @@ def test_options_of_the_trainer(options: dict[str, Any], tmp_path: Path) -> None
     assert_resumes_exactly(tmp_path, [per_epoch + 2, 2 * per_epoch], fit=fit_data, module=OneCycle, **options)
 
 
+@pytest.mark.parametrize("interval", [1, 2, 3])
+def test_dataset_that_grows_with_each_reload(tmp_path: Path, interval: int) -> None:
+    class Growing(LightningDataModule):
+        def train_dataloader(self) -> Any:
+            epoch = self.trainer.current_epoch
+            return resumable_loader(Numbers(8 + 4 * (epoch - epoch % interval)), BATCH, trainer=self.trainer)
+
+    def fit(trainer: Trainer, module: Recorder, checkpoint: Path | None) -> None:
+        trainer.fit(module, datamodule=Growing(), ckpt_path=checkpoint)
+
+    kills = {1: (3, 5, 8), 2: (3, 4, 9), 3: (3, 4, 6, 9)}[interval]  # within and at the end of epochs
+    whole = assert_resumes_exactly(
+        tmp_path, kills, fit=fit, reload_dataloaders_every_n_epochs=interval, max_epochs=interval + 2
+    )
+    assert max(number for _, number, _ in whole.seen) > 1
+
+
 def test_a_second_fit_continues_with_the_next_epoch(tmp_path: Path) -> None:
     def fit(trainer: Trainer, module: Recorder, checkpoint: Path | None) -> None:
         loader = resumable_loader(Numbers(), BATCH, trainer=trainer)

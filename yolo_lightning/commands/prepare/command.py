@@ -26,6 +26,7 @@ from yolo_lightning.data.storage.packing import (
     complete_shards,
     damaged_frames,
     describe,
+    has_equal_frames,
     in_threads,
     remove_shard,
     write_index,
@@ -162,8 +163,8 @@ def _pack_store(
     `frame_bytes` is the size of each decoded frame by name, sorted by name. With `verify`, the checksums of existing
     shards are verified first.
     """
-    source = describe(original)
-    shards = _existing_shards(store, source, workers, verify=verify)
+    shards = _existing_shards(store, original, workers, verify=verify)
+    source = shards[0].source if shards else describe(original)
     packed = {name for frames in shards for name in frames.names}
     unpacked = [name for name in frame_bytes if name not in packed]
     missing = set(original.missing(unpacked))
@@ -205,15 +206,28 @@ def _check_space(store: Path, needed_bytes: int) -> None:
         )
 
 
-def _existing_shards(store: Path, source: dict[str, str], workers: int, *, verify: bool) -> list[ShardFrames]:
+def _check_origin(store: Path, shards: list[ShardFrames], original: EncodedStorage) -> None:
+    """Refuse shards of other frames; the folder of the frames may have been moved."""
+    expected = describe(original)
+    foreign_shards = [frames for frames in shards if frames.source != expected]
+    if not foreign_shards:
+        return
+    source = foreign_shards[0].source
+    has_one_source = all(frames.source == source for frames in shards)
+    is_moved = has_one_source and {**source, "path": ""} == {**expected, "path": ""}
+    if not is_moved or not all(has_equal_frames(frames, original) for frames in foreign_shards):
+        raise UserError(
+            f"{store} was packed from {_listed(source)}, not from {_listed(expected)}: "
+            "delete it, or set store to another folder"
+        )
+    former = source["path"]
+    print(f"{store} was packed from {former}, whose sampled frames are equal to those of {original}", flush=True)
+
+
+def _existing_shards(store: Path, original: EncodedStorage, workers: int, *, verify: bool) -> list[ShardFrames]:
     """Return the complete shards of earlier runs, and delete the others."""
     shards, broken = complete_shards(store)
-    for frames in shards:
-        if frames.source != source:
-            raise UserError(
-                f"{store} was packed from {_listed(frames.source)}, not from {_listed(source)}: delete it, "
-                "or set store to another folder"
-            )
+    _check_origin(store, shards, original)
     for file in broken:
         print(f"{store / file} is incomplete: its frames are packed again", flush=True)
         remove_shard(store, file)

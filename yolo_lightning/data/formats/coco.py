@@ -13,7 +13,7 @@ from yolo_lightning.data.formats.frame_checks import PERCENT_ENCODED
 from yolo_lightning.data.index.sampled_names import sampled_positions
 from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.index.splits import Split
-from yolo_lightning.data.storage.folder_frames import ImageFiles
+from yolo_lightning.data.storage.folder_frames import FilesInFolders
 from yolo_lightning.data.storage.frames import Channels
 from yolo_lightning.data.storage.storage import Storage, StorageKind
 from yolo_lightning.errors import UserError
@@ -36,8 +36,8 @@ def read_coco(path: Path) -> Annotations:
     return to_annotations(path, content, classes, np.float64)
 
 
-def image_folder(annotation_file: Path, root: Path, folders: tuple[str, ...], file_names: list[str]) -> Path:
-    """Return the folder of the images of a split: the candidate with most of a few sampled images.
+def image_folders(annotation_file: Path, root: Path, folders: tuple[str, ...], file_names: list[str]) -> list[Path]:
+    """Return the folders in which the images of a split are searched, that with most of a few sampled images first.
 
     The candidates are `folders` relative to `root` or, if empty, those of COCO's own layout and of common exporters.
     """
@@ -52,9 +52,10 @@ def image_folder(annotation_file: Path, root: Path, folders: tuple[str, ...], fi
             candidates = [root / "images", root]
         candidates += [annotation_file.parent, annotation_file.parent / "images"]
     probed = [file_names[position] for position in sampled_positions(file_names, PROBED_IMAGES)]
-    matches = {folder: sum(os.path.isfile(folder / name) for name in probed) for folder in candidates}
-    best = max(matches, key=matches.__getitem__)
-    if not matches[best]:
+    counts = {folder: sum(os.path.isfile(folder / name) for name in probed) for folder in candidates}
+    existing = [folder for folder in counts if counts[folder] or folder.is_dir()]
+    existing.sort(key=lambda folder: -counts[folder])  # keeps the order of candidates with equal counts
+    if not any(counts.values()):
         remedy = "set data.files.image_folders to their folder"
         decoded = unquote(probed[0])
         if decoded != probed[0] and any(os.path.isfile(folder / decoded) for folder in candidates):
@@ -63,7 +64,7 @@ def image_folder(annotation_file: Path, root: Path, folders: tuple[str, ...], fi
             f"{annotation_file}: found none of its images, such as {one_line(probed[0], 200)!r}, in "
             f"{', '.join(map(str, dict.fromkeys(candidates)))}; {remedy}"
         )
-    return best
+    return existing
 
 
 class CocoFormat(JsonFormat):
@@ -102,8 +103,8 @@ class CocoFormat(JsonFormat):
 
     def open_storage(self, split: Split, channels: Channels, kind: StorageKind | None = None) -> Storage:
         names = self.open_file(self.name(split)).file_names()
-        folder = image_folder(self.root / self.name(split), self.root, self.files.image_folders, names)
-        return ImageFiles(folder, channels, self.settings.frame_limits)
+        folders = image_folders(self.root / self.name(split), self.root, self.files.image_folders, names)
+        return FilesInFolders(folders, channels, self.settings.frame_limits, self.root)
 
     def _reference(self) -> SplitIndex:
         has_train_file = (self.root / self.name("train")).is_file()

@@ -40,6 +40,7 @@ UNKNOWN = -1  # Class index of records of unknown categories while the records a
 CROWD = -2  # Class index of crowd regions while the records are read
 IGNORED = -3  # Class index of records with a true `ignore` while the records are read
 LEFT_OUT = {CROWD: "are crowd regions (iscrowd)", IGNORED: "have the mark 'ignore'"}
+TRUE_TEXTS = ("true", "yes", "1", "1.0")  # Values of CVAT's attributes: those of a select field are texts
 BYTE_POSITION = re.compile(r"\(byte (\d+)\)")
 LONGEST_NAME = 1024  # Characters of a file name or id
 LONGEST_NOTE = 400  # Characters of a remark for the log
@@ -47,6 +48,7 @@ DIVIDED = (
     "The objects of such a file are divided among several images, each of which contains the other objects without a "
     "box: give each file one entry, and let image_id of all its annotations be the id of this entry."
 )
+NEEDS_BOX = "the box around each 'segmentation' must be in the file as 'bbox': x, y, width, height in pixels"
 SHOWN_BYTES = 160  # Bytes of a damaged record, or of the text before an error, in a message
 
 
@@ -76,6 +78,7 @@ class AnnotationRecord(msgspec.Struct, gc=False):
     bbox: tuple[Pixels, Pixels, Pixels, Pixels]
     iscrowd: bool | float | None = 0
     ignore: bool | float | None = 0
+    attributes: msgspec.Raw = msgspec.Raw(b"{}")  # CVAT's attributes of the object, of any names
 
 
 class CategoryRecord(msgspec.Struct, gc=False):
@@ -176,7 +179,9 @@ def _invalid_record(content: bytes) -> str | None:
                 try:
                     decoder.decode(record)
                 except msgspec.ValidationError as error:
-                    return f"{key}[{number}] {shown(bytes(record))}: {error}"
+                    has_mask_only = "`bbox`" in str(error) and b'"segmentation"' in bytes(record)
+                    remedy = f"; {NEEDS_BOX}" if has_mask_only else ""
+                    return f"{key}[{number}] {shown(bytes(record))}: {error}{remedy}"
     except (msgspec.DecodeError, RecursionError):
         pass  # the outermost value is not an object, or the value of a key is not an array
     return None
@@ -204,7 +209,7 @@ def to_annotations(
 ) -> Annotations:
     """Convert the records of the file `path`; clips, months and temperatures are unknown.
 
-    Crowd regions and records with a true `ignore` are left out.
+    Crowd regions and records with a true `ignore`, also among their attributes, are left out.
     `classes` are the names of the categories by id, in the order of the class indexes, and `box_type` is the type in
     which corners of boxes are computed. A `ValueError` contains the position of a record that cannot be used.
     """
@@ -259,7 +264,7 @@ def class_indexes(path: Path, records: Sequence[AnnotationRecord], classes: Mapp
     def class_index(record: AnnotationRecord) -> int:
         if record.iscrowd:
             return CROWD
-        if record.ignore:
+        if is_ignored(record):
             return IGNORED
         return index_of.get(record.category_id, UNKNOWN)
 
@@ -271,6 +276,18 @@ def class_indexes(path: Path, records: Sequence[AnnotationRecord], classes: Mapp
             f"got {records[number].category_id}"
         )
     return labels
+
+
+def is_ignored(record: AnnotationRecord) -> bool:
+    """Return whether a record has a true `ignore`, as a key of its own or among CVAT's attributes."""
+    if record.ignore:
+        return True
+    text = bytes(record.attributes)
+    if b'"ignore"' not in text:
+        return False
+    attributes = msgspec.json.decode(text)
+    value = attributes.get("ignore") if isinstance(attributes, dict) else None
+    return str(value).lower() in TRUE_TEXTS
 
 
 def _file_name(path: Path, number: int, value: str) -> str:

@@ -9,6 +9,7 @@ from yolo_lightning.data.index.sampled_names import sampled_positions
 from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.index.splits import Split
 from yolo_lightning.data.labelled_frames import other_size
+from yolo_lightning.data.storage.folder_frames import FilesInFolders
 from yolo_lightning.data.storage.frames import BitDepthError, Channels, Frame, FrameError, file_of
 from yolo_lightning.data.storage.image_header import MAX_IMAGE_PIXELS, PILLOW_LIMIT, unread_parts
 from yolo_lightning.data.storage.storage import EncodedStorage, Storage
@@ -112,9 +113,13 @@ class BadFrames:
 
 
 def check_frames(index: SplitIndex, storage: Storage, bad_frames: BadFrames) -> None:
-    """Search for missing frames by name, and decode a sample to check size and bit depth."""
+    """Search for frames by name, and decode a sample to check size and bit depth."""
     names = index.file_names()
     problems = missing_frames(names, storage)
+    if isinstance(storage, FilesInFolders):
+        remark = storage.describe_further_folders(names)
+        if remark:
+            rank_zero_warn(remark)
     sample = sampled_positions(names, SAMPLED_FRAMES)
     positions = [position for position in sample if names[position] not in bad_frames.quarantined]
     failures: list[FrameError] = []
@@ -236,11 +241,17 @@ def _describe_depths(errors: Sequence[BitDepthError], count: int, what: str) -> 
 
 
 def needed_channels(index: SplitIndex, storage: Storage) -> Channels:
-    """Return 3 if a sampled frame of `storage`, which must return RGB frames, has a coloured pixel, else 1."""
+    """Return 1 if all sampled frames of `storage`, which must return RGB frames, are gray, and 3 otherwise.
+
+    If no sampled frame can be read, the result is 3.
+    """
+    channels: Channels = 3
     for frame in _decode_sample(index.file_names(), storage):
-        if isinstance(frame, np.ndarray) and (frame != frame[..., :1]).any():
-            return 3
-    return 1
+        if isinstance(frame, np.ndarray):
+            if (frame != frame[..., :1]).any():
+                return 3
+            channels = 1
+    return channels
 
 
 def _decode_sample(names: Sequence[str], storage: Storage) -> Iterator[Frame | FrameError]:

@@ -175,6 +175,10 @@ class YoloSplit:
         """Return the remarks about files, images and labels, one line each."""
         labels = [content for _, content in records if isinstance(content, Labels)]
         unreadable = [image for image, (shape, _) in zip(self.files.images, records, strict=True) if shape is None]
+        label_files = [
+            label for position, label in enumerate(self.files.labels) if position not in self.files.originals
+        ]
+        shared_labels = [label for label, count in Counter(filter(None, label_files)).items() if count > 1]
         counts = {
             "missing or damaged images": len(unreadable),
             "duplicate label lines": sum(content.duplicates for content in labels),
@@ -183,6 +187,9 @@ class YoloSplit:
             ),
         }
         notes = [f"{count:,} {what}" for what, count in counts.items() if count]
+        if shared_labels:
+            what = "label files belong to several images of one name, which all have its boxes"
+            notes.append(counted(len(shared_labels), what, shared_labels[0]))
         heif_images = [image for image in unreadable if suffix(image) in HEIF_SUFFIXES]
         if heif_images and not reads_heif():
             notes.append(f"{counted(len(heif_images), 'of them are HEIC images', heif_images[0])}: {NEEDS_HEIF}")

@@ -17,6 +17,7 @@ from yolo_lightning.utils.yaml_file import read_yaml
 Key = Literal["train", "val", "test"]
 FILE_NAME = "data.yaml"
 KEYS = ("path", *get_args(Key), "names", "nc", "channels", "kpt_shape")
+TEXT_KEYS = ("path", *get_args(Key), "names")  # Keys of folders, lists and class names, which may look like numbers
 MOST_CLASSES = 32_767  # class indexes are stored with 16 bits
 MOST_KEYPOINTS = 10_000
 SHOWN_CHARACTERS = 300
@@ -62,7 +63,7 @@ def read_description(file: Path, root: Path | None = None) -> DataDescription:
     if os.path.isdir(file):
         file = file / FILE_NAME
     try:
-        content = read_yaml(file)
+        content = read_yaml(file, text_keys=TEXT_KEYS)
     except FileNotFoundError as error:
         raise UserError(f"data.format {file} {missing(file)}") from error
     except (OSError, UserError) as error:
@@ -156,10 +157,10 @@ def class_names(file: Path, names: object, count: Any) -> dict[int, str]:
     if not isinstance(names, list | dict) or not 0 < len(names) <= MOST_CLASSES:
         raise _refused(file, "names", "a list, or names by class number", names)
     by_key = dict(enumerate(names)) if isinstance(names, list) else names
-    if any(type(name) not in (str, int, float) or not str(name).strip() for name in by_key.values()):
-        raise _refused(file, "names", "texts, with quotes around yes, no and null", names)
+    if not all(isinstance(name, str) and name.strip() for name in by_key.values()):
+        raise _refused(file, "names", "texts, with quotes around null", names)
     try:
-        by_number = {int(key): str(name) for key, name in by_key.items()}
+        by_number = {int(key): name for key, name in by_key.items()}
     except (TypeError, ValueError, OverflowError):
         by_number = {}
     if sorted(by_number) != list(range(len(names))):

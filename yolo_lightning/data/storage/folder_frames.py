@@ -2,7 +2,8 @@
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Self
 
@@ -11,21 +12,32 @@ from yolo_lightning.data.storage.image_header import FrameLimits
 from yolo_lightning.data.storage.storage import EncodedStorage, StorageSettings
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.paths import real_path
-from yolo_lightning.utils.regular_files import read_regular
+from yolo_lightning.utils.plain_text import one_line
+from yolo_lightning.utils.regular_files import file_stamp, read_regular
 from yolo_lightning.utils.suggestions import missing
 
 FOLDER = "frames"
 
 
 class ImageFiles(EncodedStorage):
-    """Image files below the folder `base`."""
+    """Image files below the folder `base`.
+
+    A name with `..` and an absolute name are read if the file is below `root`, the dataset folder (default: `base`).
+    """
 
     kind = "folder"
 
-    def __init__(self, base: Path, channels: Channels = 1, limits: FrameLimits = FrameLimits()) -> None:  # noqa: B008
+    def __init__(
+        self,
+        base: Path,
+        channels: Channels = 1,
+        limits: FrameLimits = FrameLimits(),  # noqa: B008 - frozen
+        root: Path | None = None,
+    ) -> None:
         self.base = base
         self.channels = channels
         self.limits = limits
+        self.root = base if root is None else root
 
     @classmethod
     def exists(cls, root: Path, settings: StorageSettings) -> bool:
@@ -41,12 +53,18 @@ class ImageFiles(EncodedStorage):
     def origin(self) -> dict[str, str]:
         return {"path": str(real_path(self.base))}
 
+    def path(self, name: str) -> str:
+        """Return the path of the image file of a name."""
+        return os.path.join(self.base, name)
+
     def content(self, name: str) -> bytes:
-        problem = self.limits.problem_of_name(name)
-        if problem:
-            raise FrameError(f"{name}: {problem}")
+        path = self.path(name)
+        if ".." in name or name.startswith("/"):
+            problem = self.limits.problem_of_path(path, self.root)
+            if problem is not None:
+                raise FrameError(f"{name}: {problem}")
         try:
-            return read_regular(self.base / name, self.limits.max_bytes)
+            return read_regular(path, self.limits.max_bytes)
         except OSError as error:
             raise unreadable(name, str(error.strerror), error) from error
         except ValueError as error:  # a null character
@@ -67,6 +85,46 @@ class ImageFiles(EncodedStorage):
             absent += [folder + file for file in files if file not in present]
         return absent
 
+    def state_of(self, names: Iterable[str]) -> str:
+        digest = sha256()
+        for name in names:
+            try:
+                stamp = file_stamp(self.path(name))
+            except (OSError, ValueError):
+                stamp = None
+            digest.update(repr(stamp).encode())
+        return digest.hexdigest()
+
+
+class FilesInFolders(ImageFiles):
+    """Image files, each in the first of several folders that contains the file."""
+
+    def __init__(self, folders: Sequence[Path], channels: Channels, limits: FrameLimits, root: Path) -> None:
+        super().__init__(folders[0], channels, limits, root)
+        self.folders = tuple(folders)
+
+    def path(self, name: str) -> str:
+        paths = [os.path.join(folder, name) for folder in self.folders]
+        return next((path for path in paths if os.path.isfile(path)), paths[0])
+
+    def missing(self, names: Iterable[str]) -> list[str]:
+        absent = super().missing(names)
+        for folder in self.folders[1:]:
+            absent = ImageFiles(folder).missing(absent)
+        return absent
+
+    def describe_further_folders(self, names: Iterable[str]) -> str:
+        """Return a line about the files that the first folder does not contain and another folder does, or ""."""
+        absent_in_first = super().missing(names)
+        absent = set(self.missing(absent_in_first))
+        elsewhere = [name for name in absent_in_first if name not in absent]
+        if not elsewhere:
+            return ""
+        return (
+            f"{len(elsewhere):,} images are not in {self.base} and are read from other folders, such as "
+            f"{one_line(self.path(elsewhere[0]), 200)}"
+        )
+
 
 class FolderFrames(ImageFiles):
     """Gray frames in a folder, as `<root>/frames/<date>/<clip>/image_<n>.jpg`.
@@ -82,7 +140,7 @@ class FolderFrames(ImageFiles):
         base = root / FOLDER
         if not (base / FOLDER).is_dir():
             base = root
-        super().__init__(base, limits=limits)
+        super().__init__(base, limits=limits, root=root)
 
     def __str__(self) -> str:
         return str(self.base / FOLDER)

@@ -4,15 +4,17 @@ A file of 4 KB can claim 30,000 x 30,000 pixels.
 """
 
 import io
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path
 from typing import Any, Literal
 
 from PIL import ExifTags, Image, TiffImagePlugin
 
 from yolo_lightning.data.storage.pillow_images import NEEDS_HEIF, is_heif, open_image, reads_heif
+from yolo_lightning.utils.paths import plain_path
 from yolo_lightning.utils.plain_text import first_look
 
 MAX_IMAGE_PIXELS = 89_478_485
@@ -37,18 +39,18 @@ class FrameLimits:
     """Limits of what a storage reads for a name in an annotation file, and the expected bit depth."""
 
     max_pixels: int = MAX_IMAGE_PIXELS  # `data.limits.max_image_pixels`
-    outside_root: bool = False  # `data.limits.allow_outside_root`: whether names may be absolute or contain `..`
-    bits: Literal[8, 16] = 8  # UInt16Array per pixel of the frames, 16 for gray frames of uint16
+    outside_root: bool = False  # `data.limits.allow_outside_root`: whether names may lead out of the dataset folder
+    bits: Literal[8, 16] = 8  # Bits per pixel of the frames, 16 for gray frames of uint16
 
     @property
     def max_bytes(self) -> int:
         """Maximum size of an encoded file: the pixels uncompressed."""
         return max(SMALLEST_LIMIT_BYTES, BYTES_PER_PIXEL * self.max_pixels)
 
-    def problem_of_name(self, name: str) -> str | None:
-        """Return why a file must not be read because of its name."""
-        path = PurePosixPath(name)
-        if self.outside_root or not (path.is_absolute() or ".." in path.parts):
+    def problem_of_path(self, path: str, root: Path) -> str | None:
+        """Return why a file must not be read because of its path; `root` is the dataset folder."""
+        folder = os.path.join(plain_path(root), "")
+        if self.outside_root or plain_path(path).startswith(folder):
             return None
         return "is outside of the dataset folder; set data.limits.allow_outside_root true to read it"
 

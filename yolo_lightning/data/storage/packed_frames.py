@@ -91,6 +91,7 @@ class PackedFrames(Storage):
         self.bits = bits_of(manifest.source)
         self._dtype = np.dtype("<u2" if self.bits == 16 else "u1")
         self._damaged = manifest.damaged
+        self._index_crc = manifest.index_crc
         self._shards = [PositionedFile(store / shard.file, shard.bytes) for shard in manifest.shards]
 
     @classmethod
@@ -136,6 +137,9 @@ class PackedFrames(Storage):
     def missing(self, names: Iterable[str]) -> list[str]:
         """Return the names that are neither in the store nor listed there as damaged."""
         return [name for name in self._names.absent(names) if name not in self._damaged]
+
+    def state_of(self, names: Iterable[str]) -> str:
+        return f"{self._index_crc:08x}"  # the index contains the checksum of each frame
 
     def sample(self, count: int) -> list[str]:
         """Return the names of at most `count` frames, chosen by a hash of their names."""

@@ -9,14 +9,15 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from hashlib import sha256
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 
 from yolo_lightning.data.index import index_folder
 from yolo_lightning.data.index.index_folder import encode
-from yolo_lightning.data.storage.frames import FrameError
+from yolo_lightning.data.index.sampled_names import sampled_positions
+from yolo_lightning.data.storage.frames import Frame, FrameError
 from yolo_lightning.data.storage.packed_frames import (
     FORMAT_OF_BITS,
     FRAME,
@@ -34,6 +35,8 @@ from yolo_lightning.utils.regular_files import read_regular
 SHARD_PREFIX = "shard-"
 SHARD_SUFFIX = ".u8"
 INDEX_PREFIX = "index-"
+
+COMPARED_FRAMES = 8  # Number of frames of a shard from which a dataset that was moved is recognized
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -74,8 +77,7 @@ def write_shard(
     with replacing(path) as temporary, temporary.open("wb") as file:
         for name in names:
             try:
-                read = storage.read(name)
-                frame = np.ascontiguousarray(read, dtype=read.dtype.newbyteorder("<"))
+                frame = _stored(storage.read(name))
             except FrameError as error:
                 damaged[name] = str(error).removeprefix(f"{name}: ")
                 continue
@@ -92,6 +94,26 @@ def write_shard(
     with replacing(path.with_suffix(".json")) as temporary:
         temporary.write_bytes(b"%08x\n" % zlib.crc32(content) + content)
     return frames, damaged
+
+
+def _stored(frame: Frame) -> Frame:
+    """Return a frame with the bytes that a shard contains."""
+    little_endian: np.dtype[Any] = frame.dtype.newbyteorder("<")
+    return np.ascontiguousarray(frame, dtype=little_endian)
+
+
+def has_equal_frames(frames: ShardFrames, storage: Storage) -> bool:
+    """Return whether sampled frames of a shard are equal to those of `storage`, and at least one can be read."""
+    compared = 0
+    for position in sampled_positions(frames.names, COMPARED_FRAMES):
+        try:
+            frame = _stored(storage.read(frames.names[position]))
+        except FrameError:
+            continue
+        if zlib.crc32(frame.data) != frames.crcs[position]:
+            return False
+        compared += 1
+    return compared > 0
 
 
 def complete_shards(store: Path) -> tuple[list[ShardFrames], list[str]]:

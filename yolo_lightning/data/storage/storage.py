@@ -78,6 +78,10 @@ class Storage(ABC):
     def missing(self, names: Iterable[str]) -> list[str]:
         """Return the names that are not in the storage, without decoding frames."""
 
+    @abstractmethod
+    def state_of(self, names: Iterable[str]) -> str:
+        """Return a text that changes if the content of one of these frames changes, without reading the frames."""
+
 
 class EncodedStorage(Storage):
     """Storage of image files: `content` returns the bytes of a file, which `read` decodes."""

@@ -120,6 +120,9 @@ class ZipFrames(EncodedStorage):
     def missing(self, names: Iterable[str]) -> list[str]:
         return self._names.absent(names)
 
+    def state_of(self, names: Iterable[str]) -> str:
+        return self.fingerprint
+
     def _compressed(self, header_offset: int, length: int) -> bytes:
         header = self._file.read(header_offset, LOCAL_HEADER.size)
         if not header.startswith(LOCAL_SIGNATURE) or len(header) < LOCAL_HEADER.size:
