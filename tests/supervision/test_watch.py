@@ -72,7 +72,10 @@ def test_fault_30_missing_heartbeat_is_never_healthy_and_in_the_end_a_stall(reas
     world.after(1)
     world.found = reason
     assert world.after(49) is Health.NO_HEARTBEAT
-    assert world.watch.look().reason == reason.value
+    look = world.watch.look()
+    assert look.reason == reason.value
+    assert not look.is_readable
+    assert look.heartbeat is not None  # the last one, for the incident
     assert world.after(1) is Health.STALLED
 
 

@@ -12,12 +12,12 @@ from yolo_lightning.supervision.supervisor import supervise
 RESTART_S = 60.0
 
 if __name__ == "__main__":
-    text = os.environ.pop(JOB_VARIABLE)  # not inherited by the trainer
+    job = os.environ.pop(JOB_VARIABLE)  # not inherited by the trainer
     try:
-        code = supervise(Path(sys.argv[1]), Job.from_json(text))
+        code = supervise(Path(sys.argv[1]), Job.from_json(job))
     except Exception:  # a mistake of the supervisor must not end a run of days
         traceback.print_exc()
         time.sleep(RESTART_S)
         words = [sys.executable, "-m", "yolo_lightning.supervision", *sys.argv[1:]]
-        os.execve(sys.executable, words, os.environ | {JOB_VARIABLE: text})
+        os.execve(sys.executable, words, os.environ | {JOB_VARIABLE: job})
     sys.exit(code)

@@ -40,7 +40,8 @@ class Announcer:
     """Reports the state of the supervisor. No method waits, except `ended`; `disk` makes all file accesses."""
 
     def __init__(self, run: Path, settings: NotifySettings, disk: Helper, log: Callable[[str], None]) -> None:
-        self.run, self._disk = run, disk
+        self.run = run
+        self._disk = disk
         self._status = SupervisorStatus(
             state=SupervisorState.RUNNING,
             since_s=time.time(),
@@ -50,10 +51,10 @@ class Announcer:
         )
         self.notifier = Notifier(run, settings, log)
         self._began_s = time.time()
-        self._next_check_s = 0.0 if settings.webhook else float("inf")
+        self._next_check_s = 0.0 if settings.webhook else math.inf
         self._check: Call[Status | None] | None = None
         self._alarms: dict[str, float] = {}  # begin of each alarm that was sent, by name of the watch
-        self._buffer_s: float | None = None  # until a deadline without a plan, as last read
+        self._buffer_s = math.inf  # until a deadline without a plan, as last read
         self._steps_lost: int | None = None
         self._next_waiting_s = 0.0  # next notification of a wait
         self._waits_since_s = math.inf  # begin of a wait of the trainer itself
@@ -64,9 +65,8 @@ class Announcer:
         """Send what is queued, and read the status file from time to time."""
         self.notifier.serve()
         if self._check is not None and self._check.answered:
-            status = self._check.value if self._check.succeeded else None
-            if status is not None and status.written_s >= self._began_s:
-                self._report_status(status)
+            if self._check.succeeded:
+                self._report_status(self._check.value)
             self._check = None
         if self._check is None and time.monotonic() >= self._next_check_s:
             self._next_check_s = time.monotonic() + CHECK_INTERVAL_S
@@ -88,8 +88,10 @@ class Announcer:
         if progress.phase not in AFTER_FIRST_BATCH:
             return
         self._report_recovery(f"training resumed from step {progress.step}")
-        is_validating = progress.phase is Phase.VALIDATE
-        self.notifier.progress((progress.step, int(is_validating), progress.batch if is_validating else 0))
+        place = (progress.step, 0, 0)
+        if progress.phase is Phase.VALIDATE:
+            place = (progress.step, 1, progress.batch)
+        self.notifier.progress(place)
 
     def _report_wait(self) -> None:
         """Report that the trainer itself waits for absent files: at the start of the wait, and once a day."""
@@ -123,8 +125,8 @@ class Announcer:
         if event is not None:
             self.notifier.send(event, sentence)
         if state.line != self._status.fallback_level:
-            event = "restored" if state.on_trial else "degraded"
-            self.notifier.send(event, f"fallback level: {state.line}; before: {self._status.fallback_level}")
+            change = "restored" if state.on_trial else "degraded"
+            self.notifier.send(change, f"fallback level: {state.line}; before: {self._status.fallback_level}")
         if lost is not None:
             self._steps_lost = lost
         self._update(
@@ -138,10 +140,11 @@ class Announcer:
 
     def waiting(self, sentence: str, state: FallbackState, lost: int | None) -> None:
         """Report that the next attempt waits for something outside of the run: at the start, and once a day."""
-        is_due = time.monotonic() >= self._next_waiting_s
-        if is_due:
+        event = None
+        if time.monotonic() >= self._next_waiting_s:
             self._next_waiting_s = time.monotonic() + DAY_S
-        self.restarting("waiting" if is_due else None, sentence, state, lost)
+            event = "waiting"
+        self.restarting(event, sentence, state, lost)
 
     def ended(self, code: int, reason: str) -> None:
         """Report that the supervisor ends with exit code `code`, and send what is queued."""
@@ -152,40 +155,43 @@ class Announcer:
         self.notifier.send(state.value, "" if reason == state else reason)
         self.notifier.close()
 
-    def _report_recovery(self, what: str) -> None:
+    def _report_recovery(self, event: str) -> None:
         if self._steps_lost is not None:
             level = self._status.fallback_level
-            self.notifier.send("recovered", f"{what}, {self._steps_lost} steps lost, fallback level: {level}")
+            self.notifier.send("recovered", f"{event}, {self._steps_lost} steps lost, fallback level: {level}")
             self._steps_lost = None
             self._next_waiting_s = 0.0
 
-    def _report_status(self, status: Status) -> None:
+    def _report_status(self, status: Status | None) -> None:
         """Report non-finite losses, a missed deadline, each new alarm of a watch, and the end of a reported alarm."""
-        if names := status.not_finite():
+        if status is None or status.written_s < self._began_s:
+            return
+        losses = ", ".join(status.not_finite())
+        if losses:
             place = f"in epoch {status.epoch + 1}, batch {status.batch}, step {status.step}"
-            self.notifier.send("loss is not finite", f"{', '.join(names)} {place}")
+            self.notifier.send("loss is not finite", f"{losses} {place}")
         if status.deadline_problem:
             self.notifier.send("deadline cannot be met", status.deadline_problem)
         self._report_buffer(status)
-        for one in status.findings:
-            if one.is_alarm and self._alarms.get(one.watch) != one.since_s:
-                self._alarms[one.watch] = one.since_s
-                self.notifier.send(one.watch, one.sentence)
-            elif one.until_s is not None and self._alarms.get(one.watch) == one.since_s:
-                del self._alarms[one.watch]
-                minutes = (one.until_s - one.since_s) / 60
-                self.notifier.send(f"{one.watch}: over", f"after {minutes:.0f} min; last: {one.sentence}")
+        for finding in status.findings:
+            watch = finding.watch
+            is_sent = self._alarms.get(watch) == finding.since_s
+            if finding.until_s is None and not is_sent:
+                self._alarms[watch] = finding.since_s
+                self.notifier.send(watch, finding.sentence)
+            elif finding.until_s is not None and is_sent:
+                del self._alarms[watch]
+                minutes = (finding.until_s - finding.since_s) / 60
+                self.notifier.send(f"{watch}: over", f"after {minutes:.0f} min; last: {finding.sentence}")
 
     def _report_buffer(self, status: Status) -> None:
         """Report once that the buffer until a deadline without a plan has fallen below a day, or that it is used up."""
-        left = remaining(status, status.epoch, status.batch, None)
-        now_buffer_s = buffer_s(status, left, status.written_s)
+        rest = remaining(status, status.epoch, status.batch, None)
+        now_buffer_s = buffer_s(status, rest, status.written_s)
         if status.is_planned or now_buffer_s is None:
             return
         before_s = self._buffer_s
         self._buffer_s = now_buffer_s
-        if before_s is None:
-            before_s = math.inf
         hours = now_buffer_s / 3600
         if now_buffer_s < 0 <= before_s:
             self.notifier.send("deadline cannot be met", f"the estimated end is {-hours:.1f} h after the deadline")

@@ -2,7 +2,7 @@
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -10,8 +10,8 @@ from pathlib import Path
 
 from yolo_lightning.supervision import live_heartbeat, run_disk
 from yolo_lightning.supervision.announcer import Announcer
-from yolo_lightning.supervision.classify import WRITES_IN_KERNEL, Diagnosis, StallClass, describe
-from yolo_lightning.supervision.evidence import Request, collect, keep
+from yolo_lightning.supervision.classify import WRITES_IN_KERNEL, Diagnosis, StallClass
+from yolo_lightning.supervision.evidence import Request, examine, keep
 from yolo_lightning.supervision.failure_record import FailureRecord, read_failure
 from yolo_lightning.supervision.fallback_levels import FallbackState
 from yolo_lightning.supervision.heartbeat import RECORD_BYTES, Heartbeat, Phase, parse, read_heartbeat
@@ -19,15 +19,15 @@ from yolo_lightning.supervision.helper_process import bounded
 from yolo_lightning.supervision.incident import Incident
 from yolo_lightning.supervision.job import Job
 from yolo_lightning.supervision.kill import Killed, kill_tree, reap_orphans
-from yolo_lightning.supervision.next_action import cause_of_stall
 from yolo_lightning.supervision.outcome import record_of_output
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts
+from yolo_lightning.supervision.processes import written_bytes
 from yolo_lightning.supervision.program_growth import ProgramGrowth
 from yolo_lightning.supervision.rank_status import hanging_rank
 from yolo_lightning.supervision.run_disk import PROBE_S, Recorder, RunDisk
 from yolo_lightning.supervision.trainer import RunningTrainer, make_temporary_folder, marker_of, remove_temporary_folder
 from yolo_lightning.supervision.unsaved_checkpoint import UnsavedCheckpoint, read_unsaved
-from yolo_lightning.supervision.watch import Health, Look, Watch, excuse_for, written_bytes
+from yolo_lightning.supervision.watch import Health, Look, Watch, excuse_for
 from yolo_lightning.utils import run_files
 from yolo_lightning.utils.activity import Activity
 from yolo_lightning.utils.exit_codes import of_signal
@@ -52,6 +52,11 @@ class Services:
     announcer: Announcer
     signals: list[int]  # stop signals that have arrived
 
+    @property
+    def stop_signal(self) -> int:
+        """The first stop signal; 0 for none."""
+        return self.signals[0] if self.signals else 0
+
     def serve(self) -> None:
         """Write and send what is queued; must be called regularly."""
         self.recorder.serve()
@@ -61,13 +66,12 @@ class Services:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """An attempt that has ended."""
+    """An attempt that has ended, or a stall of its trainer."""
 
     folder: Path  # for the incident report
     code: int | None = None  # exit code of the trainer; None if it was killed after a stall, or not started
     lines: tuple[str, ...] = ()  # last lines of its output
     heartbeat: Heartbeat | None = None  # the last one
-    phase: Phase = Phase.IMPORT
     record: FailureRecord | None = None  # of the trainer; without one, what its output says
     waited_s: float = 0.0  # seconds without a heartbeat; 0 unless the trainer was killed after a stall
     evidence: Diagnosis | None = None  # of the stall
@@ -77,6 +81,9 @@ class Attempt:
     killed: Killed = field(default_factory=Killed)
     finished: bool = False  # whether the trainer has reported the end of training
     climbs: bool = False  # whether the trainer was stopped to take a fallback level back
+
+    def incident(self, diagnosis: Diagnosis) -> Incident:
+        return Incident(self.folder, self.heartbeat, diagnosis, self.waited_s, self.rank)
 
 
 class AttemptRunner:
@@ -91,8 +98,8 @@ class AttemptRunner:
         self.timeouts = timeouts
         self.quiet_since_s = time.monotonic()  # end of the last incident
         self._incidents: set[str] = set()
+        # Of the present attempt:
         self._heartbeat_path = run
-        self._heartbeat: Heartbeat | None = None
         self._copied_s = 0.0
         self._climbs = False
         self._grown_s = 0.0
@@ -109,16 +116,17 @@ class AttemptRunner:
         disk.ask(make_temporary_folder, self.token)
         self._incidents |= disk.ask(run_files.incident_names, self.run_folder)
         self._heartbeat_path = live_heartbeat.make(self.token)
-        self._heartbeat = None
         self._climbs = False
         self._grown_s = 0.0
         self._unsaved = None
         self.keep_timeouts()
         with self._started(words) as trainer:
             self.services.announcer.attempt_started(trainer.process.pid, state)
-            stall = self._watch(trainer, climb_after_s)
+            watch = self._watch_of(trainer)
+            stall = self._watch(trainer, watch, climb_after_s)
             killed = self._end(trainer, stall)
-        return self._attempt(trainer, stall, killed)
+        watch.update()
+        return self._attempt(trainer, watch.heartbeat, stall, killed)
 
     @contextmanager
     def _started(self, words: list[str]) -> Iterator[RunningTrainer]:
@@ -133,20 +141,24 @@ class AttemptRunner:
         try:
             yield trainer
         except BaseException:
-            kill_tree(trainer.process.pid, marker_of(self.token), self.settings.kill_wait_s)
+            self._kill(trainer)
             raise
 
-    def _attempt(self, trainer: RunningTrainer, stall: Attempt | None, killed: Killed) -> Attempt:
+    def _kill(self, trainer: RunningTrainer) -> Killed:
+        trainer.process.poll()
+        return kill_tree(trainer.process.pid, marker_of(self.token), self.settings.kill_wait_s)
+
+    def _attempt(
+        self, trainer: RunningTrainer, heartbeat: Heartbeat | None, stall: Attempt | None, killed: Killed
+    ) -> Attempt:
         """Return what is known about the attempt of a trainer that has ended."""
-        code: int | None = trainer.process.returncode
-        if self.job.any_command:
-            finished = stall is None and code == 0
-        else:
+        code: int | None = trainer.process.returncode  # None for a process that survived SIGKILL
+        finished = stall is None and code == 0
+        if not self.job.any_command:
             finished = self.services.disk.ask(run_files.is_finished, self.run_folder)
         record = read_failure(self._heartbeat_path)
         if stall is not None:
             return replace(stall, record=record, killed=killed, finished=finished, grown_s=self._grown_s)
-        heartbeat = self._read(trainer)
         lines = trainer.output.lines()
         works_on = heartbeat is not None and heartbeat.phase_began_s > trainer.output.last_s + WORKS_ON_S
         if record is None:
@@ -156,7 +168,6 @@ class AttemptRunner:
             code=code,
             lines=lines,
             heartbeat=heartbeat,
-            phase=heartbeat.phase if heartbeat else Phase.IMPORT,
             record=record,
             grown_s=self._grown_s,
             killed=killed,
@@ -178,12 +189,8 @@ class AttemptRunner:
         path = self.run_folder / PHASE_TIMEOUTS_FILE
         self.services.disk.post(write_json, path, self.timeouts.as_json(), replaces=str(path))
 
-    def _read(self, trainer: RunningTrainer) -> Heartbeat | None:
-        heartbeat = read_heartbeat(self._heartbeat_path, trainer.process.pid)
-        return heartbeat if isinstance(heartbeat, Heartbeat) else self._heartbeat
-
-    def _watch(self, trainer: RunningTrainer, climb_after_s: float) -> Attempt | None:
-        """Wait until the trainer has ended, must be killed, or a stop signal arrives; return the stall, if any."""
+    def _watch_of(self, trainer: RunningTrainer) -> Watch:
+        """Return the detection of stalls of a trainer. Another program than a fit can show other signs of life."""
         pid = trainer.process.pid
         watch = Watch(
             lambda: read_heartbeat(self._heartbeat_path, pid),
@@ -191,10 +198,15 @@ class AttemptRunner:
             self.timeouts,
             self.settings.poll_s,
             written=lambda: written_bytes(pid),
-            has_grown=self._growth_of(trainer),
         )
-        announcer = self.services.announcer
-        log = self.services.recorder.log
+        if self.job.any_command:
+            last_output_s = partial(getattr, trainer.output, "last_s")
+            growth = ProgramGrowth(self.job.progress, self.run_folder, last_output_s, self.services.disk)
+            watch.has_grown = growth.has_grown
+        return watch
+
+    def _watch(self, trainer: RunningTrainer, watch: Watch, climb_after_s: float) -> Attempt | None:
+        """Wait until the trainer has ended, must be killed, or a stop signal arrives; return the stall, if any."""
         stall: Attempt | None = None
         began_s = time.monotonic()
         kill_at_s = 0.0
@@ -205,35 +217,37 @@ class AttemptRunner:
             if self.services.signals:
                 self._stop(trainer)
                 return None
-            reap_orphans(pid)
+            reap_orphans(trainer.process.pid)
             look = watch.look()
-            if look.heartbeat is not None:
-                self._heartbeat = look.heartbeat
-                self.timeouts = self.timeouts.learn(look.heartbeat.longest_s, self.settings.kill_after_s)
+            if look.heartbeat is not None and look.is_readable:
+                self._note_progress(look.heartbeat)
                 watch.timeouts = self.timeouts
-                announcer.progress_made(look.heartbeat)
-                self._copy_heartbeat()
                 if time.monotonic() >= self.quiet_since_s + climb_after_s and look.phase in STEP_PHASES:
                     self._stop_to_climb(trainer)
             self._report_unsaved(look)
             if look.has_grown:
                 self._grown_s = time.monotonic() - began_s
-                announcer.program_grew()
+                self.services.announcer.program_grew()
             if look.reason and look.reason != last_reason:
-                log(f"{look.health}: {look.reason}")
+                self.services.recorder.log(f"{look.health}: {look.reason}")
             last_reason = look.reason
-            if look.health is Health.STALLED and stall is None:
+            if look.health is not Health.STALLED:
+                if stall is not None:
+                    self._report_recovery(stall)
+                stall = None
+            elif stall is None:
                 kill_at_s = time.monotonic() + self.settings.kill_after_s
                 stall = self._report_stall(trainer, look)
                 watch.keep_looking()
-            elif look.health is Health.STALLED and time.monotonic() >= kill_at_s:
+            elif time.monotonic() >= kill_at_s:
                 return stall
-            elif look.health is not Health.STALLED and stall is not None:
-                self.keep_incident(_incident_of(stall), "recovered without a restart")
-                log("recovered")
-                announcer.recovered()
-                stall = None
         return stall
+
+    def _note_progress(self, heartbeat: Heartbeat) -> None:
+        self.timeouts = self.timeouts.learn(heartbeat.longest_s, self.settings.kill_after_s)
+        self.services.announcer.progress_made(heartbeat)
+        if time.monotonic() >= self._copied_s + live_heartbeat.COPY_INTERVAL_S:
+            self._copy_heartbeat()
 
     def _report_unsaved(self, look: Look) -> None:
         """Report a checkpoint that the trainer could not save, and that checkpoints are saved again."""
@@ -241,7 +255,7 @@ class AttemptRunner:
         if unsaved is not None and self._unsaved is None:
             sentence = unsaved.sentence(time.time())
             diagnosis = Diagnosis(StallClass.ENVIRONMENT, sentence)
-            incident = Incident(self.new_incident(), look.phase, look.heartbeat, diagnosis)
+            incident = Incident(self.new_incident(), look.heartbeat, diagnosis)
             self._unsaved = (unsaved, incident)
             self._announce_unsaved(incident, "checkpoint not saved", sentence, "training continues")
         elif unsaved is None and self._unsaved is not None:
@@ -255,13 +269,6 @@ class AttemptRunner:
         self.services.recorder.log(f"{event}: {sentence}")
         self.services.announcer.notifier.send(event, sentence)
 
-    def _growth_of(self, trainer: RunningTrainer) -> Callable[[], bool]:
-        """Return the function that notices signs of life of another program; a fit reports a heartbeat."""
-        if not self.job.any_command:
-            return lambda: False
-        last_output_s = partial(getattr, trainer.output, "last_s")
-        return ProgramGrowth(self.job.progress, self.run_folder, last_output_s, self.services.disk).has_grown
-
     def _stop_to_climb(self, trainer: RunningTrainer) -> None:
         """Let the trainer save and exit; it finishes its step first."""
         self._climbs = True
@@ -269,10 +276,8 @@ class AttemptRunner:
         self.services.recorder.log("no incident for some time: the trainer is stopped to take a fallback level back")
         trainer.process.terminate()
 
-    def _copy_heartbeat(self, *, now: bool = False) -> None:
+    def _copy_heartbeat(self) -> None:
         """Copy the heartbeat file to the run folder, for readers on other machines."""
-        if not now and time.monotonic() < self._copied_s + live_heartbeat.COPY_INTERVAL_S:
-            return
         self._copied_s = time.monotonic()
         try:
             content = read_regular(self._heartbeat_path, RECORD_BYTES)
@@ -284,49 +289,47 @@ class AttemptRunner:
     def _report_stall(self, trainer: RunningTrainer, look: Look) -> Attempt:
         """Examine and report a stall. If the disk hangs, notifications are sent before the processes are examined."""
         disk = self.services.disk
-        folder = self.new_incident()
-        heartbeat = look.heartbeat or self._heartbeat
+        pid = trainer.process.pid
+        part_timeout_s = self.settings.part_timeout_s
+        heartbeat = look.heartbeat
+        phase = look.phase
         rank = 0
         if heartbeat is not None and heartbeat.activity is Activity.EXCHANGE:
-            hanging = bounded(lambda: hanging_rank(self.run_folder), self.settings.part_timeout_s)
+            hanging = bounded(lambda: hanging_rank(self.run_folder), part_timeout_s)
             if hanging is not None:
                 rank, heartbeat = hanging
-        phase = look.phase if heartbeat is None else heartbeat.phase
-        request = Request(
-            folder,
-            trainer.process.pid,
-            self._heartbeat_path,
-            heartbeat,
-            phase,
-            trainer.output.lines(),
-            self.settings.part_timeout_s,
-        )
-        store = partial(disk.post, keep)
-        kind = cause_of_stall(phase, heartbeat.activity if heartbeat else Activity.NONE)
-        disk_hung = not disk.answers(min(PROBE_S, self.settings.part_timeout_s))
-        silent = f"the disk of the run folder has not responded for {disk.silent_s:.0f} s"
-        if disk_hung:
-            evidence = Diagnosis(StallClass.STORAGE, f"{silent}; the trainer is process {trainer.process.pid}")
-        else:
-            evidence = describe(collect(request, store), kind)
+                phase = heartbeat.phase
         stall = Attempt(
-            folder,
+            self.new_incident(),
             heartbeat=heartbeat,
-            phase=phase,
             rank=rank,
-            record=read_failure(self._heartbeat_path),
             waited_s=look.waited_s,
-            evidence=evidence,
-            disk_hung=disk_hung,
+            disk_hung=not disk.answers(min(PROBE_S, part_timeout_s)),
         )
-        sentence = _incident_of(stall).sentence()
+        lines = trainer.output.lines()
+        request = Request(stall.folder, pid, self._heartbeat_path, heartbeat, phase, lines, part_timeout_s)
+        if stall.disk_hung:
+            silent = f"the disk of the run folder has not responded for {disk.silent_s:.0f} s"
+            evidence = Diagnosis(StallClass.STORAGE, f"{silent}; the trainer is process {pid}")
+            self._announce_stall(stall.incident(evidence))
+            examined = examine(request, partial(disk.post, keep))
+            evidence = replace(evidence, sentence=f"{silent}; {examined.sentence}")
+        else:
+            evidence = examine(request, partial(disk.post, keep))
+            self._announce_stall(stall.incident(evidence))
+        self.keep_incident(stall.incident(evidence), f"kill in {self.settings.kill_after_s:g} s unless it recovers")
+        return replace(stall, evidence=evidence)
+
+    def _announce_stall(self, incident: Incident) -> None:
+        sentence = incident.sentence()
         self.services.announcer.stalled(sentence)
-        self.services.recorder.log(f"stalled: {sentence}; see {folder}")
-        if disk_hung:
-            evidence = replace(evidence, sentence=f"{silent}; {describe(collect(request, store), kind).sentence}")
-            stall = replace(stall, evidence=evidence)
-        self.keep_incident(_incident_of(stall), f"kill in {self.settings.kill_after_s:g} s unless it recovers")
-        return stall
+        self.services.recorder.log(f"stalled: {sentence}; see {incident.folder}")
+
+    def _report_recovery(self, stall: Attempt) -> None:
+        assert stall.evidence is not None
+        self.keep_incident(stall.incident(stall.evidence), "recovered without a restart")
+        self.services.recorder.log("recovered")
+        self.services.announcer.recovered()
 
     def _stop(self, trainer: RunningTrainer) -> None:
         """Pass the stop signal on and wait for the trainer to save and exit; a second signal ends the wait."""
@@ -343,16 +346,14 @@ class AttemptRunner:
     def _end(self, trainer: RunningTrainer, stall: Attempt | None) -> Killed:
         """Kill all remaining processes of the attempt, also if the trainer has ended by itself."""
         disk = self.services.disk
-        trainer.process.poll()
-        killed = kill_tree(trainer.process.pid, marker_of(self.token), self.settings.kill_wait_s)
-        if killed.survivors:
-            # Processes that survived SIGKILL end as soon as a disk responds, if they wait for one.
-            is_storage = stall is not None and stall.evidence is not None and stall.evidence.kind is StallClass.STORAGE
-            in_kernel = all(WRITES_IN_KERNEL.search(where) for where in killed.survivors.values())
-            if disk.hangs or is_storage or in_kernel:
-                killed = self._wait_for_storage(trainer, killed)
+        killed = self._kill(trainer)
+        # Processes that survived SIGKILL end as soon as a disk responds, if they wait for one.
+        is_storage = stall is not None and stall.evidence is not None and stall.evidence.kind is StallClass.STORAGE
+        in_kernel = all(WRITES_IN_KERNEL.search(where) for where in killed.survivors.values())
+        if killed.survivors and (disk.hangs or is_storage or in_kernel):
+            killed = self._wait_for_storage(trainer, killed)
         trainer.close()
-        self._copy_heartbeat(now=True)
+        self._copy_heartbeat()
         disk.post(remove_temporary_folder, self.token)
         if not killed.survivors:
             disk.post(run_disk.clear_leftovers, self.run_folder)
@@ -371,11 +372,4 @@ class AttemptRunner:
             time.sleep(self.settings.poll_s)
             self.services.serve()
         self.services.recorder.log(f"the killed processes ended after {time.monotonic() - began_s:.0f} s")
-        trainer.process.poll()
-        return kill_tree(trainer.process.pid, marker_of(self.token), self.settings.kill_wait_s)
-
-
-def _incident_of(stall: Attempt) -> Incident:
-    """Return the incident of a stall before its cause is decided."""
-    assert stall.evidence is not None
-    return Incident(stall.folder, stall.phase, stall.heartbeat, stall.evidence, stall.waited_s, stall.rank)
+        return self._kill(trainer)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from yolo_lightning.supervision.kill import kill_tree
-from yolo_lightning.supervision.trainer import MARKER_VARIABLE, end_with_parent, marker_of
+from yolo_lightning.supervision.trainer import MARKER_VARIABLE, marker_of, start_session
 from yolo_lightning.utils.stop_signals import signal_name
 
 LINES_KEPT = 40
@@ -32,7 +32,9 @@ class Ended:
     @property
     def signal_name(self) -> str:
         """Name of the signal that ended the process, such as SIGSEGV; empty for none."""
-        return signal_name(-self.code) if self.code is not None and self.code < 0 else ""
+        if self.code is None or self.code >= 0:
+            return ""
+        return signal_name(-self.code)
 
 
 def run_child(command: Sequence[str], timeout_s: float) -> Ended:
@@ -41,20 +43,13 @@ def run_child(command: Sequence[str], timeout_s: float) -> Ended:
     The command is killed after `timeout_s` seconds, and by the kernel when this process dies. This process must have no
     threads and no GPU context: `preexec_fn` makes `subprocess` fork.
     """
-    token, began_s = uuid.uuid4().hex, time.monotonic()
+    token = uuid.uuid4().hex
+    began_s = time.monotonic()
     # The child imports this package, whether it is installed or not.
     path = os.pathsep.join([str(PACKAGE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     # Files can be read at any time; a pipe blocks while any grandchild holds it open.
     with tempfile.TemporaryFile("w+", errors="replace") as out, tempfile.TemporaryFile("w+", errors="replace") as err:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-            env=os.environ | {"PYTHONPATH": path, MARKER_VARIABLE: token},
-            start_new_session=True,
-            preexec_fn=end_with_parent(os.getpid()),
-        )
+        process = start_session(command, {"PYTHONPATH": path, MARKER_VARIABLE: token}, out, err)
         try:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(timeout_s)
@@ -63,8 +58,8 @@ def run_child(command: Sequence[str], timeout_s: float) -> Ended:
             killed = kill_tree(process.pid, marker_of(token))
             process.poll()
         seconds = time.monotonic() - began_s
-        last_out, last_err = _last_lines(out), _last_lines(err)
-    return Ended(code, seconds, last_out, last_err, {one.pid: where for one, where in killed.survivors.items()})
+        survivors = {process.pid: place for process, place in killed.survivors.items()}
+        return Ended(code, seconds, _last_lines(out), _last_lines(err), survivors)
 
 
 def _last_lines(output: IO[str]) -> tuple[str, ...]:

@@ -11,14 +11,13 @@ from yolo_lightning.utils.process_identity import GONE
 
 # Contract: names of functions and variables that are searched in Python stacks. They belong to torch, to the standard
 # library and to the data room. tests/supervision/test_classify.py checks that each name exists there.
-WORKER_LOOP, WORKER_FETCH, QUEUE_GET = "_worker_loop", "fetch", "get"
-"""Main loop of a DataLoader worker; load of a batch in this loop; wait for the next list of samples."""
-
-READ_FRAME, FRAME_ID = "read", "image_id"
-"""Method `LabelledFrames.read` in `data/labelled_frames.py`, and its local variable that holds the id of the frame."""
-
-GET_SAMPLE, SAMPLE_INDEX = "__getitem__", ("index", "idx", "i", "key")
-"""Method of every dataset, and the usual names of its argument."""
+WORKER_LOOP = "_worker_loop"  # main loop of a DataLoader worker
+WORKER_FETCH = "fetch"  # load of a batch in this loop
+QUEUE_GET = "get"  # wait for the next list of samples
+READ_FRAME = "read"  # method `LabelledFrames.read` in `data/labelled_frames.py`
+FRAME_ID = "image_id"  # its local variable that holds the id of the frame
+GET_SAMPLE = "__getitem__"  # method of every dataset
+SAMPLE_INDEX = ("index", "idx", "i", "key")  # usual names of its argument
 
 LIBRARY = re.compile(r"(^|/)(multiprocessing|threading\.py|selectors\.py|queue\.py|socket\.py|subprocess\.py)")
 WRITES_IN_KERNEL = re.compile(
@@ -83,13 +82,14 @@ class ProcessEvidence:
         """Innermost function that is no waiting function of the standard library."""
         if not self.stack:
             return "an unknown function"
-        return str(next((one for one in self.stack if not LIBRARY.search(one.place)), self.stack[0]))
+        return str(next((frame for frame in self.stack if not LIBRARY.search(frame.place)), self.stack[0]))
 
     @property
     def place(self) -> str:
         """The function, and the place in the kernel if it is known."""
-        in_kernel = f", in the kernel in {self.wait_channel}" if self.wait_channel else ""
-        return f"{self.function}{in_kernel}"
+        if self.wait_channel:
+            return f"{self.function}, in the kernel in {self.wait_channel}"
+        return self.function
 
     @property
     def described_state(self) -> str:
@@ -153,14 +153,16 @@ def _describe_workers(evidence: Evidence, parts: list[str]) -> str:
         lost = [line.strip() for line in evidence.log_lines if LOST_BATCH.match(line)]
         parts += [f"a batch may have been lost: {line}" for line in lost[-1:]]
         return ""
-    culprit = busy[0] if busy else evidence.trainer
-    suspect = _sample_of(culprit)
-    at_sample = f" at sample {suspect}" if suspect else ""
+    culprit = evidence.trainer
     if busy:
+        culprit = busy[0]
         parts.append(f"worker process {culprit.pid} ({culprit.described_state}) has not delivered the batch")
-        parts.append(f"it is in {culprit.place}{at_sample}")
+        parts.append(f"it is in {culprit.place}")
     else:
-        parts.append(f"it has no workers{at_sample}")
+        parts.append("it has no workers")
+    suspect = _sample_of(culprit)
+    if suspect:
+        parts[-1] += f" at sample {suspect}"
     return suspect
 
 
@@ -190,18 +192,21 @@ def _sample_of(process: ProcessEvidence) -> str:
 def parse_py_spy(text: str) -> tuple[Frame, ...]:
     """Return the main thread's stack in the output of `py-spy dump`, innermost first; else that of the only thread."""
     blocks = re.split(r"^Thread ", text, flags=re.MULTILINE)[1:]
-    block = next((one for one in blocks if '"MainThread"' in one.split("\n", 1)[0]), blocks[0] if blocks else "")
+    main_thread = [block for block in blocks if '"MainThread"' in block.split("\n", 1)[0]]
     frames: list[Frame] = []
+    block = [*main_thread, *blocks, ""][0]
     for line in block.splitlines()[1:]:
-        if match := re.fullmatch(r"    (\S.*) \((.*)\)", line):
-            frames.append(Frame(match[1].rpartition(".")[2], match[2]))
-        elif frames and (match := re.fullmatch(r" {12}(\w+): (.*)", line)):
-            frames[-1].values[match[1]] = match[2]
+        function = re.fullmatch(r"    (\S.*) \((.*)\)", line)
+        variable = re.fullmatch(r" {12}(\w+): (.*)", line)
+        if function:
+            frames.append(Frame(function[1].rpartition(".")[2], function[2]))
+        elif variable and frames:
+            frames[-1].values[variable[1]] = variable[2]
     return tuple(frames)
 
 
 def parse_faulthandler(text: str) -> tuple[Frame, ...]:
     """Return the main thread's stack in the output of faulthandler, which writes the oldest thread last."""
     blocks: Sequence[str] = re.split(r"^(?:Current thread|Thread) 0x.*$", text, flags=re.MULTILINE)
-    found = re.findall(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$', blocks[-1], flags=re.MULTILINE)
-    return tuple(Frame(function.rpartition(".")[2], f"{file}:{line}") for file, line, function in found)
+    places = re.findall(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$', blocks[-1], flags=re.MULTILINE)
+    return tuple(Frame(function.rpartition(".")[2], f"{file}:{line}") for file, line, function in places)

@@ -18,9 +18,19 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from yolo_lightning.supervision import processes
-from yolo_lightning.supervision.classify import Evidence, Frame, ProcessEvidence, parse_faulthandler, parse_py_spy
+from yolo_lightning.supervision.classify import (
+    Diagnosis,
+    Evidence,
+    Frame,
+    ProcessEvidence,
+    describe,
+    parse_faulthandler,
+    parse_py_spy,
+)
 from yolo_lightning.supervision.heartbeat import Heartbeat, Phase
 from yolo_lightning.supervision.helper_process import bounded
+from yolo_lightning.supervision.next_action import cause_of_stall
+from yolo_lightning.utils.activity import Activity
 from yolo_lightning.utils.addresses import redacted
 from yolo_lightning.utils.process_identity import PROC, read_process
 from yolo_lightning.utils.regular_files import read_regular
@@ -66,28 +76,38 @@ def collect(request: Request, keep: Keep = keep) -> Evidence:
     Credentials in addresses are hidden in all parts: command lines, stacks with local variables, the log.
     """
     keep = _without_secrets(keep)
-    limit_s, trainer_id = request.part_timeout_s, request.trainer
+    limit_s = request.part_timeout_s
+    trainer_id = request.trainer
     evicted_before = bounded(lambda: evicted_ms(trainer_id), limit_s)
-    for name, text in {
-        "log.txt": "\n".join(request.log_lines) + "\n",
-        "system.txt": bounded(_system_state, limit_s) or "",
-    }.items():
-        keep(request.folder / name, text)
+    keep(request.folder / "log.txt", "\n".join(request.log_lines) + "\n")
+    keep(request.folder / "system.txt", bounded(_system_state, limit_s) or "")
     by_faulthandler = stacks_by_signal(request, keep)
-    descendants = [one.pid for one in processes.tree(trainer_id) if one.pid != trainer_id]
-    zombies = [one.pid for one in processes.all_processes() if one.parent == trainer_id and one.is_gone]
-    looks = [_look_at(pid, request, keep) for pid in [trainer_id, *descendants, *zombies][:PROCESSES_LOOKED_AT]]
+    table = processes.all_processes()
+    descendants = [process.pid for process in processes.tree(trainer_id, table) if process.pid != trainer_id]
+    zombies = [process.pid for process in table if process.parent == trainer_id and process.is_gone]
+    trainer, *others = (
+        _look_at(pid, request, keep) for pid in [trainer_id, *descendants, *zombies][:PROCESSES_LOOKED_AT]
+    )
     evicted_after = bounded(lambda: evicted_ms(trainer_id), limit_s)
+    evicted = None
+    if evicted_before is not None and evicted_after is not None:
+        evicted = evicted_after - evicted_before
     evidence = Evidence(
         phase=request.phase,
-        trainer=replace(looks[0], stack=looks[0].stack or by_faulthandler),
-        others=tuple(looks[1:]),
-        evicted_ms=None if evicted_before is None or evicted_after is None else evicted_after - evicted_before,
+        trainer=replace(trainer, stack=trainer.stack or by_faulthandler),
+        others=tuple(others),
+        evicted_ms=evicted,
         kernel_lines=bounded(kernel_lines, limit_s) or (),
         log_lines=request.log_lines,
     )
     keep(request.folder / "evidence.json", json.dumps(asdict(evidence), indent=2) + "\n")
     return evidence
+
+
+def examine(request: Request, store: Keep) -> Diagnosis:
+    """Collect and store all evidence about a stall; return what it says."""
+    activity = Activity.NONE if request.heartbeat is None else request.heartbeat.activity
+    return describe(collect(request, store), cause_of_stall(request.phase, activity))
 
 
 def _without_secrets(keep: Keep) -> Keep:
@@ -96,16 +116,19 @@ def _without_secrets(keep: Keep) -> Keep:
 
 def _system_state() -> str:
     """Return memory, pressure and shared memory as text."""
-    parts = []
-    for name in SYSTEM_FILES:
-        try:
-            parts.append(f"== /proc/{name}\n{(PROC / name).read_text()}")
-        except OSError as error:
-            parts.append(f"== /proc/{name}: {error.strerror}\n")
+    parts = [f"== /proc/{name}\n{_content(PROC / name)}\n" for name in SYSTEM_FILES]
     usage = shutil.disk_usage("/dev/shm")
     parts.append(f"== /dev/shm: {usage.free:,} of {usage.total:,} bytes free\n")
     parts.append("== /dev/shm\n" + "\n".join(sorted(os.listdir("/dev/shm"))) + "\n")
     return "".join(parts)
+
+
+def _content(path: Path) -> str:
+    """Return the content of a file of /proc, or why the file cannot be read."""
+    try:
+        return path.read_text(errors="replace").rstrip()
+    except OSError as error:
+        return str(error.strerror)
 
 
 def kernel_lines() -> tuple[str, ...]:
@@ -134,48 +157,46 @@ def stacks_by_signal(request: Request, keep: Keep) -> tuple[Frame, ...]:
         size = before
         for _ in range(20):
             time.sleep(0.05)
-            earlier, size = size, path.stat().st_size
+            earlier = size
+            size = path.stat().st_size
             if before < earlier == size:
                 break
         return read_regular(path, MOST_STACKS_BYTES)[before:].decode(errors="replace")
 
-    text = bounded(ask, request.part_timeout_s) or ""
-    if text:
-        keep(request.folder / STACKS_FILE, text)
-    return parse_faulthandler(text)
+    stacks = bounded(ask, request.part_timeout_s) or ""
+    if stacks:
+        keep(request.folder / STACKS_FILE, stacks)
+    return parse_faulthandler(stacks)
 
 
 def _look_at(pid: int, request: Request, keep: Keep) -> ProcessEvidence:
     """Return the state and the stack of one process."""
     limit_s = request.part_timeout_s
     keep(request.folder / f"process-{pid}.txt", bounded(lambda: _kernel_view(pid), limit_s) or "")
-    text = bounded(lambda: _py_spy(pid, () if pid == request.trainer else ("--locals",)), limit_s) or ""
-    keep(request.folder / f"py-spy-{pid}.txt", text)
+    options = () if pid == request.trainer else ("--locals",)
+    stack = bounded(lambda: _py_spy(pid, options), limit_s) or ""
+    keep(request.folder / f"py-spy-{pid}.txt", stack)
     process = read_process(pid)
     return ProcessEvidence(
         pid=pid,
         command=bounded(lambda: processes.command_line_now(pid), limit_s) or "",
         state=process.state if process else "X",
         wait_channel=" ".join((processes.wait_channel(pid), bounded(lambda: _gpu_call(pid), limit_s) or "")).strip(),
-        stack=parse_py_spy(text),
+        stack=parse_py_spy(stack),
     )
 
 
 def _kernel_view(pid: int) -> str:
     """Return the content of /proc for each thread as text. The kernel stack is readable only for root."""
-    parts = []
+    folder = PROC / str(pid)
     try:
-        parts.append(f"== open files: {len(os.listdir(PROC / str(pid) / 'fd'))}\n")
-        threads = sorted(os.listdir(PROC / str(pid) / "task"), key=int)
+        parts = [f"== open files: {len(os.listdir(folder / 'fd'))}\n"]
+        threads = sorted(os.listdir(folder / "task"), key=int)
     except OSError as error:
         return f"process {pid}: {error.strerror}\n"
     for thread in threads:
         for name in ("stat", "status", "wchan", "syscall", "stack"):
-            try:
-                text = (PROC / str(pid) / "task" / thread / name).read_text(errors="replace").rstrip()
-            except OSError as error:
-                text = str(error.strerror)
-            parts.append(f"== thread {thread} {name}\n{text}\n")
+            parts.append(f"== thread {thread} {name}\n{_content(folder / 'task' / thread / name)}\n")
     return "".join(parts)
 
 

@@ -5,7 +5,6 @@ disk of the run folder can be full, read-only or hung, and the teardown can hang
 and copies it into the incident folder. Standard library only.
 """
 
-import json
 import os
 import re
 import socket
@@ -21,7 +20,8 @@ from yolo_lightning.errors import UserError
 from yolo_lightning.supervision.heartbeat import HEARTBEAT_VARIABLE, HeartbeatWriter, open_from_environment
 from yolo_lightning.utils.activity import current
 from yolo_lightning.utils.addresses import redacted
-from yolo_lightning.utils.files import replacing
+from yolo_lightning.utils.distributed import rank_suffix
+from yolo_lightning.utils.files import write_json
 from yolo_lightning.utils.json_record import converted, read_json
 from yolo_lightning.utils.plain_text import LONGEST_LINE, one_line, printable
 
@@ -60,9 +60,7 @@ class FailureRecord:
     host: str = ""
     process: int = 0  # id of the process that has written the record; 0 for the output of a program without records
     time: str = ""  # UTC, ISO 8601
-    has_trained: bool = (
-        False  # whether this run has finished at least one optimizer step, in this or an earlier attempt
-    )
+    has_trained: bool = False  # whether the run has finished an optimizer step, in this or an earlier attempt
 
     @property
     def names(self) -> frozenset[str]:
@@ -88,8 +86,7 @@ WRITE_ATTEMPTS = 3
 
 def failure_path(heartbeat: Path, rank: int = 0) -> Path:
     """Return the path of a rank's failure record beside the heartbeat file of the supervised trainer."""
-    suffix = f"-rank{rank}" if rank else ""
-    return heartbeat.with_name(f"{heartbeat.name}.failure{suffix}")
+    return heartbeat.with_name(f"{heartbeat.name}.failure{rank_suffix(rank)}")
 
 
 def record_failure(
@@ -121,9 +118,14 @@ def record_failure(
         try:
             if path.exists():
                 return
-            record = record_of(error, writer, activity, samples, rank, has_trained)
-            with replacing(path, durable=False) as temporary:
-                temporary.write_text(json.dumps(asdict(record)))
+            record = replace(
+                record_of(error, writer),
+                activity=activity,
+                samples=tuple(sample[:LONGEST_LINE] for sample in samples[:MOST_NAMES]),
+                rank=rank,
+                has_trained=has_trained,
+            )
+            write_json(path, asdict(record), durable=False)
             return
         except Exception as raised:  # such as no memory, no space, or a message that cannot be formatted
             problem = raised
@@ -160,8 +162,8 @@ def samples_of(error: BaseException) -> list[str]:
 
     torch raises the exception of a loader worker again, with the worker's traceback as its message.
     """
-    texts = (line for cause in _causes(error) for line in (*getattr(cause, "__notes__", ()), str(cause)))
-    return list(dict.fromkeys(match for text in texts for match in AT_SAMPLE.findall(text)))
+    notes = [note for cause in _causes(error) for note in (*getattr(cause, "__notes__", ()), str(cause))]
+    return list(dict.fromkeys(AT_SAMPLE.findall("\n".join(notes))))
 
 
 def read_failure(heartbeat: Path) -> FailureRecord | None:
@@ -184,42 +186,31 @@ def _read(path: Path) -> FailureRecord | None:
     return replace(record, traceback=lines)
 
 
-def record_of(
-    error: BaseException,
-    writer: HeartbeatWriter | None = None,
-    activity: str = "",
-    samples: Sequence[str] = (),
-    rank: int = 0,
-    has_trained: bool = False,
-) -> FailureRecord:
-    """Return the record of an exception of this process; see `record_failure`."""
-    kind = type(error)
-    system_error = next((cause for cause in _causes(error) if isinstance(cause, OSError)), None)
-    path = None if system_error is None else system_error.filename
-    return FailureRecord(
-        error=_qualified(kind),
-        bases=tuple(_qualified(base) for base in kind.__mro__[1:-1][:MOST_NAMES]),
+def record_of(error: BaseException, writer: HeartbeatWriter | None = None) -> FailureRecord:
+    """Return the record of an exception of this process, with the position in `writer`."""
+    record = FailureRecord(
+        error=_qualified(type(error)),
+        bases=tuple(_qualified(base) for base in type(error).__mro__[1:-1][:MOST_NAMES]),
         message=redacted(one_line(str(error))),
         traceback=redacted(_shortened("".join(traceback.format_exception(error)))),
-        errno=None if system_error is None else _errno_of(system_error),
-        path=None if path is None else redacted(one_line(os.fsdecode(path) if isinstance(path, bytes) else str(path))),
-        is_user_error=isinstance(error, UserError) or kind.__name__ == REFUSAL,
-        phase="" if writer is None else writer.phase.label,
-        activity=activity,
-        epoch=0 if writer is None else writer.epoch,
-        step=0 if writer is None else writer.step,
-        batch=0 if writer is None else writer.batch,
-        samples=tuple(sample[:LONGEST_LINE] for sample in samples[:MOST_NAMES]),
-        rank=rank,
+        is_user_error=isinstance(error, UserError) or type(error).__name__ == REFUSAL,
         host=socket.gethostname(),
         process=os.getpid(),
         time=datetime.now(UTC).isoformat(),
-        has_trained=has_trained,
     )
+    if writer is not None:
+        record = replace(record, phase=writer.phase.label, epoch=writer.epoch, step=writer.step, batch=writer.batch)
+    system_error = next((cause for cause in _causes(error) if isinstance(cause, OSError)), None)
+    if system_error is None:
+        return record
+    path = system_error.filename
+    if path is not None:
+        path = redacted(one_line(os.fsdecode(path) if isinstance(path, bytes) else str(path)))
+    return replace(record, errno=_errno_of(system_error), path=path)
 
 
-def _qualified(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
+def _qualified(error_class: type) -> str:
+    return f"{error_class.__module__}.{error_class.__qualname__}"
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

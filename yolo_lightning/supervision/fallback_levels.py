@@ -14,6 +14,8 @@ from yolo_lightning.utils.json_record import read_record
 from yolo_lightning.utils.run_files import STATE_FILE
 
 AS_CONFIGURED = "as configured"
+LOADER = "loader"
+COMPUTATION = "computation"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,8 @@ LOADER_LEVELS = (
     FallbackLevel("no workers", 0, _loader(0)),
 )
 
-BACKEND, ALGORITHM = "model.convolution.backend", "model.convolution.algorithm"
+BACKEND = "model.convolution.backend"
+ALGORITHM = "model.convolution.algorithm"
 _GEMM = {BACKEND: "gemm"}
 _PLAIN = {**_GEMM, ALGORITHM: "table"}
 COMPUTATION_LEVELS = (
@@ -68,7 +71,7 @@ COMPUTATION_KEYS = frozenset(key for level in (*COMPUTATION_LEVELS, CPU_LEVEL) f
 
 def levels_below(num_workers: int) -> tuple[FallbackLevel, ...]:
     """Return the configured level of the loader, and the levels with fewer than `num_workers` workers."""
-    return tuple(one for one in LOADER_LEVELS if one.num_workers is None or one.num_workers < num_workers)
+    return tuple(level for level in LOADER_LEVELS if level.num_workers is None or level.num_workers < num_workers)
 
 
 def computation_levels(options: Mapping[str, Any], *, cpu: bool = False) -> tuple[FallbackLevel, ...]:
@@ -77,13 +80,15 @@ def computation_levels(options: Mapping[str, Any], *, cpu: bool = False) -> tupl
     With `cpu`, the last level trains on the CPU.
     """
     configured = {key: value for key, value in options.items() if key in COMPUTATION_KEYS}
-    kept = [COMPUTATION_LEVELS[0]]
+    levels = [COMPUTATION_LEVELS[0]]
     for level in COMPUTATION_LEVELS[1:]:
         if level.saves_memory and options.get("trainer.sync_batchnorm"):
             continue  # its statistics need all images of a rank at once
-        if configured | level.settings != configured | kept[-1].settings:
-            kept.append(level)
-    return (*kept, CPU_LEVEL) if cpu and options.get("trainer.accelerator") != "cpu" else tuple(kept)
+        if configured | level.settings != configured | levels[-1].settings:
+            levels.append(level)
+    if cpu and options.get("trainer.accelerator") != "cpu":
+        levels.append(CPU_LEVEL)
+    return tuple(levels)
 
 
 def level_of_launch(run: Path, launch: str, num_workers: int) -> FallbackLevel:
@@ -107,7 +112,8 @@ class LevelState:
 
     def number(self, levels: Sequence[FallbackLevel]) -> int:
         """Return the position in `levels`; 0 for a name that is not one of them."""
-        return next((number for number, level in enumerate(levels) if level.name == self.name), 0)
+        names = [level.name for level in levels]
+        return names.index(self.name) if self.name in names else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,16 +146,16 @@ class FallbackState:
 
     def after_progress(self) -> "FallbackState":
         """Return the state after a new checkpoint. Failures of the computation still count: they can be rare."""
-        failures = {kind: count for kind, count in self.failures.items() if kind == "computation"}
+        failures = {remedy: count for remedy, count in self.failures.items() if remedy == COMPUTATION}
         return replace(self, attempts=0, waits=0, failures=failures, fingerprint="", equal_failures=0, on_trial="")
 
     @property
     def line(self) -> str:
         """Lowered levels with time and reason, for the log, `monitor`, report and notifications."""
         lowered = [
-            f"{what}: {one.name} since {one.since} ({one.reason})"
-            for what, one in (("loader", self.loader), ("computation", self.computation))
-            if one.name != AS_CONFIGURED
+            f"{part}: {level.name} since {level.since} ({level.reason})"
+            for part, level in {LOADER: self.loader, COMPUTATION: self.computation}.items()
+            if level.name != AS_CONFIGURED
         ]
         return "; ".join(lowered) or AS_CONFIGURED
 
@@ -166,11 +172,9 @@ class Levels:
 
     def overrides(self, state: FallbackState) -> tuple[str, ...]:
         """Return the options of the trainer at both levels."""
-        return tuple(
-            word
-            for levels, one in ((self.loader, state.loader), (self.computation, state.computation))
-            for word in levels[one.number(levels)].overrides
-        )
+        loader = self.loader[state.loader.number(self.loader)]
+        computation = self.computation[state.computation.number(self.computation)]
+        return loader.overrides + computation.overrides
 
 
 def quarantined(run: Path) -> tuple[str, ...]:

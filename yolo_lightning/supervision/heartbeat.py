@@ -96,6 +96,10 @@ class Heartbeat:
     activity: Activity = Activity.NONE  # within the phase
 
 
+NOT_STARTED = Heartbeat(0, 0, 0, 0, 0, 0, 0, Phase.IMPORT, 0.0, {}, ())
+"""In place of the heartbeat of a process that has not written one."""
+
+
 class NoHeartbeat(StrEnum):
     """Reason why a heartbeat file could not be read."""
 
@@ -126,10 +130,14 @@ class HeartbeatWriter:
         self._stacks: BinaryIO | None = None
         self._longest_s = [0.0] * PHASES
         self._ids = b""
-        self._process = os.getpid(), started_ticks(os.getpid())
+        self._process = os.getpid()
+        self._started_ticks = started_ticks(self._process)
         self._sequence = 0
         self._reports = 0  # number of reports times `REPORT_STEP`
-        self.phase, self.epoch, self.step, self.batch = Phase.IMPORT, 0, 0, 0
+        self.phase = Phase.IMPORT
+        self.epoch = 0
+        self.step = 0
+        self.batch = 0
         self._began_s = time.monotonic()
         self._write()
         activity.report_to(self.show)
@@ -139,10 +147,14 @@ class HeartbeatWriter:
         """Record the start of `phase`, or of the next item in the same phase; None keeps the last number."""
         now_s = time.monotonic()
         self._longest_s[self.phase] = max(self._longest_s[self.phase], now_s - self._began_s)
-        self.epoch = self.epoch if epoch is None else epoch
-        self.step = self.step if step is None else step
-        self.batch = self.batch if batch is None else batch
-        self.phase, self._began_s = phase, now_s
+        if epoch is not None:
+            self.epoch = epoch
+        if step is not None:
+            self.step = step
+        if batch is not None:
+            self.batch = batch
+        self.phase = phase
+        self._began_s = now_s
         activity.note(FIRST_ACTIVITY.get(phase, Activity.NONE))
         self._write()
 
@@ -153,17 +165,19 @@ class HeartbeatWriter:
 
     def samples(self, ids: Sequence[str]) -> None:
         """Set the ids of the current samples, which the next beat writes; as many whole ids as fit."""
-        joined = ",".join(ids).encode()
-        self._ids = joined if len(joined) <= IDS_BYTES else joined[: IDS_BYTES + 1].rpartition(b",")[0]
+        self._ids = ",".join(ids).encode()
+        if len(self._ids) > IDS_BYTES:
+            self._ids = self._ids[: IDS_BYTES + 1].rpartition(b",")[0]
 
     def _write(self) -> None:
-        if os.getpid() != self._process[0]:  # a forked child shares the map, and does not report for its parent
+        if os.getpid() != self._process:  # a forked child shares the map, and does not report for its parent
             return
-        signal, before = STACKS_SIGNAL if self._stacks is not None else 0, self._sequence
-        SEQUENCE.pack_into(self._map, SEQUENCE_AT, before + 1)
-        self._sequence = before + 2
-        loop = self.epoch, self.step, self.batch, self.phase, self._began_s, *self._longest_s
-        head = MAGIC, VERSION, signal, *self._process, before + 1
+        signal = 0 if self._stacks is None else STACKS_SIGNAL
+        odd_sequence = self._sequence + 1
+        SEQUENCE.pack_into(self._map, SEQUENCE_AT, odd_sequence)
+        self._sequence += 2
+        head = (MAGIC, VERSION, signal, self._process, self._started_ticks, odd_sequence)
+        loop = (self.epoch, self.step, self.batch, self.phase, self._began_s, *self._longest_s)
         report = self._reports + activity.current()
         self._map[:] = RECORD.pack(*head, *loop, len(self._ids), self._ids, self._sequence, report)
         SEQUENCE.pack_into(self._map, SEQUENCE_AT, self._sequence)
@@ -214,13 +228,15 @@ def read_heartbeat(path: Path, process: int | None = None) -> Heartbeat | NoHear
             return NoHeartbeat.MISSING
         except OSError:
             return NoHeartbeat.UNREADABLE
-        found = parse(content) if before == after else NoHeartbeat.TORN
-        if found is not NoHeartbeat.TORN:
+        heartbeat = parse(content)
+        if before == after and heartbeat is not NoHeartbeat.TORN:
             break
         time.sleep(0.001)
-    if isinstance(found, Heartbeat) and process not in (None, found.process):
+    else:
+        return NoHeartbeat.TORN
+    if isinstance(heartbeat, Heartbeat) and process not in (None, heartbeat.process):
         return NoHeartbeat.FOREIGN
-    return found
+    return heartbeat
 
 
 def parse(content: bytes) -> Heartbeat | NoHeartbeat:
@@ -234,15 +250,22 @@ def parse(content: bytes) -> Heartbeat | NoHeartbeat:
     if sequence == 0 or sequence % 2 or tail != sequence:
         return NoHeartbeat.TORN
     try:
-        known_phase = Phase(phase)
-        current = Activity(report % REPORT_STEP)
+        return Heartbeat(
+            process,
+            ticks,
+            signal,
+            sequence + report // REPORT_STEP,
+            epoch,
+            step,
+            batch,
+            Phase(phase),
+            began_s,
+            longest_s={phase: longest[phase] for phase in Phase if longest[phase] > 0},
+            samples=tuple(sample for sample in ids[:length].decode(errors="replace").split(",") if sample),
+            activity=Activity(report % REPORT_STEP),
+        )
     except ValueError:
         return NoHeartbeat.FOREIGN
-    durations_s = {one: longest[one] for one in Phase if longest[one] > 0}
-    samples = tuple(ids[:length].decode(errors="replace").split(",")) if length else ()
-    place = epoch, step, batch, known_phase
-    sequence += report // REPORT_STEP
-    return Heartbeat(process, ticks, signal, sequence, *place, began_s, durations_s, samples, current)
 
 
 _writer: HeartbeatWriter | None = None
@@ -277,9 +300,9 @@ def heartbeat(phase: str = "step", step: int | None = None, epoch: int | None = 
     Raises:
         UserError: If the phase is unknown, or a number is negative or no integer.
     """
-    name = phase.upper().replace(" ", "_") if isinstance(phase, str) else ""
+    name = str(phase).upper().replace(" ", "_")
     if name not in Phase.__members__:
-        raise UserError(f"phase must be one of {', '.join(one.name.lower() for one in Phase)}, got {phase!r}")
+        raise UserError(f"phase must be one of {', '.join(Phase.__members__).lower()}, got {phase!r}")
     for argument, value in (("step", step), ("epoch", epoch)):
         if value is not None and not (isinstance(value, int) and value >= 0):
             raise UserError(f"{argument} must be an integer >= 0 or None, got {value!r}")

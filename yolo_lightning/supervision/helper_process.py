@@ -40,7 +40,7 @@ class Call(Generic[Result]):
     @property
     def content_bytes(self) -> int:
         """Size of the arguments that are bytes."""
-        return sum(len(one) for one in self.arguments if isinstance(one, bytes))
+        return sum(len(argument) for argument in self.arguments if isinstance(argument, bytes))
 
     def result(self) -> Result:
         """Return what the function returned, or raise its error as an OSError, also if the helper process died."""
@@ -70,9 +70,9 @@ class Helper:
     def post(self, function: Callable[..., Any], *arguments: Any, replaces: str = "") -> None:
         """Queue a call whose result is not needed. If the queue is full, the call is dropped and counted."""
         if replaces:
-            self._waiting = deque(one for one in self._waiting if one.replaces != replaces)
+            self._waiting = deque(waiting for waiting in self._waiting if waiting.replaces != replaces)
         call = Call(function, arguments, replaces)
-        waiting_bytes = sum(one.content_bytes for one in self._waiting)
+        waiting_bytes = sum(waiting.content_bytes for waiting in self._waiting)
         if len(self._waiting) >= MOST_WAITING_CALLS or waiting_bytes + call.content_bytes > MOST_WAITING_BYTES:
             self.dropped += 1
         else:
@@ -126,8 +126,8 @@ class Helper:
 
     def _serve_until(self, is_done: Callable[[], bool], wait_s: float) -> None:
         end_s = time.monotonic() + wait_s
-        while not is_done() and (left_s := end_s - time.monotonic()) > 0:
-            self._connection.poll(left_s)
+        while not is_done() and time.monotonic() < end_s:
+            self._connection.poll(max(0.0, end_s - time.monotonic()))
             self.serve()
 
     def _start(self) -> None:
@@ -149,7 +149,8 @@ class Helper:
         os.kill(self._child, signal.SIGKILL)
         os.waitpid(self._child, os.WNOHANG)
         if self._current is not None:
-            self._current.answered, self._current.value = True, OSError(reason)
+            self._current.answered = True
+            self._current.value = OSError(reason)
         self._current = None
         self._start()
 
@@ -173,7 +174,8 @@ def fork(work: Callable[[], None], descriptor: int, handler: signal.Handlers) ->
     Of the open files the child keeps `descriptor` and the standard ones. A child that may hang forever must hold
     neither the lock of a run folder nor a pipe whose end another process waits for.
     """
-    if child := os.fork():
+    child = os.fork()
+    if child:
         return child
     try:
         for number in STOP_SIGNALS:

@@ -24,28 +24,38 @@ class Incident:
     """A stall or an unexpected exit of the training process."""
 
     folder: Path  # of the report, the stacks and the logs
-    phase: Phase  # last recorded phase
-    heartbeat: Heartbeat | None  # last heartbeat
+    heartbeat: Heartbeat | None  # the last one; None before the first one
     diagnosis: Diagnosis
     waited_s: float = 0.0  # seconds without a heartbeat; 0 after an exit
     rank: int = 0  # on this host
 
     @property
+    def phase(self) -> Phase:
+        """Last recorded phase."""
+        return Phase.IMPORT if self.heartbeat is None else self.heartbeat.phase
+
+    @property
+    def activity(self) -> str:
+        """Activity within the phase; empty if unknown."""
+        return "" if self.heartbeat is None else self.heartbeat.activity.label
+
+    @property
     def place(self) -> str:
         """Position of the incident, after its class; empty if unknown."""
-        return f" at step {self.heartbeat.step:,}" if self.heartbeat else ""
+        return "" if self.heartbeat is None else f" at step {self.heartbeat.step:,}"
 
     def sentence(self) -> str:
         """Return class, place and description in one line."""
         place = f"in phase {self.phase.label}"
         if self.rank:
             place = f"of rank {self.rank} on {socket.gethostname()} {place}"
-        if self.heartbeat is not None and self.heartbeat.activity:
-            place += f" ({self.heartbeat.activity.label})"
+        if self.activity:
+            place += f" ({self.activity})"
         if self.heartbeat is not None:
             place += f", epoch {self.heartbeat.epoch + 1}, batch {self.heartbeat.batch}, step {self.heartbeat.step}"
-        waited = f"no progress for {self.waited_s:.1f} s " if self.waited_s else ""
-        return f"{self.diagnosis.kind}: {waited}{place}: {self.diagnosis.sentence}"
+        if self.waited_s:
+            place = f"no progress for {self.waited_s:.1f} s {place}"
+        return f"{self.diagnosis.kind}: {place}: {self.diagnosis.sentence}"
 
     def report(self, outcome: str, **further: Any) -> str:
         """Return the report as JSON; `outcome` describes the reaction to the incident, `further` adds entries."""
@@ -57,9 +67,9 @@ class Incident:
             "host": socket.gethostname(),
             "rank": self.rank,
             "phase": self.phase.label,
-            "activity": self.heartbeat.activity.label if self.heartbeat else "",
+            "activity": self.activity,
             **{name: getattr(self.heartbeat, name, None) for name in ("epoch", "batch", "step", "process")},
-            "samples": list(self.heartbeat.samples) if self.heartbeat else [],
+            "samples": getattr(self.heartbeat, "samples", ()),
             "waited_s": round(self.waited_s, 1),
         }
         return json.dumps(report | further, indent=2) + "\n"
@@ -90,8 +100,9 @@ def read_incident(path: Path) -> IncidentReport:
         step: float | None = converted(report.get("step"), float)
     except ValueError:
         step = None
-    kind, sentence, outcome = (one_line(str(report.get(name, ""))) for name in ("class", "sentence", "outcome"))
-    return IncidentReport(time_s, kind or StallClass.UNKNOWN, sentence, outcome, step, one_line(path.parent.name))
+    stall_class, sentence, outcome = (one_line(str(report.get(name, ""))) for name in ("class", "sentence", "outcome"))
+    folder = one_line(path.parent.name)
+    return IncidentReport(time_s, stall_class or StallClass.UNKNOWN, sentence, outcome, step, folder)
 
 
 def loader_stalls(run: Path, launch: str) -> int:

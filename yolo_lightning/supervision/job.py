@@ -2,14 +2,13 @@
 
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from glob import glob
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NoReturn, Self
@@ -20,10 +19,11 @@ from yolo_lightning.supervision.heartbeat import Heartbeat, Phase, read_heartbea
 from yolo_lightning.supervision.live_heartbeat import heartbeat_of
 from yolo_lightning.supervision.notify import NotifySettings
 from yolo_lightning.supervision.phase_timeouts import PhaseTimeouts
+from yolo_lightning.supervision.program_growth import marks_of_files
 from yolo_lightning.supervision.run_disk import saved_steps
 from yolo_lightning.supervision.run_status import SupervisorStatus
+from yolo_lightning.supervision.trainer import Output
 from yolo_lightning.utils import run_files
-from yolo_lightning.utils.paths import literal_folders
 from yolo_lightning.utils.process_identity import started_ticks
 from yolo_lightning.utils.stop_signals import Stopped
 
@@ -32,7 +32,7 @@ RUN_FOLDER_OPTION = "--trainer.default_root_dir"
 START_OPTIONS = ("--resume", "--ckpt_path", RUN_FOLDER_OPTION)
 """Options of the first attempt only; a restart begins at the newest checkpoint of its run folder."""
 
-OUTPUT_POLL_S, OUTPUT_BYTES = 0.2, 1 << 16  # of a detached supervisor
+OUTPUT_POLL_S = 0.2  # of a detached supervisor
 GPU_SMOKE_TEST = "import torch; torch.ones(1, device=torch.accelerator.current_accelerator() or 'cpu').sum().item()"
 
 
@@ -100,9 +100,7 @@ class Job:
     any_command: bool = False  # whether the command is not a `fit`: exit code 0 means that it has finished
     is_service: bool = False  # whether no person has started the command: a service after a boot
     checkpoints: str = ""  # absolute pattern of the checkpoint files of `any_command`; empty for none
-    progress: str = (
-        ""  # absolute pattern of files whose growth replaces a heartbeat; empty for the output of the program
-    )
+    progress: str = ""  # absolute pattern of files whose growth replaces a heartbeat; empty for the program's output
     options: dict[str, Any] = field(default_factory=dict)  # configured computation, see `computation_levels`
 
     def to_json(self) -> str:
@@ -160,13 +158,7 @@ def saved_marks(run: Path, job: Job) -> frozenset[int]:
         return saved_steps(run)
     if not job.checkpoints:
         return frozenset()
-    found = set()
-    for name in glob(literal_folders(job.checkpoints), recursive=True):
-        try:
-            found.add(os.stat(name).st_mtime_ns)
-        except OSError:  # replaced meanwhile
-            continue
-    return frozenset(found)
+    return frozenset(changed_ns for _, _, changed_ns in marks_of_files(job.checkpoints, run))
 
 
 def has_saved(before: frozenset[int], after: frozenset[int]) -> bool:
@@ -230,14 +222,13 @@ def start_detached(run: Path, job: Job, wait_s: float) -> tuple[int, int | None]
         preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),  # as nohup; the trainer inherits this, too
     )
     assert process.stdout is not None
+    output = Output(process.stdout, partial(os.write, 1))
     end_s = time.monotonic() + wait_s
     try:
         while time.monotonic() < end_s and not _trains(run, process.pid):
-            if select.select([process.stdout], [], [], OUTPUT_POLL_S)[0]:
-                content = os.read(process.stdout.fileno(), OUTPUT_BYTES)
-                os.write(1, content)
-                if not content:  # no process holds the other end: the supervisor has ended
-                    return process.pid, process.wait()
+            output.pump(OUTPUT_POLL_S)
+            if not output.is_open:  # no process holds the other end: the supervisor has ended
+                return process.pid, process.wait()
     except (KeyboardInterrupt, Stopped):
         pass
     return process.pid, None
@@ -245,10 +236,10 @@ def start_detached(run: Path, job: Job, wait_s: float) -> tuple[int, int | None]
 
 def _trains(run: Path, supervisor: int) -> bool:
     """Return whether the trainer of this supervisor has asked for its first batch."""
-    standing = SupervisorStatus.read(run / run_files.SUPERVISOR_FILE)
-    if standing is None or standing.process != supervisor or not standing.trainer:
+    status = SupervisorStatus.read(run / run_files.SUPERVISOR_FILE)
+    if status is None or status.process != supervisor or not status.trainer:
         return False
-    if standing.process_started_ticks != started_ticks(supervisor):  # of an earlier process with the same id
+    if status.process_started_ticks != started_ticks(supervisor):  # of an earlier process with the same id
         return False
-    found = read_heartbeat(heartbeat_of(run), standing.trainer)
-    return isinstance(found, Heartbeat) and found.phase >= Phase.FIRST_BATCH
+    heartbeat = read_heartbeat(heartbeat_of(run), status.trainer)
+    return isinstance(heartbeat, Heartbeat) and heartbeat.phase >= Phase.FIRST_BATCH

@@ -21,8 +21,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from yolo_lightning.supervision.processes import is_resource_tracker, marked, remaining_thread, tree, wait_channel
+from yolo_lightning.supervision.processes import (
+    all_processes,
+    is_resource_tracker,
+    marked,
+    remaining_thread,
+    tree,
+    wait_channel,
+)
 from yolo_lightning.supervision.trainer import is_supervised, temporary_folder
+from yolo_lightning.utils.files import remove
 from yolo_lightning.utils.process_identity import MARK, PROC, Process, is_same, own_mark, owner_lives
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -58,13 +66,15 @@ def adopt_orphans() -> None:
 
 def reap_orphans(leader: int | None, number: int = 0) -> list[int]:
     """Return the adopted processes after sending them a signal and reading the exit codes of those that have ended."""
-    children = (PROC / f"self/task/{os.getpid()}/children").read_text() if _adopts else ""
-    found = [pid for pid in map(int, children.split()) if pid != leader and os.getsid(pid) != os.getsid(0)]
-    for pid in found:
+    if not _adopts:
+        return []
+    children = map(int, (PROC / f"self/task/{os.getpid()}/children").read_text().split())
+    orphans = [pid for pid in children if pid != leader and os.getsid(pid) != os.getsid(0)]
+    for pid in orphans:
         with suppress(PermissionError):
             os.kill(pid, number)
         os.waitpid(pid, os.WNOHANG)
-    return found
+    return orphans
 
 
 def kill_tree(leader: int | None, marker: str, wait_s: float = 5.0) -> Killed:
@@ -77,31 +87,38 @@ def kill_tree(leader: int | None, marker: str, wait_s: float = 5.0) -> Killed:
     A chain of processes that fork and exit ends because each one is killed as soon as it is adopted.
     """
     members = _snapshot(leader, marker)
-    others = [process for process in members if not is_resource_tracker(process.pid)]
-    end(others)
-    _wait_until_gone(others, wait_s)
+    before_tracker = [process for process in members if not is_resource_tracker(process.pid)]
+    end(before_tracker)
+    _wait_until_gone(before_tracker, wait_s)
     _wait_until_gone(members, wait_s)
     end(members)
     late = [process for process in _snapshot(leader, marker) if process not in members]
     end(late)
-    end_s, earlier = time.monotonic() + wait_s, list[int]()
-    while (orphans := reap_orphans(leader, signal.SIGKILL)) and time.monotonic() < end_s:
-        time.sleep(POLL_S if orphans == earlier else 0.0)
+    end_s = time.monotonic() + wait_s
+    orphans = reap_orphans(leader, signal.SIGKILL)
+    while orphans and time.monotonic() < end_s:
         earlier = orphans
-    left = _wait_until_gone([*members, *late], wait_s)
-    dead = tuple(process.pid for process in [*members, *late] if process not in left)
+        orphans = reap_orphans(leader, signal.SIGKILL)
+        if orphans == earlier:
+            time.sleep(POLL_S)
+    survivors = _wait_until_gone([*members, *late], wait_s)
+    dead = tuple(process.pid for process in [*members, *late] if process not in survivors)
     _remove(path for pid in dead for path in SHARED_MEMORY.glob(f"torch_{pid}_*"))
     remove_files_of_dead_processes()
-    return Killed(dead, {process: _where_it_is(process) for process in left})
+    return Killed(dead, {process: _where_it_is(process) for process in survivors})
 
 
 def _snapshot(leader: int | None, marker: str) -> list[Process]:
     """Return the living processes to end, without this process."""
-    found = {process.pid: process for process in marked(marker)}
-    for pid in [*found, *reap_orphans(leader), *([] if leader is None else [leader])]:
-        found |= {process.pid: process for process in tree(pid)}
-    found.pop(os.getpid(), None)
-    return list(found.values())
+    members = {process.pid: process for process in marked(marker)}
+    roots = [*members, *reap_orphans(leader)]
+    if leader is not None:
+        roots.append(leader)
+    table = all_processes()
+    for pid in roots:
+        members |= {process.pid: process for process in tree(pid, table)}
+    members.pop(os.getpid(), None)
+    return list(members.values())
 
 
 def end(processes: Iterable[Process]) -> None:
@@ -118,12 +135,12 @@ def end(processes: Iterable[Process]) -> None:
 
 def _wait_until_gone(processes: Iterable[Process], wait_s: float) -> list[Process]:
     """Wait at most `wait_s` seconds; return the processes that have not ended."""
-    left = [process for process in processes if is_same(process)]
-    deadline_s = time.monotonic() + wait_s
-    while left and time.monotonic() < deadline_s:
+    alive = [process for process in processes if is_same(process)]
+    end_s = time.monotonic() + wait_s
+    while alive and time.monotonic() < end_s:
         time.sleep(POLL_S)
-        left = [process for process in left if is_same(process)]
-    return left
+        alive = [process for process in alive if is_same(process)]
+    return alive
 
 
 def _where_it_is(process: Process) -> str:
@@ -137,8 +154,7 @@ def _remove(paths: Iterable[Path]) -> None:
     for path in paths:
         with suppress(OSError):  # deleted by another process meanwhile
             if path.lstat().st_uid == os.geteuid():
-                delete = shutil.rmtree if path.is_dir() else os.unlink
-                delete(path)
+                remove(path)
 
 
 def mark_process() -> None:
@@ -173,5 +189,6 @@ def _marked_files() -> Iterator[Path]:
     for folder in {SHARED_MEMORY, Path(tempfile.gettempdir()), Path("/tmp")}:
         with suppress(OSError):
             for name in os.listdir(folder):
-                if (found := MARKED.fullmatch(name)) and owner_lives(found) is False:
+                mark = MARKED.fullmatch(name)
+                if mark is not None and owner_lives(mark) is False:
                     yield folder / name

@@ -53,8 +53,11 @@ def remove(token: str) -> None:
 def heartbeat_of(run: Path) -> Path:
     """Return the path of a run's heartbeat file: the live file of a supervised trainer on this machine, or the copy."""
     holder = read_holder(run / LOCK_FILE)
-    live = [folder / HEARTBEAT_FILE for folder in folders(holder.marker)] if holder and holder.marker else []
-    return next((path for path in live if path.is_file()), run / HEARTBEAT_FILE)
+    if holder is not None and holder.marker:
+        for folder in folders(holder.marker):
+            if (folder / HEARTBEAT_FILE).is_file():
+                return folder / HEARTBEAT_FILE
+    return run / HEARTBEAT_FILE
 
 
 def write_copy(content: bytes, run: Path) -> None:

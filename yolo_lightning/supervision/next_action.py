@@ -7,11 +7,19 @@ heartbeat. Functions in stacks decide nothing. `next_action` returns the reactio
 import errno
 import re
 import signal
+from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from yolo_lightning.supervision.classify import Diagnosis, StallClass
 from yolo_lightning.supervision.failure_record import FailureRecord
-from yolo_lightning.supervision.fallback_levels import FallbackState, Levels, LevelState, can_leave_out
+from yolo_lightning.supervision.fallback_levels import (
+    COMPUTATION,
+    LOADER,
+    FallbackState,
+    Levels,
+    LevelState,
+    can_leave_out,
+)
 from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.supervision.job import SuperviseSettings
 from yolo_lightning.utils.activity import Activity
@@ -21,6 +29,7 @@ from yolo_lightning.utils.stop_signals import STOP_SIGNALS, signal_name
 
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 300.0
+MOST_DOUBLINGS = 30  # of a pause
 EARLY_ATTEMPTS = 2
 """Limit of consecutive stalls before data and network are set up, in a run that has not trained yet."""
 
@@ -85,8 +94,6 @@ STALLS_OF_DEVICE = frozenset({StallClass.GPU_STALL, StallClass.COMPUTATION})
 SLOW_OR_HUNG = frozenset({StallClass.STORAGE, StallClass.UNKNOWN})
 """Causes of stalls whose phase gets more time in the next attempt."""
 
-LOADER = "loader"
-COMPUTATION = "computation"
 SAMPLES = "samples"
 
 
@@ -94,7 +101,7 @@ SAMPLES = "samples"
 class Rule:
     """Reaction to a cause, apart from a restart."""
 
-    remedies: tuple[str, ...]  # what is changed, in this order: fallback levels, samples that are left out
+    remedies: tuple[str, ...] = ()  # what is changed, in this order: fallback levels, samples that are left out
     after: int = 0  # number of failures of the kind `remedies[0]`; 0 for more than `attempts` without a new checkpoint
 
 
@@ -112,8 +119,8 @@ RULES = {
     StallClass.ERROR: Rule((COMPUTATION, LOADER, SAMPLES)),
     StallClass.UNKNOWN: Rule((COMPUTATION, LOADER)),
     StallClass.KILLED: Rule((LOADER,)),
-    StallClass.STORAGE: Rule(()),
 }
+"""Reactions by cause; without one, the next attempt changes nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +151,11 @@ class AttemptFacts:
     can_test: bool = False  # whether there is a program that tests the device
     device_answers: bool | None = None  # result of this program; None before it has run
     now: str = ""  # ISO 8601
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether no attempt can be started: a process survives SIGKILL, or the device does not respond."""
+        return bool(self.survivors) or self.device_answers is False
 
     @property
     def suspects(self) -> tuple[str, ...]:
@@ -222,9 +234,9 @@ def cause_of(facts: AttemptFacts) -> StallClass:
 
 def _cause_of_error(record: FailureRecord, facts: AttemptFacts) -> StallClass:
     names = record.names
-    for cause, classes, message in ERRORS:
-        is_in_message = message is not None and not record.is_user_error and message.search(record.message)
-        if names & classes or is_in_message:
+    message = "" if record.is_user_error else record.message
+    for cause, classes, pattern in ERRORS:
+        if names & classes or (pattern is not None and pattern.search(message)):
             return cause
     if names & LOST_WORKER and (record.activity == Activity.LOAD.label or not record.process):
         return StallClass.LOADER_CRASH
@@ -270,18 +282,31 @@ def next_action(state: FallbackState, facts: AttemptFacts) -> Action:
     if facts.saved:
         state = state.after_progress()
     cause = cause_of(facts)
+    action = _end(state, facts, cause) or _wait_or_test(state, facts, cause)
+    if action is not None:
+        return action
+    return _remedy(_counted(state, facts, cause), facts, cause)
+
+
+def _end(state: FallbackState, facts: AttemptFacts, cause: StallClass) -> Finish | None:
+    """Return the end of the run if no further attempt can succeed."""
     if cause is StallClass.USER_ERROR:
-        return Finish(state=state, reason=_permanent(facts), code=ExitCode.USAGE)
+        return _permanent(state, facts, ExitCode.USAGE)
     if _is_for_a_person(cause, facts):
-        return Finish(state=state, reason=_permanent(facts), code=ExitCode.FAILED)
-    is_blocked = bool(facts.survivors) or facts.device_answers is False
-    if is_blocked and (not facts.trained or _is_out_of_patience(facts)):
+        return _permanent(state, facts)
+    is_out_of_patience = facts.failing_s >= facts.settings.patience_h * 3600
+    if facts.is_blocked and (is_out_of_patience or not facts.trained):
         return _needs_reboot(state, facts)
-    if is_blocked:
-        return _wait(state, facts, facts.survivors or "the device")
-    if facts.trained and _is_out_of_patience(facts):
+    if facts.trained and is_out_of_patience:
         reason = f"gave up: no new checkpoint for {facts.settings.patience_h:g} h (supervision.patience_h)"
         return Finish(state=state, reason=reason, code=ExitCode.GAVE_UP)
+    return None
+
+
+def _wait_or_test(state: FallbackState, facts: AttemptFacts, cause: StallClass) -> Action | None:
+    """Return the reaction to a failure that says nothing about the settings of the run."""
+    if facts.is_blocked:
+        return _wait(state, facts, facts.survivors or "the device")
     if facts.can_test and facts.device_answers is None and _must_test(cause, facts):
         return TestDevice(state=state, reason="the device is tested")
     if cause is StallClass.DISK_FULL:
@@ -291,7 +316,7 @@ def next_action(state: FallbackState, facts: AttemptFacts) -> Action:
         return Restart(state=state, reason=reason, pause_s=_pause_s(state, facts))
     if facts.trained and cause is StallClass.ENVIRONMENT:
         return _wait(state, facts, _missing(facts))
-    return _remedy(_counted(state, facts, cause), facts, cause)
+    return None
 
 
 def _is_for_a_person(cause: StallClass, facts: AttemptFacts) -> bool:
@@ -305,18 +330,18 @@ def _must_test(cause: StallClass, facts: AttemptFacts) -> bool:
     return cause is StallClass.GPU_STALL or (cause is StallClass.DEVICE_ERROR and facts.waited_s > 0)
 
 
-def _permanent(facts: AttemptFacts) -> str:
-    error = f": {facts.record.sentence}" if facts.record is not None else ""
-    return f"a restart cannot correct this error{error}"
-
-
-def _is_out_of_patience(facts: AttemptFacts) -> bool:
-    return facts.failing_s >= facts.settings.patience_h * 3600
+def _permanent(state: FallbackState, facts: AttemptFacts, code: int = ExitCode.FAILED) -> Finish:
+    reason = "a restart cannot correct this error"
+    if facts.record is not None:
+        reason += f": {facts.record.sentence}"
+    return Finish(state=state, reason=reason, code=code)
 
 
 def _needs_reboot(state: FallbackState, facts: AttemptFacts) -> Finish:
-    what = f"SIGKILL did not end {facts.survivors}" if facts.survivors else "the device does not respond"
-    return Finish(state=state, reason=f"needs reboot: {what}", code=ExitCode.NEEDS_REBOOT)
+    cause = "the device does not respond"
+    if facts.survivors:
+        cause = f"SIGKILL did not end {facts.survivors}"
+    return Finish(state=state, reason=f"needs reboot: {cause}", code=ExitCode.NEEDS_REBOOT)
 
 
 def _missing(facts: AttemptFacts) -> str:
@@ -329,29 +354,32 @@ def _missing(facts: AttemptFacts) -> str:
     return f"the end of this error: {record.sentence}"
 
 
-def _wait(state: FallbackState, facts: AttemptFacts, what: str, longer: Phase | None = None) -> Wait:
-    first_s = max(facts.settings.poll_s, min(FIRST_PAUSE_S, facts.settings.pause_s))
-    pause_s = min(first_s * 2.0 ** min(state.waits, 30), LONGEST_PAUSE_S)
+def _wait(state: FallbackState, facts: AttemptFacts, missing: str, longer: Phase | None = None) -> Wait:
+    first_s = max(facts.settings.poll_s, _first_pause_s(facts))
+    pause_s = _doubled(first_s, state.waits)
     state = replace(state, waits=state.waits + 1)
-    return Wait(state=state, reason=f"waits for {what}", pause_s=pause_s, longer=longer)
+    return Wait(state=state, reason=f"waits for {missing}", pause_s=pause_s, longer=longer)
 
 
 def _counted(state: FallbackState, facts: AttemptFacts, cause: StallClass) -> FallbackState:
     """Return the state with this failure counted: attempts, failures of the kind, suspected samples, equal errors."""
-    remedies = RULES.get(cause, Rule(())).remedies[:1]
-    failures = state.failures | {kind: state.failures.get(kind, 0) + 1 for kind in remedies}
-    fingerprint = f"{facts.record.fingerprint} at step {facts.step}" if facts.record is not None else ""
-    equal = state.equal_failures + 1 if fingerprint and fingerprint == state.fingerprint else 0
-    suspicions = dict(state.suspicions) if state.suspicious_epoch == facts.epoch else {}
-    for sample in facts.suspects:
-        suspicions[sample] = suspicions.get(sample, 0) + 1
+    failures = Counter(state.failures)
+    failures.update(RULES.get(cause, Rule()).remedies[:1])
+    fingerprint = ""
+    if facts.record is not None:
+        fingerprint = f"{facts.record.fingerprint} at step {facts.step}"
+    is_equal = fingerprint != "" and fingerprint == state.fingerprint
+    suspicions: Counter[str] = Counter()
+    if state.suspicious_epoch == facts.epoch:
+        suspicions.update(state.suspicions)
+    suspicions.update(facts.suspects)
     return replace(
         state,
         attempts=state.attempts + 1,
-        failures=failures,
+        failures=dict(failures),
         fingerprint=fingerprint,
-        equal_failures=equal,
-        suspicions=suspicions,
+        equal_failures=state.equal_failures + 1 if is_equal else 0,
+        suspicions=dict(suspicions),
         suspicious_epoch=facts.epoch,
     )
 
@@ -365,17 +393,17 @@ def _remedy(state: FallbackState, facts: AttemptFacts, cause: StallClass) -> Act
         if action is not None:
             return action
     limit = facts.settings.attempts
-    is_start = _hangs_at_start(facts)
     longer = facts.phase if facts.waited_s > 0 and cause in SLOW_OR_HUNG else None
-    if not facts.trained:
-        if state.equal_failures:
-            return Finish(state=state, reason=_permanent(facts), code=ExitCode.FAILED)
-        if state.attempts >= (min(limit, EARLY_ATTEMPTS) if is_start else limit):
-            reason = f"gave up: {state.attempts} consecutive attempts without a new checkpoint"
-            return Finish(state=state, reason=reason, code=ExitCode.GAVE_UP)
-    elif state.attempts > limit:
-        what = f"a successful attempt, after {state.attempts} failed ones: {cause} at step {facts.step:,}"
-        return _wait(state, facts, what, longer)
+    if facts.trained and state.attempts > limit:
+        missing = f"a successful attempt, after {state.attempts} failed ones: {cause} at step {facts.step:,}"
+        return _wait(state, facts, missing, longer)
+    if not facts.trained and state.equal_failures:
+        return _permanent(state, facts)
+    if _hangs_at_start(facts):
+        limit = min(limit, EARLY_ATTEMPTS)
+    if not facts.trained and state.attempts >= limit:
+        reason = f"gave up: {state.attempts} consecutive attempts without a new checkpoint"
+        return Finish(state=state, reason=reason, code=ExitCode.GAVE_UP)
     return Restart(state=state, reason=_attempt(state), pause_s=_pause_s(state, facts), longer=longer)
 
 
@@ -385,7 +413,7 @@ def _hangs_at_start(facts: AttemptFacts) -> bool:
 
 def _due_remedies(state: FallbackState, facts: AttemptFacts, cause: StallClass) -> tuple[str, ...]:
     """Return what can be changed after this failure, in order; nothing before the cause has repeated."""
-    rule = RULES.get(cause, Rule(()))
+    rule = RULES.get(cause, Rule())
     if state.on_trial and not facts.saved:
         return (state.on_trial, *rule.remedies)
     if _hangs_at_start(facts):
@@ -397,10 +425,9 @@ def _due_remedies(state: FallbackState, facts: AttemptFacts, cause: StallClass) 
     after = rule.after
     if cause is StallClass.LOADER_STALL and facts.phase is Phase.FIRST_BATCH:  # a slow start looks the same
         after = 2
+    is_due = state.attempts > facts.settings.attempts or state.equal_failures > 0
     if after:
         is_due = state.failures.get(rule.remedies[0], 0) >= after
-    else:
-        is_due = state.attempts > facts.settings.attempts or state.equal_failures > 0
     return rule.remedies if is_due else ()
 
 
@@ -408,26 +435,30 @@ def _changed(state: FallbackState, facts: AttemptFacts, cause: StallClass, remed
     """Return the restart with a lower level or without the suspected samples; None if there is nothing to change."""
     if remedy == SAMPLES:
         return _without_suspects(state, facts, cause)
-    levels = facts.levels.loader if remedy == LOADER else facts.levels.computation
+    levels = getattr(facts.levels, remedy)
     before: LevelState = getattr(state, remedy)
     number = before.number(levels)
-    saves_memory = cause is StallClass.OUT_OF_MEMORY and remedy == COMPUTATION
-    below = next((level for level in levels[number + 1 :] if level.saves_memory or not saves_memory), None)
-    if below is None:
+    below = levels[number + 1 :]
+    if cause is StallClass.OUT_OF_MEMORY and remedy == COMPUTATION:
+        below = [level for level in below if level.saves_memory]
+    if not below:
         return None
     name = levels[number].name
-    is_wrong = cause is StallClass.WRONG_RESULT
-    failures = before.failures | {name: LAST_FAILURE if is_wrong else before.failures.get(name, 0) + 1}
-    lowered = LevelState(below.name, f"{cause} at step {facts.step:,}", facts.now, failures)
-    counts = {kind: count for kind, count in state.failures.items() if kind != remedy}
     # The second failure of a level follows an attempt to take the level back.
     failed_climbs = state.failed_climbs + (name in before.failures)
+    failures = before.failures.get(name, 0) + 1
+    if cause is StallClass.WRONG_RESULT:
+        failures = LAST_FAILURE
+    reason = f"{cause} at step {facts.step:,}"
+    lowered = LevelState(below[0].name, reason, facts.now, before.failures | {name: failures})
+    counts = {kind: count for kind, count in state.failures.items() if kind != remedy}
     state = replace(state, failures=counts, failed_climbs=failed_climbs, equal_failures=0)
-    reason = f"{_attempt(state)}, fallback level '{below.name}'"
+    reason = f"{_attempt(state)}, fallback level '{lowered.name}'"
     pause_s = _pause_s(state, facts)
+    state = replace(state, **{remedy: lowered})  # type: ignore[arg-type]
     if remedy == LOADER:
-        return LowerLoader(state=replace(state, loader=lowered), reason=reason, pause_s=pause_s)
-    state = replace(state, computation=lowered, attempts=0)
+        return LowerLoader(state=state, reason=reason, pause_s=pause_s)
+    state = replace(state, attempts=0)
     return LowerComputation(state=state, reason=reason, pause_s=pause_s, revokes=cause in REVOKES)
 
 
@@ -453,20 +484,29 @@ def _attempt(state: FallbackState) -> str:
     return f"attempt {state.attempts + 1} since the last checkpoint"
 
 
+def _first_pause_s(facts: AttemptFacts) -> float:
+    return min(FIRST_PAUSE_S, facts.settings.pause_s)
+
+
+def _doubled(pause_s: float, times: int) -> float:
+    return min(pause_s * 2.0 ** min(times, MOST_DOUBLINGS), LONGEST_PAUSE_S)
+
+
 def _pause_s(state: FallbackState, facts: AttemptFacts) -> float:
     """Return the pause before the next attempt: short before the first one, then doubled from `pause_s` on."""
     if state.attempts <= 1:
-        return min(FIRST_PAUSE_S, facts.settings.pause_s)
-    return min(facts.settings.pause_s * 2.0 ** min(state.attempts - 2, 30), LONGEST_PAUSE_S)
+        return _first_pause_s(facts)
+    return _doubled(facts.settings.pause_s, state.attempts - 2)
 
 
 def level_to_take_back(state: FallbackState, levels: Levels) -> tuple[str, str] | None:
     """Return `loader` or `computation`, and the level above its present one; None if no level can be taken back."""
-    for kind, of_kind in ((LOADER, levels.loader), (COMPUTATION, levels.computation)):
-        present: LevelState = getattr(state, kind)
-        number = present.number(of_kind)
-        if number and present.failures.get(of_kind[number - 1].name, 0) < LAST_FAILURE:
-            return kind, of_kind[number - 1].name
+    for part in (LOADER, COMPUTATION):
+        present: LevelState = getattr(state, part)
+        of_part = getattr(levels, part)
+        number = present.number(of_part)
+        if number and present.failures.get(of_part[number - 1].name, 0) < LAST_FAILURE:
+            return part, of_part[number - 1].name
     return None
 
 
@@ -474,11 +514,8 @@ def _climb(state: FallbackState, facts: AttemptFacts) -> Restart:
     """Return the restart with one level taken back."""
     target = level_to_take_back(state, facts.levels)
     assert target is not None, "the trainer is stopped only if a level can be taken back"
-    kind, name = target
-    present: LevelState = getattr(state, kind)
+    part, name = target
     reason = "no incident for some time"
-    raised = LevelState(name, reason, facts.now, present.failures)
-    loader = raised if kind == LOADER else state.loader
-    computation = raised if kind == COMPUTATION else state.computation
-    state = replace(state, loader=loader, computation=computation, on_trial=kind, attempts=0)
+    raised = LevelState(name, reason, facts.now, getattr(state, part).failures)
+    state = replace(state, on_trial=part, attempts=0, **{part: raised})  # type: ignore[arg-type]
     return Restart(state=state, reason=f"{reason}, fallback level: {state.line}")

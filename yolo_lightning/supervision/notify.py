@@ -5,7 +5,7 @@ import json
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
@@ -14,7 +14,6 @@ from yolo_lightning.errors import UserError, places
 from yolo_lightning.supervision.helper_process import Call, Helper
 from yolo_lightning.utils.addresses import REFERENCE, resolved
 
-ADDRESSES = ("webhook", "ping")
 WEB_SCHEMES = ("http", "https")
 REPEAT_AFTER_S = 3600.0
 PING_INTERVAL_S = 60.0
@@ -43,37 +42,38 @@ class NotifySettings:
     ping: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        for name in ADDRESSES:
-            address = getattr(self, name)
-            if address is not None and not REFERENCE.fullmatch(address):
+        for name, address in self.addresses.items():
+            if not REFERENCE.fullmatch(address):
                 _check_address(name, address)
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """The given addresses by name."""
+        return {name: address for name, address in asdict(self).items() if address is not None}
 
     def resolved(self) -> "NotifySettings":
         """Return a copy in which environment variables are replaced by their values."""
-        addresses: dict[str, Any] = {}
-        for name in ADDRESSES:
-            address = getattr(self, name)
-            if address is not None:
-                try:
-                    addresses[name] = resolved(address)
-                except UserError as error:
-                    raise UserError(f"supervision.notify.{name}: {error}") from None
-        return replace(self, **addresses)
+        addresses = {}
+        for name, address in self.addresses.items():
+            try:
+                addresses[name] = resolved(address)
+            except UserError as error:
+                raise UserError(f"supervision.notify.{name}: {error}") from None
+        return NotifySettings(**addresses)
 
 
 def _check_address(name: str, address: str) -> None:
     """Check an address; the `ValueError` does not contain it, because it may contain a password."""
     try:
         parts = urlsplit(address)
-        scheme = parts.scheme
-        has_host = bool(parts.hostname)
+        host = parts.hostname
     except ValueError:
-        scheme = ""
-        has_host = False
-    if scheme not in WEB_SCHEMES or not has_host:
+        parts = urlsplit("")
+        host = None
+    if parts.scheme not in WEB_SCHEMES or not host:
         raise UserError(
             f"supervision.notify.{name} must be http://HOST/..., https://HOST/... or $NAME, "
-            f"got the scheme {scheme!r} and {'a' if has_host else 'no'} host"
+            f"got the scheme {parts.scheme!r} and {'a' if host else 'no'} host"
         )
 
 
@@ -87,8 +87,7 @@ class Notifier:
     def __init__(self, run: Path, settings: NotifySettings, log: Callable[[str], None]) -> None:
         self._place = f"{run.absolute().name} on {socket.gethostname()}"
         self._log = log
-        addresses = {"webhook": settings.webhook, "ping": settings.ping}
-        self._addresses = {name: address for name, address in addresses.items() if address}
+        self._addresses = settings.addresses
         self._helpers = {name: Helper() for name in self._addresses}
         self._calls: list[tuple[str, str, Call[None]]] = []
         self._sent: dict[str, float] = {}  # time of the last message of each event
@@ -110,10 +109,9 @@ class Notifier:
 
         `place` is (step, 1 while it validates, batch of the validation); a repetition of steps is no progress.
         """
-        now_s = time.monotonic()
-        if place > self._furthest and now_s >= self._next_ping_s:
+        if place > self._furthest and time.monotonic() >= self._next_ping_s:
             self._furthest = place
-            self._next_ping_s = now_s + PING_INTERVAL_S
+            self._next_ping_s = time.monotonic() + PING_INTERVAL_S
             self.ping()
 
     def ping(self) -> None:
@@ -128,14 +126,11 @@ class Notifier:
             if helper.silent_s > CALL_TIMEOUT_S:
                 helper.cancel(f"no complete answer within {CALL_TIMEOUT_S:g} s")
         waiting = []
-        for name, message, call in self._calls:
+        for name, subject, call in self._calls:
             if not call.answered:
-                waiting.append((name, message, call))
-                continue
-            try:
-                call.result()
-            except OSError as error:
-                self._log(f"supervision.notify.{name}: {message} not sent: {error}")
+                waiting.append((name, subject, call))
+            elif not call.succeeded:
+                self._log(f"supervision.notify.{name}: {subject} not sent: {call.value}")
         self._calls = waiting
 
     def close(self) -> None:
@@ -145,15 +140,15 @@ class Notifier:
         while self._calls and time.monotonic() < end_s:
             time.sleep(0.02)
             self.serve()
-        for name, message, _ in self._calls:
-            self._log(f"supervision.notify.{name}: {message} not sent: no answer before the supervisor ended")
+        for name, subject, _ in self._calls:
+            self._log(f"supervision.notify.{name}: {subject} not sent: no answer before the supervisor ended")
         for helper in self._helpers.values():
             helper.close(0.0)
 
-    def _begin(self, name: str, message: str, content: dict[str, str] | None = None) -> None:
+    def _begin(self, name: str, subject: str, content: dict[str, str] | None = None) -> None:
         if name in self._helpers:
             call = self._helpers[name].begin(_send_without_address, self._addresses[name], content)
-            self._calls.append((name, message, call))
+            self._calls.append((name, subject, call))
 
 
 def _send_without_address(address: str, content: dict[str, str] | None) -> None:
@@ -165,12 +160,11 @@ def _send_without_address(address: str, content: dict[str, str] | None) -> None:
     except Exception as error:
         if not isinstance(error, OSError | HTTPException | ValueError):
             raise OSError(f"{type(error).__name__} in {places(error)}") from None
-        status = getattr(error, "code", None)
-        if isinstance(status, int):  # urllib's HTTPError
-            problem = f"HTTP status {status}"
-            if 300 <= status < 400:
-                problem += ", a redirect, which is not followed: correct the address"
-            raise OSError(problem) from None
+        status = getattr(error, "code", None)  # of urllib's HTTPError
+        if status in range(300, 400):
+            raise OSError(f"HTTP status {status}, a redirect, which is not followed: correct the address") from None
+        if isinstance(status, int):
+            raise OSError(f"HTTP status {status}") from None
         reason = getattr(error, "reason", error)
         raise OSError(getattr(reason, "strerror", None) or type(reason).__name__) from None
 

@@ -42,13 +42,15 @@ def record_of_output(code: int, lines: Sequence[str]) -> FailureRecord | None:
     `code` is the exit code, negative for a signal. An exit code that a program has chosen says nothing about errors in
     its output; neither does an error that other output follows, because the program has handled it.
     """
-    if line := _last(STARVED_WORKER, lines):  # fewer workers need less memory
-        return FailureRecord("RuntimeError", line)
-    if code < 0:  # its workers then report lost connections
-        line = _last(DEVICE_FAILURE, lines) if -code in FAULTS else ""  # ROCm reports an error and aborts the process
-        return FailureRecord("RuntimeError", line) if line else None
-    if line := _last(DEAD_WORKER, lines):
-        return FailureRecord("RuntimeError", line)
+    signs = [STARVED_WORKER]  # fewer workers need less memory
+    if -code in FAULTS:
+        signs.append(DEVICE_FAILURE)  # ROCm reports an error and aborts the process
+    if code >= 0:  # the workers of a killed program report lost connections
+        signs.append(DEAD_WORKER)
+    for sign in signs:
+        line = _last(sign, lines)
+        if line:
+            return FailureRecord("RuntimeError", line)
     if code == ExitCode.USAGE:
         usage = next((line for line in reversed(lines) if line.startswith(USAGE_LINE)), USAGE_LINE)
         return FailureRecord("UserError", usage.removeprefix(USAGE_LINE), is_user_error=True)
@@ -58,21 +60,27 @@ def record_of_output(code: int, lines: Sequence[str]) -> FailureRecord | None:
     if DEVICE_FAILURE.search(device_error):  # messages of CUDA and HIP have several lines
         return _record_of_error([device_error], lines)
     error = error_of(lines)
-    return _record_of_error(error, lines) if error else None
+    if not error:
+        return None
+    return _record_of_error(error, lines)
 
 
 def _record_of_error(error: Sequence[str], lines: Sequence[str]) -> FailureRecord:
     """Return the record of an error; a group has the classes of its members, too, because each of them ends it."""
-    first, *members = filter(None, map(ERROR_LINE.match, error))
-    is_group = first[1].endswith("ExceptionGroup")
-    parts = [part.strip() for part in (first[2], *error[1:])]
-    message = one_line(("; " if is_group else " ").join(part for part in parts if part))
+    matches = [match for match in map(ERROR_LINE.match, error) if match is not None]
+    name = matches[0][1]
+    classes = [name]
+    separator = " "
+    if name.endswith("ExceptionGroup"):
+        classes = [match[1] for match in matches]
+        separator = "; "
+    parts = [part.strip() for part in (matches[0][2], *error[1:])]
+    message = one_line(separator.join(filter(None, parts)))
     number = WORKER_ERRNO.search(message)
     begin = max((at for at, line in enumerate(lines) if line in (TRACEBACK, GROUP_TRACEBACK)), default=0)
     samples = AT_SAMPLE.findall("\n".join(lines))
-    classes = [first[1], *(member[1] for member in members if is_group)]
     return FailureRecord(
-        first[1],
+        name,
         message,
         tuple(base for name in classes for base in _classes_of(name)),
         "\n".join(lines[begin:]),
@@ -83,10 +91,10 @@ def _record_of_error(error: Sequence[str], lines: Sequence[str]) -> FailureRecor
 
 def _classes_of(name: str) -> tuple[str, ...]:
     """Return the name of a class and, for a class of Python, those of its base classes."""
-    kind = getattr(builtins, name, None)
-    if not isinstance(kind, type):
+    builtin = getattr(builtins, name, None)
+    if not isinstance(builtin, type):
         return (name,)
-    return tuple(base.__name__ for base in kind.__mro__)
+    return tuple(base.__name__ for base in builtin.__mro__)
 
 
 def _last(pattern: re.Pattern[str], lines: Sequence[str]) -> str:
@@ -133,8 +141,10 @@ def describe_exit(code: int, record: FailureRecord | None) -> str:
         sentence = f"the trainer ended with exit code {code}"
     if record is None:
         return sentence
-    at_sample = f", at the sample {', '.join(record.samples)}" if record.samples else ""
-    return f"{sentence}: {record.sentence}{at_sample}"
+    sentence += f": {record.sentence}"
+    if record.samples:
+        sentence += f", at the sample {', '.join(record.samples)}"
+    return sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +168,6 @@ class Space:
     @property
     def suffices(self) -> bool:
         return self.free_bytes >= self.needed_bytes
-
-    def __str__(self) -> str:
-        return f"{self.free_bytes / 1e6:.1f} MB free, {self.needed_bytes / 1e6:.1f} MB needed"
 
 
 def space_of(run: Path) -> Space:

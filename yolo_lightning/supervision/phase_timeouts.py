@@ -80,7 +80,9 @@ class AdaptiveTimeouts:
             for phase, seconds in longest_s.items()
             if self.longest_s.get(phase, 0.0) < seconds <= min(self.seconds(phase) + grace_s, LONGEST_S)
         }
-        return replace(self, longest_s=self.longest_s | grown) if grown else self
+        if not grown:
+            return self
+        return replace(self, longest_s=self.longest_s | grown)
 
     def doubled(self, phase: Phase) -> Self:
         """Return the timeouts with twice the time for a phase, up to a limit."""

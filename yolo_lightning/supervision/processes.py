@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from yolo_lightning.supervision.helper_process import bounded
 from yolo_lightning.utils.process_identity import GONE, PROC, Process, read_process
+from yolo_lightning.utils.sensors import fields_of, text
 
 LOOK_TIMEOUT_S = 2.0
 STOPPED = frozenset("Tt")
@@ -18,8 +19,12 @@ WORKER_NAME = "pt_data_worker"
 
 
 def all_processes() -> list[Process]:
-    found = (read_process(int(entry.name)) for entry in PROC.iterdir() if entry.name.isdigit())
-    return [process for process in found if process is not None]
+    return _existing(int(entry.name) for entry in PROC.iterdir() if entry.name.isdigit())
+
+
+def _existing(ids: Iterable[int]) -> list[Process]:
+    """Return the processes or threads that exist."""
+    return [process for process in map(read_process, ids) if process is not None]
 
 
 def tree(leader: int, processes: Iterable[Process] | None = None) -> list[Process]:
@@ -27,10 +32,12 @@ def tree(leader: int, processes: Iterable[Process] | None = None) -> list[Proces
 
     A child of a dead parent is no descendant and is found by the session.
     """
-    table = list(all_processes() if processes is None else processes)
+    table = all_processes() if processes is None else list(processes)
     members = {process.pid for process in table if process.pid == leader or process.session == leader}
-    while below := {process.pid for process in table if process.parent in members} - members:
-        members |= below
+    size = 0
+    while len(members) > size:
+        size = len(members)
+        members |= {process.pid for process in table if process.parent in members}
     return [process for process in table if process.pid in members and not process.is_gone]
 
 
@@ -66,39 +73,35 @@ def marked(marker: str) -> list[Process]:
     pids = bounded(lambda: [pid for pid in ids if marker in environment_now(pid)], LOOK_TIMEOUT_S)
     if pids is None:  # a read has blocked: read each process in its own child
         pids = [pid for pid in ids if bounded(lambda pid=pid: marker in environment_now(pid), 0.2)]  # type: ignore[misc]
-    found = (read_process(pid) for pid in pids)
-    return [process for process in found if process is not None and not process.is_gone]
+    return [process for process in _existing(pids) if not process.is_gone]
 
 
 def tracer(pid: int) -> int:
     """Return the id of the debugger that traces a process; 0 for none."""
-    return int(_status_field(pid, "TracerPid") or 0)
+    return int(_status(pid).get("TracerPid", 0))
 
 
 def catches(pid: int, number: int) -> bool:
     """Return whether a process has a handler for a signal. Without a handler, most signals end a process."""
-    return bool(int(_status_field(pid, "SigCgt") or "0", 16) >> (number - 1) & 1)
+    return bool(int(_status(pid).get("SigCgt", "0"), 16) >> (number - 1) & 1)
 
 
-def _status_field(pid: int, name: str) -> str:
-    """Return the first word of a field of `/proc/<pid>/status`; empty if it cannot be read."""
-    try:
-        lines = (PROC / str(pid) / "status").read_text(errors="replace").splitlines()
-    except OSError:
-        return ""
-    return next((line.split()[1] for line in lines if line.startswith(f"{name}:")), "")
+def written_bytes(pid: int) -> int:
+    """Return the number of bytes that a process has passed to the kernel for writing; 0 if it cannot be read."""
+    return int(fields_of(text(PROC / str(pid) / "io")).get("wchar", 0))
+
+
+def _status(pid: int) -> dict[str, str]:
+    return fields_of(text(PROC / str(pid) / "status"))
 
 
 def wait_channel(pid: int) -> str:
     """Return the kernel function in which a process or a thread waits; empty if unknown."""
-    try:
-        return (PROC / str(pid) / "wchan").read_text().strip().removeprefix("0")
-    except OSError:
-        return ""
+    return text(PROC / str(pid) / "wchan").removeprefix("0")
 
 
 def remaining_thread(process: Process) -> Process | None:
     """Return a thread that has not ended after the main thread, preferably one that waits in the kernel (D)."""
-    threads = (read_process(int(folder.name)) for folder in (PROC / str(process.pid) / "task").glob("*"))
-    alive = [thread for thread in threads if thread is not None and thread.state not in GONE]
+    threads = _existing(int(folder.name) for folder in (PROC / str(process.pid) / "task").glob("*"))
+    alive = [thread for thread in threads if thread.state not in GONE]
     return min(alive, key=lambda thread: thread.state != "D", default=None)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from glob import glob
 from pathlib import Path
 
@@ -14,14 +15,15 @@ FileMarks = frozenset[tuple[str, int, int]]
 
 FILES_OF_SUPERVISOR = frozenset(
     {
-        *(run_files.LOG_FILE, f"{run_files.LOG_FILE}.1", run_files.SUPERVISOR_FILE, run_files.STATE_FILE),
-        *(
-            run_files.PHASE_TIMEOUTS_FILE,
-            run_files.HEARTBEAT_FILE,
-            run_files.LOCK_FILE,
-            run_files.INCIDENTS,
-            PROBE_FILE,
-        ),
+        run_files.LOG_FILE,
+        f"{run_files.LOG_FILE}.1",
+        run_files.SUPERVISOR_FILE,
+        run_files.STATE_FILE,
+        run_files.PHASE_TIMEOUTS_FILE,
+        run_files.HEARTBEAT_FILE,
+        run_files.LOCK_FILE,
+        run_files.INCIDENTS,
+        PROBE_FILE,
     }
 )
 """Files and folders in the run folder that the supervisor itself writes while a program hangs."""
@@ -67,12 +69,9 @@ def marks_of_files(pattern: str, run: Path) -> FileMarks:
     """Return name, size and time of the last change of the files that match a pattern."""
     marks = set()
     for name in glob(literal_folders(pattern), recursive=True):
-        path = Path(name)
-        if any(path.is_relative_to(run / file) for file in FILES_OF_SUPERVISOR):
+        if any(Path(name).is_relative_to(run / file) for file in FILES_OF_SUPERVISOR):
             continue
-        try:
+        with suppress(OSError):  # replaced meanwhile
             status = os.stat(name)
-        except OSError:  # replaced meanwhile
-            continue
-        marks.add((name, status.st_size, status.st_mtime_ns))
+            marks.add((name, status.st_size, status.st_mtime_ns))
     return frozenset(marks)

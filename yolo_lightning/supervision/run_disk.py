@@ -47,7 +47,9 @@ class RunDisk(Helper):
 
     def __init__(self, run: Path, must_stop: Callable[[], bool], report: Callable[[bool, str], None]) -> None:
         super().__init__()
-        self.run, self._must_stop, self._report = run, must_stop, report
+        self.run = run
+        self._must_stop = must_stop
+        self._report = report
         self._alarm_s: float | None = None
 
     @property
@@ -81,10 +83,12 @@ class RunDisk(Helper):
             self._alarm_s = time.monotonic() - silent_s
             self._report(True, f"the disk of {self.run} has not responded for {silent_s:.0f} s")
         elif self._alarm_s is not None and silent_s < ALARM_S:
-            seconds, dropped = time.monotonic() - self._alarm_s, self.dropped
-            lost = f"; {dropped} entries of the log and of incident reports were dropped" if dropped else ""
-            self._alarm_s, self.dropped = None, 0
-            self._report(False, f"the disk of {self.run} responds again after {seconds:.0f} s{lost}")
+            sentence = f"the disk of {self.run} responds again after {time.monotonic() - self._alarm_s:.0f} s"
+            if self.dropped:
+                sentence += f"; {self.dropped} entries of the log and of incident reports were dropped"
+            self._alarm_s = None
+            self.dropped = 0
+            self._report(False, sentence)
 
 
 class Recorder:
@@ -94,7 +98,8 @@ class Recorder:
     """
 
     def __init__(self, log: Path, disk: Helper) -> None:
-        self._log, self._disk = log, disk
+        self._log = log
+        self._disk = disk
         sys.stdout.flush()
         self._terminal = Helper()
 
@@ -138,7 +143,7 @@ def saved_steps(run: Path) -> frozenset[int]:
     `best.ckpt` does not count: a run that crashes after each validation would write `best.ckpt` again in each attempt.
     """
     paths = (run / CHECKPOINTS).glob(STEP_CHECKPOINTS + CHECKSUM_SUFFIX)
-    return frozenset(steps for path in paths if (steps := steps_in(path)) is not None)
+    return frozenset(steps for steps in map(steps_in, paths) if steps is not None)
 
 
 def clear_attempt(run: Path) -> None:

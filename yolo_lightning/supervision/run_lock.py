@@ -19,7 +19,8 @@ from yolo_lightning.utils.run_files import LOCK_FILE
 
 MARKER = re.compile(r"[\w-]{0,100}", re.ASCII)  # part of the names of folders, which are deleted
 
-LOCK_ATTEMPTS, LOCK_PAUSE_S = 3, 0.02  # another process locks the file for a moment to see whether it is free
+LOCK_ATTEMPTS = 3  # another process locks the file for a moment to see whether it is free
+LOCK_PAUSE_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,12 +130,15 @@ def current_holder(folder: Path) -> Holder | None:
     except FileNotFoundError:
         return None
     except BlockingIOError as error:
-        if (holder := read_holder(path)) is None:
+        holder = read_holder(path)
+        if holder is None:
             raise UserError(f"{path} is locked, but does not name the process that trains in {folder}") from error
         return holder
 
 
 def read_holder(path: Path) -> Holder | None:
     """Return the content of a lock file, or None if it is missing or damaged, or its marker names no folder."""
-    found = read_record(path, Holder)
-    return found if found is not None and MARKER.fullmatch(found.marker) else None
+    holder = read_record(path, Holder)
+    if holder is None or not MARKER.fullmatch(holder.marker):
+        return None
+    return holder

@@ -3,13 +3,12 @@
 The heartbeat file contains the current phase; `status.json` contains values that take longer to compute.
 """
 
-import json
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
 from yolo_lightning.supervision.watches import WatchFinding
-from yolo_lightning.utils.files import replacing
+from yolo_lightning.utils.files import write_json
 from yolo_lightning.utils.json_record import read_record
 from yolo_lightning.utils.moment import is_moment
 
@@ -33,29 +32,36 @@ class FitLength:
     last_epoch_batches: int | None = field(default=None, kw_only=True)  # of a partial last epoch; None if it is whole
 
     def batches_of(self, epoch: int) -> int:
-        is_partial = self.last_epoch_batches is not None and epoch + 1 == self.epochs
-        return self.last_epoch_batches or 0 if is_partial else self.batches_per_epoch
+        if self.last_epoch_batches is not None and epoch + 1 == self.epochs:
+            return self.last_epoch_batches
+        return self.batches_per_epoch
 
     def validations_left(self, epoch: int, steps: int) -> int:
         """Return the number of validations left in `epoch`, a running one included, `steps` steps before its end."""
         if not self.is_validated(epoch):
             return 0
+        if self.validations_per_epoch <= 1:
+            return 1
         between = max(1, self.batches_per_epoch // self.validations_per_epoch)
-        return max(1, -(-steps // between)) if self.validations_per_epoch > 1 else 1
+        return max(1, -(-steps // between))
 
     def steps_after(self, epoch: int) -> int:
         """Return the number of steps in the epochs after `epoch`; 0 for a fit without a limit."""
-        epochs = max(0, (self.epochs or 0) - epoch - 1)
-        return (epochs - 1) * self.batches_per_epoch + self.batches_of(epoch + epochs) if epochs else 0
+        epochs = (self.epochs or 0) - epoch - 1
+        if epochs <= 0:
+            return 0
+        return (epochs - 1) * self.batches_per_epoch + self.batches_of(epoch + epochs)
 
     def validations_after(self, epoch: int) -> int:
         """Return the number of validations in the epochs after `epoch`; 0 for a fit without a limit."""
-        first, end = epoch + 1, self.epochs or 0
-        if not self.validate_every_epochs or first >= end:
+        next_epoch = epoch + 1
+        end = self.epochs or 0
+        every = self.validate_every_epochs
+        if not every or next_epoch >= end:
             return 0
         # Not by counting: a damaged file can contain any number of epochs.
-        validated = end // self.validate_every_epochs - first // self.validate_every_epochs
-        return self.validations_per_epoch * (validated + (end % self.validate_every_epochs != 0))
+        validated = -(-end // every) - next_epoch // every
+        return self.validations_per_epoch * validated
 
     def is_validated(self, epoch: int) -> bool:
         every = self.validate_every_epochs
@@ -95,8 +101,7 @@ class Status(FitLength):
 
 def write_status(status: Status, path: Path) -> None:
     """Replace the status file atomically, without fsync: a busy disk must not delay training."""
-    with replacing(path, durable=False) as temporary:
-        temporary.write_text(json.dumps(asdict(status), allow_nan=False) + "\n")
+    write_json(path, asdict(status), indent=None, allow_nan=False, durable=False)
 
 
 def read_status(path: Path) -> Status | None:
@@ -114,7 +119,9 @@ def read_status(path: Path) -> Status | None:
     if not all(map(is_moment, moments)):
         return None
     every = status.validate_every_epochs
-    return status if every is None or every >= 1 else None
+    if every is not None and every < 1:
+        return None
+    return status
 
 
 class SupervisorState(StrEnum):
@@ -148,4 +155,6 @@ class SupervisorStatus:
     @classmethod
     def read(cls, path: Path) -> "SupervisorStatus | None":
         status = read_record(path, cls)
-        return status if status is not None and is_moment(status.since_s) else None
+        if status is None or not is_moment(status.since_s):
+            return None
+        return status

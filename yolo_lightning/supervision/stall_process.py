@@ -12,18 +12,16 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from yolo_lightning.supervision import evidence
-from yolo_lightning.supervision.classify import describe
-from yolo_lightning.supervision.evidence import Request, collect
+from yolo_lightning.supervision.evidence import Request, examine, keep
 from yolo_lightning.supervision.heartbeat import read_heartbeat
 from yolo_lightning.supervision.helper_process import Helper, bounded
 from yolo_lightning.supervision.incident import Incident
 from yolo_lightning.supervision.job import SuperviseSettings
 from yolo_lightning.supervision.kill import end
-from yolo_lightning.supervision.next_action import cause_of_stall
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts, PhaseTimeouts
 from yolo_lightning.supervision.processes import STOPPED, is_resource_tracker, tree
 from yolo_lightning.supervision.rank_status import RankStatus, read_ranks, write_rank
@@ -84,7 +82,8 @@ def main() -> None:
         time.sleep(poll_s)
         look = watch.look()
         is_stalled = look.health is Health.STALLED
-        if job.ranks > 1 and look.heartbeat and (is_stalled or time.monotonic() >= written_s + STATUS_INTERVAL_S):
+        is_due = is_stalled or time.monotonic() >= written_s + STATUS_INTERVAL_S
+        if job.ranks > 1 and is_due and look.heartbeat is not None and look.is_readable:
             written_s = time.monotonic()
             disk.post(write_rank, Path(job.run), RankStatus.of(job.rank, look.heartbeat, look.waited_s))
         if is_stalled:
@@ -97,7 +96,9 @@ def main() -> None:
 
 def _excuse(trainer: int) -> str | None:
     process = read_process(trainer)
-    return "the training process is stopped" if process is None or process.state in STOPPED else None
+    if process is None or process.state in STOPPED:
+        return "the training process is stopped"
+    return None
 
 
 def _report(look: Look, job: StallJob, disk: Helper) -> None:
@@ -106,13 +107,11 @@ def _report(look: Look, job: StallJob, disk: Helper) -> None:
     folder = incident_folder(run, set(), rank_suffix(job.rank))
     part_timeout_s = SuperviseSettings().part_timeout_s
     request = Request(folder, job.trainer, Path(job.heartbeat), look.heartbeat, look.phase, (), part_timeout_s)
-    kind = cause_of_stall(look.phase, look.heartbeat.activity if look.heartbeat else Activity.NONE)
-    diagnosis = describe(collect(request, lambda path, text: disk.post(evidence.keep, path, text)), kind)
-    if look.heartbeat and look.heartbeat.activity is Activity.EXCHANGE:
+    diagnosis = examine(request, partial(disk.post, keep))
+    if look.heartbeat is not None and look.heartbeat.activity is Activity.EXCHANGE:
         diagnosis = replace(diagnosis, sentence=f"{diagnosis.sentence}; {_awaited(run, look.waited_s)}")
-    incident = Incident(folder, look.phase, look.heartbeat, diagnosis, look.waited_s, job.rank)
-    outcome = "the training process was killed"
-    disk.post(evidence.keep, folder / INCIDENT_FILE, incident.report(outcome, **job.further))
+    incident = Incident(folder, look.heartbeat, diagnosis, look.waited_s, job.rank)
+    disk.post(keep, folder / INCIDENT_FILE, incident.report("the training process was killed", **job.further))
     disk.close(DISK_WAIT_S)
     can_resume = bounded(lambda: has_checkpoint(run), DISK_WAIT_S)
     hint = "continue with fit --resume" if can_resume else "nothing was saved yet"

@@ -23,12 +23,13 @@ from yolo_lightning.supervision.fallback_levels import (
     AS_CONFIGURED,
     BACKEND,
     LOADER_LEVELS,
+    FallbackLevel,
     FallbackState,
     Levels,
     computation_levels,
     levels_below,
 )
-from yolo_lightning.supervision.heartbeat import Phase
+from yolo_lightning.supervision.heartbeat import NOT_STARTED, Phase
 from yolo_lightning.supervision.incident import Incident
 from yolo_lightning.supervision.job import Job, can_resume, has_saved, saved_marks
 from yolo_lightning.supervision.kill import adopt_orphans, kill_tree
@@ -49,7 +50,6 @@ from yolo_lightning.supervision.run_disk import STOP_WAIT_S, DiskHangsError, Rec
 from yolo_lightning.supervision.run_lock import Holder, RunInUseError, run_lock
 from yolo_lightning.supervision.trainer import marker_of
 from yolo_lightning.utils import run_files
-from yolo_lightning.utils.activity import Activity
 from yolo_lightning.utils.exit_codes import ExitCode, of_signal
 from yolo_lightning.utils.json_record import read_json, read_record
 from yolo_lightning.utils.process_identity import is_same, own_mark
@@ -121,7 +121,7 @@ def _has_stepped(attempt: Attempt, job: Job) -> bool:
         return attempt.grown_s > job.settings.phase_timeouts.import_s
     if job.any_command:
         return Phase.STEP in heartbeat.longest_s
-    return heartbeat.step > 0 and attempt.phase > Phase.FIRST_BATCH
+    return heartbeat.step > 0 and heartbeat.phase > Phase.FIRST_BATCH
 
 
 class Supervisor:
@@ -136,14 +136,12 @@ class Supervisor:
         self.log = services.recorder.log
         self.levels = Levels(LOADER_LEVELS[:1], LOADER_LEVELS[:1])
         if not job.any_command:
-            computation = computation_levels(job.options, cpu=self.settings.cpu_fallback)
-            self.levels = Levels(levels_below(job.workers), computation)
+            self.levels = Levels(levels_below(job.workers), self._computation_levels({}))
         self.state = FallbackState()
         self.runner = AttemptRunner(run, job, token, services, AdaptiveTimeouts(self.settings.phase_timeouts, {}))
         self._before = before
         self._is_watched = not job.is_service
-        self._is_failing = False
-        self._failing_since_s = time.monotonic()  # first failure after the last checkpoint
+        self._failing_since_s = math.inf  # first failure after the last checkpoint
         self._marks: frozenset[int] = frozenset()  # of the checkpoints, when the disk was read last
 
     def run(self) -> int:
@@ -189,15 +187,15 @@ class Supervisor:
         while True:
             saved_before = self._saved()
             attempt = self._run_attempt(command)
-            if attempt.record is not None and "WrongResultError" in attempt.record.names and not self.job.any_command:
+            record = attempt.record
+            if record is not None and "WrongResultError" in record.names and not self.job.any_command:
                 names: list[str] = self._ask(set_aside_suspects, self.run_folder, default=[])
                 self.log(f"checkpoints set aside after the last passed self-check: {', '.join(names) or 'none'}")
             end = self._react(attempt, self._facts(attempt, saved_before))
             self._is_watched = False
             if end is not None:
                 return end
-            resumes = self._ask(can_resume, self.run_folder, self.job, default=True)
-            command = self.job.restart_command if resumes else self.job.command
+            command = self.job.restart_command if self._can_resume() else self.job.command
 
     def _run_attempt(self, command: tuple[str, ...]) -> Attempt:
         """Run one trainer from start to end."""
@@ -218,43 +216,45 @@ class Supervisor:
         self._marks = self._ask(saved_marks, self.run_folder, self.job, default=self._marks)
         return self._marks
 
+    def _can_resume(self) -> bool:
+        return self._ask(can_resume, self.run_folder, self.job, default=True)
+
     def _facts(self, attempt: Attempt, saved_before: frozenset[int]) -> AttemptFacts:
         """Return what is known about an attempt, for the decision."""
-        heartbeat = attempt.heartbeat
+        heartbeat = attempt.heartbeat or NOT_STARTED
         record = attempt.record
-        if record is not None and heartbeat is not None and record.process and record.step < heartbeat.step:
+        if record is not None and record.process and record.step < heartbeat.step:
             record = None  # training went on after this error
         has_stepped = _has_stepped(attempt, self.job)
         if has_stepped:
             self._is_watched = False
         saved = has_saved(saved_before, self._saved())
-        if saved or not self._is_failing:
-            self._failing_since_s = time.monotonic()
-        self._is_failing = True
+        if saved:
+            self._failing_since_s = math.inf
+        self._failing_since_s = min(self._failing_since_s, time.monotonic())
         # The checkpoints of another program can be older than the run.
         has_checkpoint = saved if self.job.any_command else bool(self._marks)
-        trained = self.state.trained or has_stepped or has_checkpoint
-        trained = trained or (record is not None and record.has_trained)
+        has_trained = record is not None and record.has_trained
         return AttemptFacts(
             settings=self.settings,
             levels=self._levels_now(),
             finished=attempt.finished,
-            stop_signal=self.services.signals[0] if self.services.signals else 0,
+            stop_signal=self.services.stop_signal,
             climbs=attempt.climbs,
             code=attempt.code,
             waited_s=attempt.waited_s,
             record=record,
             evidence=attempt.evidence,
-            phase=attempt.phase,
-            activity=heartbeat.activity if heartbeat else Activity.NONE,
-            epoch=heartbeat.epoch if heartbeat else 0,
-            step=heartbeat.step if heartbeat else 0,
-            samples=tuple(f"id={sample}" for sample in heartbeat.samples) if heartbeat else (),
+            phase=heartbeat.phase,
+            activity=heartbeat.activity,
+            epoch=heartbeat.epoch,
+            step=heartbeat.step,
+            samples=tuple(f"id={sample}" for sample in heartbeat.samples),
             saved=saved,
-            trained=trained,
+            trained=self.state.trained or has_stepped or has_checkpoint or has_trained,
             is_watched=self._is_watched,
             failing_s=time.monotonic() - self._failing_since_s,
-            survivors=str(attempt.killed) if attempt.killed.survivors else "",
+            survivors=str(attempt.killed),
             disk_hangs=attempt.disk_hung,
             disk_is_full=self._disk_is_full(attempt),
             can_test=bool(self.job.smoke_test),
@@ -273,16 +273,19 @@ class Supervisor:
         if isinstance(action, TestDevice):
             facts = self._tested(facts)
             action = next_action(self.state, facts)
-        restarts = self.state.restarts + 1
         if isinstance(action, Finish) and (facts.finished or facts.stop_signal):
             if facts.waited_s:
                 self.runner.keep_incident(self._incident(attempt, facts), action.reason)
             return self._with_hint(action)
         if facts.climbs:
-            self._change_state(action, restarts)
-            self.log(f"restart in {action.pause_s:g} s: {action.reason}")
+            self._change_state(action, self.state.restarts + 1)
+            self.log(_outcome(action))
             self.services.announcer.restarting(None, action.reason, self.state, 0)
             return None
+        return self._react_to_failure(attempt, facts, action)
+
+    def _react_to_failure(self, attempt: Attempt, facts: AttemptFacts, action: Action) -> Finish | None:
+        restarts = self.state.restarts + 1
         incident = self._incident(attempt, facts)
         if not (isinstance(action, Finish) and self._is_refused_start(action.code)):
             self.log(incident.sentence())
@@ -292,7 +295,7 @@ class Supervisor:
             self.runner.timeouts = self.runner.timeouts.doubled(action.longer)
         lost = None
         if attempt.heartbeat is not None and not self.job.any_command:  # whose steps in checkpoints are unknown
-            lost = max(0, attempt.heartbeat.step - max(self._marks, default=0))
+            lost = max(0, facts.step - max(self._marks, default=0))
         while not isinstance(action, Finish):
             self._change_state(action, restarts)
             self._announce(action, incident, facts, lost)
@@ -300,24 +303,23 @@ class Supervisor:
             facts = self._look_again(attempt, facts)
             if facts.stop_signal:
                 return self._with_hint(next_action(self.state, facts))
-            is_missing = bool(facts.survivors) or facts.disk_is_full or facts.device_answers is False
-            if not (isinstance(action, Wait) and is_missing):
+            if not isinstance(action, Wait) or not (facts.is_blocked or facts.disk_is_full):
                 return None
             action = next_action(self.state, facts)
         self.runner.keep_incident(incident, action.reason)
-        seen = "" if action.code == ExitCode.USAGE else f"; see {incident.folder}"
-        return replace(action, reason=f"{action.reason}{seen}")
+        if action.code == ExitCode.USAGE:
+            return action
+        return replace(action, reason=f"{action.reason}; see {incident.folder}")
 
     def _announce(self, action: Action, incident: Incident, facts: AttemptFacts, lost: int | None) -> None:
         """Report that another attempt follows, or that the next one waits for something."""
-        outcome = f"restart in {action.pause_s:g} s: {action.reason}"
-        self.runner.keep_incident(incident, outcome)
-        self.log(outcome)
+        self.runner.keep_incident(incident, _outcome(action))
+        self.log(_outcome(action))
         if isinstance(action, Wait):
             self.services.announcer.waiting(f"{action.reason}; {incident.sentence()}", self.state, lost)
-        else:
-            event = None if facts.waited_s else "crashed"
-            self.services.announcer.restarting(event, incident.sentence(), self.state, lost)
+            return
+        event = None if facts.waited_s else "crashed"
+        self.services.announcer.restarting(event, incident.sentence(), self.state, lost)
 
     def _incident(self, attempt: Attempt, facts: AttemptFacts) -> Incident:
         """Return the incident of an attempt that has not finished, and store its evidence."""
@@ -330,28 +332,26 @@ class Supervisor:
             # The trainer prints a mistake of the user in one line, and prints no traceback if its teardown hangs.
             if not record.is_user_error and not any(record.sentence in line for line in attempt.lines):
                 self.services.recorder.record(f"{record.traceback}\n".encode())
+        sentence = "the trainer could not be started"
         if attempt.evidence is not None:
             sentence = attempt.evidence.sentence
         elif attempt.code is not None:
             sentence = describe_exit(attempt.code, record)
-        else:
-            sentence = "the trainer could not be started"
         if record is not None and record.sentence not in sentence:
             sentence = f"{record.sentence}; {sentence}"
-        diagnosis = Diagnosis(cause_of(facts), sentence)
-        rank = attempt.rank
-        if record is not None:
-            rank = rank or record.rank
-        return Incident(attempt.folder, attempt.phase, attempt.heartbeat, diagnosis, facts.waited_s, rank)
+        incident = attempt.incident(Diagnosis(cause_of(facts), sentence))
+        if record is not None and not incident.rank:
+            return replace(incident, rank=record.rank)
+        return incident
 
     def _with_hint(self, action: Action) -> Finish:
         """Return the end by a stop signal with the command that resumes the run."""
         assert isinstance(action, Finish)
         if action.code == ExitCode.FINISHED or not self.services.signals:
             return action
-        saved = self._ask(can_resume, self.run_folder, self.job, default=True)
-        resume = f"resume with: {pasteable(self.job.restart_command)}"
-        hint = resume if saved else "nothing was saved: start again without --resume"
+        hint = "nothing was saved: start again without --resume"
+        if self._can_resume():
+            hint = f"resume with: {pasteable(self.job.restart_command)}"
         return replace(action, reason=f"{action.reason}; {hint}")
 
     def _tested(self, facts: AttemptFacts) -> AttemptFacts:
@@ -361,10 +361,15 @@ class Supervisor:
 
     def _look_again(self, attempt: Attempt, facts: AttemptFacts) -> AttemptFacts:
         """Return the facts after a pause: whether what was missing is there again."""
-        facts = replace(facts, saved=False, failing_s=time.monotonic() - self._failing_since_s)
-        if self.services.signals:
-            return replace(facts, stop_signal=self.services.signals[0])
-        if facts.survivors and not any(map(is_same, attempt.killed.survivors)):
+        facts = replace(
+            facts,
+            saved=False,
+            failing_s=time.monotonic() - self._failing_since_s,
+            stop_signal=self.services.stop_signal,
+        )
+        if facts.stop_signal:
+            return facts
+        if not any(map(is_same, attempt.killed.survivors)):
             facts = replace(facts, survivors="")
         if facts.disk_is_full:
             facts = replace(facts, disk_is_full=not self._ask(has_space, self.run_folder, default=True))
@@ -382,8 +387,8 @@ class Supervisor:
     def _pause(self, pause_s: float) -> None:
         """Wait for `pause_s` seconds or for a stop signal."""
         end_s = time.monotonic() + pause_s
-        while not self.services.signals and (rest_s := end_s - time.monotonic()) > 0:
-            time.sleep(min(rest_s, self.settings.poll_s))
+        while not self.services.signals and time.monotonic() < end_s:
+            time.sleep(min(max(0.0, end_s - time.monotonic()), self.settings.poll_s))
             self.services.serve()
 
     def _climb_after_s(self) -> float:
@@ -393,13 +398,15 @@ class Supervisor:
             return math.inf
         return hours * 3600 * 2.0 ** min(self.state.failed_climbs, LARGEST_DOUBLINGS)
 
+    def _computation_levels(self, chosen: dict[str, Any]) -> tuple[FallbackLevel, ...]:
+        return computation_levels(self.job.options | chosen, cpu=self.settings.cpu_fallback)
+
     def _levels_now(self) -> Levels:
         """Return the levels without those that compute as `model.convolution.backend: auto` has chosen."""
         chosen = self._environment().get("convolutions")
         if self.job.any_command or chosen is None or self.state.computation.name != AS_CONFIGURED:
             return self.levels
-        computation = computation_levels(self.job.options | {BACKEND: chosen}, cpu=self.settings.cpu_fallback)
-        return replace(self.levels, computation=computation)
+        return replace(self.levels, computation=self._computation_levels({BACKEND: chosen}))
 
     def _environment(self) -> dict[str, Any]:
         """Return what the trainer has written about the machine and its convolutions."""
@@ -420,3 +427,7 @@ class Supervisor:
         code = run_child((sys.executable, "-m", NATIVE_FAILURES, key, cache, failure), self.settings.smoke_test_s).code
         not_stored = " (not stored)" if code else ""
         self.log(f"native convolutions on this device: failed, {failure}{not_stored}")
+
+
+def _outcome(action: Action) -> str:
+    return f"restart in {action.pause_s:g} s: {action.reason}"

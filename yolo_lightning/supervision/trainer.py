@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -72,6 +72,24 @@ def end_with_parent(parent: int) -> Callable[[], None]:
     return arm
 
 
+def start_session(
+    command: Sequence[str], environment: Mapping[str, str], output: int | IO[str], errors: int | IO[str]
+) -> subprocess.Popen[bytes]:
+    """Start a command in a session of its own, killed when this process dies.
+
+    `preexec_fn` makes subprocess fork: this process must have no threads and no GPU context.
+    """
+    return subprocess.Popen(
+        command,
+        env=os.environ | environment,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=errors,
+        start_new_session=True,
+        preexec_fn=end_with_parent(os.getpid()),
+    )
+
+
 def end_with_launcher(launched: bool) -> None:
     """Let the kernel kill this rank when the process that has started it dies.
 
@@ -88,18 +106,18 @@ class Output:
     `pipe` is standard output and error of the trainer; `record` is called with all content.
     """
 
-    def __init__(self, pipe: IO[bytes], record: Callable[[bytes], None]) -> None:
+    def __init__(self, pipe: IO[bytes], record: Callable[[bytes], object]) -> None:
         self._descriptor = pipe.fileno()
         os.set_blocking(self._descriptor, False)
         self._record = record
-        self._is_open = True
+        self.is_open = True  # whether a process can still write into the pipe
         self.last_s = 0.0  # time of the last output, monotonic clock
         self._rest = b""
         self._lines: deque[str] = deque(maxlen=LINES_KEPT)
 
     def pump(self, wait_s: float) -> None:
         """Pass on what has arrived; wait at most `wait_s` seconds for the first byte."""
-        if not self._is_open:
+        if not self.is_open:
             time.sleep(wait_s)
             return
         while select.select([self._descriptor], [], [], wait_s)[0]:
@@ -108,7 +126,7 @@ class Output:
             except OSError:
                 content = b""
             if not content:
-                self._is_open = False
+                self.is_open = False
                 return
             self.last_s = time.monotonic()
             *complete, rest = (self._rest + content).split(b"\n")
@@ -143,16 +161,7 @@ class RunningTrainer:
             "PYTHONUNBUFFERED": "1",
             "PYTHONFAULTHANDLER": "1",  # writes the stack of a crash to the log
         }
-        self.process = subprocess.Popen(
-            command,
-            env=os.environ | environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            # Makes subprocess fork, which is safe because the supervisor has no threads and no GPU context.
-            preexec_fn=end_with_parent(os.getpid()),
-        )
+        self.process = start_session(command, environment, subprocess.PIPE, subprocess.STDOUT)
         assert self.process.stdout is not None
         self.output = Output(self.process.stdout, log)
 

@@ -4,7 +4,6 @@ The record is beside the heartbeat file, in the memory file system: the disk of 
 broken. Standard library only.
 """
 
-import json
 import os
 import sys
 import time
@@ -13,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from yolo_lightning.supervision.heartbeat import HEARTBEAT_VARIABLE
-from yolo_lightning.utils.files import replacing
+from yolo_lightning.utils.files import write_json
 from yolo_lightning.utils.json_record import read_record
 from yolo_lightning.utils.plain_text import one_line
 from yolo_lightning.utils.run_files import STEP_CHECKPOINTS
@@ -61,8 +60,7 @@ def note_unsaved(name: str, path: Path, error: OSError) -> None:
     reason = one_line(error.strerror or str(error))
     unsaved = UnsavedCheckpoint(one_line(str(path)), reason, time.time(), newest, newest_s)
     try:
-        with replacing(record, durable=False) as temporary:
-            temporary.write_text(json.dumps(asdict(unsaved)))
+        write_json(record, asdict(unsaved), durable=False)
     except OSError as problem:
         print(f"warning: the supervisor is not told about the failed save: {problem}", file=sys.stderr)
 

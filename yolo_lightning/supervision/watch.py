@@ -1,6 +1,5 @@
 """Detection of stalls: a heartbeat that does not change within the timeout of its phase."""
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -8,7 +7,7 @@ from enum import StrEnum
 from yolo_lightning.supervision.heartbeat import Heartbeat, NoHeartbeat, Phase
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts
 from yolo_lightning.supervision.processes import STOPPED, tracer, tree
-from yolo_lightning.utils.process_identity import PROC, read_process, since_boot_s
+from yolo_lightning.utils.process_identity import read_process, since_boot_s
 
 GAP_POLLS = 3.0
 GAP_LEAST_S = 2.0
@@ -30,10 +29,11 @@ class Look:
 
     health: Health
     phase: Phase  # last recorded phase; `IMPORT` before the first heartbeat
-    heartbeat: Heartbeat | None  # None if it cannot be read
+    heartbeat: Heartbeat | None  # the last one that could be read; None before the first one
     waited_s: float  # seconds since the last change of the heartbeat
     reason: str = ""  # reason of `EXCUSED` and `NO_HEARTBEAT`; else empty
     has_grown: bool = False  # whether a program without a heartbeat has shown another sign of life
+    is_readable: bool = True  # whether the heartbeat could be read at this look
 
 
 class Watch:
@@ -64,47 +64,60 @@ class Watch:
         self.clock = clock
         self.written = written
         self.has_grown = has_grown
-        self._written = 0
+        self.heartbeat: Heartbeat | None = None  # the last one that could be read
         self.gap_s = max(GAP_LEAST_S, GAP_POLLS * poll_s)
-        self._last_look_s = self._last_change_s = clock()
-        self._sequence = -1
-        self._phase = Phase.IMPORT
+        self._written_bytes = 0
+        self._last_look_s = clock()
+        self._last_change_s = self._last_look_s
+
+    def update(self) -> NoHeartbeat | None:
+        """Read the heartbeat; return the reason if there is none, and keep the last one."""
+        content = self.read()
+        if isinstance(content, NoHeartbeat):
+            return content
+        if self.heartbeat is None or content.sequence != self.heartbeat.sequence:
+            self._last_change_s = self._last_look_s
+        self.heartbeat = content
+        return None
 
     def look(self) -> Look:
         """Read and judge the heartbeat."""
         now_s = self.clock()
-        gap_s, self._last_look_s = now_s - self._last_look_s, now_s
-        found = self.read()
-        heartbeat = found if isinstance(found, Heartbeat) else None
-        if heartbeat is not None and heartbeat.sequence != self._sequence:
-            self._sequence, self._phase, self._last_change_s = heartbeat.sequence, heartbeat.phase, now_s
-        has_grown = self._sequence < 0 and self.has_grown()
-        if has_grown or (self._phase is Phase.SAVE and self._has_written()):
-            self._last_change_s = now_s
-        reason = f"the watching process was suspended for {gap_s:.0f} s" if gap_s > self.gap_s else self.excuse() or ""
-        if reason:
+        gap_s = now_s - self._last_look_s
+        self._last_look_s = now_s
+        problem = self.update()
+        phase = Phase.IMPORT if self.heartbeat is None else self.heartbeat.phase
+        has_grown = self.heartbeat is None and self.has_grown()
+        excuse = self.excuse()
+        if gap_s > self.gap_s:
+            excuse = f"the watching process was suspended for {gap_s:.0f} s"
+        if has_grown or (phase is Phase.SAVE and self._has_written()) or excuse:
             self._last_change_s = now_s
         waited_s = now_s - self._last_change_s
-        is_lost = heartbeat is None and not (found is NoHeartbeat.MISSING and self._sequence < 0)
-        timeout_s = self.timeouts.largest_s() if is_lost else self.timeouts.seconds(self._phase)
-        if reason:
+        timeout_s = self.timeouts.seconds(phase)
+        health = Health.HEALTHY
+        reason = ""
+        if problem is not None and not (problem is NoHeartbeat.MISSING and self.heartbeat is None):
+            timeout_s = self.timeouts.largest_s()
+            health = Health.NO_HEARTBEAT
+            reason = problem.value
+        if excuse:
             health = Health.EXCUSED
+            reason = excuse
         elif waited_s >= timeout_s:
             health = Health.STALLED
-        else:
-            health = Health.NO_HEARTBEAT if is_lost else Health.HEALTHY
-        return Look(health, self._phase, heartbeat, waited_s, reason or (str(found) if is_lost else ""), has_grown)
+        return Look(health, phase, self.heartbeat, waited_s, reason, has_grown, is_readable=problem is None)
 
     def _has_written(self) -> bool:
         """Return whether more has been written since the last look: a slow save makes progress."""
-        before = self._written
-        self._written = self.written()
-        return self._written > before
+        before = self._written_bytes
+        self._written_bytes = self.written()
+        return self._written_bytes > before
 
     def keep_looking(self) -> None:
         """Exclude the examination since the last look, in which the trainer writes its stacks; the wait continues."""
         self._last_look_s = self.clock()
-        self._written = self.written()
+        self._written_bytes = self.written()
 
 
 def excuse_for(leader: int) -> str | None:
@@ -123,13 +136,3 @@ def excuse_for(leader: int) -> str | None:
     if len(members) > 1 and all(process.state in STOPPED for process in members):
         return "all processes of the trainer are stopped"
     return None
-
-
-def written_bytes(pid: int) -> int:
-    """Return the number of bytes that a process has passed to the kernel for writing; 0 if it cannot be read."""
-    try:
-        text = (PROC / str(pid) / "io").read_text()
-    except OSError:
-        return 0
-    match = re.search(r"^wchar: (\d+)$", text, re.MULTILINE)
-    return int(match[1]) if match else 0

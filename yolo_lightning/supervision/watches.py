@@ -5,7 +5,7 @@ value near a limit does not cause a series of findings.
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import median
@@ -14,20 +14,25 @@ from yolo_lightning.utils.sensors import Capacity
 
 MAX_TEMPERATURE_C = 80.0
 MINUTE_S = 60.0
-HOT_S, COOL_S = 300.0, 60.0
-"""A GPU is too hot after this time above the limit, and cool again after this time without a reading above it."""
+HOT_S = 300.0  # a GPU is too hot after this time above the limit
+COOL_S = 60.0  # and cool again after this time without a reading above the limit
 
 LEAST_READINGS = 3  # of the temperature, within `HOT_S`
 MINUTES_KEPT = 2880  # minutes of training, two days
-RECENT, LEAST_EARLIER = 10, 20
-"""Minutes of training that are judged, and the least number of earlier minutes with which they are compared."""
-
-SLOWER, SLOWER_ENDS = 0.7, 0.8  # share of the run's median of steps per second
-WAIT, WAIT_RISE = 0.3, 0.2  # share of waiting for data: limit, and rise over the median
-DIVERGED, DIVERGED_ENDS = 1.5, 1.25  # loss as a multiple of the median of the last epochs
+RECENT = 10  # minutes of training that are judged
+LEAST_EARLIER = 20  # number of earlier minutes with which they are compared
+HOUR_MINUTES = 60
+SLOWER = 0.7  # share of the run's median of steps per second
+SLOWER_ENDS = 0.8
+WAIT = 0.3  # share of waiting for data
+WAIT_RISE = 0.2  # over the median of the run
+WAIT_ENDS = 0.8  # share of the limit
+DIVERGED = 1.5  # loss as a multiple of the median of the last epochs
+DIVERGED_ENDS = 1.25
 EPOCHS = 5  # last epochs whose losses are compared
 WINDOWS_S = (1200.0, 3600.0, 21600.0)
-PARTS, LEAST_RISES = 6, 3
+PARTS = 6
+LEAST_RISES = 3
 """A window is divided into parts; the lowest usage of a part never falls, and rises at least so many times."""
 
 AHEAD = 2.0
@@ -35,6 +40,8 @@ AHEAD = 2.0
 
 ENDED_KEPT = 20
 HOT = "GPU too hot"
+Verdict = tuple[str, float]
+"""Sentence of a watch that has found something, and the age of the finding in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +97,7 @@ class RunWatches:
 
     def is_hot(self) -> bool:
         """Return whether a GPU is too hot at the moment."""
-        return any(one.watch == HOT for one in self.findings if one.is_alarm)
+        return any(finding.watch == HOT and finding.is_alarm for finding in self.findings)
 
     def observe(self, reading: Reading, wall_s: float) -> None:
         """Add a reading, and judge all series once a minute; `wall_s` is the wall clock, seconds since 1970."""
@@ -99,69 +106,75 @@ class RunWatches:
         if reading.now_s < self._judged_s + MINUTE_S:
             return
         self._judged_s = reading.now_s
-        lasting = {one.watch: one for one in self.findings if one.until_s is None}
-        found = self._found(reading, frozenset(lasting))
-        ended = [one for one in self.findings if one.until_s is not None]
-        ended += [replace(one, until_s=wall_s) for name, one in lasting.items() if name not in found]
-        now = [
-            WatchFinding(name, sentence, lasting[name].since_s if name in lasting else wall_s - age_s)
-            for name, (sentence, age_s) in found.items()
-        ]
-        self.findings = (*ended[-ENDED_KEPT:], *sorted(now, key=lambda one: one.since_s))
+        lasting = {finding.watch: finding for finding in self.findings if finding.is_alarm}
+        verdicts = self._judged(reading, lasting)
+        ended = [finding for finding in self.findings if not finding.is_alarm]
+        ended += [replace(finding, until_s=wall_s) for watch, finding in lasting.items() if watch not in verdicts]
+        alarms = []
+        for watch, (sentence, age_s) in verdicts.items():
+            since_s = lasting[watch].since_s if watch in lasting else wall_s - age_s
+            alarms.append(WatchFinding(watch, sentence, since_s))
+        self.findings = (*ended[-ENDED_KEPT:], *sorted(alarms, key=lambda alarm: alarm.since_s))
 
     def _add_training(self, reading: Reading) -> None:
         began = self._began
         if began is None or reading.steps < began.steps:  # another fit of this process
-            self._began, self._losses = reading, []
+            self._begin_minute(reading)
             return
         if reading.loss is not None:
             self._losses.append(reading.loss)
-        fetch_s, steps = reading.fetch_s - began.fetch_s, reading.steps - began.steps
+        steps = reading.steps - began.steps
+        fetch_s = reading.fetch_s - began.fetch_s
         total_s = fetch_s + reading.step_s - began.step_s
         if steps and total_s >= MINUTE_S:
             loss = sum(self._losses) / len(self._losses) if self._losses else None
             self.minutes.append(Minute(reading.epoch, total_s / steps, fetch_s / total_s, loss))
-            self._began, self._losses = reading, []
+            self._begin_minute(reading)
+
+    def _begin_minute(self, reading: Reading) -> None:
+        self._began = reading
+        self._losses = []
 
     def _add_machine(self, reading: Reading) -> None:
         if reading.temperature_c is not None:
             self._temperatures.append((reading.now_s, reading.temperature_c))
             while self._temperatures[0][0] < reading.now_s - HOT_S - MINUTE_S:
                 self._temperatures.popleft()
-        for name, capacity in reading.usage.items():
-            series = self._usage.setdefault(name, deque(maxlen=int(WINDOWS_S[-1] / MINUTE_S) + 1))
-            if series and reading.now_s < series[-1][0] + MINUTE_S:  # the lowest usage of each minute
-                series[-1] = series[-1][0], min(series[-1][1], capacity.used_bytes)
-            else:
-                series.append((reading.now_s, capacity.used_bytes))
+        for watch, capacity in reading.usage.items():
+            series = self._usage.setdefault(watch, deque(maxlen=int(WINDOWS_S[-1] / MINUTE_S) + 1))
+            at_s = reading.now_s
+            used_bytes = capacity.used_bytes
+            if series and at_s < series[-1][0] + MINUTE_S:  # the lowest usage of each minute
+                at_s, lowest_bytes = series.pop()
+                used_bytes = min(used_bytes, lowest_bytes)
+            series.append((at_s, used_bytes))
 
-    def _found(self, reading: Reading, lasting: frozenset[str]) -> dict[str, tuple[str, float]]:
-        """Return sentence and age in seconds of each finding, by name of the watch."""
+    def _judged(self, reading: Reading, lasting: Container[str]) -> dict[str, Verdict]:
+        """Return the verdicts of the watches that have found something, by name of the watch."""
+        verdicts = {HOT: too_hot(self._temperatures, self.max_temperature_c, HOT in lasting)}
+        for watch, series in self._usage.items():
+            if watch in reading.usage:
+                verdicts[watch] = growth(series, reading.usage[watch].free_bytes, watch in lasting)
         minutes = list(self.minutes)
-        judged = {HOT: too_hot(self._temperatures, self.max_temperature_c, HOT in lasting)}
-        for name, series in self._usage.items():
-            if (capacity := reading.usage.get(name)) is not None:
-                judged[name] = growth(series, capacity.free_bytes, name in lasting)
-        for name, judge in TRAINING_WATCHES.items():
-            judged[name] = judge(minutes, name in lasting)
-        return {name: one for name, one in judged.items() if one is not None}
+        for watch, judge in TRAINING_WATCHES.items():
+            verdicts[watch] = judge(minutes, watch in lasting)
+        return {watch: verdict for watch, verdict in verdicts.items() if verdict is not None}
 
 
-def too_hot(
-    temperatures: Sequence[tuple[float, float]], limit_c: float, is_lasting: bool = False
-) -> tuple[str, float] | None:
+def too_hot(temperatures: Sequence[tuple[float, float]], limit_c: float, is_lasting: bool = False) -> Verdict | None:
     """Judge the temperature: `(time in seconds, °C)`, oldest first."""
     if not temperatures:
         return None
     now_s = temperatures[-1][0]
-    recent = [degrees for at_s, degrees in temperatures if at_s >= now_s - (COOL_S if is_lasting else HOT_S)]
+    window_s = COOL_S if is_lasting else HOT_S
+    recent = [degrees for at_s, degrees in temperatures if at_s >= now_s - window_s]
     is_sustained = temperatures[0][0] <= now_s - HOT_S and len(recent) >= LEAST_READINGS and min(recent) > limit_c
     if not is_sustained and not (is_lasting and max(recent) > limit_c):
         return None
     return f"{max(recent):.0f} °C, limit {limit_c:g} °C", HOT_S
 
 
-def growth(usage: Sequence[tuple[float, int]], free_bytes: int, is_lasting: bool = False) -> tuple[str, float] | None:
+def growth(usage: Sequence[tuple[float, int]], free_bytes: int, is_lasting: bool = False) -> Verdict | None:
     """Judge the usage of a memory or disk: `(time in seconds, bytes)`, oldest first.
 
     Three windows are examined: growth over 20 minutes counts if the capacity is full in 40 minutes, growth over six
@@ -174,58 +187,67 @@ def growth(usage: Sequence[tuple[float, int]], free_bytes: int, is_lasting: bool
         part_s = window_s / PARTS
         if usage[0][0] > now_s - window_s + part_s:
             break
-        parts: list[list[int]] = [[] for _ in range(PARTS)]
-        for at_s, used in usage:
-            if (part := PARTS - 1 - int((now_s - at_s) / part_s)) >= 0:
-                parts[part].append(used)
-        if not all(parts):
+        floors = _floors(usage, part_s)
+        if floors is None:
             continue
-        floors = [min(part) for part in parts]
         changes = [later - earlier for earlier, later in pairwise(floors)]
-        is_growing = min(changes) >= 0 and sum(change > 0 for change in changes) >= LEAST_RISES
         before = max((used for at_s, used in usage if at_s <= now_s - window_s), default=0)
-        is_growing &= floors[-1] > before
+        rises = sum(change > 0 for change in changes)
+        is_growing = min(changes) >= 0 and rises >= LEAST_RISES and floors[-1] > before
+        ahead_s = AHEAD * window_s
         if is_lasting:
             is_growing = floors[-1] > floors[PARTS // 2 - 1]
+            ahead_s *= 2
         bytes_per_s = (floors[-1] - floors[0]) / (window_s - part_s)
-        ahead_s = AHEAD * window_s * (2 if is_lasting else 1)
         if bytes_per_s > 0 and is_growing and free_bytes / bytes_per_s <= ahead_s:
-            left = f"{free_bytes / 1e9:.1f} GB free, full in {free_bytes / bytes_per_s / 3600:.1f} h"
-            return f"+{bytes_per_s * 3600 / 1e9:.2g} GB/h over {window_s / 60:.0f} min, {left}", window_s
+            free = f"{free_bytes / 1e9:.1f} GB free, full in {free_bytes / bytes_per_s / 3600:.1f} h"
+            return f"+{bytes_per_s * 3600 / 1e9:.2g} GB/h over {window_s / 60:.0f} min, {free}", window_s
     return None
 
 
-def slower(minutes: Sequence[Minute], is_lasting: bool = False) -> tuple[str, float] | None:
+def _floors(usage: Sequence[tuple[float, int]], part_s: float) -> list[int] | None:
+    """Return the lowest usage of each part of the last `PARTS` parts; None if a part has no reading."""
+    now_s = usage[-1][0]
+    floors: dict[int, int] = {}
+    for at_s, used in usage:
+        age = int((now_s - at_s) / part_s)
+        floors[age] = min(used, floors.get(age, used))
+    ages = range(PARTS - 1, -1, -1)
+    return [floors[age] for age in ages] if all(age in floors for age in ages) else None
+
+
+def slower(minutes: Sequence[Minute], is_lasting: bool = False) -> Verdict | None:
     """Compare the steps per second with the median of the run."""
     if len(minutes) < RECENT + LEAST_EARLIER:
         return None
-    usual = 1 / median(one.step_s for one in minutes[:-RECENT])
-    now = 1 / median(one.step_s for one in minutes[-RECENT:])
+    usual = 1 / median(minute.step_s for minute in minutes[:-RECENT])
+    now = 1 / median(minute.step_s for minute in minutes[-RECENT:])
     if now >= (SLOWER_ENDS if is_lasting else SLOWER) * usual:
         return None
     return f"{now:.3g} steps/s, {1 - now / usual:.0%} below the run's median of {usual:.3g}", RECENT * MINUTE_S
 
 
-def waiting(minutes: Sequence[Minute], is_lasting: bool = False) -> tuple[str, float] | None:
+def waiting(minutes: Sequence[Minute], is_lasting: bool = False) -> Verdict | None:
     """Compare the share of waiting for data with the median of the run."""
     if len(minutes) < RECENT + LEAST_EARLIER:
         return None
-    usual = median(one.fetch_share for one in minutes[:-RECENT])
-    now = median(one.fetch_share for one in minutes[-RECENT:])
-    if now <= max(WAIT, usual + WAIT_RISE) * (0.8 if is_lasting else 1.0):
+    usual = median(minute.fetch_share for minute in minutes[:-RECENT])
+    now = median(minute.fetch_share for minute in minutes[-RECENT:])
+    if now <= max(WAIT, usual + WAIT_RISE) * (WAIT_ENDS if is_lasting else 1.0):
         return None
     return f"{now:.0%} of the time, the run's median is {usual:.0%}", RECENT * MINUTE_S
 
 
-def diverging(minutes: Sequence[Minute], is_lasting: bool = False) -> tuple[str, float] | None:
+def diverging(minutes: Sequence[Minute], is_lasting: bool = False) -> Verdict | None:
     """Compare the loss with the median of the last epochs, or of the last hour if the epochs are shorter."""
-    known = [(one.epoch, one.loss) for one in minutes if one.loss is not None]
-    recent = [loss for _, loss in known[-RECENT:]]
-    first = min((one.epoch for one in minutes[-RECENT:]), default=0) - EPOCHS
-    earlier = [loss for at, (epoch, loss) in enumerate(known[:-RECENT]) if epoch >= first or at >= len(known) - 60]
+    losses = [(minute.epoch, minute.loss) for minute in minutes if minute.loss is not None]
+    first_epoch = min((minute.epoch for minute in minutes[-RECENT:]), default=0) - EPOCHS
+    last_hour = len(losses) - HOUR_MINUTES
+    earlier = [loss for at, (epoch, loss) in enumerate(losses[:-RECENT]) if epoch >= first_epoch or at >= last_hour]
     if len(earlier) < LEAST_EARLIER:
         return None
-    usual, now = median(earlier), median(recent)
+    usual = median(earlier)
+    now = median(loss for _, loss in losses[-RECENT:])
     if usual <= 0 or now <= (DIVERGED_ENDS if is_lasting else DIVERGED) * usual:
         return None
     return f"{now:.4g}, {now / usual:.2g} times the median of the last epochs, {usual:.4g}", RECENT * MINUTE_S

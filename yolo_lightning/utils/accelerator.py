@@ -44,48 +44,60 @@ def device_name(device: torch.device) -> str:
 
 def accelerator_type() -> str:
     """Return the type of the accelerator that torch finds, such as `cuda`, `xpu` or `mps`; `cpu` without one."""
-    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return "cpu" if found is None else found.type
+    return _accelerator_or_cpu().type
+
+
+def _accelerator_or_cpu() -> torch.device:
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return accelerator or torch.device("cpu")
 
 
 def random_states() -> tuple[str, list[Tensor]]:
     """Return the type of the accelerator, and the states of the random generators of its devices."""
-    kind = accelerator_type()
-    of_all, of_one = _function(kind, "get_rng_state_all"), _function(kind, "get_rng_state")
-    if kind == "cpu" or of_one is None:
-        return kind, []
-    return kind, [of_one()] if of_all is None else list(of_all())
+    device_type = accelerator_type()
+    get_all = _function(device_type, "get_rng_state_all")
+    get_first = _function(device_type, "get_rng_state")
+    if device_type == "cpu" or get_first is None:
+        return device_type, []
+    if get_all is None:
+        return device_type, [get_first()]
+    return device_type, list(get_all())
 
 
-def set_random_states(kind: str, states: list[Tensor]) -> None:
+def set_random_states(device_type: str, states: list[Tensor]) -> None:
     """Set the random generators of accelerators, unless their type or number has changed."""
-    found, current = random_states()
-    if kind != found or not states or len(states) != len(current):
+    current_type, current_states = random_states()
+    if device_type != current_type or not states or len(states) != len(current_states):
         return
     on_host = [state.cpu() for state in states]
-    set_all, set_one = _function(kind, "set_rng_state_all"), _function(kind, "set_rng_state")
+    set_all = _function(device_type, "set_rng_state_all")
+    set_first = _function(device_type, "set_rng_state")
     if set_all is not None:
         set_all(on_host)
-    elif set_one is not None:
-        set_one(on_host[0])
+    elif set_first is not None:
+        set_first(on_host[0])
 
 
 def _call(device: torch.device, name: str) -> None:
-    if device.type not in ("cpu", "meta") and (function := _function(device.type, name)) is not None:
+    if device.type in ("cpu", "meta"):
+        return
+    function = _function(device.type, name)
+    if function is not None:
         function()
 
 
-def _function(kind: str, name: str) -> Any:
+def _function(device_type: str, name: str) -> Any:
     """Return a function of `torch.cuda`, `torch.xpu`, `torch.mps`, ..., or None if the backend has none."""
-    return getattr(torch.get_device_module(kind), name, None)
+    return getattr(torch.get_device_module(device_type), name, None)
 
 
 def chosen_device(name: str) -> torch.device:
     """Return the device called `name` after a test allocation; `auto` is the accelerator, or the CPU without one."""
-    available = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    available = _accelerator_or_cpu()
     if name == "auto":
-        return torch.device("cpu") if available is None else available
-    problem = f"device must be one of auto, cpu{f', {available}' if available is not None else ''}, got {name!r}"
+        return available
+    accepted = dict.fromkeys(("auto", "cpu", str(available)))
+    problem = f"device must be one of {', '.join(accepted)}, got {name!r}"
     try:
         device = torch.device(name)
         torch.empty(1, device=device)

@@ -34,21 +34,29 @@ def redacted(text: str) -> str:
     return ADDRESS.sub(hide, text) if "://" in text else text
 
 
-def hide(found: re.Match[str]) -> str:
-    scheme, place, query = found.groups()
+def hide(address: re.Match[str]) -> str:
+    scheme, place, query = address.groups()
     host, slash, path = place.partition("/")
     user, at, host = host.rpartition("@")
     if not user and not STORES.fullmatch(scheme.lower().removesuffix("://")):
         return f"{scheme}{HIDDEN}"
-    path = TOKEN.sub(HIDDEN, f"{slash}{path}") if scheme.lower() in WEB else slash + path
-    return f"{scheme}{HIDDEN if user else ''}{at}{host}{path}{query[0] + HIDDEN if query else ''}"
+    path = slash + path
+    if scheme.lower() in WEB:
+        path = TOKEN.sub(HIDDEN, path)
+    if user:
+        user = HIDDEN
+    if query:
+        path += query[0] + HIDDEN
+    return f"{scheme}{user}{at}{host}{path}"
 
 
 def resolved(address: str) -> str:
     """Return an address; `$NAME` is replaced by the environment variable. A missing variable is a ValueError."""
-    if (match := REFERENCE.fullmatch(address)) is None:
+    match = REFERENCE.fullmatch(address)
+    if match is None:
         return address
-    if not (value := os.environ.get(match[1])):
+    value = os.environ.get(match[1])
+    if not value:
         raise UserError(f"the address is ${match[1]}, but the environment variable {match[1]} is not set")
     return value
 
@@ -56,11 +64,16 @@ def resolved(address: str) -> str:
 def refuse_secrets(words: Sequence[str]) -> None:
     """Raise a UserError if a command line contains an address with credentials; the message does not contain it."""
     for word, following in pairwise([*words, ""]):
-        name, equals, value = word.partition("=") if word.startswith("-") else ("", "", word)
-        value = value if equals or not name else following
+        name = ""
+        value = word
+        if word.startswith("-"):
+            name, equals, value = word.partition("=")
+            if not equals:
+                value = following
         # Also within a value, as of --supervision '{notify: {webhook: ...}}'; JSON and YAML can write a slash as \\/.
-        addresses = [found[0] for found in ADDRESS.finditer(value.replace("\\/", "/"))]
-        is_secret = SECRET_OPTIONS.search(f"{name} {value}") and any(redacted(one) != one for one in addresses)
+        addresses = [match[0] for match in ADDRESS.finditer(value.replace("\\/", "/"))]
+        hidden = [redacted(address) for address in addresses]
+        is_secret = hidden != addresses and SECRET_OPTIONS.search(f"{name} {value}")
         if is_secret or any(map(_has_password, [value, *addresses])):
             option = name or "an argument"
             raise UserError(

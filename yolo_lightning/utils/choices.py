@@ -44,39 +44,42 @@ def check_choices(name: str, values: Iterable[str], choices: Any) -> None:
             raise UserError(f"{name} must be one of {', '.join(get_args(choices))}, got {value!r}")
 
 
-def as_settings(kind: type[Settings], value: Settings | Mapping[str, Any]) -> Settings:
+def as_settings(group: type[Settings], value: Settings | Mapping[str, Any]) -> Settings:
     """Return a group of settings, which a checkpoint stores as a dictionary; raise a ValueError for unknown names."""
     if not isinstance(value, Mapping):
         return value
-    known = [one.name for one in fields(kind)]  # type: ignore[arg-type]
-    for name in value.keys() - known:
-        raise UserError(f"{kind.__name__} has no setting {name!r}{did_you_mean(similar(str(name), known))}")
-    return kind(**value)
+    names = [setting.name for setting in fields(group)]  # type: ignore[arg-type]
+    for name in value.keys() - names:
+        raise UserError(f"{group.__name__} has no setting {name!r}{did_you_mean(similar(str(name), names))}")
+    return group(**value)
 
 
 def plain(value: Any) -> Any:
     """Return a number or text of NumPy as one of Python, which a checkpoint can contain; others are unchanged."""
-    kinds: tuple[tuple[Any, Any], ...] = ((bool, bool), (Integral, int), (Real, float), (str, str))
-    return next((python(value) for kind, python in kinds if isinstance(value, kind)), value)
+    types: dict[Any, Any] = {bool: bool, Integral: int, Real: float, str: str}
+    for abstract, builtin in types.items():
+        if isinstance(value, abstract):
+            return builtin(value)
+    return value
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def settings_group(key: str, **limits: str) -> Callable[[type[Settings]], type[Settings]]:
     """Return a decorator for a frozen dataclass of the options `key.*`; see `checked_arguments`."""
 
-    def decorated(kind: Any) -> Any:
-        check_values = getattr(kind, "__post_init__", lambda _: None)
+    def decorated(group: Any) -> Any:
+        check_values = getattr(group, "__post_init__", lambda _: None)
 
         def check(self: Any) -> None:
-            for name, hint in get_type_hints(kind).items():
+            for name, hint in get_type_hints(group).items():
                 convert = partial(as_settings, hint) if is_dataclass(hint) else plain  # type: ignore[arg-type]
                 object.__setattr__(self, name, convert(getattr(self, name)))
             check_values(self)
 
-        kind.__post_init__ = check
-        made = dataclass(frozen=True)(kind)
-        made.__init__ = checked_arguments(key, **limits)(made.__init__)
-        return made
+        group.__post_init__ = check
+        settings = dataclass(frozen=True)(group)
+        settings.__init__ = checked_arguments(key, **limits)(settings.__init__)
+        return settings
 
     return decorated
 
@@ -90,24 +93,28 @@ def checked_arguments(
     """
 
     def decorated(function: Callable[P, T]) -> Callable[P, T]:
-        form, own = signature(function), function.__qualname__.removesuffix(".__init__")
-        known = [one for one in form.parameters if one != "self"]
-        has_others = any(one.kind is Parameter.VAR_KEYWORD for one in form.parameters.values())
+        form = signature(function)
+        owner = function.__qualname__.removesuffix(".__init__")
+        prefix = key or owner
+        names = [name for name in form.parameters if name != "self"]
+        accepts_all = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in form.parameters.values())
 
         @wraps(function)
         def call(*arguments: P.args, **options: P.kwargs) -> T:
-            for name in () if has_others else options.keys() - form.parameters:
-                meant = did_you_mean(similar(name, known))
-                raise TypeError(f"{own} has no argument {name!r}{meant} The arguments are {', '.join(known)}.")
+            unknown = options.keys() - form.parameters
+            if unknown and not accepts_all:
+                name = min(unknown)
+                meant = did_you_mean(similar(name, names))
+                raise TypeError(f"{owner} has no argument {name!r}{meant} The arguments are {', '.join(names)}.")
             try:
                 values = form.bind(*arguments, **options).arguments
             except TypeError:  # the function itself reports a missing argument
                 return function(*arguments, **options)
-            check_types(key or own, function, {name: values[name] for name in values.keys() - set(unchecked)})
+            check_types(prefix, function, {name: values[name] for name in values.keys() - set(unchecked)})
             for name, limit in limits.items():
                 if values.get(name) is not None:
                     accepts_null = NoneType in _alternatives(form.parameters[name].annotation)
-                    check_range(f"{key or own}.{name}", values[name], *limit.split(", "), or_null=accepts_null)
+                    check_range(f"{prefix}.{name}", values[name], *limit.split(", "), or_null=accepts_null)
             return function(*arguments, **options)
 
         call.__signature__ = form  # type: ignore[attr-defined]  # Lightning uses inspect.getfullargspec
@@ -118,7 +125,8 @@ def checked_arguments(
 
 def check_types(key: str, annotated: Any, values: Mapping[str, Any]) -> None:
     """Raise a UserError if a value has another type than its name in a function, a class or a dictionary of types."""
-    for name, hint in (annotated if isinstance(annotated, Mapping) else get_type_hints(annotated)).items():
+    hints = annotated if isinstance(annotated, Mapping) else get_type_hints(annotated)
+    for name, hint in hints.items():
         if name in values and not _has_type(values[name], hint):
             got = one_line(repr(values[name]), LONGEST_VALUE)
             raise UserError(f"{key}.{name} must be {_accepted(hint)}, got {got}")
@@ -126,40 +134,51 @@ def check_types(key: str, annotated: Any, values: Mapping[str, Any]) -> None:
 
 def _accepted(hint: Any) -> str:
     names: list[str] = []
-    for one in _alternatives(hint):
-        kind, elements = get_origin(one) or one, get_args(one)
-        name = TYPES.get(kind, (kind, getattr(kind, "__name__", "")))[1]
+    for alternative in _alternatives(hint):
+        origin = get_origin(alternative) or alternative
+        elements = get_args(alternative)
+        if origin is Literal:
+            names += map(str, elements)
+            continue
+        name = TYPES.get(origin, (origin, getattr(origin, "__name__", "")))[1]
         if name == "a list" and elements:
             name += " of " + re.sub(r"\ban? (\w+)", r"\1s", _accepted(elements[0])).replace("ys", "ies")
-        names += map(str, elements) if kind is Literal else [name]
+        names.append(name)
     return " or ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 def _alternatives(hint: Any) -> tuple[Any, ...]:
-    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    if get_origin(hint) in (Union, UnionType):
+        return get_args(hint)
+    return (hint,)
 
 
 def _has_type(value: Any, hint: Any) -> bool:
-    if len(kinds := _alternatives(hint)) > 1:
-        return any(_has_type(value, one) for one in kinds)
-    kind, elements = get_origin(hint) or hint, get_args(hint)
-    if kind is Literal:
-        return any(type(value) is type(one) and value == one for one in elements)
-    if kind is Any or (is_dataclass(kind) and isinstance(value, Mapping)):
+    alternatives = _alternatives(hint)
+    if len(alternatives) > 1:
+        return any(_has_type(value, alternative) for alternative in alternatives)
+    origin = get_origin(hint) or hint
+    elements = get_args(hint)
+    if origin is Literal:
+        return any(type(value) is type(element) and value == element for element in elements)
+    if origin is Any or (is_dataclass(origin) and isinstance(value, Mapping)):
         return True
-    if isinstance(value, bool) and kind in (int, float):
+    if isinstance(value, bool) and origin in (int, float):
         return False
-    accepted, _ = TYPES.get(kind, (kind, ""))
-    members = value if kind in (tuple, list, Sequence) and isinstance(value, accepted) else ()
-    return isinstance(value, accepted) and all(_has_type(one, elements[0]) for one in members)
+    accepted, _ = TYPES.get(origin, (origin, ""))
+    if not isinstance(value, accepted):
+        return False
+    return origin not in (tuple, list, Sequence) or all(_has_type(member, elements[0]) for member in value)
 
 
 def check_range(name: str, value: Any, *limits: str, or_null: bool = False) -> None:
     """Raise a UserError unless the value is a finite number that satisfies all limits, such as `>= 0` or `< 1`."""
-    accepted = " and ".join(limits) + " or null" * or_null
+    accepted = " and ".join(limits)
+    if or_null:
+        accepted += " or null"
     if isinstance(value, bool) or not isinstance(value, Real) or math.isinf(value):
-        what = "the text " if isinstance(value, str) else ""
-        raise UserError(f"{name} must be a number {accepted}, got {what}{value!r}")
+        prefix = "the text " if isinstance(value, str) else ""
+        raise UserError(f"{name} must be a number {accepted}, got {prefix}{value!r}")
     for limit in limits:
         sign, bound = limit.split()
         if not COMPARISONS[sign](value, float(bound)):
@@ -168,7 +187,8 @@ def check_range(name: str, value: Any, *limits: str, or_null: bool = False) -> N
 
 def check_state(owner: Any, state: Any, names: Iterable[str]) -> None:
     """Raise a UserError if a state without one of the names is loaded into a callback."""
-    if absent := ", ".join(sorted(set(names) - set(state))):
+    absent = ", ".join(sorted(set(names) - set(state)))
+    if absent:
         raise UserError(
             f"the state of {type(owner).__name__} must be a result of its state_dict(), {absent} are missing"
         )

@@ -119,15 +119,15 @@ def disagreement(reports: Sequence[Mapping[str, Any]]) -> str | None:
     Args:
         reports: Result of `rank_facts` of each rank, in their order.
     """
-    first = reports[0]
+    expected = reports[0]
     for report in reports[1:]:
-        for name in sorted(first["facts"].keys() | report["facts"].keys()):
-            expected, value = first["facts"].get(name), report["facts"].get(name)
-            if value != expected:
-                return (
-                    f"the ranks differ in {name}: {value!r} on rank {report['rank']} (host {report['host']}), "
-                    f"{expected!r} on rank {first['rank']} (host {first['host']}). All ranks end."
-                )
+        for name in sorted(expected["facts"].keys() | report["facts"].keys()):
+            if report["facts"].get(name) != expected["facts"].get(name):
+                places = [
+                    f"{rank['facts'].get(name)!r} on rank {rank['rank']} (host {rank['host']})"
+                    for rank in (report, expected)
+                ]
+                return f"the ranks differ in {name}: {', '.join(places)}. All ranks end."
     return None
 
 

@@ -2,7 +2,6 @@
 
 import errno
 import fcntl
-import itertools
 import json
 import os
 import re
@@ -37,20 +36,32 @@ def cache_folder() -> Path:
 
 def first_free(base: Path, ending: str = "", is_taken: Callable[[Path], bool] = Path.exists) -> Path:
     """Return the first of `base`, `base-2`, `base-3`, ..., each followed by `ending`, that is not taken."""
-    names = itertools.chain([base.name], (f"{base.name}-{number}" for number in itertools.count(2)))
-    return next(path for name in names if not is_taken(path := base.with_name(name + ending)))
+    path = base.with_name(base.name + ending)
+    number = 1
+    while is_taken(path):
+        number += 1
+        path = base.with_name(f"{base.name}-{number}{ending}")
+    return path
 
 
 def remove_leftovers(folder: Path) -> None:
     """Delete the temporary files and folders of killed processes, whose names contain the mark of the process."""
     for path in folder.glob(f"{TEMPORARY_PREFIX}*"):
         with suppress(OSError):
-            found = re.search(MARK, path.name)
-            lives = owner_lives(found) if found else None
+            mark = re.search(MARK, path.name)
+            lives = None if mark is None else owner_lives(mark)
             if lives is None:
                 lives = time.time() < path.lstat().st_mtime + LONGEST_WRITE_S
             if not lives:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+                remove(path)
+
+
+def remove(path: Path) -> None:
+    """Delete a file or a folder with its content."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def temporary_prefix() -> str:
@@ -82,9 +93,11 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def write_json(path: Path, content: Any, *, indent: int | None = 2, allow_nan: bool = True) -> None:
-    """Write a JSON file atomically; without `allow_nan`, non-finite numbers raise a ValueError."""
-    with replacing(path) as temporary:
+def write_json(
+    path: Path, content: Any, *, indent: int | None = 2, allow_nan: bool = True, durable: bool = True
+) -> None:
+    """Write a JSON file atomically (see `replacing`); without `allow_nan`, non-finite numbers raise a ValueError."""
+    with replacing(path, durable=durable) as temporary:
         temporary.write_text(json.dumps(content, indent=indent, allow_nan=allow_nan) + "\n")
 
 

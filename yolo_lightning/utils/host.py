@@ -6,7 +6,8 @@ import pwd
 import sys
 from pathlib import Path
 
-TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
+TRIM_THRESHOLD = -1
+MMAP_THRESHOLD = -3
 """Parameters of glibc's `mallopt`, from `malloc.h`."""
 
 LARGEST_BYTES = 2**31 - 1  # largest value of a `mallopt` parameter, a C `int`
@@ -24,11 +25,13 @@ def keep_freed_memory() -> bool:
     if not sys.platform.startswith("linux") or any(name in os.environ for name in USERS_SWITCHES):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    return mallopt is not None and all(mallopt(kind, LARGEST_BYTES) for kind in (MMAP_THRESHOLD, TRIM_THRESHOLD))
+    return mallopt is not None and all(mallopt(name, LARGEST_BYTES) for name in (MMAP_THRESHOLD, TRIM_THRESHOLD))
 
 
 def available_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def lingers(root: Path = Path("/")) -> bool | None:

@@ -4,7 +4,6 @@ Standard library only, because the supervisor uses it.
 """
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
@@ -47,24 +46,20 @@ def converted(value: Any, kind: Any) -> Any:
     origin = get_origin(kind)
     if origin in (Union, UnionType):
         return _of_union(value, get_args(kind))
-    if kind is NoneType and value is None:
-        return None
+    if kind in (NoneType, bool) and type(value) is kind:
+        return value
     if is_dataclass(kind) and isinstance(kind, type) and isinstance(value, Mapping):
         return _of_dataclass(value, kind)
     if isinstance(kind, type) and issubclass(kind, Enum):
         return kind(value)
     if origin is tuple and isinstance(value, list):
-        return tuple(converted(one, get_args(kind)[0]) for one in value)
+        return tuple(converted(element, get_args(kind)[0]) for element in value)
     if origin is dict and isinstance(value, dict):
-        return {one_line(name): converted(one, get_args(kind)[1]) for name, one in value.items()}
+        return {one_line(name): converted(element, get_args(kind)[1]) for name, element in value.items()}
     if kind is str and isinstance(value, str):
         return one_line(value)
-    if kind is bool and isinstance(value, bool):
-        return value
-    if kind is int and type(value) is int and abs(value) < LARGEST_INTEGER:
-        return value
-    if kind is float and type(value) in (int, float) and abs(value) < LARGEST_INTEGER and math.isfinite(value):
-        return float(value)
+    if kind in (int, float) and type(value) in (int, kind) and abs(value) < LARGEST_INTEGER:  # not NaN
+        return kind(value)
     raise UserError(f"must be {getattr(kind, '__name__', kind)}, got {type(value).__name__}")
 
 
@@ -78,7 +73,8 @@ def _of_union(value: Any, kinds: tuple[Any, ...]) -> Any:
 
 
 def _of_dataclass(content: Mapping[str, Any], kind: type[Any]) -> Any:
-    hints, values = get_type_hints(kind), {}
+    hints = get_type_hints(kind)
+    values = {}
     for field in fields(kind):
         if field.name in content:
             values[field.name] = converted(content[field.name], hints[field.name])

@@ -29,8 +29,9 @@ class LoaderLoop:
     def iterators(self) -> list[Any]:
         """Return the iterators of the loaders from which the fit takes its batches; none outside of a fit."""
         combined = self._trainer.fit_loop._combined_loader
-        iterator = None if combined is None else combined._iterator
-        return [] if iterator is None else iterator.iterators
+        if combined is None or combined._iterator is None:
+            return []
+        return combined._iterator.iterators
 
     def announce_epoch(self) -> None:
         """Complete what Lightning has omitted when it restored the loops; called before an epoch of the fit begins."""
@@ -154,10 +155,10 @@ def schedule_step(trainer: Trainer, batches: int) -> int:
 def schedule_position(trainer: Trainer) -> int:
     """Return the number of trained steps in the terms of `schedule_step`, at the start of training."""
     load_skipped_states(trainer)
-    epochs = trainer.fit_loop.epoch_progress.current
-    within = epochs.ready > epochs.processed  # type: ignore[attr-defined]
-    batches = trainer.fit_loop.epoch_loop.batch_progress.current.ready if within else 0
-    return epochs.processed * int(trainer.num_training_batches) + batches  # type: ignore[attr-defined, no-any-return]
+    steps = epochs_trained(trainer) * int(trainer.num_training_batches)
+    if is_within_epoch(trainer):
+        steps += trainer.fit_loop.epoch_loop.batch_progress.current.ready
+    return steps
 
 
 def end_epoch_after(trainer: Trainer, batches: int) -> None:

@@ -21,10 +21,14 @@ def is_moment(time_s: float) -> bool:
 
 def moment(time_s: float, now_s: float) -> str:
     """Return a local time, with the date if it is not today; both arguments are seconds since 1970."""
-    then, now = datetime.fromtimestamp(time_s), datetime.fromtimestamp(now_s)
+    then = datetime.fromtimestamp(time_s)
+    now = datetime.fromtimestamp(now_s)
+    form = "%d %b %Y %H:%M"
     if then.date() == now.date():
-        return then.strftime("%H:%M:%S" if abs(time_s - now_s) < HOUR_S else "%H:%M")
-    return then.strftime("%a %d %b %H:%M" if then.year == now.year else "%d %b %Y %H:%M")
+        form = "%H:%M:%S" if abs(time_s - now_s) < HOUR_S else "%H:%M"
+    elif then.year == now.year:
+        form = "%a %d %b %H:%M"
+    return then.strftime(form)
 
 
 def parse_moment(option: str, text: str) -> datetime:

@@ -44,15 +44,15 @@ def offline() -> Iterator[None]:
     """Set the switches around an import or a call of another library, whether it was imported before or not."""
     added = ENVIRONMENT_SWITCHES.keys() - os.environ.keys()
     constants = [name for switch, name in CONSTANTS.items() if switch in added]
-    known = sys.modules.get(ULTRALYTICS)
+    imported = sys.modules.get(ULTRALYTICS)
     after: dict[str, Any] = {"ONLINE": _Unprobed(), "AUTOINSTALL": True, "VERBOSE": True}
-    if known is not None:
-        after = {name: getattr(known, name) for name in constants}
+    if imported is not None:
+        after = {name: getattr(imported, name) for name in constants}
     logger = logging.getLogger("ultralytics")
     level = logger.level
     set_switches()
     _set_constants(dict.fromkeys(constants, False))
-    if known is not None and "VERBOSE" in constants:
+    if imported is not None and "VERBOSE" in constants:
         logger.setLevel(logging.ERROR)
     try:
         yield
@@ -60,7 +60,7 @@ def offline() -> Iterator[None]:
         for name in added:
             del os.environ[name]
         _set_constants({name: after[name] for name in constants})
-        if known is not None:
+        if imported is not None:
             logger.setLevel(level)
         elif ULTRALYTICS in sys.modules and "VERBOSE" in constants:
             sys.modules[ULTRALYTICS].set_logging(logger.name, verbose=True)

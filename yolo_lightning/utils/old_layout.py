@@ -74,7 +74,9 @@ def new_key(key: str) -> str | None:
 def renamed_message(key: str, source: str = "") -> str:
     """Return the error for a key of the old layout, found in `source`; an empty string for every other key."""
     renamed = new_key(key)
-    return f"{key}{source} is now {renamed}" if renamed else ""
+    if renamed is None:
+        return ""
+    return f"{key}{source} is now {renamed}"
 
 
 def current_layout(flat: Mapping[str, Any]) -> dict[str, Any]:
@@ -89,12 +91,15 @@ REMOVED_CALLBACKS = ("ResultsFile",)
 def current_checkpoint(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content of a checkpoint, possibly of an earlier version, in the layout of today."""
     current = dict(content)
-    if isinstance(stored := current.get("hyper_parameters"), Mapping):
-        current["hyper_parameters"] = current_hyperparameters(stored)
-    if isinstance(states := current.get("callbacks"), Mapping):
+    hyperparameters = current.get("hyper_parameters")
+    if isinstance(hyperparameters, Mapping):
+        current["hyper_parameters"] = current_hyperparameters(hyperparameters)
+    states = current.get("callbacks")
+    if isinstance(states, Mapping):
         current["callbacks"] = {name: state for name, state in states.items() if name not in REMOVED_CALLBACKS}
-    if isinstance(state := current.pop("halving", None), Mapping):
-        current["splitting"] = {"images_at_once": state.get("images_at_once"), "splits": state.get("halvings", 0)}
+    halving = current.pop("halving", None)
+    if isinstance(halving, Mapping):
+        current["splitting"] = {"images_at_once": halving.get("images_at_once"), "splits": halving.get("halvings", 0)}
     return current
 
 

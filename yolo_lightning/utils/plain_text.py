@@ -25,8 +25,8 @@ SPACES = re.compile(r"[\r\n\t\v\f\u2028\u2029 ]+")
 LONGEST_LINE = 2000  # characters
 
 
-def escaped(found: re.Match[str]) -> str:
-    code = ord(found[0])
+def escaped(character: re.Match[str]) -> str:
+    code = ord(character[0])
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
@@ -38,14 +38,20 @@ def printable(text: str) -> str:
 def one_line(text: str, longest: int = LONGEST_LINE) -> str:
     """Return a text as one line without control characters, cut to `longest` characters."""
     line = UNSAFE.sub(escaped, SPACES.sub(" ", text).strip())
-    return line if len(line) <= longest else line[: longest - 4] + " ..."
+    if len(line) > longest:
+        line = line[: longest - 4] + " ..."
+    return line
 
 
 def first_look(content: bytes) -> str:
     """Return what a file seems to be that its reader refuses, as the end of a sentence that begins with `it`."""
     head = content.lstrip()[:24]
-    known = [what for what, starts in WRONG_KINDS.items() if head.lower().startswith(starts)]
-    return known[0] if known else f"begins with '{one_line(head.decode(errors='replace'))}'" if head else "is empty"
+    for description, starts in WRONG_KINDS.items():
+        if head.lower().startswith(starts):
+            return description
+    if not head:
+        return "is empty"
+    return f"begins with '{one_line(head.decode(errors='replace'))}'"
 
 
 def without_math(text: str) -> str:

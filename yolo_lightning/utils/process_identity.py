@@ -85,8 +85,9 @@ def started_ticks(pid: int) -> int:
 def started_s(pid: int) -> float:
     """Return the start time of a process, seconds since 1970; now if unknown."""
     ticks = started_ticks(pid)
-    age_s = since_boot_s() - ticks / os.sysconf("SC_CLK_TCK") if ticks else 0.0
-    return time.time() - max(0.0, age_s)
+    if not ticks:
+        return time.time()
+    return time.time() - max(0.0, since_boot_s() - ticks / os.sysconf("SC_CLK_TCK"))
 
 
 def is_same(process: Process) -> bool:
@@ -102,8 +103,11 @@ def own_mark() -> str | None:
 
 @cache
 def _mark_of(pid: int) -> str | None:
-    process, space = read_process(pid), _name_space()
-    return None if process is None or space is None else f"yolo-{space}-{pid:x}-{process.started_ticks:x}"
+    process = read_process(pid)
+    space = _name_space()
+    if process is None or space is None:
+        return None
+    return f"yolo-{space}-{pid:x}-{process.started_ticks:x}"
 
 
 @cache

@@ -39,7 +39,8 @@ class RankStore:
 
     def __init__(self, store: "Store", rank: int, size: int) -> None:
         self._store = store
-        self.rank, self.size = rank, size
+        self.rank = rank
+        self.size = size
 
     @property
     def is_first(self) -> bool:

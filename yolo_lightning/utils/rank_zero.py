@@ -31,7 +31,8 @@ HARMLESS_WARNINGS = (
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
 
 # Lightning does the same when it is imported, and its Trainer sets the rank.
-vars(rank_zero_only).setdefault("rank", next((int(os.environ[one]) for one in RANK_VARIABLES if one in os.environ), 0))
+rank = next((os.environ[name] for name in RANK_VARIABLES if name in os.environ), 0)
+vars(rank_zero_only).setdefault("rank", int(rank))
 
 
 def rank_warn(message: str) -> None:

@@ -95,9 +95,10 @@ def is_finished(run: Path) -> bool:
 def epochs_trained(run: Path, steps: int, max_epochs: int) -> int | None:
     """Return the epochs of a fit that has trained its last step, `steps`, but has not finished; None for others."""
     try:
-        found = read_json(run / TRAINED_FILE)
-        is_same = (found["steps"], found["max_epochs"]) == (steps, max_epochs)
-        return int(found["epochs"]) if is_same else None
+        trained = read_json(run / TRAINED_FILE)
+        if trained["steps"] != steps or trained["max_epochs"] != max_epochs:
+            return None
+        return int(trained["epochs"])
     except (OSError, ValueError, TypeError, KeyError, OverflowError):
         return None
 

@@ -17,7 +17,8 @@ from typing import Any
 
 ROOT = Path("/")
 AMD_VENDOR = "0x1002"  # PCI id
-BUSY_READINGS, BUSY_PAUSE_S = 5, 0.05
+BUSY_READINGS = 5
+BUSY_PAUSE_S = 0.05
 SILENT_AFTER_S = 3.0  # the sensors count as silent if a reading is so many seconds late
 
 
@@ -47,7 +48,9 @@ class Capacity:
     @property
     def free_share(self) -> float:
         """Free part of the total, 0 to 1."""
-        return 1 - self.used_bytes / self.total_bytes if self.total_bytes else 0.0
+        if not self.total_bytes:
+            return 0.0
+        return self.free_bytes / self.total_bytes
 
 
 def amd_gpus(root: Path = ROOT) -> list[GpuReading]:
@@ -65,18 +68,21 @@ def _amd_gpu(device: Path) -> GpuReading:
             break
         busy.append(percent)
     hwmon = next(iter(sorted(device.glob("hwmon/hwmon*"))), device)
-    milli_c = integer(hwmon / "temp1_input")
     micro_w = integer(hwmon / "power1_average")
     if micro_w is None:  # newer chips
         micro_w = integer(hwmon / "power1_input")
     return GpuReading(
         name=text(device / "product_name") or f"AMD GPU {device.parent.name.removeprefix('card')}",
         busy_share=max(busy) / 100 if busy else None,
-        temperature_c=None if milli_c is None else milli_c / 1e3,
-        power_w=None if micro_w is None else micro_w / 1e6,
+        temperature_c=_divided(integer(hwmon / "temp1_input"), 1e3),
+        power_w=_divided(micro_w, 1e6),
         memory_used_bytes=integer(device / "mem_info_vram_used"),
         memory_bytes=integer(device / "mem_info_vram_total"),
     )
+
+
+def _divided(value: float | None, divisor: float) -> float | None:
+    return None if value is None else value / divisor
 
 
 def nvidia_gpus() -> list[GpuReading]:
@@ -100,33 +106,37 @@ def _nvidia_gpu(nvml: Any, number: int) -> GpuReading:
             return getattr(nvml, function)(handle, *arguments)
         return None
 
-    name, memory = query("nvmlDeviceGetName"), query("nvmlDeviceGetMemoryInfo")
-    load, milli_w = query("nvmlDeviceGetUtilizationRates"), query("nvmlDeviceGetPowerUsage")
-    temperature = query("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU)
+    name = query("nvmlDeviceGetName")
+    if isinstance(name, bytes):
+        name = name.decode()
+    load = query("nvmlDeviceGetUtilizationRates")
+    memory = query("nvmlDeviceGetMemoryInfo")
     return GpuReading(
-        name=name.decode() if isinstance(name, bytes) else name or f"NVIDIA GPU {number}",
-        busy_share=None if load is None else load.gpu / 100,
-        temperature_c=None if temperature is None else float(temperature),
-        power_w=None if milli_w is None else milli_w / 1e3,
-        memory_used_bytes=None if memory is None else int(memory.used),
-        memory_bytes=None if memory is None else int(memory.total),
+        name=name or f"NVIDIA GPU {number}",
+        busy_share=_divided(getattr(load, "gpu", None), 100),
+        temperature_c=_divided(query("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU), 1),
+        power_w=_divided(query("nvmlDeviceGetPowerUsage"), 1e3),
+        memory_used_bytes=getattr(memory, "used", None),
+        memory_bytes=getattr(memory, "total", None),
     )
 
 
 def evicted_ms(pid: int, root: Path = ROOT) -> int | None:
     """Return how long the amdkfd driver has stopped the GPU queues of a process, summed over GPUs; None without one."""
     paths = (root / f"sys/class/kfd/kfd/proc/{pid}").glob("stats_*/evicted_ms")
-    found = [value for path in paths if (value := integer(path)) is not None]
-    return sum(found) if found else None
+    values = [value for value in map(integer, paths) if value is not None]
+    return sum(values) if values else None
 
 
 def memory(root: Path = ROOT) -> Capacity | None:
     """Return usage of the main memory, of the control group if its limit is lower; None if neither can be read."""
-    total, available = meminfo_bytes(root, "MemTotal"), meminfo_bytes(root, "MemAvailable")
+    total = meminfo_bytes(root, "MemTotal")
+    available = meminfo_bytes(root, "MemAvailable")
     if total is None or available is None:
         return None
     group = root / "sys/fs/cgroup"
-    limit, used = integer(group / "memory.max"), integer(group / "memory.current")
+    limit = integer(group / "memory.max")
+    used = integer(group / "memory.current")
     if limit is not None and used is not None and limit < total:
         statistics = dict(line.split() for line in text(group / "memory.stat").splitlines())
         return Capacity(max(0, used - int(statistics.get("inactive_file", 0))), limit)
@@ -164,12 +174,12 @@ def integer(path: Path) -> int | None:
 
 def fields_of(content: str) -> dict[str, str]:
     """Return the first value of every `name: value` line."""
-    found: dict[str, str] = {}
+    fields: dict[str, str] = {}
     for line in content.splitlines():
         name, colon, value = line.partition(":")
         if colon:
-            found.setdefault(name.strip(), value.strip())
-    return found
+            fields.setdefault(name.strip(), value.strip())
+    return fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,10 +202,13 @@ class MachineReader:
     """Daemon thread that reads the sensors every `interval_s` seconds until `close`."""
 
     def __init__(self, folder: Path, interval_s: float, read: Callable[[Path], SensorReadings] = _read_machine) -> None:
-        self.folder, self.interval_s, self._read = folder, interval_s, read
+        self.folder = folder
+        self.interval_s = interval_s
+        self._read = read
         self._latest = SensorReadings()
         self._at_s = time.monotonic()
-        self._has_any, self._closed = threading.Event(), threading.Event()
+        self._has_any = threading.Event()
+        self._closed = threading.Event()
         threading.Thread(target=self._work, name="sensors", daemon=True).start()
 
     def latest(self, wait_s: float = 0.0) -> SensorReadings:

@@ -55,7 +55,10 @@ class StopRequest:
 
     def install(self) -> None:
         """Handle the stop signals from now on, in the main thread; an ignored one (`fit &`, `nohup`) stays ignored."""
-        for number in (*STOP_SIGNALS, *([REQUEUE_SIGNAL] if is_slurm_task() else [])):
+        signals = [*STOP_SIGNALS]
+        if is_slurm_task():
+            signals.append(REQUEUE_SIGNAL)
+        for number in signals:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._handle)
         self.installed = True
@@ -101,8 +104,10 @@ def say(text: str) -> None:
 
 def pasteable(words: Sequence[str]) -> str:
     """Return a command line for a shell, without credentials; `python` is this interpreter if the shell finds it so."""
-    program, *rest = words
-    return redacted(shlex.join(["python" if shutil.which("python") == program else program, *rest]))
+    program, *arguments = words
+    if shutil.which("python") == program:
+        program = "python"
+    return redacted(shlex.join([program, *arguments]))
 
 
 def _leave_closed_terminal() -> None:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Collection
+from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -18,11 +19,14 @@ def did_you_mean(names: Collection[str]) -> str:
 
 def missing(path: Path, names: Collection[str] = ()) -> str:
     """Return the end of the error for a missing file or folder: a similar name of `names` or of its folder, if any."""
-    try:
-        beside = {one: str(path.with_name(one)) for one in os.listdir(path.parent) if one != path.name}
-    except (OSError, ValueError):
-        beside = {}
-    known = {name: name for name in names} | beside
-    other = "is a folder, not a file" if os.path.isdir(path) else "is a pipe, a device or a broken link"
-    problem = "is not a folder" if os.path.isfile(path) else other if os.path.lexists(path) else "does not exist"
-    return f"{problem}{did_you_mean([known[one] for one in similar(path.name, known, cutoff=0.72)])}"
+    paths = {name: name for name in names}
+    with suppress(OSError, ValueError):
+        paths |= {name: str(path.with_name(name)) for name in os.listdir(path.parent) if name != path.name}
+    problem = "does not exist"
+    if os.path.isfile(path):
+        problem = "is not a folder"
+    elif os.path.isdir(path):
+        problem = "is a folder, not a file"
+    elif os.path.lexists(path):
+        problem = "is a pipe, a device or a broken link"
+    return problem + did_you_mean([paths[name] for name in similar(path.name, paths, cutoff=0.72)])

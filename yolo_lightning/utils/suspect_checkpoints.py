@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from yolo_lightning.utils.distributed import rank_suffix
 from yolo_lightning.utils.files import write_json
 from yolo_lightning.utils.json_record import read_record
 from yolo_lightning.utils.run_files import (
@@ -45,7 +46,7 @@ class SelfCheckRecord:
 def record_file(run: Path, rank: int) -> Path:
     """Return the path of the record of a rank. Each rank checks its own device."""
     path = run / SELF_CHECK_FILE
-    return path.with_stem(f"{path.stem}-rank{rank}") if rank else path
+    return path.with_stem(f"{path.stem}{rank_suffix(rank)}")
 
 
 def read_self_check(path: Path) -> SelfCheckRecord:
@@ -94,5 +95,5 @@ def set_aside_suspects(run: Path) -> list[str]:
 
 
 def _record_files(run: Path) -> list[Path]:
-    pattern = re.compile(rf"{Path(SELF_CHECK_FILE).stem}(-rank\d+)?\.json")
-    return sorted(path for path in run.glob(f"{Path(SELF_CHECK_FILE).stem}*.json") if pattern.fullmatch(path.name))
+    stem = Path(SELF_CHECK_FILE).stem
+    return sorted(path for path in run.glob(f"{stem}*.json") if re.fullmatch(rf"{stem}(-rank\d+)?\.json", path.name))

@@ -14,7 +14,8 @@ from yolo_lightning.utils.optional_file import OptionalFile
 
 RETRY_AFTER_S = 60.0  # each attempt creates another file
 
-PROBE, PROBE_BYTES = ".probe", 1 << 16
+PROBE = ".probe"
+PROBE_BYTES = 1 << 16
 
 
 class Curves(TensorBoardLogger):
@@ -30,7 +31,7 @@ class Curves(TensorBoardLogger):
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **{"default_hp_metric": False} | keywords)  # else a chart of -1
         self._file = OptionalFile()
-        self._failed_s: float | None = None
+        self._failed_s = float("-inf")  # time of the last failure
         self._has_begun = False
 
     @property
@@ -81,7 +82,7 @@ class Curves(TensorBoardLogger):
             self._try(write)
 
     def _try(self, write: Callable[[], None]) -> None:
-        if self._failed_s is not None and time.monotonic() < self._failed_s + RETRY_AFTER_S:
+        if time.monotonic() < self._failed_s + RETRY_AFTER_S:
             return
         with self._file.attempt(f"curves to {self.log_dir}"):
             try:
@@ -90,6 +91,6 @@ class Curves(TensorBoardLogger):
                 if not isinstance(error.__cause__, OSError):
                     raise
                 raise error.__cause__ from None
-        self._failed_s = time.monotonic() if self._file.failed else None
         if self._file.failed:
+            self._failed_s = time.monotonic()
             self._experiment = None

@@ -25,7 +25,8 @@ class PlainLoader(FASTEST):  # type: ignore[misc]
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        if doubled := [key for at, key in enumerate(keys) if key in keys[:at]]:
+        doubled = [key for at, key in enumerate(keys) if key in keys[:at]]
+        if doubled:
             raise UserError(f"the key {doubled[0]} is given twice, line {node.start_mark.line + 1} and following")
         return super().construct_mapping(node, deep)
 
@@ -41,9 +42,10 @@ def read_yaml(path: Path, most_bytes: int = LARGEST_BYTES, text_keys: Collection
         UserError: If it is not YAML, or has too many aliases or levels; the message is one line without the file name.
     """
     try:
-        text = read_regular(path, most_bytes).decode("utf-8-sig")
-        aliases, opened = 0, []
-        for event in yaml.parse(text, Loader=PlainLoader):
+        content = read_regular(path, most_bytes).decode("utf-8-sig")
+        aliases = 0
+        opened = []
+        for event in yaml.parse(content, Loader=PlainLoader):
             if isinstance(event, yaml.CollectionStartEvent):
                 opened.append(event.anchor)
             elif isinstance(event, yaml.CollectionEndEvent):
@@ -54,7 +56,7 @@ def read_yaml(path: Path, most_bytes: int = LARGEST_BYTES, text_keys: Collection
                     raise UserError(f"the alias {event.anchor} contains itself")
             if aliases > MOST_ALIASES or len(opened) > DEEPEST:
                 raise UserError(f"more than {MOST_ALIASES} aliases or {DEEPEST} levels")
-        return _construct(text, text_keys)
+        return _construct(content, text_keys)
     except (OSError, UserError):
         raise
     except UnicodeDecodeError as error:
@@ -96,7 +98,10 @@ def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return the values of nested mappings by full key, with dots between the names."""
     flat: dict[str, Any] = {}
     for name, value in tree.items():
-        flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+        if isinstance(value, dict):
+            flat |= flatten(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = value
     return flat
 
 
