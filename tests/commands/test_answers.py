@@ -54,7 +54,7 @@ ANSWERS = [
     (["fit", "--epochs", "3"], 2, "unknown key epochs. Did you mean --trainer.max_epochs 3?"),
     (["fit", "--imgsz=320"], 2, "unknown key imgsz. Did you mean --data.image_size 320?"),
     (["fit", "--device", "cuda"], 2, "unknown key device. Did you mean --trainer.accelerator gpu?"),
-    (["fit", "--model.lr0", "0.1"], 2, "model.lr0 is now model.recipe.lr0"),
+    (["fit", "--model.lr0", "0.1"], 2, "unknown key model.lr0. Did you mean --model.recipe.lr0 0.1?"),
     (["test", "--conf", "0.3"], 2, "unknown key conf. Did you mean --model.detections.score_threshold 0.3?"),
     (["fit", "--model.convolution.backend", "gem"], 2, "got 'gem'. Did you mean gemm?"),
     (["fit", "--data.loader.prefetch", "2"], 2, "unknown key data.loader.prefetch. Did you mean"),

@@ -7,7 +7,6 @@ import pytest
 
 from yolo_lightning import __version__
 from yolo_lightning.commands.option_errors import (
-    RENAMED_KEYS,
     SYNONYMS,
     missing_package,
     nearest_key,
@@ -102,7 +101,7 @@ def test_every_suggestion_is_an_option(capsys: pytest.CaptureFixture[str]) -> No
         helps.append(capsys.readouterr().out)
     everything = " ".join(helps)
     assert set(TOOLS) >= {"sweep", "prepare", "export"}
-    for name in [*RENAMED_KEYS.values(), *(one for names in SYNONYMS.values() for one in names)]:
+    for name in [option for options in SYNONYMS.values() for option in options]:
         assert f"--{name}" in everything, name
 
 

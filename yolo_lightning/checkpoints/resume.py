@@ -23,7 +23,6 @@ from yolo_lightning.errors import UserError
 from yolo_lightning.utils import run_files
 from yolo_lightning.utils.addresses import SECRET, redacted
 from yolo_lightning.utils.choices import checked_arguments
-from yolo_lightning.utils.old_layout import current_layout
 from yolo_lightning.utils.plain_text import one_line
 from yolo_lightning.utils.rank_zero import rank_zero_info, rank_zero_warn
 from yolo_lightning.utils.suspect_checkpoints import has_wrong_result, set_aside_suspects
@@ -196,7 +195,7 @@ def checked(ckpt_path: str, base: Path) -> Path:
 
 def remembered(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return the configuration in a checkpoint, and the hyperparameters of its model, by full names."""
-    configured = current_layout(flatten(content.get(CONFIGURATION, {})))
+    configured = flatten(content.get(CONFIGURATION, {}))
     return configured | flatten({"model": content.get("hyper_parameters", {})})
 
 

@@ -13,7 +13,6 @@ import torch
 
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.choices import check_types
-from yolo_lightning.utils.old_layout import current_checkpoint
 from yolo_lightning.utils.plain_text import first_look, one_line
 from yolo_lightning.utils.regular_files import open_regular
 
@@ -75,7 +74,7 @@ def load_dictionary(path: Path, map_location: Literal["cpu", "meta"] = "cpu") ->
         raise UserError(f"checkpoint {path} cannot be loaded: {problem}") from error
     if not isinstance(content, dict):
         raise UserError(f"checkpoint {path} must contain a dictionary, got {type(content).__name__}")
-    return current_checkpoint(content)
+    return content
 
 
 def check_archive(path: Path) -> None:

@@ -15,7 +15,6 @@ from yolo_lightning.errors import UserError
 from yolo_lightning.supervision.failure_record import record_own_failure
 from yolo_lightning.utils.addresses import redacted
 from yolo_lightning.utils.exit_codes import ExitCode
-from yolo_lightning.utils.old_layout import RENAMED_KEYS, new_key, renamed_message
 from yolo_lightning.utils.plain_text import printable
 from yolo_lightning.utils.stop_signals import request
 from yolo_lightning.utils.suggestions import did_you_mean, similar
@@ -191,8 +190,6 @@ def short_message(message: str, keys: Collection[str]) -> str:
     if found := STRAY_WORDS.search(message):
         return stray_word(found["words"], keys)
     if found := WRONG_GROUP.search(message):
-        if renamed := renamed_message(found["key"]):
-            return renamed
         return wrong_group(found["key"], found["value"], keys)
     if found := PROBLEM_OF_CLASS.search(message):
         return f"{found['key']}: {_last_part(found['path'])}: {found['problem']}"
@@ -293,7 +290,7 @@ def _accepted_values(message: str) -> list[str]:
 
 
 def unknown_key(key: str, keys: Collection[str], *, source: str = "", value: str = "", hyphens: str = "") -> str:
-    """Return the error for a key that is none of `keys`: its new name if it is an old one, or the nearest key.
+    """Return the error for a key that is none of `keys`, with the nearest key.
 
     Args:
         key: Key as written, without hyphens.
@@ -302,9 +299,6 @@ def unknown_key(key: str, keys: Collection[str], *, source: str = "", value: str
         value: Value to add to the suggestion.
         hyphens: Prefix of keys in the suggestion.
     """
-    renamed = new_key(key)
-    if renamed and any(name.partition(".")[0] == renamed.partition(".")[0] for name in keys):
-        return renamed_message(key, source)
     meant = nearest_key(key, keys)
     value = VALUE_SYNONYMS.get(value.lower(), value)
     if not meant:
@@ -313,14 +307,13 @@ def unknown_key(key: str, keys: Collection[str], *, source: str = "", value: str
 
 
 def nearest_key(key: str, keys: Collection[str]) -> str | None:
-    """Return the accepted key that most likely was meant: a new name, a synonym, a similar part or a similar text."""
+    """Return the accepted key that most likely was meant: a synonym, the same or a similar part, or a similar text."""
     key = key.replace("-", "_").lower()
-    short = [new for old, new in RENAMED_KEYS.items() if _last_part(old) == key]  # a command has no `model.` or `data.`
     same_last_part = sorted(name for name in keys if _last_part(name) == key)
     section = key.partition(".")[0]
     in_section = {_last_part(name): name for name in keys if name.startswith(f"{section}.")}
     similar_part = [in_section[one] for one in similar(_last_part(key), in_section)]
-    candidates = [*map(_last_part, short), *short, *SYNONYMS.get(_last_part(key), ()), *same_last_part, *similar_part]
+    candidates = [*SYNONYMS.get(_last_part(key), ()), *same_last_part, *similar_part]
     return next((name for name in candidates if name in keys), None) or next(iter(similar(key, keys)), None)
 
 

@@ -17,7 +17,6 @@ from yolo_lightning.errors import UserError
 from yolo_lightning.model.detection_settings import SCORING_THRESHOLD, DetectionSettings
 from yolo_lightning.model.graph import ultralytics_description
 from yolo_lightning.utils.choices import check_choices
-from yolo_lightning.utils.old_layout import current_hyperparameters
 from yolo_lightning.utils.rank_zero import rank_zero_info
 
 USUAL_IMAGE_SIZE = ImageSize(640, 640)
@@ -195,7 +194,7 @@ def read_record(file: Path, *, allow_pickle: bool = False) -> dict[str, Any]:
     """
     if file.suffix == ".ckpt":
         return checkpoint_record(load_checkpoint(file, "meta"))
-    record = current_hyperparameters(ultralytics_description(file, allow_pickle=allow_pickle))
+    record = ultralytics_description(file, allow_pickle=allow_pickle)
     size = record.pop("image_size")
     try:
         sides = ImageSize.of("imgsz", size)

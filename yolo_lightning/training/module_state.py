@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
-from yolo_lightning.utils.old_layout import current_checkpoint
-
 
 @dataclass(frozen=True, slots=True)
 class ModuleState:
@@ -20,9 +18,8 @@ class ModuleState:
 
     @classmethod
     def of(cls, checkpoint: Mapping[str, Any]) -> Self:
-        """Return the state in a checkpoint, possibly of an earlier version; missing keys have their defaults."""
-        current = current_checkpoint(checkpoint)
-        return cls(**{key.name: current[key.name] for key in fields(cls) if key.name in current})
+        """Return the state in a checkpoint; missing keys have their defaults."""
+        return cls(**{key.name: checkpoint[key.name] for key in fields(cls) if key.name in checkpoint})
 
     def keys(self) -> dict[str, Any]:
         """Return the keys of a checkpoint with their values."""
