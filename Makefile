@@ -3,7 +3,7 @@
 #   PYTHON=path   use an interpreter unchanged, without creating an environment
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-boot test-processors test-runs test-all check docs format install environment clean
+.PHONY: help demo test test-boot test-processors test-runs test-all check options docs format install environment clean
 
 VENV ?= .venv
 BASE_PYTHON ?= python3
@@ -56,6 +56,9 @@ check: environment ## ruff, formatting, mypy (strict for the product)
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m mypy
 	$(PYTHON) -m mypy --config-file tests/mypy.ini
+
+options: environment ## the table of options, which help and errors read without torch
+	PYTHONPATH="$(CURDIR)" $(PYTHON) scripts/make_option_table.py
 
 docs: environment ## the documentation as a site in build/site; needs the extra `docs`
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict

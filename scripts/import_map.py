@@ -22,7 +22,7 @@ DIAGRAM = ("```mermaid\n", "```\n")
 FLOORS = (
     ("errors",),
     ("conv", "utils"),
-    ("data", "supervision", "checkpoints"),
+    ("data", "supervision", "checkpoints", "options"),
     ("model", "evaluation", "training"),
     ("challenge", "detector"),
     ("callbacks",),

@@ -220,7 +220,11 @@ allow_pickle: true
     @pytest.mark.parametrize(
         ("variable", "value", "message"),
         [
-            ("DATA__BATCH_SIZE", "many", "data.batch_size must be an integer, got 'many'"),
+            (
+                "DATA__BATCH_SIZE",
+                "many",
+                "data.batch_size in the environment variable YOLO_LIGHTNING_FIT__DATA__BATCH_SIZE must be an integer",
+            ),
             ("DATA__BATCHSIZE", "4", "YOLO_LIGHTNING_FIT__DATA__BATCHSIZE. Did you mean --data.batch_size 4?"),
         ],
     )

@@ -27,7 +27,7 @@ from yolo_lightning.checkpoints import run_folder
 from yolo_lightning.checkpoints.checkpoint_io import AtomicCheckpointIO
 from yolo_lightning.checkpoints.resume import download
 from yolo_lightning.commands import TOOLS
-from yolo_lightning.commands.answers import PROGRAM, answer, has_pictures_of, learn
+from yolo_lightning.commands.answers import PROGRAM, answer, for_parser, has_pictures_of
 from yolo_lightning.commands.command_line import run_tool
 from yolo_lightning.commands.endings import full_disk_reported, missing_process_reported, reported
 from yolo_lightning.commands.fit_summary import end_fit, start_lines
@@ -121,24 +121,34 @@ def main(args: list[str] | None = None) -> None:
             end_with_launcher(launch_id() is not None)
             mark_lines()
             with full_disk_reported():
-                YOLOCLI(
-                    YOLOModule,
-                    DetectionDataModule,
-                    args=words,
-                    parser_class=ShortErrorParser,
-                    trainer_class=callbacks.StoppableTrainer,
-                    save_config_callback=SaveRunConfig,
-                    save_config_kwargs={"save_to_log_dir": False},
-                    seed_everything_default=0,
-                    auto_configure_optimizers=False,
-                    trainer_defaults={
-                        "default_root_dir": run_folder.DEFAULT_RUN,
-                        "max_epochs": MAX_EPOCHS,
-                        "use_distributed_sampler": False,
-                        "enable_model_summary": False,  # `start_lines` instead
-                    },
-                    parser_kwargs={"prog": PROGRAM},
-                )
+                start(words, YOLOCLI)
+
+
+def start(words: list[str], cli_class: type["YOLOCLI"]) -> None:
+    """Run fit, validate, test or predict.
+
+    Args:
+        words: Command line, from the subcommand on.
+        cli_class: Class of the command line.
+    """
+    cli_class(
+        YOLOModule,
+        DetectionDataModule,
+        args=words,
+        parser_class=ShortErrorParser,
+        trainer_class=callbacks.StoppableTrainer,
+        save_config_callback=SaveRunConfig,
+        save_config_kwargs={"save_to_log_dir": False},
+        seed_everything_default=0,
+        auto_configure_optimizers=False,
+        trainer_defaults={
+            "default_root_dir": run_folder.DEFAULT_RUN,
+            "max_epochs": MAX_EPOCHS,
+            "use_distributed_sampler": False,
+            "enable_model_summary": False,  # `start_lines` instead
+        },
+        parser_kwargs={"prog": PROGRAM},
+    )
 
 
 class YOLOCLI(LightningCLI):
@@ -158,9 +168,8 @@ class YOLOCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse in descending precedence: command line, environment, weights, configuration files, defaults."""
-        command = self._words[0]
-        words = learn(command, self._parser(command), layers(self._words, os.environ).command_line())
-        self.config = parser.parse_args([command, *words])
+        words = for_parser(layers(self._words, os.environ).command_line())
+        self.config = parser.parse_args([self._words[0], *words])
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
         """Return only the requested subcommand, if any: building the parsers of all takes four times as long."""

@@ -84,7 +84,10 @@ def test_damaged_files_are_all_named(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"hyper_parameters": NETWORK | {"class_names": ["b"]}}, r"model.class_names is \['b'\] in .* and \['a'\] in"),
-        ({"hyper_parameters": NETWORK | {"detections": {"one_to_one": True}}}, "model.detections.one_to_one is True in .* and None in"),
+        (
+            {"hyper_parameters": NETWORK | {"detections": {"one_to_one": True}}},
+            "model.detections.one_to_one is True in .* and None in",
+        ),
         ({"hyper_parameters": NETWORK | {"single_class": True}}, "model.single_class is True in .* and None in"),
         ({"state_dict": state(1) | {"more": torch.zeros(1)}}, "000002.ckpt and .*000003.ckpt differ in more"),
         (

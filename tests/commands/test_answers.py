@@ -1,6 +1,5 @@
-"""Help, unknown commands and wrong options are answered from stored tables, without torch and Lightning."""
+"""Help, unknown commands and wrong options are answered from the table of options, without torch and Lightning."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +9,8 @@ import pytest
 from tests.conftest import REPOSITORY
 from yolo_lightning.cli import main
 from yolo_lightning.commands import SUBCOMMANDS, TOOLS
-from yolo_lightning.commands.answers import SHOWN, accepts, answer, fitted, stored, table_file
+from yolo_lightning.commands.answers import SHOWN, answer, fitted, short_help
+from yolo_lightning.options.option_table import find_command
 
 WITHOUT_TORCH = """
 import sys
@@ -22,23 +22,6 @@ except SystemExit as end:
     print("loaded:", *heavy) if heavy else None
     raise
 """
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Cache folder with the tables of fit, test, export and contact_sheet, which their parsers have stored."""
-    folder = tmp_path_factory.mktemp("cache")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(folder))
-        for command in ("fit", "test", "export", "contact_sheet"):
-            with pytest.raises(SystemExit):
-                main([command, "--help"])
-    return folder
-
-
-@pytest.fixture(autouse=True)
-def use_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
 
 
 def answered(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
@@ -83,6 +66,12 @@ ANSWERS = [
     (["soak", "--hours=1", "--trainer.max_epoch=3"], 2, "unknown key trainer.max_epoch. Did you mean --trainer.max_ep"),
     (["fit", "--cache", "True"], 2, "unknown key cache. Did you mean --data.storage.image_cache_mib?"),
     (["fit", "--rect", "True"], 2, "unknown key rect; --help.full lists all keys."),
+    (["fit", "--model.recipe.lr0", "fast"], 2, "model.recipe.lr0 must be a number, got 'fast'."),
+    (["fit", "--trainer.max_epochs=ten"], 2, "trainer.max_epochs must be an integer or null, got 'ten'."),
+    (["fit", "--data.image_size", "x"], 2, "data.image_size must be an integer or a list of integers, got 'x'."),
+    (["validate", "--supervision.enabled", "maybe"], 2, "supervision.enabled must be true or false, got 'maybe'."),
+    (["export", "--chekpoint", "x"], 2, "Did you mean --checkpoint x?"),
+    (["submission", "check", "--help"], 0, "usage: python -m yolo_lightning submission check FILE"),
     (["fit", "--help"], 0, "--data.image_size = 640 [imgsz, img]"),
     (["fit", "--trainer.precision", "fp8"], 2, "bf16-mixed, 32-true, 64-true, bf16 or null, got 'fp8'"),
     (["export", "--help"], 0, "pt | onnx"),
@@ -98,27 +87,13 @@ def test_answers(capsys: pytest.CaptureFixture[str], words: list[str], code: int
     assert code == 0 or not words or len(text.splitlines()) == 1
 
 
-def test_first_use_gives_the_same_answers(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    of_parsers = [one for one in ANSWERS if one[0] and one[0][0] in ("fit", "export")]
-    mistaken_file = [one for one in of_parsers if one[0][1:2] == ["-config"]]
-    for number, (words, code, _) in enumerate([*of_parsers[1::4], *mistaken_file]):
-        expected = answered(capsys, *words)
-        with monkeypatch.context() as patch:
-            patch.setenv("XDG_CACHE_HOME", str(tmp_path / str(number)))
-            answer(words)  # left to the parser
-            with pytest.raises(SystemExit) as stopped:
-                main(words)
-        shown = capsys.readouterr()
-        assert (stopped.value.code or 0, shown.out + shown.err) == (code, expected[1])
-
-
 @pytest.mark.parametrize(
     ("content", "part"),
     [
         ("", "must contain keys and values, as 'data: {root: PATH}', got an empty file"),
         ("trainer: {max_epoch: 3}", "unknown key trainer.max_epoch in "),
+        ("model: {recipe: {lr0: fast}}", "some.yaml must be a number, got 'fast'."),
+        ("data: {loader: {pin_memory: 3}}", "some.yaml must be true or false or null, got '3'."),
         ("trainer: [", "cannot be read"),
         ("model: yolov8n", "must be set by its keys model.class_width, model.convolution, "),
         ("data: {augmentation: [{mosaic: 0.5}]}", ", got [{'mosaic': 0.5}]."),
@@ -140,7 +115,7 @@ def test_wrong_configuration_files(capsys: pytest.CaptureFixture[str], tmp_path:
         ["fit", "--config", "configs/demo.yaml", "--trainer.callbacks+=EMA", "--trainer.callbacks.tau", "3"],
         ["fit", "--trainer.logger.save_dir", "logs", "--trainer.callbacks.help", "EMA"],
         ["predict", "a.jpg", "--save", "[csv]"],
-        ["submission", "check", "--help"],
+        ["submission", "check", "a.zip"],
         ["contact_sheet", "--data.root", "x", "--samples", "3"],
         ["export", "--image_size", "64"],
         ["doctor", "--json"],
@@ -162,18 +137,10 @@ def test_environment_variable_of_no_command(
 
 
 def test_options_of_the_short_help_exist() -> None:
-    table = stored("fit")
-    assert table is not None
-    assert [key for key in SHOWN if not accepts(table["options"], key)] == []
-    assert [key for key in SHOWN if f"--{key}" not in table["help"]] == []
-
-
-@pytest.mark.parametrize("damage", ["", "[]", '{"stamp": [1, 2], "help": "", "options": {}}'])
-def test_damaged_or_outdated_table_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    table_file("fit").parent.mkdir(parents=True)
-    table_file("fit").write_text(damage)
-    answer(["fit", "--epochs", "3"])
+    command = find_command("fit")
+    assert command is not None
+    assert [key for key in SHOWN if not command.accepts(key)] == []
+    assert [key for key in SHOWN if f"--{key}" not in short_help(command)] == []
 
 
 @pytest.mark.parametrize("name", sorted(TOOLS.keys() - {"benchmark", "service", "submission"}))  # subcommands
@@ -183,9 +150,9 @@ def test_every_command_has_help(capsys: pytest.CaptureFixture[str], name: str) -
     shown = capsys.readouterr().out
     assert stopped.value.code == 0
     assert f"usage: python -m yolo_lightning {name}" in shown
-    table = stored(name)
-    assert table is not None
-    assert shown == fitted(table["help"]) + "\n"
+    command = find_command(name)
+    assert command is not None
+    assert shown == fitted(short_help(command)) + "\n"
 
 
 @pytest.mark.parametrize("name", ["benchmark", "service", "submission"])
@@ -208,15 +175,10 @@ def test_help_and_errors_name_arguments_without_an_option(capsys: pytest.Capture
 
 
 def test_predict_for_pictures_and_for_a_dataset_have_tables_of_their_own(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    for words in (["predict", "street.jpg", "--help"], ["predict", "--help"]):
-        with pytest.raises(SystemExit):
-            main(words)
     answer(["predict", "--trainer.accelerator", "cpu"])
     answer(["predict", "street.jpg", "--run", "runs/ltdv2"])
-    capsys.readouterr()
     assert "unknown key rnu. Did you mean --run x?" in answered(capsys, "predict", "street.jpg", "--rnu", "x")[1]
     assert "pictures come first: predict val --run RUN" in answered(capsys, "predict", "--data.root", "x", "val")[1]
 
@@ -228,15 +190,6 @@ def test_answers_load_neither_torch_nor_lightning(words: list[str]) -> None:
     )
     assert done.returncode == (0 if "--help" in words else 2)
     assert "loaded:" not in done.stdout
-
-
-def test_unwritable_cache_folder_is_ignored(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", os.devnull)
-    with pytest.raises(SystemExit):
-        main(["export", "--chekpoint", "x"])
-    assert "Did you mean --checkpoint x?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("subcommand", SUBCOMMANDS)

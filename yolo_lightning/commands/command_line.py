@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args, get_origin
 from jsonargparse import ActionConfigFile, ArgumentParser
 
 from yolo_lightning.commands import OWN_OPTIONS
-from yolo_lightning.commands.answers import HELP_WORDS, PICTURES, PROGRAM, fitted, learn
+from yolo_lightning.commands.answers import HELP_WORDS, PICTURES, PROGRAM, fitted, for_parser
 from yolo_lightning.commands.option_errors import ShortErrors
 from yolo_lightning.commands.option_layers import divided
 from yolo_lightning.errors import UserError
@@ -73,12 +73,27 @@ def call(function: Callable[..., Any], words: Sequence[str], command: str = "") 
     Args:
         function: Function with annotated arguments.
         words: Command line after the command.
-        command: Command, under which the options are stored for quick answers.
+        command: Name of the command, and of its section.
     """
-    parameters = signature(function).parameters
+    parser = tool_parser(function, command)
+    has_data = DATA in signature(function).parameters
+    options = {action.dest: getattr(action, "_typehint", None) for action in parser._actions if action.option_strings}
+    positional = [getattr(action, "_typehint", None) for action in parser._actions if not action.option_strings]
+    words = spelled_out(for_parser(words), options, *positional[:1])
+    if has_data:
+        from yolo_lightning.commands.data_options import with_recorded
+
+        words = with_recorded(words, parser, has_weights="checkpoint" in signature(function).parameters)
+    arguments = parser.instantiate_classes(parser.parse_args(words)).as_dict()
+    arguments.pop("config", None)
+    function(**arguments)
+
+
+def tool_parser(function: Callable[..., Any], command: str) -> ToolParser:
+    """Return the parser of the function of a command; see `call`."""
     purpose, _, _ = (function.__doc__ or "").partition("Args:")
     parser = ToolParser(prog=f"{PROGRAM} {command}", description=purpose.strip())
-    if DATA in parameters:
+    if DATA in signature(function).parameters:
         from yolo_lightning.data.datamodule import DetectionDataModule
 
         parser.add_argument(
@@ -89,16 +104,7 @@ def call(function: Callable[..., Any], words: Sequence[str], command: str = "") 
         )
         parser.add_class_arguments(DetectionDataModule, DATA)
     parser.add_function_arguments(function, skip={DATA}, as_group=False, as_positional=True, sub_configs=True)
-    options = {one.dest: getattr(one, "_typehint", None) for one in parser._actions if one.option_strings}
-    positional = [getattr(one, "_typehint", None) for one in parser._actions if not one.option_strings]
-    words = spelled_out(learn(command, parser, words), options, *positional[:1])
-    if DATA in parameters:
-        from yolo_lightning.commands.data_options import with_recorded
-
-        words = with_recorded(words, parser, has_weights="checkpoint" in parameters)
-    given = parser.instantiate_classes(parser.parse_args(words)).as_dict()
-    given.pop("config", None)
-    function(**given)
+    return parser
 
 
 def spelled_out(words: Sequence[str], options: Mapping[str, Any], first: Any = None) -> list[str]:

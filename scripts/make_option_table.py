@@ -1,0 +1,168 @@
+"""Write the table of the options of all commands, which help and errors read without torch, from the parsers.
+
+python scripts/make_option_table.py
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from importlib import import_module
+from importlib.metadata import version
+from inspect import isclass
+from os import PathLike
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, NoReturn, Union, get_args, get_origin
+
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser
+
+from yolo_lightning import cli
+from yolo_lightning.commands import SUBCOMMANDS, TOOLS
+from yolo_lightning.commands.answers import PICTURES, SHOWN
+from yolo_lightning.commands.command_line import tool_parser
+from yolo_lightning.options.option_table import BOOLEAN, INTEGER, LIST, NULL, NUMBER, TABLE_FILE, TEXT
+
+TYPES = {int: INTEGER, float: NUMBER, bool: BOOLEAN, str: TEXT, NoneType: NULL}
+SEQUENCES = (list, tuple, Sequence)
+NOT_SHOWN = ("_ActionConfigLoad", "_ActionHelp", "_HelpAction", "_ActionPrintConfig")
+"""Actions of jsonargparse that the short help leaves out."""
+
+ELEMENTS = {INTEGER: f"{LIST} of integers", NUMBER: f"{LIST} of numbers"}
+
+
+WORDS = (INTEGER, NUMBER, BOOLEAN, TEXT, *ELEMENTS.values(), LIST)
+ORDER = {name: position for position, name in enumerate(WORDS)}
+
+
+class BuiltParserError(Exception):
+    """Ends the start of LightningCLI when the parser of a command is complete."""
+
+
+class ParserOfCommand(cli.YOLOCLI):
+    """LightningCLI that builds the parser of one command and ends."""
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> NoReturn:
+        raise BuiltParserError(self._parser(self._words[0]))
+
+
+def subcommand_parser(name: str) -> Any:
+    """Return the parser of fit, validate, test or predict."""
+    try:
+        cli.start([name], ParserOfCommand)
+    except BuiltParserError as built:
+        return built.args[0]
+    raise AssertionError(name)
+
+
+def tools() -> dict[str, Callable[..., Any]]:
+    """Return the function of each other command, and of each section of a command."""
+    functions: dict[str, Callable[..., Any]] = {}
+    for name in (*TOOLS, "predict"):
+        module = import_module(f"yolo_lightning.commands.{name}")
+        if hasattr(module, "__path__"):
+            module = import_module(f"yolo_lightning.commands.{name}.command")
+        function = getattr(module, name)
+        if isinstance(function, dict):
+            functions |= {f"{name} {section}": part for section, part in function.items()}
+        else:
+            functions[PICTURES if name == "predict" else name] = function
+    return functions
+
+
+def table() -> dict[str, Any]:
+    """Return the content of the table; equal options of several commands share an entry."""
+    parsers = {name: subcommand_parser(name) for name in SUBCOMMANDS}
+    parsers |= {name: tool_parser(function, name) for name, function in tools().items()}
+    positions: dict[str, int] = {}
+    commands = {}
+    for name, parser in parsers.items():
+        options = {}
+        for key, entry in entries(name, parser).items():
+            options[key] = positions.setdefault(json.dumps(entry), len(positions))
+        purpose = SUBCOMMANDS.get(name) or parser.description or ""
+        commands[name] = {"purpose": " ".join(purpose.split()), "options": options}
+    return {
+        "lightning": version("lightning"),
+        "entries": [json.loads(entry) for entry in positions],
+        "commands": commands,
+    }
+
+
+def entries(command: str, parser: Any) -> dict[str, dict[str, Any]]:
+    """Return the fields of `CommandOption` for each option of a parser, without those that have their default."""
+    names = {name.removeprefix("--") for action in parser._actions for name in action.option_strings}
+    found = {}
+    for action in parser._actions:
+        fields = entry(action)
+        is_hidden = type(action).__name__ in NOT_SHOWN
+        is_hidden |= command in SUBCOMMANDS and action.dest not in SHOWN
+        is_hidden |= command not in SUBCOMMANDS and action.dest.startswith("data.")
+        for name in action.option_strings or [action.dest]:
+            key = name.removeprefix("--")
+            if key.startswith("-"):
+                continue
+            is_group = any(other.startswith(f"{key}.") and other != f"{key}.help" for other in names)
+            option = {"is_group": True} if is_group else dict(fields)
+            if is_hidden or key.endswith("+"):
+                option = {field: value for field, value in option.items() if field not in ("default", "help")}
+                option["is_shown"] = False
+            found[key] = option
+    return found
+
+
+def entry(action: Any) -> dict[str, Any]:
+    """Return the fields of `CommandOption` for an option that is no group."""
+    hint = getattr(action, "_typehint", None)
+    default = ""
+    if action.default is not None:
+        default = json.dumps(action.default, default=str).replace('"', "")
+    fields = {
+        "default": default,
+        "help": " ".join((action.help or "").partition(". ")[0].split()),
+        "types": type_names(hint),
+        "is_switch": action.nargs == "?" and action.const is True,
+        "is_positional": not action.option_strings,
+    }
+    return {name: value for name, value in fields.items() if value}
+
+
+def alternatives(hint: Any) -> Iterable[Any]:
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+
+
+def type_names(hint: Any) -> list[str]:
+    """Return the accepted types in words, then the accepted values; none if only the parser can decide."""
+    names: list[str] = []
+    for part in alternatives(hint):
+        origin = get_origin(part) or part
+        if origin is Literal:
+            names += map(str, get_args(part))
+        elif origin in SEQUENCES:
+            elements = type_names(get_args(part)[0]) if get_args(part) else []
+            names.append(ELEMENTS.get("".join(elements), LIST))
+        elif origin in TYPES:
+            names.append(TYPES[origin])
+        elif isclass(origin) and issubclass(origin, (Path, PathLike)):
+            names.append(TEXT)
+        else:
+            return []
+    # `typing` shares equal unions, so that the order in a union depends on what was imported first.
+    return sorted(dict.fromkeys(names), key=lambda name: ORDER.get(name, len(ORDER) + (name == NULL)))
+
+
+def text_of(content: dict[str, Any]) -> str:
+    """Return the table as JSON with one line per entry and per command, for readable differences."""
+    lines = [re.sub(r"\s+$", "", json.dumps(entry)) for entry in content["entries"]]
+    commands = [f"{json.dumps(name)}: {json.dumps(command)}" for name, command in content["commands"].items()]
+    return (
+        f'{{"lightning": {json.dumps(content["lightning"])},\n"entries": [\n'
+        + ",\n".join(lines)
+        + '\n],\n"commands": {\n'
+        + ",\n".join(commands)
+        + "\n}}\n"
+    )
+
+
+if __name__ == "__main__":
+    TABLE_FILE.write_text(text_of(table()), encoding="utf-8")
+    print(f"wrote {TABLE_FILE}")

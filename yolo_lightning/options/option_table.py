@@ -1,0 +1,129 @@
+"""The options of all commands, from `option_table.json`, which `make options` generates from the parsers."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+TABLE_FILE = Path(__file__).with_name("option_table.json")
+INTEGER = "an integer"
+NUMBER = "a number"
+BOOLEAN = "true or false"
+TEXT = "a text"
+LIST = "a list"
+NULL = "null"
+
+
+class CommandOption(NamedTuple):
+    """One option, or one positional argument, of a command."""
+
+    default: str = ""  # as help shows the default; empty for none
+    help: str = ""  # first sentence
+    types: tuple[str, ...] = ()  # accepted types and values, in words; empty if only the parser can decide
+    is_group: bool = False  # whether the option is set by its keys
+    is_switch: bool = False  # whether the option needs no value
+    is_positional: bool = False
+    is_shown: bool = True  # in the short help
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """All accepted values; empty if they are no fixed list."""
+        is_open = any(name in (INTEGER, NUMBER, BOOLEAN, TEXT) or name.startswith(LIST) for name in self.types)
+        return () if is_open else self.types
+
+
+@dataclass(frozen=True, slots=True)
+class CommandOptions:
+    """Purpose and options of a command, or of a section of a command."""
+
+    name: str
+    purpose: str
+    options: Mapping[str, CommandOption]  # by full name, without hyphens
+
+    @property
+    def keys(self) -> list[str]:
+        """Names of the options that have a value."""
+        return [name for name, option in self.options.items() if not (option.is_group or option.is_positional)]
+
+    def accepts(self, key: str) -> bool:
+        """Return whether a key is an option, a group, or a part of an option that is no group, as of a callback."""
+        prefix = key
+        while prefix and prefix not in self.options:
+            prefix = prefix.rpartition(".")[0]
+        if not prefix or self.options[prefix].is_positional:
+            return False
+        return prefix == key or not self.options[prefix].is_group
+
+
+@cache
+def _content() -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(TABLE_FILE.read_text(encoding="utf-8"))
+    return content
+
+
+@cache
+def find_command(name: str) -> CommandOptions | None:
+    """Return a command, such as `fit`, or the section of a command, such as `submission check`, or None."""
+    content = _content()
+    stored = content["commands"].get(name)
+    if stored is None:
+        return None
+    entries = content["entries"]
+    options = {}
+    for key, position in stored["options"].items():
+        entry = entries[position]
+        options[key] = CommandOption(**entry | {"types": tuple(entry.get("types", ()))})
+    return CommandOptions(name, stored["purpose"], options)
+
+
+def is_known(key: str) -> bool:
+    """Return whether the table describes a key: `trainer.*` belongs to one version of Lightning."""
+    return not key.startswith("trainer.") or version("lightning") == _content()["lightning"]
+
+
+def has_type(types: Iterable[str], value: Any) -> bool:
+    """Return whether a text of a command line, or a value of a YAML file, can have one of the types or values.
+
+    The elements of lists are not checked.
+    """
+    loaded = _loaded(value) if isinstance(value, str) else value
+    for accepted in types:
+        if accepted == TEXT:
+            fits = not isinstance(value, list | dict)  # the parser decides on numbers
+        elif accepted == NULL:
+            fits = loaded is None
+        elif accepted == BOOLEAN:
+            fits = isinstance(loaded, bool)
+        elif accepted in (INTEGER, NUMBER):
+            is_integer = isinstance(loaded, int) and not isinstance(loaded, bool)
+            fits = is_integer or _is_number_text(loaded) or (accepted == NUMBER and isinstance(loaded, float))
+        elif accepted.startswith(LIST):
+            fits = isinstance(loaded, list)
+        else:
+            fits = str(value) == accepted
+        if fits:
+            return True
+    return False
+
+
+def _loaded(text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError):  # ValueError: a date that does not exist
+        return text
+
+
+def _is_number_text(value: Any) -> bool:
+    """Return whether a text is a number that YAML reads as a text, such as 1e-3."""
+    if not isinstance(value, str):
+        return False
+    try:
+        float(value)
+    except ValueError:
+        return False
+    return True
