@@ -5,6 +5,7 @@
     python scripts/inject_faults.py --rows 1,2,7b        some rows
     python scripts/inject_faults.py --kills 20           one run that is killed 20 times
     python scripts/inject_faults.py --random 300         random faults of system calls, signals and operators
+    python scripts/inject_faults.py --minutes 30 --faults 10    random faults in one run, its notifications and screen
     python scripts/inject_faults.py --write docs/faults.md
 
 Exit code 1 if a row failed. All files are in a new folder below `--work`, which is deleted at the end.
@@ -31,7 +32,7 @@ def main() -> int:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     from faults import matrix
     from faults.judge import judge
-    from faults.random_faults import judge_random, random_cases
+    from faults.random_faults import judge_long, judge_random, long_case, random_cases
     from faults.random_kills import KILLED_EPOCHS, random_kills
     from faults.rows import CASES, chosen
     from faults.run import EPOCHS
@@ -44,6 +45,9 @@ def main() -> int:
     if options.random:
         cases = random_cases(options.random, options.seed, options.first)
         judge_case = judge_random
+    elif options.minutes:
+        cases = (long_case(options.minutes, options.faults, options.seed),)
+        judge_case = judge_long
     elif options.kills:
         cases = (random_kills(options.kills, options.seed),)
     else:
@@ -76,6 +80,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--random", type=int, default=0, metavar="NUMBER", help="this many random cases, instead of rows"
     )
+    parser.add_argument(
+        "--minutes", type=float, default=0.0, help="length of one run with random faults, instead of rows"
+    )
+    parser.add_argument("--faults", type=int, default=10, help="number of faults of this run (default: %(default)s)")
     parser.add_argument("--first", type=int, default=0, help="number of the first random case (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="seed of kills and random cases (default: %(default)s)")
     parser.add_argument("--at-a-time", type=int, default=AT_A_TIME, help="cases that run side by side")

@@ -64,6 +64,11 @@ def when_printed(text: str, *effects: Effect) -> Action:
     return when(lambda run: text in run.output(), *effects)
 
 
+def when_notified(text: str, *effects: Effect) -> Action:
+    """Trigger when a notification contains `text`."""
+    return when(lambda run: any(text in message for _, message in run.notes["messages"]), *effects)
+
+
 def when_fired(*effects: Effect) -> Action:
     """Trigger when a fault inside the trainer or a worker has happened."""
     return when(lambda run: bool(run.fired_s()), *effects)
@@ -224,6 +229,17 @@ def freeze_disk(run: Run, seconds: float) -> None:
     run.notes["thawed_s"] = time.monotonic() + seconds
 
 
+def make_read_only(run: Run) -> None:
+    """Make the run folder read-only for all files that are opened from now on."""
+    run.begin_fault("run folder read-only")
+    subprocess.run(["mount", "-o", "bind,ro", run.run_folder, run.run_folder], check=True)
+
+
+def make_writable(run: Run) -> None:
+    """Undo `make_read_only`."""
+    subprocess.run(["umount", run.run_folder], check=True)
+
+
 def fill_disk(run: Run) -> None:
     """Fill the disk of the run folder, most of it at once."""
     free_bytes = shutil.disk_usage(run.run_folder).free
@@ -235,6 +251,24 @@ def free_disk(run: Run) -> None:
     """Delete the files of `fill_disk`."""
     for name in ("filler", "rest"):
         (run.run_folder / name).unlink(missing_ok=True)
+
+
+# Operators of torch.
+
+ALWAYS = 1_000
+"""More attempts than any case has."""
+
+
+def operator_fault(**arguments: Any) -> Effect:
+    """Return a preparation that adds the callback `OperatorFault` with these arguments."""
+
+    def add(run: Run) -> None:
+        callback = {"class_path": "faults.operators.OperatorFault"}
+        run.configuration["trainer"]["callbacks"].append(
+            callback | {"init_args": {**arguments, "folder": str(run.folder)}}
+        )
+
+    return add
 
 
 # Notifications.
@@ -334,6 +368,13 @@ def edit(run: Run, /, **values: Any) -> None:
         text = value.format(root=run.root) if isinstance(value, str) else value
         put(run.configuration, name.replace("__", "."), text)
     run.write_configuration()
+
+
+def save_every(run: Run, steps: int) -> None:
+    """Set the interval of checkpoints; an epoch has 16 steps."""
+    callbacks = run.configuration["trainer"]["callbacks"]
+    (last,) = (callback for callback in callbacks if callback["class_path"] == "LastCheckpoint")
+    last["init_args"]["interval_steps"] = steps
 
 
 @effect

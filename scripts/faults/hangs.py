@@ -25,10 +25,6 @@ FIRED_FILE = "fired.jsonl"
 LIBRARY_VARIABLE = "FAULTS_LIBRARY"
 """Environment variable with the path of the compiled `hang.c`."""
 MEMORY_LEFT_BYTES = 64 << 20
-POISON = "poison"
-"""Kind of fault that makes the pixels of a batch NaN. Needs the network, so `Injector` does it."""
-SPOIL = {"nan": float("nan"), "wrong": 3.0}
-"""Kinds of faults of a convolution that multiply all its results from then on. `Injector` does it."""
 
 
 def library(*, with_lock: bool = False) -> ctypes.CDLL:
@@ -53,11 +49,6 @@ def compute() -> None:
 
 
 def c_call() -> None:
-    library().c_call()
-
-
-def synchronize() -> None:
-    """Hang like `c_call`, in a function named like the synchronization of torch with a GPU."""
     library().c_call()
 
 
@@ -90,8 +81,9 @@ def error() -> None:
     raise RuntimeError("the decoder has failed")
 
 
-def device_error() -> None:
-    raise RuntimeError("HIP error: an illegal memory access was encountered")
+def typo() -> None:
+    """Raise the error of a misspelled name."""
+    raise AttributeError("'Injector' object has no attribute 'sate'")
 
 
 def memory() -> None:
@@ -131,8 +123,8 @@ KINDS: dict[str, Callable[[], Any]] = {
     "slow": partial(time.sleep, 5),
 }
 for function in (
-    *(sleep, lock, compute, c_call, synchronize, c_call_with_lock, d_state, d_state_with_lock),
-    *(segfault, needs_space, error, device_error, memory, stuck_child_at_exit),
+    *(sleep, lock, compute, c_call, c_call_with_lock, d_state, d_state_with_lock),
+    *(segfault, needs_space, error, typo, memory, stuck_child_at_exit),
 ):
     KINDS[function.__name__] = function
 
@@ -152,15 +144,14 @@ class Place(StrEnum):
     VALIDATION = "validation"  # epochs; before the first validation batch
     EPOCH_END = "epoch end"  # epochs; after the checkpoints are written
     FIT_END = "fit end"
-    NATIVE = "native convolution"  # calls before by this process, while the convolutions are those of PyTorch
-    KERNEL = "GPU kernel"  # the same while the backend is gemm with kernels, of which a CPU has none: a stand-in
+    RESUME = "resume"
 
 
 @dataclass(frozen=True, slots=True)
 class InsideFault:
     """One fault, written `KIND @ PLACE [NUMBER] [always]` in a configuration."""
 
-    kind: str  # name of one of `KINDS` or `SPOIL`, or `poison`
+    kind: str  # name of one of `KINDS`
     place: Place
     number: int = 0  # occurrence of the place
     always: bool = False  # whether the fault repeats in every attempt; otherwise it happens once per run
@@ -172,8 +163,8 @@ class InsideFault:
         place, _, number = where.rpartition(" ")
         if not number.isdigit():
             place, number = where, "0"
-        if kind not in (*KINDS, *SPOIL, POISON):
-            raise ValueError(f"fault kind must be one of {', '.join([*KINDS, *SPOIL, POISON])}, got {kind!r}")
+        if kind not in KINDS:
+            raise ValueError(f"fault kind must be one of {', '.join(KINDS)}, got {kind!r}")
         return cls(kind, Place(place), int(number), where != rest)
 
     def __str__(self) -> str:
@@ -187,9 +178,8 @@ class InsideFaults:
     faults: tuple[InsideFault, ...]
     folder: Path
 
-    def due(self, place: Place, number: int) -> list[str]:
-        """Return the kinds of the faults that are due, and record that they happen now."""
-        kinds = []
+    def call(self, place: Place, number: int = 0) -> None:
+        """Call the faults that are due, and record that they happen now."""
         for fault in self.faults:
             if (fault.place, fault.number) != (place, number):
                 continue
@@ -199,13 +189,7 @@ class InsideFaults:
                 except FileExistsError:
                     continue
             record_fired(self.folder, str(fault))
-            kinds.append(fault.kind)
-        return kinds
-
-    def call(self, place: Place, number: int = 0) -> None:
-        """Call the faults that are due."""
-        for kind in self.due(place, number):
-            KINDS[kind]()
+            KINDS[fault.kind]()
 
 
 def record_fired(folder: Path, fault: str) -> None:

@@ -122,7 +122,7 @@ def cells(verdict: Verdict) -> tuple[str, ...]:
         verdict.name,
         verdict.fault,
         _format_number(verdict.noticed_s),
-        verdict.reported or "-",
+        verdict.reported.partition(" Original Traceback")[0] or "-",  # of a worker, with all its lines
         _format_number(verdict.lost_steps),
         _format_number(verdict.recovered_s),
         ", ".join(verdict.leftovers) or ("-" if verdict.skipped else "none"),

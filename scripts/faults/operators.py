@@ -24,31 +24,35 @@ EFFECTS = ("hang", *ERRORS, *FACTORS)
 
 
 class FaultyOperators(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Spoils the call number `call` of an operator whose name contains `name`, or every call from this one on."""
+    """Spoils the call number `call` of an operator whose name contains `name`.
 
-    def __init__(self, effect: str, name: str, call: int, folder: Path, *, persists: bool) -> None:
+    `attempts` is the number of attempts of the run in which all later calls are spoiled, too; 0 for a single call. Each
+    attempt with a spoiled call adds a line to the file `record`.
+    """
+
+    def __init__(self, effect: str, name: str, call: int, attempts: int, record: Path) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.effect = effect
         self.name = name
         self.call = call
-        self.persists = persists
-        self.folder = folder
+        self.is_single = attempts == 0
+        self.record = record
         self.calls = 0
-        self.marker = folder / "operator"
-        self.fired = self.marker.exists()
+        spoiled_attempts = len(record.read_text().splitlines()) if record.exists() else 0
+        self.is_over = spoiled_attempts >= max(1, attempts)
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
-        if self.name not in str(function):
+        if self.is_over or self.name not in str(function):
             return result
         self.calls += 1
-        if self.fired:
-            return self.spoiled(result) if self.persists else result
         if self.calls <= self.call:
             return result
-        self.fired = True
-        self.marker.touch()
-        record_fired(self.folder, f"{self.effect} in {function}")
+        if self.calls == self.call + 1:
+            with self.record.open("a") as file:
+                file.write(f"{function}\n")
+            record_fired(self.record.parent, f"{self.effect} in {function}")
+        self.is_over = self.is_single
         return self.spoiled(result)
 
     def spoiled(self, result: Any) -> Any:
@@ -65,29 +69,35 @@ class FaultyOperators(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class OperatorFault(Callback):
-    """Enables `FaultyOperators` from the first step of each attempt to its end.
+    """Enables `FaultyOperators` from a step of each attempt to its end.
 
     Args:
         effect: One of `EFFECTS`.
+        folder: Folder of the case, which records that the fault has happened.
         name: Part of the name of the operator; an empty text selects any operator.
         step: Global step before which nothing happens.
-        call: Number of calls of the operator before the fault.
-        folder: Folder of the case, which records that the fault has happened.
-        persists: Whether every later call of the operator has the fault, in later attempts, too.
+        call: Number of calls of the operator from this step on before the fault.
+        attempts: Number of attempts in which every later call of the operator has the fault, too; 0 for a single call.
+        begin: Name of a file in `folder` before whose creation nothing happens; empty for no such file.
     """
 
-    def __init__(self, effect: str, name: str, step: int, call: int, folder: str, persists: bool) -> None:
+    def __init__(
+        self, effect: str, folder: str, name: str = "", step: int = 0, call: int = 0, attempts: int = 0, begin: str = ""
+    ) -> None:
         self.step = step
-        self.mode = FaultyOperators(effect, name, call, Path(folder), persists=persists)
-        self.entered = False
+        self.begin = Path(folder) / begin
+        record = Path(folder) / f"{effect} in {name or 'any operator'}, call {call} after step {step} {begin}".strip()
+        self.mode = FaultyOperators(effect, name, call, attempts, record)
+        self.is_entered = False
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         step = trainer.current_epoch * int(trainer.num_training_batches) + batch_idx
-        if not self.entered and step >= self.step:
+        is_due = step >= self.step and self.begin.exists() and not self.mode.is_over
+        if is_due and not self.is_entered:
             self.mode.__enter__()  # type: ignore[no-untyped-call]
-            self.entered = True
+            self.is_entered = True
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.entered:
+        if self.is_entered:
             self.mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-            self.entered = False
+            self.is_entered = False

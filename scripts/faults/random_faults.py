@@ -6,22 +6,37 @@ or return wrong values by `operators.py`.
 """
 
 import errno
+import json
 import mmap
 import os
 import random
 import signal
 import struct
+import subprocess
+import sys
 import sysconfig
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from faults import traces
-from faults.actions import Effect, at_step, effect, serve, stop_serving, when
-from faults.hangs import record_fired
+from faults.actions import (
+    ALWAYS,
+    TRAINING,
+    Effect,
+    at_step,
+    effect,
+    operator_fault,
+    save_every,
+    serve,
+    stop_serving,
+    when,
+)
+from faults.hangs import FIRED_FILE, record_fired
 from faults.judge import FinalState, Verdict, differences, leftovers, restarts
-from faults.run import EPOCHS, MARK_VARIABLE, STEPS_PER_EPOCH, Action, Case, Run, put
+from faults.run import EPOCHS, MARK_VARIABLE, REPOSITORY, STEPS_PER_EPOCH, Action, Case, Run, put
 from yolo_lightning.supervision.heartbeat import Phase
 
 CONTROL = struct.Struct("<8i3dq256s")
@@ -58,17 +73,24 @@ FOLDERS = {
 BY_WORKERS = ("open", "read", "stat", "mmap", "clock")
 DURATIONS_S = (0.0, 0.5, 5.0, 20.0)
 FOREVER_S = 1e6
+PRELOAD = {"FAULTS_CONTROL": "{folder}/control", "LD_PRELOAD": "{folder}/../system_calls.so"}
 HOUR_S = 3600.0
 SIGNALS = (signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGTERM, signal.SIGHUP)
 PERSISTENT = ("hang", "device error", "error of a library", "NaN")
 ONCE = ("hang", "device error", "error of a library", "error without a cause", "out of memory", "a bug", "NaN", "wrong")
-CHANGES_VALUES = frozenset({"NaN", "wrong", "out of memory"})
+CHANGES_VALUES = frozenset({"NaN", "wrong", "out of memory", "device error", "error of a library"})
+"""Effects after which values differ: the step is skipped, or the level of the computation is lowered at once."""
+
 OPERATORS_PER_STEP = 3000
 STEPS = EPOCHS * STEPS_PER_EPOCH
 TIMEOUTS_S = {"fetch_s": 4.0, "step_s": 4.0, "save_s": 5.0, "validate_s": 15.0, "metrics_s": 5.0, "epoch_end_s": 5.0}
 LIMIT_S = 420.0
+WEIGHTS = (6, 2, 2)  # of system calls, signals and operators
 LATEST_STEP = STEPS - 6
 """A phase can be shorter than the interval at which the phases are read; from this step on, any phase is taken."""
+
+Moment = Callable[[random.Random], tuple[str, Callable[[Effect], Action]]]
+"""Returns the description and the trigger of a moment."""
 
 WITHOUT_PERSON = frozenset({"started", "finished", "recovered"})
 """Notifications that name no fault."""
@@ -81,7 +103,7 @@ def random_cases(count: int, seed: int, first: int = 0) -> tuple[Case, ...]:
 
 def random_case(name: str) -> Case:
     generator = random.Random(name)
-    draw = generator.choices((system_call, any_signal, operator), weights=(6, 2, 2))[0]
+    draw = generator.choices((system_call, any_signal, operator), WEIGHTS)[0]
     case = draw(name, generator)
     return replace(
         case,
@@ -100,7 +122,51 @@ def prepare(run: Run, of_case: Callable[[Run], None]) -> None:
     of_case(run)
 
 
-def moment(generator: random.Random) -> tuple[str, Callable[[Effect], Action]]:
+def long_case(minutes: float, count: int, seed: int) -> Case:
+    """Return a run of some minutes with `count` random faults at equal distances, finished without a person."""
+    generator = random.Random(f"{float(minutes)}-{count}-{seed}")
+    parts = []
+    for number in range(1, count + 1):
+        draw = generator.choices((system_call, descendant_signal, operator), WEIGHTS)[0]
+        parts.append(draw(str(number), generator, after_first_step(minutes * 60 * number / (count + 1))))
+
+    faults = "; ".join(part.fault for part in parts)
+
+    def prepare_parts(run: Run) -> None:
+        make_control(run)
+        save_every(run, steps=50)
+        for part in parts:
+            part.prepare(run)
+
+    return Case(
+        "long",
+        f"{count} random faults in a run of {minutes:g} minutes, seed {seed}: {faults}",
+        outside=tuple(action for part in parts for action in part.outside),
+        config={"max_hours": minutes / 60},
+        timeouts_s=TIMEOUTS_S,
+        workers=2,
+        environment=PRELOAD,
+        limit_s=120 * minutes + LIMIT_S,
+        prepare=partial(prepare, of_case=prepare_parts),
+        clean_up=stop_serving,
+        exact=False,
+    )
+
+
+def after_first_step(seconds: float) -> Moment:
+    """Return the moment of a running training that is `seconds` after its first step, whatever has happened before."""
+
+    def has_come(run: Run) -> bool:
+        heartbeat = run.record
+        if heartbeat is None or heartbeat.step == 0 or heartbeat.phase not in TRAINING:
+            return False
+        begin_s: float = run.notes.setdefault("first step", time.monotonic())
+        return time.monotonic() >= begin_s + seconds
+
+    return lambda generator: (f"after {seconds:.0f} s", partial(when, has_come))
+
+
+def random_moment(generator: random.Random) -> tuple[str, Callable[[Effect], Action]]:
     """Return the description and the trigger of a random moment after the first step."""
     step = generator.randrange(1, STEPS - 2)
     phase = generator.choice((None, None, None, Phase.SAVE, Phase.VALIDATE, Phase.EPOCH_END))
@@ -116,7 +182,7 @@ def moment(generator: random.Random) -> tuple[str, Callable[[Effect], Action]]:
     return f"in the phase {phase.label}", lambda effect: when(has_come, effect)
 
 
-def system_call(name: str, generator: random.Random) -> Case:
+def system_call(name: str, generator: random.Random, moment: Moment = random_moment) -> Case:
     """Return a case in which one family of system calls is faulty for some time."""
     generation = generator.randrange(3)
     family = generator.choice(BY_WORKERS if generation == 2 else FAMILIES)
@@ -153,7 +219,7 @@ def system_call(name: str, generator: random.Random) -> Case:
         fault,
         outside=(trigger(armed),),
         workers=workers,
-        environment={"FAULTS_CONTROL": "{folder}/control", "LD_PRELOAD": "{folder}/../system_calls.so"},
+        environment=PRELOAD,
         prepare=make_control,
     )
 
@@ -176,7 +242,7 @@ def arm(
     restarts_trainer: bool,
 ) -> None:
     """Switch the fault on, in all processes of the case at once."""
-    run.begin_fault(run.case.fault)
+    run.begin_fault(f"{family} {error or how}, {folder}, {GENERATIONS[generation]}")
     places = {
         ANYWHERE: "",
         "run": str(run.run_folder),
@@ -196,16 +262,27 @@ def arm(
 
 def any_signal(name: str, generator: random.Random) -> Case:
     """Return a case in which a random process of the tree receives a signal."""
-    moment_name, trigger = moment(generator)
+    moment_name, trigger = random_moment(generator)
     if generator.random() < 0.2:
         number = generator.choice((signal.SIGKILL, signal.SIGABRT))
         fault = f"{number.name} to the supervisor {moment_name}"
-        return Case(name, fault, outside=(trigger(to_root(number)),), codes=(-number, 0), workers=1)
+        # Without a supervisor, a run that has saved nothing cannot be resumed.
+        return Case(name, fault, outside=(when(has_saved), trigger(to_root(number))), codes=(-number, 0), workers=1)
+    return descendant_signal(name, generator, lambda generator: (moment_name, trigger))
+
+
+def descendant_signal(name: str, generator: random.Random, moment: Moment) -> Case:
+    """Return a case in which a random process that the supervisor has started receives a signal."""
+    moment_name, trigger = moment(generator)
     number = generator.choice(SIGNALS)
     order = generator.random()
     workers = generator.choice((0, 1, 2))
     fault = f"{number.name} to a descendant of the supervisor {moment_name}"
     return Case(name, fault, outside=(trigger(to_descendant(number, order)),), workers=workers)
+
+
+def has_saved(run: Run) -> bool:
+    return any((run.run_folder / "checkpoints").glob("*.ckpt"))
 
 
 @effect
@@ -224,27 +301,34 @@ def to_descendant(run: Run, number: signal.Signals, order: float) -> None:
     os.kill(process, number)
 
 
-def operator(name: str, generator: random.Random) -> Case:
-    """Return a case in which an operator of torch is faulty, once or until the computation does without it."""
+def operator(name: str, generator: random.Random, moment: Moment | None = None) -> Case:
+    """Return a case in which an operator of torch is faulty, once or until the computation does without it.
+
+    The fault begins at a random step, or at `moment`.
+    """
     persists = generator.random() < 0.4
     how = generator.choice(PERSISTENT if persists else ONCE)
     step = generator.randrange(1, STEPS - 4)
     call = generator.randrange(100 if persists else OPERATORS_PER_STEP)
     part = "convolution" if persists else ""
     often = "always" if persists else "once"
-    arguments = {"effect": how, "name": part, "step": step, "call": call, "persists": persists}
+    place = f"after step {step}"
+    begin = ""
+    outside: tuple[Action, ...] = ()
+    if moment is not None:
+        place, trigger = moment(generator)
+        step = 0
+        begin = f"begin of fault {name}"
+        outside = (trigger(lambda run: (run.folder / begin).touch()),)
+    attempts = ALWAYS if persists else 0
     return Case(
         name,
-        f"{how}, {often}, in {part or 'any operator'}, call {call} after step {step}",
+        f"{how}, {often}, in {part or 'any operator'}, call {call} {place}",
+        outside=outside,
         workers=generator.choice((0, 1)),
-        prepare=lambda run: add_operator_fault(run, arguments),
+        prepare=operator_fault(effect=how, name=part, step=step, call=call, attempts=attempts, begin=begin),
         exact=not persists and how not in CHANGES_VALUES,
     )
-
-
-def add_operator_fault(run: Run, arguments: dict[str, object]) -> None:
-    callback = {"class_path": "faults.operators.OperatorFault", "init_args": {**arguments, "folder": str(run.folder)}}
-    run.configuration["trainer"]["callbacks"].append(callback)
 
 
 def judge_random(run: Run, expected: FinalState | None) -> Verdict:
@@ -268,7 +352,7 @@ def judge_random(run: Run, expected: FinalState | None) -> Verdict:
     else:
         if case.exact and expected is not None:
             wrong += differences(final, expected)
-        elif final.steps != STEPS:
+        elif final.steps != STEPS and "max_hours" not in case.config:
             wrong.append(f"{final.steps} steps trained instead of {STEPS}")
     wrong += wrong_messages(run, [text for _, text in run.notes["messages"]])
     lost, recovered = restarts(run.beats, run.lines)
@@ -295,3 +379,19 @@ def wrong_messages(run: Run, messages: list[str]) -> list[str]:
     if len(trainers) > restarts_by_case and not named:
         return [f"{len(trainers)} trainers, and no notification names a fault"]
     return []
+
+
+def judge_long(run: Run, expected: FinalState | None) -> Verdict:
+    """Return the verdict on a long run, and print its faults, its notifications and the screen of `monitor`."""
+    verdict = judge_random(run, expected)
+    begin_s: float = run.notes["first step"]
+    print("Faults, in seconds after the first step:")
+    for line in (run.folder / FIRED_FILE).read_text().splitlines():
+        fired = json.loads(line)
+        print(f"{fired['at_s'] - begin_s:6.0f}  {fired['fault']}")
+    print("\nNotifications:")
+    for at_s, content in run.notes["messages"]:
+        print(f"{at_s - begin_s:6.0f}  {content}")
+    monitor = [sys.executable, "-m", "yolo_lightning", "monitor", str(run.run_folder), "--once"]
+    print(f"\n{subprocess.run(monitor, cwd=REPOSITORY, capture_output=True, text=True, check=False).stdout}")
+    return verdict

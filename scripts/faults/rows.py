@@ -6,9 +6,9 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from faults.actions import at_step, halve, in_phase, send, when
 from faults.random_kills import RANDOM_CASES
 from faults.run import Case, Report, Run, put
 from yolo_lightning.supervision.classify import StallClass
+from yolo_lightning.supervision.fallback_levels import AS_CONFIGURED
 from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.supervision.job import SuperviseSettings
 from yolo_lightning.supervision.phase_timeouts import PhaseTimeouts
@@ -39,7 +40,7 @@ INTERVALS = {name: getattr(DEFAULTS, name) for name in ("poll_s", "kill_after_s"
 
 KILLED = (Report(StallClass.KILLED, ("SIGKILL",), within_s=AT_ONCE_S),)
 REFUSED = (Report(StallClass.ENVIRONMENT, ("exit code 2",)),)
-WORKER_KILLED = (Report(LOADER_CRASH, ("DataLoader worker",), within_s=LOADER_DEATH_S),)
+WORKER_KILLED = (Report(LOADER_CRASH, within_s=LOADER_DEATH_S),)
 STUCK_WORKER: dict[str, Any] = {"timeouts_s": FETCH, "workers": 1, "fallback_level": 1}
 SHORT_PATIENCE = {"patience_h": 0.005}
 NO_PATIENCE = {"patience_h": 1e-4}
@@ -61,12 +62,6 @@ def _levels_taken(run: Run) -> list[str]:
     taken = [line.text.split(", ")[1] for line in run.lines if line.text.startswith("train loader:")]
     expected = ["4 spawn workers", "2 spawn workers", "no workers"]
     return [] if taken == expected else [f"the fallback levels were {taken} instead of {expected}"]
-
-
-def _save_rarely(run: Run) -> None:
-    """Write no checkpoint within an epoch."""
-    (last,) = (one for one in run.configuration["trainer"]["callbacks"] if one["class_path"] == "LastCheckpoint")
-    last["init_args"]["interval_steps"] = 100
 
 
 def _load_plug_in(run: Run) -> None:
@@ -113,6 +108,10 @@ def _recalibrates(run: Run) -> bool:
 def _finished_entirely(run: Run) -> list[str]:
     """Check that the work after the last step was done again."""
     return [] if (run.run_folder / FINISHED_FILE).exists() else [f"{FINISHED_FILE} is missing"]
+
+
+def _waits_for_success(run: Run) -> bool:
+    return run.record is not None and "waits for a successful attempt" in run.output()
 
 
 def _link_to_zero(path: Path) -> None:
@@ -182,6 +181,10 @@ def _notified_once_of_full_disk(run: Run) -> list[str]:
     return [] if count == 1 else [f"{count} notifications of the full disk instead of one"]
 
 
+def _no_checkpoint_called_damaged(run: Run) -> list[str]:
+    return ["a checkpoint was called damaged"] if "damaged" in run.output() else []
+
+
 OWN_DISK: dict[str, Any] = {
     **{"prepare": _own_disk_and_webhook, "clean_up": clean_up},
     "unavailable": do.cannot_mount,
@@ -199,49 +202,22 @@ def disk_full(begin: int, end: int, size_bytes: int = 1, *, of_supervisor: bool 
     return tuple(at_step(step, limit) for step, limit in zip((begin, end), limits, strict=True))
 
 
-CALLS = 500  # of a convolution in a process before its fault: in the ninth step, after the first checkpoint
-COMPUTED: tuple[tuple[str, str, dict[str, Any]], ...] = (
-    ("44", "native convolution", {"computation": "gemm"}),
+CONVOLUTION: dict[str, Any] = {"name": "convolution", "step": 6}  # after the first checkpoint
+PRODUCT: dict[str, Any] = {"name": "mm", "step": 6}
+GEMM: dict[str, Any] = {
     # A CPU has no GPU kernels: `gemm` and its level without kernels compute the same.
-    ("45", "GPU kernel", {"computation": "gemm without GPU kernels", "config": {"model.convolution.backend": "gemm"}}),
-)
+    "config": {"model.convolution.backend": "gemm"},
+    "computation": "gemm without GPU kernels",
+}
+LOWERED: dict[str, Any] = {"exact": False, "lost_steps": None}
+DEVICE_FAILED = (Report(DEVICE_ERROR, ("HIP error",), within_s=LOADER_DEATH_S),)
+READ_ONLY = Report(StallClass.ENVIRONMENT, ("Read-only file system",), within_s=60.0)
+BROKEN_NUMBERS = (Report(NOT_FINITE, ("consecutive non-finite",), within_s=60.0),)
 
 
-def convolution_fails(row: str, place: str, *, computation: str, config: dict[str, Any] = {}) -> Iterator[Case]:  # noqa: B006
-    """Yield the cases of a convolution that fails in every attempt until the computation has a lower level."""
-    common: dict[str, Any] = {"computation": computation, "exact": False, "lost_steps": None}
-    stand_in = " (stand-in on the CPU)" if place == "GPU kernel" else ""
-    for letter, kind, does, report, further in (
-        ("a", "c_call", "hangs", Report(GPU, ("waits for the GPU",), "step"), {"timeouts_s": STEP}),
-        (
-            "b",
-            "device_error",
-            "raises a device error",
-            Report(DEVICE_ERROR, ("HIP error",), within_s=LOADER_DEATH_S),
-            {},
-        ),
-        (
-            "c",
-            "nan",
-            "returns NaN",
-            Report(NOT_FINITE, ("consecutive non-finite",), within_s=60.0),
-            {"config": config | {"model.guard.max_rollbacks": 1}},
-        ),
-        (
-            "d",
-            "wrong",
-            "returns wrong values",
-            Report(WRONG_RESULT, ("exceeds the limit",), within_s=LOADER_DEATH_S),
-            {"config": config | {"model.guard.self_check_share": 1.0}, "log": ("set aside after the last passed",)},
-        ),
-    ):
-        yield Case(
-            f"{row}{letter}",
-            f"{place}{stand_in}: {does} after {CALLS} calls, in every attempt",
-            (f"{kind} @ {place} {CALLS} always",),
-            reports=(report,),
-            **common | {"config": config} | further,
-        )
+def operators(computation: str = "gemm", **arguments: Any) -> dict[str, Any]:
+    """Return the settings of a case with a faulty operator, after which the computation has a lower level."""
+    return {"prepare": do.operator_fault(**arguments), "computation": computation} | LOWERED
 
 
 # fmt: off
@@ -260,9 +236,10 @@ CASES: tuple[Case, ...] = (
     # torch reports "killed by signal" or "exited unexpectedly", or a broken socket, whichever is first.
     Case("6a", "worker: SIGKILL, as if memory ran out", (), (at_step(6, send(SIGKILL, "worker")),),
          WORKER_KILLED, workers=2),
-    Case("6b", "worker: SIGKILL, twice in succession", (),
+    # A checkpoint between two failures of the loader: the first one does not count any more.
+    Case("6b", "worker: SIGKILL twice, with a checkpoint between", (),
          (at_step(6, send(SIGKILL, "worker")), at_step(12, send(SIGKILL, "worker"))),
-         WORKER_KILLED * 2, workers=1, fallback_level=1),
+         WORKER_KILLED * 2, workers=1),
     Case("7a", "worker: segmentation fault", (f"segfault {AT_FRAME}",), workers=1,
          reports=(Report(LOADER_CRASH, ("is killed by signal: Segmentation fault",), within_s=LOADER_DEATH_S),)),
     Case("7b", "worker: _exit(3)", (f"exit_3 {AT_FRAME}",), workers=1,
@@ -274,7 +251,7 @@ CASES: tuple[Case, ...] = (
          workers=1, exact=False, lost_steps=None, log=("leaving out",)),
     Case("9", "all training workers stopped while they are idle during a validation", (),
          (at_step(4, do.remember_workers), in_phase(Phase.VALIDATE, do.stop_remembered_workers)),
-         (Report(LOADER_STALL, ("_reset", "stopped (T)"), within_s=20.0),),  # detected after the validation
+         (Report(LOADER_STALL, ("stopped (T)",), within_s=20.0),),  # detected after the validation
          timeouts_s=FETCH | {"epoch_end_s": 3.0}, workers=2, fallback_level=1),
     Case("10a", "worker: hangs before the first batch", ("sleep @ worker start",),
          reports=hang("sleep (", phase="first batch", kind=LOADER_STALL),
@@ -288,9 +265,9 @@ CASES: tuple[Case, ...] = (
     # The training process.
     Case("12a", "trainer: C call that releases the interpreter lock", ("c_call @ step 8",),
          reports=hang("c_call (", "state S"), timeouts_s=STEP),
-    Case("12b", "trainer: C call in a function named like a synchronization with the GPU", ("synchronize @ step 8",),
-         reports=hang("synchronize (", "waits for the GPU", kind=GPU), timeouts_s=STEP, computation="gemm",
-         exact=False),
+    Case("12b", "trainer: the operator that reads a number from the device hangs",
+         reports=hang("waits for the GPU", kind=GPU), timeouts_s=STEP,
+         **operators(effect="hang", name="_local_scalar_dense", step=8)),
     Case("12c", "trainer: C call, with the default intervals of the supervisor", ("c_call @ step 8",),
          reports=hang("c_call ("), timeouts_s={"step_s": 30.0}, supervision=INTERVALS, check=_recovers_in_time),
     Case("13", "trainer: C call that holds the interpreter lock", ("c_call_with_lock @ step 8",),
@@ -359,17 +336,21 @@ CASES: tuple[Case, ...] = (
          codes=(77,), timeouts_s=STEP, supervision={"kill_wait_s": 1.0} | SHORT_PATIENCE, exact=False,
          log=("needs reboot: SIGKILL did not end process",),
          environment={"FAULTS_UNKILLABLE": "{folder}/unkillable"}, check=_one_trainer),
-    Case("25", "GPU does not answer after a stall (simulated by a smoke test that hangs)", ("synchronize @ step 8",),
-         reports=hang("synchronize (", kind=GPU), codes=(77,), timeouts_s=STEP, exact=False,
+    Case("25", "GPU does not answer after a stall (simulated by a smoke test that hangs)",
+         reports=hang("waits for the GPU", kind=GPU), codes=(77,), timeouts_s=STEP,
          supervision={"smoke_test_s": 1.0} | SHORT_PATIENCE, log=("needs reboot: the device does not respond",),
-         smoke_test=(sys.executable, "-c", "import time; time.sleep(1000)"), check=_one_trainer, computation="gemm"),
-    Case("26", "worker: endless sleep at every fallback level", ("sleep @ frame 16 always",),
+         smoke_test=(sys.executable, "-c", "import time; time.sleep(1000)"), check=_one_trainer,
+         **operators(AS_CONFIGURED, effect="hang", name="_local_scalar_dense", step=8)),
+    Case("26", "worker, then trainer without workers: endless sleep at the same frame at every fallback level",
+         ("sleep @ frame number 55 always",),  # a frame of batch 7
          reports=hang("sleep (", phase="fetch", kind=LOADER_STALL) * 4, timeouts_s={"fetch_s": 6.0},
          workers=4, fallback_level=2, exact=False, lost_steps=None, log=("leaving out id=",),
-         prepare=_save_rarely, check=_levels_taken),
-    Case("27", "trainer: hangs at the same step in every attempt, without workers", ("lock @ step 2 always",),
-         reports=hang("lock (") * 10, timeouts_s=STEP, exact=False, lost_steps=None, log=("leaving out id=",),
-         computation="half the images at once"),
+         prepare=partial(do.save_every, steps=100), check=_levels_taken),
+    # Lower levels after the reports 2, 4 and 6, samples left out after the report 10; nothing of this helps.
+    Case("27", "trainer: hangs at the same step in every attempt; SIGTERM when nothing is left to try",
+         ("lock @ step 2 always",), (when(_waits_for_success, send(SIGTERM, "supervisor")),),
+         hang("lock (") * 11, codes=(128 + SIGTERM,), timeouts_s=STEP, exact=False, lost_steps=None,
+         log=("leaving out id=",), computation="half the images at once"),
     Case("28", "slow but alive: first batch, a step of ten times the usual duration, validation, save",
          ("slow @ step 0", "half_a_second @ step 9", "slow @ validation 0", "slow @ save 2"),
          timeouts_s=STEP | {"fetch_s": 2.0}, check=_one_trainer),
@@ -419,7 +400,8 @@ CASES: tuple[Case, ...] = (
     Case("36b", "trainer: hangs during set-up", ("sleep @ setup always",),
          reports=hang("sleep (", phase="setup", kind=UNKNOWN) * 2, codes=(76,), timeouts_s={"setup_s": 6.0},
          exact=False),
-    Case("37", "trainer: the loss is not finite", ("poison @ step 20",), exact=False, log=("not finite",)),
+    Case("37", "trainer: the loss is not finite", exact=False, log=("not finite",),
+         prepare=do.operator_fault(effect="NaN", name="convolution", step=20)),
     # Memory, notifications, groups of processes, changed settings, random faults.
     Case("38a", "worker: memory leak up to a limit", (f"memory {AT_FRAME}",), workers=1, fallback_level=1,
          reports=(Report(LOADER_CRASH, ("MemoryError",), within_s=LOADER_DEATH_S),)),
@@ -471,11 +453,40 @@ CASES: tuple[Case, ...] = (
     Case("43e", "without a supervisor: SIGTERM to the process group before the first step", (),
          (in_phase(Phase.FIRST_BATCH, send(SIGTERM, GROUP)),), codes=(128 + SIGTERM,), exact=False,
          log=("stopped by SIGTERM before a step was trained: nothing to save",), **UNSUPERVISED),
-    Case("46", "native convolution: a device error; the level of the computation is taken back after a time without "
-         "incidents", (f"device_error @ native convolution {CALLS}",),
-         reports=(Report(DEVICE_ERROR, ("HIP error",), within_s=LOADER_DEATH_S),), exact=False,
-         supervision={"climb_after_h": 0.001}, log=("fallback level 'gemm'", "fallback level: as configured")),
-    *(case for row, place, settings in COMPUTED for case in convolution_fails(row, place, **settings)),
+    Case("44a", "convolution: hangs in every attempt", reports=hang("state S") * 2, timeouts_s=STEP,
+         **operators(effect="hang", attempts=do.ALWAYS, **CONVOLUTION)),
+    Case("44b", "convolution: raises a device error in every attempt", reports=DEVICE_FAILED,
+         **operators(effect="device error", attempts=do.ALWAYS, **CONVOLUTION)),
+    Case("44c", "convolution: returns NaN in every attempt", reports=BROKEN_NUMBERS,
+         config={"model.guard.max_rollbacks": 1}, **operators(effect="NaN", attempts=do.ALWAYS, **CONVOLUTION)),
+    Case("44d", "convolution: returns wrong values in every attempt", log=("set aside after the last passed",),
+         reports=(Report(WRONG_RESULT, ("exceeds the limit",), within_s=LOADER_DEATH_S),),
+         config={"model.guard.self_check_share": 1.0},
+         **operators(effect="wrong", attempts=do.ALWAYS, **CONVOLUTION)),
+    Case("45a", "matrix product of the gemm backend: hangs in two attempts (stand-in for a GPU kernel)",
+         reports=hang("state S") * 2, timeouts_s=STEP, **operators(effect="hang", attempts=2, **PRODUCT) | GEMM),
+    Case("45b", "matrix product of the gemm backend: raises a device error (stand-in for a GPU kernel)",
+         reports=DEVICE_FAILED, **operators(effect="device error", **PRODUCT) | GEMM),
+    Case("45c", "matrix product of the gemm backend: returns NaN in one attempt (stand-in for a GPU kernel)",
+         reports=BROKEN_NUMBERS,
+         **operators(effect="NaN", attempts=1, **PRODUCT) | GEMM
+         | {"config": GEMM["config"] | {"model.guard.max_rollbacks": 1}}),
+    Case("46", "convolution: a device error; the level of the computation is taken back after a time without incidents",
+         reports=DEVICE_FAILED, supervision={"climb_after_h": 0.001},
+         log=("fallback level 'gemm'", "fallback level: as configured"),
+         **operators(AS_CONFIGURED, effect="device error", **CONVOLUTION)),
+    # The world outside of a run.
+    Case("47a", "disk of the run folder read-only, the trainer is killed; writable again after the notification",
+         (), (at_step(8, do.make_read_only), do.when_notified("checkpoint not saved", KILL),
+              do.when_notified('waiting"', do.make_writable)),
+         (READ_ONLY,), **OWN_DISK),  # reports of the failed save and of the kill cannot be written
+    Case("47b", "device missing at a restart: the configuration requires a GPU, which this machine has not", (),
+         (at_step(8, do.edit(trainer__accelerator="gpu"), KILL),
+          do.when_printed("waits for", do.edit(trainer__accelerator="cpu"))),
+         (*KILLED, Report(StallClass.ENVIRONMENT, ("gpu",)))),
+    Case("47c", "a misspelled name in `load_state_dict` of a callback, at one restart", ("typo @ resume",),
+         (at_step(8, KILL),), (*KILLED, Report(StallClass.ERROR, ("AttributeError", "'sate'"))),
+         log=("Traceback (most recent call last)",), check=_no_checkpoint_called_damaged),
 )
 
 QUICK = Case("quick", "rows 4, 17 and 12 in one run: worker stopped, trainer killed, trainer in a C call",

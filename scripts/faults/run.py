@@ -194,8 +194,10 @@ class Run:
         }
 
     def write_configuration(self) -> None:
-        """Write the configuration file, which every restart reads again."""
-        self.config_file.write_text(yaml.safe_dump(self.configuration, sort_keys=False))
+        """Replace the configuration file, which every restart reads again, at any time."""
+        temporary = self.config_file.with_suffix(".part")
+        temporary.write_text(yaml.safe_dump(self.configuration, sort_keys=False))
+        temporary.replace(self.config_file)
 
     def kill(self) -> None:
         """Kill all processes of the case."""

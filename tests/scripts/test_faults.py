@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,10 @@ sys.path.insert(0, str(SCRIPT.parent))
 
 from faults import matrix, traces  # noqa: E402
 from faults.actions import at_step, edit  # noqa: E402
-from faults.hangs import InsideFault, InsideFaults, Place  # noqa: E402
+from faults.hangs import KINDS, InsideFault, InsideFaults, Place  # noqa: E402
 from faults.judge import FinalState, differences, restarts  # noqa: E402
+from faults.operators import FaultyOperators  # noqa: E402
+from faults.random_faults import long_case, random_cases  # noqa: E402
 from faults.rows import CASES, KILL, chosen  # noqa: E402
 from faults.run import Beat, OutputLine, Run  # noqa: E402
 
@@ -31,6 +34,7 @@ from yolo_lightning.utils.run_files import STATE_FILE  # noqa: E402
 GROUPS = {
     "loader": "1,2,3,4,5,6,7,8,9,10,11,26,38,40",
     "trainer": "12,13,14,15,16,17,20,27,28,34,35,36,43,44,45,46",
+    "environment": "47",
     "files": "18,19,21,22,23,30,37,41",
     "supervisor": "24,25,29,31,32,33,39",
     "random": "42",
@@ -85,7 +89,9 @@ def test_run_that_changed_level_equals_a_run_with_the_lower_level_from_that_step
     matrix.prepare(tmp_path)
     (falls,) = chosen("44b")
     change = at_step(6, edit(model__convolution__backend="gemm"), KILL)
-    runs = [Run(case, tmp_path) for case in (falls, replace(falls, name="44z", inside=(), outside=(change,)))]
+    runs = [
+        Run(case, tmp_path) for case in (falls, replace(falls, name="44z", prepare=lambda run: None, outside=(change,)))
+    ]
     for run in runs:
         run.carry_out()
         assert run.codes == [0], run.output()
@@ -113,7 +119,7 @@ def test_twenty_kills_at_random_moments_of_one_run(tmp_path: Path) -> None:
 
 def test_groups_contain_every_row() -> None:
     rows = {int(row) for group in GROUPS.values() for row in group.split(",")}
-    assert rows == {case.row for case in CASES} == set(range(1, 47))
+    assert rows == {case.row for case in CASES} == set(range(1, 48))
 
 
 def test_unknown_rows_raise_value_error() -> None:
@@ -190,14 +196,57 @@ def test_lost_steps_and_recovery_time_of_a_restart() -> None:
     assert restarts(beats, lines) == ([3], [4.5])
 
 
-def test_fault_happens_once_in_all_attempts_or_always(tmp_path: Path) -> None:
+def test_fault_happens_once_in_all_attempts_or_always(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[str] = []
+    for kind in ("sleep", "kill"):
+        monkeypatch.setitem(KINDS, kind, partial(called.append, kind))
     texts = ("sleep @ validation frame 3", "kill @ step 7 always")
     faults = InsideFaults(tuple(map(InsideFault.parse, texts)), tmp_path)
-    assert [faults.due(Place.VALIDATION_FRAME, number) for number in (2, 3, 3)] == [[], ["sleep"], []]
-    assert [faults.due(Place.STEP, 7) for _ in range(2)] == [["kill"], ["kill"]]
+    for number in (2, 3, 3):
+        faults.call(Place.VALIDATION_FRAME, number)
+    assert called == ["sleep"]
+    for _ in range(2):
+        faults.call(Place.STEP, 7)
+    assert called == ["sleep", "kill", "kill"]
     assert len((tmp_path / "fired.jsonl").read_text().splitlines()) == 3
     with pytest.raises(ValueError, match=r"fault kind must be one of .*, got 'yawn'"):
         InsideFault.parse("yawn @ step 7")
+
+
+def results(mode: FaultyOperators, calls: int) -> list[float]:
+    """Return the results of several additions of 1 and 1."""
+    with mode:
+        return [float(torch.ones(()).add(1)) for _ in range(calls)]
+
+
+def test_single_call_of_an_operator_is_spoiled_in_one_attempt(tmp_path: Path) -> None:
+    assert results(FaultyOperators("wrong", "add", 1, 0, tmp_path / "fault"), 4) == [2, 3, 2, 2]
+    assert results(FaultyOperators("wrong", "add", 1, 0, tmp_path / "fault"), 3) == [2, 2, 2]
+
+
+def test_all_later_calls_of_an_operator_are_spoiled_in_some_attempts(tmp_path: Path) -> None:
+    for _ in range(2):
+        assert results(FaultyOperators("wrong", "add", 1, 2, tmp_path / "fault"), 3) == [2, 3, 3]
+    assert results(FaultyOperators("wrong", "add", 1, 2, tmp_path / "fault"), 3) == [2, 2, 2]
+    assert len((tmp_path / "fired.jsonl").read_text().splitlines()) == 2
+
+
+def test_operator_with_another_name_is_not_spoiled(tmp_path: Path) -> None:
+    assert results(FaultyOperators("a bug", "convolution", 0, 1, tmp_path / "fault"), 2) == [2, 2]
+
+
+def test_random_case_depends_on_its_seed_and_number_alone() -> None:
+    (case,) = random_cases(1, 0, first=51)
+    assert case.fault == random_cases(52, 0)[51].fault == "SIGKILL to the supervisor at step 2"
+    assert case.codes == (-9, 0)
+    assert len({case.fault for case in random_cases(20, 1)}) > 10
+
+
+def test_long_run_has_faults_at_equal_distances() -> None:
+    case = long_case(30, 10, 0)
+    assert len(case.outside) == 10
+    assert [f"after {seconds} s" in case.fault for seconds in (164, 327, 1636)] == [True] * 3
+    assert case.codes == (0,)
 
 
 def test_page_has_a_row_for_every_case() -> None:
