@@ -42,6 +42,19 @@ if __name__ == "__main__":
     for batch in DataLoader(Frames(), batch_size=1, num_workers=2, multiprocessing_context="spawn"):
         print(int(batch), flush=True)
 """
+LOADS_WITHOUT_WORKERS = """
+import time
+
+class Frames:
+    def __getitem__(self, index):
+        if index == 5:
+            time.sleep(1000)
+        print(index, flush=True)
+
+frames = Frames()
+for number in range(8):
+    frames[number]
+"""
 IN_KERNEL = "import ctypes, sys; lib = ctypes.CDLL(sys.argv[1]); print('4', flush=True); lib.dsleep()"
 STUCK_IN_VFORK = "#include <unistd.h>\nvoid dsleep(void) { if (vfork() == 0) for (;;) sleep(1000); }\n"
 
@@ -100,6 +113,20 @@ def test_fault_4_torchs_loader_names_the_worker_that_is_stopped(started: list[St
     assert f"worker process {worker} (" in found.sentence
     assert "has not delivered the batch; it is in __getitem__" in found.sentence
     assert found.suspect == "index=5"
+
+
+@needs_py_spy
+@pytest.mark.parametrize(("phase", "suspect"), [(Phase.FETCH, "index=5"), (Phase.STEP, "")], ids=["load", "step"])
+def test_sample_at_which_a_trainer_without_workers_hangs(
+    started: list[Started], tmp_path: Path, phase: Phase, suspect: str
+) -> None:
+    started.append(Started("-c", LOADS_WITHOUT_WORKERS))
+    trainer = started[0]
+    trainer.wait_for("4")
+    trainer.wait_for_state([trainer.process.pid], "S")
+    diagnosis = describe(trainer.look(tmp_path, phase), StallClass.LOADER_STALL)
+    assert diagnosis.suspect == suspect
+    assert "it has no workers" in diagnosis.sentence
 
 
 @needs_py_spy

@@ -23,6 +23,7 @@ from yolo_lightning.supervision.classify import (
     Evidence,
     Frame,
     ProcessEvidence,
+    StallClass,
     describe,
     parse_faulthandler,
     parse_py_spy,
@@ -61,6 +62,12 @@ class Request:
     phase: Phase  # last recorded phase
     log_lines: tuple[str, ...]  # last lines of the trainer's output
     part_timeout_s: float  # time limit of each part
+
+    @property
+    def cause(self) -> StallClass:
+        """Cause of the stall, by the phase and the activity of the last heartbeat."""
+        activity = Activity.NONE if self.heartbeat is None else self.heartbeat.activity
+        return cause_of_stall(self.phase, activity)
 
 
 def keep(path: Path, text: str) -> None:
@@ -106,8 +113,7 @@ def collect(request: Request, keep: Keep = keep) -> Evidence:
 
 def examine(request: Request, store: Keep) -> Diagnosis:
     """Collect and store all evidence about a stall; return what it says."""
-    activity = Activity.NONE if request.heartbeat is None else request.heartbeat.activity
-    return describe(collect(request, store), cause_of_stall(request.phase, activity))
+    return describe(collect(request, store), request.cause)
 
 
 def _without_secrets(keep: Keep) -> Keep:
@@ -173,8 +179,9 @@ def _look_at(pid: int, request: Request, keep: Keep) -> ProcessEvidence:
     """Return the state and the stack of one process."""
     limit_s = request.part_timeout_s
     keep(request.folder / f"process-{pid}.txt", bounded(lambda: _kernel_view(pid), limit_s) or "")
-    options = () if pid == request.trainer else ("--locals",)
-    stack = bounded(lambda: _py_spy(pid, options), limit_s) or ""
+    # Without workers, the trainer loads the samples: a variable on its stack names the sample at which it hangs.
+    with_locals = pid != request.trainer or request.cause is StallClass.LOADER_STALL
+    stack = bounded(lambda: _py_spy(pid, ("--locals",) if with_locals else ()), limit_s) or ""
     keep(request.folder / f"py-spy-{pid}.txt", stack)
     process = read_process(pid)
     return ProcessEvidence(
