@@ -80,6 +80,7 @@ def test_a_wrong_layer_fails_the_stage(
 
 
 @pytest.mark.whole_run
+@pytest.mark.timeout(600)
 @pytest.mark.usefixtures("like_a_gpu", "emulated")  # skipped without a compiler
 def test_layers_and_steps_are_measured_with_kernels(
     section: Section, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -96,13 +97,15 @@ def test_layers_and_steps_are_measured_with_kernels(
     monkeypatch.setattr(sections, "absent", lambda device: set())
 
     monkeypatch.setattr("yolo_lightning.conv.kernels.make_launcher", lambda *_: recorded)
+    monkeypatch.setattr(training_step, "BFLOAT16_VARIANTS", ())  # the emulation takes seconds per step
+    monkeypatch.setattr(training_step, "WARM_STEPS", 1)
     for stage in (layer_speed.layers, training_step.step):
         launches.clear()
-        own = replace(section, findings=Findings())
-        stage(own)
-        assert own.findings.passed, own.findings.reason
+        measured = replace(section, findings=Findings())
+        stage(measured)
+        assert measured.findings.passed, measured.findings.reason
         assert launches, stage
-        assert "gemm-kernels" in "".join(own.findings.lines), stage
+        assert "gemm-kernels" in "".join(measured.findings.lines), stage
 
 
 @pytest.mark.parametrize("module", [layer_speed, training_step])
