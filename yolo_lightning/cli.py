@@ -55,6 +55,7 @@ from yolo_lightning.utils.optional_file import OptionalFile
 from yolo_lightning.utils.plain_text import one_line, printable
 from yolo_lightning.utils.rank_store import RankStore, connect_ranks
 from yolo_lightning.utils.rank_zero import HARMLESS_WARNINGS, mark_lines
+from yolo_lightning.utils.slurm import require_whole_launch
 from yolo_lightning.utils.tensorboard import Curves
 from yolo_lightning.utils.terminal import has_cursor_control
 from yolo_lightning.utils.yaml_file import flatten, nested
@@ -290,6 +291,7 @@ class YOLOCLI(LightningCLI):
                 chosen.append(callbacks.EpochTable())
             kwargs["enable_progress_bar"] = terminal
         kwargs["callbacks"] = chosen
+        require_whole_launch()
         try:
             trainer = super().instantiate_trainer(**kwargs)
         except (MisconfigurationException, TypeError, ValueError) as error:  # of Lightning, for values of a valid type

@@ -9,7 +9,7 @@ import torch
 
 from yolo_lightning.checkpoints import checkpoint_file, run_folder
 from yolo_lightning.checkpoints.checkpoint_file import find_damage, write_checkpoint
-from yolo_lightning.checkpoints.resume import checkpoint_to_fit, latest_checkpoint, storable
+from yolo_lightning.checkpoints.resume import checkpoint_to_evaluate, checkpoint_to_fit, latest_checkpoint, storable
 from yolo_lightning.checkpoints.run_folder import folder_to_fit
 from yolo_lightning.checkpoints.torch_archive import load_checkpoint
 from yolo_lightning.model.network_settings import read_settings
@@ -130,6 +130,20 @@ def test_part_of_another_type_is_named_with_its_file(part: dict[str, Any], messa
     for read in (load_checkpoint, lambda path: checkpoint_to_fit(tmp_path, str(path), resume=False), read_settings):
         with pytest.raises(ValueError, match=f"checkpoint {path} is damaged: .*{message}.*; use another checkpoint"):
             read(path)
+
+
+@pytest.mark.parametrize("choose", [lambda run: checkpoint_to_fit(run, None, True), latest_checkpoint])
+def test_newer_file_with_weights_only_is_not_resumed(choose: Callable[[Path], Path | None], tmp_path: Path) -> None:
+    path = save(tmp_path, 4)
+    write_checkpoint({"state_dict": RESUMABLE["state_dict"], "loops": {}, "steps": 5}, path.with_name("step-5.ckpt"))
+    with pytest.warns(UserWarning, match=r"skipped .*step-5\.ckpt: it contains weights only"):
+        assert choose(tmp_path) == path
+
+
+def test_file_with_weights_only_is_returned_if_there_is_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoints/step-5.ckpt"
+    write_checkpoint({"state_dict": RESUMABLE["state_dict"]}, path)
+    assert checkpoint_to_evaluate(tmp_path) == latest_checkpoint(tmp_path) == path
 
 
 def test_other_modules_may_store_any_parts(tmp_path: Path) -> None:

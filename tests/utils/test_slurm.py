@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from yolo_lightning.errors import UserError
 from yolo_lightning.utils.distributed import launch_id
-from yolo_lightning.utils.slurm import is_slurm_task, requeued
+from yolo_lightning.utils.slurm import is_slurm_task, requeued, require_whole_launch
 
 TASK = {"SLURM_JOB_ID": "71", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_JOB_NAME": "train"}
 
@@ -31,6 +32,19 @@ def test_job_of_one_task_and_interactive_job_are_no_launch(
     assert launch_id() == "slurm-71-0"
     monkeypatch.setenv(name, value)
     assert launch_id() is None
+
+
+@pytest.mark.usefixtures("task")
+def test_process_of_several_tasks_without_srun_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r"SLURM_NTASKS_PER_NODE must be set by --ntasks-per-node, got only --ntasks=2"):
+        require_whole_launch()
+    monkeypatch.setenv("SLURM_NTASKS_PER_NODE", "2")
+    require_whole_launch()
+    monkeypatch.delenv("SLURM_STEP_ID")
+    with pytest.raises(UserError, match=r"that srun has not started, got 2\. .* SLURM_JOB_NAME=interactive"):
+        require_whole_launch()
+    monkeypatch.setenv("SLURM_JOB_NAME", "interactive")
+    require_whole_launch()
 
 
 @pytest.mark.usefixtures("task")

@@ -143,8 +143,11 @@ def require_whole(path: Path, what: str = "checkpoint") -> None:
         raise UserError(f"{what} {path} cannot be used: {damage}")
 
 
-def newest_checkpoint(folder: Path) -> tuple[Path | None, dict[Path, str]]:
-    """Return the newest undamaged checkpoint in a folder, and the reasons why newer ones cannot be used."""
+def newest_checkpoint(folder: Path, *, resumable: bool = False) -> tuple[Path | None, dict[Path, str]]:
+    """Return the newest undamaged checkpoint in a folder, and the reasons why newer ones cannot be used.
+
+    With `resumable`, files that `ModelCheckpoint(save_weights_only=True)` has saved cannot be used, either.
+    """
     damaged: dict[Path, str] = {}
     ages = {path: training_age(path) for path in folder.glob("*.ckpt")}
     while ages:
@@ -158,10 +161,28 @@ def newest_checkpoint(folder: Path) -> tuple[Path | None, dict[Path, str]]:
         age = ages[path]
         if not _has_checksum(path):
             age = (steps_in_content(path), path.name)
-        if age >= ages[path]:
+        if age < ages[path]:
+            ages[path] = age
+        elif resumable and contains_only_weights(path):
+            damaged[path] = "it contains weights only"
+            del ages[path]
+        else:
             return path, damaged
-        ages[path] = age
     return None, damaged
+
+
+def contains_only_weights(path: Path) -> bool:
+    """Whether a checkpoint of Lightning has no state of a training, as with `ModelCheckpoint(save_weights_only=True)`.
+
+    An unreadable file does not count.
+    """
+    from yolo_lightning.checkpoints.torch_archive import outline
+
+    try:
+        content = outline(path)
+    except (OSError, ValueError):
+        return False
+    return "state_dict" in content and not content.keys() & {"optimizer_states", "callbacks"}
 
 
 def training_age(path: Path) -> tuple[int, str]:

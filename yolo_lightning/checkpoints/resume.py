@@ -35,14 +35,17 @@ LONGEST_VALUE = 300  # characters of a saved value in a message
 
 
 def checkpoint_to_resume(base: Path, *, exactly: bool = False) -> tuple[Path, dict[Path, str]]:
-    """Return the checkpoint of the newest run with the most steps, and the damaged newer checkpoints with reasons.
+    """Return the checkpoint of the newest run with the most steps, and the newer ones that cannot be used with reasons.
 
-    With `exactly` only `base` is searched, not `base-2`, ...
+    With `exactly` only `base` is searched, not `base-2`, ... A file with weights only is returned if there is no other.
     """
     folders = [folder for folder in run_folder.runs(base) if folder == base or not exactly]
     if not folders:
         raise UserError(f"nothing to resume: no run folder {base} or {base}-<n> contains a checkpoint")
-    path, damaged = newest_checkpoint(folders[0] / run_files.CHECKPOINTS)
+    folder = folders[0] / run_files.CHECKPOINTS
+    path, damaged = newest_checkpoint(folder, resumable=True)
+    if path is None:
+        path, damaged = newest_checkpoint(folder)
     if path is None:
         listed = "; ".join(f"{file}: {reason}" for file, reason in damaged.items())
         raise UserError(f"nothing to resume: every checkpoint of {folders[0]} is damaged: {listed}")
@@ -112,7 +115,7 @@ def checkpoint_to_fit(base: Path, ckpt_path: str | None, resume: bool, *, exactl
 def latest_checkpoint(folder: str | Path, mirror: str | None = None) -> Path | None:
     """Return the newest undamaged checkpoint of a run folder, for `Trainer.fit(ckpt_path=...)`; None for a new run.
 
-    Damaged newer checkpoints are skipped with a warning.
+    Newer checkpoints that are damaged or contain weights only (`save_weights_only`) are skipped with a warning.
 
     Args:
         folder: `default_root_dir` of the Trainer; its checkpoints are in `checkpoints/`.

@@ -33,6 +33,9 @@ class LoaderLoop:
             return []
         return combined._iterator.iterators
 
+    def has_failed_batch(self) -> bool:
+        return has_failed_batch(self._trainer)
+
     def announce_epoch(self) -> None:
         """Complete what Lightning has omitted when it restored the loops; called before an epoch of the fit begins."""
         load_skipped_states(self._trainer)
@@ -92,6 +95,12 @@ def is_within_epoch(trainer: Trainer) -> bool:
     """Whether an epoch has begun and its end, with the hooks `on_train_epoch_end`, has not."""
     epochs = trainer.fit_loop.epoch_progress.current
     return bool(epochs.ready > epochs.processed)  # type: ignore[attr-defined]
+
+
+def has_failed_batch(trainer: Trainer) -> bool:
+    """Whether an exception has ended the fit within a batch: the batch has begun and has not been trained."""
+    batches = trainer.fit_loop.epoch_loop.batch_progress.current
+    return trainer.interrupted and bool(batches.ready > batches.processed)  # type: ignore[attr-defined]
 
 
 def has_pending_epoch_end(trainer: Trainer) -> bool:

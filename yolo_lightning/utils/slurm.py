@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from yolo_lightning.errors import UserError
 from yolo_lightning.utils.exit_codes import of_signal
 
 REQUEUE_SIGNAL = signal.SIGUSR1
@@ -27,6 +28,25 @@ def is_slurm_task() -> bool:
     is_task = all(name in os.environ for name in ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID"))
     is_interactive = os.environ.get("SLURM_JOB_NAME") in INTERACTIVE_JOBS
     return is_task and not is_interactive and os.environ.get("SLURM_NTASKS", "1") != "1"
+
+
+def require_whole_launch() -> None:
+    """Refuse a job of several tasks whose processes srun has not started, or that Lightning cannot divide into nodes.
+
+    Raises:
+        UserError: If this process is no task of such a job, or the number of tasks per node is unknown.
+    """
+    tasks = os.environ.get("SLURM_NTASKS", "1")
+    is_interactive = os.environ.get("SLURM_JOB_NAME") in INTERACTIVE_JOBS
+    if tasks == "1" or is_interactive or "TORCHELASTIC_RUN_ID" in os.environ:
+        return
+    if not is_slurm_task():
+        raise UserError(
+            f"SLURM_NTASKS must be 1 in a process that srun has not started, got {tasks}. Start all tasks of the job "
+            "with `srun python -m yolo_lightning ...`, or set SLURM_JOB_NAME=interactive to use this process alone"
+        )
+    if "SLURM_NTASKS_PER_NODE" not in os.environ:
+        raise UserError(f"SLURM_NTASKS_PER_NODE must be set by --ntasks-per-node, got only --ntasks={tasks}")
 
 
 @contextmanager

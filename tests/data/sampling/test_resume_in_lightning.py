@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.callbacks import OnExceptionCheckpoint
 from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
 
@@ -191,6 +192,20 @@ def test_a_second_fit_continues_with_the_next_epoch(tmp_path: Path) -> None:
 
     plain = run(tmp_path / "plain")
     assert assert_resumes_exactly(tmp_path, KILLS, fit=fit).seen == plain.seen
+
+
+@pytest.mark.parametrize("mode", [None, "max_size", "max_size_cycle"])
+def test_batch_in_which_an_exception_ends_the_fit_is_trained_after_the_resume(tmp_path: Path, mode: Any) -> None:
+    def fit(trainer: Trainer, module: Recorder, checkpoint: Path | None) -> None:
+        saved = Path(trainer.default_root_dir, "exception", "on_exception.ckpt")
+        trainer.callbacks.append(OnExceptionCheckpoint(saved.parent))
+        loader: Any = resumable_loader(Numbers(), BATCH, trainer=trainer)
+        if mode is not None:
+            loader = CombinedLoader([resumable_loader(Numbers(9), BATCH, trainer=trainer), loader], mode)
+        trainer.fit(module, loader, ckpt_path=saved if saved.exists() else None)
+
+    kills = (4, BATCHES, 2 * BATCHES - 1)  # within, at the beginning and at the end of epochs
+    assert_resumes_exactly(tmp_path, kills, fit=fit, interval=100)
 
 
 def test_a_fit_that_starts_the_epoch_again_trains_the_whole_epoch(tmp_path: Path) -> None:

@@ -55,7 +55,8 @@ def open_folder(
                     write_folder(folder, arrays, {"source": source, **facts})
         except OSError as error:
             raise UserError(
-                f"cannot write the index of {source['path']} under data.storage.index_root {index_root}: {error}"
+                f"cannot write the index of {source['path']} under data.storage.index_root {index_root}: {error}. "
+                "Set data.storage.index_root to a writable folder with free space"
             ) from error
     return folder
 

@@ -191,6 +191,7 @@ class Progress:
 
     start: Position
     position: Position  # after the newest batch
+    before: Position  # before the newest batch; after it if the pass has ended: another loader delivers the next batch
 
 
 class Iteration(Iterator[Any]):
@@ -217,11 +218,13 @@ class Iteration(Iterator[Any]):
             batch = next(self._batches)
         except StopIteration:
             self._is_finished = True
+            self.progress.before = self.progress.position
             self.loader.finish(self)
             raise
         keys = self.loader.keys
         position = self.progress.position
         delivered = keys.batches.stop(position.delivered, keys.order.length)
+        self.progress.before = position
         self.progress.position = replace(position, delivered=delivered)
         return batch
 
@@ -306,7 +309,7 @@ class ResumableLoader(DataLoader[Any]):
         start = self._start_of(iteration)
         if self.mosaic_epochs is not None and (not start.delivered or start.mosaic_epochs is None):
             start = replace(start, mosaic_epochs=self.mosaic_epochs())
-        progress = Progress(start, start)
+        progress = Progress(start, start, start)
         if self._is_trained(iteration):
             if self._is_begun or self._announcements > self._announcements_before_load:
                 self._is_loaded = False
@@ -363,12 +366,18 @@ class ResumableLoader(DataLoader[Any]):
                 return iteration.progress
             assert self.loop is not None
             start = self._next if self._is_loaded else Position(self.loop.epochs_trained())
-            return Progress(start, start)
+            return Progress(start, start, start)
         for reference in reversed(self._unfinished):
             unfinished = reference()
             if unfinished is not None and unfinished.progress is not None:
                 return unfinished.progress
-        return self._newest or Progress(self._next, self._next)
+        return self._newest or Progress(self._next, self._next, self._next)
+
+    def _position_to_resume(self) -> Position:
+        progress = self._progress()
+        if self.loop is not None and self.loop.has_failed_batch():
+            return progress.before
+        return progress.position
 
     def before_start(self, count: int) -> list[Any]:
         """Return the last `count` batches, or fewer, before the position at which the epoch was resumed, oldest first.
@@ -382,8 +391,11 @@ class ResumableLoader(DataLoader[Any]):
         return [self.collate_fn([self.dataset[key] for key in batch]) for batch in batches]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position and the settings on which the order depends; plain Python."""
-        position = self._progress().position
+        """Return the position and the settings on which the order depends; plain Python.
+
+        The position is that before the batch in which an exception has ended the fit.
+        """
+        position = self._position_to_resume()
         return {
             "epoch": position.epoch,
             "cycle": position.cycle,
