@@ -138,6 +138,7 @@ def test_newer_file_with_weights_only_is_not_resumed(choose: Callable[[Path], Pa
     write_checkpoint({"state_dict": RESUMABLE["state_dict"], "loops": {}, "steps": 5}, path.with_name("step-5.ckpt"))
     with pytest.warns(UserWarning, match=r"skipped .*step-5\.ckpt: it contains weights only"):
         assert choose(tmp_path) == path
+    assert folder_to_fit(tmp_path, path) == tmp_path
 
 
 def test_file_with_weights_only_is_returned_if_there_is_no_other(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from yolo_lightning.checkpoints.checkpoint_file import find_damage, steps_trained
+from yolo_lightning.checkpoints.checkpoint_file import contains_only_weights, find_damage, steps_trained
 from yolo_lightning.checkpoints.remote_folder import RemoteFolder, is_address
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.addresses import redacted
@@ -217,7 +217,7 @@ def folder_to_fit(
     if checkpoint is not None and folder is not None and real_path(folder) in map(real_path, runs(base)):
         steps = steps_trained(checkpoint)
         later = [path for path in checkpoint.parent.glob("*.ckpt") if steps_trained(path) > steps]
-        if all(find_damage(path) is not None for path in later):
+        if all(find_damage(path) is not None or contains_only_weights(path) for path in later):
             return folder
     taken = mirrored_runs(base, mirror) if mirror is not None else ()
     return fresh_run(base, taken, in_use)
