@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+import tomllib
 import venv
 from pathlib import Path
 from zipfile import ZipFile
@@ -65,6 +66,14 @@ def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return next(output.glob("*.whl"))
 
 
+def test_every_folder_of_the_package_is_listed_for_the_wheel() -> None:
+    content = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
+    packages = content["tool"]["setuptools"]["packages"]
+    folders = {path.parent for path in (REPOSITORY / "yolo_lightning").rglob("*.py")}
+    names = {".".join(folder.relative_to(REPOSITORY).parts) for folder in folders}
+    assert names <= set(packages)
+
+
 @pytest.mark.whole_run
 def test_wheel_installs_no_global_package_but_its_own(wheel: Path) -> None:
     names = ZipFile(wheel).namelist()
@@ -73,9 +82,9 @@ def test_wheel_installs_no_global_package_but_its_own(wheel: Path) -> None:
         assert f"yolo_lightning/callbacks/{path.name}" in names
     for path in (REPOSITORY / "configs").rglob("*.yaml"):
         assert f"yolo_lightning/{path.relative_to(REPOSITORY)}" in names
-    for folder in ("yolo_lightning/conv/kernels", "yolo_lightning/commands"):
+    for folder in ("yolo_lightning/conv/kernels", "yolo_lightning/commands", "yolo_lightning/options"):
         for path in (REPOSITORY / folder).rglob("*"):
-            if path.suffix in (".py", ".cpp", ".cu", ".cuh", ".h", ".html"):
+            if path.suffix in (".py", ".cpp", ".cu", ".cuh", ".h", ".html", ".json"):
                 assert str(path.relative_to(REPOSITORY)) in names
 
 
