@@ -16,7 +16,7 @@ from yolo_lightning.errors import UserError
 ID_DIGITS = 17
 """Digits of an LTDv2 image id: YYYYMM, clip (3), DD, HHMMSS. All 95,443 ids of two official lists have this form."""
 
-EXACT_BELOW = 2**53  # Int64Array below this value are exact in float64
+EXACT_BELOW = 2**53  # Integers below this value are exact in float64
 SPACING = 4
 """Distance of neighbouring float64 between 2^54 and 2^55, the range of 17-digit ids of the years 1801 to 3602."""
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from yolo_lightning.data.array_types import FloatingArray, Int32Array, Int64Array, IntegerArray
 
-FEWEST = 10  # FloatingArray below which only sides of less than a pixel are suspicious
+FEWEST = 10  # Boxes below which only sides of less than a pixel are suspicious
 EDGE = 2.0  # Pixels by which a box may exceed its frame without being counted
 REPEATED_SHARE = 0.05
 CENTRE_SHARE = 0.005

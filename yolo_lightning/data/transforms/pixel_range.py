@@ -81,7 +81,7 @@ class PixelRange:
 
     @property
     def bits(self) -> Literal[8, 16]:
-        """UInt16Array per pixel of the frames."""
+        """Bits per pixel of the frames."""
         return 8 if self.mode is None else 16
 
     @property
