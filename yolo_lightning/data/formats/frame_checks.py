@@ -117,7 +117,7 @@ def check_frames(index: SplitIndex, storage: Storage, bad_frames: BadFrames) -> 
     names = index.file_names()
     problems = missing_frames(names, storage)
     if isinstance(storage, FilesInFolders):
-        remark = storage.describe_further_folders(names)
+        remark = storage.describe_further_folders(names, problems)
         if remark:
             rank_zero_warn(remark)
     sample = sampled_positions(names, SAMPLED_FRAMES)

@@ -2,7 +2,7 @@
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Self
@@ -113,11 +113,12 @@ class FilesInFolders(ImageFiles):
             absent = ImageFiles(folder).missing(absent)
         return absent
 
-    def describe_further_folders(self, names: Iterable[str]) -> str:
-        """Return a line about the files that the first folder does not contain and another folder does, or ""."""
-        absent_in_first = super().missing(names)
-        absent = set(self.missing(absent_in_first))
-        elsewhere = [name for name in absent_in_first if name not in absent]
+    def describe_further_folders(self, names: Iterable[str], absent: Container[str]) -> str:
+        """Return a line about the files that the first folder does not contain and another folder does, or "".
+
+        `absent` are the names that no folder contains.
+        """
+        elsewhere = [name for name in super().missing(names) if name not in absent]
         if not elsewhere:
             return ""
         return (
