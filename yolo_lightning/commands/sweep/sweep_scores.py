@@ -105,10 +105,11 @@ def held_out(
 
     `matches` are by IoU threshold, `half` is `(F,)`. The setting `usual` of the checkpoint must be among the choices.
     """
+    first = score_settings(matches, score_thresholds, half)
+    second = score_settings(matches, score_thresholds, ~half)
     choices = []
-    for part in (half, ~half):
-        chosen = best(score_settings(matches, score_thresholds, part))
-        elsewhere = score_settings(matches, score_thresholds, ~part)
+    for scored, elsewhere in ((first, second), (second, first)):
+        chosen = best(scored)
         choices.append(HeldOut(chosen, of_setting(elsewhere, chosen.setting), of_setting(elsewhere, usual)))
     return choices
 
