@@ -104,7 +104,7 @@ def _torch_device(probe: Probe, device: str, timeout_s: float) -> Answer:
         facts["architectures"] = torch.cuda.get_arch_list()
         if torch.version.hip:
             architecture = properties.gcnArchName
-            facts["name"] += f" {architecture}"
+            facts["name"] = f"{properties.name} {architecture}".strip()  # a GPU can have no name
         else:
             architecture = f"sm_{properties.major}{properties.minor}"
             facts["capability"] = [properties.major, properties.minor]

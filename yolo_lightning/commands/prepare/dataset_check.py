@@ -171,9 +171,8 @@ def _of_boxes(split: str, content: CheckedSplit) -> list[Finding]:
     check = f"boxes, {split}"
     facts = content.frames.index.facts
     frames = len(content.frames)
-    findings = [Finding(check, facts.describe_boxes())]
-    if facts.clipped or facts.dropped:
-        findings = [Finding(check, facts.describe_boxes(), Severity.NOTE)]
+    severity = Severity.NOTE if facts.clipped or facts.dropped else Severity.OK
+    findings = [Finding(check, facts.describe_boxes(), severity)]
     findings += [Finding(check, note, Severity.NOTE) for note in facts.notes]
     if facts.impossible:
         findings.append(Finding(check, facts.impossible, Severity.BAD))
