@@ -25,13 +25,12 @@ class HeartbeatFile(HeartbeatCallback):
     Each process of a distributed fit has its own file: `heartbeat`, `heartbeat-rank1`, ... With a supervisor, the first
     process writes the file that the supervisor has chosen.
 
-    Args:
-        work_follows: Whether further work of the run follows the fit: `trained.json` is written instead.
+    The command line sets `marker` to `trained.json`, because further work of the run follows the fit.
     """
 
-    def __init__(self, work_follows: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.marker = TRAINED_FILE if work_follows else FINISHED_FILE
+        self.marker = FINISHED_FILE
         self._is_writer_owned = False
 
     def _open(self, trainer: Trainer) -> HeartbeatWriter | None:

@@ -272,9 +272,6 @@ class YOLOCLI(LightningCLI):
         if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
             kwargs["plugins"] = [*plugins, AtomicCheckpointIO()]
         configured = config["callbacks"] or []
-        if is_fit:
-            others = [callback for callback in configured if type(callback) is not callbacks.HeartbeatFile]
-            configured = [callbacks.HeartbeatFile(work_follows=True), *others]  # `after_fit`
         if is_fit and options["deadline"] is not None:
             configured = with_deadline(configured, options["deadline"])
         chosen = with_default_callbacks(configured, is_fit=is_fit, use_defaults=options["default_callbacks"])
@@ -284,6 +281,9 @@ class YOLOCLI(LightningCLI):
         if is_fit and any(one is not None for one in deadline.values()):
             evaluations = 1 + RECALIBRATION_EVALUATIONS * (options["recalibrate_images"] > 0)
             chosen.append(callbacks.FinishBy(**deadline, reserved_evaluations=evaluations))
+        for callback in chosen:
+            if isinstance(callback, callbacks.HeartbeatFile):
+                callback.marker = run_files.TRAINED_FILE  # `after_fit`
         if config["enable_progress_bar"] in (None, True) and not any(isinstance(one, ProgressBar) for one in chosen):
             terminal = has_cursor_control(sys.stderr)
             chosen.append(callbacks.RunProgressBar() if terminal else callbacks.ProgressLines())
