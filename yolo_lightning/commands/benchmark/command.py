@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from yolo_lightning.commands.benchmark.findings import FORMAT
 from yolo_lightning.commands.benchmark.gpu_page import answer, page
 from yolo_lightning.commands.benchmark.stages import DEFAULT_BUDGET_S, Stage, StageState, read_record, run_stages
+from yolo_lightning.data.image_size import STRIDE, ImageSize
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.choices import check_range
 from yolo_lightning.utils.exit_codes import INTERRUPTED, ExitCode
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 PAGE = "gpu.md"
 RESULTS = "gpu.json"
-STRIDE = 32
 DEVICE = re.compile(r"auto|cpu|mps|(cuda|xpu)(:\d+)?")
 StageName = Literal["machine", "correctness", "layers", "step", "resume"]
 
@@ -63,8 +63,7 @@ def gpu(
     if not 60 <= budget_s < float("inf"):
         raise UserError(f"budget_s must be finite and >= 60, got {budget_s}")
     check_range("batch_size", batch_size, ">= 1")
-    if image_size < 2 * STRIDE or image_size % STRIDE:
-        raise UserError(f"image_size must be a multiple of {STRIDE} and >= {2 * STRIDE}, got {image_size}")
+    ImageSize(image_size, image_size).check("image_size", 2 * STRIDE)
     if out.exists() and not out.is_dir():
         raise UserError(f"out must be a folder, got the file {out}")
     out = real_path(user_path(out))
