@@ -6,7 +6,6 @@ python scripts/make_option_table.py
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
-from importlib import import_module
 from importlib.metadata import version
 from inspect import isclass
 from os import PathLike
@@ -19,7 +18,7 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser
 from yolo_lightning import cli
 from yolo_lightning.commands import SUBCOMMANDS, TOOLS
 from yolo_lightning.commands.answers import PICTURES, SHOWN
-from yolo_lightning.commands.command_line import tool_parser
+from yolo_lightning.commands.command_line import tool_function, tool_parser
 from yolo_lightning.options.option_table import BOOLEAN, INTEGER, LIST, NULL, NUMBER, TABLE_FILE, TEXT
 
 TYPES = {int: INTEGER, float: NUMBER, bool: BOOLEAN, str: TEXT, NoneType: NULL}
@@ -58,10 +57,7 @@ def tools() -> dict[str, Callable[..., Any]]:
     """Return the function of each other command, and of each section of a command."""
     functions: dict[str, Callable[..., Any]] = {}
     for name in (*TOOLS, "predict"):
-        module = import_module(f"yolo_lightning.commands.{name}")
-        if hasattr(module, "__path__"):
-            module = import_module(f"yolo_lightning.commands.{name}.command")
-        function = getattr(module, name)
+        function = tool_function(name)
         if isinstance(function, dict):
             functions |= {f"{name} {section}": part for section, part in function.items()}
         else:

@@ -40,15 +40,21 @@ def run_tool(name: str, words: Sequence[str]) -> None:
         words: Command line after the name.
     """
     words = divided(words, OWN_OPTIONS[name]) if name in OWN_OPTIONS else words
-    module = import_module(f"yolo_lightning.commands.{name}")
-    if hasattr(module, "__path__"):  # a command in its own folder
-        module = import_module(f"yolo_lightning.commands.{name}.command")
     command = PICTURES if name == "predict" else name
-    function = getattr(module, name)
+    function = tool_function(name)
     if isinstance(function, dict):
         section = "".join(words[:1])
         command, function, words = f"{command} {section}", _section(name, section, function), words[1:]
     call(function, words, command)
+
+
+def tool_function(name: str) -> Callable[..., Any] | dict[str, Callable[..., Any]]:
+    """Return the function of a command, or the functions of its sections by name."""
+    module = import_module(f"yolo_lightning.commands.{name}")
+    if hasattr(module, "__path__"):  # a command in its own folder
+        module = import_module(f"yolo_lightning.commands.{name}.command")
+    function: Callable[..., Any] | dict[str, Callable[..., Any]] = getattr(module, name)
+    return function
 
 
 def _section(name: str, section: str, functions: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
