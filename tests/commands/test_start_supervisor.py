@@ -78,6 +78,10 @@ def test_last_source_of_an_option_counts(
     assert given_options(["fit", *words], environment).all.get(KEY) == value
 
 
+def test_date_that_does_not_exist_stays_a_text() -> None:
+    assert given_options(["fit", "--finish_by=2026-02-31"], {}).typed == {"finish_by": "2026-02-31"}
+
+
 @pytest.mark.parametrize("words", [["--config", "ltdv2"], ["--config=configs/ltdv2.yaml"], ["-cltdv2.yaml"]])
 def test_configurations_of_the_package_are_found_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]

@@ -126,8 +126,9 @@ def answer(words: Sequence[str]) -> list[str]:
         command = find_command(" ".join(words[:2])) or find_command(name)  # with and without a section
     if command is not None:
         check(command, rest)
-    fit = find_command("fit")
-    if name in OWN_OPTIONS and fit is not None:
+    if name in OWN_OPTIONS:
+        fit = find_command("fit")
+        assert fit is not None
         check(fit, rest[rest.index("--") + 1 :])
     return words
 

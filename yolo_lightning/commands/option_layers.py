@@ -10,12 +10,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from yolo_lightning.commands import SUBCOMMANDS, WITH_RUN
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.run_files import config_name
-from yolo_lightning.utils.yaml_file import flatten, read_yaml
+from yolo_lightning.utils.yaml_file import flatten, read_yaml, value_of
 
 FILE_OPTION, SHORT_FILE_OPTION = FILE_WORDS = ("--config", "-c")
 HELP = ("-h", "--help", "--help.full")
@@ -82,14 +80,14 @@ def given_options(words: Sequence[str], environment: Mapping[str, str]) -> Given
     found = layers(words, environment)
     configured: dict[str, Any] = {}
     for text in found.files:
-        tree = read_yaml(Path(text)) if os.path.isfile(text) else _value_of(text)
+        tree = read_yaml(Path(text)) if os.path.isfile(text) else value_of(text)
         if not isinstance(tree, dict):
             raise UserError(f"{text} is no configuration")
         configured |= flatten(tree)
     typed: dict[str, Any] = {}
     for key, text in [*found.variables.items(), *named_values(found.words)]:
         is_file = key in GROUPS and os.path.isfile(text)
-        typed |= flatten({key: read_yaml(Path(text)) if is_file else _value_of(text)})
+        typed |= flatten({key: read_yaml(Path(text)) if is_file else value_of(text)})
     return GivenOptions(configured, typed)
 
 
@@ -153,13 +151,6 @@ def divided(words: Sequence[str], own: Sequence[str]) -> list[str]:
         (first if is_own else others).append(word)
         first += islice(left, is_own and not equals and name not in ("-h", "help"))
     return [*first, "--", *others]
-
-
-def _value_of(text: str) -> Any:
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
-        return text
 
 
 def separated(words: Sequence[str]) -> tuple[list[str], list[str]]:

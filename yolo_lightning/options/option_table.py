@@ -8,7 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
+from yolo_lightning.utils.yaml_file import value_of
 
 TABLE_FILE = Path(__file__).with_name("option_table.json")
 INTEGER = "an integer"
@@ -83,7 +83,13 @@ def find_command(name: str) -> CommandOptions | None:
 
 def is_known(key: str) -> bool:
     """Return whether the table describes a key: `trainer.*` belongs to one version of Lightning."""
-    return not key.startswith("trainer.") or version("lightning") == _content()["lightning"]
+    return not key.startswith("trainer.") or lightning_version() == _content()["lightning"]
+
+
+@cache
+def lightning_version() -> str:
+    """Return the installed version of Lightning; reading it takes a millisecond."""
+    return version("lightning")
 
 
 def has_type(types: Iterable[str], value: Any) -> bool:
@@ -91,7 +97,7 @@ def has_type(types: Iterable[str], value: Any) -> bool:
 
     The elements of lists are not checked.
     """
-    loaded = _loaded(value) if isinstance(value, str) else value
+    loaded = value_of(value) if isinstance(value, str) else value
     for accepted in types:
         if accepted == TEXT:
             fits = not isinstance(value, list | dict)  # the parser decides on numbers
@@ -109,13 +115,6 @@ def has_type(types: Iterable[str], value: Any) -> bool:
         if fits:
             return True
     return False
-
-
-def _loaded(text: str) -> Any:
-    try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError):  # ValueError: a date that does not exist
-        return text
 
 
 def _is_number_text(value: Any) -> bool:

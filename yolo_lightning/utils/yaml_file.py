@@ -94,6 +94,14 @@ def _keep_texts(node: Any) -> None:
             entry.tag = TEXT_TAG
 
 
+def value_of(text: str) -> Any:
+    """Return the plain value that YAML reads from a text, or the text itself if YAML cannot read it."""
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError):  # ValueError: a date that does not exist
+        return text
+
+
 def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return the values of nested mappings by full key, with dots between the names."""
     flat: dict[str, Any] = {}
