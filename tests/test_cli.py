@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from lightning.pytorch import Trainer
 
 from tests.conftest import TINY, data_options
 from yolo_lightning import cli
+from yolo_lightning.callbacks import HeartbeatFile
 from yolo_lightning.cli import main
 from yolo_lightning.commands import fit_summary
 from yolo_lightning.supervision.fallback_levels import FallbackState
@@ -24,6 +26,10 @@ Run = Callable[..., None]
 RUN = Path("runs/yolo")
 ONE_BATCH = ["--trainer.limit_train_batches", "1", "--trainer.limit_val_batches", "1"]
 ONE_STEP = ["--model.recipe.nominal_batch", "16", "--trainer.max_epochs", "1", *ONE_BATCH]
+
+
+class NamedHeartbeatFile(HeartbeatFile):
+    """Stands for a user's subclass."""
 
 
 def fails(run: Run, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -137,6 +143,19 @@ class TestCheckpointAndFlags:
         assert not (RUN / "trained.json").exists()
         assert json.loads((RUN / "finished.json").read_text())["epochs"] == 1
         assert saved(last_checkpoint())["steps"] == 1
+
+    def test_subclass_of_the_heartbeat_file_replaces_it(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+        writers: list[str] = []
+
+        def check(trainer: Trainer, *_: object, **__: object) -> None:
+            writers.extend(type(one).__name__ for one in trainer.callbacks if isinstance(one, HeartbeatFile))
+            assert (RUN / "trained.json").exists()
+            assert not (RUN / "finished.json").exists()
+
+        monkeypatch.setattr(cli, "end_fit", check)
+        run("fit", *ONE_STEP, "--trainer.callbacks", f"{__name__}.NamedHeartbeatFile")
+        assert writers == ["NamedHeartbeatFile"]
+        assert (RUN / "finished.json").exists()
 
     def test_evaluation_takes_the_network_from_the_checkpoint(self, run: Run, caplog: pytest.LogCaptureFixture) -> None:
         run("fit", *ONE_STEP, "--model.convolution.backend", "gemm", "--model.detections.score_threshold", "0.3")

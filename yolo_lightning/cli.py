@@ -267,11 +267,10 @@ class YOLOCLI(LightningCLI):
         options, is_fit = self.config_init[self.subcommand], self.subcommand == "fit"
         if config["logger"] in (None, True):
             kwargs["logger"] = is_fit and Curves(config["default_root_dir"], name="", version=run_files.TENSORBOARD)
-        plugins = config["plugins"] or []
-        plugins = plugins if isinstance(plugins, list) else [plugins]
+        plugins = as_list(config["plugins"])
         if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
             kwargs["plugins"] = [*plugins, AtomicCheckpointIO()]
-        configured = config["callbacks"] or []
+        configured = as_list(config["callbacks"])
         if is_fit and options["deadline"] is not None:
             configured = with_deadline(configured, options["deadline"])
         chosen = with_default_callbacks(configured, is_fit=is_fit, use_defaults=options["default_callbacks"])
@@ -357,6 +356,13 @@ def with_deadline(configured: list[Callback], deadline: str) -> list[Callback]:
             "init_args.deadline of StatusFile"
         )
     return [*configured, callbacks.StatusFile(deadline=deadline)]
+
+
+def as_list(values: Any) -> list[Any]:
+    """Return the values of an option of Lightning's Trainer that accepts one value, a list of values or null."""
+    if values is None:
+        return []
+    return values if isinstance(values, list) else [values]
 
 
 def is_of_package(module: str) -> bool:
