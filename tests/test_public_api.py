@@ -84,6 +84,7 @@ def test_unknown_name_is_an_attribute_error() -> None:
 
 LIGHT = {
     "yolo_lightning": ("torch", "lightning", "ultralytics"),
+    "yolo_lightning.conv": ("torch._dynamo", "lightning", "ultralytics"),
     "yolo_lightning.supervision.__main__": ("torch", "lightning", "numpy"),
     "yolo_lightning.supervision.heartbeat": ("torch", "lightning", "numpy"),
     "yolo_lightning.supervision.run_status": ("torch",),

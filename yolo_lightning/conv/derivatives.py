@@ -131,9 +131,9 @@ def _of_gradients(
         by_weight = product(Operation.WEIGHT_GRADIENT, along_input, grad_output, like=weight)
     if needs[1]:
         terms: list[Tensor] = []
-        if along_input is not None and weight is not None:
+        if along_input is not None:
             terms.append(product(Operation.FORWARD, along_input, weight))
-        if input is not None and along_weight is not None:
+        if along_weight is not None:
             terms.append(product(Operation.FORWARD, input, along_weight))
         by_grad_output = _sum(terms)
     return by_input, by_grad_output, by_weight

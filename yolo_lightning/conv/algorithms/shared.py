@@ -59,11 +59,14 @@ def is_traced() -> bool:
     return is_tracing
 
 
-# torch.compile of torch 2.11 and earlier cannot trace `torch.amp.is_autocast_available`.
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def has_autocast(device_type: str) -> bool:
     """Return whether PyTorch has autocast for a type of device, such as "cuda"."""
     return torch.amp.is_autocast_available(device_type)
+
+
+# torch.compile of torch 2.11 and earlier cannot trace `torch.amp.is_autocast_available`. The attribute is all that
+# `torch.compiler.assume_constant_result` sets, but the decorator imports torch._dynamo, which takes 1.5 s.
+has_autocast._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def without_autocast(tensor: Tensor) -> AbstractContextManager[object]:
