@@ -106,6 +106,11 @@ class Prediction(msgspec.Struct, frozen=True, eq=False):
     # `boxes` before clipping, from which Ultralytics' scores are computed; None if `boxes` were not clipped
     unclipped: Tensor | None = None
 
+    @property
+    def boxes_before_clipping(self) -> Tensor:
+        """`boxes` that may extend beyond the frame."""
+        return self.boxes if self.unclipped is None else self.unclipped
+
 
 def without_equal_boxes(prediction: Prediction) -> Prediction:
     """Return the detections of which no earlier one has the same box, on the CPU; pictures show a box once.

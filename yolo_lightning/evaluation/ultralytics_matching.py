@@ -60,10 +60,7 @@ def match_as_ultralytics(
     assert [prediction.image_id for prediction in predictions] == [target.image_id for target in targets]
     frames = len(targets)
     boxes, labels, owners = flattened(
-        [
-            (prediction.boxes if prediction.unclipped is None else prediction.unclipped, prediction.labels)
-            for prediction in predictions
-        ]
+        [(prediction.boxes_before_clipping, prediction.labels) for prediction in predictions]
     )
     scores = all_scores(predictions)
     order = np.lexsort((-scores, owners))

@@ -66,7 +66,7 @@ def fused(views: Sequence[Prediction], frame_shape: tuple[int, int], max_detecti
 
     All views have the same weight: an object that K of V views contain has the mean of their scores times K / V.
     """
-    boxes = np.concatenate([_unclipped_boxes(view).numpy() for view in views]).astype(np.float64)
+    boxes = np.concatenate([view.boxes_before_clipping.numpy() for view in views]).astype(np.float64)
     scores = np.concatenate([view.scores.numpy() for view in views]).astype(np.float64)
     labels = np.concatenate([view.labels.numpy() for view in views])
     order = np.argsort(-scores, kind="stable")
@@ -93,10 +93,6 @@ def fused(views: Sequence[Prediction], frame_shape: tuple[int, int], max_detecti
         labels=all_labels[best],
         unclipped=all_boxes[best],
     )
-
-
-def _unclipped_boxes(prediction: Prediction) -> Tensor:
-    return prediction.boxes if prediction.unclipped is None else prediction.unclipped
 
 
 def view_candidates(network: Callable[[Tensor], Any], images: Tensor, view: View, stride: int = STRIDE) -> Tensor:
