@@ -3,6 +3,7 @@
 import copy
 import pickle
 import re
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -315,6 +316,9 @@ def test_layers_in_plain_lists_and_dictionaries_are_named() -> None:
     held = HeldInPlainContainers()
     names = r"part\.stages\[1\]\.1 .*, part\.heads\['mask'\]\[0\] .*, part\.teacher "
     parent = nn.ModuleDict({"part": held})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        swap_convs(parent, skip=["part"])
     with pytest.warns(UserWarning, match=f"swap_convs has not converted {names}.*use torch.nn.ModuleList"):
         swap_convs(parent)
     assert type(held.first) is GemmConv2d

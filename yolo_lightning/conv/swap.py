@@ -1,7 +1,7 @@
 """Exchange of the convolution and normalization layers of any model, in place and reversible."""
 
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar
 
 from torch import nn
@@ -101,7 +101,10 @@ def swap_convs(module: ModuleT, *, plan: Plan = DEFAULT_PLAN, skip: Collection[s
         if isinstance(layer, gemm.GemmLayer | OwnForward):
             layer.plan = plan
     _warn_of_new_network(module)
-    _warn_of_unregistered(module, "swap_convs has not converted", lambda layer: _replacement(layer) is not None)
+    _warn_of_unregistered(
+        "swap_convs has not converted",
+        [(name, layer) for name, layer in unregistered_layers(module, skipped) if _replacement(layer) is not None],
+    )
     return module
 
 
@@ -114,7 +117,10 @@ def unswap_convs(module: ModuleT) -> ModuleT:
         if native is not None:
             layer.__class__ = native
             vars(layer).pop("plan", None)
-    _warn_of_unregistered(module, "unswap_convs has not converted", lambda layer: isinstance(layer, VendorFreeLayer))
+    _warn_of_unregistered(
+        "unswap_convs has not converted",
+        [(name, layer) for name, layer in unregistered_layers(module) if isinstance(layer, VendorFreeLayer)],
+    )
     return module
 
 
@@ -143,13 +149,13 @@ def _warn_of_new_network(module: nn.Module) -> None:
         )
 
 
-def _warn_of_unregistered(module: nn.Module, failure: str, is_concerned: Callable[[nn.Module], bool]) -> None:
-    """Warn of the concerned layers that modules hold without `nn.Module` knowing about them."""
-    layers = [f"{name} ({type(layer).__name__})" for name, layer in unregistered_layers(module) if is_concerned(layer)]
+def _warn_of_unregistered(failure: str, layers: Sequence[tuple[str, nn.Module]]) -> None:
+    """Warn of layers that modules hold without `nn.Module` knowing about them."""
     if layers:
+        names = ", ".join(f"{name} ({type(layer).__name__})" for name, layer in layers[:NAMED_LAYERS])
         more = f" and {len(layers) - NAMED_LAYERS:,} more" if len(layers) > NAMED_LAYERS else ""
         warnings.warn(
-            f"{failure} {', '.join(layers[:NAMED_LAYERS])}{more}: layers in plain lists and dictionaries are no "
+            f"{failure} {names}{more}: layers in plain lists and dictionaries are no "
             "submodules; use torch.nn.ModuleList or torch.nn.ModuleDict, or convert each of these layers alone",
             stacklevel=3,
         )

@@ -1,6 +1,6 @@
 """Search for layers that a model holds without registering them as submodules."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from torch import nn
 
@@ -10,13 +10,16 @@ REGISTRIES = frozenset(vars(nn.Module()))
 """Attributes of every module: those with submodules, parameters, buffers and hooks."""
 
 
-def unregistered_layers(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+def unregistered_layers(module: nn.Module, skipped: Collection[int] = ()) -> Iterator[tuple[str, nn.Module]]:
     """Yield name and module of the layers in plain lists, tuples, sets and dictionaries of a model, and below them.
 
-    A layer that is a submodule at another place of the model is left out.
+    A layer that is a submodule at another place of the model is left out. `skipped` are the ids of submodules whose
+    attributes are not searched.
     """
     seen = {id(submodule) for submodule in module.modules()}
     for prefix, submodule in list(module.named_modules()):
+        if id(submodule) in skipped:
+            continue
         for attribute, value in vars(submodule).items():
             if attribute in REGISTRIES:
                 continue
