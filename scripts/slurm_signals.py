@@ -11,7 +11,6 @@ import argparse
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,8 +19,8 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
-import torch  # noqa: E402
-from hosts.record import delivered_images  # noqa: E402
+from hosts.record import are_equal, is_each_image_once, read_weights  # noqa: E402
+from hosts.slurm import job_variables, task_variables, write_scontrol  # noqa: E402
 from synthetic import draw_dataset  # noqa: E402
 
 from yolo_lightning.supervision.heartbeat import Heartbeat, read_heartbeat  # noqa: E402
@@ -31,10 +30,6 @@ EPOCHS = 5
 STEPS_BEFORE_SIGNAL = 3
 LONGEST_DELAY_S = 2.0
 LONGEST_START_S = 300.0
-JOB = {
-    **{"SLURM_JOB_ID": "71", "SLURM_STEP_ID": "0", "SLURM_JOB_NAME": "train", "SLURM_NODELIST": "127.0.0.1"},
-    **{"SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "2", "SLURM_NNODES": "1", "SLURM_NODEID": "0"},
-}
 
 
 def main() -> None:
@@ -47,9 +42,7 @@ def main() -> None:
     folder = work / "job"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    scontrol = folder / "scontrol"
-    scontrol.write_text('#!/bin/sh\necho "$@" >> requeued\n')
-    scontrol.chmod(0o755)
+    write_scontrol(folder)
     for number in range(options.times):
         delay_s = LONGEST_DELAY_S * number / max(1, options.times - 1)
         tasks = start(folder, data, number)
@@ -67,9 +60,6 @@ def main() -> None:
 
 def start(folder: Path, data: Path, restarts: int) -> list[subprocess.Popen[bytes]]:
     """Start both tasks of the job."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     words = [
         *(sys.executable, "-m", "yolo_lightning", "fit", "--trainer.strategy", "ddp"),
         *("--trainer.accelerator", "cpu", "--trainer.devices", "2", "--trainer.default_root_dir", "run"),
@@ -78,9 +68,9 @@ def start(folder: Path, data: Path, restarts: int) -> list[subprocess.Popen[byte
         *("--data.loader.num_workers", "0", "--data.batch_size", "2", "--data.image_size", "64"),
         "--trainer.callbacks+=hosts.record.Recorder",
     ]
-    settings = JOB | {"SLURM_RESTART_COUNT": str(restarts), "MASTER_PORT": str(port), "RECORD": str(folder)}
-    settings |= {
-        "PATH": f"{folder}:{os.environ['PATH']}",
+    settings = job_variables(folder) | {
+        "SLURM_RESTART_COUNT": str(restarts),
+        "RECORD": str(folder),
         "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'scripts'}",
         "OMP_NUM_THREADS": "1",
     }
@@ -89,7 +79,7 @@ def start(folder: Path, data: Path, restarts: int) -> list[subprocess.Popen[byte
             subprocess.Popen(
                 words,
                 cwd=folder,
-                env=os.environ | settings | {"SLURM_PROCID": str(task), "SLURM_LOCALID": str(task)},
+                env=os.environ | settings | task_variables(task),
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
@@ -114,10 +104,9 @@ def await_steps(folder: Path, tasks: list[subprocess.Popen[bytes]]) -> None:
 def summary(folder: Path) -> str:
     """Return the number of requeues, the run folders, and whether weights and images are right."""
     requeues = len((folder / "requeued").read_text().splitlines())
-    first, second = (torch.load(folder / f"weights-{rank}.pt", weights_only=True) for rank in range(2))
-    is_equal = all(torch.equal(tensor, second[name]) for name, tensor in first.items())
-    counts = delivered_images(folder, EPOCHS)
-    is_complete = all(len(count) == FRAMES and set(count.values()) == {1} for count in counts)
+    first, second = read_weights(folder)
+    is_equal = are_equal(first, second)
+    is_complete = is_each_image_once(folder, EPOCHS, FRAMES)
     return (
         f"{requeues} requeues, run folders {sorted(path.name for path in folder.glob('run*'))}, weights of the tasks "
         f"{'equal' if is_equal else 'different'}, each image {'once' if is_complete else 'not once'} per epoch"

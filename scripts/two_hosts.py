@@ -1,7 +1,7 @@
 """Train on two hosts, built as network namespaces on this machine, under faults; print a table of what happens.
 
     sudo python scripts/two_hosts.py --work /tmp/two-hosts                    all faults
-    sudo python scripts/two_hosts.py --work /tmp/two-hosts --faults none link   some of them
+    sudo python scripts/two_hosts.py --work /tmp/two-hosts --faults none cut    some of them
 
 Each host has one torchrun agent with one rank on the CPU. An agent that ends with an error is started again after a
 second, as systemd does with the unit in docs/scaling.md. Where namespaces cannot be made, the script prints the reason
@@ -22,15 +22,14 @@ sys.path.insert(0, str(REPOSITORY))
 
 import torch  # noqa: E402
 from common import markdown_table  # noqa: E402
-from hosts.fit import EPOCHS, LONGEST_S, HostedFit  # noqa: E402
+from hosts.fit import EPOCHS, LONGEST_S, POLL_S, HostedFit  # noqa: E402
 from hosts.network import TwoNamespaces, reason_against  # noqa: E402
-from hosts.record import delivered_images  # noqa: E402
+from hosts.record import are_equal, is_each_image_once, read_weights  # noqa: E402
 from synthetic import draw_dataset  # noqa: E402
 
 FRAMES = 24
 STEPS = EPOCHS * FRAMES // 4
 FAULT_STEP = 7
-POLL_S = 0.1
 LINK_DOWN_S = 300.0
 SHORT_LINK_DOWN_S = 20.0
 LATE_S = 60.0
@@ -98,16 +97,15 @@ def describe(fit: HostedFit) -> str:
     messages = [line for line in output if ERROR in line or ("[rank 1, host1]" in line and WARNING in line)]
     if not fit.is_finished():
         return f"ended with exit codes {fit.codes()}: {messages[0] if messages else 'no line'}"
-    weights = fit.weights()
-    is_equal = len(weights) == 2 and all(torch.equal(tensor, weights[1][key]) for key, tensor in weights[0].items())
-    counts = delivered_images(fit.folder, EPOCHS)
-    is_complete = all(len(count) == FRAMES and set(count.values()) == {1} for count in counts)
+    weights = read_weights(fit.folder)
+    is_equal = len(weights) == 2 and are_equal(weights[0], weights[1])
+    is_complete = is_each_image_once(fit.folder, EPOCHS, FRAMES)
     parts = [f"finished, {fit.starts} starts of the agents, runs {', '.join(fit.runs())}"]
     parts.append("equal weights" if is_equal else "DIFFERENT WEIGHTS")
     reference = fit.folder.parent / "none/weights-0.pt"
     if reference.is_file():
         expected = torch.load(reference, weights_only=True)
-        is_same = all(torch.equal(tensor, expected[key]) for key, tensor in weights[0].items())
+        is_same = are_equal(weights[0], expected)
         parts.append("equal to the undisturbed fit" if is_same else "other weights than the undisturbed fit")
     if fit.machines == "2":
         parts.append("each image once per epoch" if is_complete else "IMAGES REPEATED OR MISSING")
@@ -176,24 +174,18 @@ def kill_rank(rank: int) -> Disturb:
 
 
 def lose_host(fit: HostedFit) -> None:
-    """Kill the second agent and keep it away until the first host trains alone."""
+    """Kill the second agent and start it again after `LATE_S`; the first host trains alone meanwhile."""
     fit.absent.add(1)
     fit.agents[1].kill()
     fit.agents[1].wait()
-    until_s = time.monotonic() + LATE_S
-    while time.monotonic() < until_s:
-        fit.serve()
-        time.sleep(POLL_S)
+    fit.serve_for(LATE_S)
     fit.absent.clear()
 
 
 def cut_link(seconds: float) -> Disturb:
     def disturb(fit: HostedFit) -> None:
         fit.network.set_link("down")
-        until_s = time.monotonic() + seconds
-        while time.monotonic() < until_s:
-            fit.serve()
-            time.sleep(POLL_S)
+        fit.serve_for(seconds)
         fit.network.set_link("up")
 
     return disturb

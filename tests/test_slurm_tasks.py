@@ -3,12 +3,12 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from hosts.slurm import job_variables, task_variables, write_scontrol
 
 from tests.conftest import REPOSITORY
 from tests.test_distributed_fit import FIT, SUPERVISED, assert_each_once
@@ -23,25 +23,18 @@ class Job:
         self.folder, self._data = folder, data
         (folder / "record").mkdir()
         (folder / "tasks.yaml").write_text(SUPERVISED.replace("enabled: true", "enabled: false"))
-        scontrol = folder / "scontrol"
-        scontrol.write_text('#!/bin/sh\necho "$@" >> requeued\n')
-        scontrol.chmod(0o755)
+        write_scontrol(folder)
 
     def run(self, **environment: str) -> tuple[list[int], str]:
         """Return the exit codes of both tasks and what they have printed."""
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        job = {"SLURM_JOB_ID": "71", "SLURM_STEP_ID": "0", "SLURM_JOB_NAME": "train", "SLURM_NODELIST": "127.0.0.1"}
-        job |= {"SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "2", "SLURM_NNODES": "1", "SLURM_NODEID": "0"}
         settings = {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "RECORD": str(self.folder / "record")}
-        settings |= {"PATH": f"{self.folder}:{os.environ['PATH']}", "MASTER_PORT": str(port)}
+        settings |= job_variables(self.folder)
         words = [sys.executable, "-m", "yolo_lightning", *FIT, *self._data, "--config", "tasks.yaml"]
         tasks = [
             subprocess.Popen(
                 [*words, "--data.batch_size", "3", "--trainer.devices", "2"],
                 cwd=self.folder,
-                env=os.environ | job | settings | environment | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)},
+                env=os.environ | settings | environment | task_variables(rank),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,

@@ -8,8 +8,6 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
-
 from hosts.network import ADDRESSES, INTERFACE, TwoNamespaces
 from yolo_lightning.supervision.heartbeat import Heartbeat, read_heartbeat
 from yolo_lightning.utils.distributed import rank_suffix
@@ -18,6 +16,7 @@ PORT = 29400
 EPOCHS = 3
 CHECKPOINT_STEPS = 2
 LONGEST_S = 900.0
+POLL_S = 0.1
 RESTART_S = 1.0
 SCRIPTS = Path(__file__).resolve().parents[1]
 SKEWED = """
@@ -34,7 +33,7 @@ main(sys.argv[1:])
 
 @dataclass
 class HostedFit:
-    """One fit in a folder of its own; lists and tuples have one entry for each host."""
+    """One fit in its folder; lists and tuples have one entry for each host."""
 
     network: TwoNamespaces
     folder: Path
@@ -69,6 +68,13 @@ class HostedFit:
             runs = True
         return runs
 
+    def serve_for(self, seconds: float) -> None:
+        """Call `serve` repeatedly for some time."""
+        until_s = time.monotonic() + seconds
+        while time.monotonic() < until_s:
+            self.serve()
+            time.sleep(POLL_S)
+
     def heartbeat(self, rank: int) -> Heartbeat | None:
         heartbeat = read_heartbeat(self.folder / f"run/heartbeat{rank_suffix(rank)}")
         return heartbeat if isinstance(heartbeat, Heartbeat) else None
@@ -98,10 +104,6 @@ class HostedFit:
 
     def is_finished(self) -> bool:
         return (self.folder / "run/finished.json").is_file()
-
-    def weights(self) -> list[dict[str, torch.Tensor]]:
-        paths = [self.folder / f"weights-{rank}.pt" for rank in range(2)]
-        return [torch.load(path, weights_only=True) for path in paths if path.is_file()]
 
     def _start(self, host: int) -> subprocess.Popen[bytes]:
         self.starts[host] += 1

@@ -1,4 +1,4 @@
-"""Two hosts on one machine: network namespaces with own host names, joined by a virtual cable. Needs root."""
+"""Two hosts on one machine: network namespaces with different host names, joined by a virtual cable. Needs root."""
 
 import os
 import shutil
@@ -54,7 +54,7 @@ class TwoNamespaces:
         self._remove()
 
     def command(self, host: int, words: Sequence[str], setup: str = "true") -> list[str]:
-        """Return a command line that runs `words` on a host, after the shell command `setup`, with own mounts."""
+        """Return a command line that runs `words` on a host, after the shell command `setup`, with separate mounts."""
         inside = ["unshare", "--mount", "--uts", "sh", "-c", SETUP, "sh", HOSTS[host], setup, *words]
         return ["ip", "netns", "exec", self._names[host], *inside]
 

@@ -1,7 +1,8 @@
-"""Callback that records the delivered images of each rank, and its weights after the fit; reads the record."""
+"""Callback that records the delivered images of each rank, and its weights after the fit; readers of the record."""
 
 import os
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,3 +41,20 @@ def delivered_images(folder: Path, epochs: int) -> list[Counter[str]]:
         for ids in shares.values():
             counts[epoch].update(ids.split(","))
     return counts
+
+
+def is_each_image_once(folder: Path, epochs: int, images: int) -> bool:
+    """Return whether each of the images was delivered once in each epoch."""
+    counts = delivered_images(folder, epochs)
+    return all(len(count) == images and set(count.values()) == {1} for count in counts)
+
+
+def read_weights(folder: Path) -> list[dict[str, torch.Tensor]]:
+    """Return the weights of the ranks 0 and 1 after the fit, without those of a rank that has not finished."""
+    paths = [folder / f"weights-{rank}.pt" for rank in range(2)]
+    return [torch.load(path, weights_only=True) for path in paths if path.is_file()]
+
+
+def are_equal(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tensor]) -> bool:
+    """Return whether the weights of two ranks or fits are equal, bit for bit."""
+    return all(torch.equal(tensor, second[name]) for name, tensor in first.items())
