@@ -259,16 +259,11 @@ ALWAYS = 1_000
 """More attempts than any case has."""
 
 
-def operator_fault(**arguments: Any) -> Effect:
-    """Return a preparation that adds the callback `OperatorFault` with these arguments."""
-
-    def add(run: Run) -> None:
-        callback = {"class_path": "faults.operators.OperatorFault"}
-        run.configuration["trainer"]["callbacks"].append(
-            callback | {"init_args": {**arguments, "folder": str(run.folder)}}
-        )
-
-    return add
+@effect
+def operator_fault(run: Run, /, **arguments: Any) -> None:
+    """Add the callback `OperatorFault` with these arguments."""
+    settings = {"class_path": "faults.operators.OperatorFault", "init_args": arguments | {"folder": str(run.folder)}}
+    run.configuration["trainer"]["callbacks"].append(settings)
 
 
 # Notifications.
@@ -370,6 +365,7 @@ def edit(run: Run, /, **values: Any) -> None:
     run.write_configuration()
 
 
+@effect
 def save_every(run: Run, steps: int) -> None:
     """Set the interval of checkpoints; an epoch has 16 steps."""
     callbacks = run.configuration["trainer"]["callbacks"]

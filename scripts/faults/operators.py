@@ -16,11 +16,9 @@ ERRORS: dict[str, Exception] = {
     "error of a library": RuntimeError("miopenStatusUnknownError"),
     "error without a cause": RuntimeError("the operator has failed"),
     "out of memory": torch.OutOfMemoryError("HIP out of memory. Tried to allocate 2.00 GiB."),
-    "no memory of the host": MemoryError(),
     "a bug": TypeError("unsupported operand type(s) for +: 'int' and 'NoneType'"),
 }
 FACTORS = {"NaN": float("nan"), "wrong": 1.5}
-EFFECTS = ("hang", *ERRORS, *FACTORS)
 
 
 class FaultyOperators(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -72,7 +70,7 @@ class OperatorFault(Callback):
     """Enables `FaultyOperators` from a step of each attempt to its end.
 
     Args:
-        effect: One of `EFFECTS`.
+        effect: `hang`, or a key of `ERRORS` or `FACTORS`.
         folder: Folder of the case, which records that the fault has happened.
         name: Part of the name of the operator; an empty text selects any operator.
         step: Global step before which nothing happens.

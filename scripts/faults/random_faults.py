@@ -30,6 +30,7 @@ from faults.actions import (
     effect,
     operator_fault,
     save_every,
+    send,
     serve,
     stop_serving,
     when,
@@ -92,7 +93,7 @@ LATEST_STEP = STEPS - 6
 Moment = Callable[[random.Random], tuple[str, Callable[[Effect], Action]]]
 """Returns the description and the trigger of a moment."""
 
-WITHOUT_PERSON = frozenset({"started", "finished", "recovered"})
+WITHOUT_FAULT = frozenset({"started", "finished", "recovered"})
 """Notifications that name no fault."""
 
 
@@ -123,7 +124,7 @@ def prepare(run: Run, of_case: Callable[[Run], None]) -> None:
 
 
 def long_case(minutes: float, count: int, seed: int) -> Case:
-    """Return a run of some minutes with `count` random faults at equal distances, finished without a person."""
+    """Return a run of some minutes with `count` random faults at equal distances, finished without intervention."""
     generator = random.Random(f"{float(minutes)}-{count}-{seed}")
     parts = []
     for number in range(1, count + 1):
@@ -134,7 +135,7 @@ def long_case(minutes: float, count: int, seed: int) -> Case:
 
     def prepare_parts(run: Run) -> None:
         make_control(run)
-        save_every(run, steps=50)
+        save_every(50)(run)
         for part in parts:
             part.prepare(run)
 
@@ -267,7 +268,8 @@ def any_signal(name: str, generator: random.Random) -> Case:
         number = generator.choice((signal.SIGKILL, signal.SIGABRT))
         fault = f"{number.name} to the supervisor {moment_name}"
         # Without a supervisor, a run that has saved nothing cannot be resumed.
-        return Case(name, fault, outside=(when(has_saved), trigger(to_root(number))), codes=(-number, 0), workers=1)
+        effects = (when(has_saved), trigger(send(number, "supervisor")))
+        return Case(name, fault, outside=effects, codes=(-number, 0), workers=1)
     return descendant_signal(name, generator, lambda generator: (moment_name, trigger))
 
 
@@ -283,12 +285,6 @@ def descendant_signal(name: str, generator: random.Random, moment: Moment) -> Ca
 
 def has_saved(run: Run) -> bool:
     return any((run.run_folder / "checkpoints").glob("*.ckpt"))
-
-
-@effect
-def to_root(run: Run, number: signal.Signals) -> None:
-    run.begin_fault(number.name)
-    os.kill(run.process.pid, number)
 
 
 @effect
@@ -334,9 +330,9 @@ def operator(name: str, generator: random.Random, moment: Moment | None = None) 
 def judge_random(run: Run, expected: FinalState | None) -> Verdict:
     """Return the verdict on a random case.
 
-    A pass means: training has finished without a person, with the documented exit codes, with the final state of an
-    uninterrupted run where the fault does not change values, nothing is left behind, and whoever is notified has heard
-    of each restart and of the end.
+    A pass means: training has finished without intervention, with the documented exit codes, with the final state of an
+    uninterrupted run where the fault does not change values; nothing is left behind; and the notifications name a fault
+    if there was a restart, and the end.
     """
     case = run.case
     remaining = leftovers(run)
@@ -375,7 +371,7 @@ def wrong_messages(run: Run, messages: list[str]) -> list[str]:
         return ["the end was not notified"]
     trainers = {beat.process for beat in run.beats}
     restarts_by_case = len(run.codes)
-    named = [message for message in messages if not any(f": {event}" in message for event in WITHOUT_PERSON)]
+    named = [message for message in messages if not any(f": {event}" in message for event in WITHOUT_FAULT)]
     if len(trainers) > restarts_by_case and not named:
         return [f"{len(trainers)} trainers, and no notification names a fault"]
     return []

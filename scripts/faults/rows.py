@@ -8,7 +8,6 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import fields
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -236,7 +235,7 @@ CASES: tuple[Case, ...] = (
     # torch reports "killed by signal" or "exited unexpectedly", or a broken socket, whichever is first.
     Case("6a", "worker: SIGKILL, as if memory ran out", (), (at_step(6, send(SIGKILL, "worker")),),
          WORKER_KILLED, workers=2),
-    # A checkpoint between two failures of the loader: the first one does not count any more.
+    # A checkpoint between two failures of the loader: the first failure does not count.
     Case("6b", "worker: SIGKILL twice, with a checkpoint between", (),
          (at_step(6, send(SIGKILL, "worker")), at_step(12, send(SIGKILL, "worker"))),
          WORKER_KILLED * 2, workers=1),
@@ -345,7 +344,7 @@ CASES: tuple[Case, ...] = (
          ("sleep @ frame number 55 always",),  # a frame of batch 7
          reports=hang("sleep (", phase="fetch", kind=LOADER_STALL) * 4, timeouts_s={"fetch_s": 6.0},
          workers=4, fallback_level=2, exact=False, lost_steps=None, log=("leaving out id=",),
-         prepare=partial(do.save_every, steps=100), check=_levels_taken),
+         prepare=do.save_every(100), check=_levels_taken),
     # Lower levels after the reports 2, 4 and 6, samples left out after the report 10; nothing of this helps.
     Case("27", "trainer: hangs at the same step in every attempt; SIGTERM when nothing is left to try",
          ("lock @ step 2 always",), (when(_waits_for_success, send(SIGTERM, "supervisor")),),
