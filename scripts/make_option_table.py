@@ -4,7 +4,6 @@ python scripts/make_option_table.py
 """
 
 import json
-import re
 from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import version
 from inspect import isclass
@@ -27,8 +26,6 @@ NOT_SHOWN = ("_ActionConfigLoad", "_ActionHelp", "_HelpAction", "_ActionPrintCon
 """Actions of jsonargparse that the short help leaves out."""
 
 ELEMENTS = {INTEGER: f"{LIST} of integers", NUMBER: f"{LIST} of numbers"}
-
-
 WORDS = (INTEGER, NUMBER, BOOLEAN, TEXT, *ELEMENTS.values(), LIST)
 ORDER = {name: position for position, name in enumerate(WORDS)}
 
@@ -148,7 +145,7 @@ def type_names(hint: Any) -> list[str]:
 
 def text_of(content: dict[str, Any]) -> str:
     """Return the table as JSON with one line per entry and per command, for readable differences."""
-    lines = [re.sub(r"\s+$", "", json.dumps(entry)) for entry in content["entries"]]
+    lines = [json.dumps(entry) for entry in content["entries"]]
     commands = [f"{json.dumps(name)}: {json.dumps(command)}" for name, command in content["commands"].items()]
     return (
         f'{{"lightning": {json.dumps(content["lightning"])},\n"entries": [\n'
