@@ -1,13 +1,9 @@
 """Readers of changed files succeed or raise an error of one line, within limits of time and memory."""
 
 import random
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
-
 from fuzzing.mutation import mutated
 from fuzzing.readers import READERS
 from fuzzing.session import fuzz, is_allowed, outcome

@@ -1,19 +1,14 @@
 """The table of `scripts/accuracy_study.py`: paired differences, intervals, conditions of stored outcomes."""
 
 import argparse
-import importlib
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
+import accuracy_study as study
 import pytest
 
-from tests.conftest import REPOSITORY
 from yolo_lightning.cli import main
-
-sys.path.insert(0, str(REPOSITORY / "scripts"))
-study = importlib.import_module("accuracy_study")
 
 
 def run(arm: str, seed: int, map_50: float, seconds: float = 10.0) -> dict[str, Any]:

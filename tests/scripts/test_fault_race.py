@@ -9,18 +9,16 @@ import time
 from pathlib import Path
 from typing import get_args
 
+import fault_race
 import pytest
 import torch
+from race import chart, contest, schedule, systems, unusable
+from race.account import Entry, Outcome, Record
+from race.hook import NAN_VARIABLE, RECORD_VARIABLE, Hook
 
 from tests.conftest import REPOSITORY
 
 SCRIPTS = REPOSITORY / "scripts"
-sys.path.insert(0, str(SCRIPTS))
-
-import fault_race  # noqa: E402
-from race import chart, contest, schedule, systems, unusable  # noqa: E402
-from race.account import Entry, Outcome, Record  # noqa: E402
-from race.hook import NAN_VARIABLE, RECORD_VARIABLE, Hook  # noqa: E402
 
 
 def outcome(*steps: int, digest: str = "a", finished_s: float | None = 10.0, interventions: int = 0) -> Outcome:

@@ -12,24 +12,21 @@ from typing import Any
 
 import pytest
 import torch
+from faults import matrix, traces
+from faults.actions import at_step, edit
+from faults.hangs import KINDS, InsideFault, InsideFaults, Place
+from faults.judge import FinalState, differences, restarts
+from faults.operators import FaultyOperators
+from faults.random_faults import long_case, random_cases
+from faults.rows import CASES, KILL, chosen
+from faults.run import Beat, OutputLine, Run
 
 from tests.conftest import REPOSITORY
+from yolo_lightning.supervision.fallback_levels import AS_CONFIGURED, FallbackState
+from yolo_lightning.supervision.heartbeat import Phase
+from yolo_lightning.utils.run_files import STATE_FILE
 
 SCRIPT = REPOSITORY / "scripts" / "inject_faults.py"
-sys.path.insert(0, str(SCRIPT.parent))
-
-from faults import matrix, traces  # noqa: E402
-from faults.actions import at_step, edit  # noqa: E402
-from faults.hangs import KINDS, InsideFault, InsideFaults, Place  # noqa: E402
-from faults.judge import FinalState, differences, restarts  # noqa: E402
-from faults.operators import FaultyOperators  # noqa: E402
-from faults.random_faults import long_case, random_cases  # noqa: E402
-from faults.rows import CASES, KILL, chosen  # noqa: E402
-from faults.run import Beat, OutputLine, Run  # noqa: E402
-
-from yolo_lightning.supervision.fallback_levels import AS_CONFIGURED, FallbackState  # noqa: E402
-from yolo_lightning.supervision.heartbeat import Phase  # noqa: E402
-from yolo_lightning.utils.run_files import STATE_FILE  # noqa: E402
 
 GROUPS = {
     "loader": "1,2,3,4,5,6,7,8,9,10,11,26,38,40",
