@@ -25,7 +25,7 @@ def test_run_is_stopped_to_take_a_level_back_only_while_its_heartbeat_is_readabl
     trainer.process.poll.side_effect = [None, 0]
     heartbeat = replace(NOT_STARTED, phase=Phase.STEP)
     watch = Mock()
-    watch.look.return_value = Look(Health.HEALTHY, Phase.STEP, heartbeat, 0.0, is_readable=is_readable)
+    watch.look.return_value = Look(Health.HEALTHY, heartbeat, 0.0, is_readable=is_readable)
     assert runner._watch(trainer, watch, climb_after_s=0.0) is None
     assert trainer.process.terminate.called is is_readable
     assert services.announcer.progress_made.called is is_readable

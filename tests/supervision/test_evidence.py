@@ -14,7 +14,7 @@ import pytest
 
 from yolo_lightning.supervision.classify import Evidence, StallClass, describe
 from yolo_lightning.supervision.evidence import Request, _without_secrets, collect
-from yolo_lightning.supervision.heartbeat import Heartbeat, Phase
+from yolo_lightning.supervision.heartbeat import NOT_STARTED, Heartbeat, Phase
 from yolo_lightning.supervision.kill import kill_tree
 from yolo_lightning.utils.process_identity import read_process
 from yolo_lightning.utils.run_files import stacks_path
@@ -23,6 +23,8 @@ needs_py_spy = pytest.mark.skipif(
     not (Path(sys.executable).with_name("py-spy").exists() or shutil.which("py-spy")), reason="py-spy is not installed"
 )
 MARKER_VARIABLE, MARKER = "YOLO_LIGHTNING_TEST_MARKER", f"evidence-{os.getpid()}"
+IN_FETCH = replace(NOT_STARTED, phase=Phase.FETCH)
+IN_STEP = replace(NOT_STARTED, phase=Phase.STEP)
 
 LOADER = """
 import os, signal, sys
@@ -77,9 +79,9 @@ class Started:
             assert time.monotonic() < end_s
             time.sleep(0.05)
 
-    def look(self, folder: Path, phase: Phase, heartbeat: Heartbeat | None = None) -> Evidence:
+    def look(self, folder: Path, heartbeat: Heartbeat | None) -> Evidence:
         incident, record = folder / "incident", folder / "heartbeat"
-        return collect(Request(incident, self.process.pid, record, heartbeat, phase, (), 10.0))
+        return collect(Request(incident, self.process.pid, record, heartbeat, (), 10.0))
 
     def end(self) -> None:
         kill_tree(self.process.pid, f"{MARKER_VARIABLE}={MARKER}")
@@ -109,7 +111,7 @@ def test_fault_4_torchs_loader_names_the_worker_that_is_stopped(started: list[St
     worker = int((tmp_path / "hangs").read_text())
     trainer.wait_for_state([worker], "T")
     time.sleep(1.0)  # until the main process waits for the batch
-    found = describe(trainer.look(tmp_path, Phase.FETCH), StallClass.LOADER_STALL)
+    found = describe(trainer.look(tmp_path, IN_FETCH), StallClass.LOADER_STALL)
     assert f"worker process {worker} (" in found.sentence
     assert "has not delivered the batch; it is in __getitem__" in found.sentence
     assert found.suspect == "index=5"
@@ -124,7 +126,7 @@ def test_sample_at_which_a_trainer_without_workers_hangs(
     trainer = started[0]
     trainer.wait_for("4")
     trainer.wait_for_state([trainer.process.pid], "S")
-    diagnosis = describe(trainer.look(tmp_path, phase), StallClass.LOADER_STALL)
+    diagnosis = describe(trainer.look(tmp_path, replace(NOT_STARTED, phase=phase)), StallClass.LOADER_STALL)
     assert diagnosis.suspect == suspect
     assert "it has no workers" in diagnosis.sentence
 
@@ -140,7 +142,7 @@ def test_fault_14_process_in_the_kernel_does_not_hold_up_the_evidence(started: l
     trainer.wait_for("4")
     trainer.wait_for_state([trainer.process.pid], "D")
     began_s = time.monotonic()
-    found = trainer.look(tmp_path, Phase.STEP)
+    found = trainer.look(tmp_path, IN_STEP)
     assert time.monotonic() - began_s < 20
     assert found.trainer.state == "D"
     assert found.trainer.stack[0].function == "<module>"
@@ -151,7 +153,7 @@ def test_folder_that_cannot_be_written_costs_no_evidence(started: list[Started],
     (tmp_path / "incident").write_text("a file where the folder should be")
     started.append(Started("-c", "import time; print('up', flush=True); time.sleep(1000)"))
     started[0].wait_for("up")
-    found = started[0].look(tmp_path, Phase.STEP)
+    found = started[0].look(tmp_path, IN_STEP)
     assert (found.trainer.pid, found.trainer.state) == (started[0].process.pid, "S")
 
 
@@ -164,7 +166,7 @@ def test_stacks_are_asked_only_of_a_trainer_that_listens(started: list[Started],
     says_nothing = Heartbeat(pid, 1, 0, 2, 0, 0, 0, Phase.STEP, 0.0, {}, ())
     without_handler = replace(says_nothing, stacks_signal=int(signal.SIGUSR2))  # Lightning removes it after a fit
     for heartbeat in (None, says_nothing, replace(without_handler, process=pid + 1), without_handler):
-        started[0].look(tmp_path, Phase.STEP, heartbeat)
+        started[0].look(tmp_path, heartbeat)
         assert started[0].process.poll() is None
 
 

@@ -292,13 +292,11 @@ class AttemptRunner:
         pid = trainer.process.pid
         part_timeout_s = self.settings.part_timeout_s
         heartbeat = look.heartbeat
-        phase = look.phase
         rank = 0
         if heartbeat is not None and heartbeat.activity is Activity.EXCHANGE:
             hanging = bounded(lambda: hanging_rank(self.run_folder), part_timeout_s)
             if hanging is not None:
                 rank, heartbeat = hanging
-                phase = heartbeat.phase
         stall = Attempt(
             self.new_incident(),
             heartbeat=heartbeat,
@@ -307,7 +305,7 @@ class AttemptRunner:
             disk_hung=not disk.answers(min(PROBE_S, part_timeout_s)),
         )
         lines = trainer.output.lines()
-        request = Request(stall.folder, pid, self._heartbeat_path, heartbeat, phase, lines, part_timeout_s)
+        request = Request(stall.folder, pid, self._heartbeat_path, heartbeat, lines, part_timeout_s)
         if stall.disk_hung:
             silent = f"the disk of the run folder has not responded for {disk.silent_s:.0f} s"
             evidence = Diagnosis(StallClass.STORAGE, f"{silent}; the trainer is process {pid}")

@@ -28,10 +28,9 @@ from yolo_lightning.supervision.classify import (
     parse_faulthandler,
     parse_py_spy,
 )
-from yolo_lightning.supervision.heartbeat import Heartbeat, Phase
+from yolo_lightning.supervision.heartbeat import NOT_STARTED, Heartbeat
 from yolo_lightning.supervision.helper_process import bounded
 from yolo_lightning.supervision.next_action import cause_of_stall
-from yolo_lightning.utils.activity import Activity
 from yolo_lightning.utils.addresses import redacted
 from yolo_lightning.utils.process_identity import PROC, read_process
 from yolo_lightning.utils.regular_files import read_regular
@@ -58,16 +57,15 @@ class Request:
     folder: Path  # of the incident
     trainer: int  # process id
     heartbeat_path: Path
-    heartbeat: Heartbeat | None  # last heartbeat
-    phase: Phase  # last recorded phase
+    heartbeat: Heartbeat | None  # the last one; None before the first one
     log_lines: tuple[str, ...]  # last lines of the trainer's output
     part_timeout_s: float  # time limit of each part
 
     @property
     def cause(self) -> StallClass:
         """Cause of the stall, by the phase and the activity of the last heartbeat."""
-        activity = Activity.NONE if self.heartbeat is None else self.heartbeat.activity
-        return cause_of_stall(self.phase, activity)
+        heartbeat = self.heartbeat or NOT_STARTED
+        return cause_of_stall(heartbeat.phase, heartbeat.activity)
 
 
 def keep(path: Path, text: str) -> None:
@@ -100,7 +98,7 @@ def collect(request: Request, keep: Keep = keep) -> Evidence:
     if evicted_before is not None and evicted_after is not None:
         evicted = evicted_after - evicted_before
     evidence = Evidence(
-        phase=request.phase,
+        phase=(request.heartbeat or NOT_STARTED).phase,
         trainer=replace(trainer, stack=trainer.stack or by_faulthandler),
         others=tuple(others),
         evicted_ms=evicted,

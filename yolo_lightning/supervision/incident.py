@@ -11,7 +11,7 @@ from typing import Any
 
 from yolo_lightning.errors import UserError
 from yolo_lightning.supervision.classify import Diagnosis, StallClass
-from yolo_lightning.supervision.heartbeat import Heartbeat, Phase
+from yolo_lightning.supervision.heartbeat import NOT_STARTED, Heartbeat, Phase
 from yolo_lightning.utils.activity import Activity
 from yolo_lightning.utils.json_record import converted, read_json
 from yolo_lightning.utils.moment import is_moment
@@ -32,12 +32,12 @@ class Incident:
     @property
     def phase(self) -> Phase:
         """Last recorded phase."""
-        return Phase.IMPORT if self.heartbeat is None else self.heartbeat.phase
+        return (self.heartbeat or NOT_STARTED).phase
 
     @property
     def activity(self) -> str:
         """Activity within the phase; empty if unknown."""
-        return "" if self.heartbeat is None else self.heartbeat.activity.label
+        return (self.heartbeat or NOT_STARTED).activity.label
 
     @property
     def place(self) -> str:

@@ -106,7 +106,7 @@ def _report(look: Look, job: StallJob, disk: Helper) -> None:
     run = Path(job.run)
     folder = incident_folder(run, set(), rank_suffix(job.rank))
     part_timeout_s = SuperviseSettings().part_timeout_s
-    request = Request(folder, job.trainer, Path(job.heartbeat), look.heartbeat, look.phase, (), part_timeout_s)
+    request = Request(folder, job.trainer, Path(job.heartbeat), look.heartbeat, (), part_timeout_s)
     diagnosis = examine(request, partial(disk.post, keep))
     if look.heartbeat is not None and look.heartbeat.activity is Activity.EXCHANGE:
         diagnosis = replace(diagnosis, sentence=f"{diagnosis.sentence}; {_awaited(run, look.waited_s)}")

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from yolo_lightning.supervision.heartbeat import Heartbeat, NoHeartbeat, Phase
+from yolo_lightning.supervision.heartbeat import NOT_STARTED, Heartbeat, NoHeartbeat, Phase
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts
 from yolo_lightning.supervision.processes import STOPPED, tracer, tree
 from yolo_lightning.utils.process_identity import read_process, since_boot_s
@@ -28,12 +28,16 @@ class Look:
     """One look at the heartbeat."""
 
     health: Health
-    phase: Phase  # last recorded phase; `IMPORT` before the first heartbeat
     heartbeat: Heartbeat | None  # the last one that could be read; None before the first one
     waited_s: float  # seconds since the last change of the heartbeat
     reason: str = ""  # reason of `EXCUSED` and `NO_HEARTBEAT`; else empty
     has_grown: bool = False  # whether a program without a heartbeat has shown another sign of life
     is_readable: bool = True  # whether the heartbeat could be read at this look
+
+    @property
+    def phase(self) -> Phase:
+        """Last recorded phase; `IMPORT` before the first heartbeat."""
+        return (self.heartbeat or NOT_STARTED).phase
 
 
 class Watch:
@@ -86,7 +90,7 @@ class Watch:
         gap_s = now_s - self._last_look_s
         self._last_look_s = now_s
         problem = self.update()
-        phase = Phase.IMPORT if self.heartbeat is None else self.heartbeat.phase
+        phase = (self.heartbeat or NOT_STARTED).phase
         has_grown = self.heartbeat is None and self.has_grown()
         excuse = self.excuse()
         if gap_s > self.gap_s:
@@ -106,7 +110,7 @@ class Watch:
             reason = excuse
         elif waited_s >= timeout_s:
             health = Health.STALLED
-        return Look(health, phase, self.heartbeat, waited_s, reason, has_grown, is_readable=problem is None)
+        return Look(health, self.heartbeat, waited_s, reason, has_grown, is_readable=problem is None)
 
     def _has_written(self) -> bool:
         """Return whether more has been written since the last look: a slow save makes progress."""
