@@ -19,15 +19,16 @@ INTERACTIVE_JOBS = ("bash", "interactive")  # names of SLURM jobs, as in Lightni
 
 
 def is_slurm_task() -> bool:
-    """Return whether srun, and not torchrun, has started this process as one of several tasks.
-
-    Lightning ignores interactive jobs.
-    """
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        return False
+    """Return whether srun, and not torchrun, has started this process as one of several tasks."""
     is_task = all(name in os.environ for name in ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID"))
+    return is_task and _needs_srun()
+
+
+def _needs_srun() -> bool:
+    """Return whether srun must start the tasks of the job. Lightning ignores interactive jobs."""
     is_interactive = os.environ.get("SLURM_JOB_NAME") in INTERACTIVE_JOBS
-    return is_task and not is_interactive and os.environ.get("SLURM_NTASKS", "1") != "1"
+    has_several_tasks = os.environ.get("SLURM_NTASKS", "1") != "1"
+    return has_several_tasks and not is_interactive and "TORCHELASTIC_RUN_ID" not in os.environ
 
 
 def require_whole_launch() -> None:
@@ -36,10 +37,9 @@ def require_whole_launch() -> None:
     Raises:
         UserError: If this process is no task of such a job, or the number of tasks per node is unknown.
     """
-    tasks = os.environ.get("SLURM_NTASKS", "1")
-    is_interactive = os.environ.get("SLURM_JOB_NAME") in INTERACTIVE_JOBS
-    if tasks == "1" or is_interactive or "TORCHELASTIC_RUN_ID" in os.environ:
+    if not _needs_srun():
         return
+    tasks = os.environ["SLURM_NTASKS"]
     if not is_slurm_task():
         raise UserError(
             f"SLURM_NTASKS must be 1 in a process that srun has not started, got {tasks}. Start all tasks of the job "
