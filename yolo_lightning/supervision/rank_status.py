@@ -1,6 +1,5 @@
 """Status of the ranks of a distributed fit: which rank hangs, and which ranks wait for another rank."""
 
-import json
 import socket
 import time
 from dataclasses import asdict, dataclass
@@ -9,7 +8,7 @@ from pathlib import Path
 from yolo_lightning.supervision.heartbeat import Heartbeat, NoHeartbeat, read_heartbeat
 from yolo_lightning.utils.activity import Activity
 from yolo_lightning.utils.distributed import rank_suffix
-from yolo_lightning.utils.files import replacing
+from yolo_lightning.utils.files import write_json
 from yolo_lightning.utils.json_record import read_record
 from yolo_lightning.utils.process_identity import started_ticks
 from yolo_lightning.utils.run_files import HEARTBEAT_FILE, RANKS
@@ -56,8 +55,7 @@ def write_rank(run: Path, status: RankStatus) -> None:
     """Replace the status of a rank in the run folder."""
     folder = run / RANKS
     folder.mkdir(exist_ok=True)
-    with replacing(folder / f"{status.rank}.json", durable=False) as temporary:
-        temporary.write_text(json.dumps(asdict(status)))
+    write_json(folder / f"{status.rank}.json", asdict(status), indent=None, durable=False)
 
 
 def read_ranks(run: Path) -> list[RankStatus]:
@@ -72,7 +70,7 @@ def read_ranks(run: Path) -> list[RankStatus]:
 
 
 def rank_heartbeats(run: Path) -> dict[int, Heartbeat]:
-    """Return the heartbeats of the living ranks of this host, except of the first rank."""
+    """Return the heartbeats of the living ranks of this host in ascending order, except of the first rank."""
     heartbeats = {}
     for rank in range(1, MOST_RANKS):
         heartbeat = read_heartbeat(run / f"{HEARTBEAT_FILE}{rank_suffix(rank)}")
@@ -85,7 +83,7 @@ def rank_heartbeats(run: Path) -> dict[int, Heartbeat]:
 
 def hanging_rank(run: Path) -> tuple[int, Heartbeat] | None:
     """Return the first of the further ranks of this host that does not wait for other ranks, with its heartbeat."""
-    for rank, heartbeat in sorted(rank_heartbeats(run).items()):
+    for rank, heartbeat in rank_heartbeats(run).items():
         if heartbeat.activity is not Activity.EXCHANGE:
             return rank, heartbeat
     return None

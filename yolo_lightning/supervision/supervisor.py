@@ -154,7 +154,7 @@ class Supervisor:
             code = end.code
             reason = end.reason
         except DiskHangsError:
-            number = self.services.signals[0]
+            number = self.services.stop_signal
             code = of_signal(number)
             reason = f"stopped by {signal_name(number)} while the disk of {self.run_folder} hangs"
         finally:
