@@ -10,7 +10,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
-from yolo_lightning.callbacks.fit_timer import BLOCK_STEPS, BLOCKS, FitTimer, is_validation_of_fit, shared_timer
+from yolo_lightning.callbacks.fit_timer import BLOCK_STEPS, BLOCKS, TimedCallback, is_validation_of_fit
 from yolo_lightning.errors import UserError
 from yolo_lightning.supervision import is_supervised
 from yolo_lightning.supervision.run_status import FitLength
@@ -37,7 +37,7 @@ PRINTED_CHANGE = 0.05
 """Smallest relative change of the number of steps that is printed."""
 
 
-class FinishBy(Callback):
+class FinishBy(TimedCallback):
     """Ends a fit shortly before a deadline, with the last learning rate, a validation and all checkpoints.
 
     `trainer.max_epochs` is the length of the fit until steps have been timed. Then the rest is scheduled in steps, so
@@ -57,7 +57,6 @@ class FinishBy(Callback):
         super().__init__()
         if (finish_by is None) == (max_hours is None):
             raise UserError(f"either finish_by or max_hours must be set, got {finish_by!r} and {max_hours}")
-        self.timer = FitTimer()
         self.schedule: DeadlineSchedule | None = None
         """Schedule of this fit; None before the first step, without a checkpoint."""
         self._moment = None if finish_by is None else parse_moment("finish_by", finish_by)
@@ -73,8 +72,7 @@ class FinishBy(Callback):
         self._val_check_batch: int | float | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "validation_s": self.timer.validation_s,
+        return super().state_dict() | {
             "step_s": self._step_s,
             "epoch_end_s": self._epoch_end_s,
             "progress_s": self._progress_s,
@@ -85,7 +83,7 @@ class FinishBy(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         check_state(self, state_dict, self.state_dict())
-        self.timer.validation_s = state_dict["validation_s"]
+        super().load_state_dict(state_dict)
         self._step_s = state_dict["step_s"]
         self._epoch_end_s = state_dict["epoch_end_s"]
         self._progress_s = state_dict["progress_s"]
@@ -97,10 +95,6 @@ class FinishBy(Callback):
         if self._deadline_text is not None and self._deadline_text == state_dict["deadline_text"]:
             # The zone in which the text was first read remains, whatever the zone of this process is.
             self._moment = datetime.fromtimestamp(self.schedule.deadline_s, UTC)
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage == "fit":
-            self.timer = shared_timer(trainer, self)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Use the schedule of the checkpoint; with another deadline, its learning rate is scheduled again."""

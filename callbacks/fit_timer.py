@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from yolo_lightning.utils.choices import check_state
+
 BLOCK_STEPS = 16
 BLOCKS = 16
 
@@ -139,6 +141,30 @@ def shared_timer(trainer: Trainer, user: Callback) -> FitTimer:
     position = callbacks.index(user)
     trainer.callbacks = [*callbacks[:position], timer, *callbacks[position:]]  # type: ignore[attr-defined]
     return timer
+
+
+class TimedCallback(Callback):
+    """Base class of callbacks that read the timer of their Trainer; checkpoints contain the last validation's time.
+
+    Args:
+        options: Options of the other base class.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.timer = FitTimer()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"validation_s": self.timer.validation_s}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        check_state(self, state_dict, ("validation_s",))
+        self.timer.validation_s = state_dict["validation_s"]
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        if stage == "fit":
+            self.timer = shared_timer(trainer, self)
 
 
 def is_validation_of_fit(trainer: Trainer) -> bool:

@@ -4,15 +4,15 @@ import math
 import time
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.utilities import rank_zero_info
 from rich.progress import BarColumn
 
 from yolo_lightning.callbacks.finish_by import fit_length
-from yolo_lightning.callbacks.fit_timer import BLOCK_STEPS, FitTimer, shared_timer
+from yolo_lightning.callbacks.fit_timer import BLOCK_STEPS, TimedCallback
 from yolo_lightning.utils.activity import number_from_device
-from yolo_lightning.utils.choices import check_state, checked_arguments
+from yolo_lightning.utils.choices import checked_arguments
 from yolo_lightning.utils.moment import moment
 
 ESTIMATING = "estimating"
@@ -22,28 +22,8 @@ BAR_WIDTH = 10
 """Columns of the bar."""
 
 
-class ShowsFinishTime(Callback):
-    """Base class of callbacks that show when a fit will be finished; a checkpoint contains the last validation's time.
-
-    Args:
-        options: Options of the other base class.
-    """
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.timer = FitTimer()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"validation_s": self.timer.validation_s}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        check_state(self, state_dict, ("validation_s",))
-        self.timer.validation_s = state_dict["validation_s"]
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        super().setup(trainer, pl_module, stage)
-        if stage == "fit":
-            self.timer = shared_timer(trainer, self)
+class ShowsFinishTime(TimedCallback):
+    """Base class of callbacks that show when a fit will be finished."""
 
     def finish_time(self, trainer: Trainer) -> str:
         """Return the time at which a fit will be finished: from the typical step and the last validation.

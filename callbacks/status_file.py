@@ -10,10 +10,10 @@ from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 
 from yolo_lightning.callbacks.finish_by import deadline_schedule, fit_length
-from yolo_lightning.callbacks.fit_timer import FitTimer, is_validation_of_fit, shared_timer
+from yolo_lightning.callbacks.fit_timer import TimedCallback, is_validation_of_fit
 from yolo_lightning.supervision.run_status import Scores, Status, write_status
 from yolo_lightning.supervision.watches import MAX_TEMPERATURE_C, Minute, Reading, RunWatches, WatchFinding
 from yolo_lightning.utils.activity import number_from_device
@@ -32,7 +32,7 @@ LOSS = "train/loss"
 MOST_PAUSE_S = 30.0
 
 
-class StatusFile(Callback):
+class StatusFile(TimedCallback):
     """Writes `status.json` in the run folder every few seconds during a fit, and at its end, and watches the run.
 
     A thread reads the sensors; the watches (`supervision/watches.py`) judge temperature, memory, disk, speed and loss
@@ -61,7 +61,6 @@ class StatusFile(Callback):
         self.deadline = None if deadline is None else parse_moment("deadline", deadline)
         self.interval_s = interval_s
         self.pause_when_hot = pause_when_hot
-        self.timer = FitTimer()
         self.watches = RunWatches(max_temperature_c)
         self._machine: MachineReader | None = None
         self._trained_s = 0.0
@@ -74,8 +73,7 @@ class StatusFile(Callback):
         self._file = OptionalFile()
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "validation_s": self.timer.validation_s,
+        return super().state_dict() | {
             "trained_s": self._elapsed_s(),
             "scores": [(scores.epoch, dict(scores.values)) for scores in self._scores],
             "best_map_50": self._best_map_50,
@@ -85,16 +83,12 @@ class StatusFile(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         check_state(self, state_dict, ("validation_s", "trained_s", "scores", "best_map_50"))
-        self.timer.validation_s = state_dict["validation_s"]
+        super().load_state_dict(state_dict)
         self._trained_s = state_dict["trained_s"]
         self._scores.extend(Scores(epoch, dict(values)) for epoch, values in state_dict["scores"])
         self._best_map_50 = state_dict["best_map_50"]
         self.watches.minutes.extend(Minute(*minute) for minute in state_dict.get("minutes", ()))
         self.watches.findings = tuple(WatchFinding(**finding) for finding in state_dict.get("findings", ()))
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage == "fit":
-            self.timer = shared_timer(trainer, self)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._began_s = time.monotonic()
