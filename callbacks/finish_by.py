@@ -67,6 +67,7 @@ class FinishBy(TimedCallback):
         self._step_s: float | None = None
         self._epoch_end_s = 0.0
         self._progress_s = 0.0
+        self._longest_step_s = math.inf
         self._epoch_has_ended = False
         self._printed_steps = 0
         self._val_check_batch: int | float | None = None
@@ -128,6 +129,11 @@ class FinishBy(TimedCallback):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Set the end of the epoch, and let a validation follow the last batch of a partial epoch."""
+        typical = self.timer.pace.typical()  # of the earlier steps
+        typical_s = self._step_s or math.inf
+        if typical is not None:
+            typical_s = typical.step_s
+        self._longest_step_s = LONGEST_STEP * typical_s
         self._limit_epoch(trainer)
         is_partial = trainer.is_last_batch and batch_idx + 1 < trainer.num_training_batches
         if is_partial and trainer.val_check_batch is not None:
@@ -137,11 +143,7 @@ class FinishBy(TimedCallback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        typical = self.timer.pace.typical()
-        typical_s = self._step_s or math.inf
-        if typical is not None:
-            typical_s = typical.step_s
-        self._progress_s += min(self.timer.step_with_wait_s, LONGEST_STEP * typical_s)
+        self._progress_s += min(self.timer.step_with_wait_s, self._longest_step_s)
         if (batch_idx + 1) % CHECK_STEPS == 0 and not trainer.is_last_batch:
             self._check(trainer, schedule_step(trainer, batch_idx + 1))
 

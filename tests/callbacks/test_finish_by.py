@@ -249,6 +249,19 @@ def test_last_epoch_of_a_fit_is_partial_validated_and_saved(clock: Clock, tmp_pa
     assert (tmp_path / "checkpoints" / f"step-{plan.steps:09d}.ckpt").is_file()
 
 
+def test_rest_of_a_step_that_takes_much_longer_than_the_steps_before_is_lost_time(clock: Clock, tmp_path: Path) -> None:
+    """The third step takes 610 s instead of 10 s; 100 s of them are progress."""
+
+    class Stall(Callback):
+        def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
+            if trainer.fit_loop.total_batch_idx == 2:
+                clock.now_s += 600
+
+    finishing = FinishBy(max_hours=1)
+    fit(tmp_path, Stall(), Pass(clock), finishing, LastCheckpoint(), batches=20, epochs=100)
+    assert clock.now_s - BEGAN_S - finishing.state_dict()["progress_s"] == 510
+
+
 @pytest.mark.parametrize(("epoch", "batch"), [(3, 7), (7, 0), (14, 12)])
 def test_resumed_fit_equals_the_uninterrupted_fit(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, epoch: int, batch: int
