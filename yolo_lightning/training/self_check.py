@@ -4,7 +4,6 @@ A vendor library or a GPU kernel can begin to return wrong results after hours, 
 a training with it equals one without it, bit for bit.
 """
 
-import json
 import math
 import time
 import warnings
@@ -23,7 +22,7 @@ from torch.nn import functional as F
 from torch.utils.hooks import RemovableHandle
 
 from yolo_lightning.utils.accelerator import free_cached_memory, is_out_of_memory, synchronize
-from yolo_lightning.utils.files import replacing
+from yolo_lightning.utils.files import write_json
 from yolo_lightning.utils.run_files import CHECKPOINTS
 from yolo_lightning.utils.suspect_checkpoints import (
     SelfCheckRecord,
@@ -281,8 +280,7 @@ class SelfCheck:
         if self._file is None or not (self._file.parent / CHECKPOINTS).is_dir():
             return
         try:
-            with replacing(self._file, durable=durable) as path:
-                path.write_text(json.dumps(asdict(self._record)) + "\n")
+            write_json(self._file, asdict(self._record), indent=None, durable=durable)
         except OSError as error:
             warnings.warn(f"self-check: could not write {self._file} ({error.strerror})", stacklevel=4)
 

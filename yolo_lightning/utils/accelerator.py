@@ -44,10 +44,11 @@ def device_name(device: torch.device) -> str:
 
 def accelerator_type() -> str:
     """Return the type of the accelerator that torch finds, such as `cuda`, `xpu` or `mps`; `cpu` without one."""
-    return _accelerator_or_cpu().type
+    return accelerator_or_cpu().type
 
 
-def _accelerator_or_cpu() -> torch.device:
+def accelerator_or_cpu() -> torch.device:
+    """Return the current accelerator, or the CPU, without using the accelerator."""
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return accelerator or torch.device("cpu")
 
@@ -93,7 +94,7 @@ def _function(device_type: str, name: str) -> Any:
 
 def chosen_device(name: str) -> torch.device:
     """Return the device called `name` after a test allocation; `auto` is the accelerator, or the CPU without one."""
-    available = _accelerator_or_cpu()
+    available = accelerator_or_cpu()
     if name == "auto":
         return available
     accepted = dict.fromkeys(("auto", "cpu", str(available)))

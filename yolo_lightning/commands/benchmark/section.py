@@ -1,6 +1,5 @@
 """Settings of a stage, its device, and the file for its findings."""
 
-import json
 import sys
 import time
 from collections.abc import Iterable
@@ -13,8 +12,8 @@ import torch
 from yolo_lightning.commands.benchmark.conv_variants import Variant, absent
 from yolo_lightning.commands.benchmark.findings import PROGRESS, Findings
 from yolo_lightning.data.image_size import ImageSize
-from yolo_lightning.utils.accelerator import chosen_device
-from yolo_lightning.utils.files import replacing
+from yolo_lightning.utils.accelerator import accelerator_or_cpu, chosen_device
+from yolo_lightning.utils.files import write_json
 
 
 @dataclass(kw_only=True)
@@ -45,8 +44,7 @@ class Section:
         """Add values to the findings, and store the findings if the stage has a file for them."""
         self.findings.measured |= measured
         if self.partial is not None:
-            with replacing(self.partial, durable=False) as temporary:
-                temporary.write_text(json.dumps(asdict(self.findings)) + "\n", encoding="utf-8")
+            write_json(self.partial, asdict(self.findings), indent=None, durable=False)
 
     def variants(self, candidates: Iterable[Variant]) -> list[Variant]:
         """Return the candidates that the device has, without native convolutions if they are not measured."""
@@ -75,8 +73,6 @@ def open_device(name: str) -> torch.device:
 
 def device_called(name: str) -> torch.device:
     """Return the device called `name` without using it: a process that uses a GPU must not start others by fork."""
-    if name != "auto":
-        return torch.device(name)
-    if torch.accelerator.is_available():
-        return torch.accelerator.current_accelerator() or torch.device("cpu")
-    return torch.device("cpu")
+    if name == "auto":
+        return accelerator_or_cpu()
+    return torch.device(name)
