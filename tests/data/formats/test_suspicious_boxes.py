@@ -1,4 +1,4 @@
-"""Annotations of another box format and repeated records, in both JSON formats."""
+"""Annotations of another box format and repeated records, in every format."""
 
 import json
 from collections.abc import Callable
@@ -14,6 +14,8 @@ from yolo_lightning.data.formats.coco import read_coco
 from yolo_lightning.data.formats.dataset_format import Files
 from yolo_lightning.data.formats.frame_checks import Limits, check_boxes
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES, read_annotations
+from yolo_lightning.data.formats.yolo import YoloSplit
+from yolo_lightning.data.formats.yolo_description import read_description
 from yolo_lightning.data.index.split_index import open_index
 from yolo_lightning.data.storage.storage import StorageSettings
 
@@ -66,7 +68,7 @@ IMPOSSIBLE: dict[str, tuple[Callable[[Content], None], str]] = {
     ),
 }
 UNLIKELY: dict[str, tuple[Callable[[Content], None], str]] = {
-    "centers": (each_box(lambda x, y, w, h: [x + w / 2, y + h / 2, w, h]), "is bbox center x, center y"),
+    "centers": (each_box(lambda x, y, w, h: [x + w / 2, y + h / 2, w, h]), "Is it center x, center y"),
     "twice": (list_twice, "60 of 120 boxes repeat another box"),
 }
 
@@ -95,6 +97,28 @@ def test_cause_is_named(name: str, read: Callable[[Content], Annotations]) -> No
     found = read(tree).facts
     assert text in (found.impossible if name in IMPOSSIBLE else found.unlikely)
     assert bool(found.impossible) == (name in IMPOSSIBLE)
+
+
+LABELS: dict[str, tuple[Callable[..., list[float]], str, str]] = {
+    "usual": (lambda x, y, w, h: [x + w / 2, y + h / 2, w, h], "", ""),
+    "corners": (lambda x, y, w, h: [x, y, x + w, y + h], "Is it x1, y1, x2, y2", ""),
+    "corner and sides": (lambda x, y, w, h: [x, y, w, h], "", "Is it x, y, width, height"),
+    "fractions of fractions": (lambda x, y, w, h: [x, y, w / WIDTH, h / HEIGHT], "smaller than 1 pixel", ""),
+}
+
+
+@pytest.mark.parametrize("name", LABELS)
+def test_label_files_are_judged(name: str, yolo_set: Callable[..., Path]) -> None:
+    change, impossible, unlikely = LABELS[name]
+    lines: dict[str, str] = {f"train/{number:02}.png": "" for number in range(30)}
+    for record in content()["annotations"]:
+        x, y, width, height = record["bbox"]
+        box = change(x / WIDTH, y / HEIGHT, width / WIDTH, height / HEIGHT)
+        lines[f"train/{record['image_id'] - 1:02}.png"] += f"0 {' '.join(map(str, box))}\n"
+    facts = YoloSplit(read_description(yolo_set(lines)), "train").read().facts
+    assert impossible in facts.impossible
+    assert unlikely in facts.unlikely
+    assert (bool(facts.impossible), bool(facts.unlikely)) == (bool(impossible), bool(unlikely))
 
 
 def test_entries_of_one_file_without_boxes_are_predicted_each(read: Callable[[Content], Annotations]) -> None:

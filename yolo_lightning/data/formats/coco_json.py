@@ -17,7 +17,7 @@ import numpy as np
 from yolo_lightning.data.array_types import AnyArray, Int32Array, Int64Array
 from yolo_lightning.data.formats.annotations import Annotations, renamed_classes, still_images
 from yolo_lightning.data.formats.image_ids import id_text, image_id_texts, unknown_image_hint
-from yolo_lightning.data.formats.suspicious_boxes import suspicions
+from yolo_lightning.data.formats.suspicious_boxes import CORNER_AND_SIDES, corners_of, suspicions
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.plain_text import first_look, one_line
 from yolo_lightning.utils.regular_files import open_regular, read_regular
@@ -48,6 +48,7 @@ DIVIDED = (
     "The objects of such a file are divided among several images, each of which contains the other objects without a "
     "box: give each file one entry, and let image_id of all its annotations be the id of this entry."
 )
+BBOX_RULE = f"bbox must be {CORNER_AND_SIDES} in pixels"
 NEEDS_BOX = "the box around each 'segmentation' must be in the file as 'bbox': x, y, width, height in pixels"
 SHOWN_BYTES = 160  # Bytes of a damaged record, or of the text before an error, in a message
 
@@ -223,8 +224,7 @@ def to_annotations(
     positions = image_id_texts(path, [image.id for image in images], file_names)
     owner = owners(path, records, positions)
     labels = class_indexes(path, records, classes)
-    boxes: AnyArray = np.fromiter((record.bbox for record in records), np.dtype((box_type, 4)), count)
-    boxes[:, 2:] += boxes[:, :2]
+    values: AnyArray = np.fromiter((record.bbox for record in records), np.dtype((box_type, 4)), count)
     notes = ["the file has no key 'annotations'"] if content.annotations is None else []
     for mark, reason in LEFT_OUT.items():
         has_mark = labels == mark
@@ -233,9 +233,9 @@ def to_annotations(
             notes.append(f"{has_mark.sum():,} of {count:,} boxes {reason}, left out, such as in {example}")
     is_used = labels >= 0
     owner = owner[is_used]
-    boxes = boxes[is_used]
+    values = values[is_used]
     labels = labels[is_used]
-    impossible, unlikely = suspicions(owner, boxes, labels, shapes)
+    impossible, unlikely = suspicions(owner, values, labels, shapes, CORNER_AND_SIDES, BBOX_RULE)
     repetition = repeated_files(file_names, [image.id for image in images])
     if repetition and count:
         impossible = f"{repetition}. {DIVIDED}"
@@ -249,7 +249,7 @@ def to_annotations(
         file_names,
         shapes,
         owner,
-        boxes.astype(np.float32),
+        corners_of(values, CORNER_AND_SIDES).astype(np.float32),
         labels,
         classes,
         tuple(one_line(note, LONGEST_NOTE) for note in notes),

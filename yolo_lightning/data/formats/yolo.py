@@ -12,6 +12,7 @@ import numpy as np
 from yolo_lightning.data.formats.annotations import Annotations, still_images
 from yolo_lightning.data.formats.dataset_format import DatasetFormat, DatasetSettings, Files
 from yolo_lightning.data.formats.frame_checks import named
+from yolo_lightning.data.formats.suspicious_boxes import CENTERS, suspicions
 from yolo_lightning.data.formats.yolo_description import DataDescription, Key, read_description
 from yolo_lightning.data.formats.yolo_files import find_split_files
 from yolo_lightning.data.formats.yolo_labels import NO_LABELS, Labels, read_labels
@@ -30,6 +31,7 @@ from yolo_lightning.utils.regular_files import open_regular, read_regular
 
 UNKNOWN_SHAPE = (1, 1)  # Height and width of a damaged image, which is counted as a bad frame when its pixels are read
 SPLIT_FILES = ("train", "valid", "test", "predict")  # Names of `Files` that a data.yaml replaces
+LABEL_RULE = f"a label line must be class, {CENTERS} as fractions of the image"
 READERS = 8  # Number of threads that read label files and headers: they mostly wait for the disk
 
 Record = tuple[tuple[int, int] | None, Labels | str | None]
@@ -145,6 +147,7 @@ class YoloSplit:
         sides = shapes[owner][:, [1, 0]].astype(np.float64)
         half = centres[:, 2:] / 2
         boxes = np.concatenate(((centres[:, :2] - half) * sides, (centres[:, :2] + half) * sides), axis=1)
+        classes = np.concatenate([image_labels.classes for image_labels in labels])
         names = self.files.names
         annotations = still_images(
             image_ids(names),
@@ -153,9 +156,10 @@ class YoloSplit:
             shapes,
             owner,
             boxes.astype(np.float32),
-            np.concatenate([image_labels.classes for image_labels in labels]),
+            classes,
             dict(enumerate(self.description.class_names)),
             self._notes(records),
+            suspicions(owner, centres * np.tile(sides, 2), classes, shapes, CENTERS, LABEL_RULE),
         )
         return _with_repeated_images(annotations, self.files.originals)
 

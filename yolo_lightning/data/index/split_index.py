@@ -19,7 +19,7 @@ from yolo_lightning.utils.paths import real_path
 from yolo_lightning.utils.regular_files import file_stamp
 from yolo_lightning.utils.suggestions import missing
 
-FORMAT = 9
+FORMAT = 10
 NAMES = ("image_ids", "file_names")
 IDENTIFYING = (*NAMES, "shapes", "box_offsets", "boxes", "labels")
 """Arrays that enter the fingerprint; absolute names enter it without the location of the dataset."""
