@@ -3,6 +3,7 @@
 import statistics
 import time
 from collections import deque
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -77,19 +78,48 @@ class FitTimer(Callback):
         self.step_s = 0.0  # computation of the newest step
         self.step_with_wait_s = 0.0  # newest step and the wait for its batch
         self.validation_s: float | None = None  # newest validation; None before the first one
+        self.validation_start_s = 0.0  # its part before the first batch: the start of the loader's workers
         self.epoch_end_s = 0.0  # from the last step or validation of the previous epoch to the start of this epoch
         self._waiting_since_s = 0.0
         self._step_began_s = 0.0
         self._validation_began_s = 0.0
         self._pause_s = 0.0
         self._is_first_step = True
+        self._trained_before_s = 0.0
+        self._train_began_s: float | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether this process has begun to train."""
+        return self._train_began_s is not None
+
+    def trained_s(self) -> float:
+        """Return the seconds of training over all restarts, with validations and checkpoints."""
+        if self._train_began_s is None:
+            return self._trained_before_s
+        return self._trained_before_s + time.monotonic() - self._train_began_s
+
+    def durations(self) -> dict[str, float | None]:
+        """Return the durations that checkpoints contain."""
+        return {
+            "validation_s": self.validation_s,
+            "validation_start_s": self.validation_start_s,
+            "trained_s": self.trained_s(),
+        }
+
+    def restore(self, durations: Mapping[str, Any]) -> None:
+        """Set the durations of an earlier process of the run."""
+        self.validation_s = durations["validation_s"]
+        self.validation_start_s = durations["validation_start_s"]
+        self._trained_before_s = durations["trained_s"]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._train_began_s = time.monotonic()
         self.pace = StepPace()
         self.batch = trainer.fit_loop.epoch_loop.batch_progress.current.ready
         self._pause_s = 0.0
         self._is_first_step = True
-        self._waiting_since_s = time.monotonic()
+        self._waiting_since_s = self._train_began_s
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         now_s = time.monotonic()
@@ -117,6 +147,12 @@ class FitTimer(Callback):
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._validation_began_s = time.monotonic()
 
+    def on_validation_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        if batch_idx == 0 and dataloader_idx == 0 and is_validation_of_fit(trainer):
+            self.validation_start_s = time.monotonic() - self._validation_began_s
+
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._waiting_since_s = time.monotonic()
         if is_validation_of_fit(trainer):
@@ -134,17 +170,22 @@ def shared_timer(trainer: Trainer, user: Callback) -> FitTimer:
     Call it in the hook `setup`. Lightning then still iterates over the former list of callbacks.
     """
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    for callback in callbacks:
-        if isinstance(callback, FitTimer):
-            return callback
+    timer = find_timer(trainer)
+    if timer is not None:
+        return timer
     timer = FitTimer()
     position = callbacks.index(user)
     trainer.callbacks = [*callbacks[:position], timer, *callbacks[position:]]  # type: ignore[attr-defined]
     return timer
 
 
+def find_timer(trainer: Trainer) -> FitTimer | None:
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    return next((callback for callback in callbacks if isinstance(callback, FitTimer)), None)
+
+
 class TimedCallback(Callback):
-    """Base class of callbacks that read the timer of their Trainer; checkpoints contain the last validation's time.
+    """Base class of callbacks that read the timer of their Trainer; checkpoints contain `FitTimer.durations`.
 
     Args:
         options: Options of the other base class.
@@ -155,11 +196,11 @@ class TimedCallback(Callback):
         self.timer = FitTimer()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"validation_s": self.timer.validation_s}
+        return self.timer.durations()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        check_state(self, state_dict, ("validation_s",))
-        self.timer.validation_s = state_dict["validation_s"]
+        check_state(self, state_dict, self.timer.durations())
+        self.timer.restore(state_dict)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)

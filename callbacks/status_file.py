@@ -63,10 +63,8 @@ class StatusFile(TimedCallback):
         self.pause_when_hot = pause_when_hot
         self.watches = RunWatches(max_temperature_c)
         self._machine: MachineReader | None = None
-        self._trained_s = 0.0
         self._scores: deque[Scores] = deque(maxlen=SCORES_KEPT)
         self._best_map_50: float | None = None
-        self._began_s: float | None = None
         self._epoch = 0
         self._step = 0
         self._written_at_s = -math.inf
@@ -74,7 +72,6 @@ class StatusFile(TimedCallback):
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {
-            "trained_s": self._elapsed_s(),
             "scores": [(scores.epoch, dict(scores.values)) for scores in self._scores],
             "best_map_50": self._best_map_50,
             "minutes": [astuple(minute) for minute in self.watches.minutes],
@@ -82,16 +79,14 @@ class StatusFile(TimedCallback):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        check_state(self, state_dict, ("validation_s", "trained_s", "scores", "best_map_50"))
+        check_state(self, state_dict, ("scores", "best_map_50"))
         super().load_state_dict(state_dict)
-        self._trained_s = state_dict["trained_s"]
         self._scores.extend(Scores(epoch, dict(values)) for epoch, values in state_dict["scores"])
         self._best_map_50 = state_dict["best_map_50"]
         self.watches.minutes.extend(Minute(*minute) for minute in state_dict.get("minutes", ()))
         self.watches.findings = tuple(WatchFinding(**finding) for finding in state_dict.get("findings", ()))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._began_s = time.monotonic()
         if trainer.is_global_zero:
             self._machine = MachineReader(Path(trainer.default_root_dir), self.interval_s)
         self._epoch = trainer.current_epoch
@@ -136,17 +131,12 @@ class StatusFile(TimedCallback):
             self._machine.close()
             self._machine = None
 
-    def _elapsed_s(self) -> float:
-        if self._began_s is None:
-            return self._trained_s
-        return self._trained_s + time.monotonic() - self._began_s
-
     def _write_if_due(self, trainer: Trainer) -> None:
         if time.monotonic() >= self._written_at_s + self.interval_s:
             self._write(trainer)
 
     def _write(self, trainer: Trainer) -> None:
-        if self._began_s is None or not trainer.is_global_zero or trainer.state.fn != "fit":
+        if not self.timer.has_begun or not trainer.is_global_zero or trainer.state.fn != "fit":
             return
         path = Path(trainer.default_root_dir) / STATUS_FILE
         self._written_at_s = time.monotonic()
@@ -186,7 +176,7 @@ class StatusFile(TimedCallback):
             step=self._step,
             step_s=step_s,
             fetch_share=fetch_share,
-            trained_s=self._elapsed_s(),
+            trained_s=self.timer.trained_s(),
             validation_s=self.timer.validation_s,
             losses=losses,
             learning_rates=finite({name: logged[name] for name in logged if name.startswith("lr/")}),

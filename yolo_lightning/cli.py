@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from traceback import walk_tb
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -70,10 +70,11 @@ FIT_SWITCHES = {
 RUN_OPTIONS: dict[str, tuple[Any, Any, str | None]] = {
     "best_pt": (bool, True, "Write best.pt, which opens with Ultralytics' YOLO(), beside best.ckpt after a fit."),
     "recalibrate_images": (
-        int,
+        int | Literal["auto"],
         0,
-        "Training frames for `recalibrate` at the end of a fit, such as 1024; 0: no recalibration. The file "
-        "recalibrated.ckpt is kept if its balanced score is higher on all validation frames and both halves.",
+        "Training frames for `recalibrate` at the end of a fit; 0: no recalibration; auto: at most 1024, as many as 5 "
+        "% of the duration of the training allow. The file recalibrated.ckpt is kept if its balanced score, mAP50 for "
+        "data without months, is higher on all validation frames and both halves.",
     ),
     "finish_by": (
         str | None,
@@ -278,7 +279,7 @@ class YOLOCLI(LightningCLI):
             chosen.append(callbacks.CheckpointMirror(options["mirror"]))
         deadline = {name: options[name] for name in DEADLINE_OPTIONS}
         if is_fit and any(one is not None for one in deadline.values()):
-            evaluations = 1 + RECALIBRATION_EVALUATIONS * (options["recalibrate_images"] > 0)
+            evaluations = 1 + RECALIBRATION_EVALUATIONS * (options["recalibrate_images"] != 0)
             chosen.append(callbacks.FinishBy(**deadline, reserved_evaluations=evaluations))
         for callback in chosen:
             if isinstance(callback, callbacks.HeartbeatFile):
@@ -324,7 +325,8 @@ class YOLOCLI(LightningCLI):
             present: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
             scored = [one.last_scores for one in present if isinstance(one, callbacks.MeanAP)]
             options = self.config_init["fit"]
-            images, scores = options["recalibrate_images"], scored[0] if scored else None
+            images = options["recalibrate_images"]
+            scores = scored[0] if scored else None
             again = partial(recalibrate_best, data=self.datamodule, images=images, model=self.model) if images else None
             end_fit(self.trainer, self.model, scores, with_pt=options["best_pt"], recalibrate=again)
             folder = Path(self.trainer.default_root_dir)

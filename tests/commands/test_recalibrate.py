@@ -11,9 +11,11 @@ import torch
 
 from tests.conftest import data_options
 from tests.helpers.networks import lively_checkpoint
+from yolo_lightning.callbacks.fit_timer import FitTimer
 from yolo_lightning.checkpoints.resume import checkpoint_to_fit
 from yolo_lightning.cli import main
 from yolo_lightning.commands import recalibrate as recalibration
+from yolo_lightning.commands.recalibrate import Estimate
 from yolo_lightning.commands.sweep.sweep_scores import Comparison, Setting, SettingScores
 from yolo_lightning.supervision import heartbeat
 from yolo_lightning.supervision.heartbeat import Phase
@@ -58,19 +60,17 @@ def test_each_step_has_its_phase_timeout(
     phases: list[Phase] = []
     monkeypatch.setattr(heartbeat, "enter", phases.append)
     recalibrate("--images", "4")
-    # Before and after: the frames, whose batches report, then the scores of all frames, which take longer.
-    assert [phase for phase, _ in groupby(phases)] == [Phase.VALIDATE, Phase.METRICS] * 2
+    # The frames, whose batches report, then the scores of all frames, which take longer.
+    assert [phase for phase, _ in groupby(phases)] == [Phase.VALIDATE, Phase.METRICS]
 
 
 @pytest.mark.parametrize("after", [0.6, 0.4])
 def test_file_is_written_after_its_scores(
     after: float, recalibrate: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    balanced = iter([0.5, after])
-
-    def judged(*_: Any) -> list[SettingScores]:
+    def judged(*_: Any) -> Comparison:
         assert not (tmp_path / "recalibrated.ckpt").exists(), "a kill here would leave a file without scores"
-        return [SettingScores(Setting(0.1, 0.7), 0.5, 0.1, next(balanced))]
+        return Comparison(*([SettingScores(Setting(0.1, 0.7), 0.5, 0.1, balanced)] for balanced in (0.5, after)))
 
     monkeypatch.setattr(recalibration, "judged", judged)
     assert recalibrate("--images", "4")["recommended"] == (after > 0.5)
@@ -103,6 +103,23 @@ def test_all_frames_and_both_halves_must_be_better() -> None:
     assert not is_better((0.9, 0.4, 0.9), (0.5, 0.5, 0.6))
     assert not is_better((0.9, 0.5, 0.9), (0.5, 0.5, 0.6))
     assert is_better((0.6,), (0.5,))
+
+
+@pytest.mark.parametrize(("variation", "name"), [(None, "mAP50"), (0.1, "balanced")])
+def test_compared_score_has_the_name_that_the_data_allow(variation: float | None, name: str) -> None:
+    scores = [SettingScores(Setting(0.1, 0.7), 0.5, variation, 0.5)]
+    assert Comparison(scores, scores).score_name == name
+
+
+def test_estimate_is_that_of_the_last_validation() -> None:
+    timer = FitTimer()
+    assert Estimate.of(timer, 20) is None
+    timer.restore({"validation_s": 15.0, "validation_start_s": 5.0, "trained_s": 1000.0})
+    estimate = Estimate.of(timer, 20)
+    assert estimate is not None
+    assert estimate.seconds(10) == 2 * 5 + (10 + 2 * 20) * 0.5
+    assert estimate.images_in(0.05 * 1000) == 40
+    assert estimate.images_in(29) < 0
 
 
 def test_run_folder_can_be_given_without_its_name(

@@ -188,7 +188,7 @@ def test_damaged_checkpoint_is_passed_over() -> None:
     ("changed", "message"),
     [
         ({"trainer__max_epochs": None}, "trainer.max_epochs must be >= 1, for the schedules, got None"),
-        ({"recalibrate_images": 1}, "recalibrate_images must be 0 or >= 2, got 1"),
+        ({"recalibrate_images": 1}, "recalibrate_images must be auto, 0 or >= 2, got 1"),
         ({"trainer__default_root_dir": "s3://bucket"}, "must be a local folder, got s3://bucket"),
         ({"resume": True}, "nothing to resume"),
         ({"ckpt_path": "last"}, "nothing to resume"),

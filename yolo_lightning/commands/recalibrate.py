@@ -1,14 +1,17 @@
 """`python -m yolo_lightning recalibrate RUN`: statistics of batch normalization computed anew from training frames."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from yolo_lightning.callbacks.fit_timer import FitTimer, find_timer
 from yolo_lightning.checkpoints.averaging import OF_NETWORK
 from yolo_lightning.checkpoints.checkpoint_file import RECALIBRATED, remove_checkpoint, write_checkpoint
 from yolo_lightning.checkpoints.resume import chosen_checkpoint
@@ -38,6 +41,11 @@ from yolo_lightning.utils.run_files import RECALIBRATED_CHECKPOINT
 
 PREFIX = "graph."  # of the network's tensors in a checkpoint
 STATISTICS = ("running_mean", "running_var")
+AUTO: Literal["auto"] = "auto"
+AutoImages = int | Literal["auto"]
+AUTO_SHARE = 0.05
+AUTO_IMAGES = 1024
+FEWEST_IMAGES = 64
 
 
 def recalibrate(
@@ -54,7 +62,8 @@ def recalibrate(
     """Compute the statistics of batch normalization anew with training frames, and compare the validation scores.
 
     The frames are letterboxed as in validation. The checkpoint is written in any case, and recommended only if its
-    balanced score is higher on all validation frames and both halves of the clips. The weights are not changed.
+    balanced score (mAP50 for data without months) is higher on all validation frames and both halves of the clips. The
+    weights are not changed.
 
     Args:
         data: Dataset.
@@ -117,17 +126,42 @@ def apply(
     content = {name: checkpoint[name] for name in OF_NETWORK if name in checkpoint}
     content["state_dict"] = state | {name: one.to(state[name].dtype) for name, one in new.items()}
     network = FoldedGraph(graph, one_to_one=known.detections.one_to_one, with_loss=False)
-    before, after = (judged(one, data, known, len(names), device, batches) for one in (usual, network))
-    return content | {RECALIBRATED: {"from": file.name, "images": used[0]}}, Comparison(before, after)
+    scores = judged([usual, network], data, known, len(names), device, batches)
+    return content | {RECALIBRATED: {"from": file.name, "images": used[0]}}, scores
 
 
-def recalibrate_best(best: Path, data: DetectionDataModule, images: int, model: YOLOModule) -> str:
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Estimated duration of a recalibration, from the last validation of the fit."""
+
+    start_s: float  # seconds until a loader delivers its first batch
+    frame_s: float  # seconds per frame and network
+    frames: int  # validation frames, which both networks process
+
+    @classmethod
+    def of(cls, timer: FitTimer | None, frames: int) -> Self | None:
+        """Return the estimate for a number of validation frames; None if no validation has been timed."""
+        if timer is None or timer.validation_s is None:
+            return None
+        return cls(timer.validation_start_s, (timer.validation_s - timer.validation_start_s) / frames, frames)
+
+    def seconds(self, images: int) -> float:
+        """Return the duration with a number of training frames."""
+        return 2 * self.start_s + (images + 2 * self.frames) * self.frame_s
+
+    def images_in(self, budget_s: float) -> int:
+        """Return the number of training frames, <= 0 for none, with which the recalibration takes `budget_s`."""
+        return int((budget_s - self.seconds(0)) / max(self.frame_s, 1e-6))
+
+
+def recalibrate_best(best: Path, data: DetectionDataModule, images: AutoImages, model: YOLOModule) -> str:
     """Recalibrate the best checkpoint of a finished fit; write the result if it is better, else delete an earlier one.
 
     Args:
         best: Checkpoint.
         data: Data of the fit.
-        images: See `recalibrate`.
+        images: Number of training frames. `auto`: as many as `AUTO_SHARE` of the duration of the training allows, at
+            most `AUTO_IMAGES`; with fewer than `FEWEST_IMAGES`, or those of the split, the checkpoint is kept.
         model: Module of the fit, whose device and convolutions are used.
 
     Returns:
@@ -137,17 +171,28 @@ def recalibrate_best(best: Path, data: DetectionDataModule, images: int, model: 
     trainer = model.trainer
     batches = int(sum(trainer.num_val_batches)) * trainer.world_size or None  # follows trainer.limit_val_batches
     frames = validation_frames(data, batches)
-    measured = [getattr(one, "validation_s", None) for one in trainer.callbacks]  # type: ignore[attr-defined]
-    validation_s = next(filter(None, measured), None)
+    timer = find_timer(trainer)
+    estimate = Estimate.of(timer, frames)
     trained = int(trainer.num_training_batches) * trainer.world_size * data.batch_size  # follows limit_train_batches
-    images = min(images, len(data.index("train")), max(trained, 2))
-    time = "" if validation_s is None else f", about {duration(validation_s * (2 + images / frames))}"
-    rank_zero_info(f"recalibration: {images:,} training frames, then scores of {frames:,} validation frames{time}")
-    device, backend = model.device, model.convolution.backend
-    checkpoint, found = apply(best, data, images, device, backend, batches)
-    content = checkpoint[RECALIBRATED]
-    scores = f"balanced {score_text(found.before[0].balanced)} -> {score_text(found.after[0].balanced)}"
-    line = f"recalibrated with {content['images']:,} frames: {scores}, "
+    available = min(len(data.index("train")), max(trained, 2))
+    chosen = min(available, AUTO_IMAGES if images == AUTO else images)
+    if images == AUTO and timer is not None and estimate is not None:
+        chosen = min(chosen, estimate.images_in(AUTO_SHARE * timer.trained_s()))
+        fewest = min(FEWEST_IMAGES, available)
+        if chosen < fewest:
+            remove_checkpoint(target)
+            return (
+                f"not recalibrated: about {duration(estimate.seconds(fewest))}, more than {AUTO_SHARE:.0%} of the "
+                f"{duration(timer.trained_s())} of training (recalibrate_images {AUTO}; the command `recalibrate` "
+                "has no limit)"
+            )
+    time_text = "" if estimate is None else f", about {duration(estimate.seconds(chosen))}"
+    rank_zero_info(f"recalibration: {chosen:,} training frames, then scores of {frames:,} validation frames{time_text}")
+    began_s = time.monotonic()
+    checkpoint, found = apply(best, data, chosen, model.device, model.convolution.backend, batches)
+    used = checkpoint[RECALIBRATED]["images"]
+    scores = f"{found.score_name} {score_text(found.before[0].balanced)} -> {score_text(found.after[0].balanced)}"
+    line = f"recalibrated with {used:,} frames in {duration(time.monotonic() - began_s)}: {scores}, "
     if found.is_better:
         write_checkpoint(checkpoint, target)
         return f"{line}better on {found.where}"
@@ -179,19 +224,20 @@ def _training_inputs(data: DetectionDataModule, images: int, device: torch.devic
 
 
 def judged(
-    network: Any,
+    networks: Sequence[Any],
     data: DetectionDataModule,
     known: NetworkSettings,
     classes: int,
     device: torch.device,
     batches: int | None = None,
-) -> list[SettingScores]:
-    """Return the scores with the thresholds of the checkpoint: of all validation frames, then of both halves."""
-    settings, single = [known.detections], known.single_class
-    (matches,), half = match_validation(
-        network, data, device, settings, classes=classes, single_class=single, batches=batches
+) -> Comparison:
+    """Return the scores of two networks with the thresholds of the checkpoint, which reads each frame once."""
+    matched, half = match_validation(
+        networks, data, device, [known.detections], classes=classes, single_class=known.single_class, batches=batches
     )
     heartbeat.enter(Phase.METRICS)
     halves = [half, ~half] if half.any() and not half.all() else []
     setting = Setting(known.detections.score_threshold, known.detections.iou_threshold)
-    return [score_setting(matches, setting, part) for part in (np.ones_like(half), *halves)]
+    parts = [np.ones_like(half), *halves]
+    before, after = ([score_setting(matches, setting, part) for part in parts] for matches in matched)
+    return Comparison(before, after)

@@ -241,8 +241,8 @@ def check_options(options: Mapping[str, Any], is_fit: bool) -> None:
         raise UserError(f"trainer.max_epochs must be >= 1, for the schedules, got {epochs}.")
     if is_fit:
         check_deadline(options)
-    if images != 0 and images < 2:
-        raise UserError(f"recalibrate_images must be 0 or >= 2, got {images}")
+    if images != "auto" and images != 0 and images < 2:
+        raise UserError(f"recalibrate_images must be auto, 0 or >= 2, got {images}")
 
 
 def check_accelerator(accelerator: Any) -> None:

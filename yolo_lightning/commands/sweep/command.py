@@ -73,7 +73,7 @@ def sweep(
         limits = sorted({*iou_thresholds, usual.iou_threshold})
     lowest = [replace(recorded.detections, score_threshold=thresholds[0], iou_threshold=limit) for limit in limits]
     matched, half = match_validation(
-        network, data, place, lowest, classes=len(names), single_class=recorded.single_class
+        [network], data, place, lowest, classes=len(names), single_class=recorded.single_class
     )
     matches = dict(zip(limits, matched, strict=True))
     scored = score_settings(matches, thresholds, np.ones_like(half))
