@@ -44,6 +44,49 @@ def test_two_loggers(run: Callable[..., None], tmp_path: Path) -> None:
     assert event_files(RUN) == []
 
 
+def steps_in(file: Path, name: str) -> list[int]:
+    """Return the steps at which a CSVLogger has logged a value."""
+    with file.open(newline="") as content:
+        return [int(row["step"]) for row in csv.DictReader(content) if row[name]]
+
+
+@pytest.mark.whole_run
+def test_loggers_continue_their_runs_after_a_resume(run: Callable[..., None], tmp_path: Path) -> None:
+    """Also where steps are trained again, and not for a new run."""
+    paths = {"CSVLogger": "logs", "TensorBoardLogger": "logs/tb"}
+    loggers = [
+        {"class_path": f"lightning.pytorch.loggers.{name}", "init_args": {"save_dir": path}}
+        for name, path in paths.items()
+    ]
+    config = tmp_path / "loggers.yaml"
+    config.write_text(yaml.safe_dump({"trainer": {"logger": loggers}}))
+    run("fit", *ONE_STEP, "--trainer.max_epochs", "2", config=config)
+    for path in Path(RUN / "checkpoints").iterdir():
+        if "000001" not in path.name:
+            path.unlink()
+    run("fit", *ONE_STEP, "--trainer.max_epochs", "3", "--resume", config=config)
+    file = Path("logs/lightning_logs/version_0/metrics.csv")
+    assert steps_in(file, "train/loss") == steps_in(file, "val/map") == [0, 1, 2]
+    events = EventAccumulator("logs/tb/lightning_logs/version_0").Reload()
+    assert [event.step for event in events.Scalars("train/loss")] == [0, 1, 2]
+    assert "version: null" in (RUN / "config.yaml").read_text()
+    run("fit", *ONE_STEP, config=config)
+    assert steps_in(Path("logs/lightning_logs/version_1/metrics.csv"), "train/loss") == [0]
+
+
+@pytest.mark.whole_run
+def test_mlflow_continues_its_run(run: Callable[..., None]) -> None:
+    tracking = pytest.importorskip("mlflow.tracking")
+    options = ["--trainer.logger", "MLFlowLogger", "--trainer.logger.tracking_uri", "sqlite:///mlflow.db"]
+    run("fit", *ONE_STEP, *options)
+    run("fit", *ONE_STEP, "--trainer.max_epochs", "2", "--resume", *options)
+    client = tracking.MlflowClient("sqlite:///mlflow.db")
+    experiment = client.get_experiment_by_name("lightning_logs")
+    (logged,) = client.search_runs([experiment.experiment_id])
+    history = client.get_metric_history(logged.info.run_id, "val/map/person")
+    assert [metric.step for metric in history] == [0, 1]
+
+
 @pytest.mark.whole_run
 def test_tensorboard_is_the_default(run: Callable[..., None]) -> None:
     run("fit", *ONE_STEP)
@@ -68,6 +111,10 @@ def test_wandb_offline_gets_scores(run: Callable[..., None], monkeypatch: pytest
     summary = dict(wandb.run.summary)
     wandb.finish()
     assert {"train/box_loss", "val/map_50"} < summary.keys()
+    run("fit", *ONE_STEP, "--trainer.max_epochs", "2", "--resume", *options)
+    wandb.finish()
+    folders = Path("logs/wandb").glob("offline-run-*")
+    assert len({folder.name.rpartition("-")[2] for folder in folders}) == 1
 
 
 def test_mlflow_in_local_files_is_refused_before_training() -> None:

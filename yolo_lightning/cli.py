@@ -51,6 +51,7 @@ from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.utils import run_files
 from yolo_lightning.utils.addresses import redacted
 from yolo_lightning.utils.distributed import launch_id, machines_of_launch
+from yolo_lightning.utils.logger_runs import LoggerRuns
 from yolo_lightning.utils.optional_file import OptionalFile
 from yolo_lightning.utils.plain_text import one_line, printable
 from yolo_lightning.utils.rank_store import RankStore, connect_ranks
@@ -157,6 +158,7 @@ class YOLOCLI(LightningCLI):
     """LightningCLI with run folders and supervision; command-line options override settings stored in checkpoints."""
 
     _reserved: Path | None = None  # folder of a new run
+    _logger_runs: LoggerRuns | None = None  # of a fit
     _ranks: RankStore | None = None  # of torchrun; the first rank holds the store
 
     def __init__(self, *positional: Any, **named: Any) -> None:
@@ -185,6 +187,7 @@ class YOLOCLI(LightningCLI):
             **SWITCH,
             help="Open `--model.weights` even if it contains arbitrary pickled code.",
         )
+        parser.add_instantiator(self._logger, Logger)
         parser.link_arguments("allow_pickle", "model.allow_pickle")
         parser.link_arguments("seed_everything", "data.seed", compute_fn=seed_of)
         for name in sorted(FROM_DATA):
@@ -221,6 +224,8 @@ class YOLOCLI(LightningCLI):
         changed = {**run.options, "trainer.default_root_dir": str(run.folder), "ckpt_path": checkpoint}
         self.config[command] = self._parser(command).parse_object(nested(changed), cfg_base=self.config[command])
         self._epochs_trained = run.epochs_trained
+        if run.is_fit:
+            self._logger_runs = LoggerRuns(run.folder)
         heartbeat.enter(Phase.INDEX)
 
     def _prepared_plan(self, options: dict[str, Any]) -> Run:
@@ -237,6 +242,8 @@ class YOLOCLI(LightningCLI):
         self._reserved = run.folder if run.is_reserved else None
         if not run.is_finished:
             run_folder.prepare(run.folder)
+        if run.is_fit and not is_supervised():
+            run_folder.forget_loggers(run.folder)
         return run
 
     def instantiate_classes(self) -> None:
@@ -257,6 +264,12 @@ class YOLOCLI(LightningCLI):
                     problem = one_line(str(cause)).removeprefix(f"{kind.__name__}.")
                     raise UserError(f"trainer.{option}: {kind.__name__}: {problem}") from error
             raise
+
+    def _logger(self, logger_class: type[Logger], **options: Any) -> Logger:
+        """Return a logger of the configuration; that of a fit continues the run of an earlier process."""
+        if self._logger_runs is None:
+            return logger_class(**options)
+        return self._logger_runs.create(logger_class, **options)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Add the TensorBoard logger, atomic checkpoints and the default callbacks."""

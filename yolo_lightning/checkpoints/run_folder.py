@@ -20,7 +20,7 @@ from yolo_lightning.utils.json_record import read_record
 from yolo_lightning.utils.paths import real_path
 from yolo_lightning.utils.plain_text import UNSAFE
 from yolo_lightning.utils.regular_files import read_regular
-from yolo_lightning.utils.run_files import CHECKPOINTS, LAUNCH, LOCK_FILE, STARTED, has_checkpoint
+from yolo_lightning.utils.run_files import CHECKPOINTS, LAUNCH, LOCK_FILE, LOGGERS, STARTED, has_checkpoint
 
 DEFAULT_RUN = "runs/yolo"
 LONGEST_NOTE = 1000  # bytes
@@ -63,6 +63,12 @@ def prepare(folder: Path) -> None:
         raise UserError(
             f"run folder {folder} cannot be written ({error.strerror}): choose another --trainer.default_root_dir"
         ) from error
+
+
+def forget_loggers(folder: Path) -> None:
+    """Delete the record of the loggers if the run that has begun in a folder ended before its first checkpoint."""
+    if not has_checkpoint(folder):
+        (folder / LOGGERS).unlink(missing_ok=True)
 
 
 def remove_unused(folder: Path) -> None:

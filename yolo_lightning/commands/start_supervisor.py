@@ -95,6 +95,8 @@ def supervise_fit(words: Sequence[str], options: Mapping[str, Any], folder: Path
     while not (is_given or resumes(options) or has_checkpoint(folder) or reserved(folder)):
         folder, checkpoint = folder_of(options)
     run_folder.prepare(folder)
+    if not is_given:
+        run_folder.forget_loggers(folder)
     if checkpoint is not None:
         words = [*words, f"--ckpt_path={checkpoint}"]
     workers = options.get("data.loader.num_workers", "auto")

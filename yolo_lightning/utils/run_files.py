@@ -18,6 +18,7 @@ CHECKSUM_SUFFIX = ".json"
 """Suffix of the file beside a checkpoint that contains its checksum, epoch and steps."""
 
 METRICS = "metrics.csv"
+LOGGERS = "loggers.json"
 TENSORBOARD = "tensorboard"
 SCORES = "test_scores.json"
 CHALLENGE_SCORES = "scores.json"
