@@ -40,7 +40,6 @@ class HeartbeatCheckpointIO(CheckpointIO):
             enter(Activity.WRITE)  # the record of the exception names the activity in which it was raised
             raise
         self.heartbeat.beat(earlier_phase)
-        enter(Activity.NONE)
 
     def load_checkpoint(self, path: str | Path, *arguments: Any, **options: Any) -> dict[str, Any]:
         return self.inner.load_checkpoint(path, *arguments, **options)
@@ -94,7 +93,6 @@ class HeartbeatCallback(Callback):
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.beat(Phase.FETCH if self._any_batch else Phase.FIRST_BATCH, epoch=trainer.current_epoch, batch=0)
-        enter(Activity.NONE)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Record the start of a step; the first step belongs to `FIRST_BATCH`, because it compiles kernels."""
@@ -107,7 +105,6 @@ class HeartbeatCallback(Callback):
     ) -> None:
         self._any_batch = True
         self.beat(Phase.FETCH, epoch=trainer.current_epoch, step=steps_begun(trainer), batch=batch_idx + 1)
-        enter(Activity.NONE)  # the hooks of other callbacks follow; the loader reports the wait for a batch
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._beat_validation(trainer, Phase.VALIDATE)
@@ -129,7 +126,6 @@ class HeartbeatCallback(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.sanity_checking:
             self.beat(Phase.EPOCH_END if trainer.is_last_batch else Phase.FETCH)
-            enter(Activity.NONE)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.beat(Phase.EPOCH_END)

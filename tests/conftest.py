@@ -13,6 +13,8 @@ from synthetic import draw_dataset
 
 from tests.conv.emulation import COMPILER, Guarded, compile_emulated
 from tests.helpers.forks import Forks
+from yolo_lightning.utils import activity
+from yolo_lightning.utils.activity import Activity
 from yolo_lightning.utils.offline import set_switches
 
 set_switches()
@@ -78,6 +80,12 @@ def undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     if fit_summary := sys.modules.get("yolo_lightning.commands.fit_summary"):
         for name in ("write_pt", "write_report"):
             monkeypatch.setattr(fit_summary, name, lambda *_: None)
+
+
+@pytest.fixture(autouse=True)
+def no_activity() -> None:
+    """An exception in an earlier test leaves its activity, for the record of the failure."""
+    activity.note(Activity.NONE)
 
 
 @pytest.fixture(params=[0.0, 1e6], ids=["uptime 0 s", "uptime 11 days"])

@@ -7,7 +7,6 @@ import pytest
 
 from yolo_lightning.supervision.heartbeat import HeartbeatWriter, Phase
 from yolo_lightning.supervision.rank_status import RankStatus, hanging_rank, read_ranks, write_rank
-from yolo_lightning.utils import activity
 from yolo_lightning.utils.activity import Activity
 from yolo_lightning.utils.run_files import RANKS
 
@@ -15,7 +14,6 @@ from yolo_lightning.utils.run_files import RANKS
 @pytest.fixture
 def writers(tmp_path: Path) -> Iterator[list[HeartbeatWriter]]:
     """Heartbeats of the ranks 1 and 2."""
-    activity.note(Activity.NONE)
     writers = [HeartbeatWriter(tmp_path / f"heartbeat-rank{rank}") for rank in (1, 2)]
     yield writers
     for writer in writers:

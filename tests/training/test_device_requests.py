@@ -132,6 +132,16 @@ def test_step_reports_each_wait_for_the_device(backend: str) -> None:
     assert not requests.unreported
 
 
+class RecordTraining(Callback):
+    """Forgets what the set-up of the training asked of the device: a hang there has a phase of its own."""
+
+    def __init__(self, device: MetaDevice) -> None:
+        self.device = device
+
+    def on_train_start(self, *_: Any) -> None:
+        self.device.start()
+
+
 class ReadsEverything(Logger):
     """Logger for whose values Lightning waits in every step."""
 
@@ -155,7 +165,14 @@ def test_fit_with_validation_and_logger_reports_each_wait_for_the_device(tmp_pat
     trainer = Trainer(
         strategy=SingleDeviceStrategy(device=META, accelerator=MetaAccelerator()),
         max_epochs=1,
-        callbacks=[EMA(), MetricsFile(), ProgressLines(interval_s=0), EpochTable(), StatusFile()],
+        callbacks=[
+            RecordTraining(device),
+            EMA(),
+            MetricsFile(),
+            ProgressLines(interval_s=0),
+            EpochTable(),
+            StatusFile(),
+        ],
         logger=ReadsEverything(),
         log_every_n_steps=1,
         num_sanity_val_steps=0,

@@ -16,7 +16,7 @@ from yolo_lightning.data.dataset import EvaluationDataset, TrainingDataset
 from yolo_lightning.data.formats.frame_checks import BadFrames
 from yolo_lightning.data.labelled_frames import LabelledFrames
 from yolo_lightning.data.storage.frames import AbsentFrameError, FrameError
-from yolo_lightning.utils.activity import PATIENCE_VARIABLE, Activity, during, enter
+from yolo_lightning.utils.activity import PATIENCE_VARIABLE, Activity, enter
 from yolo_lightning.utils.rank_zero import rank_warn
 from yolo_lightning.utils.stop_signals import Stopped, request
 
@@ -103,8 +103,8 @@ class FrameOutage:
 
     def _wait(self, pause_s: float) -> None:
         """Wait, and report that the process waits on purpose."""
-        with during(Activity.WAIT):
-            self._pause(pause_s)
+        enter(Activity.WAIT)
+        self._pause(pause_s)
 
 
 def read_again(batch: Batch, dataset: TrainingDataset | EvaluationDataset) -> Batch:

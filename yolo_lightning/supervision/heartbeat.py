@@ -41,11 +41,12 @@ of the phase | longest duration of each phase by its number | length and content
 sequence | report. The first sequence is odd during a write. The two sequences differ in an incomplete record."""
 
 SEQUENCE = struct.Struct("<Q")
-REPORT = struct.Struct("<Q")
-"""Number of the reports of activities times `REPORT_STEP`, plus the activity: one word, written without a sequence."""
-
 SEQUENCE_AT = 32
-REPORT_AT = 736
+
+REPORT_WORD = 92
+"""Index of the report in words of 8 bytes: the number of the reports of activities times `REPORT_STEP`, plus the
+activity; written at once, without a sequence. All supported processors are little-endian."""
+
 REPORT_STEP = 256
 PHASES = 16
 IDS_BYTES = 512
@@ -72,10 +73,6 @@ class Phase(IntEnum):
     def label(self) -> str:
         """Name in messages and reports, for example `first batch`."""
         return self.name.lower().replace("_", " ")
-
-
-FIRST_ACTIVITY = {Phase.FETCH: Activity.LOAD, Phase.SAVE: Activity.WRITE}
-"""Activity at the start of a phase; `NONE` at that of any other phase."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +121,8 @@ class HeartbeatWriter:
             os.posix_fallocate(self._file.fileno(), 0, RECORD_BYTES)
             os.ftruncate(self._file.fileno(), RECORD_BYTES)
             self._map = mmap.mmap(self._file.fileno(), RECORD_BYTES)
+            # A view of whole words: its assignment touches less cold memory than `Struct.pack_into`, in half the time.
+            self._words = memoryview(self._map).cast("Q")
         except BaseException:
             self._file.close()
             raise
@@ -155,13 +154,15 @@ class HeartbeatWriter:
             self.batch = batch
         self.phase = phase
         self._began_s = now_s
-        activity.note(FIRST_ACTIVITY.get(phase, Activity.NONE))
+        activity.note(
+            Activity.WRITE if phase is Phase.SAVE else Activity.NONE
+        )  # the loader reports the wait for a batch
         self._write()
 
     def show(self, current: Activity) -> None:
         """Record an activity within the phase, in a fraction of the time of `beat`."""
         self._reports += REPORT_STEP
-        REPORT.pack_into(self._map, REPORT_AT, self._reports + current)
+        self._words[REPORT_WORD] = self._reports + current
 
     def samples(self, ids: Sequence[str]) -> None:
         """Set the ids of the current samples, which the next beat writes; as many whole ids as fit."""
@@ -207,6 +208,7 @@ class HeartbeatWriter:
         """Close the file; the last content remains."""
         self.disarm_stacks()
         activity.report_to(None)
+        self._words.release()
         self._map.close()
         self._file.close()
 
