@@ -21,6 +21,7 @@ from yolo_lightning.checkpoints.remote_folder import is_address, local_path
 from yolo_lightning.errors import UserError
 from yolo_lightning.supervision.unsaved_checkpoint import forget_unsaved, note_unsaved
 from yolo_lightning.training.accumulation import Accumulation, unscaled_gradients
+from yolo_lightning.training.finetuning_state import frozen_parts, restore_frozen_parts
 from yolo_lightning.training.logged_values import LoggedValues
 from yolo_lightning.utils import run_files
 from yolo_lightning.utils.activity import Activity, during, number_from_device
@@ -40,6 +41,8 @@ FINAL_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 """Seconds before each further attempt to write the checkpoint of the last epoch."""
 
 GRADIENTS = "accumulated_gradients"  # checkpoint key of the gradients that no optimizer step has used yet
+
+FROZEN_PARTS = "frozen_parts"  # checkpoint key of the parts that a `BaseFinetuning` has not unfrozen yet
 
 LOGGED_VALUES = "logged_values"  # checkpoint key of the values that were logged in the current epoch
 
@@ -71,6 +74,42 @@ def _warn_of_earlier_checkpoints(folder: Path) -> None:
             f"To resume, call Trainer.fit with ckpt_path=latest_checkpoint({str(folder.parent)!r}); ckpt_path='last' "
             "finds checkpoints of ModelCheckpoint only"
         )
+
+
+def _warn_of_omitted_hooks(trainer: Trainer, module: LightningModule) -> None:
+    """Warn of hooks of the user that Lightning does not call for a step or an epoch that is resumed.
+
+    It calls `on_train_batch_end` of the module after that of the callbacks, and so after a checkpoint of the batch.
+    """
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    owners = {"on_train_epoch_start": [module, *callbacks], "on_train_batch_end": [module]}
+    names = []
+    for hook, parts in owners.items():
+        for part in parts:
+            function = getattr(type(part), hook)
+            if not function.__module__.startswith(("lightning.", "yolo_lightning.")):
+                names.append(function.__qualname__)
+    if names:
+        rank_zero_warn(
+            f"the fit resumes within an epoch, for which {' and '.join(names)} are not called again: what these hooks "
+            "set is resumed only as far as a state_dict contains it"
+        )
+
+
+def _place_after_other_checkpoints(callback: Checkpoint, trainer: Trainer) -> None:
+    """Let Lightning call a callback of this file after all checkpoint callbacks of the user.
+
+    Their best checkpoints of a step or an epoch would otherwise be missing in the checkpoint of this step or epoch.
+    """
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    position = callbacks.index(callback)
+    later = callbacks[position + 1 :]
+    own_classes = (BestCheckpoint, EpochCheckpoint, LastCheckpoint)
+    others = [other for other in later if isinstance(other, Checkpoint) and not isinstance(other, own_classes)]
+    if others:
+        remaining = [other for other in later if other not in others]
+        # A new list, because Lightning iterates over the present one.
+        trainer.callbacks = [*callbacks[:position], *others, callback, *remaining]  # type: ignore[attr-defined]
 
 
 @contextmanager
@@ -287,16 +326,20 @@ class LastCheckpoint(Checkpoint):
         self._has_ended_within_epoch = False
         self._is_resumed = False
         self._accumulation = Accumulation()
+        self._frozen_parts: dict[str, list[str]] | None = None
         self._logged_values = LoggedValues()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         _checkpoint_folder(trainer)  # raises a ValueError
+        if stage == "fit":
+            _place_after_other_checkpoints(self, trainer)
         self._has_ended_within_epoch = False
         self._is_resumed = False
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Add the logged values, and the gradients of an incomplete accumulation; a collective call."""
         checkpoint[LOGGED_VALUES] = self._logged_values.state_dict(trainer, pl_module)
+        checkpoint[FROZEN_PARTS] = frozen_parts(trainer, pl_module)
         if getattr(pl_module, "saves_gradients", False):
             return
         if pl_module.automatic_optimization and not is_accumulating(trainer):
@@ -317,6 +360,7 @@ class LastCheckpoint(Checkpoint):
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Keep gradients and logged values until training starts, when the parameters are on their device."""
         self._is_resumed = True
+        self._frozen_parts = checkpoint.get(FROZEN_PARTS)
         self._logged_values.load_state_dict(checkpoint.get(LOGGED_VALUES))
         self._accumulation.load_state_dict({"gradients": checkpoint.get(GRADIENTS, {})})
 
@@ -326,6 +370,8 @@ class LastCheckpoint(Checkpoint):
             _warn_of_earlier_checkpoints(_checkpoint_folder(trainer))
         self._accumulation.restore(pl_module, trainer.scaler)
         self._logged_values.restore(trainer, pl_module)
+        restore_frozen_parts(trainer, pl_module, self._frozen_parts)
+        self._frozen_parts = None
         align_reloads(trainer)
         callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
         has_swa = any(isinstance(callback, StochasticWeightAveraging) for callback in callbacks)
@@ -335,11 +381,15 @@ class LastCheckpoint(Checkpoint):
                 "next epoch, the learning rate differs from that of a fit without interruption while it is annealed. "
                 "WeightAveraging of Lightning resumes exactly"
             )
+        if is_within_epoch(trainer):
+            _warn_of_omitted_hooks(trainer, pl_module)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self._logged_values.add_sums(trainer)
+        if trainer.is_last_batch:  # other checkpoint callbacks monitor the values before `on_train_epoch_end` of this one
+            self._logged_values.end_epoch(trainer, pl_module)
         self._has_ended_within_epoch = ends_within_epoch(trainer)
         if self._has_ended_within_epoch:
             self._save(trainer, FINAL_PAUSES_S)

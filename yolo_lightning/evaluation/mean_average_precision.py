@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from yolo_lightning.data.array_types import Int64Array
+from yolo_lightning.data.array_types import AnyArray, Int64Array
 from yolo_lightning.errors import UserError
 from yolo_lightning.evaluation.average_precision import DETECTION_LIMITS, NO_GROUND_TRUTH, PartScores, RankedDetections
 from yolo_lightning.evaluation.matching import ALL_AREAS, IOU_THRESHOLDS, MAX_THRESHOLDS, BoxTable, match_boxes
-from yolo_lightning.utils.choices import check_range, check_types, checked_arguments
+from yolo_lightning.utils.choices import LONGEST_VALUE, check_range, check_types, checked_arguments
+from yolo_lightning.utils.plain_text import one_line
 
 AREA_RANGES = {
     "all": ALL_AREAS,
@@ -23,16 +24,23 @@ AREA_RANGES = {
 }
 """Smallest and largest area of an object in square pixels, both inclusive."""
 
+RECALLS = torch.linspace(0, 1, 101).tolist()
+"""The recall thresholds of torchmetrics' metric by default."""
+
 TORCHMETRICS_ARGUMENTS: dict[str, tuple[tuple[Any, ...], str]] = {
     "box_format": (("xyxy",), "convert boxes with torchvision.ops.box_convert"),
     "iou_type": (("bbox", ("bbox",), ["bbox"]), "masks are scored by torchmetrics"),
-    "rec_thresholds": ((None,), "the recall thresholds are 0.00, 0.01, ..., 1.00"),
+    "rec_thresholds": ((None, RECALLS), "the recall thresholds are 0.00, 0.01, ..., 1.00 in float32"),
     "extended_summary": ((False,), "the precision at each recall is returned by torchmetrics"),
     "average": (("macro",), "to ignore the classes, set all labels to 0"),
     "backend": (("pycocotools", "faster_coco_eval"), "this metric needs neither of them and equals both"),
 }
 """Further arguments of torchmetrics' metric: the values that this metric equals, and what to do for other values."""
 
+LISTS = {"iou_thresholds": list[float] | None, "max_detection_thresholds": list[int] | None}
+"""Types of the arguments that can also be arrays and tensors."""
+
+Numbers = Sequence[float] | AnyArray | Tensor
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 Frame = dict[str, Tensor]
 STATES = {
@@ -57,7 +65,8 @@ class MeanAveragePrecision(Metric):
     `update` does not wait for the device.
 
     Args:
-        iou_thresholds: Minimum IoUs of a correct detection, 1 to 16 values; None is 0.50, 0.55, ..., 0.95.
+        iou_thresholds: Minimum IoUs of a correct detection, 1 to 16 values of a list, an array or a tensor; None is
+            0.50, 0.55, ..., 0.95.
         max_detection_thresholds: Three maximum numbers of detections per image and class; None is 1, 10, 100.
         class_metrics: Whether to return the scores per class.
         options: Arguments of `torchmetrics.Metric`. The further arguments of torchmetrics' `MeanAveragePrecision`
@@ -80,22 +89,26 @@ class MeanAveragePrecision(Metric):
     is_differentiable = False
     higher_is_better = True
 
-    @checked_arguments()
+    @checked_arguments(unchecked=LISTS)
     def __init__(
         self,
-        iou_thresholds: list[float] | None = None,
-        max_detection_thresholds: list[int] | None = None,
+        iou_thresholds: Numbers | None = None,
+        max_detection_thresholds: Numbers | None = None,
         class_metrics: bool = False,
         **options: Any,
     ) -> None:
         for name, (values, remedy) in TORCHMETRICS_ARGUMENTS.items():
-            value = options.pop(name, values[0])
+            value = _listed(options.pop(name, values[0]))
             if value not in values:
-                raise UserError(f"MeanAveragePrecision.{name} must be {values[0]!r}, got {value!r}: {remedy}")
+                got = one_line(repr(value), LONGEST_VALUE)
+                raise UserError(f"MeanAveragePrecision.{name} must be {values[0]!r}, got {got}: {remedy}")
+        lists = {"iou_thresholds": _listed(iou_thresholds)}
+        lists["max_detection_thresholds"] = _listed(max_detection_thresholds)
+        check_types("MeanAveragePrecision", LISTS, lists)
         super().__init__(**options)
         self.class_metrics = class_metrics
-        self.iou_thresholds = list(IOU_THRESHOLDS) if iou_thresholds is None else list(iou_thresholds)
-        self.max_detection_thresholds = sorted(max_detection_thresholds or DETECTION_LIMITS)
+        self.iou_thresholds = list(IOU_THRESHOLDS if iou_thresholds is None else lists["iou_thresholds"])
+        self.max_detection_thresholds = sorted(lists["max_detection_thresholds"] or DETECTION_LIMITS)
         if not 1 <= len(self.iou_thresholds) <= MAX_THRESHOLDS:
             raise UserError(f"iou_thresholds must contain 1 to {MAX_THRESHOLDS} values, got {iou_thresholds!r}")
         for threshold in self.iou_thresholds:
@@ -228,6 +241,13 @@ class MeanAveragePrecision(Metric):
         values |= {f"mar_{limit}": whole.mar(number) for number, limit in enumerate(self.max_detection_thresholds)}
         values |= {f"mar_{size}": part.mar(-1) for size, part in by_size.items()}
         return {name: torch.tensor([value], dtype=torch.float32) for name, value in values.items()}
+
+
+def _listed(value: Any) -> Any:
+    """Return the numbers of an array or a tensor as a list; another value is unchanged."""
+    if isinstance(value, np.ndarray | Tensor):
+        return value.reshape(-1).tolist()
+    return value
 
 
 def _sized(boxes: Tensor) -> Tensor:

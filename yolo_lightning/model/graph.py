@@ -13,7 +13,7 @@ from yolo_lightning.checkpoints.torch_archive import load_checkpoint, reason, un
 from yolo_lightning.errors import UserError
 from yolo_lightning.model.description import MOST_CHANNELS, checked_description
 from yolo_lightning.model.layers import has_one_to_one_branch, image_layers
-from yolo_lightning.model.read_pt import PtFile, read_pt
+from yolo_lightning.model.read_pt import PtFile, complete_names, read_pt
 from yolo_lightning.model.variants import HEADS, description_of, is_file_of_user
 from yolo_lightning.utils.offline import offline
 from yolo_lightning.utils.paths import user_path
@@ -212,7 +212,10 @@ def open_ultralytics(file: Path, *, allow_pickle: bool) -> tuple[dict[str, Any],
             recorded = read_pt(file)
             return recorded.content, network_of(recorded)
         content, _ = torch_safe_load(str(file), safe_only=False)
-        return content, (content.get("ema") or content["model"]).float()
+        network = (content.get("ema") or content["model"]).float()
+        classes = getattr(network.model[-1], "nc", len(network.names))
+        network.names = complete_names(network.names, classes)
+        return content, network
     except Exception as error:
         names = () if allow_pickle else unsafe_globals(file)  # without names, the option changes nothing
         foreign = [name for name in names if name.split(".")[0] not in ("torch", "ultralytics", "numpy", "pathlib")]
@@ -254,7 +257,7 @@ def network_of(recorded: PtFile) -> Any:
         wider = DetectionModel(deepcopy(description), ch=channels, nc=width.shape[1], verbose=False)
         network.load(wider, verbose=False)
     network.load_state_dict(tensors)
-    network.names = recorded.names or network.names
+    network.names = recorded.names
     network.args = recorded.arguments
     return network.eval()
 
@@ -268,10 +271,7 @@ def ultralytics_description(file: Path, *, allow_pickle: bool = False) -> dict[s
     size = (content.get("train_args") or {}).get("imgsz") or arguments.get("imgsz")
     if isinstance(size, list | tuple) and len(size) == 1:
         size = size[0]
-    names = network.names
-    if isinstance(names, dict):
-        names = names.values()
-    return {**content.get(OWN_SETTINGS, {}), "image_size": size, "class_names": list(names)}
+    return {**content.get(OWN_SETTINGS, {}), "image_size": size, "class_names": list(network.names.values())}
 
 
 def read_checkpoint(file: Path) -> Any:

@@ -17,6 +17,7 @@ from yolo_lightning.checkpoints.torch_archive import check_archive, reason
 from yolo_lightning.errors import UserError
 from yolo_lightning.model.description import checked_description
 from yolo_lightning.utils.plain_text import one_line
+from yolo_lightning.utils.rank_zero import rank_zero_warn
 
 RECORDED = ("torch.nn.modules.", "ultralytics.", "pathlib.", "numpy.")
 """Beginnings of the names of classes and functions that are replaced by `Record`."""
@@ -47,7 +48,7 @@ class PtFile:
     content: dict[str, Any]  # the outermost dictionary, in which `Record` replaces all objects
     description: dict[str, Any]  # checked content of the network's YAML file
     tensors: dict[str, Tensor]  # weights and statistics by full name, as in a `state_dict`
-    names: dict[int, str]  # class names by class index
+    names: dict[int, str]  # class names by class index, complete
     arguments: dict[str, Any]  # training arguments
 
 
@@ -77,18 +78,27 @@ def read_pt(file: Path) -> PtFile:
     description = checked_description(attributes.get("yaml"))
     tensors = dict(_tensors_of(network))
     _check_tensors(tensors)
-    return PtFile(
-        content, description, tensors, _class_names(attributes.get("names")), _arguments(attributes.get("args"))
-    )
+    names = complete_names(attributes.get("names"), description["nc"])
+    return PtFile(content, description, tensors, names, _arguments(attributes.get("args")))
 
 
-def _class_names(names: Any) -> dict[int, str]:
-    """Return the class names by index; none for a value of another type."""
+def complete_names(names: Any, count: int) -> dict[int, str]:
+    """Return the names of the classes 0 to `count - 1` by index, in this order.
+
+    `names` of a file is a list, or a dictionary in any order, whose keys can be texts. A class without a name is named
+    by its number, which a warning says.
+    """
     if isinstance(names, list | tuple):
         names = dict(enumerate(names))
-    if not isinstance(names, dict):
-        return {}
-    return {int(index): one_line(str(name), LONGEST_NAME) for index, name in names.items() if isinstance(index, int)}
+    recorded = dict(entries(names))
+    unnamed = [str(index) for index in range(count) if str(index) not in recorded]
+    if unnamed:
+        keys = ", ".join([*recorded][:3]) or "nothing"
+        rank_zero_warn(
+            f"the weights have no names for {len(unnamed)} of their classes 0 to {count - 1}, which are named by their "
+            f"numbers, such as {unnamed[0]}: 'names' in the file begins with {one_line(keys, LONGEST_NAME)}"
+        )
+    return {index: one_line(str(recorded.get(str(index), index)), LONGEST_NAME) for index in range(count)}
 
 
 def _arguments(arguments: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Values logged with `self.log(on_epoch=True)`, and the pending step of `ReduceLROnPlateau`, as a part of a checkpoint.
+"""Values logged with `self.log(on_epoch=True)`, and pending steps of `ReduceLROnPlateau`, as a part of a checkpoint.
 
 Lightning stores none of them. After a resume within an epoch, the mean of a value would cover the rest of the epoch
 only, and `ReduceLROnPlateau` would make no step at the end of the epoch. Can be removed when Lightning stores them:
@@ -14,7 +14,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torchmetrics import Metric
 
 from yolo_lightning.utils.distributed import gather
-from yolo_lightning.utils.loop_position import end_restart, has_pending_epoch_end, is_within_epoch
+from yolo_lightning.utils.loop_position import end_restart, has_pending_epoch_end, is_within_epoch, pending_batches
 
 # fmt: off
 LOG_ARGUMENTS = (
@@ -41,6 +41,7 @@ class LoggedValues:
         return {
             "epoch": trainer.current_epoch,
             "has_pending_epoch_end": has_pending_epoch_end(trainer),
+            "pending_batches": pending_batches(trainer),
             "ranks": gather(move_data_to_device(values, torch.device("cpu"))),
         }
 
@@ -62,11 +63,12 @@ class LoggedValues:
             return
         values = move_data_to_device(state["ranks"][trainer.global_rank], module.device)
         trainer._logger_connector._callback_metrics.update(values["callback_metrics"])
+        _step_plateau_schedulers(trainer, module, "step", state["pending_batches"])
         if is_within_epoch(trainer):
             _restore_metrics(module, values["metrics"])
             self._sums = values["results"]
         elif state["has_pending_epoch_end"]:
-            _step_plateau_schedulers(trainer, module, state["epoch"])
+            _step_plateau_schedulers(trainer, module, "epoch", state["epoch"] + 1)
 
     def add_sums(self, trainer: Trainer) -> None:
         """Add the loaded sums to those of the values that have been logged since; call it after each batch."""
@@ -157,12 +159,15 @@ def _log_sums(trainer: Trainer, module: LightningModule, entries: list[dict[str,
             setattr(results[_key(entry)], part, total)
 
 
-def _step_plateau_schedulers(trainer: Trainer, module: LightningModule, epoch: int) -> None:
-    """Make the steps of `ReduceLROnPlateau` after epoch number `epoch`, which Lightning makes after the checkpoint."""
-    if not module.automatic_optimization:
+def _step_plateau_schedulers(trainer: Trainer, module: LightningModule, interval: str, count: int) -> None:
+    """Make the steps of `ReduceLROnPlateau` that Lightning makes after the checkpoint.
+
+    `count` is the number of epochs, or of batches in the epoch, after which the steps are due; 0 for no step.
+    """
+    if not module.automatic_optimization or not count:
         return
     for config in trainer.lr_scheduler_configs:
-        if not config.reduce_on_plateau or config.interval != "epoch" or (epoch + 1) % config.frequency:
+        if not config.reduce_on_plateau or config.interval != interval or count % config.frequency:
             continue
         value = trainer.callback_metrics.get(str(config.monitor))
         if value is None:

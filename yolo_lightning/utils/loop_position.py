@@ -40,6 +40,7 @@ class LoaderLoop:
         """Complete what Lightning has omitted when it restored the loops; called before an epoch of the fit begins."""
         load_skipped_states(self._trainer)
         begin_next_epoch(self._trainer)
+        discard_failed_batch(self._trainer)
 
     def recount(self, batches: int) -> None:
         recount(self._trainer, batches)
@@ -67,6 +68,17 @@ def begin_next_epoch(trainer: Trainer) -> None:
         loop.epoch_progress.increment_completed()
         loop.reset_restart_stage()
         loop.epoch_loop.restarting = False
+
+
+def discard_failed_batch(trainer: Trainer) -> None:
+    """Let `steps_begun` not count the batch in which an exception has ended a fit: the resumed fit trains it again.
+
+    When it resumes, Lightning resets the counters of the batches in the epoch, but not those of all batches. Can be
+    removed when https://github.com/Lightning-AI/pytorch-lightning/issues/18060 is solved.
+    """
+    batches = trainer.fit_loop.epoch_loop.batch_progress.total
+    batches.ready = batches.processed  # type: ignore[attr-defined]
+    batches.started = batches.processed  # type: ignore[attr-defined]
 
 
 def steps_begun(trainer: Trainer) -> int:
@@ -108,6 +120,17 @@ def has_pending_epoch_end(trainer: Trainer) -> bool:
     epochs = trainer.fit_loop.epoch_progress.current
     ends = is_within_epoch(trainer) and trainer.is_last_batch
     return bool(ends or epochs.processed > epochs.completed)  # type: ignore[attr-defined]
+
+
+def pending_batches(trainer: Trainer) -> int:
+    """Return the number of batches in the epoch, if the steps of `ReduceLROnPlateau` after the last one are pending.
+
+    Lightning makes these steps after `on_train_batch_end`, and none while gradients are accumulated.
+    """
+    batches = trainer.fit_loop.epoch_loop.batch_progress.current
+    if batches.processed == batches.completed or is_accumulating(trainer):  # type: ignore[attr-defined]
+        return 0
+    return int(batches.ready)
 
 
 def end_restart(trainer: Trainer) -> None:

@@ -1,0 +1,132 @@
+"""Callbacks, schedulers and hooks of the user in a resumed training."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import BackboneFinetuning, ModelCheckpoint, OnExceptionCheckpoint
+from torch import Tensor, nn
+
+from tests.helpers.lightning_runs import (
+    BATCHES,
+    Kill,
+    KillAt,
+    Recorder,
+    assert_resumes_exactly,
+    fit_numbers,
+    quiet_trainer,
+    run,
+)
+from yolo_lightning import LastCheckpoint, latest_checkpoint
+
+
+class Scored(Recorder):
+    """Logs a mean of the epoch that is lowest in the second epoch."""
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.log("score", (self.current_epoch - 1) ** 2 + batch_idx / 100, on_step=False, on_epoch=True)
+        return loss
+
+
+def kept_files(folder: Path, kill: int | None = None) -> tuple[str, list[str]]:
+    """Train, or resume, with a `ModelCheckpoint` after `LastCheckpoint`; return its best file and all its files."""
+    best = ModelCheckpoint(folder / "best", "{epoch}-{score:.4f}", monitor="score", save_top_k=1)
+    trainer = quiet_trainer(folder, LastCheckpoint(interval_steps=2), best, KillAt(kill))
+    try:
+        fit_numbers(trainer, Scored(), latest_checkpoint(folder))
+    except Kill:
+        assert kill is not None
+    return Path(best.best_model_path).name, sorted(path.name for path in (folder / "best").glob("*.ckpt"))
+
+
+@pytest.mark.parametrize("kill", [2 * BATCHES, BATCHES + 3])
+def test_best_checkpoint_of_an_epoch_is_in_the_checkpoint_of_this_epoch(kill: int, tmp_path: Path) -> None:
+    best, files = kept_files(tmp_path / "whole")
+    assert files == [best]
+    kept_files(tmp_path / "killed", kill)
+    assert kept_files(tmp_path / "killed") == (best, files)
+
+
+class StepPlateau(Recorder):
+    """Lowers the learning rate after batches in which a logged value has not decreased."""
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.log("loss", loss)
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), 0.1)
+        scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.9, patience=0)
+        return [optimizer], [{"scheduler": scheduler, "monitor": "loss", "interval": "step"}]
+
+
+def test_reduction_on_a_plateau_after_each_batch(tmp_path: Path) -> None:
+    assert_resumes_exactly(tmp_path, (BATCHES + 4,), module=StepPlateau)
+
+
+class Finetuned(Recorder):
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1))
+        self.head = self.layer
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        self.seen.append((self.current_epoch, batch_idx, batch[:, 0].tolist()))
+        return self.layer(self.backbone(batch)).sub(batch).square().mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.head.parameters(), 0.01)
+
+
+def finetuning() -> BackboneFinetuning:
+    return BackboneFinetuning(unfreeze_backbone_at_epoch=1, lambda_func=lambda epoch: 1.1)
+
+
+def test_parts_that_a_callback_has_unfrozen_stay_unfrozen(tmp_path: Path) -> None:
+    kills = (2 * BATCHES, 2 * BATCHES + 2)
+    assert_resumes_exactly(tmp_path, kills, module=Finetuned, callbacks=[finetuning])
+
+
+class Hooked(Recorder):
+    def on_train_epoch_start(self) -> None:
+        pass
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        pass
+
+
+class HookedCallback(Callback):
+    def on_train_epoch_start(self, *_: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize("kill", [BATCHES, BATCHES + 2])
+def test_hooks_that_are_not_called_again_are_named(
+    kill: int, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    run(tmp_path, kill, module=Hooked, callbacks=[HookedCallback])
+    run(tmp_path, module=Hooked, callbacks=[HookedCallback])
+    hooks = ("Hooked.on_train_epoch_start", "HookedCallback.on_train_epoch_start", "Hooked.on_train_batch_end")
+    messages = [str(warning.message) for warning in recwarn if "not called again" in str(warning.message)]
+    if kill == BATCHES:
+        assert not messages
+    else:
+        (message,) = messages
+        assert all(hook in message for hook in hooks)
+
+
+def test_names_of_checkpoints_count_a_failed_batch_once(tmp_path: Path) -> None:
+    def names(folder: Path) -> list[str]:
+        return sorted(path.name for path in (folder / "checkpoints").glob("step-*.ckpt"))
+
+    run(tmp_path / "whole")
+    failing = quiet_trainer(tmp_path / "failed", OnExceptionCheckpoint(tmp_path), KillAt(BATCHES + 3))
+    with pytest.raises(Kill):
+        fit_numbers(failing, Recorder(), None)
+    trainer = quiet_trainer(tmp_path / "failed", LastCheckpoint(interval_steps=1))
+    fit_numbers(trainer, Recorder(), tmp_path / "on_exception.ckpt")
+    assert names(tmp_path / "failed") == names(tmp_path / "whole")
