@@ -71,7 +71,7 @@ def test_reduction_on_a_plateau_after_each_batch(tmp_path: Path) -> None:
 class Finetuned(Recorder):
     def __init__(self) -> None:
         super().__init__()
-        self.backbone = nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1))
+        self.backbone = nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 1))
         self.head = self.layer
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
@@ -105,9 +105,7 @@ class HookedCallback(Callback):
 
 
 @pytest.mark.parametrize("kill", [BATCHES, BATCHES + 2])
-def test_hooks_that_are_not_called_again_are_named(
-    kill: int, tmp_path: Path, recwarn: pytest.WarningsRecorder
-) -> None:
+def test_hooks_that_are_not_called_again_are_named(kill: int, tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
     run(tmp_path, kill, module=Hooked, callbacks=[HookedCallback])
     run(tmp_path, module=Hooked, callbacks=[HookedCallback])
     hooks = ("Hooked.on_train_epoch_start", "HookedCallback.on_train_epoch_start", "Hooked.on_train_batch_end")

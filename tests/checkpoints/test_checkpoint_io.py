@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from lightning.pytorch import Trainer
@@ -10,9 +11,17 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.demos.boring_classes import BoringModel
 
 from yolo_lightning import AtomicCheckpointIO, LastCheckpoint, YOLOModule, find_damage, latest_checkpoint
+from yolo_lightning.errors import UserError
 
 
-def fit(folder: Path, epochs: int, checkpoint: Any = None, **options: Any) -> Trainer:
+def fit(
+    folder: Path,
+    epochs: int,
+    checkpoint: Any = None,
+    module: type[BoringModel] = BoringModel,
+    weights_only: bool | None = None,
+    **options: Any,
+) -> Trainer:
     trainer = Trainer(
         max_epochs=epochs,
         limit_train_batches=2,
@@ -25,7 +34,7 @@ def fit(folder: Path, epochs: int, checkpoint: Any = None, **options: Any) -> Tr
         callbacks=[ModelCheckpoint(**({"dirpath": f"{folder}/checkpoints", "filename": "{epoch}"} | options))],
         plugins=[AtomicCheckpointIO()],
     )
-    trainer.fit(BoringModel(), ckpt_path=checkpoint)
+    trainer.fit(module(), ckpt_path=checkpoint, weights_only=weights_only)
     return trainer
 
 
@@ -82,3 +91,20 @@ def test_last_checkpoint_may_become_a_link_or_a_file(first: Any, second: Any, tm
     fit(tmp_path, 2, last, save_last=second, save_top_k=-1)
     assert find_damage(last) is None
     assert fit(tmp_path, 3, "last", save_last=second, save_top_k=-1).current_epoch == 3
+
+
+class WithSettings(BoringModel):
+    def __init__(self, rate: Any = None) -> None:
+        super().__init__()
+        self.save_hyperparameters({"rate": np.float64(0.1)})
+
+
+def test_hyperparameters_that_lightning_does_not_load_are_named_at_the_save_and_the_resume(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=r"contains objects of numpy.*, in most cases hyperparameters") as log:
+        fit(tmp_path, 2, module=WithSettings)
+    assert sum("hyperparameters" in str(warning.message) for warning in log) == 1
+    path = latest_checkpoint(tmp_path)
+    with pytest.raises(UserError, match=r"objects of numpy.*weights_only=False\) if you trust the file") as error:
+        fit(tmp_path, 3, path, module=WithSettings)
+    assert "\n" not in str(error.value)
+    fit(tmp_path, 3, path, module=WithSettings, weights_only=False)

@@ -81,6 +81,14 @@ def test_other_images_are_refused(extension: str, dtype: Any, channels: int, mes
     assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)
 
 
+def test_colour_images_of_16_bits_are_refused_without_the_option_for_gray_ones() -> None:
+    image = np.arange(72, dtype=np.uint16).reshape(4, 6, 3)
+    for channels in (1, 3):
+        with pytest.raises(BitDepthError, match=r"uint16.* only 8-bit images and 16-bit gray .*: convert") as raised:
+            decode_frame(cv2.imencode(".png", image)[1].tobytes(), "a", channels)  # type: ignore[arg-type]
+        assert "pixel_range" not in str(pickle.loads(pickle.dumps(raised.value)))
+
+
 def test_every_storage_returns_the_values_of_the_files(raw_set: Path) -> None:
     names = [str(file.relative_to(raw_set)) for file in (raw_set / "frames").rglob("*.png")]
     for kind in ("folder", "zip", "packed"):

@@ -4,6 +4,7 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
@@ -129,6 +130,18 @@ def test_forward_returns_the_scores_of_the_batch_and_adds_it() -> None:
     assert not metric.detection_boxes
 
 
+def test_arguments_may_be_arrays_and_tensors() -> None:
+    lists = {"iou_thresholds": [0.25, 0.5], "max_detection_thresholds": [2, 7, 30]}
+    frames = frames_of(4, count=4)
+    expected = filled(MeanAveragePrecision(**lists), frames).compute()
+    for convert in (np.array, torch.tensor):
+        options = {name: convert(values) for name, values in lists.items()}
+        scores = filled(MeanAveragePrecision(**options, rec_thresholds=torch.linspace(0, 1, 101)), frames).compute()
+        assert {name: value.tolist() for name, value in scores.items()} == {
+            name: value.tolist() for name, value in expected.items()
+        }
+
+
 def test_wrong_arguments() -> None:
     for options, message in (
         ({"iou_thresholds": []}, r"iou_thresholds must contain 1 to 16 values, got \[\]"),
@@ -136,6 +149,9 @@ def test_wrong_arguments() -> None:
         ({"box_format": "xywh"}, r"box_format must be 'xyxy', got 'xywh': convert boxes with torchvision\.ops"),
         ({"iou_type": ("bbox", "segm")}, "iou_type must be 'bbox', got .*: masks are scored by torchmetrics"),
         ({"rec_thresholds": [0.5]}, r"rec_thresholds must be None, got \[0.5\]"),
+        ({"rec_thresholds": np.linspace(0, 1, 11)}, r"rec_thresholds must be None, got \[0.0, 0.1"),
+        ({"iou_thresholds": np.array(["a"])}, r"iou_thresholds must be a list of numbers or null, got \['a'\]"),
+        ({"max_detection_thresholds": torch.rand(3)}, "max_detection_thresholds must be a list of integers or null"),
         ({"average": "micro"}, "average must be 'macro', got 'micro': .* set all labels to 0"),
         ({"extended_summary": True}, "extended_summary must be False, got True"),
     ):

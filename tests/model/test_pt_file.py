@@ -14,6 +14,7 @@ from ultralytics.nn.tasks import ClassificationModel, DetectionModel, Segmentati
 from yolo_lightning.detector import Detector
 from yolo_lightning.errors import UserError
 from yolo_lightning.model.graph import check_tensors, open_ultralytics, read_network
+from yolo_lightning.model.read_pt import complete_names
 
 FAMILIES = ("yolov8n", "yolov9t", "yolov10n", "yolo11n", "yolo12n", "yolo26n")
 
@@ -39,6 +40,34 @@ def test_every_family_is_rebuilt_with_equal_predictions(variant: str, tmp_path: 
     with torch.no_grad():
         assert torch.equal(rebuilt.eval()(images)[0], model(images)[0])
     assert rebuilt.names == model.names
+
+
+@pytest.mark.parametrize("allow_pickle", [False, True])
+def test_names_of_a_file_belong_to_the_classes_by_index(allow_pickle: bool, tmp_path: Path) -> None:
+    model = network()
+    model.names = {2: "c", "0": "a", 1: "b", 3: "d"}
+    file = write(tmp_path / "weights.pt", model)
+    _, rebuilt = open_ultralytics(file, allow_pickle=allow_pickle)
+    assert list(rebuilt.names.items()) == [(0, "a"), (1, "b"), (2, "c")]
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["a", "b", "c", "d"], ["a", "b", "c"]),
+        ({0: 7, 1: None, 2: 1.5}, ["7", "None", "1.5"]),
+        ({1: "a", 2: "b", 3: "c"}, ["0", "a", "b"]),
+        (["a"], ["a", "1", "2"]),
+        (None, ["0", "1", "2"]),
+    ],
+)
+def test_every_class_has_a_name(names: Any, expected: list[str], recwarn: pytest.WarningsRecorder) -> None:
+    assert complete_names(names, 3) == dict(enumerate(expected))
+    unnamed = [index for index in range(3) if expected[index] == str(index)]
+    messages = [str(warning.message) for warning in recwarn]
+    assert len(messages) == bool(unnamed)
+    for message in messages:
+        assert f"no names for {len(unnamed)} of their classes 0 to 2, which are named by their numbers" in message
 
 
 def test_class_head_of_another_width_is_rebuilt(tmp_path: Path) -> None:

@@ -1,12 +1,16 @@
-"""Temporary files of killed processes."""
+"""Temporary files of killed processes, and the cache folder."""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import REPOSITORY
-from yolo_lightning.utils.files import remove_leftovers, replacing, temporary_prefix
+from yolo_lightning.errors import UserError
+from yolo_lightning.utils import files
+from yolo_lightning.utils.files import cache_folder, remove_leftovers, replacing, temporary_prefix
 
 WRITER = """
 import os, sys
@@ -49,3 +53,42 @@ def test_files_of_living_processes_and_new_files_of_other_machines_stay(tmp_path
         remove_leftovers(tmp_path)
         assert not other.exists()
     assert {path.name for path in tmp_path.iterdir()} == {"file", folder.name}
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of temporary files of this process."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(folder))
+    monkeypatch.setattr(files, "_temporary_cache", files._temporary_cache.__wrapped__)
+    return folder
+
+
+def test_cache_is_in_the_cache_folder_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "not" / "yet"))
+    assert cache_folder() == tmp_path / "not" / "yet" / "yolo_lightning"
+    assert not (tmp_path / "not").exists()
+
+
+def test_cache_is_temporary_where_no_other_folder_can_be_written(
+    tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.warns(UserWarning, match=r"file/yolo_lightning cannot be written: .* is used as cache; XDG_CACHE_HOME"):
+        folder = cache_folder()
+    assert folder == temporary / f"yolo_lightning-{os.getuid()}"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    folder.chmod(0o777)  # others could replace what the folder contains
+    with pytest.raises(UserError, match=r"is not a folder that only this user can write; set .* XDG_CACHE_HOME"):
+        cache_folder()
+
+
+def test_cache_is_temporary_without_permission(
+    tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
+    with pytest.warns(UserWarning, match="cannot be written"):
+        assert cache_folder().parent == temporary

@@ -1,5 +1,6 @@
 """Lightning plugin that writes checkpoints atomically."""
 
+import pickle
 from pathlib import Path
 from typing import Any
 from zipfile import is_zipfile
@@ -8,9 +9,11 @@ from lightning.fabric.plugins import TorchCheckpointIO
 
 from yolo_lightning.checkpoints.checkpoint_file import checksum_path, remove_checkpoint, require_whole, write_checkpoint
 from yolo_lightning.checkpoints.remote_folder import LOCAL, RemoteFolder, is_address, local_checkpoint, local_path
+from yolo_lightning.checkpoints.torch_archive import unsafe_globals
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.addresses import WEB
 from yolo_lightning.utils.choices import checked_arguments
+from yolo_lightning.utils.rank_zero import rank_zero_warn
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -19,7 +22,14 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     Lightning writes to the system's temporary folder first. If that folder is on another file system, a kill during the
     copy destroys the checkpoint that the new one replaces. A damaged checkpoint is not loaded. A checkpoint at an
     address, such as `s3://bucket/runs/last.ckpt`, is written by fsspec, and its checksum file last.
+
+    A warning says that Lightning will load a checkpoint only with `weights_only=False`, because it contains objects of
+    other classes, such as numbers of NumPy among the hyperparameters.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._has_checked_classes = False
 
     @checked_arguments()
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
@@ -28,8 +38,12 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         if _is_remote(path):
             folder, _, name = str(path).rpartition("/")
             RemoteFolder(folder).write(name, checkpoint)
-        else:
-            write_checkpoint(checkpoint, local_path(path))
+            return
+        write_checkpoint(checkpoint, local_path(path))
+        if not self._has_checked_classes:
+            self._has_checked_classes = True
+            if unsafe_globals(local_path(path)):
+                rank_zero_warn(_needs_pickle(local_path(path)))
 
     @checked_arguments()
     def load_checkpoint(self, path: str | Path, *arguments: Any, **options: Any) -> dict[str, Any]:
@@ -40,7 +54,12 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 require_whole(path)
             elif path.exists() and not is_zipfile(path):
                 raise UserError(f"checkpoint {path} cannot be loaded: it is not a file of torch.save")
-        content: dict[str, Any] = super().load_checkpoint(path, *arguments, **options)
+        try:
+            content: dict[str, Any] = super().load_checkpoint(path, *arguments, **options)
+        except pickle.UnpicklingError as error:
+            if not unsafe_globals(Path(path)):
+                raise
+            raise UserError(_needs_pickle(Path(path))) from error
         return content
 
     @checked_arguments()
@@ -50,6 +69,16 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             RemoteFolder(folder).remove(name)
         else:
             remove_checkpoint(local_path(path))
+
+
+def _needs_pickle(path: Path) -> str:
+    """Return why Lightning does not load a checkpoint by default, and what to do, in one line."""
+    classes = unsafe_globals(path)
+    return (
+        f"checkpoint {path} contains objects of {', '.join(classes[:3])}, in most cases hyperparameters. To resume, "
+        "call Trainer.fit(..., ckpt_path=..., weights_only=False) if you trust the file, or convert them to plain "
+        "Python values before save_hyperparameters"
+    )
 
 
 def _is_remote(path: str | Path) -> bool:

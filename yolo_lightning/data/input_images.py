@@ -21,7 +21,8 @@ from yolo_lightning.utils.rank_zero import rank_zero_warn
 from yolo_lightning.utils.regular_files import FolderContent, list_folder, read_regular
 from yolo_lightning.utils.suggestions import missing
 
-VIDEO_SUFFIXES = frozenset({".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm", ".wmv"})
+MPEG_SUFFIXES = frozenset({".m2ts", ".m4v", ".mov", ".mp4", ".mpeg", ".mpg", ".mts", ".ts"})
+VIDEO_SUFFIXES = MPEG_SUFFIXES | frozenset({".3gp", ".avi", ".flv", ".mkv", ".webm", ".wmv"})
 SUFFIXES = IMAGE_SUFFIXES | VIDEO_SUFFIXES
 READ = ", ".join(sorted(SUFFIXES))
 

@@ -6,14 +6,19 @@ import json
 import os
 import re
 import shutil
+import stat
+import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.activity import Activity, during
+from yolo_lightning.utils.paths import user_path
 from yolo_lightning.utils.process_identity import MARK, own_mark, owner_lives
 
 TEMPORARY_PREFIX = ".writing-"
@@ -30,8 +35,34 @@ CONVOLUTION_VERDICTS = "convolution_probe.json"
 
 
 def cache_folder() -> Path:
-    """Return the folder `yolo_lightning` in the user's cache folder."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "yolo_lightning"
+    """Return the folder `yolo_lightning` in the user's cache folder, or a temporary folder if it cannot be written."""
+    folder = user_path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "yolo_lightning"
+    existing = next(path for path in (folder, *folder.absolute().parents) if os.path.exists(path))
+    has_home = not str(folder).startswith("~")
+    if has_home and existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
+        return folder
+    return _temporary_cache(folder)
+
+
+@cache
+def _temporary_cache(folder: Path) -> Path:
+    """Return a cache folder of this user among the temporary files, which replaces `folder`.
+
+    Raises:
+        UserError: If another user has created the folder, and could change what it contains.
+    """
+    temporary = Path(tempfile.gettempdir()) / f"yolo_lightning-{os.getuid()}"
+    with suppress(FileExistsError):
+        temporary.mkdir(mode=0o700)
+    status = temporary.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise UserError(
+            f"{folder} cannot be written, and {temporary} is not a folder that only this user can write; set the "
+            "environment variable XDG_CACHE_HOME to a folder that can be written"
+        )
+    message = f"{folder} cannot be written: {temporary} is used as cache; XDG_CACHE_HOME sets another folder"
+    warnings.warn(message, stacklevel=3)
+    return temporary
 
 
 def first_free(base: Path, ending: str = "", is_taken: Callable[[Path], bool] = Path.exists) -> Path:

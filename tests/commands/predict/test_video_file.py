@@ -1,5 +1,6 @@
 """Codec, frames and colours of annotated videos."""
 
+import warnings
 from pathlib import Path
 
 import av
@@ -56,3 +57,20 @@ def test_videos_without_the_encoder_are_mpeg_4(tmp_path: Path, monkeypatch: pyte
         write(path, 64, 48)
     assert codec_of(path) == "mpeg4"
     check_frames(path, 64, 48)
+
+
+def test_frames_of_another_size_keep_their_shape(tmp_path: Path) -> None:
+    path = tmp_path / "film.mp4"
+    file = VideoFile(path, 96, 64, frames_per_s=25)
+    file.write(np.full((64, 96, 3), COLOURS[0], np.uint8))
+    narrow = np.full((64, 32, 3), COLOURS[1], np.uint8)
+    with pytest.warns(UserWarning, match=r"change from 96 x 64 to 32 x 64 pixels at 0\.0 s; .* are scaled and padded"):
+        file.write(narrow)
+    with warnings.catch_warnings(action="error"):
+        file.write(narrow)
+    file.close()
+    with av.open(str(path)) as container:
+        frames = [frame.to_ndarray(format="bgr24") for frame in container.decode(video=0)]
+    assert [frame.shape for frame in frames] == [(64, 96, 3)] * 3
+    assert frames[2][32, 48].tolist() == pytest.approx(COLOURS[1], abs=12)
+    assert frames[2][32, [8, 88]].tolist() == [pytest.approx([114] * 3, abs=12)] * 2

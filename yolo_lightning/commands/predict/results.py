@@ -14,8 +14,10 @@ import numpy.typing as npt
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from yolo_lightning.data.boxes import corners_to_centres
+from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.data.input_images import absolute
 from yolo_lightning.data.input_videos import video_timing
+from yolo_lightning.data.transforms.letterbox import Labelled, letterbox
 from yolo_lightning.evaluation.detection_result import DetectionResult
 from yolo_lightning.utils.files import first_free, replacing
 from yolo_lightning.utils.paths import shortened
@@ -157,6 +159,9 @@ class VideoFile:
         frames_per_s: float | Fraction,
         time_base: Fraction | None = None,
     ) -> None:
+        self._path = path
+        self._size = ImageSize(height, width)
+        self._has_other_sizes = False
         self._right = width % 2
         self._bottom = height % 2
         self._rate = Fraction(frames_per_s).limit_denominator(MAX_DENOMINATOR)
@@ -189,11 +194,13 @@ class VideoFile:
         """Append a frame.
 
         Args:
-            pixels: `(H, W, 3)` uint8, BGR, of the size of the video.
+            pixels: `(H, W, 3)` uint8, BGR; a frame of another size than the video is scaled and padded.
             time_s: Time of the frame in seconds, later than that of the frame before; None: at the frame rate.
         """
         if time_s is None:
             time_s = float(self._frames / self._rate)
+        if pixels.shape[:2] != self._size:
+            pixels = self._fitted(pixels, time_s)
         even = cv2.copyMakeBorder(pixels, 0, self._bottom, 0, self._right, cv2.BORDER_REPLICATE)
         frame = av.VideoFrame.from_ndarray(np.asarray(even, dtype=np.uint8), format="bgr24")
         frame.pts = max(self._next_ticks, round(time_s / self._time_base))  # equal times would be an error
@@ -201,6 +208,20 @@ class VideoFile:
         self._frames += 1
         self._next_ticks = frame.pts + 1
         self._container.mux(self._stream.encode(frame))
+
+    def _fitted(self, pixels: npt.NDArray[np.uint8], time_s: float) -> npt.NDArray[np.uint8]:
+        """Return a frame of another size, scaled and padded to the size of the video; the first one is reported."""
+        if not self._has_other_sizes:
+            self._has_other_sizes = True
+            height, width = pixels.shape[:2]
+            rank_zero_warn(
+                f"{self._path}: the frames change from {self._size.width} x {self._size.height} to {width} x {height} "
+                f"pixels at {time_s:,.1f} s; frames of another size than the first are scaled and padded in this "
+                "video. In other results, boxes refer to the size of their frame"
+            )
+        plain = Labelled(pixels, np.zeros((0, 4), np.float32), np.zeros(0, np.int64))
+        fitted, _ = letterbox(plain, self._size, shrink_by_area=True)
+        return np.asarray(fitted.image, dtype=np.uint8)
 
     def close(self) -> None:
         self._container.mux(self._stream.encode(None))

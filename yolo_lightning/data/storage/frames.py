@@ -68,27 +68,31 @@ def unreadable(name: str, reason: str, error: OSError) -> FrameError:
 class BitDepthError(FrameError):
     """A frame whose pixels are not unsigned integers of `bits` bits, with its NumPy dtype, lowest and highest value.
 
+    `channels` is the number of channels of the file.
+
     A decoder of 8-bit images would only keep the upper 8 bits, which turns raw thermal values of 7,000 to 9,040 into
     the gray levels 27 to 35.
     """
 
-    def __init__(self, name: str, dtype: str, lowest: float, highest: float, bits: int = 8) -> None:
-        super().__init__(name, dtype, lowest, highest, bits)
+    def __init__(self, name: str, dtype: str, lowest: float, highest: float, bits: int = 8, channels: int = 1) -> None:
+        super().__init__(name, dtype, lowest, highest, bits, channels)
         self.name = name
         self.dtype = dtype
         self.lowest = lowest
         self.highest = highest
         self.bits = bits
+        self.channels = channels
 
     @classmethod
     def of(cls, name: str, pixels: AnyArray, bits: int = 8) -> Self:
-        return cls(name, pixels.dtype.name, np.nanmin(pixels).item(), np.nanmax(pixels).item(), bits)
+        channels = pixels.shape[2] if pixels.ndim == 3 else 1
+        return cls(name, pixels.dtype.name, np.nanmin(pixels).item(), np.nanmax(pixels).item(), bits, channels)
 
     @property
     def remedy(self) -> str:
         if self.dtype == "uint8":
             return "set data.input.pixel_range.mode null (prepare: --bits 8) to read 8-bit images"
-        if self.dtype == "uint16" and self.bits == 8:
+        if self.dtype == "uint16" and self.bits == 8 and self.channels == 1:
             return (
                 "set data.input.pixel_range.mode (predict: --pixel_range.mode, Detector: pixel_range, prepare: --bits "
                 "16) to read 16-bit gray images"
@@ -152,7 +156,7 @@ def _gray_16_bits(frame: AnyArray, name: str) -> UInt16Array:
     if frame.dtype != np.uint16:
         raise BitDepthError.of(name, frame, bits=16)
     if frame.ndim != 2:
-        raise FrameError(f"{name}: images with 16 bits must be gray, got {frame.shape[2]} channels")
+        raise FrameError(f"{name}: images with 16 bits must be gray, got {frame.shape[2]} channels: {CONVERT}")
     return np.asarray(frame, dtype=np.uint16)
 
 
