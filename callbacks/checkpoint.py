@@ -29,6 +29,7 @@ from yolo_lightning.utils.choices import check_state, checked_arguments
 from yolo_lightning.utils.loop_position import (
     align_reloads,
     ends_within_epoch,
+    has_deferred_stop,
     is_accumulating,
     is_last_epoch,
     is_within_epoch,
@@ -41,6 +42,8 @@ FINAL_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 """Seconds before each further attempt to write the checkpoint of the last epoch."""
 
 GRADIENTS = "accumulated_gradients"  # checkpoint key of the gradients that no optimizer step has used yet
+
+DEFERRED_STOP = "deferred_stop"  # checkpoint key: whether the fit ends as soon as `min_epochs` allows it
 
 FROZEN_PARTS = "frozen_parts"  # checkpoint key of the parts that a `BaseFinetuning` has not unfrozen yet
 
@@ -327,6 +330,7 @@ class LastCheckpoint(Checkpoint):
         self._is_resumed = False
         self._accumulation = Accumulation()
         self._frozen_parts: dict[str, list[str]] | None = None
+        self._has_deferred_stop = False
         self._logged_values = LoggedValues()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -340,6 +344,7 @@ class LastCheckpoint(Checkpoint):
         """Add the logged values, and the gradients of an incomplete accumulation; a collective call."""
         checkpoint[LOGGED_VALUES] = self._logged_values.state_dict(trainer, pl_module)
         checkpoint[FROZEN_PARTS] = frozen_parts(trainer, pl_module)
+        checkpoint[DEFERRED_STOP] = has_deferred_stop(trainer)
         if getattr(pl_module, "saves_gradients", False):
             return
         if pl_module.automatic_optimization and not is_accumulating(trainer):
@@ -361,6 +366,7 @@ class LastCheckpoint(Checkpoint):
         """Keep gradients and logged values until training starts, when the parameters are on their device."""
         self._is_resumed = True
         self._frozen_parts = checkpoint.get(FROZEN_PARTS)
+        self._has_deferred_stop = checkpoint.get(DEFERRED_STOP, False)
         self._logged_values.load_state_dict(checkpoint.get(LOGGED_VALUES))
         self._accumulation.load_state_dict({"gradients": checkpoint.get(GRADIENTS, {})})
 
@@ -372,6 +378,8 @@ class LastCheckpoint(Checkpoint):
         self._logged_values.restore(trainer, pl_module)
         restore_frozen_parts(trainer, pl_module, self._frozen_parts)
         self._frozen_parts = None
+        if self._has_deferred_stop:
+            trainer.should_stop = True
         align_reloads(trainer)
         callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
         has_swa = any(isinstance(callback, StochasticWeightAveraging) for callback in callbacks)

@@ -5,21 +5,23 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import BackboneFinetuning, ModelCheckpoint, OnExceptionCheckpoint
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import BackboneFinetuning, EarlyStopping, ModelCheckpoint, OnExceptionCheckpoint
 from torch import Tensor, nn
 
 from tests.helpers.lightning_runs import (
+    BATCH,
     BATCHES,
     Kill,
     KillAt,
+    Numbers,
     Recorder,
     assert_resumes_exactly,
     fit_numbers,
     quiet_trainer,
     run,
 )
-from yolo_lightning import LastCheckpoint, latest_checkpoint
+from yolo_lightning import LastCheckpoint, latest_checkpoint, resumable_loader
 
 
 class Scored(Recorder):
@@ -128,3 +130,22 @@ def test_names_of_checkpoints_count_a_failed_batch_once(tmp_path: Path) -> None:
     trainer = quiet_trainer(tmp_path / "failed", LastCheckpoint(interval_steps=1))
     fit_numbers(trainer, Recorder(), tmp_path / "on_exception.ckpt")
     assert names(tmp_path / "failed") == names(tmp_path / "whole")
+
+
+class Improving(Recorder):
+    """Logs a value that rises for two epochs and falls then."""
+
+    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+        self.log("value", torch.tensor([1.0, 2.0, 0.5, 0.4, 0.3, 0.2][self.current_epoch]))
+
+
+def test_decision_to_stop_that_min_epochs_defers_is_resumed(tmp_path: Path) -> None:
+    def fit(trainer: Trainer, module: Recorder, checkpoint: Path | None) -> None:
+        trainer.fit(module, resumable_loader(Numbers(), BATCH, trainer=trainer), [Numbers()[0]], ckpt_path=checkpoint)
+
+    options: dict[str, Any] = {"max_epochs": 6, "min_epochs": 4, "limit_val_batches": 1}
+    callbacks = [lambda: EarlyStopping("value", patience=1)]
+    whole = assert_resumes_exactly(
+        tmp_path, (2 * BATCHES, 3 * BATCHES + 2), fit=fit, module=Improving, callbacks=callbacks, **options
+    )
+    assert len(whole.seen) == 4 * BATCHES

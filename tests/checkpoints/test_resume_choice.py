@@ -152,3 +152,11 @@ def test_other_modules_may_store_any_parts(tmp_path: Path) -> None:
     path.parent.mkdir(parents=True)
     torch.save({**RESUMABLE, "hyper_parameters": {"class_names": "a"}, "config": [1], "input": 3}, path)
     assert latest_checkpoint(tmp_path / "run") == path
+
+
+def test_checkpoints_below_the_folder_of_a_logger_are_named(tmp_path: Path) -> None:
+    folder = tmp_path / "lightning_logs" / "version_0"
+    path = save(folder, 8)
+    with pytest.warns(UserWarning, match=rf"a new run begins, but {path} exists: .*version_0'\)"):
+        assert latest_checkpoint(tmp_path) is None
+    assert latest_checkpoint(folder) == path

@@ -31,6 +31,8 @@ from yolo_lightning.utils.yaml_file import flatten
 ADDRESSES = {f"supervision.notify.{name}" for name in ("webhook", "ping")}
 NOT_COMPARED = {"ckpt_path", "resume", "detach", "trainer.default_root_dir", "config", "mirror"} | ADDRESSES
 """Options that select the checkpoint or contain secrets."""
+LOGGER_CHECKPOINTS = "*/*/checkpoints/*.ckpt"
+"""Checkpoints of Lightning's `ModelCheckpoint` without `dirpath`, such as those in `lightning_logs/version_0`."""
 LONGEST_VALUE = 300  # characters of a saved value in a message
 
 
@@ -136,10 +138,23 @@ def latest_checkpoint(folder: str | Path, mirror: str | None = None) -> Path | N
             download(base, mirror, name)
     _set_aside_suspects(base, exactly=True)
     if not run_files.has_checkpoint(base):
+        _warn_of_other_places(base)
         return None
     path, damaged = checkpoint_to_resume(base, exactly=True)
     _warn_of(damaged)
     return path
+
+
+def _warn_of_other_places(base: Path) -> None:
+    """Warn of checkpoints that Lightning's `ModelCheckpoint` has written below the folder of a logger."""
+    checkpoint = next(base.glob(LOGGER_CHECKPOINTS), None)
+    if checkpoint is not None:
+        folder = checkpoint.parent.parent
+        rank_zero_warn(
+            f"{base / run_files.CHECKPOINTS} contains no checkpoint, and a new run begins, but {checkpoint} exists: to "
+            f"resume, pass latest_checkpoint({str(folder)!r}). LastCheckpoint and ModelCheckpoint with dirpath write to "
+            "the run folder"
+        )
 
 
 def _set_aside_suspects(base: Path, *, exactly: bool) -> None:

@@ -103,6 +103,14 @@ def ends_within_epoch(trainer: Trainer) -> bool:
     return (stops or trainer.global_step == trainer.max_steps) and not trainer.is_last_batch
 
 
+def has_deferred_stop(trainer: Trainer) -> bool:
+    """Whether a callback has asked for the end of the fit, which `min_epochs` or `min_steps` defers.
+
+    Lightning does not store this. `EarlyStopping` may decide otherwise before the fit may end, and the fit ends anyway.
+    """
+    return bool(trainer.should_stop) and not trainer.fit_loop._can_stop_early
+
+
 def is_within_epoch(trainer: Trainer) -> bool:
     """Whether an epoch has begun and its end, with the hooks `on_train_epoch_end`, has not."""
     epochs = trainer.fit_loop.epoch_progress.current
