@@ -152,8 +152,8 @@ def _warn_of_other_places(base: Path) -> None:
         folder = checkpoint.parent.parent
         rank_zero_warn(
             f"{base / run_files.CHECKPOINTS} contains no checkpoint, and a new run begins, but {checkpoint} exists: to "
-            f"resume, pass latest_checkpoint({str(folder)!r}). LastCheckpoint and ModelCheckpoint with dirpath write to "
-            "the run folder"
+            f"resume, pass latest_checkpoint({str(folder)!r}). LastCheckpoint, and ModelCheckpoint with dirpath, write "
+            "to the run folder"
         )
 
 
