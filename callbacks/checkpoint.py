@@ -311,7 +311,9 @@ class LastCheckpoint(Checkpoint):
     All checkpoints of the Trainer, also those of other callbacks, contain the gradients that no optimizer step has used
     yet (`accumulate_grad_batches`, or manual optimization); with several ranks, their mean. A module that saves them
     itself has the attribute `saves_gradients = True`. The checkpoints also contain the values that were logged with
-    `self.log(on_epoch=True)` in the current epoch, so that means of the epoch and `ReduceLROnPlateau` are resumed.
+    `self.log(on_epoch=True)` in the current epoch, so that means of the epoch and `ReduceLROnPlateau` are resumed, what
+    a `BaseFinetuning` has unfrozen, and a stop that `min_epochs` defers. Lightning calls this callback after all other
+    checkpoint callbacks, so that its checkpoints contain their best scores.
     A resumed fit reloads the training data in the same epochs (`reload_dataloaders_every_n_epochs`).
 
     Args:

@@ -159,4 +159,6 @@ def test_checkpoints_below_the_folder_of_a_logger_are_named(tmp_path: Path) -> N
     path = save(folder, 8)
     with pytest.warns(UserWarning, match=rf"a new run begins, but {path} exists: .*version_0'\)"):
         assert latest_checkpoint(tmp_path) is None
+    with pytest.warns(UserWarning, match=rf"a new run begins, but {path} exists"):
+        assert latest_checkpoint(folder.parent) is None
     assert latest_checkpoint(folder) == path

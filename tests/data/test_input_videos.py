@@ -105,3 +105,11 @@ def test_file_with_sound_only_is_named(tmp_path: Path) -> None:
         container.mux([*stream.encode(frame), *stream.encode(None)])
     with pytest.raises(ValueError, match=r"sound\.mkv: contains no video that FFmpeg can decode"):
         next(read_frames(tmp_path / "sound.mkv"))
+
+
+def test_recording_that_was_not_finished_is_explained(tmp_path: Path) -> None:
+    write_film(tmp_path / "film.mp4", REGULAR[:2])
+    content = (tmp_path / "film.mp4").read_bytes()
+    (tmp_path / "film.mp4").write_bytes(content[: content.index(b"moov") - 4])
+    with pytest.raises(ValueError, match=r"cannot be opened as a video: it is a damaged MP4 .* has no index \(moov\)"):
+        next(read_frames(tmp_path / "film.mp4"))

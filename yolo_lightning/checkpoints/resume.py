@@ -31,8 +31,8 @@ from yolo_lightning.utils.yaml_file import flatten
 ADDRESSES = {f"supervision.notify.{name}" for name in ("webhook", "ping")}
 NOT_COMPARED = {"ckpt_path", "resume", "detach", "trainer.default_root_dir", "config", "mirror"} | ADDRESSES
 """Options that select the checkpoint or contain secrets."""
-LOGGER_CHECKPOINTS = "*/*/checkpoints/*.ckpt"
-"""Checkpoints of Lightning's `ModelCheckpoint` without `dirpath`, such as those in `lightning_logs/version_0`."""
+FURTHER_CHECKPOINTS = ("*/checkpoints/*.ckpt", "*/*/checkpoints/*.ckpt")
+"""Checkpoints of run folders within a folder, and of a `ModelCheckpoint` without `dirpath` (in `lightning_logs`)."""
 LONGEST_VALUE = 300  # characters of a saved value in a message
 
 
@@ -146,8 +146,8 @@ def latest_checkpoint(folder: str | Path, mirror: str | None = None) -> Path | N
 
 
 def _warn_of_other_places(base: Path) -> None:
-    """Warn of checkpoints that Lightning's `ModelCheckpoint` has written below the folder of a logger."""
-    checkpoint = next(base.glob(LOGGER_CHECKPOINTS), None)
+    """Warn of checkpoints deeper in the folder, where Lightning's `ModelCheckpoint` writes if there is a logger."""
+    checkpoint = next((path for pattern in FURTHER_CHECKPOINTS for path in sorted(base.glob(pattern))), None)
     if checkpoint is not None:
         folder = checkpoint.parent.parent
         rank_zero_warn(

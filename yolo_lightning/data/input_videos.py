@@ -38,6 +38,8 @@ FINEST_TIME_BASE = Fraction(1, 90_000)
 WITHOUT_PRESENTATION_TIMES = "avi"
 """Container whose packets have the times of decoding only: FFmpeg's times of reordered frames are wrong."""
 
+MP4_START = b"ftyp"  # of an MP4 or MOV file, after the length of its first part
+
 JUMP_S = 1.0  # times that go back by more begin anew, as in joined recordings; smaller steps back are rounding
 COMPLETE_SHARE = 0.95  # of the stated frames or duration; both are estimates in some files
 
@@ -100,7 +102,11 @@ def opened_video(path: Path) -> Iterator[tuple["InputContainer", VideoStream]]:
         container = av.open(os.path.abspath(path), metadata_errors="replace")
     except av.FFmpegError as error:
         with open_regular(path) as file:
-            raise UserError(f"{path}: cannot be opened as a video: it {first_look(file.read(64))}") from error
+            head = file.read(64)
+        look = first_look(head)
+        if head[4:8] == MP4_START:
+            look = "is a damaged MP4 or MOV file; one whose recording or copy was not finished has no index (moov)"
+        raise UserError(f"{path}: cannot be opened as a video: it {look}") from error
     with container:
         stream = container.streams.best("video")
         if not isinstance(stream, VideoStream) or stream.codec_context is None:
