@@ -29,14 +29,22 @@ PACKAGES = (
 
 
 class EnvironmentFile(Callback):
-    """Writes `environment.json` at the start of a fit; after a restart it describes the latest start."""
+    """Writes `environment.json` at the start of a fit; after a restart it describes the latest start.
+
+    Attributes:
+        facts: Further entries of the file.
+    """
+
+    def __init__(self) -> None:
+        self.facts: dict[str, str] = {}
 
     @rank_zero_only
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         facts: dict[str, str] = getattr(pl_module, "convolution_facts", dict)()  # of `YOLOModule`
         path = Path(trainer.default_root_dir) / run_files.ENVIRONMENT
         with OptionalFile().attempt(path):
-            write_json(path, environment(trainer.strategy.root_device) | facts)
+            precision = {"precision": str(trainer.precision)}
+            write_json(path, environment(trainer.strategy.root_device) | precision | self.facts | facts)
 
 
 def environment(device: torch.device) -> dict[str, Any]:

@@ -36,7 +36,9 @@ class SaveRunConfig(SaveConfigCallback):
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Store the configuration, so that a run can be resumed without the file."""
-        checkpoint[CONFIGURATION] = storable(self._content)
+        content = storable(self._content)
+        content["trainer"] |= {"precision": str(trainer.precision)}  # instead of `auto`
+        checkpoint[CONFIGURATION] = content
 
     @cached_property
     def _content(self) -> dict[str, Any]:

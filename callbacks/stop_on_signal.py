@@ -1,14 +1,35 @@
 """Ends a fit after the current step when SIGINT or SIGTERM has arrived."""
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from yolo_lightning.errors import UserError
 from yolo_lightning.utils.activity import Activity, during
 from yolo_lightning.utils.distributed import sum_over_ranks
 from yolo_lightning.utils.loop_position import broadcast_no_signals
 from yolo_lightning.utils.stop_signals import request
+
+Precision = Literal[
+    "auto",
+    "32-true",
+    "bf16-mixed",
+    "16-mixed",
+    "64-true",
+    "bf16-true",
+    "16-true",
+    "transformer-engine",
+    "transformer-engine-float16",
+    "64",
+    "32",
+    "16",
+    "bf16",
+    64,
+    32,
+    16,
+]
+"""Values of `trainer.precision`; the command line replaces `auto` before it creates the Trainer."""
 
 
 class StoppableTrainer(Trainer):
@@ -17,7 +38,21 @@ class StoppableTrainer(Trainer):
     Lightning's loops read `received_sigterm` after each step, after each validation batch and after each epoch, and
     raise `SIGTERMException` where the value is true. A checkpoint written within a validation cannot be resumed
     exactly, so the validation is finished first. A fit that has trained its last epoch finishes normally.
+
+    Args:
+        precision: `auto`, `32-true`, `bf16-mixed`, `16-mixed` or another precision of Lightning; null is `32-true`.
+            `auto`, which only the command line accepts, selects mixed precision for `fit` if a test of seconds shows
+            that it is correct and that convolutions take at most 0.7 of the time, else `32-true`. A resumed run keeps
+            its precision. With `auto`, validate, test and predict compute in `32-true`.
+        kwargs: Arguments of Lightning's Trainer.
     """
+
+    def __init__(self, *, precision: Precision | None = None, **kwargs: Any) -> None:
+        if precision == "auto":
+            raise UserError(
+                "precision must be a precision of Lightning, got 'auto', which only the command line replaces"
+            )
+        super().__init__(precision=precision, **kwargs)
 
     @property
     def received_sigterm(self) -> bool:

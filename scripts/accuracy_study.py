@@ -201,6 +201,7 @@ def settings(dataset: Dataset, options: argparse.Namespace) -> dict[str, Any]:
         "supervision.enabled": False,
         "recalibrate_images": 0,  # an arm of its own
         "trainer.accelerator": "cpu",
+        "trainer.precision": "32-true",  # scores do not depend on the processor
         "trainer.num_sanity_val_steps": 0,
         "trainer.callbacks": json.dumps([average, {"class_path": "LastCheckpoint", "init_args": {"keep": 1}}]),
         "model.convolution.backend": "native",

@@ -88,6 +88,14 @@ def no_activity() -> None:
     activity.note(Activity.NONE)
 
 
+@pytest.fixture(autouse=True)
+def in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`trainer.precision: auto` chooses float32 on any processor, without a test of the device."""
+    if run_plan := sys.modules.get("yolo_lightning.commands.run_plan"):
+        choice = run_plan.PrecisionChoice("32-true", "in tests")
+        monkeypatch.setattr(run_plan, "choose_precision", lambda *_: choice)
+
+
 @pytest.fixture(params=[0.0, 1e6], ids=["uptime 0 s", "uptime 11 days"])
 def any_uptime(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the test on a monotonic clock that starts at 0, as on a freshly booted machine, and on one of long uptime.

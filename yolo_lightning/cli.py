@@ -34,7 +34,7 @@ from yolo_lightning.commands.fit_summary import end_fit, start_lines
 from yolo_lightning.commands.option_errors import ShortErrors, missing_package, user_errors
 from yolo_lightning.commands.option_layers import given_options, layers
 from yolo_lightning.commands.rank_plan import plan_of_all_ranks
-from yolo_lightning.commands.run_plan import FROM_DATA, Run, plan_run
+from yolo_lightning.commands.run_plan import FROM_DATA, Run, plan_run, with_precision
 from yolo_lightning.commands.start_supervisor import DEADLINE_OPTIONS, MAX_EPOCHS, reserved, supervise_fit
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.errors import UserError
@@ -163,6 +163,8 @@ class YOLOCLI(LightningCLI):
 
     def __init__(self, *positional: Any, **named: Any) -> None:
         self._words: list[str] = named["args"]
+        self._precision: str | None = None  # instead of `trainer.precision: auto`
+        self._precision_reason = ""
         self._epochs_trained: int | None = None  # of a fit without its last files; see `run_files.epochs_trained`
         try:
             super().__init__(*positional, **named)
@@ -226,6 +228,8 @@ class YOLOCLI(LightningCLI):
         self._epochs_trained = run.epochs_trained
         if run.is_fit:
             self._logger_runs = LoggerRuns(run.folder)
+        self._precision = run.precision
+        self._precision_reason = run.precision_reason
         heartbeat.enter(Phase.INDEX)
 
     def _prepared_plan(self, options: dict[str, Any]) -> Run:
@@ -244,7 +248,7 @@ class YOLOCLI(LightningCLI):
             run_folder.prepare(run.folder)
         if run.is_fit and not is_supervised():
             run_folder.forget_loggers(run.folder)
-        return run
+        return run if run.is_finished else with_precision(run, options)
 
     def instantiate_classes(self) -> None:
         """Name the callback or logger whose constructor fails, where jsonargparse lists all types of the option."""
@@ -297,6 +301,8 @@ class YOLOCLI(LightningCLI):
         for callback in chosen:
             if isinstance(callback, callbacks.HeartbeatFile):
                 callback.marker = run_files.TRAINED_FILE  # `after_fit`
+            if isinstance(callback, callbacks.EnvironmentFile) and self._precision_reason:
+                callback.facts["precision reason"] = self._precision_reason
         if config["enable_progress_bar"] in (None, True) and not any(isinstance(one, ProgressBar) for one in chosen):
             terminal = has_cursor_control(sys.stderr)
             chosen.append(callbacks.RunProgressBar() if terminal else callbacks.ProgressLines())
@@ -304,6 +310,8 @@ class YOLOCLI(LightningCLI):
                 chosen.append(callbacks.EpochTable())
             kwargs["enable_progress_bar"] = terminal
         kwargs["callbacks"] = chosen
+        if self._precision is not None:
+            kwargs["precision"] = self._precision
         require_whole_launch()
         try:
             trainer = super().instantiate_trainer(**kwargs)
@@ -326,6 +334,7 @@ class YOLOCLI(LightningCLI):
         weights = options.ckpt_path or options.model.weights
         for line in start_lines(self.trainer, self.model, f"weights {weights}" if weights else "random weights"):
             rank_zero_info(line)
+        self.model.lowers_precision = is_supervised()
         if self._epochs_trained is not None:
             self.trainer.fit_loop.max_epochs = self._epochs_trained
 

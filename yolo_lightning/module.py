@@ -129,6 +129,9 @@ class YOLOModule(LightningModule):
         UserError: If a value is out of range or `weights` cannot be used.
     """
 
+    lowers_precision = False
+    """Whether a supervisor continues in float32 after non-finite values in mixed precision; see `NonFiniteGuard`."""
+
     saves_gradients = True
     """Checkpoints contain the summed gradients (`Accumulation`): `LastCheckpoint` does not save them again."""
 
@@ -252,6 +255,7 @@ class YOLOModule(LightningModule):
         self._guard.computation = (
             f"{convolution}, {self.convolution.algorithm}, {self.trainer.precision}, {strategy.root_device.type}"
         )
+        self._guard.lowers_precision = self.lowers_precision and str(self.trainer.precision).endswith("mixed")
 
     def _choose_convolution(self) -> Convolution:
         """Choose and arrange the implementation for `backend: auto` on the device of the training."""
@@ -630,7 +634,10 @@ class YOLOModule(LightningModule):
         result = "no checkpoint can be restored"
         if path is not None:
             result = f"restored weights, optimizer and average of {path}"
-        rank_zero_warn(f"{result}; from now on learning rates are multiplied by {self._guard.learning_rate_factor:g}")
+        consequence = f"from now on learning rates are multiplied by {self._guard.learning_rate_factor:g}"
+        if self._guard.lowers_precision:
+            consequence = "if non-finite values return, the training continues in float32"
+        rank_zero_warn(f"{result}; {consequence}")
 
     def _recompute_statistics(self) -> None:
         """Recompute the running statistics of the weights in the graph from the newest batches of the epoch."""

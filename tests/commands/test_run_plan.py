@@ -10,10 +10,12 @@ import pytest
 from tests.checkpoints.test_resume_choice import RESUMABLE
 from yolo_lightning.checkpoints.checkpoint_file import write_checkpoint
 from yolo_lightning.checkpoints.run_folder import LaunchRecord, note_launch
+from yolo_lightning.commands import run_plan
 from yolo_lightning.commands.option_layers import GivenOptions
-from yolo_lightning.commands.run_plan import Run, check_accelerator, plan_run
+from yolo_lightning.commands.run_plan import Run, check_accelerator, plan_run, with_precision
 from yolo_lightning.errors import UserError
-from yolo_lightning.supervision.fallback_levels import FallbackState
+from yolo_lightning.model.precision_choice import PrecisionChoice
+from yolo_lightning.supervision.fallback_levels import FallbackState, LevelState
 from yolo_lightning.supervision.trainer import MARKER_VARIABLE
 from yolo_lightning.utils.distributed import LAUNCH_VARIABLE
 from yolo_lightning.utils.run_files import FINISHED_FILE, STATE_FILE
@@ -32,6 +34,8 @@ def options(**changed: Any) -> dict[str, Any]:
     found = {
         "trainer.default_root_dir": "run",
         "trainer.accelerator": "cpu",
+        "trainer.devices": 1,
+        "trainer.precision": "32-true",
         "trainer.max_epochs": 3,
         "recalibrate_images": 0,
         "supervision.enabled": False,
@@ -206,3 +210,56 @@ def test_options_that_cannot_be_used(changed: dict[str, Any], message: str) -> N
 def test_unknown_accelerator_is_refused() -> None:
     with pytest.raises(ValueError, match=r"trainer\.accelerator must be auto or cpu"):
         check_accelerator("cud")
+
+
+@pytest.fixture
+def bfloat16_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    choice = PrecisionChoice("bf16-mixed", "half the time")
+    monkeypatch.setattr(run_plan, "choose_precision", lambda *_: choice)
+
+
+def precise(**changed: Any) -> Run:
+    """Return the plan of a fit with `trainer.precision: auto`."""
+    configured = options(trainer__precision="auto", **changed)
+    return with_precision(plan_run(["fit"], configured, GivenOptions()), configured)
+
+
+@pytest.mark.usefixtures("bfloat16_machine")
+class TestAutomaticPrecision:
+    def test_new_run_has_that_of_the_machine(self) -> None:
+        run = precise()
+        assert (run.precision, run.lines[-1]) == ("bf16-mixed", "trainer.precision auto: bf16-mixed; half the time")
+        assert Run.from_json(json.loads(json.dumps(run.to_json()))).precision == "bf16-mixed"
+
+    @pytest.mark.parametrize(
+        ("saved", "precision", "reason"),
+        [
+            ("bf16-mixed", "bf16-mixed", "as in the checkpoint"),
+            ("32-true", "32-true", "as in the checkpoint; a new run would use bf16-mixed: half the time"),
+            (None, "32-true", "as in the checkpoint; a new run would use bf16-mixed: half the time"),
+        ],
+    )
+    def test_resumed_run_keeps_its_own(self, saved: str | None, precision: str, reason: str) -> None:
+        save("run", config={"trainer": {"precision": saved}})
+        run = precise(resume=True)
+        assert run.lines == (
+            "run folder: run, checkpoint: " + str(run.checkpoint),
+            f"trainer.precision auto: {precision}; {reason}",
+        )
+        assert run.precision == precision
+
+    def test_after_a_fallback_level_the_machine_decides_again(self) -> None:
+        """The checkpoint is that of the fallback level."""
+        save("run", config={"trainer": {"precision": "32-true"}})
+        FallbackState(precision=LevelState(failures={"as configured": 1})).write(Path("run") / STATE_FILE)
+        assert precise(resume=True).precision == "bf16-mixed"
+
+    def test_other_values_are_used_as_they_are(self) -> None:
+        run = plan_run(["fit"], options(), GivenOptions())
+        assert with_precision(run, options()) == run
+
+    def test_evaluation_is_in_float32(self) -> None:
+        save("run")
+        configured = options(trainer__precision="auto")
+        run = plan_run(["validate"], configured, GivenOptions())
+        assert with_precision(run, configured).precision == "32-true"

@@ -14,6 +14,7 @@ from yolo_lightning.supervision.fallback_levels import (
     computation_levels,
     level_of_launch,
     levels_below,
+    precision_levels,
     quarantined,
 )
 from yolo_lightning.utils.run_files import STATE_FILE
@@ -60,6 +61,16 @@ def test_overrides_of_both_levels() -> None:
         "--model.convolution.algorithm=table",
     )
     assert LEVELS.overrides(FallbackState(LevelState("of another version"))) == ()
+
+
+@pytest.mark.parametrize(
+    ("precision", "count"), [("auto", 2), ("bf16-mixed", 2), (16, 2), ("32-true", 1), (32, 1), (None, 1)]
+)
+def test_mixed_precision_has_a_level_in_float32(precision: object, count: int) -> None:
+    levels = replace(LEVELS, precision=precision_levels(precision))
+    assert len(levels.precision) == count
+    lowered = FallbackState(precision=LevelState("float32"))
+    assert levels.overrides(lowered) == ("--trainer.precision=32-true",) * (count - 1)
 
 
 def test_line_names_lowered_levels_with_time_and_reason() -> None:

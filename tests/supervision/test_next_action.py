@@ -20,6 +20,7 @@ from yolo_lightning.supervision.fallback_levels import (
     Levels,
     LevelState,
     computation_levels,
+    precision_levels,
 )
 from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.supervision.next_action import (
@@ -40,6 +41,7 @@ from yolo_lightning.utils.exit_codes import ExitCode
 PAGE = REPOSITORY / "docs" / "decisions.md"
 SETTINGS = SuperviseSettings()
 LEVELS = Levels(LOADER_LEVELS, computation_levels({}))
+MIXED = replace(LEVELS, precision=precision_levels("bf16-mixed"))
 HOUR_S = 3600.0
 
 
@@ -164,6 +166,8 @@ ROWS: list[Row] = [
     ("wrong result of a layer", raises("WrongResultError", "layer model.3"), 1, "lower the computation: gemm"),
     ("wrong result of a layer, no lower level", raises("WrongResultError", "layer model.3", samples=BATCH), 7, "wait 1 s"),
     ("NaN after all rollbacks", raises("NonFiniteError", "5 consecutive non-finite values"), 1, "lower the computation: gemm"),
+    ("NaN in mixed precision that returns", raises("NonFiniteError", "5 consecutive non-finite values", levels=MIXED), 1, "lower the precision: float32"),
+    ("NaN in mixed precision that returns", raises("NonFiniteError", "5 consecutive non-finite values", levels=MIXED), 2, "lower the computation: gemm"),
     ("NaN after all rollbacks", raises("NonFiniteError", "5 consecutive non-finite values"), 2, "lower the computation: gemm without GPU kernels"),
     ("device memory is full", raises("torch.OutOfMemoryError", "HIP out of memory", "RuntimeError"), 1, "lower the computation: half the images at once"),
     ("device memory is full, no lower level", raises("torch.OutOfMemoryError", "HIP out of memory"), 2, "restart after 1 s"),
@@ -238,7 +242,8 @@ def reaction(action: Action) -> str:
     longer = f", twice the time for {action.longer.label}" if action.longer else ""
     if isinstance(action, Wait):
         return f"wait {action.pause_s:g} s{longer}"
-    what = {"LowerLoader": "loader", "LowerComputation": "computation"}.get(type(action).__name__)
+    parts = {"LowerLoader": "loader", "LowerComputation": "computation", "LowerPrecision": "precision"}
+    what = parts.get(type(action).__name__)
     if what is None:
         return f"restart after {action.pause_s:g} s{longer}"
     return f"lower the {what}: {getattr(action.state, what).name}"

@@ -122,6 +122,15 @@ def test_another_computation_restores_the_learning_rate_and_the_number_of_rollba
     assert lowered.learning_rate_factor == 0.5
 
 
+def test_mixed_precision_ends_before_the_learning_rate_is_lowered() -> None:
+    guard = limited_guard()
+    guard.lowers_precision = True
+    roll_back_once(guard)
+    assert guard.learning_rate_factor == 1.0
+    with pytest.raises(NonFiniteError, match="after 1 rollbacks"):
+        roll_back_once(guard)
+
+
 @pytest.mark.parametrize(
     ("settings", "failures", "message"),
     [

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch.accelerators import CUDAAccelerator, MPSAccelerator
 
 from yolo_lightning.checkpoints import run_folder
@@ -32,6 +33,8 @@ from yolo_lightning.commands.start_supervisor import (
 )
 from yolo_lightning.data.formats.choose_format import format_class
 from yolo_lightning.errors import UserError
+from yolo_lightning.model.conv_backend import ConvolutionSettings
+from yolo_lightning.model.native_failures import verdicts_file
 from yolo_lightning.model.network_settings import (
     bound_options,
     changes,
@@ -39,8 +42,11 @@ from yolo_lightning.model.network_settings import (
     precedence,
     read_record,
 )
+from yolo_lightning.model.precision_choice import AUTO, PrecisionChoice, choose_precision
 from yolo_lightning.supervision import in_use, is_supervised, level_of_launch, quarantined
+from yolo_lightning.supervision.fallback_levels import FLOAT32, PRECISION_OPTION, FallbackState
 from yolo_lightning.utils import run_files
+from yolo_lightning.utils.accelerator import accelerator_or_cpu
 from yolo_lightning.utils.distributed import (
     NO_LAUNCH_ID,
     launch_id,
@@ -70,6 +76,8 @@ class Run:
     is_reserved: bool = False  # whether this process reserves `folder`, which is that of a new run
     download: str | None = None  # run of the mirror that is downloaded before a second plan is made
     is_finished: bool = False  # whether all epochs are trained, so that the process ends
+    precision: str | None = None  # of the Trainer instead of `auto`; None if not chosen or not `auto`
+    precision_reason: str = ""
     epochs_trained: int | None = None  # of a fit without its last files; see `run_files.epochs_trained`
     options: dict[str, Any] = field(default_factory=dict)  # changed options by full name
     warnings: tuple[str, ...] = ()
@@ -152,6 +160,7 @@ def _plan_fit(base: Path, options: Mapping[str, Any]) -> Run:
         changed |= level.settings
         lines += [f"loader: fallback level '{level.name}' after a loader stall"] if level.settings else []
     epochs = None
+    precision = None
     if checkpoint is not None:
         if resumes(options) or restarted is not None:
             epochs = run_files.epochs_trained(folder, steps_trained(checkpoint), options["trainer.max_epochs"])
@@ -162,17 +171,65 @@ def _plan_fit(base: Path, options: Mapping[str, Any]) -> Run:
                     line += f" To start a new run, {remedy}."
                 return Run(folder, is_finished=True, lines=(line,))
         content = load_checkpoint(checkpoint, "meta")
+        saved = remembered(content)
+        precision = _kept_precision(folder, options, saved)
         changed |= {"model.weights": None, "model.class_width": content.get("hyper_parameters", {}).get("class_width")}
-        lines += differences(remembered(content), {**options, **changed})
+        compared = {**options, **changed}
+        if precision is not None:
+            del compared[PRECISION_OPTION]
+        lines += differences(saved, compared)
     return Run(
         folder,
         checkpoint,
+        precision=precision,
         is_reserved=checkpoint is None and chooses_folder(),
         epochs_trained=epochs,
         options=changed,
         lines=tuple(lines),
         warnings=tuple(warnings),
     )
+
+
+def _kept_precision(folder: Path, options: Mapping[str, Any], saved: Mapping[str, Any]) -> str | None:
+    """Return the precision of the run to resume if the option is `auto`; None if the precision is not known."""
+    if options[PRECISION_OPTION] != AUTO or PRECISION_OPTION not in saved:
+        return None
+    if FallbackState.read(folder / run_files.STATE_FILE).was_lowered:
+        return None
+    return str(saved[PRECISION_OPTION] or FLOAT32)
+
+
+def with_precision(run: Run, options: Mapping[str, Any]) -> Run:
+    """Return the plan with the precision that replaces `trainer.precision: auto`; a fit may test the device first.
+
+    A resumed fit keeps its precision. Evaluations compute in float32, so that scores do not depend on the machine.
+    """
+    if options[PRECISION_OPTION] != AUTO:
+        return run
+    if not run.is_fit:
+        return replace(run, precision=FLOAT32)
+    prefix = "model.convolution."
+    fields = {key.removeprefix(prefix): value for key, value in options.items() if key.startswith(prefix)}
+    choice: PrecisionChoice = choose_precision(training_device(options), ConvolutionSettings(**fields), verdicts_file())
+    reason = choice.reason
+    if run.precision is not None:
+        reason = "as in the checkpoint"
+        if run.precision != choice.precision:
+            reason += f"; a new run would use {choice.precision}: {choice.reason}"
+    precision = run.precision or choice.precision
+    line = f"{PRECISION_OPTION} auto: {precision}; {reason}"
+    return replace(run, precision=precision, precision_reason=reason, lines=(*run.lines, line))
+
+
+def training_device(options: Mapping[str, Any]) -> torch.device:
+    """Return the first device of `trainer.accelerator` and `trainer.devices`."""
+    if options["trainer.accelerator"] == "cpu":
+        return torch.device("cpu")
+    device = accelerator_or_cpu()
+    numbers = options["trainer.devices"]
+    if device.type == "cuda" and isinstance(numbers, list) and numbers:
+        return torch.device("cuda", numbers[0])
+    return device
 
 
 def _plan_evaluation(base: Path, options: Mapping[str, Any], given: GivenOptions) -> Run:

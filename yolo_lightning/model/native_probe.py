@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -26,7 +26,7 @@ from yolo_lightning.conv.measurement_cache import describe_environment
 from yolo_lightning.model.conv_backend import ConvolutionSettings
 from yolo_lightning.model.layers import MemoryFormat
 from yolo_lightning.model.native_failures import known_failure, verdicts_file
-from yolo_lightning.model.native_trial import PHASE, VENDOR_FREE, Trial
+from yolo_lightning.model.native_trial import PHASE, VENDOR_FREE, Half, Trial
 from yolo_lightning.utils.rank_zero import rank_zero_info
 
 Outcome = Literal["works", "crashed", "hung", "wrong", "slower", "failed"]
@@ -52,9 +52,11 @@ COMPILER_CACHES = {
     "AMD_COMGR_CACHE_DIR": "~/.cache/comgr",
 }
 """Folders in which vendor libraries store compiled kernels, by the environment variable that replaces the folder."""
+SWITCHES = ("MIOPEN_", "HSA_OVERRIDE", "ONEDNN_", "ATEN_CPU_CAPABILITY")
+"""Beginnings of environment variables on which the results of probes depend."""
 SHOWN_CHARACTERS = 300
 TRIAL = "yolo_lightning.model.native_trial"
-AUTOCAST = {"16-mixed": "float16", "bf16-mixed": "bfloat16"}
+AUTOCAST: dict[str, Half] = {"16-mixed": "float16", "bf16-mixed": "bfloat16"}
 """Dtype of autocast by the precision of the Trainer."""
 
 
@@ -139,33 +141,50 @@ def probe_native(
     options = asdict(settings)
     for name in ("backend", "probe_timeout_s", "autotune_budget_s"):  # on which the layers do not depend
         del options[name]
-    environment = _environment(device, options | {"precision": AUTOCAST.get(precision)})
-    with suppress(KeyError, TypeError):  # a damaged entry is replaced
-        stored = measurement_cache.load(cache_file, environment)
-        is_too_short = stored["outcome"] == "hung" and stored["timeout_s"] < timeout_s
-        if stored["outcome"] in get_args(Outcome) and not is_too_short:
-            return ProbeResult(stored["outcome"], f"{stored['detail']} (stored result from {cache_file})")
+    environment = environment_of(device, options | {"precision": AUTOCAST.get(precision)})
     if command is None:
         words = ["--device", str(device), "--timeout_s", str(longest_s + GRACE_S)]
         if precision in AUTOCAST:
             words += ["--precision", AUTOCAST[precision]]
         options["autotune_budget_s"] = min(settings.autotune_budget_s, timeout_s / 4)
         command = [sys.executable, "-m", TRIAL, *words, "--settings", json.dumps(options)]
-    result = _probe(timeout_s, longest_s, command)
+    return stored_or_probed(environment, cache_file, timeout_s, longest_s, command, _compare)
+
+
+def stored_or_probed(
+    environment: str,
+    cache_file: Path | None,
+    timeout_s: float,
+    longest_s: float,
+    command: Sequence[str],
+    judge: Callable[[Any], ProbeResult],
+) -> ProbeResult:
+    """Return the stored result of a probe in an environment, else run the child process and store its result.
+
+    `judge` returns the result for the JSON content of the last line that the child prints. See `probe_native`.
+    """
+    with suppress(KeyError, TypeError):  # a damaged entry is replaced
+        stored = measurement_cache.load(cache_file, environment)
+        is_too_short = stored["outcome"] == "hung" and stored["timeout_s"] < timeout_s
+        if stored["outcome"] in get_args(Outcome) and not is_too_short:
+            return ProbeResult(stored["outcome"], f"{stored['detail']} (stored result from {cache_file})")
+    result = _probe(timeout_s, longest_s, command, judge)
     if not result.may_pass:
         verdict = {"outcome": result.outcome, "detail": result.detail, "timeout_s": timeout_s}
         measurement_cache.store(cache_file, environment, verdict)
     return result
 
 
-def _environment(device: torch.device, options: dict[str, Any]) -> str:
+def environment_of(device: torch.device, options: dict[str, Any]) -> str:
     """Return everything that the result depends on. A user who changes the variables wants a new probe."""
-    switches = {name: value for name, value in os.environ.items() if name.startswith(("MIOPEN_", "HSA_OVERRIDE"))}
+    switches = {name: value for name, value in os.environ.items() if name.startswith(SWITCHES)}
     parts = [*describe_environment(device).values(), str(sorted(switches.items())), json.dumps(options, sort_keys=True)]
     return " | ".join(parts)
 
 
-def _probe(timeout_s: float, longest_s: float, command: Sequence[str]) -> ProbeResult:
+def _probe(
+    timeout_s: float, longest_s: float, command: Sequence[str], judge: Callable[[Any], ProbeResult]
+) -> ProbeResult:
     """Run the child process and judge its end."""
     caches = (Path(os.environ.get(name) or default).expanduser() for name, default in COMPILER_CACHES.items())
     # PYTHONPATH: the package need not be installed.
@@ -200,7 +219,7 @@ def _probe(timeout_s: float, longest_s: float, command: Sequence[str]) -> ProbeR
                 with suppress(ProcessLookupError, subprocess.TimeoutExpired):
                     os.killpg(child.pid, signal.SIGKILL)
                     child.wait(GRACE_S)
-        return _judge(code, timeout_s, _lines(out), _lines(err), has_compiled)
+        return _judge(code, timeout_s, _lines(out), _lines(err), has_compiled, judge)
 
 
 def _wait(
@@ -249,7 +268,14 @@ def _lines(file: IO[str]) -> list[str]:
     return [line.strip() for line in file if line.strip()]
 
 
-def _judge(code: int | None, timeout_s: float, out: list[str], err: list[str], has_compiled: bool) -> ProbeResult:
+def _judge(
+    code: int | None,
+    timeout_s: float,
+    out: list[str],
+    err: list[str],
+    has_compiled: bool,
+    judge: Callable[[Any], ProbeResult],
+) -> ProbeResult:
     """Return the result for an exit code, which is negative for a signal, and None for a child that was killed."""
     phase = " before the first convolution"
     last_line = ""
@@ -273,13 +299,14 @@ def _judge(code: int | None, timeout_s: float, out: list[str], err: list[str], h
         may_pass = "out of memory" in last_line or -code == signal.SIGKILL
         return ProbeResult("crashed", f"{end}{phase}{last_line}", may_pass)
     try:
-        return _compare(msgspec.convert(json.loads(out[-1]), Trial))
+        return judge(json.loads(out[-1]))
     except (IndexError, RecursionError, ValueError, msgspec.ValidationError):
         output = " ".join(out)[:SHOWN_CHARACTERS]
         return ProbeResult("crashed", f"exit code 0 without a result, output {output!r}{last_line}", may_pass=True)
 
 
-def _compare(trial: Trial) -> ProbeResult:
+def _compare(content: Any) -> ProbeResult:
+    trial = msgspec.convert(content, Trial)
     measured = f"{trial.native_ms:.1f} ms, vendor-free {trial.gemm_ms:.1f} ms"
     if not trial.native_error <= LARGEST_ERROR:
         return ProbeResult("wrong", f"error {trial.native_error:.2g} of the largest value")

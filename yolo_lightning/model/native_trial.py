@@ -35,7 +35,8 @@ VENDOR_FREE = "vendor-free convolution"
 REPEATS = 5
 BATCH = 4
 
-Precision = Literal["float16", "bfloat16"] | None
+Half = Literal["float16", "bfloat16"]
+Precision = Half | None
 """Dtype of autocast if training uses mixed precision."""
 Precise = Callable[[], AbstractContextManager[Any]]
 """Returns the context in which training computes its forward pass."""
@@ -124,7 +125,7 @@ def run_trial(device: torch.device, settings: ConvolutionSettings, precision: Pr
     except Exception as error:  # a failure of this implementation is a result of the trial
         log_unexpected(error, RuntimeError)
         gemm_failure = f"{type(error).__name__}: {error}"
-    _announce("timing")
+    announce("timing")
     device_inputs = {name: _inputs_for(layers, inputs) for name, layers in implementations.items()}
     times_ms: dict[str, list[float]] = {name: [] for name in implementations}
     for _ in range(REPEATS):
@@ -164,7 +165,7 @@ def largest_error(
         CASES, tested, references, inputs, device_inputs, strict=True
     ):
         sizes = f"{case.kernel}x{case.kernel}, stride {case.stride}, {case.size}x{case.size}"
-        _announce(f"{name}, {case.channels} to {case.outputs} channels, {sizes}")
+        announce(f"{name}, {case.channels} to {case.outputs} channels, {sizes}")
         # First to the CPU: some devices have no float64.
         results = [tensor.cpu().double() for tensor in _results(copy.deepcopy(layer), device_input, precision)]
         expected_results = _results(copy.deepcopy(reference).double(), input.double(), nullcontext)
@@ -194,7 +195,8 @@ def _results(layer: nn.Module, input: Tensor, precision: Precise) -> list[Tensor
     return [output.detach(), *gradients, *(buffer for buffer in layer.buffers() if buffer.is_floating_point())]
 
 
-def _announce(computation: str) -> None:
+def announce(computation: str) -> None:
+    """Name the next computation for the parent process."""
     print(f"{PHASE}{computation}", file=sys.stderr, flush=True)
 
 

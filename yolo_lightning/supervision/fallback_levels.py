@@ -1,6 +1,6 @@
-"""Fallback levels of the loader and of the computation, from fast to safe, and the state of a run between attempts.
+"""Fallback levels of loader, computation and precision, from fast to safe, and the state of a run between attempts.
 
-The two levels are independent of each other. `next_action` decides which of them is lowered or taken back.
+The levels are independent of each other. `next_action` decides which of them is lowered or taken back.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,6 +16,7 @@ from yolo_lightning.utils.run_files import STATE_FILE
 AS_CONFIGURED = "as configured"
 LOADER = "loader"
 COMPUTATION = "computation"
+PRECISION = "precision"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,11 @@ LOADER_LEVELS = (
     FallbackLevel("no workers", 0, _loader(0)),
 )
 
+PRECISION_OPTION = "trainer.precision"
+FLOAT32 = "32-true"
+SINGLE_PRECISIONS = frozenset(("None", "32", FLOAT32, "64", "64-true"))
+"""Values of `trainer.precision` with which nothing is computed in 16 bits."""
+
 BACKEND = "model.convolution.backend"
 ALGORITHM = "model.convolution.algorithm"
 _GEMM = {BACKEND: "gemm"}
@@ -63,9 +69,10 @@ COMPUTATION_LEVELS = (
 )
 CPU_LEVEL = FallbackLevel(
     "CPU",
-    settings={"trainer.accelerator": "cpu", "trainer.devices": 1, "trainer.precision": "32-true", BACKEND: "auto"},
+    settings={"trainer.accelerator": "cpu", "trainer.devices": 1, PRECISION_OPTION: FLOAT32, BACKEND: "auto"},
     saves_memory=True,
 )
+PRECISION_LEVELS = (FallbackLevel(AS_CONFIGURED), FallbackLevel("float32", settings={PRECISION_OPTION: FLOAT32}))
 COMPUTATION_KEYS = frozenset(key for level in (*COMPUTATION_LEVELS, CPU_LEVEL) for key in level.settings)
 
 
@@ -91,6 +98,11 @@ def computation_levels(options: Mapping[str, Any], *, cpu: bool = False) -> tupl
     return tuple(levels)
 
 
+def precision_levels(precision: Any) -> tuple[FallbackLevel, ...]:
+    """Return the levels of the precision for a value of `trainer.precision`; one level if it is not mixed precision."""
+    return PRECISION_LEVELS[:1] if str(precision) in SINGLE_PRECISIONS else PRECISION_LEVELS
+
+
 def level_of_launch(run: Path, launch: str, num_workers: int) -> FallbackLevel:
     """Return the loader's fallback level for a torchrun launch. Every loader stall in the launch lowers it by one.
 
@@ -103,7 +115,7 @@ def level_of_launch(run: Path, launch: str, num_workers: int) -> FallbackLevel:
 
 @dataclass(frozen=True, slots=True)
 class LevelState:
-    """Level of the loader or of the computation, and its history in the run."""
+    """Level of the loader, the computation or the precision, and its history in the run."""
 
     name: str = AS_CONFIGURED
     reason: str = ""  # incident that lowered the level, or the time without incidents that raised it
@@ -122,7 +134,8 @@ class FallbackState:
 
     loader: LevelState = field(default_factory=LevelState)
     computation: LevelState = field(default_factory=LevelState)
-    on_trial: str = ""  # `loader` or `computation` if that level was taken back and no checkpoint followed yet
+    precision: LevelState = field(default_factory=LevelState)
+    on_trial: str = ""  # name of the part whose level was taken back, if no checkpoint followed yet
     failed_climbs: int = 0  # levels that were taken back and failed again
     trained: bool = False  # whether the run has trained a step
     attempts: int = 0  # consecutive failed attempts without a new checkpoint
@@ -150,11 +163,21 @@ class FallbackState:
         return replace(self, attempts=0, waits=0, failures=failures, fingerprint="", equal_failures=0, on_trial="")
 
     @property
+    def parts(self) -> dict[str, LevelState]:
+        """Levels by name of the part of the training, in the order in which they are taken back."""
+        return {LOADER: self.loader, COMPUTATION: self.computation, PRECISION: self.precision}
+
+    @property
+    def was_lowered(self) -> bool:
+        """Whether the run has computed at a lower level, so that the precision of its checkpoints can be another."""
+        return bool(self.computation.failures or self.precision.failures)
+
+    @property
     def line(self) -> str:
         """Lowered levels with time and reason, for the log, `monitor`, report and notifications."""
         lowered = [
             f"{part}: {level.name} since {level.since} ({level.reason})"
-            for part, level in {LOADER: self.loader, COMPUTATION: self.computation}.items()
+            for part, level in self.parts.items()
             if level.name != AS_CONFIGURED
         ]
         return "; ".join(lowered) or AS_CONFIGURED
@@ -169,12 +192,15 @@ class Levels:
 
     loader: Sequence[FallbackLevel]
     computation: Sequence[FallbackLevel]
+    precision: Sequence[FallbackLevel] = PRECISION_LEVELS[:1]
 
     def overrides(self, state: FallbackState) -> tuple[str, ...]:
-        """Return the options of the trainer at both levels."""
-        loader = self.loader[state.loader.number(self.loader)]
-        computation = self.computation[state.computation.number(self.computation)]
-        return loader.overrides + computation.overrides
+        """Return the options of the trainer at these levels."""
+        overrides: list[str] = []
+        for part, level in state.parts.items():
+            levels = getattr(self, part)
+            overrides += levels[level.number(levels)].overrides
+        return tuple(overrides)
 
 
 def quarantined(run: Path) -> tuple[str, ...]:

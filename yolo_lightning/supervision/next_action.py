@@ -15,6 +15,7 @@ from yolo_lightning.supervision.failure_record import FailureRecord
 from yolo_lightning.supervision.fallback_levels import (
     COMPUTATION,
     LOADER,
+    PRECISION,
     FallbackState,
     Levels,
     LevelState,
@@ -106,8 +107,8 @@ class Rule:
 
 
 RULES = {
-    StallClass.WRONG_RESULT: Rule((COMPUTATION,), 1),
-    StallClass.NOT_FINITE: Rule((COMPUTATION,), 1),
+    StallClass.WRONG_RESULT: Rule((COMPUTATION, PRECISION), 1),
+    StallClass.NOT_FINITE: Rule((PRECISION, COMPUTATION), 1),
     StallClass.DEVICE_ERROR: Rule((COMPUTATION,), 1),
     StallClass.OUT_OF_MEMORY: Rule((COMPUTATION,), 1),
     StallClass.GPU_STALL: Rule((COMPUTATION, SAMPLES), 1),
@@ -198,6 +199,10 @@ class Restart(Action):
 
 class LowerLoader(Restart):
     """Another attempt at a lower fallback level of the loader."""
+
+
+class LowerPrecision(Restart):
+    """Another attempt in float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -459,6 +464,8 @@ def _changed(state: FallbackState, facts: AttemptFacts, cause: StallClass, remed
     if remedy == LOADER:
         return LowerLoader(state=state, reason=reason, pause_s=pause_s)
     state = replace(state, attempts=0)
+    if remedy == PRECISION:
+        return LowerPrecision(state=state, reason=reason, pause_s=pause_s)
     return LowerComputation(state=state, reason=reason, pause_s=pause_s, revokes=cause in REVOKES)
 
 
@@ -500,9 +507,8 @@ def _pause_s(state: FallbackState, facts: AttemptFacts) -> float:
 
 
 def level_to_take_back(state: FallbackState, levels: Levels) -> tuple[str, str] | None:
-    """Return `loader` or `computation`, and the level above its present one; None if no level can be taken back."""
-    for part in (LOADER, COMPUTATION):
-        present: LevelState = getattr(state, part)
+    """Return the name of a part and the level above its present one; None if no level can be taken back."""
+    for part, present in state.parts.items():
         of_part = getattr(levels, part)
         number = present.number(of_part)
         if number and present.failures.get(of_part[number - 1].name, 0) < LAST_FAILURE:

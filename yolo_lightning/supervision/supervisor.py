@@ -23,11 +23,13 @@ from yolo_lightning.supervision.fallback_levels import (
     AS_CONFIGURED,
     BACKEND,
     LOADER_LEVELS,
+    PRECISION_OPTION,
     FallbackLevel,
     FallbackState,
     Levels,
     computation_levels,
     levels_below,
+    precision_levels,
 )
 from yolo_lightning.supervision.heartbeat import NOT_STARTED, Phase
 from yolo_lightning.supervision.incident import Incident
@@ -136,7 +138,8 @@ class Supervisor:
         self.log = services.recorder.log
         self.levels = Levels(LOADER_LEVELS[:1], LOADER_LEVELS[:1])
         if not job.any_command:
-            self.levels = Levels(levels_below(job.workers), self._computation_levels({}))
+            precision = precision_levels(job.options.get(PRECISION_OPTION))
+            self.levels = Levels(levels_below(job.workers), self._computation_levels({}), precision)
         self.state = FallbackState()
         self.runner = AttemptRunner(run, job, token, services, AdaptiveTimeouts(self.settings.phase_timeouts, {}))
         self._before = before
@@ -402,11 +405,18 @@ class Supervisor:
         return computation_levels(self.job.options | chosen, cpu=self.settings.cpu_fallback)
 
     def _levels_now(self) -> Levels:
-        """Return the levels without those that compute as `model.convolution.backend: auto` has chosen."""
-        chosen = self._environment().get("convolutions")
-        if self.job.any_command or chosen is None or self.state.computation.name != AS_CONFIGURED:
+        """Return the levels without those that compute as `auto` has chosen for convolutions and precision."""
+        if self.job.any_command:
             return self.levels
-        return replace(self.levels, computation=self._computation_levels({BACKEND: chosen}))
+        levels = self.levels
+        environment = self._environment()
+        chosen = environment.get("convolutions")
+        if chosen is not None and self.state.computation.name == AS_CONFIGURED:
+            levels = replace(levels, computation=self._computation_levels({BACKEND: chosen}))
+        precision = environment.get("precision")
+        if precision is not None and self.state.precision.name == AS_CONFIGURED:
+            levels = replace(levels, precision=precision_levels(precision))
+        return levels
 
     def _environment(self) -> dict[str, Any]:
         """Return what the trainer has written about the machine and its convolutions."""

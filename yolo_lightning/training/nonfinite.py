@@ -77,17 +77,24 @@ class NonFiniteGuard:
     Attributes:
         computation: Description of the implementation that computes the gradients. The module sets it before a
             checkpoint is loaded. Rollbacks with another computation do not lower the learning rate.
+        lowers_precision: Whether the training is in mixed precision and its supervisor continues in float32 after a
+            `NonFiniteError`. Then one checkpoint is restored, with the learning rates unchanged.
     """
 
     def __init__(self, settings: GuardSettings) -> None:
         self.settings = settings
         self.computation = ""
+        self.lowers_precision = False
         self.tally = Tally()
         self._images: list[str] = []
 
     @property
     def learning_rate_factor(self) -> float:
-        return self.settings.rollback_lr_factor**self.tally.rollbacks
+        return 1.0 if self.lowers_precision else self.settings.rollback_lr_factor**self.tally.rollbacks
+
+    @property
+    def _max_rollbacks(self) -> int:
+        return min(1, self.settings.max_rollbacks) if self.lowers_precision else self.settings.max_rollbacks
 
     def state_dict(self) -> dict[str, Any]:
         return asdict(self.tally) | {"computation": self.computation}
@@ -102,7 +109,7 @@ class NonFiniteGuard:
         if self.tally.rollbacks:
             rank_zero_info(
                 f"non-finite values occurred with another computation ({saved_computation}; now {self.computation}): "
-                f"learning rates are no longer multiplied by {self.learning_rate_factor:g}"
+                "learning rates are those of the schedule"
             )
         self.tally = Tally(skipped=self.tally.skipped)
 
@@ -142,7 +149,7 @@ class NonFiniteGuard:
         The count of consecutive values continues after a rollback, until a finite value of the same source.
         """
         problem = f"{message}: {consecutive} consecutive non-finite values after {self.tally.rollbacks} rollbacks"
-        if self.tally.rollbacks >= self.settings.max_rollbacks:
+        if self.tally.rollbacks >= self._max_rollbacks:
             raise NonFiniteError(
                 f"{problem} (model.guard.max_rollbacks); the device or its libraries compute wrong values, or "
                 "model.recipe.lr0 is too high"

@@ -12,6 +12,7 @@ from yolo_lightning.commands.doctor.probes import Outcome, Probe, ProbeOutcome
 from yolo_lightning.commands.doctor.read_hardware import KernelSettings
 from yolo_lightning.data.loader import LoaderSettings
 from yolo_lightning.model.layers import Convolution
+from yolo_lightning.model.precision_trial import LARGEST_SHARE
 from yolo_lightning.utils.sensors import Capacity
 
 AMD = replace(PLAIN, gpus=(NAVI,), torch=ROCM, kfd_opens=True)
@@ -67,7 +68,9 @@ def test_precision_depends_on_the_card_and_the_probes() -> None:
 def test_precision_on_a_cpu_depends_on_the_measured_time(share: float, works: bool, precision: str) -> None:
     outcome = Outcome.WORKS if works else Outcome.WRONG
     found = [
-        replace(one, facts={"bfloat16_share": share}) if one.probe is Probe.MATMUL_BFLOAT16 else one
+        replace(one, facts={"bfloat16_share": share, "pays": share <= LARGEST_SHARE})
+        if one.probe is Probe.MATMUL_BFLOAT16
+        else one
         for one in results("cpu", matmul_bfloat16=outcome)
     ]
     assert options(PLAIN, found)["trainer.precision"] == precision

@@ -41,9 +41,6 @@ WORKER_BYTES = 600 << 20
 BFLOAT16_CAPABILITY = 8
 """Major compute capability of the first NVIDIA GPUs with bfloat16 units."""
 
-BFLOAT16_SHARE = 0.7
-"""Largest time of bfloat16 convolutions on a CPU, as a multiple of float32, with which bfloat16 is recommended."""
-
 Value = str | int | bool | None
 
 
@@ -151,10 +148,9 @@ def recommended_options(machine: MachineFacts, results: Sequence[ProbeOutcome]) 
 
 def _precision(machine: MachineFacts, gpu: ProbeOutcome | None, bfloat16: ProbeOutcome | None) -> tuple[Value, str]:
     if gpu is None:
-        if bfloat16 is not None and bfloat16.works:
-            share = bfloat16.facts.get("bfloat16_share", 1.0)
-            if share <= BFLOAT16_SHARE:
-                return "bf16-mixed", f"this CPU's bfloat16 convolutions take {share:.2f} times as long as float32"
+        if bfloat16 is not None and bfloat16.works and bfloat16.facts.get("pays"):
+            share = bfloat16.facts["bfloat16_share"]
+            return "bf16-mixed", f"this CPU's bfloat16 convolutions take {share:.2f} times as long as float32"
         return "32-true", "works on every device"
     capability = gpu.facts.get("capability")
     if capability and capability[0] >= BFLOAT16_CAPABILITY and bfloat16 is not None and bfloat16.works:

@@ -6,9 +6,7 @@ It can hang or crash. Otherwise it prints an `Answer` as one line of JSON.
 import faulthandler
 import json
 import math
-import statistics
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -18,21 +16,12 @@ from yolo_lightning.commands.doctor.probes import PHASE, Outcome, Probe
 SPARE_S = 10.0
 """Time in seconds for the report after a time limit inside the child process."""
 
-MATRICES = (4, 64, 576, 6400)
-"""Batch, rows, inner size and columns: a 3x3 convolution of YOLOv8n at 640 pixels as a matrix product."""
-
-TOLERANCE = {Probe.MATMUL_FLOAT32: 1e-3, Probe.MATMUL_FLOAT16: 1e-2, Probe.MATMUL_BFLOAT16: 5e-2}
-"""Largest error relative to the largest value. TF32 meets the first; kernels for another architecture exceed it."""
-
 LAYER_TOLERANCE = 0.01
 """Largest error of a layer, relative to the largest value of an output or gradient."""
 
 LARGE_ROWS = (1 << 19) + 4096
 LARGE_INNER = 32
 """Rows, and inner size and columns, of a product above `MAX_PRODUCT_ROWS` of the convolutions."""
-
-TURNS = 9
-"""Timed passes per precision, which take turns so that other work on the machine slows both."""
 
 LOADER_WORKERS = 2
 LOADER_BATCHES = 4
@@ -155,21 +144,18 @@ def matmul(probe: Probe, device: str, timeout_s: float) -> Answer:
     """Compare a batch of matrix products, as large as a convolution, with float64 on the CPU."""
     import torch
 
-    dtype = getattr(torch, probe.removeprefix("matmul_"))
-    batch, rows, inner, columns = MATRICES
-    generator = torch.Generator().manual_seed(0)
-    weight = torch.randn(rows, inner, generator=generator).to(dtype)
-    windows = torch.randn(batch, inner, columns, generator=generator).to(dtype)
+    from yolo_lightning.model import precision_trial as trial
+
+    name = probe.removeprefix("matmul_")
+    dtype = getattr(torch, name)
     announce(f"{dtype} product on {device}")
-    product = torch.matmul(weight.to(device), windows.to(device)).cpu().double()  # on the CPU: MPS has no float64
-    expected = torch.matmul(weight.double(), windows.double())
-    answer = judge_error(((product - expected).abs().max() / expected.abs().max()).item(), TOLERANCE[probe])
+    answer = judge_error(trial.product_error(torch.device(device), dtype), trial.PRODUCT_TOLERANCE[name])
     if probe is not Probe.MATMUL_BFLOAT16 or not device.startswith("cpu"):
         return answer
     announce("convolutions in bfloat16 and float32")
-    share = _bfloat16_share()
+    share = trial.convolution_share(trial.trial_convolution(torch.device("cpu")), dtype)
     detail = f"{answer.detail}; convolutions take {share:.2f} times as long as in float32"
-    return Answer(answer.outcome, detail, {"bfloat16_share": share})
+    return Answer(answer.outcome, detail, {"bfloat16_share": share, "pays": share <= trial.LARGEST_SHARE})
 
 
 def exact_products(probe: Probe, device: str, timeout_s: float) -> Answer:
@@ -178,6 +164,8 @@ def exact_products(probe: Probe, device: str, timeout_s: float) -> Answer:
     One product has more rows than the convolutions of this package multiply at once, another is computed twice.
     """
     import torch
+
+    from yolo_lightning.model.precision_trial import MATRICES
 
     _, rows, inner, columns = MATRICES
     generator = torch.Generator().manual_seed(0)
@@ -199,23 +187,6 @@ def exact_products(probe: Probe, device: str, timeout_s: float) -> Answer:
     if not torch.equal(first_run, second_run):
         return Answer(Outcome.WRONG, "two runs of one product differ")
     return Answer(Outcome.WORKS, f"{LARGE_ROWS} rows exact, two runs equal bit for bit")
-
-
-def _bfloat16_share() -> float:
-    """Return the time of convolutions of YOLOv8n in a CPU's bfloat16 over that in float32, forward and backward."""
-    import torch
-
-    batch, outputs, inner, _ = MATRICES
-    layer = torch.nn.Conv2d(inner // 9, outputs, 3, padding=1).to(memory_format=torch.channels_last)
-    input = torch.randn(batch, inner // 9, 80, 80).to(memory_format=torch.channels_last).requires_grad_()
-    times: dict[bool, list[float]] = {True: [], False: []}
-    for is_bfloat16 in (True, False) * TURNS:
-        began_s = time.perf_counter()
-        with torch.autocast("cpu", torch.bfloat16, enabled=is_bfloat16):
-            output = layer(input)
-        output.backward(output.detach())
-        times[is_bfloat16].append(time.perf_counter() - began_s)
-    return statistics.median(times[True]) / statistics.median(times[False])
 
 
 def layer(probe: Probe, device: str, timeout_s: float) -> Answer:
