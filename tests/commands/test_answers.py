@@ -73,7 +73,7 @@ ANSWERS = [
     (["export", "--chekpoint", "x"], 2, "Did you mean --checkpoint x?"),
     (["submission", "check", "--help"], 0, "usage: python -m yolo_lightning submission check FILE"),
     (["fit", "--help"], 0, "--data.image_size = 640 [imgsz, img]"),
-    (["fit", "--trainer.precision", "fp8"], 2, "bf16-mixed, 32-true, 64-true, bf16 or null, got 'fp8'"),
+    (["fit", "--trainer.precision", "fp8"], 2, "64, 32, 16, bf16 or null, got 'fp8'"),
     (["export", "--help"], 0, "pt | onnx"),
     *((["--help"], 0, tool) for tool in sorted(TOOLS)),
     ([], 2, "usage: "),
