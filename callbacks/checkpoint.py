@@ -10,7 +10,12 @@ from typing import Any, Literal
 import torch
 from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint, StochasticWeightAveraging
+from lightning.pytorch.callbacks import (
+    Checkpoint,
+    GradientAccumulationScheduler,
+    ModelCheckpoint,
+    StochasticWeightAveraging,
+)
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -33,6 +38,7 @@ from yolo_lightning.utils.loop_position import (
     is_accumulating,
     is_last_epoch,
     is_within_epoch,
+    omits_epoch_start,
     steps_begun,
 )
 from yolo_lightning.utils.stop_signals import request
@@ -89,14 +95,22 @@ def _warn_of_omitted_hooks(trainer: Trainer, module: LightningModule) -> None:
     names = []
     for hook, parts in owners.items():
         for part in parts:
-            function = getattr(type(part), hook)
+            function = getattr(part, hook)  # of a `LambdaCallback`, an attribute of the object
             if not function.__module__.startswith(("lightning.", "yolo_lightning.")):
                 names.append(function.__qualname__)
     if names:
         rank_zero_warn(
-            f"the fit resumes within an epoch, for which {' and '.join(names)} are not called again: what these hooks "
-            "set is resumed only as far as a state_dict contains it"
+            f"Lightning does not call {' and '.join(names)} for the epoch and the batch in which the fit resumes: what "
+            "these hooks set is resumed only as far as a state_dict contains it"
         )
+
+
+def _set_accumulation(trainer: Trainer) -> None:
+    """Set the number of accumulated batches of a resumed epoch, for which Lightning does not call the scheduler."""
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    for callback in callbacks:
+        if isinstance(callback, GradientAccumulationScheduler):
+            callback.on_train_epoch_start(trainer)
 
 
 def _place_after_other_checkpoints(callback: Checkpoint, trainer: Trainer) -> None:
@@ -376,6 +390,8 @@ class LastCheckpoint(Checkpoint):
         is_new = not self._is_resumed and not trainer.global_step
         if is_new and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             _warn_of_earlier_checkpoints(_checkpoint_folder(trainer))
+        if omits_epoch_start(trainer):
+            _set_accumulation(trainer)
         self._accumulation.restore(pl_module, trainer.scaler)
         self._logged_values.restore(trainer, pl_module)
         restore_frozen_parts(trainer, pl_module, self._frozen_parts)
@@ -391,7 +407,7 @@ class LastCheckpoint(Checkpoint):
                 "next epoch, the learning rate differs from that of a fit without interruption while it is annealed. "
                 "WeightAveraging of Lightning resumes exactly"
             )
-        if is_within_epoch(trainer):
+        if omits_epoch_start(trainer):
             _warn_of_omitted_hooks(trainer, pl_module)
 
     def on_train_batch_end(

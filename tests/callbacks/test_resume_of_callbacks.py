@@ -6,7 +6,14 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.callbacks import BackboneFinetuning, EarlyStopping, ModelCheckpoint, OnExceptionCheckpoint
+from lightning.pytorch.callbacks import (
+    BackboneFinetuning,
+    EarlyStopping,
+    GradientAccumulationScheduler,
+    LambdaCallback,
+    ModelCheckpoint,
+    OnExceptionCheckpoint,
+)
 from torch import Tensor, nn
 
 from tests.helpers.lightning_runs import (
@@ -93,6 +100,11 @@ def test_parts_that_a_callback_has_unfrozen_stay_unfrozen(tmp_path: Path) -> Non
     assert_resumes_exactly(tmp_path, kills, module=Finetuned, callbacks=[finetuning])
 
 
+def test_batches_accumulated_in_a_resumed_epoch_are_those_of_the_scheduler(tmp_path: Path) -> None:
+    callbacks = [lambda: GradientAccumulationScheduler({1: 2, 2: 3})]
+    assert_resumes_exactly(tmp_path, (BATCHES + 3, 2 * BATCHES + 1), callbacks=callbacks)
+
+
 class Hooked(Recorder):
     def on_train_epoch_start(self) -> None:
         pass
@@ -106,12 +118,18 @@ class HookedCallback(Callback):
         pass
 
 
+def set_nothing(*_: Any) -> None:
+    pass
+
+
 @pytest.mark.parametrize("kill", [BATCHES, BATCHES + 2])
 def test_hooks_that_are_not_called_again_are_named(kill: int, tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
-    run(tmp_path, kill, module=Hooked, callbacks=[HookedCallback])
-    run(tmp_path, module=Hooked, callbacks=[HookedCallback])
-    hooks = ("Hooked.on_train_epoch_start", "HookedCallback.on_train_epoch_start", "Hooked.on_train_batch_end")
-    messages = [str(warning.message) for warning in recwarn if "not called again" in str(warning.message)]
+    callbacks = [HookedCallback, lambda: LambdaCallback(on_train_epoch_start=set_nothing)]
+    run(tmp_path, kill, module=Hooked, callbacks=callbacks)
+    run(tmp_path, module=Hooked, callbacks=callbacks)
+    of_module = ("Hooked.on_train_epoch_start", "Hooked.on_train_batch_end")
+    hooks = (*of_module, "HookedCallback.on_train_epoch_start", "set_nothing")
+    messages = [str(warning.message) for warning in recwarn if "for the epoch and the batch" in str(warning.message)]
     if kill == BATCHES:
         assert not messages
     else:

@@ -111,6 +111,14 @@ def has_deferred_stop(trainer: Trainer) -> bool:
     return bool(trainer.should_stop) and not trainer.fit_loop._can_stop_early
 
 
+def omits_epoch_start(trainer: Trainer) -> bool:
+    """Whether Lightning does not call `on_train_epoch_start` for the first epoch of a resumed fit.
+
+    It is the rest of an epoch, or the epoch after a checkpoint of the last batch of an epoch.
+    """
+    return bool(trainer.fit_loop.restarted_mid_epoch)
+
+
 def is_within_epoch(trainer: Trainer) -> bool:
     """Whether an epoch has begun and its end, with the hooks `on_train_epoch_end`, has not."""
     epochs = trainer.fit_loop.epoch_progress.current
