@@ -12,6 +12,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_only
 
+from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.utils import run_files
 from yolo_lightning.utils.accelerator import device_name
 from yolo_lightning.utils.files import write_json
@@ -44,7 +45,18 @@ class EnvironmentFile(Callback):
         path = Path(trainer.default_root_dir) / run_files.ENVIRONMENT
         with OptionalFile().attempt(path):
             precision = {"precision": str(trainer.precision)}
-            write_json(path, environment(trainer.strategy.root_device) | precision | self.facts | facts)
+            write_json(
+                path,
+                environment(trainer.strategy.root_device) | precision | self.facts | facts | training_images(trainer),
+            )
+
+
+def training_images(trainer: Trainer) -> dict[str, str]:
+    """Return the number of images of the training split; nothing for other data than a `DetectionDataModule`."""
+    data = trainer.datamodule  # type: ignore[attr-defined]
+    if not isinstance(data, DetectionDataModule):
+        return {}
+    return {run_files.TRAINING_IMAGES: f"{len(data.index('train')):,}"}
 
 
 def environment(device: torch.device) -> dict[str, Any]:

@@ -11,17 +11,19 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from yolo_lightning.data.batch import Batch, Prediction, Target
 from yolo_lightning.errors import UserError
-from yolo_lightning.evaluation.drawing import encode, original_frame, side_by_side
+from yolo_lightning.evaluation.drawing import encode, original_frame, prediction_sheet, side_by_side
 from yolo_lightning.evaluation.drift import clip_of_id
 from yolo_lightning.evaluation.gallery import FrameScore, frame_scores, shown_detections
 from yolo_lightning.utils.choices import checked_arguments
 from yolo_lightning.utils.files import replacing, write_json
-from yolo_lightning.utils.loop_position import is_last_epoch
+from yolo_lightning.utils.loop_position import is_last_epoch, steps_begun
 from yolo_lightning.utils.optional_file import OptionalFile
-from yolo_lightning.utils.run_files import FRAMES
+from yolo_lightning.utils.run_files import EPOCHS, FRAMES
 
 STAGES = {"fit": "val", "validate": "val", "test": "test"}
 """Prefix of the file names, by Trainer function."""
+
+MOST_SHEETS = 12
 
 MIDDLE = 0.5
 """If a small split puts a frame in both groups, scores from this one on count as best."""
@@ -49,19 +51,27 @@ class FrameGallery(Callback):
     `best + worst` frames are kept in memory. With several ranks only frames of the first rank are used. A full disk
     does not end the run.
 
+    After each validation of `fit`, a sheet with annotations and detections of the same frames is written to
+    `evaluations/frames/epochs`. There are at most 12 sheets: then every second one is deleted, except the first and
+    the last.
+
     Args:
         best: Number of best frames, >= 0.
         worst: Number of worst frames, >= 0; `best` and `worst` must not both be 0.
         score_threshold: Smallest score of a detection that counts and is drawn, 0 to 1.
+        sheet_frames: Number of frames of a sheet, the first ones with objects, each of another clip; 0 writes none.
     """
 
-    @checked_arguments(best=">= 0", worst=">= 0", score_threshold=">= 0, <= 1")
-    def __init__(self, best: int = 6, worst: int = 6, score_threshold: float = 0.25) -> None:
+    @checked_arguments(best=">= 0", worst=">= 0", score_threshold=">= 0, <= 1", sheet_frames=">= 0")
+    def __init__(self, best: int = 6, worst: int = 6, score_threshold: float = 0.25, sheet_frames: int = 4) -> None:
         if best + worst == 0:
             raise UserError("best and worst must not both be 0")
         self.best = best
         self.worst = worst
         self.score_threshold = score_threshold
+        self.sheet_frames = sheet_frames
+        self._sheet: dict[str, tuple[npt.NDArray[np.uint8], Target, Prediction]] = {}
+        """Frames of the sheet with their targets and detections, by clip."""
         self._best: list[KeptFrame] = []
         self._worst: list[KeptFrame] = []
         self._file = OptionalFile()
@@ -71,10 +81,13 @@ class FrameGallery(Callback):
             raise UserError(f"FrameGallery needs a YOLOModule, got {type(pl_module).__name__}")
         self._best = []
         self._worst = []
+        self._sheet = {}
 
     def on_validation_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Batch, *_: Any
     ) -> None:
+        if trainer.state.fn == "fit" and trainer.is_global_zero and not trainer.sanity_checking:
+            self._add_to_sheet(batch, outputs)
         if not _is_used(trainer):
             return
         classes = len(pl_module.hparams["class_names"])
@@ -86,10 +99,14 @@ class FrameGallery(Callback):
                 self._consider(score, batch, position, prediction, target)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        folder = Path(trainer.default_root_dir) / FRAMES
+        if self._sheet:
+            path = folder / EPOCHS / f"epoch-{trainer.current_epoch + 1:04d}-step-{steps_begun(trainer):09d}.jpg"
+            with self._file.attempt(path, "the run continues"):
+                self._write_sheet(path)
         if not _is_used(trainer):
             return
         assert trainer.state.fn is not None
-        folder = Path(trainer.default_root_dir) / FRAMES
         with self._file.attempt(f"pictures to {folder}", "the run continues"):
             self._write(folder, STAGES[trainer.state.fn.value], list(pl_module.hparams["class_names"]))
         self.on_validation_epoch_start(trainer, pl_module)  # frees the frames
@@ -97,6 +114,26 @@ class FrameGallery(Callback):
     on_test_epoch_start = on_validation_epoch_start
     on_test_batch_end = on_validation_batch_end  # type: ignore[assignment]
     on_test_epoch_end = on_validation_epoch_end
+
+    def _add_to_sheet(self, batch: Batch, outputs: Any) -> None:
+        """Keep frames with objects until the sheet is full."""
+        for position, prediction, target in zip(
+            batch.readable_positions(), outputs["preds"], outputs["targets"], strict=True
+        ):
+            clip = clip_of_id(target.image_id)
+            if len(self._sheet) < self.sheet_frames and len(target.labels) and clip not in self._sheet:
+                detections = shown_detections(prediction, self.score_threshold)
+                self._sheet[clip] = (original_frame(batch, position), target, detections)
+
+    def _write_sheet(self, path: Path) -> None:
+        """Write the sheet of a validation, and delete sheets between earlier validations if there are too many."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as temporary:
+            temporary.write_bytes(encode(prediction_sheet(list(self._sheet.values()))))
+        sheets = sorted(path.parent.glob("*.jpg"))
+        if len(sheets) > MOST_SHEETS:
+            for sheet in sheets[1:-1:2]:
+                sheet.unlink()
 
     def _consider(self, score: FrameScore, batch: Batch, position: int, prediction: Prediction, target: Target) -> None:
         best = (self._best, self.best, score.from_best(), score.score > 0)

@@ -25,8 +25,9 @@ from yolo_lightning.evaluation.score_intervals import (
 from yolo_lightning.evaluation.score_table import class_table, oracle_table, score_table
 from yolo_lightning.evaluation.ultralytics_matching import match_as_ultralytics
 from yolo_lightning.evaluation.ultralytics_metrics import (
+    ThresholdCurves,
     UltralyticsScores,
-    named_ultralytics_scores,
+    threshold_curves,
     ultralytics_scores,
 )
 from yolo_lightning.utils.choices import check_range, checked_arguments
@@ -74,7 +75,7 @@ class MeanAP(Callback):
         self._record_file = OptionalFile()
         self._trained: dict[str, int] = {}
         """`epoch` and `steps` of the loaded checkpoint."""
-        self.last_scores: tuple[DriftScores, UltralyticsScores] | None = None
+        self.last_scores: tuple[DriftScores, ThresholdCurves, UltralyticsScores] | None = None
         """Scores of the last validation or test of this process."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -146,10 +147,11 @@ class MeanAP(Callback):
         record = self._metric.compute(stage, class_names)
         scores = drift_scores(record.matches)
         ultralytics = ultralytics_scores(record.ultralytics)
-        named = named_scores(scores, class_names) | named_ultralytics_scores(ultralytics, class_names)
+        curves = threshold_curves(record.matches)
+        named = named_scores(scores, class_names) | curves.named(class_names) | ultralytics.named(class_names)
         if self.bootstrap_samples:
             named |= limits(bootstrap(record.matches, record.image_ids, self.bootstrap_samples))
-        self.last_scores = scores, ultralytics
+        self.last_scores = scores, curves, ultralytics
         logged = {f"{stage}/{name}": value for name, value in named.items()}
         shown = f"{stage}/map_50"
         pl_module.log(shown, logged[shown], prog_bar=True)
@@ -162,7 +164,7 @@ class MeanAP(Callback):
         with self._record_file.attempt(path, "the run continues"):
             replace(record, epoch=self._trained.get("epoch"), steps=self._trained.get("steps")).save(path)
         if trainer.state.fn != "fit":
-            rich.print(score_table(scores, class_names), class_table(scores, ultralytics, class_names))
+            rich.print(score_table(scores, class_names), class_table(scores, curves, ultralytics, class_names))
         if stage == "test":
             rows = oracles(record.matches, class_names)
             if rows:
@@ -178,10 +180,11 @@ def _meant(monitor: str, names: Sequence[str]) -> list[str]:
 
 def score_names(classes: int, *, bounds: bool) -> set[str]:
     """Return the names of the scores of a validation without class and month; with `bounds` also of their intervals."""
-    names = {"cov", *named_scores(drift_scores(match([], [], classes)), ())}
+    matches = match([], [], classes)
+    names = {"cov", *named_scores(drift_scores(matches), ()), *threshold_curves(matches).named(())}
     if bounds:
         names |= {bound for score in BOOTSTRAPPED for bound in bound_names(score)}
-    return names | named_ultralytics_scores(ultralytics_scores(match_as_ultralytics([], [], classes)), ()).keys()
+    return names | ultralytics_scores(match_as_ultralytics([], [], classes)).named(()).keys()
 
 
 class FinalValidation(Callback):

@@ -31,7 +31,7 @@ from yolo_lightning.evaluation.matching import match
 from yolo_lightning.evaluation.record import EvaluationRecord
 from yolo_lightning.evaluation.score_table import class_table, score_table
 from yolo_lightning.evaluation.ultralytics_matching import match_as_ultralytics
-from yolo_lightning.evaluation.ultralytics_metrics import ultralytics_scores
+from yolo_lightning.evaluation.ultralytics_metrics import threshold_curves, ultralytics_scores
 from yolo_lightning.supervision.fallback_levels import FallbackState
 from yolo_lightning.supervision.run_status import SupervisorState, SupervisorStatus
 from yolo_lightning.utils.json_record import read_record
@@ -55,7 +55,7 @@ def record() -> EvaluationRecord:
 
 
 def test_curves_and_pictures_of_any_class_name(record: EvaluationRecord) -> None:
-    curves = class_curves_figure("val", record)
+    curves = class_curves_figure("val", NAMES, threshold_curves(record.matches), drift_scores(record.matches).overall)
     assert curves is not None
     assert not has_control(curves)
     numbers = np.array([[1, 1, 9, 9]] * 2, np.float32), np.array([0.9] * 2, np.float32), np.arange(2)
@@ -65,7 +65,8 @@ def test_curves_and_pictures_of_any_class_name(record: EvaluationRecord) -> None
 def test_tables_of_scores_show_names_literally(record: EvaluationRecord) -> None:
     drift = drift_scores(record.matches)
     console = Console(file=io.StringIO(), width=400)
-    console.print(score_table(drift, NAMES), class_table(drift, ultralytics_scores(record.ultralytics), NAMES))
+    curves = (threshold_curves(record.matches), ultralytics_scores(record.ultralytics))
+    console.print(score_table(drift, NAMES), class_table(drift, *curves, NAMES))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert not has_control(text)
     assert "[red]" in text

@@ -338,7 +338,8 @@ def weights(folder: Path) -> Target:
 
 
 def configuration(folder: Path) -> Target:
-    from yolo_lightning.commands.report.read_report import Reader, configuration as shown
+    from yolo_lightning.commands.report.read_report import Reader, as_text, without_secrets
+    from yolo_lightning.utils.yaml_file import read_yaml
 
     file = folder / "config.yaml"
     content = (
@@ -346,7 +347,7 @@ def configuration(folder: Path) -> Target:
     )
 
     def read() -> None:
-        Reader(folder).read(file, shown)
+        Reader(folder).read(file, lambda path: as_text(without_secrets(read_yaml(path))))
 
     return Target(file, [content, b"trainer: {max_epochs: 3, callbacks: []}\nmodel: &m {a: 1}\nother: *m\n"], read)
 

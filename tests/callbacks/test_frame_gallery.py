@@ -117,6 +117,24 @@ def test_fit_keeps_those_of_the_last_epoch_alone(tmp_path: Path) -> None:
     assert seen == [False, True]
 
 
+def test_each_validation_of_a_fit_has_a_sheet_and_old_sheets_are_thinned_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Module(DetectionModule):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return self.layers(batch).mean()
+
+    monkeypatch.setattr("yolo_lightning.callbacks.frame_gallery.MOST_SHEETS", 3)
+    trainer = tiny_trainer(tmp_path, FrameGallery(sheet_frames=2), epochs=4)
+    module = Module(answers(right(0), empty(1), wrong(2), right(3)))
+    trainer.fit(module, loader(2), Frames([frame_batch(number) for number in range(4)]).val_dataloader())
+    sheets = sorted((tmp_path / FRAMES / "epochs").iterdir())
+    assert [path.name[: len("epoch-0000")] for path in sheets] == ["epoch-0001", "epoch-0003", "epoch-0004"]
+    picture = cv2.imread(str(sheets[0]))
+    assert picture is not None
+    assert picture.shape == (2 * 240 + GAP, 2 * 320 + GAP, 3)
+
+
 def test_frames_that_are_not_there_any_more_leave_no_picture(tmp_path: Path) -> None:
     run(tmp_path, FrameGallery(), wrong(0), wrong(1))
     run(tmp_path, FrameGallery(), wrong(0))

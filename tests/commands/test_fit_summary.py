@@ -35,7 +35,7 @@ def test_block_names_the_best_epoch_the_files_and_the_next_commands(
     run = tmp_path / "a run"
     fit_summary.end_fit(*fitted(run), None, with_pt=True)  # type: ignore[arg-type]
     (text,) = block
-    assert text.startswith("finished 3 epochs; best epoch 2, val/map_50 0.7500\n")
+    assert text.startswith("finished 3 epochs; best epoch 2 with mAP50 0.7500\n")
     for name in ("best.ckpt", "last.ckpt", "best.pt"):
         assert f"{run / 'checkpoints' / name}\n" in text
     assert f"{run / 'report.html'}\n" in text

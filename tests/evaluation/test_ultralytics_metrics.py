@@ -6,18 +6,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from ultralytics.utils.metrics import ap_per_class
 
 from tests.evaluation.detections import CLASS_NAMES, OBJECT, Frame, drawn_frames, prediction, random_frames, target
+from yolo_lightning.data.batch import Prediction
+from yolo_lightning.evaluation.matching import match
 from yolo_lightning.evaluation.ultralytics_matching import UltralyticsMatches, match_as_ultralytics
 from yolo_lightning.evaluation.ultralytics_metrics import (
     GRID,
     UltralyticsScores,
+    threshold_curves,
     ultralytics_scores,
 )
 
-NAMES = {"precision", "recall", "f1", "ultralytics_map_50", "ultralytics_map"}
+NAMES = {f"ultralytics_{name}" for name in ("precision", "recall", "f1", "map_50", "map")}
 
 
 def matched(frames: Sequence[Frame]) -> UltralyticsMatches:
@@ -58,7 +62,7 @@ def assert_as_theirs(matches: UltralyticsMatches) -> UltralyticsScores:
 def test_numbers_and_curves_are_theirs(seed: int) -> None:
     ours = assert_as_theirs(matched(random_frames(seed, frames=20)))
     assert 0.1 < ours.scalars()["ultralytics_map"] < 0.9, "the case is too easy"
-    assert 0.1 < ours.scalars()["f1"] < 0.95
+    assert 0.1 < ours.scalars()["ultralytics_f1"] < 0.95
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
@@ -75,6 +79,16 @@ def test_scalars_are_means_of_the_annotated_classes() -> None:
     of_classes = [ours.of_class(label) for label in ours.labels.tolist()]
     assert ours.scalars() == pytest.approx({name: np.mean([one[name] for one in of_classes]) for name in NAMES})
     assert 2 not in ours.labels  # predicted, never annotated
+
+
+def test_precision_recall_and_f1_belong_to_the_matching_of_map_50() -> None:
+    """The clipped box is correct, the box before clipping is not: Ultralytics' scores are 0, all others 1."""
+    box = torch.tensor([[0.0, 0.0, 40.0, 30.0]])
+    overhanging = torch.tensor([[-100.0, -100.0, 40.0, 30.0]])
+    found = Prediction("a", box, torch.tensor([0.9]), torch.tensor([0]), unclipped=overhanging)
+    truth = target("a", box.tolist(), [0])
+    assert threshold_curves(match([found], [truth], 1)).scalars() == {"precision": 1.0, "recall": 1.0, "f1": 1.0}
+    assert ultralytics_scores(match_as_ultralytics([found], [truth], 1)).scalars()["ultralytics_recall"] == 0
 
 
 def test_nothing_annotated_is_minus_one() -> None:

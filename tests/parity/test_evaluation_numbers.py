@@ -155,7 +155,7 @@ def scores_of_their_validator(decoded: torch.Tensor, batch: Batch, folder: Path)
     figures = {
         SCORES[name].removeprefix("val/"): value for name, value in validator.get_stats().items() if name in SCORES
     }
-    return figures | {"f1": float(validator.metrics.box.f1.mean())}, confusion.matrix.tolist()
+    return figures | {"ultralytics_f1": float(validator.metrics.box.f1.mean())}, confusion.matrix.tolist()
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -25,8 +25,8 @@ Weights = dict[str, Tensor]
 Step = dict[str, Any]
 
 SCORES = {
-    "metrics/precision(B)": "val/precision",
-    "metrics/recall(B)": "val/recall",
+    "metrics/precision(B)": "val/ultralytics_precision",
+    "metrics/recall(B)": "val/ultralytics_recall",
     "metrics/mAP50(B)": "val/ultralytics_map_50",
     "metrics/mAP50-95(B)": "val/ultralytics_map",
 }

@@ -15,8 +15,8 @@ from yolo_lightning.commands.console import count_text
 from yolo_lightning.commands.report.command import write_report
 from yolo_lightning.errors import log_unexpected
 from yolo_lightning.evaluation.drift import DriftScores
-from yolo_lightning.evaluation.score_table import class_table
-from yolo_lightning.evaluation.ultralytics_metrics import UltralyticsScores
+from yolo_lightning.evaluation.score_table import SCORE_LABELS, class_table
+from yolo_lightning.evaluation.ultralytics_metrics import ThresholdCurves, UltralyticsScores
 from yolo_lightning.module import YOLOModule
 from yolo_lightning.supervision.fallback_levels import AS_CONFIGURED, FallbackState
 from yolo_lightning.utils.run_files import (
@@ -29,7 +29,7 @@ from yolo_lightning.utils.run_files import (
 )
 from yolo_lightning.utils.stop_signals import pasteable
 
-ValidationScores = tuple[DriftScores, UltralyticsScores]
+ValidationScores = tuple[DriftScores, ThresholdCurves, UltralyticsScores]
 
 TABLE_WIDTH = 80
 LABEL_WIDTH = 17
@@ -120,7 +120,10 @@ def _finish_line(trainer: Trainer, best: Path) -> str:
         reason = elsewhere if getattr(callback, "recent", ()) else "no validation was scored"
         return f"finished {epochs}; no best checkpoint, because {reason}"
     score = getattr(callback, "best_model_score", None)
-    shown = "" if score is None else f", {getattr(callback, 'monitor', 'score')} {float(score):.4f}"
+    shown = ""
+    if score is not None:
+        monitor = str(getattr(callback, "monitor", "score"))
+        shown = f" with {SCORE_LABELS.get(monitor.removeprefix('val/'), monitor)} {float(score):.4f}"
     return f"finished {epochs}; best epoch {checksum.epoch + 1}{shown}"
 
 

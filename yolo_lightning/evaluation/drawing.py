@@ -17,10 +17,15 @@ SIDE_WIDTH = 640
 LARGEST_HEIGHT = 8192
 """Height of a picture in pixels; JPEG has at most 65,500."""
 
+SHEET_CELL = 320
+"""Longer side of a frame of a sheet in pixels."""
+
 GAP = 8
+GRAY = 128
 JPEG_QUALITY = 80
 FONT = cv2.FONT_HERSHEY_SIMPLEX
 FONT_SCALE = 0.5
+GALLERY_FONT_SCALE = 0.9  # legible in a report, which shows the pictures at half their size
 
 CLASS_COLOURS = ("#2ba6de", "#e8a90c", "#f0383b", "#6cab3f", "#b067ea", "#f07d1a", "#2f9c7e", "#f25597")
 """Colours of the first classes in all pictures and curves, visible on gray frames and on light and dark pages; further
@@ -58,13 +63,41 @@ def side_by_side(frame: Image, target: Target, prediction: Prediction) -> Image:
     `frame` is `(H, W)` or `(H, W, 3)` RGB uint8; boxes are in its pixels. The result is BGR, as OpenCV expects.
     """
     gain = min(enlargement(frame.shape[1]), LARGEST_HEIGHT / frame.shape[0])
-    size = (max(1, round(frame.shape[1] * gain)), max(1, round(frame.shape[0] * gain)))
-    plain = resized(frame, *size)
-    annotated = with_boxes(plain, (target.boxes * gain).numpy(), target.labels.tolist())
-    words = [f"{score:.2f}" for score in prediction.scores.tolist()]
-    detected = with_boxes(plain, (prediction.boxes * gain).numpy(), prediction.labels.tolist(), words)
-    gap = np.full((size[1], GAP, 3), 128, np.uint8)
+    annotated, detected = _halves(frame, target, prediction, gain, GALLERY_FONT_SCALE)
+    gap = np.full((len(annotated), GAP, 3), GRAY, np.uint8)
     return np.concatenate([annotated, gap, detected], axis=1)
+
+
+def prediction_sheet(frames: Sequence[tuple[Image, Target, Prediction]]) -> Image:
+    """Draw one or more frames side by side: annotated objects in the upper row, detections in the lower one; BGR."""
+    columns = []
+    for frame, target, prediction in frames:
+        gain = SHEET_CELL / max(frame.shape[:2])
+        columns.append(_halves(frame, target, prediction, gain, FONT_SCALE))
+    height = max(len(annotated) for annotated, _ in columns)
+    rows = []
+    for row in zip(*columns, strict=True):
+        cells = [_padded(cell, height + GAP, SHEET_CELL + GAP) for cell in row]
+        rows.append(np.concatenate(cells, axis=1))
+    return np.concatenate(rows)[:-GAP, :-GAP]
+
+
+def _halves(
+    frame: Image, target: Target, prediction: Prediction, gain: float, font_scale: float
+) -> tuple[Image, Image]:
+    """Return a frame enlarged by `gain`, once with its annotated objects and once with its detections."""
+    width = max(1, round(frame.shape[1] * gain))
+    plain = resized(frame, width, max(1, round(frame.shape[0] * gain)))
+    words = [f"{score:.2f}" for score in prediction.scores.tolist()]
+    boxes = (prediction.boxes * gain).numpy()
+    detected = with_boxes(plain, boxes, prediction.labels.tolist(), words, font_scale=font_scale)
+    return with_boxes(plain, (target.boxes * gain).numpy(), target.labels.tolist()), detected
+
+
+def _padded(image: Image, height: int, width: int) -> Image:
+    """Return an image with a gray margin at its right and lower edge."""
+    padding = ((0, height - image.shape[0]), (0, width - image.shape[1]), (0, 0))
+    return np.pad(image, padding, constant_values=GRAY)
 
 
 def enlargement(width: int) -> float:

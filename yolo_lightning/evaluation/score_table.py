@@ -11,7 +11,7 @@ from rich.table import Table
 from yolo_lightning.evaluation.average_precision import NO_GROUND_TRUTH, PartScores
 from yolo_lightning.evaluation.drift import CHALLENGE_MONTHS, DriftScores, month_name
 from yolo_lightning.evaluation.oracles import Oracle
-from yolo_lightning.evaluation.ultralytics_metrics import GRID, UltralyticsScores
+from yolo_lightning.evaluation.ultralytics_metrics import ThresholdCurves, UltralyticsScores
 from yolo_lightning.utils.plain_text import one_line
 
 SCORE_LABELS = {
@@ -63,21 +63,43 @@ def score_table(scores: DriftScores, class_names: Sequence[str]) -> Table | str:
     return table
 
 
-def class_table(scores: DriftScores, ultralytics: UltralyticsScores, class_names: Sequence[str]) -> Table:
-    """Return one row for all classes and one per class, with the scores of Ultralytics and COCO."""
-    averages = ("mAP50", "50-95", "COCO\nmAP50", "COCO\n50-95")
-    score_threshold = GRID[ultralytics.best_point()]
-    caption = f"precision, recall and f1 at score threshold {score_threshold:.3f}, IoU 0.5; mAP50 as in Ultralytics"
-    table = number_table("class", ("objects", "precision", "recall", "f1", *averages), caption, wraps=True)
-    coco = scores.overall.scalars()
-    annotated = scores.overall.annotated
-    values = (*ultralytics.scalars().values(), coco["map_50"], coco["map"])
-    table.add_row("all", f"{annotated.sum():,}", *map(score_text, values))
-    for label in ultralytics.labels.tolist():
-        coco = scores.overall.of_class(label)
-        values = (*ultralytics.of_class(label).values(), coco["map_50"], coco["map"])
-        table.add_row(_cell_text(class_names[label]), f"{annotated[label]:,}", *map(score_text, values))
+def class_table(
+    scores: DriftScores, curves: ThresholdCurves, ultralytics: UltralyticsScores, class_names: Sequence[str]
+) -> Table:
+    """Return one row for all classes and one per class; below, the scores to compare with those of Ultralytics."""
+    caption = f"precision, recall, f1: IoU 0.5, score threshold {curves.best_threshold():.3f}"
+    comparison = ultralytics_text(ultralytics)
+    if comparison:
+        caption += f"\n{comparison}"
+    headings = ("objects", "precision", "recall", "f1", SCORE_LABELS["map_50"], SCORE_LABELS["map"])
+    table = number_table("class", headings, caption, wraps=True)
+    for name, *values in class_rows(scores, curves, class_names):
+        table.add_row(_cell_text(name), *values)
     return table
+
+
+def class_rows(
+    scores: DriftScores, curves: ThresholdCurves, class_names: Sequence[str], missing: str = MISSING
+) -> list[list[str]]:
+    """Return name, objects, precision, recall, F1, `map_50` and `map` of all classes and of each annotated class."""
+    annotated = scores.overall.annotated
+    parts = [("all", int(annotated.sum()), curves.scalars(), scores.overall.scalars())]
+    for label in curves.labels.tolist():
+        coco = scores.overall.of_class(label)
+        parts.append((class_names[label], int(annotated[label]), curves.of_class(label), coco))
+    rows = []
+    for name, objects, at_best, coco in parts:
+        values = (*at_best.values(), coco["map_50"], coco["map"])
+        rows.append([name, f"{objects:,}", *(score_text(value, missing) for value in values)])
+    return rows
+
+
+def ultralytics_text(ultralytics: UltralyticsScores) -> str:
+    """Return the scores to compare with those of Ultralytics' `val`; empty without ground truth."""
+    values = ultralytics.scalars()
+    named = {name: values[f"ultralytics_{name}"] for name in ("map_50", "map")}
+    shown = scores_text(named, named)
+    return f"as Ultralytics defines them: {shown}" if shown else ""
 
 
 def oracle_table(rows: Sequence[Oracle]) -> Table:

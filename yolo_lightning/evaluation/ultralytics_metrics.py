@@ -1,8 +1,9 @@
-"""Precision, recall, F1 and mean average precision as defined by Ultralytics.
+"""Precision, recall and F1 over the score threshold, and mean average precision as defined by Ultralytics.
 
 Source: `ap_per_class` of Ultralytics 8.4.190. Its average precision is the area under the decreasing envelope of
 precision, interpolated at 101 recalls; COCO's is the mean of the envelope's own values. Detections of equal scores are
-ranked by frame here; in Ultralytics their order is undefined.
+ranked by frame here; in Ultralytics their order is undefined. Precision, recall and F1 are also computed from COCO's
+matching: they belong to COCO's mAP50, which is the score of this package.
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ import numpy as np
 
 from yolo_lightning.data.array_types import Float64Array, Int64Array
 from yolo_lightning.evaluation.average_precision import AT_50, NO_GROUND_TRUTH, decreasing_envelope
-from yolo_lightning.evaluation.matching import IOU_THRESHOLDS
+from yolo_lightning.evaluation.matching import IOU_THRESHOLDS, Matches
 from yolo_lightning.evaluation.ultralytics_matching import UltralyticsMatches
 
 CURVE_POINTS = 1000
@@ -22,17 +23,17 @@ RECALLS = np.linspace(0.0, 1.0, 101)  # recalls at which the envelope of precisi
 SMOOTHED_POINTS = CURVE_POINTS // 10 + 1
 """Width of the running mean over the F1 curve whose maximum is the best score threshold; odd."""
 
+PREFIX = "ultralytics_"
 EPSILON = 1e-16  # avoids a division by zero
 
 
 @dataclass(frozen=True, slots=True)
-class UltralyticsScores:
-    """Scores and curves of the K annotated classes."""
+class ThresholdCurves:
+    """Curves of the K annotated classes at IoU 0.5."""
 
     labels: Int64Array  # `(K,)` class indices, ascending
-    average_precision: Float64Array  # `(K, 10)` per `IOU_THRESHOLDS`, 0 to 1
-    precision_by_recall: Float64Array  # `(K, 1000)` decreasing envelope at IoU 0.5 and the recalls `GRID`
-    precision_by_score: Float64Array  # `(K, 1000)` at IoU 0.5, of the detections with a score >= `GRID`
+    precision_by_recall: Float64Array  # `(K, 1000)` decreasing envelope at the recalls `GRID`
+    precision_by_score: Float64Array  # `(K, 1000)` of the detections with a score >= `GRID`
     recall_by_score: Float64Array  # `(K, 1000)` of the same detections
 
     def f1_by_score(self) -> Float64Array:
@@ -47,47 +48,80 @@ class UltralyticsScores:
             return 0
         return int(running_mean(self.f1_by_score().mean(axis=0), SMOOTHED_POINTS).argmax())
 
-    def scalars(self) -> dict[str, float]:
-        """Return `precision`, `recall`, `f1`, `ultralytics_map_50`, `ultralytics_map`, 0 to 1; -1 without ground truth.
+    def best_threshold(self) -> float:
+        """Return the score threshold with the highest smoothed mean F1, 0 to 1."""
+        return float(GRID[self.best_point()])
 
-        Means over the annotated classes; the first three at the score threshold with the best mean F1.
-        """
-        per_class = self._per_class()
-        if not len(self.labels):
-            return dict.fromkeys(per_class, NO_GROUND_TRUTH)
-        return {name: float(values.mean()) for name, values in per_class.items()}
-
-    def of_class(self, label: int) -> dict[str, float]:
-        """Return the scalars of an annotated class."""
-        row = int(np.searchsorted(self.labels, label))
-        assert self.labels[row] == label
-        return {name: float(values[row]) for name, values in self._per_class().items()}
-
-    def _per_class(self) -> dict[str, Float64Array]:
+    def per_class(self) -> dict[str, Float64Array]:
+        """Return `precision`, `recall` and `f1` of each class, `(K,)`, at the best score threshold."""
         at = self.best_point()
         return {
             "precision": self.precision_by_score[:, at],
             "recall": self.recall_by_score[:, at],
             "f1": self.f1_by_score()[:, at],
-            "ultralytics_map_50": self.average_precision[:, AT_50],
-            "ultralytics_map": self.average_precision.mean(axis=1),
+        }
+
+    def scalars(self) -> dict[str, float]:
+        """Return the means of `per_class` over the annotated classes, 0 to 1; -1 without ground truth."""
+        per_class = self.per_class()
+        if not len(self.labels):
+            return dict.fromkeys(per_class, NO_GROUND_TRUTH)
+        return {name: float(values.mean()) for name, values in per_class.items()}
+
+    def of_class(self, label: int) -> dict[str, float]:
+        """Return the values of an annotated class."""
+        row = int(np.searchsorted(self.labels, label))
+        assert self.labels[row] == label
+        return {name: float(values[row]) for name, values in self.per_class().items()}
+
+    def named(self, class_names: Sequence[str]) -> dict[str, float]:
+        """Return the scores to log by name: of all classes, and of each annotated class (`precision/person`)."""
+        values = self.scalars()
+        for label in self.labels.tolist():
+            values |= {f"{name}/{class_names[label]}": value for name, value in self.of_class(label).items()}
+        return values
+
+
+@dataclass(frozen=True, slots=True)
+class UltralyticsScores(ThresholdCurves):
+    """Scores and curves of Ultralytics' matching; the names of the scores begin with `ultralytics_`."""
+
+    average_precision: Float64Array  # `(K, 10)` per `IOU_THRESHOLDS`, 0 to 1
+
+    def per_class(self) -> dict[str, Float64Array]:
+        """Return `ultralytics_precision`, `..._recall`, `..._f1`, `..._map_50` and `..._map` of each class, `(K,)`."""
+        at_best = ThresholdCurves.per_class(self)  # `super()` does not work in a class with slots
+        return {f"{PREFIX}{name}": values for name, values in at_best.items()} | {
+            f"{PREFIX}map_50": self.average_precision[:, AT_50],
+            f"{PREFIX}map": self.average_precision.mean(axis=1),
         }
 
 
+def threshold_curves(matches: Matches) -> ThresholdCurves:
+    """Return precision, recall and F1 of the detections that COCO's scores count."""
+    scores = _scores(matches, thresholds=1)
+    return ThresholdCurves(scores.labels, scores.precision_by_recall, scores.precision_by_score, scores.recall_by_score)
+
+
 def ultralytics_scores(matches: UltralyticsMatches) -> UltralyticsScores:
+    return _scores(matches, len(IOU_THRESHOLDS))
+
+
+def _scores(matches: Matches | UltralyticsMatches, thresholds: int) -> UltralyticsScores:
+    """Return the curves and the average precision at the first `thresholds` IoU thresholds."""
     annotated = matches.annotated.numpy().sum(axis=0, dtype=np.int64)
     present = np.flatnonzero(annotated)
     order = np.lexsort((-matches.scores.numpy(), matches.labels.numpy()))
     scores = matches.scores.numpy()[order]
     hits = matches.hits.numpy()[order]
     edges = np.searchsorted(matches.labels.numpy()[order], np.arange(len(annotated) + 1))
-    average_precision = np.zeros((len(present), len(IOU_THRESHOLDS)))
+    average_precision = np.zeros((len(present), thresholds))
     by_recall, precision_by_score, recall_by_score = np.zeros((3, len(present), CURVE_POINTS))
     for row, label in enumerate(present.tolist()):
         detections = slice(edges[label], edges[label + 1])
         if detections.start == detections.stop:
             continue
-        for threshold in range(len(IOU_THRESHOLDS)):
+        for threshold in range(thresholds):
             correct = np.cumsum((hits[detections] >> threshold) & 1, dtype=np.int64)
             recall = correct / annotated[label]
             precision = correct / np.arange(1, len(correct) + 1)
@@ -101,15 +135,7 @@ def ultralytics_scores(matches: UltralyticsMatches) -> UltralyticsScores:
                 by_recall[row] = np.interp(GRID, recalls, envelope)
                 precision_by_score[row] = np.interp(-GRID, ascending, precision, left=1.0)
                 recall_by_score[row] = np.interp(-GRID, ascending, recall, left=0.0)
-    return UltralyticsScores(present, average_precision, by_recall, precision_by_score, recall_by_score)
-
-
-def named_ultralytics_scores(scores: UltralyticsScores, class_names: Sequence[str]) -> dict[str, float]:
-    """Return the scores to log by name: of all classes, and of each annotated class (`precision/person`)."""
-    values = scores.scalars()
-    for label in scores.labels.tolist():
-        values |= {f"{name}/{class_names[label]}": value for name, value in scores.of_class(label).items()}
-    return values
+    return UltralyticsScores(present, by_recall, precision_by_score, recall_by_score, average_precision)
 
 
 def running_mean(values: Float64Array, width: int) -> Float64Array:

@@ -25,9 +25,11 @@ CHALLENGE_SCORES = "scores.json"
 PREDICTIONS = "predictions.json"
 PREDICTIONS_ARCHIVE = "predictions.zip"
 ENVIRONMENT = "environment.json"
+TRAINING_IMAGES = "training images"  # entry of the environment file
 REPORT = "report.html"
 EVALUATIONS = "evaluations"
 FRAMES = f"{EVALUATIONS}/frames"
+EPOCHS = "epochs"  # folder in `FRAMES` with a picture of each validation of the fit
 
 INCIDENTS = "incidents"
 INCIDENT_FILE = "incident.json"

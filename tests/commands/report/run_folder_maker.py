@@ -37,27 +37,31 @@ def make_run(folder: Path, class_names: Sequence[str] = CLASS_NAMES, image_id: s
     (folder / "config.yaml").write_text(
         yaml.safe_dump(
             {
-                "data": {"batch_size": 8, "class_names": list(class_names)},
+                "data": {"batch_size": 8, "class_names": list(class_names), "image_size": [480, 640]},
+                "model": {"variant": "yolov8n", "weights": None},
                 "supervision": {"notify": {"webhook": "https://hooks.example/secret", "ping": "$PING_URL"}},
                 "trainer": {"logger": [{"init_args": {"api_key": "hidden-key", "password": "hidden-word"}}]},
             }
         )
     )
-    (folder / ENVIRONMENT).write_text(json.dumps({"torch": "2.6.0", "host": "bench"}))
+    (folder / ENVIRONMENT).write_text(json.dumps({"torch": "2.6.0", "host": "bench", "training images": "1,200"}))
     (folder / "finished.json").write_text("{}")
     make_checkpoint(folder)
     make_incident(folder, "20261121-095523", step=32)
     make_gallery(folder / FRAMES, class_names, image_id)
+    (folder / FRAMES / "epochs").mkdir()
+    (folder / FRAMES / "epochs" / "epoch-0002-step-000000040.jpg").write_bytes(jpeg())
     record(class_names).save(folder / evaluation_record("val"))
     return folder
 
 
 def make_checkpoint(folder: Path) -> None:
-    path = folder / "checkpoints" / "step-000000040.ckpt"
-    path.parent.mkdir()
-    path.write_bytes(b"x" * 2_000_000)
-    sidecar = {"sha256": "0", "bytes": 2_000_000, "epoch": 1, "steps": 40}
-    path.with_name(f"{path.name}.json").write_text(json.dumps(sidecar))
+    for name, epoch, steps in (("best.ckpt", 0, 20), ("step-000000040.ckpt", 1, 40)):
+        path = folder / "checkpoints" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"x" * 2_000_000)
+        sidecar = {"sha256": "0", "bytes": 2_000_000, "epoch": epoch, "steps": steps}
+        path.with_name(f"{path.name}.json").write_text(json.dumps(sidecar))
 
 
 def make_incident(folder: Path, name: str, step: int | None) -> None:

@@ -16,12 +16,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
 from yolo_lightning.commands.report.metrics_curves import Floats, Metrics, Series
-from yolo_lightning.evaluation.average_precision import AT_50
+from yolo_lightning.evaluation.average_precision import AT_50, PartScores
 from yolo_lightning.evaluation.drawing import CLASS_COLOURS, class_colour
 from yolo_lightning.evaluation.drift import CHALLENGE_MONTHS, month_name
-from yolo_lightning.evaluation.record import EvaluationRecord
 from yolo_lightning.evaluation.score_table import SCORE_LABELS
-from yolo_lightning.evaluation.ultralytics_metrics import GRID, ultralytics_scores
+from yolo_lightning.evaluation.ultralytics_metrics import GRID, ThresholdCurves
 from yolo_lightning.supervision.incident import IncidentReport
 from yolo_lightning.utils.plain_text import without_math
 
@@ -236,25 +235,52 @@ def month_figure(stage: str, months: Mapping[str, float], overall: float | None)
     return _as_svg(figure, f"{stage}-months", "mAP at IoU 0.5 by month")
 
 
-def class_curves_figure(stage: str, record: EvaluationRecord) -> str | None:
+def class_curves_figure(
+    stage: str, class_names: Sequence[str], curves: ThresholdCurves, scores: PartScores
+) -> str | None:
     """Plot precision over recall at IoU 0.5, per annotated class and on average; None without annotated objects."""
-    scores = ultralytics_scores(record.ultralytics)
-    if not len(scores.labels):
+    if not len(curves.labels):
         return None
     figure, axes = _one_plot(3.4)
     axes.set(xlim=(0, 1), ylim=(0, 1.005), xlabel="recall", ylabel="precision")
-    at_50 = scores.average_precision[:, AT_50]
-    if len(at_50) > MAX_NAMED_CLASSES:
-        axes.plot(GRID, scores.precision_by_recall.T, color=FAINT, linewidth=0.7)
-        axes.lines[0].set_label(f"{len(at_50)} classes")
-    else:
-        for values, label, score in zip(scores.precision_by_recall, scores.labels.tolist(), at_50, strict=True):
-            name = f"{without_math(record.class_names[label])} {score:.3f}"
-            style = LINE_STYLES[label // len(CLASS_COLOURS) % len(LINE_STYLES)]
-            axes.plot(GRID, values, style, color=class_colour(label), linewidth=1.6, label=name)
-    axes.plot(GRID, scores.precision_by_recall.mean(axis=0), color=INK, linewidth=2.8, label=f"all {at_50.mean():.3f}")
-    figure.legend(loc="outside right upper", title="Ultralytics' mAP50")
+    names = [f"{without_math(class_names[label])} {scores.precision[AT_50, label]:.3f}" for label in curves.labels]
+    _draw_classes(axes, curves.labels.tolist(), curves.precision_by_recall, names, width=1.6)
+    mean = curves.precision_by_recall.mean(axis=0)
+    axes.plot(GRID, mean, color=INK, linewidth=2.8, label=f"all {scores.map(AT_50):.3f}")
+    figure.legend(loc="outside right upper", title=SCORE_LABELS["map_50"])
     return _as_svg(figure, f"{stage}-precision-recall", "precision over recall of each class at IoU 0.5")
+
+
+def threshold_figure(stage: str, class_names: Sequence[str], curves: ThresholdCurves) -> str | None:
+    """Plot the means of precision, recall and F1, and the F1 of each class, over the score threshold at IoU 0.5.
+
+    The threshold with the highest mean F1 is marked. None without annotated objects.
+    """
+    if not len(curves.labels):
+        return None
+    figure, axes = _one_plot(3.4)
+    axes.set(xlim=(0, 1), ylim=(0, 1.005), xlabel="score threshold", ylabel="precision, recall, F1")
+    f1 = curves.f1_by_score()
+    names = [f"F1 {without_math(class_names[label])}" for label in curves.labels]
+    _draw_classes(axes, curves.labels.tolist(), f1, names, width=0.9)
+    best = curves.best_threshold()
+    axes.axvline(best, color=FAINT, linewidth=1.2, linestyle="--", label=f"best F1 at {best:.3f}")
+    axes.plot(GRID, curves.precision_by_score.mean(axis=0), "--", color=INK, linewidth=1.4, label="precision")
+    axes.plot(GRID, curves.recall_by_score.mean(axis=0), ":", color=INK, linewidth=1.8, label="recall")
+    axes.plot(GRID, f1.mean(axis=0), color=INK, linewidth=2.8, label="F1")
+    figure.legend(loc="outside right upper")
+    return _as_svg(figure, f"{stage}-thresholds", "precision, recall and F1 over the score threshold")
+
+
+def _draw_classes(axes: Axes, labels: Sequence[int], curves: Floats, names: Sequence[str], width: float) -> None:
+    """Plot the curve of each class over `GRID`; with many classes, all are gray and have one name."""
+    if len(labels) > MAX_NAMED_CLASSES:
+        axes.plot(GRID, curves.T, color=FAINT, linewidth=0.7)
+        axes.lines[0].set_label(f"{len(labels)} classes")
+        return
+    for label, values, name in zip(labels, curves, names, strict=True):
+        style = LINE_STYLES[label // len(CLASS_COLOURS) % len(LINE_STYLES)]
+        axes.plot(GRID, values, style, color=class_colour(label), linewidth=width, label=name)
 
 
 def _one_plot(height_inches: float = 2.9) -> tuple[Figure, Axes]:

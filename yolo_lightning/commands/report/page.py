@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from html import escape
 from importlib.resources import files
+from pathlib import Path
 from string import Template
 
 import numpy as np
@@ -21,15 +22,19 @@ from yolo_lightning.evaluation.oracles import oracles
 from yolo_lightning.evaluation.record import EvaluationRecord
 from yolo_lightning.evaluation.score_table import (
     SCORE_LABELS,
+    class_rows,
     drift_summary,
     is_defined,
     oracle_cells,
     score_text,
     scores_text,
+    ultralytics_text,
 )
 from yolo_lightning.evaluation.ultralytics_matching import CONFUSION_SCORE_THRESHOLD
+from yolo_lightning.evaluation.ultralytics_metrics import ultralytics_scores
 from yolo_lightning.supervision.fallback_levels import AS_CONFIGURED
 from yolo_lightning.supervision.incident import IncidentReport
+from yolo_lightning.utils.run_files import BEST_CHECKPOINT, TRAINING_IMAGES
 
 STAGE_NAMES = {"val": "Validation", "test": "Test"}
 SCORE_COLUMNS = (SCORE_LABELS["map_50"], SCORE_LABELS["map"])
@@ -69,9 +74,8 @@ def summary(contents: Contents) -> str:
     pairs = {"state": contents.state}
     if contents.fallback != AS_CONFIGURED:
         pairs["fallback level"] = contents.fallback
-    columns = contents.metrics.columns
-    if not contents.metrics.is_empty:
-        pairs["trained"] = f"{columns['step'].max():,.0f} batches, {duration(columns['time_s'].max())}"
+    pairs |= _network_and_images(contents)
+    pairs |= training_facts(contents)
     for evaluation in contents.evaluations:
         names = ["map_50", "map"]
         if is_defined(evaluation.scores.get("cov")):
@@ -86,6 +90,55 @@ def summary(contents: Contents) -> str:
     return f'{facts(pairs)}<h3>Damaged files</h3><ul class="problems">{problems}</ul>\n'
 
 
+def _network_and_images(contents: Contents) -> dict[str, str]:
+    """Return the network with its image size, and the numbers of images, as far as they are known."""
+    pairs = {}
+    variant = contents.settings.get("model.variant")
+    if variant is not None:
+        pairs["network"] = str(variant)
+        weights = contents.settings.get("model.weights")
+        pairs["initial weights"] = Path(str(weights)).name if weights else "random"
+    size = contents.settings.get("data.image_size")
+    if size is not None:
+        pairs["image size"] = " x ".join(map(str, size)) if isinstance(size, list) else str(size)
+    images = [f"{len(evaluation.record.image_ids):,} {evaluation.stage}" for evaluation in contents.evaluations]
+    if TRAINING_IMAGES in contents.environment:
+        images.insert(0, f"{contents.environment[TRAINING_IMAGES]} train")
+    if images:
+        pairs["images"] = ", ".join(images)
+    return pairs
+
+
+def training_facts(contents: Contents) -> dict[str, str]:
+    """Return the trained epochs, batches and time, the time per epoch, and the best epoch; empty before the first."""
+    if contents.metrics.is_empty:
+        return {}
+    columns = contents.metrics.columns
+    trained_s = float(columns["time_s"].max())
+    epochs = int(columns["epoch"].max()) + 1
+    planned = "" if contents.epochs is None else f" of {contents.epochs:,}"
+    pairs = {
+        "epochs": f"{epochs:,}{planned}",
+        "trained": f"{columns['step'].max():,.0f} batches, {duration(trained_s)}",
+        "time per epoch": duration(trained_s / epochs),
+    }
+    best = best_validation(contents)
+    if best is not None:
+        pairs["best epoch"] = best
+    return pairs
+
+
+def best_validation(contents: Contents) -> str | None:
+    """Return the epoch of the best checkpoint with its mAP50; None without a validation of these weights."""
+    steps = [checkpoint.steps for checkpoint in contents.checkpoints if checkpoint.name == BEST_CHECKPOINT]
+    series = contents.metrics.series("val/map_50")
+    if not steps or steps[0] not in series.steps:
+        return None
+    columns = contents.metrics.columns
+    epoch = int(columns["epoch"][columns["step"] == steps[0]].max()) + 1
+    return f"{epoch:,} ({SCORE_LABELS['map_50']} {series.values[series.steps == steps[0]][-1]:.4f})"
+
+
 def training(contents: Contents) -> str:
     metrics = contents.metrics
     incidents = contents.incidents
@@ -98,7 +151,20 @@ def training(contents: Contents) -> str:
     )
     if incidents:
         curves += note("Numbered dashed lines: incidents, listed below.")
-    return curves
+    return curves + sheets(contents)
+
+
+def sheets(contents: Contents) -> str:
+    """Return the pictures of the same frames after each validation, newest first; empty without pictures."""
+    pictures = ""
+    for name in sorted(contents.sheets, reverse=True):
+        epoch = name.removeprefix("epoch-").partition("-")[0].lstrip("0")
+        caption = f"<figcaption>epoch {escape(epoch)}</figcaption>"
+        pictures += f'<figure class="frame wide">{picture(contents.sheets[name], name)}{caption}</figure>\n'
+    if not pictures:
+        return ""
+    rows = note("Upper row: annotated. Lower row: detected.")
+    return folded("Predictions after each validation", f'{rows}<div class="sheets">{pictures}</div>')
 
 
 def _split_section(evaluation: Evaluation) -> str:
@@ -111,14 +177,23 @@ def _split_section(evaluation: Evaluation) -> str:
     if monthly:
         bars = figures.month_figure(stage, monthly, evaluation.scores.get("map_50"))
         by_month = figure("mAP50 by month", bars, f"only {next(iter(monthly))} has a score.")
-    curves = figures.class_curves_figure(stage, record)
+    curves = evaluation.curves
+    by_recall = figures.class_curves_figure(stage, record.class_names, curves, evaluation.drift.overall)
+    by_score = figures.threshold_figure(stage, record.class_names, curves)
     confusion = _confusion_table(record.class_names, record.ultralytics.confusion())
     charts = grid(
         by_month,
-        figure("Precision and recall at IoU 0.5", curves, "there are no annotated objects."),
-        figure(f"Confusion matrix, detections with a score > {CONFUSION_SCORE_THRESHOLD:g}", confusion, ""),
+        figure("Precision and recall at IoU 0.5", by_recall, "there are no annotated objects."),
+        figure("Precision, recall and F1 over the score threshold at IoU 0.5", by_score, "as above."),
+        figure(
+            f"Confusion matrix as in Ultralytics, detections with a score > {CONFUSION_SCORE_THRESHOLD:g}",
+            confusion,
+            "",
+        ),
     )
-    parts = [_weights(record), _score_table(evaluation), *map(note, drift_summary(evaluation.drift).splitlines())]
+    parts = [_weights(record), _class_table(evaluation), _month_table(evaluation)]
+    comparison = ultralytics_text(ultralytics_scores(record.ultralytics))
+    parts += map(note, [*drift_summary(evaluation.drift).splitlines(), *filter(None, [comparison])])
     rows = oracles(record.matches, record.class_names)
     if rows:
         oracle_table = table(*oracle_cells(rows))
@@ -139,31 +214,30 @@ def _months(evaluation: Evaluation) -> list[str]:
     return [month_name(month) for month, part in evaluation.drift.monthly.items() if part.annotated.any()]
 
 
-def _score_table(evaluation: Evaluation) -> str:
-    """Return the table of scores: a row for all frames and each month; without months, a row for each class."""
-    scores = evaluation.scores
-    drift = evaluation.drift
-    objects = dict(zip(evaluation.record.class_names, drift.overall.annotated.tolist(), strict=True))
-    classes = [name for name, count in objects.items() if count]
+def _class_table(evaluation: Evaluation) -> str:
+    """Return objects, precision, recall, F1 and scores of all classes and of each annotated class."""
+    head = ["class", "objects", "precision", "recall", "F1", *SCORE_COLUMNS]
+    rows = class_rows(evaluation.drift, evaluation.curves, evaluation.record.class_names, MISSING)
+    threshold = evaluation.curves.best_threshold()
+    return table(head, rows) + note(f"Precision, recall, F1: at IoU 0.5 and score threshold {threshold:.3f}.")
+
+
+def _month_table(evaluation: Evaluation) -> str:
+    """Return the scores of all frames and of each month; empty without months."""
     months = _months(evaluation)
     if not months:
-        rows = [["all", f"{sum(objects.values()):,}", *_cells(scores, "map_50", "map")]]
-        for name in classes:
-            rows.append([name, f"{objects[name]:,}", *_cells(scores, f"map_50/{name}", f"map/{name}")])
-        return table(["class", "objects", *SCORE_COLUMNS], rows)
+        return ""
+    scores = evaluation.scores
+    drift = evaluation.drift
+    classes = [evaluation.record.class_names[label] for label in evaluation.curves.labels]
     parts = {"all": drift.overall} | {month_name(month): part for month, part in drift.monthly.items()}
     rows = []
     for name in ("all", *months):
         suffix = "" if name == "all" else f"/{name}"
         logged = (f"map_50{suffix}", f"map{suffix}", *(f"map_50{suffix}/{class_name}" for class_name in classes))
-        part = parts[name]
-        rows.append([name, f"{part.frames:,}", f"{part.annotated.sum():,}", *_cells(scores, *logged)])
-    head = ["month", "frames", "objects", *SCORE_COLUMNS, *classes]
-    return table(head, rows) + (note("Columns of classes: mAP50.") if classes else "")
-
-
-def _cells(scores: Mapping[str, float], *names: str) -> list[str]:
-    return [score_text(scores.get(name), MISSING) for name in names]
+        cells = [score_text(scores.get(score), MISSING) for score in logged]
+        rows.append([name, f"{parts[name].frames:,}", f"{parts[name].annotated.sum():,}", *cells])
+    return table(["month", "frames", "objects", *SCORE_COLUMNS, *classes], rows) + note("Columns of classes: mAP50.")
 
 
 def frame_gallery(evaluation: Evaluation) -> str:
@@ -192,10 +266,15 @@ def frame_gallery(evaluation: Evaluation) -> str:
 def _frame_picture(frame: GalleryFrame, jpeg: bytes) -> str:
     counts = f"objects {frame.objects}, missed {frame.misses}, false alarms {frame.false_alarms}"
     return (
-        f'<figure class="frame"><img alt="annotated and detected boxes of frame {escape(frame.image_id)}" '
-        f'src="data:image/jpeg;base64,{base64.b64encode(jpeg).decode("ascii")}">'
+        f'<figure class="frame">{picture(jpeg, frame.image_id)}'
         f"<figcaption>{escape(frame.image_id)}<br>F1 {frame.score:.2f}; {counts}</figcaption></figure>\n"
     )
+
+
+def picture(jpeg: bytes, name: str) -> str:
+    """Return an image element of a frame or of the frames of an epoch."""
+    content = base64.b64encode(jpeg).decode("ascii")
+    return f'<img alt="annotated and detected boxes of {escape(name)}" src="data:image/jpeg;base64,{content}">'
 
 
 def events(contents: Contents) -> str:

@@ -15,6 +15,7 @@ from yolo_lightning.commands.report.metrics_curves import Metrics, read_metrics
 from yolo_lightning.errors import UserError
 from yolo_lightning.evaluation.drift import DriftScores, drift_scores, named_scores
 from yolo_lightning.evaluation.record import EvaluationRecord
+from yolo_lightning.evaluation.ultralytics_metrics import ThresholdCurves, threshold_curves
 from yolo_lightning.supervision.fallback_levels import FallbackState
 from yolo_lightning.supervision.incident import IncidentReport, read_incident
 from yolo_lightning.supervision.run_status import SupervisorStatus, read_status
@@ -24,10 +25,11 @@ from yolo_lightning.utils.addresses import SECRET, redacted
 from yolo_lightning.utils.moment import moment
 from yolo_lightning.utils.paths import real_path
 from yolo_lightning.utils.regular_files import read_regular
-from yolo_lightning.utils.yaml_file import read_yaml
+from yolo_lightning.utils.yaml_file import flatten, read_yaml
 
 HIDDEN = "(not shown)"
 MAX_INCIDENTS = 200
+MAX_SHEETS = 20
 Content = TypeVar("Content")
 
 
@@ -59,6 +61,7 @@ class Evaluation:
     record: EvaluationRecord  # all matched detections
     drift: DriftScores  # scores computed from `record`
     scores: Mapping[str, float]  # the same by logged name without the stage (`map_50/2020-05`)
+    curves: ThresholdCurves  # precision, recall and F1, computed from `record`
     gallery: Gallery | None  # best and worst frames; None if not stored
     pictures: Mapping[str, bytes]  # JPEG content by file name of the gallery
 
@@ -73,10 +76,13 @@ class Contents:
     fallback: str  # lowered fallback levels with their reasons
     metrics: Metrics
     evaluations: tuple[Evaluation, ...]  # those with a readable record
+    sheets: Mapping[str, bytes]  # JPEG content by name (`epoch-0003-step-000000240`), oldest first
     incidents: tuple[IncidentReport, ...]  # oldest first
     findings: tuple[WatchFinding, ...]  # of the watches, oldest first
     checkpoints: tuple[Checkpoint, ...]  # newest first
+    epochs: int | None  # to train in total; None if unknown or without a limit
     environment: Mapping[str, str]  # versions and machine by name
+    settings: Mapping[str, Any]  # options of the fit by full name, without secrets
     configurations: Mapping[str, str]  # YAML text by file name, without secrets
     problems: tuple[str, ...]  # one sentence per damaged file
 
@@ -120,12 +126,15 @@ def read_contents(folder: Path) -> Contents:
     environment = reader.read_json(folder / run_files.ENVIRONMENT, dict[str, Any]) or {}
     configurations = {}
     for path in sorted(folder.glob("config*.yaml")):
-        yaml_text = reader.read(path, configuration)
-        if yaml_text is not None:
-            configurations[path.name] = yaml_text
+        options = reader.read(path, lambda path: without_secrets(read_yaml(path)))
+        if options is not None:
+            configurations[path.name] = options
+    settings = configurations.get(run_files.config_name("fit"))
     reports = sorted((folder / run_files.INCIDENTS).glob(f"*/{run_files.INCIDENT_FILE}"))[-MAX_INCIDENTS:]
     incidents = [reader.read(path, read_incident) for path in reports]
     evaluations = [_read_evaluation(folder, stage, reader) for stage in ("val", "test")]
+    pictures = sorted((folder / run_files.FRAMES / run_files.EPOCHS).glob("*.jpg"))[-MAX_SHEETS:]
+    sheets = {path: reader.read(path, _read_picture) for path in pictures}
     status = read_status(folder / run_files.STATUS_FILE)
     return Contents(
         name=folder.name,
@@ -134,11 +143,14 @@ def read_contents(folder: Path) -> Contents:
         fallback=FallbackState.read(folder / run_files.STATE_FILE).line,
         metrics=metrics,
         evaluations=tuple(evaluation for evaluation in evaluations if evaluation is not None),
+        sheets={path.stem: jpeg for path, jpeg in sheets.items() if jpeg is not None},
         incidents=tuple(incident for incident in incidents if incident is not None),
         findings=() if status is None else status.findings,
         checkpoints=tuple(checkpoints(folder / run_files.CHECKPOINTS, now_s)),
+        epochs=None if status is None else status.epochs,
         environment={name: str(value) for name, value in environment.items()},
-        configurations=configurations,
+        settings=flatten(settings) if isinstance(settings, dict) else {},
+        configurations={name: as_text(options) for name, options in configurations.items()},
         problems=tuple(reader.problems),
     )
 
@@ -157,10 +169,9 @@ def state(folder: Path) -> str:
     return "; ".join(parts)
 
 
-def configuration(path: Path) -> str:
-    """Return the configuration as YAML, without notification addresses and passwords; `$NAME` is kept."""
-    content = without_secrets(read_yaml(path))
-    return redacted(yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=100))
+def as_text(options: Any) -> str:
+    """Return a configuration as YAML, without passwords in addresses."""
+    return redacted(yaml.safe_dump(options, sort_keys=False, allow_unicode=True, width=100))
 
 
 def without_secrets(content: Any, is_secret: bool = False) -> Any:
@@ -191,7 +202,15 @@ def _read_evaluation(folder: Path, stage: str, reader: Reader) -> Evaluation | N
             elif not path.exists():
                 reader.add(path, "is listed but missing")
     drift = drift_scores(record.matches)
-    return Evaluation(stage, record, drift, named_scores(drift, record.class_names), gallery, pictures)
+    return Evaluation(
+        stage=stage,
+        record=record,
+        drift=drift,
+        scores=named_scores(drift, record.class_names),
+        curves=threshold_curves(record.matches),
+        gallery=gallery,
+        pictures=pictures,
+    )
 
 
 def _read_picture(path: Path) -> bytes:
