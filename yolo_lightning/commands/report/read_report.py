@@ -124,17 +124,11 @@ def read_contents(folder: Path) -> Contents:
     if metrics.unreadable:
         reader.add(folder / run_files.METRICS, f"has {metrics.unreadable} lines that cannot be parsed")
     environment = reader.read_json(folder / run_files.ENVIRONMENT, dict[str, Any]) or {}
-    configurations = {}
-    for path in sorted(folder.glob("config*.yaml")):
-        options = reader.read(path, lambda path: without_secrets(read_yaml(path)))
-        if options is not None:
-            configurations[path.name] = options
+    configurations = _read_configurations(folder, reader)
     settings = configurations.get(run_files.config_name("fit"))
     reports = sorted((folder / run_files.INCIDENTS).glob(f"*/{run_files.INCIDENT_FILE}"))[-MAX_INCIDENTS:]
     incidents = [reader.read(path, read_incident) for path in reports]
     evaluations = [_read_evaluation(folder, stage, reader) for stage in ("val", "test")]
-    pictures = sorted((folder / run_files.FRAMES / run_files.EPOCHS).glob("*.jpg"))[-MAX_SHEETS:]
-    sheets = {path: reader.read(path, _read_picture) for path in pictures}
     status = read_status(folder / run_files.STATUS_FILE)
     return Contents(
         name=folder.name,
@@ -143,7 +137,7 @@ def read_contents(folder: Path) -> Contents:
         fallback=FallbackState.read(folder / run_files.STATE_FILE).line,
         metrics=metrics,
         evaluations=tuple(evaluation for evaluation in evaluations if evaluation is not None),
-        sheets={path.stem: jpeg for path, jpeg in sheets.items() if jpeg is not None},
+        sheets=_read_sheets(folder / run_files.FRAMES / run_files.EPOCHS, reader),
         incidents=tuple(incident for incident in incidents if incident is not None),
         findings=() if status is None else status.findings,
         checkpoints=tuple(checkpoints(folder / run_files.CHECKPOINTS, now_s)),
@@ -184,6 +178,26 @@ def without_secrets(content: Any, is_secret: bool = False) -> Any:
     if is_secret and isinstance(content, str) and not content.startswith("$"):
         return HIDDEN
     return content
+
+
+def _read_configurations(folder: Path, reader: Reader) -> dict[str, Any]:
+    """Return the configurations by file name, without secrets."""
+    configurations = {}
+    for path in sorted(folder.glob("config*.yaml")):
+        options = reader.read(path, lambda path: without_secrets(read_yaml(path)))
+        if options is not None:
+            configurations[path.name] = options
+    return configurations
+
+
+def _read_sheets(folder: Path, reader: Reader) -> dict[str, bytes]:
+    """Return the newest pictures of validations by name, oldest first."""
+    sheets = {}
+    for path in sorted(folder.glob("*.jpg"))[-MAX_SHEETS:]:
+        jpeg = reader.read(path, _read_picture)
+        if jpeg is not None:
+            sheets[path.stem] = jpeg
+    return sheets
 
 
 def _read_evaluation(folder: Path, stage: str, reader: Reader) -> Evaluation | None:
