@@ -196,8 +196,12 @@ def test_prediction_of_a_plain_trainer_returns_the_detections_of_each_frame(
         (lambda: yolo_lightning.DetectionDataModule(batch_size=True), r"data\.batch_size must be an integer, got True"),
         (
             lambda: MODULE(epochs=3),
-            "YOLOModule has no argument 'epochs'. The arguments are variant,",
+            "YOLOModule has no argument 'epochs'. Did you mean max_epochs of Trainer. The arguments are variant,",
         ),
+        (lambda: MODULE(conf=0.4), r"Did you mean detections=DetectionSettings\(score_threshold=\.\.\.\)"),
+        (lambda: MODULE(nc=3), "Did you mean class_names"),
+        (lambda: yolo_lightning.DetectionDataModule(**{"data": "x.yaml"}), "'data'. Did you mean format"),
+        (lambda: yolo_lightning.Detector("x", **{"imgsz": 64}), "'imgsz'. Did you mean image_size"),
         (lambda: yolo_lightning.Recipe(**{"momemtum": 0}), "Recipe has no argument 'momemtum'. Did you mean momentum"),
         (lambda: yolo_lightning.Recipe(lr0=math.inf), r"model\.recipe\.lr0 must be a number > 0, got inf"),
         (lambda: yolo_lightning.YOLOModule(recipe={1: 1}), "Recipe has no setting 1"),

@@ -76,6 +76,12 @@ ANSWERS = [
     (["fit", "--trainer.precision", "fp8"], 2, "64, 32, 16, bf16 or null, got 'fp8'"),
     (["export", "--help"], 0, "pt | onnx"),
     *((["--help"], 0, tool) for tool in sorted(TOOLS)),
+    (["export", "best.ckpt"], 2, "'best.ckpt' follows no option; write --key value, and a list as --key '[a, b]'. Did you"),
+    (["test", "best.ckpt"], 2, "Did you mean --ckpt_path best.ckpt?"),
+    (["prepare", "x.yaml"], 2, "Did you mean --format x.yaml?"),
+    (["benchmark", "loader", "x.yaml"], 2, "'x.yaml' follows no option;"),
+    (["fit", "--model.class_names", "[a]"], 2, "model.class_names is no option: the data defines the classes: 'names' of"),
+    (["export", "--data", "x.yaml"], 2, "unknown key data; --help.full lists all keys."),
     ([], 2, "usage: "),
 ]
 
@@ -87,6 +93,20 @@ def test_answers(capsys: pytest.CaptureFixture[str], words: list[str], code: int
     assert code == 0 or not words or len(text.splitlines()) == 1
 
 
+def test_an_option_with_two_values_is_named_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["fit", "--seed_everything", "1", "--seed_everything=2", "--trainer.max_epochs", "3"]
+    words += ["--trainer.max_epochs=3", "--trainer.callbacks+=EMA", "--trainer.callbacks+=MeanAP"]
+
+    answer(words)
+    assert capsys.readouterr().err == "--seed_everything is given 2 times: 2 is used\n"
+
+    monkeypatch.setenv("YOLO_LIGHTNING_MARKER", "token")
+    answer(words)
+    assert not capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("content", "part"),
     [
@@ -95,7 +115,7 @@ def test_answers(capsys: pytest.CaptureFixture[str], words: list[str], code: int
         ("model: {recipe: {lr0: fast}}", "some.yaml must be a number, got 'fast'."),
         ("data: {loader: {pin_memory: 3}}", "some.yaml must be true or false or null, got '3'."),
         ("trainer: [", "cannot be read"),
-        ("model: yolov8n", "must be set by its keys model.class_width, model.convolution, "),
+        ("model: yolov8n.pt\nlr0: 0.02\nbox: 7.5\n", "--config yolo --model.weights yolov8n.pt --model.recipe.lr0 0.02\n"),
         ("data: {augmentation: [{mosaic: 0.5}]}", ", got [{'mosaic': 0.5}]."),
         ("data: {loader: 4}", "must be set by its keys data.loader.multiprocessing_context"),
         ("path: .\nnames: [a]\n", "describes a dataset. Did you mean --config yolo --data.format "),

@@ -5,7 +5,7 @@ import shlex
 import pytest
 
 from yolo_lightning.commands import SUBCOMMANDS, TOOLS
-from yolo_lightning.commands.ultralytics_words import command_of, translated
+from yolo_lightning.commands.ultralytics_words import arguments_of_ultralytics, command_of, translated, translated_file
 
 FIT = (
     *("config", "data.format", "data.image_size", "data.batch_size", "data.loader.num_workers", "model.variant", "tta"),
@@ -34,6 +34,7 @@ PICTURES = ("run", "weights", "score_threshold", "image_size", "device", "output
         ("Train", "Train is fit here. Type: python -m yolo_lightning fit"),
         ("inference x.png", "python -m yolo_lightning predict x.png"),
         ("train hyp=h.yaml", "fit --config h.yaml"),
+        ("train pretrained=True lr0=0.1", "fit --model.recipe.lr0 0.1"),
     ],
 )
 def test_words_of_ultralytics_for_datasets(typed: str, meant: str) -> None:
@@ -42,6 +43,21 @@ def test_words_of_ultralytics_for_datasets(typed: str, meant: str) -> None:
 
     assert command is not None
     assert meant in translated(words, command, FIT)
+
+
+def test_the_argument_file_of_a_run_is_translated_without_its_defaults() -> None:
+    arguments = arguments_of_ultralytics() | {"mode": "train", "save_dir": "/runs/train", "name": "train", "half": False}
+    arguments |= {"model": "yolov8n.pt", "data": "x.yaml", "epochs": 3, "lr0": 0.02, "device": "cpu", "rect": True}
+
+    text = translated_file("args.yaml", arguments, ["fit", "--config", "args.yaml", "--trainer.max_epochs", "7"], FIT)
+
+    assert text is not None
+    _, _, line = text.partition("python -m yolo_lightning ")
+    assert line == (
+        "fit --config yolo --model.weights yolov8n.pt --data.format x.yaml --trainer.max_epochs 3 --trainer.accelerator "
+        "cpu --model.recipe.lr0 0.02 --trainer.max_epochs 7 # without an equivalent: rect=True"
+    )
+    assert translated_file("ours.yaml", {"seed_everything": 1}, ["fit"], FIT) is None
 
 
 def test_words_of_ultralytics_for_pictures() -> None:

@@ -3,17 +3,18 @@
 import os
 import re
 import shlex
+import sys
 import textwrap
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 from shutil import get_terminal_size
 from typing import Any, NoReturn
 
 from yolo_lightning.commands import OWN_OPTIONS, SUBCOMMANDS, TOOLS, WITH_RUN
 from yolo_lightning.commands.option_errors import (
-    SYNONYMS,
+    VALUE_SYNONYMS,
     fail,
-    nearest_key,
     stray_word,
     unknown_command,
     unknown_key,
@@ -32,7 +33,7 @@ from yolo_lightning.commands.option_layers import (
     variable_of,
     with_run,
 )
-from yolo_lightning.commands.ultralytics_words import TASKS, command_of, options_of, translated
+from yolo_lightning.commands.ultralytics_words import TASKS, command_of, options_of, translated, translated_file
 from yolo_lightning.errors import UserError
 from yolo_lightning.options.option_table import (
     BOOLEAN,
@@ -43,8 +44,9 @@ from yolo_lightning.options.option_table import (
     has_type,
     is_known,
 )
+from yolo_lightning.supervision import is_supervised
 from yolo_lightning.utils.addresses import refuse_secrets
-from yolo_lightning.utils.suggestions import did_you_mean, missing, similar
+from yolo_lightning.utils.suggestions import SYNONYMS, did_you_mean, missing, nearest_key, similar
 from yolo_lightning.utils.yaml_file import flatten, read_yaml
 
 PROGRAM = "python -m yolo_lightning"
@@ -85,6 +87,8 @@ SHOWN = (
 
 SINGLE_HYPHEN = re.compile(r"-([a-zA-Z]\w[\w.]*)(?:=|$)")
 SWITCH_VALUES = (TRUE, "false")
+PARTS_IN_ORDER = ("trainer.callbacks", "trainer.logger", "trainer.plugins")
+"""Options whose parts belong to the entry of the list before them, so that they are repeated."""
 OTHER_MEANING = ("device", "patience", "amp", "half")
 """Arguments of Ultralytics that several options replace."""
 
@@ -172,16 +176,23 @@ def check(command: CommandOptions, words: Sequence[str]) -> None:
         _check_variables(command.name)
     for name, text in sources.variables.items():
         _check_option(command, name, text, f" in the environment variable {variable_of(command.name, name)}")
-    for name, text in named_values(sources.words):
+    typed = named_values(sources.words)
+    for name, text in typed:
         _check_option(command, name, text, "")
+    _name_repeated(typed)
     strays = stray_words(sources.words)
-    if command.name in SUBCOMMANDS and strays:
+    if command.name not in SUBCOMMANDS:  # their lists have several words
+        has_places = any(option.is_positional for option in command.options.values())
+        section = command.name.partition(" ")[2]
+        strays = [] if has_places else [*takewhile(lambda word: not word.startswith("-"), words)]
+        strays = strays[bool(section) :]
+    if strays:
         if command.name == "predict":
             fail(f"{strays[0]!r} follows no option; pictures come first: predict {strays[0]} --run RUN")
         fail(stray_word(strays[0], command.keys))
     for file in sources.files:
         if ":" not in file:  # no configuration as text
-            _check_file(command, file)
+            _check_file(command, file, words)
 
 
 def _check_hyphens(command: CommandOptions, words: Sequence[str]) -> None:
@@ -193,6 +204,19 @@ def _check_hyphens(command: CommandOptions, words: Sequence[str]) -> None:
         meant = match[1] if command.accepts(match[1]) else nearest_key(match[1], command.keys)
         if meant:
             fail(f"options begin with two hyphens, got -{match[1]}. Did you mean --{meant}?")
+
+
+def _name_repeated(typed: Sequence[tuple[str, str]]) -> None:
+    """Print a line for each option with several values, of which the last one is used."""
+    if is_supervised():  # the supervisor has printed the lines
+        return
+    values: dict[str, list[str]] = {}
+    for name, text in typed:
+        if not name.startswith(PARTS_IN_ORDER) and not name.endswith("+"):
+            values.setdefault(name, []).append(text)
+    for name, texts in values.items():
+        if len(set(texts)) > 1:
+            print(f"--{name} is given {len(texts)} times: {texts[-1]} is used", file=sys.stderr)
 
 
 def _check_option(command: CommandOptions, name: str, text: str, place: str) -> None:
@@ -233,10 +257,17 @@ def _refuse_unknown(command: CommandOptions, name: str, text: str, place: str) -
         if words:
             fail(f"unknown key {name}. Did you mean {shlex.join(words)}?")
     value = "" if text.lower() in SWITCH_VALUES else text  # of a switch; here it is a number or a name
-    fail(unknown_key(name, command.keys, source=place, value=value, hyphens="--"))
+    accepting = [key for key in command.keys if _can_mean(command.options[key], value)]
+    fail(unknown_key(name, accepting, source=place, value=value, hyphens="--"))
 
 
-def _check_file(command: CommandOptions, file: str) -> None:
+def _can_mean(option: CommandOption, value: str) -> bool:
+    """Return whether a value can have been meant for an option: an option with a few choices accepts no other value."""
+    near = [*map(str.lower, option.choices), *VALUE_SYNONYMS]
+    return not (value and option.choices) or has_type(option.types, value) or bool(similar(value.lower(), near))
+
+
+def _check_file(command: CommandOptions, file: str, words: Sequence[str]) -> None:
     """Exit with an error for a configuration file that cannot be read, an unknown key in it or a wrong value."""
     if os.path.isdir(file):
         fail(f"the file {file} of --config is a folder; pass a YAML file")
@@ -252,6 +283,9 @@ def _check_file(command: CommandOptions, file: str) -> None:
         fail(f"the file {file} of --config must contain keys and values, as 'data: {{root: PATH}}', got {got}")
     if "names" in content and "data.format" in command.options:
         fail(f"the file {file} of --config describes a dataset. Did you mean --config yolo --data.format {file}?")
+    translation = translated_file(file, content, [command.name, *words], command.keys)
+    if translation is not None:
+        fail(translation)
     for key, value in flatten(content).items():
         is_read = command.name in SUBCOMMANDS or key.startswith("data.")  # other commands read the section `data` only
         if is_read and is_known(key):

@@ -17,7 +17,7 @@ from yolo_lightning.utils.addresses import redacted
 from yolo_lightning.utils.exit_codes import ExitCode
 from yolo_lightning.utils.plain_text import printable
 from yolo_lightning.utils.stop_signals import request
-from yolo_lightning.utils.suggestions import did_you_mean, similar
+from yolo_lightning.utils.suggestions import did_you_mean, nearest_key, similar
 
 MODES = {
     "train": "fit",
@@ -29,57 +29,16 @@ MODES = {
 }
 """Commands for modes of Ultralytics and other words."""
 
-SYNONYMS = {
-    "batch": ("batch_size", "data.batch_size"),
-    "cache": ("data.storage.image_cache_mib",),
-    "close_mosaic": ("data.augmentation.close_mosaic_epochs",),
-    "conf": ("score_threshold", "model.detections.score_threshold"),
-    "data": ("data.format",),
-    "device": ("trainer.accelerator",),
-    "devices": ("trainer.devices",),
-    "epochs": ("trainer.max_epochs",),
-    "fliplr": ("data.augmentation.flip_horizontal",),
-    "flipud": ("data.augmentation.flip_vertical",),
-    "learning_rate": ("model.recipe.lr0",),
-    "lr": ("model.recipe.lr0",),
-    "hsv_h": ("data.augmentation.hsv_hue",),
-    "hsv_s": ("data.augmentation.hsv_saturation",),
-    "hsv_v": ("data.augmentation.hsv_value",),
-    "gpus": ("trainer.devices",),
-    "hyp": ("config",),
-    "imgsz": ("image_size", "data.image_size"),
-    "img": ("image_size", "data.image_size"),
-    "iou": ("iou_threshold", "model.detections.iou_threshold"),
-    "copy_paste": ("data.augmentation.paste.probability",),
-    "max_det": ("max_detections", "model.detections.max_detections"),
-    "model": ("weights", "checkpoint", "model.variant"),
-    "name": ("trainer.default_root_dir",),
-    "project": ("output", "trainer.default_root_dir"),
-    "save_dir": ("output", "trainer.default_root_dir"),
-    "seed": ("seed_everything",),
-    "checkpoint": ("weights", "ckpt_path"),
-    "resume_from": ("ckpt_path",),
-    "resume_from_checkpoint": ("ckpt_path",),
-    "amp": ("trainer.precision",),
-    "cfg": ("config",),
-    "fraction": ("data.split.train_fraction",),
-    "half": ("trainer.precision",),
-    "pretrained": ("model.weights",),
-    "weights": ("checkpoint", "model.weights"),
-    "workers": ("data.loader.num_workers",),
-}
-"""Keys for words of Ultralytics; the first key that the parser accepts is suggested."""
-
 VALUE_SYNONYMS = {"fp16": "16-mixed", "half": "16-mixed", "fp32": "32-true", "cuda": "gpu", "csv": "json"}
 
 KEYS_OF_FILES = {
-    ".yaml": "data.format",
-    ".yml": "data.format",
-    ".pt": "model.weights",
-    ".ckpt": "ckpt_path",
-    "folder": "data.root",
+    ".yaml": ("data.format", "format"),
+    ".yml": ("data.format", "format"),
+    ".pt": ("model.weights", "weights", "checkpoint"),
+    ".ckpt": ("ckpt_path", "weights", "checkpoint"),
+    "folder": ("data.root", "root"),
 }
-"""Options whose name users omit, by the suffix of the value."""
+"""Options whose name users omit, by the suffix of the value; the first one of the command is suggested."""
 
 STRAY_WORDS = re.compile(r"unrecognized arguments: (?P<words>[^-].*)")
 UNKNOWN_KEY = re.compile(
@@ -246,9 +205,8 @@ def stray_word(words: str, keys: Collection[str]) -> str:
     if "command" in keys:
         return f"{words!r} follows no option; write the command after all options: -- {words}"
     kind = "folder" if os.path.isdir(words) else Path(words).suffix
-    key = KEYS_OF_FILES.get(kind)
-    meant = did_you_mean([f"--{key} {words}"] if key in keys else [])
-    return f"{words!r} follows no option; write --key value, and a list as --key '[a, b]'{meant}"
+    meant = [f"--{key} {words}" for key in KEYS_OF_FILES.get(kind, ()) if key in keys]
+    return f"{words!r} follows no option; write --key value, and a list as --key '[a, b]'{did_you_mean(meant[:1])}"
 
 
 def wrong_choice(key: str, value: str, accepted: Sequence[str]) -> str:
@@ -289,6 +247,16 @@ def _accepted_values(message: str) -> list[str]:
     return list(dict.fromkeys(accepted))
 
 
+NO_OPTIONS = {
+    **dict.fromkeys(
+        ("class_names", "names", "nc", "num_classes"),
+        "the data defines the classes: 'names' of the data.yaml, or the categories of the COCO file",
+    ),
+    "input_channels": "set data.input.channels",
+}
+"""What to do instead of setting an option that does not exist."""
+
+
 def unknown_key(key: str, keys: Collection[str], *, source: str = "", value: str = "", hyphens: str = "") -> str:
     """Return the error for a key that is none of `keys`, with the nearest key.
 
@@ -299,22 +267,14 @@ def unknown_key(key: str, keys: Collection[str], *, source: str = "", value: str
         value: Value to add to the suggestion.
         hyphens: Prefix of keys in the suggestion.
     """
+    remedy = NO_OPTIONS.get(_last_part(key))
+    if remedy is not None:
+        return f"{key}{source} is no option: {remedy}."
     meant = nearest_key(key, keys)
     value = VALUE_SYNONYMS.get(value.lower(), value)
     if not meant:
         return f"unknown key {key}{source}; --help.full lists all keys."
     return f"unknown key {key}{source}{did_you_mean([f'{hyphens}{meant} {value}'.strip()])}"
-
-
-def nearest_key(key: str, keys: Collection[str]) -> str | None:
-    """Return the accepted key that most likely was meant: a synonym, the same or a similar part, or a similar text."""
-    key = key.replace("-", "_").lower()
-    same_last_part = sorted(name for name in keys if _last_part(name) == key)
-    section = key.partition(".")[0]
-    in_section = {_last_part(name): name for name in keys if name.startswith(f"{section}.")}
-    similar_part = [in_section[one] for one in similar(_last_part(key), in_section)]
-    candidates = [*SYNONYMS.get(_last_part(key), ()), *same_last_part, *similar_part]
-    return next((name for name in candidates if name in keys), None) or next(iter(similar(key, keys)), None)
 
 
 def _last_part(key: str) -> str:

@@ -21,6 +21,8 @@ PREFIX = "YOLO_LIGHTNING"
 """Of environment variables, as YOLO_LIGHTNING_FIT__MODEL__RECIPE__LR0."""
 
 TRUE = "true"
+WEIGHTS = (".ckpt", ".pt")
+"""Suffixes of files that are no RUN; `answers` names their option."""
 GROUPS = ("trainer", "model", "data", "data.loader", "supervision", "supervision.notify", "supervision.phase_timeouts")
 """Options whose value may be the path of a file with their parts."""
 
@@ -123,7 +125,8 @@ def with_run(words: Sequence[str]) -> list[str]:
     has_words = bool(rest) and not rest[0].startswith("-")
     if command not in WITH_RUN or (command == "predict" and has_words) or any(word in HELP for word in rest):
         return [*words]
-    if has_words and "=" not in rest[0]:
+    is_file = has_words and Path(rest[0]).suffix in WEIGHTS
+    if has_words and "=" not in rest[0] and not is_file:
         rest[0] = f"--run={rest[0]}"
     at = next((at for at, word in enumerate(rest) if word.partition("=")[0] == "--run"), None)
     if command not in SUBCOMMANDS or at is None:

@@ -1,12 +1,17 @@
-"""Command lines in the form of Ultralytics, such as `train data=x.yaml epochs=3`, as command lines of this package."""
+"""Command lines and argument files of Ultralytics, such as `train data=x.yaml epochs=3` and `args.yaml`, translated."""
 
 import re
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
-from yolo_lightning.commands.option_errors import MODES, SYNONYMS, VALUE_SYNONYMS, nearest_key
+from yolo_lightning.commands.option_errors import MODES, VALUE_SYNONYMS
 from yolo_lightning.commands.option_layers import TRUE, named_values
+from yolo_lightning.utils.suggestions import SYNONYMS, nearest_key
+from yolo_lightning.utils.yaml_file import read_yaml
 
 TASKS = ("yolo", "detect", "segment", "classify", "pose", "obb")
 PAIR = re.compile(r"(?P<name>[a-zA-Z]\w*)=(?P<value>.*)", re.DOTALL)
@@ -15,6 +20,8 @@ START = ("python", "-m", "yolo_lightning")
 STOPPING = "--trainer.callbacks+=lightning.pytorch.callbacks.EarlyStopping"
 SEPARATE = ("mode", "task", "source", "project", "name")
 """Arguments that are no options here, or only together."""
+OF_A_RUN = {*SEPARATE, "save_dir", "exist_ok", "tracker"}
+"""Arguments of a finished run of Ultralytics that do not concern another run."""
 
 
 def command_of(words: Sequence[str], commands: Collection[str]) -> str | None:
@@ -68,6 +75,38 @@ def translated(words: Sequence[str], command: str, keys: Collection[str]) -> str
     return f"options are written as --key value. Type: {line}{left}"
 
 
+def translated_file(file: str, content: Mapping[str, Any], words: Sequence[str], keys: Collection[str]) -> str | None:
+    """Return the error for a file with arguments of Ultralytics, with the command line to type; None for another file.
+
+    Arguments with the default of Ultralytics are left out: `configs/yolo.yaml` contains these defaults.
+
+    Args:
+        file: Path in `--config`.
+        content: Content of the file.
+        words: Command line with the command.
+        keys: Options of the command.
+    """
+    defaults = arguments_of_ultralytics()
+    names = [name for name in content if name in defaults and name not in keys]
+    if not names or any(isinstance(value, dict) for value in content.values()):
+        return None
+    changed = {name: value for name, value in content.items() if defaults.get(name, False) != value}
+    pairs = [f"{name}={value}" for name, value in changed.items() if value is not None and name not in OF_A_RUN]
+    others = [word for word in words[1:] if word not in ("--config", file, f"--config={file}")]
+    base = ["config=yolo"] if "config" in keys else []
+    return f"{file} has arguments of Ultralytics; {translated([*base, *pairs, *others], words[0], keys)}"
+
+
+@cache
+def arguments_of_ultralytics() -> dict[str, Any]:
+    """Return the arguments of the installed Ultralytics with their defaults; the package is not imported."""
+    package = find_spec("ultralytics")
+    assert package is not None
+    assert package.submodule_search_locations
+    arguments: dict[str, Any] = read_yaml(Path(package.submodule_search_locations[0]) / "cfg" / "default.yaml")
+    return arguments
+
+
 def options_of(name: str, value: str, keys: Collection[str]) -> list[str] | None:
     """Return the words for an argument of Ultralytics; None if there is no equivalent.
 
@@ -84,6 +123,8 @@ def options_of(name: str, value: str, keys: Collection[str]) -> list[str] | None
         return None if key is None else [f"--{key}", Path(value).stem if variant else value]
     if name == "cache":
         return None  # the option here is an amount of memory
+    if name == "pretrained" and value.lower() in (TRUE, "false"):
+        return []  # the weights are those of `model`
     if name == "device":
         return device_options(value, keys)
     if name == "patience" and "trainer.callbacks" in keys and "resume" in keys:

@@ -3,7 +3,7 @@
 import math
 import operator
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial, wraps
 from inspect import Parameter, signature
@@ -15,7 +15,7 @@ from typing import Any, Literal, ParamSpec, TypeVar, Union, dataclass_transform,
 
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.plain_text import one_line
-from yolo_lightning.utils.suggestions import did_you_mean, similar
+from yolo_lightning.utils.suggestions import SYNONYMS, did_you_mean, nearest_key, similar
 
 Settings = TypeVar("Settings")
 P = ParamSpec("P")
@@ -33,6 +33,9 @@ TYPES: dict[Any, tuple[Any, str]] = {
     Callable: (Callable, "a class path"),
 }
 """Accepted values of an annotated type, and their name."""
+
+CLASSES = {"data": "DetectionDataModule", "model": "YOLOModule", "trainer": "Trainer"}
+"""Classes of Python whose arguments are the options of a section."""
 
 COMPARISONS = {">=": operator.ge, ">": operator.gt, "<=": operator.le, "<": operator.lt}
 
@@ -104,7 +107,7 @@ def checked_arguments(
             unknown = options.keys() - form.parameters
             if unknown and not accepts_all:
                 name = min(unknown)
-                meant = did_you_mean(similar(name, names))
+                meant = did_you_mean(_nearest_argument(name, function))
                 raise TypeError(f"{owner} has no argument {name!r}{meant} The arguments are {', '.join(names)}.")
             try:
                 values = form.bind(*arguments, **options).arguments
@@ -121,6 +124,30 @@ def checked_arguments(
         return call
 
     return decorated
+
+
+def _nearest_argument(name: str, function: Callable[..., Any]) -> list[str]:
+    """Return the argument that most likely was meant, as written in a call, or no argument.
+
+    The argument can be a field of a group of settings: `detections=DetectionSettings(score_threshold=...)`.
+    """
+    forms = dict(_call_forms(function))
+    nearest = nearest_key(name, forms)
+    if nearest is not None:
+        return [forms[nearest]]
+    section, _, argument = SYNONYMS.get(name, ("",))[-1].partition(".")
+    return [f"{argument} of {CLASSES[section]}"] if section in CLASSES else []
+
+
+def _call_forms(annotated: Any) -> Iterator[tuple[str, str]]:
+    """Yield the key of each argument, and of each field of groups of settings, with its form in a call."""
+    for name, hint in get_type_hints(annotated).items():
+        if name != "return":
+            yield name, name
+        for group in filter(is_dataclass, _alternatives(hint)):
+            for key, form in _call_forms(group):
+                value = form if form.endswith(")") else f"{form}=..."
+                yield f"{name}.{key}", f"{name}={group.__name__}({value})"
 
 
 def check_types(key: str, annotated: Any, values: Mapping[str, Any]) -> None:

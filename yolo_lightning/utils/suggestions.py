@@ -1,15 +1,122 @@
 """Suggestion of the name that was probably meant. Standard library only."""
 
 import os
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 
 
-def similar(text: str, choices: Collection[str], most: int = 1, cutoff: float = 0.6) -> list[str]:
-    """Return at most `most` choices whose similarity to a text is at least `cutoff`, the most similar first."""
-    return get_close_matches(text, choices, most, cutoff)
+SYNONYMS = {
+    "agnostic_nms": ("class_agnostic", "model.detections.class_agnostic"),
+    "augment": ("tta", "model.detections.tta"),
+    "batch": ("batch_size", "data.batch_size"),
+    "box": ("model.loss.box_gain",),
+    "cache": ("data.storage.image_cache_mib",),
+    "close_mosaic": ("data.augmentation.close_mosaic_epochs",),
+    "cls": ("model.loss.cls_gain",),
+    "cls_pw": ("model.loss.class_weight_power",),
+    "conf": ("score_threshold", "model.detections.score_threshold"),
+    "cos_lr": ("model.recipe.cosine",),
+    "data": ("data.format",),
+    "device": ("trainer.accelerator",),
+    "devices": ("trainer.devices",),
+    "dfl": ("model.loss.dfl_gain",),
+    "epoch": ("trainer.max_epochs",),
+    "epochs": ("trainer.max_epochs",),
+    "fliplr": ("data.augmentation.flip_horizontal",),
+    "flipud": ("data.augmentation.flip_vertical",),
+    "learning_rate": ("model.recipe.lr0",),
+    "lr": ("model.recipe.lr0",),
+    "hsv_h": ("data.augmentation.hsv_hue",),
+    "hsv_s": ("data.augmentation.hsv_saturation",),
+    "hsv_v": ("data.augmentation.hsv_value",),
+    "gpus": ("trainer.devices",),
+    "hyp": ("config",),
+    "imgsz": ("image_size", "data.image_size"),
+    "img": ("image_size", "data.image_size"),
+    "iou": ("iou_threshold", "model.detections.iou_threshold"),
+    "copy_paste": ("data.augmentation.paste.probability",),
+    "max_det": ("max_detections", "model.detections.max_detections"),
+    "model": ("weights", "checkpoint", "model.variant"),
+    "nbs": ("model.recipe.nominal_batch",),
+    "names": ("class_names",),
+    "nc": ("class_names",),
+    "num_classes": ("class_names",),
+    "name": ("trainer.default_root_dir",),
+    "project": ("output", "trainer.default_root_dir"),
+    "save_dir": ("output", "trainer.default_root_dir"),
+    "seed": ("seed_everything",),
+    "single_cls": ("model.single_class",),
+    "time": ("max_hours",),
+    "checkpoint": ("weights", "ckpt_path"),
+    "resume_from": ("ckpt_path",),
+    "resume_from_checkpoint": ("ckpt_path",),
+    "amp": ("trainer.precision",),
+    "cfg": ("config",),
+    "fraction": ("data.split.train_fraction",),
+    "half": ("trainer.precision",),
+    "pretrained": ("model.weights",),
+    "weights": ("checkpoint", "model.weights"),
+    "workers": ("data.loader.num_workers",),
+}
+"""Keys for words of Ultralytics and Lightning; the first key that the parser or the constructor accepts is suggested.
+
+The arguments of a constructor are keys without the first parts: `image_size`, `detections.score_threshold`.
+"""
+
+SEPARATORS = re.compile(r"[\W_]+")
+NEAR = 0.75
+"""Smallest similarity of a suggestion that shares no word with the text: `class_names` is not `class_agnostic`."""
+SHORT = 4  # characters
+NEAR_SHORT = 0.6  # of a short text: `rnu` and `run`
+
+
+def similar(text: str, choices: Collection[str], most: int = 1, cutoff: float | None = None) -> list[str]:
+    """Return at most `most` choices that are near to a text, the most similar first.
+
+    A choice is near if its similarity is at least `cutoff`, which depends on the length by default, or if one of the
+    names contains all words of the other: `warmup` and `warmup_epochs`.
+    """
+    if cutoff is None:
+        cutoff = NEAR_SHORT if len(text) <= SHORT else NEAR
+    matches = get_close_matches(text, choices, most, cutoff)
+    words = _words(text)
+    if matches or not words:
+        return matches
+    related = [choice for choice in choices if words <= _words(choice) or set() < _words(choice) <= words]
+    return get_close_matches(text, related, most, 0)
+
+
+def _words(name: str) -> set[str]:
+    return {word for word in SEPARATORS.split(name) if word}
+
+
+def nearest_key(key: str, keys: Collection[str]) -> str | None:
+    """Return the accepted key that most likely was meant: a synonym, the same or a similar part, or a similar text."""
+    key = key.replace("-", "_").lower()
+    last = _last_part(key)
+    same_last_part = sorted(name for name in keys if _last_part(name) == key)
+    exact = next((name for name in (*_synonyms(last), *same_last_part) if name in keys), None)
+    if exact is not None or last in SYNONYMS:
+        return exact
+    section = key.partition(".")[0]
+    in_section = {_last_part(name): name for name in keys if name.startswith(f"{section}.")}
+    similar_part = [in_section[name] for name in similar(last, in_section)]
+    return next(iter([*similar_part, *similar(key, keys)]), None)
+
+
+def _synonyms(name: str) -> Iterator[str]:
+    """Yield the keys of a synonym, each followed by the key without its first parts."""
+    for key in SYNONYMS.get(name, ()):
+        while key:
+            yield key
+            key = key.partition(".")[2]
+
+
+def _last_part(key: str) -> str:
+    return key.rpartition(".")[2]
 
 
 def did_you_mean(names: Collection[str]) -> str:
@@ -29,4 +136,4 @@ def missing(path: Path, names: Collection[str] = ()) -> str:
         problem = "is a folder, not a file"
     elif os.path.lexists(path):
         problem = "is a pipe, a device or a broken link"
-    return problem + did_you_mean([paths[name] for name in similar(path.name, paths, cutoff=0.72)])
+    return problem + did_you_mean([paths[name] for name in similar(path.name, paths)])

@@ -71,7 +71,7 @@ def read_description(file: Path, root: Path | None = None) -> DataDescription:
     if not isinstance(content, dict):
         raise UserError(f"data.format {file} is not a data.yaml: it must have keys such as 'train', 'val' and 'names'")
     for key in content.keys() - KEYS:
-        meant = [name for name in similar(str(key).lower(), KEYS, cutoff=0.72) if name not in content]
+        meant = [name for name in similar(str(key).lower(), KEYS) if name not in content]
         if meant:
             raise UserError(f"{file}: the key {_shown(str(key))} is unknown{did_you_mean(meant)}")
     if root is None:
