@@ -46,7 +46,12 @@ def test_words_of_ultralytics_for_datasets(typed: str, meant: str) -> None:
 
 
 def test_the_argument_file_of_a_run_is_translated_without_its_defaults() -> None:
-    arguments = arguments_of_ultralytics() | {"mode": "train", "save_dir": "/runs/train", "name": "train", "half": False}
+    arguments = arguments_of_ultralytics() | {
+        "mode": "train",
+        "save_dir": "/runs/train",
+        "name": "train",
+        "half": False,
+    }
     arguments |= {"model": "yolov8n.pt", "data": "x.yaml", "epochs": 3, "lr0": 0.02, "device": "cpu", "rect": True}
 
     text = translated_file("args.yaml", arguments, ["fit", "--config", "args.yaml", "--trainer.max_epochs", "7"], FIT)
@@ -54,8 +59,8 @@ def test_the_argument_file_of_a_run_is_translated_without_its_defaults() -> None
     assert text is not None
     _, _, line = text.partition("python -m yolo_lightning ")
     assert line == (
-        "fit --config yolo --model.weights yolov8n.pt --data.format x.yaml --trainer.max_epochs 3 --trainer.accelerator "
-        "cpu --model.recipe.lr0 0.02 --trainer.max_epochs 7 # without an equivalent: rect=True"
+        "fit --config yolo --model.weights yolov8n.pt --data.format x.yaml --trainer.max_epochs 3 "
+        "--trainer.accelerator cpu --model.recipe.lr0 0.02 --trainer.max_epochs 7 # without an equivalent: rect=True"
     )
     assert translated_file("ours.yaml", {"seed_everything": 1}, ["fit"], FIT) is None
 

@@ -144,7 +144,9 @@ def _call_forms(annotated: Any) -> Iterator[tuple[str, str]]:
     for name, hint in get_type_hints(annotated).items():
         if name != "return":
             yield name, name
-        for group in filter(is_dataclass, _alternatives(hint)):
+        for group in _alternatives(hint):
+            if not (isinstance(group, type) and is_dataclass(group)):
+                continue
             for key, form in _call_forms(group):
                 value = form if form.endswith(")") else f"{form}=..."
                 yield f"{name}.{key}", f"{name}={group.__name__}({value})"

@@ -7,7 +7,6 @@ from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 
-
 SYNONYMS = {
     "agnostic_nms": ("class_agnostic", "model.detections.class_agnostic"),
     "augment": ("tta", "model.detections.tta"),

@@ -1,5 +1,6 @@
 """YAML files of unknown origin: limited in size, nesting and aliases."""
 
+import re
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ FASTEST: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fas
 LARGEST_BYTES = 1 << 20  # 10,000 class names take 0.3 MB
 MOST_ALIASES = 16  # ten lists of ten aliases each stand for ten thousand million values
 DEEPEST = 64
+TAB = re.compile(r" *\t")
 TAG_PREFIX = "tag:yaml.org,2002:"
 TEXT_TAG = f"{TAG_PREFIX}str"
 CONVERTED_TAGS = frozenset(f"{TAG_PREFIX}{name}" for name in ("bool", "float", "int", "timestamp"))
@@ -63,6 +65,10 @@ def read_yaml(path: Path, most_bytes: int = LARGEST_BYTES, text_keys: Collection
         raise UserError(f"not UTF-8 text at byte {error.start}: it {first_look(error.object)}") from error
     except Exception as error:  # PyYAML raises errors of many types
         log_unexpected(error, yaml.YAMLError, ValueError, TypeError, OverflowError, RecursionError, LookupError)
+        lines = content.splitlines()
+        tab = next((number for number, line in enumerate(lines, 1) if TAB.match(line)), None)
+        if tab is not None:
+            raise UserError(f"line {tab} begins with a tab: YAML is indented by spaces") from error
         raise UserError(one_line(str(error)) or type(error).__name__) from error
 
 

@@ -57,7 +57,7 @@ def test_own_dataset_is_trained_on_scored_and_predicted(yolo_set: YoloSet, call:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("typo", "'train' is images/trian, which does not exist (tried"),
+        ("typo", "images/train? Nothing is downloaded"),
         ("class", "labels/train/0.txt, line 1: class must be an integer from 0 to 1, got 2"),
         ("absent", "absent.yaml does not exist"),
         ("yaml", "cannot be read as YAML"),

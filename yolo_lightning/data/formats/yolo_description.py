@@ -49,10 +49,11 @@ class DataDescription:
             place = next((path for path in tried if os.path.exists(path)), None)
             if place is None:
                 places_tried = " and ".join(_shown(str(path)) for path in tried)
+                _, _, suggestion = missing(tried[0]).partition(". ")
                 raise UserError(
                     f"{self.file}: '{key}' is {_shown(entry)}, which does not exist (tried {places_tried}). "
-                    "Nothing is downloaded, and Ultralytics' setting datasets_dir is not used: correct 'path', or set "
-                    "data.root"
+                    f"{suggestion}{' ' * bool(suggestion)}Nothing is downloaded, and Ultralytics' setting datasets_dir "
+                    "is not used: correct 'path', or set data.root"
                 )
             places.append(Path(plain_path(place)))
         return places

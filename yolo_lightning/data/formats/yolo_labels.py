@@ -80,7 +80,8 @@ def _refuse_outside(path: Path, numbers: list[int], indices: Float64Array, centr
     row = int((unknown | outside).argmax())
     place = f"{path}, line {numbers[row]}"
     if unknown[row]:
-        raise UserError(f"{place}: class must be an integer from 0 to {classes - 1}, got {indices[row]:g}")
+        accepted = f"an integer from 0 to {classes - 1}" if classes > 1 else "0, as there is one class in the data.yaml"
+        raise UserError(f"{place}: class must be {accepted}, got {indices[row]:g}")
     shown = ", ".join(f"{value:.6g}" for value in centres[row])
     raise UserError(f"{place}: x, y, width, height must be fractions of the image from 0 to 1, got {shown}")
 
