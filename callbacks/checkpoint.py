@@ -11,12 +11,16 @@ import torch
 from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
     Checkpoint,
     GradientAccumulationScheduler,
+    LearningRateFinder,
     ModelCheckpoint,
+    ModelPruning,
     StochasticWeightAveraging,
 )
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
@@ -57,6 +61,8 @@ LOGGED_VALUES = "logged_values"  # checkpoint key of the values that were logged
 
 STOP_PAUSES_S = (1.0, 2.0, 4.0)
 """Seconds before each further attempt after a stop signal: schedulers and the supervisor send SIGKILL after 20 s."""
+
+INEXACT_CALLBACKS = (BatchSizeFinder, LearningRateFinder, ModelPruning)
 
 OF_BEST = ("best_model_path", "best_model_score", "best_k_models", "kth_best_model_path", "kth_value")
 """Keys in the state of a `ModelCheckpoint` that describe its best checkpoint."""
@@ -102,6 +108,16 @@ def _warn_of_omitted_hooks(trainer: Trainer, module: LightningModule) -> None:
         rank_zero_warn(
             f"Lightning does not call {' and '.join(names)} for the epoch and the batch in which the fit resumes: what "
             "these hooks set is resumed only as far as a state_dict contains it"
+        )
+
+
+def _warn_of_inexact_callbacks(callbacks: Sequence[Any]) -> None:
+    """Warn of callbacks of Lightning that act again when a fit resumes, or do not restore what they have changed."""
+    names = [type(callback).__name__ for callback in callbacks if isinstance(callback, INEXACT_CALLBACKS)]
+    if names:
+        rank_zero_warn(
+            f"{' and '.join(names)} of Lightning search again when a fit resumes, or do not restore what they have "
+            "changed: the resumed fit differs from one without interruption"
         )
 
 
@@ -342,6 +358,8 @@ class LastCheckpoint(Checkpoint):
         self.keep = keep
         self._failure: OSError | None = None
         """Error of the newest checkpoint, or None."""
+        self._saved_steps: int | None = None
+        """Steps of the newest checkpoint of this fit."""
         self._has_ended_within_epoch = False
         self._is_resumed = False
         self._accumulation = Accumulation()
@@ -354,6 +372,7 @@ class LastCheckpoint(Checkpoint):
         if stage == "fit":
             _place_after_other_checkpoints(self, trainer)
         self._has_ended_within_epoch = False
+        self._saved_steps = None
         self._is_resumed = False
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -407,6 +426,8 @@ class LastCheckpoint(Checkpoint):
                 "next epoch, the learning rate differs from that of a fit without interruption while it is annealed. "
                 "WeightAveraging of Lightning resumes exactly"
             )
+        if self._is_resumed:
+            _warn_of_inexact_callbacks(callbacks)
         if omits_epoch_start(trainer):
             _warn_of_omitted_hooks(trainer, pl_module)
 
@@ -422,6 +443,11 @@ class LastCheckpoint(Checkpoint):
         if self._has_ended_within_epoch:
             self._save(trainer, FINAL_PAUSES_S)
         elif self.interval_steps and (batch_idx + 1) % self.interval_steps == 0 and not trainer.is_last_batch:
+            self._save(trainer)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save a checkpoint of the batch before the validation again: a resumed fit does not repeat the validation."""
+        if trainer.state.fn == TrainerFn.FITTING and self._saved_steps == steps_begun(trainer):
             self._save(trainer)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -468,6 +494,7 @@ class LastCheckpoint(Checkpoint):
                         remove_checkpoint(checkpoint)
                     forget_unsaved(run_files.LAST_CHECKPOINT)
                 self._failure = None
+                self._saved_steps = steps_begun(trainer)
                 return
             except OSError as error:
                 self._failure = error
