@@ -108,6 +108,8 @@ def test_batches_accumulated_in_a_resumed_epoch_are_those_of_the_scheduler(tmp_p
 class Validated(Recorder):
     """Changes its state in validations."""
 
+    validations: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("validations", torch.zeros(()))
