@@ -209,7 +209,7 @@ def settings(dataset: Dataset, options: argparse.Namespace) -> dict[str, Any]:
         "model.recipe.warmup_epochs": 1,
         **{f"data.{name}": value for name, value in dataset.options.items()},
         "data.storage.index_root": options.work / "index",
-        "data.image_size": options.image_size,
+        "data.image_size": [options.image_size] * 2,
         "data.batch_size": options.batch_size,
         "data.loader.num_workers": 0,
         "data.augmentation.mosaic": 0.5,

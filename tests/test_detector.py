@@ -235,8 +235,20 @@ def test_recorded_interpolation_reduces_large_images(tmp_path: Path) -> None:
         content = torch.load(file, weights_only=True) | {INPUT: input_record(1, ImageSize(64, 64), resize=resize)}
         write_checkpoint(content, file)
         detector = Detector(file)
-        levels[resize] = set(np.unique(detector._sample(from_array(image), is_gray=True).image).tolist())
+        sample = detector._sample(from_array(image), image, ImageSize(64, 64))
+        levels[resize] = set(np.unique(sample.image).tolist())
     assert levels == {"area": {170}, "linear": {255}}
+
+
+def test_pictures_of_another_shape_are_as_large_as_in_a_square(folder: Path, tmp_path: Path) -> None:
+    content = torch.load(folder / "best.ckpt", weights_only=True) | {INPUT: input_record(3, ImageSize(64, 96))}
+    write_checkpoint(content, tmp_path / "best.ckpt")
+    recorded, given = Detector(tmp_path / "best.ckpt"), Detector(tmp_path / "best.ckpt", image_size=(64, 96))
+    sizes = {(40, 60): (64, 96), (20, 60): (64, 96), (60, 40): (96, 96)}
+    assert {shape: recorded._input_size([shape]) for shape in sizes} == sizes
+    assert recorded._input_size(sizes) == (96, 96), "images of a batch share the input"
+    assert given._input_size(sizes) == (64, 96)
+    assert len(list(recorded([np.zeros((*shape, 3), np.uint8) for shape in sizes]))) == len(sizes)
 
 
 def test_examples_of_the_docstring(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,3 +112,42 @@ def check_tools(frames: Path, folder: Path, capsys: pytest.CaptureFixture[str]) 
     sheet = cv2.imread(str(folder / "sheet.png"))
     assert sheet is not None
     main(["report", "runs/yolo"])
+
+
+@pytest.mark.whole_run
+def test_one_number_follows_the_frames_from_training_to_evaluation(
+    run: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    small = ["--data.batch_size", "4", "--model.recipe.nominal_batch", "4"]
+    run("fit", *small, "--data.image_size", "96", "--trainer.max_epochs", "1")
+    assert load_checkpoint(BEST, "meta")["input"]["image_size"] == [64, 96]
+    run("fit", *small, "--data.image_size", "96", "--trainer.max_epochs", "2", "--resume")
+    assert load_checkpoint(BEST.with_name("last.ckpt"), "meta")["input"]["image_size"] == [64, 96]
+    assert "image_size was" not in caplog.text
+    main(["validate", "runs/yolo"])
+    configuration = yaml.safe_load(Path("runs/yolo/config.validate.yaml").read_text())
+    assert configuration["data"]["image_size"] == [64, 96]
+    run(
+        "fit",
+        *small,
+        "--data.image_size",
+        "[96, 96]",
+        "--trainer.max_epochs",
+        "1",
+        "--trainer.default_root_dir",
+        "square",
+    )
+    checkpoint = load_checkpoint(Path("square/checkpoints/last.ckpt"), "meta")
+    assert checkpoint["input"]["image_size"] == 96
+    run(
+        "fit",
+        *small,
+        "--data.image_size",
+        "96",
+        "--trainer.max_epochs",
+        "2",
+        "--trainer.default_root_dir",
+        "square",
+        "--resume",
+    )
+    assert load_checkpoint(Path("square/checkpoints/last.ckpt"), "meta")["input"]["image_size"] == 96

@@ -19,7 +19,9 @@ from yolo_lightning.checkpoints.checkpoint_file import require_whole
 from yolo_lightning.checkpoints.remote_folder import local_checkpoint
 from yolo_lightning.checkpoints.resume import checkpoint_to_evaluate
 from yolo_lightning.data.batch import Prediction, Sample, collate, without_equal_boxes
+from yolo_lightning.data.boxes import Letterbox
 from yolo_lightning.data.clip_backgrounds import with_difference
+from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.data.input_clips import ClipReader, pair_of
 from yolo_lightning.data.input_images import InputImage, find_files, from_array, is_video
 from yolo_lightning.data.transforms.augmentation_settings import Image
@@ -86,7 +88,7 @@ class Detector:
         weights: A `.ckpt` file or its address, an Ultralytics `.pt` file, or a run folder, whose best checkpoint is
             used.
         image_size: Size of the input in pixels, multiples of 32: the side of a square, or `[height, width]`; None: as
-            in training.
+            in training, or the square around that rectangle for images that would be smaller in the rectangle.
         score_threshold: Minimum score of a detection, 0 to 1; None: as in training if that is above 0.001, the
             threshold for computing mAP, else 0.25.
         iou_threshold: IoU above which NMS removes the lower-scoring box of a class, 0 to 1; None: as in training.
@@ -143,6 +145,7 @@ class Detector:
         )
         # One class per box: an object of two similar classes must not be drawn twice at the same place.
         self.settings = replace(settings, detections=replace(settings.detections, multi_label=False))
+        self._has_given_size = image_size is not None
         assert self.settings.image_size is not None
         self.settings.image_size.check("image_size")
         self.device = chosen_device(str(device))
@@ -196,7 +199,9 @@ class Detector:
 
     def _predict(self, pictures: Sequence[InputImage]) -> list[Prediction]:
         is_gray = not self.settings.background and all(picture.is_gray() for picture in pictures)
-        batch = collate([self._sample(picture, is_gray=is_gray) for picture in pictures])
+        arrays = [self._pixels(picture, is_gray=is_gray) for picture in pictures]
+        size = self._input_size([pixels.shape[:2] for pixels in arrays])
+        batch = collate([self._sample(picture, pixels, size) for picture, pixels in zip(pictures, arrays, strict=True)])
         images = network_input(batch.images.to(self.device))
         raw = self._graph(images)
         settings = self.settings.detections
@@ -208,14 +213,24 @@ class Detector:
             return detections
         return [without_equal_boxes(prediction) for prediction in detections]
 
-    def _sample(self, picture: InputImage, *, is_gray: bool) -> Sample:
-        pixels = self._pixels(picture, is_gray=is_gray)
+    def _input_size(self, shapes: Iterable[tuple[int, ...]]) -> ImageSize:
+        """Return the size of the input for pictures of these shapes `(height, width)`.
+
+        A picture of another shape than the recorded rectangle would be smaller in it than the training frames were.
+        """
+        size = self.settings.image_size
+        assert size is not None
+        square = ImageSize(max(size), max(size))
+        for height, width in shapes:
+            is_smaller = Letterbox.fit(height, width, size).gain < Letterbox.fit(height, width, square).gain
+            if is_smaller and not self._has_given_size and size != ImageSize.following(max(size), height, width):
+                return square
+        return size
+
+    def _sample(self, picture: InputImage, pixels: Image, size: ImageSize) -> Sample:
         height, width = pixels.shape[:2]
-        assert self.settings.image_size is not None
         unlabelled = Labelled(pixels, np.zeros((0, 4), np.float32), np.zeros(0, np.int64))
-        placed, placement = letterbox(
-            unlabelled, self.settings.image_size, shrink_by_area=self.settings.resize == "area"
-        )
+        placed, placement = letterbox(unlabelled, size, shrink_by_area=self.settings.resize == "area")
         image = with_difference(placed.image) if self.settings.background else placed.image
         return Sample(image, placed.boxes, placed.labels, str(picture.source or ""), (height, width), placement)
 

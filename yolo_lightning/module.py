@@ -257,6 +257,11 @@ class YOLOModule(LightningModule):
         )
         self._guard.lowers_precision = self.lowers_precision and str(self.trainer.precision).endswith("mixed")
 
+    @property
+    def stride(self) -> int:
+        """Number of pixels of which the sides of the input are multiples."""
+        return graph_stride(self.graph)
+
     def _choose_convolution(self) -> Convolution:
         """Choose and arrange the implementation for `backend: auto` on the device of the training."""
         strategy = self.trainer.strategy

@@ -50,7 +50,7 @@ def measure(run: Training, dataset: Dataset) -> Result:
     `recalibrate_images` has a second mAP50: of `recalibrated.ckpt` if the fit has kept it, else of the final weights.
     """
     folder = Path(run.folder)
-    weights, data = folder / "weights" / "last.pt", dataset.module(run.batch_size, run.image_size)
+    weights, data = folder / "weights" / "last.pt", dataset.module(run.batch_size, [run.image_size] * 2)
     is_recalibrated = False
     if run.arm != "ultralytics":
         weights = folder / run_files.CHECKPOINTS / run_files.LAST_CHECKPOINT

@@ -65,7 +65,7 @@ def train_ours(run: Training) -> None:
         "model.convolution.backend": "auto" if run.arm in (BEST, "bf16") else run.arm,
         "trainer.precision": "bf16-mixed" if run.arm == "bf16" else "32-true",
         "model.recipe.nominal_batch": run.nominal_batch,
-        "data.image_size": run.image_size,
+        "data.image_size": [run.image_size] * 2,  # the square of Ultralytics
         "data.batch_size": run.batch_size,
         "data.augmentation.close_mosaic_epochs": run.close_mosaic,
         "data.loader.num_workers": run.workers,

@@ -356,3 +356,51 @@ def test_index_goes_to_the_users_cache(monkeypatch: pytest.MonkeyPatch, tmp_path
 @pytest.mark.parametrize("hook", ["on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"])
 def test_module_overrides_no_batch_hook(hook: str) -> None:
     assert hook not in vars(YOLOModule), "Lightning would warn in every fit with a data module"
+
+
+class TestInputOfOneNumber:
+    """The drawn frames have 96 x 64 pixels."""
+
+    def test_has_the_shape_of_the_frames(self, make: Make, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level(logging.INFO)
+        data = make(image_size=96)
+        assert data.image_size == data.training_facts().image_size == (64, 96)
+        for loader in (data.train_dataloader(), data.val_dataloader()):
+            assert next(iter(loader)).images.shape[-2:] == (64, 96)
+        line = "data.image_size 96: input of 96 x 64, the shape of the frames, such as 96 x 64; [96, 96] is the square"
+        assert caplog.text.count("data.image_size 96") == caplog.text.count(f"train: {line}") == 1
+
+    def test_two_numbers_are_the_shape(self, make: Make) -> None:
+        assert make(image_size=[96, 96]).image_size == (96, 96)
+
+    def test_is_square_if_the_frames_of_two_splits_differ(
+        self, make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level(logging.INFO)
+        shapes = iter([[(64, 96)], [(96, 64), (48, 72)]])
+        monkeypatch.setattr(SplitIndex, "distinct_shapes", lambda _: next(shapes))
+        assert make(image_size=96).image_size == (96, 96)
+        assert "valid: data.image_size 96: input of 96 x 96, frames of several shapes" in caplog.text
+
+    def test_follows_the_stride_of_the_graph(self, make: Make) -> None:
+        trainer = cpu_trainer()
+        trainer.strategy._lightning_module = YOLOModule("yolov8n-p6")
+        assert make(trainer=trainer, image_size=192).image_size == (128, 192)
+
+    @pytest.mark.parametrize(
+        ("saved", "size"),
+        [
+            ({"image_size": 96}, (96, 96)),
+            ({}, (96, 96)),  # the state of a version in which one number was a square
+            ({"image_size": [64, 96]}, (64, 96)),
+            ({"image_size": 128}, (64, 96)),  # the run continues with another size
+        ],
+        ids=str,
+    )
+    def test_is_that_of_the_checkpoint(self, make: Make, saved: dict[str, Any], size: tuple[int, int]) -> None:
+        data = make(image_size=96)
+        data.load_state_dict(saved)
+        assert data.image_size == size
+        data.open("valid")
+        assert data.image_size == size
+        assert data.state_dict()["image_size"] == data.image_size.plain()

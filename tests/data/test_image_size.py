@@ -37,3 +37,21 @@ def test_other_values_are_refused(value: Any) -> None:
 def test_sides_must_be_multiples_of_the_stride(value: Any, stride: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ImageSize.of("data.image_size", value).check("data.image_size", stride=stride)
+
+
+@pytest.mark.parametrize(
+    ("longer_side", "frame", "size"),
+    [
+        (640, (288, 384), (480, 640)),
+        (640, (1080, 1920), (384, 640)),  # 360 rows are no multiple of 32
+        (640, (640, 480), (640, 480)),
+        (640, (512, 512), (640, 640)),
+        (64, (10, 9999), (32, 64)),
+    ],
+)
+def test_size_follows_the_shape_of_a_frame(longer_side: int, frame: tuple[int, int], size: tuple[int, int]) -> None:
+    assert ImageSize.following(longer_side, *frame) == size
+
+
+def test_size_follows_in_multiples_of_the_stride() -> None:
+    assert ImageSize.following(640, 288, 384, stride=64) == (512, 640)

@@ -47,7 +47,7 @@ def test_no_frame_is_missing_or_of_another_size(real_frames: Path, index_root: P
 
 def test_training_batch_holds_objects_inside_the_input(datamodule: DetectionDataModule) -> None:
     batch: Batch = next(iter(datamodule.train_dataloader()))
-    assert (batch.images.shape, batch.images.dtype) == ((BATCH_SIZE, 1, 320, 320), torch.uint8)
+    assert (batch.images.shape, batch.images.dtype) == ((BATCH_SIZE, 1, 256, 320), torch.uint8)
     assert len(batch.boxes) > 0
     assert bool((batch.boxes[:, :2] - batch.boxes[:, 2:] / 2 >= -1e-5).all())
     assert bool((batch.boxes[:, :2] + batch.boxes[:, 2:] / 2 <= 1 + 1e-5).all())

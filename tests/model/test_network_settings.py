@@ -95,16 +95,16 @@ def test_evaluation_takes_the_settings_of_the_training_before_those_of_the_file(
         caplog.clear()
         untyped(subcommand, config=configuration)
         config = resolved(subcommand)
-        assert config["data"]["image_size"] == 96
+        assert config["data"]["image_size"] == [96, 96]
         detections = config["model"]["detections"]
         assert (detections["max_detections"], detections["score_threshold"]) == (50, 0.001)
         (line,) = [text for text in caplog.messages if text.startswith("taken from the checkpoint")]
-        assert "data.image_size 96 (instead of 128)" in line
+        assert "data.image_size [96, 96] (instead of 128)" in line
         assert "model.detections.score_threshold 0.001 (instead of 0.5)" in line
     caplog.clear()
     untyped("validate", "--data.image_size", "64", config=configuration)
     assert resolved("validate")["data"]["image_size"] == 64
-    assert "changed since the checkpoint: data.image_size was 96, now 64 (used)" in caplog.messages
+    assert "changed since the checkpoint: data.image_size was [96, 96], now 64 (used)" in caplog.messages
 
 
 @pytest.mark.whole_run
@@ -114,7 +114,7 @@ def test_new_training_keeps_its_own_size_and_names_the_difference(
     file = trained_on(tmp_path, image_size=160)
     untyped("fit", *FIT, "--model.weights", str(file))
     assert yaml.safe_load((RUN / "config.yaml").read_text())["data"]["image_size"] == 96
-    assert f"changed since the weights {file}: data.image_size was 160, now 96 (used)" in caplog.messages
+    assert f"changed since the weights {file}: data.image_size was [160, 160], now 96 (used)" in caplog.messages
 
 
 @pytest.mark.whole_run
@@ -125,7 +125,7 @@ def test_evaluated_weights_without_a_run_bring_their_settings(
     export(checkpoint=str(file), output=str(tmp_path / "file.pt"))
     untyped("validate", "--trainer.limit_val_batches", "1", "--model.weights", "file.pt", config=configuration)
     config = resolved("validate")
-    assert config["data"]["image_size"] == 96
+    assert config["data"]["image_size"] == [96, 96]
     detections = config["model"]["detections"]
     assert (detections["iou_threshold"], detections["score_threshold"]) == (0.3, 0.001)
 
@@ -208,7 +208,7 @@ def test_input_that_cannot_be_prepared_is_refused(tmp_path: Path) -> None:
 
 def test_bound_options_are_those_that_are_recorded() -> None:
     record = {"image_size": 96, "channels": 3, "variant": "yolov8s", "class_width": None, "recipe": {"lr0": 0.1}}
-    model = {"data.image_size": 96, "model.variant": "yolov8s"}
+    model = {"data.image_size": [96, 96], "model.variant": "yolov8s"}
     assert bound_options(record, is_gray=False) == model | {"data.input.channels": 3}
     assert bound_options(record, is_gray=True) == model
 

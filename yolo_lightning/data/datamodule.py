@@ -25,7 +25,7 @@ from yolo_lightning.data.formats.frame_checks import (
 )
 from yolo_lightning.data.formats.ltdv2 import LTDv2Format
 from yolo_lightning.data.frame_outage import FrameOutage, FrameOutageError
-from yolo_lightning.data.image_size import ImageSize
+from yolo_lightning.data.image_size import STRIDE, ImageSize
 from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.index.splits import Shares, Split, describe_split
 from yolo_lightning.data.input_settings import InputSettings
@@ -73,7 +73,9 @@ class DetectionDataModule(LightningDataModule):
         format: `ltdv2` for LTDv2's official files, `coco` for COCO JSON, or the path of a `data.yaml` for images and
             label files in Ultralytics' layout.
         batch_size: Frames per batch and process.
-        image_size: Size of the network input, pixels, multiples of 32: the side of a square, or `[height, width]`.
+        image_size: Size of the network input, pixels, multiples of 32. One number is the longer side: the input has the
+            shape of the frames if all frames have one (384 x 288 with 640: 640 x 480), and else is a square.
+            `[640, 640]` is a square in any case, and `[height, width]` any other shape.
         seed: Seed of order and augmentation. The command line sets it from `seed_everything`.
         files: Names of the annotation files and image folders.
         split: Fractions of the clips that are used.
@@ -108,6 +110,8 @@ class DetectionDataModule(LightningDataModule):
         super().__init__()
         print_to_notebook()
         self.image_size = ImageSize.of("data.image_size", image_size).check("data.image_size")
+        self._longer_side = None if isinstance(image_size, list | tuple) else max(self.image_size)
+        self._input_sizes: set[ImageSize] = set()  # of the frames of all opened splits, if one number is configured
         self.batch_size = plain(batch_size)
         self.seed = plain(seed)
         self.storage = as_settings(StorageSettings, storage)
@@ -211,12 +215,33 @@ class DetectionDataModule(LightningDataModule):
         check_choices("split", [split], Split)
         opened_storage = self.dataset_format.open_storage(split, self.channels or RGB_CHANNELS, storage)
         index = self.dataset_format.open_index(split)
+        self._follow_frames(index, split)
         if self.channels is None:
             self.channels = needed_channels(index, opened_storage)
             if self.channels == 1:
                 rank_zero_info(f"{split}: all sampled frames are gray, so all are read as gray (data.input.channels)")
             opened_storage = self.dataset_format.open_storage(split, self.channels, storage)
         return LabelledFrames(index, opened_storage, self.channels, self.input, self.limits.quarantined(index, split))
+
+    def _follow_frames(self, index: SplitIndex, split: Split) -> None:
+        """Give the input of `data.image_size` as one number the shape of the frames opened so far, if they have one."""
+        if self._longer_side is None:
+            return
+        # P6 graphs have a larger stride.
+        stride = getattr(getattr(self.trainer, "lightning_module", None), "stride", STRIDE)
+        shapes = index.distinct_shapes()
+        self._input_sizes |= {ImageSize.following(self._longer_side, *shape, stride) for shape in shapes}
+        size = ImageSize(self._longer_side, self._longer_side)
+        if len(self._input_sizes) == 1:
+            (size,) = self._input_sizes
+        if size == self.image_size:
+            return
+        self.image_size = size
+        reason = "frames of several shapes"
+        if len(self._input_sizes) == 1:
+            height, width = shapes[0]
+            reason = f"the shape of the frames, such as {width} x {height}; [{max(size)}, {max(size)}] is the square"
+        rank_zero_info(f"{split}: data.image_size {self._longer_side}: input of {size.width} x {size.height}, {reason}")
 
     @property
     def input_channels(self) -> int:
@@ -334,13 +359,15 @@ class DetectionDataModule(LightningDataModule):
         return max(0, (self.trainer.max_epochs or 0) - self.augmentation.close_mosaic_epochs)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the fingerprint of the training data for a checkpoint."""
+        """Return the fingerprint of the training data and the size of the input for a checkpoint."""
         if "train" not in self._splits:
             return {}
-        return {"train_fingerprint": self.index("train").fingerprint}
+        return {"train_fingerprint": self.index("train").fingerprint, "image_size": self.image_size.plain()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Check that the training data is that of the checkpoint, so that the position in its order is valid.
+
+        An input that follows the frames gets the shape in the checkpoint, if the longer side is equal.
 
         Raises:
             UserError: If the content of the training split has changed.
@@ -353,6 +380,15 @@ class DetectionDataModule(LightningDataModule):
                 f"same {self.dataset_format.name('train')}, data.split.train_fraction and data.split.valid_share, or "
                 "start a new run from its weights with model.weights"
             )
+        # One number was a square where the state contains no size.
+        size = ImageSize.of("data.image_size", state_dict.get("image_size", self._longer_side or 0))
+        if max(size) == self._longer_side:
+            self._longer_side = None
+            if size != self.image_size:
+                rank_zero_info(
+                    f"data.image_size {max(size)}: input of {size.width} x {size.height}, as in the checkpoint"
+                )
+            self.image_size = size
 
     def val_dataloader(self) -> DataLoader[Sample]:
         return self._evaluation_loader("valid")

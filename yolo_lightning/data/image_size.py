@@ -1,4 +1,4 @@
-"""Size of the network input: one number for a square, or height and width."""
+"""Size of the network input: height and width, or one number, which is a square outside of `data.image_size`."""
 
 from collections.abc import Sequence
 from numbers import Integral
@@ -35,6 +35,13 @@ class ImageSize(NamedTuple):
         if len(sides) != 2 or any(isinstance(side, bool) or not isinstance(side, Integral) for side in sides):
             raise UserError(f"{name} must be one integer (a square) or two ([height, width]), got {value!r}")
         return cls(*map(int, sides))
+
+    @classmethod
+    def following(cls, longer_side: int, height: int, width: int, stride: int = STRIDE) -> Self:
+        """Return the smallest input of this longer side, in multiples of the stride, in which a frame has this side."""
+        longest = max(height, width)
+        sides = (max(1, round(side * longer_side / longest)) for side in (height, width))
+        return cls(*(-(-side // stride) * stride for side in sides))
 
     def check(self, name: str, least: int = STRIDE, stride: int = STRIDE) -> Self:
         """Return the size if its sides are multiples of the stride from `least` to LARGEST, else raise a ValueError."""

@@ -135,9 +135,15 @@ def changes(recorded: Mapping[str, Any], used: Mapping[str, Any], source: str = 
     """Return a line for each option whose value differs from the recorded one; None is not compared."""
     compared = {}
     for name in recorded.keys() & used.keys():
-        if recorded[name] is not None and used[name] is not None:
+        is_known = recorded[name] is not None and used[name] is not None
+        if is_known and not _has_longer_side(recorded[name], used[name]):
             compared[name] = recorded[name]
     return differences(compared, used, source)
+
+
+def _has_longer_side(recorded: Any, option: Any) -> bool:
+    """Return whether an option is the longer side of a recorded image size, whose shape the data determines."""
+    return isinstance(recorded, list) and type(option) is int and max(recorded) == option
 
 
 def _placement(image_size: ImageSize) -> dict[str, Any]:
@@ -217,6 +223,9 @@ def bound_options(record: Mapping[str, Any], *, is_gray: bool) -> dict[str, Any]
     options = {option: record.get(name) for name, option in OF_DATA.items()}
     if is_gray:
         del options["data.input.channels"]
+    if record.get("image_size") is not None:
+        size = ImageSize.of("image_size of the weights", record["image_size"])
+        options["data.image_size"] = list(size)  # one number would follow the shape of the frames
     options |= {f"model.{name}": record.get(name) for name in OF_MODEL}
     pixel_range = asdict(PixelRange.of(record.get(PIXEL_RANGE)))
     options |= {f"data.input.{PIXEL_RANGE}.{name}": value for name, value in pixel_range.items()}
@@ -238,6 +247,7 @@ def precedence(bound: Mapping[str, Any], before: Mapping[str, Any], used: Mappin
     replaced = []
     for name, value in bound.items():
         is_replaced = used.get(name) == value and _like(value, before.get(name)) != value
+        is_replaced = is_replaced and not _has_longer_side(value, before.get(name))
         can_be_null = name.startswith(f"data.input.{PIXEL_RANGE}.")  # of 8-bit frames
         if is_replaced and (before.get(name) is not None or can_be_null):
             replaced.append(f"{name} {value} (instead of {before[name]})")

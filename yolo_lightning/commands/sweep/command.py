@@ -82,7 +82,7 @@ def sweep(
         halves = held_out(matches, thresholds, half, usual)
     options = best(scored).setting.options()
     if data.image_size != (recorded.image_size or data.image_size):
-        options += f" --data.image_size {quote(str(data.image_size))}"
+        options += f" --data.image_size {quote(str(list(data.image_size)))}"
     show(scored, usual, halves)
     print(f"best: --ckpt_path {file} {options}")
     content = {

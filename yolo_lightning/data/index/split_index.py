@@ -120,6 +120,10 @@ class SplitIndex:
         height, width = self._value("shapes", index)
         return int(height), int(width)
 
+    def distinct_shapes(self) -> list[tuple[int, int]]:
+        """Return each `(height, width)` of the frames once, in pixels, from the annotation file."""
+        return [(height, width) for height, width in np.unique(self._all("shapes"), axis=0).tolist()]
+
     def pixels(self) -> int:
         """Return the number of pixels of all frames, from the annotation file."""
         return int(self._all("shapes").prod(axis=1, dtype=np.int64).sum())
