@@ -34,7 +34,7 @@ RUN = Path("runs/yolo")
 BEST = RUN / "checkpoints" / "best.ckpt"
 FIT = [
     *("--trainer.max_epochs", "1", "--trainer.limit_train_batches", "1", "--trainer.limit_val_batches", "1"),
-    *("--model.recipe.nominal_batch", "16", "--data.image_size", "96", "--model.detections.max_detections", "50"),
+    *("--model.recipe.nominal_batch", "16", "--data.image_size", "[96, 96]", "--model.detections.max_detections", "50"),
 ]
 INPUT = {
     "image_size": 96,
@@ -113,8 +113,8 @@ def test_new_training_keeps_its_own_size_and_names_the_difference(
 ) -> None:
     file = trained_on(tmp_path, image_size=160)
     untyped("fit", *FIT, "--model.weights", str(file))
-    assert yaml.safe_load((RUN / "config.yaml").read_text())["data"]["image_size"] == 96
-    assert f"changed since the weights {file}: data.image_size was [160, 160], now 96 (used)" in caplog.messages
+    assert yaml.safe_load((RUN / "config.yaml").read_text())["data"]["image_size"] == [96, 96]
+    assert f"changed since the weights {file}: data.image_size was [160, 160], now [96, 96] (used)" in caplog.messages
 
 
 @pytest.mark.whole_run
