@@ -82,6 +82,7 @@ ANSWERS = [
         "'best.ckpt' follows no option; write --key value, and a list as --key '[a, b]'. Did you",
     ),
     (["test", "best.ckpt"], 2, "Did you mean --ckpt_path best.ckpt?"),
+    (["test", "--split", "test"], 2, "unknown key split; --help.full lists all keys."),
     (["prepare", "x.yaml"], 2, "Did you mean --format x.yaml?"),
     (["benchmark", "loader", "x.yaml"], 2, "'x.yaml' follows no option;"),
     (

@@ -94,6 +94,8 @@ def _head_of(description: Any) -> str | None:
 
 def unknown(variant: str) -> str:
     """Return the message for an unknown name: the nearest names, and the families."""
+    if variant.endswith(".pt"):
+        return f"model.variant must be the name of a graph, got {variant!r}. Did you mean model.weights {variant}?"
     names = variants()
     near = similar(variant.lower(), names, NAMED, cutoff=0.5)
     families = dict.fromkeys(SCALE_OF_NAME.sub(lambda match: match[0][:-1], name) for name in names)

@@ -103,7 +103,10 @@ def nearest_key(key: str, keys: Collection[str]) -> str | None:
     section = key.partition(".")[0]
     in_section = {_last_part(name): name for name in keys if name.startswith(f"{section}.")}
     similar_part = [in_section[name] for name in similar(last, in_section)]
-    return next(iter([*similar_part, *similar(key, keys)]), None)
+    cutoff = NEAR_SHORT if len(key) <= SHORT else NEAR
+    by_last_part = {_last_part(name): name for name in keys}
+    similar_last_part = [by_last_part[name] for name in similar(last, by_last_part, cutoff=NEAR)]
+    return next(iter([*similar_part, *similar_last_part, *get_close_matches(key, keys, 1, cutoff)]), None)
 
 
 def _synonyms(name: str) -> Iterator[str]:
