@@ -56,7 +56,7 @@ def tools() -> dict[str, Callable[..., Any]]:
     for name in (*TOOLS, "predict"):
         function = tool_function(name)
         if isinstance(function, dict):
-            functions |= {f"{name} {section}": part for section, part in function.items()}
+            functions |= {f"{name} {section}".strip(): part for section, part in function.items()}
         else:
             functions[PICTURES if name == "predict" else name] = function
     return functions

@@ -14,7 +14,7 @@ from synthetic import draw_dataset
 
 from tests.helpers.archives import write_zip
 from tests.helpers.data_module import data_module
-from yolo_lightning.commands.prepare.command import prepare
+from yolo_lightning.commands.prepare.command import pack_frames
 from yolo_lightning.data.clip_backgrounds import LEAST_FRAMES, ClipBackgrounds, median_of, spread, with_difference
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import EvaluationDataset, TrainingDataset
@@ -35,7 +35,7 @@ def root(index_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("stored") / "data"
     draw_dataset(made, train_frames=FRAMES, valid_frames=5, test_frames=5, width=96, height=64, clip_frames=5)
     write_zip(made / "frames.zip", {str(path.relative_to(made)): path.read_bytes() for path in made.rglob("*.jpg")})
-    prepare(str(made), index_root=str(index_root), workers=1)
+    pack_frames(str(made), index_root=str(index_root), workers=1)
     return made
 
 

@@ -14,7 +14,7 @@ from synthetic.camera import RAW_LOW, RAW_PER_LEVEL
 
 from tests.helpers.archives import pack, write_zip
 from tests.helpers.data_module import data_module
-from yolo_lightning.commands.prepare.command import prepare
+from yolo_lightning.commands.prepare.command import pack_frames
 from yolo_lightning.data.batch import Sample
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import TrainingDataset
@@ -237,5 +237,5 @@ def test_pictures_and_arrays_are_mapped_and_8_bit_images_are_not(raw_set: Path, 
 def test_percentiles_of_the_pixel_values_are_printed(
     raw_set: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    prepare(str(raw_set), store=str(tmp_path / "store"), index_root=str(raw_set / "index"), bits=16)
+    pack_frames(str(raw_set), store=str(tmp_path / "store"), index_root=str(raw_set / "index"), bits=16)
     assert "pixel values of 28 sampled frames: 0 to 100 %: 6" in capsys.readouterr().out

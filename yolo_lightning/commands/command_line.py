@@ -44,12 +44,18 @@ def run_tool(name: str, words: Sequence[str]) -> None:
     function = tool_function(name)
     if isinstance(function, dict):
         section = "".join(words[:1])
-        command, function, words = f"{command} {section}", _section(name, section, function), words[1:]
+        if "" in function and (not section or section.startswith("-")):
+            function = function[""]
+        else:
+            command, function, words = f"{command} {section}", _section(name, section, function), words[1:]
     call(function, words, command)
 
 
 def tool_function(name: str) -> Callable[..., Any] | dict[str, Callable[..., Any]]:
-    """Return the function of a command, or the functions of its sections by name."""
+    """Return the function of a command, or the functions of its sections by name.
+
+    The function of the name "" has the options that follow the command without a section.
+    """
     module = import_module(f"yolo_lightning.commands.{name}")
     if hasattr(module, "__path__"):  # a command in its own folder
         module = import_module(f"yolo_lightning.commands.{name}.command")
@@ -66,7 +72,8 @@ def _section(name: str, section: str, functions: Mapping[str, Callable[..., Any]
         raise SystemExit(0)
     if section not in functions:
         meant = did_you_mean(similar(section, functions))
-        raise UserError(f"{name} needs a section, one of {', '.join(functions)}, got {section or 'none'}{meant}")
+        names = ", ".join(filter(None, functions))
+        raise UserError(f"{name} needs a section, one of {names}, got {section or 'none'}{meant}")
     return functions[section]
 
 

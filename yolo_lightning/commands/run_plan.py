@@ -57,6 +57,7 @@ from yolo_lightning.utils.distributed import (
 from yolo_lightning.utils.host import worker_count
 from yolo_lightning.utils.paths import user_path
 from yolo_lightning.utils.slurm import is_slurm_task
+from yolo_lightning.utils.suggestions import missing
 from yolo_lightning.utils.yaml_file import flatten
 
 FROM_DATA = frozenset({"class_names", "input_channels"})
@@ -266,7 +267,8 @@ def weights_file(options: Mapping[str, Any]) -> Path | None:
     if (weights := options["model.weights"]) is None:
         return None
     if not (path := user_path(weights)).is_file():
-        raise UserError(f"model.weights must be an existing file (nothing is downloaded), got {weights}")
+        got = f"{weights}, which {missing(path)}"
+        raise UserError(f"model.weights must be an existing file (nothing is downloaded), got {got}")
     if path.suffix == ".ckpt":
         require_whole(path, "model.weights")
     return path

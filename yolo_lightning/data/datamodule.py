@@ -30,6 +30,7 @@ from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.index.splits import Shares, Split, describe_split
 from yolo_lightning.data.input_settings import InputSettings
 from yolo_lightning.data.labelled_frames import LabelledFrames
+from yolo_lightning.data.layouts.choose_layout import check_layout
 from yolo_lightning.data.loader import EvaluationLoader, LoaderSettings, describe
 from yolo_lightning.data.sampling.epoch_order import FirstEpoch, SampledOrder, Sampling
 from yolo_lightning.data.sampling.mosaic_partners import frames_to_cache
@@ -120,17 +121,17 @@ class DetectionDataModule(LightningDataModule):
         self.sampling = as_settings(Sampling, sampling)
         self.loader = as_settings(LoaderSettings, loader)
         self.augmentation = as_settings(Augmentation, augmentation)
-        self.dataset_format = open_format(
-            DatasetSettings(
-                root=user_path(root) if root else None,
-                format=format,
-                files=as_settings(Files, files),
-                split=as_settings(Shares, split),
-                storage=self.storage,
-                limits=self.limits,
-                input=self.input,
-            )
+        settings = DatasetSettings(
+            root=user_path(root) if root else None,
+            format=format,
+            files=as_settings(Files, files),
+            split=as_settings(Shares, split),
+            storage=self.storage,
+            limits=self.limits,
+            input=self.input,
         )
+        check_layout(settings)
+        self.dataset_format = open_format(settings)
         self.root = self.dataset_format.root
         self.channels: Channels | None = self.input.channels or self.dataset_format.channels
         if self.input.pixel_range.mode is not None:

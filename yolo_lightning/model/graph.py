@@ -18,6 +18,7 @@ from yolo_lightning.model.variants import HEADS, description_of, is_file_of_user
 from yolo_lightning.utils.offline import offline
 from yolo_lightning.utils.paths import user_path
 from yolo_lightning.utils.rank_zero import rank_zero_info, rank_zero_warn
+from yolo_lightning.utils.suggestions import missing
 
 with offline():
     from ultralytics.nn.tasks import DetectionModel, parse_model, torch_safe_load
@@ -152,7 +153,8 @@ def _load_weights(graph: Any, path: str, *, allow_pickle: bool = False) -> None:
     """
     file = user_path(path)
     if not file.is_file():
-        raise UserError(f"model.weights must be an existing file (nothing is downloaded), got {path}")
+        got = f"{path}, which {missing(file)}"
+        raise UserError(f"model.weights must be an existing file (nothing is downloaded), got {got}")
     source = read_network(file, allow_pickle=allow_pickle)
     graph.load(source, verbose=False)
     tensors = graph.state_dict()

@@ -8,6 +8,7 @@ import os
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
@@ -64,8 +65,8 @@ class FolderContent:
                 yield os.path.join(folder, name)
 
 
-def list_folder(folder: Path | str) -> FolderContent:
-    """Return everything below a folder; hidden folders are not entered.
+def list_folder(folder: Path | str, most_folders: int | None = None) -> FolderContent:
+    """Return everything below a folder; hidden folders, and further folders than `most_folders`, are not entered.
 
     Links are followed, so that files are listed once under each of their names. A link to a folder that contains it is
     not followed, and neither is a second link to the same folder below a linked folder: links among folders would
@@ -79,7 +80,7 @@ def list_folder(folder: Path | str) -> FolderContent:
     reached = {os.path.realpath(start)}
     # Path of a folder, its real path, and the real paths of the folders with the links on the way to it.
     waiting: list[tuple[str, str, tuple[str, ...]]] = [(start, os.path.realpath(start), ())]
-    for path, real, jumps in waiting:
+    for path, real, jumps in islice(waiting, most_folders):
         try:
             with os.scandir(path) as scanned:
                 entries = sorted(scanned, key=lambda entry: entry.name)

@@ -65,6 +65,12 @@ SYNONYMS = {
 The arguments of a constructor are keys without the first parts: `image_size`, `detections.score_threshold`.
 """
 
+WEIGHTS_ADDRESS = "https://github.com/ultralytics/assets/releases/download/v8.4.0"
+PUBLISHED_WEIGHTS = re.compile(
+    r"(yolov3(-spp|-tiny)?u|yolov5[nsmlx]6?u|yolov8[nsmlx]|yolov9[tsmce]|yolov10[nsmblx]|yolo(11|12|26)[nsmlx])\.pt"
+)
+"""Names of the COCO weights for detection that Ultralytics publishes at this address."""
+
 SEPARATORS = re.compile(r"[\W_]+")
 NEAR = 0.75
 """Smallest similarity of a suggestion that shares no word with the text: `class_names` is not `class_agnostic`."""
@@ -127,7 +133,10 @@ def did_you_mean(names: Collection[str]) -> str:
 
 
 def missing(path: Path, names: Collection[str] = ()) -> str:
-    """Return the end of the error for a missing file or folder: a similar name of `names` or of its folder, if any."""
+    """Return the end of the error for a missing file or folder: a similar name of `names` or of its folder, if any.
+
+    For weights that Ultralytics publishes, the command that downloads them is added.
+    """
     paths = {name: name for name in names}
     with suppress(OSError, ValueError):
         paths |= {name: str(path.with_name(name)) for name in os.listdir(path.parent) if name != path.name}
@@ -138,4 +147,6 @@ def missing(path: Path, names: Collection[str] = ()) -> str:
         problem = "is a folder, not a file"
     elif os.path.lexists(path):
         problem = "is a pipe, a device or a broken link"
+    elif PUBLISHED_WEIGHTS.fullmatch(path.name):
+        problem += f" (download it: curl -L -o {path} {WEIGHTS_ADDRESS}/{path.name} )"
     return problem + did_you_mean([paths[name] for name in similar(path.name, paths)])

@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 import pytest
 
-from yolo_lightning.commands.prepare.command import prepare
+from yolo_lightning.commands.prepare.command import pack_frames
 from yolo_lightning.commands.prepare.dataset_check import NEAR_LEVELS, CheckedSplit, twins
 
 CLEAN = "0 0.5 0.5 0.4 0.4\n1 0.3 0.3 0.2 0.2\n"
@@ -34,7 +34,7 @@ def check(tmp_path: Path, index_root: Path) -> Callable[..., None]:
         description = tmp_path / "data.yaml"
         description.write_text(f"path: {tmp_path}\ntrain: images/train\nval: images/val\nnames: [cat, dog]\n")
         picture = str(tmp_path / "check.png")
-        prepare(format=str(description), index_root=str(index_root), check=True, picture=picture)
+        pack_frames(format=str(description), index_root=str(index_root), check=True, picture=picture)
 
     return run
 
@@ -78,13 +78,13 @@ def test_unreadable_file_is_bad(check: Callable[..., None], tmp_path: Path, caps
     file = tmp_path / "images" / "train" / "1.png"
     file.write_bytes(file.read_bytes()[:-60])
     with pytest.raises(SystemExit):
-        prepare(format=str(tmp_path / "data.yaml"), check=True, picture=str(tmp_path / "check.png"))
+        pack_frames(format=str(tmp_path / "data.yaml"), check=True, picture=str(tmp_path / "check.png"))
     assert "1 unreadable frames: " in capsys.readouterr().out
 
 
 def test_frames_per_month_are_counted(look_alike: Path, index_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with suppress(SystemExit):  # the drawn frames of two splits are similar
-        prepare(str(look_alike), index_root=str(index_root), check=True, picture=str(index_root / "check.png"))
+        pack_frames(str(look_alike), index_root=str(index_root), check=True, picture=str(index_root / "check.png"))
     shown = " ".join(capsys.readouterr().out.split())
     assert "train 2020-05: " in shown
     assert "2021-04: " in shown

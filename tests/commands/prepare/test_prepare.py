@@ -16,7 +16,7 @@ import pytest
 
 from tests.helpers.archives import drawn_frames, pixels, write_annotations, write_zip
 from yolo_lightning.commands.prepare import command
-from yolo_lightning.commands.prepare.command import LOCK, prepare
+from yolo_lightning.commands.prepare.command import LOCK, pack_frames
 from yolo_lightning.data.storage.packed_frames import MANIFEST, PackedFrames, read_manifest
 from yolo_lightning.utils.exit_codes import INTERRUPTED
 
@@ -46,7 +46,7 @@ def pack(root: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., PackedFra
     def call(shard_frames: int = 3, **options: object) -> PackedFrames:
         monkeypatch.setattr(command, "SHARD_FRAMES", shard_frames)
         options = {"index_root": str(root / "index"), "workers": 1, **options}
-        prepare(str(root), **options)  # type: ignore[arg-type]
+        pack_frames(str(root), **options)  # type: ignore[arg-type]
         return PackedFrames(Path(str(options.get("store", root / "packed"))))
 
     return call
@@ -179,7 +179,7 @@ def test_store_of_a_dataset_that_was_moved_is_kept(
     shards = [shard.file for shard in read_manifest(root / "packed").shards]
     root.rename(root.with_name("moved"))
     moved = root.with_name("moved")
-    command.prepare(str(moved), index_root=str(moved / "index"), workers=1)
+    command.pack_frames(str(moved), index_root=str(moved / "index"), workers=1)
     output = capfd.readouterr().out
     assert f"was packed from {root / 'frames'}, whose sampled frames are equal to those of {moved / 'frames'}" in output
     assert [shard.file for shard in read_manifest(moved / "packed").shards] == shards
@@ -188,7 +188,7 @@ def test_store_of_a_dataset_that_was_moved_is_kept(
     moved.rename(root)
     moved_again = root.rename(root.with_name("again"))
     with pytest.raises(ValueError, match=r"was packed from kind folder, path .*, not from kind folder, path .*/again"):
-        command.prepare(str(moved_again), index_root=str(moved_again / "index"), workers=1)
+        command.pack_frames(str(moved_again), index_root=str(moved_again / "index"), workers=1)
 
 
 def test_small_disk_is_noticed_before_anything_is_written(
@@ -257,12 +257,12 @@ def test_bad_option_is_refused(pack: Callable[..., PackedFrames], options: dict[
 
 def test_missing_root_is_named_as_the_option_of_this_command() -> None:
     with pytest.raises(ValueError, match="--root must be the dataset folder with --format ltdv2, got null"):
-        prepare()
+        pack_frames()
 
 
 def test_only_ltdv2_is_packed() -> None:
     with pytest.raises(ValueError, match="format must be ltdv2, got coco"):
-        prepare("x", format="coco")
+        pack_frames("x", format="coco")
 
 
 @pytest.mark.whole_run
@@ -280,7 +280,7 @@ def test_ended_half_way_it_is_continued(
     frames = drawn_frames(1500)
     put(root, frames)
     annotate(root, sorted(frames))
-    call = f"command.prepare({str(root)!r}, index_root={str(root / 'index')!r}, workers=1)"
+    call = f"command.pack_frames({str(root)!r}, index_root={str(root / 'index')!r}, workers=1)"
     script = f"from yolo_lightning.commands.prepare import command\ncommand.SHARD_FRAMES = 4\n{call}"
     with subprocess.Popen([sys.executable, "-c", script], start_new_session=True, stdout=subprocess.PIPE) as process:
         deadline_s = time.monotonic() + 60

@@ -11,7 +11,7 @@ import pytest
 
 from tests.helpers.archives import drawn_frames, put, write_annotations, write_zip
 from tests.helpers.data_module import set_up
-from yolo_lightning.commands.prepare.command import prepare
+from yolo_lightning.commands.prepare.command import pack_frames
 from yolo_lightning.data.storage.choose_storage import open_frames
 from yolo_lightning.data.storage.frames import BitDepthError, FrameError, decode_frame
 from yolo_lightning.data.storage.storage import StorageSettings
@@ -106,7 +106,7 @@ def test_dataset_without_one_readable_frame_is_refused(ltdv2: Path, problem: str
 
 
 def pack(root: Path, **options: Any) -> None:
-    prepare(str(root), index_root=str(root / "index"), workers=1, **options)
+    pack_frames(str(root), index_root=str(root / "index"), workers=1, **options)
 
 
 def test_prepare_refuses_frames_of_16_bits(ltdv2: Path) -> None:

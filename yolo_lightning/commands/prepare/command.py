@@ -1,4 +1,4 @@
-"""`prepare`: decode the frames that annotation files name into a packed store."""
+"""`prepare`: decode the frames that annotation files name into a packed store; sections of the command."""
 
 import shutil
 from collections.abc import Mapping, Sequence
@@ -12,6 +12,7 @@ from yolo_lightning.commands.console import check_writable, counter, gigabytes, 
 from yolo_lightning.commands.contact_sheet import draw_rows
 from yolo_lightning.commands.doctor.command import show_findings
 from yolo_lightning.commands.doctor.machine_findings import Severity, worst
+from yolo_lightning.commands.prepare.convert import convert
 from yolo_lightning.commands.prepare.dataset_check import check_dataset
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.formats.choose_format import format_class
@@ -19,7 +20,8 @@ from yolo_lightning.data.formats.dataset_format import DatasetSettings
 from yolo_lightning.data.formats.frame_checks import check_depth, describe_values
 from yolo_lightning.data.formats.ltdv2 import OFFICIAL_FILES, LTDv2Format
 from yolo_lightning.data.formats.yolo import YoloFormat
-from yolo_lightning.data.storage.choose_storage import open_original
+from yolo_lightning.data.layouts.choose_layout import refuse_other_layout
+from yolo_lightning.data.storage.choose_storage import DOWNLOAD, open_original
 from yolo_lightning.data.storage.image_header import FrameLimits
 from yolo_lightning.data.storage.packing import (
     ShardFrames,
@@ -46,7 +48,7 @@ SHARD_FRAMES = 4096  # A kill discards at most one unfinished shard per worker
 MOST_SHARDS = 500  # Every reader keeps every shard open, and 1024 open files are a usual limit
 
 
-def prepare(
+def pack_frames(
     root: str | None = None,
     annotations: list[str] | None = None,
     store: str | None = None,
@@ -62,7 +64,7 @@ def prepare(
     """Decode the frames that annotation files name into a packed store, which is ten times faster to read.
 
     After a kill, an interrupt or a full disk, the same command resumes. Frames that cannot be decoded are listed and
-    left out.
+    left out. `prepare convert FOLDER OUT` converts a dataset of another layout: see `prepare convert --help`.
 
     Args:
         root: Dataset folder with the annotation files and `frames/` or `frames.zip`; null only for a `data.yaml`.
@@ -100,9 +102,11 @@ def prepare(
     if names is None:
         names = [name for name in OFFICIAL_FILES if (folder / name).is_file()]
     if not names:
+        refuse_other_layout("--root", folder)
         raise UserError(
             f"dataset root {folder} contains none of {', '.join(OFFICIAL_FILES)}: set annotations to other files "
-            "(COCO and YOLO datasets cannot be packed; set format to coco or to the path of a data.yaml for --check)"
+            f"(COCO and YOLO datasets cannot be packed; set format to coco or to the path of a data.yaml for --check)."
+            f" {DOWNLOAD}"
         )
     frame_bytes = _frame_bytes(folder, names, index_root, bits)
     original = open_original(folder, source, FrameLimits(bits=bits))
@@ -124,6 +128,10 @@ def prepare(
     except KeyboardInterrupt:
         print(f"interrupted: finished shards in {target} are kept; run the same command to resume", flush=True)
         raise SystemExit(INTERRUPTED) from None
+
+
+prepare = {"": pack_frames, "convert": convert}
+"""Functions of the command by section; the section without a name has the options of `prepare` itself."""
 
 
 def _frame_bytes(folder: Path, annotations: Sequence[str], index_root: str | None, bits: int) -> dict[str, int]:

@@ -206,7 +206,12 @@ def owners(path: Path, records: Sequence[AnnotationRecord], positions: Mapping[s
 
 
 def to_annotations(
-    path: Path, content: AnnotationFile, classes: Mapping[int, str], box_type: type[np.floating[Any]]
+    path: Path,
+    content: AnnotationFile,
+    classes: Mapping[int, str],
+    box_type: type[np.floating[Any]],
+    box_format: str = CORNER_AND_SIDES,
+    rule: str = BBOX_RULE,
 ) -> Annotations:
     """Convert the records of the file `path`; clips, months and temperatures are unknown.
 
@@ -235,7 +240,7 @@ def to_annotations(
     owner = owner[is_used]
     values = values[is_used]
     labels = labels[is_used]
-    impossible, unlikely = suspicions(owner, values, labels, shapes, CORNER_AND_SIDES, BBOX_RULE)
+    impossible, unlikely = suspicions(owner, values, labels, shapes, box_format, rule)
     repetition = repeated_files(file_names, [image.id for image in images])
     if repetition and count:
         impossible = f"{repetition}. {DIVIDED}"
@@ -249,7 +254,7 @@ def to_annotations(
         file_names,
         shapes,
         owner,
-        corners_of(values, CORNER_AND_SIDES).astype(np.float32),
+        corners_of(values, box_format).astype(np.float32),
         labels,
         classes,
         tuple(one_line(note, LONGEST_NOTE) for note in notes),

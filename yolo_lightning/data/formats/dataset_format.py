@@ -15,6 +15,7 @@ from yolo_lightning.data.storage.image_header import FrameLimits
 from yolo_lightning.data.storage.storage import Storage, StorageKind, StorageSettings
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.choices import settings_group
+from yolo_lightning.utils.suggestions import missing
 
 
 @settings_group("data.files")
@@ -131,6 +132,9 @@ class JsonFormat(DatasetFormat):
     Without a file, `predict` reads that of `test`, `test` that of `valid`, and `valid` a share of `train`.
     """
 
+    remedy: ClassVar[str] = "Set data.root and data.files to existing files."
+    """What to do if an annotation file does not exist."""
+
     def __init__(self, settings: DatasetSettings) -> None:
         super().__init__(settings)
         if settings.root is None:
@@ -173,4 +177,7 @@ class JsonFormat(DatasetFormat):
 
     def open_file(self, name: str) -> SplitIndex:
         """Return the packed index of an annotation file, relative to the dataset folder."""
+        path = self.root / name
+        if not path.is_file():
+            raise UserError(f"annotation file {path} {missing(path)} {self.remedy}")
         return open_index(self.root / name, self.settings.storage.index_folder, self.read)

@@ -19,7 +19,7 @@ from yolo_lightning.data.formats.dataset_format import DatasetSettings, JsonForm
 from yolo_lightning.data.formats.image_ids import ID_DIGITS, number_at
 from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.index.splits import Split
-from yolo_lightning.data.storage.choose_storage import STORAGES, open_frames
+from yolo_lightning.data.storage.choose_storage import DOWNLOAD, STORAGES, open_frames
 from yolo_lightning.data.storage.frames import Channels
 from yolo_lightning.data.storage.storage import Storage, StorageKind
 from yolo_lightning.errors import UserError
@@ -118,6 +118,7 @@ class LTDv2Format(JsonFormat):
     class_names = CLASS_NAMES
     category_ids = CATEGORY_IDS
     channels = 1
+    remedy = f"{JsonFormat.remedy} {DOWNLOAD}"
 
     def __init__(self, settings: DatasetSettings) -> None:
         super().__init__(settings)

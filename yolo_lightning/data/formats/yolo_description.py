@@ -59,10 +59,16 @@ class DataDescription:
         return places
 
 
+def description_file(path: Path) -> Path:
+    """Return the data.yaml in a folder, and any other path unchanged."""
+    if os.path.isdir(path):
+        return path / FILE_NAME
+    return path
+
+
 def read_description(file: Path, root: Path | None = None) -> DataDescription:
     """Read and check a `data.yaml`, given its path or folder; `root` replaces the `path` in the file."""
-    if os.path.isdir(file):
-        file = file / FILE_NAME
+    file = description_file(file)
     try:
         content = read_yaml(file, text_keys=TEXT_KEYS)
     except FileNotFoundError as error:

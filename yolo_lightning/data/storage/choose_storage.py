@@ -19,6 +19,12 @@ ENCODED_KINDS = [storage.kind for storage in ENCODED]
 STORAGES: tuple[type[Storage], ...] = (PackedFrames, *ENCODED)
 """All storages, the fastest first. A new storage is a class in this list and a name in `StorageKind`."""
 
+DOWNLOAD = (
+    "LTDv2 (about 49 GB, CC BY-NC 4.0) is downloaded with: pip install huggingface_hub; "
+    "hf download vapaau/LTDv2 --repo-type dataset --local-dir LTDv2; data.root is then LTDv2/data"
+)
+"""Commands for a user whose files are missing; the program downloads nothing."""
+
 COMPARED_FRAMES = 8
 """Number of frames that are decoded to check that a packed store belongs to the dataset; takes some milliseconds."""
 
@@ -30,7 +36,7 @@ def open_frames(
 ) -> Storage:
     """Open the storage of the frames of a dataset; kind `auto` selects the first of `STORAGES` that exists."""
     if settings.kind == "auto" and not root.is_dir():
-        raise UserError(f"dataset root {root} {missing(root)}")
+        raise UserError(f"dataset root {root} {missing(root)} {DOWNLOAD}")
     for storage in STORAGES:
         if settings.kind == storage.kind or (settings.kind == "auto" and storage.exists(root, settings)):
             opened = storage.open(root, settings, limits)
@@ -39,7 +45,7 @@ def open_frames(
             return opened
     raise UserError(
         f"dataset root {root} has no frames: found neither a packed store ({settings.store_in(root) / MANIFEST}), nor "
-        f"an archive ({root / ARCHIVE}), and the folder {root / FOLDER} {missing(root / FOLDER)}"
+        f"an archive ({root / ARCHIVE}), and the folder {root / FOLDER} {missing(root / FOLDER)} {DOWNLOAD}"
     )
 
 

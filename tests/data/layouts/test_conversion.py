@@ -1,0 +1,214 @@
+"""Conversion of every layout: equal boxes, splits, files that are left out."""
+
+import errno
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.helpers.layouts import CLASSES, WRITERS, Boxes, Images, write_csv, write_label_files, write_text, write_voc
+from yolo_lightning.commands.prepare.convert import convert
+from yolo_lightning.data.datamodule import DetectionDataModule
+from yolo_lightning.data.formats.yolo import YoloSplit
+from yolo_lightning.data.formats.yolo_description import read_description
+from yolo_lightning.data.layouts import write_dataset
+from yolo_lightning.data.layouts.write_dataset import held_out
+from yolo_lightning.errors import UserError
+from yolo_lightning.utils.suggestions import missing
+
+SIZES = ((64, 48), (30, 50), (17, 9))
+
+
+def random_images(seed: int, count: int = 20) -> dict[str, tuple[tuple[int, int], Boxes]]:
+    """Return images of several sizes with boxes of whole pixels; every fifth image is empty."""
+    random = np.random.default_rng(seed)
+    images: dict[str, tuple[tuple[int, int], Boxes]] = {}
+    for number in range(count):
+        width, height = SIZES[number % len(SIZES)]
+        boxes = []
+        for _ in range(0 if number % 5 == 4 else random.integers(1, 5)):
+            x1, y1 = random.integers(0, (width, height)).tolist()
+            x2, y2 = random.integers((x1 + 1, y1 + 1), (width + 1, height + 1)).tolist()
+            boxes.append((int(random.integers(2)), x1, y1, x2, y2))
+        images[f"clip_{number % 4} a/frame_{number:03}.png"] = ((width, height), boxes)
+    return images
+
+
+def converted(target: Path) -> dict[str, tuple[str, list[tuple[str, list[float]]]]]:
+    """Return split and sorted boxes, with class names, of each image of a data.yaml by its file name."""
+    description = read_description(target)
+    content: dict[str, tuple[str, list[tuple[str, list[float]]]]] = {}
+    for key in description.entries:
+        split = YoloSplit(description, key).read()
+        assert (split.facts.impossible, split.facts.dropped) == ("", 0)
+        for position, name in enumerate(split.file_names):
+            part = slice(split.box_offsets[position], split.box_offsets[position + 1])
+            names = [description.class_names[label] for label in split.labels[part]]
+            boxes = sorted(zip(names, split.boxes[part].tolist(), strict=True))
+            content[name.decode().rpartition("/")[2]] = (key, boxes)
+    return content
+
+
+def expected(images: Images) -> dict[str, list[tuple[str, list[float]]]]:
+    return {
+        name.rpartition("/")[2]: sorted((CLASSES[label], [float(value) for value in box]) for label, *box in set(boxes))
+        for name, (_, boxes) in images.items()
+    }
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("layout", WRITERS)
+def test_boxes_are_those_of_the_source(layout: str, seed: int, tmp_path: Path) -> None:
+    images = random_images(seed)
+    if layout == "Label Studio JSON-MIN":  # names of uploads have no folder
+        images = {name.replace("/", "_"): content for name, content in images.items()}
+    WRITERS[layout](tmp_path / "source", images)
+    convert(str(tmp_path / "source"), str(tmp_path / "out"))
+    result = converted(tmp_path / "out")
+    wanted = expected(images)
+    assert result.keys() == wanted.keys()
+    for name, (_, boxes) in result.items():
+        assert [label for label, _ in boxes] == [label for label, _ in wanted[name]]
+        np.testing.assert_allclose([box for _, box in boxes], [box for _, box in wanted[name]], atol=1e-4)
+
+
+def box_images(names: list[str]) -> dict[str, tuple[tuple[int, int], Boxes]]:
+    return {name: ((64, 48), [(0, 8, 8, 24, 20)]) for name in names}
+
+
+def splits_of(target: Path) -> dict[str, str]:
+    return {name: split for name, (split, _) in converted(target).items()}
+
+
+@pytest.mark.parametrize("folders", [("train", "valid"), ("train_images", "val_images")])
+def test_splits_that_folders_name_are_kept(folders: tuple[str, str], tmp_path: Path) -> None:
+    for folder in folders:
+        write_csv(tmp_path / "source" / folder, box_images([f"{folder}_{number}.png" for number in range(2)]))
+    convert(str(tmp_path / "source"), str(tmp_path / "out"))
+    assert splits_of(tmp_path / "out") == {
+        f"{folder}_{number}.png": split
+        for folder, split in zip(folders, ("train", "val"), strict=True)
+        for number in range(2)
+    }
+
+
+def test_splits_that_lists_name_are_kept_unless_a_share_is_given(tmp_path: Path) -> None:
+    write_voc(tmp_path / "source", box_images(["2007_1.png", "2007_2.png", "2007_3.png", "2007_4.png"]))
+    write_text(tmp_path / "source/ImageSets/Main/train.txt", "2007_1\n2007_3\n2007_4\n")
+    write_text(tmp_path / "source/ImageSets/Main/val.txt", "2007_2\n")
+    convert(str(tmp_path / "source"), str(tmp_path / "out"))
+    assert [name for name, split in splits_of(tmp_path / "out").items() if split == "val"] == ["2007_2.png"]
+    convert(str(tmp_path / "source"), str(tmp_path / "halves"), valid_share=0.5)
+    validation = [name for name, split in splits_of(tmp_path / "halves").items() if split == "val"]
+    assert validation in (["2007_1.png", "2007_2.png"], ["2007_3.png", "2007_4.png"])
+
+
+@pytest.mark.parametrize(
+    ("files", "sequences"),
+    [
+        ([f"clip_{clip}/image_{frame:04}.jpg" for clip in range(20) for frame in range(30)], 20),
+        ([f"clip{clip}_{frame}.jpg" for clip in range(20) for frame in range(30)], 20),
+        ([f"{frame}.jpg" for frame in range(100)], 5),
+        ([f"photo{number}_jpg.rf.{copy}a{number}.jpg" for number in range(5) for copy in range(3)], 5),
+    ],
+)
+def test_consecutive_images_are_held_out_together(files: list[str], sequences: int) -> None:
+    valid_files = held_out(files, 0.2)
+    length = len(files) // sequences
+    blocks = {files.index(file) // length for file in valid_files}
+    assert len(valid_files) == len(files) // 5
+    assert len(valid_files) == len(blocks) * length
+
+
+def test_what_is_left_out_is_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    images = box_images(["a/same.png", "b/same.png", "used_1.png", "used_2.png", "other_size.png"])
+    write_csv(tmp_path / "source", images)
+    rows = "filename,width,height,class,xmin,ymin,xmax,ymax\nsame.png,64,48,car,1,1,9,9\nabsent.png,64,48,car,1,1,9,9\n"
+    rows += "other_size.png,640,480,car,1,1,9,9\nused_1.png,64,48,,1,1,90,9\nused_2.png,64,48,car,1,1,9,9\n"
+    write_text(tmp_path / "source/annotations.csv", rows)
+    convert(str(tmp_path / "source"), str(tmp_path / "out"))
+    output = capsys.readouterr().out
+    assert "1 annotations left out, because their image does not exist, such as absent.png" in output
+    assert "3 images and annotations left out, because several have the same name, such as a/same.png" in output
+    assert "1 images left out, whose size is not that of their annotation, such as other_size.png" in output
+    assert "2 boxes; 1 clipped to the frame" in output
+    assert "unnamed" in output
+    assert f"next: python -m yolo_lightning fit --config yolo --data.format {tmp_path}/out/data.yaml" in output
+    assert sorted(converted(tmp_path / "out")) == ["used_1.png", "used_2.png"]
+
+
+def test_images_are_links_and_the_source_is_unchanged(tmp_path: Path) -> None:
+    write_label_files(tmp_path / "source", box_images(["a.png", "b.png"]))
+    before = sorted(path.relative_to(tmp_path) for path in (tmp_path / "source").rglob("*"))
+    convert(str(tmp_path / "source"), str(tmp_path / "out"))
+    assert sorted(path.relative_to(tmp_path) for path in (tmp_path / "source").rglob("*")) == before
+    inodes = {path.stat().st_ino for path in (tmp_path / "out/images").rglob("*.png")}
+    assert inodes == {path.stat().st_ino for path in (tmp_path / "source/images").iterdir()}
+
+
+def test_images_are_copied_where_links_are_impossible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    monkeypatch.setattr(write_dataset.os, "link", refuse)
+    write_label_files(tmp_path / "source", box_images(["a.png", "b.png"]))
+    convert(str(tmp_path / "source"), str(tmp_path / "out"))
+    assert len(converted(tmp_path / "out")) == 2
+
+
+def test_classes_without_names_are_numbered(tmp_path: Path) -> None:
+    write_label_files(tmp_path / "source", {"a.png": ((64, 48), [(1, 8, 8, 24, 20)]), "b.png": ((64, 48), [])})
+    (tmp_path / "source/classes.txt").unlink()
+    convert(str(tmp_path / "source"), str(tmp_path / "out"))
+    assert read_description(tmp_path / "out").class_names == ("class_0", "class_1")
+
+
+def test_what_cannot_be_converted_is_refused(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    write_csv(source, box_images(["a.png", "b.png"]))
+    write_text(tmp_path / "full/a", "")
+    for target, message in (("full", "new or empty folder"), ("source/out", "outside of FOLDER")):
+        with pytest.raises(UserError, match=message):
+            convert(str(source), str(tmp_path / target))
+    write_text(source / "annotations.csv", "filename,class,xmin,ymin,xmax,ymax\na.png,car,1,one,2,3\n")
+    with pytest.raises(UserError, match=r"row 2: a box and a size must be numbers, got \['1', 'one', '2', '3'\]"):
+        convert(str(source), str(tmp_path / "out"))
+    (source / "annotations.csv").unlink()
+    with pytest.raises(UserError, match=r"must contain images and annotations .* with 2 \.png"):
+        convert(str(source), str(tmp_path / "out"))
+    write_text(source / "data.yaml", "names: [car]")
+    with pytest.raises(UserError, match=r"needs no conversion\. Type: python -m yolo_lightning fit"):
+        convert(str(source), str(tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_boxes_in_another_format_are_refused(tmp_path: Path) -> None:
+    images = {f"{number}.png": ((64, 48), [(0, 40, 30, 50, 40)]) for number in range(12)}
+    write_csv(tmp_path / "source", images)
+    table = (tmp_path / "source/annotations.csv").read_text().replace("xmax,ymax", "w,h").replace("xmin,ymin", "x,y")
+    write_text(tmp_path / "source/annotations.csv", table.replace("width,height", "iw,ih"))
+    with pytest.raises(UserError, match=r"boxes of CSV must be x, y, width, height\. Is it x1, y1, x2, y2"):
+        convert(str(tmp_path / "source"), str(tmp_path / "out"))
+
+
+@pytest.mark.parametrize("layout", WRITERS)
+@pytest.mark.parametrize("option", ["root", "format"])
+def test_data_of_another_layout_name_the_command(layout: str, option: str, tmp_path: Path) -> None:
+    WRITERS[layout](tmp_path / "my data", box_images(["a.png"]))
+    with pytest.raises(UserError, match=rf"^data.{option} .* prepare convert '{tmp_path}/my data' 'my data_yolo'$"):
+        DetectionDataModule(**{option: str(tmp_path / "my data")})
+
+
+def test_missing_files_of_ltdv2_name_the_download(tmp_path: Path) -> None:
+    data = DetectionDataModule(str(tmp_path))
+    with pytest.raises(UserError, match="hf download vapaau/LTDv2 --repo-type dataset --local-dir LTDv2"):
+        data.setup("fit")
+    write_text(tmp_path / "frames/a.txt", "")
+    with pytest.raises(UserError, match=r"annotation file .*Train.json does not exist.* hf download vapaau/LTDv2"):
+        data.setup("fit")
+
+
+def test_missing_weights_name_the_download() -> None:
+    address = "https://github.com/ultralytics/assets/releases/download/v8.4.0"
+    assert f"curl -L -o absent/yolov8n.pt {address}/yolov8n.pt )" in missing(Path("absent/yolov8n.pt"))
+    assert "curl" not in missing(Path("absent/yolov8q.pt")) + missing(Path("absent/best.pt"))

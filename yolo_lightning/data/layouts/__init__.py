@@ -1,0 +1,1 @@
+"""Readers of annotations in the layouts of other tools, and the writer of the layout with a data.yaml."""

@@ -1,0 +1,92 @@
+"""Boxes of a dataset in the layout of another tool, in pixels of its images."""
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from yolo_lightning.data.formats.annotations import Annotations, distinct_names
+from yolo_lightning.data.formats.coco_json import (
+    AnnotationFile,
+    AnnotationRecord,
+    CategoryRecord,
+    ImageEntry,
+    to_annotations,
+)
+from yolo_lightning.data.formats.yolo import READERS, image_shape
+from yolo_lightning.data.layouts.labelled_folder import LabelledFolder, LabelledImage, SourceFolder, paired
+from yolo_lightning.errors import UserError
+
+UNNAMED = "unnamed"  # Class of boxes without a class name
+
+
+@dataclass
+class SourceDataset:
+    """Boxes of all images that can be used."""
+
+    layout: str
+    annotations: Annotations  # File names are relative to the folder
+    splits: Mapping[str, str] = field(default_factory=dict)  # Stated by annotations, by file name
+    notes: Mapping[str, list[str]] = field(default_factory=dict)  # Examples by what was left out or changed
+
+
+def located(folder: SourceFolder, labelled: LabelledFolder) -> SourceDataset:
+    """Return the boxes of the annotated images of a folder, in pixels; images without an annotation are left out."""
+    images = _matched(folder, labelled)
+    names = {name or UNNAMED for image in images.values() for name in image.class_names}
+    class_names = [*labelled.class_names, *sorted(names.difference(labelled.class_names))]
+    numbers = {name: number for number, name in enumerate(class_names)}
+    entries = []
+    records = []
+    with ThreadPoolExecutor(READERS) as pool:
+        sizes = pool.map(lambda file: _size(folder, file), images)
+        for (file, image), size in zip(images.items(), sizes, strict=True):
+            problem = _problem(image, size)
+            if problem:
+                labelled.notes[problem].append(file)
+                continue
+            entries.append(ImageEntry(file, file, *size))
+            scale = np.tile(size, 2) / 100 if labelled.is_percent else 1
+            for name, box in zip(image.class_names, image.boxes, strict=True):
+                x, y, third, fourth = (np.array(box) * scale).tolist()
+                records.append(AnnotationRecord(file, numbers[name or UNNAMED], (x, y, third, fourth)))
+    if not records:
+        notes = "; ".join(f"{len(paths):,} {note}" for note, paths in labelled.notes.items())
+        raise UserError(f"{folder.root}: no usable image has a box: {notes or 'the annotations contain no box'}")
+    categories = [CategoryRecord(number, name) for name, number in numbers.items()]
+    content = AnnotationFile(entries, categories, records)
+    classes = distinct_names(dict(enumerate(class_names)))
+    rule = f"boxes of {labelled.layout} must be {labelled.box_format}"
+    annotations = to_annotations(folder.root, content, classes, np.float64, labelled.box_format, rule)
+    splits = {file: image.split for file, image in images.items()}
+    return SourceDataset(labelled.layout, annotations, splits, labelled.notes)
+
+
+def _matched(folder: SourceFolder, labelled: LabelledFolder) -> dict[str, LabelledImage]:
+    """Return the annotation of each image, by file name; add notes about images and annotations without a partner."""
+    pairs, ambiguous = paired(labelled.images, folder.images)
+    groups = {
+        "annotations left out, because their image does not exist": labelled.images.keys() - pairs.keys() - ambiguous,
+        "images left out, because no annotation names them": set(folder.images) - set(pairs.values()) - ambiguous,
+        "images and annotations left out, because several have the same name": ambiguous,
+    }
+    labelled.notes |= {note: sorted(paths) for note, paths in groups.items() if paths}
+    return {file: labelled.images[name] for name, file in sorted(pairs.items(), key=lambda pair: pair[1])}
+
+
+def _size(folder: SourceFolder, file: str) -> tuple[int, int]:
+    """Return width and height of an image in pixels, zeros if it is damaged."""
+    try:
+        height, width = image_shape(folder.root / file) or (0, 0)
+    except (OSError, ValueError):
+        return 0, 0
+    return width, height
+
+
+def _problem(image: LabelledImage, size: tuple[int, int]) -> str:
+    if not all(size):
+        return "damaged images left out"
+    if any(image.size) and tuple(image.size) != size:
+        return "images left out, whose size is not that of their annotation"
+    return ""
