@@ -28,7 +28,8 @@ class MetricsFile(Callback):
     Training metrics are written after every `log_every_n_steps`-th batch since training began and after the last batch
     of every epoch; `log_every_n_steps` 0 disables them. `step` counts batches since training began, `time_s` is the
     training time in seconds over all restarts. After a resume, rows behind the resumed step are dropped, because those
-    steps are trained again.
+    steps are trained again. Rows that could not be written are part of a checkpoint: the process can end before the
+    disk accepts them.
     """
 
     def __init__(self) -> None:
@@ -43,12 +44,13 @@ class MetricsFile(Callback):
         """If set, the next write keeps the rows up to this step and rewrites the file instead of appending."""
 
     def state_dict(self) -> dict[str, Any]:
-        return {"steps": self._steps, "trained_s": self._elapsed_s()}
+        return {"steps": self._steps, "trained_s": self._elapsed_s(), "unwritten": list(self._unwritten)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         check_state(self, state_dict, ("steps", "trained_s"))
         self._steps = state_dict["steps"]
         self._trained_s = state_dict["trained_s"]
+        self._unwritten = list(state_dict.get("unwritten", []))  # absent from the checkpoints of earlier versions
 
     @rank_zero_only
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -56,7 +58,7 @@ class MetricsFile(Callback):
         self._started_s = time.monotonic()
         self._row_step = self._steps
         self._rewritten_up_to = self._steps
-        if (Path(trainer.default_root_dir) / METRICS).is_file():
+        if self._unwritten or (Path(trainer.default_root_dir) / METRICS).is_file():
             self._flush(trainer)
 
     @rank_zero_only
@@ -92,7 +94,8 @@ class MetricsFile(Callback):
             if self._rewritten_up_to is None:
                 append_rows(path, self._unwritten)
             else:
-                write_rows(path, [*read_rows(path, self._rewritten_up_to), *self._unwritten])
+                earlier_rows = read_rows(path, self._rewritten_up_to)
+                write_rows(path, [*earlier_rows, *_missing(self._unwritten, earlier_rows)])
             self._unwritten = []
             self._rewritten_up_to = None
         if self._file.failed and self._rewritten_up_to is None:  # the last row may be incomplete
@@ -111,6 +114,12 @@ def read_rows(path: Path, up_to: float = math.inf) -> list[dict[str, str]]:
     with StringIO(read_regular(path).decode(errors="replace"), newline="") as file:
         rows = [row for row in csv.DictReader(file) if None not in row.values() and row["step"].isdigit()]
     return [row for row in rows if int(row["step"]) <= up_to]
+
+
+def _missing(rows: list[dict[str, Any]], written_rows: list[dict[str, str]]) -> list[dict[str, Any]]:
+    """Return the rows that are not among `written_rows`, whose cells are strings, empty without a value."""
+    written = [{name: cell for name, cell in row.items() if cell} for row in written_rows]
+    return [row for row in rows if {name: str(cell) for name, cell in row.items()} not in written]
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:

@@ -346,7 +346,10 @@ def judge_random(run: Run, expected: FinalState | None) -> Verdict:
     except (OSError, KeyError) as error:
         wrong.append(f"no final state: {error}")
     else:
-        if case.exact and expected is not None:
+        # A hang in which the process waits for the device lowers the computation, which then rounds differently.
+        is_hang = case.fault.startswith("hang")
+        is_lowered = is_hang and any("computation: gemm" in text for _, text in run.notes["messages"])
+        if case.exact and expected is not None and not is_lowered:
             wrong += differences(final, expected)
         elif final.steps != STEPS and "max_hours" not in case.config:
             wrong.append(f"{final.steps} steps trained instead of {STEPS}")

@@ -1,4 +1,6 @@
 import csv
+import errno
+import os
 import re
 import resource
 from pathlib import Path
@@ -197,6 +199,27 @@ def test_rows_that_a_full_disk_refused_follow_when_it_has_space_again(tmp_path: 
     with pytest.warns(UserWarning, match="could not write .*metrics.csv"):
         fit(tmp_path, FullDisk(2, 4), MetricsFile(), batches=6)
     assert steps(tmp_path) == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("refusals", [99, 5], ids=["process ends", "disk recovers"])
+def test_rows_that_were_not_written_before_a_checkpoint_follow_after_the_resume(tmp_path: Path, refusals: int) -> None:
+    from yolo_lightning.callbacks import metrics_file
+
+    calls = []
+
+    def refusing(path: Path, kept: list[dict[str, Any]]) -> None:
+        calls.append(path)
+        if len(calls) <= refusals:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        write_rows(path, kept)
+
+    write_rows = metrics_file.write_rows
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(metrics_file, "write_rows", refusing)
+        with pytest.warns(UserWarning, match=r"could not write .*metrics.csv"):
+            interrupted(tmp_path, 1, 3, epochs=2)
+    fit(tmp_path, MetricsFile(), epochs=2, resume=tmp_path / "checkpoints/step-000000006.ckpt")
+    assert steps(tmp_path) == list(range(1, 9))
 
 
 def test_file_that_could_not_be_cut_back_is_cut_back_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

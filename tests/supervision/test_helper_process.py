@@ -97,6 +97,13 @@ def test_helper_that_died_is_replaced_and_its_call_fails(helper: Helper, fifo: P
     assert helper.wait(call, 20)
 
 
+def test_helper_that_was_stopped_continues_with_the_next_call(helper: Helper) -> None:
+    os.kill(helper._child, signal.SIGSTOP)
+    call = helper.begin(divide, 1.0, 2.0)
+    assert helper.wait(call, 20.0)
+    assert call.result() == 0.5
+
+
 def test_helper_that_hangs_is_left_at_the_end(fifo: Path) -> None:
     made = Helper()
     made.post(Path.read_text, fifo)

@@ -137,11 +137,12 @@ class Helper:
         other.close()
 
     def _send(self) -> None:
-        """Send the next call. The child has answered all others, so that it reads at once."""
+        """Send the next call. The child has answered all others, so that it reads at once, also if it was stopped."""
         call = self._current = self._waiting.popleft()
         self._sent_s = time.monotonic()
         with contextlib.suppress(ConnectionError):  # the child process has died; `serve` handles that
             self._connection.send((call.function, call.arguments))
+        os.kill(self._child, signal.SIGCONT)
 
     def _restart(self, reason: str = "the helper process has died") -> None:
         """Start another child process in place of a dead or cancelled one; the call that it was making fails."""
