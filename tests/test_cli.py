@@ -104,6 +104,18 @@ class TestCheckpointAndFlags:
         assert yaml.safe_load((RUN / "config.yaml").read_text())["data"]["limits"]["quarantine"] == ["index=0"]
         assert saved_config["data"]["limits"]["quarantine"] == []
 
+    def test_automatic_values_are_printed_and_kept_by_a_resume(
+        self, run: Run, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        words = ["--data.batch_size", "auto", "--model.recipe.nominal_batch", "auto", "--model.recipe.warmup_epochs"]
+        words += ["auto", *ONE_BATCH]
+        with caplog.at_level(logging.INFO):
+            run("fit", *words, "--trainer.max_epochs", "1")
+            run("fit", *words, "--trainer.max_epochs", "2", "--resume")
+        values = "data.batch_size 8, model.recipe.nominal_batch 8, model.recipe.warmup_epochs 0.1"
+        assert f"auto, for 1 epochs of 1 batches: {values}" in caplog.text
+        assert f"auto, as in the checkpoint: {values}" in caplog.text
+
     def test_the_configuration_of_a_resumed_run_serves_any_subcommand(self, trained: Run) -> None:
         trained("fit", "--resume", "--trainer.max_epochs", "2", *ONE_BATCH)
         trained("validate", "--config", str(RUN / "config.yaml"))

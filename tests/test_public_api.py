@@ -193,7 +193,10 @@ def test_prediction_of_a_plain_trainer_returns_the_detections_of_each_frame(
             r"class_width must be >= 1 and <= 8192 or null, got 0",
         ),
         (lambda: yolo_lightning.DetectionDataModule(format=3), r"data\.format must be a text, got 3"),
-        (lambda: yolo_lightning.DetectionDataModule(batch_size=True), r"data\.batch_size must be an integer, got True"),
+        (
+            lambda: yolo_lightning.DetectionDataModule(batch_size=True),
+            r"data\.batch_size must be an integer or auto, got True",
+        ),
         (
             lambda: MODULE(epochs=3),
             "YOLOModule has no argument 'epochs'. Did you mean max_epochs of Trainer. The arguments are variant,",

@@ -78,7 +78,7 @@ from yolo_lightning.training.optimizers import (
     muon_groups,
     parameter_groups,
 )
-from yolo_lightning.training.recipe import Recipe
+from yolo_lightning.training.recipe import AUTO, AUTO_VALUES, Recipe, settled, with_numbers
 from yolo_lightning.training.schedule import OptimizerSettings, scaled_weight_decay, settings_at
 from yolo_lightning.training.self_check import SelfCheck
 from yolo_lightning.utils.activity import Activity, during, enter
@@ -203,6 +203,7 @@ class YOLOModule(LightningModule):
         self._facts = TrainingFacts(batch_size=1)
         self._folded_graph: FoldedGraph | None = None
         self._saved_optimizer: str | None = None
+        self._saved_recipe: dict[str, float] = {}
         self._input_record: dict[str, Any] = {}
 
     @classmethod
@@ -412,6 +413,8 @@ class YOLOModule(LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Return the chosen optimizer; learning rates and decay are set before every step."""
+        if self._trainer is not None:
+            self.recipe = self._recipe_with_numbers()
         momentum = self.recipe.momentum
         if self.recipe.optimizer == "auto":
             self.recipe = self._automatic_recipe()
@@ -423,14 +426,52 @@ class YOLOModule(LightningModule):
         check_same_optimizer(self._saved_optimizer, optimizer)
         return optimizer
 
+    def _recipe_with_numbers(self) -> Recipe:
+        """Return the recipe with numbers instead of `auto`, and log all values that follow the size of the dataset."""
+        names = [name for name in AUTO_VALUES if getattr(self.recipe, name) == AUTO]
+        has_auto_batch_size = getattr(self._data_facts(), "has_auto_batch_size", False)
+        if not names and not has_auto_batch_size:
+            return self.recipe
+        epochs = self.trainer.max_epochs or 1
+        batches, batch_size = self._epoch_length()
+        recipe = with_numbers(
+            self.recipe,
+            epoch_images=batches * batch_size,
+            epochs=epochs,
+            batch_size=batch_size,
+            saved=self._saved_recipe,
+        )
+        values = [f"model.recipe.{name} {getattr(recipe, name):g}" for name in names]
+        if has_auto_batch_size:
+            values.insert(0, f"data.batch_size {batch_size // self.trainer.world_size}")
+        origin = f"for {epochs} epochs of {batches:,} batches"
+        if self._saved_recipe:
+            origin = "as in the checkpoint"
+        rank_zero_info(f"auto, {origin}: {', '.join(values)}")
+        return recipe
+
+    def _data_facts(self) -> TrainingFacts | None:
+        """Return the facts of the data module; None for a plain loader, which is not loaded yet."""
+        if hasattr(self.trainer.datamodule, "training_facts"):  # type: ignore[attr-defined]
+            return TrainingFacts.from_trainer(self.trainer)
+        return None
+
+    def _epoch_length(self) -> tuple[int, int]:
+        """Return the number of batches per epoch and rank, and the number of images per batch over all ranks."""
+        trainer = self.trainer
+        facts = self._data_facts()
+        if facts is None or facts.epoch_batches is None:
+            _ = trainer.estimated_stepping_batches  # loads the training data
+            facts = replace(TrainingFacts.from_trainer(trainer), epoch_batches=int(trainer.num_training_batches))
+        assert facts.epoch_batches is not None
+        return facts.epoch_batches, facts.batch_size * trainer.world_size
+
     def _automatic_recipe(self) -> Recipe:
         """Return the recipe of `auto`, now that the length of the training is known."""
-        trainer = self.trainer
-        epochs = trainer.max_epochs or 1
-        _ = trainer.estimated_stepping_batches  # sets num_training_batches
-        batch_size = TrainingFacts.from_trainer(trainer).batch_size * trainer.world_size
-        images = trainer.num_training_batches * batch_size
-        steps = math.ceil(images / max(batch_size, self.recipe.nominal_batch)) * epochs
+        epochs = self.trainer.max_epochs or 1
+        batches, batch_size = self._epoch_length()
+        images_per_step = max(batch_size, settled(self.recipe.nominal_batch))
+        steps = math.ceil(batches * batch_size / images_per_step) * epochs
         classes = len(self.hparams["class_names"])
         recipe = automatic(
             self.recipe, classes=classes, optimizer_steps=steps, epochs=epochs, saved=self._saved_optimizer
@@ -522,6 +563,7 @@ class YOLOModule(LightningModule):
             accumulation=self._accumulation.state_dict(self.graph, self.trainer.scaler),
             nonfinite=self._guard.state_dict(),
             splitting=self.guarded_step.state_dict(),
+            recipe={name: getattr(self.recipe, name) for name in AUTO_VALUES if getattr(self.recipe, name) != AUTO},
             input=self._input_record,
         )
         checkpoint.update(state.keys())
@@ -549,6 +591,7 @@ class YOLOModule(LightningModule):
         check_tensors(checkpoint.get("state_dict", self.state_dict()), "the checkpoint", self.state_dict())
         self._steps = state.steps
         self._saved_optimizer = state.optimizer
+        self._saved_recipe = state.recipe
         self._input_record = state.input
         self._accumulation.load_state_dict(state.accumulation)
         self._guard.load_state_dict(state.nonfinite)

@@ -20,6 +20,7 @@ from tests.helpers.annotations import open_ltdv2
 from tests.helpers.data_module import cpu_trainer, data_module, set_up
 from yolo_lightning import YOLOModule
 from yolo_lightning.data.batch import Batch, collate
+from yolo_lightning.data.batch_size import automatic_batch_size
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import TrainingDataset
 from yolo_lightning.data.index.split_index import SplitIndex
@@ -69,7 +70,7 @@ def clip_names(index: SplitIndex) -> set[str]:
             for size in (0, -32, 33)
         ),
         ({"batch_size": 0}, "data.batch_size must be >= 1, got 0"),
-        ({"batch_size": "4"}, "data.batch_size must be an integer, got '4'"),
+        ({"batch_size": "4"}, "data.batch_size must be an integer or auto, got '4'"),
         ({"loader": 4}, "data.loader must be LoaderSettings, got 4"),
         ({"image_cache_mib": -1}, "data.storage.image_cache_mib must be >= 0, got -1"),
         ({"max_bad_frames": -1}, "data.limits.max_bad_frames must be >= 0, got -1"),
@@ -186,6 +187,22 @@ def test_epoch_is_as_long_as_sampling_says(make: Make) -> None:
 def test_batch_larger_than_an_epoch_is_refused(make: Make) -> None:
     with pytest.raises(ValueError, match=r"data\.batch_size must be at most the 3 frames of an epoch of .*, got 4"):
         make(sampling=Sampling(epoch_frames=3))
+
+
+@pytest.mark.parametrize(
+    ("frames", "processes", "batch_size"), [(1000, 1, 16), (999, 1, 8), (5, 1, 5), (1999, 2, 8), (0, 1, 1)]
+)
+def test_automatic_batch_size_follows_the_frames_of_a_process(frames: int, processes: int, batch_size: int) -> None:
+    assert automatic_batch_size(frames, processes) == batch_size
+
+
+def test_automatic_batch_size_is_kept_by_a_resume(make: Make) -> None:
+    data = make(batch_size="auto", sampling=Sampling(epoch_frames=6))
+    facts = data.training_facts()
+    assert (facts.batch_size, facts.has_auto_batch_size, facts.epoch_batches) == (6, True, 1)
+    data.load_state_dict(data.state_dict() | {"batch_size": 4})
+    assert data.train_dataloader().batch_sampler.batch_size == 4
+    assert make("validate", batch_size="auto").batch_size == 16
 
 
 def test_log_says_what_is_used_of_each_split(make: Make, caplog: pytest.LogCaptureFixture) -> None:

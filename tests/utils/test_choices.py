@@ -34,7 +34,7 @@ def test_other_value_than_a_number_is_named(value: Any, shown: str) -> None:
     ("value", "message"),
     [
         ({"lr_0": 0.1}, r"Recipe has no setting 'lr_0'\. Did you mean lr0\?"),
-        ({"nominal_batch": 2.5}, r"model\.recipe\.nominal_batch must be an integer, got 2\.5"),
+        ({"nominal_batch": 2.5}, r"model\.recipe\.nominal_batch must be an integer or auto, got 2\.5"),
         ({"cosine": "no"}, r"model\.recipe\.cosine must be true or false, got 'no'"),
     ],
 )

@@ -22,7 +22,7 @@ END_OF_ARCHIVE = b"PK\5\6" + bytes(18)
 
 PARTS = {
     **dict.fromkeys(("epoch", "global_step", "steps"), int),
-    **dict.fromkeys((*DICTIONARIES, "accumulation", "nonfinite", "splitting"), dict),
+    **dict.fromkeys((*DICTIONARIES, "accumulation", "nonfinite", "splitting", "recipe"), dict),
     "optimizer_states": list[dict[str, Any]],
 }
 """Types of the parts of a checkpoint of `YOLOModule`."""

@@ -154,6 +154,8 @@ class TrainingFacts:
     channels: int | None = None  # 1 for gray frames, 3 for RGB; None if unknown
     resize: Resize = "area"  # Interpolation of `data.input.resize`; recorded
     category_ids: tuple[int, ...] = ()  # Of the classes in the dataset's files, index 0 first; recorded
+    has_auto_batch_size: bool = False  # Whether `batch_size` follows the number of frames; printed
+    epoch_batches: int | None = None  # Batches per epoch and rank; None if unknown before the loader is made
 
     @classmethod
     def from_trainer(cls, trainer: Any) -> Self:

@@ -12,6 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch.utils.data import DataLoader
 
 from yolo_lightning.data.batch import Batch, Sample, TrainingFacts, collate
+from yolo_lightning.data.batch_size import AUTO, USUAL_BATCH, BatchSize, automatic_batch_size
 from yolo_lightning.data.dataset import EvaluationDataset, TrainingDataset
 from yolo_lightning.data.formats.choose_format import open_format
 from yolo_lightning.data.formats.dataset_format import DatasetSettings, Files
@@ -48,7 +49,7 @@ from yolo_lightning.data.transforms.augmentation_settings import Augmentation
 from yolo_lightning.data.transforms.box_paste import PasteCandidates
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.accelerator import uses_pinned_memory
-from yolo_lightning.utils.choices import as_settings, check_choices, checked_arguments, plain
+from yolo_lightning.utils.choices import as_settings, check_choices, check_range, checked_arguments, plain
 from yolo_lightning.utils.distributed import check_agreement
 from yolo_lightning.utils.host import worker_count
 from yolo_lightning.utils.loop_position import LoaderLoop, steps_begun
@@ -73,7 +74,7 @@ class DetectionDataModule(LightningDataModule):
         root: Dataset folder with frames and JSON files. If `format` is a `data.yaml`, replaces its `path`.
         format: `ltdv2` for LTDv2's official files, `coco` for COCO JSON, or the path of a `data.yaml` for images and
             label files in Ultralytics' layout.
-        batch_size: Frames per batch and process.
+        batch_size: Frames per batch and process, >= 1. `auto`: 16; 8 for fewer than 1,000 training frames.
         image_size: Size of the network input, pixels, multiples of 32. One number is the longer side: the input has the
             shape of the frames if all frames have one (384 x 288 with 640: 640 x 480), and else is a square.
             `[640, 640]` is a square in any case, and `[height, width]` any other shape.
@@ -91,12 +92,12 @@ class DetectionDataModule(LightningDataModule):
         UserError: If a value is out of range. Errors in the data are raised by `setup`, before training starts.
     """
 
-    @checked_arguments("data", unchecked=("image_size",), batch_size=">= 1", seed=">= 0")
+    @checked_arguments("data", unchecked=("image_size",), seed=">= 0")
     def __init__(
         self,
         root: str | None = None,
         format: str = LTDv2Format.accepted,
-        batch_size: int = 16,
+        batch_size: BatchSize = 16,
         image_size: int | Sequence[int] = 640,
         seed: int = 0,
         files: Files = Files(),  # noqa: B008 - frozen, as all groups
@@ -113,7 +114,11 @@ class DetectionDataModule(LightningDataModule):
         self.image_size = ImageSize.of("data.image_size", image_size).check("data.image_size")
         self._longer_side = None if isinstance(image_size, list | tuple) else max(self.image_size)
         self._input_sizes: set[ImageSize] = set()  # of the frames of all opened splits, if one number is configured
-        self.batch_size = plain(batch_size)
+        self._has_auto_batch_size = batch_size == AUTO
+        if batch_size == AUTO:
+            batch_size = USUAL_BATCH  # of evaluations; `_set_up_training` replaces it
+        check_range("data.batch_size", batch_size, ">= 1")
+        self.batch_size: int = plain(batch_size)
         self.seed = plain(seed)
         self.storage = as_settings(StorageSettings, storage)
         self.limits = as_settings(Limits, limits)
@@ -192,6 +197,8 @@ class DetectionDataModule(LightningDataModule):
             rank_zero_warn("train and valid have the same frames and boxes: the scores do not show what is learned")
         self._order = SampledOrder(index, self.sampling, self.seed)
         rank_zero_info(f"train: {self._order.describe()}")
+        if self._has_auto_batch_size:
+            self.batch_size = automatic_batch_size(self._order.length, self._batches().processes)
         if self.augmentation.paste.probability:
             PasteCandidates(index, self.augmentation.paste.classes)  # raises ValueError
         batches = self._batches()
@@ -204,12 +211,17 @@ class DetectionDataModule(LightningDataModule):
         trainer = self.trainer
         if trainer is None or not trainer.check_val_every_n_epoch or not trainer.limit_val_batches:
             return
-        epoch_batches = limited(batches.count(self._order.length), trainer.limit_train_batches)
+        epoch_batches = self._epoch_batches()
         interval = trainer.val_check_interval
         if isinstance(interval, int) and interval > epoch_batches:
             raise UserError(
                 f"trainer.val_check_interval must be <= {epoch_batches}, the batches per epoch, got {interval}"
             )
+
+    def _epoch_batches(self) -> int:
+        """Return the number of training batches per epoch and process."""
+        limit = None if self.trainer is None else self.trainer.limit_train_batches
+        return limited(self._batches().count(self._order.length), limit)
 
     def open(self, split: Split, storage: StorageKind | None = None) -> LabelledFrames:
         """Return a split with its frames, unchecked; `storage` None uses `data.storage.kind`."""
@@ -302,6 +314,8 @@ class DetectionDataModule(LightningDataModule):
             channels=self.channels,
             resize=self.input.resize,
             category_ids=self.category_ids,
+            has_auto_batch_size=self._has_auto_batch_size,
+            epoch_batches=self._epoch_batches(),
         )
 
     def describe_crowded_frames(self, stage: str, max_detections: int) -> list[str]:
@@ -348,7 +362,7 @@ class DetectionDataModule(LightningDataModule):
             dataset,
             keys,
             collate,
-            epoch_batches=limited(len(keys), None if trainer is None else trainer.limit_train_batches),
+            epoch_batches=self._epoch_batches(),
             loop=None if trainer is None else LoaderLoop(trainer),
             mosaic_epochs=self._mosaic_epochs,
             **arguments,
@@ -360,19 +374,26 @@ class DetectionDataModule(LightningDataModule):
         return max(0, (self.trainer.max_epochs or 0) - self.augmentation.close_mosaic_epochs)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the fingerprint of the training data and the size of the input for a checkpoint."""
+        """Return the fingerprint of the training data, the size of the input and the batch size for a checkpoint."""
         if "train" not in self._splits:
             return {}
-        return {"train_fingerprint": self.index("train").fingerprint, "image_size": self.image_size.plain()}
+        return {
+            "train_fingerprint": self.index("train").fingerprint,
+            "image_size": self.image_size.plain(),
+            "batch_size": self.batch_size,
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Check that the training data is that of the checkpoint, so that the position in its order is valid.
 
-        An input that follows the frames gets the shape in the checkpoint, if the longer side is equal.
+        An input that follows the frames gets the shape in the checkpoint, if the longer side is equal. With
+        `batch_size: auto`, the batch size is that of the checkpoint.
 
         Raises:
             UserError: If the content of the training split has changed.
         """
+        if self._has_auto_batch_size:
+            self.batch_size = state_dict.get("batch_size", self.batch_size)
         saved = state_dict.get("train_fingerprint")
         now = self.state_dict().get("train_fingerprint", saved)
         if saved not in (None, now):

@@ -14,6 +14,7 @@ class ModuleState:
     accumulation: dict[str, Any] = field(default_factory=dict)  # see `Accumulation`
     nonfinite: dict[str, Any] = field(default_factory=dict)  # see `NonFiniteGuard`
     splitting: dict[str, Any] = field(default_factory=dict)  # see `GuardedStep`
+    recipe: dict[str, float] = field(default_factory=dict)  # numbers of the recipe's values that can be `auto`
     input: dict[str, Any] = field(default_factory=dict)  # preprocessing of the training images, see `input_record`
 
     @classmethod

@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from yolo_lightning.errors import UserError
-from yolo_lightning.training.recipe import OPTIMIZERS, Group, Recipe
+from yolo_lightning.training.recipe import OPTIMIZERS, Group, Recipe, settled
 from yolo_lightning.training.schedule import OptimizerSettings
 from yolo_lightning.utils.offline import offline
 
@@ -93,7 +93,7 @@ def automatic(recipe: Recipe, *, classes: int, optimizer_steps: float, epochs: i
         saved: Optimizer class in the checkpoint that is resumed, which is kept for a changed number of epochs.
     """
     if saved == "MuSGD" or (saved is None and optimizer_steps > LONG_TRAINING):
-        warms_up = min(recipe.warmup_epochs, epochs - 1) > 0
+        warms_up = min(settled(recipe.warmup_epochs), epochs - 1) > 0
         momentum = recipe.momentum if warms_up else AUTO_MOMENTUM
         return replace(recipe, optimizer="MuSGD", lr0=0.01, momentum=momentum, warmup_bias_lr=0.0)
     lr0 = round(0.002 * 5 / (4 + classes), 6)

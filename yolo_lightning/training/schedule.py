@@ -10,7 +10,7 @@ from typing import Self
 
 import numpy as np
 
-from yolo_lightning.training.recipe import Group, Recipe
+from yolo_lightning.training.recipe import Group, Recipe, settled
 
 CLASS_HEAD_FACTOR = 3.0
 """Factor of the learning rates of the class branches of the head, as in Ultralytics; only MuSGD uses them."""
@@ -35,12 +35,13 @@ class OptimizerSettings:
 
 def _full_accumulation(recipe: Recipe, batch_size: int) -> int:
     """Return the steps per optimizer step after warm-up: the nominal batch divided by the batch size, at least 1."""
-    return max(round(recipe.nominal_batch / batch_size), 1)
+    return max(round(settled(recipe.nominal_batch) / batch_size), 1)
 
 
 def scaled_weight_decay(recipe: Recipe, batch_size: int) -> float:
     """Return the weight decay, scaled by the ratio of the images per optimizer step to the nominal batch."""
-    return recipe.weight_decay * batch_size * _full_accumulation(recipe, batch_size) / recipe.nominal_batch
+    images = batch_size * _full_accumulation(recipe, batch_size)
+    return recipe.weight_decay * images / settled(recipe.nominal_batch)
 
 
 def decay_factor(recipe: Recipe, progress: float) -> float:
@@ -66,7 +67,7 @@ def settings_at(
     rate = recipe.lr0 * decay
     head_rate = recipe.lr0 * CLASS_HEAD_FACTOR * decay
     accumulate = min(_full_accumulation(recipe, batch_size), max(1, round(steps_per_epoch * epochs)))
-    warmup = max(round(min(recipe.warmup_epochs, epochs - 1) * steps_per_epoch), 0)
+    warmup = max(round(min(settled(recipe.warmup_epochs), epochs - 1) * steps_per_epoch), 0)
     if step > warmup or warmup == 0:
         rates = dict.fromkeys(Group, rate)
         return OptimizerSettings(rates, recipe.momentum, accumulate, dict.fromkeys(Group, head_rate))
