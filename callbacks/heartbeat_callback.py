@@ -14,7 +14,7 @@ from yolo_lightning.supervision import heartbeat
 from yolo_lightning.supervision.failure_record import record_own_failure
 from yolo_lightning.supervision.heartbeat import HeartbeatWriter, Phase
 from yolo_lightning.utils.accelerator import synchronize
-from yolo_lightning.utils.activity import Activity, enter
+from yolo_lightning.utils.activity import Activity, during, enter
 from yolo_lightning.utils.loop_position import steps_begun
 
 NO_FAILURES = (KeyboardInterrupt, SystemExit, SIGTERMException)
@@ -45,7 +45,8 @@ class HeartbeatCheckpointIO(CheckpointIO):
         return self.inner.load_checkpoint(path, *arguments, **options)
 
     def remove_checkpoint(self, path: str | Path) -> None:
-        self.inner.remove_checkpoint(path)
+        with during(Activity.WRITE):
+            self.inner.remove_checkpoint(path)
 
     def teardown(self) -> None:
         self.inner.teardown()

@@ -84,7 +84,15 @@ CHANGES_VALUES = frozenset({"NaN", "wrong", "out of memory", "device error", "er
 
 OPERATORS_PER_STEP = 3000
 STEPS = EPOCHS * STEPS_PER_EPOCH
-TIMEOUTS_S = {"fetch_s": 4.0, "step_s": 4.0, "save_s": 5.0, "validate_s": 15.0, "metrics_s": 5.0, "epoch_end_s": 5.0}
+TIMEOUTS_S = {
+    "first_batch_s": 60.0,
+    "fetch_s": 4.0,
+    "step_s": 4.0,
+    "save_s": 5.0,
+    "validate_s": 15.0,
+    "metrics_s": 5.0,
+    "epoch_end_s": 5.0,
+}
 LIMIT_S = 420.0
 WEIGHTS = (6, 2, 2)  # of system calls, signals and operators
 LATEST_STEP = STEPS - 6

@@ -10,6 +10,7 @@ import pytest
 from tests.conftest import REPOSITORY
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils import files
+from yolo_lightning.utils.activity import Activity, current
 from yolo_lightning.utils.files import cache_folder, remove_leftovers, replacing, temporary_prefix
 
 WRITER = """
@@ -36,6 +37,22 @@ def test_repeated_command_removes_temporary_files_and_folders_of_a_killed_one(tm
     assert all(one.name.startswith(".writing-yolo-") for one in leftovers)
     write(tmp_path / "report.html", "complete")
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_a_disk_that_hangs_in_any_part_of_a_write_hangs_in_the_activity_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    activities: list[Activity] = []
+    unlink = Path.unlink
+
+    def recorded(path: Path, missing_ok: bool = False) -> None:
+        activities.append(current())
+        unlink(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", recorded)
+    with replacing(tmp_path / "file") as temporary:
+        temporary.touch()
+    assert set(activities) == {Activity.WRITE}
 
 
 def test_files_of_living_processes_and_new_files_of_other_machines_stay(tmp_path: Path) -> None:

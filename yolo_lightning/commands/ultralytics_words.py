@@ -88,7 +88,7 @@ def translated_file(file: str, content: Mapping[str, Any], words: Sequence[str],
     """
     defaults = arguments_of_ultralytics()
     names = [name for name in content if name in defaults and name not in keys]
-    if not names or any(isinstance(value, dict) for value in content.values()):
+    if not names or any(isinstance(value, dict) for value in content.values()) or isinstance(content.get("data"), list):
         return None
     changed = {name: value for name, value in content.items() if defaults.get(name, False) != value}
     pairs = [f"{name}={value}" for name, value in changed.items() if value is not None and name not in OF_A_RUN]

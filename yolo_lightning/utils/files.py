@@ -109,19 +109,19 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
     process writes into a folder removes what killed processes have left there.
     """
     temporary = path.with_name(f"{temporary_prefix()}{path.name}.part")
-    if path.parent not in _cleaned:
-        _cleaned.add(path.parent)
-        remove_leftovers(path.parent)
-    try:
-        with during(Activity.WRITE):
+    with during(Activity.WRITE):
+        if path.parent not in _cleaned:
+            _cleaned.add(path.parent)
+            remove_leftovers(path.parent)
+        try:
             yield temporary
             if durable:
                 flush(temporary)
             os.replace(temporary, path)
             if durable:
                 flush(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 def write_json(

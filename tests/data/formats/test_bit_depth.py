@@ -44,7 +44,8 @@ def raw_frame() -> bytes:
 @pytest.mark.parametrize("case", ENCODED)
 def test_file_range_and_remedy_are_named(case: str, channels: Any, capfd: pytest.CaptureFixture[str]) -> None:
     extension, image, words = ENCODED[case]
-    remedy = r"set data\.input\.pixel_range\.mode" if "uint16" in words else "only 8-bit .*: convert"
+    is_raw = case in ("gray png", "gray tiff")
+    remedy = r"set data\.input\.pixel_range\.mode" if is_raw else "only 8-bit .*: convert"
     with pytest.raises(BitDepthError, match=rf"^a/b\.png: the pixels are {words}; {remedy}") as raised:
         decode_frame(encode(extension, image), "a/b.png", channels)
     assert isinstance(raised.value, FrameError)
