@@ -51,6 +51,7 @@ class MetricsFile(Callback):
         self._steps = state_dict["steps"]
         self._trained_s = state_dict["trained_s"]
         self._unwritten = list(state_dict.get("unwritten", []))  # absent from the checkpoints of earlier versions
+        self._rewritten_up_to = math.inf  # a part of these rows may have been written after the checkpoint
 
     @rank_zero_only
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -78,6 +79,12 @@ class MetricsFile(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.sanity_checking and trainer.state.fn == "fit":
             self._write(trainer, ("val/",))
+
+    @rank_zero_only
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the rows that could not be written before, also if a resumed training was complete already."""
+        if self._unwritten:
+            self._flush(trainer)
 
     def _write(self, trainer: Trainer, prefixes: tuple[str, ...]) -> None:
         if "train/" in prefixes:

@@ -222,6 +222,20 @@ def test_rows_that_were_not_written_before_a_checkpoint_follow_after_the_resume(
     assert steps(tmp_path) == list(range(1, 9))
 
 
+def test_rows_of_a_complete_training_are_written_by_its_resume(tmp_path: Path) -> None:
+    from yolo_lightning.callbacks import metrics_file
+
+    def refusing(path: Path, kept: list[dict[str, Any]]) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(metrics_file, "write_rows", refusing)
+        with pytest.warns(UserWarning, match=r"could not write .*metrics.csv"):
+            fit(tmp_path, MetricsFile(), LastCheckpoint(2, keep=9))
+    fit(tmp_path, MetricsFile(), resume=tmp_path / "checkpoints/step-000000004.ckpt")
+    assert steps(tmp_path) == [1, 2, 3, 4]
+
+
 def test_file_that_could_not_be_cut_back_is_cut_back_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from yolo_lightning.callbacks import metrics_file
 

@@ -1,18 +1,20 @@
 """The plan of a run is made without side effects."""
 
 import json
+import os
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.checkpoints.test_resume_choice import RESUMABLE
 from yolo_lightning.checkpoints.checkpoint_file import write_checkpoint
 from yolo_lightning.checkpoints.run_folder import LaunchRecord, note_launch
 from yolo_lightning.commands import run_plan
 from yolo_lightning.commands.option_layers import GivenOptions
-from yolo_lightning.commands.run_plan import Run, check_accelerator, plan_run, with_precision
+from yolo_lightning.commands.run_plan import Run, check_accelerator, check_devices, plan_run, with_precision
 from yolo_lightning.errors import UserError
 from yolo_lightning.model.precision_choice import PrecisionChoice
 from yolo_lightning.supervision.fallback_levels import FallbackState, LevelState
@@ -205,6 +207,15 @@ def test_options_that_cannot_be_used(changed: dict[str, Any], message: str) -> N
     Path("torn.ckpt").write_bytes(b"torn")
     with pytest.raises(ValueError, match=message):
         plan_run(["fit"], options(**changed), GivenOptions())
+
+
+@pytest.mark.parametrize("devices", [999, "999"])
+def test_many_more_processes_than_cores_are_refused(devices: Any) -> None:
+    with pytest.raises(ValueError, match=r"trainer\.devices must be at most \d+ on a CPU with \d+ cores"):
+        check_devices(devices, torch.device("cpu"))
+    check_devices(devices, torch.device("cuda"))
+    check_devices("auto", torch.device("cpu"))
+    check_devices(os.cpu_count() or 1, torch.device("cpu"))
 
 
 def test_unknown_accelerator_is_refused() -> None:

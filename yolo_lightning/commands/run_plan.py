@@ -4,6 +4,7 @@
 `YOLOCLI` prints the plan and carries it out.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -62,6 +63,9 @@ from yolo_lightning.utils.yaml_file import flatten
 
 FROM_DATA = frozenset({"class_names", "input_channels"})
 """Arguments of the model that the data module determines."""
+
+PROCESSES_PER_CORE = 4
+"""Largest number of training processes per core of a CPU."""
 
 FRESH_STORE = "set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 before starting torchrun"
 
@@ -286,6 +290,7 @@ def _bound_by(weights: Path | dict[str, Any], options: Mapping[str, Any]) -> dic
 def check_options(options: Mapping[str, Any], is_fit: bool) -> None:
     """Raise a UserError for an option that no constructor checks."""
     check_accelerator(options["trainer.accelerator"])
+    check_devices(options["trainer.devices"], training_device(options))
     check_limits(options)
     if is_fit and options.get("detach") and launch_id() is not None:
         raise UserError("--detach cannot be used with torchrun, whose processes end with it: use nohup torchrun ...")
@@ -302,6 +307,17 @@ def check_options(options: Mapping[str, Any], is_fit: bool) -> None:
         check_deadline(options)
     if images != "auto" and images != 0 and images < 2:
         raise UserError(f"recalibrate_images must be auto, 0 or >= 2, got {images}")
+
+
+def check_devices(devices: Any, device: torch.device) -> None:
+    """Raise a UserError if a CPU would have to start many more processes than it has cores: one for each device."""
+    cores = os.cpu_count() or 1
+    most = PROCESSES_PER_CORE * cores
+    is_number = isinstance(devices, int | str) and str(devices).isdigit()
+    if device.type == "cpu" and is_number and int(devices) > most:
+        raise UserError(
+            f"trainer.devices must be at most {most} on a CPU with {cores} cores, as each device is a process, got {devices}"
+        )
 
 
 def check_accelerator(accelerator: Any) -> None:
