@@ -316,7 +316,8 @@ def check_devices(devices: Any, device: torch.device) -> None:
     is_number = isinstance(devices, int | str) and str(devices).isdigit()
     if device.type == "cpu" and is_number and int(devices) > most:
         raise UserError(
-            f"trainer.devices must be at most {most} on a CPU with {cores} cores, as each device is a process, got {devices}"
+            f"trainer.devices must be at most {most} on a CPU with {cores} cores, as each device is a process, "
+            f"got {devices}"
         )
 
 
