@@ -15,7 +15,7 @@ TOOLS = {
     "contact_sheet": "draw the input of the network with its boxes",
     "doctor": "inspect this machine and recommend settings",
     "export": "write the trained network for Ultralytics or ONNX Runtime",
-    "monitor": "show the state of a run, live or afterwards",
+    "monitor": "show the state of a run, live or afterwards, or list the runs",
     "prepare": "pack frames into a store, or check a dataset",
     "recalibrate": "compute the statistics of batch normalization anew, and compare the scores",
     "report": "write a run as one HTML file: curves, scores, frames, incidents, configuration",
@@ -28,7 +28,7 @@ TOOLS = {
 }
 """Purpose by name."""
 
-WITH_RUN = ("validate", "test", "predict", "export", "recalibrate", "sweep")
+WITH_RUN = ("validate", "test", "predict", "export", "monitor", "recalibrate", "sweep")
 """Commands that take RUN, the folder of a run, as the first word or as --run."""
 
 OWN_OPTIONS = {"soak": ("hours", "help")}

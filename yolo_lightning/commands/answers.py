@@ -342,6 +342,8 @@ def short_help(command: CommandOptions) -> str:
     lines = [usage(command), ""]
     if command.name == "predict":
         lines += [f"       {PROGRAM} predict PICTURES [options]    any images and videos", ""]
+    elif command.name == "monitor":
+        lines += [f"       {PROGRAM} monitor RUN [options]    one run", ""]
     elif command.name in WITH_RUN:
         lines += [f"       {PROGRAM} {command.name} RUN [options]    with the configuration of a run", ""]
     lines += [command.purpose, ""]

@@ -5,13 +5,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.commands.monitor.known_states import STATUS
 from yolo_lightning.cli import main
 from yolo_lightning.commands.monitor.read_run import read_run
 from yolo_lightning.supervision.heartbeat import HeartbeatWriter, Phase
+from yolo_lightning.supervision.run_status import write_status
 from yolo_lightning.utils.sensors import Capacity, MachineReader, SensorReadings
 
 
@@ -51,6 +54,24 @@ def test_missing_folder_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[s
     with pytest.raises(SystemExit, match="2"):
         main(["monitor", str(tmp_path / "nowhere")])
     assert "nowhere does not exist" in capsys.readouterr().err
+
+
+def test_runs_of_the_folder_are_listed_and_named_in_the_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("first", "second"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        write_status(replace(STATUS, best_map_50=0.25), tmp_path / "runs" / name / "status.json")
+    monkeypatch.chdir(tmp_path)
+    main(["monitor"])
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [(row[0], row[-1]) for row in rows if "runs/" in "".join(row)] == [
+        ("runs/first", "0.2500"),
+        ("runs/second", "0.2500"),
+    ]
+    with pytest.raises(SystemExit, match="2"):
+        main(["monitor", "nope"])
+    assert "nope does not exist. Existing runs: runs/first; runs/second." in capsys.readouterr().err
 
 
 def test_looking_changes_nothing_in_the_folder(running: Path) -> None:

@@ -11,9 +11,11 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 
-from yolo_lightning.commands.monitor.read_run import check_holds_run, read_run
+from yolo_lightning.commands.monitor.read_run import RUNS, check_holds_run, find_runs, read_run
+from yolo_lightning.commands.monitor.run_list import run_table
 from yolo_lightning.commands.monitor.run_state import RunState, red_flags
 from yolo_lightning.commands.monitor.screen import buffer_of, screen
+from yolo_lightning.errors import UserError
 from yolo_lightning.utils.sensors import MachineReader
 from yolo_lightning.utils.terminal import has_cursor_control
 
@@ -23,17 +25,20 @@ LIVE_READING_S = 0.5
 """Seconds to wait for the first readings of the sensors: for a single output, and for the live display."""
 
 
-def monitor(run: Path, *, once: bool = False, json: bool = False) -> None:
+def monitor(*, run: Path | None = None, once: bool = False, json: bool = False) -> None:
     """Show the state of a run: phase, speed, ETA, losses, scores, GPU, loader workers, checkpoints, incidents.
 
     Works during a run and after its end. Reads only the run folder, /proc and the sensors. Ctrl-C exits. If the output
     is not a terminal, or one without cursor control (`TERM=dumb`), the state is shown once.
 
     Args:
-        run: Run folder.
+        run: Run folder. Without a run, all runs in this folder and in its folder `runs` are listed once.
         once: Show the state once and exit.
         json: Print the state once as one JSON object.
     """
+    if run is None:
+        _list_runs(json)
+        return
     check_holds_run(run)
     machine = MachineReader(run, INTERVAL_S)
     console = Console()
@@ -47,6 +52,18 @@ def monitor(run: Path, *, once: bool = False, json: bool = False) -> None:
             while True:
                 live.update(screen(read_run(run, machine.latest(LIVE_READING_S))), refresh=True)
                 time.sleep(INTERVAL_S)
+
+
+def _list_runs(json: bool) -> None:
+    """Print state, epoch and best score of all runs of the working folder."""
+    folders = find_runs(Path())
+    if not folders:
+        raise UserError(f"There is no run in {Path.cwd()} and its folder {RUNS}. Type: monitor RUN, a run folder.")
+    states = [read_run(folder) for folder in folders]
+    if json:
+        print(json_format.dumps([as_json(state) for state in states], indent=2))
+    else:
+        Console().print(run_table(states))
 
 
 def as_json(state: RunState) -> dict[str, Any]:

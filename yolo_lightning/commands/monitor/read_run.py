@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from yolo_lightning.checkpoints.checkpoint_file import checksum_path, read_checksum
+from yolo_lightning.commands.console import name_some
 from yolo_lightning.commands.monitor.run_state import Checkpoint, Facts, RunState, judge
 from yolo_lightning.errors import UserError
 from yolo_lightning.supervision.heartbeat import Heartbeat, Phase, read_heartbeat
@@ -38,6 +39,9 @@ from yolo_lightning.utils.suggestions import missing
 
 TRACES = (HEARTBEAT_FILE, STATUS_FILE, SUPERVISOR_FILE, FINISHED_FILE, METRICS, CHECKPOINTS)
 """A run folder contains at least one of these."""
+
+RUNS = "runs"
+"""Folder of the runs in the working folder, as in the configurations."""
 
 SIGNS = (HEARTBEAT_FILE, STATUS_FILE, METRICS)  # files that are written during training
 
@@ -118,9 +122,31 @@ def _damaged_files(folder: Path, status: Status | None, standing: SupervisorStat
 def check_holds_run(folder: Path) -> None:
     """Raise a `UserError` if a folder does not exist or contains no run."""
     if not folder.is_dir():
-        raise UserError(f"The run folder {folder} {missing(folder)} Pass the value of trainer.default_root_dir.")
-    if not any((folder / name).exists() for name in TRACES):
-        raise UserError(f"The folder {folder} contains no run: it has none of {', '.join(TRACES)}.")
+        raise UserError(f"The run folder {folder} {missing(folder)} {_existing_runs(Path())}")
+    if not _holds_run(folder):
+        problem = f"The folder {folder} contains no run: it has none of {', '.join(TRACES)}."
+        raise UserError(f"{problem} {_existing_runs(folder)}")
+
+
+def find_runs(folder: Path) -> list[Path]:
+    """Return the run folders in a folder and in its folder `runs`, by name."""
+    folders: list[Path] = []
+    for place in (folder, folder / RUNS):
+        with suppress(OSError):  # no such folder, or no permission
+            folders += sorted(path for path in place.iterdir() if _holds_run(path))
+    return folders
+
+
+def _holds_run(folder: Path) -> bool:
+    return folder.is_dir() and any((folder / name).exists() for name in TRACES)
+
+
+def _existing_runs(folder: Path) -> str:
+    """Return a sentence with the first runs of a folder, or the option that names a run folder."""
+    runs = [one_line(str(path)) for path in find_runs(folder)]
+    if not runs:
+        return "Pass the value of trainer.default_root_dir."
+    return f"Existing runs: {name_some(runs)}."
 
 
 def _find_trainer(
