@@ -317,7 +317,9 @@ class YOLOCLI(LightningCLI):
             trainer = super().instantiate_trainer(**kwargs)
         except (MisconfigurationException, TypeError, ValueError) as error:  # of Lightning, for values of a valid type
             _, *frames = (frame for frame, _ in walk_tb(error.__traceback__))
-            if any(is_of_package(frame.f_globals["__name__"]) for frame in frames):
+            constructor = callbacks.StoppableTrainer.__init__.__code__  # only calls that of Lightning
+            callers = [frame for frame in frames if frame.f_code is not constructor]
+            if any(is_of_package(frame.f_globals["__name__"]) for frame in callers):
                 raise
             typed = given_options(self._words, os.environ).typed
             ours = {key: value for key, value in typed.items() if key.startswith("trainer.")}

@@ -28,7 +28,7 @@ def train(root: Path, index_root: Path, run: Path) -> list[Captured]:
     native = ConvolutionSettings(backend="native", memory_format="contiguous")
     model = YOLOModule(convolution=native, recipe=Recipe(nominal_batch=4, warmup_epochs=1.0))
     loader = LoaderSettings(num_workers=0)
-    data = data_module(str(root), index_root=str(index_root), image_size=128, batch_size=4, loader=loader)
+    data = data_module(str(root), index_root=str(index_root), image_size=[128, 128], batch_size=4, loader=loader)
     newest: dict[str, Captured] = {}
     for name, layer in model.graph.named_modules():
         if isinstance(layer, nn.Conv2d) and layer.kernel_size == (3, 3) and layer.stride == (1, 1):

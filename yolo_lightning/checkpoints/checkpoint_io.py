@@ -27,9 +27,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     other classes, such as numbers of NumPy among the hyperparameters.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._has_checked_classes = False
+    _has_checked_classes = False
 
     @checked_arguments()
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:

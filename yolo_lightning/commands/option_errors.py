@@ -55,6 +55,7 @@ SUBTYPES = re.compile(r"^\s*Subtypes: \[(?P<types>.+)\]$", re.MULTILINE)
 COMMA = re.compile(r", (?![^\[]*\])")  # outside of brackets
 CALLBACKS, LOGGER = "trainer.callbacks", "trainer.logger"
 CALLBACKS_FORM = f"{CALLBACKS} must be a list, such as [{{class_path: EMA, init_args: {{decay: 0.999}}}}]"
+NEAR_CLASS = 0.6  # the names of loggers differ from what is typed by their ending `Logger`
 MISSING_POSITIONAL = re.compile(r"the following arguments are required: (?P<names>[\w, ]+)$")
 TYPE_NAMES = {
     "<class 'int'>": "an integer",
@@ -168,7 +169,7 @@ def short_message(message: str, keys: Collection[str]) -> str:
         return f"{CALLBACKS}: there is no callback {found['name']}{meant} The callbacks are {listed}."
     if (found := WRONG_CLASS.search(message)) and found["key"] == LOGGER:
         known = [name for name in public_names("lightning.pytorch.loggers") if name != "Logger"]
-        meant = did_you_mean(similar(found["name"], known))
+        meant = did_you_mean(similar(found["name"], known, cutoff=NEAR_CLASS))
         return (
             f"{LOGGER}: there is no logger {found['name']}{meant} The loggers are {', '.join(known)}, true and false."
         )

@@ -138,8 +138,8 @@ def test_frames_are_shown_in_the_size_of_the_training(
         main([*words, "--json", f"{name}.json", *typed])
         found[name] = json.loads(Path(f"{name}.json").read_text())
     assert found["recorded"] == found["64"] != found["96"]
-    assert "taken from the checkpoint: data.image_size 64 (instead of 128)" in caplog.messages
-    assert "changed since the checkpoint: data.image_size was 64, now 96 (used)" in caplog.messages
+    assert "taken from the checkpoint: data.image_size [64, 64] (instead of 128)" in caplog.messages
+    assert "changed since the checkpoint: data.image_size was [64, 64], now 96 (used)" in caplog.messages
     (tmp_path / "run/checkpoints").mkdir(parents=True)
     (tmp_path / "trained.ckpt").rename("run/checkpoints/best.ckpt")
     Path("run/config.yaml").write_text(
@@ -149,4 +149,4 @@ def test_frames_are_shown_in_the_size_of_the_training(
     assert json.loads(Path("run.json").read_text())["best"] == found["recorded"]["best"]
     first, _, last, _ = [line for line in capsys.readouterr().out.splitlines() if line.startswith("best:")]
     assert "image_size" not in first
-    assert last.endswith("--data.image_size 96")
+    assert last.endswith("--data.image_size '[64, 96]'")
