@@ -2,14 +2,14 @@
 
 import csv
 import math
-import time
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_only
 
+from yolo_lightning.callbacks.fit_timer import TimedCallback
 from yolo_lightning.utils.activity import number_from_device
 from yolo_lightning.utils.choices import check_state
 from yolo_lightning.utils.files import replacing
@@ -22,7 +22,7 @@ FIXED_COLUMNS = ("epoch", "step", "time_s")
 """First columns of `metrics.csv`."""
 
 
-class MetricsFile(Callback):
+class MetricsFile(TimedCallback):
     """Writes `metrics.csv` in the run folder: rows of training metrics, and one row per validation.
 
     Training metrics are written after every `log_every_n_steps`-th batch since training began and after the last batch
@@ -33,30 +33,28 @@ class MetricsFile(Callback):
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self._steps = 0
         self._row_step = 0
         """Step of the last row of training metrics, or of the resumed checkpoint."""
-        self._trained_s = 0.0
-        self._started_s: float | None = None
         self._file = OptionalFile()
         self._unwritten: list[dict[str, Any]] = []
         self._rewritten_up_to: float | None = None
         """If set, the next write keeps the rows up to this step and rewrites the file instead of appending."""
 
     def state_dict(self) -> dict[str, Any]:
-        return {"steps": self._steps, "trained_s": self._elapsed_s(), "unwritten": list(self._unwritten)}
+        return super().state_dict() | {"steps": self._steps, "unwritten": list(self._unwritten)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         check_state(self, state_dict, ("steps", "trained_s"))
+        super().load_state_dict(state_dict)
         self._steps = state_dict["steps"]
-        self._trained_s = state_dict["trained_s"]
         self._unwritten = list(state_dict.get("unwritten", []))  # absent from the checkpoints of earlier versions
         self._rewritten_up_to = math.inf  # a part of these rows may have been written after the checkpoint
 
     @rank_zero_only
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Drop the rows behind the resumed step, and an incomplete last row."""
-        self._started_s = time.monotonic()
         self._row_step = self._steps
         self._rewritten_up_to = self._steps
         if self._unwritten or (Path(trainer.default_root_dir) / METRICS).is_file():
@@ -89,7 +87,7 @@ class MetricsFile(Callback):
     def _write(self, trainer: Trainer, prefixes: tuple[str, ...]) -> None:
         if "train/" in prefixes:
             self._row_step = self._steps
-        row = {"epoch": trainer.current_epoch, "step": self._steps, "time_s": f"{self._elapsed_s():.1f}"}
+        row = {"epoch": trainer.current_epoch, "step": self._steps, "time_s": f"{self.timer.trained_s():.1f}"}
         metrics = trainer.callback_metrics.items()
         row |= {name: f"{number_from_device(value):.6g}" for name, value in metrics if name.startswith(prefixes)}
         self._unwritten.append(row)
@@ -107,11 +105,6 @@ class MetricsFile(Callback):
             self._rewritten_up_to = None
         if self._file.failed and self._rewritten_up_to is None:  # the last row may be incomplete
             self._rewritten_up_to = math.inf
-
-    def _elapsed_s(self) -> float:
-        if self._started_s is None:
-            return self._trained_s
-        return self._trained_s + time.monotonic() - self._started_s
 
 
 def read_rows(path: Path, up_to: float = math.inf) -> list[dict[str, str]]:
