@@ -435,9 +435,8 @@ class LastCheckpoint(Checkpoint):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self._logged_values.add_sums(trainer)
-        if (
-            trainer.is_last_batch
-        ):  # other checkpoint callbacks monitor the values before `on_train_epoch_end` of this one
+        # Other checkpoint callbacks monitor the values before `on_train_epoch_end` of this one.
+        if trainer.is_last_batch:
             self._logged_values.end_epoch(trainer, pl_module)
         self._has_ended_within_epoch = ends_within_epoch(trainer)
         if self._has_ended_within_epoch:

@@ -78,11 +78,11 @@ from yolo_lightning.training.optimizers import (
     muon_groups,
     parameter_groups,
 )
-from yolo_lightning.training.recipe import AUTO, AUTO_VALUES, Recipe, settled, with_numbers
+from yolo_lightning.training.recipe import AUTO_VALUES, Recipe, settled, with_numbers
 from yolo_lightning.training.schedule import OptimizerSettings, scaled_weight_decay, settings_at
 from yolo_lightning.training.self_check import SelfCheck
 from yolo_lightning.utils.activity import Activity, during, enter
-from yolo_lightning.utils.choices import as_settings, check_types, checked_arguments
+from yolo_lightning.utils.choices import AUTO, as_settings, check_types, checked_arguments
 from yolo_lightning.utils.distributed import check_agreement, sum_over_ranks
 from yolo_lightning.utils.host import keep_freed_memory
 from yolo_lightning.utils.loop_position import schedule_step, steps_begun
@@ -429,7 +429,8 @@ class YOLOModule(LightningModule):
     def _recipe_with_numbers(self) -> Recipe:
         """Return the recipe with numbers instead of `auto`, and log all values that follow the size of the dataset."""
         names = [name for name in AUTO_VALUES if getattr(self.recipe, name) == AUTO]
-        has_auto_batch_size = getattr(self._data_facts(), "has_auto_batch_size", False)
+        facts = self._data_facts()
+        has_auto_batch_size = facts is not None and facts.has_auto_batch_size
         if not names and not has_auto_batch_size:
             return self.recipe
         epochs = self.trainer.max_epochs or 1

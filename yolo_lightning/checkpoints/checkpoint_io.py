@@ -1,6 +1,7 @@
 """Lightning plugin that writes checkpoints atomically."""
 
 import pickle
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from zipfile import is_zipfile
@@ -40,8 +41,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         write_checkpoint(checkpoint, local_path(path))
         if not self._has_checked_classes:
             self._has_checked_classes = True
-            if unsafe_globals(local_path(path)):
-                rank_zero_warn(_needs_pickle(local_path(path)))
+            classes = unsafe_globals(local_path(path))
+            if classes:
+                rank_zero_warn(_needs_pickle(local_path(path), classes))
 
     @checked_arguments()
     def load_checkpoint(self, path: str | Path, *arguments: Any, **options: Any) -> dict[str, Any]:
@@ -55,9 +57,10 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         try:
             content: dict[str, Any] = super().load_checkpoint(path, *arguments, **options)
         except pickle.UnpicklingError as error:
-            if not unsafe_globals(Path(path)):
+            classes = unsafe_globals(Path(path))
+            if not classes:
                 raise
-            raise UserError(_needs_pickle(Path(path))) from error
+            raise UserError(_needs_pickle(Path(path), classes)) from error
         return content
 
     @checked_arguments()
@@ -69,9 +72,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             remove_checkpoint(local_path(path))
 
 
-def _needs_pickle(path: Path) -> str:
-    """Return why Lightning does not load a checkpoint by default, and what to do, in one line."""
-    classes = unsafe_globals(path)
+def _needs_pickle(path: Path, classes: Sequence[str]) -> str:
+    """Return why Lightning does not load a checkpoint with such classes by default, and what to do, in one line."""
     return (
         f"checkpoint {path} contains objects of {', '.join(classes[:3])}, in most cases hyperparameters. To resume, "
         "call Trainer.fit(..., ckpt_path=..., weights_only=False) if you trust the file, or convert them to plain "

@@ -17,7 +17,7 @@ from yolo_lightning.utils.addresses import redacted
 from yolo_lightning.utils.exit_codes import ExitCode
 from yolo_lightning.utils.plain_text import printable
 from yolo_lightning.utils.stop_signals import request
-from yolo_lightning.utils.suggestions import did_you_mean, nearest_key, similar
+from yolo_lightning.utils.suggestions import did_you_mean, last_part, nearest_key, similar
 
 MODES = {
     "train": "fit",
@@ -152,9 +152,9 @@ def short_message(message: str, keys: Collection[str]) -> str:
     if found := WRONG_GROUP.search(message):
         return wrong_group(found["key"], found["value"], keys)
     if found := PROBLEM_OF_CLASS.search(message):
-        return f"{found['key']}: {_last_part(found['path'])}: {found['problem']}"
+        return f"{found['key']}: {last_part(found['path'])}: {found['problem']}"
     if found := WRONG_CLASS_OPTION.search(message):
-        name, known = _last_part(found["path"]), _options_of_class(found["path"])
+        name, known = last_part(found["path"]), _options_of_class(found["path"])
         if name == "Callback":  # no class path was recognized
             return f"{CALLBACKS_FORM}, got {found['option']}: arguments of a callback belong into its init_args."
         listed = f" The options of {name} are {', '.join(known)}." if known else ""
@@ -192,7 +192,7 @@ def wrong_group(key: str, value: Any, keys: Collection[str], source: str = "") -
 def missing_package(message: str) -> str | None:
     """Return the error of a logger without its package in one line; None if the message contains none."""
     if found := MISSING_PACKAGE.search(message):
-        return f"{_last_part(found['path'])} requires a missing package: pip install {shlex.quote(found['package'])}"
+        return f"{last_part(found['path'])} requires a missing package: pip install {shlex.quote(found['package'])}"
     return None
 
 
@@ -268,7 +268,7 @@ def unknown_key(key: str, keys: Collection[str], *, source: str = "", value: str
         value: Value to add to the suggestion.
         hyphens: Prefix of keys in the suggestion.
     """
-    remedy = NO_OPTIONS.get(_last_part(key))
+    remedy = NO_OPTIONS.get(last_part(key))
     if remedy is not None:
         return f"{key}{source} is no option: {remedy}."
     meant = nearest_key(key, keys)
@@ -276,7 +276,3 @@ def unknown_key(key: str, keys: Collection[str], *, source: str = "", value: str
     if not meant:
         return f"unknown key {key}{source}; --help.full lists all keys."
     return f"unknown key {key}{source}{did_you_mean([f'{hyphens}{meant} {value}'.strip()])}"
-
-
-def _last_part(key: str) -> str:
-    return key.rpartition(".")[2]

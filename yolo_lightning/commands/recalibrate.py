@@ -34,14 +34,13 @@ from yolo_lightning.supervision import heartbeat
 from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.training.normalization_statistics import has_single_values, recompute_statistics
 from yolo_lightning.utils.accelerator import chosen_device
-from yolo_lightning.utils.choices import check_range
+from yolo_lightning.utils.choices import AUTO, check_range
 from yolo_lightning.utils.paths import real_path, user_path
 from yolo_lightning.utils.rank_zero import rank_zero_info
 from yolo_lightning.utils.run_files import RECALIBRATED_CHECKPOINT
 
 PREFIX = "graph."  # of the network's tensors in a checkpoint
 STATISTICS = ("running_mean", "running_var")
-AUTO: Literal["auto"] = "auto"
 AutoImages = int | Literal["auto"]
 AUTO_SHARE = 0.05
 AUTO_IMAGES = 1024

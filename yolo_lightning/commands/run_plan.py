@@ -35,6 +35,7 @@ from yolo_lightning.commands.start_supervisor import (
 from yolo_lightning.data.formats.choose_format import format_class
 from yolo_lightning.errors import UserError
 from yolo_lightning.model.conv_backend import ConvolutionSettings
+from yolo_lightning.model.graph import existing_weights
 from yolo_lightning.model.native_failures import verdicts_file
 from yolo_lightning.model.network_settings import (
     bound_options,
@@ -43,11 +44,12 @@ from yolo_lightning.model.network_settings import (
     precedence,
     read_record,
 )
-from yolo_lightning.model.precision_choice import AUTO, PrecisionChoice, choose_precision
+from yolo_lightning.model.precision_choice import PrecisionChoice, choose_precision
 from yolo_lightning.supervision import in_use, is_supervised, level_of_launch, quarantined
 from yolo_lightning.supervision.fallback_levels import FLOAT32, PRECISION_OPTION, FallbackState
 from yolo_lightning.utils import run_files
 from yolo_lightning.utils.accelerator import accelerator_or_cpu
+from yolo_lightning.utils.choices import AUTO
 from yolo_lightning.utils.distributed import (
     NO_LAUNCH_ID,
     launch_id,
@@ -56,9 +58,7 @@ from yolo_lightning.utils.distributed import (
     uses_agent_store,
 )
 from yolo_lightning.utils.host import worker_count
-from yolo_lightning.utils.paths import user_path
 from yolo_lightning.utils.slurm import is_slurm_task
-from yolo_lightning.utils.suggestions import missing
 from yolo_lightning.utils.yaml_file import flatten
 
 FROM_DATA = frozenset({"class_names", "input_channels"})
@@ -270,9 +270,7 @@ def weights_file(options: Mapping[str, Any]) -> Path | None:
     """Return the file of `model.weights`, None if it is null; raise a ValueError if it is missing or damaged."""
     if (weights := options["model.weights"]) is None:
         return None
-    if not (path := user_path(weights)).is_file():
-        got = f"{weights}, which {missing(path)}"
-        raise UserError(f"model.weights must be an existing file (nothing is downloaded), got {got}")
+    path = existing_weights(weights)
     if path.suffix == ".ckpt":
         require_whole(path, "model.weights")
     return path
@@ -305,7 +303,7 @@ def check_options(options: Mapping[str, Any], is_fit: bool) -> None:
         raise UserError(f"trainer.max_epochs must be >= 1, for the schedules, got {epochs}.")
     if is_fit:
         check_deadline(options)
-    if images != "auto" and images != 0 and images < 2:
+    if images != AUTO and images != 0 and images < 2:
         raise UserError(f"recalibrate_images must be auto, 0 or >= 2, got {images}")
 
 

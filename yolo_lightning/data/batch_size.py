@@ -2,7 +2,6 @@
 
 from typing import Literal
 
-AUTO: Literal["auto"] = "auto"
 BatchSize = int | Literal["auto"]
 USUAL_BATCH = 16
 SMALL_BATCH = 8

@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch.utils.data import DataLoader
 
 from yolo_lightning.data.batch import Batch, Sample, TrainingFacts, collate
-from yolo_lightning.data.batch_size import AUTO, USUAL_BATCH, BatchSize, automatic_batch_size
+from yolo_lightning.data.batch_size import USUAL_BATCH, BatchSize, automatic_batch_size
 from yolo_lightning.data.dataset import EvaluationDataset, TrainingDataset
 from yolo_lightning.data.formats.choose_format import open_format
 from yolo_lightning.data.formats.dataset_format import DatasetSettings, Files
@@ -49,7 +49,7 @@ from yolo_lightning.data.transforms.augmentation_settings import Augmentation
 from yolo_lightning.data.transforms.box_paste import PasteCandidates
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.accelerator import uses_pinned_memory
-from yolo_lightning.utils.choices import as_settings, check_choices, check_range, checked_arguments, plain
+from yolo_lightning.utils.choices import AUTO, as_settings, check_choices, check_range, checked_arguments, plain
 from yolo_lightning.utils.distributed import check_agreement
 from yolo_lightning.utils.host import worker_count
 from yolo_lightning.utils.loop_position import LoaderLoop, steps_begun

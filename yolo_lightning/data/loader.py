@@ -11,10 +11,9 @@ from torch.utils.data import DataLoader
 
 from yolo_lightning.data.worker_processes import ForkServingContext, SpawningContext
 from yolo_lightning.utils.activity import Activity, during, loading
-from yolo_lightning.utils.choices import check_range, settings_group
+from yolo_lightning.utils.choices import AUTO, check_range, settings_group
 from yolo_lightning.utils.host import worker_count
 
-AUTO: Literal["auto"] = "auto"
 T = TypeVar("T")
 NumWorkers = int | Literal["auto"]
 

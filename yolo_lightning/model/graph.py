@@ -144,6 +144,19 @@ def head_class_width(graph: Any) -> int:
     return int(graph.model[-1].cv3[0][-1].in_channels)
 
 
+def existing_weights(path: str) -> Path:
+    """Return the path of `model.weights`.
+
+    Raises:
+        UserError: If it is no file.
+    """
+    file = user_path(path)
+    if not file.is_file():
+        got = f"{path}, which {missing(file)}"
+        raise UserError(f"model.weights must be an existing file (nothing is downloaded), got {got}")
+    return file
+
+
 def _load_weights(graph: Any, path: str, *, allow_pickle: bool = False) -> None:
     """Copy all weights whose shapes match from a file into the graph.
 
@@ -151,10 +164,7 @@ def _load_weights(graph: Any, path: str, *, allow_pickle: bool = False) -> None:
     own `.ckpt` file. A `.pt` file is a pickle and can run code when it is opened. Without `allow_pickle` only layers of
     PyTorch and Ultralytics are created, which suffices for detection graphs.
     """
-    file = user_path(path)
-    if not file.is_file():
-        got = f"{path}, which {missing(file)}"
-        raise UserError(f"model.weights must be an existing file (nothing is downloaded), got {got}")
+    file = existing_weights(path)
     source = read_network(file, allow_pickle=allow_pickle)
     graph.load(source, verbose=False)
     tensors = graph.state_dict()

@@ -25,7 +25,6 @@ from yolo_lightning.model.native_probe import (
 from yolo_lightning.model.native_trial import Half
 from yolo_lightning.model.precision_trial import LARGEST_SHARE, PRODUCT_TOLERANCE, PrecisionTrial
 
-AUTO = "auto"
 BFLOAT16_CAPABILITY = 8
 """Major compute capability of the first NVIDIA GPUs with bfloat16 units."""
 

@@ -154,9 +154,8 @@ class HeartbeatWriter:
             self.batch = batch
         self.phase = phase
         self._began_s = now_s
-        activity.note(
-            Activity.WRITE if phase is Phase.SAVE else Activity.NONE
-        )  # the loader reports the wait for a batch
+        # The loader reports the wait for a batch.
+        activity.note(Activity.WRITE if phase is Phase.SAVE else Activity.NONE)
         self._write()
 
     def show(self, current: Activity) -> None:

@@ -7,13 +7,12 @@ from typing import Any, Literal, Self, get_args
 
 from lightning.pytorch.cli import OptimizerCallable
 
-from yolo_lightning.utils.choices import check_range, settings_group
+from yolo_lightning.utils.choices import AUTO, check_range, settings_group
 
 OptimizerName = Literal["SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "MuSGD"]
 OptimizerChoice = Literal["auto"] | OptimizerName | OptimizerCallable
 """A name, with Ultralytics' arguments, or a function of parameter groups, which jsonargparse makes of a class path."""
 OPTIMIZERS = (*get_args(OptimizerName), "auto")
-AUTO: Literal["auto"] = "auto"
 AUTO_VALUES = ("nominal_batch", "warmup_epochs")
 """Names of the hyperparameters that can be `auto`."""
 FEWEST_OPTIMIZER_STEPS = 2000

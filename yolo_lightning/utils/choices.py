@@ -37,6 +37,9 @@ TYPES: dict[Any, tuple[Any, str]] = {
 CLASSES = {"data": "DetectionDataModule", "model": "YOLOModule", "trainer": "Trainer"}
 """Classes of Python whose arguments are the options of a section."""
 
+AUTO: Literal["auto"] = "auto"
+"""Value of an option that follows the machine or the data."""
+
 COMPARISONS = {">=": operator.ge, ">": operator.gt, "<=": operator.le, "<": operator.lt}
 
 

@@ -85,13 +85,17 @@ def similar(text: str, choices: Collection[str], most: int = 1, cutoff: float | 
     names contains all words of the other: `warmup` and `warmup_epochs`.
     """
     if cutoff is None:
-        cutoff = NEAR_SHORT if len(text) <= SHORT else NEAR
+        cutoff = _usual_cutoff(text)
     matches = get_close_matches(text, choices, most, cutoff)
     words = _words(text)
     if matches or not words:
         return matches
     related = [choice for choice in choices if words <= _words(choice) or set() < _words(choice) <= words]
     return get_close_matches(text, related, most, 0)
+
+
+def _usual_cutoff(text: str) -> float:
+    return NEAR_SHORT if len(text) <= SHORT else NEAR
 
 
 def _words(name: str) -> set[str]:
@@ -101,18 +105,17 @@ def _words(name: str) -> set[str]:
 def nearest_key(key: str, keys: Collection[str]) -> str | None:
     """Return the accepted key that most likely was meant: a synonym, the same or a similar part, or a similar text."""
     key = key.replace("-", "_").lower()
-    last = _last_part(key)
-    same_last_part = sorted(name for name in keys if _last_part(name) == key)
+    last = last_part(key)
+    same_last_part = sorted(name for name in keys if last_part(name) == key)
     exact = next((name for name in (*_synonyms(last), *same_last_part) if name in keys), None)
     if exact is not None or last in SYNONYMS:
         return exact
     section = key.partition(".")[0]
-    in_section = {_last_part(name): name for name in keys if name.startswith(f"{section}.")}
+    in_section = {last_part(name): name for name in keys if name.startswith(f"{section}.")}
     similar_part = [in_section[name] for name in similar(last, in_section)]
-    cutoff = NEAR_SHORT if len(key) <= SHORT else NEAR
-    by_last_part = {_last_part(name): name for name in keys}
+    by_last_part = {last_part(name): name for name in keys}
     similar_last_part = [by_last_part[name] for name in similar(last, by_last_part, cutoff=NEAR)]
-    return next(iter([*similar_part, *similar_last_part, *get_close_matches(key, keys, 1, cutoff)]), None)
+    return next(iter([*similar_part, *similar_last_part, *get_close_matches(key, keys, 1, _usual_cutoff(key))]), None)
 
 
 def _synonyms(name: str) -> Iterator[str]:
@@ -123,7 +126,8 @@ def _synonyms(name: str) -> Iterator[str]:
             key = key.partition(".")[2]
 
 
-def _last_part(key: str) -> str:
+def last_part(key: str) -> str:
+    """Return the name behind the last dot of a key."""
     return key.rpartition(".")[2]
 
 

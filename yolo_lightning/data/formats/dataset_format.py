@@ -15,7 +15,6 @@ from yolo_lightning.data.storage.image_header import FrameLimits
 from yolo_lightning.data.storage.storage import Storage, StorageKind, StorageSettings
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.choices import settings_group
-from yolo_lightning.utils.suggestions import missing
 
 
 @settings_group("data.files")
@@ -177,7 +176,4 @@ class JsonFormat(DatasetFormat):
 
     def open_file(self, name: str) -> SplitIndex:
         """Return the packed index of an annotation file, relative to the dataset folder."""
-        path = self.root / name
-        if not path.is_file():
-            raise UserError(f"annotation file {path} {missing(path)} {self.remedy}")
-        return open_index(self.root / name, self.settings.storage.index_folder, self.read)
+        return open_index(self.root / name, self.settings.storage.index_folder, self.read, self.remedy)

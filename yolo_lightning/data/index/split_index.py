@@ -177,13 +177,15 @@ class SplitIndex:
         return self._all("temperatures")
 
 
-def open_index(annotation_file: Path, index_root: Path, read: Callable[[Path], Annotations]) -> SplitIndex:
+def open_index(
+    annotation_file: Path, index_root: Path, read: Callable[[Path], Annotations], remedy: str = ""
+) -> SplitIndex:
     """Open the index of a JSON file under `index_root`; build the index if it is missing or out of date.
 
-    A change of the stamp of the file makes the index out of date.
+    A change of the stamp of the file makes the index out of date. `remedy` is what to do if the file does not exist.
     """
     if not annotation_file.is_file():
-        raise UserError(f"annotation file {annotation_file} {missing(annotation_file)}")
+        raise UserError(f"annotation file {annotation_file} {missing(annotation_file)} {remedy}".rstrip())
 
     def describe() -> State:
         return {
