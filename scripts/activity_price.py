@@ -19,7 +19,7 @@ from synthetic import draw_dataset
 
 from yolo_lightning import DetectionDataModule, YOLOModule
 from yolo_lightning.callbacks import HeartbeatFile
-from yolo_lightning.data.loader import LoaderSettings
+from yolo_lightning.data.loader_settings import LoaderSettings
 from yolo_lightning.utils import activity
 from yolo_lightning.utils.activity import Activity
 

@@ -116,8 +116,8 @@ def draw(work: Path, training: Any) -> Path:
     from synthetic import draw_dataset
 
     from yolo_lightning.data.datamodule import DetectionDataModule
-    from yolo_lightning.data.loader import LoaderSettings
-    from yolo_lightning.data.storage.storage import StorageSettings
+    from yolo_lightning.data.loader_settings import LoaderSettings
+    from yolo_lightning.data.storage.storage_settings import StorageSettings
 
     frames = STEPS_PER_EPOCH * training.batch
     draw_dataset(training.data, width=192, height=160, train_frames=frames, valid_frames=8, test_frames=4)

@@ -14,8 +14,8 @@ from synthetic import draw_dataset
 
 from tests.helpers.data_module import data_module
 from yolo_lightning.callbacks import EMA
-from yolo_lightning.data.loader import LoaderSettings
-from yolo_lightning.model.conv_backend import ConvolutionSettings
+from yolo_lightning.data.loader_settings import LoaderSettings
+from yolo_lightning.model.convolution_settings import ConvolutionSettings
 from yolo_lightning.module import YOLOModule
 from yolo_lightning.training.recipe import Recipe
 

@@ -17,7 +17,7 @@ from yolo_lightning.callbacks import EMA
 from yolo_lightning.conv import GemmConv2d
 from yolo_lightning.conv.normalization import RecomputedBatchNormSiLU2d
 from yolo_lightning.data.datamodule import DetectionDataModule
-from yolo_lightning.model.conv_backend import ConvolutionSettings
+from yolo_lightning.model.convolution_settings import ConvolutionSettings
 from yolo_lightning.model.layers import FoldedGraph
 from yolo_lightning.module import YOLOModule
 from yolo_lightning.training.recipe import Recipe

@@ -18,7 +18,7 @@ from tests.helpers.data_module import data_module
 from tests.helpers.networks import module_of
 from yolo_lightning.callbacks import EMA, LastCheckpoint, MetricsFile
 from yolo_lightning.data.batch import Batch, TrainingFacts, collate
-from yolo_lightning.model.conv_backend import ConvolutionSettings
+from yolo_lightning.model.convolution_settings import ConvolutionSettings
 from yolo_lightning.model.loss import DetectionLoss
 from yolo_lightning.module import YOLOModule
 from yolo_lightning.training.nonfinite import NonFiniteError

@@ -35,7 +35,7 @@ from yolo_lightning.callbacks import (
 )
 from yolo_lightning.conv import AutotunedPlan, conv2d
 from yolo_lightning.data.batch import TrainingFacts, collate
-from yolo_lightning.model.conv_backend import ConvolutionSettings
+from yolo_lightning.model.convolution_settings import ConvolutionSettings
 
 
 def test_public_names_are_listed_and_imported_at_first_use() -> None:
@@ -104,7 +104,7 @@ def test_import_loads_no_heavy_package(module: str) -> None:
 
 @pytest.fixture
 def data(look_alike: Path, index_root: Path) -> Any:
-    from yolo_lightning.data.loader import LoaderSettings
+    from yolo_lightning.data.loader_settings import LoaderSettings
 
     loader = LoaderSettings(num_workers=0)
     return data_module(str(look_alike), index_root=str(index_root), image_size=64, batch_size=4, loader=loader)

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from yolo_lightning.data.sampling.seeded_dataset import resumable_loader as resumable_loader
     from yolo_lightning.detector import Detector as Detector
     from yolo_lightning.evaluation.mean_average_precision import MeanAveragePrecision as MeanAveragePrecision
-    from yolo_lightning.model.conv_backend import ConvolutionSettings as ConvolutionSettings
+    from yolo_lightning.model.convolution_settings import ConvolutionSettings as ConvolutionSettings
     from yolo_lightning.model.detection_settings import DetectionSettings as DetectionSettings
-    from yolo_lightning.model.loss import LossSettings as LossSettings
+    from yolo_lightning.model.loss_settings import LossSettings as LossSettings
     from yolo_lightning.module import YOLOModule as YOLOModule
     from yolo_lightning.supervision.heartbeat import heartbeat as heartbeat
-    from yolo_lightning.training.nonfinite import GuardSettings as GuardSettings
+    from yolo_lightning.training.guard_settings import GuardSettings as GuardSettings
     from yolo_lightning.training.recipe import Recipe as Recipe
 
 if not os.path.isfile(os.path.join(__path__[0], "callbacks", "__init__.py")):
@@ -41,14 +41,14 @@ __version__ = "0.1.0"
 _HOMES = {
     "AtomicCheckpointIO": "yolo_lightning.checkpoints.checkpoint_io",
     "CheckpointMirror": "yolo_lightning.callbacks.checkpoint_mirror",
-    "ConvolutionSettings": "yolo_lightning.model.conv_backend",
+    "ConvolutionSettings": "yolo_lightning.model.convolution_settings",
     "DetectionDataModule": "yolo_lightning.data.datamodule",
     "DetectionSettings": "yolo_lightning.model.detection_settings",
     "Detector": "yolo_lightning.detector",
-    "GuardSettings": "yolo_lightning.training.nonfinite",
+    "GuardSettings": "yolo_lightning.training.guard_settings",
     "HeartbeatCallback": "yolo_lightning.callbacks.heartbeat_callback",
     "LastCheckpoint": "yolo_lightning.callbacks.checkpoint",
-    "LossSettings": "yolo_lightning.model.loss",
+    "LossSettings": "yolo_lightning.model.loss_settings",
     "MeanAveragePrecision": "yolo_lightning.evaluation.mean_average_precision",
     "RandomState": "yolo_lightning.callbacks.random_state",
     "Recipe": "yolo_lightning.training.recipe",

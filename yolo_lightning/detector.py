@@ -29,9 +29,9 @@ from yolo_lightning.data.transforms.letterbox import Labelled, letterbox
 from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.errors import UserError
 from yolo_lightning.evaluation.detection_result import DetectionResult
-from yolo_lightning.model.conv_backend import ConvolutionSettings
+from yolo_lightning.model.convolution_settings import Convolution, ConvolutionSettings, MemoryFormat
 from yolo_lightning.model.graph import check_one_to_one, network_input, read_network
-from yolo_lightning.model.layers import Convolution, FoldedGraph, MemoryFormat, arrange
+from yolo_lightning.model.layers import FoldedGraph, arrange
 from yolo_lightning.model.native_probe import choose_convolution
 from yolo_lightning.model.network_settings import read_settings
 from yolo_lightning.model.postprocess import predictions

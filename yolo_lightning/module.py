@@ -38,7 +38,7 @@ from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.data.sampling.resumable_loader import ResumableLoader
 from yolo_lightning.errors import UserError
 from yolo_lightning.model import conv_backend, layers, native_failures, native_probe
-from yolo_lightning.model.conv_backend import ConvolutionSettings
+from yolo_lightning.model.convolution_settings import Convolution, ConvolutionSettings, MemoryFormat
 from yolo_lightning.model.detection_settings import DetectionSettings
 from yolo_lightning.model.graph import (
     INPUT_CHANNELS,
@@ -51,17 +51,19 @@ from yolo_lightning.model.graph import (
     network_input,
     stored_architecture,
 )
-from yolo_lightning.model.layers import Convolution, FoldedGraph, MemoryFormat, graph_stride, of_branch
-from yolo_lightning.model.loss import DetectionLoss, LossSettings, class_weights
+from yolo_lightning.model.layers import FoldedGraph, graph_stride, of_branch
+from yolo_lightning.model.loss import DetectionLoss, class_weights
+from yolo_lightning.model.loss_settings import LossSettings
 from yolo_lightning.model.network_settings import check_same_input, input_record
 from yolo_lightning.model.postprocess import predictions
 from yolo_lightning.model.tta import tta_predictions
 from yolo_lightning.training.accumulation import Accumulation
 from yolo_lightning.training.device_transforms import ONE_CLASS, as_one_class, resized, training_size
 from yolo_lightning.training.freezing import Freeze, freeze_parts, keep_norms_frozen
+from yolo_lightning.training.guard_settings import GuardSettings
 from yolo_lightning.training.guarded_step import GuardedStep, Losses, PartLoss
 from yolo_lightning.training.module_state import ModuleState
-from yolo_lightning.training.nonfinite import GuardSettings, NonFiniteGuard, roll_back
+from yolo_lightning.training.nonfinite import NonFiniteGuard, roll_back
 from yolo_lightning.training.normalization_statistics import (
     StatisticsError,
     has_single_values,

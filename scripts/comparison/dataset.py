@@ -10,11 +10,11 @@ from pathlib import Path
 from yolo_lightning.data.boxes import corners_to_centres
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.formats.coco import CocoFormat
-from yolo_lightning.data.formats.dataset_format import Files
+from yolo_lightning.data.formats.file_settings import Files
 from yolo_lightning.data.formats.ltdv2 import LTDv2Format
 from yolo_lightning.data.index.splits import Split
 from yolo_lightning.data.input_settings import InputSettings
-from yolo_lightning.data.loader import LoaderSettings
+from yolo_lightning.data.loader_settings import LoaderSettings
 from yolo_lightning.data.storage.folder_frames import ImageFiles
 
 SPLITS: dict[str, Split] = {"train": "train", "val": "valid"}

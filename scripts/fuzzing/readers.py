@@ -194,7 +194,7 @@ def packed(folder: Path) -> Target:
     from yolo_lightning.data.storage.frames import FrameError
     from yolo_lightning.data.storage.packed_frames import PackedFrames
     from yolo_lightning.data.storage.packing import complete_shards, describe, write_index, write_shard
-    from yolo_lightning.data.storage.storage import StorageSettings
+    from yolo_lightning.data.storage.storage_settings import StorageSettings
 
     (folder / "frames.zip").write_bytes(archive(zipfile.ZIP_STORED))
     original, store = open_original(folder, StorageSettings(index_root=str(folder / "index"))), folder / "packed"

@@ -11,8 +11,8 @@ from tests.conv.emulation import COMPILER, LibraryLauncher, compile_emulated
 from tests.conv.test_fused import nhwc, only_tile, problem_of
 from tests.helpers.data_module import data_module
 from yolo_lightning.conv.kernels import fused_launch
-from yolo_lightning.data.loader import LoaderSettings
-from yolo_lightning.model.conv_backend import ConvolutionSettings
+from yolo_lightning.data.loader_settings import LoaderSettings
+from yolo_lightning.model.convolution_settings import ConvolutionSettings
 from yolo_lightning.module import YOLOModule
 from yolo_lightning.training.recipe import Recipe
 

@@ -25,11 +25,12 @@ from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import TrainingDataset
 from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.labelled_frames import LabelledFrames
-from yolo_lightning.data.loader import LoaderSettings, prepare_worker
+from yolo_lightning.data.loader import loader_arguments, prepare_worker
+from yolo_lightning.data.loader_settings import LoaderSettings
 from yolo_lightning.data.sampling.epoch_order import Sampling
 from yolo_lightning.data.sampling.resumable_loader import limited
 from yolo_lightning.data.storage.folder_frames import FolderFrames
-from yolo_lightning.data.storage.storage import StorageSettings
+from yolo_lightning.data.storage.storage_settings import StorageSettings
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
 
 Split = Callable[..., LabelledFrames]
@@ -296,7 +297,7 @@ def test_only_training_workers_are_persistent(make: Make, asked: bool, kept: boo
     [(None, False, False), (None, True, True), (True, False, True), (False, True, False)],
 )
 def test_memory_is_pinned_on_a_gpu_unless_told_otherwise(chosen: bool | None, on_gpu: bool, pinned: bool) -> None:
-    assert LoaderSettings(pin_memory=chosen).arguments(on_gpu=on_gpu, persistent=True)["pin_memory"] is pinned
+    assert loader_arguments(LoaderSettings(pin_memory=chosen), on_gpu=on_gpu, persistent=True)["pin_memory"] is pinned
 
 
 @pytest.mark.parametrize("split", ["train", "val"])

@@ -12,7 +12,7 @@ from tests.helpers.data_module import cpu_trainer, data_module, set_up
 from yolo_lightning.data.batch import Batch
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.frame_outage import FrameOutage, FrameOutageError
-from yolo_lightning.data.loader import LoaderSettings
+from yolo_lightning.data.loader_settings import LoaderSettings
 from yolo_lightning.utils.activity import Activity, current
 from yolo_lightning.utils.stop_signals import Stopped, request
 

@@ -13,7 +13,8 @@ from torch.utils.data import DataLoader
 
 from tests.conftest import REPOSITORY
 from tests.helpers.in_a_worker import AbortsWhenTornDown, Surroundings, first
-from yolo_lightning.data.loader import LoaderSettings, describe
+from yolo_lightning.data.loader import describe, loader_arguments
+from yolo_lightning.data.loader_settings import LoaderSettings
 from yolo_lightning.data.worker_processes import (
     THREADS_VARIABLE,
 )
@@ -24,9 +25,8 @@ OVERLAYS = sorted((REPOSITORY / "configs" / "loader").glob("*.yaml"))
 
 @pytest.mark.parametrize("multiprocessing_context", ["spawn", "forkserver"])
 def test_worker_of_a_dropped_iterator_ends_without_being_torn_down(multiprocessing_context: Any) -> None:
-    arguments = LoaderSettings(num_workers=1, multiprocessing_context=multiprocessing_context).arguments(
-        on_gpu=False, persistent=False
-    )
+    settings = LoaderSettings(num_workers=1, multiprocessing_context=multiprocessing_context)
+    arguments = loader_arguments(settings, on_gpu=False, persistent=False)
     iterator = iter(DataLoader(AbortsWhenTornDown(), collate_fn=first, **arguments))
     next(iterator)
     (worker,) = iterator._workers  # type: ignore[attr-defined]
@@ -37,9 +37,8 @@ def test_worker_of_a_dropped_iterator_ends_without_being_torn_down(multiprocessi
 
 @pytest.mark.parametrize("multiprocessing_context", ["spawn", "forkserver"])
 def test_workers_ignore_what_a_process_group_receives_from_their_start_on(multiprocessing_context: Any) -> None:
-    arguments = LoaderSettings(num_workers=1, multiprocessing_context=multiprocessing_context).arguments(
-        on_gpu=False, persistent=False
-    )
+    settings = LoaderSettings(num_workers=1, multiprocessing_context=multiprocessing_context)
+    arguments = loader_arguments(settings, on_gpu=False, persistent=False)
     iterator = iter(DataLoader(Surroundings(), collate_fn=first, **arguments))
     (worker,) = iterator._workers  # type: ignore[attr-defined]
     processes = [worker.pid]
@@ -57,9 +56,8 @@ def test_workers_ignore_what_a_process_group_receives_from_their_start_on(multip
 
 @pytest.mark.parametrize("multiprocessing_context", ["spawn", "forkserver"])
 def test_terminate_ends_a_worker_that_hangs(multiprocessing_context: Any) -> None:
-    arguments = LoaderSettings(num_workers=1, multiprocessing_context=multiprocessing_context).arguments(
-        on_gpu=False, persistent=False
-    )
+    settings = LoaderSettings(num_workers=1, multiprocessing_context=multiprocessing_context)
+    arguments = loader_arguments(settings, on_gpu=False, persistent=False)
     context = arguments["multiprocessing_context"]
     worker = context.Process(target=time.sleep, args=(1000.0,), daemon=True)
     worker.start()
@@ -70,7 +68,7 @@ def test_terminate_ends_a_worker_that_hangs(multiprocessing_context: Any) -> Non
 
 def surroundings(multiprocessing_context: Any) -> dict[str, Any]:
     settings = LoaderSettings(num_workers=1, multiprocessing_context=multiprocessing_context)
-    arguments = settings.arguments(on_gpu=False, persistent=True)
+    arguments = loader_arguments(settings, on_gpu=False, persistent=True)
     loader = DataLoader(Surroundings(), collate_fn=first, **arguments)
     (seen,) = islice(loader, 1)
     loader._iterator._shutdown_workers()  # type: ignore[union-attr]
@@ -126,7 +124,7 @@ def test_value_out_of_range_is_refused(name: str, value: float) -> None:
     ],
 )
 def test_line_of_the_log_says_what_is_in_force(settings: LoaderSettings, text: str) -> None:
-    assert describe(settings.arguments(on_gpu=True, persistent=True)) == text
+    assert describe(loader_arguments(settings, on_gpu=True, persistent=True)) == text
 
 
 def test_there_is_an_overlay_for_each_lower_fallback_level() -> None:
@@ -146,8 +144,8 @@ def test_auto_workers_are_the_available_cores_up_to_four(
     cores: int, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("yolo_lightning.utils.host.available_cores", lambda: cores)
-    assert LoaderSettings().arguments(on_gpu=False, persistent=True)["num_workers"] == workers
-    assert LoaderSettings(num_workers=7).arguments(on_gpu=False, persistent=True)["num_workers"] == 7
+    assert loader_arguments(LoaderSettings(), on_gpu=False, persistent=True)["num_workers"] == workers
+    assert loader_arguments(LoaderSettings(num_workers=7), on_gpu=False, persistent=True)["num_workers"] == 7
 
 
 def test_fork_is_refused() -> None:

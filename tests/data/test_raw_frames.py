@@ -20,13 +20,13 @@ from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import TrainingDataset
 from yolo_lightning.data.formats.frame_checks import describe_values
 from yolo_lightning.data.input_images import from_array, read_pictures
-from yolo_lightning.data.loader import LoaderSettings
+from yolo_lightning.data.loader_settings import LoaderSettings
 from yolo_lightning.data.sampling.resumable_loader import SampleKey
 from yolo_lightning.data.storage.choose_storage import open_frames, open_original
 from yolo_lightning.data.storage.frames import BitDepthError, FrameError, decode_frame
 from yolo_lightning.data.storage.image_header import FrameLimits
 from yolo_lightning.data.storage.packing import complete_shards, damaged_frames
-from yolo_lightning.data.storage.storage import StorageSettings
+from yolo_lightning.data.storage.storage_settings import StorageSettings
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
 from yolo_lightning.data.transforms.photometric import random_photometry
 from yolo_lightning.data.transforms.pixel_range import PixelRange, Span

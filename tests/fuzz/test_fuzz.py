@@ -38,7 +38,7 @@ def test_errors_of_other_packages_are_findings(error: Exception) -> None:
 
 
 def test_own_errors_are_allowed() -> None:
-    from yolo_lightning.data.formats.frame_checks import Limits
+    from yolo_lightning.data.limit_settings import Limits
 
     error = outcome(lambda: Limits(max_image_pixels=0))
     assert error is not None

@@ -6,12 +6,12 @@ from typing import Any
 from lightning.pytorch import Trainer
 
 from yolo_lightning.data.datamodule import DetectionDataModule
-from yolo_lightning.data.formats.dataset_format import Files
-from yolo_lightning.data.formats.frame_checks import Limits
+from yolo_lightning.data.formats.file_settings import Files
 from yolo_lightning.data.index.splits import Shares
 from yolo_lightning.data.input_settings import InputSettings
-from yolo_lightning.data.loader import LoaderSettings
-from yolo_lightning.data.storage.storage import StorageSettings
+from yolo_lightning.data.limit_settings import Limits
+from yolo_lightning.data.loader_settings import LoaderSettings
+from yolo_lightning.data.storage.storage_settings import StorageSettings
 
 GROUPS: dict[str, Any] = {
     "files": Files,

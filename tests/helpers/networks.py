@@ -7,11 +7,11 @@ from typing import Any, TypeVar
 import torch
 
 from yolo_lightning.checkpoints.checkpoint_file import write_checkpoint
-from yolo_lightning.model.conv_backend import ConvolutionSettings
+from yolo_lightning.model.convolution_settings import ConvolutionSettings
 from yolo_lightning.model.detection_settings import DetectionSettings
-from yolo_lightning.model.loss import LossSettings
+from yolo_lightning.model.loss_settings import LossSettings
 from yolo_lightning.module import YOLOModule
-from yolo_lightning.training.nonfinite import GuardSettings
+from yolo_lightning.training.guard_settings import GuardSettings
 from yolo_lightning.training.recipe import Recipe
 
 Module = TypeVar("Module", bound=YOLOModule)

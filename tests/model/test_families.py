@@ -15,7 +15,7 @@ from tests.helpers.networks import enliven
 from tests.helpers.operators import operators, vendor_operators
 from tests.test_parity import GAINS, as_input, random_batch
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
-from yolo_lightning.model.conv_backend import ConvolutionSettings
+from yolo_lightning.model.convolution_settings import ConvolutionSettings
 from yolo_lightning.model.detection_settings import DetectionSettings
 from yolo_lightning.model.graph import build_graph
 from yolo_lightning.model.layers import FoldedGraph, arrange, has_one_to_one_branch, image_layers, restore

@@ -16,7 +16,7 @@ from tests.helpers.operators import operators, vendor_operators
 from tests.test_parity import random_batch
 from yolo_lightning.conv import GemmConv2d
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
-from yolo_lightning.model.conv_backend import ConvolutionSettings
+from yolo_lightning.model.convolution_settings import ConvolutionSettings
 from yolo_lightning.model.graph import build_graph, head_class_width
 from yolo_lightning.model.layers import arrange
 from yolo_lightning.model.loss import DetectionLoss

@@ -16,7 +16,8 @@ from tests.conv.test_batch_norm import kept_storages
 from yolo_lightning.conv import DEFAULT_PLAN, AutotunedPlan, disable_gpu_kernels
 from yolo_lightning.conv.kernels import fused, fused_norm
 from yolo_lightning.model import native_probe
-from yolo_lightning.model.conv_backend import ConvolutionSettings, make_plan
+from yolo_lightning.model.conv_backend import make_plan
+from yolo_lightning.model.convolution_settings import ConvolutionSettings
 from yolo_lightning.model.layers import FoldedGraph, arrange, blocks, restore
 from yolo_lightning.model.native_probe import ProbeResult, choose_convolution
 from yolo_lightning.model.native_trial import arranged as arranged_blocks

@@ -16,7 +16,7 @@ import torch
 from yolo_lightning.conv import layer
 from yolo_lightning.conv.measurement_cache import read_entries
 from yolo_lightning.model import native_failures, native_probe as probe, native_trial as trial
-from yolo_lightning.model.conv_backend import ConvolutionSettings
+from yolo_lightning.model.convolution_settings import ConvolutionSettings
 from yolo_lightning.model.native_probe import ProbeResult, probe_native
 from yolo_lightning.model.native_trial import run_trial
 

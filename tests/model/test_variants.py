@@ -9,7 +9,7 @@ import yaml
 
 from tests.test_parity import random_batch
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
-from yolo_lightning.model.conv_backend import ConvolutionSettings
+from yolo_lightning.model.convolution_settings import ConvolutionSettings
 from yolo_lightning.model.graph import build_graph, read_checkpoint
 from yolo_lightning.model.layers import arrange
 from yolo_lightning.model.variants import description_of, variants

@@ -22,7 +22,7 @@ from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.data.transforms.letterbox import Labelled, letterbox
 from yolo_lightning.evaluation.record import EvaluationCollection
 from yolo_lightning.evaluation.ultralytics_metrics import ultralytics_scores
-from yolo_lightning.model.conv_backend import ConvolutionSettings
+from yolo_lightning.model.convolution_settings import ConvolutionSettings
 from yolo_lightning.model.detection_settings import DetectionSettings
 from yolo_lightning.model.postprocess import predictions
 from yolo_lightning.module import YOLOModule

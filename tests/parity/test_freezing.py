@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 from tests.parity.training_twins import Batch, Frames, make_trainer, random_batches
 from yolo_lightning.callbacks import EMA
-from yolo_lightning.model.conv_backend import ConvolutionSettings
+from yolo_lightning.model.convolution_settings import ConvolutionSettings
 from yolo_lightning.module import YOLOModule
 from yolo_lightning.training.freezing import Freeze
 from yolo_lightning.training.recipe import Recipe

@@ -13,7 +13,7 @@ from ultralytics.models.yolo.detect import DetectionTrainer
 
 from tests.parity.training_twins import SIZE, Frames, Recorder, make_trainer, random_batches
 from yolo_lightning.data.image_size import STRIDE
-from yolo_lightning.model.conv_backend import ConvolutionSettings
+from yolo_lightning.model.convolution_settings import ConvolutionSettings
 from yolo_lightning.module import YOLOModule
 from yolo_lightning.training.device_transforms import resized, training_size
 from yolo_lightning.training.recipe import Recipe

@@ -15,7 +15,7 @@ from ultralytics.engine.trainer import BaseTrainer
 
 from tests.helpers.networks import module_of
 from tests.parity.training_twins import Frames, Recorder, make_trainer, random_batches, train_ours
-from yolo_lightning.model.conv_backend import ConvolutionSettings
+from yolo_lightning.model.convolution_settings import ConvolutionSettings
 from yolo_lightning.module import YOLOModule
 from yolo_lightning.training.optimizers import (
     automatic,

@@ -18,7 +18,7 @@ from tests.conftest import REPOSITORY, TINY
 from tests.parity.training_twins import Frames, make_trainer, random_batches
 from yolo_lightning.callbacks import EpochCheckpoint, LastCheckpoint
 from yolo_lightning.checkpoints.checkpoint_file import find_damage, link_checkpoint
-from yolo_lightning.model.conv_backend import ConvolutionSettings
+from yolo_lightning.model.convolution_settings import ConvolutionSettings
 from yolo_lightning.module import YOLOModule
 
 OVERLAYS = REPOSITORY / "configs" / "training"

@@ -21,10 +21,10 @@ from yolo_lightning.conv import Plan
 from yolo_lightning.data.batch import Batch, TrainingFacts
 from yolo_lightning.data.boxes import Letterbox
 from yolo_lightning.model import conv_backend
-from yolo_lightning.model.conv_backend import ConvolutionSettings
-from yolo_lightning.model.loss import LossSettings
+from yolo_lightning.model.convolution_settings import ConvolutionSettings
+from yolo_lightning.model.loss_settings import LossSettings
 from yolo_lightning.module import YOLOModule
-from yolo_lightning.training.nonfinite import GuardSettings
+from yolo_lightning.training.guard_settings import GuardSettings
 from yolo_lightning.training.recipe import Recipe
 
 IMAGES, SIZE, BOXES = 8, 640, 8

@@ -5,7 +5,8 @@ import math
 import pytest
 from hypothesis import given, strategies as st
 
-from yolo_lightning.training.nonfinite import GuardSettings, NonFiniteError, NonFiniteGuard
+from yolo_lightning.training.guard_settings import GuardSettings
+from yolo_lightning.training.nonfinite import NonFiniteError, NonFiniteGuard
 
 pytestmark = pytest.mark.filterwarnings("ignore:step")
 

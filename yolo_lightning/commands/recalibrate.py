@@ -23,11 +23,13 @@ from yolo_lightning.commands.sweep.validation_matches import match_validation, n
 from yolo_lightning.data.batch import collate
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import EvaluationDataset
+from yolo_lightning.data.loader import loader_arguments
 from yolo_lightning.detector import arranged_network
 from yolo_lightning.errors import UserError
 from yolo_lightning.evaluation.score_table import score_text
+from yolo_lightning.model.convolution_settings import Convolution
 from yolo_lightning.model.graph import network_input
-from yolo_lightning.model.layers import Convolution, FoldedGraph, graph_stride
+from yolo_lightning.model.layers import FoldedGraph, graph_stride
 from yolo_lightning.model.network_settings import NetworkSettings
 from yolo_lightning.module import YOLOModule
 from yolo_lightning.supervision import heartbeat
@@ -209,7 +211,7 @@ def _training_inputs(data: DetectionDataModule, images: int, device: torch.devic
     chosen = np.random.default_rng(data.seed).permutation(len(frames))[:images].tolist()
     dataset = EvaluationDataset(frames, data.image_size)
     size = min(data.batch_size, len(chosen))
-    arguments = data.loader.arguments(on_gpu=device.type == "cuda", persistent=False)
+    arguments = loader_arguments(data.loader, on_gpu=device.type == "cuda", persistent=False)
     loader = DataLoader(dataset, batch_size=size, sampler=chosen, drop_last=True, collate_fn=collate, **arguments)
     with counter("calibrated", len(chosen) // size * size) as advance:
         for batch in loader:

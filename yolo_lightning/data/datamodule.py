@@ -15,24 +15,20 @@ from yolo_lightning.data.batch import Batch, Sample, TrainingFacts, collate
 from yolo_lightning.data.batch_size import USUAL_BATCH, BatchSize, automatic_batch_size
 from yolo_lightning.data.dataset import EvaluationDataset, TrainingDataset
 from yolo_lightning.data.formats.choose_format import open_format
-from yolo_lightning.data.formats.dataset_format import DatasetSettings, Files
-from yolo_lightning.data.formats.frame_checks import (
-    BadFrames,
-    Limits,
-    check_boxes,
-    check_frames,
-    check_labels,
-    needed_channels,
-)
+from yolo_lightning.data.formats.dataset_format import DatasetSettings
+from yolo_lightning.data.formats.file_settings import Files
+from yolo_lightning.data.formats.frame_checks import BadFrames, check_boxes, check_frames, check_labels, needed_channels
 from yolo_lightning.data.formats.ltdv2 import LTDv2Format
 from yolo_lightning.data.frame_outage import FrameOutage, FrameOutageError
 from yolo_lightning.data.image_size import STRIDE, ImageSize
 from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.index.splits import Shares, Split, describe_split
-from yolo_lightning.data.input_settings import InputSettings
+from yolo_lightning.data.input_settings import Channels, InputSettings
 from yolo_lightning.data.labelled_frames import LabelledFrames
 from yolo_lightning.data.layouts.choose_layout import check_layout
-from yolo_lightning.data.loader import EvaluationLoader, LoaderSettings, describe
+from yolo_lightning.data.limit_settings import Limits
+from yolo_lightning.data.loader import EvaluationLoader, describe, loader_arguments
+from yolo_lightning.data.loader_settings import LoaderSettings
 from yolo_lightning.data.sampling.epoch_order import FirstEpoch, SampledOrder, Sampling
 from yolo_lightning.data.sampling.mosaic_partners import frames_to_cache
 from yolo_lightning.data.sampling.resumable_loader import (
@@ -43,8 +39,7 @@ from yolo_lightning.data.sampling.resumable_loader import (
     ResumableLoader,
     limited,
 )
-from yolo_lightning.data.storage.frames import Channels
-from yolo_lightning.data.storage.storage import StorageKind, StorageSettings
+from yolo_lightning.data.storage.storage_settings import StorageKind, StorageSettings
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
 from yolo_lightning.data.transforms.box_paste import PasteCandidates
 from yolo_lightning.errors import UserError
@@ -459,4 +454,4 @@ class DetectionDataModule(LightningDataModule):
         on_gpu = self.trainer is not None and uses_pinned_memory(self.trainer.strategy.root_device)
         # Without a generator of its own, each iterator of a loader draws from the global stream.
         generator = torch.Generator().manual_seed(self.seed)
-        return {"generator": generator, **self.loader.arguments(on_gpu=on_gpu, persistent=persistent)}
+        return {"generator": generator, **loader_arguments(self.loader, on_gpu=on_gpu, persistent=persistent)}

@@ -1,12 +1,14 @@
 """Settings of the input of the network: which pixels of which frames are the channels of an image."""
 
 from dataclasses import field
+from typing import Literal
 
 from yolo_lightning.data.image_size import Resize
-from yolo_lightning.data.storage.frames import Channels
 from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.choices import settings_group
+
+Channels = Literal[1, 3]  # Number of channels of a decoded frame: gray, or red, green and blue
 
 
 @settings_group("data.input")

@@ -7,13 +7,13 @@ import cv2
 import numpy as np
 
 from yolo_lightning.data.clip_backgrounds import ClipBackgrounds
+from yolo_lightning.data.formats.frame_checks import other_size
 from yolo_lightning.data.index.split_index import SplitIndex
-from yolo_lightning.data.input_settings import InputSettings
-from yolo_lightning.data.storage.frames import Channels, Frame, FrameError
+from yolo_lightning.data.input_settings import Channels, InputSettings
+from yolo_lightning.data.storage.frames import Frame, FrameError
 from yolo_lightning.data.storage.image_cache import ImageCache
-from yolo_lightning.data.storage.image_header import is_turned
 from yolo_lightning.data.storage.positioned_file import ReplacedFileError
-from yolo_lightning.data.storage.storage import EncodedStorage, Storage
+from yolo_lightning.data.storage.storage import Storage
 from yolo_lightning.data.transforms.augmentation_settings import Image
 from yolo_lightning.data.transforms.letterbox import PADDING, Labelled
 from yolo_lightning.data.transforms.pixel_range import Drift
@@ -113,22 +113,3 @@ class LabelledFrames:
         if self.pixel_range.mode is None:
             return np.asarray(frame, dtype=np.uint8)
         return self.pixel_range.image(np.asarray(frame, dtype=np.uint16), drift)
-
-
-def other_size(index: SplitIndex, position: int, storage: Storage, shape: tuple[int, ...]) -> str:
-    """Return a text about a frame whose shape, height and width, differs from its annotation, with the likely cause."""
-    name = index.file_name(position)
-    annotated = index.shape(position)
-    text = (
-        f"{name}: the file has {shape[1]} x {shape[0]} pixels, the annotation of image {index.image_id(position)} has "
-        f"{annotated[1]} x {annotated[0]}"
-    )
-    if shape != annotated[::-1]:
-        return f"{text}; does the file belong to this annotation?"
-    if isinstance(storage, EncodedStorage) and is_turned(storage.content(name)):
-        return (
-            f"{text}, the size before the EXIF orientation of the file is applied. Boxes must refer to the upright "
-            "image: correct size and boxes, or remove the EXIF orientation from the file if the boxes refer to the "
-            "stored pixels"
-        )
-    return f"{text}; width and height are exchanged"

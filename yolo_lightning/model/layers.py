@@ -6,7 +6,7 @@ applied in this order.
 
 from collections.abc import Iterator
 from copy import deepcopy
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +16,7 @@ from yolo_lightning.conv.algorithms.problem import memory_format_of
 from yolo_lightning.conv.layer import GrayConv2d, GrayGemmConv2d
 from yolo_lightning.conv.normalization import BatchNormSiLU2d, RecomputedBatchNormSiLU2d
 from yolo_lightning.data.image_size import STRIDE
-
-Convolution = Literal["auto", "gemm", "native"]
-MemoryFormat = Literal["auto", "contiguous", "channels_last"]
-
+from yolo_lightning.model.convolution_settings import Convolution, MemoryFormat
 
 IMAGE_CHANNELS = 3
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from yolo_lightning.data.batch import Batch
 from yolo_lightning.model.layers import has_one_to_one_branch
-from yolo_lightning.utils.choices import settings_group
+from yolo_lightning.model.loss_settings import LossSettings
 from yolo_lightning.utils.offline import offline
 
 with offline():
@@ -18,23 +18,6 @@ with offline():
 EPSILON = 1e-30
 """Added to the alignment of an object (score^0.5 * IoU^6) before a division by it. With Ultralytics' 1e-9, objects much
 smaller than the first predicted boxes have targets near 0, and a network with random weights may never detect them."""
-
-
-@settings_group("model.loss", box_gain=">= 0", cls_gain=">= 0", dfl_gain=">= 0", class_weight_power=">= 0, <= 1")
-class LossSettings:
-    """Weights of the parts of the loss.
-
-    Attributes:
-        box_gain: Gain of the box loss.
-        cls_gain: Gain of the class loss.
-        dfl_gain: Gain of the distribution focal loss.
-        class_weight_power: Weight the class loss by (1 / boxes of the class)^power, mean 1; 0 to 1, 0 disables it.
-    """
-
-    box_gain: float = 7.5
-    cls_gain: float = 0.5
-    dfl_gain: float = 1.5
-    class_weight_power: float = 0.0
 
 
 class DetectionLoss:

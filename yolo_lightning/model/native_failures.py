@@ -11,7 +11,7 @@ import torch
 
 from yolo_lightning.conv import measurement_cache
 from yolo_lightning.conv.measurement_cache import describe_environment
-from yolo_lightning.model.layers import Convolution
+from yolo_lightning.model.convolution_settings import Convolution
 from yolo_lightning.utils.files import CONVOLUTION_VERDICTS, cache_folder
 
 

@@ -23,8 +23,7 @@ import torch
 
 from yolo_lightning.conv import measurement_cache
 from yolo_lightning.conv.measurement_cache import describe_environment
-from yolo_lightning.model.conv_backend import ConvolutionSettings
-from yolo_lightning.model.layers import MemoryFormat
+from yolo_lightning.model.convolution_settings import ConvolutionSettings, MemoryFormat
 from yolo_lightning.model.native_failures import known_failure, verdicts_file
 from yolo_lightning.model.native_trial import PHASE, VENDOR_FREE, Half, Trial
 from yolo_lightning.utils.rank_zero import rank_zero_info

@@ -25,7 +25,8 @@ from torch import Tensor, nn
 from yolo_lightning.conv.algorithms.problem import looks_channels_last, memory_format_of
 from yolo_lightning.conv.plan import DEFAULT_PLAN, run_seconds
 from yolo_lightning.errors import log_unexpected
-from yolo_lightning.model.conv_backend import ConvolutionSettings, make_plan
+from yolo_lightning.model.conv_backend import make_plan
+from yolo_lightning.model.convolution_settings import ConvolutionSettings
 from yolo_lightning.model.layers import arrange
 
 PHASE = "probe: "

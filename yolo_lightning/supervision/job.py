@@ -13,7 +13,6 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
-from yolo_lightning.errors import UserError
 from yolo_lightning.supervision.fallback_levels import COMPUTATION_KEYS
 from yolo_lightning.supervision.heartbeat import Heartbeat, Phase, read_heartbeat
 from yolo_lightning.supervision.live_heartbeat import heartbeat_of
@@ -24,6 +23,7 @@ from yolo_lightning.supervision.run_disk import saved_steps
 from yolo_lightning.supervision.run_status import SupervisorStatus
 from yolo_lightning.supervision.trainer import Output
 from yolo_lightning.utils import run_files
+from yolo_lightning.utils.choices import check_range, settings_group
 from yolo_lightning.utils.process_identity import started_ticks
 from yolo_lightning.utils.stop_signals import Stopped
 
@@ -36,7 +36,7 @@ OUTPUT_POLL_S = 0.2  # of a detached supervisor
 GPU_SMOKE_TEST = "import torch; torch.ones(1, device=torch.accelerator.current_accelerator() or 'cpu').sum().item()"
 
 
-@dataclass(frozen=True)
+@settings_group("supervision")
 class SuperviseSettings:
     """Time limits and retries of the supervisor.
 
@@ -81,11 +81,9 @@ class SuperviseSettings:
 
     def __post_init__(self) -> None:
         for name in ("factor", "poll_s", "kill_wait_s", "part_timeout_s", "smoke_test_s", "attempts", "patience_h"):
-            if not getattr(self, name) > 0:
-                raise UserError(f"supervision.{name} must be > 0, got {getattr(self, name)}")
+            check_range(f"supervision.{name}", getattr(self, name), "> 0")
         for name in ("kill_after_s", "grace_s", "pause_s", "climb_after_h"):
-            if not getattr(self, name) >= 0:
-                raise UserError(f"supervision.{name} must be >= 0, got {getattr(self, name)}")
+            check_range(f"supervision.{name}", getattr(self, name), ">= 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +107,9 @@ class Job:
     @classmethod
     def from_json(cls, text: str) -> Self:
         content = json.loads(text)
-        settings = content.pop("settings")
-        settings["phase_timeouts"] = PhaseTimeouts(**settings["phase_timeouts"])
-        settings["notify"] = NotifySettings(**settings["notify"])
+        settings = SuperviseSettings(**content.pop("settings"))
         words = {name: tuple(content[name]) for name in ("command", "restart_command", "smoke_test")}
-        return cls(**content | words | {"settings": SuperviseSettings(**settings)})
+        return cls(**content | words | {"settings": settings})
 
 
 def job(

@@ -5,7 +5,7 @@ import json
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
@@ -13,6 +13,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 from yolo_lightning.errors import UserError, places
 from yolo_lightning.supervision.helper_process import Call, Helper
 from yolo_lightning.utils.addresses import REFERENCE, resolved
+from yolo_lightning.utils.choices import settings_group
 
 WEB_SCHEMES = ("http", "https")
 REPEAT_AFTER_S = 3600.0
@@ -25,7 +26,7 @@ CLOSE_S = 5.0
 """Seconds to wait for the last messages when the supervisor ends."""
 
 
-@dataclass(frozen=True)
+@settings_group("supervision.notify")
 class NotifySettings:
     """Recipients of notifications.
 

@@ -1,18 +1,18 @@
 """Time limits of the phases of a training process: configured minimum values, extended by measured durations."""
 
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from yolo_lightning.errors import UserError
 from yolo_lightning.supervision.heartbeat import Phase
+from yolo_lightning.utils.choices import check_range, settings_group
 from yolo_lightning.utils.json_record import converted, read_json
 
 LONGEST_S = 4 * 3600.0
 """Longest duration that extends a timeout: a damaged file could otherwise disable the detection of stalls."""
 
 
-@dataclass(frozen=True)
+@settings_group("supervision.phase_timeouts")
 class PhaseTimeouts:
     """Seconds that each phase may take without a heartbeat.
 
@@ -44,10 +44,8 @@ class PhaseTimeouts:
     exit_s: float = 60.0
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            seconds = getattr(self, field.name)
-            if not seconds > 0:
-                raise UserError(f"supervision.phase_timeouts.{field.name} must be > 0, got {seconds}")
+        for name, seconds in vars(self).items():
+            check_range(f"supervision.phase_timeouts.{name}", seconds, "> 0")
 
     def of(self, phase: Phase) -> float:
         """Return the timeout of a phase in seconds."""

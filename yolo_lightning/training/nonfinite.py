@@ -11,7 +11,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from yolo_lightning.checkpoints.checkpoint_file import find_damage, training_age
-from yolo_lightning.utils.choices import check_range, settings_group
+from yolo_lightning.training.guard_settings import GuardSettings
 from yolo_lightning.utils.loop_position import steps_begun
 from yolo_lightning.utils.rank_zero import rank_warn
 from yolo_lightning.utils.run_files import CHECKPOINTS
@@ -34,41 +34,6 @@ class Tally:
     losses_in_a_row: int = 0  # consecutive batches with a non-finite loss
     gradients_in_a_row: int = 0  # consecutive optimizer steps with a non-finite gradient
     rollbacks: int = 0  # to a checkpoint
-
-
-@settings_group("model.guard")
-class GuardSettings:
-    """Reactions to non-finite values, to a lack of memory and to wrong results.
-
-    Attributes:
-        max_consecutive_nonfinite: Restore the newest finite checkpoint after this many consecutive non-finite losses or
-            gradients, >= 1.
-        max_rollbacks: Number of restored checkpoints after which the next rollback ends the training, >= 0. The fit
-            also ends if `max_consecutive_nonfinite` further values after a rollback are not finite.
-        rollback_lr_factor: Factor of all learning rates after each rollback, > 0 and <= 1.
-        oom_splits: Number of times that the number of images computed at once is halved from the beginning, >= 0; the
-            gradients of the parts are summed.
-        max_oom_splits: Number of halvings that out-of-memory errors can reach, >= 0; a further error is fatal. Not
-            supported with `trainer.sync_batchnorm`.
-        self_check_share: Share of the time, >= 0 and <= 1, for checks of the convolutions, which take turns, by
-            PyTorch's plain operators; a wrong result that repeats ends the fit. 0 disables the checks, 1 checks every
-            step.
-    """
-
-    max_consecutive_nonfinite: int = 5
-    max_rollbacks: int = 3
-    rollback_lr_factor: float = 0.5
-    oom_splits: int = 0
-    max_oom_splits: int = 3
-    self_check_share: float = 0.001
-
-    def __post_init__(self) -> None:
-        check_range("model.guard.max_consecutive_nonfinite", self.max_consecutive_nonfinite, ">= 1")
-        check_range("model.guard.max_rollbacks", self.max_rollbacks, ">= 0")
-        check_range("model.guard.rollback_lr_factor", self.rollback_lr_factor, "> 0", "<= 1")
-        check_range("model.guard.oom_splits", self.oom_splits, ">= 0")
-        check_range("model.guard.max_oom_splits", self.max_oom_splits, ">= 0")
-        check_range("model.guard.self_check_share", self.self_check_share, ">= 0", "<= 1")
 
 
 class NonFiniteGuard:

@@ -14,7 +14,7 @@ from tests.helpers.data_module import set_up
 from yolo_lightning.commands.prepare.command import pack_frames
 from yolo_lightning.data.storage.choose_storage import open_frames
 from yolo_lightning.data.storage.frames import BitDepthError, FrameError, decode_frame
-from yolo_lightning.data.storage.storage import StorageSettings
+from yolo_lightning.data.storage.storage_settings import StorageSettings
 
 HEIGHT, WIDTH = 24, 32
 LOWEST, HIGHEST = 7000, 9040

@@ -12,8 +12,8 @@ from tests.helpers.data_module import cpu_trainer, data_module, set_up
 from yolo_lightning.data.batch import Batch
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import TrainingDataset
-from yolo_lightning.data.formats.frame_checks import Limits
 from yolo_lightning.data.labelled_frames import LabelledFrames
+from yolo_lightning.data.limit_settings import Limits
 from yolo_lightning.data.storage.storage import Storage
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
 

@@ -11,13 +11,14 @@ import pytest
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.formats.annotations import Annotations
 from yolo_lightning.data.formats.coco import read_coco
-from yolo_lightning.data.formats.dataset_format import Files
-from yolo_lightning.data.formats.frame_checks import Limits, check_boxes
+from yolo_lightning.data.formats.file_settings import Files
+from yolo_lightning.data.formats.frame_checks import check_boxes
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES, read_annotations
 from yolo_lightning.data.formats.yolo import YoloSplit
 from yolo_lightning.data.formats.yolo_description import read_description
 from yolo_lightning.data.index.split_index import open_index
-from yolo_lightning.data.storage.storage import StorageSettings
+from yolo_lightning.data.limit_settings import Limits
+from yolo_lightning.data.storage.storage_settings import StorageSettings
 
 WIDTH, HEIGHT = 384, 288
 Content = dict[str, Any]

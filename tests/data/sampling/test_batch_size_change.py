@@ -14,7 +14,7 @@ from tests.helpers.data_module import data_module
 from yolo_lightning.callbacks import LastCheckpoint, MetricsFile
 from yolo_lightning.checkpoints.checkpoint_io import AtomicCheckpointIO
 from yolo_lightning.data.batch import Batch
-from yolo_lightning.data.loader import LoaderSettings
+from yolo_lightning.data.loader_settings import LoaderSettings
 from yolo_lightning.utils.loop_position import schedule_step, steps_begun
 
 EPOCHS, FRAMES = 3, 16

@@ -21,7 +21,7 @@ from yolo_lightning.data.sampling.mosaic_partners import MIXUP_RULER, mosaic_par
 from yolo_lightning.data.sampling.resumable_loader import EpochBatchSampler, ResumableLoader, SampleKey
 from yolo_lightning.data.storage.choose_storage import open_frames
 from yolo_lightning.data.storage.folder_frames import FolderFrames
-from yolo_lightning.data.storage.storage import StorageKind, StorageSettings
+from yolo_lightning.data.storage.storage_settings import StorageKind, StorageSettings
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation, BoxPaste
 
 SEED, BATCH_SIZE, EPOCHS, EPOCH_BATCHES = 5, 4, 3, 5

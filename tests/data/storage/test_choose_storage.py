@@ -10,7 +10,8 @@ from tests.helpers.archives import drawn_frames, pack, put, write_zip
 from yolo_lightning.data.storage.choose_storage import STORAGES, open_frames
 from yolo_lightning.data.storage.folder_frames import FolderFrames
 from yolo_lightning.data.storage.packed_frames import PackedFrames
-from yolo_lightning.data.storage.storage import Storage, StorageKind, StorageSettings
+from yolo_lightning.data.storage.storage import Storage
+from yolo_lightning.data.storage.storage_settings import StorageKind, StorageSettings
 from yolo_lightning.data.storage.zip_frames import ZipFrames
 
 FRAMES = drawn_frames(5)

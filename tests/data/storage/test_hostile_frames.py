@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from yolo_lightning.data.formats.frame_checks import Limits
+from yolo_lightning.data.limit_settings import Limits
 from yolo_lightning.data.storage.folder_frames import FolderFrames, ImageFiles
 from yolo_lightning.data.storage.frames import FrameError, decode_frame
 from yolo_lightning.data.storage.image_header import FrameLimits

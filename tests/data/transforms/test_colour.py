@@ -13,9 +13,9 @@ from yolo_lightning.data.formats.yolo import YoloSplit
 from yolo_lightning.data.formats.yolo_description import read_description
 from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.data.index.split_index import open_packed
+from yolo_lightning.data.input_settings import Channels
 from yolo_lightning.data.labelled_frames import LabelledFrames
 from yolo_lightning.data.storage.folder_frames import ImageFiles
-from yolo_lightning.data.storage.frames import Channels
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
 from yolo_lightning.data.transforms.letterbox import PADDING, Labelled, letterbox
 from yolo_lightning.data.transforms.mosaic import mosaic, random_affine, random_flip

@@ -29,9 +29,9 @@ from yolo_lightning.data.batch import Batch
 from yolo_lightning.data.boxes import Letterbox
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.data.image_size import ImageSize
-from yolo_lightning.model.conv_backend import ConvolutionSettings
+from yolo_lightning.model.convolution_settings import ConvolutionSettings
 from yolo_lightning.module import YOLOModule
-from yolo_lightning.training.nonfinite import GuardSettings
+from yolo_lightning.training.guard_settings import GuardSettings
 from yolo_lightning.training.recipe import Recipe
 from yolo_lightning.utils.accelerator import synchronize
 from yolo_lightning.utils.tensorboard import Curves

@@ -202,7 +202,7 @@ def layer(probe: Probe, device: str, timeout_s: float) -> Answer:
 
 def _default_settings(timeout_s: float) -> Any:
     """Return the default settings of the model with a time limit."""
-    from yolo_lightning.model.conv_backend import ConvolutionSettings
+    from yolo_lightning.model.convolution_settings import ConvolutionSettings
 
     return ConvolutionSettings(probe_timeout_s=timeout_s, autotune_budget_s=timeout_s / 4)
 
@@ -247,11 +247,12 @@ def loader(probe: Probe, device: str, timeout_s: float) -> Answer:
     import torch
     from torch.utils.data import DataLoader
 
-    from yolo_lightning.data.loader import LoaderSettings
+    from yolo_lightning.data.loader import loader_arguments
+    from yolo_lightning.data.loader_settings import LoaderSettings
     from yolo_lightning.utils.accelerator import uses_pinned_memory
 
     settings = LoaderSettings(num_workers=LOADER_WORKERS, persistent_workers=False)
-    arguments = settings.arguments(on_gpu=uses_pinned_memory(torch.device(device)), persistent=False)
+    arguments = loader_arguments(settings, on_gpu=uses_pinned_memory(torch.device(device)), persistent=False)
     frames: Any = Frames()
     expected = LOADER_BATCHES * (len(frames) - 1) / 2
     batches: Any = DataLoader(frames, batch_size=LOADER_BATCH_SIZE, **arguments)

@@ -34,7 +34,8 @@ from yolo_lightning.data.storage.packing import (
     write_index,
     write_shard,
 )
-from yolo_lightning.data.storage.storage import STORE, EncodedStorage, StorageSettings
+from yolo_lightning.data.storage.storage import EncodedStorage
+from yolo_lightning.data.storage.storage_settings import STORE, StorageSettings
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.choices import check_range
 from yolo_lightning.utils.exit_codes import INTERRUPTED, ExitCode

@@ -24,7 +24,7 @@ from yolo_lightning.commands.sweep.validation_matches import match_validation, n
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.errors import UserError
 from yolo_lightning.evaluation.score_table import number_table, score_text
-from yolo_lightning.model.layers import Convolution
+from yolo_lightning.model.convolution_settings import Convolution
 from yolo_lightning.utils.accelerator import chosen_device
 
 SCORE_THRESHOLDS = (0.001, 0.003, 0.01, 0.03, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3)

@@ -17,12 +17,13 @@ from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import EvaluationDataset
 from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.index.splits import choose_clips
+from yolo_lightning.data.loader import loader_arguments
 from yolo_lightning.detector import folded_network
 from yolo_lightning.errors import UserError
 from yolo_lightning.evaluation.matching import Matches, match
+from yolo_lightning.model.convolution_settings import Convolution
 from yolo_lightning.model.detection_settings import DetectionSettings
 from yolo_lightning.model.graph import network_input
-from yolo_lightning.model.layers import Convolution
 from yolo_lightning.model.network_settings import NetworkSettings, read_settings
 from yolo_lightning.model.postprocess import predictions
 from yolo_lightning.supervision import heartbeat
@@ -76,7 +77,7 @@ def match_validation(
         their F frames is in the first half.
     """
     frames = data.open("valid")
-    arguments = data.loader.arguments(on_gpu=device.type == "cuda", persistent=False)
+    arguments = loader_arguments(data.loader, on_gpu=device.type == "cuda", persistent=False)
     dataset = EvaluationDataset(frames, data.image_size)
     loader = DataLoader(dataset, batch_size=data.batch_size, collate_fn=collate, **arguments)
     matched: list[list[Matches]] = [[] for _ in networks for _ in detections]

@@ -13,9 +13,10 @@ from yolo_lightning.data.formats.frame_checks import PERCENT_ENCODED
 from yolo_lightning.data.index.sampled_names import sampled_positions
 from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.index.splits import Split
+from yolo_lightning.data.input_settings import Channels
 from yolo_lightning.data.storage.folder_frames import FilesInFolders
-from yolo_lightning.data.storage.frames import Channels
-from yolo_lightning.data.storage.storage import Storage, StorageKind
+from yolo_lightning.data.storage.storage import Storage
+from yolo_lightning.data.storage.storage_settings import StorageKind
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.plain_text import one_line
 

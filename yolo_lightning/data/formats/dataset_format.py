@@ -6,35 +6,15 @@ from pathlib import Path
 from typing import ClassVar
 
 from yolo_lightning.data.formats.annotations import Annotations
-from yolo_lightning.data.formats.frame_checks import Limits
+from yolo_lightning.data.formats.file_settings import Files
 from yolo_lightning.data.index.split_index import SplitIndex, open_index
 from yolo_lightning.data.index.splits import Shares, Split
-from yolo_lightning.data.input_settings import InputSettings
-from yolo_lightning.data.storage.frames import Channels
+from yolo_lightning.data.input_settings import Channels, InputSettings
+from yolo_lightning.data.limit_settings import Limits
 from yolo_lightning.data.storage.image_header import FrameLimits
-from yolo_lightning.data.storage.storage import Storage, StorageKind, StorageSettings
+from yolo_lightning.data.storage.storage import Storage
+from yolo_lightning.data.storage.storage_settings import StorageKind, StorageSettings
 from yolo_lightning.errors import UserError
-from yolo_lightning.utils.choices import settings_group
-
-
-@settings_group("data.files")
-class Files:
-    """Files and folders of a dataset in the formats `ltdv2` and `coco`, relative to `data.root`.
-
-    Attributes:
-        train: JSON file of the training split.
-        valid: JSON file of the validation split; null uses `data.split.valid_share` instead.
-        test: Labelled JSON file for `test`; null uses Valid.json of LTDv2, otherwise the validation split.
-        predict: JSON file of the frames for `predict`; null uses TestNoLabels.json of LTDv2, otherwise the split of
-            `test`.
-        image_folders: Image folders of a COCO dataset; empty searches the usual folders.
-    """
-
-    train: str = "Train.json"
-    valid: str | None = "Valid.json"
-    test: str | None = None
-    predict: str | None = None
-    image_folders: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -7,15 +7,14 @@ import numpy as np
 
 from yolo_lightning.data.index.sampled_names import sampled_positions
 from yolo_lightning.data.index.split_index import SplitIndex
-from yolo_lightning.data.index.splits import Split
-from yolo_lightning.data.labelled_frames import other_size
+from yolo_lightning.data.input_settings import Channels
+from yolo_lightning.data.limit_settings import Limits
 from yolo_lightning.data.storage.folder_frames import FilesInFolders
-from yolo_lightning.data.storage.frames import BitDepthError, Channels, Frame, FrameError, file_of
-from yolo_lightning.data.storage.image_header import MAX_IMAGE_PIXELS, PILLOW_LIMIT, unread_parts
+from yolo_lightning.data.storage.frames import BitDepthError, Frame, FrameError, file_of
+from yolo_lightning.data.storage.image_header import is_turned, unread_parts
 from yolo_lightning.data.storage.storage import EncodedStorage, Storage
 from yolo_lightning.data.transforms.pixel_range import PixelRange, value_counts
 from yolo_lightning.errors import UserError
-from yolo_lightning.utils.choices import check_range, settings_group
 from yolo_lightning.utils.plain_text import one_line
 from yolo_lightning.utils.rank_zero import rank_warn, rank_zero_warn
 
@@ -27,59 +26,23 @@ LONGEST_PROBLEM = 500  # Characters of the name and the reason of a bad frame
 NAMED_FRAMES = 5  # Maximum number of bad frames in one message
 
 
-@settings_group("data.limits")
-class Limits:
-    """Which frames and annotations may be used, and how many frames may be unusable.
-
-    Attributes:
-        max_bad_frames: Number of missing or damaged frames that are left out with a warning; one more ends the run. A
-            frame counts once, however often it is sampled.
-        max_image_pixels: Maximum width x height of a frame according to its header, 1 to 178956970. A larger frame is
-            not decoded and counts as a bad frame.
-        allow_outside_root: Whether annotation files and image lists may name files outside of the dataset folder
-            (absolute paths, `..`). Otherwise such a frame is not read.
-        allow_unlabelled: Whether a split without any box may be used for training, validation or test.
-        allow_suspicious_boxes: Whether annotations that cannot be right may be used: all boxes are smaller than a
-            pixel, most extend beyond their image, or several entries of `images` name one file.
-        quarantine: Frames that are not read and not counted by `max_bad_frames`: `id=<image id>`, or `index=<position>`
-            in the training split, from 0. `fit` adds frames at which its supervisor saw training fail repeatedly.
-    """
-
-    max_bad_frames: int = 100
-    max_image_pixels: int = MAX_IMAGE_PIXELS
-    allow_outside_root: bool = False
-    allow_unlabelled: bool = False
-    allow_suspicious_boxes: bool = False
-    quarantine: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        check_range("data.limits.max_bad_frames", self.max_bad_frames, ">= 0")
-        if not 1 <= self.max_image_pixels <= PILLOW_LIMIT:
-            raise UserError(
-                f"data.limits.max_image_pixels must be 1 to {PILLOW_LIMIT} (Pillow's limit), got "
-                f"{self.max_image_pixels}"
-            )
-        for entry in self.quarantine:
-            name, _, value = entry.partition("=")
-            if not value or name not in ("id", "index") or (name == "index" and not value.isdecimal()):
-                raise UserError(
-                    "entries of data.limits.quarantine must be id=<image id> or index=<position of a training frame, "
-                    f"from 0>, got {entry!r}"
-                )
-
-    def quarantined(self, index: SplitIndex, split: Split) -> frozenset[int]:
-        """Return the positions of the frames of a split in quarantine; `index=<number>` applies to training only."""
-        positions: set[int] = set()
-        ids: set[str] = set()
-        for entry in self.quarantine:
-            name, _, value = entry.partition("=")
-            if name == "id":
-                ids.add(value)
-            elif split == "train" and int(value) < len(index):
-                positions.add(int(value))
-        if ids:
-            positions |= {position for position, image_id in enumerate(index.image_ids()) if image_id in ids}
-        return frozenset(positions)
+def other_size(index: SplitIndex, position: int, storage: Storage, shape: tuple[int, ...]) -> str:
+    """Return a text about a frame whose shape, height and width, differs from its annotation, with the likely cause."""
+    name = index.file_name(position)
+    annotated = index.shape(position)
+    text = (
+        f"{name}: the file has {shape[1]} x {shape[0]} pixels, the annotation of image {index.image_id(position)} has "
+        f"{annotated[1]} x {annotated[0]}"
+    )
+    if shape != annotated[::-1]:
+        return f"{text}; does the file belong to this annotation?"
+    if isinstance(storage, EncodedStorage) and is_turned(storage.content(name)):
+        return (
+            f"{text}, the size before the EXIF orientation of the file is applied. Boxes must refer to the upright "
+            "image: correct size and boxes, or remove the EXIF orientation from the file if the boxes refer to the "
+            "stored pixels"
+        )
+    return f"{text}; width and height are exchanged"
 
 
 class BadFrames:

@@ -19,9 +19,10 @@ from yolo_lightning.data.formats.dataset_format import DatasetSettings, JsonForm
 from yolo_lightning.data.formats.image_ids import ID_DIGITS, number_at
 from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.index.splits import Split
+from yolo_lightning.data.input_settings import Channels
 from yolo_lightning.data.storage.choose_storage import DOWNLOAD, STORAGES, open_frames
-from yolo_lightning.data.storage.frames import Channels
-from yolo_lightning.data.storage.storage import Storage, StorageKind
+from yolo_lightning.data.storage.storage import Storage
+from yolo_lightning.data.storage.storage_settings import StorageKind
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.plain_text import one_line
 

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from yolo_lightning.data.formats.annotations import Annotations, still_images
-from yolo_lightning.data.formats.dataset_format import DatasetFormat, DatasetSettings, Files
+from yolo_lightning.data.formats.dataset_format import DatasetFormat, DatasetSettings
+from yolo_lightning.data.formats.file_settings import Files
 from yolo_lightning.data.formats.frame_checks import named
 from yolo_lightning.data.formats.suspicious_boxes import CENTERS, suspicions
 from yolo_lightning.data.formats.yolo_description import DataDescription, Key, read_description
@@ -18,12 +19,14 @@ from yolo_lightning.data.formats.yolo_files import find_split_files
 from yolo_lightning.data.formats.yolo_labels import NO_LABELS, Labels, read_labels
 from yolo_lightning.data.index.split_index import SplitIndex, open_packed
 from yolo_lightning.data.index.splits import Split
+from yolo_lightning.data.input_settings import Channels
 from yolo_lightning.data.left_out_files import counted, suffix
 from yolo_lightning.data.storage.folder_frames import ImageFiles
-from yolo_lightning.data.storage.frames import Channels, FrameError, decode_frame
+from yolo_lightning.data.storage.frames import FrameError, decode_frame
 from yolo_lightning.data.storage.image_header import ORIENTATION, TURNED, FrameLimits
 from yolo_lightning.data.storage.pillow_images import HEIF_SUFFIXES, NEEDS_HEIF, open_image, reads_heif
-from yolo_lightning.data.storage.storage import Storage, StorageKind
+from yolo_lightning.data.storage.storage import Storage
+from yolo_lightning.data.storage.storage_settings import StorageKind
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.paths import user_path
 from yolo_lightning.utils.plain_text import one_line

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from yolo_lightning.data.formats.annotations import distinct_names, renamed_classes
-from yolo_lightning.data.storage.frames import Channels
+from yolo_lightning.data.input_settings import Channels
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.paths import plain_path, real_path, user_path
 from yolo_lightning.utils.plain_text import one_line

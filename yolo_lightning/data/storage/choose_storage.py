@@ -9,7 +9,8 @@ from yolo_lightning.data.storage.folder_frames import FOLDER, FolderFrames
 from yolo_lightning.data.storage.frames import BitDepthError, FrameError
 from yolo_lightning.data.storage.image_header import FrameLimits
 from yolo_lightning.data.storage.packed_frames import MANIFEST, PackedFrames
-from yolo_lightning.data.storage.storage import EncodedStorage, Storage, StorageSettings
+from yolo_lightning.data.storage.storage import EncodedStorage, Storage
+from yolo_lightning.data.storage.storage_settings import StorageSettings
 from yolo_lightning.data.storage.zip_frames import ARCHIVE, ZipFrames
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.suggestions import missing

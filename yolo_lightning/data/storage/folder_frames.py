@@ -7,9 +7,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Self
 
-from yolo_lightning.data.storage.frames import Channels, FrameError, unreadable
+from yolo_lightning.data.input_settings import Channels
+from yolo_lightning.data.storage.frames import FrameError, unreadable
 from yolo_lightning.data.storage.image_header import FrameLimits
-from yolo_lightning.data.storage.storage import EncodedStorage, StorageSettings
+from yolo_lightning.data.storage.storage import EncodedStorage
+from yolo_lightning.data.storage.storage_settings import StorageSettings
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.paths import real_path
 from yolo_lightning.utils.plain_text import one_line

@@ -1,16 +1,16 @@
 """Decoding of encoded frames, and the errors of frames that cannot be used."""
 
 import errno
-from typing import Literal, Self
+from typing import Self
 
 import cv2
 import numpy as np
 
 from yolo_lightning.data.array_types import AnyArray, UInt8Array, UInt16Array
+from yolo_lightning.data.input_settings import Channels
 from yolo_lightning.data.storage.image_header import TIFF_STARTS, FrameLimits, has_extra_bands
 from yolo_lightning.data.storage.pillow_images import HEIF_SUFFIXES, decode_first_image, is_decoded_by_pillow
 
-Channels = Literal[1, 3]  # Number of channels of a decoded frame: gray, or red, green and blue
 JPEG_SUFFIXES = frozenset({".jpg", ".jpeg", ".jpe", ".jfif", ".jif", ".mpo"})
 NETPBM_SUFFIXES = frozenset({".pbm", ".pgm", ".pnm", ".ppm"})
 OTHER_SUFFIXES = frozenset({".avif", ".bmp", ".dib", ".gif", ".jp2", ".png", ".tif", ".tiff", ".webp"})

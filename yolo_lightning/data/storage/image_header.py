@@ -13,14 +13,10 @@ from typing import Any, Literal
 
 from PIL import ExifTags, Image, TiffImagePlugin
 
+from yolo_lightning.data.limit_settings import MAX_IMAGE_PIXELS, PILLOW_LIMIT
 from yolo_lightning.data.storage.pillow_images import NEEDS_HEIF, is_heif, open_image, reads_heif
 from yolo_lightning.utils.paths import plain_path
 from yolo_lightning.utils.plain_text import first_look
-
-MAX_IMAGE_PIXELS = 89_478_485
-"""Default of `data.limits.max_image_pixels`: the size above which Pillow warns about a decompression bomb. As 8-bit
-RGB pixels such an image takes 268 MB, in each loader worker."""
-PILLOW_LIMIT = 2 * MAX_IMAGE_PIXELS  # Pillow refuses larger images
 
 TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # TIFF and BigTIFF, in both byte orders
 RGB_PHOTOMETRIC = 2  # Value of the TIFF tag PhotometricInterpretation

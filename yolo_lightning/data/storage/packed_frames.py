@@ -23,7 +23,8 @@ from yolo_lightning.data.index.sampled_names import sampled_positions
 from yolo_lightning.data.storage.frames import Frame, FrameError, unreadable
 from yolo_lightning.data.storage.image_header import FrameLimits
 from yolo_lightning.data.storage.positioned_file import PositionedFile, ReplacedFileError
-from yolo_lightning.data.storage.storage import Storage, StorageSettings
+from yolo_lightning.data.storage.storage import Storage
+from yolo_lightning.data.storage.storage_settings import StorageSettings
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.plain_text import one_line
 from yolo_lightning.utils.regular_files import read_regular

@@ -1,50 +1,14 @@
-"""Interface of the storages of frames, and the settings that select a storage."""
+"""Interface of the storages of frames."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Self
 
-from yolo_lightning.data.storage.frames import Channels, Frame, decode_frame
+from yolo_lightning.data.input_settings import Channels
+from yolo_lightning.data.storage.frames import Frame, decode_frame
 from yolo_lightning.data.storage.image_header import FrameLimits
-from yolo_lightning.utils.choices import settings_group
-from yolo_lightning.utils.files import cache_folder
-from yolo_lightning.utils.paths import user_path
-
-STORE = "packed"
-StorageKind = Literal["auto", "packed", "folder", "zip"]
-
-
-@settings_group("data.storage", image_cache_mib=">= 0")
-class StorageSettings:
-    """Where the frames of a dataset are stored, and what is cached.
-
-    Attributes:
-        kind: Storage of LTDv2's frames: `packed`, `folder` (`frames`), `zip` (`frames.zip`), or `auto` for the first of
-            these that exists.
-        store: Folder of the packed store; null uses `packed` under `data.root`.
-        index_root: Folder of the packed index; null uses `yolo_lightning` in the user's cache folder.
-        image_cache_mib: Largest memory per loader process for decoded training frames, MiB; see docs/loader.md. It
-            changes the speed only.
-    """
-
-    kind: StorageKind = "auto"
-    store: str | None = None
-    index_root: str | None = None
-    image_cache_mib: int = 256
-
-    def store_in(self, root: Path) -> Path:
-        """Return the folder of the packed store of the dataset in `root`."""
-        if self.store is None:
-            return root / STORE
-        return user_path(self.store)
-
-    @property
-    def index_folder(self) -> Path:
-        """Folder of the packed indexes."""
-        if self.index_root is None:
-            return cache_folder() / "index"
-        return user_path(self.index_root)
+from yolo_lightning.data.storage.storage_settings import StorageKind, StorageSettings
 
 
 class Storage(ABC):

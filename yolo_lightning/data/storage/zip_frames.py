@@ -22,7 +22,8 @@ from yolo_lightning.data.index.index_folder import NameTable, encode
 from yolo_lightning.data.storage.frames import FrameError, unreadable
 from yolo_lightning.data.storage.image_header import FrameLimits
 from yolo_lightning.data.storage.positioned_file import PositionedFile, ReplacedFileError
-from yolo_lightning.data.storage.storage import EncodedStorage, StorageSettings
+from yolo_lightning.data.storage.storage import EncodedStorage
+from yolo_lightning.data.storage.storage_settings import StorageSettings
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.paths import real_path
 from yolo_lightning.utils.plain_text import one_line
