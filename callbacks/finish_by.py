@@ -14,7 +14,7 @@ from yolo_lightning.callbacks.fit_timer import BLOCK_STEPS, BLOCKS, TimedCallbac
 from yolo_lightning.errors import UserError
 from yolo_lightning.supervision import is_supervised
 from yolo_lightning.supervision.run_status import FitLength
-from yolo_lightning.training.deadline import DeadlineSchedule, Measured, end_of, rescheduled
+from yolo_lightning.training.deadline import MAX_HOURS_LIMITS, DeadlineSchedule, Measured, end_of, rescheduled
 from yolo_lightning.utils.activity import Activity, during
 from yolo_lightning.utils.choices import check_state, checked_arguments
 from yolo_lightning.utils.json_record import converted
@@ -50,7 +50,7 @@ class FinishBy(TimedCallback):
         reserved_evaluations: Time that is reserved for work after the fit, as a multiple of the time of a validation.
     """
 
-    @checked_arguments(max_hours="> 0, <= 1000000", reserved_evaluations=">= 0")
+    @checked_arguments(max_hours=MAX_HOURS_LIMITS, reserved_evaluations=">= 0")
     def __init__(
         self, finish_by: str | None = None, max_hours: float | None = None, reserved_evaluations: int = 1
     ) -> None:

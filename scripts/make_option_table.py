@@ -5,6 +5,7 @@ python scripts/make_option_table.py
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import is_dataclass
 from importlib.metadata import version
 from inspect import isclass
 from os import PathLike
@@ -19,6 +20,7 @@ from yolo_lightning.commands import SUBCOMMANDS, TOOLS
 from yolo_lightning.commands.answers import PICTURES, SHOWN
 from yolo_lightning.commands.command_line import tool_function, tool_parser
 from yolo_lightning.options.option_table import BOOLEAN, INTEGER, LIST, NULL, NUMBER, TABLE_FILE, TEXT
+from yolo_lightning.training.recipe import Recipe
 
 TYPES = {int: INTEGER, float: NUMBER, bool: BOOLEAN, str: TEXT, NoneType: NULL}
 SEQUENCES = (list, tuple, Sequence)
@@ -95,12 +97,20 @@ def entries(command: str, parser: Any) -> dict[str, dict[str, Any]]:
             if key.startswith("-"):
                 continue
             is_group = any(other.startswith(f"{key}.") and other != f"{key}.help" for other in names)
-            option = {"is_group": True} if is_group else dict(fields)
+            option = {"is_group": True, **settings_of(action)} if is_group else dict(fields)
             if is_hidden or key.endswith("+"):
                 option = {field: value for field, value in option.items() if field not in ("default", "help")}
                 option["is_shown"] = False
             found[key] = option
     return found
+
+
+def settings_of(action: Any) -> dict[str, str]:
+    """Return the field `settings` of a group that is a dataclass, unless its file imports torch."""
+    group = getattr(action, "basetype", None)
+    if not isclass(group) or not is_dataclass(group) or group is Recipe:
+        return {}
+    return {"settings": f"{group.__module__}.{group.__qualname__}"}
 
 
 def entry(action: Any) -> dict[str, Any]:

@@ -33,9 +33,10 @@ from yolo_lightning.commands.endings import full_disk_reported, missing_process_
 from yolo_lightning.commands.fit_summary import end_fit, start_lines
 from yolo_lightning.commands.option_errors import ShortErrors, missing_package, user_errors
 from yolo_lightning.commands.option_layers import given_options, layers
+from yolo_lightning.commands.option_limits import DEADLINE_OPTIONS, seed_of
 from yolo_lightning.commands.rank_plan import plan_of_all_ranks
 from yolo_lightning.commands.run_plan import FROM_DATA, Run, plan_run, with_precision
-from yolo_lightning.commands.start_supervisor import DEADLINE_OPTIONS, MAX_EPOCHS, reserved, supervise_fit
+from yolo_lightning.commands.start_supervisor import MAX_EPOCHS, reserved, supervise_fit
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.errors import UserError
 from yolo_lightning.module import YOLOModule
@@ -278,8 +279,6 @@ class YOLOCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Add the TensorBoard logger, atomic checkpoints and the default callbacks."""
         config = self._get(self.config_init, "trainer")
-        if config["use_distributed_sampler"]:
-            raise UserError("trainer.use_distributed_sampler must be false, got true: the data module assigns frames.")
         if (nodes := machines_of_launch()) is not None:
             kwargs["num_nodes"] = nodes
         options, is_fit = self.config_init[self.subcommand], self.subcommand == "fit"
@@ -394,13 +393,6 @@ def as_list(values: Any) -> list[Any]:
 def is_of_package(module: str) -> bool:
     """Return whether a module belongs to this package."""
     return module.partition(".")[0] == yolo_lightning.__name__
-
-
-def seed_of(seed_everything: bool | int) -> int:
-    """Return the seed of sample order and augmentation; raise a `UserError` for a random or negative seed."""
-    if seed_everything is True or seed_everything < 0:
-        raise UserError(f"seed_everything must be an integer >= 0, got {seed_everything}: it determines the order.")
-    return int(seed_everything)
 
 
 class CurrentStderr(logging.Handler):

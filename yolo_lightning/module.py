@@ -38,7 +38,7 @@ from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.data.sampling.resumable_loader import ResumableLoader
 from yolo_lightning.errors import UserError
 from yolo_lightning.model import conv_backend, layers, native_failures, native_probe
-from yolo_lightning.model.convolution_settings import Convolution, ConvolutionSettings, MemoryFormat
+from yolo_lightning.model.convolution_settings import CLASS_WIDTH_LIMITS, Convolution, ConvolutionSettings, MemoryFormat
 from yolo_lightning.model.detection_settings import DetectionSettings
 from yolo_lightning.model.graph import (
     INPUT_CHANNELS,
@@ -137,7 +137,7 @@ class YOLOModule(LightningModule):
     saves_gradients = True
     """Checkpoints contain the summed gradients (`Accumulation`): `LastCheckpoint` does not save them again."""
 
-    @checked_arguments("model", unchecked=("class_names",), class_width=">= 1, <= 8192")
+    @checked_arguments("model", unchecked=("class_names",), class_width=CLASS_WIDTH_LIMITS)
     def __init__(
         self,
         variant: str = "yolov8n",

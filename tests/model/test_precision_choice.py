@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from yolo_lightning.model import precision_choice
-from yolo_lightning.model.conv_backend import ConvolutionSettings
+from yolo_lightning.model.convolution_settings import ConvolutionSettings
 from yolo_lightning.model.precision_choice import PrecisionChoice, choose_precision
 from yolo_lightning.model.precision_trial import PrecisionTrial, product_error, run_trial, weight_error
 

@@ -27,12 +27,14 @@ from yolo_lightning.commands.option_layers import (
     TRUE,
     configuration_folder,
     divided,
+    given_options,
     layers,
     named_values,
     stray_words,
     variable_of,
     with_run,
 )
+from yolo_lightning.commands.option_limits import check_limits
 from yolo_lightning.commands.ultralytics_words import TASKS, command_of, options_of, translated, translated_file
 from yolo_lightning.errors import UserError
 from yolo_lightning.options.option_table import (
@@ -193,6 +195,7 @@ def check(command: CommandOptions, words: Sequence[str]) -> None:
     for file in sources.files:
         if ":" not in file:  # no configuration as text
             _check_file(command, file, words)
+    check_limits(command, words, given_options([command.name, *words], os.environ).all)
 
 
 def _check_hyphens(command: CommandOptions, words: Sequence[str]) -> None:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from yolo_lightning.commands import SUBCOMMANDS, WITH_RUN
 from yolo_lightning.errors import UserError
+from yolo_lightning.options.option_table import CommandOption, find_command, read_value
 from yolo_lightning.utils.run_files import config_name
 from yolo_lightning.utils.yaml_file import flatten, read_yaml, value_of
 
@@ -23,8 +24,8 @@ PREFIX = "YOLO_LIGHTNING"
 TRUE = "true"
 WEIGHTS = (".ckpt", ".pt")
 """Suffixes of files that are no RUN; `answers` names their option."""
-GROUPS = ("trainer", "model", "data", "data.loader", "supervision", "supervision.notify", "supervision.phase_timeouts")
-"""Options whose value may be the path of a file with their parts."""
+NO_TRAINING = ("-h", "--help", "--print_config")
+"""Beginnings of words that print something instead of running a command."""
 
 
 class Layers(NamedTuple):
@@ -63,7 +64,7 @@ def layers(words: Sequence[str], environment: Mapping[str, str]) -> Layers:
 
 @dataclass(frozen=True, slots=True)
 class GivenOptions:
-    """Options that a user has set, by full name, with values as YAML reads them. No parser has checked them."""
+    """Options that a user has set, by full name, with values as the parser reads them."""
 
     configured: dict[str, Any] = field(default_factory=dict)  # in configuration files
     typed: dict[str, Any] = field(default_factory=dict)  # on the command line and in environment variables
@@ -79,18 +80,32 @@ def given_options(words: Sequence[str], environment: Mapping[str, str]) -> Given
     Raises:
         OSError, ValueError: If a configuration file cannot be read; the message is one for developers.
     """
-    found = layers(words, environment)
+    command = find_command(words[0])
+    options: Mapping[str, CommandOption] = {}
+    if command is not None:
+        options = command.options
+    sources = layers(words, environment)
     configured: dict[str, Any] = {}
-    for text in found.files:
+    for text in sources.files:
         tree = read_yaml(Path(text)) if os.path.isfile(text) else value_of(text)
         if not isinstance(tree, dict):
             raise UserError(f"{text} is no configuration")
         configured |= flatten(tree)
     typed: dict[str, Any] = {}
-    for key, text in [*found.variables.items(), *named_values(found.words)]:
-        is_file = key in GROUPS and os.path.isfile(text)
-        typed |= flatten({key: read_yaml(Path(text)) if is_file else value_of(text)})
-    return GivenOptions(configured, typed)
+    for key, text in [*sources.variables.items(), *named_values(sources.words)]:
+        option = options.get(key, CommandOption())
+        if not option.is_group:
+            typed[key] = text
+        elif os.path.isfile(text):
+            typed |= flatten({key: read_yaml(Path(text))})
+        else:
+            typed |= flatten({key: value_of(text)})
+    return GivenOptions(_read(configured, options), _read(typed, options))
+
+
+def _read(values: Mapping[str, Any], options: Mapping[str, CommandOption]) -> dict[str, Any]:
+    """Return the values of options as the parser reads them."""
+    return {key: read_value(options.get(key, CommandOption()).types, value) for key, value in values.items()}
 
 
 def named_values(words: Sequence[str]) -> list[tuple[str, str]]:

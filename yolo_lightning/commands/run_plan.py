@@ -24,18 +24,15 @@ from yolo_lightning.checkpoints.resume import (
 )
 from yolo_lightning.checkpoints.torch_archive import load_checkpoint
 from yolo_lightning.commands.option_layers import GivenOptions
+from yolo_lightning.commands.option_limits import FRESH_STORE, resumes
 from yolo_lightning.commands.start_supervisor import (
-    check_deadline,
-    check_limits,
     finished_line,
     folder_of,
     needs_supervisor,
-    resumes,
 )
 from yolo_lightning.data.formats.choose_format import format_class
 from yolo_lightning.errors import UserError
-from yolo_lightning.model.conv_backend import ConvolutionSettings
-from yolo_lightning.model.graph import existing_weights
+from yolo_lightning.model.convolution_settings import ConvolutionSettings
 from yolo_lightning.model.native_failures import verdicts_file
 from yolo_lightning.model.network_settings import (
     bound_options,
@@ -45,6 +42,7 @@ from yolo_lightning.model.network_settings import (
     read_record,
 )
 from yolo_lightning.model.precision_choice import PrecisionChoice, choose_precision
+from yolo_lightning.model.weights_file import existing_weights
 from yolo_lightning.supervision import in_use, is_supervised, level_of_launch, quarantined
 from yolo_lightning.supervision.fallback_levels import FLOAT32, PRECISION_OPTION, FallbackState
 from yolo_lightning.utils import run_files
@@ -53,7 +51,6 @@ from yolo_lightning.utils.choices import AUTO
 from yolo_lightning.utils.distributed import (
     NO_LAUNCH_ID,
     launch_id,
-    machines_of_launch,
     may_restart,
     uses_agent_store,
 )
@@ -66,8 +63,6 @@ FROM_DATA = frozenset({"class_names", "input_channels"})
 
 PROCESSES_PER_CORE = 4
 """Largest number of training processes per core of a CPU."""
-
-FRESH_STORE = "set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 before starting torchrun"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +115,8 @@ def plan_run(
     if needs_supervisor(words, options):
         return Run(folder_of(options)[0], becomes_supervisor=True)
     is_fit = words[0] == "fit"
-    check_options(options, is_fit)
+    check_accelerator(options["trainer.accelerator"])
+    check_devices(options["trainer.devices"], training_device(options))
     if is_fit and resumes(options) and may_download and options["mirror"] is not None:
         name = run_to_download(base, options["mirror"], exactly=is_supervised())
         if name is not None:
@@ -268,7 +264,8 @@ def chooses_folder() -> bool:
 
 def weights_file(options: Mapping[str, Any]) -> Path | None:
     """Return the file of `model.weights`, None if it is null; raise a ValueError if it is missing or damaged."""
-    if (weights := options["model.weights"]) is None:
+    weights = options["model.weights"]
+    if weights is None:
         return None
     path = existing_weights(weights)
     if path.suffix == ".ckpt":
@@ -283,28 +280,6 @@ def _bound_by(weights: Path | dict[str, Any], options: Mapping[str, Any]) -> dic
     else:
         record = checkpoint_record(weights)
     return bound_options(record, is_gray=format_class(options["data.format"]).is_gray)
-
-
-def check_options(options: Mapping[str, Any], is_fit: bool) -> None:
-    """Raise a UserError for an option that no constructor checks."""
-    check_accelerator(options["trainer.accelerator"])
-    check_devices(options["trainer.devices"], training_device(options))
-    check_limits(options)
-    if is_fit and options.get("detach") and launch_id() is not None:
-        raise UserError("--detach cannot be used with torchrun, whose processes end with it: use nohup torchrun ...")
-    if is_fit and launch_id() == NO_LAUNCH_ID and may_restart():
-        raise UserError("torchrun --max-restarts needs --rdzv-id, a new name for each run, to resume the run, got none")
-    if (machines_of_launch() or 1) > 1 and uses_agent_store():
-        raise UserError(
-            f"the processes of several machines cannot be restarted with torchrun's own store: {FRESH_STORE}"
-        )
-    epochs, images = options["trainer.max_epochs"], options["recalibrate_images"]
-    if is_fit and epochs is None:
-        raise UserError(f"trainer.max_epochs must be >= 1, for the schedules, got {epochs}.")
-    if is_fit:
-        check_deadline(options)
-    if images != AUTO and images != 0 and images < 2:
-        raise UserError(f"recalibrate_images must be auto, 0 or >= 2, got {images}")
 
 
 def check_devices(devices: Any, device: torch.device) -> None:

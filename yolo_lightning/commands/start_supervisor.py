@@ -3,11 +3,8 @@
 The process that the user starts becomes the supervisor. Its training process parses and checks the command line.
 """
 
-import json
 import os
-import re
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +12,8 @@ from typing import Any, NoReturn
 
 from yolo_lightning.checkpoints import run_folder
 from yolo_lightning.checkpoints.remote_folder import is_address
-from yolo_lightning.commands.command_line import ToolParser
-from yolo_lightning.commands.option_layers import given_options
+from yolo_lightning.commands.option_layers import NO_TRAINING, given_options
+from yolo_lightning.commands.option_limits import DEADLINE_OPTIONS, resumes
 from yolo_lightning.commands.unattended import detach
 from yolo_lightning.errors import UserError
 from yolo_lightning.supervision import SuperviseSettings, become_supervisor, in_use, is_supervised, reserve
@@ -32,17 +29,6 @@ MAX_EPOCHS = 100
 """Default of `trainer.max_epochs`."""
 
 DEADLINE_TOLERANCE_S = 1.0
-DEADLINE_OPTIONS = ("finish_by", "max_hours")
-
-LIMITED = (*(f"limit_{split}_batches" for split in ("train", "val", "test", "predict")), "overfit_batches")
-LEAST = {
-    **dict.fromkeys(("max_steps", "num_sanity_val_steps"), -1),
-    **dict.fromkeys((*LIMITED, "min_epochs", "min_steps", "log_every_n_steps", "fast_dev_run"), 0),
-    **dict.fromkeys(("max_epochs", "val_check_interval", "check_val_every_n_epoch", "num_nodes"), 1),
-}
-"""Smallest integer of options of the Trainer. The numbers of batches and `val_check_interval` can also be fractions."""
-
-NO_TRAINING = ("-h", "--help", "--print_config")
 
 
 def start_supervisor(words: Sequence[str]) -> None:
@@ -86,8 +72,6 @@ def supervise_fit(words: Sequence[str], options: Mapping[str, Any], folder: Path
     """
     is_given, checkpoint = folder is not None, None
     if folder is None:
-        check_limits(options)
-        check_deadline(options)
         folder, checkpoint = folder_of(options)
     if (is_given or resumes(options)) and (line := finished_line(folder, options)) is not None:
         print(line, file=sys.stderr)
@@ -129,46 +113,6 @@ def folder_of(options: Mapping[str, Any]) -> tuple[Path, Path | None]:
     return run_folder.folder_to_fit(base, checkpoint, mirror, in_use), checkpoint
 
 
-def resumes(options: Mapping[str, Any]) -> bool:
-    """Return whether a fit resumes the newest run."""
-    return bool(options.get("resume")) or options.get("ckpt_path") == "last"
-
-
-def check_limits(options: Mapping[str, Any]) -> None:
-    """Raise a UserError for an option of the Trainer that is out of range or replaced by an option of the recipe."""
-    given = {key.removeprefix("trainer."): value for key, value in options.items() if key.startswith("trainer.")}
-    for name, least in LEAST.items():
-        value, fraction = given.get(name), " or a fraction from 0.0 to 1.0" * name.endswith(("_batches", "interval"))
-        if isinstance(value, float) and value > 1 and value.is_integer():
-            value = int(value)  # as Lightning reads 2.0
-        if value < least if isinstance(value, int) else isinstance(value, float) and not 0 <= value <= 1:
-            raise UserError(f"trainer.{name} must be an integer >= {least}{fraction}, got {value}")
-    for name, off, instead in (("accumulate_grad_batches", 1, "nominal_batch"), ("gradient_clip_val", 0, "clip_norm")):
-        if (value := given.get(name)) not in (None, off):
-            raise UserError(f"trainer.{name} must not be set, got {value}: use model.recipe.{instead}.")
-    if isinstance(limit := given.get("max_time"), str) and not re.fullmatch(r"\d+(:\d\d){3}", limit):
-        raise UserError(f"trainer.max_time must be DD:HH:MM:SS, got {limit}")
-
-
-def check_deadline(options: Mapping[str, Any]) -> None:
-    """Raise a UserError for a deadline that is malformed or, for a new run, in the past; see also `FinishBy`."""
-    finish_by, hours = (options.get(name) for name in DEADLINE_OPTIONS)
-    for name, free in (("trainer.max_time", None), ("trainer.max_steps", -1)) if hours or finish_by else ():
-        if (limit := options.get(name, free)) not in (None, free):
-            option = "--finish_by" if hours is None else "--max_hours"
-            raise UserError(
-                f"{name} must be {json.dumps(free)} with {option}, got {limit}: the deadline sets the length"
-            )
-    if (passive := options.get("deadline")) is not None:
-        parse_moment("deadline", str(passive))
-        if finish_by is not None or hours is not None:
-            raise UserError(f"deadline must not be set with finish_by or max_hours, got {passive}: remove --deadline")
-    if finish_by is not None:
-        moment = parse_moment("finish_by", str(finish_by))
-        if moment.timestamp() <= time.time() and not resumes(options) and not is_supervised():
-            raise UserError(f"finish_by must be in the future, got {moment.isoformat()}")
-
-
 def finished_line(folder: Path, options: Mapping[str, Any]) -> str | None:
     """Return the line that reports that a run is finished with these options, or None if there is more to train."""
     finish_by, hours = (options.get(name) for name in DEADLINE_OPTIONS)
@@ -192,10 +136,7 @@ def finished_line(folder: Path, options: Mapping[str, Any]) -> str | None:
 
 
 def supervise_settings(options: Mapping[str, Any]) -> SuperviseSettings:
-    """Return the settings `supervision.*`, checked by a parser."""
-    parser = ToolParser()
-    parser.add_argument("--supervision", type=SuperviseSettings, default=SuperviseSettings())
-    given = {name: value for name, value in options.items() if name.startswith("supervision.")}
-    settings = parser.instantiate_classes(parser.parse_object(nested(given))).supervision
-    assert isinstance(settings, SuperviseSettings)
-    return settings
+    """Return the settings `supervision.*`; raise a UserError for a wrong value."""
+    prefix = "supervision."
+    values = {key.removeprefix(prefix): value for key, value in options.items() if key.startswith(prefix)}
+    return SuperviseSettings(**nested(values))

@@ -28,7 +28,7 @@ from yolo_lightning.data.labelled_frames import LabelledFrames
 from yolo_lightning.data.layouts.choose_layout import check_layout
 from yolo_lightning.data.limit_settings import Limits
 from yolo_lightning.data.loader import EvaluationLoader, describe, loader_arguments
-from yolo_lightning.data.loader_settings import LoaderSettings
+from yolo_lightning.data.loader_settings import ARGUMENT_LIMITS, LoaderSettings
 from yolo_lightning.data.sampling.epoch_order import FirstEpoch, SampledOrder, Sampling
 from yolo_lightning.data.sampling.mosaic_partners import frames_to_cache
 from yolo_lightning.data.sampling.resumable_loader import (
@@ -44,7 +44,7 @@ from yolo_lightning.data.transforms.augmentation_settings import Augmentation
 from yolo_lightning.data.transforms.box_paste import PasteCandidates
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.accelerator import uses_pinned_memory
-from yolo_lightning.utils.choices import AUTO, as_settings, check_choices, check_range, checked_arguments, plain
+from yolo_lightning.utils.choices import AUTO, as_settings, check_choices, checked_arguments, plain
 from yolo_lightning.utils.distributed import check_agreement
 from yolo_lightning.utils.host import worker_count
 from yolo_lightning.utils.loop_position import LoaderLoop, steps_begun
@@ -87,7 +87,7 @@ class DetectionDataModule(LightningDataModule):
         UserError: If a value is out of range. Errors in the data are raised by `setup`, before training starts.
     """
 
-    @checked_arguments("data", unchecked=("image_size",), seed=">= 0")
+    @checked_arguments("data", unchecked=("image_size",), **ARGUMENT_LIMITS)
     def __init__(
         self,
         root: str | None = None,
@@ -112,7 +112,6 @@ class DetectionDataModule(LightningDataModule):
         self._has_auto_batch_size = batch_size == AUTO
         if batch_size == AUTO:
             batch_size = USUAL_BATCH  # of evaluations; `_set_up_training` replaces it
-        check_range("data.batch_size", batch_size, ">= 1")
         self.batch_size: int = plain(batch_size)
         self.seed = plain(seed)
         self.storage = as_settings(StorageSettings, storage)

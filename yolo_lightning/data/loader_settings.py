@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from yolo_lightning.utils.choices import AUTO, check_range, settings_group
+from yolo_lightning.utils.choices import AUTO, settings_group
 
 NumWorkers = int | Literal["auto"]
 
@@ -10,7 +10,7 @@ ARGUMENT_LIMITS = {"batch_size": ">= 1", "seed": ">= 0"}
 """Limits of the numbers that belong to no group of settings of `DetectionDataModule`."""
 
 
-@settings_group("data.loader")
+@settings_group("data.loader", num_workers=">= 0, <= 1024", prefetch_factor=">= 1")
 class LoaderSettings:
     """Settings of the loader's worker processes.
 
@@ -33,8 +33,3 @@ class LoaderSettings:
     prefetch_factor: int = 2
     multiprocessing_context: Literal["spawn", "forkserver"] = "spawn"
     pin_memory: bool | None = None
-
-    def __post_init__(self) -> None:
-        if self.num_workers != AUTO:
-            check_range("data.loader.num_workers", self.num_workers, ">= 0", "<= 1024")
-        check_range("data.loader.prefetch_factor", self.prefetch_factor, ">= 1")

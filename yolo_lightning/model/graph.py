@@ -15,10 +15,9 @@ from yolo_lightning.model.description import MOST_CHANNELS, checked_description
 from yolo_lightning.model.layers import has_one_to_one_branch, image_layers
 from yolo_lightning.model.read_pt import PtFile, complete_names, read_pt
 from yolo_lightning.model.variants import HEADS, description_of, is_file_of_user
+from yolo_lightning.model.weights_file import existing_weights
 from yolo_lightning.utils.offline import offline
-from yolo_lightning.utils.paths import user_path
 from yolo_lightning.utils.rank_zero import rank_zero_info, rank_zero_warn
-from yolo_lightning.utils.suggestions import missing
 
 with offline():
     from ultralytics.nn.tasks import DetectionModel, parse_model, torch_safe_load
@@ -142,19 +141,6 @@ def check_one_to_one(graph: Any, variant: str) -> None:
 
 def head_class_width(graph: Any) -> int:
     return int(graph.model[-1].cv3[0][-1].in_channels)
-
-
-def existing_weights(path: str) -> Path:
-    """Return the path of `model.weights`.
-
-    Raises:
-        UserError: If it is no file.
-    """
-    file = user_path(path)
-    if not file.is_file():
-        got = f"{path}, which {missing(file)}"
-        raise UserError(f"model.weights must be an existing file (nothing is downloaded), got {got}")
-    return file
 
 
 def _load_weights(graph: Any, path: str, *, allow_pickle: bool = False) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 import torch
 
-from yolo_lightning.model.conv_backend import ConvolutionSettings
+from yolo_lightning.model.convolution_settings import ConvolutionSettings
 from yolo_lightning.model.native_failures import known_failure
 from yolo_lightning.model.native_probe import (
     AUTOCAST,

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from yolo_lightning.conv import swap_convs
 from yolo_lightning.conv.plan import run_seconds
-from yolo_lightning.model.conv_backend import ConvolutionSettings, make_plan
+from yolo_lightning.model.conv_backend import make_plan
+from yolo_lightning.model.convolution_settings import ConvolutionSettings
 from yolo_lightning.model.native_trial import (
     Half,
     Precise,

@@ -1,7 +1,7 @@
 """The options of all commands, from `option_table.json`, which `make options` generates from the parsers."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
@@ -29,6 +29,7 @@ class CommandOption(NamedTuple):
     is_switch: bool = False  # whether the option needs no value
     is_positional: bool = False
     is_shown: bool = True  # in the short help
+    settings: str = ""  # path of the dataclass of a group of settings whose file imports no torch
 
     @property
     def choices(self) -> tuple[str, ...]:
@@ -115,6 +116,28 @@ def has_type(types: Iterable[str], value: Any) -> bool:
         if fits:
             return True
     return False
+
+
+def read_value(types: Collection[str], value: Any) -> Any:
+    """Return the value that the parser reads from a text of a command line or from a value of a YAML file.
+
+    Args:
+        types: Accepted types and values of the option; the value must have one of them, see `has_type`.
+        value: Text or value.
+    """
+    loaded = value_of(value) if isinstance(value, str) else value
+    if loaded is None and NULL in types:
+        return None
+    if BOOLEAN in types and isinstance(loaded, bool):
+        return loaded
+    if INTEGER in types or NUMBER in types:
+        if _is_number_text(loaded):
+            return float(loaded)
+        if isinstance(loaded, int | float):
+            return loaded
+    if TEXT in types and not isinstance(loaded, list | dict):
+        return str(value)
+    return loaded
 
 
 def _is_number_text(value: Any) -> bool:

@@ -9,6 +9,8 @@ from bisect import bisect_right
 from dataclasses import dataclass, replace
 from typing import Self
 
+MAX_HOURS_LIMITS = "> 0, <= 1000000"  # of `max_hours`
+
 AIM = 0.01
 """Time before the deadline at which the training ends, as a share of the time from the first start to the deadline."""
 

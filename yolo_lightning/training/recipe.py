@@ -7,7 +7,8 @@ from typing import Any, Literal, Self, get_args
 
 from lightning.pytorch.cli import OptimizerCallable
 
-from yolo_lightning.utils.choices import AUTO, check_range, settings_group
+from yolo_lightning.training.recipe_limits import RECIPE_LIMITS
+from yolo_lightning.utils.choices import AUTO, settings_group
 
 OptimizerName = Literal["SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "MuSGD"]
 OptimizerChoice = Literal["auto"] | OptimizerName | OptimizerCallable
@@ -26,7 +27,7 @@ class Group(StrEnum):
     BIAS = "bias"
 
 
-@settings_group("model.recipe")
+@settings_group("model.recipe", **RECIPE_LIMITS)
 class Recipe:
     """Optimization; the defaults are YOLOv8's.
 
@@ -66,19 +67,6 @@ class Recipe:
     clip_norm: float = 10.0
     multi_scale: float = 0.0
     statistics_batches: int = 8
-
-    def __post_init__(self) -> None:
-        check_range("model.recipe.lr0", self.lr0, "> 0")
-        for name in ("lrf", "momentum", "warmup_momentum"):
-            check_range(f"model.recipe.{name}", getattr(self, name), ">= 0", "<= 1")
-        for name in ("weight_decay", "warmup_bias_lr", "clip_norm"):
-            check_range(f"model.recipe.{name}", getattr(self, name), ">= 0")
-        if self.warmup_epochs != AUTO:
-            check_range("model.recipe.warmup_epochs", self.warmup_epochs, ">= 0")
-        if self.nominal_batch != AUTO:
-            check_range("model.recipe.nominal_batch", self.nominal_batch, ">= 1")
-        check_range("model.recipe.multi_scale", self.multi_scale, ">= 0", "< 1")
-        check_range("model.recipe.statistics_batches", self.statistics_batches, ">= 0")
 
     def __deepcopy__(self, memo: object) -> Self:
         """Return the recipe itself, so that copies of the module do not copy the parser behind a class path."""

@@ -95,7 +95,7 @@ def checked_arguments(
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Return a decorator that checks names and types of arguments, and the limits of numbers, such as `>= 0, < 1`.
 
-    `key` or else the function's name is the prefix of the names in messages.
+    The limits do not concern `auto` and null. `key` or else the function's name is the prefix of the names in messages.
     """
 
     def decorated(function: Callable[P, T]) -> Callable[P, T]:
@@ -118,7 +118,7 @@ def checked_arguments(
                 return function(*arguments, **options)
             check_types(prefix, function, {name: values[name] for name in values.keys() - set(unchecked)})
             for name, limit in limits.items():
-                if values.get(name) is not None:
+                if values.get(name) not in (None, AUTO):
                     accepts_null = NoneType in _alternatives(form.parameters[name].annotation)
                     check_range(f"{prefix}.{name}", values[name], *limit.split(", "), or_null=accepts_null)
             return function(*arguments, **options)

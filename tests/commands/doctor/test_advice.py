@@ -10,11 +10,9 @@ from yolo_lightning.commands.doctor.command import Value, recommended_commands, 
 from yolo_lightning.commands.doctor.inspect_machine import SHARED_MEMORY, MachineFacts
 from yolo_lightning.commands.doctor.probes import Outcome, Probe, ProbeOutcome
 from yolo_lightning.commands.doctor.read_hardware import KernelSettings
-from yolo_lightning.data.loader import LoaderSettings
-from yolo_lightning.model.layers import Convolution
-from yolo_lightning.model.precision_trial import LARGEST_SHARE
 from yolo_lightning.data.loader_settings import LoaderSettings
 from yolo_lightning.model.convolution_settings import Convolution
+from yolo_lightning.model.precision_trial import LARGEST_SHARE
 from yolo_lightning.utils.sensors import Capacity
 
 AMD = replace(PLAIN, gpus=(NAVI,), torch=ROCM, kfd_opens=True)

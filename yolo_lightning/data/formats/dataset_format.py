@@ -7,10 +7,11 @@ from typing import ClassVar
 
 from yolo_lightning.data.formats.annotations import Annotations
 from yolo_lightning.data.formats.file_settings import Files
-from yolo_lightning.data.index.split_index import SplitIndex, open_index
+from yolo_lightning.data.index.split_index import SplitIndex, check_annotation_file, open_index
 from yolo_lightning.data.index.splits import Shares, Split
 from yolo_lightning.data.input_settings import Channels, InputSettings
 from yolo_lightning.data.limit_settings import Limits
+from yolo_lightning.data.storage.folder_frames import check_root
 from yolo_lightning.data.storage.image_header import FrameLimits
 from yolo_lightning.data.storage.storage import Storage
 from yolo_lightning.data.storage.storage_settings import StorageKind, StorageSettings
@@ -97,6 +98,10 @@ class DatasetFormat(ABC):
         """Return the option that names the annotations of `split`, and its value."""
 
     @abstractmethod
+    def check_files(self, split: Split) -> None:
+        """Raise a UserError if the annotations of `split`, or a folder that contains them, do not exist."""
+
+    @abstractmethod
     def open_index(self, split: Split) -> SplitIndex:
         """Return the packed index of `split`; raise `ValueError` if the annotations cannot be used."""
 
@@ -153,6 +158,12 @@ class JsonFormat(DatasetFormat):
         if split == "test" and self.files.test is None:
             split = "valid"
         return split
+
+    def check_files(self, split: Split) -> None:
+        file = self.root / self.name(split)
+        if not file.is_file():
+            check_root(self.root, self.remedy)
+        check_annotation_file(file, self.remedy)
 
     def open_file(self, name: str) -> SplitIndex:
         """Return the packed index of an annotation file, relative to the dataset folder."""

@@ -73,6 +73,9 @@ class YoloFormat(DatasetFormat):
     def origin(self, split: Split) -> str:
         return f"data.format {self.description.file} '{self._key(split)}'"
 
+    def check_files(self, split: Split) -> None:
+        self.description.places(self._key(split))
+
     def open_index(self, split: Split) -> SplitIndex:
         key = self._key(split)
         images = YoloSplit(self.description, key, self.settings.frame_limits)

@@ -184,8 +184,7 @@ def open_index(
 
     A change of the stamp of the file makes the index out of date. `remedy` is what to do if the file does not exist.
     """
-    if not annotation_file.is_file():
-        raise UserError(f"annotation file {annotation_file} {missing(annotation_file)} {remedy}".rstrip())
+    check_annotation_file(annotation_file, remedy)
 
     def describe() -> State:
         return {
@@ -195,6 +194,12 @@ def open_index(
         }
 
     return open_packed(annotation_file.stem, describe, lambda: read(annotation_file), index_root)
+
+
+def check_annotation_file(file: Path, remedy: str = "") -> None:
+    """Raise a UserError, which ends with the remedy, if an annotation file does not exist."""
+    if not file.is_file():
+        raise UserError(f"annotation file {file} {missing(file)} {remedy}".rstrip())
 
 
 def open_packed(

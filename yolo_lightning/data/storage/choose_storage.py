@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from yolo_lightning.data.storage.folder_frames import FOLDER, FolderFrames
+from yolo_lightning.data.storage.folder_frames import FOLDER, FolderFrames, check_root
 from yolo_lightning.data.storage.frames import BitDepthError, FrameError
 from yolo_lightning.data.storage.image_header import FrameLimits
 from yolo_lightning.data.storage.packed_frames import MANIFEST, PackedFrames
@@ -36,8 +36,8 @@ def open_frames(
     limits: FrameLimits = FrameLimits(),  # noqa: B008 - frozen
 ) -> Storage:
     """Open the storage of the frames of a dataset; kind `auto` selects the first of `STORAGES` that exists."""
-    if settings.kind == "auto" and not root.is_dir():
-        raise UserError(f"dataset root {root} {missing(root)} {DOWNLOAD}")
+    if settings.kind == "auto":
+        check_root(root, DOWNLOAD)
     for storage in STORAGES:
         if settings.kind == storage.kind or (settings.kind == "auto" and storage.exists(root, settings)):
             opened = storage.open(root, settings, limits)

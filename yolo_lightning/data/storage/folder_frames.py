@@ -129,6 +129,12 @@ class FilesInFolders(ImageFiles):
         )
 
 
+def check_root(root: Path, remedy: str = "") -> None:
+    """Raise a UserError, which ends with the remedy, if the folder of a dataset does not exist."""
+    if not root.is_dir():
+        raise UserError(f"dataset root {root} {missing(root)} {remedy}".rstrip())
+
+
 class FolderFrames(ImageFiles):
     """Gray frames in a folder, as `<root>/frames/<date>/<clip>/image_<n>.jpg`.
 
@@ -136,8 +142,7 @@ class FolderFrames(ImageFiles):
     """
 
     def __init__(self, root: Path, limits: FrameLimits = FrameLimits()) -> None:  # noqa: B008
-        if not root.is_dir():
-            raise UserError(f"dataset root {root} {missing(root)}")
+        check_root(root)
         if not (root / FOLDER).is_dir():
             raise UserError(f"dataset root {root} has no folder '{FOLDER}': extract frames.zip there")
         base = root / FOLDER

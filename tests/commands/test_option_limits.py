@@ -1,0 +1,121 @@
+"""Limits of option values and missing files are answered before torch is imported."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from yolo_lightning.commands.answers import answer
+from yolo_lightning.commands.option_limits import check_launch
+from yolo_lightning.options.option_table import find_command
+from yolo_lightning.supervision.trainer import MARKER_VARIABLE
+from yolo_lightning.utils.distributed import LAUNCH_VARIABLE
+
+WITHOUT_TORCH = """
+import sys
+from yolo_lightning.__main__ import main
+try:
+    main()
+finally:
+    print(*({"torch", "lightning", "ultralytics", "jsonargparse"} & sys.modules.keys()), "loaded", sys.argv[1:])
+"""
+
+
+@pytest.fixture(autouse=True)
+def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(MARKER_VARIABLE, raising=False)
+    monkeypatch.delenv(LAUNCH_VARIABLE, raising=False)
+
+
+WRONG = [
+    ("fit --model.recipe.lr0 -1", "model.recipe.lr0 must be > 0, got -1"),
+    ("fit --model.recipe.lr0=1e-3 --model.recipe.multi_scale=1", "multi_scale must be >= 0 and < 1, got 1"),
+    ("fit --model.class_width 0", "model.class_width must be >= 1 and <= 8192 or null, got 0"),
+    ("fit --model.loss.class_weight_power 2", "model.loss.class_weight_power must be >= 0 and <= 1, got 2"),
+    ("fit --model.convolution.probe_timeout_s 0", "model.convolution.probe_timeout_s must be > 0, got 0"),
+    ("fit --model.guard.oom_splits -1", "model.guard.oom_splits must be >= 0, got -1"),
+    ("fit --data.batch_size 0", "data.batch_size must be >= 1, got 0"),
+    ("recalibrate --data.batch_size 0", "data.batch_size must be >= 1, got 0"),
+    ("soak --data.batch_size 0", "data.batch_size must be >= 1, got 0"),
+    ("fit --data.image_size [480,70]", "data.image_size must be two multiples of 32 and >= 32, got [480, 70]"),
+    ("fit --data.loader {num_workers:\\ -3}", "data.loader.num_workers must be >= 0 and <= 1024, got -3"),
+    ("fit --data.input.pixel_range.mode fixed", "data.input.pixel_range.low must be a pixel value"),
+    ("fit --data.limits.quarantine [7]", "data.limits.quarantine must be a list of texts"),
+    ("fit --supervision.enabled true --supervision.phase_timeouts.step_s -1", "step_s must be > 0, got -1"),
+    ("fit --supervision.notify.webhook abc", "supervision.notify.webhook must be http"),
+    ("fit --trainer.max_epochs null", "trainer.max_epochs must be >= 1, for the schedules, got None"),
+    ("fit --trainer.max_epochs 0", "trainer.max_epochs must be an integer >= 1, got 0"),
+    ("fit --recalibrate_images 1", "recalibrate_images must be auto, 0 or >= 2, got 1"),
+    ("fit --max_hours 0", "max_hours must be > 0 and <= 1000000 or null, got 0"),
+    ("fit --seed_everything -1", "seed_everything must be an integer >= 0, got -1"),
+    ("validate --model.detections.score_threshold 2", "score_threshold must be >= 0 and <= 1, got 2"),
+    ("fit --config wrong.yaml", "model.recipe.lr0 must be > 0, got -1"),
+    ("fit", "data.root must be the dataset folder, got null"),
+    ("fit --data.root nope", "dataset root nope does not exist."),
+    ("fit --data.root .", "annotation file Train.json does not exist."),
+    ("fit --data.format nope.yaml", "data.format nope.yaml does not exist."),
+    ("fit --data.root . --data.input.channels 3", "data.input.channels must be 1 or null with data.format ltdv2"),
+    (
+        "fit --data.format coco --data.root . --data.files.train wrong.yaml --data.files.valid x",
+        "annotation file x does",
+    ),
+]
+
+
+@pytest.mark.parametrize(("line", "message"), WRONG)
+def test_wrong_values_and_missing_files_are_refused(
+    line: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("wrong.yaml").write_text("model: {recipe: {lr0: -1}}\n")
+    words = line.replace("\\ ", "\0").split()
+    with pytest.raises((SystemExit, ValueError)) as refused:
+        answer([word.replace("\0", " ") for word in words])
+    assert message in str(refused.value) + capsys.readouterr().err
+
+
+def test_missing_weights_are_refused_before_the_first_start_only(tmp_path: Path) -> None:
+    for name in ("Train.json", "Valid.json"):
+        Path(name).touch()
+    words = ["fit", "--data.root", ".", "--model.weights", "nope.pt"]
+    with pytest.raises(ValueError, match=r"model\.weights must be an existing file"):
+        answer(words)
+    assert answer([*words, "--resume"]) == [*words, "--resume"]
+
+
+@pytest.mark.parametrize("variable", [MARKER_VARIABLE, LAUNCH_VARIABLE])
+def test_processes_that_can_be_restarted_wait_for_missing_data(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    monkeypatch.setenv(variable, "token")
+    answer(["fit", "--data.root", "nope"])
+
+
+def test_printed_configurations_are_not_checked() -> None:
+    answer(["fit", "--data.root", "nope", "--model.recipe.lr0", "-1", "--print_config"])
+
+
+def test_launches_that_cannot_be_restarted_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(LAUNCH_VARIABLE, "none")
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
+    with pytest.raises(ValueError, match="--max-restarts needs --rdzv-id"):
+        check_launch({}, is_fit=True)
+    monkeypatch.setenv(LAUNCH_VARIABLE, "launch-1")
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    with pytest.raises(ValueError, match="set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"):
+        check_launch({}, is_fit=False)
+
+
+def test_every_group_of_settings_is_constructed() -> None:
+    """A group without `settings` in the table is answered by the parser, seconds later."""
+    command = find_command("fit")
+    assert command is not None
+    groups = {key for key, option in command.options.items() if option.is_group and not option.settings}
+    assert groups == {"trainer", "model", "data", "model.recipe"}
+
+
+@pytest.mark.parametrize("words", [["fit", "--config", "ltdv2"], ["fit", "--data.format", "nope.yaml"]])
+def test_missing_data_is_answered_without_torch(words: list[str]) -> None:
+    command = [sys.executable, "-c", WITHOUT_TORCH, *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (2, f"loaded {words}\n")

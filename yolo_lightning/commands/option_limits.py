@@ -1,0 +1,207 @@
+"""Limits of option values, and data that does not exist, checked without torch before a parser is built.
+
+The limits are those of the constructors. Groups of settings whose files import no torch are constructed. Of the other
+constructors, the limits are read.
+"""
+
+import json
+import re
+import time
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from yolo_lightning.commands import SUBCOMMANDS
+from yolo_lightning.commands.option_layers import NO_TRAINING
+from yolo_lightning.data.image_size import ImageSize
+from yolo_lightning.data.loader_settings import ARGUMENT_LIMITS
+from yolo_lightning.errors import UserError
+from yolo_lightning.model.convolution_settings import CLASS_WIDTH_LIMITS
+from yolo_lightning.model.weights_file import existing_weights
+from yolo_lightning.options.option_table import NULL, CommandOptions
+from yolo_lightning.supervision import is_supervised
+from yolo_lightning.training.deadline import MAX_HOURS_LIMITS
+from yolo_lightning.training.recipe_limits import RECIPE_LIMITS
+from yolo_lightning.utils.choices import AUTO, as_settings, check_range
+from yolo_lightning.utils.distributed import NO_LAUNCH_ID, launch_id, machines_of_launch, may_restart, uses_agent_store
+from yolo_lightning.utils.moment import parse_moment
+from yolo_lightning.utils.paths import user_path
+from yolo_lightning.utils.yaml_file import nested
+
+if TYPE_CHECKING:
+    from yolo_lightning.data.index.splits import Split
+
+LIMITS: dict[str, str] = {
+    **{f"data.{name}": limits for name, limits in ARGUMENT_LIMITS.items()},
+    "model.class_width": CLASS_WIDTH_LIMITS,
+    **{f"model.recipe.{name}": limits for name, limits in RECIPE_LIMITS.items()},
+    "max_hours": MAX_HOURS_LIMITS,
+}
+"""Limits of options that belong to no group of settings, by full name."""
+
+DEADLINE_OPTIONS = ("finish_by", "max_hours")
+FRESH_STORE = "set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 before starting torchrun"
+LIMITED = (*(f"limit_{split}_batches" for split in ("train", "val", "test", "predict")), "overfit_batches")
+LEAST = {
+    **dict.fromkeys(("max_steps", "num_sanity_val_steps"), -1),
+    **dict.fromkeys((*LIMITED, "min_epochs", "min_steps", "log_every_n_steps", "fast_dev_run"), 0),
+    **dict.fromkeys(("max_epochs", "val_check_interval", "check_val_every_n_epoch", "num_nodes"), 1),
+}
+"""Smallest integer of options of the Trainer. The numbers of batches and `val_check_interval` can also be fractions."""
+
+REPLACED = {"accumulate_grad_batches": (1, "nominal_batch"), "gradient_clip_val": (0, "clip_norm")}
+"""Value without effect of options of the Trainer that an option of the recipe replaces, and its name."""
+
+SPLITS_READ: "dict[str, tuple[Split, ...]]" = {"fit": ("train", "valid"), "validate": ("valid",)}
+"""Splits whose files must exist before a command starts. Other commands choose the split later."""
+
+
+def check_limits(command: CommandOptions, words: Sequence[str], options: Mapping[str, Any]) -> None:
+    """Raise a UserError for an option that is out of range or cannot be used with another option.
+
+    Args:
+        command: Command or section of a command.
+        words: Command line after the command.
+        options: Options that the user has set, by full name.
+    """
+    if any(word.startswith(NO_TRAINING) for word in words):
+        return
+    groups = _groups_of(command, options)
+    for key, limits in LIMITS.items():
+        value = options.get(key)
+        if value not in (None, AUTO) and key in command.options:
+            check_range(key, value, *limits.split(", "), or_null=NULL in command.options[key].types)
+    if "data.image_size" in options and "data.image_size" in command.options:
+        ImageSize.of("data.image_size", options["data.image_size"]).check("data.image_size")
+    check_trainer(options)
+    check_run(options)
+    if command.name in SUBCOMMANDS:
+        check_launch(options, is_fit=command.name == "fit")
+    if command.name == "fit":
+        check_deadline(options)
+    # Training processes of a supervisor or a launcher wait for files that are missing for a while.
+    if command.name in SPLITS_READ and not is_supervised() and launch_id() is None:
+        _check_data(command.name, options, groups)
+        if command.name == "fit" and not resumes(options) and options.get("ckpt_path") is None:
+            weights = options.get("model.weights")
+            if weights is not None:
+                existing_weights(weights)
+
+
+def _groups_of(command: CommandOptions, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the groups of settings that the user has set, by full name; raise a UserError for a wrong value."""
+    values = {key: value for key, value in options.items() if key in command.keys}
+    groups = {}
+    for name, option in command.options.items():
+        prefix = f"{name}."
+        settings = {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
+        if option.settings and settings:
+            module, _, class_name = option.settings.rpartition(".")
+            groups[name] = as_settings(getattr(import_module(module), class_name), nested(settings))
+    return groups
+
+
+def check_trainer(options: Mapping[str, Any]) -> None:
+    """Raise a UserError for an option of the Trainer that is out of range or replaced by another option."""
+    given = {key.removeprefix("trainer."): value for key, value in options.items() if key.startswith("trainer.")}
+    for name, least in LEAST.items():
+        _check_number(name, given.get(name), least)
+    for name, (off, replacement) in REPLACED.items():
+        value = given.get(name)
+        if value not in (None, off):
+            raise UserError(f"trainer.{name} must not be set, got {value}: use model.recipe.{replacement}.")
+    max_time = given.get("max_time")
+    if isinstance(max_time, str) and not re.fullmatch(r"\d+(:\d\d){3}", max_time):
+        raise UserError(f"trainer.max_time must be DD:HH:MM:SS, got {max_time}")
+    if given.get("use_distributed_sampler"):
+        raise UserError("trainer.use_distributed_sampler must be false, got true: the data module assigns frames.")
+
+
+def _check_number(name: str, value: Any, least: int) -> None:
+    """Raise a UserError for a number of an option of the Trainer that is neither an integer nor a fraction."""
+    if isinstance(value, float) and value > 1 and value.is_integer():
+        value = int(value)  # as Lightning reads 2.0
+    is_too_small = isinstance(value, int) and value < least
+    is_no_fraction = isinstance(value, float) and not 0 <= value <= 1
+    if is_too_small or is_no_fraction:
+        fraction = ""
+        if name.endswith(("_batches", "interval")):
+            fraction = " or a fraction from 0.0 to 1.0"
+        raise UserError(f"trainer.{name} must be an integer >= {least}{fraction}, got {value}")
+
+
+def check_run(options: Mapping[str, Any]) -> None:
+    """Raise a UserError for an option of the run that is out of range."""
+    seed_of(options.get("seed_everything", 0))
+    images = options.get("recalibrate_images", 0)
+    if images not in (AUTO, 0) and images < 2:
+        raise UserError(f"recalibrate_images must be auto, 0 or >= 2, got {images}")
+
+
+def seed_of(seed_everything: bool | int) -> int:
+    """Return the seed of sample order and augmentation; raise a `UserError` for a random or negative seed."""
+    if seed_everything is True or seed_everything < 0:
+        raise UserError(f"seed_everything must be an integer >= 0, got {seed_everything}: it determines the order.")
+    return int(seed_everything)
+
+
+def check_launch(options: Mapping[str, Any], *, is_fit: bool) -> None:
+    """Raise a UserError for processes that their launcher could not restart."""
+    if is_fit and options.get("detach") and launch_id() is not None:
+        raise UserError("--detach cannot be used with torchrun, whose processes end with it: use nohup torchrun ...")
+    if is_fit and launch_id() == NO_LAUNCH_ID and may_restart():
+        raise UserError("torchrun --max-restarts needs --rdzv-id, a new name for each run, to resume the run, got none")
+    if (machines_of_launch() or 1) > 1 and uses_agent_store():
+        raise UserError(
+            f"the processes of several machines cannot be restarted with torchrun's own store: {FRESH_STORE}"
+        )
+
+
+def check_deadline(options: Mapping[str, Any]) -> None:
+    """Raise a UserError for a fit without a length, or with a deadline that is malformed or, for a new run, past."""
+    if options.get("trainer.max_epochs", 1) is None:
+        raise UserError("trainer.max_epochs must be >= 1, for the schedules, got None.")
+    finish_by = options.get("finish_by")
+    max_hours = options.get("max_hours")
+    if max_hours is not None or finish_by is not None:
+        option = "--finish_by" if max_hours is None else "--max_hours"
+        for name, free in (("trainer.max_time", None), ("trainer.max_steps", -1)):
+            limit = options.get(name, free)
+            if limit not in (None, free):
+                raise UserError(
+                    f"{name} must be {json.dumps(free)} with {option}, got {limit}: the deadline sets the length"
+                )
+    deadline = options.get("deadline")
+    if deadline is not None:
+        parse_moment("deadline", str(deadline))
+        if finish_by is not None or max_hours is not None:
+            raise UserError(f"deadline must not be set with finish_by or max_hours, got {deadline}: remove --deadline")
+    if finish_by is not None:
+        moment = parse_moment("finish_by", str(finish_by))
+        if moment.timestamp() <= time.time() and not resumes(options) and not is_supervised():
+            raise UserError(f"finish_by must be in the future, got {moment.isoformat()}")
+
+
+def resumes(options: Mapping[str, Any]) -> bool:
+    """Return whether a fit resumes the newest run."""
+    return bool(options.get("resume")) or options.get("ckpt_path") == "last"
+
+
+def _check_data(command: str, options: Mapping[str, Any], groups: Mapping[str, Any]) -> None:
+    """Raise a UserError for a dataset whose folder, annotation files or description do not exist."""
+    from yolo_lightning.data.formats.choose_format import open_format
+    from yolo_lightning.data.formats.dataset_format import DatasetSettings
+    from yolo_lightning.data.formats.ltdv2 import LTDv2Format
+    from yolo_lightning.data.layouts.choose_layout import check_layout
+
+    root = options.get("data.root")
+    names = ("files", "split", "storage", "limits", "input")
+    settings = DatasetSettings(
+        root=user_path(root) if root else None,
+        format=options.get("data.format", LTDv2Format.accepted),
+        **{name: groups[f"data.{name}"] for name in names if f"data.{name}" in groups},
+    )
+    check_layout(settings)
+    dataset = open_format(settings)
+    for split in SPLITS_READ[command]:
+        dataset.check_files(split)
