@@ -96,7 +96,7 @@ def test_command_that_is_stopped_before_a_step_says_so(
     def raises(words: list[str]) -> None:
         raise Stopped(signal.SIGTERM)
 
-    monkeypatch.setattr(sys, "argv", ["yolo_lightning", "fit"])
+    monkeypatch.setattr(sys, "argv", ["yolo_lightning", "fit", "--print_config"])  # no data is needed
     monkeypatch.setattr(start_supervisor, "start_supervisor", raises)
     monkeypatch.setattr(__main__.request, "install", lambda: None)
     with pytest.raises(SystemExit) as stopped:
