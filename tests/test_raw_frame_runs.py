@@ -12,12 +12,12 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from synthetic import draw_dataset
 from synthetic.camera import RAW_LOW, RAW_PER_LEVEL
-from yolo_lightning.data.transforms.range_settings import PixelRange, RangeMode
 
 from tests.helpers.networks import lively_checkpoint
 from yolo_lightning.checkpoints.checkpoint_file import write_checkpoint
 from yolo_lightning.cli import main
 from yolo_lightning.data.image_size import ImageSize
+from yolo_lightning.data.transforms.pixel_range import PixelRange, RangeMode
 from yolo_lightning.detector import Detector
 from yolo_lightning.model.network_settings import input_record, read_settings
 

@@ -26,7 +26,7 @@ from yolo_lightning.data.input_clips import ClipReader, pair_of
 from yolo_lightning.data.input_images import InputImage, find_files, from_array, is_video
 from yolo_lightning.data.transforms.augmentation_settings import Image
 from yolo_lightning.data.transforms.letterbox import Labelled, letterbox
-from yolo_lightning.data.transforms.range_settings import PixelRange
+from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.errors import UserError
 from yolo_lightning.evaluation.detection_result import DetectionResult
 from yolo_lightning.model.convolution_settings import Convolution, ConvolutionSettings, MemoryFormat

@@ -141,12 +141,12 @@ def image(folder: Path) -> Target:
 def _raw_image(folder: Path) -> Target:
     import cv2
     import numpy as np
-    from yolo_lightning.data.transforms.range_settings import PixelRange
 
     from yolo_lightning.data.input_images import read_pictures
     from yolo_lightning.data.storage.folder_frames import ImageFiles
     from yolo_lightning.data.storage.frames import FrameError
     from yolo_lightning.data.storage.image_header import FrameLimits
+    from yolo_lightning.data.transforms.pixel_range import PixelRange
 
     file, files = folder / "a.png", ImageFiles(folder, limits=FrameLimits(bits=16))
     pixels = np.random.default_rng(0).integers(7000, 9040, (24, 32), dtype=np.uint16)

@@ -11,7 +11,6 @@ import cv2
 import numpy as np
 import pytest
 from synthetic import draw_dataset
-from yolo_lightning.data.transforms.range_settings import PixelRange
 
 from tests.helpers.archives import write_zip
 from tests.helpers.data_module import data_module
@@ -24,6 +23,7 @@ from yolo_lightning.data.sampling.resumable_loader import SampleKey
 from yolo_lightning.data.storage.folder_frames import FolderFrames
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
 from yolo_lightning.data.transforms.photometric import random_photometry
+from yolo_lightning.data.transforms.pixel_range import PixelRange
 
 FRAMES = 20
 STRONG = Augmentation(photometric=1, histogram_match=0.3, inversion=0.3, degrees=5, pixel_transforms=())

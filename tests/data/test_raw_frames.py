@@ -11,7 +11,6 @@ import pytest
 from lightning.pytorch import Trainer
 from synthetic import draw_dataset
 from synthetic.camera import RAW_LOW, RAW_PER_LEVEL
-from yolo_lightning.data.transforms.range_settings import PixelRange
 
 from tests.helpers.archives import pack, write_zip
 from tests.helpers.data_module import data_module
@@ -30,7 +29,7 @@ from yolo_lightning.data.storage.packing import complete_shards, damaged_frames
 from yolo_lightning.data.storage.storage_settings import StorageSettings
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
 from yolo_lightning.data.transforms.photometric import random_photometry
-from yolo_lightning.data.transforms.pixel_range import Span
+from yolo_lightning.data.transforms.pixel_range import PixelRange, Span
 
 RAW = FrameLimits(bits=16)
 FIXED = PixelRange("fixed", RAW_LOW, RAW_LOW + 255 * RAW_PER_LEVEL)

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from yolo_lightning.data.transforms.range_settings import PixelRange
 
 from tests.conftest import data_options
 from tests.helpers.networks import lively_checkpoint
@@ -18,6 +17,7 @@ from yolo_lightning.cli import main
 from yolo_lightning.commands.export.command import export
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.data.image_size import ImageSize
+from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.model.detection_settings import DetectionSettings
 from yolo_lightning.model.network_settings import (
     NetworkSettings,

@@ -21,7 +21,7 @@ from yolo_lightning.data.boxes import (
 )
 from yolo_lightning.data.image_size import ImageSize, Resize
 from yolo_lightning.data.transforms.augmentation_settings import Image
-from yolo_lightning.data.transforms.range_settings import PixelRange
+from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.activity import Activity, during
 

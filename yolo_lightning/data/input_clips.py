@@ -15,7 +15,7 @@ from yolo_lightning.data.formats.annotations import IMAGE_NUMBER
 from yolo_lightning.data.input_images import InputImage, is_video, read_pictures
 from yolo_lightning.data.storage.frames import FrameError
 from yolo_lightning.data.transforms.augmentation_settings import Image
-from yolo_lightning.data.transforms.range_settings import PixelRange
+from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.utils.rank_zero import rank_zero_warn
 
 

@@ -14,7 +14,7 @@ from yolo_lightning.data.left_out_files import counted, files_left_out, suffix
 from yolo_lightning.data.storage.frames import IMAGE_SUFFIXES, BitDepthError, decode_frame
 from yolo_lightning.data.storage.image_header import FrameLimits, unread_parts
 from yolo_lightning.data.transforms.augmentation_settings import Image
-from yolo_lightning.data.transforms.range_settings import PixelRange
+from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.paths import literal_folders, plain_path, user_path
 from yolo_lightning.utils.rank_zero import rank_zero_warn

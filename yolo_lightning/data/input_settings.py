@@ -4,7 +4,7 @@ from dataclasses import field
 from typing import Literal
 
 from yolo_lightning.data.image_size import Resize
-from yolo_lightning.data.transforms.range_settings import PixelRange
+from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.choices import settings_group
 

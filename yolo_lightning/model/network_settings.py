@@ -12,7 +12,7 @@ from yolo_lightning.checkpoints.checkpoint_file import INPUT
 from yolo_lightning.checkpoints.resume import differences
 from yolo_lightning.checkpoints.torch_archive import load_checkpoint
 from yolo_lightning.data.image_size import STRIDE, ImageSize, Resize
-from yolo_lightning.data.transforms.range_settings import PixelRange
+from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.errors import UserError
 from yolo_lightning.model.detection_settings import SCORING_THRESHOLD, DetectionSettings
 from yolo_lightning.model.graph import ultralytics_description

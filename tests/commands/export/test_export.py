@@ -13,13 +13,13 @@ import onnxruntime
 import pytest
 import torch
 from PIL import Image
-from yolo_lightning.data.transforms.range_settings import PixelRange
 
 from yolo_lightning.checkpoints.checkpoint_file import write_checkpoint
 from yolo_lightning.commands.export.command import export
 from yolo_lightning.commands.export.onnx_file import sample_images
 from yolo_lightning.commands.export.pt_file import plain_network
 from yolo_lightning.data.image_size import ImageSize
+from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.detector import Detector
 from yolo_lightning.model.network_settings import input_record
 

@@ -5,11 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from yolo_lightning.data.transforms.range_settings import PixelRange
 
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
 from yolo_lightning.data.transforms.photometric import random_range_drift
-from yolo_lightning.data.transforms.pixel_range import Drift, Span, value_counts
+from yolo_lightning.data.transforms.pixel_range import Drift, PixelRange, Span, value_counts
 
 FRAME = np.random.default_rng(0).normal(8000, 700, (48, 64)).clip(0, 65535).astype(np.uint16)
 FRAME[0, :4] = (0, 65535, 7000, 9040)

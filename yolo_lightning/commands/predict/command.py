@@ -19,7 +19,7 @@ from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.data.input_clips import ClipReader
 from yolo_lightning.data.input_images import InputImage, absolute, find_files, image_count
 from yolo_lightning.data.storage.frames import BitDepthError, FrameError
-from yolo_lightning.data.transforms.range_settings import PixelRange
+from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.detector import Detector
 from yolo_lightning.errors import UserError
 from yolo_lightning.model.detection_settings import SCORING_THRESHOLD

@@ -13,7 +13,7 @@ from yolo_lightning.challenge.rescoring import Models, rescore
 from yolo_lightning.challenge.tracks import places_in_time
 from yolo_lightning.data.boxes import first_of_equal_boxes
 from yolo_lightning.data.input_images import read_pictures
-from yolo_lightning.data.transforms.range_settings import PixelRange
+from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.errors import UserError
 from yolo_lightning.evaluation.detection_result import DetectionResult
 from yolo_lightning.evaluation.drift import month_of_id

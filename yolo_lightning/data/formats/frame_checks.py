@@ -13,8 +13,7 @@ from yolo_lightning.data.storage.folder_frames import FilesInFolders
 from yolo_lightning.data.storage.frames import BitDepthError, Frame, FrameError, file_of
 from yolo_lightning.data.storage.image_header import is_turned, unread_parts
 from yolo_lightning.data.storage.storage import EncodedStorage, Storage
-from yolo_lightning.data.transforms.pixel_range import value_counts
-from yolo_lightning.data.transforms.range_settings import PixelRange
+from yolo_lightning.data.transforms.pixel_range import PixelRange, value_counts
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.plain_text import one_line
 from yolo_lightning.utils.rank_zero import rank_warn, rank_zero_warn
