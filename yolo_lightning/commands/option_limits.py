@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from yolo_lightning.commands import SUBCOMMANDS
 from yolo_lightning.commands.option_layers import NO_TRAINING
+from yolo_lightning.data.batch_size import BATCH_SIZE_LIMITS
 from yolo_lightning.data.image_size import ImageSize
-from yolo_lightning.data.loader_settings import ARGUMENT_LIMITS
 from yolo_lightning.errors import UserError
 from yolo_lightning.model.convolution_settings import CLASS_WIDTH_LIMITS
 from yolo_lightning.model.weights_file import existing_weights
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from yolo_lightning.data.index.splits import Split
 
 LIMITS: dict[str, str] = {
-    **{f"data.{name}": limits for name, limits in ARGUMENT_LIMITS.items()},
+    "data.batch_size": BATCH_SIZE_LIMITS,
     "model.class_width": CLASS_WIDTH_LIMITS,
     **{f"model.recipe.{name}": limits for name, limits in RECIPE_LIMITS.items()},
     "max_hours": MAX_HOURS_LIMITS,

@@ -3,6 +3,7 @@
 from typing import Literal
 
 BatchSize = int | Literal["auto"]
+BATCH_SIZE_LIMITS = ">= 1"  # of a number as `data.batch_size`
 USUAL_BATCH = 16
 SMALL_BATCH = 8
 SMALL_EPOCH = 1000

@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch.utils.data import DataLoader
 
 from yolo_lightning.data.batch import Batch, Sample, TrainingFacts, collate
-from yolo_lightning.data.batch_size import USUAL_BATCH, BatchSize, automatic_batch_size
+from yolo_lightning.data.batch_size import BATCH_SIZE_LIMITS, USUAL_BATCH, BatchSize, automatic_batch_size
 from yolo_lightning.data.dataset import EvaluationDataset, TrainingDataset
 from yolo_lightning.data.formats.choose_format import open_format
 from yolo_lightning.data.formats.dataset_format import DatasetSettings
@@ -28,7 +28,7 @@ from yolo_lightning.data.labelled_frames import LabelledFrames
 from yolo_lightning.data.layouts.choose_layout import check_layout
 from yolo_lightning.data.limit_settings import Limits
 from yolo_lightning.data.loader import EvaluationLoader, describe, loader_arguments
-from yolo_lightning.data.loader_settings import ARGUMENT_LIMITS, LoaderSettings
+from yolo_lightning.data.loader_settings import LoaderSettings
 from yolo_lightning.data.sampling.epoch_order import FirstEpoch, SampledOrder, Sampling
 from yolo_lightning.data.sampling.mosaic_partners import frames_to_cache
 from yolo_lightning.data.sampling.resumable_loader import (
@@ -87,7 +87,7 @@ class DetectionDataModule(LightningDataModule):
         UserError: If a value is out of range. Errors in the data are raised by `setup`, before training starts.
     """
 
-    @checked_arguments("data", unchecked=("image_size",), **ARGUMENT_LIMITS)
+    @checked_arguments("data", unchecked=("image_size",), batch_size=BATCH_SIZE_LIMITS, seed=">= 0")
     def __init__(
         self,
         root: str | None = None,

@@ -6,9 +6,6 @@ from yolo_lightning.utils.choices import AUTO, settings_group
 
 NumWorkers = int | Literal["auto"]
 
-ARGUMENT_LIMITS = {"batch_size": ">= 1", "seed": ">= 0"}
-"""Limits of the numbers that belong to no group of settings of `DetectionDataModule`."""
-
 
 @settings_group("data.loader", num_workers=">= 0, <= 1024", prefetch_factor=">= 1")
 class LoaderSettings:

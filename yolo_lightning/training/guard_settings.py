@@ -1,9 +1,17 @@
 """Settings of the reactions to non-finite values, to a lack of memory and to wrong results."""
 
-from yolo_lightning.utils.choices import check_range, settings_group
+from yolo_lightning.utils.choices import settings_group
 
 
-@settings_group("model.guard")
+@settings_group(
+    "model.guard",
+    max_consecutive_nonfinite=">= 1",
+    max_rollbacks=">= 0",
+    rollback_lr_factor="> 0, <= 1",
+    oom_splits=">= 0",
+    max_oom_splits=">= 0",
+    self_check_share=">= 0, <= 1",
+)
 class GuardSettings:
     """Reactions to non-finite values, to a lack of memory and to wrong results.
 
@@ -28,11 +36,3 @@ class GuardSettings:
     oom_splits: int = 0
     max_oom_splits: int = 3
     self_check_share: float = 0.001
-
-    def __post_init__(self) -> None:
-        check_range("model.guard.max_consecutive_nonfinite", self.max_consecutive_nonfinite, ">= 1")
-        check_range("model.guard.max_rollbacks", self.max_rollbacks, ">= 0")
-        check_range("model.guard.rollback_lr_factor", self.rollback_lr_factor, "> 0", "<= 1")
-        check_range("model.guard.oom_splits", self.oom_splits, ">= 0")
-        check_range("model.guard.max_oom_splits", self.max_oom_splits, ">= 0")
-        check_range("model.guard.self_check_share", self.self_check_share, ">= 0", "<= 1")
