@@ -106,7 +106,7 @@ def test_answers(capsys: pytest.CaptureFixture[str], words: list[str], code: int
 def test_an_option_with_two_values_is_named_once(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = ["fit", "--seed_everything", "1", "--seed_everything=2", "--trainer.max_epochs", "3"]
+    words = ["test", "--seed_everything", "1", "--seed_everything=2", "--trainer.max_epochs", "3"]
     words += ["--trainer.max_epochs=3", "--trainer.callbacks+=EMA", "--trainer.callbacks+=MeanAP"]
 
     answer(words)
