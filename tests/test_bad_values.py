@@ -41,7 +41,7 @@ BAD: list[tuple[str, str, str]] = [
     ("model.detections.tta", "fusion", r"model\.detections\.tta must be true or false, got 'fusion'"),
     ("model.detections.one_to_one", "true", r"model\.detections\.one_to_one must be false for yolov8n, got true"),
     ("data.input.background", "x", r"data\.input\.background must be true or false, got 'x'"),
-    ("data.image_size", "[64, x]", r"data\.image_size must be an integer or a list of integers, got"),
+    ("data.image_size", "[64, x]", r"data\.image_size must be one integer \(a square\) or two \(.*\), got \[64, 'x'\]"),
     ("data.image_size", "[64, 70]", r"data\.image_size must be two multiples of 32 and >= 32, got \[64, 70\]"),
     ("data.image_size", "1000000000", r"data\.image_size must be <= 16352, got 1000000000"),
     (

@@ -111,7 +111,7 @@ def check_trainer(options: Mapping[str, Any]) -> None:
         if value not in (None, off):
             raise UserError(f"trainer.{name} must not be set, got {value}: use model.recipe.{replacement}.")
     max_time = given.get("max_time")
-    if isinstance(max_time, str) and not re.fullmatch(r"\d+(:\d\d){3}", max_time):
+    if isinstance(max_time, str | int | float) and not re.fullmatch(r"\d+(:\d\d){3}", str(max_time)):
         raise UserError(f"trainer.max_time must be DD:HH:MM:SS, got {max_time}")
     if given.get("use_distributed_sampler"):
         raise UserError("trainer.use_distributed_sampler must be false, got true: the data module assigns frames.")
