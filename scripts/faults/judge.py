@@ -115,8 +115,8 @@ def judge(run: Run, expected: FinalState | None) -> Verdict:
     output = run.output() + run.log_file()
     wrong += [f"the output does not contain {text!r}" for text in case.log if text not in output]
     state = FallbackState.read(run.run_folder / STATE_FILE)
-    levels = state.loader.name, state.computation.name
-    expected_levels = levels_below(case.workers)[case.fallback_level].name, case.computation
+    levels = state.loader.name, state.computation.name, state.precision.name
+    expected_levels = levels_below(case.workers)[case.fallback_level].name, case.computation, case.precision
     if levels != expected_levels:
         wrong.append(f"fallback levels {levels} instead of {expected_levels}")
     lost, recovered = restarts(run.beats, run.lines)

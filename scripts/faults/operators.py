@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from faults.hangs import record_fired
 
@@ -22,16 +22,17 @@ FACTORS = {"NaN": float("nan"), "wrong": 1.5}
 
 
 class FaultyOperators(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Spoils the call number `call` of an operator whose name contains `name`.
+    """Spoils the call number `call` of an operator whose name contains `name` and which returns tensors of `dtype`.
 
     `attempts` is the number of attempts of the run in which all later calls are spoiled, too; 0 for a single call. Each
     attempt with a spoiled call adds a line to the file `record`.
     """
 
-    def __init__(self, effect: str, name: str, call: int, attempts: int, record: Path) -> None:
+    def __init__(self, effect: str, name: str, dtype: str, call: int, attempts: int, record: Path) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.effect = effect
         self.name = name
+        self.dtypes = {getattr(torch, dtype)} if dtype else set()
         self.call = call
         self.is_single = attempts == 0
         self.record = record
@@ -41,7 +42,7 @@ class FaultyOperators(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
-        if self.is_over or self.name not in str(function):
+        if self.is_over or self.name not in str(function) or not self.has_dtype(result):
             return result
         self.calls += 1
         if self.calls <= self.call:
@@ -52,6 +53,10 @@ class FaultyOperators(TorchDispatchMode):  # type: ignore[no-untyped-call]
             record_fired(self.record.parent, f"{self.effect} in {function}")
         self.is_over = self.is_single
         return self.spoiled(result)
+
+    def has_dtype(self, result: Any) -> bool:
+        dtypes = {value.dtype for value in tree_leaves(result) if isinstance(value, torch.Tensor)}
+        return self.dtypes <= dtypes
 
     def spoiled(self, result: Any) -> Any:
         """Return the result of a faulty call, or never."""
@@ -73,6 +78,7 @@ class OperatorFault(Callback):
         effect: `hang`, or a key of `ERRORS` or `FACTORS`.
         folder: Folder of the case, which records that the fault has happened.
         name: Part of the name of the operator; an empty text selects any operator.
+        dtype: Name of a dtype, such as `bfloat16`, that a tensor in the result must have; an empty text selects any.
         step: Global step before which nothing happens.
         call: Number of calls of the operator from this step on before the fault.
         attempts: Number of attempts in which every later call of the operator has the fault, too; 0 for a single call.
@@ -80,12 +86,20 @@ class OperatorFault(Callback):
     """
 
     def __init__(
-        self, effect: str, folder: str, name: str = "", step: int = 0, call: int = 0, attempts: int = 0, begin: str = ""
+        self,
+        effect: str,
+        folder: str,
+        name: str = "",
+        dtype: str = "",
+        step: int = 0,
+        call: int = 0,
+        attempts: int = 0,
+        begin: str = "",
     ) -> None:
         self.step = step
         self.begin = Path(folder) / begin
         record = Path(folder) / f"{effect} in {name or 'any operator'}, call {call} after step {step} {begin}".strip()
-        self.mode = FaultyOperators(effect, name, call, attempts, record)
+        self.mode = FaultyOperators(effect, name, dtype, call, attempts, record)
         self.is_entered = False
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:

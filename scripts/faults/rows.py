@@ -11,6 +11,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from faults import actions as do
 from faults.actions import at_step, halve, in_phase, send, when
 from faults.random_kills import RANDOM_CASES
@@ -183,6 +185,14 @@ def _notified_once_of_full_disk(run: Run) -> list[str]:
 
 def _no_checkpoint_called_damaged(run: Run) -> list[str]:
     return ["a checkpoint was called damaged"] if "damaged" in run.output() else []
+
+
+def _kept_float32(run: Run) -> list[str]:
+    """Check that the rest of the run was in float32, with the learning rates of the schedule."""
+    wrong = ["the learning rates were lowered"] if "learning rates are multiplied" in run.output() else []
+    content = torch.load(run.run_folder / "checkpoints" / "last.ckpt", map_location="cpu", weights_only=True)
+    precision = content["config"]["trainer"]["precision"]
+    return wrong if precision == "32-true" else [*wrong, f"the last checkpoint was trained in {precision}"]
 
 
 OWN_DISK: dict[str, Any] = {
@@ -462,6 +472,12 @@ CASES: tuple[Case, ...] = (
          reports=(Report(WRONG_RESULT, ("exceeds the limit",), within_s=LOADER_DEATH_S),),
          config={"model.guard.self_check_share": 1.0},
          **operators(effect="wrong", attempts=do.ALWAYS, **CONVOLUTION)),
+    Case("44e", "convolution in bfloat16: returns NaN in every attempt; SIGTERM to the supervisor in float32, then "
+         "fit --resume",
+         outside=(do.when_printed("fallback level 'float32'"), do.at_step(24, send(SIGTERM, "supervisor"))),
+         reports=BROKEN_NUMBERS, codes=(128 + SIGTERM, 0), config={"trainer.precision": "bf16-mixed"},
+         precision="float32", check=_kept_float32,
+         **operators(AS_CONFIGURED, effect="NaN", dtype="bfloat16", attempts=do.ALWAYS, **CONVOLUTION)),
     Case("45a", "matrix product of the gemm backend: hangs in two attempts (stand-in for a GPU kernel)",
          reports=hang("state S") * 2, timeouts_s=STEP, **operators(effect="hang", attempts=2, **PRODUCT) | GEMM),
     Case("45b", "matrix product of the gemm backend: raises a device error (stand-in for a GPU kernel)",

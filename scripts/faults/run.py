@@ -75,6 +75,7 @@ class Case:
     # Expected outcome.
     fallback_level: int = 0  # of the loader
     computation: str = AS_CONFIGURED  # fallback level of the computation
+    precision: str = AS_CONFIGURED  # fallback level of the precision
     exact: bool = True  # whether the final state must equal that of the uninterrupted run, bit for bit
     lost_steps: int | None = 5  # largest number of steps that a restart may repeat; None for any
     log: tuple[str, ...] = ()  # texts that the output must contain

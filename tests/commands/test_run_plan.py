@@ -250,6 +250,11 @@ class TestAutomaticPrecision:
         FallbackState(precision=LevelState(failures={"as configured": 1})).write(Path("run") / STATE_FILE)
         assert precise(resume=True).precision == "bf16-mixed"
 
+    def test_at_the_fallback_level_float32_a_fit_without_a_supervisor_stays_in_float32(self) -> None:
+        save("run", config={"trainer": {"precision": "32-true"}})
+        FallbackState(precision=LevelState("float32", failures={"as configured": 1})).write(Path("run") / STATE_FILE)
+        assert precise(resume=True).precision == "32-true"
+
     def test_other_values_are_used_as_they_are(self) -> None:
         run = plan_run(["fit"], options(), GivenOptions())
         assert with_precision(run, options()) == run

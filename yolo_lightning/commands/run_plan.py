@@ -44,7 +44,7 @@ from yolo_lightning.model.network_settings import (
 from yolo_lightning.model.precision_choice import PrecisionChoice, choose_precision
 from yolo_lightning.model.weights_file import existing_weights
 from yolo_lightning.supervision import in_use, is_supervised, level_of_launch, quarantined
-from yolo_lightning.supervision.fallback_levels import FLOAT32, PRECISION_OPTION, FallbackState
+from yolo_lightning.supervision.fallback_levels import AS_CONFIGURED, FLOAT32, PRECISION_OPTION, FallbackState
 from yolo_lightning.utils import run_files
 from yolo_lightning.utils.accelerator import accelerator_or_cpu
 from yolo_lightning.utils.choices import AUTO
@@ -195,7 +195,10 @@ def _kept_precision(folder: Path, options: Mapping[str, Any], saved: Mapping[str
     """Return the precision of the run to resume if the option is `auto`; None if the precision is not known."""
     if options[PRECISION_OPTION] != AUTO or PRECISION_OPTION not in saved:
         return None
-    if FallbackState.read(folder / run_files.STATE_FILE).was_lowered:
+    state = FallbackState.read(folder / run_files.STATE_FILE)
+    if state.precision.name != AS_CONFIGURED:
+        return FLOAT32
+    if state.was_lowered:
         return None
     return str(saved[PRECISION_OPTION] or FLOAT32)
 

@@ -114,15 +114,15 @@ class NonFiniteGuard:
         The count of consecutive values continues after a rollback, until a finite value of the same source.
         """
         problem = f"{message}: {consecutive} consecutive non-finite values after {self.tally.rollbacks} rollbacks"
+        causes = f"the device or its libraries compute wrong values ({self.computation})"
+        if "mixed" in self.computation:
+            causes += ", trainer.precision must be 32-true"
         if self.tally.rollbacks >= self._max_rollbacks:
-            raise NonFiniteError(
-                f"{problem} (model.guard.max_rollbacks); the device or its libraries compute wrong values, or "
-                "model.recipe.lr0 is too high"
-            )
+            raise NonFiniteError(f"{problem} (model.guard.max_rollbacks); {causes}, or model.recipe.lr0 is too high")
         if consecutive > self.settings.max_consecutive_nonfinite:
             raise NonFiniteError(
-                f"{problem}, none of them finite since the last rollback; the device or its libraries compute wrong "
-                "values, or the weights of all checkpoints are too large: lower model.recipe.lr0"
+                f"{problem}, none of them finite since the last rollback; {causes}, or the weights of all "
+                "checkpoints are too large: lower model.recipe.lr0"
             )
 
 
