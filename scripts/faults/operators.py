@@ -28,7 +28,7 @@ class FaultyOperators(TorchDispatchMode):  # type: ignore[no-untyped-call]
     attempt with a spoiled call adds a line to the file `record`.
     """
 
-    def __init__(self, effect: str, name: str, dtype: str, call: int, attempts: int, record: Path) -> None:
+    def __init__(self, effect: str, name: str, call: int, attempts: int, record: Path, dtype: str = "") -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.effect = effect
         self.name = name
@@ -99,7 +99,7 @@ class OperatorFault(Callback):
         self.step = step
         self.begin = Path(folder) / begin
         record = Path(folder) / f"{effect} in {name or 'any operator'}, call {call} after step {step} {begin}".strip()
-        self.mode = FaultyOperators(effect, name, dtype, call, attempts, record)
+        self.mode = FaultyOperators(effect, name, call, attempts, record, dtype)
         self.is_entered = False
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:

@@ -228,8 +228,10 @@ def test_all_later_calls_of_an_operator_are_spoiled_in_some_attempts(tmp_path: P
     assert len((tmp_path / "fired.jsonl").read_text().splitlines()) == 2
 
 
-def test_operator_with_another_name_is_not_spoiled(tmp_path: Path) -> None:
+def test_operator_with_another_name_or_dtype_is_not_spoiled(tmp_path: Path) -> None:
     assert results(FaultyOperators("a bug", "convolution", 0, 1, tmp_path / "fault"), 2) == [2, 2]
+    assert results(FaultyOperators("wrong", "add", 0, 1, tmp_path / "fault", "bfloat16"), 2) == [2, 2]
+    assert results(FaultyOperators("wrong", "add", 0, 1, tmp_path / "fault", "float32"), 2) == [3, 3]
 
 
 def test_random_case_depends_on_its_seed_and_number_alone() -> None:

@@ -28,6 +28,7 @@ from yolo_lightning.supervision.next_action import (
     Action,
     AttemptFacts,
     Finish,
+    Lower,
     Quarantine,
     TestDevice as DeviceTest,
     Wait,
@@ -246,11 +247,9 @@ def reaction(action: Action) -> str:
     longer = f", twice the time for {action.longer.label}" if action.longer else ""
     if isinstance(action, Wait):
         return f"wait {action.pause_s:g} s{longer}"
-    parts = {"LowerLoader": "loader", "LowerComputation": "computation", "LowerPrecision": "precision"}
-    what = parts.get(type(action).__name__)
-    if what is None:
-        return f"restart after {action.pause_s:g} s{longer}"
-    return f"lower the {what}: {getattr(action.state, what).name}"
+    if isinstance(action, Lower):
+        return f"lower the {action.part}: {action.state.parts[action.part].name}"
+    return f"restart after {action.pause_s:g} s{longer}"
 
 
 def after(given: AttemptFacts, times: int, state: FallbackState | None = None) -> Action:

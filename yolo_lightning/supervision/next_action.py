@@ -197,18 +197,11 @@ class Restart(Action):
     """Another attempt."""
 
 
-class LowerLoader(Restart):
-    """Another attempt at a lower fallback level of the loader."""
-
-
-class LowerPrecision(Restart):
-    """Another attempt in float32."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LowerComputation(Restart):
-    """Another attempt at a lower fallback level of the computation."""
+class Lower(Restart):
+    """Another attempt at a lower fallback level."""
 
+    part: str  # `LOADER`, `COMPUTATION` or `PRECISION`
     revokes: bool = False  # whether native convolutions of this device are not trusted any more
 
 
@@ -461,12 +454,10 @@ def _changed(state: FallbackState, facts: AttemptFacts, cause: StallClass, remed
     reason = f"{_attempt(state)}, fallback level '{lowered.name}'"
     pause_s = _pause_s(state, facts)
     state = replace(state, **{remedy: lowered})  # type: ignore[arg-type]
-    if remedy == LOADER:
-        return LowerLoader(state=state, reason=reason, pause_s=pause_s)
-    state = replace(state, attempts=0)
-    if remedy == PRECISION:
-        return LowerPrecision(state=state, reason=reason, pause_s=pause_s)
-    return LowerComputation(state=state, reason=reason, pause_s=pause_s, revokes=cause in REVOKES)
+    if remedy != LOADER:
+        state = replace(state, attempts=0)
+    revokes = remedy == COMPUTATION and cause in REVOKES
+    return Lower(state=state, reason=reason, pause_s=pause_s, part=remedy, revokes=revokes)
 
 
 def _without_suspects(state: FallbackState, facts: AttemptFacts, cause: StallClass) -> Action | None:

@@ -39,7 +39,7 @@ from yolo_lightning.supervision.next_action import (
     Action,
     AttemptFacts,
     Finish,
-    LowerComputation,
+    Lower,
     TestDevice,
     Wait,
     cause_of,
@@ -292,7 +292,7 @@ class Supervisor:
         incident = self._incident(attempt, facts)
         if not (isinstance(action, Finish) and self._is_refused_start(action.code)):
             self.log(incident.sentence())
-        if isinstance(action, LowerComputation) and action.revokes:
+        if isinstance(action, Lower) and action.revokes:
             self._revoke(f"{incident.diagnosis.kind}{incident.place}")
         if action.longer is not None:
             self.runner.timeouts = self.runner.timeouts.doubled(action.longer)
