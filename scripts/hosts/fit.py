@@ -41,6 +41,7 @@ class HostedFit:
     setups: tuple[str, str] = ("true", "true")  # shell commands before the agents start
     clock_s: tuple[float, float] = (0.0, 0.0)  # what the clocks of the agents are ahead
     machines: str = "2"  # of torchrun's --nnodes
+    epochs: int = EPOCHS
     most_starts: int = 8
     starts: list[int] = field(default_factory=lambda: [0, 0])
     absent: set[int] = field(default_factory=set)  # hosts whose agent is not started at the moment
@@ -117,7 +118,7 @@ class HostedFit:
             *("--rdzv-conf", f"is_host={1 - host},join_timeout=120", "--local-addr", ADDRESSES[host]),
         ]
         fit = [
-            *("-m", "yolo_lightning", "fit", "--trainer.max_epochs", str(EPOCHS), "--trainer.strategy", "ddp"),
+            *("-m", "yolo_lightning", "fit", "--trainer.max_epochs", str(self.epochs), "--trainer.strategy", "ddp"),
             *("--trainer.accelerator", "cpu", "--trainer.devices", "1", "--trainer.default_root_dir", "run"),
             *("--trainer.num_sanity_val_steps", "0", "--data.loader.num_workers", "0", "--data.batch_size", "2"),
             *("--data.image_size", "64", "--model.recipe.nominal_batch", "4", "--data.root", str(self.data[host])),
