@@ -69,6 +69,15 @@ def test_run_folder_that_is_not_shared_ends_both_ranks(
     assert "is not shared with the first rank" in str(first)
 
 
+def test_clocks_that_differ_end_both_ranks(fit: Callable[[], Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchrun then reports another number of machines to the processes of each machine."""
+    machines = iter([2, 1])
+    monkeypatch.setattr(rank_plan, "machines_of_launch", lambda: next(machines))
+    first, second = outcomes(fit, OPTIONS)
+    assert first == second
+    assert "the ranks differ in number of machines (torchrun does not count a machine whose clock differs" in str(first)
+
+
 def test_finished_run_ends_all_ranks_without_a_comparison(tmp_path: Path) -> None:
     finished = Run(tmp_path / "run", is_finished=True)
     assert outcomes(lambda: finished, {}) == [finished, finished]

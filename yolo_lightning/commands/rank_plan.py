@@ -23,7 +23,7 @@ from yolo_lightning.commands.run_plan import Run
 from yolo_lightning.errors import UserError
 from yolo_lightning.supervision import run_lock
 from yolo_lightning.utils.addresses import SECRET
-from yolo_lightning.utils.distributed import launch_id
+from yolo_lightning.utils.distributed import launch_id, machines_of_launch
 from yolo_lightning.utils.rank_store import RankStore
 
 PLAN_VARIABLE = "YOLO_LIGHTNING_PLAN"
@@ -35,6 +35,7 @@ SHARED_WITHIN_S = 90.0
 OPTIONS_OF_HOST = {"data.root", "data.format", "data.storage.index_root", "data.loader.num_workers"}
 """Options that may differ between hosts, such as for copies of the data. The data module compares the annotations."""
 
+MACHINES = "number of machines (torchrun does not count a machine whose clock differs by more than 15 s)"
 PACKAGES = ("torch", "lightning", "ultralytics", "torchvision")
 
 
@@ -80,13 +81,14 @@ def _first_plan(plan: Callable[[], Run], launch: LaunchRecord) -> dict[str, Any]
 
 
 def facts(run: Run, launch: LaunchRecord, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what must be equal on all ranks: access to the run folder, versions, and options of the command line."""
+    """Return what must be equal on all ranks: machines, access to the run folder, versions, options."""
     compared = {
         f"option {name}": value
         for name, value in options.items()
         if name not in NOT_COMPARED | OPTIONS_OF_HOST and not SECRET.search(name)
     }
     return {
+        MACHINES: machines_of_launch(),
         "run folder": _access(run, launch),
         "yolo_lightning": f"{yolo_lightning.__version__}, sources {digest_of_sources()}",
         **{name: version(name) for name in PACKAGES},
