@@ -5,11 +5,13 @@
     python scripts/compare_ultralytics.py --root path/to/LTDv2 --arms best --best_options "--model.variant yolov8n"
     python scripts/compare_ultralytics.py --data path/to/coco --train_file annotations/a.json --valid_file b.json
 
-Arms: `ultralytics`; `auto`, `native` and `gemm` (this project with that `model.convolution.backend`); `bf16` (`auto`
-with `trainer.precision: bf16-mixed`); and `best` (this project with `--best_config` and `--best_options`, which may set
-anything, such as other epochs). Every arm and seed is its own process in the work folder. Runs that are finished there
-are not repeated and appear in the table, so arms and seeds may run separately, also at the same time: `--arms native
---seeds 1` in one terminal and `--arms ultralytics --seeds 1` in another. `--epochs 0` trains nothing.
+Arms: `ultralytics`; `ultralytics_amp` (with its mixed precision, on a GPU only); `auto`, `native` and `gemm` (this
+project with that `model.convolution.backend`); `bf16` (`auto` with `trainer.precision: bf16-mixed`); `cuda_graph`
+(`bf16` with `model.convolution.cuda_graph`, on a GPU only); and `best` (this project with `--best_config` and
+`--best_options`, which may set anything, such as other epochs). Every arm and seed is its own process in the work
+folder. Runs that are finished there are not repeated and appear in the table, so arms and seeds may run separately,
+also at the same time: `--arms native --seeds 1` in one terminal and `--arms ultralytics --seeds 1` in another.
+`--epochs 0` trains nothing.
 
 Ultralytics runs with its defaults except SGD, float32 and random weights; this project with configs/yolo.yaml, which
 has the same settings, or with configs/ltdv2.yaml for LTDv2. One evaluator scores all final averaged weights (COCO mean
@@ -25,11 +27,12 @@ from pathlib import Path
 
 from comparison.dataset import Dataset, convert, short_list
 from comparison.results import Result, finished, measure, show, speed
-from comparison.training import ARMS, BEST, Training, train
+from comparison.training import ARMS, BEST, GPU_ARMS, Training, train
 
 from yolo_lightning.data.datamodule import DetectionDataModule
 
 BEST_CONFIG = Path(__file__).parents[1] / "configs" / "ltdv2_best.yaml"
+DEFAULT_ARMS = [arm for arm in ARMS if arm not in (BEST, *GPU_ARMS)]
 TURN_EPOCHS = 3  # the first allocates and compiles and is not counted
 
 
@@ -71,7 +74,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--batch_size", type=int, default=16)
     parser.add_argument("--nominal_batch", type=int, default=64, help="images per update")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=[arm for arm in ARMS if arm != BEST])
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=DEFAULT_ARMS)
     parser.add_argument("--best_config", type=Path, default=BEST_CONFIG, help="configuration of the arm `best`")
     parser.add_argument("--best_options", default="", help="options of `fit` for the arm `best`, in one word")
     parser.add_argument("--turns", type=int, default=0, help="alternating short trainings of each arm, for images/s")

@@ -23,6 +23,7 @@ from yolo_lightning.callbacks.mean_ap import MeanAP
 from yolo_lightning.checkpoints.checkpoint_file import require_whole
 from yolo_lightning.checkpoints.remote_folder import local_checkpoint
 from yolo_lightning.checkpoints.torch_archive import check_parts, load_checkpoint, reason
+from yolo_lightning.conv import GemmConv2d
 from yolo_lightning.data.batch import (
     Batch,
     Prediction,
@@ -58,6 +59,7 @@ from yolo_lightning.model.network_settings import check_same_input, input_record
 from yolo_lightning.model.postprocess import predictions
 from yolo_lightning.model.tta import tta_predictions
 from yolo_lightning.training.accumulation import Accumulation
+from yolo_lightning.training.cuda_graph import RecordedNetwork
 from yolo_lightning.training.device_transforms import ONE_CLASS, as_one_class, resized, training_size
 from yolo_lightning.training.freezing import Freeze, freeze_parts, keep_norms_frozen
 from yolo_lightning.training.guard_settings import GuardSettings
@@ -204,6 +206,7 @@ class YOLOModule(LightningModule):
         self._newest_images: deque[Tensor] = deque(maxlen=self.recipe.statistics_batches)  # of batches of the epoch
         self._facts = TrainingFacts(batch_size=1)
         self._folded_graph: FoldedGraph | None = None
+        self._recorded_graph: RecordedNetwork | None = None
         self._saved_optimizer: str | None = None
         self._saved_recipe: dict[str, float] = {}
         self._input_record: dict[str, Any] = {}
@@ -255,6 +258,8 @@ class YOLOModule(LightningModule):
         convolution = self.convolution.backend
         if convolution == "auto":
             convolution = self._choose_convolution()
+        if self.convolution.cuda_graph and stage == "fit":
+            self._check_cuda_graph(convolution)
         self._guard.computation = (
             f"{convolution}, {self.convolution.algorithm}, {self.trainer.precision}, {strategy.root_device.type}"
         )
@@ -274,6 +279,18 @@ class YOLOModule(LightningModule):
         convolution, memory_format = strategy.broadcast(choice)
         self._arrange(convolution, memory_format)
         return convolution
+
+    def _check_cuda_graph(self, convolution: Convolution) -> None:
+        """Refuse what cannot be recorded; only warn of `gemm`, which can be the fallback level of a supervisor."""
+        key = "model.convolution.cuda_graph"
+        device = self.trainer.strategy.root_device
+        if device.type != "cuda" or self.trainer.world_size > 1:
+            ranks = self.trainer.world_size
+            raise UserError(f"{key} needs one NVIDIA or AMD GPU, got {ranks} x {device.type}: set {key} to false")
+        if self.recipe.multi_scale:
+            raise UserError(f"model.recipe.multi_scale must be 0 with {key}, got {self.recipe.multi_scale}")
+        if convolution == "gemm":
+            rank_zero_warn(f"{key} has no effect: it needs native convolutions")
 
     def _arrange(self, convolution: Convolution, memory_format: MemoryFormat) -> None:
         layers.arrange(
@@ -528,6 +545,9 @@ class YOLOModule(LightningModule):
         self._facts = facts
         summed = sum_over_ranks if self.trainer.world_size > 1 else None
         self.guarded_step.prepare(self.graph, facts.batch_size, summed)
+        self._recorded_graph = None
+        if self.convolution.cuda_graph and not any(isinstance(layer, GemmConv2d) for layer in self.graph.modules()):
+            self._recorded_graph = RecordedNetwork(self.graph)
         self._self_check.prepare(
             self.graph,
             Path(self.trainer.default_root_dir),
@@ -548,6 +568,7 @@ class YOLOModule(LightningModule):
             self.detection_loss.class_weights = class_weights(facts.class_counts, power)
 
     def on_train_end(self) -> None:
+        self._recorded_graph = None
         self._self_check.end()
 
     def train(self, mode: bool = True) -> Self:
@@ -642,11 +663,13 @@ class YOLOModule(LightningModule):
     def _training_output(self, images: Tensor) -> Any:
         """Return the output of the network in training for images `(B, C, H, W)`."""
         inputs = self._training_input(images)
-        if not has_single_values(inputs, graph_stride(self.graph)):
+        if has_single_values(inputs, graph_stride(self.graph)):
+            rank_zero_warn(SINGLE_VALUES)
+            with running_statistics(self.graph):
+                return self.graph(inputs)
+        if self._recorded_graph is None or self._self_check.is_checking:
             return self.graph(inputs)
-        rank_zero_warn(SINGLE_VALUES)
-        with running_statistics(self.graph):
-            return self.graph(inputs)
+        return self._recorded_graph(inputs)
 
     def _training_input(self, images: Tensor) -> Tensor:
         images = self._network_input(images)

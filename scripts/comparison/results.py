@@ -17,7 +17,7 @@ from rich.table import Table
 
 from comparison.clock import CLOCK
 from comparison.dataset import Dataset
-from comparison.training import ARMS, Training
+from comparison.training import ARMS, OF_ULTRALYTICS, Training
 from yolo_lightning import callbacks
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.module import YOLOModule
@@ -52,7 +52,7 @@ def measure(run: Training, dataset: Dataset) -> Result:
     folder = Path(run.folder)
     weights, data = folder / "weights" / "last.pt", dataset.module(run.batch_size, [run.image_size] * 2)
     is_recalibrated = False
-    if run.arm != "ultralytics":
+    if run.arm not in OF_ULTRALYTICS:
         weights = folder / run_files.CHECKPOINTS / run_files.LAST_CHECKPOINT
         settings = yaml.safe_load((folder / run_files.config_name("fit")).read_text())
         trained, is_recalibrated = settings["data"], bool(settings["recalibrate_images"])
@@ -65,7 +65,7 @@ def measure(run: Training, dataset: Dataset) -> Result:
         kept = weights.with_name(run_files.RECALIBRATED_CHECKPOINT)
         best = validated(kept, data, folder) if kept.is_file() else scores
         result["recalibrated_map_50"] = best["val/map_50"]
-    name, column = ("results.csv", "time") if run.arm == "ultralytics" else (run_files.METRICS, "time_s")
+    name, column = ("results.csv", "time") if run.arm in OF_ULTRALYTICS else (run_files.METRICS, "time_s")
     with (folder / name).open(newline="") as file:  # the last row of each epoch
         ends = {row["epoch"]: float(row[column]) for row in csv.DictReader(file, skipinitialspace=True)}
     times = [0.0, *ends.values()]

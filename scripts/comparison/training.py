@@ -15,9 +15,14 @@ from comparison.clock import EpochClock, time_ultralytics
 from yolo_lightning.cli import main as yolo_lightning
 from yolo_lightning.utils.offline import set_switches
 
-Arm = Literal["ultralytics", "auto", "bf16", "native", "gemm", "best"]
+Arm = Literal["ultralytics", "ultralytics_amp", "auto", "bf16", "cuda_graph", "native", "gemm", "best"]
 ARMS: tuple[Arm, ...] = get_args(Arm)
 BEST: Arm = "best"
+AMP: Arm = "ultralytics_amp"
+"""The trainer of Ultralytics with its automatic mixed precision, which it has on a GPU only."""
+CUDA_GRAPH: Arm = "cuda_graph"
+GPU_ARMS: tuple[Arm, ...] = (AMP, CUDA_GRAPH)
+OF_ULTRALYTICS: tuple[Arm, ...] = ("ultralytics", AMP)
 
 Device = Literal["cpu", "gpu"]
 
@@ -62,8 +67,9 @@ def train_ours(run: Training) -> None:
     settings = {
         "seed_everything": run.seed,
         "supervision.enabled": "false",
-        "model.convolution.backend": "auto" if run.arm in (BEST, "bf16") else run.arm,
-        "trainer.precision": "bf16-mixed" if run.arm == "bf16" else "32-true",
+        "model.convolution.backend": run.arm if run.arm in ("native", "gemm") else "auto",
+        "model.convolution.cuda_graph": str(run.arm == CUDA_GRAPH).lower(),
+        "trainer.precision": "bf16-mixed" if run.arm in ("bf16", CUDA_GRAPH) else "32-true",
         "model.recipe.nominal_batch": run.nominal_batch,
         "data.image_size": [run.image_size] * 2,  # the square of Ultralytics
         "data.batch_size": run.batch_size,
@@ -79,7 +85,7 @@ def train_ours(run: Training) -> None:
 
 
 def _train_ultralytics(run: Training) -> None:
-    """Run the trainer of Ultralytics with SGD, float32 and random weights."""
+    """Run the trainer of Ultralytics with SGD, random weights, and float32 or mixed precision."""
     folder = Path(run.folder).resolve()
     settings = folder.with_name("ultralytics-settings")
     settings.mkdir(exist_ok=True)
@@ -101,7 +107,7 @@ def _train_ultralytics(run: Training) -> None:
         seed=run.seed,
         optimizer="SGD",
         pretrained=False,
-        amp=False,
+        amp=run.arm == AMP,
         workers=run.workers,
         device="cpu" if run.device == "cpu" else 0,
         plots=False,
@@ -113,4 +119,4 @@ def _train_ultralytics(run: Training) -> None:
 
 if __name__ == "__main__":
     described = Training(**json.loads(sys.argv[1]))
-    (_train_ultralytics if described.arm == "ultralytics" else train_ours)(described)
+    (_train_ultralytics if described.arm in OF_ULTRALYTICS else train_ours)(described)

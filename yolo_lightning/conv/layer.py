@@ -114,12 +114,12 @@ class GrayGemmConv2d(GemmConv2d):
     """`GrayConv2d` with the vendor-free convolution."""
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        # The sum over channels is contiguous for any layout of the weight.
-        memory_format = memory_format_of(looks_channels_last(weight))
-        return super()._conv_forward(input, _weight_for(input, weight).to(memory_format=memory_format), bias)
+        return super()._conv_forward(input, _weight_for(input, weight), bias)
 
 
 def _weight_for(input: Tensor, weight: Tensor) -> Tensor:
+    """Return the weight for the channels of the input, in the memory format of `weight`."""
     if input.size(-3) != 1:
         return weight
-    return weight.sum(1, keepdim=True)
+    # The sum is contiguous for any layout of the weight, and the output would have the layout of the sum.
+    return weight.sum(1, keepdim=True).to(memory_format=memory_format_of(looks_channels_last(weight)))

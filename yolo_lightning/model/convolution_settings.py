@@ -21,6 +21,8 @@ class ConvolutionSettings:
         algorithm: Algorithm choice of `gemm`. `table` uses a fixed table; `auto` also uses, on a GPU, kernels that
             are compiled and verified at first use; `autotune` measures the candidates of `auto` at first use.
         memory_format: Memory format of weights and activations; `auto` selects the faster one for `backend`.
+        cuda_graph: Record forward and backward pass as CUDA graphs and replay them, which saves the time of single
+            kernel launches with small batches; needs one NVIDIA or AMD GPU and native convolutions.
         activation_checkpointing: Store fewer activations for the backward pass and recompute the others: less memory,
             more time.
         probe_timeout_s: Seconds without progress after which the test of `backend: auto` counts as hung, > 0.
@@ -30,6 +32,7 @@ class ConvolutionSettings:
     backend: Convolution = "auto"
     algorithm: ConvAlgorithm = "auto"
     memory_format: MemoryFormat = "auto"
+    cuda_graph: bool = False
     activation_checkpointing: bool = False
     probe_timeout_s: float = 60.0
     autotune_budget_s: float = 60.0

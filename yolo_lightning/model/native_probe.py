@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import IO, Any, Literal, get_args
@@ -71,22 +71,25 @@ def choose_convolution(
     """Return the convolution implementation and the memory format of `backend: auto` on a device, and log them.
 
     On a CPU these are PyTorch's convolutions in channels_last, without a test. On other devices, native convolutions
-    are tested on layers of `settings` in the `precision` of the Trainer. A memory format other than `auto` is kept.
+    are tested on layers of `settings` in the `precision` of the Trainer. A memory format other than `auto` is kept;
+    on NVIDIA GPUs `auto` is channels_last, which their matrix units need, and on others the one of `arrange`.
     """
+    memory_format = settings.memory_format
+    is_nvidia = device.type == "cuda" and torch.version.hip is None
+    if memory_format == "auto" and (device.type == "cpu" or is_nvidia):
+        memory_format = "channels_last"
     if device.type == "cpu":
-        memory_format = settings.memory_format
-        if memory_format == "auto":
-            memory_format = "channels_last"
         _print_once(f"model.convolution.backend auto: native, {memory_format}, on a CPU")
         return "native", memory_format
     _print_once(
         f"model.convolution.backend auto: testing native convolutions on {device}, at most "
         f"{settings.probe_timeout_s:g} s without progress"
     )
+    settings = replace(settings, memory_format=memory_format)
     result = probe_native(device, settings, verdicts_file(), precision=precision)
     convolution: Literal["gemm", "native"] = "native" if result.works else "gemm"
     _print_once(f"model.convolution.backend auto: {convolution}; {result}")
-    return convolution, settings.memory_format
+    return convolution, memory_format
 
 
 @dataclass(frozen=True)
@@ -138,7 +141,8 @@ def probe_native(
     timeout_s = settings.probe_timeout_s
     longest_s = LONGEST_TRIAL * timeout_s if longest_s is None else longest_s
     options = asdict(settings)
-    for name in ("backend", "probe_timeout_s", "autotune_budget_s"):  # on which the layers do not depend
+    # The layers do not depend on these.
+    for name in ("backend", "cuda_graph", "probe_timeout_s", "autotune_budget_s"):
         del options[name]
     environment = environment_of(device, options | {"precision": AUTOCAST.get(precision)})
     if command is None:

@@ -127,6 +127,11 @@ class SelfCheck:
         self._started_s = time.monotonic()
         self._spent_s = 0.0
 
+    @property
+    def is_checking(self) -> bool:
+        """Whether the current step is checked, which needs a forward pass with hooks."""
+        return bool(self._name)
+
     def begin(self, step: int) -> None:
         """Select the layer of `step`, which counts from 1, if the step is to be checked."""
         self._discard()
