@@ -18,7 +18,7 @@ from yolo_lightning.conv.kernels import fused, fused_norm
 from yolo_lightning.model import native_probe
 from yolo_lightning.model.conv_backend import make_plan
 from yolo_lightning.model.convolution_settings import ConvolutionSettings
-from yolo_lightning.model.layers import FoldedGraph, arrange, blocks, restore
+from yolo_lightning.model.layers import FoldedGraph, arrange, blocks, image_layers, restore
 from yolo_lightning.model.native_probe import ProbeResult, choose_convolution
 from yolo_lightning.model.native_trial import arranged as arranged_blocks
 
@@ -222,10 +222,20 @@ def test_probed_layers_are_arranged_like_the_graph(native: Any, kind: Any, optio
         assert probed.conv.weight.is_contiguous() == block.conv.weight.is_contiguous()
 
 
+def test_first_layer_keeps_the_memory_format_for_gray_images(native32: Any) -> None:
+    graph = arrange(copy.deepcopy(native32), "native", memory_format="channels_last")
+    (layer,) = image_layers(graph)
+    output = layer(torch.rand(2, 1, 64, 64))
+    assert output.is_contiguous(memory_format=torch.channels_last)
+
+
 @pytest.mark.parametrize(("outcome", "expected"), [("works", "native"), ("hung", "gemm"), ("slower", "gemm")])
+@pytest.mark.parametrize(("hip", "memory_format"), [(None, "channels_last"), ("6.2", "auto")])
 def test_accelerator_is_probed(
     outcome: Any,
     expected: str,
+    hip: str | None,
+    memory_format: Any,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -239,10 +249,13 @@ def test_accelerator_is_probed(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(native_probe, "probe_native", probe)
     caplog.set_level("INFO")
+    native_probe._print_once.cache_clear()
+    monkeypatch.setattr(torch.version, "hip", hip)
     settings = ConvolutionSettings(probe_timeout_s=7.0)
-    assert choose_convolution(torch.device("cuda", 1), settings, "16-mixed") == (expected, "auto")
+    assert choose_convolution(torch.device("cuda", 1), settings, "16-mixed") == (expected, memory_format)
+    tested = ConvolutionSettings(probe_timeout_s=7.0, memory_format=memory_format)
     assert asked == [
-        (torch.device("cuda", 1), settings, tmp_path / "yolo_lightning" / "convolution_probe.json", "16-mixed")
+        (torch.device("cuda", 1), tested, tmp_path / "yolo_lightning" / "convolution_probe.json", "16-mixed")
     ]
     lines = [record.getMessage() for record in caplog.records if "as seen" in record.getMessage()]
     assert lines == [f"model.convolution.backend auto: {expected}; native convolutions: {outcome}, as seen"]
