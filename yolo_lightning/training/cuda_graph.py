@@ -28,9 +28,9 @@ FEATURES = "feats"
 class RecordedNetwork:
     """A network in training whose passes are recorded for the first shape of two successive inputs, and replayed.
 
-    Inputs of another shape, such as a last and smaller batch, are computed by the network itself. The parameters must stay the same tensors; their values
-    may change. Running statistics change as in the network itself. A network that cannot be recorded is reported with a
-    warning and computed without a recording.
+    Inputs of another shape, such as a last and smaller batch, are computed by the network itself. The parameters must
+    stay the same tensors; their values may change. Running statistics change as in the network itself. A network that
+    cannot be recorded is reported with a warning and computed without a recording.
 
     Args:
         network: A network on a CUDA device, without hooks, whose output consists of dictionaries, lists and tensors.
