@@ -4,7 +4,7 @@ import logging
 import os
 import sys
 import warnings
-from contextlib import nullcontext
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from traceback import walk_tb
@@ -180,8 +180,8 @@ class YOLOCLI(LightningCLI):
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
         """Return only the requested subcommand, if any: building the parsers of all takes four times as long."""
-        known = LightningCLI.subcommands()
-        return {name: known[name] for name in self._words[:1]}
+        arguments = LightningCLI.subcommands()
+        return {name: arguments[name] for name in self._words[:1]}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Share the seed, the class names and the number of channels between model and data."""
@@ -235,7 +235,8 @@ class YOLOCLI(LightningCLI):
 
     def _prepared_plan(self, options: dict[str, Any]) -> Run:
         """Return the plan of a run whose checkpoint is on this machine and whose folder exists and is reserved."""
-        words, given = self._words, given_options(self._words, os.environ)
+        words = self._words
+        given = given_options(words, os.environ)
         run = plan_run(words, options, given)
         if run.becomes_supervisor:
             supervise_fit(words, options)
@@ -244,19 +245,22 @@ class YOLOCLI(LightningCLI):
             run = plan_run(words, options, given, may_download=False)
         while run.is_reserved and not reserved(run.folder):
             run = plan_run(words, options, given)
-        self._reserved = run.folder if run.is_reserved else None
-        if not run.is_finished:
-            run_folder.prepare(run.folder)
+        if run.is_finished:
+            return run
+        if run.is_reserved:
+            self._reserved = run.folder
+        run_folder.prepare(run.folder)
         if run.is_fit and not is_supervised():
             run_folder.forget_loggers(run.folder)
-        return run if run.is_finished else with_precision(run, options)
+        return with_precision(run, options)
 
     def instantiate_classes(self) -> None:
         """Name the callback or logger whose constructor fails, where jsonargparse lists all types of the option."""
         try:
             super().instantiate_classes()
         except ValueError as error:
-            if (message := missing_package(str(error))) is not None:
+            message = missing_package(str(error))
+            if message is not None:
                 raise UserError(message) from error
             cause = error.__cause__ or error
             for frame, _ in walk_tb(cause.__traceback__):
@@ -279,9 +283,11 @@ class YOLOCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Add the TensorBoard logger, atomic checkpoints and the default callbacks."""
         config = self._get(self.config_init, "trainer")
-        if (nodes := machines_of_launch()) is not None:
+        nodes = machines_of_launch()
+        if nodes is not None:
             kwargs["num_nodes"] = nodes
-        options, is_fit = self.config_init[self.subcommand], self.subcommand == "fit"
+        options = self.config_init[self.subcommand]
+        is_fit = self.subcommand == "fit"
         if config["logger"] in (None, True):
             kwargs["logger"] = is_fit and Curves(config["default_root_dir"], name="", version=run_files.TENSORBOARD)
         plugins = as_list(config["plugins"])
@@ -294,15 +300,18 @@ class YOLOCLI(LightningCLI):
         if is_fit and options["mirror"] is not None:
             chosen.append(callbacks.CheckpointMirror(options["mirror"]))
         deadline = {name: options[name] for name in DEADLINE_OPTIONS}
-        if is_fit and any(one is not None for one in deadline.values()):
-            evaluations = 1 + RECALIBRATION_EVALUATIONS * (options["recalibrate_images"] != 0)
+        if is_fit and any(value is not None for value in deadline.values()):
+            evaluations = 1
+            if options["recalibrate_images"] != 0:
+                evaluations += RECALIBRATION_EVALUATIONS
             chosen.append(callbacks.FinishBy(**deadline, reserved_evaluations=evaluations))
         for callback in chosen:
             if isinstance(callback, callbacks.HeartbeatFile):
                 callback.marker = run_files.TRAINED_FILE  # `after_fit`
             if isinstance(callback, callbacks.EnvironmentFile) and self._precision_reason:
                 callback.facts["precision reason"] = self._precision_reason
-        if config["enable_progress_bar"] in (None, True) and not any(isinstance(one, ProgressBar) for one in chosen):
+        has_progress_bar = any(isinstance(callback, ProgressBar) for callback in chosen)
+        if config["enable_progress_bar"] in (None, True) and not has_progress_bar:
             terminal = has_cursor_control(sys.stderr)
             chosen.append(callbacks.RunProgressBar() if terminal else callbacks.ProgressLines())
             if is_fit:
@@ -321,9 +330,9 @@ class YOLOCLI(LightningCLI):
             if any(is_of_package(frame.f_globals["__name__"]) for frame in callers):
                 raise
             typed = given_options(self._words, os.environ).typed
-            ours = {key: value for key, value in typed.items() if key.startswith("trainer.")}
-            named = {key: value for key, value in ours.items() if key.removeprefix("trainer.") in str(error)}
-            options = ", ".join(f"{key}={value}" for key, value in (named or ours).items())
+            of_trainer = {key: value for key, value in typed.items() if key.startswith("trainer.")}
+            named = {key: value for key, value in of_trainer.items() if key.removeprefix("trainer.") in str(error)}
+            options = ", ".join(f"{key}={value}" for key, value in (named or of_trainer).items())
             raise UserError(f"the options {options or 'trainer.*'} cannot be used: {one_line(str(error))}") from error
         place = trainer.strategy.root_device.type
         if config["sync_batchnorm"] and trainer.world_size > 1 and place == "cpu":
@@ -333,7 +342,8 @@ class YOLOCLI(LightningCLI):
     def before_fit(self) -> None:
         options = self.config["fit"]
         weights = options.ckpt_path or options.model.weights
-        for line in start_lines(self.trainer, self.model, f"weights {weights}" if weights else "random weights"):
+        start = f"weights {weights}" if weights else "random weights"
+        for line in start_lines(self.trainer, self.model, start):
             rank_zero_info(line)
         self.model.lowers_precision = is_supervised()
         if self._epochs_trained is not None:
@@ -346,12 +356,14 @@ class YOLOCLI(LightningCLI):
 
             heartbeat.enter(Phase.SAVE)
             present: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
-            scored = [one.last_scores for one in present if isinstance(one, callbacks.MeanAP)]
+            evaluators = [callback for callback in present if isinstance(callback, callbacks.MeanAP)]
+            scores = evaluators[0].last_scores if evaluators else None
             options = self.config_init["fit"]
             images = options["recalibrate_images"]
-            scores = scored[0] if scored else None
-            again = partial(recalibrate_best, data=self.datamodule, images=images, model=self.model) if images else None
-            end_fit(self.trainer, self.model, scores, with_pt=options["best_pt"], recalibrate=again)
+            recalibrate = None
+            if images:
+                recalibrate = partial(recalibrate_best, data=self.datamodule, images=images, model=self.model)
+            end_fit(self.trainer, self.model, scores, with_pt=options["best_pt"], recalibrate=recalibrate)
             folder = Path(self.trainer.default_root_dir)
             with OptionalFile().attempt(folder / run_files.FINISHED_FILE, "the next start repeats the last files"):
                 (folder / run_files.TRAINED_FILE).replace(folder / run_files.FINISHED_FILE)
@@ -359,13 +371,13 @@ class YOLOCLI(LightningCLI):
 
     def _run_subcommand(self, subcommand: str) -> None:
         """Run a subcommand. A lock, or the lock of the supervisor, allows one fit per run folder."""
-        alone = subcommand == "fit" and not is_supervised() and self.trainer.is_global_zero
-        folder = Path(self.trainer.default_root_dir)
-        if subcommand == "fit":
-            mark_process()
-        lock = run_lock(folder) if alone else nullcontext()
-        report = reported(self.trainer, self._words) if subcommand == "fit" else nullcontext()
-        with lock, missing_process_reported(), report:
+        with ExitStack() as contexts:
+            if subcommand == "fit" and not is_supervised() and self.trainer.is_global_zero:
+                contexts.enter_context(run_lock(Path(self.trainer.default_root_dir)))
+            contexts.enter_context(missing_process_reported())
+            if subcommand == "fit":
+                mark_process()
+                contexts.enter_context(reported(self.trainer, self._words))
             super()._run_subcommand(subcommand)
 
 
@@ -410,7 +422,8 @@ class CurrentStderr(logging.Handler):
 
 def is_printed(record: logging.LogRecord) -> bool:
     """Return whether a log message is worth a line, without control characters and credentials from names in files."""
-    record.msg, record.args = redacted(printable(record.getMessage())), ()
+    record.msg = redacted(printable(record.getMessage()))
+    record.args = ()
     return not any(part in record.msg for part in HARMLESS_LOG_LINES)
 
 
@@ -420,9 +433,10 @@ def _hide_harmless_messages() -> None:
         logging.getLogger(f"lightning.{name}").addFilter(is_printed)
     for name in ("lightning.pytorch", "lightning.fabric"):
         logger = logging.getLogger(name)
-        for handler in [one for one in logger.handlers if type(one) is logging.StreamHandler]:
-            logger.removeHandler(handler)
-            logger.addHandler(CurrentStderr())
+        for handler in list(logger.handlers):
+            if type(handler) is logging.StreamHandler:
+                logger.removeHandler(handler)
+                logger.addHandler(CurrentStderr())
     for message in HARMLESS_WARNINGS:
         warnings.filterwarnings("ignore", message)
     if not sys.warnoptions:  # a developer has not asked for them; a user cannot act on them

@@ -25,6 +25,7 @@ from yolo_lightning.commands.option_layers import (
     HELP,
     PREFIX,
     TRUE,
+    Layers,
     configuration_folder,
     divided,
     given_options,
@@ -115,7 +116,8 @@ def answer(words: Sequence[str]) -> list[str]:
     if meant is not None:
         has_pictures = meant == "predict" and any(word.startswith("source=") for word in words)
         command = find_command(PICTURES if has_pictures else meant)
-        fail(translated(words, meant, command.keys if command is not None else []))
+        keys = command.keys if command is not None else ()  # a command with sections has no options
+        fail(translated(words, meant, keys))
     if words[0] in TASKS:
         fail("a mode is missing: fit, validate, test, predict or export")
     if words[0] not in SUBCOMMANDS and words[0] not in TOOLS:
@@ -140,7 +142,7 @@ def answer(words: Sequence[str]) -> list[str]:
 
 
 def fitted(text: str) -> str:
-    """Return a help text whose lines fit into the terminal; what follows a line is indented as its last column."""
+    """Return a help text whose lines fit into the terminal; continued lines are indented as the last column."""
     lines = []
     for line in text.splitlines():
         indent = " " * re.match(r"\s*(\S+\s{2,})?", line).end()  # type: ignore[union-attr] # matches every text
@@ -182,12 +184,7 @@ def check(command: CommandOptions, words: Sequence[str]) -> None:
     for name, text in typed:
         _check_option(command, name, text, "")
     _name_repeated(typed)
-    strays = stray_words(sources.words)
-    if command.name not in SUBCOMMANDS:  # their lists have several words
-        has_places = any(option.is_positional for option in command.options.values())
-        section = command.name.partition(" ")[2]
-        strays = [] if has_places else [*takewhile(lambda word: not word.startswith("-"), words)]
-        strays = strays[bool(section) :]
+    strays = _stray_words(command, words, sources)
     if strays:
         if command.name == "predict":
             fail(f"{strays[0]!r} follows no option; pictures come first: predict {strays[0]} --run RUN")
@@ -198,13 +195,28 @@ def check(command: CommandOptions, words: Sequence[str]) -> None:
     check_limits(command, words, given_options([command.name, *words], os.environ).all)
 
 
+def _stray_words(command: CommandOptions, words: Sequence[str], sources: Layers) -> list[str]:
+    """Return the words that are neither options nor values."""
+    if command.name in SUBCOMMANDS:
+        return stray_words(sources.words)
+    if any(option.is_positional for option in command.options.values()):
+        return []
+    # Later words can be the values of a list.
+    leading = [*takewhile(lambda word: not word.startswith("-"), words)]
+    if " " in command.name:
+        del leading[:1]  # the section
+    return leading
+
+
 def _check_hyphens(command: CommandOptions, words: Sequence[str]) -> None:
     """Exit with an error for an option with one hyphen."""
     for word in words:
         match = SINGLE_HYPHEN.match(word)
         if match is None:
             continue
-        meant = match[1] if command.accepts(match[1]) else nearest_key(match[1], command.keys)
+        meant: str | None = match[1]
+        if not command.accepts(match[1]):
+            meant = nearest_key(match[1], command.keys)
         if meant:
             fail(f"options begin with two hyphens, got -{match[1]}. Did you mean --{meant}?")
 
@@ -231,7 +243,8 @@ def _check_option(command: CommandOptions, name: str, text: str, place: str) -> 
         _refuse_unknown(command, name, text, place)
     if option is not None and option.is_switch and text.lower() not in SWITCH_VALUES:
         words = options_of(name, text, command.keys)
-        fail(f"{name} takes no value, got {text!r}{did_you_mean([shlex.join(words)] if words else [])}")
+        meant = [shlex.join(words)] if words else []
+        fail(f"{name} takes no value, got {text!r}{did_you_mean(meant)}")
     if option is not None and option.is_group and name in ("data", "model") and _is_of_ultralytics(text):
         words = options_of(name, text, command.keys) or []
         fail(f"{name} must be set by its keys, got {text!r}. Did you mean {shlex.join(words)}?")
@@ -259,7 +272,9 @@ def _refuse_unknown(command: CommandOptions, name: str, text: str, place: str) -
         words = options_of(name, text, command.keys)
         if words:
             fail(f"unknown key {name}. Did you mean {shlex.join(words)}?")
-    value = "" if text.lower() in SWITCH_VALUES else text  # of a switch; here it is a number or a name
+    value = text
+    if text.lower() in SWITCH_VALUES:  # the option means a number or a name
+        value = ""
     accepting = [key for key in command.keys if _can_mean(command.options[key], value)]
     fail(unknown_key(name, accepting, source=place, value=value, hyphens="--"))
 
@@ -312,23 +327,30 @@ def _check_value(command: CommandOptions, key: str, value: Any, place: str) -> N
 
 def _check_variables(command: str) -> None:
     """Exit with an error for an environment variable that looks like an option and belongs to no command."""
-    start, names = variable_of(command, ""), [variable_of(one, "") for one in SUBCOMMANDS]
+    start = variable_of(command, "")
+    prefixes = tuple(variable_of(name, "") for name in SUBCOMMANDS)
     for name in os.environ:
         is_option = name.startswith(f"{PREFIX}_") and ("__" in name or name.startswith(start[:-1]))
-        if is_option and not name.startswith(tuple(names)):
+        if is_option and not name.startswith(prefixes):
             meant = name.removeprefix(f"{PREFIX}_").removeprefix(f"{command.upper()}_")
             first, _, rest = meant.partition("__")
-            meant = start + (rest if similar(first.lower(), SUBCOMMANDS) else meant)
+            if similar(first.lower(), SUBCOMMANDS):
+                meant = rest
+            meant = f"{start}{meant}"
             fail(f"the environment variable {name} is not used{did_you_mean([meant])}")
 
 
 def _is_of_ultralytics(value: str) -> bool:
     """Return whether the value of --data or --model is weights, a variant or a data.yaml; no file with keys of both."""
+    if value.startswith("{"):
+        return False
+    if not value.endswith((".yaml", ".yml")):
+        return True
     try:
-        content = read_yaml(Path(value)) if value.endswith((".yaml", ".yml")) else {}
+        content = read_yaml(Path(value))
     except (OSError, ValueError):
-        content = None
-    return not value.startswith("{") and (not content or (isinstance(content, dict) and "names" in content))
+        return True
+    return not content or (isinstance(content, dict) and "names" in content)
 
 
 def usage(command: CommandOptions) -> str:

@@ -39,7 +39,8 @@ def run_tool(name: str, words: Sequence[str]) -> None:
         name: Name of the command, its module and its function.
         words: Command line after the name.
     """
-    words = divided(words, OWN_OPTIONS[name]) if name in OWN_OPTIONS else words
+    if name in OWN_OPTIONS:
+        words = divided(words, OWN_OPTIONS[name])
     command = PICTURES if name == "predict" else name
     function = tool_function(name)
     if isinstance(function, dict):
@@ -47,7 +48,9 @@ def run_tool(name: str, words: Sequence[str]) -> None:
         if "" in function and (not section or section.startswith("-")):
             function = function[""]
         else:
-            command, function, words = f"{command} {section}", _section(name, section, function), words[1:]
+            command = f"{command} {section}"
+            function = _section(name, section, function)
+            words = words[1:]
     call(function, words, command)
 
 
@@ -67,8 +70,9 @@ def _section(name: str, section: str, functions: Mapping[str, Callable[..., Any]
     """Return the function of a section of a command, or print the sections, if the user asks for help, and exit."""
     if section in HELP_WORDS:
         print(f"usage: {PROGRAM} {name} {'|'.join(functions)} [options]\n")
-        purposes = (f"  {one:<10}{(function.__doc__ or '').partition('.')[0]}" for one, function in functions.items())
-        print(fitted("\n".join(purposes)))
+        for title, function in functions.items():
+            purpose, _, _ = (function.__doc__ or "").partition(".")
+            print(fitted(f"  {title:<10}{purpose}"))
         raise SystemExit(0)
     if section not in functions:
         meant = did_you_mean(similar(section, functions))
@@ -134,33 +138,51 @@ def spelled_out(words: Sequence[str], options: Mapping[str, Any], first: Any = N
     if "command" in options and "--" in words:
         at = list(words).index("--")
         return [*spelled_out(words[:at], options), f"--command={json.dumps(list(words[at + 1 :]))}"]
-    found, at = [], 0
-    if _element_of(first) is not None and (values := _leading_values(words)):
-        found, at = [json.dumps(values)], len(values)
+    expanded = []
+    at = 0
+    values = _leading_values(words)
+    if _element_of(first) is not None and values:
+        expanded.append(json.dumps(values))
+        at = len(values)
     while at < len(words):
         word = words[at]
         at += 1
         name, equals, value = word.removeprefix("--").partition("=")
         if not word.startswith("--") or name not in options:
-            found.append(word)
-        elif (element := _element_of(options[name])) is not None:
-            values = [value] if equals else _leading_values(words[at:])
-            at += 0 if equals else len(values)
+            expanded.append(word)
+            continue
+        element = _element_of(options[name])
+        if element is not None:
+            values = [value]
+            if not equals:
+                values = _leading_values(words[at:])
+                at += len(values)
             if not values:
                 raise UserError(f"{name} needs one or more values")
-            is_choice = get_origin(element) is Literal  # a list of one choice can be the choice itself
-            is_list = len(values) == 1 and (values[0] == "null" or values[0].startswith("[") or is_choice)
-            text = json.dumps(values) if element is str else f"[{', '.join(values)}]"
-            found.append(f"--{name}={values[0] if is_list else text}")
+            expanded.append(f"--{name}={_list_text(values, element)}")
+        elif options[name] is bool and not equals and not SWITCH_VALUE.fullmatch("".join(words[at : at + 1])):
+            expanded.append(f"{word}=true")
         else:
-            has_value = bool(equals or SWITCH_VALUE.fullmatch("".join(words[at : at + 1])))
-            found.append(word if has_value or options[name] is not bool else f"{word}=true")
-    return found
+            expanded.append(word)
+    return expanded
 
 
-def _element_of(kind: Any) -> type | None:
+def _list_text(values: Sequence[str], element: type) -> str:
+    """Return the values of a list as one word; a single value can be the list itself, null, or the only choice."""
+    if len(values) == 1 and (values[0] == "null" or values[0].startswith("[") or get_origin(element) is Literal):
+        return values[0]
+    if element is str:
+        return json.dumps(values)
+    return f"[{', '.join(values)}]"
+
+
+def _element_of(hint: Any) -> type | None:
     """Return the type of the elements of a list, None for other types."""
-    return next((get_args(one)[0] for one in (kind, *get_args(kind)) if get_origin(one) in (list, tuple)), None)
+    for alternative in (hint, *get_args(hint)):
+        if get_origin(alternative) in (list, tuple):
+            element: type = get_args(alternative)[0]
+            return element
+    return None
 
 
 def _leading_values(words: Sequence[str]) -> list[str]:
@@ -172,4 +194,7 @@ def wide_console() -> Any:
     """Return a rich console for stdout that is 120 columns wide if stdout is not a terminal."""
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    width = None
+    if not sys.stdout.isatty():
+        width = 120
+    return Console(width=width, highlight=False)

@@ -16,7 +16,9 @@ from yolo_lightning.utils.files import write_json
 from yolo_lightning.utils.plain_text import one_line
 from yolo_lightning.utils.terminal import has_cursor_control
 
-MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86400
+MINUTE_S = 60
+HOUR_S = 60 * MINUTE_S
+DAY_S = 24 * HOUR_S
 LINE_INTERVAL_S = 30.0
 LONGEST_NAME = 500  # characters of a name with its reason
 NAMED_FRAMES = 5
@@ -45,30 +47,37 @@ def lines(verb: str, total: int, interval_s: float = LINE_INTERVAL_S) -> Callabl
 
     `total` may be an estimate, such as the frames of a video.
     """
-    done, started_s = 0, time.monotonic()
+    done = 0
+    started_s = time.monotonic()
     printed_s = started_s
 
     def advance(count: int) -> None:
         nonlocal done, printed_s
-        done, is_over = done + count, done >= total
+        was_complete = done >= total
+        done += count
+        is_completed = done >= total and not was_complete
         now_s = time.monotonic()
-        if now_s - printed_s < interval_s and (done < total or is_over):
+        if now_s - printed_s < interval_s and not is_completed:
             return
         printed_s = now_s
         per_second = done / max(now_s - started_s, 1e-9)
-        left_s = max(0, total - done) / per_second if per_second else float("inf")
-        digits = ",.0f" if per_second >= 9.95 else ".2g"
-        left = f"{int(left_s // 60)}:{int(left_s % 60):02d} left"
-        print(f"{verb} {done:,} of {total:,}, {per_second:{digits}} per second, {left}", flush=True)
+        rate_text = f"{per_second:,.0f}" if per_second >= 9.95 else f"{per_second:.2g}"
+        remaining_s = int(max(0, total - done) / per_second)
+        remaining = f"{remaining_s // 60}:{remaining_s % 60:02d} left"
+        print(f"{verb} {done:,} of {total:,}, {rate_text} per second, {remaining}", flush=True)
 
     return advance
 
 
 def name_some(names: dict[str, str] | Sequence[str]) -> str:
     """Return the first few names, with the reasons if `names` is a dictionary."""
-    shown = [f"{name}: {names[name]}" if isinstance(names, dict) else name for name in list(names)[:NAMED_FRAMES]]
-    shown = [one_line(text, LONGEST_NAME) for text in shown]
-    return "; ".join(shown) + (f"; and {len(names) - NAMED_FRAMES:,} more" if len(names) > NAMED_FRAMES else "")
+    shown = list(names)[:NAMED_FRAMES]
+    if isinstance(names, dict):
+        shown = [f"{name}: {names[name]}" for name in shown]
+    text = "; ".join(one_line(name, LONGEST_NAME) for name in shown)
+    if len(names) > NAMED_FRAMES:
+        text += f"; and {len(names) - NAMED_FRAMES:,} more"
+    return text
 
 
 def count_text(number: int, noun: str) -> str:
@@ -89,7 +98,7 @@ def writing(target: Path) -> Iterator[None]:
 def check_writable(file: str | Path | None, suffix: str) -> None:
     """Raise a UserError if a file, unless it is None, cannot be written, before minutes of work for this file.
 
-    Its name must end in `suffix`, so that a mistyped path does not replace a file of another kind.
+    The name must end in `suffix`, so that a mistyped path does not replace a file of another type.
     """
     if file is None:
         return
@@ -114,12 +123,16 @@ def write_results(file: str | None, content: Any) -> None:
 
 def finite(value: float | None) -> float | None:
     """Return a number for a JSON file, which has no NaN."""
-    return value if value is not None and math.isfinite(value) else None
+    if value is None or not math.isfinite(value):
+        return None
+    return value
 
 
 def gigabytes(size_bytes: int) -> str:
     """Return a size in GB, or in MB below 1 GB."""
-    return f"{size_bytes / 1e9:.1f} GB" if size_bytes >= 1e9 else f"{size_bytes / 1e6:.1f} MB"
+    if size_bytes >= 1e9:
+        return f"{size_bytes / 1e9:.1f} GB"
+    return f"{size_bytes / 1e6:.1f} MB"
 
 
 def duration(seconds: float) -> str:
@@ -137,7 +150,9 @@ def duration(seconds: float) -> str:
 
 def share(part: float | None) -> str:
     """Return a share from 0 to 1 in percent."""
-    return "?" if part is None else f"{part:.0%}".replace("%", " %")
+    if part is None:
+        return "?"
+    return f"{100 * part:.0f} %"
 
 
 def rate(step_s: float) -> str:
@@ -147,4 +162,6 @@ def rate(step_s: float) -> str:
     """
     if step_s <= 0:
         return "? it/s"
-    return f"{1 / step_s:.2f} it/s" if step_s < 10 else f"{step_s:.1f} s/it"
+    if step_s < 10:
+        return f"{1 / step_s:.2f} it/s"
+    return f"{step_s:.1f} s/it"

@@ -29,10 +29,13 @@ from yolo_lightning.evaluation.drawing import (
 from yolo_lightning.utils.files import replacing
 from yolo_lightning.utils.plain_text import one_line
 
-CELL_PX, GAP_PX, BAND_PX = 306, 6, 28
+CELL_PX = 306
+GAP_PX = 6
+BAND_PX = 28
 """Width of a sample, gap beside it, and height of a line of text, pixels."""
 TEXT_SCALE = 0.35
-BLACK, WHITE = (0, 0, 0), (255, 255, 255)
+BLACK = (0, 0, 0)
+WHITE = (255, 255, 255)
 
 
 def contact_sheet(
@@ -86,7 +89,8 @@ def _busiest(frames: LabelledFrames, indices: Sequence[int]) -> int:
 def sample_rows(
     data: DetectionDataModule, frames: LabelledFrames, chosen: Sequence[int], shown: int
 ) -> dict[str, list[Sample]]:
-    size, augmentation = data.image_size, data.augmentation
+    size = data.image_size
+    augmentation = data.augmentation
     recorded = EvaluationDataset(frames, size)
     training = TrainingDataset(frames, size, augmentation, data.seed)
 
@@ -124,14 +128,16 @@ def draw_rows(rows: dict[str, list[Sample]], class_names: Sequence[str], path: P
 
 def _text_band(words: Sequence[tuple[str, tuple[int, int, int]]], width: int) -> Image:
     """Return a white band with words in their colours, one after the other, in as many lines as they need."""
-    lines, left = 1, 6
+    lines = 1
+    x = GAP_PX
     places = []
     for text, colour in words:
         text_width = cv2.getTextSize(one_line(text), FONT, FONT_SCALE, 1)[0][0]
-        if left + text_width > width and left > 6:
-            lines, left = lines + 1, 6
-        places.append((one_line(text), colour, (left, lines * BAND_PX - 8)))
-        left += text_width + 18
+        if x + text_width > width and x > GAP_PX:
+            lines += 1
+            x = GAP_PX
+        places.append((one_line(text), colour, (x, lines * BAND_PX - 8)))
+        x += text_width + 3 * GAP_PX
     band = np.full((lines * BAND_PX, width, 3), 255, np.uint8)
     for text, colour, place in places:
         cv2.putText(band, text, place, FONT, FONT_SCALE, colour, 1, cv2.LINE_AA)
@@ -143,7 +149,9 @@ def draw_sample(sample: Sample) -> Image:
     height, width = sample.image.shape[:2]
     gain = CELL_PX / width
     shown = np.asarray(np.clip(sample.image, 0, 255), np.uint8)
-    cell = resized(shown[..., 1] if sample.image.shape[2:] == (2,) else shown, CELL_PX, max(1, round(height * gain)))
+    if sample.image.shape[2:] == (2,):
+        shown = shown[..., 1]
+    cell = resized(shown, CELL_PX, max(1, round(height * gain)))
     cell = with_boxes(cell, sample.boxes * gain, sample.labels.tolist(), width=1)
     if not sample.readable:
         write(cell, "unreadable frame", CELL_PX // 3, len(cell) // 2, WHITE, TEXT_SCALE)

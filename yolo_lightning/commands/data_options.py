@@ -1,10 +1,11 @@
 """Options `data.*` of commands that read the data of a run: from configuration files, and from weights."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
-from jsonargparse import ArgumentParser
+from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch.utilities import rank_zero_info
 
 from yolo_lightning.checkpoints.resume import chosen_checkpoint
@@ -26,24 +27,29 @@ def with_recorded(words: Sequence[str], parser: ArgumentParser, *, has_weights: 
     options of the checkpoint override those of configuration files, but not those on the command line; the differences
     are logged.
     """
-    files, others = separated(words)
+    files, options = separated(words)
     if not has_weights:
-        return [*map(_section, files), *others]
-    given = parser.parse_args(others)
-    checkpoint = chosen_checkpoint(given.run, given.checkpoint)
-    if not files and (run := run_of(checkpoint)) is not None and (run / config_name("fit")).is_file():
+        return [*map(_section, files), *options]
+    arguments = parser.parse_args(options)
+    checkpoint = chosen_checkpoint(arguments.run, arguments.checkpoint)
+    run = run_of(checkpoint)
+    if not files and run is not None and (run / config_name("fit")).is_file():
         files = [str(run / config_name("fit"))]
     configured = [*map(_section, files)]
-    before = parser.parse_args([*configured, *others])
+    before = parser.parse_args([*configured, *options])
     bound = bound_options(read_record(checkpoint), is_gray=format_class(before.data.format).is_gray)
-    bound = {name: value for name, value in bound.items() if name.startswith(f"{SECTION}.")}
-    found = [*configured, f"{FILE_OPTION}={json.dumps(nested(bound))}", *others]
-    after = parser.parse_args(found)
-    used = [{name: one.get(name) for name in bound} for one in (before, after)]
-    plain = [{name: [*one] if isinstance(one, tuple) else one for name, one in values.items()} for values in used]
-    for line in precedence(bound, *plain):
+    recorded = {name: value for name, value in bound.items() if name.startswith(f"{SECTION}.")}
+    overridden = [*configured, f"{FILE_OPTION}={json.dumps(nested(recorded))}", *options]
+    after = parser.parse_args(overridden)
+    for line in precedence(recorded, _values(before, recorded), _values(after, recorded)):
         rank_zero_info(line)
-    return found
+    return overridden
+
+
+def _values(arguments: Namespace, names: Iterable[str]) -> dict[str, Any]:
+    """Return the values of options, with lists instead of tuples, as in YAML."""
+    values = {name: arguments.get(name) for name in names}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
 def _section(file: str) -> str:
@@ -52,7 +58,9 @@ def _section(file: str) -> str:
         content = read_yaml(Path(file))
     except (OSError, UserError) as error:
         raise UserError(f"configuration {file} cannot be read: {error}") from error
-    section = content.get(SECTION, {}) if isinstance(content, dict) else None
+    section = None
+    if isinstance(content, dict):
+        section = content.get(SECTION, {})
     if not isinstance(section, dict):
         raise UserError(f"configuration {file} must have a section '{SECTION}' of options")
     return f"{FILE_OPTION}={json.dumps({SECTION: section})}"

@@ -82,7 +82,9 @@ def missing_process_reported() -> Iterator[None]:
 
 def describe(error: OSError) -> str:
     """Return the message of an error, with the place in the code if the error does not name a file."""
-    text = f"the last checkpoint could not be saved: {error}" if isinstance(error, NotSavedError) else str(error)
+    text = str(error)
+    if isinstance(error, NotSavedError):
+        text = f"the last checkpoint could not be saved: {text}"
     if error.filename is not None:
         return text
     place = traceback.extract_tb(error.__traceback__)[-1]
@@ -92,8 +94,10 @@ def describe(error: OSError) -> str:
 def end(trainer: Trainer, words: Sequence[str], reason: str, code: int) -> NoReturn:
     """Print the reason, the step and how to resume on the first rank, and exit."""
     if trainer.is_global_zero:
-        folder, steps = Path(trainer.default_root_dir), steps_begun(trainer)
-        hint = "the fit had finished" if trainer.state.finished else _hint_to_resume(words, folder, steps)
+        steps = steps_begun(trainer)
+        hint = "the fit had finished"
+        if not trainer.state.finished:
+            hint = _hint_to_resume(words, Path(trainer.default_root_dir), steps)
         print(f"{reason} after step {steps}; {hint}", file=sys.stderr, flush=True)
     raise SystemExit(code)
 
@@ -105,11 +109,12 @@ def _hint_to_resume(words: Sequence[str], folder: Path, steps: int) -> str:
         return "nothing is saved: start again"
     checksum = read_checksum(newest)
     saved = checksum.steps if checksum is not None else steps
-    lost = f"saved up to step {saved}; " if saved < steps else ""
+    progress = f"saved up to step {saved}; " if saved < steps else ""
     if is_supervised():  # the supervisor prints the command
-        return f"{lost}saved in {newest}"
+        return f"{progress}saved in {newest}"
     if is_slurm_task():
-        return f"{lost}saved in {newest}; the requeued job resumes the run"
-    launcher = "your torchrun command with: " if launch_id() is not None else ""
-    program = ("-m", "yolo_lightning") if launcher else (sys.executable, "-m", "yolo_lightning")
-    return f"{lost}resume with: {launcher}{pasteable((*program, *resume_words(words, folder)))}"
+        return f"{progress}saved in {newest}; the requeued job resumes the run"
+    command = ["-m", "yolo_lightning", *resume_words(words, folder)]
+    if launch_id() is not None:
+        return f"{progress}resume with: your torchrun command with: {pasteable(command)}"
+    return f"{progress}resume with: {pasteable([sys.executable, *command])}"

@@ -38,20 +38,21 @@ RECALIBRATED = "recalibrated"  # label of the file
 
 def start_lines(trainer: Trainer, model: YOLOModule, start: str) -> list[str]:
     """Return one line about the model and one about the devices of a fit; `start` describes the initial weights."""
-    trained = sum(one.numel() for one in model.parameters() if one.requires_grad)
-    total = sum(one.numel() for one in model.parameters())
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    total = sum(parameter.numel() for parameter in model.parameters())
     options = model.hparams
-    parts = [
-        f"{options['variant']}, {total / 1e6:.1f} M parameters"
-        + (f" ({trained / 1e6:.1f} M trained)" if trained / total < 0.999 else ""),  # the loss' own 16 are constant
-        f"{len(options['class_names'])} classes",
-        f"convolutions {model.convolution.backend}",
-        start,
-    ]
+    size = f"{total / 1e6:.1f} M parameters"
+    if trained / total < 0.999:  # the 16 parameters of the loss are constant
+        size += f" ({trained / 1e6:.1f} M trained)"
+    classes = f"{len(options['class_names'])} classes"
+    model_line = f"model: {options['variant']}, {size}, {classes}, convolutions {model.convolution.backend}, {start}"
     device = trainer.strategy.root_device
-    name = f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
-    ranks = "" if trainer.world_size == 1 else f", {trainer.world_size} processes"
-    return [f"model: {', '.join(parts)}", f"device: {name}{ranks}, precision {trainer.precision}"]
+    device_line = f"device: {device}"
+    if device.type == "cuda":
+        device_line += f" ({torch.cuda.get_device_name(device)})"
+    if trainer.world_size > 1:
+        device_line += f", {trainer.world_size} processes"
+    return [model_line, f"{device_line}, precision {trainer.precision}"]
 
 
 def end_fit(
@@ -73,8 +74,8 @@ def end_fit(
             about the outcome; None: no recalibration.
     """
     run = Path(trainer.default_root_dir)
-    best, last = (run / CHECKPOINTS / name for name in (BEST_CHECKPOINT, LAST_CHECKPOINT))
-    files: dict[str, Path | None] = {"best checkpoint": best, "last checkpoint": last}
+    best = run / CHECKPOINTS / BEST_CHECKPOINT
+    files: dict[str, Path | None] = {"best checkpoint": best, "last checkpoint": best.with_name(LAST_CHECKPOINT)}
     if with_pt and best.is_file():
         files["Ultralytics file"] = _attempted(best.with_suffix(".pt"), lambda path: write_pt(best, path))
     outcome: list[str] = []
@@ -84,7 +85,8 @@ def end_fit(
     files["report"] = _attempted(run / REPORT, lambda path: write_report(run, path))
     existing = {label: path for label, path in files.items() if path is not None and path.is_file()}
     fallback = FallbackState.read(run / STATE_FILE).line
-    outcome += [f"fallback level: {fallback}"] if fallback != AS_CONFIGURED else []
+    if fallback != AS_CONFIGURED:
+        outcome.append(f"fallback level: {fallback}")
     lines = [_finish_line(trainer, best), *outcome, *_table_lines(scores, model.hparams["class_names"])]
     lines += [f"{label:<{LABEL_WIDTH}}{path}" for label, path in existing.items()]
     rank_zero_info("\n".join([*lines, "next:", *(f"  {command}" for command in _next_commands(run, existing))]))
@@ -116,8 +118,9 @@ def _finish_line(trainer: Trainer, best: Path) -> str:
     checksum = read_checksum(best) if best.is_file() else None
     callback = trainer.checkpoint_callback
     if checksum is None:
-        elsewhere = f"the best epoch is an earlier one, whose {best.name} is not in {best.parent}"
-        reason = elsewhere if getattr(callback, "recent", ()) else "no validation was scored"
+        reason = "no validation was scored"
+        if getattr(callback, "recent", ()):
+            reason = f"the best epoch is an earlier one, whose {best.name} is not in {best.parent}"
         return f"finished {epochs}; no best checkpoint, because {reason}"
     score = getattr(callback, "best_model_score", None)
     shown = ""
@@ -139,8 +142,12 @@ def _table_lines(scores: ValidationScores | None, class_names: Sequence[str]) ->
 
 def _next_commands(run: Path, files: dict[str, Path]) -> list[str]:
     """Return commands for the terminal that use the finished run."""
-    program = ("python", "-m", "yolo_lightning") if Path(sys.argv[0]).name.endswith(".py") else (sys.argv[0],)
-    chosen = ("--ckpt_path", str(files[RECALIBRATED])) if RECALIBRATED in files else ()
+    program = [sys.argv[0]]
+    if Path(sys.argv[0]).name.endswith(".py"):
+        program = ["python", "-m", "yolo_lightning"]
+    chosen = []
+    if RECALIBRATED in files:
+        chosen = ["--ckpt_path", str(files[RECALIBRATED])]
     commands = [
         (*program, "test", str(run), *chosen),
         (*program, "predict", "PICTURES", "--run", str(run)),

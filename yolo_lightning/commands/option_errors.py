@@ -5,7 +5,7 @@ import re
 import select
 import shlex
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from inspect import signature
 from pathlib import Path
@@ -18,6 +18,8 @@ from yolo_lightning.utils.exit_codes import ExitCode
 from yolo_lightning.utils.plain_text import printable
 from yolo_lightning.utils.stop_signals import request
 from yolo_lightning.utils.suggestions import did_you_mean, last_part, nearest_key, similar
+
+Match = re.Match[str]
 
 MODES = {
     "train": "fit",
@@ -44,7 +46,8 @@ STRAY_WORDS = re.compile(r"unrecognized arguments: (?P<words>[^-].*)")
 UNKNOWN_KEY = re.compile(
     r"(?:unrecognized arguments: --(?P<typed>[\w.]+)|does not accept (?:option|nested key) '(?P<configured>[\w.]+)')"
 )
-KEY, CLASS = r"Parser key \"(?P<key>[^\"]+)\":", r".*?given class_path '(?P<path>[\w.]+)':\s+"
+KEY = r"Parser key \"(?P<key>[^\"]+)\":"
+CLASS = r".*?given class_path '(?P<path>[\w.]+)':\s+"
 WRONG_VALUE = re.compile(KEY + r".*(?:Given value|Got value): (?P<value>.*?)(?P<rest>\n.*)?$", re.DOTALL)
 WRONG_CLASS = re.compile(KEY + r".*?Expected a dot import path string: (?P<name>[\w.]+)", re.DOTALL)
 WRONG_CLASS_OPTION = re.compile(KEY + CLASS + r"Option '(?P<option>[\w.]+)' is not accepted", re.DOTALL)
@@ -53,7 +56,8 @@ WRONG_GROUP = re.compile(KEY + r"\s+Unable to load config '(?P<value>.*?)'\n", r
 MISSING_PACKAGE = re.compile(r"(?P<path>[\w.]+)':\s+(?:- )?(?:Requirement|No module named) '(?P<package>[^']+)'")
 SUBTYPES = re.compile(r"^\s*Subtypes: \[(?P<types>.+)\]$", re.MULTILINE)
 COMMA = re.compile(r", (?![^\[]*\])")  # outside of brackets
-CALLBACKS, LOGGER = "trainer.callbacks", "trainer.logger"
+CALLBACKS = "trainer.callbacks"
+LOGGER = "trainer.logger"
 CALLBACKS_FORM = f"{CALLBACKS} must be a list, such as [{{class_path: EMA, init_args: {{decay: 0.999}}}}]"
 NEAR_CLASS = 0.6  # the names of loggers differ from what is typed by their ending `Logger`
 MISSING_POSITIONAL = re.compile(r"the following arguments are required: (?P<names>[\w, ]+)$")
@@ -111,7 +115,7 @@ def user_errors() -> Iterator[None]:
     except BrokenPipeError:
         if not _is_output_closed():
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes what is left when it exits
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # of the flush at the exit
         raise SystemExit(1) from None
     except Exception as error:
         record_own_failure(error)
@@ -145,41 +149,88 @@ def short_message(message: str, keys: Collection[str]) -> str:
         message: Message of jsonargparse.
         keys: Keys that the parser accepts.
     """
-    if found := UNKNOWN_KEY.search(message):
-        return unknown_key(found["typed"] or found["configured"], keys)
-    if found := STRAY_WORDS.search(message):
-        return stray_word(found["words"], keys)
-    if found := WRONG_GROUP.search(message):
-        return wrong_group(found["key"], found["value"], keys)
-    if found := PROBLEM_OF_CLASS.search(message):
-        return f"{found['key']}: {last_part(found['path'])}: {found['problem']}"
-    if found := WRONG_CLASS_OPTION.search(message):
-        name, known = last_part(found["path"]), _options_of_class(found["path"])
-        if name == "Callback":  # no class path was recognized
-            return f"{CALLBACKS_FORM}, got {found['option']}: arguments of a callback belong into its init_args."
-        listed = f" The options of {name} are {', '.join(known)}." if known else ""
-        meant = did_you_mean(similar(found["option"], known))
-        return f"{found['key']}: {name} does not have the option {found['option']}{meant}{listed}"
-    if (found := WRONG_CLASS.search(message)) and found["key"] == CALLBACKS:
-        own, others = public_names("yolo_lightning.callbacks"), public_names("lightning.pytorch.callbacks")
-        meant = did_you_mean(similar(found["name"], [*own, *others]))
-        if found["name"] in (*own, *others):  # its arguments are wrong
-            return f"{CALLBACKS_FORM}; the value for {found['name']} is not of this form."
-        listed = f"{', '.join(own)}, and those of lightning.pytorch.callbacks"
-        return f"{CALLBACKS}: there is no callback {found['name']}{meant} The callbacks are {listed}."
-    if (found := WRONG_CLASS.search(message)) and found["key"] == LOGGER:
-        known = [name for name in public_names("lightning.pytorch.loggers") if name != "Logger"]
-        meant = did_you_mean(similar(found["name"], known, cutoff=NEAR_CLASS))
-        return (
-            f"{LOGGER}: there is no logger {found['name']}{meant} The loggers are {', '.join(known)}, true and false."
-        )
-    if found := MISSING_POSITIONAL.search(message):
-        return f"{found['names'].upper()} is missing; see --help"
-    if (found := WRONG_VALUE.search(message)) and found["key"] == CALLBACKS:
-        return f"{CALLBACKS_FORM}, got {found['value'].strip()}"
-    if (found := WRONG_VALUE.search(message)) and (accepted := _accepted_values(message)):
-        return wrong_choice(found["key"], found["value"].strip(), accepted)
+    for pattern, describe in FORMS:
+        match = pattern.search(message)
+        if match is not None:
+            text = describe(match, keys)
+            if text is not None:
+                return text
     return message
+
+
+def _unknown_key(match: Match, keys: Collection[str]) -> str:
+    return unknown_key(match["typed"] or match["configured"], keys)
+
+
+def _stray_word(match: Match, keys: Collection[str]) -> str:
+    return stray_word(match["words"], keys)
+
+
+def _wrong_group(match: Match, keys: Collection[str]) -> str:
+    return wrong_group(match["key"], match["value"], keys)
+
+
+def _problem_of_class(match: Match, keys: Collection[str]) -> str:
+    return f"{match['key']}: {last_part(match['path'])}: {match['problem']}"
+
+
+def _wrong_class_option(match: Match, keys: Collection[str]) -> str:
+    name = last_part(match["path"])
+    option = match["option"]
+    if name == "Callback":  # no class path was recognized
+        return f"{CALLBACKS_FORM}, got {option}: arguments of a callback belong into its init_args."
+    accepted = _options_of_class(match["path"])
+    options = ""
+    if accepted:
+        options = f" The options of {name} are {', '.join(accepted)}."
+    meant = did_you_mean(similar(option, accepted))
+    return f"{match['key']}: {name} does not have the option {option}{meant}{options}"
+
+
+def _wrong_class(match: Match, keys: Collection[str]) -> str | None:
+    """Return the error for the name of a class that is no callback or no logger; None for another option."""
+    name = match["name"]
+    if match["key"] == CALLBACKS:
+        package = public_names("yolo_lightning.callbacks")
+        names = [*package, *public_names("lightning.pytorch.callbacks")]
+        if name in names:  # the arguments of the callback are wrong
+            return f"{CALLBACKS_FORM}; the value for {name} is not of this form."
+        meant = did_you_mean(similar(name, names))
+        callbacks = f"{', '.join(package)}, and those of lightning.pytorch.callbacks"
+        return f"{CALLBACKS}: there is no callback {name}{meant} The callbacks are {callbacks}."
+    if match["key"] == LOGGER:
+        loggers = [logger for logger in public_names("lightning.pytorch.loggers") if logger != "Logger"]
+        meant = did_you_mean(similar(name, loggers, cutoff=NEAR_CLASS))
+        return f"{LOGGER}: there is no logger {name}{meant} The loggers are {', '.join(loggers)}, true and false."
+    return None
+
+
+def _missing_positional(match: Match, keys: Collection[str]) -> str:
+    return f"{match['names'].upper()} is missing; see --help"
+
+
+def _wrong_value(match: Match, keys: Collection[str]) -> str | None:
+    """Return the error for a value of another type; None if the message does not list the accepted types."""
+    value = match["value"].strip()
+    if match["key"] == CALLBACKS:
+        return f"{CALLBACKS_FORM}, got {value}"
+    accepted = _accepted_values(match.string)
+    if not accepted:
+        return None
+    return wrong_choice(match["key"], value, accepted)
+
+
+FORMS: tuple[tuple[re.Pattern[str], Callable[[Match, Collection[str]], str | None]], ...] = (
+    (UNKNOWN_KEY, _unknown_key),
+    (STRAY_WORDS, _stray_word),
+    (WRONG_GROUP, _wrong_group),
+    (PROBLEM_OF_CLASS, _problem_of_class),
+    (WRONG_CLASS_OPTION, _wrong_class_option),
+    (WRONG_CLASS, _wrong_class),
+    (MISSING_POSITIONAL, _missing_positional),
+    (WRONG_VALUE, _wrong_value),
+)
+"""Messages of jsonargparse, and functions of the match and the keys that return the error; the first text is used."""
 
 
 def wrong_group(key: str, value: Any, keys: Collection[str], source: str = "") -> str:
@@ -191,39 +242,41 @@ def wrong_group(key: str, value: Any, keys: Collection[str], source: str = "") -
 
 def missing_package(message: str) -> str | None:
     """Return the error of a logger without its package in one line; None if the message contains none."""
-    if found := MISSING_PACKAGE.search(message):
-        return f"{last_part(found['path'])} requires a missing package: pip install {shlex.quote(found['package'])}"
-    return None
+    match = MISSING_PACKAGE.search(message)
+    if match is None:
+        return None
+    return f"{last_part(match['path'])} requires a missing package: pip install {shlex.quote(match['package'])}"
 
 
-def unknown_command(typed: str, known: Collection[str]) -> str:
-    meant = [MODES.get(one, one) for one in similar(typed.lower(), [*known, *MODES])]
-    return f"unknown command {typed}{did_you_mean(meant)} The commands are {', '.join(known)}."
+def unknown_command(typed: str, commands: Collection[str]) -> str:
+    meant = [MODES.get(name, name) for name in similar(typed.lower(), [*commands, *MODES])]
+    return f"unknown command {typed}{did_you_mean(meant)} The commands are {', '.join(commands)}."
 
 
 def stray_word(words: str, keys: Collection[str]) -> str:
     """Return the error for words that are neither options nor values."""
     if "command" in keys:
         return f"{words!r} follows no option; write the command after all options: -- {words}"
-    kind = "folder" if os.path.isdir(words) else Path(words).suffix
-    meant = [f"--{key} {words}" for key in KEYS_OF_FILES.get(kind, ()) if key in keys]
+    suffix = "folder" if os.path.isdir(words) else Path(words).suffix
+    meant = [f"--{key} {words}" for key in KEYS_OF_FILES.get(suffix, ()) if key in keys]
     return f"{words!r} follows no option; write --key value, and a list as --key '[a, b]'{did_you_mean(meant[:1])}"
 
 
 def wrong_choice(key: str, value: str, accepted: Sequence[str]) -> str:
-    by_lower = {one.lower(): one for one in accepted}
-    meant = [VALUE_SYNONYMS.get(one, one) for one in similar(value.lower(), [*by_lower, *VALUE_SYNONYMS])]
-    choice = " or ".join([", ".join(accepted[:-1]), accepted[-1]] if len(accepted) > 1 else accepted)
-    return (
-        f"{key} must be {choice}, got {value!r}{did_you_mean([by_lower[one] for one in meant if one in by_lower][:1])}"
-    )
+    by_lower = {choice.lower(): choice for choice in accepted}
+    near = [VALUE_SYNONYMS.get(choice, choice) for choice in similar(value.lower(), [*by_lower, *VALUE_SYNONYMS])]
+    meant = [by_lower[choice] for choice in near if choice in by_lower]
+    choices = " or ".join(filter(None, [", ".join(accepted[:-1]), accepted[-1]]))
+    return f"{key} must be {choices}, got {value!r}{did_you_mean(meant[:1])}"
 
 
 def _options_of_class(path: str) -> list[str]:
     """Return the names of the arguments of an imported class; none if there is no such class."""
     module, _, name = path.rpartition(".")
-    found = getattr(sys.modules.get(module), name, None)
-    return [] if found is None else [one for one in signature(found).parameters if one != "self"]
+    class_of_path = getattr(sys.modules.get(module), name, None)
+    if class_of_path is None:
+        return []
+    return [parameter for parameter in signature(class_of_path).parameters if parameter != "self"]
 
 
 def public_names(module: str) -> list[str]:
@@ -235,11 +288,15 @@ def _accepted_values(message: str) -> list[str]:
     """Return the values and types that a type error of jsonargparse lists, without duplicates."""
     accepted = []
     union = SUBTYPES.search(message)
-    expectations = COMMA.split(union["types"]) if union else []
-    if not any(one in TYPE_NAMES or one.startswith(("typing.Literal", "typing.Callable")) for one in expectations):
+    expectations = []
+    if union is not None:
+        expectations = COMMA.split(union["types"])
+    typing_names = ("typing.Literal", "typing.Callable")
+    if not any(expected in TYPE_NAMES or expected.startswith(typing_names) for expected in expectations):
         expectations = re.findall(r"Expected an? (.+?)(?:\. Got value.*)?$", message, re.MULTILINE)
     for expected in expectations:
-        if literal := re.fullmatch(r"typing\.Literal\[(.*)\]", expected):
+        literal = re.fullmatch(r"typing\.Literal\[(.*)\]", expected)
+        if literal is not None:
             accepted += [value.strip().strip("'\"") for value in literal[1].split(",")]
         elif expected in TYPE_NAMES:
             accepted.append(TYPE_NAMES[expected])

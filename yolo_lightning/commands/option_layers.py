@@ -6,7 +6,7 @@ Torch and jsonargparse are not imported: the supervisor of a fit reads the few o
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +16,8 @@ from yolo_lightning.options.option_table import CommandOption, find_command, rea
 from yolo_lightning.utils.run_files import config_name
 from yolo_lightning.utils.yaml_file import flatten, read_yaml, value_of
 
-FILE_OPTION, SHORT_FILE_OPTION = FILE_WORDS = ("--config", "-c")
+FILE_OPTION = "--config"
+SHORT_FILE_OPTION = "-c"
 HELP = ("-h", "--help", "--help.full")
 PREFIX = "YOLO_LIGHTNING"
 """Of environment variables, as YOLO_LIGHTNING_FIT__MODEL__RECIPE__LR0."""
@@ -57,9 +58,10 @@ def layers(words: Sequence[str], environment: Mapping[str, str]) -> Layers:
         for name, text in environment.items()
         if name.startswith(prefix)
     }
-    files, others = separated(words[1:])
-    first = [configuration_file(variables.pop("config"))] if "config" in variables else []
-    return Layers([*first, *files], variables, others)
+    files, further_words = separated(words[1:])
+    if "config" in variables:
+        files.insert(0, configuration_file(variables.pop("config")))
+    return Layers(files, variables, further_words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,21 +112,28 @@ def _read(values: Mapping[str, Any], options: Mapping[str, CommandOption]) -> di
 
 def named_values(words: Sequence[str]) -> list[tuple[str, str]]:
     """Return the options of words such as `--a 1 --b=2 --switch` by name; a switch has the value `true`."""
-    found = []
-    for at, word in enumerate(words):
-        if word.startswith("--"):
-            name, equals, value = word.removeprefix("--").partition("=")
-            following = words[at + 1 : at + 2]
-            is_switch = not equals and (not following or following[0].startswith("--"))
-            found.append((name, TRUE if is_switch else value if equals else following[0]))
-    return found
+    options = []
+    for word, following in zip_longest(words, words[1:]):
+        if not word.startswith("--"):
+            continue
+        name, equals, value = word.removeprefix("--").partition("=")
+        if equals:
+            options.append((name, value))
+        elif following is None or following.startswith("--"):
+            options.append((name, TRUE))
+        else:
+            options.append((name, following))
+    return options
 
 
 def stray_words(words: Sequence[str]) -> list[str]:
     """Return the words that are neither options nor values, for a command whose options have one value each."""
-    before = ["", *words]
-    options = [word.startswith("--") and "=" not in word for word in before]
-    return [word for word, is_value in zip(words, options, strict=False) if not (is_value or word.startswith("--"))]
+    strays = []
+    for previous, word in zip(["", *words], words, strict=False):
+        is_value = previous.startswith("--") and "=" not in previous
+        if not is_value and not word.startswith("--"):
+            strays.append(word)
+    return strays
 
 
 def with_run(words: Sequence[str]) -> list[str]:
@@ -143,58 +152,74 @@ def with_run(words: Sequence[str]) -> list[str]:
     is_file = has_words and Path(rest[0]).suffix in WEIGHTS
     if has_words and "=" not in rest[0] and not is_file:
         rest[0] = f"--run={rest[0]}"
-    at = next((at for at, word in enumerate(rest) if word.partition("=")[0] == "--run"), None)
-    if command not in SUBCOMMANDS or at is None:
+    positions = [at for at, word in enumerate(rest) if word.partition("=")[0] == "--run"]
+    if command not in SUBCOMMANDS or not positions:
         return [command, *rest]
     from yolo_lightning.checkpoints.run_folder import runs  # its mirrors import fsspec
 
-    taken = rest[at : at + (1 if "=" in rest[at] else 2)]
-    del rest[at : at + len(taken)]
-    base = taken[-1].removeprefix("--run=")
-    if not (found := runs(Path(base))):
+    at = positions[0]
+    base = rest.pop(at).removeprefix("--run=")
+    if base == "--run" and at < len(rest):
+        base = rest.pop(at)
+    candidates = runs(Path(base))
+    if not candidates:
         raise UserError(f"RUN must be the folder of a run: {base} and {base}-<n> contain no checkpoint.")
-    config = found[0] / config_name("fit")
-    added = [f"{FILE_OPTION}={config}"] if config.is_file() and not separated(rest)[0] else []
-    return [command, *added, f"--trainer.default_root_dir={found[0]}", *rest]
+    newest = candidates[0]
+    config = newest / config_name("fit")
+    files, _ = separated(rest)
+    options = [f"--trainer.default_root_dir={newest}"]
+    if config.is_file() and not files:
+        options.insert(0, f"{FILE_OPTION}={config}")
+    return [command, *options, *rest]
 
 
-def divided(words: Sequence[str], own: Sequence[str]) -> list[str]:
-    """Return the words with the options in `own` first, then `--` and all other words."""
+def divided(words: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Return the words with the options in `names` first, then `--` and all other words."""
     first: list[str] = []
-    others: list[str] = []
-    left = iter(words)
-    for word in (word for word in left if word != "--"):
+    second: list[str] = []
+    remaining = iter(words)
+    for word in remaining:
         name, equals, _ = word.removeprefix("--").partition("=")
-        is_own = word == "-h" or (word.startswith("--") and name in own)
-        (first if is_own else others).append(word)
-        first += islice(left, is_own and not equals and name not in ("-h", "help"))
-    return [*first, "--", *others]
+        if word == "--":
+            continue
+        if word != "-h" and not (word.startswith("--") and name in names):
+            second.append(word)
+            continue
+        first.append(word)
+        if not equals and word not in HELP:
+            first += islice(remaining, 1)  # the value
+    return [*first, "--", *second]
 
 
 def separated(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the configuration files that a command line names, and all other words."""
     files: list[str] = []
-    others: list[str] = []
-    left = iter(words)
-    for word in left:
-        if word in FILE_WORDS:
-            value = next(left, None)
-            (others if value is None else files).append(word if value is None else configuration_file(value))
+    further_words: list[str] = []
+    remaining = iter(words)
+    for word in remaining:
+        file = None
+        if word in (FILE_OPTION, SHORT_FILE_OPTION):
+            file = next(remaining, None)
         elif word.startswith(f"{FILE_OPTION}="):
-            files.append(configuration_file(word.removeprefix(f"{FILE_OPTION}=")))
-        elif word.startswith(SHORT_FILE_OPTION) and os.path.isfile(
-            file := configuration_file(word.removeprefix(SHORT_FILE_OPTION))
-        ):
-            files.append(file)  # unlike -config or -cfg
+            file = word.removeprefix(f"{FILE_OPTION}=")
+        elif word.startswith(SHORT_FILE_OPTION):
+            name = word.removeprefix(SHORT_FILE_OPTION)
+            if os.path.isfile(configuration_file(name)):  # unlike -config or -cfg
+                file = name
+        if file is None:
+            further_words.append(word)
         else:
-            others.append(word)
-    return files, others
+            files.append(configuration_file(file))
+    return files, further_words
 
 
 def configuration_folder() -> Path:
     """Return the folder of the configurations that belong to the package."""
     package = Path(__file__).resolve().parents[1]
-    return next(one for one in (package / "configs", package.parent / "configs") if one.is_dir())
+    installed = package / "configs"
+    if installed.is_dir():
+        return installed
+    return package.parent / "configs"  # of a checkout
 
 
 def configuration_file(text: str) -> str:
@@ -210,4 +235,6 @@ def configuration_file(text: str) -> str:
     except ValueError:  # a configuration as text
         return text
     is_name = not Path(name).is_absolute() and ".." not in Path(name).parts
-    return str(folder / name) if is_name and os.path.isfile(folder / name) else text
+    if is_name and os.path.isfile(folder / name):
+        return str(folder / name)
+    return text

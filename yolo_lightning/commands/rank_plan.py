@@ -54,7 +54,8 @@ def plan_of_all_ranks(ranks: RankStore | None, options: Mapping[str, Any], plan:
         return _plan_of_this_machine(plan)
     launch = LaunchRecord(launch_id() or "", uuid4().hex)
     decision = ranks.decide("plan", lambda: _first_plan(plan, launch))
-    run, launch = Run.from_json(decision["run"]), LaunchRecord(**decision["launch"])
+    run = Run.from_json(decision["run"])
+    launch = LaunchRecord(**decision["launch"])
     if not run.is_finished:
         ranks.compare(facts(run, launch, options))
     return run

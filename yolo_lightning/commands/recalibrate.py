@@ -83,21 +83,24 @@ def recalibrate(
     if real_path(target) == real_path(file):
         raise UserError(f"--output must differ from the checkpoint, got {target}.")
     check_writable(target, ".ckpt")
-    result, found = apply(file, data, images, chosen_device(device), conv_backend)
+    result, scores = apply(file, data, images, chosen_device(device), conv_backend)
     with writing(target):
         write_checkpoint(result, target)
     content = result[RECALIBRATED]
     print(f"{target}: {content['images']:,} training frames")
-    found.show("recalibrated")
-    print(
-        f"better on {found.where}: --ckpt_path {target}"
-        if found.is_better
-        else f"not better on {found.where}: keep {file}"
-    )
-    arms = {"before": found.before, "recalibrated": found.after}
-    scores = {name: dict(zip(PARTS, map(SettingScores.plain, own), strict=False)) for name, own in arms.items()}
-    record = {"weights": str(file), "output": str(target), **content}
-    write_results(json, record | {"recommended": found.is_better, "scores": scores})
+    scores.show("recalibrated")
+    if scores.is_better:
+        print(f"better on {scores.where}: --ckpt_path {target}")
+    else:
+        print(f"not better on {scores.where}: keep {file}")
+    record = {"weights": str(file), "output": str(target), **content, "recommended": scores.is_better}
+    record["scores"] = {"before": _by_part(scores.before), "recalibrated": _by_part(scores.after)}
+    write_results(json, record)
+
+
+def _by_part(scores: Sequence[SettingScores]) -> dict[str, Any]:
+    """Return plain scores of the parts of the validation frames by name."""
+    return dict(zip(PARTS, map(SettingScores.plain, scores), strict=False))
 
 
 def apply(
@@ -114,20 +117,22 @@ def apply(
         The recalibrated checkpoint, without the state of the training, which cannot be resumed; the scores. The
         checkpoint is not written, so that no file exists before its scores.
     """
-    usual, names, known = network_for(data, file, device, conv_backend)
-    graph, used = arranged_network(file, device, conv_backend), [0]
+    usual, names, settings = network_for(data, file, device, conv_backend)
+    graph = arranged_network(file, device, conv_backend)
+    used = [0]
     inputs = _training_inputs(data, images, device, used)
     stride = graph_stride(graph)
     if not recompute_statistics(graph, (batch for batch in inputs if not has_single_values(batch, stride))):
         raise UserError(f"{file}: the network has no batch normalization with running statistics")
-    new = {f"{PREFIX}{name}": one.cpu() for name, one in graph.state_dict().items() if name.endswith(STATISTICS)}
+    tensors = graph.state_dict()
+    statistics = {f"{PREFIX}{name}": tensors[name].cpu() for name in tensors if name.endswith(STATISTICS)}
     checkpoint = load_checkpoint(file)
     state = checkpoint["state_dict"]
-    assert new.keys() <= state.keys(), "the graph has the layers of the checkpoint"
+    assert statistics.keys() <= state.keys(), "the graph has the layers of the checkpoint"
     content = {name: checkpoint[name] for name in OF_NETWORK if name in checkpoint}
-    content["state_dict"] = state | {name: one.to(state[name].dtype) for name, one in new.items()}
-    network = FoldedGraph(graph, one_to_one=known.detections.one_to_one, with_loss=False)
-    scores = judged([usual, network], data, known, len(names), device, batches)
+    content["state_dict"] = state | {name: value.to(state[name].dtype) for name, value in statistics.items()}
+    network = FoldedGraph(graph, one_to_one=settings.detections.one_to_one, with_loss=False)
+    scores = judged([usual, network], data, settings, len(names), device, batches)
     return content | {RECALIBRATED: {"from": file.name, "images": used[0]}}, scores
 
 
@@ -187,18 +192,20 @@ def recalibrate_best(best: Path, data: DetectionDataModule, images: AutoImages, 
                 f"{duration(timer.trained_s())} of training (recalibrate_images {AUTO}; the command `recalibrate` "
                 "has no limit)"
             )
-    time_text = "" if estimate is None else f", about {duration(estimate.seconds(chosen))}"
-    rank_zero_info(f"recalibration: {chosen:,} training frames, then scores of {frames:,} validation frames{time_text}")
+    start_line = f"recalibration: {chosen:,} training frames, then scores of {frames:,} validation frames"
+    if estimate is not None:
+        start_line += f", about {duration(estimate.seconds(chosen))}"
+    rank_zero_info(start_line)
     began_s = time.monotonic()
-    checkpoint, found = apply(best, data, chosen, model.device, model.convolution.backend, batches)
+    checkpoint, scores = apply(best, data, chosen, model.device, model.convolution.backend, batches)
     used = checkpoint[RECALIBRATED]["images"]
-    scores = f"{found.score_name} {score_text(found.before[0].balanced)} -> {score_text(found.after[0].balanced)}"
-    line = f"recalibrated with {used:,} frames in {duration(time.monotonic() - began_s)}: {scores}, "
-    if found.is_better:
+    change = f"{scores.score_name} {score_text(scores.before[0].balanced)} -> {score_text(scores.after[0].balanced)}"
+    line = f"recalibrated with {used:,} frames in {duration(time.monotonic() - began_s)}: {change}, "
+    if scores.is_better:
         write_checkpoint(checkpoint, target)
-        return f"{line}better on {found.where}"
+        return f"{line}better on {scores.where}"
     remove_checkpoint(target)
-    return f"{line}not better on {found.where}, not kept"
+    return f"{line}not better on {scores.where}, not kept"
 
 
 def _training_inputs(data: DetectionDataModule, images: int, device: torch.device, used: list[int]) -> Iterator[Tensor]:

@@ -124,13 +124,18 @@ def plan_run(
     run = _plan_fit(base, options) if is_fit else _plan_evaluation(base, options, given)
     if run.is_finished:
         return run
-    place = f"run folder: {run.folder}" + (f", checkpoint: {run.checkpoint}" if run.checkpoint else "")
-    lines, warnings = [*run.lines, place], list(run.warnings)
+    place = f"run folder: {run.folder}"
+    if run.checkpoint is not None:
+        place += f", checkpoint: {run.checkpoint}"
+    lines = [*run.lines, place]
+    warnings = list(run.warnings)
     if is_fit and options["supervision.enabled"] and not is_supervised():
         restarter = "SLURM restarts the job (--requeue)" if is_slurm_task() else "torchrun restarts (--max-restarts)"
         lines.append(f"supervision.enabled is ignored: {restarter}")
-    if is_fit and run.checkpoint is None and (weights := weights_file(options)) is not None:
-        lines += changes(_bound_by(weights, options), options, f"the weights {weights}")
+    if is_fit and run.checkpoint is None:
+        weights = weights_file(options)
+        if weights is not None:
+            lines += changes(_bound_by(weights, options), options, f"the weights {weights}")
     if launch_id() is not None and may_restart() and uses_agent_store():
         warnings.append(f"torchrun's restarts may hang: {FRESH_STORE}")
     return replace(run, is_fit=is_fit, lines=tuple(lines), warnings=tuple(warnings))
@@ -141,32 +146,37 @@ def _plan_fit(base: Path, options: Mapping[str, Any]) -> Run:
     launch = launch_id()
     # A launch has one run: torchrun, or one of its agents, has been restarted. The number of restarts that an agent
     # counts is not read: the agent of a machine that returns begins with 0.
-    restarted = run_folder.run_of_launch(base, launch) if launch not in (None, NO_LAUNCH_ID) else None
+    restarted = None
+    if launch not in (None, NO_LAUNCH_ID):
+        restarted = run_folder.run_of_launch(base, launch)
     if restarted is not None and run_files.has_checkpoint(restarted):
         checkpoint = checkpoint_to_fit(restarted, None, True, exactly=True)
     else:
         checkpoint = checkpoint_to_fit(base, options["ckpt_path"], options["resume"], exactly=is_supervised())
     # The supervisor has chosen the folder of its training process.
     mirror = None if is_supervised() else options["mirror"]
-    others = in_use if chooses_folder() else None
-    folder = restarted or run_folder.folder_to_fit(base, checkpoint, mirror, others)
+    is_taken = in_use if chooses_folder() else None
+    folder = restarted or run_folder.folder_to_fit(base, checkpoint, mirror, is_taken)
     changed: dict[str, Any] = {}
-    lines, warnings = [], []
-    left_out = options["data.limits.quarantine"]
-    if suspects := [one for one in quarantined(folder) if one not in left_out]:
+    lines = []
+    warnings = []
+    quarantine = options["data.limits.quarantine"]
+    suspects = [frame for frame in quarantined(folder) if frame not in quarantine]
+    if suspects:
         warnings.append(f"quarantined after repeated failures: {', '.join(suspects)}")
-        changed["data.limits.quarantine"] = [*left_out, *suspects]
+        changed["data.limits.quarantine"] = [*quarantine, *suspects]
     if launch is not None:  # no supervisor restarts the fit with other options
         level = level_of_launch(folder, launch, worker_count(options["data.loader.num_workers"]))
         changed |= level.settings
-        lines += [f"loader: fallback level '{level.name}' after a loader stall"] if level.settings else []
+        if level.settings:
+            lines.append(f"loader: fallback level '{level.name}' after a loader stall")
     epochs = None
     precision = None
     if checkpoint is not None:
         if resumes(options) or restarted is not None:
             epochs = run_files.epochs_trained(folder, steps_trained(checkpoint), options["trainer.max_epochs"])
-            # Under a supervisor, training has to record the end.
-            if not is_supervised() and (line := finished_line(folder, options)) is not None:
+            line = finished_line(folder, options)
+            if line is not None and not is_supervised():  # under a supervisor, training has to record the end
                 if restarted is not None:
                     remedy = "submit a new job" if is_slurm_task() else f"set another --rdzv-id than {launch}"
                     line += f" To start a new run, {remedy}."
@@ -248,16 +258,20 @@ def _plan_evaluation(base: Path, options: Mapping[str, Any], given: GivenOptions
         content = load_checkpoint(checkpoint, "meta")
         bound = _bound_by(content, options)
         saved = flatten({"model": content.get("hyper_parameters", {})})
-        known = options.keys() & saved.keys() - {f"model.{name}" for name in FROM_DATA} - given.all.keys()
-        changed = {name: saved[name] for name in known} | {"model.weights": None}
-    elif (weights := weights_file(options)) is not None:
-        bound = _bound_by(weights, options)
+        of_data = {f"model.{name}" for name in FROM_DATA}
+        restored = options.keys() & saved.keys() - of_data - given.all.keys()
+        changed = {name: saved[name] for name in restored} | {"model.weights": None}
     else:
-        return Run(base)
+        weights = weights_file(options)
+        if weights is None:
+            return Run(base)
+        bound = _bound_by(weights, options)
     changed |= {name: value for name, value in bound.items() if name not in given.typed}
     lines = precedence(bound, options, {**options, **changed})
-    folder = (run_folder.run_of(checkpoint) if checkpoint is not None else None) or base
-    return Run(folder, checkpoint, options=changed, lines=tuple(lines))
+    folder = None
+    if checkpoint is not None:
+        folder = run_folder.run_of(checkpoint)
+    return Run(folder or base, checkpoint, options=changed, lines=tuple(lines))
 
 
 def chooses_folder() -> bool:
@@ -300,9 +314,11 @@ def check_devices(devices: Any, device: torch.device) -> None:
 def check_accelerator(accelerator: Any) -> None:
     """Raise a UserError if the name of an accelerator is unknown or this machine does not have it."""
     gpus = {"cuda": CUDAAccelerator.is_available(), "mps": MPSAccelerator.is_available()}
-    available = ["auto", "cpu", *(["gpu"] if any(gpus.values()) else []), *(name for name in gpus if gpus[name])]
+    available = ["auto", "cpu"]
+    remedy = " PyTorch finds no GPU; the command doctor inspects the machine."
+    if any(gpus.values()):
+        available += ["gpu", *(name for name in gpus if gpus[name])]
+        remedy = ""
     if isinstance(accelerator, str) and accelerator not in available:
-        raise UserError(
-            f"trainer.accelerator must be {' or '.join(available)} on this machine, got {accelerator!r}."
-            + ("" if any(gpus.values()) else " PyTorch finds no GPU; the command doctor inspects the machine.")
-        )
+        accepted = " or ".join(available)
+        raise UserError(f"trainer.accelerator must be {accepted} on this machine, got {accelerator!r}.{remedy}")

@@ -79,11 +79,15 @@ def install(target: Path, *, command: list[str] = [], show: bool = False) -> Non
     if not {"data", "model", "trainer"} & {key.partition(".")[0] for key in given_options(words[:3], {}).all}:
         raise UserError(f"{target} must be the configuration of a fit, with keys of data, model or trainer")
     options = given_options(words, os.environ).all
-    run = (target if target.is_dir() else folder_of(options)[0]).absolute()
+    folder = target
+    if not target.is_dir():
+        folder, _ = folder_of(options)
+    run = folder.absolute()
     if is_finished(run):
         raise UserError(f"{run} is finished: there is nothing to resume. A longer fit starts with --resume.")
     settings = supervise_settings(options)
-    unit, file = unit_text(run, words, settings, _recorded(options), Path.cwd()), unit_file(run)
+    unit = unit_text(run, words, settings, _recorded(options), Path.cwd())
+    file = unit_file(run)
     if show:
         print(f"# {file}\n{unit}", end="")
         return
@@ -93,9 +97,12 @@ def install(target: Path, *, command: list[str] = [], show: bool = False) -> Non
         temporary.touch(0o600)  # the environment can contain addresses for notifications
         temporary.write_text(unit)
     is_busy = current_holder(run) is not None
+    enable = ["enable", file.name]
+    if not is_busy:
+        enable.append("--now")
     try:
         _systemctl("daemon-reload")
-        _systemctl("enable", *([] if is_busy else ["--now"]), file.name)
+        _systemctl(*enable)
     except ValueError:
         file.unlink()
         raise
@@ -215,7 +222,9 @@ def _systemctl(*words: str) -> None:
         done = subprocess.run(
             ["systemctl", "--user", *words], capture_output=True, text=True, timeout=ASK_S, check=False
         )
-        failure = done.stderr.strip() or "no message" if done.returncode else ""
+        failure = ""
+        if done.returncode:
+            failure = done.stderr.strip() or "no message"
     except (OSError, subprocess.TimeoutExpired) as error:
         failure = str(error)
     if failure:

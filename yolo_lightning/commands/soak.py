@@ -38,10 +38,13 @@ READING_S = 10.0
 SAVE_S = 600.0
 """Seconds for the last checkpoint after the end of the time."""
 
-PARTS, LINES_SHOWN, WIDTH = 8, 10, 12
+PARTS = 8
+LINES_SHOWN = 10
+WIDTH = 12
 COLUMNS = {"steps/s": ".3g", "data wait %": ".0f", "°C": ".0f", "GPU memory %": ".0f", "memory GB": ".2f"}
 """Quantities of a reading, with the format of the column of the report."""
-LARGEST_WAIT, LARGEST_GPU_MEMORY = 10.0, 92.0
+LARGEST_WAIT = 10.0
+LARGEST_GPU_MEMORY = 92.0
 """Percent of waiting for data, and of used GPU memory, above which other settings are recommended."""
 
 OVERRIDES = (
@@ -76,10 +79,10 @@ def soak(*, command: list[str], hours: float = 2.0) -> None:
     if code == ExitCode.USAGE and not (run / STATUS_FILE).exists():  # no training began
         shutil.rmtree(run.parent, ignore_errors=True)
         fail(ends[-1].strip().removeprefix("error: "))
-    problems = [*ends, *(f"incident: {one['sentence']}" for one in incidents(run))]
+    problems = [*ends, *(f"incident: {incident['sentence']}" for incident in incidents(run))]
     status = read_status(run / STATUS_FILE)
-    watched = status.findings if status is not None else ()
-    problems += [f"{one.watch}: {one.sentence}" for one in watched]
+    if status is not None:
+        problems += [f"{finding.watch}: {finding.sentence}" for finding in status.findings]
     print("\n".join([*trends(samples), *phases(run), *recommended(samples, run)]))
     if problems:
         print("\n".join([*problems, f"soak: something happened; see {run}"]))
@@ -95,8 +98,10 @@ def copied_state(command: Sequence[str], run: Path) -> list[str]:
     except OSError as error:
         raise UserError(f"a configuration file cannot be read: {error}") from error
     base = run_folder.configured_folder(str(options.get("trainer.default_root_dir", run_folder.DEFAULT_RUN)))
-    found = run_folder.runs(base)
-    checkpoint = newest_checkpoint(found[0] / CHECKPOINTS)[0] if found and not options.get("ckpt_path") else None
+    runs = run_folder.runs(base)
+    checkpoint: Path | None = None
+    if runs and not options.get("ckpt_path"):
+        checkpoint, _ = newest_checkpoint(runs[0] / CHECKPOINTS)
     if checkpoint is None:
         return []
     (run / CHECKPOINTS).mkdir(parents=True)
@@ -104,12 +109,16 @@ def copied_state(command: Sequence[str], run: Path) -> list[str]:
         with suppress(FileNotFoundError):
             shutil.copyfile(path, run / CHECKPOINTS / path.name)
     print(f"soak: starts from a copy of {checkpoint}")
-    return [] if options.get("resume") else ["--resume"]
+    if options.get("resume"):
+        return []
+    return ["--resume"]
 
 
 def train(words: Sequence[str], run: Path, seconds: float) -> tuple[int, list[Reading]]:
     """Run a supervised fit for a time; return its exit code and readings. SIGTERM ends the fit with a checkpoint."""
-    began_s, samples = time.monotonic(), []
+    began_s = time.monotonic()
+    end_s = began_s + seconds
+    samples: list[Reading] = []
     with (run.parent / "output.log").open("wb") as output:
         fit = subprocess.Popen(
             [sys.executable, "-m", "yolo_lightning", "fit", *words],
@@ -120,9 +129,9 @@ def train(words: Sequence[str], run: Path, seconds: float) -> tuple[int, list[Re
         )
     machine = MachineReader(run.parent, READING_S)
     try:
-        while fit.poll() is None and (left_s := began_s + seconds - time.monotonic()) > 0:
+        while fit.poll() is None and time.monotonic() < end_s:
             with suppress(subprocess.TimeoutExpired):
-                fit.wait(min(READING_S, left_s))
+                fit.wait(max(0.0, min(READING_S, end_s - time.monotonic())))
             samples.append(reading(time.monotonic() - began_s, read_status(run / STATUS_FILE), machine.latest()))
     finally:
         fit.send_signal(signal.SIGTERM)
@@ -140,15 +149,18 @@ def reading(at_s: float, status: Status | None, machine: SensorReadings) -> Read
     full = [
         gpu.memory_used_bytes / gpu.memory_bytes for gpu in machine.gpus if gpu.memory_used_bytes and gpu.memory_bytes
     ]
-    found = {
-        "hours": at_s / 3600,
-        "steps/s": 1 / status.step_s if status and status.step_s else None,
-        "data wait %": 100 * status.fetch_share if status and status.fetch_share is not None else None,
-        "°C": max(temperatures, default=None),
-        "GPU memory %": 100 * max(full) if full else None,
-        "memory GB": machine.memory.used_bytes / 1e9 if machine.memory else None,
-    }
-    return {name: value for name, value in found.items() if value is not None}
+    quantities = {"hours": at_s / 3600}
+    if status and status.step_s:
+        quantities["steps/s"] = 1 / status.step_s
+    if status and status.fetch_share is not None:
+        quantities["data wait %"] = 100 * status.fetch_share
+    if temperatures:
+        quantities["°C"] = max(temperatures)
+    if full:
+        quantities["GPU memory %"] = 100 * max(full)
+    if machine.memory:
+        quantities["memory GB"] = machine.memory.used_bytes / 1e9
+    return quantities
 
 
 def end_of_fit(code: int, run: Path) -> Iterator[str]:
@@ -162,12 +174,13 @@ def end_of_fit(code: int, run: Path) -> Iterator[str]:
 
 def incidents(run: Path) -> list[dict[str, object]]:
     """Return the incident reports of a run, oldest first; a damaged report counts, too."""
-    found: list[dict[str, object]] = []
+    reports = []
     for path in sorted(run.glob(f"{INCIDENTS}/*/{INCIDENT_FILE}")):
-        found.append({"sentence": f"see {path}", "phase": "unknown phase"})
+        report: dict[str, object] = {"sentence": f"see {path}", "phase": "unknown phase"}
         with suppress(OSError, ValueError):
-            found[-1] |= read_report(path)
-    return found
+            report |= read_report(path)
+        reports.append(report)
+    return reports
 
 
 def trends(samples: Sequence[Reading]) -> list[str]:
@@ -181,22 +194,24 @@ def trends(samples: Sequence[Reading]) -> list[str]:
         lines.append(" ".join(cell.rjust(WIDTH) for cell in cells))
     for name in COLUMNS:
         # The first quarter contains the start of workers and the compilation of kernels.
-        known = [(one["hours"], one[name]) for one in samples[len(samples) // 4 :] if name in one]
-        if len({hour for hour, _ in known}) > 1:
-            slope = statistics.linear_regression(*zip(*known, strict=True)).slope
+        points = [(sample["hours"], sample[name]) for sample in samples[len(samples) // 4 :] if name in sample]
+        if len({hours for hours, _ in points}) > 1:
+            slope = statistics.linear_regression(*zip(*points, strict=True)).slope
             lines.append(f"trend: {slope:+.3g} {name} per hour")
     return lines
 
 
 def median_of(samples: Sequence[Reading], name: str) -> float | None:
-    values = [one[name] for one in samples if name in one]
-    return statistics.median(values) if values else None
+    values = [sample[name] for sample in samples if name in sample]
+    if not values:
+        return None
+    return statistics.median(values)
 
 
 def phases(run: Path) -> list[str]:
     """Return one line per phase that was timed or has a stall: longest duration, timeout and number of incidents."""
     timeouts = AdaptiveTimeouts.read(run / PHASE_TIMEOUTS_FILE)
-    stalls = Counter(str(one["phase"]) for one in incidents(run))
+    stalls = Counter(str(incident["phase"]) for incident in incidents(run))
     lines = [f"phase {name}: {count} incidents" for name, count in stalls.items()]
     if timeouts is not None:
         lines += [
@@ -209,16 +224,16 @@ def phases(run: Path) -> list[str]:
 def recommended(samples: Sequence[Reading], run: Path) -> list[str]:
     """Return the settings that the readings suggest, one per line."""
     lines = []
-    standing = SupervisorStatus.read(run / SUPERVISOR_FILE)
-    if standing is not None and standing.restarts and standing.fallback_level:
-        lines.append(f"start at the fallback level of the last restart: {standing.fallback_level}")
+    status = SupervisorStatus.read(run / SUPERVISOR_FILE)
+    if status is not None and status.restarts and status.fallback_level:
+        lines.append(f"start at the fallback level of the last restart: {status.fallback_level}")
     wait = median_of(samples[len(samples) // 4 :], "data wait %")
     if wait is not None and wait > LARGEST_WAIT:
         lines.append(
             f"training waits for data {wait:.0f} % of the time: more data.loader.num_workers, or a packed store "
             "(`prepare`)"
         )
-    full = max((one.get("GPU memory %", 0.0) for one in samples), default=0.0)
+    full = max((sample.get("GPU memory %", 0.0) for sample in samples), default=0.0)
     if full > LARGEST_GPU_MEMORY:
         lines.append(
             f"the GPU's memory is {full:.0f} % full: a smaller data.batch_size, or "

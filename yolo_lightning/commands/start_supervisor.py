@@ -13,11 +13,12 @@ from typing import Any, NoReturn
 from yolo_lightning.checkpoints import run_folder
 from yolo_lightning.checkpoints.remote_folder import is_address
 from yolo_lightning.commands.option_layers import NO_TRAINING, given_options
-from yolo_lightning.commands.option_limits import DEADLINE_OPTIONS, resumes
+from yolo_lightning.commands.option_limits import resumes
 from yolo_lightning.commands.unattended import detach
 from yolo_lightning.errors import UserError
 from yolo_lightning.supervision import SuperviseSettings, become_supervisor, in_use, is_supervised, reserve
 from yolo_lightning.supervision.job import job
+from yolo_lightning.utils.choices import AUTO
 from yolo_lightning.utils.distributed import launch_id
 from yolo_lightning.utils.host import worker_count
 from yolo_lightning.utils.json_record import read_json
@@ -70,29 +71,39 @@ def supervise_fit(words: Sequence[str], options: Mapping[str, Any], folder: Path
         SystemExit: With code 0, if the run to resume is finished.
         UserError: If there is no run to resume, or the run folder cannot be written.
     """
-    is_given, checkpoint = folder is not None, None
+    is_service = folder is not None
+    checkpoint = None
     if folder is None:
         folder, checkpoint = folder_of(options)
-    if (is_given or resumes(options)) and (line := finished_line(folder, options)) is not None:
-        print(line, file=sys.stderr)
-        raise SystemExit(0)
-    while not (is_given or resumes(options) or has_checkpoint(folder) or reserved(folder)):
+    is_old = is_service or resumes(options)
+    if is_old:
+        line = finished_line(folder, options)
+        if line is not None:
+            print(line, file=sys.stderr)
+            raise SystemExit(0)
+    while not (is_old or has_checkpoint(folder) or reserved(folder)):
         folder, checkpoint = folder_of(options)
     run_folder.prepare(folder)
-    if not is_given:
+    if not is_service:
         run_folder.forget_loggers(folder)
     if checkpoint is not None:
         words = [*words, f"--ckpt_path={checkpoint}"]
-    workers = options.get("data.loader.num_workers", "auto")
-    number = worker_count(workers) if isinstance(workers, int | str) else 0  # the training process refuses other types
-    settings, on_gpu = supervise_settings(options), options.get("trainer.accelerator", "auto") != "cpu"
-    made = job(words, folder, workers=number, settings=settings, on_gpu=on_gpu, options=options)
-    if is_given:
-        command = made.restart_command if has_checkpoint(folder) else made.command
-        made = replace(made, command=command, is_service=True)
-    if options.get("detach") is True and not is_given:
-        detach(folder, made)
-    become_supervisor(folder, made)
+    workers = options.get("data.loader.num_workers", AUTO)
+    supervised_job = job(
+        words,
+        folder,
+        workers=worker_count(workers) if isinstance(workers, int | str) else 0,  # the trainer refuses other types
+        settings=supervise_settings(options),
+        on_gpu=options.get("trainer.accelerator", AUTO) != "cpu",
+        options=options,
+    )
+    if is_service:
+        supervised_job = replace(supervised_job, is_service=True)
+        if has_checkpoint(folder):
+            supervised_job = replace(supervised_job, command=supervised_job.restart_command)
+    elif options.get("detach") is True:
+        detach(folder, supervised_job)
+    become_supervisor(folder, supervised_job)
 
 
 def reserved(folder: Path) -> bool:
@@ -104,30 +115,38 @@ def reserved(folder: Path) -> bool:
 def folder_of(options: Mapping[str, Any]) -> tuple[Path, Path | None]:
     """Return the run folder of a fit, and the checkpoint to resume from if the options name one."""
     base = run_folder.configured_folder(str(options.get("trainer.default_root_dir", run_folder.DEFAULT_RUN)))
-    mirror, ckpt_path = options.get("mirror"), options.get("ckpt_path")
+    mirror = options.get("mirror")
     if resumes(options):
         return run_folder.folder_to_resume(base, mirror), None
-    checkpoint = None if ckpt_path is None or is_address(str(ckpt_path)) else Path(str(ckpt_path))
-    if ckpt_path == "best" and (runs := run_folder.runs(base)):
+    checkpoint = None
+    ckpt_path = options.get("ckpt_path")
+    if ckpt_path is not None and not is_address(str(ckpt_path)):
+        checkpoint = Path(str(ckpt_path))
+    runs = run_folder.runs(base)
+    if ckpt_path == "best" and runs:
         checkpoint = runs[0] / CHECKPOINTS / BEST_CHECKPOINT
     return run_folder.folder_to_fit(base, checkpoint, mirror, in_use), checkpoint
 
 
 def finished_line(folder: Path, options: Mapping[str, Any]) -> str | None:
     """Return the line that reports that a run is finished with these options, or None if there is more to train."""
-    finish_by, hours = (options.get(name) for name in DEADLINE_OPTIONS)
+    finish_by = options.get("finish_by")
+    max_hours = options.get("max_hours")
     max_epochs = options.get("trainer.max_epochs", MAX_EPOCHS)
+    deadline_s: float | None = None
     try:
-        found = read_json(folder / FINISHED_FILE)
-        done = int(found["epochs"])
-        if finish_by is not None or hours is not None:
-            by_hours_s = found["began_s"] + 3600 * float(hours or 0)
-            until_s = by_hours_s if finish_by is None else parse_moment("finish_by", str(finish_by)).timestamp()
-            is_met = until_s <= found["deadline_s"] + DEADLINE_TOLERANCE_S
-            return f"{folder}: the training is finished. To train longer, set a later deadline." if is_met else None
+        record = read_json(folder / FINISHED_FILE)
+        done = int(record["epochs"])
+        if finish_by is not None:
+            deadline_s = parse_moment("finish_by", str(finish_by)).timestamp()
+        elif max_hours is not None:
+            deadline_s = record["began_s"] + 3600 * float(max_hours)
+        is_over = deadline_s is not None and deadline_s <= record["deadline_s"] + DEADLINE_TOLERANCE_S
     except (OSError, ValueError, TypeError, KeyError):
         return None
-    if not isinstance(max_epochs, int) or done < max_epochs:
+    if is_over:
+        return f"{folder}: the training is finished. To train longer, set a later deadline."
+    if deadline_s is not None or not isinstance(max_epochs, int) or done < max_epochs:
         return None
     return (
         f"{folder}: the training is finished, {done} of {max_epochs} epochs are done. "

@@ -32,8 +32,10 @@ def stop(run: Path, *, wait_s: float = 600.0) -> None:
         raise UserError(f"--wait_s must be >= 0, got {wait_s}")
     if run.is_file():
         check_holds_run(run)
-    others = [folder for folder in runs(run) if folder != run.absolute() and current_holder(folder) is not None]
-    folder = others[0] if others and current_holder(run) is None else run
+    folder = run
+    busy_runs = [folder for folder in runs(run) if current_holder(folder) is not None]
+    if busy_runs and current_holder(run) is None:
+        folder = busy_runs[0]
     holder = current_holder(folder)
     if holder is None:
         check_holds_run(folder)
@@ -57,10 +59,12 @@ def saved(folder: Path) -> str:
         return f"finished; newest checkpoint: {newest}"
     if newest is None:
         return "stopped; there is no checkpoint"
-    steps, heartbeat = steps_trained(newest), read_heartbeat(folder / HEARTBEAT_FILE)
-    lost = heartbeat.step - steps if isinstance(heartbeat, Heartbeat) else 0
-    again = f"; {lost} later steps are trained again" if lost > 0 else ""
-    return f"stopped after step {steps}, saved in {newest}{again}; the fit command with --resume continues"
+    steps = steps_trained(newest)
+    text = f"stopped after step {steps}, saved in {newest}"
+    heartbeat = read_heartbeat(folder / HEARTBEAT_FILE)
+    if isinstance(heartbeat, Heartbeat) and heartbeat.step > steps:
+        text += f"; {heartbeat.step - steps} later steps are trained again"
+    return f"{text}; the fit command with --resume continues"
 
 
 def _open(folder: Path, holder: Holder) -> int:

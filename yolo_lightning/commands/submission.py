@@ -13,7 +13,7 @@ from yolo_lightning.challenge.rescoring import LabelledDetections, in_first_half
 from yolo_lightning.challenge.score import match_submission, read_truth
 from yolo_lightning.challenge.submission_file import entries, write_submission
 from yolo_lightning.commands.console import check_writable, writing
-from yolo_lightning.commands.sweep.sweep_scores import Comparison, Setting, score_setting
+from yolo_lightning.commands.sweep.sweep_scores import Comparison, Mask, Setting, SettingScores, score_setting
 from yolo_lightning.data.box_fusion import FUSION_IOU
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.errors import UserError
@@ -32,7 +32,7 @@ def check(file: str, template: str | None = None) -> None:
         file: Submission, .json or .zip.
         template: The organisers' template, or the JSON of the split; null omits the check for missing and foreign ids.
     """
-    report = check_submission(Path(file), read_truth(Path(template))[0] if template else None)
+    report = check_submission(Path(file), _read_template(template))
     show(Path(file), report)
     if template is None:
         print("note: missing and foreign ids cannot be detected without a template")
@@ -94,12 +94,14 @@ def fuse(
     target = _target(output, files)
     if len(files) < 2:
         raise UserError(f"files must name 2 or more submissions, got {len(files)}")
-    chosen = _shares([1.0] * len(files) if weights is None else weights, len(files))
-    submissions = _contents_of(files, read_truth(Path(template))[0] if template else None)
-    result = fused(submissions, chosen, iou_threshold, score_threshold)
+    if weights is None:
+        weights = [1.0] * len(files)
+    shares = _shares(weights, len(files))
+    submissions = _contents_of(files, _read_template(template))
+    result = fused(submissions, shares, iou_threshold, score_threshold)
     with writing(target):
         write_submission(entries(result), target)
-    parts = " + ".join(f"{share:.4g} x {file}" for share, file in zip(chosen, files, strict=True))
+    parts = " + ".join(f"{share:.4g} x {file}" for share, file in zip(shares, files, strict=True))
     print(f"{target}: {len(result.image_ids):,} images, {len(result.scores):,} detections; {parts}")
 
 
@@ -145,28 +147,44 @@ def rescore(
     if expected.frame_size is None:
         raise UserError(f"truth must have frames of one size, got several in {truth}: places are not comparable")
     size = expected.frame_size
-    (content,) = _contents_of([file], read_truth(Path(template))[0] if template else None)
+    (content,) = _contents_of([file], _read_template(template))
     learned = _contents_of([known], expected)[0].with_frames(objects.image_ids)
     half = in_first_half(objects.image_ids)
-    halves = [half, ~half] if half.any() and not half.all() else []
+    all_frames = half | True
+    parts = [all_frames]
+    if half.any() and not half.all():
+        parts += [half, ~half]
     labelled = LabelledDetections(learned, objects, size)
-    before, after = (match_submission(one, objects) for one in (learned, labelled.cross_rescored(half)))
-    setting = Setting(0.0, 0.0)  # no threshold
-    found = Comparison(
-        *([score_setting(one, setting, part) for part in (half | True, *halves)] for one in (before, after))
+    comparison = Comparison(
+        _scores_of(learned, objects, parts), _scores_of(labelled.cross_rescored(half), objects, parts)
     )
-    found.show("rescored")
-    if not found.is_better:
-        print(f"not better on {found.where}: {target} is not written, use {file}")
+    comparison.show("rescored")
+    if not comparison.is_better:
+        print(f"not better on {comparison.where}: {target} is not written, use {file}")
         raise SystemExit(1)
-    taught = labelled.learn(half | True)
+    taught = labelled.learn(all_frames)
     result = rescored(content, taught, size)
     with writing(target):
         write_submission(entries(result), target)
     if models is not None:
         with writing(Path(models)):
             write_models(taught, Path(models))
-    print(f"better on {found.where}; {target}: {len(result.image_ids):,} images, {len(result.scores):,} detections")
+    counts = f"{len(result.image_ids):,} images, {len(result.scores):,} detections"
+    print(f"better on {comparison.where}; {target}: {counts}")
+
+
+def _read_template(file: str | None) -> Template | None:
+    """Return the images and the frame size that submissions must have, or None without a template."""
+    if file is None:
+        return None
+    template, _ = read_truth(Path(file))
+    return template
+
+
+def _scores_of(content: Content, truth: Content, parts: Sequence[Mask]) -> list[SettingScores]:
+    """Return the scores of all detections on each part of the frames."""
+    matches = match_submission(content, truth)
+    return [score_setting(matches, Setting(0.0, 0.0), part) for part in parts]
 
 
 def _target(output: str, files: Sequence[str]) -> Path:

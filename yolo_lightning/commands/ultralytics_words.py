@@ -28,20 +28,21 @@ def command_of(words: Sequence[str], commands: Collection[str]) -> str | None:
     """Return the command that a command line in the form of Ultralytics means, or None for another command line."""
     if "--" in words[:2] or not words:
         return None
-    first = [word for word in words if not word.startswith("-")]
-    pairs = pairs_of([word for word in first if not Path(word).exists()])
-    while first and first[0].lower() in TASKS:
-        del first[0]
-    mode = dict(pairs).get("mode", first[0] if first else "").lower()
+    plain_words = [word for word in words if not word.startswith("-")]
+    pairs = pairs_of([word for word in plain_words if not Path(word).exists()])
+    if not pairs and words[0].lower() not in (*TASKS, *MODES):
+        return None
+    modes = [word for word in plain_words if word.lower() not in TASKS]
+    mode = dict(pairs).get("mode", "".join(modes[:1])).lower()
     command = MODES.get(mode, mode)
-    is_theirs = bool(pairs) or words[0].lower() in (*TASKS, *MODES)
-    return command if is_theirs and command in commands else None
+    return command if command in commands else None
 
 
 def pairs_of(words: Sequence[str]) -> list[tuple[str, str]]:
     """Return the name, in lower case, and the value of each `name=value` and `name = value`."""
     joined = re.sub(r"(?<=\w)\n=\n", "=", "\n".join(words)).split("\n")  # name = value
-    return [(found["name"].lower(), found["value"]) for word in joined if (found := PAIR.fullmatch(word))]
+    matches = filter(None, map(PAIR.fullmatch, joined))
+    return [(match["name"].lower(), match["value"]) for match in matches]
 
 
 def translated(words: Sequence[str], command: str, keys: Collection[str]) -> str:
@@ -55,24 +56,34 @@ def translated(words: Sequence[str], command: str, keys: Collection[str]) -> str
     pairs = pairs_of(words) + named_values(words)
     if not pairs and words[0].lower() in MODES:
         return f"{words[0]} is {command} here. Type: {shlex.join([*START, command, *words[1:]])}"
-    given = dict(pairs)
-    found: list[str] = []
-    if command == "fit" and given.get("data", "").endswith((".yaml", ".yml")) and "config" not in given:
-        found = ["--config", "yolo"]
-    sources = [given["source"]] if "source" in given else ["PICTURES"] * ("run" in keys)
-    base = "/".join(given[name] for name in ("project", "name") if given.get(name))
-    if folder := next((one for one in ("trainer.default_root_dir", "output") if one in keys and base), None):
-        found += [f"--{folder}", base]
+    values = dict(pairs)
+    pictures: list[str] = []
+    if command == "predict" and "source" in values:
+        pictures = [values["source"]]
+    elif command == "predict" and "run" in keys:
+        pictures = ["PICTURES"]
+    options: list[str] = []
+    if command == "fit" and values.get("data", "").endswith((".yaml", ".yml")) and "config" not in values:
+        options = ["--config", "yolo"]
+    folder = "/".join(values[name] for name in ("project", "name") if values.get(name))
+    folder_options = [key for key in ("trainer.default_root_dir", "output") if key in keys]
+    if folder and folder_options:
+        options += [f"--{folder_options[0]}", folder]
     unknown = []
     for name, value in pairs:
-        options = [] if name in SEPARATE else options_of(name, value, keys)
-        found += options or []
-        unknown += [f"{name}={value}"] if options is None else []
-    if unknown and not found:
+        if name in SEPARATE:
+            continue
+        equivalent = options_of(name, value, keys)
+        if equivalent is None:
+            unknown.append(f"{name}={value}")
+        else:
+            options += equivalent
+    if unknown and not options:
         return f"unknown {', '.join(unknown)}; options are written as --key value"
-    line = shlex.join([*START, command, *(sources if command == "predict" else ()), *found])
-    left = f" # without an equivalent: {', '.join(unknown)}" if unknown else ""
-    return f"options are written as --key value. Type: {line}{left}"
+    text = f"options are written as --key value. Type: {shlex.join([*START, command, *pictures, *options])}"
+    if unknown:
+        text += f" # without an equivalent: {', '.join(unknown)}"
+    return text
 
 
 def translated_file(file: str, content: Mapping[str, Any], words: Sequence[str], keys: Collection[str]) -> str | None:
@@ -92,9 +103,10 @@ def translated_file(file: str, content: Mapping[str, Any], words: Sequence[str],
         return None
     changed = {name: value for name, value in content.items() if defaults.get(name, False) != value}
     pairs = [f"{name}={value}" for name, value in changed.items() if value is not None and name not in OF_A_RUN]
-    others = [word for word in words[1:] if word not in ("--config", file, f"--config={file}")]
-    base = ["config=yolo"] if "config" in keys else []
-    return f"{file} has arguments of Ultralytics; {translated([*base, *pairs, *others], words[0], keys)}"
+    further = [word for word in words[1:] if word not in ("--config", file, f"--config={file}")]
+    if "config" in keys:
+        pairs.insert(0, "config=yolo")
+    return f"{file} has arguments of Ultralytics; {translated([*pairs, *further], words[0], keys)}"
 
 
 @cache
@@ -112,15 +124,11 @@ def options_of(name: str, value: str, keys: Collection[str]) -> list[str] | None
 
     Args:
         name: Name of the argument, or an option of this package.
-        value: Its value.
+        value: Value of the argument.
         keys: Options of the command.
     """
-    is_on = value.lower() == TRUE
     if name in ("model", "weights") and name not in keys:
-        variant = Path(value).suffix in ("", ".yaml") and "model.variant" in keys
-        options = ("model.variant",) if variant else ("model.weights", "weights", "checkpoint")
-        key = next((one for one in options if one in keys), None)
-        return None if key is None else [f"--{key}", Path(value).stem if variant else value]
+        return model_options(value, keys)
     if name == "cache":
         return None  # the option here is an amount of memory
     if name == "pretrained" and value.lower() in (TRUE, "false"):
@@ -128,26 +136,52 @@ def options_of(name: str, value: str, keys: Collection[str]) -> list[str] | None
     if name == "device":
         return device_options(value, keys)
     if name == "patience" and "trainer.callbacks" in keys and "resume" in keys:
-        rest = {"monitor": "val/map_50", "mode": "max", "patience": value}
-        return [STOPPING, *(f"--trainer.callbacks.{one}={text}" for one, text in rest.items())]
+        arguments = {"monitor": "val/map_50", "mode": "max", "patience": value}
+        return [STOPPING, *(f"--trainer.callbacks.{argument}={text}" for argument, text in arguments.items())]
     if name == "resume" and name in keys:
-        if value.lower() in (TRUE, "false"):
-            return ["--resume"] if is_on else []
-        return ["--resume", "--trainer.default_root_dir", value] if Path(value).is_dir() else ["--ckpt_path", value]
+        return resume_options(value)
     if name in ("amp", "half") and "trainer.precision" in keys:
-        return ["--trainer.precision", "16-mixed" if is_on else "32-true"]
-    key = name if name in keys else nearest_key(name, keys)
-    if key is None or not (key == name or key in SYNONYMS.get(name, ()) or key.rpartition(".")[2] == name):
+        return ["--trainer.precision", "16-mixed" if value.lower() == TRUE else "32-true"]
+    if value in ("True", "False"):
+        value = value.lower()
+    if name in keys:
+        return [f"--{name}", value]
+    key = nearest_key(name, keys)
+    if key is None or not (key in SYNONYMS.get(name, ()) or key.rpartition(".")[2] == name):
         return None
-    return [f"--{key}", value.lower() if value in ("True", "False") else value]
+    return [f"--{key}", value]
+
+
+def model_options(value: str, keys: Collection[str]) -> list[str] | None:
+    """Return the words for `model=yolov8n.pt`, `model=yolov8n` or `model=yolov8n.yaml`."""
+    path = Path(value)
+    if path.suffix in ("", ".yaml") and "model.variant" in keys:
+        return ["--model.variant", path.stem]
+    for key in ("model.weights", "weights", "checkpoint"):
+        if key in keys:
+            return [f"--{key}", value]
+    return None
+
+
+def resume_options(value: str) -> list[str]:
+    """Return the words for `resume=True`, or with the folder of a run or a checkpoint."""
+    if value.lower() == TRUE:
+        return ["--resume"]
+    if value.lower() == "false":
+        return []
+    if Path(value).is_dir():
+        return ["--resume", "--trainer.default_root_dir", value]
+    return ["--ckpt_path", value]
 
 
 def device_options(value: str, keys: Collection[str]) -> list[str] | None:
     """Return the words for `device=0`, `device=0,1`, `device=cpu` or `device=cuda:0`."""
     value = value.removeprefix("cuda:")
     is_number = DEVICES.fullmatch(value) is not None
+    if "trainer.devices" not in keys and "device" not in keys:
+        return None
     if "trainer.devices" not in keys:
-        return ["--device", f"cuda:{value}" if is_number else value] if "device" in keys else None
+        return ["--device", f"cuda:{value}" if is_number else value]
     if not is_number:
         return ["--trainer.accelerator", VALUE_SYNONYMS.get(value, value)]
     return ["--trainer.accelerator", "gpu", "--trainer.devices", f"[{value.strip('[] ')}]"]

@@ -31,10 +31,12 @@ def unattended(run: Path, settings: SuperviseSettings, *, has_service: bool) -> 
     elif not lingers():
         open_points.append("the service starts at the log-in and ends with the log-out: loginctl enable-linger")
     space = "free space is unknown"
-    if (disk := sensors.disk(run)) is not None:
+    disk = sensors.disk(run)
+    if disk is not None:
         space = f"{disk.free_bytes / 1e9:.1f} GB are free"
         sizes = [path.stat().st_size for path in (run / CHECKPOINTS).glob(CHECKPOINT_PATTERN)]
-        if largest := max(sizes, default=0):
+        largest = max(sizes, default=0)
+        if largest:
             space += f", enough for {disk.free_bytes // largest:,} checkpoints"
     patience = f"{settings.patience_h:g} h"
     service = "the service resumes the newest checkpoint" if has_service else "not covered"

@@ -117,7 +117,7 @@ CASES = [
 def test_rule(machine: MachineFacts, check: str, verdict: Severity, phrase: str) -> None:
     found = finding(machine, check)
     assert found.verdict is verdict
-    assert phrase in found.found
+    assert phrase in found.result
     assert found.advice or verdict is not Severity.BAD
 
 

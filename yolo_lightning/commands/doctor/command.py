@@ -239,7 +239,7 @@ def show_findings(console: Console, findings: Sequence[Finding]) -> None:
     table.add_column("finding", ratio=1)
     table.add_column("severity", no_wrap=True)
     for finding in findings:
-        lines = escape(finding.found)
+        lines = escape(finding.result)
         if finding.advice:
             lines += f"\n[dim]> {escape(finding.advice)}[/dim]"
         style = STYLES[finding.verdict]

@@ -29,7 +29,7 @@ class Finding:
     """Result of one check: a row of the report."""
 
     check: str  # name of the check
-    found: str
+    result: str
     verdict: Severity = Severity.OK
     advice: str = ""  # what to do; empty if nothing needs to be done
 

@@ -10,7 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from yolo_lightning.commands.console import duration, gigabytes, rate, share
+from yolo_lightning.commands.console import count_text, duration, gigabytes, rate, share
 from yolo_lightning.commands.monitor.run_state import RunState, RunVerdict, red_flags
 from yolo_lightning.supervision.fallback_levels import AS_CONFIGURED
 from yolo_lightning.supervision.incident import IncidentReport
@@ -139,7 +139,8 @@ def _time_rows(state: RunState) -> Rows:
 def _speed(status: Status, verdict: RunVerdict) -> str:
     parts = []
     if status.step_s is not None:
-        parts.append(f"{rate(status.step_s)} {'now' if verdict is RunVerdict.RUNNING else 'last'}")
+        when = "now" if verdict is RunVerdict.RUNNING else "last"
+        parts.append(f"{rate(status.step_s)} {when}")
     if status.step:
         parts.append(f"{rate(status.trained_s / status.step)} on average")
     if status.fetch_share is not None:
@@ -152,13 +153,15 @@ def _arrival(state: RunState) -> str:
     remaining = state.remaining
     if remaining.run_s is None and remaining.epoch_s is None:
         return "estimating"
-    epoch = "epoch estimating" if remaining.epoch_s is None else f"epoch {duration(remaining.epoch_s)}"
+    epoch = "epoch estimating"
+    if remaining.epoch_s is not None:
+        epoch = f"epoch {duration(remaining.epoch_s)}"
     if remaining.run_s is None:
         return f"{epoch}, run unknown: no trainer.max_epochs"
     arrival = f"{epoch}, run {duration(remaining.run_s)}"
     validations = remaining.unmeasured_validations
     if validations:
-        return f"{arrival} + {validations} validation{'s' if validations > 1 else ''} not yet timed"
+        return f"{arrival} + {count_text(validations, 'validation')} not yet timed"
     if state.judgement.verdict is RunVerdict.RUNNING:
         arrival += f", done {moment(state.now_s + remaining.run_s, state.now_s)}"
     return arrival
@@ -251,7 +254,7 @@ def _host(state: RunState) -> str:
 
 
 def _workers(workers: Sequence[Process]) -> Text:
-    line = Text("1 worker" if len(workers) == 1 else f"{len(workers)} workers")
+    line = Text(count_text(len(workers), "worker"))
     separator = ": "
     for worker in workers[:WORKERS_SHOWN]:
         style = "" if worker.state in "RSI" else "bold red"
@@ -278,4 +281,6 @@ def _incident_line(incident: IncidentReport, now_s: float, *, whole: bool) -> Te
 
 def number(value: float | None) -> str:
     """Return a value with four significant digits."""
-    return "not finite" if value is None else f"{value:.4g}"
+    if value is None:
+        return "not finite"
+    return f"{value:.4g}"

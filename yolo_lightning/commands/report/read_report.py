@@ -153,14 +153,14 @@ def state(folder: Path) -> str:
     """Return the state of the run according to its files, without looking for its processes, and its deadline."""
     status = read_status(folder / run_files.STATUS_FILE)
     standing = SupervisorStatus.read(folder / run_files.SUPERVISOR_FILE)
-    parts = ["not finished"]
+    text = "not finished"
     if (folder / run_files.FINISHED_FILE).exists() or (folder / run_files.TRAINED_FILE).exists():
-        parts = ["finished"]
+        text = "finished"
     elif standing is not None:
-        parts = [f"{standing.state}: {standing.sentence}" if standing.sentence else str(standing.state)]
-    if status is not None and status.deadline_s is not None:
-        parts += filter(None, [f"deadline {moment(status.deadline_s, 0)}", status.deadline_problem])
-    return "; ".join(parts)
+        text = ": ".join(filter(None, [standing.state, standing.sentence]))
+    if status is None or status.deadline_s is None:
+        return text
+    return "; ".join(filter(None, [text, f"deadline {moment(status.deadline_s, 0)}", status.deadline_problem]))
 
 
 def as_text(options: Any) -> str:
