@@ -1,7 +1,7 @@
 """The product reads at the first pass: names of locals, assignments, conditional expressions, size of functions.
 
-The limits are per 1,000 lines of code. Lower a limit with every improvement; never raise one. The goals are 0.5
-meaningless names, 15 conditional expressions and 8 functions with more than 15 branches, as in torchmetrics.
+The limits are per 1,000 lines of code. Lower a limit with every improvement; never raise one. torchmetrics has 0
+meaningless names, 2 tuple assignments and 14 conditional expressions per 1,000 lines.
 """
 
 import ast
@@ -15,9 +15,9 @@ from tests.conftest import REPOSITORY
 
 MEANINGLESS = frozenset(("one", "found", "own", "made", "left", "others", "theirs", "known", "ours"))
 """Names of locals that do not say what the variable holds."""
-LIMITS = {"meaningless names": 0.3, "tuples assigned to tuples": 0.1, "conditional expressions": 16.0, "walrus": 0.2}
+LIMITS = {"meaningless names": 0.3, "tuples assigned to tuples": 0.1, "conditional expressions": 15.2, "walrus": 0.2}
 MOST_BRANCHES = 15
-LONG_FUNCTIONS = 15
+LONG_FUNCTIONS = 6
 """Number of functions that may have more branches."""
 WITHOUT_CODE = (
     tokenize.COMMENT,

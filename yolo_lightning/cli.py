@@ -4,6 +4,7 @@ import logging
 import os
 import sys
 import warnings
+from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -293,51 +294,42 @@ class YOLOCLI(LightningCLI):
         plugins = as_list(config["plugins"])
         if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
             kwargs["plugins"] = [*plugins, AtomicCheckpointIO()]
-        configured = as_list(config["callbacks"])
-        if is_fit and options["deadline"] is not None:
-            configured = with_deadline(configured, options["deadline"])
-        chosen = with_default_callbacks(configured, is_fit=is_fit, use_defaults=options["default_callbacks"])
-        if is_fit and options["mirror"] is not None:
-            chosen.append(callbacks.CheckpointMirror(options["mirror"]))
-        deadline = {name: options[name] for name in DEADLINE_OPTIONS}
-        if is_fit and any(value is not None for value in deadline.values()):
-            evaluations = 1
-            if options["recalibrate_images"] != 0:
-                evaluations += RECALIBRATION_EVALUATIONS
-            chosen.append(callbacks.FinishBy(**deadline, reserved_evaluations=evaluations))
-        for callback in chosen:
-            if isinstance(callback, callbacks.HeartbeatFile):
-                callback.marker = run_files.TRAINED_FILE  # `after_fit`
-            if isinstance(callback, callbacks.EnvironmentFile) and self._precision_reason:
-                callback.facts["precision reason"] = self._precision_reason
+        chosen = chosen_callbacks(as_list(config["callbacks"]), options, is_fit=is_fit)
+        self._complete(chosen)
         has_progress_bar = any(isinstance(callback, ProgressBar) for callback in chosen)
         if config["enable_progress_bar"] in (None, True) and not has_progress_bar:
-            terminal = has_cursor_control(sys.stderr)
-            chosen.append(callbacks.RunProgressBar() if terminal else callbacks.ProgressLines())
-            if is_fit:
-                chosen.append(callbacks.EpochTable())
-            kwargs["enable_progress_bar"] = terminal
+            chosen += progress_callbacks(is_fit=is_fit)
+            kwargs["enable_progress_bar"] = has_cursor_control(sys.stderr)
         kwargs["callbacks"] = chosen
         if self._precision is not None:
             kwargs["precision"] = self._precision
         require_whole_launch()
         try:
             trainer = super().instantiate_trainer(**kwargs)
-        except (MisconfigurationException, TypeError, ValueError) as error:  # of Lightning, for values of a valid type
-            _, *frames = (frame for frame, _ in walk_tb(error.__traceback__))
-            constructor = callbacks.StoppableTrainer.__init__.__code__  # only calls that of Lightning
-            callers = [frame for frame in frames if frame.f_code is not constructor]
-            if any(is_of_package(frame.f_globals["__name__"]) for frame in callers):
-                raise
-            typed = given_options(self._words, os.environ).typed
-            of_trainer = {key: value for key, value in typed.items() if key.startswith("trainer.")}
-            named = {key: value for key, value in of_trainer.items() if key.removeprefix("trainer.") in str(error)}
-            options = ", ".join(f"{key}={value}" for key, value in (named or of_trainer).items())
-            raise UserError(f"the options {options or 'trainer.*'} cannot be used: {one_line(str(error))}") from error
+        except (MisconfigurationException, TypeError, ValueError) as error:
+            if is_of_lightning(error):
+                raise self._trainer_refusal(error) from error
+            raise
         place = trainer.strategy.root_device.type
         if config["sync_batchnorm"] and trainer.world_size > 1 and place == "cpu":
             raise UserError("trainer.sync_batchnorm must be false on a CPU, got true: PyTorch's layer requires GPUs.")
         return trainer
+
+    def _complete(self, chosen: list[Callback]) -> None:
+        """Set what only the command line knows: the file of a fit without its last files, the reason of a precision."""
+        for callback in chosen:
+            if isinstance(callback, callbacks.HeartbeatFile):
+                callback.marker = run_files.TRAINED_FILE  # `after_fit`
+            if isinstance(callback, callbacks.EnvironmentFile) and self._precision_reason:
+                callback.facts["precision reason"] = self._precision_reason
+
+    def _trainer_refusal(self, error: Exception) -> UserError:
+        """Return the error for values of a valid type that Lightning's Trainer refuses."""
+        typed = given_options(self._words, os.environ).typed
+        of_trainer = {key: value for key, value in typed.items() if key.startswith("trainer.")}
+        named = {key: value for key, value in of_trainer.items() if key.removeprefix("trainer.") in str(error)}
+        options = ", ".join(f"{key}={value}" for key, value in (named or of_trainer).items())
+        return UserError(f"the options {options or 'trainer.*'} cannot be used: {one_line(str(error))}")
 
     def before_fit(self) -> None:
         options = self.config["fit"]
@@ -385,6 +377,40 @@ class ShortErrorParser(ShortErrors, LightningArgumentParser):
     """Parser of LightningCLI."""
 
 
+def chosen_callbacks(configured: list[Callback], options: Mapping[str, Any], *, is_fit: bool) -> list[Callback]:
+    """Return the configured callbacks, the default ones and those of options of the run."""
+    if is_fit and options["deadline"] is not None:
+        configured = with_deadline(configured, options["deadline"])
+    chosen = with_default_callbacks(configured, is_fit=is_fit, use_defaults=options["default_callbacks"])
+    if is_fit and options["mirror"] is not None:
+        chosen.append(callbacks.CheckpointMirror(options["mirror"]))
+    deadline = {name: options[name] for name in DEADLINE_OPTIONS}
+    if is_fit and any(value is not None for value in deadline.values()):
+        evaluations = 1
+        if options["recalibrate_images"] != 0:
+            evaluations += RECALIBRATION_EVALUATIONS
+        chosen.append(callbacks.FinishBy(**deadline, reserved_evaluations=evaluations))
+    return chosen
+
+
+def progress_callbacks(*, is_fit: bool) -> list[Callback]:
+    """Return the display of the progress: a bar in a terminal, lines in a log file, and the scores of each epoch."""
+    display: Callback = callbacks.ProgressLines()
+    if has_cursor_control(sys.stderr):
+        display = callbacks.RunProgressBar()
+    if is_fit:
+        return [display, callbacks.EpochTable()]
+    return [display]
+
+
+def is_of_lightning(error: Exception) -> bool:
+    """Return whether the constructor of Lightning's Trainer has raised an error, not code of this package."""
+    _, *frames = (frame for frame, _ in walk_tb(error.__traceback__))
+    constructor = callbacks.StoppableTrainer.__init__.__code__  # only calls the constructor of Lightning's Trainer
+    callers = [frame for frame in frames if frame.f_code is not constructor]
+    return not any(is_of_package(frame.f_globals["__name__"]) for frame in callers)
+
+
 def with_deadline(configured: list[Callback], deadline: str) -> list[Callback]:
     """Return the callbacks with a StatusFile that names the deadline; raise a UserError if one is configured."""
     if any(isinstance(callback, callbacks.StatusFile) for callback in configured):
@@ -399,7 +425,9 @@ def as_list(values: Any) -> list[Any]:
     """Return the values of an option of Lightning's Trainer that accepts one value, a list of values or null."""
     if values is None:
         return []
-    return values if isinstance(values, list) else [values]
+    if isinstance(values, list):
+        return values
+    return [values]
 
 
 def is_of_package(module: str) -> bool:

@@ -112,16 +112,7 @@ def answer(words: Sequence[str]) -> list[str]:
         print(fitted(commands))
         print(f"\n{PROGRAM} COMMAND --help: options; --version: version")
         raise SystemExit(0 if words else 2)
-    meant = command_of(words, [*SUBCOMMANDS, *TOOLS])
-    if meant is not None:
-        has_pictures = meant == "predict" and any(word.startswith("source=") for word in words)
-        command = find_command(PICTURES if has_pictures else meant)
-        keys = command.keys if command is not None else ()  # a command with sections has no options
-        fail(translated(words, meant, keys))
-    if words[0] in TASKS:
-        fail("a mode is missing: fit, validate, test, predict or export")
-    if words[0] not in SUBCOMMANDS and words[0] not in TOOLS:
-        fail(unknown_command(words[0], [*SUBCOMMANDS, *TOOLS]))
+    _check_command(words)
     refuse_secrets(words)
     words = with_run(words)
     name = words[0]
@@ -139,6 +130,21 @@ def answer(words: Sequence[str]) -> list[str]:
         assert fit is not None
         check(fit, rest[rest.index("--") + 1 :])
     return words
+
+
+def _check_command(words: Sequence[str]) -> None:
+    """Exit with an error for a command line in the form of Ultralytics, or an unknown command."""
+    commands = [*SUBCOMMANDS, *TOOLS]
+    meant = command_of(words, commands)
+    if meant is not None:
+        has_pictures = meant == "predict" and any(word.startswith("source=") for word in words)
+        command = find_command(PICTURES if has_pictures else meant)
+        keys = command.keys if command is not None else ()  # a command with sections has no options
+        fail(translated(words, meant, keys))
+    if words[0] in TASKS:
+        fail("a mode is missing: fit, validate, test, predict or export")
+    if words[0] not in commands:
+        fail(unknown_command(words[0], commands))
 
 
 def fitted(text: str) -> str:

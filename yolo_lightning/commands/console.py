@@ -91,7 +91,9 @@ def writing(target: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = "its folder is a file" if isinstance(error, FileExistsError | NotADirectoryError) else error.strerror
+        reason = error.strerror
+        if isinstance(error, FileExistsError | NotADirectoryError):
+            reason = "its folder is a file"
         raise UserError(f"output {target} cannot be written: {reason}") from error
 
 

@@ -98,7 +98,9 @@ def _attempted(path: Path, write: Callable[[Path], object]) -> Path | None:
         write(path)
     except Exception as error:  # the fit is finished and its checkpoints are saved
         log_unexpected(error, OSError)
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = type(error).__name__
+        if str(error):
+            reason = str(error).splitlines()[0]
         rank_zero_warn(f"could not write {path} ({reason}); the fit is finished and its checkpoints are complete")
         return None
     return path
@@ -145,7 +147,7 @@ def _next_commands(run: Path, files: dict[str, Path]) -> list[str]:
     program = [sys.argv[0]]
     if Path(sys.argv[0]).name.endswith(".py"):
         program = ["python", "-m", "yolo_lightning"]
-    chosen = []
+    chosen: list[str] = []
     if RECALIBRATED in files:
         chosen = ["--ckpt_path", str(files[RECALIBRATED])]
     commands = [

@@ -288,7 +288,7 @@ def _accepted_values(message: str) -> list[str]:
     """Return the values and types that a type error of jsonargparse lists, without duplicates."""
     accepted = []
     union = SUBTYPES.search(message)
-    expectations = []
+    expectations: list[str] = []
     if union is not None:
         expectations = COMMA.split(union["types"])
     typing_names = ("typing.Literal", "typing.Callable")

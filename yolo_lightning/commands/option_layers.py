@@ -155,22 +155,27 @@ def with_run(words: Sequence[str]) -> list[str]:
     positions = [at for at, word in enumerate(rest) if word.partition("=")[0] == "--run"]
     if command not in SUBCOMMANDS or not positions:
         return [command, *rest]
-    from yolo_lightning.checkpoints.run_folder import runs  # its mirrors import fsspec
-
     at = positions[0]
     base = rest.pop(at).removeprefix("--run=")
     if base == "--run" and at < len(rest):
         base = rest.pop(at)
-    candidates = runs(Path(base))
-    if not candidates:
-        raise UserError(f"RUN must be the folder of a run: {base} and {base}-<n> contain no checkpoint.")
-    newest = candidates[0]
+    newest = _newest_run(base)
     config = newest / config_name("fit")
     files, _ = separated(rest)
     options = [f"--trainer.default_root_dir={newest}"]
     if config.is_file() and not files:
         options.insert(0, f"{FILE_OPTION}={config}")
     return [command, *options, *rest]
+
+
+def _newest_run(base: str) -> Path:
+    """Return the newest run with a checkpoint that has this name; raise a UserError if there is none."""
+    from yolo_lightning.checkpoints.run_folder import runs  # the mirrors of a run import fsspec
+
+    folders = runs(Path(base))
+    if not folders:
+        raise UserError(f"RUN must be the folder of a run: {base} and {base}-<n> contain no checkpoint.")
+    return folders[0]
 
 
 def divided(words: Sequence[str], names: Sequence[str]) -> list[str]:

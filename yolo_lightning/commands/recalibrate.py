@@ -93,7 +93,7 @@ def recalibrate(
         print(f"better on {scores.where}: --ckpt_path {target}")
     else:
         print(f"not better on {scores.where}: keep {file}")
-    record = {"weights": str(file), "output": str(target), **content, "recommended": scores.is_better}
+    record: dict[str, Any] = {"weights": str(file), "output": str(target), **content, "recommended": scores.is_better}
     record["scores"] = {"before": _by_part(scores.before), "recalibrated": _by_part(scores.after)}
     write_results(json, record)
 

@@ -149,10 +149,7 @@ def _plan_fit(base: Path, options: Mapping[str, Any]) -> Run:
     restarted = None
     if launch not in (None, NO_LAUNCH_ID):
         restarted = run_folder.run_of_launch(base, launch)
-    if restarted is not None and run_files.has_checkpoint(restarted):
-        checkpoint = checkpoint_to_fit(restarted, None, True, exactly=True)
-    else:
-        checkpoint = checkpoint_to_fit(base, options["ckpt_path"], options["resume"], exactly=is_supervised())
+    checkpoint = _checkpoint_of_fit(base, options, restarted)
     # The supervisor has chosen the folder of its training process.
     mirror = None if is_supervised() else options["mirror"]
     is_taken = in_use if chooses_folder() else None
@@ -171,16 +168,13 @@ def _plan_fit(base: Path, options: Mapping[str, Any]) -> Run:
         if level.settings:
             lines.append(f"loader: fallback level '{level.name}' after a loader stall")
     epochs = None
+    if checkpoint is not None and (resumes(options) or restarted is not None):
+        epochs = run_files.epochs_trained(folder, steps_trained(checkpoint), options["trainer.max_epochs"])
+        line = _finished_line(folder, options, is_restarted=restarted is not None)
+        if line is not None:
+            return Run(folder, is_finished=True, lines=(line,))
     precision = None
     if checkpoint is not None:
-        if resumes(options) or restarted is not None:
-            epochs = run_files.epochs_trained(folder, steps_trained(checkpoint), options["trainer.max_epochs"])
-            line = finished_line(folder, options)
-            if line is not None and not is_supervised():  # under a supervisor, training has to record the end
-                if restarted is not None:
-                    remedy = "submit a new job" if is_slurm_task() else f"set another --rdzv-id than {launch}"
-                    line += f" To start a new run, {remedy}."
-                return Run(folder, is_finished=True, lines=(line,))
         content = load_checkpoint(checkpoint, "meta")
         saved = remembered(content)
         precision = _kept_precision(folder, options, saved)
@@ -199,6 +193,30 @@ def _plan_fit(base: Path, options: Mapping[str, Any]) -> Run:
         lines=tuple(lines),
         warnings=tuple(warnings),
     )
+
+
+def _checkpoint_of_fit(base: Path, options: Mapping[str, Any], restarted: Path | None) -> Path | None:
+    """Return the checkpoint to resume from: that of the run of the launch, or the one that the options name."""
+    if restarted is not None and run_files.has_checkpoint(restarted):
+        return checkpoint_to_fit(restarted, None, True, exactly=True)
+    return checkpoint_to_fit(base, options["ckpt_path"], options["resume"], exactly=is_supervised())
+
+
+def _finished_line(folder: Path, options: Mapping[str, Any], *, is_restarted: bool) -> str | None:
+    """Return the line that ends the process because the run is finished; None if there is something to do.
+
+    Args:
+        folder: Run folder.
+        options: All options by full name.
+        is_restarted: Whether the launch has started this run before.
+    """
+    if is_supervised():  # training has to record the end
+        return None
+    line = finished_line(folder, options)
+    if line is not None and is_restarted:
+        remedy = "submit a new job" if is_slurm_task() else f"set another --rdzv-id than {launch_id()}"
+        line += f" To start a new run, {remedy}."
+    return line
 
 
 def _kept_precision(folder: Path, options: Mapping[str, Any], saved: Mapping[str, Any]) -> str | None:

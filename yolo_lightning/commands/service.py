@@ -193,7 +193,9 @@ def unit_file(run: Path) -> Path:
 
 def _configuration(target: Path) -> Path:
     """Return the configuration file of a run folder, or the given file."""
-    path = target / config_name("fit") if target.is_dir() else target
+    path = target
+    if target.is_dir():
+        path = target / config_name("fit")
     if not path.is_file():
         raise UserError(f"{path} does not exist: pass a run folder with a configuration, or a configuration file")
     return path

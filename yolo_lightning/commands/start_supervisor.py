@@ -72,7 +72,7 @@ def supervise_fit(words: Sequence[str], options: Mapping[str, Any], folder: Path
         UserError: If there is no run to resume, or the run folder cannot be written.
     """
     is_service = folder is not None
-    checkpoint = None
+    checkpoint: Path | None = None
     if folder is None:
         folder, checkpoint = folder_of(options)
     is_old = is_service or resumes(options)

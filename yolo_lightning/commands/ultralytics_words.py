@@ -56,19 +56,7 @@ def translated(words: Sequence[str], command: str, keys: Collection[str]) -> str
     pairs = pairs_of(words) + named_values(words)
     if not pairs and words[0].lower() in MODES:
         return f"{words[0]} is {command} here. Type: {shlex.join([*START, command, *words[1:]])}"
-    values = dict(pairs)
-    pictures: list[str] = []
-    if command == "predict" and "source" in values:
-        pictures = [values["source"]]
-    elif command == "predict" and "run" in keys:
-        pictures = ["PICTURES"]
-    options: list[str] = []
-    if command == "fit" and values.get("data", "").endswith((".yaml", ".yml")) and "config" not in values:
-        options = ["--config", "yolo"]
-    folder = "/".join(values[name] for name in ("project", "name") if values.get(name))
-    folder_options = [key for key in ("trainer.default_root_dir", "output") if key in keys]
-    if folder and folder_options:
-        options += [f"--{folder_options[0]}", folder]
+    options = _options_of_several(dict(pairs), command, keys)
     unknown = []
     for name, value in pairs:
         if name in SEPARATE:
@@ -80,10 +68,26 @@ def translated(words: Sequence[str], command: str, keys: Collection[str]) -> str
             options += equivalent
     if unknown and not options:
         return f"unknown {', '.join(unknown)}; options are written as --key value"
-    text = f"options are written as --key value. Type: {shlex.join([*START, command, *pictures, *options])}"
+    text = f"options are written as --key value. Type: {shlex.join([*START, command, *options])}"
     if unknown:
         text += f" # without an equivalent: {', '.join(unknown)}"
     return text
+
+
+def _options_of_several(values: Mapping[str, str], command: str, keys: Collection[str]) -> list[str]:
+    """Return the words that follow from the command and from several arguments of Ultralytics together."""
+    options = []
+    if command == "predict" and "source" in values:
+        options.append(values["source"])
+    elif command == "predict" and "run" in keys:
+        options.append("PICTURES")
+    if command == "fit" and values.get("data", "").endswith((".yaml", ".yml")) and "config" not in values:
+        options += ["--config", "yolo"]
+    folder = "/".join(values[name] for name in ("project", "name") if values.get(name))
+    folder_options = [key for key in ("trainer.default_root_dir", "output") if key in keys]
+    if folder and folder_options:
+        options += [f"--{folder_options[0]}", folder]
+    return options
 
 
 def translated_file(file: str, content: Mapping[str, Any], words: Sequence[str], keys: Collection[str]) -> str | None:
@@ -136,20 +140,27 @@ def options_of(name: str, value: str, keys: Collection[str]) -> list[str] | None
     if name == "device":
         return device_options(value, keys)
     if name == "patience" and "trainer.callbacks" in keys and "resume" in keys:
-        arguments = {"monitor": "val/map_50", "mode": "max", "patience": value}
-        return [STOPPING, *(f"--trainer.callbacks.{argument}={text}" for argument, text in arguments.items())]
+        return stopping_options(value)
     if name == "resume" and name in keys:
         return resume_options(value)
     if name in ("amp", "half") and "trainer.precision" in keys:
         return ["--trainer.precision", "16-mixed" if value.lower() == TRUE else "32-true"]
+    key = key_of(name, keys)
+    if key is None:
+        return None
     if value in ("True", "False"):
         value = value.lower()
-    if name in keys:
-        return [f"--{name}", value]
-    key = nearest_key(name, keys)
-    if key is None or not (key in SYNONYMS.get(name, ()) or key.rpartition(".")[2] == name):
-        return None
     return [f"--{key}", value]
+
+
+def key_of(name: str, keys: Collection[str]) -> str | None:
+    """Return the option with the name, or with the meaning, of an argument; None if there is none."""
+    if name in keys:
+        return name
+    key = nearest_key(name, keys)
+    if key is not None and (key in SYNONYMS.get(name, ()) or key.rpartition(".")[2] == name):
+        return key
+    return None
 
 
 def model_options(value: str, keys: Collection[str]) -> list[str] | None:
@@ -161,6 +172,12 @@ def model_options(value: str, keys: Collection[str]) -> list[str] | None:
         if key in keys:
             return [f"--{key}", value]
     return None
+
+
+def stopping_options(patience: str) -> list[str]:
+    """Return the words for `patience=50`, epochs without a better score."""
+    arguments = {"monitor": "val/map_50", "mode": "max", "patience": patience}
+    return [STOPPING, *(f"--trainer.callbacks.{name}={text}" for name, text in arguments.items())]
 
 
 def resume_options(value: str) -> list[str]:

@@ -39,7 +39,9 @@ def unattended(run: Path, settings: SuperviseSettings, *, has_service: bool) -> 
         if largest:
             space += f", enough for {disk.free_bytes // largest:,} checkpoints"
     patience = f"{settings.patience_h:g} h"
-    service = "the service resumes the newest checkpoint" if has_service else "not covered"
+    service = "not covered"
+    if has_service:
+        service = "the service resumes the newest checkpoint"
     return [
         "If nobody watches this run:",
         f"  hang        the trainer is ended {settings.kill_after_s:g} s after the timeout of its phase, and resumed",

@@ -132,7 +132,9 @@ def ratio(result: Result | None, reference: Result | None) -> float:
 
 def ratio_text(value: float) -> str:
     """Return a ratio with two digits."""
-    return NOT_MEASURED if math.isnan(value) else f"{value:.2f}"
+    if math.isnan(value):
+        return NOT_MEASURED
+    return f"{value:.2f}"
 
 
 def faster(value: float) -> str:
@@ -145,7 +147,8 @@ def faster(value: float) -> str:
 def result_table(results: Sequence[Result], batch_size: int) -> list[str]:
     """Return a Markdown table of times, rates and ratios to the fastest native variant."""
     native = fastest(results, "native")
-    headings = ["variant", "median ms", "range ms", "images/s", f"ratio to {native.variant if native else 'native'}"]
+    reference = native.variant if native else "native"
+    headings = ["variant", "median ms", "range ms", "images/s", f"ratio to {reference}"]
     rows = []
     for result in results:
         if result.failure:

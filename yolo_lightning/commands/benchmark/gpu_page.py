@@ -66,8 +66,10 @@ def details(record: StageRecord) -> list[str]:
     """Return the lines below the title of a stage."""
     lines = []
     if record.state is not StageState.PASSED:
-        reason = f": {record.reason}" if record.reason else ""
-        lines += [f"**{record.state}**{reason}", ""]
+        state = f"**{record.state}**"
+        if record.reason:
+            state += f": {record.reason}"
+        lines += [state, ""]
     if record.last_lines:
         lines += ["Last lines of its output:", "", "```", *record.last_lines, "```", ""]
     return [*lines, *record.findings.lines]
@@ -94,8 +96,12 @@ def settings(by_stage: Mapping[Stage, StageRecord]) -> list[str]:
         for key, value in SETTINGS_OF[best].items():
             options[key] = (value, f"{reason}, {times_s[best] * 1000:.1f} ms")
     rows = [[f"`{key}`", f"`{value}`", reason] for key, (value, reason) in options.items()]
-    return table(["setting", "value", "reason"], rows) if rows else ["Not measured."]
+    if not rows:
+        return ["Not measured."]
+    return table(["setting", "value", "reason"], rows)
 
 
 def _measured(by_stage: Mapping[Stage, StageRecord], stage: Stage) -> dict[str, Any]:
-    return by_stage[stage].findings.measured if stage in by_stage else {}
+    if stage not in by_stage:
+        return {}
+    return by_stage[stage].findings.measured

@@ -3,6 +3,7 @@
 import copy
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 
@@ -103,6 +104,14 @@ def time_layer(section: Section, layer: Layer, graph: nn.Module, variant: Varian
     return partial(time_calls, section.device, run)
 
 
+def _times_s(results: Sequence[Result], gemm: Result | None, native: Result | None) -> dict[str, float]:
+    """Return the median time of each variant, and of the fastest variants of this package and of PyTorch."""
+    times_s = {str(result.variant): result.median_s for result in results}
+    times_s["fastest gemm"] = gemm.median_s if gemm else math.nan
+    times_s["fastest native"] = native.median_s if native else math.nan
+    return times_s
+
+
 def layers(section: Section) -> None:
     """Measure every distinct convolution of YOLOv8n alone in float32, forward and backward."""
     variants = section.variants(variant for variant in Variant if variant is not Variant.GEMM_CHECKPOINTING)
@@ -110,19 +119,17 @@ def layers(section: Section) -> None:
     measured = []
     rows = []
     failed: list[Result] = []
-    # Of each variant, and of the fastest variants of this package and of PyTorch.
-    sums_s: defaultdict[str, float] = defaultdict(float)
+    sums_s: defaultdict[str, float] = defaultdict(float)  # of `_times_s`
     selected = find_layers(graph, section.image_size, section.batch_size)
-    for layer in selected[:QUICK_LAYERS] if section.quick else selected:
+    if section.quick:
+        del selected[QUICK_LAYERS:]
+    for layer in selected:
         section.announce(f"layer {layer.label}")
         works = {variant: partial(time_layer, section, layer, graph, variant) for variant in variants}
         results = compare(section, works)
         gemm = fastest(results, "gemm")
         native = fastest(results, "native")
-        times_s = {str(result.variant): result.median_s for result in results}
-        times_s["fastest gemm"] = gemm.median_s if gemm else math.nan
-        times_s["fastest native"] = native.median_s if native else math.nan
-        for name, time_s in times_s.items():
+        for name, time_s in _times_s(results, gemm, native).items():
             sums_s[name] += layer.count * time_s
         relative = ratio(gemm, native)
         cells = [ms(result.median_s) for result in results]

@@ -154,7 +154,9 @@ def run_stages(
         record = record_of_end(stage, limit_s, ended, _read_partial(folder, stage))
         write_json(folder / f"{stage}.json", asdict(record))
         outcome = f"{stage}: {record.state}, {record.seconds:.1f} s"
-        _print_line(f"{outcome}: {record.reason}" if record.reason else outcome)
+        if record.reason:
+            outcome += f": {record.reason}"
+        _print_line(outcome)
 
 
 def record_of_end(stage: Stage, limit_s: float, ended: Ended, findings: Findings | None) -> StageRecord:
@@ -201,7 +203,8 @@ def main() -> None:
     from yolo_lightning.data.image_size import ImageSize
 
     work = WORK[stage]
-    device = open_device(options["device"]) if work.opens_device else device_called(options["device"])
+    find_device = open_device if work.opens_device else device_called
+    device = find_device(options["device"])
     batch_size = options["batch_size"]
     pixels = options["image_size"]
     rounds = ROUNDS

@@ -53,7 +53,9 @@ class TorchBuild:
         """Vendor of the supported GPUs; None for a CPU build."""
         if self.hip:
             return Vendor.AMD
-        return Vendor.NVIDIA if self.cuda else None
+        if self.cuda:
+            return Vendor.NVIDIA
+        return None
 
     def __str__(self) -> str:
         target = "CPU only"
@@ -111,7 +113,9 @@ def is_integrated(gpu: PciGpu) -> bool:
 def version_numbers(version: str) -> tuple[int, ...]:
     """Return the leading numbers of a version, for example (6, 2, 41133) for 6.2.41133-dd7f95766."""
     match = re.match(r"\d+(\.\d+)*", version)
-    return tuple(map(int, match[0].split("."))) if match else ()
+    if match is None:
+        return ()
+    return tuple(map(int, match[0].split(".")))
 
 
 def inspect_machine(run: Path, root: Path = sensors.ROOT) -> MachineFacts:

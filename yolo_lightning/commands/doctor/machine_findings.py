@@ -191,7 +191,9 @@ def _override(machine: MachineFacts) -> Finding:
     real = own_architectures(machine)
     if real == {target}:
         return Finding("override", f"{setting} is the architecture of the card already", Severity.NOTE, "unset it")
-    advice = f"unset it; {own_build(machine)}" if real & RDNA1 else "unset it, with a torch build for the card itself"
+    advice = "unset it, with a torch build for the card itself"
+    if real & RDNA1:
+        advice = f"unset it; {own_build(machine)}"
     return Finding(
         "override",
         f"{setting}: {' and '.join(sorted(real)) or 'the card'} runs code for {target}, whose instructions it may "
@@ -238,9 +240,13 @@ def _libraries(machine: MachineFacts) -> Iterator[Finding]:
             yield Finding(library, f"contains files for {', '.join(used)}")
             continue
         severity, consequence = NO_LIBRARY[library]
-        listed = f" (only {', '.join(available)})" if available else ""
-        advice = own_build(machine) if own_architectures(machine) & RDNA1 else INSTALL + "this card"
-        yield Finding(library, f"contains no file for {', '.join(lacking)}{listed}: {consequence}", severity, advice)
+        problem = f"contains no file for {', '.join(lacking)}"
+        if available:
+            problem += f" (only {', '.join(available)})"
+        advice = INSTALL + "this card"
+        if own_architectures(machine) & RDNA1:
+            advice = own_build(machine)
+        yield Finding(library, f"{problem}: {consequence}", severity, advice)
 
 
 def _software_findings(machine: MachineFacts) -> Iterator[Finding]:
@@ -356,7 +362,9 @@ def _moved_pages(machine: MachineFacts) -> Iterator[Finding]:
 
 def _gib(size_bytes: int) -> str:
     """Return a size in GiB, or in MiB below one GiB."""
-    return f"{size_bytes / GIB:.1f} GiB" if size_bytes >= GIB else f"{size_bytes / MIB:.0f} MiB"
+    if size_bytes >= GIB:
+        return f"{size_bytes / GIB:.1f} GiB"
+    return f"{size_bytes / MIB:.0f} MiB"
 
 
 def _free_space(check: str, space: Capacity | None) -> Finding:

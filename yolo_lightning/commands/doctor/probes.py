@@ -134,8 +134,10 @@ def judge_end(probe: Probe, ended: Ended, timeout_s: float) -> ProbeOutcome:
         detail = str(answer["detail"])
         facts = dict(answer["facts"])
     except (IndexError, KeyError, TypeError, ValueError):
-        last_error = f"; {errors[-1][:240]}" if errors else ""
-        return ProbeOutcome(probe, Outcome.FAILS, f"exit code {ended.code}{place}{last_error}", ended.seconds)
+        problem = f"exit code {ended.code}{place}"
+        if errors:
+            problem += f"; {errors[-1][:240]}"
+        return ProbeOutcome(probe, Outcome.FAILS, problem, ended.seconds)
     return ProbeOutcome(probe, outcome, detail, ended.seconds, facts)
 
 

@@ -3,6 +3,7 @@
 import os
 import socket
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -62,9 +63,7 @@ def read_run(folder: Path, machine: SensorReadings | None = None) -> RunState:
     standing = SupervisorStatus.read(folder / SUPERVISOR_FILE)
     trainer, lives = _find_trainer(heartbeat, status, standing, now_s)
     waited_s = _seconds_since_heartbeat(heartbeat, status, now_s) if lives else None
-    timeouts = AdaptiveTimeouts.read(folder / PHASE_TIMEOUTS_FILE) or AdaptiveTimeouts(PhaseTimeouts(), {})
-    if heartbeat is not None:
-        timeouts = timeouts.learn(heartbeat.longest_s, 0.0)
+    timeouts = _timeouts_of(folder, heartbeat)
     facts = Facts(
         now_s=now_s,
         heartbeat=heartbeat_or_problem,
@@ -73,9 +72,7 @@ def read_run(folder: Path, machine: SensorReadings | None = None) -> RunState:
         timeouts=timeouts,
         finished_s=_time_of(folder / FINISHED_FILE),
         standing=standing,
-        supervisor_lives=standing is not None
-        and _is_here(standing.host)
-        and _lives_since(standing.process, standing.process_started_ticks),
+        supervisor_lives=_supervisor_lives(standing),
         last_sign_s=max(filter(None, (_time_of(folder / name) for name in SIGNS)), default=None),
     )
     state = RunState(
@@ -104,18 +101,35 @@ def read_run(folder: Path, machine: SensorReadings | None = None) -> RunState:
     if lives and (status is None or _is_here(status.host)):
         state = replace(state, trainer=read_process(trainer), workers=tuple(loader_workers(trainer)))
     saved = checkpoints(folder / CHECKPOINTS, now_s)
-    damaged = _damaged_files(folder, status, standing)
-    damaged += [f"{checkpoint.name} or its checksum file is damaged" for checkpoint in saved if checkpoint.is_damaged]
+    damaged = _damaged_files(folder, status, standing, saved)
     return replace(state, checkpoints=tuple(saved[:CHECKPOINTS_SHOWN]), damaged=tuple(damaged))
 
 
-def _damaged_files(folder: Path, status: Status | None, standing: SupervisorStatus | None) -> list[str]:
-    """Return a sentence for each report that exists and cannot be read."""
+def _timeouts_of(folder: Path, heartbeat: Heartbeat | None) -> AdaptiveTimeouts:
+    """Return the timeouts of the phases, extended by the durations in the heartbeat."""
+    timeouts = AdaptiveTimeouts.read(folder / PHASE_TIMEOUTS_FILE) or AdaptiveTimeouts(PhaseTimeouts(), {})
+    if heartbeat is None:
+        return timeouts
+    return timeouts.learn(heartbeat.longest_s, 0.0)
+
+
+def _supervisor_lives(standing: SupervisorStatus | None) -> bool:
+    """Return whether the supervisor runs on this machine."""
+    if standing is None or not _is_here(standing.host):
+        return False
+    return _lives_since(standing.process, standing.process_started_ticks)
+
+
+def _damaged_files(
+    folder: Path, status: Status | None, standing: SupervisorStatus | None, saved: Sequence[Checkpoint]
+) -> list[str]:
+    """Return a sentence for each report that exists and cannot be read, and for each damaged checkpoint."""
     damaged = []
     if status is None and os.path.lexists(folder / STATUS_FILE):
         damaged.append(f"{STATUS_FILE} is damaged: speed, ETA and scores are unknown")
     if standing is None and os.path.lexists(folder / SUPERVISOR_FILE):
         damaged.append(f"{SUPERVISOR_FILE} is damaged: restarts and level are unknown")
+    damaged += [f"{checkpoint.name} or its checksum file is damaged" for checkpoint in saved if checkpoint.is_damaged]
     return damaged
 
 

@@ -13,7 +13,7 @@ from yolo_lightning.checkpoints.resume import checkpoint_to_evaluate
 from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN
 from yolo_lightning.commands.console import counter, name_some, writing
 from yolo_lightning.commands.predict.rescored import rescored
-from yolo_lightning.commands.predict.results import WRITERS, Result
+from yolo_lightning.commands.predict.results import WRITERS, Result, ResultWriter
 from yolo_lightning.data.formats.frame_checks import refuse_other_depth
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.data.input_clips import ClipReader
@@ -62,11 +62,7 @@ def predict(
         UserError: If an option is invalid, no file is found, or none of the files can be read.
         SystemExit: With code 1, if some of the files cannot be read or some of the results cannot be written.
     """
-    if user_path(output).is_file() or not user_path(output).name:
-        raise UserError(f"output must be a new folder, got {output!r}")
-    for source in sources:
-        if (user_path(source) / CHECKPOINTS).is_dir():
-            raise UserError(f"{source} is a run folder; write predict PICTURES --run {source}")
+    _check_paths(sources, output)
     files = find_files(sources)
     models = None if rescore is None else read_models(user_path(rescore))
     detector = Detector(
@@ -76,11 +72,7 @@ def predict(
     )
     threshold = detector.settings.detections.score_threshold
     if models is not None:
-        if tuple(detector.names) != CLASS_NAMES:
-            raise UserError(f"rescore needs a network with the classes {[*CLASS_NAMES]}, got {detector.names}.")
-        weakest = min(threshold, SCORING_THRESHOLD)
-        as_scored = replace(detector.settings.detections, score_threshold=weakest, multi_label=True)
-        detector.settings = replace(detector.settings, detections=as_scored)
+        _prepare_rescoring(detector)
     unreadable: dict[str, Exception] = {}
     pictures = 0
     detections = 0
@@ -108,14 +100,46 @@ def predict(
                 pictures += 1
                 detections += len(result)
                 advance(1)
+    is_complete = _report_failures(unreadable, writers)
+    print(f"{detections:,} detections in {pictures:,} images, weights {detector.file}, results in {folder}")
+    if not is_complete:
+        raise SystemExit(ExitCode.FAILED)
+
+
+def _check_paths(sources: Sequence[str], output: str) -> None:
+    """Raise a UserError if the output is no folder, or a source is a run folder."""
+    folder = user_path(output)
+    if folder.is_file() or not folder.name:
+        raise UserError(f"output must be a new folder, got {output!r}")
+    for source in sources:
+        if (user_path(source) / CHECKPOINTS).is_dir():
+            raise UserError(f"{source} is a run folder; write predict PICTURES --run {source}")
+
+
+def _report_failures(unreadable: Mapping[str, Exception], writers: Sequence[ResultWriter]) -> bool:
+    """Print which files could not be read or written; return whether there are none."""
     if unreadable:
         print(f"skipped {len(unreadable)} unreadable files: {name_some(reasons(unreadable))}")
-    unwritten = {name: reason for writer in writers for name, reason in writer.failures.items()}
+    unwritten: dict[str, str] = {}
+    for writer in writers:
+        unwritten |= writer.failures
     if unwritten:
         print(f"results of {len(unwritten)} files cannot be written: {name_some(unwritten)}")
-    print(f"{detections:,} detections in {pictures:,} images, weights {detector.file}, results in {folder}")
-    if unreadable or unwritten:
-        raise SystemExit(ExitCode.FAILED)
+    return not unreadable and not unwritten
+
+
+def _prepare_rescoring(detector: Detector) -> None:
+    """Lower the score threshold of a detector to that of evaluations, because rescoring raises scores.
+
+    Raises:
+        UserError: If the network has other classes than LTDv2.
+    """
+    if tuple(detector.names) != CLASS_NAMES:
+        raise UserError(f"rescore needs a network with the classes {[*CLASS_NAMES]}, got {detector.names}.")
+    detections = detector.settings.detections
+    threshold = min(detections.score_threshold, SCORING_THRESHOLD)
+    detections = replace(detections, score_threshold=threshold, multi_label=True)
+    detector.settings = replace(detector.settings, detections=detections)
 
 
 def _refuse_all(unreadable: Mapping[str, Exception]) -> NoReturn:

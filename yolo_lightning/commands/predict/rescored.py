@@ -62,11 +62,16 @@ def _numbers(clip: Sequence[DetectionResult], places: Mapping[Path, int]) -> npt
     names = tuple(_file(result).stem for result in clip)
     if clip[0].frame is None and all(map(month_of_id, names)):
         return places_in_time(names)
-    return np.array([places[_file(result)] if result.frame is None else result.frame for result in clip])
+    if clip[0].frame is None:
+        return np.array([places[_file(result)] for result in clip])
+    return np.array([result.frame for result in clip])
 
 
 def _clip(result: DetectionResult) -> Path:
-    return _file(result).parent if result.frame is None else _file(result)
+    file = _file(result)
+    if result.frame is None:
+        return file.parent
+    return file
 
 
 def _file(result: DetectionResult) -> Path:

@@ -245,8 +245,9 @@ class JsonFile(ResultWriter):
                 result.boxes.tolist(), result.scores.tolist(), result.labels.tolist(), result.names, strict=True
             )
         ]
-        time_s = None if result.time_s is None else round(result.time_s, 6)
-        entry: dict[str, Any] = {"source": str(result.source), "frame": result.frame, "time_s": time_s}
+        entry: dict[str, Any] = {"source": str(result.source), "frame": result.frame, "time_s": None}
+        if result.time_s is not None:
+            entry["time_s"] = round(result.time_s, 6)
         entry |= {"width": width, "height": height, "detections": detections}
         self._append(self._separator + json.dumps(entry))
         self._separator = ",\n"

@@ -97,10 +97,13 @@ def _network_and_images(contents: Contents) -> dict[str, str]:
     if variant is not None:
         pairs["network"] = str(variant)
         weights = contents.settings.get("model.weights")
-        pairs["initial weights"] = Path(str(weights)).name if weights else "random"
+        pairs["initial weights"] = "random"
+        if weights:
+            pairs["initial weights"] = Path(str(weights)).name
     size = contents.settings.get("data.image_size")
     if size is not None:
-        pairs["image size"] = " x ".join(map(str, size)) if isinstance(size, list) else str(size)
+        sides = size if isinstance(size, list) else [size]
+        pairs["image size"] = " x ".join(map(str, sides))
     images = [f"{len(evaluation.record.image_ids):,} {evaluation.stage}" for evaluation in contents.evaluations]
     if TRAINING_IMAGES in contents.environment:
         images.insert(0, f"{contents.environment[TRAINING_IMAGES]} train")
@@ -205,8 +208,10 @@ def _weights(record: EvaluationRecord) -> str:
     """Return a note about the evaluated weights; empty if they are unknown."""
     if record.steps is None:
         return ""
-    epoch = "" if record.epoch is None else f", in epoch {record.epoch + 1}"
-    return note(f"Weights after {record.steps:,} batches{epoch}.")
+    text = f"Weights after {record.steps:,} batches"
+    if record.epoch is not None:
+        text += f", in epoch {record.epoch + 1}"
+    return note(f"{text}.")
 
 
 def _months(evaluation: Evaluation) -> list[str]:
@@ -294,9 +299,11 @@ def _incident_item(incident: IncidentReport) -> str:
     sentence = incident.sentence
     if not sentence.startswith(incident.kind):
         sentence = f"{incident.kind}: {sentence}"
-    outcome = f" <b>→ {escape(incident.outcome)}</b>" if incident.outcome else ""
+    text = f"<b>{heading}</b> {escape(sentence)}"
+    if incident.outcome:
+        text += f" <b>→ {escape(incident.outcome)}</b>"
     place = f'<span class="note">incidents/{escape(incident.folder)}/</span>'
-    return f"<li><b>{heading}</b> {escape(sentence)}{outcome} {place}</li>\n"
+    return f"<li>{text} {place}</li>\n"
 
 
 def _checkpoint_table(contents: Contents) -> str:

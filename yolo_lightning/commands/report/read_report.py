@@ -130,6 +130,8 @@ def read_contents(folder: Path) -> Contents:
     incidents = [reader.read(path, read_incident) for path in reports]
     evaluations = [_read_evaluation(folder, stage, reader) for stage in ("val", "test")]
     status = read_status(folder / run_files.STATUS_FILE)
+    if not isinstance(settings, dict):
+        settings = {}
     return Contents(
         name=folder.name,
         read_s=now_s,
@@ -143,7 +145,7 @@ def read_contents(folder: Path) -> Contents:
         checkpoints=tuple(checkpoints(folder / run_files.CHECKPOINTS, now_s)),
         epochs=None if status is None else status.epochs,
         environment={name: str(value) for name, value in environment.items()},
-        settings=flatten(settings) if isinstance(settings, dict) else {},
+        settings=flatten(settings),
         configurations={name: as_text(options) for name, options in configurations.items()},
         problems=tuple(reader.problems),
     )
