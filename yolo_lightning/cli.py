@@ -37,7 +37,7 @@ from yolo_lightning.commands.option_layers import given_options, layers
 from yolo_lightning.commands.option_limits import DEADLINE_OPTIONS, seed_of
 from yolo_lightning.commands.rank_plan import plan_of_all_ranks
 from yolo_lightning.commands.run_plan import FROM_DATA, Run, plan_run, with_precision
-from yolo_lightning.commands.start_supervisor import MAX_EPOCHS, reserved, supervise_fit
+from yolo_lightning.commands.start_supervisor import MAX_EPOCHS, reserved, start_supervisor
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.errors import UserError
 from yolo_lightning.module import YOLOModule
@@ -115,11 +115,14 @@ def main(args: list[str] | None = None) -> None:
     A `UserError` is printed in one line and ends the process with exit code 2; other errors keep their traceback.
 
     Args:
-        args: Words after the program name; None for those of the process, which `__main__` has answered.
+        args: Words after the program name; None for the words of the process, which `__main__` has answered.
     """
     _hide_harmless_messages()
     with user_errors():
-        words = sys.argv[1:] if args is None else answer(args)
+        words = sys.argv[1:]
+        if args is not None:
+            words = answer(args)
+            start_supervisor(words)
         if words[0] in TOOLS or has_pictures_of(words):
             run_tool(words[0], words[1:])
         else:
@@ -239,8 +242,6 @@ class YOLOCLI(LightningCLI):
         words = self._words
         given = given_options(words, os.environ)
         run = plan_run(words, options, given)
-        if run.becomes_supervisor:
-            supervise_fit(words, options)
         if run.download is not None:
             download(run.folder, options["mirror"], run.download)
             run = plan_run(words, options, given, may_download=False)

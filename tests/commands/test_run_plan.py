@@ -131,15 +131,11 @@ def test_plan_for_other_ranks_is_equal_except_for_the_reservation() -> None:
     assert Run.from_json(json.loads(json.dumps(run.to_json()))) == replace(run, is_reserved=False)
 
 
-def test_supervised_fit_becomes_a_supervisor(monkeypatch: pytest.MonkeyPatch) -> None:
-    supervised = options(supervision__enabled=True)
-    assert plan_run(["fit"], supervised, GivenOptions()).becomes_supervisor
+def test_missing_weights_of_an_evaluation_are_refused() -> None:
     with pytest.raises(
         ValueError, match=r"model\.weights must be an existing file \(nothing is downloaded\), got a\.pt"
     ):
-        plan_run(["test"], supervised | {"model.weights": "a.pt"}, GivenOptions())
-    monkeypatch.setenv(MARKER_VARIABLE, "token")
-    assert not plan_run(["fit"], supervised, GivenOptions()).becomes_supervisor
+        plan_run(["test"], options(model__weights="a.pt"), GivenOptions())
 
 
 def test_mirrored_run_is_downloaded_before_the_second_plan(tmp_path: Path) -> None:

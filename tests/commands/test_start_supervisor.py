@@ -19,7 +19,6 @@ from yolo_lightning.commands.option_limits import check_deadline, check_trainer
 from yolo_lightning.commands.start_supervisor import (
     finished_line,
     folder_of,
-    needs_supervisor,
     start_supervisor,
     supervise_settings,
 )
@@ -106,7 +105,6 @@ def test_other_names_of_configurations_stay(name: str) -> None:
         ["fit", "--config", "on.yaml", "--supervision.enabled", "false"],
         ["fit", "--config", "on.yaml", "--print_config"],
         ["fit", "--config", "on.yaml", "--help.full"],
-        ["fit", "--config", "missing.yaml", "--supervision.enabled", "true"],
     ],
 )
 def test_other_command_lines_start_no_supervisor(begun: list[tuple[Path, Job]], words: list[str]) -> None:
@@ -115,9 +113,12 @@ def test_other_command_lines_start_no_supervisor(begun: list[tuple[Path, Job]], 
 
 
 @pytest.mark.parametrize("variable", [MARKER_VARIABLE, LAUNCH_VARIABLE])
-def test_supervised_and_launched_processes_start_no_supervisor(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+def test_supervised_and_launched_processes_start_no_supervisor(
+    begun: list[tuple[Path, Job]], monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
     monkeypatch.setenv(variable, "token")
-    assert not needs_supervisor(["fit"], {"supervision.enabled": True})
+    start_supervisor(["fit", "--config", "on.yaml"])
+    assert begun == []
 
 
 def test_supervisor_gets_settings_folder_and_workers(begun: list[tuple[Path, Job]]) -> None:

@@ -25,11 +25,7 @@ from yolo_lightning.checkpoints.resume import (
 from yolo_lightning.checkpoints.torch_archive import load_checkpoint
 from yolo_lightning.commands.option_layers import GivenOptions
 from yolo_lightning.commands.option_limits import FRESH_STORE, resumes
-from yolo_lightning.commands.start_supervisor import (
-    finished_line,
-    folder_of,
-    needs_supervisor,
-)
+from yolo_lightning.commands.start_supervisor import finished_line
 from yolo_lightning.data.formats.choose_format import format_class
 from yolo_lightning.errors import UserError
 from yolo_lightning.model.convolution_settings import ConvolutionSettings
@@ -72,7 +68,6 @@ class Run:
     folder: Path  # run folder
     checkpoint: Path | None = None  # to resume or to evaluate
     is_fit: bool = False  # whether the run trains
-    becomes_supervisor: bool = False  # whether this process becomes the supervisor of the fit in `folder`
     is_reserved: bool = False  # whether this process reserves `folder`, which is that of a new run
     download: str | None = None  # run of the mirror that is downloaded before a second plan is made
     is_finished: bool = False  # whether all epochs are trained, so that the process ends
@@ -112,8 +107,6 @@ def plan_run(
         UserError: If an option cannot be used, or there is no checkpoint to resume or to evaluate.
     """
     base = run_folder.configured_folder(options["trainer.default_root_dir"])
-    if needs_supervisor(words, options):
-        return Run(folder_of(options)[0], becomes_supervisor=True)
     is_fit = words[0] == "fit"
     check_accelerator(options["trainer.accelerator"])
     check_devices(options["trainer.devices"], training_device(options))

@@ -1,6 +1,6 @@
 """Start of the supervisor of a fit, before torch is imported.
 
-The process that the user starts becomes the supervisor. Its training process parses and checks the command line.
+The process that the user starts becomes the supervisor.
 """
 
 import os
@@ -15,7 +15,6 @@ from yolo_lightning.checkpoints.remote_folder import is_address
 from yolo_lightning.commands.option_layers import NO_TRAINING, given_options
 from yolo_lightning.commands.option_limits import resumes
 from yolo_lightning.commands.unattended import detach
-from yolo_lightning.errors import UserError
 from yolo_lightning.supervision import SuperviseSettings, become_supervisor, in_use, is_supervised, reserve
 from yolo_lightning.supervision.job import job
 from yolo_lightning.utils.choices import AUTO
@@ -35,37 +34,25 @@ DEADLINE_TOLERANCE_S = 1.0
 def start_supervisor(words: Sequence[str]) -> None:
     """Become the supervisor of a fit if the options require one.
 
-    If a configuration file cannot be read, the parser of the training reports why.
-
     Args:
-        words: Command line, from the subcommand on.
+        words: Command line, from the subcommand on, which `answers` has checked.
     """
-    if words[:1] != ["fit"]:
+    is_fit = words[:1] == ["fit"] and not any(word.startswith(NO_TRAINING) for word in words)
+    if not is_fit or is_supervised() or launch_id() is not None:
         return
-    try:
-        options = given_options(words, os.environ).all
-    except (OSError, UserError):  # the parser of the subcommand reports the error
-        return
-    if needs_supervisor(words, options):
+    options = given_options(words, os.environ).all
+    if options.get("supervision.enabled") is True or options.get("detach") is True:
         supervise_fit(words, options)
 
 
-def needs_supervisor(words: Sequence[str], options: Mapping[str, Any]) -> bool:
-    """Return whether the process of a command line must become the supervisor of a fit.
+def supervise_fit(words: Sequence[str], options: Mapping[str, Any], folder: Path | None = None) -> NoReturn:
+    """Select the run folder and become the supervisor of a fit.
 
     Args:
         words: Command line, from the subcommand on.
         options: Options of the command line by full name.
-    """
-    if is_supervised() or launch_id() is not None or any(word.startswith(NO_TRAINING) for word in words):
-        return False
-    return words[:1] == ["fit"] and True in (options.get("supervision.enabled"), options.get("detach"))
-
-
-def supervise_fit(words: Sequence[str], options: Mapping[str, Any], folder: Path | None = None) -> NoReturn:
-    """Select the run folder and become the supervisor of a fit; see `needs_supervisor` for the arguments.
-
-    In `folder`, which a service passes, the fit begins at the newest checkpoint; its deadline may have passed.
+        folder: Run folder of a service. The fit begins at the newest checkpoint of this folder; the deadline may have
+            passed.
 
     Raises:
         SystemExit: With code 0, if the run to resume is finished.
