@@ -468,7 +468,7 @@ def _hide_harmless_messages() -> None:
                 logger.addHandler(CurrentStderr())
     for message in HARMLESS_WARNINGS:
         warnings.filterwarnings("ignore", message)
-    if not sys.warnoptions:  # a developer has not asked for them; a user cannot act on them
+    if not sys.warnoptions:  # a user cannot act on these warnings; a developer sets -W
         warnings.filterwarnings("ignore", category=DeprecationWarning)
         warnings.filterwarnings("ignore", category=FutureWarning)
     warnings.formatwarning = _warning_line

@@ -91,7 +91,7 @@ SHOWN = (
 SINGLE_HYPHEN = re.compile(r"-([a-zA-Z]\w[\w.]*)(?:=|$)")
 SWITCH_VALUES = (TRUE, "false")
 PARTS_IN_ORDER = ("trainer.callbacks", "trainer.logger", "trainer.plugins")
-"""Options whose parts belong to the entry of the list before them, so that they are repeated."""
+"""Options that can be repeated: each part belongs to the entry of the list before the part."""
 OTHER_MEANING = ("device", "patience", "amp", "half")
 """Arguments of Ultralytics that several options replace."""
 
@@ -162,7 +162,7 @@ def has_pictures_of(words: Sequence[str]) -> bool:
 
 
 def for_parser(words: Sequence[str]) -> list[str]:
-    """Return the words with the parser's own word for its complete help."""
+    """Return the words with `--help` in place of `--help.full`: the help of the parser is complete."""
     return [HELP_WORDS[1] if word == FULL_HELP else word for word in words]
 
 
@@ -173,7 +173,7 @@ def check(command: CommandOptions, words: Sequence[str]) -> None:
         command: Command or section of a command.
         words: Command line after the command.
     """
-    if "--" in words:  # a command with options of its own follows
+    if "--" in words:  # the command line of another program follows
         words = words[: list(words).index("--")]
     if FULL_HELP in words:
         return
@@ -292,7 +292,7 @@ def _can_mean(option: CommandOption, value: str) -> bool:
 
 
 def _check_file(command: CommandOptions, file: str, words: Sequence[str]) -> None:
-    """Exit with an error for a configuration file that cannot be read, an unknown key in it or a wrong value."""
+    """Exit with an error for an unreadable configuration file, or for an unknown key or a wrong value in the file."""
     if os.path.isdir(file):
         fail(f"the file {file} of --config is a folder; pass a YAML file")
     if not os.path.isfile(file):

@@ -25,7 +25,7 @@ from yolo_lightning.utils.suggestions import did_you_mean, similar
 DATA = "data"
 """Argument of functions that receive a data module, whose arguments are options `data.*`, as in `fit`."""
 SWITCH_VALUE = re.compile(r"true|false|yes|no|on|off|-?\d+", re.IGNORECASE)
-"""Word after a switch that is its value, also if the parser refuses the value."""
+"""Word after a switch that is the value of the switch, also if the parser refuses the value."""
 
 
 class ToolParser(ShortErrors, ArgumentParser):  # type: ignore[misc]
@@ -36,7 +36,7 @@ def run_tool(name: str, words: Sequence[str]) -> None:
     """Run a command. Its options are the arguments of its function.
 
     Args:
-        name: Name of the command, its module and its function.
+        name: Name of the command, of the module and of the function.
         words: Command line after the name.
     """
     if name in OWN_OPTIONS:

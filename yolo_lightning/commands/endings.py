@@ -103,7 +103,7 @@ def end(trainer: Trainer, words: Sequence[str], reason: str, code: int) -> NoRet
 
 
 def _hint_to_resume(words: Sequence[str], folder: Path, steps: int) -> str:
-    """Return what is saved of a fit of `steps` steps, and the command that resumes from there."""
+    """Return the newest checkpoint of a fit of `steps` steps, and the command that resumes this checkpoint."""
     newest, _ = newest_checkpoint(folder / CHECKPOINTS)
     if newest is None:
         return "nothing is saved: start again"

@@ -84,7 +84,7 @@ class ShortErrors:
         super().__init__(*positional, **{"allow_abbrev": False, **named})
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Print the message in one line and exit with code 2; jsonargparse prints the usage and a tip before it."""
+        """Print the message in one line and exit with code 2. jsonargparse itself would add the usage and a tip."""
         shortened = short_message(message, _known_keys(self))
         if not self.exit_on_error:  # type: ignore[attr-defined]
             super().error(shortened, ex)  # type: ignore[misc]
@@ -143,7 +143,9 @@ def _known_keys(parser: Any) -> set[str]:
 
 
 def short_message(message: str, keys: Collection[str]) -> str:
-    """Return a message of jsonargparse in the form of this package's own errors, in one line if it is recognized.
+    """Return a message of jsonargparse in one line, in the form of the errors of this package.
+
+    A message of an unknown form is returned unchanged.
 
     Args:
         message: Message of jsonargparse.
@@ -241,7 +243,7 @@ def wrong_group(key: str, value: Any, keys: Collection[str], source: str = "") -
 
 
 def missing_package(message: str) -> str | None:
-    """Return the error of a logger without its package in one line; None if the message contains none."""
+    """Return the error for a logger whose package is not installed; None if the message is about something else."""
     match = MISSING_PACKAGE.search(message)
     if match is None:
         return None
@@ -271,7 +273,7 @@ def wrong_choice(key: str, value: str, accepted: Sequence[str]) -> str:
 
 
 def _options_of_class(path: str) -> list[str]:
-    """Return the names of the arguments of an imported class; none if there is no such class."""
+    """Return the names of the arguments of an imported class; an unknown class has no arguments."""
     module, _, name = path.rpartition(".")
     class_of_path = getattr(sys.modules.get(module), name, None)
     if class_of_path is None:
@@ -280,7 +282,7 @@ def _options_of_class(path: str) -> list[str]:
 
 
 def public_names(module: str) -> list[str]:
-    """Return the names that an imported module exports; none if it is not imported."""
+    """Return the names that an imported module exports; a module that is not imported exports no names."""
     return sorted(getattr(sys.modules.get(module), "__all__", ()))
 
 

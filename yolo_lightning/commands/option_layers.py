@@ -24,7 +24,7 @@ PREFIX = "YOLO_LIGHTNING"
 
 TRUE = "true"
 WEIGHTS = (".ckpt", ".pt")
-"""Suffixes of files that are no RUN; `answers` names their option."""
+"""Suffixes of files of weights, which are no RUN; `answers` names the option for these files."""
 NO_TRAINING = ("-h", "--help", "--print_config")
 """Beginnings of words that print something instead of running a command."""
 

@@ -109,7 +109,7 @@ def _access(run: Run, launch: LaunchRecord) -> str:
 
 
 def digest_of_sources() -> str:
-    """Return a hash of the source files of this package, which names a checkout more exactly than its version."""
+    """Return a hash of the source files of this package: two checkouts of one version can differ."""
     root = Path(yolo_lightning.__file__).parent
     digest = sha256()
     for folder in (root, root / "callbacks"):  # a symbolic link in a checkout

@@ -100,7 +100,7 @@ def plan_run(
     Args:
         words: Command line, from the subcommand on.
         options: All options of the subcommand by full name, parsed.
-        given: Options that the user has set; all others may be replaced by those of a checkpoint.
+        given: Options that the user has set. The settings in a checkpoint replace all other options.
         may_download: Whether the run may be downloaded from the mirror.
 
     Raises:
@@ -286,7 +286,7 @@ def _plan_evaluation(base: Path, options: Mapping[str, Any], given: GivenOptions
 
 
 def chooses_folder() -> bool:
-    """Return whether this process or its parent chooses the run folder, and no launcher of several processes."""
+    """Return whether this process or its parent process chooses the run folder. No supervisor or launcher does."""
     return not is_supervised() and launch_id() is None
 
 

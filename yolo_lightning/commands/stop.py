@@ -53,7 +53,7 @@ def stop(run: Path, *, wait_s: float = 600.0) -> None:
 
 
 def saved(folder: Path) -> str:
-    """Return how far a run that has ended got, and its newest checkpoint."""
+    """Return the last step and the newest checkpoint of a run that has ended."""
     newest, _ = newest_checkpoint(folder / CHECKPOINTS)
     if is_finished(folder):
         return f"finished; newest checkpoint: {newest}"
