@@ -22,7 +22,8 @@ from yolo_lightning.commands.option_errors import (
     wrong_group,
 )
 from yolo_lightning.commands.option_layers import (
-    HELP,
+    FULL_HELP,
+    HELP_WORDS,
     PREFIX,
     TRUE,
     Layers,
@@ -53,7 +54,6 @@ from yolo_lightning.utils.suggestions import SYNONYMS, did_you_mean, missing, ne
 from yolo_lightning.utils.yaml_file import flatten, read_yaml
 
 PROGRAM = "python -m yolo_lightning"
-*HELP_WORDS, FULL_HELP = HELP
 PICTURES = "predict PICTURES"
 """The command for images and videos, whose options differ from those of `predict` for a dataset."""
 SHOWN = (

@@ -16,9 +16,9 @@ from typing import Any, Literal, get_args, get_origin
 from jsonargparse import ActionConfigFile, ArgumentParser
 
 from yolo_lightning.commands import OWN_OPTIONS
-from yolo_lightning.commands.answers import HELP_WORDS, PICTURES, PROGRAM, fitted, for_parser
+from yolo_lightning.commands.answers import PICTURES, PROGRAM, fitted, for_parser
 from yolo_lightning.commands.option_errors import ShortErrors
-from yolo_lightning.commands.option_layers import divided
+from yolo_lightning.commands.option_layers import HELP_WORDS, divided
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.suggestions import did_you_mean, similar
 

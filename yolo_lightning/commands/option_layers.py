@@ -18,7 +18,9 @@ from yolo_lightning.utils.yaml_file import flatten, read_yaml, value_of
 
 FILE_OPTION = "--config"
 SHORT_FILE_OPTION = "-c"
-HELP = ("-h", "--help", "--help.full")
+HELP_WORDS = ("-h", "--help")
+FULL_HELP = "--help.full"
+HELP = (*HELP_WORDS, FULL_HELP)
 PREFIX = "YOLO_LIGHTNING"
 """Of environment variables, as YOLO_LIGHTNING_FIT__MODEL__RECIPE__LR0."""
 

@@ -163,7 +163,7 @@ def _plan_fit(base: Path, options: Mapping[str, Any]) -> Run:
     epochs = None
     if checkpoint is not None and (resumes(options) or restarted is not None):
         epochs = run_files.epochs_trained(folder, steps_trained(checkpoint), options["trainer.max_epochs"])
-        line = _finished_line(folder, options, is_restarted=restarted is not None)
+        line = _end_line(folder, options, is_restarted=restarted is not None)
         if line is not None:
             return Run(folder, is_finished=True, lines=(line,))
     precision = None
@@ -195,7 +195,7 @@ def _checkpoint_of_fit(base: Path, options: Mapping[str, Any], restarted: Path |
     return checkpoint_to_fit(base, options["ckpt_path"], options["resume"], exactly=is_supervised())
 
 
-def _finished_line(folder: Path, options: Mapping[str, Any], *, is_restarted: bool) -> str | None:
+def _end_line(folder: Path, options: Mapping[str, Any], *, is_restarted: bool) -> str | None:
     """Return the line that ends the process because the run is finished; None if there is something to do.
 
     Args:

@@ -99,7 +99,7 @@ def install(target: Path, *, command: list[str] = [], show: bool = False) -> Non
     is_busy = current_holder(run) is not None
     enable = ["enable", file.name]
     if not is_busy:
-        enable.append("--now")
+        enable.insert(1, "--now")
     try:
         _systemctl("daemon-reload")
         _systemctl(*enable)
