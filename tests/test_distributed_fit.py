@@ -187,12 +187,12 @@ def test_loader_that_hangs_in_the_second_rank_lowers_the_level_of_the_loader(fit
 def test_killed_fit_of_two_processes_ends_before_its_deadline(fit: Fit, tmp_path: Path) -> None:
     (tmp_path / "supervised.yaml").write_text(SUPERVISED)
     options = ["--config", "supervised.yaml", "--trainer.devices", "2", "--max_hours", "0.04"]
-    began_s = time.monotonic()
+    began_s = time.time()
     done = fit([sys.executable], *options, program="-m yolo_lightning", timeout_s=500, FAILURE="kill", FAIL_AT="4")
-    seconds = time.monotonic() - began_s
     assert done.returncode == 0, done.stdout[-12000:]
+    seconds = (tmp_path / "run/finished.json").stat().st_mtime - began_s  # of the training; best.pt and report follow
     assert json.loads((tmp_path / "run/supervision.json").read_text())["restarts"] == 1
-    assert 0.6 * 144 < seconds < 144 + 5  # the process itself ends after the fit
+    assert 0.6 * 144 < seconds < 144 + 5
     checkpoint = torch.load(tmp_path / "run/checkpoints/last.ckpt", weights_only=True)
     plan = next(state["plan"] for state in checkpoint["callbacks"].values() if "plan" in state)
     assert checkpoint["global_step"] == plan["steps"] > STEPS  # one plan for both processes

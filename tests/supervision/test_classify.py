@@ -24,7 +24,6 @@ from yolo_lightning.supervision.classify import (
     parse_faulthandler,
     parse_py_spy,
 )
-from yolo_lightning.supervision.heartbeat import Phase
 
 TORCH = "torch/utils/data/dataloader.py:1"
 IDLE = ("select (selectors.py:415)", "poll (multiprocessing/connection.py:257)", "get (multiprocessing/queues.py:113)")
@@ -51,10 +50,9 @@ def judge(
     trainer: ProcessEvidence,
     *others: ProcessEvidence,
     kind: StallClass = StallClass.LOADER_STALL,
-    phase: Phase = Phase.FETCH,
     **rest: object,
 ) -> Diagnosis:
-    return describe(Evidence(phase, trainer, others, **rest), kind)  # type: ignore[arg-type]
+    return describe(Evidence(trainer, others, **rest), kind)  # type: ignore[arg-type]
 
 
 def test_names_of_the_contract_exist_in_the_code_that_they_point_to() -> None:
@@ -140,17 +138,17 @@ def test_dead_worker_is_named_with_the_kernels_word() -> None:
 
 def test_fault_12_stopped_queues_are_named() -> None:
     trainer = main_process("training_step (module.py:1)", state="D", channel="amdgpu_cs_wait")
-    diagnosis = judge(trainer, kind=StallClass.GPU_STALL, phase=Phase.STEP, evicted_ms=5000)
+    diagnosis = judge(trainer, kind=StallClass.GPU_STALL, evicted_ms=5000)
     assert diagnosis.evicted
     assert diagnosis.sentence == (
         "the trainer (process 10, state D) waits for the GPU in training_step (module.py:1), in the kernel in "
         "amdgpu_cs_wait; the kernel has stopped its GPU queues for 5000 ms more"
     )
-    assert not judge(trainer, kind=StallClass.GPU_STALL, phase=Phase.STEP, evicted_ms=0).evicted
+    assert not judge(trainer, kind=StallClass.GPU_STALL, evicted_ms=0).evicted
 
 
 def test_nothing_known_is_said() -> None:
-    diagnosis = judge(main_process(state="T"), kind=StallClass.COMPUTATION, phase=Phase.STEP)
+    diagnosis = judge(main_process(state="T"), kind=StallClass.COMPUTATION)
     expected = "the trainer (process 10, stopped (T)) is in an unknown function"
     assert diagnosis == Diagnosis(StallClass.COMPUTATION, expected)
 

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.supervision.processes import STOPPED
 from yolo_lightning.utils.process_identity import GONE
 
@@ -100,7 +99,6 @@ class ProcessEvidence:
 class Evidence:
     """State of a stalled trainer."""
 
-    phase: Phase
     trainer: ProcessEvidence
     others: tuple[ProcessEvidence, ...] = ()  # all descendants
     evicted_ms: int | None = None  # time of stopped GPU queues (AMD) during the collection; None without an AMD GPU

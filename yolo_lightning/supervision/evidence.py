@@ -98,7 +98,6 @@ def collect(request: Request, keep: Keep = keep) -> Evidence:
     if evicted_before is not None and evicted_after is not None:
         evicted = evicted_after - evicted_before
     evidence = Evidence(
-        phase=(request.heartbeat or NOT_STARTED).phase,
         trainer=replace(trainer, stack=trainer.stack or by_faulthandler),
         others=tuple(others),
         evicted_ms=evicted,
