@@ -19,9 +19,10 @@ from lightning.pytorch.callbacks import (
     ModelPruning,
     StochasticWeightAveraging,
 )
+from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
@@ -37,6 +38,7 @@ from yolo_lightning.utils.activity import Activity, during, number_from_device
 from yolo_lightning.utils.choices import check_state, checked_arguments
 from yolo_lightning.utils.loop_position import (
     align_reloads,
+    early_stop,
     ends_within_epoch,
     has_deferred_stop,
     is_accumulating,
@@ -52,6 +54,8 @@ FINAL_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 """Seconds before each further attempt to write the checkpoint of the last epoch."""
 
 GRADIENTS = "accumulated_gradients"  # checkpoint key of the gradients that no optimizer step has used yet
+
+EARLY_STOP = "early_stop"  # checkpoint key of the reason for which `EarlyStopping` has ended the fit
 
 DEFERRED_STOP = "deferred_stop"  # checkpoint key: whether the fit ends as soon as `min_epochs` allows it
 
@@ -75,6 +79,11 @@ def _checkpoint_folder(trainer: Trainer) -> Path:
             "copy the checkpoints to an address"
         )
     local_path(trainer.default_root_dir)  # raises a UserError
+    if isinstance(trainer.strategy.checkpoint_io, AsyncCheckpointIO):
+        raise UserError(
+            "trainer.plugins must not contain AsyncCheckpointIO, because the callbacks for checkpoints link, count and "
+            "mirror a file as soon as it is saved: use AtomicCheckpointIO() itself"
+        )
     if Path(trainer.default_root_dir).is_file():
         raise UserError(f"trainer.default_root_dir must be a folder, got the file {trainer.default_root_dir}")
     return Path(trainer.default_root_dir) / run_files.CHECKPOINTS
@@ -342,8 +351,9 @@ class LastCheckpoint(Checkpoint):
     yet (`accumulate_grad_batches`, or manual optimization); with several ranks, their mean. A module that saves them
     itself has the attribute `saves_gradients = True`. The checkpoints also contain the values that were logged with
     `self.log(on_epoch=True)` in the current epoch, so that means of the epoch and `ReduceLROnPlateau` are resumed, what
-    a `BaseFinetuning` has unfrozen, and a stop that `min_epochs` defers. Lightning calls this callback after all other
-    checkpoint callbacks, so that its checkpoints contain their best scores.
+    a `BaseFinetuning` has unfrozen, and a stop that `min_epochs` defers. A fit that `EarlyStopping` has ended trains
+    nothing when it is started again with an `EarlyStopping`. Lightning calls this callback after all other checkpoint
+    callbacks, so that its checkpoints contain their best scores.
     A resumed fit reloads the training data in the same epochs (`reload_dataloaders_every_n_epochs`).
 
     Args:
@@ -365,6 +375,7 @@ class LastCheckpoint(Checkpoint):
         self._accumulation = Accumulation()
         self._frozen_parts: dict[str, list[str]] | None = None
         self._has_deferred_stop = False
+        self._early_stop: str | None = None
         self._logged_values = LoggedValues()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -380,6 +391,7 @@ class LastCheckpoint(Checkpoint):
         checkpoint[LOGGED_VALUES] = self._logged_values.state_dict(trainer, pl_module)
         checkpoint[FROZEN_PARTS] = frozen_parts(trainer, pl_module)
         checkpoint[DEFERRED_STOP] = has_deferred_stop(trainer)
+        checkpoint[EARLY_STOP] = early_stop(trainer)
         if getattr(pl_module, "saves_gradients", False):
             return
         if pl_module.automatic_optimization and not is_accumulating(trainer):
@@ -402,6 +414,7 @@ class LastCheckpoint(Checkpoint):
         self._is_resumed = True
         self._frozen_parts = checkpoint.get(FROZEN_PARTS)
         self._has_deferred_stop = checkpoint.get(DEFERRED_STOP, False)
+        self._early_stop = checkpoint.get(EARLY_STOP)
         self._logged_values.load_state_dict(checkpoint.get(LOGGED_VALUES))
         self._accumulation.load_state_dict({"gradients": checkpoint.get(GRADIENTS, {})})
 
@@ -417,6 +430,13 @@ class LastCheckpoint(Checkpoint):
         self._frozen_parts = None
         if self._has_deferred_stop:
             trainer.should_stop = True
+        if self._early_stop is not None and trainer.early_stopping_callbacks:
+            trainer.should_stop = True
+            rank_zero_info(
+                f"EarlyStopping has ended this training: {self._early_stop} To continue, remove EarlyStopping from the "
+                "callbacks of the Trainer"
+            )
+        self._early_stop = None
         align_reloads(trainer)
         callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
         has_swa = any(isinstance(callback, StochasticWeightAveraging) for callback in callbacks)
@@ -446,7 +466,12 @@ class LastCheckpoint(Checkpoint):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save a checkpoint of the batch before the validation again: a resumed fit does not repeat the validation."""
-        if trainer.state.fn == TrainerFn.FITTING and self._saved_steps == steps_begun(trainer):
+        if trainer.state.fn != TrainerFn.FITTING or trainer.sanity_checking:
+            return
+        self._has_ended_within_epoch = ends_within_epoch(trainer)  # `EarlyStopping` decides after a validation
+        if self._has_ended_within_epoch:
+            self._save(trainer, FINAL_PAUSES_S)
+        elif self._saved_steps == steps_begun(trainer):
             self._save(trainer)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:

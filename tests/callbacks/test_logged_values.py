@@ -7,12 +7,12 @@ import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
-from torchmetrics import MaxMetric, MeanMetric
+from torchmetrics import MaxMetric, MeanMetric, MetricCollection
 
 from tests.helpers.lightning_runs import BATCHES, Recorder, run
 
 ALL: list[tuple[float, ...]] = []
-"""Means, largest loss and learning rate at the end of each epoch of the newest training."""
+"""Values of metrics and learning rate at the end of each epoch of the newest training."""
 
 
 class Logging(Recorder):
@@ -22,6 +22,8 @@ class Logging(Recorder):
         super().__init__()
         self.mean = MeanMetric()
         self.largest = MaxMetric()
+        self.best = MaxMetric()  # not logged and never reset
+        self.own = MetricCollection({"mean": MeanMetric(), "other_mean": MeanMetric()})  # one state for both
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         loss = super().training_step(batch, batch_idx)
@@ -30,6 +32,8 @@ class Logging(Recorder):
         self.log("mean", self.mean, on_step=False, on_epoch=True)
         self.largest.update(loss.detach())
         self.log("largest", self.largest, on_step=False, on_epoch=True)
+        self.best.update(-loss.detach())
+        self.own.update(loss.detach())
         return loss
 
     def configure_optimizers(self) -> Any:
@@ -43,7 +47,10 @@ class EpochValues(Callback):
         ALL.clear()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert isinstance(pl_module, Logging)
         values = [float(trainer.callback_metrics[name]) for name in ("loss_epoch", "mean", "largest")]
+        values += [float(value) for value in (pl_module.best.compute(), *pl_module.own.compute().values())]
+        pl_module.own.reset()
         ALL.append((*values, trainer.optimizers[0].param_groups[0]["lr"]))
 
 

@@ -15,6 +15,7 @@ from lightning.pytorch.callbacks import (
     ModelPruning,
     OnExceptionCheckpoint,
 )
+from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from torch import Tensor, nn
 
 from tests.helpers.lightning_runs import (
@@ -29,7 +30,8 @@ from tests.helpers.lightning_runs import (
     quiet_trainer,
     run,
 )
-from yolo_lightning import LastCheckpoint, latest_checkpoint, resumable_loader
+from yolo_lightning import AtomicCheckpointIO, LastCheckpoint, latest_checkpoint, resumable_loader
+from yolo_lightning.errors import UserError
 
 
 class Scored(Recorder):
@@ -183,6 +185,13 @@ def test_names_of_checkpoints_count_a_failed_batch_once(tmp_path: Path) -> None:
     assert names(tmp_path / "failed") == names(tmp_path / "whole")
 
 
+class Worsening(Recorder):
+    """Logs a value that increases with each validation."""
+
+    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+        self.log("value", float(self.global_step))
+
+
 class Improving(Recorder):
     """Logs a value that rises for two epochs and falls then."""
 
@@ -200,3 +209,22 @@ def test_decision_to_stop_that_min_epochs_defers_is_resumed(tmp_path: Path) -> N
         tmp_path, (3 * BATCHES + 2,), fit=fit, module=Improving, callbacks=callbacks, **options
     )
     assert len(whole.seen) == 4 * BATCHES
+
+
+def test_decision_to_stop_within_an_epoch_is_resumed(tmp_path: Path) -> None:
+    def fit(trainer: Trainer, module: Recorder, checkpoint: Path | None) -> None:
+        trainer.fit(module, resumable_loader(Numbers(), BATCH, trainer=trainer), [Numbers()[0]], ckpt_path=checkpoint)
+
+    situation: dict[str, Any] = {"fit": fit, "module": Worsening, "val_check_interval": 2, "limit_val_batches": 1}
+    stopped = run(tmp_path, callbacks=[lambda: EarlyStopping("value", patience=1)], interval=0, **situation)
+    assert len(stopped.seen) == 4
+    assert not run(tmp_path, callbacks=[lambda: EarlyStopping("value", patience=1)], interval=0, **situation).seen
+    continued = run(tmp_path, interval=0, **situation)
+    assert continued.seen[0][:2] == (0, 4), "the rest of the epoch"
+
+
+def test_checkpoints_in_the_background_are_refused(tmp_path: Path) -> None:
+    plugin = AsyncCheckpointIO(AtomicCheckpointIO())
+    trainer = Trainer(accelerator="cpu", default_root_dir=tmp_path, callbacks=[LastCheckpoint()], plugins=[plugin])
+    with pytest.raises(UserError, match=r"must not contain AsyncCheckpointIO.*use AtomicCheckpointIO\(\) itself"):
+        fit_numbers(trainer, Recorder(), None)

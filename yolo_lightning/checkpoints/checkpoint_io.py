@@ -75,9 +75,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 def _needs_pickle(path: Path, classes: Sequence[str]) -> str:
     """Return why Lightning does not load a checkpoint with such classes by default, and what to do, in one line."""
     return (
-        f"checkpoint {path} contains objects of {', '.join(classes[:3])}, in most cases hyperparameters. To resume, "
-        "call Trainer.fit(..., ckpt_path=..., weights_only=False) if you trust the file, or convert them to plain "
-        "Python values before save_hyperparameters"
+        f"checkpoint {path} contains objects of {', '.join(classes[:3])}, such as hyperparameters or the state of a "
+        "callback. To resume, call Trainer.fit(..., ckpt_path=..., weights_only=False) if you trust the file, or "
+        "convert them to plain Python values before they are saved"
     )
 
 

@@ -1,4 +1,4 @@
-"""Values logged with `self.log(on_epoch=True)`, and pending steps of `ReduceLROnPlateau`, as a part of a checkpoint.
+"""Values logged with `self.log(on_epoch=True)`, metrics, and steps of `ReduceLROnPlateau`, as a part of a checkpoint.
 
 Lightning stores none of them. After a resume within an epoch, the mean of a value would cover the rest of the epoch
 only, and `ReduceLROnPlateau` would make no step at the end of the epoch. Can be removed when Lightning stores them:
@@ -11,7 +11,7 @@ import torch
 from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
-from torchmetrics import Metric
+from torchmetrics import Metric, MetricCollection
 
 from yolo_lightning.utils.distributed import gather
 from yolo_lightning.utils.loop_position import end_restart, has_pending_epoch_end, is_within_epoch, pending_batches
@@ -34,7 +34,10 @@ class LoggedValues:
     def state_dict(self, trainer: Trainer, module: LightningModule) -> dict[str, Any]:
         """Return the values that all ranks have logged in the current epoch; a collective call."""
         self.add_sums(trainer)
-        values: dict[str, Any] = {"callback_metrics": dict(trainer.callback_metrics)}
+        values: dict[str, Any] = {
+            "callback_metrics": dict(trainer.callback_metrics),
+            "own_metrics": _unlogged_metrics(trainer, module),
+        }
         if is_within_epoch(trainer):
             values |= _epoch_values(trainer, module)
             values["results"] += self._sums
@@ -63,6 +66,7 @@ class LoggedValues:
             return
         values = move_data_to_device(state["ranks"][trainer.global_rank], module.device)
         trainer._logger_connector._callback_metrics.update(values["callback_metrics"])
+        _restore_metrics(module, values.get("own_metrics", {}))
         _step_plateau_schedulers(trainer, module, "step", state["pending_batches"])
         if is_within_epoch(trainer):
             _restore_metrics(module, values["metrics"])
@@ -109,13 +113,38 @@ def _epoch_values(trainer: Trainer, module: LightningModule) -> dict[str, Any]:
     return {"results": results, "metrics": metrics}
 
 
+def _unlogged_metrics(trainer: Trainer, module: LightningModule) -> dict[str, Any]:
+    """Return the states of the metrics of torchmetrics that the module updates and does not pass to `self.log`.
+
+    Lightning resets the logged ones at the end of an epoch or of a validation. A `MetricCollection` updates one metric
+    of a group with equal states, and copies the state when the metrics are requested.
+    """
+    logged_parts: set[int] = set()
+    for loop in (trainer.fit_loop.epoch_loop, trainer.fit_loop.epoch_loop.val_loop):
+        for result in loop._results.result_metrics:
+            if not result.is_tensor:
+                logged_parts.update(map(id, result.value.modules()))
+    for part in module.modules():
+        if isinstance(part, MetricCollection):
+            part.values()
+    states = {}
+    for name, part in module.named_modules():
+        if isinstance(part, Metric) and part._update_count and id(part) not in logged_parts:
+            states[name] = _metric_state(part)
+    return states
+
+
 def _metric_state(metric: Metric) -> dict[str, Any]:
     return {"count": metric._update_count, "states": {name: getattr(metric, name) for name in metric._defaults}}
 
 
 def _restore_metrics(module: LightningModule, states: dict[str, Any]) -> None:
+    """Set the states of the metrics that the module still has."""
+    parts: dict[str, Any] = dict(module.named_modules())
     for name, state in states.items():
-        metric: Any = module.get_submodule(name)
+        metric = parts.get(name)
+        if not isinstance(metric, Metric) or metric._defaults.keys() != state["states"].keys():
+            continue
         metric._update_count = state["count"]
         metric._computed = None
         for part, part_state in state["states"].items():

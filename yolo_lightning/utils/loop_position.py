@@ -10,6 +10,7 @@ resume with another batch size: the step count continues, the schedule step foll
 from typing import Any
 
 from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 
 
 class LoaderLoop:
@@ -109,6 +110,16 @@ def has_deferred_stop(trainer: Trainer) -> bool:
     Lightning does not store this. `EarlyStopping` may decide otherwise before the fit may end, and the fit ends anyway.
     """
     return bool(trainer.should_stop) and not trainer.fit_loop._can_stop_early
+
+
+def early_stop(trainer: Trainer) -> str | None:
+    """Return the reason for which an `EarlyStopping` of Lightning ends the fit, None if none has decided so."""
+    if not trainer.should_stop:
+        return None
+    for callback in trainer.early_stopping_callbacks:
+        if callback.stopping_reason != EarlyStoppingReason.NOT_STOPPED:
+            return str(callback.stopping_reason_message)
+    return None
 
 
 def omits_epoch_start(trainer: Trainer) -> bool:

@@ -1,8 +1,10 @@
 """Paths that a user has written, without errors for what no file system can resolve. Standard library only."""
 
 import os
+import re
 from glob import escape
 from pathlib import Path
+from unicodedata import normalize
 
 
 def literal_folders(pattern: str | os.PathLike[str]) -> str:
@@ -20,6 +22,28 @@ def user_path(text: str | os.PathLike[str]) -> Path:
     Unlike `Path.expanduser`, a user without a home folder (`~nobody`) is no error: the file does not exist.
     """
     return Path(os.path.expanduser(text))
+
+
+def has_drive(path: str) -> bool:
+    """Whether a path begins with the letter of a drive of Windows, such as `C:/data`."""
+    return re.match(r"[A-Za-z]:[\\/]", path) is not None
+
+
+def unicode_forms(text: str) -> list[str]:
+    """Return a text as it is, composed (NFC) and decomposed (NFD), without repetitions.
+
+    macOS and archives that are written there decompose a letter with its accents; most other programs compose them.
+    """
+    if text.isascii():
+        return [text]
+    return list(dict.fromkeys((text, normalize("NFC", text), normalize("NFD", text))))
+
+
+def existing_form(folder: str | os.PathLike[str], name: str) -> str:
+    """Return the first of the `unicode_forms` of a name that exists in a folder; the name itself if none does."""
+    if name.isascii():
+        return name
+    return next((form for form in unicode_forms(name) if os.path.lexists(os.path.join(folder, form))), name)
 
 
 def shortened(name: str, most_bytes: int) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 import pytest
 
@@ -11,6 +12,8 @@ from yolo_lightning.data.formats.annotations import Annotations
 from yolo_lightning.data.formats.coco import image_folders, read_coco
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.data.index.split_index import open_index
+from yolo_lightning.data.storage.folder_frames import FilesInFolders, ImageFiles
+from yolo_lightning.data.storage.image_header import FrameLimits
 from yolo_lightning.errors import UserError
 
 WriteJson = Callable[..., Path]
@@ -208,6 +211,18 @@ def test_images_in_none_of_the_places_are_named_with_all_places(tmp_path: Path) 
         image_folders(tmp_path / "annotations" / "instances_val.json", tmp_path, (), ["1.jpg"])
     for place in ("val", "images/val", "images", "annotations"):
         assert str(tmp_path / place) in str(raised.value)
+
+
+def test_images_of_another_unicode_form_are_found(tmp_path: Path) -> None:
+    name = normalize("NFC", "Höhe/Brücke.png")
+    folder = tmp_path / "train"
+    (folder / normalize("NFD", "Höhe")).mkdir(parents=True)
+    (folder / normalize("NFD", name)).write_bytes(b"content")
+    folders = image_folders(tmp_path / "train.json", tmp_path, (), [name])
+    assert folders == [folder]
+    for storage in (ImageFiles(folder), FilesInFolders([tmp_path, folder], 1, FrameLimits(), tmp_path)):
+        assert storage.content(name) == b"content"
+        assert storage.missing([name, "é.png"]) == ["é.png"]
 
 
 def test_percent_encoded_names_are_recognized(tmp_path: Path) -> None:

@@ -130,6 +130,15 @@ def test_missing_path_says_where_it_was_looked_for(
     assert f"tried {file.parent / 'coco8'} and {tmp_path / 'coco8'}" in str(raised.value)
 
 
+def test_paths_of_windows(yolo_set: YoloSet) -> None:
+    description = read_description(yolo_set({"train/a.png": None}, path=".\\", train=".\\images\\train"))
+    assert description.places("train") == [description.root / "images" / "train"]
+    with pytest.raises(
+        ValueError, match=r"'path' is C:\\data, which is not .* is one of Windows: replace its beginning"
+    ):
+        read_description(yolo_set({}, path="C:\\data"))
+
+
 def test_missing_split_is_named_when_it_is_asked_for(yolo_set: YoloSet) -> None:
     description = read_description(yolo_set({"train/a.png": None}, test="images/tset"))
     assert len(description.places("train")) == 1

@@ -5,6 +5,8 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
+from unicodedata import normalize
 
 import pytest
 
@@ -13,8 +15,10 @@ from yolo_lightning.data.formats.yolo_description import read_description
 from yolo_lightning.data.formats.yolo_files import SplitFiles, find_split_files
 from yolo_lightning.data.index.split_index import SplitIndex, open_packed
 from yolo_lightning.data.index.splits import hold_out
+from yolo_lightning.errors import UserError
 
 YoloSet = Callable[..., Path]
+UnicodeForm = Literal["NFC", "NFD"]
 BOX = "0 0.5 0.5 0.25 0.5\n"
 
 
@@ -55,6 +59,35 @@ def test_links_are_used_again_and_counted(yolo_set: YoloSet) -> None:
         f"3 images that are links to another image of the split, each used again, such as {images}/b.png"
     )
     assert "1 links to folders that contain the link" in note(files, "links to folders")
+
+
+@pytest.mark.parametrize(("image_form", "label_form"), [("NFC", "NFD"), ("NFD", "NFC")])
+def test_names_of_another_unicode_form_are_found(
+    image_form: UnicodeForm, label_form: UnicodeForm, yolo_set: YoloSet
+) -> None:
+    image = normalize(image_form, "Brücke")
+    label = normalize(label_form, "Brücke")
+    file = yolo_set({f"train/{image}.png": None, "train/b.png": BOX}, train="images/list.txt")
+    labels = file.parent / "labels" / "train"
+    (labels / f"{label}.txt").write_text(BOX)
+    (labels / f"{normalize(label_form, 'Höhe')}.txt").write_text(BOX)
+    (file.parent / "images" / "list.txt").write_text(f"train/b.png\ntrain/{label}.png\n")
+    for train in ("images/list.txt", "images/train"):
+        file.write_text(file.read_text().replace("images/list.txt", train))
+        files = find(file)
+        assert files.names == sorted(["images/train/b.png", f"images/train/{image}.png"])
+        assert f"{labels}/{label}.txt" in files.labels
+        assert not [note for note in files.notes if "background" in note]
+    assert "1 label files without an image" in note(files, "without an image")
+
+
+def test_a_list_from_windows_is_named(yolo_set: YoloSet) -> None:
+    file = yolo_set({"train/a.png": BOX}, train="list.txt")
+    (file.parent / "list.txt").write_text("C:\\data\\images\\train\\a.png\n")
+    with pytest.raises(
+        UserError, match=r"'C:/data/images/train/a.png' does not exist. A path with the letter of a drive"
+    ):
+        find(file)
 
 
 def test_links_to_one_image_are_not_divided(yolo_set: YoloSet, tmp_path: Path) -> None:

@@ -95,6 +95,11 @@ def test_line_that_means_nothing_is_named(tmp_path: Path, line: str, message: st
         labels_in(tmp_path, f"1 0.5 0.5 0.1 0.1\n\n{line}\n")
 
 
+def test_keypoints_without_their_number_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"box around a polygon must be fractions .* the data.yaml needs kpt_shape"):
+        labels_in(tmp_path, "0 0.5 0.5 0.2 0.2 0.4 0.4 2 0.6 0.6 2\n")
+
+
 def test_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"0 0.5 \xff\xfe")
     with pytest.raises(ValueError, match=r"a\.txt: not UTF-8 text"):

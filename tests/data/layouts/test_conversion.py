@@ -2,6 +2,7 @@
 
 import errno
 from pathlib import Path
+from unicodedata import normalize
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.formats.yolo import YoloSplit
 from yolo_lightning.data.formats.yolo_description import read_description
 from yolo_lightning.data.layouts import write_dataset
+from yolo_lightning.data.layouts.labelled_folder import paired
 from yolo_lightning.data.layouts.write_dataset import held_out
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.suggestions import missing
@@ -180,6 +182,21 @@ def test_what_cannot_be_converted_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"needs no conversion\. Type: python -m yolo_lightning fit"):
         convert(str(source), str(tmp_path / "out"))
     assert not (tmp_path / "out").exists()
+
+
+def test_names_of_another_unicode_form_are_paired() -> None:
+    composed = normalize("NFC", "Höhe/Brücke.jpg")
+    decomposed = normalize("NFD", composed)
+    assert paired([composed], [decomposed]) == ({composed: decomposed}, set())
+
+
+def test_tracks_of_cvat_name_the_export_to_choose(tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    write_voc(source, box_images(["a.png"]))
+    (file,) = source.rglob("*.xml")
+    file.write_text('<annotations><track id="0" label="car"><box frame="0" outside="1"/></track></annotations>')
+    with pytest.raises(UserError, match=r"'CVAT for video' is not read.* Export the task .* as 'CVAT for images'"):
+        convert(str(source), str(tmp_path / "out"))
 
 
 def test_boxes_in_another_format_are_refused(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from yolo_lightning.data.storage.folder_frames import FilesInFolders
 from yolo_lightning.data.storage.storage import Storage
 from yolo_lightning.data.storage.storage_settings import StorageKind
 from yolo_lightning.errors import UserError
+from yolo_lightning.utils.paths import existing_form
 from yolo_lightning.utils.plain_text import one_line
 
 PROBED_IMAGES = 16  # Number of images that are searched for in each candidate folder
@@ -53,7 +54,9 @@ def image_folders(annotation_file: Path, root: Path, folders: tuple[str, ...], f
             candidates = [root / "images", root]
         candidates += [annotation_file.parent, annotation_file.parent / "images"]
     probed = [file_names[position] for position in sampled_positions(file_names, PROBED_IMAGES)]
-    counts = {folder: sum(os.path.isfile(folder / name) for name in probed) for folder in candidates}
+    counts = {
+        folder: sum(os.path.isfile(folder / existing_form(folder, name)) for name in probed) for folder in candidates
+    }
     existing = [folder for folder in counts if counts[folder] or folder.is_dir()]
     existing.sort(key=lambda folder: -counts[folder])  # keeps the order of candidates with equal counts
     if not any(counts.values()):

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 from yolo_lightning.data.formats.annotations import distinct_names, renamed_classes
 from yolo_lightning.data.input_settings import Channels
 from yolo_lightning.errors import UserError
-from yolo_lightning.utils.paths import plain_path, real_path, user_path
+from yolo_lightning.utils.paths import existing_form, has_drive, plain_path, real_path, user_path
 from yolo_lightning.utils.plain_text import one_line
 from yolo_lightning.utils.suggestions import did_you_mean, missing, similar
 from yolo_lightning.utils.yaml_file import read_yaml
@@ -42,7 +42,7 @@ class DataDescription:
         """
         places = []
         for entry in self.entries[key]:
-            entry = entry.replace("\\", "/")
+            entry = existing_form(self.root, _with_slashes(entry))
             tried = [self.root / user_path(entry)]
             if entry.startswith("../"):
                 tried.append(self.root / entry.removeprefix("../"))
@@ -52,8 +52,7 @@ class DataDescription:
                 _, _, suggestion = missing(tried[0]).partition(". ")
                 raise UserError(
                     f"{self.file}: '{key}' is {_shown(entry)}, which does not exist (tried {places_tried}). "
-                    f"{suggestion}{' ' * bool(suggestion)}Nothing is downloaded, and Ultralytics' setting datasets_dir "
-                    "is not used: correct 'path', or set data.root"
+                    f"{suggestion}{' ' * bool(suggestion)}{remedy(entry)}"
                 )
             places.append(Path(plain_path(place)))
         return places
@@ -142,15 +141,30 @@ def _find_root(file: Path, path: object) -> Path:
         return file.parent
     if not isinstance(path, str):
         raise _refused(file, "path", "a folder", path)
-    tried = [file.parent / user_path(path), Path.cwd() / user_path(path)]
+    folders = (file.parent, Path.cwd())
+    tried = [folder / user_path(existing_form(folder, _with_slashes(path))) for folder in folders]
     for folder in tried:
         if os.path.isdir(folder):
             return folder
     places_tried = " and ".join(_shown(str(folder)) for folder in dict.fromkeys(tried))
-    raise UserError(
-        f"{file}: 'path' is {_shown(path)}, which is not a folder (tried {places_tried}). "
-        "Ultralytics' setting datasets_dir is not used: use an absolute path, or set data.root"
+    raise UserError(f"{file}: 'path' is {_shown(path)}, which is not a folder (tried {places_tried}). {remedy(path)}")
+
+
+def remedy(path: str) -> str:
+    """Return what to do about a path in a dataset that does not exist."""
+    if has_drive(path):
+        return (
+            "A path with the letter of a drive is one of Windows: replace its beginning by the folder on this machine"
+        )
+    return (
+        "Nothing is downloaded, and Ultralytics' setting datasets_dir is not used: correct 'path' (relative to this "
+        "file, or absolute), or set data.root"
     )
+
+
+def _with_slashes(path: str) -> str:
+    """Return a path with `/` between folders, also if it was written on Windows."""
+    return path.replace("\\", "/")
 
 
 def class_names(file: Path, names: object, count: Any) -> dict[int, str]:

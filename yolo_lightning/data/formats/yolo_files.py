@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from yolo_lightning.data.formats.yolo_description import DataDescription, Key
+from yolo_lightning.data.formats.yolo_description import DataDescription, Key, remedy
 from yolo_lightning.data.left_out_files import by_suffix, counted, files_left_out, other_files, suffix, unusable_files
 from yolo_lightning.data.storage.frames import IMAGE_SUFFIXES
 from yolo_lightning.errors import UserError
-from yolo_lightning.utils.paths import plain_path, real_path
+from yolo_lightning.utils.paths import existing_form, has_drive, plain_path, real_path, unicode_forms
 from yolo_lightning.utils.plain_text import first_look, one_line
 from yolo_lightning.utils.regular_files import FolderContent, file_stamp, list_folder, read_regular
 
@@ -120,7 +120,7 @@ class FolderNames:
         return name in self.of(folder) or (folder in self._closed and os.path.exists(os.path.join(folder, name)))
 
     def labels(self, folder: str) -> dict[str, str]:
-        """Return the names of the label files in a folder by stem; `.txt` precedes `.TXT`."""
+        """Return the names of the label files in a folder by stem, in all Unicode forms; `.txt` precedes `.TXT`."""
         labels = self._labels.get(folder)
         if labels is None:
             names = [name for name in self.of(folder) if name[-len(LABEL_SUFFIX) :].lower() == LABEL_SUFFIX]
@@ -128,6 +128,9 @@ class FolderNames:
             for name in sorted(name for name in names if not name.endswith(LABEL_SUFFIX)):
                 if labels.setdefault(stem(name), name) != name:
                     self.ambiguous_labels.append(os.path.join(folder, name))
+            for name in list(labels):
+                for form in unicode_forms(name):
+                    labels.setdefault(form, labels[name])
             self._labels[folder] = labels
         return labels
 
@@ -192,13 +195,19 @@ class SplitImages:
         lines = _lines(image_list)
         searched_folders: dict[str, list[str]] = {}
         base_numbers: list[int | None] = []
-        for line in lines:
-            folder, name = _folder_and_name(line)
-            if folder not in searched_folders:
-                searched_folders[folder] = [self._folder(os.path.join(base, folder)) for base in bases]
-            candidates = enumerate(searched_folders[folder])
-            matches = (number for number, candidate in candidates if self.folder_names.has(candidate, name))
-            base_numbers.append(next(matches, None))
+        for position, line in enumerate(lines):
+            base_number = None
+            for form in unicode_forms(line):
+                folder, name = _folder_and_name(form)
+                if folder not in searched_folders:
+                    searched_folders[folder] = [self._folder(os.path.join(base, folder)) for base in bases]
+                candidates = enumerate(searched_folders[folder])
+                matches = (number for number, candidate in candidates if self.folder_names.has(candidate, name))
+                base_number = next(matches, None)
+                if base_number is not None:
+                    lines[position] = form
+                    break
+            base_numbers.append(base_number)
         relative = (number for line, number in zip(lines, base_numbers, strict=True) if not line.startswith("/"))
         frequencies = Counter(number for number in relative if number is not None)
         usual_number = max(range(len(bases)), key=lambda number: frequencies[number])
@@ -261,6 +270,8 @@ def _lines(image_list: Path) -> list[str]:
             raise UserError(
                 f"image list {image_list}: a line must be the path of an image, got {one_line(name, 200)!r}"
             )
+        if has_drive(name) and not os.path.lexists(name):
+            raise UserError(f"image list {image_list}: {one_line(name, 200)!r} does not exist. {remedy(name)}")
     return names
 
 
@@ -399,10 +410,12 @@ class SplitLabels:
         for folder, image_folders in sorted(self.image_folders_of.items()):
             if folder in image_folders:  # without a folder `images`, other text files may be beside the images
                 continue
-            stems = {stem(name) for image_folder in image_folders for name in self.folder_names.of(image_folder)}
-            stems.add(stem(CLASS_LIST))
+            stems = {stem(CLASS_LIST)}
+            for image_folder in image_folders:
+                stems.update(form for name in self.folder_names.of(image_folder) for form in unicode_forms(stem(name)))
             labels = self.folder_names.labels(folder)
-            labels_without_image += [os.path.join(folder, labels[name]) for name in sorted(labels.keys() - stems)]
+            unused_names = dict.fromkeys(labels[name] for name in sorted(labels.keys() - stems))
+            labels_without_image += [os.path.join(folder, name) for name in unused_names]
         return labels_without_image
 
 
@@ -417,5 +430,8 @@ def _stamp(file: str) -> tuple[int, int, int, int] | None:
 def _labels_of_target(image: str) -> list[str]:
     """Return the label files of the target of a link."""
     target = os.path.realpath(image)
-    labels = (label_file(target), stem(target) + LABEL_SUFFIX)
+    labels = []
+    for label in (label_file(target), stem(target) + LABEL_SUFFIX):
+        folder, name = os.path.split(label)
+        labels.append(os.path.join(folder, existing_form(folder, name)))
     return [label for label in labels if os.path.isfile(label)]

@@ -67,11 +67,13 @@ def read_labels(path: Path, classes: int, keypoint_columns: int = 0) -> Labels |
         raise UserError(f"{path}, line {polygons[0]}: a file must not contain both polygons and boxes")
     centres = np.array([box_of_polygon(row[1:]) if polygons else row[1:] for row in lines])
     indices = np.array([row[0] for row in lines])
-    _refuse_outside(path, list(lines.values()), indices, centres, classes)
+    _refuse_outside(path, list(lines.values()), indices, centres, classes, are_polygons=bool(polygons))
     return Labels(indices.astype(np.int64), centres, count - len(lines), len(polygons))
 
 
-def _refuse_outside(path: Path, numbers: list[int], indices: Float64Array, centres: Float64Array, classes: int) -> None:
+def _refuse_outside(
+    path: Path, numbers: list[int], indices: Float64Array, centres: Float64Array, classes: int, *, are_polygons: bool
+) -> None:
     """Raise a UserError for the first line with an unknown class or a box outside of the image."""
     outside = ((centres > 1 + TOLERANCE) | (centres < -TOLERANCE)).any(axis=1) | (centres[:, 2:] < 0).any(axis=1)
     unknown = (indices % 1 != 0) | (indices < 0) | (indices >= classes)
@@ -83,7 +85,12 @@ def _refuse_outside(path: Path, numbers: list[int], indices: Float64Array, centr
         accepted = f"an integer from 0 to {classes - 1}" if classes > 1 else "0, as there is one class in the data.yaml"
         raise UserError(f"{place}: class must be {accepted}, got {indices[row]:g}")
     shown = ", ".join(f"{value:.6g}" for value in centres[row])
-    raise UserError(f"{place}: x, y, width, height must be fractions of the image from 0 to 1, got {shown}")
+    numbers_of = "x, y, width, height"
+    remedy = ""
+    if are_polygons:
+        numbers_of = "x, y, width, height of the box around a polygon"
+        remedy = "; if the columns behind a box are keypoints, the data.yaml needs kpt_shape, such as [17, 3]"
+    raise UserError(f"{place}: {numbers_of} must be fractions of the image from 0 to 1, got {shown}{remedy}")
 
 
 def _parsed(words: list[str]) -> tuple[float, ...]:

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from unicodedata import normalize
 
 from yolo_lightning.data.formats.yolo_files import stem
 from yolo_lightning.data.left_out_files import suffix
@@ -126,7 +127,7 @@ def paired(names: Iterable[str], files: Iterable[str]) -> tuple[dict[str, str], 
 
 
 def path_parts(path: str) -> list[str]:
-    """Return the folders of a path without those of `CONTENT_NAME`, and the file name without suffix."""
-    *folders, name = path.replace("\\", "/").split("/")
+    """Return the folders of a path without those of `CONTENT_NAME`, and the file name without suffix; in NFC."""
+    *folders, name = normalize("NFC", path).replace("\\", "/").split("/")
     cleaned = (CONTENT_NAME.sub("", folder.lower()) for folder in folders)
     return [*filter(None, cleaned), UPLOAD_PREFIX.sub("", stem(name))]

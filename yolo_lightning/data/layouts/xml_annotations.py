@@ -29,6 +29,11 @@ def read_xml(folder: SourceFolder, files: list[str]) -> SourceDataset:
             raise UserError(f"{folder.root / file}: not XML: {error}") from error
         if root.tag == "annotation":
             _read_voc(folder, file, root, labelled)
+        elif root.find("track") is not None:
+            raise UserError(
+                f"{folder.root / file}: the export 'CVAT for video' is not read, because its tracks do not name "
+                f"images. Export the task from CVAT as '{CVAT}'"
+            )
         elif root.find("image") is not None:
             _read_cvat(folder, file, root, labelled)
         else:
@@ -70,7 +75,7 @@ def _read_cvat(folder: SourceFolder, file: str, root: ElementTree.Element, label
 def _count_from_zero(labelled: LabelledFolder) -> None:
     """Subtract 1 from xmin and ymin if boxes name their first and last pixel from 1, the rule of Pascal VOC."""
     boxes = [box for image in labelled.images.values() for box in image.boxes]
-    if all(min(box) >= 1 and all(map(float.is_integer, box)) for box in boxes):
+    if boxes and all(min(box) >= 1 and all(map(float.is_integer, box)) for box in boxes):
         for box in boxes:
             box[0] -= 1
             box[1] -= 1

@@ -13,7 +13,7 @@ from yolo_lightning.data.storage.image_header import FrameLimits
 from yolo_lightning.data.storage.storage import EncodedStorage
 from yolo_lightning.data.storage.storage_settings import StorageSettings
 from yolo_lightning.errors import UserError
-from yolo_lightning.utils.paths import real_path
+from yolo_lightning.utils.paths import existing_form, real_path, unicode_forms
 from yolo_lightning.utils.plain_text import one_line
 from yolo_lightning.utils.regular_files import file_stamp, read_regular
 from yolo_lightning.utils.suggestions import missing
@@ -57,7 +57,7 @@ class ImageFiles(EncodedStorage):
 
     def path(self, name: str) -> str:
         """Return the path of the image file of a name."""
-        return os.path.join(self.base, name)
+        return os.path.join(self.base, existing_form(self.base, name))
 
     def content(self, name: str) -> bytes:
         path = self.path(name)
@@ -81,10 +81,12 @@ class ImageFiles(EncodedStorage):
         absent: list[str] = []
         for folder, files in by_folder.items():
             try:
-                present = set(os.listdir(self.base / folder))
+                present = set(os.listdir(self.base / existing_form(self.base, folder)))
             except (OSError, ValueError):
                 present = set()
-            absent += [folder + file for file in files if file not in present]
+            for file in files:
+                if file not in present and present.isdisjoint(unicode_forms(file)):
+                    absent.append(folder + file)
         return absent
 
     def state_of(self, names: Iterable[str]) -> str:
@@ -106,7 +108,7 @@ class FilesInFolders(ImageFiles):
         self.folders = tuple(folders)
 
     def path(self, name: str) -> str:
-        paths = [os.path.join(folder, name) for folder in self.folders]
+        paths = [os.path.join(folder, existing_form(folder, name)) for folder in self.folders]
         return next((path for path in paths if os.path.isfile(path)), paths[0])
 
     def missing(self, names: Iterable[str]) -> list[str]:
