@@ -1,19 +1,33 @@
 """Conversion of every layout: equal boxes, splits, files that are left out."""
 
 import errno
+import json
 from pathlib import Path
 from unicodedata import normalize
 
 import numpy as np
 import pytest
 
-from tests.helpers.layouts import CLASSES, WRITERS, Boxes, Images, write_csv, write_label_files, write_text, write_voc
+from tests.helpers.layouts import (
+    CLASSES,
+    LABELS,
+    WRITERS,
+    Boxes,
+    Images,
+    draw,
+    regions,
+    write_csv,
+    write_label_files,
+    write_text,
+    write_voc,
+)
 from yolo_lightning.commands.prepare.convert import convert
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.formats.yolo import YoloSplit
 from yolo_lightning.data.formats.yolo_description import read_description
 from yolo_lightning.data.layouts import write_dataset
-from yolo_lightning.data.layouts.labelled_folder import paired
+from yolo_lightning.data.layouts.label_studio import read_label_studio
+from yolo_lightning.data.layouts.labelled_folder import SourceFolder, paired
 from yolo_lightning.data.layouts.write_dataset import held_out
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.suggestions import missing
@@ -188,6 +202,29 @@ def test_names_of_another_unicode_form_are_paired() -> None:
     composed = normalize("NFC", "Höhe/Brücke.jpg")
     decomposed = normalize("NFD", composed)
     assert paired([composed], [decomposed]) == ({composed: decomposed}, set())
+
+
+def test_newest_annotation_of_label_studio_that_is_not_skipped_is_used(tmp_path: Path) -> None:
+    names = ["skipped.png", "several.png", "empty.png", "unfinished.png"]
+    images = box_images(names)
+    source = tmp_path / "in"
+    draw(source, images)
+    size, boxes = images["several.png"]
+    result = [{"type": LABELS, "value": region} for region in regions(size, boxes)]
+    older = {"result": [*result, *result], "updated_at": "2024-01-01T10:00:00Z"}
+    newer = {"result": result, "updated_at": "2024-09-01T10:00:00Z", "prediction": {"result": result}}
+    cancelled = {"result": result, "was_cancelled": True, "updated_at": "2024-10-01T10:00:00Z"}
+    annotations = [[cancelled], [newer, older, cancelled], [{"result": []}], []]
+    tasks = [
+        {"data": {"image": f"/data/upload/1/{name}"}, "annotations": parts}
+        for name, parts in zip(names, annotations, strict=True)
+    ]
+    write_text(source / "project.json", json.dumps(tasks))
+    labelled = read_label_studio(SourceFolder(source), ["project.json"])
+    assert [name.decode() for name in labelled.annotations.file_names] == ["empty.png", "several.png"]
+    assert len(labelled.annotations.boxes) == len(boxes)
+    assert labelled.notes["tasks left out, which are skipped or not annotated"] == ["skipped.png", "unfinished.png"]
+    assert labelled.notes["annotations left out, because the image has a newer annotation"] == ["several.png"]
 
 
 def test_tracks_of_cvat_name_the_export_to_choose(tmp_path: Path) -> None:

@@ -25,26 +25,56 @@ def label_studio_files(folder: SourceFolder) -> list[str]:
 
 def read_label_studio(folder: SourceFolder, files: list[str]) -> SourceDataset:
     labelled = LabelledFolder(LABEL_STUDIO, CORNER_AND_SIDES, is_percent=True)
+    newest: dict[str, dict[str, Any]] = {}  # Newest annotation of each image
     for file in files:
         try:
             tasks = msgspec.json.decode(folder.read(file), type=list[dict[str, Any]])
         except (msgspec.DecodeError, RecursionError) as error:
             raise UserError(f"{folder.root / file}: not a list of Label Studio's tasks: {error}") from error
         for task in tasks:
-            fields = task.get("data", task)
-            texts = [unquote(value.rpartition("?d=")[2]) for value in fields.values() if isinstance(value, str)]
-            names = [text for text in texts if suffix(text) in IMAGE_SUFFIXES]
-            if not names:
+            name = _image_name(task.get("data", task))
+            if not name:
                 labelled.notes["tasks without an image left out"].append(file)
                 continue
-            image = labelled.images[names[0]]
-            for region in _regions(task.get("annotations", [task])[:1]):
-                if region.get("rotation") or len(region[LABELS]) != 1:
-                    labelled.notes["regions left out that are rotated or have not one label"].append(names[0])
-                    continue
-                image.class_names.append(str(region[LABELS][0]))
-                image.boxes.append(folder.numbers((region.get(key) for key in BOX_KEYS), file))
+            annotations = _annotations(task)
+            if not annotations:
+                labelled.notes["tasks left out, which are skipped or not annotated"].append(name)
+            for annotation in annotations:
+                if name in newest:
+                    labelled.notes["annotations left out, because the image has a newer annotation"].append(name)
+                if name not in newest or _time(annotation) >= _time(newest[name]):
+                    newest[name] = annotation
+    for name, annotation in newest.items():
+        image = labelled.images[name]
+        for region in _regions(annotation.get("result", annotation)):
+            if region.get("rotation") or len(region[LABELS]) != 1:
+                labelled.notes["regions left out that are rotated or have not one label"].append(name)
+                continue
+            image.class_names.append(str(region[LABELS][0]))
+            image.boxes.append(folder.numbers((region.get(key) for key in BOX_KEYS), name))
     return located(folder, labelled)
+
+
+def _image_name(fields: Any) -> str:
+    """Return the written path of the image of a task, empty if there is none."""
+    if not isinstance(fields, dict):
+        return ""
+    texts = [unquote(value.rpartition("?d=")[2]) for value in fields.values() if isinstance(value, str)]
+    return next((text for text in texts if suffix(text) in IMAGE_SUFFIXES), "")
+
+
+def _annotations(task: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the annotations of a task that are not skipped; in the export JSON-MIN, the task is one annotation.
+
+    The rectangles of an annotation are in `result`; `prediction` contains those of a model, from which it was made.
+    """
+    annotations = task.get("annotations", [task]) or []
+    return [part for part in annotations if isinstance(part, dict) and not part.get("was_cancelled")]
+
+
+def _time(annotation: dict[str, Any]) -> str:
+    """Return the time of the last change of an annotation as text in ISO 8601, empty if it is unknown."""
+    return str(annotation.get("updated_at") or annotation.get("created_at") or "")
 
 
 def _regions(value: Any) -> Iterator[dict[str, Any]]:
