@@ -1,7 +1,7 @@
 """Checkpoints during a fit: the best, the newest, and those of whole epochs."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy, deepcopy
 from pathlib import Path
@@ -136,6 +136,14 @@ def _set_accumulation(trainer: Trainer) -> None:
     for callback in callbacks:
         if isinstance(callback, GradientAccumulationScheduler):
             callback.on_train_epoch_start(trainer)
+
+
+def _set_double_weights(module: LightningModule, weights: Mapping[str, Tensor]) -> None:
+    """Set weights in float64: with the precision 64-true, Lightning loads them before it converts the module."""
+    if weights:
+        for name, value in module.state_dict().items():
+            if name in weights:
+                value.copy_(weights[name])
 
 
 def _place_after_other_checkpoints(callback: Checkpoint, trainer: Trainer) -> None:
@@ -376,6 +384,7 @@ class LastCheckpoint(Checkpoint):
         self._frozen_parts: dict[str, list[str]] | None = None
         self._has_deferred_stop = False
         self._early_stop: str | None = None
+        self._double_weights: dict[str, Tensor] = {}
         self._logged_values = LoggedValues()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -415,6 +424,10 @@ class LastCheckpoint(Checkpoint):
         self._frozen_parts = checkpoint.get(FROZEN_PARTS)
         self._has_deferred_stop = checkpoint.get(DEFERRED_STOP, False)
         self._early_stop = checkpoint.get(EARLY_STOP)
+        self._double_weights = {}
+        for name, value in checkpoint.get("state_dict", {}).items():
+            if isinstance(value, Tensor) and value.dtype == torch.float64:
+                self._double_weights[name] = value
         self._logged_values.load_state_dict(checkpoint.get(LOGGED_VALUES))
         self._accumulation.load_state_dict({"gradients": checkpoint.get(GRADIENTS, {})})
 
@@ -424,6 +437,8 @@ class LastCheckpoint(Checkpoint):
             _warn_of_earlier_checkpoints(_checkpoint_folder(trainer))
         if omits_epoch_start(trainer):
             _set_accumulation(trainer)
+        _set_double_weights(pl_module, self._double_weights)
+        self._double_weights = {}
         self._accumulation.restore(pl_module, trainer.scaler)
         self._logged_values.restore(trainer, pl_module)
         restore_frozen_parts(trainer, pl_module, self._frozen_parts)

@@ -38,6 +38,10 @@ def test_gradients_of_manual_optimization_are_resumed(tmp_path: Path) -> None:
     assert_resumes_exactly(tmp_path, [2, BATCHES, BATCHES + 1, BATCHES + 2], module=Manual, max_epochs=2)
 
 
+def test_weights_in_float64_are_resumed(tmp_path: Path) -> None:
+    assert_resumes_exactly(tmp_path, [BATCHES + 2], precision="64-true", max_epochs=2)
+
+
 def test_only_checkpoints_inside_an_accumulation_contain_gradients(tmp_path: Path) -> None:
     for batches in (2, 4, BATCHES):
         run(tmp_path / str(batches), batches, accumulate_grad_batches=4)

@@ -218,8 +218,7 @@ def test_images_of_another_unicode_form_are_found(tmp_path: Path) -> None:
     folder = tmp_path / "train"
     (folder / normalize("NFD", "Höhe")).mkdir(parents=True)
     (folder / normalize("NFD", name)).write_bytes(b"content")
-    folders = image_folders(tmp_path / "train.json", tmp_path, (), [name])
-    assert folders == [folder]
+    assert image_folders(tmp_path / "train.json", tmp_path, (), [name])[0] == folder
     for storage in (ImageFiles(folder), FilesInFolders([tmp_path, folder], 1, FrameLimits(), tmp_path)):
         assert storage.content(name) == b"content"
         assert storage.missing([name, "é.png"]) == ["é.png"]

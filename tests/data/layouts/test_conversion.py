@@ -205,26 +205,26 @@ def test_names_of_another_unicode_form_are_paired() -> None:
 
 
 def test_newest_annotation_of_label_studio_that_is_not_skipped_is_used(tmp_path: Path) -> None:
-    names = ["skipped.png", "several.png", "empty.png", "unfinished.png"]
-    images = box_images(names)
+    images = box_images(["empty.png", "several.png", "skipped.png", "unfinished.png"])
     source = tmp_path / "in"
     draw(source, images)
-    size, boxes = images["several.png"]
-    result = [{"type": LABELS, "value": region} for region in regions(size, boxes)]
+    result = [{"type": LABELS, "value": region} for region in regions(*images["several.png"])]
     older = {"result": [*result, *result], "updated_at": "2024-01-01T10:00:00Z"}
     newer = {"result": result, "updated_at": "2024-09-01T10:00:00Z", "prediction": {"result": result}}
-    cancelled = {"result": result, "was_cancelled": True, "updated_at": "2024-10-01T10:00:00Z"}
-    annotations = [[cancelled], [newer, older, cancelled], [{"result": []}], []]
-    tasks = [
-        {"data": {"image": f"/data/upload/1/{name}"}, "annotations": parts}
-        for name, parts in zip(names, annotations, strict=True)
-    ]
+    skipped = {"result": result, "was_cancelled": True, "updated_at": "2024-10-01T10:00:00Z"}
+    annotations = {
+        "empty": [{"result": []}],
+        "several": [newer, older, skipped],
+        "skipped": [skipped],
+        "unfinished": [],
+    }
+    tasks = [{"data": {"image": f"{name}.png"}, "annotations": parts} for name, parts in annotations.items()]
     write_text(source / "project.json", json.dumps(tasks))
-    labelled = read_label_studio(SourceFolder(source), ["project.json"])
-    assert [name.decode() for name in labelled.annotations.file_names] == ["empty.png", "several.png"]
-    assert len(labelled.annotations.boxes) == len(boxes)
-    assert labelled.notes["tasks left out, which are skipped or not annotated"] == ["skipped.png", "unfinished.png"]
-    assert labelled.notes["annotations left out, because the image has a newer annotation"] == ["several.png"]
+    dataset = read_label_studio(SourceFolder(source), ["project.json"])
+    assert dataset.annotations.file_names.tolist() == [b"empty.png", b"several.png"]
+    assert len(dataset.annotations.boxes) == 1
+    assert dataset.notes["tasks left out, which are skipped or not annotated"] == ["skipped.png", "unfinished.png"]
+    assert dataset.notes["annotations left out, because the image has a newer annotation"] == ["several.png"]
 
 
 def test_tracks_of_cvat_name_the_export_to_choose(tmp_path: Path) -> None:

@@ -178,7 +178,10 @@ def resumable_loader(
     check_types("resumable_loader", hints, {"shuffle": shuffle, **options})
     refused = sorted(options.keys() & {"sampler", "batch_sampler", "drop_last"})
     if refused:
-        raise UserError(f"resumable_loader determines the order of the samples; remove {', '.join(refused)}")
+        raise UserError(
+            f"resumable_loader determines the order of the samples; remove {', '.join(refused)}. Samples that an epoch "
+            "should contain several times, or not at all, are chosen by torch.utils.data.Subset(dataset, indices)"
+        )
     arguments = signature(DataLoader).parameters
     for name in options.keys() - arguments:
         raise TypeError(f"resumable_loader has no argument {name!r}{did_you_mean(similar(name, arguments))}")
