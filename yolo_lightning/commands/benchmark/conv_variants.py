@@ -16,7 +16,7 @@ AUTOTUNE_S = 12.0
 
 
 class Variant(StrEnum):
-    """An implementation in one memory layout. All `gemm` variants and `native-nhwc` use PyTorch's `channels_last`.
+    """An implementation in one memory layout. All variants except `native` use PyTorch's `channels_last`.
 
     The implementations of this package come first, and those that may hang last.
     """
@@ -26,6 +26,7 @@ class Variant(StrEnum):
     GEMM_AUTOTUNE = "gemm-autotune"
     GEMM_CHECKPOINTING = "gemm-checkpointing"
     NATIVE_NHWC = "native-nhwc"
+    NATIVE_GRAPH = "native-graph"  # recorded as CUDA graphs: `model.convolution.cuda_graph`
     NATIVE = "native"
 
     @property
@@ -36,8 +37,7 @@ class Variant(StrEnum):
     @property
     def memory_format(self) -> torch.memory_format:
         """The memory format of images, activations and weights."""
-        nhwc = self.implementation == "gemm" or self is Variant.NATIVE_NHWC
-        return torch.channels_last if nhwc else torch.contiguous_format
+        return torch.contiguous_format if self is Variant.NATIVE else torch.channels_last
 
     @property
     def uses_kernels(self) -> bool:
@@ -62,8 +62,9 @@ def convert(module: nn.Module, variant: Variant) -> None:
 
 
 def absent(device: torch.device) -> set[Variant]:
-    """Return the variants that a device does not have; the GPU kernels need CUDA or HIP."""
-    return set() if device.type == "cuda" else {Variant.GEMM_KERNELS, Variant.GEMM_AUTOTUNE}
+    """Return the variants that a device does not have; GPU kernels and recorded passes need CUDA or HIP."""
+    needs_cuda = {Variant.GEMM_KERNELS, Variant.GEMM_AUTOTUNE, Variant.NATIVE_GRAPH}
+    return set() if device.type == "cuda" else needs_cuda
 
 
 @contextmanager

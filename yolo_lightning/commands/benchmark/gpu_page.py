@@ -15,18 +15,20 @@ QUESTIONS = {
 READING_AID = """\
 How to read this page: `gemm` is this package with the algorithms of its table, in channels_last. `gemm-kernels` adds
 its CUDA/HIP kernels, `gemm-autotune` measures the fastest algorithm of each layer, `gemm-checkpointing` recomputes
-activations. `native` is PyTorch (cuDNN, MIOpen or oneDNN), also in channels_last (`native-nhwc`);
-on NVIDIA cards its float32 convolutions use TF32, PyTorch's default. Times are medians over
+activations. `native` is PyTorch (cuDNN, MIOpen or oneDNN), also in channels_last (`native-nhwc`) and recorded as CUDA
+graphs (`native-graph`); on NVIDIA cards its float32 convolutions use TF32, PyTorch's default. Times are medians over
 rounds in which all variants take turns; the range is the fastest and the slowest round. A ratio below 1 means: faster
 than the reference. `-` means: not measured."""
 BACKEND = "model.convolution.backend"
 ALGORITHM = "model.convolution.algorithm"
 FORMAT = "model.convolution.memory_format"
+CUDA_GRAPH = "model.convolution.cuda_graph"
 SETTINGS_OF = {
     "gemm": {BACKEND: "gemm", ALGORITHM: "table"},
     "gemm-kernels": {BACKEND: "gemm", ALGORITHM: "auto"},
     "gemm-autotune": {BACKEND: "gemm", ALGORITHM: "autotune"},
     "native-nhwc": {BACKEND: "native", FORMAT: "channels_last"},
+    "native-graph": {BACKEND: "native", FORMAT: "channels_last", CUDA_GRAPH: "true"},
     "native": {BACKEND: "native", FORMAT: "contiguous"},
 }
 """Settings of each variant that a training can use."""

@@ -114,7 +114,8 @@ def _times_s(results: Sequence[Result], gemm: Result | None, native: Result | No
 
 def layers(section: Section) -> None:
     """Measure every distinct convolution of YOLOv8n alone in float32, forward and backward."""
-    variants = section.variants(variant for variant in Variant if variant is not Variant.GEMM_CHECKPOINTING)
+    of_networks = (Variant.GEMM_CHECKPOINTING, Variant.NATIVE_GRAPH)
+    variants = section.variants(variant for variant in Variant if variant not in of_networks)
     graph = make_module().graph
     measured = []
     rows = []

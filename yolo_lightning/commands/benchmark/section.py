@@ -50,7 +50,7 @@ class Section:
         """Return the candidates that the device has, without native convolutions if they are not measured."""
         excluded = absent(self.device)
         if self.skips_native:
-            excluded |= {Variant.NATIVE, Variant.NATIVE_NHWC}
+            excluded |= {variant for variant in Variant if variant.implementation == "native"}
         return [variant for variant in candidates if variant not in excluded]
 
     @property

@@ -41,7 +41,7 @@ STEPS_PER_SAMPLE = 8
 WARM_STEPS = 2
 BATCHES = 4
 """Different batches, which repeat; in page-locked memory if there is a GPU."""
-BFLOAT16_VARIANTS = (Variant.GEMM, Variant.GEMM_KERNELS, Variant.NATIVE_NHWC)
+BFLOAT16_VARIANTS = (Variant.GEMM, Variant.GEMM_KERNELS, Variant.NATIVE_NHWC, Variant.NATIVE_GRAPH)
 EPOCH_IMAGES = 329_299
 """Training frames of LTDv2."""
 Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
@@ -102,7 +102,8 @@ class TrainerSteps:
 
     def __init__(self, section: Section, variant: Variant, precision: Precision, self_check_share: float = 0.0) -> None:
         guard = GuardSettings(max_oom_splits=0, self_check_share=self_check_share)
-        self._module = make_module(recipe=Recipe(warmup_epochs=0.0), guard=guard)
+        convolution = ConvolutionSettings(backend="native", cuda_graph=variant is Variant.NATIVE_GRAPH)
+        self._module = make_module(recipe=Recipe(warmup_epochs=0.0), guard=guard, convolution=convolution)
         convert(self._module.graph, variant)
         self._clock = StepClock(section.device)
         self._batches = [random_batch(section.batch_size, section.image_size, seed) for seed in range(BATCHES)]
@@ -176,10 +177,10 @@ def random_batch(batch_size: int, image_size: ImageSize, seed: int) -> Batch:
 
 
 def make_module(**options: Any) -> YOLOModule:
-    """Return YOLOv8n with native convolutions and equal random weights, in training mode on the CPU.
+    """Return YOLOv8n with equal random weights in training mode on the CPU, by default with native convolutions.
 
     `options` are further arguments of `YOLOModule`.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return YOLOModule("yolov8n", **options, convolution=ConvolutionSettings(backend="native")).train()
+        return YOLOModule("yolov8n", **({"convolution": ConvolutionSettings(backend="native")} | options)).train()
