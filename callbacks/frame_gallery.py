@@ -1,6 +1,7 @@
 """Pictures of the best and worst frames of an evaluation, for the report."""
 
 from bisect import insort
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -103,7 +104,7 @@ class FrameGallery(Callback):
         if self._sheet:
             path = folder / EPOCHS / f"epoch-{trainer.current_epoch + 1:04d}-step-{steps_begun(trainer):09d}.jpg"
             with self._file.attempt(path, "the run continues"):
-                self._write_sheet(path)
+                self._write_sheet(path, pl_module.hparams["class_names"])
         if not _is_used(trainer):
             return
         assert trainer.state.fn is not None
@@ -125,11 +126,11 @@ class FrameGallery(Callback):
                 detections = shown_detections(prediction, self.score_threshold)
                 self._sheet[clip] = (original_frame(batch, position), target, detections)
 
-    def _write_sheet(self, path: Path) -> None:
+    def _write_sheet(self, path: Path, class_names: Sequence[str]) -> None:
         """Write the sheet of a validation, and delete sheets between earlier validations if there are too many."""
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary:
-            temporary.write_bytes(encode(prediction_sheet(list(self._sheet.values()))))
+            temporary.write_bytes(encode(prediction_sheet(list(self._sheet.values()), class_names)))
         sheets = sorted(path.parent.glob("*.jpg"))
         if len(sheets) > MOST_SHEETS:
             for sheet in sheets[1:-1:2]:
@@ -167,8 +168,9 @@ class FrameGallery(Callback):
         for group, frames in groups.items():
             for number, frame in enumerate(frames, 1):
                 path = folder / f"{stage}-{group}-{number}.jpg"
+                drawn = side_by_side(frame.pixels, frame.target, frame.prediction, class_names)
                 with replacing(path) as temporary:
-                    temporary.write_bytes(encode(side_by_side(frame.pixels, frame.target, frame.prediction)))
+                    temporary.write_bytes(encode(drawn))
                 listed.append({"group": group, "file": path.name, **asdict(frame.score)})
         content = {"stage": stage, "score_threshold": self.score_threshold, "class_names": class_names}
         write_json(index, content | {"frames": listed})

@@ -83,6 +83,16 @@ def test_pil_images_are_detected_as_their_arrays(detector: Detector) -> None:
     assert same(detector(turned), detector(FRAME))
 
 
+def test_tensors_are_detected_as_their_arrays(detector: Detector) -> None:
+    image = torch.from_numpy(FRAME).permute(2, 0, 1)
+    assert same(detector(image), detector(FRAME))
+    first, second = detector(torch.stack([image, image.flip(2)]).float() / 255)
+    assert same(first, detector(FRAME))
+    assert same(second, detector(np.ascontiguousarray(FRAME[:, ::-1])))
+    gray = FRAME[..., 0]
+    assert same(detector([torch.from_numpy(gray)[None]])[0], detector(gray))
+
+
 @pytest.mark.whole_run
 def test_detecting_imports_no_package_of_training(folder: Path) -> None:
     """The import of the training's packages takes three times as long as that of all others together."""
@@ -206,7 +216,11 @@ def test_a_box_has_one_class_in_a_picture_and_several_in_a_validation(folder: Pa
         ),
         (np.zeros((4, 5, 4), np.uint8), r"got \(4, 5, 4\) of uint8"),
         (np.zeros((0, 5), np.uint8), r"got \(0, 5\) of uint8"),
-        ([None], "an image must be a path, a PIL image or an array of uint8, got NoneType"),
+        ([None], "an image must be a path, a PIL image, a tensor or an array of uint8, got NoneType"),
+        (torch.zeros(4, 4, 4), r"a tensor must be \(C, H, W\) or .*, got \(4, 4, 4\) of torch.float32"),
+        (torch.zeros(3, 4, 4, dtype=torch.int64), "got .* of torch.int64"),
+        (torch.full((3, 4, 4), 255.0), "must contain values from 0 to 1, got 255 to 255"),
+        (torch.full((1, 3, 4, 4), torch.nan), "must contain values from 0 to 1, got nan to nan"),
         ("http://camera/video.mp4", "http://camera/video.mp4 does not exist: .*must be local files; addresses and"),
         (["rtsp://camera/1"], "rtsp://camera/1 does not exist: .*must be local files; addresses and"),
         ("absent.png", "absent.png does not exist"),

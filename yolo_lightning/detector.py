@@ -14,6 +14,7 @@ import numpy.typing as npt
 import PIL.Image
 import PIL.ImageOps
 import torch
+from torch import Tensor
 
 from yolo_lightning.checkpoints.checkpoint_file import require_whole
 from yolo_lightning.checkpoints.remote_folder import local_checkpoint
@@ -63,6 +64,9 @@ class Detector:
     Arrays are `(H, W)` gray or `(H, W, 3)` RGB of uint8. OpenCV reads BGR: use `cv2.cvtColor(image,
     cv2.COLOR_BGR2RGB)`. Gray images with 16 bits, in files and in arrays of uint16, are mapped to 8 bits by
     `pixel_range`.
+
+    Tensors are `(C, H, W)`, one image, or `(N, C, H, W)`, a list of images, with 1 gray or 3 RGB channels, of uint8 or
+    of floating point numbers from 0 to 1.
 
     If the network was trained with `data.input.background`, the background of a video, and of the numbered images in
     the folder of an image file, is computed first. An array is `(H, W, 2)`, a gray frame and its background, or
@@ -163,8 +167,14 @@ class Detector:
     @overload
     def __call__(self, source: Pixels | PIL.Image.Image) -> DetectionResult: ...
 
+    # A tensor means one image, or a batch of images (a list).
     @overload
-    def __call__(self, source: Sequence[Pixels | PIL.Image.Image | str | PathLike[str]]) -> list[DetectionResult]: ...
+    def __call__(self, source: Tensor) -> Any: ...
+
+    @overload
+    def __call__(
+        self, source: Sequence[Pixels | PIL.Image.Image | Tensor | str | PathLike[str]]
+    ) -> list[DetectionResult]: ...
 
     # A path means an image (one result) or a video, folder or pattern (an iterator): its type cannot tell.
     @overload
@@ -178,6 +188,8 @@ class Detector:
             FrameError: If an image file is damaged or has a bit depth that is not supported.
         """
         reader = ClipReader(self.settings.background, self.settings.pixel_range)
+        if isinstance(source, torch.Tensor) and source.ndim == 4:
+            source = list(source)
         if isinstance(source, list | tuple):
             return list(self.detect(chain.from_iterable(_single_image(element, reader) for element in source)))
         if isinstance(source, str | PathLike) and not _is_single(source):
@@ -279,6 +291,8 @@ def _single_image(source: Any, reader: ClipReader) -> Iterator[InputImage]:
             raise UserError(f"{source} must be an image: lists contain arrays and image files only.")
         yield from chain.from_iterable(map(reader.read, find_files([str(source)])))
         return
+    if isinstance(source, torch.Tensor):
+        source = _pixels_of_tensor(source)
     if isinstance(source, PIL.Image.Image):
         upright = PIL.ImageOps.exif_transpose(source)  # as OpenCV reads the file
         keeps_values = upright.mode == "L" or upright.mode.startswith("I;16")
@@ -286,9 +300,33 @@ def _single_image(source: Any, reader: ClipReader) -> Iterator[InputImage]:
             raise UserError(f"a PIL image must have 8 bits, or 16 with the mode I;16, got the mode {upright.mode}.")
         source = np.array(upright if keeps_values else upright.convert("RGB"))
     if not isinstance(source, np.ndarray):
-        raise UserError(f"an image must be a path, a PIL image or an array of uint8, got {type(source).__name__}.")
+        raise UserError(
+            f"an image must be a path, a PIL image, a tensor or an array of uint8, got {type(source).__name__}."
+        )
     pixels = np.asarray(source, source.dtype.newbyteorder("="))
     yield from_array(pixels, reader.ranges, has_background=reader.background)
+
+
+def _pixels_of_tensor(image: Tensor) -> npt.NDArray[np.uint8]:
+    """Return an array `(H, W)` or `(H, W, C)` of uint8 for a tensor `(C, H, W)` of uint8 or values from 0 to 1."""
+    is_floating_point = image.is_floating_point()
+    if image.ndim != 3 or len(image) > 3 or not (is_floating_point or image.dtype == torch.uint8):
+        raise UserError(
+            "a tensor must be (C, H, W) or (N, C, H, W) with 1 gray or 3 RGB channels, of uint8 or of floating point "
+            f"numbers from 0 to 1, got {tuple(image.shape)} of {image.dtype}."
+        )
+    values = image.detach().cpu()
+    if is_floating_point:
+        if not ((values >= 0) & (values <= 1)).all():
+            raise UserError(
+                "a tensor of floating point numbers must contain values from 0 to 1, got "
+                f"{values.min():g} to {values.max():g}."
+            )
+        values = (values.float() * 255).round().to(torch.uint8)
+    pixels: npt.NDArray[np.uint8] = values.permute(1, 2, 0).contiguous().numpy()
+    if len(image) == 1:
+        return pixels[..., 0]
+    return pixels
 
 
 def arranged_network(file: Path, device: torch.device, convolution: Convolution, *, allow_pickle: bool = False) -> Any:

@@ -150,7 +150,7 @@ def test_disk_that_is_full_does_not_end_the_run(tmp_path: Path) -> None:
 def test_colour_and_gray_frames_are_drawn_on_both_sides() -> None:
     truth, found = target("a"), prediction("a", MISS)
     for frame in (np.full((60, 80), 100, np.uint8), np.full((60, 80, 3), (10, 20, 200), np.uint8)):
-        picture = side_by_side(frame, truth, found)
+        picture = side_by_side(frame, truth, found, ("cat",))
         left, other = picture[:, :640], picture[:, 640 + GAP :]
         background = frame[0, 0][::-1] if frame.ndim == 3 else np.full(3, 100)
         np.testing.assert_array_equal(left[5, 5], background)
@@ -165,7 +165,7 @@ def test_small_frames_grow_by_whole_factors(width: int, gain: float) -> None:
 
 
 def test_pictures_of_high_frames_can_be_stored() -> None:
-    high = side_by_side(np.zeros((5000, 4), np.uint8), target("a"), prediction("a"))
+    high = side_by_side(np.zeros((5000, 4), np.uint8), target("a"), prediction("a"), ("cat",))
     assert encode(high)
     assert len(high) == 8192
 

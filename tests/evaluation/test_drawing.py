@@ -1,4 +1,6 @@
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cv2
@@ -11,7 +13,7 @@ from yolo_lightning.data.batch import Batch
 from yolo_lightning.data.boxes import Letterbox
 from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.evaluation.detection_result import DetectionResult
-from yolo_lightning.evaluation.drawing import bgr, class_colour, original_frame
+from yolo_lightning.evaluation.drawing import bgr, class_colour, free_place, original_frame, with_boxes
 
 NAMES = ("a", "b", "c")
 
@@ -29,7 +31,8 @@ def test_notebooks_show_one_line_and_the_picture() -> None:
     assert repr(result) == "DetectionResult(2 c; 80 x 50 pixels, a.jpg)"
     assert [(name, score, box.tolist()) for name, score, box in result][1] == ("c", 0.5, [5, 5, 9, 9])
     decoded = cv2.imdecode(np.frombuffer(result._repr_png_(), np.uint8), cv2.IMREAD_COLOR_RGB)
-    assert np.array_equal(decoded, result.plot())
+    assert result.legible_scale == 3
+    assert np.array_equal(decoded, result.plot(3))
 
 
 @pytest.mark.parametrize("label", range(3))
@@ -49,6 +52,60 @@ def test_first_box_is_on_top() -> None:
 def test_text_at_the_border_is_complete(box: list[float]) -> None:
     usual, image = ((plotted(one, [0]) == 0).all(axis=2).sum() for one in ([100, 100, 140, 160], box))
     assert image > 0.9 * usual > 0
+
+
+def test_texts_do_not_cover_each_other_and_lie_in_the_image() -> None:
+    sides = np.random.default_rng(0).integers(0, 80, (60, 4))
+    taken = np.zeros((0, 4), np.int64)
+    without_place = 0
+    for x, y, width, height in sides.tolist():
+        place = free_place((x, y, x + width, y + height), (20, 6), (90, 90), taken)
+        if place is None:
+            without_place += 1
+            continue
+        assert ((place >= 0) & (place <= 90)).all()
+        is_apart = (place[:2] >= taken[:, 2:]).any(axis=1) | (place[2:] <= taken[:, :2]).any(axis=1)
+        assert is_apart.all()
+        taken = np.vstack([taken, place])
+    assert 0 < without_place < 60
+    assert free_place((10, 50, 40, 60), (20, 6), (90, 90), np.zeros((0, 4), np.int64)).tolist() == [10, 44, 30, 50]
+
+
+def test_a_box_without_room_for_its_text_has_the_shorter_one_or_none() -> None:
+    image = np.zeros((40, 100, 3), np.uint8)
+    boxes = np.array([[0, 0, 100, 40]] * 9, np.float32)
+    texts = [("wider than the image", "0.9")] * 9
+    written = [with_boxes(image, boxes[:count], [0] * count, texts[:count]) for count in (0, 1, 8, 9)]
+    assert not np.array_equal(written[0], written[1])
+    assert np.array_equal(written[2], written[3])
+
+
+def test_picture_is_saved_in_the_format_of_the_suffix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = result_of(np.zeros((50, 400, 3), np.uint8))
+    result.save(tmp_path / "new" / "a.png")
+    assert np.array_equal(cv2.imread(str(tmp_path / "new" / "a.png"), cv2.IMREAD_COLOR_RGB), result.plot())
+    with pytest.raises(ValueError, match=r"path must end in an image format such as \.jpg or \.png, got .*a\.xyz"):
+        result.save(str(tmp_path / "a.xyz"))
+    monkeypatch.setattr("PIL.ImageShow._viewers", [])
+    with pytest.raises(ValueError, match=r"this system has no image viewer; save\(path\) writes the picture"):
+        result.show()
+
+
+def test_table_and_normalized_boxes(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = result_of(np.zeros((50, 400, 3), np.uint8))
+    assert result.normalized_boxes.tolist() == [pytest.approx([0.0025, 0.04, 0.075, 0.8]), pytest.approx([0, 0, 1, 1])]
+    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=dict))
+    columns: Any = result.to_pandas()
+    assert list(columns) == ["name", "label", "score", "x1", "y1", "x2", "y2"]
+    assert (columns["name"], columns["x2"].tolist()) == (["c", "a"], [30, 400])
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ValueError, match="to_pandas needs the package pandas: pip install pandas"):
+        result.to_pandas()
+
+
+def result_of(image: npt.NDArray[np.uint8]) -> DetectionResult:
+    boxes = np.array([[1, 2, 30, 40], [0, 0, 400, 50]], np.float32)
+    return DetectionResult(image, boxes, np.array([0.9, 0.5], np.float32), np.array([2, 0]), NAMES)
 
 
 def test_original_frame_is_cut_out_of_the_letterboxed_image() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from yolo_lightning.utils.plain_text import one_line, printable, without_math
+from yolo_lightning.utils.plain_text import csv_text, one_line, printable, without_math
 
 
 @pytest.mark.parametrize(
@@ -29,6 +29,12 @@ def test_one_line_has_a_limit() -> None:
 
 def test_printable_keeps_lines() -> None:
     assert printable("one\n\ttwo\x1b[0m\r") == "one\n\ttwo" + r"\x1b[0m\x0d"
+
+
+@pytest.mark.parametrize("start", ["=", "+", "-", "@", " ="])
+def test_no_cell_begins_with_a_formula(start: str) -> None:
+    assert csv_text(f"{start}cmd|' /C calc'!A0").startswith("'")
+    assert csv_text("person") == "person"
 
 
 def test_no_mathematics() -> None:

@@ -31,7 +31,7 @@ MODES = {
 }
 """Commands for modes of Ultralytics and other words."""
 
-VALUE_SYNONYMS = {"fp16": "16-mixed", "half": "16-mixed", "fp32": "32-true", "cuda": "gpu", "csv": "json"}
+VALUE_SYNONYMS = {"fp16": "16-mixed", "half": "16-mixed", "fp32": "32-true", "cuda": "gpu"}
 
 KEYS_OF_FILES = {
     ".yaml": ("data.format", "format"),

@@ -1,24 +1,32 @@
 """Detections in one image, as `Detector` returns them: numbers, picture, and the formats of other packages."""
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import cv2
 import numpy as np
+import PIL.Image
 
 from yolo_lightning.data.array_types import Float32Array, Int64Array, UInt8Array
 from yolo_lightning.data.batch import Prediction
 from yolo_lightning.data.input_images import InputImage
+from yolo_lightning.errors import UserError
 from yolo_lightning.evaluation.coco_results import Detection, coco_detections
-from yolo_lightning.evaluation.drawing import with_boxes
+from yolo_lightning.evaluation.drawing import detection_texts, with_boxes
 from yolo_lightning.utils.choices import checked_arguments, plain
+from yolo_lightning.utils.files import replacing
+from yolo_lightning.utils.paths import user_path
 
 if TYPE_CHECKING:
+    import pandas
     import supervision as sv
 
+LEGIBLE_SIDE = 240  # pixels of the longer side, about three texts of the smallest size
 SMALLEST_TEXT = 0.4  # smallest legible font scale of OpenCV
 
 
@@ -70,20 +78,92 @@ class DetectionResult:
         return f"DetectionResult({counts}; {width} x {height} pixels{place})"
 
     def _repr_png_(self) -> bytes:
-        return cv2.imencode(".png", self.plot()[..., ::-1])[1].tobytes()
+        return self._encoded(".png")
+
+    def _encoded(self, suffix: str) -> bytes:
+        """Return the content of an image file with the picture."""
+        is_encoded, content = cv2.imencode(suffix, self.plot(self.legible_scale)[..., ::-1])
+        if not is_encoded:
+            raise OSError(f"OpenCV cannot encode an image of the shape {self.image.shape} as {suffix}")
+        return content.tobytes()
 
     @property
     def names(self) -> list[str]:
         """Class name of each detection."""
         return [self.class_names[label] for label in self.labels.tolist()]
 
-    def plot(self) -> UInt8Array:
-        """Return a copy of the image, `(H, W, 3)` uint8 RGB, with boxes, class names and scores."""
-        side = min(self.image.shape[:2])
-        texts = [f"{name} {score:.2f}" for name, score in zip(self.names, self.scores, strict=True)]
+    @property
+    def normalized_boxes(self) -> Float32Array:
+        """Boxes `(N, 4)` float32, xyxy, relative to width and height of the image."""
+        height, width = self.image.shape[:2]
+        return np.asarray(self.boxes / (width, height, width, height), np.float32)
+
+    @property
+    def legible_scale(self) -> int:
+        """Factor by which pictures of images below 240 pixels are enlarged, so that the texts fit; else 1."""
+        height, width = self.image.shape[:2]
+        return math.ceil(LEGIBLE_SIDE / max(height, width, LEGIBLE_SIDE))
+
+    @checked_arguments(scale=">= 1")
+    def plot(self, scale: int = 1) -> UInt8Array:
+        """Return a copy of the image, `(H, W, 3)` uint8 RGB, with boxes, class names and scores.
+
+        Texts do not cover each other. A box without a free place for class name and score has the score only, or no
+        text.
+
+        Args:
+            scale: Factor by which height and width are enlarged.
+        """
+        image = self.image.repeat(scale, axis=0).repeat(scale, axis=1)
+        side = min(image.shape[:2])
+        texts = detection_texts(self.names, self.scores.tolist())
         style = {"width": max(1, side // 300), "font_scale": max(SMALLEST_TEXT, side / 1250)}
-        drawn = with_boxes(self.image[..., ::-1], self.boxes, self.labels.tolist(), texts, **style)
+        drawn = with_boxes(image[..., ::-1], self.boxes * scale, self.labels.tolist(), texts, **style)
         return np.ascontiguousarray(drawn[..., ::-1])
+
+    @checked_arguments(unchecked=("path",))
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the picture to a file. Images with sides below 240 pixels are enlarged by `legible_scale`.
+
+        Args:
+            path: Image file; its suffix, such as `.jpg` or `.png`, is the format. Missing folders are created.
+
+        Raises:
+            UserError: If OpenCV does not write the format.
+            OSError: If the file cannot be written.
+        """
+        file = user_path(path)
+        if not cv2.haveImageWriter(f"picture{file.suffix}"):
+            raise UserError(f"path must end in an image format such as .jpg or .png, got {file}.")
+        content = self._encoded(file.suffix)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(file, durable=False) as temporary:
+            temporary.write_bytes(content)
+
+    def show(self) -> None:
+        """Open the picture in the image viewer of the system. Notebooks show a result without this call.
+
+        Raises:
+            UserError: If the system has no image viewer.
+        """
+        from PIL import ImageShow
+
+        if not ImageShow.show(PIL.Image.fromarray(self.plot(self.legible_scale))):
+            raise UserError("this system has no image viewer; save(path) writes the picture.")
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """Return a table with a row per detection: name, label, score, and the corners x1, y1, x2, y2 in pixels.
+
+        Raises:
+            UserError: If pandas is not installed.
+        """
+        try:
+            import pandas
+        except ModuleNotFoundError as error:
+            raise UserError("to_pandas needs the package pandas: pip install pandas") from error
+        columns = {"name": self.names, "label": self.labels, "score": self.scores}
+        corners = dict(zip(("x1", "y1", "x2", "y2"), self.boxes.T, strict=True))
+        return pandas.DataFrame(columns | corners)
 
     def to_supervision(self) -> "sv.Detections":
         """Return `supervision.Detections` with the class names in `data["class_name"]`."""

@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 import torch
 
-from yolo_lightning.data.array_types import Float32Array, UInt8Array
+from yolo_lightning.data.array_types import Float32Array, Int64Array, UInt8Array
 from yolo_lightning.data.batch import Batch, Prediction, Target
 from yolo_lightning.data.boxes import scaled_shape
 from yolo_lightning.utils.plain_text import one_line
@@ -25,7 +25,7 @@ GRAY = 128
 JPEG_QUALITY = 80
 FONT = cv2.FONT_HERSHEY_SIMPLEX
 FONT_SCALE = 0.5
-GALLERY_FONT_SCALE = 0.9  # legible in a report, which shows the pictures at half their size
+GALLERY_FONT_SCALE = 0.9  # of pictures of `SIDE_WIDTH`; legible in a report, which shows them at half their size
 
 CLASS_COLOURS = ("#2ba6de", "#e8a90c", "#f0383b", "#6cab3f", "#b067ea", "#f07d1a", "#2f9c7e", "#f25597")
 """Colours of the first classes in all pictures and curves, visible on gray frames and on light and dark pages; further
@@ -57,23 +57,24 @@ def resized(image: Image, width: int, height: int) -> Image:
     return np.asarray(cv2.resize(cv2.cvtColor(image, code), (width, height), interpolation=method), dtype=np.uint8)
 
 
-def side_by_side(frame: Image, target: Target, prediction: Prediction) -> Image:
+def side_by_side(frame: Image, target: Target, prediction: Prediction, class_names: Sequence[str]) -> Image:
     """Draw annotated objects on the left and detections with their scores on the right, one colour per class.
 
     `frame` is `(H, W)` or `(H, W, 3)` RGB uint8; boxes are in its pixels. The result is BGR, as OpenCV expects.
     """
     gain = min(enlargement(frame.shape[1]), LARGEST_HEIGHT / frame.shape[0])
-    annotated, detected = _halves(frame, target, prediction, gain, GALLERY_FONT_SCALE)
+    font_scale = max(FONT_SCALE, GALLERY_FONT_SCALE * gain * frame.shape[1] / SIDE_WIDTH)
+    annotated, detected = _halves(frame, target, prediction, class_names, gain, font_scale)
     gap = np.full((len(annotated), GAP, 3), GRAY, np.uint8)
     return np.concatenate([annotated, gap, detected], axis=1)
 
 
-def prediction_sheet(frames: Sequence[tuple[Image, Target, Prediction]]) -> Image:
+def prediction_sheet(frames: Sequence[tuple[Image, Target, Prediction]], class_names: Sequence[str]) -> Image:
     """Draw one or more frames side by side: annotated objects in the upper row, detections in the lower one; BGR."""
     columns = []
     for frame, target, prediction in frames:
         gain = SHEET_CELL / max(frame.shape[:2])
-        columns.append(_halves(frame, target, prediction, gain, FONT_SCALE))
+        columns.append(_halves(frame, target, prediction, class_names, gain, FONT_SCALE))
     height = max(len(annotated) for annotated, _ in columns)
     rows = []
     for row in zip(*columns, strict=True):
@@ -83,15 +84,24 @@ def prediction_sheet(frames: Sequence[tuple[Image, Target, Prediction]]) -> Imag
 
 
 def _halves(
-    frame: Image, target: Target, prediction: Prediction, gain: float, font_scale: float
+    frame: Image, target: Target, prediction: Prediction, class_names: Sequence[str], gain: float, font_scale: float
 ) -> tuple[Image, Image]:
     """Return a frame enlarged by `gain`, once with its annotated objects and once with its detections."""
     width = max(1, round(frame.shape[1] * gain))
     plain = resized(frame, width, max(1, round(frame.shape[0] * gain)))
-    words = [f"{score:.2f}" for score in prediction.scores.tolist()]
-    boxes = (prediction.boxes * gain).numpy()
-    detected = with_boxes(plain, boxes, prediction.labels.tolist(), words, font_scale=font_scale)
-    return with_boxes(plain, (target.boxes * gain).numpy(), target.labels.tolist()), detected
+    annotated = target.labels.tolist()
+    names = [(class_names[label],) for label in annotated]
+    detected = prediction.labels.tolist()
+    texts = detection_texts([class_names[label] for label in detected], prediction.scores.tolist())
+    return (
+        with_boxes(plain, (target.boxes * gain).numpy(), annotated, names, font_scale=font_scale),
+        with_boxes(plain, (prediction.boxes * gain).numpy(), detected, texts, font_scale=font_scale),
+    )
+
+
+def detection_texts(names: Sequence[str], scores: Sequence[float]) -> list[tuple[str, str]]:
+    """Return the texts of detections for `with_boxes`: class name and score, or only the score."""
+    return [(f"{name} {score:.2f}", f"{score:.2f}") for name, score in zip(names, scores, strict=True)]
 
 
 def _padded(image: Image, height: int, width: int) -> Image:
@@ -111,24 +121,72 @@ def with_boxes(
     image: Image,
     boxes: Float32Array,
     labels: Sequence[int],
-    words: Sequence[str] = (),
+    texts: Sequence[Sequence[str]] = (),
     *,
     width: int = 2,
     font_scale: float = FONT_SCALE,
 ) -> Image:
-    """Return a copy of a BGR image with outlined boxes, the first one on top, and a word at each box.
+    """Return a copy of a BGR image with outlined boxes and their texts. Texts do not cover each other.
 
-    `boxes` are `(N, 4)` xyxy in pixels of the image; without `words`, boxes have no text.
+    Args:
+        image: `(H, W, 3)` uint8, BGR.
+        boxes: `(N, 4)` xyxy in pixels of the image. The first box is on top.
+        labels: N class indices, which determine the colours.
+        texts: Texts of each box. The first one with a free place at the box is written. The texts of the first boxes
+            are placed first.
+        width: Width of the outlines in pixels.
+        font_scale: Size of the texts, OpenCV's factor.
     """
     drawn = image.copy()
     corners = boxes.round().astype(int).tolist()
-    for number in reversed(range(len(corners))):
-        x1, y1, x2, y2 = corners[number]
-        colour = bgr(class_colour(labels[number]))
+    colours = [bgr(class_colour(label)) for label in labels]
+    for (x1, y1, x2, y2), colour in zip(reversed(corners), reversed(colours), strict=True):
         cv2.rectangle(drawn, (x1, y1), (x2, y2), colour, width)
-        if words and words[number]:
-            write(drawn, words[number], x1, y1, colour, font_scale)
+    taken = np.zeros((0, 4), np.int64)
+    for corner, colour, alternatives in zip(corners, colours, texts, strict=False):
+        for text in alternatives:
+            place = free_place(corner, text_size(text, font_scale), drawn.shape, taken)
+            if place is not None:
+                taken = np.vstack([taken, place])
+                _write_at(drawn, text, place, colour, font_scale)
+                break
     return drawn
+
+
+def free_place(box: Sequence[int], size: tuple[int, int], shape: Sequence[int], taken: Int64Array) -> Int64Array | None:
+    """Return the first free place of a text at a box: above, below, inside or beside it. None if no place is free.
+
+    Args:
+        box: Corners x1, y1, x2, y2 in pixels.
+        size: Width and height of the text in pixels.
+        shape: Height and width of the image.
+        taken: `(N, 4)` int64, xyxy of the texts that are already written.
+
+    Returns:
+        `(4,)` int64, xyxy; within the image if the image is large enough.
+    """
+    x1, y1, x2, y2 = box
+    width, height = size
+    starts = [(left, top) for top in (y1 - height, y2, y1, y2 - height) for left in (x1, x2 - width)]
+    starts += [(x1 - width, y1), (x2, y1)]
+    room = np.maximum(0, [shape[1] - width, shape[0] - height])
+    starts_inside = np.clip(starts, 0, room)
+    for place in np.concatenate([starts_inside, starts_inside + size], axis=1):
+        is_covered = (place[:2] < taken[:, 2:]) & (place[2:] > taken[:, :2])
+        if not is_covered.all(axis=1).any():
+            return np.asarray(place, np.int64)
+    return None
+
+
+def text_size(text: str, font_scale: float) -> tuple[int, int]:
+    """Return width and height in pixels of a text with its black margin."""
+    (width, height), baseline = cv2.getTextSize(one_line(text), FONT, font_scale, _line_width(font_scale))
+    return width + 2, height + baseline + 2
+
+
+def _line_width(font_scale: float) -> int:
+    """Return the width of the lines of letters in pixels."""
+    return max(1, round(font_scale))
 
 
 def class_colour(label: int) -> str:
@@ -145,13 +203,20 @@ def bgr(colour: str) -> tuple[int, int, int]:
 def write(
     image: Image, text: str, left: int, top: int, colour: tuple[int, int, int], font_scale: float = FONT_SCALE
 ) -> None:
-    """Write text on black above a corner, or below the corner at the upper edge of the image."""
-    text = one_line(text)
-    (width, height), _ = cv2.getTextSize(text, FONT, font_scale, 1)
-    x = max(0, min(left, image.shape[1] - width - 2))
-    bottom = top - 3 if top - height - 5 >= 0 else top + height + 5
-    cv2.rectangle(image, (x, bottom - height - 2), (x + width + 2, bottom + 2), (0, 0, 0), cv2.FILLED)
-    cv2.putText(image, text, (x + 1, bottom), FONT, font_scale, colour, 1, cv2.LINE_AA)
+    """Write text on black above a corner, inside the image."""
+    place = free_place((left, top, left, top), text_size(text, font_scale), image.shape, np.zeros((0, 4), np.int64))
+    assert place is not None, "there are no other texts"
+    _write_at(image, text, place, colour, font_scale)
+
+
+def _write_at(image: Image, text: str, place: Int64Array, colour: tuple[int, int, int], font_scale: float) -> None:
+    """Write text on black into a place, xyxy, of the size that `text_size` returns."""
+    x1, y1, x2, y2 = place.tolist()
+    line_width = _line_width(font_scale)
+    _, baseline = cv2.getTextSize(one_line(text), FONT, font_scale, line_width)
+    cv2.rectangle(image, (x1, y1), (x2 - 1, y2 - 1), (0, 0, 0), cv2.FILLED)
+    start = (x1 + 1, y2 - baseline - 1)
+    cv2.putText(image, one_line(text), start, FONT, font_scale, colour, line_width, cv2.LINE_AA)
 
 
 def encode(image: Image) -> bytes:

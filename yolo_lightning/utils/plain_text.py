@@ -21,6 +21,7 @@ UNSAFE = re.compile(
     "\u2028\u2029\ufeff\ud800-\udfff]"  # line separators, byte order mark, lone surrogates
 )
 UNSAFE_IN_LINES = re.compile(UNSAFE.pattern.replace("\x00-\x1f", "\x00-\x08\x0b-\x1f"))
+FORMULA_STARTS = ("=", "+", "-", "@")  # beginnings of a formula in spreadsheets
 SPACES = re.compile(r"[\r\n\t\v\f\u2028\u2029 ]+")
 LONGEST_LINE = 2000  # characters
 
@@ -40,6 +41,14 @@ def one_line(text: str, longest: int = LONGEST_LINE) -> str:
     line = UNSAFE.sub(escaped, SPACES.sub(" ", text).strip())
     if len(line) > longest:
         line = line[: longest - 4] + " ..."
+    return line
+
+
+def csv_text(text: str) -> str:
+    """Return a text for a cell of a CSV file; a cell that a spreadsheet would run begins with an apostrophe."""
+    line = one_line(text)
+    if line.startswith(FORMULA_STARTS):
+        return f"'{line}"
     return line
 
 

@@ -1,8 +1,10 @@
 """The command `predict`, from a checkpoint and pictures to result files."""
 
+import csv
 import json
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from tests.helpers.networks import lively_checkpoint
 from yolo_lightning.checkpoints.checkpoint_file import write_checkpoint
 from yolo_lightning.cli import main
 from yolo_lightning.commands.predict.command import predict
-from yolo_lightning.commands.predict.results import JsonFile, TextFiles
+from yolo_lightning.commands.predict.results import CsvFile, JsonFile, TextFiles
 from yolo_lightning.data.batch import Prediction
 from yolo_lightning.data.input_images import InputImage
 from yolo_lightning.evaluation.detection_result import DetectionResult
@@ -55,7 +57,7 @@ def test_all_results_of_images_and_videos(
     output = tmp_path / "out"
     words = ["predict", str(album), "--weights", str(weights), "--output", str(output), "--image_size", str(SIDE)]
     with pytest.raises(SystemExit) as ended:
-        main([*words, "--save", "[pictures,json,txt]", "--score_threshold", "0.4", "--batch_size", "2"])
+        main([*words, "--save", "[pictures,json,csv,txt]", "--score_threshold", "0.4", "--batch_size", "2"])
     assert ended.value.code == 1
     assert f"skipped 1 unreadable files: {album / 'torn.jpg'}: the JPEG is truncated" in capsys.readouterr().out
     entries = json.loads((output / "predictions.json").read_text())
@@ -66,8 +68,15 @@ def test_all_results_of_images_and_videos(
     made = sorted(path.relative_to(output).as_posix() for path in output.rglob("*") if path.is_file())
     assert made == [
         *("labels/day/x.txt", "labels/film_0.txt", "labels/film_1.txt", "labels/film_2.txt", "labels/x.txt"),
-        *("pictures/day/x.jpg", "pictures/film.mp4", "pictures/x.jpg", "predictions.json"),
+        *("pictures/day/x.jpg", "pictures/film.mp4", "pictures/x.jpg", "predictions.csv", "predictions.json"),
     ]
+    with (output / "predictions.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    corners = ("x1", "y1", "x2", "y2")
+    assert [[float(row[corner]) for corner in corners] for row in rows] == [
+        detection["box"] for entry in entries for detection in entry["detections"]
+    ]
+    assert {(row["frame"], row["time_s"]) for row in rows} <= {("", ""), ("0", "0.0"), ("1", "0.2"), ("2", "0.4")}
     film = cv2.VideoCapture(str(output / "pictures" / "film.mp4"))
     assert (film.get(cv2.CAP_PROP_FRAME_COUNT), film.get(cv2.CAP_PROP_FPS)) == (3, 5)
 
@@ -195,6 +204,14 @@ def test_text_file_holds_shares_of_the_picture(one: DetectionResult, tmp_path: P
     TextFiles(tmp_path, Path("/in")).write(one)
     text = (tmp_path / "labels" / "a.txt").read_text()
     assert text == "1 0.350000 0.350000 0.500000 0.500000 0.750000\n"
+
+
+def test_csv_file_has_a_row_per_detection(one: DetectionResult, tmp_path: Path) -> None:
+    with closing(CsvFile(tmp_path, Path("/in"))) as file:
+        file.write(replace(one, class_names=("cat", "=dog"), frame=3, time_s=0.12))
+    header, row = (tmp_path / "predictions.csv").read_text().splitlines()
+    assert header == "source,frame,time_s,x1,y1,x2,y2,score,label,name"
+    assert row == "/in/a.png,3,0.12,20.0,10.0,120.0,60.0,0.75,1,'=dog"
 
 
 def test_json_file_holds_boxes_in_pixels(one: DetectionResult, tmp_path: Path) -> None:

@@ -50,8 +50,8 @@ def predict(
         run: Run folder; the best checkpoint of its newest run is used.
         weights: A `.ckpt` file or address, an Ultralytics `.pt` file, or a run folder, instead of `run`.
         output: Folder for the results; a number is appended if the folder exists.
-        save: Kinds of results: `pictures` (annotated images and videos), `json`, `txt` (YOLO format); one, or a list
-            such as `[json,txt]`.
+        save: Kinds of results: `pictures` (annotated images and videos), `json`, `csv`, `txt` (YOLO format); one, or a
+            list such as `[json,txt]`.
         pixel_range: Mapping of 16-bit images to 8 bits; mode null: as in training.
         rescore: JSON file of `submission rescore --models`: scores change by the evidence of a whole clip (a video, or
             the images of a folder) of the same camera, with the same time between frames. `score_threshold` applies to

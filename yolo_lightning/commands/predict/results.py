@@ -1,11 +1,13 @@
-"""Result files of `predict`: annotated images and videos, JSON, YOLO text files."""
+"""Result files of `predict`: annotated images and videos, JSON, CSV, YOLO text files."""
 
+import csv
 import json
 import os
 from abc import ABC, abstractmethod
 from fractions import Fraction
+from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, TextIO
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TextIO
 
 import av
 import cv2
@@ -19,15 +21,16 @@ from yolo_lightning.data.input_images import absolute
 from yolo_lightning.data.input_videos import video_timing
 from yolo_lightning.data.transforms.letterbox import Labelled, letterbox
 from yolo_lightning.evaluation.detection_result import DetectionResult
-from yolo_lightning.utils.files import first_free, replacing
+from yolo_lightning.utils.files import first_free
 from yolo_lightning.utils.paths import shortened
+from yolo_lightning.utils.plain_text import csv_text
 
 if TYPE_CHECKING:
     from av.container import OutputContainer
     from av.video.stream import VideoStream
 
-Result = Literal["pictures", "json", "txt"]
-"""Annotated images and videos; one `predictions.json`; a text file per image."""
+Result = Literal["pictures", "json", "csv", "txt"]
+"""Annotated images and videos; one `predictions.json`; one `predictions.csv`; a text file per image."""
 
 ENCODER: Final = "libx264"
 # x264's default quality; a preset that uses less time. No reordered frames (B-frames): if the time between frames
@@ -94,29 +97,24 @@ class Pictures(ResultWriter):
         if result.frame is None:
             self._write_image(result)
             return
+        scene = np.ascontiguousarray(result.plot(result.legible_scale)[..., ::-1])
         if result.source != self._source:
             self.close()
             self._source = _file_of(result)
-            self._video = self._video_for(result)
+            self._video = self._video_for(self._source, scene)
         if self._video is not None:
-            self._video.write(_scene(result), result.time_s)
+            self._video.write(scene, result.time_s)
 
     def _write_image(self, result: DetectionResult) -> None:
-        scene = _scene(result)
-        is_jpeg = max(scene.shape) <= LARGEST_JPEG_SIDE
+        is_jpeg = max(result.image.shape) <= LARGEST_JPEG_SIDE
         path = place(_file_of(result), self._base, self._folder, ".jpg" if is_jpeg else ".png")
         if not is_jpeg:
             rank_zero_info(f"{path}: PNG, because JPEG has at most {LARGEST_JPEG_SIDE:,} pixels per side")
-        is_encoded, content = cv2.imencode(path.suffix, scene)  # imwrite ends the process for names outside UTF-8
-        if not is_encoded:
-            raise OSError(f"OpenCV cannot encode {path}")
-        with replacing(path, durable=False) as temporary:
-            temporary.write_bytes(content.tobytes())
+        result.save(path)
 
-    def _video_for(self, result: DetectionResult) -> "VideoFile":
-        source = _file_of(result)
+    def _video_for(self, source: Path, scene: npt.NDArray[np.uint8]) -> "VideoFile":
         timing = video_timing(source)
-        height, width = result.image.shape[:2]
+        height, width = scene.shape[:2]
         path = place(source, self._base, self._folder, ".mp4")
         return VideoFile(path, width, height, timing.frames_per_s, timing.time_base)
 
@@ -228,32 +226,17 @@ class VideoFile:
         self._container.close()
 
 
-class JsonFile(ResultWriter):
-    """`predictions.json`: a list with one object per image; boxes are xyxy in pixels of the image."""
+class SingleFile(ResultWriter):
+    """Writer of one text file with all results, named by the attribute `name` of the class."""
+
+    name: ClassVar[str]
 
     def __init__(self, folder: Path, base: Path) -> None:
         super().__init__(folder, base)
-        self._path = folder / "predictions.json"
-        self._file: TextIO = self._path.open("w")
-        self._separator = "[\n"
-
-    def _write(self, result: DetectionResult) -> None:
-        height, width = result.image.shape[:2]
-        detections = [
-            {"box": [round(value, 2) for value in box], "score": round(score, 5), "label": label, "name": name}
-            for box, score, label, name in zip(
-                result.boxes.tolist(), result.scores.tolist(), result.labels.tolist(), result.names, strict=True
-            )
-        ]
-        entry: dict[str, Any] = {"source": str(result.source), "frame": result.frame, "time_s": None}
-        if result.time_s is not None:
-            entry["time_s"] = round(result.time_s, 6)
-        entry |= {"width": width, "height": height, "detections": detections}
-        self._append(self._separator + json.dumps(entry))
-        self._separator = ",\n"
+        self._path = folder / self.name
+        self._file: TextIO = self._path.open("w", encoding="utf-8", newline="")
 
     def close(self) -> None:
-        self._append("[]\n" if self._separator == "[\n" else "\n]\n")
         try:
             self._file.close()
         except OSError as error:
@@ -269,6 +252,46 @@ class JsonFile(ResultWriter):
             self._fail(self._path, error)
 
 
+class JsonFile(SingleFile):
+    """`predictions.json`: a list with one object per image; boxes are xyxy in pixels of the image."""
+
+    name = "predictions.json"
+
+    def __init__(self, folder: Path, base: Path) -> None:
+        super().__init__(folder, base)
+        self._separator = "[\n"
+
+    def _write(self, result: DetectionResult) -> None:
+        height, width = result.image.shape[:2]
+        entry: dict[str, Any] = {"source": str(result.source), "frame": result.frame, "time_s": _time_s(result)}
+        entry |= {"width": width, "height": height, "detections": _detections(result)}
+        self._append(self._separator + json.dumps(entry))
+        self._separator = ",\n"
+
+    def close(self) -> None:
+        self._append("[]\n" if self._separator == "[\n" else "\n]\n")
+        super().close()
+
+
+class CsvFile(SingleFile):
+    """`predictions.csv`: one row per detection; boxes are xyxy in pixels of the image."""
+
+    name = "predictions.csv"
+
+    def __init__(self, folder: Path, base: Path) -> None:
+        super().__init__(folder, base)
+        self._append("source,frame,time_s,x1,y1,x2,y2,score,label,name\n")
+
+    def _write(self, result: DetectionResult) -> None:
+        rows = StringIO()
+        writer = csv.writer(rows, lineterminator="\n")
+        place = [csv_text(str(result.source)), result.frame, _time_s(result)]
+        for detection in _detections(result):
+            name = csv_text(detection["name"])
+            writer.writerow([*place, *detection["box"], detection["score"], detection["label"], name])
+        self._append(rows.getvalue())
+
+
 class TextFiles(ResultWriter):
     """`labels/<name>.txt`: class, centre x, centre y, width, height (relative to the image), score; may be empty."""
 
@@ -276,8 +299,7 @@ class TextFiles(ResultWriter):
         super().__init__(folder / LABELS_FOLDER, base)
 
     def _write(self, result: DetectionResult) -> None:
-        height, width = result.image.shape[:2]
-        shares = corners_to_centres(result.boxes) / np.array([width, height, width, height], np.float32)
+        shares = corners_to_centres(result.normalized_boxes)
         ending = ".txt" if result.frame is None else f"_{result.frame}.txt"
         lines = [
             f"{label} " + " ".join(f"{value:.6f}" for value in (*box, score)) + "\n"
@@ -286,22 +308,35 @@ class TextFiles(ResultWriter):
         place(_file_of(result), self._base, self._folder, ending).write_text("".join(lines))
 
 
-WRITERS: dict[Result, type[Pictures | JsonFile | TextFiles]] = {
+WRITERS: dict[Result, type[Pictures | JsonFile | CsvFile | TextFiles]] = {
     "pictures": Pictures,
     "json": JsonFile,
+    "csv": CsvFile,
     "txt": TextFiles,
 }
 """Writers of the kinds of results, for a folder and the common parent folder of all inputs; close them at the end."""
 
 
+def _detections(result: DetectionResult) -> list[dict[str, Any]]:
+    """Return box, score, label and class name of each detection, rounded for a file."""
+    return [
+        {"box": [round(value, 2) for value in box], "score": round(score, 5), "label": label, "name": name}
+        for box, score, label, name in zip(
+            result.boxes.tolist(), result.scores.tolist(), result.labels.tolist(), result.names, strict=True
+        )
+    ]
+
+
+def _time_s(result: DetectionResult) -> float | None:
+    """Return the time of a video frame in seconds with the digits of a file, None for an image."""
+    if result.time_s is None:
+        return None
+    return round(result.time_s, 6)
+
+
 def _file_of(result: DetectionResult) -> Path:
     assert result.source is not None, "the inputs of the command are files"
     return result.source
-
-
-def _scene(result: DetectionResult) -> npt.NDArray[np.uint8]:
-    """Return the image of a result with its boxes, BGR."""
-    return np.ascontiguousarray(result.plot()[..., ::-1])
 
 
 def place(source: Path, base: Path, folder: Path, ending: str) -> Path:
