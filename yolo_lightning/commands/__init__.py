@@ -18,7 +18,7 @@ TOOLS = {
     "monitor": "show the state of a run, live or afterwards, or list the runs",
     "prepare": "pack frames into a store, or check a dataset",
     "recalibrate": "compute the statistics of batch normalization anew, and compare the scores",
-    "report": "write a run as one HTML file: curves, scores, frames, incidents, configuration",
+    "report": "write a run as one HTML file, or compare several runs",
     "service": "resume a run after a reboot with systemd: install, remove",
     "stop": "stop a run and wait for its checkpoint",
     "soak": "train with the options of a fit for hours in a temporary folder, and report what happened",

@@ -82,7 +82,7 @@ def end_fit(
     if recalibrate is not None and best.is_file():
         target = best.with_name(RECALIBRATED_CHECKPOINT)
         files[RECALIBRATED] = _attempted(target, lambda _: outcome.append(recalibrate(best)))
-    files["report"] = _attempted(run / REPORT, lambda path: write_report(run, path))
+    files["report"] = _attempted(run / REPORT, lambda path: write_report([run], path))
     existing = {label: path for label, path in files.items() if path is not None and path.is_file()}
     fallback = FallbackState.read(run / STATE_FILE).line
     if fallback != AS_CONFIGURED:

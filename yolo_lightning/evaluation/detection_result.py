@@ -101,8 +101,8 @@ class DetectionResult:
     @property
     def legible_scale(self) -> int:
         """Factor by which pictures of images below 240 pixels are enlarged, so that the texts fit; else 1."""
-        height, width = self.image.shape[:2]
-        return math.ceil(LEGIBLE_SIDE / max(height, width, LEGIBLE_SIDE))
+        longer_side: int = max(self.image.shape[:2])
+        return max(1, math.ceil(LEGIBLE_SIDE / longer_side))
 
     @checked_arguments(scale=">= 1")
     def plot(self, scale: int = 1) -> UInt8Array:

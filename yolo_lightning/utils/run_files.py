@@ -27,6 +27,7 @@ PREDICTIONS_ARCHIVE = "predictions.zip"
 ENVIRONMENT = "environment.json"
 TRAINING_IMAGES = "training images"  # entry of the environment file
 REPORT = "report.html"
+COMPARISON = "comparison.html"
 EVALUATIONS = "evaluations"
 FRAMES = f"{EVALUATIONS}/frames"
 EPOCHS = "epochs"  # folder in `FRAMES` with a picture of each validation of the fit

@@ -16,7 +16,7 @@ def metrics(tmp_path: Path) -> Metrics:
 
 def test_series_holds_the_finite_points(metrics: Metrics) -> None:
     series = metrics.series("train/loss")
-    assert series.steps.tolist() == [10, 20, 40]
+    assert series.positions.tolist() == [10, 20, 40]
     assert series.values.tolist() == [9.5, 8.5, 6.5]
     assert len(metrics.series("train/nothing")) == 0
 

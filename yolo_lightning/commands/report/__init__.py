@@ -1,1 +1,1 @@
-"""The command `report`: a run folder as one HTML file, read from its files only."""
+"""The command `report`: a run folder, or a comparison of several, as one HTML file, read from their files only."""

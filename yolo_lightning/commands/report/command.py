@@ -1,36 +1,54 @@
-"""`python -m yolo_lightning report`: a run as one HTML file."""
+"""`python -m yolo_lightning report`: a run, or a comparison of several runs, as one HTML file."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from yolo_lightning.commands.console import check_writable, writing
 from yolo_lightning.commands.monitor.read_run import check_holds_run
 from yolo_lightning.commands.report.page import render
 from yolo_lightning.commands.report.read_report import read_contents
+from yolo_lightning.commands.report.run_comparison import by_name, render_comparison
 from yolo_lightning.utils.files import replacing
-from yolo_lightning.utils.run_files import REPORT
+from yolo_lightning.utils.paths import real_path
+from yolo_lightning.utils.run_files import COMPARISON, REPORT
 
 
-def report(run: Path, *, output: Path | None = None) -> None:
-    """Write a run as one HTML file: curves, scores, months, classes, frames, incidents, configuration, checkpoints.
+def report(runs: list[Path], *, output: Path | None = None) -> None:
+    """Write a run as one HTML file, or compare several runs on one page.
 
-    Reads only the run folder; works during a run and after its end. The file contains no external references.
+    The page of a run contains curves, scores, months, classes, frames, incidents, configuration and checkpoints. The
+    page of several runs contains different options, scores with the intervals of their differences, and curves over
+    epochs and training time. Reads only the run folders; works during a run and after its end. The file contains no
+    external references.
 
     Args:
-        run: Run folder.
-        output: HTML file to write; null for `report.html` in the run folder.
+        runs: Run folders. Several runs are compared with the first one.
+        output: HTML file to write; null for `report.html` in the run folder, and for `comparison.html` beside the first
+            of several run folders.
     """
-    path = output or run / REPORT
-    check_holds_run(run)
+    for run in runs:
+        check_holds_run(run)
+    path = output
+    if path is None and len(runs) == 1:
+        path = runs[0] / REPORT
+    if path is None:
+        path = real_path(runs[0]).parent / COMPARISON
     check_writable(path, ".html")
     with writing(path):
-        problems = write_report(run, path)
+        problems = write_report(runs, path)
     print(f"{path} ({path.stat().st_size / 1e6:.1f} MB)", *problems, sep="\ndamaged: ")
 
 
-def write_report(run: Path, path: Path) -> tuple[str, ...]:
-    """Write the report of a run folder to a file, and return a sentence per damaged file."""
-    contents = read_contents(run)
-    page = render(contents)
+def write_report(runs: Sequence[Path], path: Path) -> list[str]:
+    """Write the page of one or more run folders to a file, and return a sentence per damaged file."""
+    if len(runs) == 1:
+        contents = read_contents(runs[0])
+        page = render(contents)
+        problems = list(contents.problems)
+    else:
+        compared = by_name(runs)
+        page = render_comparison(compared)
+        problems = [f"{name}: {problem}" for name, run in compared.items() for problem in run.problems]
     with replacing(path) as temporary:
         temporary.write_text(page, encoding="utf-8")
-    return contents.problems
+    return problems

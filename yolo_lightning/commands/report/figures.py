@@ -70,6 +70,7 @@ STYLE = {
 
 FINE_RATIO = 300.0  # of the ends of a logarithmic axis, up to which it has ticks at 1, 2 and 5 times the powers of 10
 LEAST_LOGARITHMIC = 10.0  # ratio of the highest to the lowest value of a logarithmic axis
+LEGEND_CHARACTERS = 60  # of a line of a legend below a figure
 MAX_POINTS = 400  # points of a line; longer curves are averaged
 
 MAX_NAMED_CLASSES = 20  # with more classes, curves of single classes are gray and have no names
@@ -133,21 +134,43 @@ def _step_figure(
     lines = [line for line in lines if len(line.series)]
     if not lines:
         return None
-    figure, axes = _one_plot()
-    for line in lines:
-        _draw_line(axes, line)
-    axes.set(xlabel="batches trained", ylabel=label)
     steps = metrics.columns["step"]
-    axes.set_xlim(min(0.0, float(steps.min())), 1.015 * max(1.0, float(steps.max())))  # the last marker is complete
-    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    _scale_vertically(axes, lines, scale)
+    figure, axes = _lines_plot(lines, "batches trained", label, float(steps.max()), scale)
     for number, incident in enumerate(incidents, 1):
         if incident.step is not None:
             axes.axvline(incident.step, color=ALARM, linewidth=1, linestyle="--")
             axes.text(incident.step, 0.98, f" {number}", transform=axes.get_xaxis_transform(), color=ALARM, va="top")
     figure.legend(loc="outside lower center", ncols=4, columnspacing=1.2, handlelength=1.6)
     return _as_svg(figure, name, f"{label} over the batches trained")
+
+
+def runs_figure(name: str, xlabel: str, label: str, curves: Mapping[str, Series], scale: Scale) -> str | None:
+    """Plot one curve of each of several runs, by the name of the run; None if all curves are empty."""
+    lines = []
+    marker = "o" if scale == "scores" else ""
+    for number, (run, series) in enumerate(curves.items()):
+        dashes = LINE_STYLES[number // len(COLOURS) % len(LINE_STYLES)]
+        if len(series):
+            lines.append(CurveLine(series, without_math(run), COLOURS[number % len(COLOURS)], f"{marker}{dashes}"))
+    if not lines:
+        return None
+    figure, _ = _lines_plot(lines, xlabel, label, max(line.series.positions[-1] for line in lines), scale)
+    longest = max(len(line.label) for line in lines)
+    figure.legend(loc="outside lower center", ncols=max(1, LEGEND_CHARACTERS // longest))
+    return _as_svg(figure, name, f"{label} over {xlabel}")
+
+
+def _lines_plot(lines: Sequence[CurveLine], xlabel: str, label: str, end: float, scale: Scale) -> tuple[Figure, Axes]:
+    """Plot lines whose positions are >= 0 and at most `end`."""
+    figure, axes = _one_plot()
+    for line in lines:
+        _draw_line(axes, line)
+    axes.set(xlabel=xlabel, ylabel=label)
+    axes.set_xlim(0.0, 1.015 * max(1.0, end))  # the last marker is complete
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    _scale_vertically(axes, lines, scale)
+    return figure, axes
 
 
 def _scale_vertically(axes: Axes, lines: Sequence[CurveLine], scale: Scale) -> None:
@@ -190,18 +213,18 @@ def show_scores(axes: Axes, values: Sequence[float] | Floats) -> None:
 
 def _draw_line(axes: Axes, line: CurveLine) -> None:
     """Plot a line; of more than `MAX_POINTS` points, the mean of neighbours in the band of their extremes."""
-    steps = line.series.steps
+    positions = line.series.positions
     values = line.series.values
-    if len(steps) > MAX_POINTS and "o" not in line.style:
-        cuts = np.linspace(0, len(steps), MAX_POINTS + 1).astype(int)[:-1]
-        counts = np.diff(np.append(cuts, len(steps)))
+    if len(positions) > MAX_POINTS and "o" not in line.style:
+        cuts = np.linspace(0, len(positions), MAX_POINTS + 1).astype(int)[:-1]
+        counts = np.diff(np.append(cuts, len(positions)))
         low = np.minimum.reduceat(values, cuts)
         high = np.maximum.reduceat(values, cuts)
-        steps = np.add.reduceat(steps, cuts) / counts
+        positions = np.add.reduceat(positions, cuts) / counts
         values = np.add.reduceat(values, cuts) / counts
-        axes.fill_between(steps, low, high, color=line.colour, alpha=0.15, linewidth=0)
+        axes.fill_between(positions, low, high, color=line.colour, alpha=0.15, linewidth=0)
     width = 0.8 if ":" in line.style else 1.4
-    axes.plot(steps, values, line.style, color=line.colour, markersize=4, linewidth=width, label=line.label)
+    axes.plot(positions, values, line.style, color=line.colour, markersize=4, linewidth=width, label=line.label)
 
 
 def month_figure(stage: str, months: Mapping[str, float], overall: float | None) -> str | None:

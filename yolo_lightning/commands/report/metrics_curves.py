@@ -20,11 +20,11 @@ FIXED_COLUMNS = ("epoch", "step", "time_s")
 class Series:
     """A curve of N points."""
 
-    steps: Floats  # `(N,)` number of trained batches, ascending
+    positions: Floats  # `(N,)` number of trained batches, of epochs, or hours, ascending
     values: Floats  # `(N,)` finite values
 
     def __len__(self) -> int:
-        return len(self.steps)
+        return len(self.positions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +44,26 @@ class Metrics:
         copies = {f"{name}{ending}" for name in self.columns for ending in ("_step", "_epoch")}
         return [name for name in self.columns if name.startswith(prefix) and name not in copies]
 
-    def series(self, name: str) -> Series:
-        """Return the finite values of a name; empty if the name was not logged."""
-        values = self.columns.get(name, np.full(len(self.columns["step"]), math.nan))
+    def series(self, name: str, positions: Floats | None = None) -> Series:
+        """Return the finite values of a name; empty if the name was not logged.
+
+        Args:
+            name: Logged name.
+            positions: `(R,)` position of each row; None: the number of trained batches.
+        """
+        if positions is None:
+            positions = self.columns["step"]
+        values = self.columns.get(name, np.full(len(positions), math.nan))
         is_finite = np.isfinite(values)
-        return Series(self.columns["step"][is_finite], values[is_finite])
+        return Series(positions[is_finite], values[is_finite])
+
+    def trained_epochs(self) -> Floats:
+        """Return the number of epochs `(R,)`, with fractions, that were trained before each row."""
+        steps = self.columns["step"]
+        epochs = self.columns["epoch"]
+        numbers = np.unique(epochs)
+        last_steps = [steps[epochs == number].max() for number in numbers]
+        return np.asarray(np.interp(steps, [0, *last_steps], [0, *(numbers + 1)]), np.float64)
 
 
 def read_metrics(path: Path) -> Metrics:

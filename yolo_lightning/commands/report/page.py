@@ -60,17 +60,35 @@ def render(contents: Contents) -> str:
     for evaluation in contents.evaluations:
         links[evaluation.stage] = STAGE_NAMES[evaluation.stage].lower()
     links |= {"events": "incidents", "checkpoints": "checkpoints", "setup": "environment and configuration"}
+    return whole_page(f"Run {contents.name}", links, parts, contents.read_s)
+
+
+def whole_page(title: str, links: Mapping[str, str], parts: Iterable[str], read_s: float) -> str:
+    """Return an HTML page of sections, with links to them by id, and the time of reading in seconds since 1970."""
     template = Template(files("yolo_lightning.commands.report").joinpath("template.html").read_text(encoding="utf-8"))
     return template.substitute(
-        title=f"Run {escape(contents.name)}",
+        title=escape(title),
         links=" ".join(f'<a href="#{name}">{escape(word)}</a>' for name, word in links.items()),
         body="".join(parts),
-        made=timestamp(contents.read_s),
+        made=timestamp(read_s),
     )
 
 
 def summary(contents: Contents) -> str:
     """Return state, training time, scores, number of incidents, and the damaged files."""
+    return facts(run_facts(contents)) + problem_list(contents.problems)
+
+
+def problem_list(problems: Sequence[str]) -> str:
+    """Return a list of the damaged files; empty without one."""
+    if not problems:
+        return ""
+    items = "".join(f"<li>{escape(problem)}</li>\n" for problem in problems)
+    return f'<h3>Damaged files</h3><ul class="problems">{items}</ul>\n'
+
+
+def run_facts(contents: Contents) -> dict[str, str]:
+    """Return state, network, images, training time, scores and number of incidents."""
     pairs = {"state": contents.state}
     if contents.fallback != AS_CONFIGURED:
         pairs["fallback level"] = contents.fallback
@@ -84,10 +102,7 @@ def summary(contents: Contents) -> str:
         if scores:
             pairs[STAGE_NAMES[evaluation.stage].lower()] = scores
     pairs["incidents"] = str(len(contents.incidents))
-    if not contents.problems:
-        return facts(pairs)
-    problems = "".join(f"<li>{escape(problem)}</li>\n" for problem in contents.problems)
-    return f'{facts(pairs)}<h3>Damaged files</h3><ul class="problems">{problems}</ul>\n'
+    return pairs
 
 
 def _network_and_images(contents: Contents) -> dict[str, str]:
@@ -135,11 +150,11 @@ def best_validation(contents: Contents) -> str | None:
     """Return the epoch of the best checkpoint with its mAP50; None without a validation of these weights."""
     steps = [checkpoint.steps for checkpoint in contents.checkpoints if checkpoint.name == BEST_CHECKPOINT]
     series = contents.metrics.series("val/map_50")
-    if not steps or steps[0] not in series.steps:
+    if not steps or steps[0] not in series.positions:
         return None
     columns = contents.metrics.columns
     epoch = int(columns["epoch"][columns["step"] == steps[0]].max()) + 1
-    return f"{epoch:,} ({SCORE_LABELS['map_50']} {series.values[series.steps == steps[0]][-1]:.4f})"
+    return f"{epoch:,} ({SCORE_LABELS['map_50']} {series.values[series.positions == steps[0]][-1]:.4f})"
 
 
 def training(contents: Contents) -> str:
