@@ -13,8 +13,8 @@ folder. Runs that are finished there are not repeated and appear in the table, s
 also at the same time: `--arms native --seeds 1` in one terminal and `--arms ultralytics --seeds 1` in another.
 `--epochs 0` trains nothing.
 
-Ultralytics runs with its defaults except SGD, float32 and random weights; this project with configs/yolo.yaml, which
-has the same settings, or with configs/ltdv2.yaml for LTDv2. One evaluator scores all final averaged weights (COCO mean
+Ultralytics runs with its defaults except SGD, float32 and random weights; this project with configs/yolo.yaml, with
+the same settings, or with configs/ltdv2.yaml for LTDv2. One evaluator scores all final averaged weights (COCO mean
 AP of validation images, letterboxed to the input of the training). `--turns` measures images per second by short
 trainings that alternate, without `best`.
 """
@@ -121,7 +121,6 @@ def _take_turns(
     if arguments.turns:
         data = short_list(converted, module.class_names, arguments.turn_images)
         words = ["--config", config, "--data.format", str(data), "--data.root", str(data.parent.resolve())]
-        words += ["--recalibrate_images", "0"]  # only the training is timed
     arms = [arm for arm in arguments.arms if arm != BEST]
     for turn in range(arguments.turns):
         for arm in arms if turn % 2 == 0 else arms[::-1]:

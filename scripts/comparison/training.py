@@ -1,4 +1,7 @@
-"""Trains one arm in its own process."""
+"""Trains one arm in its own process.
+
+Libraries are imported late: a spawned loader worker imports this file again and needs neither trainer.
+"""
 
 import json
 import os
@@ -8,12 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-import matplotlib
 from common import run_logged
-
-from comparison.clock import EpochClock, time_ultralytics
-from yolo_lightning.cli import main as yolo_lightning
-from yolo_lightning.utils.offline import set_switches
 
 Arm = Literal["ultralytics", "ultralytics_amp", "auto", "bf16", "cuda_graph", "native", "gemm", "best"]
 ARMS: tuple[Arm, ...] = get_args(Arm)
@@ -64,6 +62,9 @@ def train(run: Training) -> None:
 
 def train_ours(run: Training) -> None:
     """Run `fit` with the configuration for this kind of data and the compared settings."""
+    from comparison.clock import EpochClock
+    from yolo_lightning.cli import main as yolo_lightning
+
     settings = {
         "seed_everything": run.seed,
         "supervision.enabled": "false",
@@ -80,12 +81,19 @@ def train_ours(run: Training) -> None:
         "trainer.accelerator": run.device,
         "trainer.callbacks+": f"{EpochClock.__module__}.{EpochClock.__name__}",
     }
+    if run.arm != BEST:  # as Ultralytics trains by default
+        settings |= {"model.recipe.warmup_epochs": 3.0, "recalibrate_images": 0}
     words = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
     yolo_lightning(["fit", *run.words, *words, *run.options])
 
 
 def _train_ultralytics(run: Training) -> None:
     """Run the trainer of Ultralytics with SGD, random weights, and float32 or mixed precision."""
+    import matplotlib
+
+    from comparison.clock import time_ultralytics
+    from yolo_lightning.utils.offline import set_switches
+
     folder = Path(run.folder).resolve()
     settings = folder.with_name("ultralytics-settings")
     settings.mkdir(exist_ok=True)
