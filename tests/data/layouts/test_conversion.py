@@ -153,6 +153,42 @@ def test_what_is_left_out_is_counted(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert sorted(converted(tmp_path / "out")) == ["used_1.png", "used_2.png"]
 
 
+def test_objects_marked_as_difficult_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_voc(tmp_path / "source", box_images(["a.png", "b.png"]))
+    file = tmp_path / "source/Annotations/a.xml"
+    file.write_text(file.read_text().replace("<bndbox>", "<difficult>1</difficult><bndbox>"))
+    convert(str(tmp_path / "source"), str(tmp_path / "out"))
+    assert "1 objects marked as difficult, which are kept, such as Annotations/a.xml" in capsys.readouterr().out
+    assert len(converted(tmp_path / "out")) == 2
+
+
+@pytest.mark.parametrize(
+    ("layout", "old", "new", "message"),
+    [
+        (
+            "CVAT for images",
+            'occluded="0"',
+            'rotation="left"',
+            r"rotation in .*png: boxes, sizes and rotations must be numbers",
+        ),
+        (
+            "Label Studio JSON",
+            '"annotations": [',
+            '"annotations": 3, "x": [',
+            "2 tasks left out, which are skipped or not annotated",
+        ),
+        ("CSV", "car", "c" * 200_000, "not CSV: field larger than field limit"),
+    ],
+)
+def test_values_of_another_form_are_refused(layout: str, old: str, new: str, message: str, tmp_path: Path) -> None:
+    WRITERS[layout](tmp_path / "source", box_images(["a.png", "b.png"]))
+    (file,) = (path for path in (tmp_path / "source").rglob("*") if path.suffix in (".xml", ".json", ".csv"))
+    assert old in file.read_text()
+    file.write_text(file.read_text().replace(old, new))
+    with pytest.raises(UserError, match=message):
+        convert(str(tmp_path / "source"), str(tmp_path / "out"))
+
+
 def test_images_are_links_and_the_source_is_unchanged(tmp_path: Path) -> None:
     write_label_files(tmp_path / "source", box_images(["a.png", "b.png"]))
     before = sorted(path.relative_to(tmp_path) for path in (tmp_path / "source").rglob("*"))
@@ -187,7 +223,9 @@ def test_what_cannot_be_converted_is_refused(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=message):
             convert(str(source), str(tmp_path / target))
     write_text(source / "annotations.csv", "filename,class,xmin,ymin,xmax,ymax\na.png,car,1,one,2,3\n")
-    with pytest.raises(UserError, match=r"row 2: a box and a size must be numbers, got \['1', 'one', '2', '3'\]"):
+    with pytest.raises(
+        UserError, match=r"row 2: boxes, sizes and rotations must be numbers, got \['1', 'one', '2', '3'\]"
+    ):
         convert(str(source), str(tmp_path / "out"))
     (source / "annotations.csv").unlink()
     with pytest.raises(UserError, match=r"must contain images and annotations .* with 2 \.png"):

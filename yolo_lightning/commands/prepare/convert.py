@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from yolo_lightning.commands.answers import PROGRAM
+from yolo_lightning.commands.console import counter
 from yolo_lightning.data.formats.yolo_description import FILE_NAME
 from yolo_lightning.data.layouts.choose_layout import LAYOUTS, find_layout
 from yolo_lightning.data.layouts.labelled_folder import SourceFolder, split_of
@@ -55,12 +56,14 @@ def convert(folder: str, out: str, valid_share: float | None = None) -> None:
             f"with {contained}. COCO's JSON files need no conversion: --data.format coco, see docs/datasets.md"
         )
     layout, files = match
-    dataset = layout.read(source, files)
+    with counter("read", len(source.images)) as advance:
+        dataset = layout.read(source, files, advance)
     facts = dataset.annotations.facts
     if facts.impossible:
         raise UserError(f"{root}: {facts.impossible} Correct the annotations.")
     splits = _splits(source, dataset, valid_share)
-    copies = write_dataset(target, source.root, dataset.annotations, splits)
+    with counter("written", len(splits)) as advance:
+        copies = write_dataset(target, source.root, dataset.annotations, splits, advance)
     print(f"{root}: {dataset.layout}, {len(source.images):,} images; {facts.describe_boxes()}\n")
     _print_counts(dataset, splits)
     notes = [counted(len(examples), note, examples[0]) for note, examples in dataset.notes.items()]

@@ -9,15 +9,16 @@ from pathlib import Path
 from yolo_lightning.data.formats.coco import CocoFormat
 from yolo_lightning.data.formats.dataset_format import DatasetSettings
 from yolo_lightning.data.formats.ltdv2 import LTDv2Format
-from yolo_lightning.data.formats.yolo_description import description_file
+from yolo_lightning.data.formats.yolo_description import FILE_NAME, description_file
 from yolo_lightning.data.layouts.label_studio import LABEL_STUDIO, label_studio_files, read_label_studio
 from yolo_lightning.data.layouts.labelled_folder import SourceFolder
-from yolo_lightning.data.layouts.source_dataset import SourceDataset
+from yolo_lightning.data.layouts.source_dataset import Advance, SourceDataset
 from yolo_lightning.data.layouts.table_annotations import CSV, csv_files, read_csv
 from yolo_lightning.data.layouts.text_annotations import LABEL_FILES, label_files, read_label_files
 from yolo_lightning.data.layouts.xml_annotations import CVAT, VOC, read_xml, xml_files
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.paths import user_path
+from yolo_lightning.utils.suggestions import on_other_levels
 
 MOST_FOLDERS = 1000  # Folders that are searched for annotations to explain an error
 
@@ -28,7 +29,7 @@ class Layout:
 
     title: str
     files: Callable[[SourceFolder], list[str]]  # Annotation files of a folder; empty if it has another layout
-    read: Callable[[SourceFolder, list[str]], SourceDataset]
+    read: Callable[[SourceFolder, list[str], Advance], SourceDataset]
 
 
 LAYOUTS = (
@@ -69,11 +70,13 @@ def check_layout(settings: DatasetSettings) -> None:
 def refuse_other_layout(option: str, path: Path) -> None:
     """Raise a UserError with the command that converts a dataset if a folder, or that of a file, has another layout.
 
-    Nothing is raised if there is a YAML file below the folder, which may describe the dataset.
+    Nothing is raised if there is a YAML file below the folder, or a data.yaml above, which may describe the dataset.
     """
     folder = path
     if not os.path.isdir(path):
         folder = path.parent
+    if on_other_levels(folder / FILE_NAME):  # the folder is a part of a dataset with a data.yaml
+        return
     try:
         source = SourceFolder(folder, MOST_FOLDERS)
         match = find_layout(source)

@@ -8,7 +8,7 @@ import msgspec
 
 from yolo_lightning.data.formats.suspicious_boxes import CORNER_AND_SIDES
 from yolo_lightning.data.layouts.labelled_folder import LabelledFolder, SourceFolder
-from yolo_lightning.data.layouts.source_dataset import SourceDataset, located
+from yolo_lightning.data.layouts.source_dataset import Advance, SourceDataset, located
 from yolo_lightning.data.left_out_files import suffix
 from yolo_lightning.data.storage.frames import IMAGE_SUFFIXES
 from yolo_lightning.errors import UserError
@@ -23,7 +23,7 @@ def label_studio_files(folder: SourceFolder) -> list[str]:
     return [file for file in folder.of(".json") if f'"{LABELS}"'.encode() in folder.read(file)]
 
 
-def read_label_studio(folder: SourceFolder, files: list[str]) -> SourceDataset:
+def read_label_studio(folder: SourceFolder, files: list[str], advance: Advance) -> SourceDataset:
     labelled = LabelledFolder(LABEL_STUDIO, CORNER_AND_SIDES, is_percent=True)
     newest: dict[str, dict[str, Any]] = {}  # Newest annotation of each image
     for file in files:
@@ -47,12 +47,13 @@ def read_label_studio(folder: SourceFolder, files: list[str]) -> SourceDataset:
     for name, annotation in newest.items():
         image = labelled.images[name]
         for region in _regions(annotation.get("result", annotation)):
-            if region.get("rotation") or len(region[LABELS]) != 1:
+            labels = region[LABELS]
+            if region.get("rotation") or not isinstance(labels, list) or len(labels) != 1:
                 labelled.notes["regions left out that are rotated or have not one label"].append(name)
                 continue
-            image.class_names.append(str(region[LABELS][0]))
+            image.class_names.append(str(labels[0]))
             image.boxes.append(folder.numbers((region.get(key) for key in BOX_KEYS), name))
-    return located(folder, labelled)
+    return located(folder, labelled, advance)
 
 
 def _image_name(fields: Any) -> str:
@@ -68,7 +69,9 @@ def _annotations(task: dict[str, Any]) -> list[dict[str, Any]]:
 
     The rectangles of an annotation are in `result`; `prediction` contains those of a model, from which it was made.
     """
-    annotations = task.get("annotations", [task]) or []
+    annotations = task.get("annotations", [task])
+    if not isinstance(annotations, list):
+        return []
     return [part for part in annotations if isinstance(part, dict) and not part.get("was_cancelled")]
 
 

@@ -78,7 +78,7 @@ class SourceFolder:
             return [float(str(text)) for text in texts]
         except ValueError as error:
             got = one_line(str(texts), 200)
-            raise UserError(f"{self.root / place}: a box and a size must be numbers, got {got}") from error
+            raise UserError(f"{self.root / place}: boxes, sizes and rotations must be numbers, got {got}") from error
 
     def listed_splits(self) -> dict[str, str]:
         """Return the split of each image that a list of images, such as train.txt, contains."""

@@ -1,6 +1,6 @@
 """Boxes of a dataset in the layout of another tool, in pixels of its images."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -20,6 +20,9 @@ from yolo_lightning.errors import UserError
 
 UNNAMED = "unnamed"  # Class of boxes without a class name
 
+Advance = Callable[[int], None]
+"""Function that receives the number of images that have been read or written since its last call."""
+
 
 @dataclass
 class SourceDataset:
@@ -31,9 +34,10 @@ class SourceDataset:
     notes: Mapping[str, list[str]] = field(default_factory=dict)  # Examples by what was left out or changed
 
 
-def located(folder: SourceFolder, labelled: LabelledFolder) -> SourceDataset:
+def located(folder: SourceFolder, labelled: LabelledFolder, advance: Advance) -> SourceDataset:
     """Return the boxes of the annotated images of a folder, in pixels; images without an annotation are left out."""
     images = _matched(folder, labelled)
+    advance(len(folder.images) - len(images))
     names = {name or UNNAMED for image in images.values() for name in image.class_names}
     class_names = [*labelled.class_names, *sorted(names.difference(labelled.class_names))]
     numbers = {name: number for number, name in enumerate(class_names)}
@@ -42,6 +46,7 @@ def located(folder: SourceFolder, labelled: LabelledFolder) -> SourceDataset:
     with ThreadPoolExecutor(READERS) as pool:
         sizes = pool.map(lambda file: _size(folder, file), images)
         for (file, image), size in zip(images.items(), sizes, strict=True):
+            advance(1)
             problem = _problem(image, size)
             if problem:
                 labelled.notes[problem].append(file)

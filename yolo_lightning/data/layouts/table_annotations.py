@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from yolo_lightning.data.formats.suspicious_boxes import CORNER_AND_SIDES, CORNERS
 from yolo_lightning.data.formats.yolo_files import stem
 from yolo_lightning.data.layouts.labelled_folder import LabelledFolder, SourceFolder, split_of
-from yolo_lightning.data.layouts.source_dataset import SourceDataset, located
+from yolo_lightning.data.layouts.source_dataset import Advance, SourceDataset, located
 from yolo_lightning.errors import UserError
 
 CSV = "CSV"
@@ -44,7 +44,7 @@ def csv_files(folder: SourceFolder) -> list[str]:
     return [file for file in folder.of(".csv") if Columns(_rows(folder, file)[0]).box_format]
 
 
-def read_csv(folder: SourceFolder, files: list[str]) -> SourceDataset:
+def read_csv(folder: SourceFolder, files: list[str], advance: Advance) -> SourceDataset:
     labelled = LabelledFolder(CSV, CORNERS)
     for file in files:
         header, *rows = _rows(folder, file)
@@ -62,11 +62,14 @@ def read_csv(folder: SourceFolder, files: list[str]) -> SourceDataset:
             if any(box):  # a row without numbers is an image without objects
                 image.class_names.append(class_name)
                 image.boxes.append(folder.numbers(box, place))
-    return located(folder, labelled)
+    return located(folder, labelled, advance)
 
 
 def _rows(folder: SourceFolder, file: str) -> list[list[str]]:
     """Return the rows of a CSV file with the separator of its first row, at least one row."""
     lines = folder.lines(file) or [""]
     separator = max(",;\t", key=lines[0].count)
-    return list(csv.reader(lines, delimiter=separator))
+    try:
+        return list(csv.reader(lines, delimiter=separator))
+    except csv.Error as error:  # a field of more than 131,072 characters
+        raise UserError(f"{folder.root / file}: not CSV: {error}") from error

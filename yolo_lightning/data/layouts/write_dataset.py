@@ -16,6 +16,7 @@ from yolo_lightning.data.formats.yolo_description import FILE_NAME
 from yolo_lightning.data.formats.yolo_files import stem
 from yolo_lightning.data.index.splits import of_each_month
 from yolo_lightning.data.layouts.labelled_folder import SPLITS, path_parts
+from yolo_lightning.data.layouts.source_dataset import Advance
 from yolo_lightning.data.left_out_files import suffix
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.files import temporary_prefix
@@ -48,7 +49,9 @@ def held_out(files: Sequence[str], share: float) -> list[str]:
     return [file for position in chosen[: len(names) - 1] for file in groups[names[position]]]
 
 
-def write_dataset(target: Path, root: Path, annotations: Annotations, splits: Mapping[str, str]) -> int:
+def write_dataset(
+    target: Path, root: Path, annotations: Annotations, splits: Mapping[str, str], advance: Advance
+) -> int:
     """Write a dataset to a new or empty folder; return the number of images that were copied.
 
     The folder is written beside `target` and renamed, so that it is complete or absent. Images are hard links where
@@ -59,6 +62,7 @@ def write_dataset(target: Path, root: Path, annotations: Annotations, splits: Ma
         root: Folder of the images.
         annotations: Boxes of the images; file names are relative to `root`.
         splits: Split of each image by file name.
+        advance: Called with 1 after each image.
     """
     copies = 0
     temporary = target.with_name(f"{temporary_prefix()}{target.name}")
@@ -75,6 +79,7 @@ def write_dataset(target: Path, root: Path, annotations: Annotations, splits: Ma
             boxes = annotations.boxes[part] / np.tile(annotations.shapes[position][::-1], 2)
             rows = zip(annotations.labels[part].tolist(), corners_to_centres(boxes).tolist(), strict=True)
             label.write_text("".join(f"{number} {' '.join(f'{x:.9g}' for x in box)}\n" for number, box in rows))
+            advance(1)
         content = {split: f"images/{split}" for split in dict.fromkeys(SPLITS.values()) if split in splits.values()}
         description = content | {"names": dict(enumerate(annotations.facts.class_names))}
         (temporary / FILE_NAME).write_text(yaml.safe_dump(description, sort_keys=False, allow_unicode=True))

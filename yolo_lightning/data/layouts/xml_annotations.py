@@ -4,7 +4,7 @@ from xml.etree import ElementTree
 
 from yolo_lightning.data.formats.suspicious_boxes import CORNERS
 from yolo_lightning.data.layouts.labelled_folder import LabelledFolder, SourceFolder, split_of
-from yolo_lightning.data.layouts.source_dataset import SourceDataset, located
+from yolo_lightning.data.layouts.source_dataset import Advance, SourceDataset, located
 from yolo_lightning.errors import UserError
 
 VOC = "Pascal VOC XML"
@@ -20,7 +20,7 @@ def xml_files(folder: SourceFolder) -> list[str]:
     return []
 
 
-def read_xml(folder: SourceFolder, files: list[str]) -> SourceDataset:
+def read_xml(folder: SourceFolder, files: list[str], advance: Advance) -> SourceDataset:
     labelled = LabelledFolder(VOC, CORNERS)
     for file in files:
         try:
@@ -40,7 +40,7 @@ def read_xml(folder: SourceFolder, files: list[str]) -> SourceDataset:
             labelled.notes[f"XML files left out, which are neither {VOC} nor {CVAT}"].append(file)
     if labelled.layout == VOC:
         _count_from_zero(labelled)
-    return located(folder, labelled)
+    return located(folder, labelled, advance)
 
 
 def _read_voc(folder: SourceFolder, file: str, root: ElementTree.Element, labelled: LabelledFolder) -> None:
@@ -52,6 +52,8 @@ def _read_voc(folder: SourceFolder, file: str, root: ElementTree.Element, labell
         if box is None:
             labelled.notes["objects without a box left out"].append(file)
             continue
+        if item.findtext("difficult", "").strip() not in ("", "0"):
+            labelled.notes["objects marked as difficult, which are kept"].append(file)
         image.class_names.append(item.findtext("name", "").strip())
         image.boxes.append(folder.numbers((box.findtext(key) for key in ("xmin", "ymin", "xmax", "ymax")), file))
 
@@ -65,7 +67,8 @@ def _read_cvat(folder: SourceFolder, file: str, root: ElementTree.Element, label
         image.split = split_of(f"{element.get('subset', '')}/{name}")
         image.size = folder.numbers((element.get(key) for key in SIZE), file)
         for shape in element:
-            if shape.tag != "box" or float(shape.get("rotation", 0)):
+            (rotation,) = folder.numbers([shape.get("rotation", 0)], f"{file}, rotation in {name}")
+            if shape.tag != "box" or rotation:
                 labelled.notes["shapes left out that are not upright boxes"].append(f"{shape.tag} of {name}")
                 continue
             image.class_names.append(shape.get("label", ""))
