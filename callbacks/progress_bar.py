@@ -13,7 +13,7 @@ from yolo_lightning.callbacks.finish_by import fit_length
 from yolo_lightning.callbacks.fit_timer import BLOCK_STEPS, TimedCallback
 from yolo_lightning.utils.activity import number_from_device
 from yolo_lightning.utils.choices import checked_arguments
-from yolo_lightning.utils.moment import moment
+from yolo_lightning.utils.moment import duration, moment
 
 ESTIMATING = "estimating"
 LOSS = "train/loss"
@@ -22,30 +22,33 @@ BAR_WIDTH = 10
 """Columns of the bar."""
 
 
+def finish_time(remaining_s: float) -> str:
+    now_s = time.time()
+    return moment(now_s + remaining_s, now_s)
+
+
 class ShowsFinishTime(TimedCallback):
     """Base class of callbacks that show when a fit will be finished."""
 
-    def finish_time(self, trainer: Trainer) -> str:
-        """Return the time at which a fit will be finished: from the typical step and the last validation.
+    def remaining_s(self, trainer: Trainer) -> float | None:
+        """Return the time in seconds until a fit will be finished: from the typical step and the last validation.
 
-        The answer is "estimating" until `BLOCK_STEPS` steps of this process, or one epoch, and one validation were
-        timed.
+        None until `BLOCK_STEPS` steps of this process, or one epoch, and one validation were timed.
         """
         length = fit_length(trainer)
         epoch = trainer.current_epoch
         typical = self.timer.pace.typical()
         if length.epochs is None or typical is None:
-            return ESTIMATING
+            return None
         if self.timer.pace.timed_steps < min(BLOCK_STEPS, length.batches_per_epoch):
-            return ESTIMATING
+            return None
         steps = max(0, length.batches_of(epoch) - self.timer.batch)
         validations = length.validations_left(epoch, steps) + length.validations_after(epoch)
         validation_s = self.timer.validation_s
         if validations and validation_s is None:
-            return ESTIMATING
+            return None
         steps += length.steps_after(epoch)
-        rest_s = steps * typical.step_s + validations * (validation_s or 0.0)
-        return moment(time.time() + rest_s, time.time())
+        return steps * typical.step_s + validations * (validation_s or 0.0)
 
 
 class RunProgressBar(ShowsFinishTime, RichProgressBar):
@@ -64,7 +67,9 @@ class RunProgressBar(ShowsFinishTime, RichProgressBar):
         metrics: dict[str, Any] = super().get_metrics(trainer, pl_module)
         metrics.pop("v_num", None)
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
-            return {**self._train_loss(trainer), "ETA": self.finish_time(trainer)}
+            remaining_s = self.remaining_s(trainer)
+            end = ESTIMATING if remaining_s is None else finish_time(remaining_s)
+            return {**self._train_loss(trainer), "ends": end}
         return metrics
 
     def configure_columns(self, trainer: Trainer) -> list[Any]:
@@ -117,8 +122,12 @@ class ProgressLines(ShowsFinishTime):
             return
         self._printed_s = now_s
         loss = number_from_device(trainer.callback_metrics.get(LOSS, float("nan")))
+        remaining_s = self.remaining_s(trainer)
+        end = "end not yet estimated"
+        if remaining_s is not None:
+            end = f"ends at {finish_time(remaining_s)}, in {duration(remaining_s)}"
         rank_zero_info(
             f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}, "
             f"batch {batch_idx + 1:,}/{int(trainer.num_training_batches):,}, loss {loss:.3f}, "
-            f"ETA {self.finish_time(trainer)}"
+            f"{end}"
         )

@@ -17,7 +17,7 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser
 
 from yolo_lightning import cli
 from yolo_lightning.commands import SUBCOMMANDS, TOOLS
-from yolo_lightning.commands.answers import PICTURES, SHOWN
+from yolo_lightning.commands.answers import PICTURES, SHOWN, TRAINING
 from yolo_lightning.commands.command_line import tool_function, tool_parser
 from yolo_lightning.options.option_table import BOOLEAN, INTEGER, LIST, NULL, NUMBER, TABLE_FILE, TEXT
 from yolo_lightning.training.recipe import Recipe
@@ -91,6 +91,7 @@ def entries(command: str, parser: Any) -> dict[str, dict[str, Any]]:
         fields = entry(action)
         is_hidden = type(action).__name__ in NOT_SHOWN
         is_hidden |= command in SUBCOMMANDS and action.dest not in SHOWN
+        is_hidden |= command in SUBCOMMANDS and command != "fit" and action.dest in TRAINING
         is_hidden |= command not in SUBCOMMANDS and action.dest.startswith("data.")
         for name in action.option_strings or [action.dest]:
             key = name.removeprefix("--")
@@ -98,7 +99,7 @@ def entries(command: str, parser: Any) -> dict[str, dict[str, Any]]:
                 continue
             is_group = any(other.startswith(f"{key}.") and other != f"{key}.help" for other in names)
             option = {"is_group": True, **settings_of(action)} if is_group else dict(fields)
-            if is_hidden or key.endswith("+"):
+            if is_hidden or key.endswith(("+", ".help")):
                 option = {field: value for field, value in option.items() if field not in ("default", "help")}
                 option["is_shown"] = False
             found[key] = option

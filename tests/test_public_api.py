@@ -333,6 +333,11 @@ def test_facts_of_a_foreign_data_module_are_checked(model: Any, data: Any, facts
 
 
 def test_training_follows_a_validation_of_the_same_module(data: Any, model: Any, tmp_path: Path) -> None:
+    for stage in ("fit", "validate"):
+        with pytest.raises(
+            ValueError, match=rf"trainer\.{stage} needs data: pass a data module, as trainer\.{stage}\("
+        ):
+            getattr(quiet_trainer(tmp_path), stage)(model)
     quiet_trainer(tmp_path, limit_val_batches=1).validate(model, data, verbose=False)
     trainer = quiet_trainer(tmp_path, max_epochs=1, limit_train_batches=1, limit_val_batches=1)
     trainer.fit(model, data)

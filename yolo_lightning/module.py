@@ -5,9 +5,10 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
+from functools import partial
 from inspect import signature
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import torch
 from lightning.pytorch import Callback, LightningModule
@@ -22,7 +23,7 @@ from yolo_lightning.callbacks.finish_by import deadline_schedule
 from yolo_lightning.callbacks.mean_ap import MeanAP
 from yolo_lightning.checkpoints.checkpoint_file import require_whole
 from yolo_lightning.checkpoints.remote_folder import local_checkpoint
-from yolo_lightning.checkpoints.torch_archive import check_parts, load_checkpoint, reason
+from yolo_lightning.checkpoints.torch_archive import check_module, check_parts, load_checkpoint, reason
 from yolo_lightning.conv import GemmConv2d
 from yolo_lightning.data.batch import (
     Batch,
@@ -99,6 +100,22 @@ SINGLE_VALUES = (
 )
 Evaluation = dict[str, list[Prediction] | list[Target]]
 """Output of a validation or test step: `preds` and `targets`, one per frame."""
+
+
+LOADER_HOOKS = {
+    "fit": "train_dataloader",
+    "validate": "val_dataloader",
+    "test": "test_dataloader",
+    "predict": "predict_dataloader",
+}
+"""Method of which a Trainer requests the loader of a stage if its method for the stage receives no data."""
+
+
+def refuse_missing_data(stage: str) -> NoReturn:
+    raise UserError(
+        f"trainer.{stage} needs data: pass a data module, as trainer.{stage}(model, DetectionDataModule(...)), or a "
+        "DataLoader that yields yolo_lightning.data.batch.Batch"
+    )
 
 
 class YOLOModule(LightningModule):
@@ -223,7 +240,10 @@ class YOLOModule(LightningModule):
         try:
             return super().load_from_checkpoint(checkpoint_path, *arguments, **(stored | options))
         except (UserError, RuntimeError) as error:  # RuntimeError: of load_state_dict, for other tensors
-            raise UserError(f"{checkpoint_path} cannot be loaded with {options}: {reason(error)}") from error
+            changed = ""
+            if options:
+                changed = f" with {options}"
+            raise UserError(f"{checkpoint_path} cannot be loaded{changed}: {reason(error)}") from error
 
     def setup(self, stage: str) -> None:
         """Check classes and image size, and choose the convolution implementation for `backend: auto`.
@@ -239,6 +259,7 @@ class YOLOModule(LightningModule):
                 "step. Compare short runs with different values of model.recipe.lr0 instead."
             )
         data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
+        self._expect_data(stage, has_module=data is not None)
         self._check_classes(getattr(data, "class_names", None))
         if not hasattr(data, "training_facts"):
             # Only for a foreign loader: Lightning warns of a module's batch hook in each fit with a data module.
@@ -264,6 +285,14 @@ class YOLOModule(LightningModule):
             f"{convolution}, {self.convolution.algorithm}, {self.trainer.precision}, {strategy.root_device.type}"
         )
         self._guard.lowers_precision = self.lowers_precision and str(self.trainer.precision).endswith("mixed")
+
+    def _expect_data(self, stage: str, *, has_module: bool) -> None:
+        """Let a Trainer that was given neither a data module nor a loader raise an error that says what to pass."""
+        for name, hook in LOADER_HOOKS.items():
+            if hook in vars(self):
+                delattr(self, hook)
+            if name == stage and not has_module and getattr(type(self), hook) is getattr(LightningModule, hook):
+                setattr(self, hook, partial(refuse_missing_data, name))
 
     @property
     def stride(self) -> int:
@@ -595,8 +624,7 @@ class YOLOModule(LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Raise a UserError if another network was saved; keep the summed gradients until training starts."""
         check_parts(checkpoint, "the checkpoint")
-        if not any(name.startswith("graph.") for name in checkpoint.get("state_dict", ("graph.",))):
-            raise UserError("the checkpoint contains no network of YOLOModule: another module was saved")
+        check_module(checkpoint, "the checkpoint")
         saved = checkpoint.get("hyper_parameters", {})
         state = ModuleState.of(checkpoint)
         is_same_file = "architecture" in saved and is_same_architecture(saved["architecture"], self.hparams)

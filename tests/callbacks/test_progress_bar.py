@@ -59,8 +59,8 @@ class Takes(Callback):
 
 def errors_h(lines: list[str], end_s: float) -> list[float | None]:
     """Hours by which the finish time of each line is too late; None where the line has no finish time."""
-    found = [line.partition(", ETA ")[2] for line in lines]
-    return [None if text == "estimating" else (float(text) - end_s) / 3600 for text in found]
+    found = [line.partition(", ends at ")[2].partition(", in ")[0] for line in lines]
+    return [(float(text) - end_s) / 3600 if text else None for text in found]
 
 
 LONG = {"epochs": 4, "batches": 40}
@@ -95,7 +95,8 @@ def test_finish_time_of_a_resumed_run_is_right_from_its_first_line_on(
 
 def test_fit_without_validation_needs_steps_alone(tmp_path: Path, lines: list[str]) -> None:
     fit(tmp_path, ProgressLines(0), batches=40, limit_val_batches=0)
-    assert [", ETA estimating" in line for line in lines] == [True] * 16 + [False] * 24
+    assert [line.endswith(", end not yet estimated") for line in lines] == [True] * 16 + [False] * 24
+    assert lines[-1].endswith(", in 0 s")
 
 
 class Readings:
@@ -144,6 +145,6 @@ def test_bar_shows_epochs_from_1_and_the_time_of_the_end_and_then_disappears(tmp
     trainer.fit(TinyModule(), loader(3), loader(1))
     assert shown.descriptions == ["Epoch 1/2"] * 3 + ["Epoch 2/2"] * 3
     assert not any("v_num" in metrics for metrics in shown.metrics)
-    assert shown.metrics[0]["ETA"] == "estimating"
-    assert shown.metrics[-1]["ETA"] != "estimating"
+    assert shown.metrics[0]["ends"] == "estimating"
+    assert shown.metrics[-1]["ends"] != "estimating"
     assert not bar.train_progress_bar.visible

@@ -15,7 +15,7 @@ from yolo_lightning.checkpoints.torch_archive import load_checkpoint
 from yolo_lightning.model.network_settings import read_settings
 
 RESUMABLE = {
-    "state_dict": {"weight": torch.zeros(1)},
+    "state_dict": {"graph.weight": torch.zeros(1)},
     "hyper_parameters": {"class_names": ["person"]},
     "loops": {"fit_loop": {"state_dict": {}}},
     "callbacks": {},

@@ -10,6 +10,7 @@ from tests.conftest import REPOSITORY
 from yolo_lightning.cli import main
 from yolo_lightning.commands import SUBCOMMANDS, TOOLS
 from yolo_lightning.commands.answers import SHOWN, answer, fitted, short_help
+from yolo_lightning.errors import UserError
 from yolo_lightning.options.option_table import find_command
 from yolo_lightning.supervision.trainer import MARKER_VARIABLE
 
@@ -30,6 +31,13 @@ def answered(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]
         answer(words)
     shown = capsys.readouterr()
     return int(stopped.value.code or 0), shown.out + shown.err
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """Return the message of an error, also of one that `__main__` prints."""
+    with pytest.raises((SystemExit, UserError)) as refused:
+        answer(words)
+    return f"{refused.value} {capsys.readouterr().err}"
 
 
 ANSWERS = [
@@ -92,6 +100,22 @@ ANSWERS = [
         "model.class_names is no option: the data defines the",
     ),
     (["export", "--data", "x.yaml"], 2, "unknown key data; --help.full lists all keys."),
+    (["--epochs", "3"], 2, "must be a command, such as fit, got --epochs; options are written as --key value. Type: "),
+    (["epochs=3", "batch=-1"], 2, "fit --trainer.max_epochs 3 --data.batch_size auto"),
+    (["--img", "64", "--weights", "", "--cfg", "yolo11n.yaml"], 2, "fit --data.image_size 64 --model.variant yolo11n"),
+    (["detect", "--source", "a", "--conf-thres", "0.4"], 2, "Type: python -m yolo_lightning predict a --score_thr"),
+    (["detect", "--weights", "a.pt"], 2, "a mode is missing: fit, validate, test, predict or export"),
+    (["fit", "--batch-size", "-1"], 2, "unknown key batch-size. Did you mean --data.batch_size auto?"),
+    (["predict", "a.jpg", "--save_txt"], 2, "unknown key save_txt. Did you mean --save '[pictures,txt]'?"),
+    (["fit", "--trainer.checkpoint_callback", "1"], 2, "Did you mean --trainer.enable_checkpointing 1?"),
+    (
+        ["fit", "--model.class_path", "yolov8n"],
+        2,
+        "unknown key model.class_path. Did you mean --model.variant yolov8n?",
+    ),
+    (["fit", "--data.split.valid_share", "20%"], 2, "got '20%'. Did you mean 0.2?"),
+    (["fit", "--data.image_size", "640x480"], 2, "got '640x480'. Did you mean '[480, 640]'?"),
+    (["prepare", "conver", "a", "b"], 2, "prepare has no section conver. Did you mean prepare convert?"),
     ([], 2, "usage: "),
 ]
 
@@ -130,6 +154,9 @@ def test_an_option_with_two_values_is_named_once(
             "model: yolov8n.pt\nlr0: 0.02\nbox: 7.5\n",
             "--config yolo --model.weights yolov8n.pt --model.recipe.lr0 0.02\n",
         ),
+        ("data: {augmentation: {mosaic: no}}", "got 'False'. YAML reads yes, no, on and off as True and False."),
+        ("model: {recipe: {lr0: }}", "got 'None'. YAML reads a key without a value as None."),
+        ("trainer:\n  max_epochs=3\n", "must be set by its keys, as 'max_epochs: 3', got 'max_epochs=3'."),
         ("data: {augmentation: [{mosaic: 0.5}]}", ", got [{'mosaic': 0.5}]."),
         ("data: {loader: 4}", "must be set by its keys data.loader.multiprocessing_context"),
         ("path: .\nnames: [a]\n", "describes a dataset. Did you mean --config yolo --data.format "),
@@ -140,6 +167,26 @@ def test_wrong_configuration_files(capsys: pytest.CaptureFixture[str], tmp_path:
     file.write_text(content)
     code, text = answered(capsys, "fit", "--config", str(file))
     assert (code, part in text, str(file) in text) == (2, True, True), text
+
+
+def test_paths_that_a_shell_or_the_user_confused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SETS", "a set of mine")
+    for name in ("a set of mine/data.yaml", "a set of mine/images/train/0.jpg", "best.ckpt"):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).touch()
+    for line, part in (
+        ("--data.format a set of mine/data.yaml", "a path with spaces needs quotes: 'a set of mine/data.yaml'"),
+        ("--data.format=a set of mine/data.yaml", "a path with spaces needs quotes: 'a set of mine/data.yaml'"),
+        ("--config best.ckpt", "must be a YAML file, got weights or a checkpoint. Did you mean --ckpt_path best.ckpt?"),
+        ("--data.format=$SETS/data.yaml", "does not exist (a shell replaces $NAME, but not in single quotes)."),
+        ("--data.format=.", "data.format data.yaml does not exist. Did you mean a set of mine/data.yaml?"),
+    ):
+        assert part in refusal(capsys, "fit", *line.split(" ")), line
+    words = ["--data.format", "a set of mine/images/train"]
+    assert "Did you mean a set of mine/data.yaml?" in refusal(capsys, "fit", *words)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +222,16 @@ def test_options_of_the_short_help_exist() -> None:
     command = find_command("fit")
     assert command is not None
     assert [key for key in SHOWN if not command.accepts(key)] == []
-    assert [key for key in SHOWN if f"--{key}" not in short_help(command)] == []
+    help_of_fit = short_help(command)
+    assert [key for key in SHOWN if f"--{key}" not in help_of_fit] == []
+    assert help_of_fit.index("--data.format") < help_of_fit.index("--data.root")
+
+
+def test_help_of_predict_begins_with_pictures(capsys: pytest.CaptureFixture[str]) -> None:
+    _, text = answered(capsys, "predict", "--help")
+    assert text.startswith("usage: python -m yolo_lightning predict PICTURES [options]\n")
+    assert text.index("--run = runs/yolo") < text.index("usage: python -m yolo_lightning predict [options]")
+    assert not any(word in text for word in ("lr0", "max_epochs", "device.help", "SUPPRESS"))
 
 
 @pytest.mark.parametrize("name", sorted(TOOLS.keys() - {"benchmark", "service", "submission"}))  # subcommands

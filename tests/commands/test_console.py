@@ -3,7 +3,8 @@
 import pytest
 
 from yolo_lightning.commands import console
-from yolo_lightning.commands.console import DAY_S, HOUR_S, duration, gigabytes, lines, name_some, rate, share
+from yolo_lightning.commands.console import gigabytes, lines, name_some, rate, share
+from yolo_lightning.utils.moment import DAY_S, HOUR_S, duration
 
 
 def test_lines_come_at_intervals_and_at_the_end(

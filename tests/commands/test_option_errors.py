@@ -143,6 +143,19 @@ OPTION_ERROR = """Parser key "trainer.callbacks":
             union("trainer.callbacks", "5", "<class 'NoneType'>"),
             "must be a list, such as [{class_path: EMA, init_args: ",
         ),
+        (
+            union(
+                "trainer.callbacks",
+                "Namespace(class_path='yolo_lightning.callbacks.FinishBy', init_args=Namespace(x=None))",
+            ),
+            "must be a list, such as ",
+        ),
+        (
+            union(
+                "trainer.callbacks", "Namespace(class_path='lightning.pytorch.callbacks.EarlyStopping', monitor=None)"
+            ),
+            "EarlyStopping requires monitor: set --trainer.callbacks.monitor, or init_args in a file.",
+        ),
         (OPTION_ERROR, "EMA does not have the option taau. Did you mean tau? The options of EMA are"),
     ],
 )

@@ -95,7 +95,7 @@ def test_a_training_of_seconds_from_a_copy_of_a_run(tmp_path: Path) -> None:
     assert list(temporary.glob("*soak*")) == []
     failed = start("soak", *words, "--data.batch_size=0")
     assert failed.returncode == 2
-    assert failed.stderr.splitlines()[-1] == "error: data.batch_size must be >= 1, got 0"
+    assert failed.stderr.splitlines()[-1] == "error: data.batch_size must be >= 1 or auto, got 0"
     assert list(temporary.glob("*soak*")) == []
 
 

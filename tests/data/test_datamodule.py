@@ -70,7 +70,7 @@ def clip_names(index: SplitIndex) -> set[str]:
             ({"image_size": size}, f"data.image_size must be a multiple of 32 and >= 32, got {size}")
             for size in (0, -32, 33)
         ),
-        ({"batch_size": 0}, "data.batch_size must be >= 1, got 0"),
+        ({"batch_size": 0}, "data.batch_size must be >= 1 or auto, got 0"),
         ({"batch_size": "4"}, "data.batch_size must be an integer or auto, got '4'"),
         ({"loader": 4}, "data.loader must be LoaderSettings, got 4"),
         ({"image_cache_mib": -1}, "data.storage.image_cache_mib must be >= 0, got -1"),

@@ -27,7 +27,7 @@ def test_other_values_are_refused(value: Any) -> None:
 @pytest.mark.parametrize(
     ("value", "stride", "message"),
     [
-        (100, 32, r"a multiple of 32 and >= 32, got 100"),
+        (650, 32, r"a multiple of 32 and >= 32, got 650\. Did you mean 640\?"),
         ([100, 320], 32, r"two multiples of 32 and >= 32, got \[100, 320\]"),
         ([64, -32], 32, r"two multiples of 32 and >= 32, got \[64, -32\]"),
         ([0, 64], 32, r"two multiples of 32 and >= 32, got \[0, 64\]"),

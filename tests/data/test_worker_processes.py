@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REPOSITORY
+from yolo_lightning.data.worker_processes import SpawningContext, _require_main_guard
 
 SCRIPT = """
 from yolo_lightning.data.worker_processes import ForkServingContext, SpawningContext
@@ -43,6 +44,15 @@ def test_script_without_the_guard_is_refused(
     assert done.returncode == (1 if is_refused else 0)
     assert len(done.stderr.splitlines()) == is_refused
     assert ('Put its statements under if __name__ == "__main__":' in done.stderr) == is_refused
+
+
+def test_a_program_that_is_not_a_file_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`python - < program.py`: workers cannot import the program."""
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "<stdin>")
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
+    _require_main_guard.cache_clear()
+    with pytest.raises(SystemExit, match=r"<stdin> is not a file\. Save the program as a file, or"):
+        SpawningContext().Process(target=print)
 
 
 def test_main_module_of_a_package_needs_no_guard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

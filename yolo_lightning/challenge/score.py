@@ -37,6 +37,8 @@ def read_truth(path: Path) -> tuple[Template, Content]:
         raise UserError(f"{path} cannot be read: {error.strerror}") from error
     except UNDECODABLE as error:
         reason = one_line(str(error))
+        if data.startswith(b"["):
+            reason = "it contains a list, as files of detections do"
         raise UserError(f"{path} is neither the JSON of a split nor an object keyed by image id: {reason}") from error
     try:
         if "images" in outermost:

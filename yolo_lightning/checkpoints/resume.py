@@ -43,7 +43,7 @@ def checkpoint_to_resume(base: Path, *, exactly: bool = False) -> tuple[Path, di
     """
     folders = [folder for folder in run_folder.runs(base) if folder == base or not exactly]
     if not folders:
-        raise UserError(f"nothing to resume: no run folder {base} or {base}-<n> contains a checkpoint")
+        raise UserError(run_folder.NOTHING_TO_RESUME.format(base=base))
     folder = folders[0] / run_files.CHECKPOINTS
     path, damaged = newest_checkpoint(folder, resumable=True)
     if path is None:

@@ -23,6 +23,9 @@ from yolo_lightning.utils.regular_files import read_regular
 from yolo_lightning.utils.run_files import CHECKPOINTS, LAUNCH, LOCK_FILE, LOGGERS, STARTED, has_checkpoint
 
 DEFAULT_RUN = "runs/yolo"
+NOTHING_TO_RESUME = (
+    "nothing to resume: no run folder {base} or {base}-<n> contains a checkpoint. Without --resume, a new run starts."
+)
 LONGEST_NOTE = 1000  # bytes
 LOOK_AGAIN_S = 0.1
 
@@ -241,4 +244,4 @@ def folder_to_resume(base: Path, mirror: str | None = None) -> Path:
     names = mirrored_runs(base, mirror) if mirror is not None else []
     if names:
         return base.absolute().with_name(names[0])
-    raise UserError(f"nothing to resume: no run folder {base} or {base}-<n> contains a checkpoint")
+    raise UserError(NOTHING_TO_RESUME.format(base=base))

@@ -56,6 +56,13 @@ def check_parts(content: Mapping[str, Any], origin: str) -> None:
         raise UserError(f"{origin} is damaged: {error}; use another checkpoint") from None
 
 
+def check_module(content: Mapping[str, Any], origin: str) -> None:
+    """Raise a UserError if a checkpoint was saved with another module than `YOLOModule`."""
+    names = content.get("state_dict")
+    if names and not any(name.startswith("graph.") for name in names):
+        raise UserError(f"{origin} contains no network of YOLOModule: another module was saved")
+
+
 def load_dictionary(path: Path, map_location: Literal["cpu", "meta"] = "cpu") -> dict[str, Any]:
     """Return the content of a checkpoint of any module; see `load_checkpoint`."""
     try:

@@ -15,6 +15,7 @@ from yolo_lightning.commands import OWN_OPTIONS, SUBCOMMANDS, TOOLS, WITH_RUN
 from yolo_lightning.commands.option_errors import (
     VALUE_SYNONYMS,
     fail,
+    options_for,
     stray_word,
     unknown_command,
     unknown_key,
@@ -26,6 +27,7 @@ from yolo_lightning.commands.option_layers import (
     HELP_WORDS,
     PREFIX,
     TRUE,
+    WEIGHTS,
     Layers,
     configuration_folder,
     divided,
@@ -37,7 +39,15 @@ from yolo_lightning.commands.option_layers import (
     with_run,
 )
 from yolo_lightning.commands.option_limits import check_limits
-from yolo_lightning.commands.ultralytics_words import TASKS, command_of, options_of, translated, translated_file
+from yolo_lightning.commands.ultralytics_words import (
+    TASKS,
+    command_of,
+    is_pair,
+    names_pictures,
+    options_of,
+    translated,
+    translated_file,
+)
 from yolo_lightning.errors import UserError
 from yolo_lightning.options.option_table import (
     BOOLEAN,
@@ -47,6 +57,7 @@ from yolo_lightning.options.option_table import (
     find_command,
     has_type,
     is_known,
+    sections_of,
 )
 from yolo_lightning.supervision import is_supervised
 from yolo_lightning.utils.addresses import refuse_secrets
@@ -63,11 +74,12 @@ SHOWN = (
     "ckpt_path",
     "mirror",
     "supervision.enabled",
-    "data.root",
     "data.format",
+    "data.root",
     "data.image_size",
     "data.batch_size",
     "data.loader.num_workers",
+    "data.split.valid_share",
     "data.split.train_fraction",
     "data.augmentation.mosaic",
     "data.augmentation.close_mosaic_epochs",
@@ -86,14 +98,20 @@ SHOWN = (
     "trainer.default_root_dir",
     "seed_everything",
 )
-"""Options in the short help of fit, validate, test and predict."""
+"""Options in the short help of fit; `TRAINING` are those that validate, test and predict do not use."""
+
+TRAINING = (
+    *("resume", "detach", "mirror", "supervision.enabled", "data.split.train_fraction", "data.augmentation.mosaic"),
+    *("data.augmentation.close_mosaic_epochs", "model.recipe.optimizer", "model.recipe.lr0", "model.freeze"),
+    "trainer.max_epochs",
+)
 
 SINGLE_HYPHEN = re.compile(r"-([a-zA-Z]\w[\w.]*)(?:=|$)")
 SWITCH_VALUES = (TRUE, "false")
 PARTS_IN_ORDER = ("trainer.callbacks", "trainer.logger", "trainer.plugins")
 """Options that can be repeated: each part belongs to the entry of the list before the part."""
-OTHER_MEANING = ("device", "patience", "amp", "half")
-"""Arguments of Ultralytics that several options replace."""
+OTHER_MEANING = ("device", "patience", "amp", "half", "batch", "batch_size", "save_txt")
+"""Arguments of Ultralytics that several options replace, or whose values have another form."""
 
 
 def answer(words: Sequence[str]) -> list[str]:
@@ -123,6 +141,7 @@ def answer(words: Sequence[str]) -> list[str]:
         command = find_command(PICTURES)
     else:
         command = find_command(" ".join(words[:2])) or find_command(name)  # with and without a section
+        _check_section(words)
     if command is not None:
         check(command, rest)
     if name in OWN_OPTIONS:
@@ -137,14 +156,29 @@ def _check_command(words: Sequence[str]) -> None:
     commands = [*SUBCOMMANDS, *TOOLS]
     meant = command_of(words, commands)
     if meant is not None:
-        has_pictures = meant == "predict" and any(word.startswith("source=") for word in words)
+        has_pictures = meant == "predict" and names_pictures(words)
         command = find_command(PICTURES if has_pictures else meant)
         keys = command.keys if command is not None else ()  # a command with sections has no options
         fail(translated(words, meant, keys))
+    if words[0].startswith("-") or is_pair(words[0]):
+        fit = find_command("fit")
+        assert fit is not None
+        fail(f"the first word must be a command, such as fit, got {words[0]}; {translated(words, 'fit', fit.keys)}")
     if words[0] in TASKS:
         fail("a mode is missing: fit, validate, test, predict or export")
     if words[0] not in commands:
         fail(unknown_command(words[0], commands))
+
+
+def _check_section(words: Sequence[str]) -> None:
+    """Exit with an error for a misspelled section of a command."""
+    sections = sections_of(words[0])
+    section = "".join(words[1:2])
+    if section in sections:
+        return
+    meant = [f"{words[0]} {name}" for name in similar(section, sections)]
+    if meant:
+        fail(f"{words[0]} has no section {section}{did_you_mean(meant)}")
 
 
 def fitted(text: str) -> str:
@@ -178,6 +212,9 @@ def check(command: CommandOptions, words: Sequence[str]) -> None:
     if FULL_HELP in words:
         return
     if any(word in HELP_WORDS for word in words):
+        pictures = find_command(PICTURES)
+        if command.name == "predict" and pictures is not None:
+            print(fitted(short_help(pictures)), end="\n\n\n")
         print(fitted(short_help(command)))
         raise SystemExit(0)
     _check_hyphens(command, words)
@@ -194,11 +231,29 @@ def check(command: CommandOptions, words: Sequence[str]) -> None:
     if strays:
         if command.name == "predict":
             fail(f"{strays[0]!r} follows no option; pictures come first: predict {strays[0]} --run RUN")
+        path = path_with_spaces(words, strays[0])
+        if path is not None:
+            fail(f"{strays[0]!r} follows no option; a path with spaces needs quotes: {shlex.quote(path)}")
         fail(stray_word(strays[0], command.keys))
     for file in sources.files:
         if ":" not in file:  # no configuration as text
             _check_file(command, file, words)
     check_limits(command, words, given_options([command.name, *words], os.environ).all)
+
+
+def path_with_spaces(words: Sequence[str], part: str) -> str | None:
+    """Return the existing path of which a word is the second part, because its spaces were not quoted, or None."""
+    at = list(words).index(part)
+    if at == 0:
+        return None
+    path = words[at - 1]
+    if path.startswith("--"):
+        path = path.partition("=")[2]
+    for word in words[at:]:
+        path += f" {word}"
+        if os.path.exists(path):
+            return path
+    return None
 
 
 def _stray_words(command: CommandOptions, words: Sequence[str], sources: Layers) -> list[str]:
@@ -274,7 +329,7 @@ def _refuse_unknown(command: CommandOptions, name: str, text: str, place: str) -
         fail(f"pictures have no option. Type: {PROGRAM} predict {shlex.quote(text)} --run RUN")
     if name in command.options:
         fail(f"{name} has no option; {usage(command)}")
-    if name in OTHER_MEANING:
+    if name.replace("-", "_") in OTHER_MEANING:
         words = options_of(name, text, command.keys)
         if words:
             fail(f"unknown key {name}. Did you mean {shlex.join(words)}?")
@@ -298,6 +353,9 @@ def _check_file(command: CommandOptions, file: str, words: Sequence[str]) -> Non
     if not os.path.isfile(file):
         names = sorted(path.stem for path in configuration_folder().glob("*.yaml"))
         fail(f"the file {file} of --config {missing(Path(file), names)} The package has {', '.join(names)}.")
+    if Path(file).suffix in WEIGHTS:
+        meant = did_you_mean(options_for(file, command.keys))
+        fail(f"the file {file} of --config must be a YAML file, got weights or a checkpoint{meant}")
     try:
         content = read_yaml(Path(file))
     except (OSError, UserError) as error:
@@ -328,7 +386,12 @@ def _check_value(command: CommandOptions, key: str, value: Any, place: str) -> N
         if value not in (None, {}) and not is_file:
             fail(wrong_group(key, value, command.keys, place))
     elif option.types and not has_type(option.types, value):
-        fail(wrong_choice(f"{key}{place}", str(value), option.types))
+        message = wrong_choice(f"{key}{place}", str(value), option.types)
+        if value is None:
+            message += " YAML reads a key without a value as None."
+        elif isinstance(value, bool):
+            message += " YAML reads yes, no, on and off as True and False."
+        fail(message)
 
 
 def _check_variables(command: str) -> None:
@@ -362,6 +425,8 @@ def _is_of_ultralytics(value: str) -> bool:
 def usage(command: CommandOptions) -> str:
     """Return the first line of the help of a command."""
     places = [name.upper() for name, option in command.options.items() if option.is_positional and option.is_shown]
+    if command.name == PICTURES:  # the name contains the place
+        places = []
     return f"usage: {' '.join((PROGRAM, command.name, *places))} [options]"
 
 
@@ -371,17 +436,19 @@ def short_help(command: CommandOptions) -> str:
     Names of Ultralytics are in brackets.
     """
     lines = [usage(command), ""]
-    if command.name == "predict":
-        lines += [f"       {PROGRAM} predict PICTURES [options]    any images and videos", ""]
-    elif command.name == "monitor":
+    if command.name == "monitor":
         lines += [f"       {PROGRAM} monitor RUN [options]    one run", ""]
-    elif command.name in WITH_RUN:
+    elif command.name in WITH_RUN and command.name != "predict":
         lines += [f"       {PROGRAM} {command.name} RUN [options]    with the configuration of a run", ""]
     lines += [command.purpose, ""]
-    for key, option in command.options.items():
-        if not option.is_shown:
-            continue
-        line = f"  {key.upper()}" if option.is_positional else f"  --{key}"
+    shown = [key for key, option in command.options.items() if option.is_shown]
+    if command.name in SUBCOMMANDS:
+        shown.sort(key=SHOWN.index)
+    for key in shown:
+        option = command.options[key]
+        line = f"  --{key}"
+        if option.is_positional:
+            line = "  PICTURES" if command.name == PICTURES else f"  {key.upper()}"
         if option.default:
             line += f" = {option.default}"
         synonyms = [synonym for synonym, keys in SYNONYMS.items() if key in keys and synonym not in key]

@@ -5,6 +5,7 @@ are positional. torch is imported only by commands that use it.
 """
 
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -191,10 +192,10 @@ def _leading_values(words: Sequence[str]) -> list[str]:
 
 
 def wide_console() -> Any:
-    """Return a rich console for stdout that is 120 columns wide if stdout is not a terminal."""
+    """Return a rich console for stdout; without a terminal and the variable COLUMNS, it is 120 columns wide."""
     from rich.console import Console
 
     width = None
-    if not sys.stdout.isatty():
+    if not sys.stdout.isatty() and not os.environ.get("COLUMNS", "").isdigit():
         width = 120
     return Console(width=width, highlight=False)

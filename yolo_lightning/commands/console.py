@@ -16,9 +16,6 @@ from yolo_lightning.utils.files import write_json
 from yolo_lightning.utils.plain_text import one_line
 from yolo_lightning.utils.terminal import has_cursor_control
 
-MINUTE_S = 60
-HOUR_S = 60 * MINUTE_S
-DAY_S = 24 * HOUR_S
 LINE_INTERVAL_S = 30.0
 LONGEST_NAME = 500  # characters of a name with its reason
 NAMED_FRAMES = 5
@@ -135,19 +132,6 @@ def gigabytes(size_bytes: int) -> str:
     if size_bytes >= 1e9:
         return f"{size_bytes / 1e9:.1f} GB"
     return f"{size_bytes / 1e6:.1f} MB"
-
-
-def duration(seconds: float) -> str:
-    """Return a duration in its two largest units: `3 d 4 h`, `2 h 5 min`, `4 min 10 s`, `12 s`."""
-    whole = max(0, round(seconds))
-    for size_s, name, part_s, part_name in (
-        (DAY_S, "d", HOUR_S, "h"),
-        (HOUR_S, "h", MINUTE_S, "min"),
-        (MINUTE_S, "min", 1, "s"),
-    ):
-        if whole >= size_s:
-            return f"{whole // size_s} {name} {whole % size_s // part_s} {part_name}"
-    return f"{whole} s"
 
 
 def share(part: float | None) -> str:

@@ -5,9 +5,9 @@ import re
 import select
 import shlex
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from inspect import signature
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,6 +16,7 @@ from yolo_lightning.supervision.failure_record import record_own_failure
 from yolo_lightning.utils.addresses import redacted
 from yolo_lightning.utils.exit_codes import ExitCode
 from yolo_lightning.utils.plain_text import printable
+from yolo_lightning.utils.run_files import CHECKPOINTS
 from yolo_lightning.utils.stop_signals import request
 from yolo_lightning.utils.suggestions import did_you_mean, last_part, nearest_key, similar
 
@@ -42,6 +43,9 @@ KEYS_OF_FILES = {
 }
 """Options whose name users omit, by the suffix of the value; the first one of the command is suggested."""
 
+QUANTITY = re.compile(r"-?\d+\.?\d* ?[a-zA-Z]+")
+OBJECT = re.compile(r"\[?Namespace\(class_path='(?P<path>[\w.]+)'")
+ASSIGNMENT = re.compile(r"(?P<name>\w+) ?= ?(?P<value>.+)")
 STRAY_WORDS = re.compile(r"unrecognized arguments: (?P<words>[^-].*)")
 UNKNOWN_KEY = re.compile(
     r"(?:unrecognized arguments: --(?P<typed>[\w.]+)|does not accept (?:option|nested key) '(?P<configured>[\w.]+)')"
@@ -214,6 +218,11 @@ def _missing_positional(match: Match, keys: Collection[str]) -> str:
 def _wrong_value(match: Match, keys: Collection[str]) -> str | None:
     """Return the error for a value of another type; None if the message does not list the accepted types."""
     value = match["value"].strip()
+    unset = _unset_arguments(value)
+    if unset:
+        return (
+            f"{match['key']}: {unset[0]} requires {unset[1]}: set --{match['key']}.{unset[1]}, or init_args in a file."
+        )
     if match["key"] == CALLBACKS:
         return f"{CALLBACKS_FORM}, got {value}"
     accepted = _accepted_values(match.string)
@@ -237,6 +246,10 @@ FORMS: tuple[tuple[re.Pattern[str], Callable[[Match, Collection[str]], str | Non
 
 def wrong_group(key: str, value: Any, keys: Collection[str], source: str = "") -> str:
     """Return the error for a group of keys that is set as a whole by a text, a number or a list."""
+    assignment = ASSIGNMENT.fullmatch(value) if isinstance(value, str) else None
+    if assignment is not None:
+        pair = "{name}: {value}".format(**assignment.groupdict())
+        return f"{key}{source} must be set by its keys, as {pair!r}, got {value!r}."
     names = {name.removeprefix(f"{key}.").partition(".")[0] for name in keys if name.startswith(f"{key}.")}
     group = sorted(f"{key}.{name}" for name in names if name.isidentifier() and name != "help")
     return f"{key}{source} must be set by its keys {', '.join(group)}, got {value!r}."
@@ -259,26 +272,63 @@ def stray_word(words: str, keys: Collection[str]) -> str:
     """Return the error for words that are neither options nor values."""
     if "command" in keys:
         return f"{words!r} follows no option; write the command after all options: -- {words}"
-    suffix = "folder" if os.path.isdir(words) else Path(words).suffix
-    meant = [f"--{key} {words}" for key in KEYS_OF_FILES.get(suffix, ()) if key in keys]
-    return f"{words!r} follows no option; write --key value, and a list as --key '[a, b]'{did_you_mean(meant[:1])}"
+    meant = did_you_mean(options_for(words, keys))
+    return f"{words!r} follows no option; write --key value, and a list as --key '[a, b]'{meant}"
+
+
+def options_for(file: str, keys: Collection[str]) -> list[str]:
+    """Return the option whose value a file or a folder can be, with this value; none if no option is likely."""
+    path = Path(file)
+    suffix = "folder" if os.path.isdir(file) else path.suffix
+    options = [f"--{key} {file}" for key in KEYS_OF_FILES.get(suffix, ()) if key in keys]
+    if path.parent.name == CHECKPOINTS and "run" in keys:
+        options.append(f"--run {path.parent.parent}")
+    return options[:1]
 
 
 def wrong_choice(key: str, value: str, accepted: Sequence[str]) -> str:
     by_lower = {choice.lower(): choice for choice in accepted}
     near = [VALUE_SYNONYMS.get(choice, choice) for choice in similar(value.lower(), [*by_lower, *VALUE_SYNONYMS])]
-    meant = [by_lower[choice] for choice in near if choice in by_lower]
+    meant = [by_lower[choice] for choice in near if choice in by_lower] or _in_numbers(value, accepted)
     choices = " or ".join(filter(None, [", ".join(accepted[:-1]), accepted[-1]]))
-    return f"{key} must be {choices}, got {value!r}{did_you_mean(meant[:1])}"
+    message = f"{key} must be {choices}, got {value!r}{did_you_mean(meant[:1])}"
+    if not meant and {"a number", "an integer"} & {*accepted} and QUANTITY.fullmatch(value):
+        message += " Write the number without its unit."
+    return message
 
 
-def _options_of_class(path: str) -> list[str]:
-    """Return the names of the arguments of an imported class; an unknown class has no arguments."""
+def _in_numbers(value: str, accepted: Sequence[str]) -> list[str]:
+    """Return the accepted form of `20%`, `0,1` or `640x480`, width x height; nothing for other values."""
+    percent = re.fullmatch(r"(\d+\.?\d*) ?%", value)
+    if percent and "a number" in accepted:
+        return [f"{float(percent[1]) / 100:g}"]
+    pair = re.fullmatch(r"(\d+) ?([xX,]) ?(\d+)", value)
+    if pair is None or not any(name.startswith("a list") for name in accepted):
+        return []
+    numbers = [pair[1], pair[3]]
+    if pair[2] != ",":
+        numbers.reverse()
+    return [f"'[{', '.join(numbers)}]'"]
+
+
+def _options_of_class(path: str) -> Mapping[str, Parameter]:
+    """Return the arguments of an imported class by name; an unknown class has no arguments."""
     module, _, name = path.rpartition(".")
     class_of_path = getattr(sys.modules.get(module), name, None)
     if class_of_path is None:
+        return {}
+    return signature(class_of_path).parameters
+
+
+def _unset_arguments(value: str) -> list[str]:
+    """Return the class and the arguments without a default of a callback or logger that are not set; else nothing."""
+    match = OBJECT.match(value)
+    if match is None:
         return []
-    return [parameter for parameter in signature(class_of_path).parameters if parameter != "self"]
+    arguments = _options_of_class(match["path"]).values()
+    required = [argument.name for argument in arguments if argument.default is Parameter.empty]
+    unset = [name for name in required if f"{name}=None" in value]
+    return [last_part(match["path"]), *unset] if unset else []
 
 
 def public_names(module: str) -> list[str]:

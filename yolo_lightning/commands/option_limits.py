@@ -49,6 +49,9 @@ LEAST = {
 }
 """Smallest integer of options of the Trainer. The numbers of batches and `val_check_interval` can also be fractions."""
 
+WITHOUT_TRAINING = {"trainer.max_steps": 0, "trainer.limit_train_batches": 0, "trainer.max_time": "00:00:00:00"}
+"""Values with which a fit would finish before its first step."""
+
 REPLACED = {"accumulate_grad_batches": (1, "nominal_batch"), "gradient_clip_val": (0, "clip_norm")}
 """Value without effect of options of the Trainer that an option of the recipe replaces, and its name."""
 
@@ -70,7 +73,8 @@ def check_limits(command: CommandOptions, words: Sequence[str], options: Mapping
     for key, limits in LIMITS.items():
         value = options.get(key)
         if value not in (None, AUTO) and key in command.options:
-            check_range(key, value, *limits.split(", "), or_null=NULL in command.options[key].types)
+            types = command.options[key].types
+            check_range(key, value, *limits.split(", "), or_null=NULL in types, or_auto=AUTO in types)
     if "data.image_size" in options and "data.image_size" in command.options:
         ImageSize.of("data.image_size", options["data.image_size"]).check("data.image_size")
     check_trainer(options)
@@ -161,6 +165,9 @@ def check_deadline(options: Mapping[str, Any]) -> None:
     """Raise a UserError for a fit without a length, or with a deadline that is malformed or, for a new run, past."""
     if options.get("trainer.max_epochs", 1) is None:
         raise UserError("trainer.max_epochs must be >= 1, for the schedules, got None.")
+    for name, nothing in WITHOUT_TRAINING.items():
+        if options.get(name) == nothing:
+            raise UserError(f"{name} must be another value than {nothing}, with which a fit trains no step.")
     finish_by = options.get("finish_by")
     max_hours = options.get("max_hours")
     if max_hours is not None or finish_by is not None:

@@ -17,7 +17,7 @@ from yolo_lightning.checkpoints.checkpoint_file import RECALIBRATED, remove_chec
 from yolo_lightning.checkpoints.resume import chosen_checkpoint
 from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN
 from yolo_lightning.checkpoints.torch_archive import load_checkpoint
-from yolo_lightning.commands.console import check_writable, counter, duration, write_results, writing
+from yolo_lightning.commands.console import check_writable, counter, write_results, writing
 from yolo_lightning.commands.sweep.sweep_scores import PARTS, Comparison, Setting, SettingScores, score_setting
 from yolo_lightning.commands.sweep.validation_matches import match_validation, network_for, validation_frames
 from yolo_lightning.data.batch import collate
@@ -37,6 +37,7 @@ from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.training.normalization_statistics import has_single_values, recompute_statistics
 from yolo_lightning.utils.accelerator import chosen_device
 from yolo_lightning.utils.choices import AUTO, check_range
+from yolo_lightning.utils.moment import duration
 from yolo_lightning.utils.paths import real_path, user_path
 from yolo_lightning.utils.rank_zero import rank_zero_info
 from yolo_lightning.utils.run_files import RECALIBRATED_CHECKPOINT

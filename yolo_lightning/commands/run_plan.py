@@ -22,7 +22,7 @@ from yolo_lightning.checkpoints.resume import (
     remembered,
     run_to_download,
 )
-from yolo_lightning.checkpoints.torch_archive import load_checkpoint
+from yolo_lightning.checkpoints.torch_archive import check_module, load_checkpoint
 from yolo_lightning.commands.option_layers import GivenOptions
 from yolo_lightning.commands.option_limits import FRESH_STORE, resumes
 from yolo_lightning.commands.start_supervisor import finished_line
@@ -169,6 +169,7 @@ def _plan_fit(base: Path, options: Mapping[str, Any]) -> Run:
     precision = None
     if checkpoint is not None:
         content = load_checkpoint(checkpoint, "meta")
+        check_module(content, f"checkpoint {checkpoint}")
         saved = remembered(content)
         precision = _kept_precision(folder, options, saved)
         changed |= {"model.weights": None, "model.class_width": content.get("hyper_parameters", {}).get("class_width")}
@@ -267,6 +268,7 @@ def _plan_evaluation(base: Path, options: Mapping[str, Any], given: GivenOptions
     changed = {}
     if checkpoint is not None:
         content = load_checkpoint(checkpoint, "meta")
+        check_module(content, f"checkpoint {checkpoint}")
         bound = _bound_by(content, options)
         saved = flatten({"model": content.get("hyper_parameters", {})})
         of_data = {f"model.{name}" for name in FROM_DATA}

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from yolo_lightning.checkpoints import run_folder
 from yolo_lightning.checkpoints.checkpoint_file import checksum_path, newest_checkpoint
-from yolo_lightning.commands.console import duration
 from yolo_lightning.commands.option_errors import fail
 from yolo_lightning.commands.option_layers import given_options
 from yolo_lightning.errors import UserError
@@ -24,6 +23,7 @@ from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts
 from yolo_lightning.supervision.run_status import Status, SupervisorStatus, read_status
 from yolo_lightning.supervision.trainer import end_with_parent
 from yolo_lightning.utils.exit_codes import ExitCode, of_signal
+from yolo_lightning.utils.moment import duration
 from yolo_lightning.utils.run_files import (
     CHECKPOINTS,
     INCIDENT_FILE,

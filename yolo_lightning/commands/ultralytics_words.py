@@ -10,14 +10,16 @@ from typing import Any
 
 from yolo_lightning.commands.option_errors import MODES, VALUE_SYNONYMS
 from yolo_lightning.commands.option_layers import TRUE, named_values
+from yolo_lightning.utils.choices import AUTO
 from yolo_lightning.utils.suggestions import SYNONYMS, nearest_key
 from yolo_lightning.utils.yaml_file import read_yaml
 
-TASKS = ("yolo", "detect", "segment", "classify", "pose", "obb")
+TASKS = ("yolo", "detect", "detector", "segment", "classify", "pose", "obb")
 PAIR = re.compile(r"(?P<name>[a-zA-Z]\w*)=(?P<value>.*)", re.DOTALL)
 DEVICES = re.compile(r"[\d,\[\] ]+")
 START = ("python", "-m", "yolo_lightning")
 STOPPING = "--trainer.callbacks+=lightning.pytorch.callbacks.EarlyStopping"
+SWITCHES = ("save", "save_txt", "pretrained")
 SEPARATE = ("mode", "task", "source", "project", "name")
 """Arguments that are no options here, or only together."""
 OF_A_RUN = {*SEPARATE, "save_dir", "exist_ok", "tracker"}
@@ -35,7 +37,19 @@ def command_of(words: Sequence[str], commands: Collection[str]) -> str | None:
     modes = [word for word in plain_words if word.lower() not in TASKS]
     mode = dict(pairs).get("mode", "".join(modes[:1])).lower()
     command = MODES.get(mode, mode)
-    return command if command in commands else None
+    if command in commands:
+        return command
+    return "predict" if names_pictures(words) else None  # detect.py --source PICTURES
+
+
+def names_pictures(words: Sequence[str]) -> bool:
+    """Return whether a command line has Ultralytics' argument for the images and videos of a prediction."""
+    return any(re.fullmatch(r"(--)?source(=.*)?", word, re.DOTALL) for word in words)
+
+
+def is_pair(word: str) -> bool:
+    """Return whether a word has the form `name=value` of Ultralytics."""
+    return PAIR.fullmatch(word) is not None
 
 
 def pairs_of(words: Sequence[str]) -> list[tuple[str, str]]:
@@ -131,12 +145,13 @@ def options_of(name: str, value: str, keys: Collection[str]) -> list[str] | None
         value: Value of the argument.
         keys: Options of the command.
     """
+    name, value = in_usual_form(name.replace("-", "_"), value)
     if name in ("model", "weights") and name not in keys:
         return model_options(value, keys)
     if name == "cache":
         return None  # the option here is an amount of memory
-    if name == "pretrained" and value.lower() in (TRUE, "false"):
-        return []  # the weights are those of `model`
+    if name in SWITCHES and value.lower() in (TRUE, "false"):
+        return switch_options(name, value, keys)
     if name == "device":
         return device_options(value, keys)
     if name == "patience" and "trainer.callbacks" in keys and "resume" in keys:
@@ -153,6 +168,22 @@ def options_of(name: str, value: str, keys: Collection[str]) -> list[str] | None
     return [f"--{key}", value]
 
 
+def in_usual_form(name: str, value: str) -> tuple[str, str]:
+    """Return an argument that YOLOv5 names, or Ultralytics counts, in another way: `cfg=yolov5s.yaml`, `batch=-1`."""
+    if name == "cfg" and value.startswith("yolo"):
+        name = "model"
+    elif name in ("batch", "batch_size") and not value.isdecimal():  # also a share of the memory
+        value = AUTO
+    return name, value
+
+
+def switch_options(name: str, value: str, keys: Collection[str]) -> list[str]:
+    """Return the words for a switch: pictures are saved by default, and pretrained weights are those of `model`."""
+    if name == "save_txt" and value.lower() == TRUE and "save" in keys:
+        return ["--save", "[pictures,txt]"]
+    return []
+
+
 def key_of(name: str, keys: Collection[str]) -> str | None:
     """Return the option with the name, or with the meaning, of an argument; None if there is none."""
     if name in keys:
@@ -165,6 +196,8 @@ def key_of(name: str, keys: Collection[str]) -> str | None:
 
 def model_options(value: str, keys: Collection[str]) -> list[str] | None:
     """Return the words for `model=yolov8n.pt`, `model=yolov8n` or `model=yolov8n.yaml`."""
+    if not value:
+        return []  # random weights are the default
     path = Path(value)
     if path.suffix in ("", ".yaml") and "model.variant" in keys:
         return ["--model.variant", path.stem]

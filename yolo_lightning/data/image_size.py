@@ -5,6 +5,7 @@ from numbers import Integral
 from typing import Any, Literal, NamedTuple, Self
 
 from yolo_lightning.errors import UserError
+from yolo_lightning.utils.suggestions import did_you_mean
 
 STRIDE = 32  # Pixels. Largest stride of most graphs; the sides of the network input are multiples of it.
 LARGEST = 16_352  # Pixels. OpenCV warps images of less than 2^15 pixels per side; a mosaic has twice the size.
@@ -50,7 +51,11 @@ class ImageSize(NamedTuple):
             raise UserError(f"{name} must be <= {LARGEST}, got {self}")
         if min(self) < least or any(side % stride for side in self):
             multiple = "a multiple" if self.height == self.width else "two multiples"
-            raise UserError(f"{name} must be {multiple} of {stride} and >= {least}, got {self}")
+            nearest = []
+            if min(self) >= least:
+                nearest = [str(type(self)(*(round(side / stride) * stride for side in self)))]
+            accepted = f"{multiple} of {stride} and >= {least}"
+            raise UserError(f"{name} must be {accepted}, got {self}{did_you_mean(nearest)}")
         return self
 
     def plain(self) -> int | list[int]:

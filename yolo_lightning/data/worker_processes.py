@@ -48,6 +48,11 @@ def _require_main_guard() -> None:
     module = getattr(main, "__spec__", None)
     if file is None or (module is not None and module.name.endswith("__main__")):  # not imported by workers
         return
+    if not os.path.isfile(file):  # <stdin>
+        raise SystemExit(
+            f"error: loader workers import the program again, and {file} is not a file. Save the program as a file, or "
+            "set data.loader.num_workers to 0 (LoaderSettings(num_workers=0))."
+        )
     frame = sys._getframe(1)  # not the frame of this function, whose variables would keep all callers alive
     while frame.f_code.co_name != "<module>" or frame.f_code.co_filename != file:
         if frame.f_back is None:

@@ -82,6 +82,13 @@ def find_command(name: str) -> CommandOptions | None:
     return CommandOptions(name, stored["purpose"], options)
 
 
+@cache
+def sections_of(name: str) -> list[str]:
+    """Return the names of the sections of a command."""
+    prefix = f"{name} "
+    return [command.removeprefix(prefix) for command in _content()["commands"] if command.startswith(prefix)]
+
+
 def is_known(key: str) -> bool:
     """Return whether the table describes a key: `trainer.*` belongs to one version of Lightning."""
     return not key.startswith("trainer.") or lightning_version() == _content()["lightning"]

@@ -119,8 +119,9 @@ def checked_arguments(
             check_types(prefix, function, {name: values[name] for name in values.keys() - set(unchecked)})
             for name, limit in limits.items():
                 if values.get(name) not in (None, AUTO):
-                    accepts_null = NoneType in _alternatives(form.parameters[name].annotation)
-                    check_range(f"{prefix}.{name}", values[name], *limit.split(", "), or_null=accepts_null)
+                    accepted = _alternatives(form.parameters[name].annotation)
+                    others = {"or_null": NoneType in accepted, "or_auto": Literal["auto"] in accepted}
+                    check_range(f"{prefix}.{name}", values[name], *limit.split(", "), **others)
             return function(*arguments, **options)
 
         call.__signature__ = form  # type: ignore[attr-defined]  # Lightning uses inspect.getfullargspec
@@ -203,9 +204,11 @@ def _has_type(value: Any, hint: Any) -> bool:
     return origin not in (tuple, list, Sequence) or all(_has_type(member, elements[0]) for member in value)
 
 
-def check_range(name: str, value: Any, *limits: str, or_null: bool = False) -> None:
+def check_range(name: str, value: Any, *limits: str, or_null: bool = False, or_auto: bool = False) -> None:
     """Raise a UserError unless the value is a finite number that satisfies all limits, such as `>= 0` or `< 1`."""
     accepted = " and ".join(limits)
+    if or_auto:
+        accepted += " or auto"
     if or_null:
         accepted += " or null"
     if isinstance(value, bool) or not isinstance(value, Real) or math.isinf(value):

@@ -5,7 +5,9 @@ from datetime import UTC, datetime
 
 from yolo_lightning.errors import UserError
 
+MINUTE_S = 60
 HOUR_S = 3600
+DAY_S = 86_400
 
 WRITTEN_MOMENT = re.compile(r"(?P<date>\d{4}-\d\d-\d\d)(?P<time>[T ]\d\d:\d\d(:\d\d)?(?P<zone>Z|[+-]\d\d:?\d\d)?)?")
 YEARS = range(2000, 2200)
@@ -29,6 +31,19 @@ def moment(time_s: float, now_s: float) -> str:
     elif then.year == now.year:
         form = "%a %d %b %H:%M"
     return then.strftime(form)
+
+
+def duration(seconds: float) -> str:
+    """Return a duration in its two largest units: `3 d 4 h`, `2 h 5 min`, `4 min 10 s`, `12 s`."""
+    whole = max(0, round(seconds))
+    for size_s, name, part_s, part_name in (
+        (DAY_S, "d", HOUR_S, "h"),
+        (HOUR_S, "h", MINUTE_S, "min"),
+        (MINUTE_S, "min", 1, "s"),
+    ):
+        if whole >= size_s:
+            return f"{whole // size_s} {name} {whole % size_s // part_s} {part_name}"
+    return f"{whole} s"
 
 
 def parse_moment(option: str, text: str) -> datetime:

@@ -16,7 +16,10 @@ SYNONYMS = {
     "close_mosaic": ("data.augmentation.close_mosaic_epochs",),
     "cls": ("model.loss.cls_gain",),
     "cls_pw": ("model.loss.class_weight_power",),
+    "checkpoint_callback": ("trainer.enable_checkpointing",),
+    "class_path": ("model.variant",),
     "conf": ("score_threshold", "model.detections.score_threshold"),
+    "conf_thres": ("score_threshold", "model.detections.score_threshold"),
     "cos_lr": ("model.recipe.cosine",),
     "data": ("data.format",),
     "device": ("trainer.accelerator",),
@@ -36,6 +39,7 @@ SYNONYMS = {
     "imgsz": ("image_size", "data.image_size"),
     "img": ("image_size", "data.image_size"),
     "iou": ("iou_threshold", "model.detections.iou_threshold"),
+    "iou_thres": ("iou_threshold", "model.detections.iou_threshold"),
     "copy_paste": ("data.augmentation.paste.probability",),
     "max_det": ("max_detections", "model.detections.max_detections"),
     "model": ("weights", "checkpoint", "model.variant"),
@@ -44,6 +48,7 @@ SYNONYMS = {
     "nc": ("class_names",),
     "num_classes": ("class_names",),
     "name": ("trainer.default_root_dir",),
+    "num_gpus": ("trainer.devices",),
     "project": ("output", "trainer.default_root_dir"),
     "save_dir": ("output", "trainer.default_root_dir"),
     "seed": ("seed_everything",),
@@ -54,10 +59,13 @@ SYNONYMS = {
     "resume_from_checkpoint": ("ckpt_path",),
     "amp": ("trainer.precision",),
     "cfg": ("config",),
+    "config_file": ("config",),
     "fraction": ("data.split.train_fraction",),
     "half": ("trainer.precision",),
     "pretrained": ("model.weights",),
+    "progress_bar_refresh_rate": ("trainer.enable_progress_bar",),
     "weights": ("checkpoint", "model.weights"),
+    "weights_summary": ("trainer.enable_model_summary",),
     "workers": ("data.loader.num_workers",),
 }
 """Keys for words of Ultralytics and Lightning; the first key that the parser or the constructor accepts is suggested.
@@ -70,6 +78,10 @@ PUBLISHED_WEIGHTS = re.compile(
     r"(yolov3(-spp|-tiny)?u|yolov5[nsmlx]6?u|yolov8[nsmlx]|yolov9[tsmce]|yolov10[nsmblx]|yolo(11|12|26)[nsmlx])\.pt"
 )
 """Names of the COCO weights for detection that Ultralytics publishes at this address."""
+
+LEVELS_ABOVE = 2
+FOLDERS_BELOW = 200
+"""Folders above and below that of a missing file in which the file is searched."""
 
 SEPARATORS = re.compile(r"[\W_]+")
 NEAR = 0.75
@@ -153,4 +165,18 @@ def missing(path: Path, names: Collection[str] = ()) -> str:
         problem = "is a pipe, a device or a broken link"
     elif PUBLISHED_WEIGHTS.fullmatch(path.name):
         problem += f" (download it: curl -L -o {path} {WEIGHTS_ADDRESS}/{path.name} )"
-    return problem + did_you_mean([paths[name] for name in similar(path.name, paths)])
+    elif os.path.expandvars(path) != str(path):
+        problem += " (a shell replaces $NAME, but not in single quotes)"
+    near = [paths[name] for name in similar(path.name, paths)] or on_other_levels(path)
+    return problem + did_you_mean(near)
+
+
+def on_other_levels(path: Path) -> list[str]:
+    """Return the file of the name of a missing file one or two folders above its folder, or one below, if any."""
+    if not path.suffix or os.path.lexists(path):
+        return []
+    folder = path.parent
+    tried = [parent / path.name for parent in list(folder.parents)[:LEVELS_ABOVE]]
+    with suppress(OSError, ValueError):
+        tried += [folder / name / path.name for name in sorted(os.listdir(folder))[:FOLDERS_BELOW]]
+    return [str(file) for file in tried if os.path.isfile(file)][:1]

@@ -69,7 +69,20 @@ def read_yaml(path: Path, most_bytes: int = LARGEST_BYTES, text_keys: Collection
         tab = next((number for number, line in enumerate(lines, 1) if TAB.match(line)), None)
         if tab is not None:
             raise UserError(f"line {tab} begins with a tab: YAML is indented by spaces") from error
-        raise UserError(one_line(str(error)) or type(error).__name__) from error
+        raise UserError(_explained(error)) from error
+
+
+def _explained(error: Exception) -> str:
+    """Return an error of PyYAML in one line that begins with its place."""
+    mark = getattr(error, "problem_mark", None)
+    if mark is None:
+        return one_line(str(error)) or type(error).__name__
+    text = f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}"  # type: ignore[attr-defined]
+    if error.context:  # type: ignore[attr-defined]
+        text += f" {error.context}"  # type: ignore[attr-defined]
+    if "mapping" in text:
+        text += "; keys of one level begin in the same column, and a space follows each colon"
+    return one_line(text)
 
 
 def _construct(text: str, text_keys: Collection[str]) -> Any:

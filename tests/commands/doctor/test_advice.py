@@ -80,7 +80,7 @@ def test_precision_on_a_cpu_depends_on_the_measured_time(share: float, works: bo
     ("machine", "workers"),
     [
         (PLAIN, 4),
-        (replace(PLAIN, cores=3), 2),
+        (replace(PLAIN, cores=3), 3),
         (replace(PLAIN, cores=1), 1),
         (replace(PLAIN, memory=Capacity(3 * GIB, 8 * GIB)), 2),
         (with_disk(PLAIN, SHARED_MEMORY, 64 << 20, 60 << 20), 0),

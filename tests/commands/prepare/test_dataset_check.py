@@ -82,6 +82,26 @@ def test_unreadable_file_is_bad(check: Callable[..., None], tmp_path: Path, caps
     assert "1 unreadable frames: " in capsys.readouterr().out
 
 
+def test_damaged_jpeg_data_are_bad(
+    check: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    check()
+    folder = tmp_path / "images" / "train"
+    for number in range(3):
+        image = folder / f"{number}.png"
+        cv2.imwrite(str(image.with_suffix(".jpg")), cv2.imread(str(image)))
+        image.unlink()
+    content = bytearray((folder / "1.jpg").read_bytes())
+    middle = len(content) // 2
+    content[middle:-2] = np.random.default_rng(0).bytes(len(content) - middle - 2)
+    (folder / "1.jpg").write_bytes(content)
+    with pytest.raises(SystemExit):
+        pack_frames(format=str(tmp_path / "data.yaml"), check=True, picture=str(tmp_path / "check.png"))
+    output = " ".join(capsys.readouterr().out.split())
+    assert "1 of 3 frames of train have damaged JPEG data" in output
+    assert "images/train/1.jpg" in output
+
+
 def test_frames_per_month_are_counted(look_alike: Path, index_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with suppress(SystemExit):  # the drawn frames of two splits are similar
         pack_frames(str(look_alike), index_root=str(index_root), check=True, picture=str(index_root / "check.png"))

@@ -30,11 +30,11 @@ from yolo_lightning.commands.doctor.read_hardware import Vendor
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.exit_codes import INTERRUPTED
 from yolo_lightning.utils.files import CONVOLUTION_VERDICTS, cache_folder
+from yolo_lightning.utils.host import MOST_AUTO_WORKERS
 from yolo_lightning.utils.paths import user_path
 
 STYLES = {Severity.OK: "green", Severity.NOTE: "cyan", Severity.WARNING: "yellow", Severity.BAD: "bold red"}
 
-MAX_WORKERS = 4
 WORKER_BYTES = 600 << 20
 """Memory of a spawned worker: about 300 MB for a CUDA or ROCm build of torch, and its batches."""
 
@@ -180,13 +180,13 @@ def _workers(machine: MachineFacts, loader: ProbeOutcome | None) -> tuple[int, s
     shared = machine.disks.get(SHARED_MEMORY)
     if shared is None or shared.free_bytes < TINY_SHARED_BYTES:
         return 0, "/dev/shm is too small for the batches of workers"
-    by_cores = max(1, min(MAX_WORKERS, machine.cores - 1))
+    by_cores = min(MOST_AUTO_WORKERS, machine.cores)
     by_memory = max(1, machine.memory.free_bytes // 4 // WORKER_BYTES)
     if by_memory < by_cores:
         return by_memory, "each needs about 600 MB of memory"
-    if by_cores < MAX_WORKERS:
-        return by_cores, f"{machine.cores} {'core' if machine.cores == 1 else 'cores'}, one of which trains"
-    return by_cores, "as in the recipe; use more only if the GPU waits for batches"
+    if by_cores < MOST_AUTO_WORKERS:
+        return by_cores, "as auto: one per available core"
+    return by_cores, "as auto; use more only if the GPU waits for batches"
 
 
 def recommended_commands(machine: MachineFacts, results: Sequence[ProbeOutcome]) -> list[Command]:

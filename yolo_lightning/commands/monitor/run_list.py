@@ -6,8 +6,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from yolo_lightning.commands.console import duration
 from yolo_lightning.commands.monitor.run_state import RunState
+from yolo_lightning.utils.moment import duration
 
 UNKNOWN = "-"
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from yolo_lightning.commands.console import duration, share
+from yolo_lightning.commands.console import share
 from yolo_lightning.supervision.heartbeat import Heartbeat, NoHeartbeat, Phase
 from yolo_lightning.supervision.incident import IncidentReport
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts
@@ -13,7 +13,7 @@ from yolo_lightning.supervision.remaining_time import Remaining
 from yolo_lightning.supervision.run_status import Status, SupervisorState, SupervisorStatus
 from yolo_lightning.supervision.unsaved_checkpoint import UnsavedCheckpoint
 from yolo_lightning.supervision.watches import WatchFinding
-from yolo_lightning.utils.moment import moment
+from yolo_lightning.utils.moment import duration, moment
 from yolo_lightning.utils.process_identity import Process
 from yolo_lightning.utils.sensors import SensorReadings
 

@@ -41,7 +41,7 @@ from yolo_lightning.utils.choices import check_range
 from yolo_lightning.utils.exit_codes import INTERRUPTED, ExitCode
 from yolo_lightning.utils.files import DISK_FULL, sole_writer
 from yolo_lightning.utils.host import available_cores
-from yolo_lightning.utils.paths import user_path
+from yolo_lightning.utils.paths import real_path, user_path
 
 LOCK = "prepare.lock"
 SPARE_BYTES = 64 << 20  # Space that remains free for the index and for other writers on the same disk
@@ -59,7 +59,7 @@ def pack_frames(
     bits: Literal[8, 16] = 8,
     verify: bool = False,
     check: bool = False,
-    picture: str = "dataset_check.png",
+    picture: str | None = None,
     format: str = LTDv2Format.accepted,
 ) -> None:
     """Decode the frames that annotation files name into a packed store, which is ten times faster to read.
@@ -80,7 +80,7 @@ def pack_frames(
         verify: Verify the checksums of existing shards, and pack damaged shards again.
         check: Only check a dataset of any format: unreadable frames, equal frames and near-duplicates in two splits,
             boxes, classes, empty frames, months and hours. Exit code 1 if a finding is bad.
-        picture: PNG file for the suspicious frames of `check`.
+        picture: PNG file for the suspicious frames of `check`; null: a file beside the index of the dataset.
         format: Format of the dataset for `check`: `ltdv2`, `coco`, or the path of a `data.yaml` of
             Ultralytics. Only `ltdv2` can be packed.
 
@@ -94,7 +94,9 @@ def pack_frames(
     if root is None and format_class(format) is not YoloFormat:
         raise UserError(f"--root must be the dataset folder with --format {format}, got null")
     if check:
-        _check(DetectionDataModule(root, format, storage=source), user_path(picture))
+        data = DetectionDataModule(root, format, storage=source)
+        file = source.index_folder / f"{real_path(data.root).name}-check.png" if picture is None else user_path(picture)
+        _check(data, file)
         return
     if format != LTDv2Format.accepted:
         raise UserError(f"format must be ltdv2, got {format}: other datasets are read without packing, see --check")

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from itertools import combinations
 from typing import Any
@@ -22,6 +22,8 @@ from yolo_lightning.data.formats.image_ids import ID_DIGITS, number_at
 from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.index.splits import Split
 from yolo_lightning.data.labelled_frames import LabelledFrames
+from yolo_lightning.data.storage.jpeg_damage import has_damaged_data
+from yolo_lightning.data.storage.storage import EncodedStorage
 from yolo_lightning.evaluation.drift import month_name
 
 THUMBNAIL = 16  # Pixels per side of the reduced frames that are compared
@@ -46,6 +48,7 @@ class CheckedSplit:
     unreadable: dict[str, str]  # reason by file
     tiny: list[int]
     doubled: list[int]
+    damaged: list[int] = field(default_factory=list)  # with damaged JPEG data
 
 
 def check_dataset(data: DetectionDataModule) -> tuple[list[Finding], dict[str, list[Sample]]]:
@@ -76,6 +79,8 @@ def check_dataset(data: DetectionDataModule) -> tuple[list[Finding], dict[str, l
                 places += [(split, place), (other, other_place)]
             show(f"{heading} of {split} and {other}, in pairs", places)
     for split, content in checked.items():
+        findings += _of_damage(split, content)
+        show(f"{split}: damaged JPEG data", [(split, place) for place in content.damaged])
         findings += _of_boxes(split, content)
         show(f"{split}: boxes with a side below {TINY_PX:g} pixels", [(split, place) for place in content.tiny])
         show(f"{split}: several boxes for one object", [(split, place) for place in content.doubled])
@@ -95,6 +100,10 @@ def _read(frames: LabelledFrames, advance: Callable[[int], None]) -> CheckedSpli
             name, _, reason = labelled.problem.partition(": ")
             split.unreadable[name] = reason
             split.digests.append(b"")
+        if labelled.problem is None and isinstance(frames.storage, EncodedStorage):
+            content = frames.storage.content(frames.index.file_name(place))
+            if has_damaged_data(content):
+                split.damaged.append(place)
         boxes = frames.index.boxes(place)
         if len(boxes) and (boxes[:, 2:] - boxes[:, :2]).min() < TINY_PX:
             split.tiny.append(place)
@@ -149,6 +158,17 @@ def _of_files(splits: Collection[CheckedSplit]) -> Finding:
         problem = f"{len(unreadable):,} unreadable frames: {name_some(unreadable)}"
         return Finding("files", problem, Severity.BAD, "replace the files")
     return Finding("files", f"all {sum(len(split.frames) for split in splits):,} frames can be read")
+
+
+def _of_damage(split: str, content: CheckedSplit) -> list[Finding]:
+    if not content.damaged:
+        return []
+    names = [content.frames.index.file_name(place) for place in content.damaged]
+    problem = (
+        f"{len(names):,} of {len(content.frames):,} frames of {split} have damaged JPEG data and are read with gray or "
+        f"shifted areas: {name_some(names)}"
+    )
+    return [Finding("files", problem, Severity.BAD, "replace the files")]
 
 
 def _of_twins(split: str, other: str, frames: int, equal: Sequence[object], near: Sequence[object]) -> list[Finding]:

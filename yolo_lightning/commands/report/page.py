@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib import rc_context
 
-from yolo_lightning.commands.console import duration, gigabytes
+from yolo_lightning.commands.console import gigabytes
 from yolo_lightning.commands.monitor.run_state import finding_line
 from yolo_lightning.commands.report import figures
 from yolo_lightning.commands.report.read_report import Contents, Evaluation, GalleryFrame
@@ -34,6 +34,7 @@ from yolo_lightning.evaluation.ultralytics_matching import CONFUSION_SCORE_THRES
 from yolo_lightning.evaluation.ultralytics_metrics import ultralytics_scores
 from yolo_lightning.supervision.fallback_levels import AS_CONFIGURED
 from yolo_lightning.supervision.incident import IncidentReport
+from yolo_lightning.utils.moment import duration
 from yolo_lightning.utils.run_files import BEST_CHECKPOINT, TRAINING_IMAGES
 
 STAGE_NAMES = {"val": "Validation", "test": "Test"}

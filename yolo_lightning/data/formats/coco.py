@@ -21,6 +21,8 @@ from yolo_lightning.errors import UserError
 from yolo_lightning.utils.paths import existing_form
 from yolo_lightning.utils.plain_text import one_line
 
+PLACES_OF_FILES = (".", "annotations")  # Folders of annotation files below the dataset folder, for messages
+NAMED_FILES = 5
 PROBED_IMAGES = 16  # Number of images that are searched for in each candidate folder
 NAME_PARTS = ("instances_", "image_info_", "_annotations.coco")
 """Parts of the name of an annotation file that do not belong to the name of its split."""
@@ -109,6 +111,14 @@ class CocoFormat(JsonFormat):
         names = self.open_file(self.name(split)).file_names()
         folders = image_folders(self.root / self.name(split), self.root, self.files.image_folders, names)
         return FilesInFolders(folders, channels, self.settings.frame_limits, self.root)
+
+    def remedy(self) -> str:
+        files = [path.relative_to(self.root) for place in PLACES_OF_FILES for path in self.root.glob(f"{place}/*.json")]
+        contained = ", ".join(sorted(map(str, files))[:NAMED_FILES]) or "no .json file"
+        return (
+            "Set data.files.train and data.files.valid to JSON files of COCO, relative to data.root, which contains "
+            f"{contained}."
+        )
 
     def _reference(self) -> SplitIndex:
         has_train_file = (self.root / self.name("train")).is_file()

@@ -155,6 +155,8 @@ def _decode_content(path: Path, content: bytes, kind: str) -> AnnotationFile:
 def _fault_in(content: bytes, error: Exception) -> str:
     """Return the reason why `content` cannot be decoded, with the damaged record or the text before the error."""
     if isinstance(error, msgspec.ValidationError):
+        if content.lstrip().startswith(b"["):
+            return f"it contains a list, as files of detections do, instead of an object with {', '.join(RECORDS)}"
         return _invalid_record(content) or str(error)
     if isinstance(error, RecursionError):
         return "the JSON is nested too deeply"

@@ -116,23 +116,12 @@ class JsonFormat(DatasetFormat):
     Without a file, `predict` reads that of `test`, `test` that of `valid`, and `valid` a share of `train`.
     """
 
-    remedy: ClassVar[str] = "Set data.root and data.files to existing files."
-    """What to do if an annotation file does not exist."""
-
     def __init__(self, settings: DatasetSettings) -> None:
         super().__init__(settings)
         if settings.root is None:
             raise UserError("data.root must be the dataset folder, got null (or set data.format to a data.yaml)")
         self.root = settings.root
         self.files = settings.files
-        is_description = self.root.suffix in (".yaml", ".yml")
-        description = self.root if is_description else self.root / "data.yaml"
-        if is_description or (description.is_file() and not (self.root / self.files.train).exists()):
-            absence = "" if description.is_file() else ", and this file does not exist"
-            raise UserError(
-                f"data.root must be a folder with {self.files.train}, got {self.root}; a dataset in Ultralytics' "
-                f"layout is read with data.format {description}{absence}"
-            )
         if (self.files.valid is None) == (settings.split.valid_share is None):
             raise UserError(
                 "exactly one of data.files.valid and data.split.valid_share must be null, got data.files.valid "
@@ -159,12 +148,22 @@ class JsonFormat(DatasetFormat):
             split = "valid"
         return split
 
+    def remedy(self) -> str:
+        """Return what to do if an annotation file does not exist."""
+        return "Set data.root and data.files to existing files."
+
     def check_files(self, split: Split) -> None:
-        file = self.root / self.name(split)
-        if not file.is_file():
-            check_root(self.root, self.remedy)
-        check_annotation_file(file, self.remedy)
+        self._check_file(self.name(split))
 
     def open_file(self, name: str) -> SplitIndex:
         """Return the packed index of an annotation file, relative to the dataset folder."""
-        return open_index(self.root / name, self.settings.storage.index_folder, self.read, self.remedy)
+        self._check_file(name)
+        return open_index(self.root / name, self.settings.storage.index_folder, self.read)
+
+    def _check_file(self, name: str) -> None:
+        file = self.root / name
+        if file.is_file():
+            return
+        remedy = self.remedy()
+        check_root(self.root, remedy)
+        check_annotation_file(file, remedy)

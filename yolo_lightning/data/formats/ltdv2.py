@@ -119,13 +119,23 @@ class LTDv2Format(JsonFormat):
     class_names = CLASS_NAMES
     category_ids = CATEGORY_IDS
     channels = 1
-    remedy = f"{JsonFormat.remedy} {DOWNLOAD}"
 
     def __init__(self, settings: DatasetSettings) -> None:
         super().__init__(settings)
+        is_description = self.root.suffix in (".yaml", ".yml")
+        description = self.root if is_description else self.root / "data.yaml"
+        if is_description or (description.is_file() and not (self.root / self.files.train).exists()):
+            absence = "" if description.is_file() else ", and this file does not exist"
+            raise UserError(
+                f"data.root must be a folder with {self.files.train}, got {self.root}; a dataset in Ultralytics' "
+                f"layout is read with data.format {description}{absence}"
+            )
         self.files = replace(self.files, test=self.files.test or VALID_FILE, predict=self.files.predict or PREDICT_FILE)
 
     read = staticmethod(read_annotations)
+
+    def remedy(self) -> str:
+        return f"{super().remedy()} {DOWNLOAD}"
 
     def open_index(self, split: Split) -> SplitIndex:
         return self.settings.split.part(split, self.open_file(self.name(split)))

@@ -19,6 +19,7 @@ from yolo_lightning.errors import UserError
 from yolo_lightning.utils.paths import existing_form, has_drive, plain_path, real_path, unicode_forms
 from yolo_lightning.utils.plain_text import first_look, one_line
 from yolo_lightning.utils.regular_files import FolderContent, file_stamp, list_folder, read_regular
+from yolo_lightning.utils.suggestions import did_you_mean
 
 IMAGES = f"{os.sep}images{os.sep}"
 LABELS = f"{os.sep}labels{os.sep}"
@@ -71,9 +72,11 @@ def find_split_files(description: DataDescription, key: Key, *, outside_root: bo
     if not images.paths:
         left_out = files_left_out(images.contents, IMAGE_SUFFIXES)
         contained = f"; they contain {'; '.join(left_out)}" if left_out else ""
+        folders = [IMAGES.join(f"{place}{os.sep}".rsplit(LABELS, 1)).rstrip(os.sep) for place in images.places]
+        meant = [folder for folder, place in zip(folders, images.places, strict=True) if folder != str(place)]
         raise UserError(
             f"{description.file}: no images for '{key}' in {', '.join(map(str, images.places))} (formats: {READ})"
-            f"{contained}"
+            f"{contained}{did_you_mean([folder for folder in meant if os.path.isdir(folder)])}"
         )
     if not outside_root:
         images.refuse_outside()

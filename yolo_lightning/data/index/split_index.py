@@ -177,14 +177,12 @@ class SplitIndex:
         return self._all("temperatures")
 
 
-def open_index(
-    annotation_file: Path, index_root: Path, read: Callable[[Path], Annotations], remedy: str = ""
-) -> SplitIndex:
+def open_index(annotation_file: Path, index_root: Path, read: Callable[[Path], Annotations]) -> SplitIndex:
     """Open the index of a JSON file under `index_root`; build the index if it is missing or out of date.
 
-    A change of the stamp of the file makes the index out of date. `remedy` is what to do if the file does not exist.
+    A change of the stamp of the file makes the index out of date.
     """
-    check_annotation_file(annotation_file, remedy)
+    check_annotation_file(annotation_file)
 
     def describe() -> State:
         return {
