@@ -258,7 +258,7 @@ def test_newest_annotation_of_label_studio_that_is_not_skipped_is_used(tmp_path:
     }
     tasks = [{"data": {"image": f"{name}.png"}, "annotations": parts} for name, parts in annotations.items()]
     write_text(source / "project.json", json.dumps(tasks))
-    dataset = read_label_studio(SourceFolder(source), ["project.json"])
+    dataset = read_label_studio(SourceFolder(source), ["project.json"], lambda count: None)
     assert dataset.annotations.file_names.tolist() == [b"empty.png", b"several.png"]
     assert len(dataset.annotations.boxes) == 1
     assert dataset.notes["tasks left out, which are skipped or not annotated"] == ["skipped.png", "unfinished.png"]
