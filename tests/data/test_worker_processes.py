@@ -48,7 +48,7 @@ def test_script_without_the_guard_is_refused(
 
 def test_a_program_that_is_not_a_file_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """`python - < program.py`: workers cannot import the program."""
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", "<stdin>")
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "<stdin>", raising=False)
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
     _require_main_guard.cache_clear()
     with pytest.raises(SystemExit, match=r"<stdin> is not a file\. Save the program as a file, or"):

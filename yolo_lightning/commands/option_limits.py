@@ -49,8 +49,8 @@ LEAST = {
 }
 """Smallest integer of options of the Trainer. The numbers of batches and `val_check_interval` can also be fractions."""
 
-WITHOUT_TRAINING = {"trainer.max_steps": 0, "trainer.limit_train_batches": 0, "trainer.max_time": "00:00:00:00"}
-"""Values with which a fit would finish before its first step."""
+WITHOUT_TRAINING = {"trainer.max_steps": 0, "trainer.max_time": "00:00:00:00"}
+"""Values with which a fit would finish before its first step. A search for a batch size needs no training batches."""
 
 REPLACED = {"accumulate_grad_batches": (1, "nominal_batch"), "gradient_clip_val": (0, "clip_norm")}
 """Value without effect of options of the Trainer that an option of the recipe replaces, and its name."""

@@ -21,8 +21,9 @@ def noise(seed: int) -> Any:
 
 
 @pytest.fixture
-def check(tmp_path: Path, index_root: Path) -> Callable[..., None]:
+def check(tmp_path: Path, index_root: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Write a dataset of three training and two validation images, replace some files, and check the dataset."""
+    monkeypatch.setenv("COLUMNS", "200")  # every finding in one line
 
     def run(images: dict[str, Any] | None = None, labels: dict[str, str] | None = None) -> None:
         names = [f"train/{number}" for number in range(3)] + [f"val/{number}" for number in range(2)]
