@@ -41,6 +41,6 @@ def machine(section: Section) -> None:
     for finding in report.get("findings", ()):
         if finding["verdict"] != "ok":
             advice = finding["advice"] or NOT_MEASURED
-            rows.append([finding["check"], f"{finding['verdict']}: {finding['found']}; {advice}"])
+            rows.append([finding["check"], f"{finding['verdict']}: {finding['result']}; {advice}"])
     section.findings.add(*table(["", "value"], rows))
     section.findings.answer = f"{facts['device']}; doctor: {report['verdict']}"
