@@ -24,7 +24,6 @@ from yolo_lightning.callbacks.mean_ap import MeanAP
 from yolo_lightning.checkpoints.checkpoint_file import require_whole
 from yolo_lightning.checkpoints.remote_folder import local_checkpoint
 from yolo_lightning.checkpoints.torch_archive import check_module, check_parts, load_checkpoint, reason
-from yolo_lightning.conv import GemmConv2d
 from yolo_lightning.data.batch import (
     Batch,
     Prediction,
@@ -279,8 +278,9 @@ class YOLOModule(LightningModule):
         convolution = self.convolution.backend
         if convolution == "auto":
             convolution = self._choose_convolution()
+        self._recorded_graph = None
         if self.convolution.cuda_graph and stage == "fit":
-            self._check_cuda_graph(convolution)
+            self._recorded_graph = self._recorder(convolution)
         self._guard.computation = (
             f"{convolution}, {self.convolution.algorithm}, {self.trainer.precision}, {strategy.root_device.type}"
         )
@@ -309,8 +309,11 @@ class YOLOModule(LightningModule):
         self._arrange(convolution, memory_format)
         return convolution
 
-    def _check_cuda_graph(self, convolution: Convolution) -> None:
-        """Refuse what cannot be recorded; only warn of `gemm`, which can be the fallback level of a supervisor."""
+    def _recorder(self, convolution: Convolution) -> RecordedNetwork | None:
+        """Return the graph with recorded passes, or raise a UserError for options with which they are not possible.
+
+        The result is None for `gemm`, with a warning only: it can be the fallback level of a supervisor.
+        """
         key = "model.convolution.cuda_graph"
         device = self.trainer.strategy.root_device
         if device.type != "cuda" or self.trainer.world_size > 1:
@@ -320,6 +323,8 @@ class YOLOModule(LightningModule):
             raise UserError(f"model.recipe.multi_scale must be 0 with {key}, got {self.recipe.multi_scale}")
         if convolution == "gemm":
             rank_zero_warn(f"{key} has no effect: it needs native convolutions")
+            return None
+        return RecordedNetwork(self.graph)
 
     def _arrange(self, convolution: Convolution, memory_format: MemoryFormat) -> None:
         layers.arrange(
@@ -574,9 +579,6 @@ class YOLOModule(LightningModule):
         self._facts = facts
         summed = sum_over_ranks if self.trainer.world_size > 1 else None
         self.guarded_step.prepare(self.graph, facts.batch_size, summed)
-        self._recorded_graph = None
-        if self.convolution.cuda_graph and not any(isinstance(layer, GemmConv2d) for layer in self.graph.modules()):
-            self._recorded_graph = RecordedNetwork(self.graph)
         self._self_check.prepare(
             self.graph,
             Path(self.trainer.default_root_dir),
