@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from yolo_lightning.errors import UserError
-from yolo_lightning.utils.choices import check_range, settings_group
+from yolo_lightning.utils.choices import settings_group
 
 if TYPE_CHECKING:
     from yolo_lightning.data.index.split_index import SplitIndex
@@ -15,7 +15,7 @@ RGB pixels such an image takes 268 MB, in each loader worker."""
 PILLOW_LIMIT = 2 * MAX_IMAGE_PIXELS  # Pillow refuses larger images
 
 
-@settings_group("data.limits")
+@settings_group("data.limits", max_bad_frames=">= 0")
 class Limits:
     """Which frames and annotations may be used, and how many frames may be unusable.
 
@@ -41,7 +41,6 @@ class Limits:
     quarantine: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        check_range("data.limits.max_bad_frames", self.max_bad_frames, ">= 0")
         if not 1 <= self.max_image_pixels <= PILLOW_LIMIT:
             raise UserError(
                 f"data.limits.max_image_pixels must be 1 to {PILLOW_LIMIT} (Pillow's limit), got "

@@ -23,7 +23,7 @@ from yolo_lightning.supervision.run_disk import saved_steps
 from yolo_lightning.supervision.run_status import SupervisorStatus
 from yolo_lightning.supervision.trainer import Output
 from yolo_lightning.utils import run_files
-from yolo_lightning.utils.choices import check_range, settings_group
+from yolo_lightning.utils.choices import settings_group
 from yolo_lightning.utils.process_identity import started_ticks
 from yolo_lightning.utils.stop_signals import Stopped
 
@@ -36,7 +36,12 @@ OUTPUT_POLL_S = 0.2  # of a detached supervisor
 GPU_SMOKE_TEST = "import torch; torch.ones(1, device=torch.accelerator.current_accelerator() or 'cpu').sum().item()"
 
 
-@settings_group("supervision")
+@settings_group(
+    "supervision",
+    **dict.fromkeys(("factor", "poll_s", "kill_wait_s", "part_timeout_s", "smoke_test_s"), "> 0"),
+    **dict.fromkeys(("attempts", "patience_h"), "> 0"),
+    **dict.fromkeys(("kill_after_s", "grace_s", "pause_s", "climb_after_h"), ">= 0"),
+)
 class SuperviseSettings:
     """Time limits and retries of the supervisor.
 
@@ -78,12 +83,6 @@ class SuperviseSettings:
     cpu_fallback: bool = False
     climb_after_h: float = 12.0
     notify: NotifySettings = field(default_factory=NotifySettings)
-
-    def __post_init__(self) -> None:
-        for name in ("factor", "poll_s", "kill_wait_s", "part_timeout_s", "smoke_test_s", "attempts", "patience_h"):
-            check_range(f"supervision.{name}", getattr(self, name), "> 0")
-        for name in ("kill_after_s", "grace_s", "pause_s", "climb_after_h"):
-            check_range(f"supervision.{name}", getattr(self, name), ">= 0")
 
 
 @dataclass(frozen=True, slots=True)
