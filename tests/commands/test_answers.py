@@ -72,7 +72,6 @@ ANSWERS = [
     (["fit", "--resume", "a.ckpt"], 2, "resume takes no value, got 'a.ckpt'. Did you mean --ckpt_path a.ckpt?"),
     (["fit", "--resume-from", "a.ckpt"], 2, "unknown key resume-from. Did you mean --ckpt_path a.ckpt?"),
     (["fit", "--ckpt_path="], 2, "ckpt_path must not be empty, got ''; leave the option out for its default"),
-    (["soak", "--hours=1", "--trainer.max_epoch=3"], 2, "unknown key trainer.max_epoch. Did you mean --trainer.max_ep"),
     (["fit", "--cache", "True"], 2, "unknown key cache. Did you mean --data.storage.image_cache_mib?"),
     (["fit", "--rect", "True"], 2, "unknown key rect; --help.full lists all keys."),
     (["fit", "--model.recipe.lr0", "fast"], 2, "model.recipe.lr0 must be a number, got 'fast'."),

@@ -38,7 +38,6 @@ WRONG = [
     ("fit --model.guard.oom_splits -1", "model.guard.oom_splits must be >= 0, got -1"),
     ("fit --data.batch_size 0", "data.batch_size must be >= 1 or auto, got 0"),
     ("recalibrate --data.batch_size 0", "data.batch_size must be >= 1 or auto, got 0"),
-    ("soak --data.batch_size 0", "data.batch_size must be >= 1 or auto, got 0"),
     ("fit --data.image_size [480,70]", "data.image_size must be two multiples of 32 and >= 32, got [480, 70]"),
     ("fit --data.loader {num_workers:\\ -3}", "data.loader.num_workers must be >= 0 and <= 1024 or auto, got -3"),
     ("fit --data.input.pixel_range.mode fixed", "data.input.pixel_range.low must be a pixel value"),

@@ -21,7 +21,6 @@ TOOLS = {
     "report": "write a run as one HTML file, or compare several runs",
     "service": "resume a run after a reboot with systemd: install, remove",
     "stop": "stop a run and wait for its checkpoint",
-    "soak": "train with the options of a fit for hours in a temporary folder, and report what happened",
     "submission": "check, score, fuse or rescore submission files of the LTDv2 challenge",
     "supervise": "restart any training command after hangs and crashes",
     "sweep": "find the score and IoU thresholds with the best validation scores",
@@ -31,8 +30,5 @@ TOOLS = {
 WITH_RUN = ("validate", "test", "predict", "export", "monitor", "recalibrate", "sweep")
 """Commands that take RUN, the folder of a run, as the first word or as --run."""
 
-OWN_OPTIONS = {"soak": ("hours", "help")}
-"""Options of commands that pass all other words to `fit`."""
-
-WITHOUT_TORCH = frozenset({"benchmark", "doctor", "monitor", "service", "soak", "stop", "supervise"})
+WITHOUT_TORCH = frozenset({"benchmark", "doctor", "monitor", "service", "stop", "supervise"})
 """Commands that do not import torch: they start quickly, and work if torch cannot be imported."""

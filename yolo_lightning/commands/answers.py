@@ -11,7 +11,7 @@ from pathlib import Path
 from shutil import get_terminal_size
 from typing import Any, NoReturn
 
-from yolo_lightning.commands import OWN_OPTIONS, SUBCOMMANDS, TOOLS, WITH_RUN
+from yolo_lightning.commands import SUBCOMMANDS, TOOLS, WITH_RUN
 from yolo_lightning.commands.option_errors import (
     VALUE_SYNONYMS,
     fail,
@@ -30,7 +30,6 @@ from yolo_lightning.commands.option_layers import (
     WEIGHTS,
     Layers,
     configuration_folder,
-    divided,
     given_options,
     layers,
     named_values,
@@ -135,8 +134,6 @@ def answer(words: Sequence[str]) -> list[str]:
     words = with_run(words)
     name = words[0]
     rest = words[1:]
-    if name in OWN_OPTIONS:
-        rest = divided(rest, OWN_OPTIONS[name])
     if has_pictures_of(words):
         command = find_command(PICTURES)
     else:
@@ -144,10 +141,6 @@ def answer(words: Sequence[str]) -> list[str]:
         _check_section(words)
     if command is not None:
         check(command, rest)
-    if name in OWN_OPTIONS:
-        fit = find_command("fit")
-        assert fit is not None
-        check(fit, rest[rest.index("--") + 1 :])
     return words
 
 

@@ -16,10 +16,9 @@ from typing import Any, Literal, get_args, get_origin
 
 from jsonargparse import ActionConfigFile, ArgumentParser
 
-from yolo_lightning.commands import OWN_OPTIONS
 from yolo_lightning.commands.answers import PICTURES, PROGRAM, fitted, for_parser
 from yolo_lightning.commands.option_errors import ShortErrors
-from yolo_lightning.commands.option_layers import HELP_WORDS, divided
+from yolo_lightning.commands.option_layers import HELP_WORDS
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.suggestions import did_you_mean, similar
 
@@ -40,8 +39,6 @@ def run_tool(name: str, words: Sequence[str]) -> None:
         name: Name of the command, of the module and of the function.
         words: Command line after the name.
     """
-    if name in OWN_OPTIONS:
-        words = divided(words, OWN_OPTIONS[name])
     command = PICTURES if name == "predict" else name
     function = tool_function(name)
     if isinstance(function, dict):

@@ -6,7 +6,7 @@ Torch and jsonargparse are not imported: the supervisor of a fit reads the few o
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -178,24 +178,6 @@ def _newest_run(base: str) -> Path:
     if not folders:
         raise UserError(f"RUN must be the folder of a run: {base} and {base}-<n> contain no checkpoint.")
     return folders[0]
-
-
-def divided(words: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Return the words with the options in `names` first, then `--` and all other words."""
-    first: list[str] = []
-    second: list[str] = []
-    remaining = iter(words)
-    for word in remaining:
-        name, equals, _ = word.removeprefix("--").partition("=")
-        if word == "--":
-            continue
-        if word != "-h" and not (word.startswith("--") and name in names):
-            second.append(word)
-            continue
-        first.append(word)
-        if not equals and word not in HELP:
-            first += islice(remaining, 1)  # the value
-    return [*first, "--", *second]
 
 
 def separated(words: Sequence[str]) -> tuple[list[str], list[str]]:
