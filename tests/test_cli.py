@@ -301,7 +301,7 @@ def test_fit_ends_with_a_file_for_ultralytics_a_report_and_commands_that_work(
     from ultralytics import YOLO
 
     from yolo_lightning.commands import recalibrate
-    from yolo_lightning.commands.sweep.validation_matches import match_validation as match
+    from yolo_lightning.commands.validation_matches import match_validation as match
 
     judged: list[int | None] = []
     monkeypatch.setattr(recalibrate, "match_validation", lambda *a, **k: judged.append(k["batches"]) or match(*a, **k))

@@ -54,7 +54,7 @@ def trained(run: Callable[..., None], frames: Path) -> Callable[..., None]:
 @pytest.mark.whole_run
 @pytest.mark.timeout(600)
 def test_rectangular_size_from_training_to_submission(
-    trained: Callable[..., None], frames: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trained: Callable[..., None], frames: Path, tmp_path: Path
 ) -> None:
     assert load_checkpoint(BEST, "meta")["input"]["image_size"] == [256, 320]
     for subcommand in ("validate", "test", "predict"):
@@ -65,7 +65,7 @@ def test_rectangular_size_from_training_to_submission(
     main(["submission", "check", "runs/yolo/predictions.json", "--template", str(frames / "TestNoLabels.json")])
     check_exports()
     check_detector(frames)
-    check_tools(frames, tmp_path, capsys)
+    check_tools(frames, tmp_path)
 
 
 def check_exports() -> None:
@@ -95,17 +95,11 @@ def check_detector(frames: Path) -> None:
     assert json.loads(Path("seen/predictions.json").read_text())[0]["width"] == width
 
 
-def check_tools(frames: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`sweep`, `recalibrate`, `contact_sheet` and `report` use the size of the checkpoint or of the options."""
+def check_tools(frames: Path, folder: Path) -> None:
+    """`recalibrate`, `contact_sheet` and `report` use the size of the checkpoint or of the options."""
     common = ["--data.root", str(frames), "--data.loader.num_workers", "0", "--data.storage.index_root", "index"]
     common += ["--data.batch_size", "4"]
-    capsys.readouterr()
-    main(["sweep", *common, "--device", "cpu", "--score_thresholds", "[0.01]", "--iou_thresholds", "[0.7]"])
-    assert "image_size" not in capsys.readouterr().out
     size = ["--data.image_size", "[128, 160]"]
-    few = ["--score_thresholds", "[0.01]", "--iou_thresholds", "[0.7]"]
-    main(["sweep", *common, "--device", "cpu", *size, *few])
-    assert "--data.image_size '[128, 160]'" in capsys.readouterr().out
     main(["recalibrate", *common, "--device", "cpu", "--images", "8"])
     assert load_checkpoint(BEST.with_name("recalibrated.ckpt"), "meta")["input"]["image_size"] == [256, 320]
     main(["contact_sheet", *common, *size, "--samples", "2", "--output", str(folder / "sheet.png")])

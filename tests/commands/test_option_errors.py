@@ -93,12 +93,12 @@ def test_every_suggestion_is_an_option(capsys: pytest.CaptureFixture[str]) -> No
     from yolo_lightning.commands import TOOLS
 
     helps = []
-    for command in ("fit", "predict", "sweep", "prepare", "export"):
+    for command in ("fit", "predict", "recalibrate", "prepare", "export"):
         with pytest.raises(SystemExit):
             main([command, *(["a.jpg"] if command == "predict" else []), "--help.full"])
         helps.append(capsys.readouterr().out)
     everything = " ".join(helps)
-    assert set(TOOLS) >= {"sweep", "prepare", "export"}
+    assert set(TOOLS) >= {"recalibrate", "prepare", "export"}
     for name in {option for options in SYNONYMS.values() for option in options} - {"class_names"}:  # of Python alone
         assert f"--{name}" in everything, name
 

@@ -12,11 +12,12 @@ import torch
 from tests.conftest import data_options
 from tests.helpers.networks import lively_checkpoint
 from yolo_lightning.callbacks.fit_timer import FitTimer
+from yolo_lightning.checkpoints.checkpoint_file import write_checkpoint
 from yolo_lightning.checkpoints.resume import checkpoint_to_fit
 from yolo_lightning.cli import main
 from yolo_lightning.commands import recalibrate as recalibration
+from yolo_lightning.commands.half_scores import Comparison, FrameSetScores
 from yolo_lightning.commands.recalibrate import Estimate
-from yolo_lightning.commands.sweep.sweep_scores import Comparison, Setting, SettingScores
 from yolo_lightning.supervision import heartbeat
 from yolo_lightning.supervision.heartbeat import Phase
 
@@ -70,7 +71,7 @@ def test_file_is_written_after_its_scores(
 ) -> None:
     def judged(*_: Any) -> Comparison:
         assert not (tmp_path / "recalibrated.ckpt").exists(), "a kill here would leave a file without scores"
-        return Comparison(*([SettingScores(Setting(0.1, 0.7), 0.5, 0.1, balanced)] for balanced in (0.5, after)))
+        return Comparison(*([FrameSetScores(0.5, 0.1, balanced)] for balanced in (0.5, after)))
 
     monkeypatch.setattr(recalibration, "judged", judged)
     assert recalibrate("--images", "4")["recommended"] == (after > 0.5)
@@ -95,7 +96,7 @@ def test_what_is_not_allowed_is_said(
 
 def test_all_frames_and_both_halves_must_be_better() -> None:
     def is_better(after: tuple[float, ...], before: tuple[float, ...]) -> bool:
-        new, old = ([SettingScores(Setting(0.1, 0.7), 0.5, 0.1, one) for one in part] for part in (after, before))
+        new, old = ([FrameSetScores(0.5, 0.1, one) for one in part] for part in (after, before))
         return Comparison(old, new).is_better
 
     assert is_better((0.6, 0.6, 0.7), (0.5, 0.5, 0.6))
@@ -107,7 +108,7 @@ def test_all_frames_and_both_halves_must_be_better() -> None:
 
 @pytest.mark.parametrize(("variation", "name"), [(None, "mAP50"), (0.1, "balanced")])
 def test_compared_score_has_the_name_that_the_data_allow(variation: float | None, name: str) -> None:
-    scores = [SettingScores(Setting(0.1, 0.7), 0.5, variation, 0.5)]
+    scores = [FrameSetScores(0.5, variation, 0.5)]
     assert Comparison(scores, scores).score_name == name
 
 
@@ -128,3 +129,14 @@ def test_run_folder_can_be_given_without_its_name(
     with pytest.raises(SystemExit):
         main(["recalibrate", str(tmp_path / "gone"), "--data.root", str(look_alike)])
     assert f"no run folder {tmp_path / 'gone'}" in capsys.readouterr().err
+
+
+def test_other_classes_are_refused(
+    recalibrate: Callable[..., Any], weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changed = torch.load(weights, weights_only=True)
+    changed["hyper_parameters"]["class_names"] = ["a", "b", "c", "d"]
+    write_checkpoint(changed, tmp_path / "other.ckpt")
+    with pytest.raises(SystemExit):
+        recalibrate("--checkpoint", str(tmp_path / "other.ckpt"))
+    assert "The classes of the data must be ['a', 'b', 'c', 'd'], as in checkpoint" in capsys.readouterr().err

@@ -246,7 +246,7 @@ def finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("test {run} --tta true", "test --config={run}/config.yaml --trainer.default_root_dir={run} --tta true"),
         ("predict --run {run}", "predict --config={run}/config.yaml --trainer.default_root_dir={run}"),
         ("test {run} --config x.yaml", "test --trainer.default_root_dir={run} --config x.yaml"),
-        ("sweep {run}", "sweep --run={run}"),
+        ("recalibrate {run}", "recalibrate --run={run}"),
         ("recalibrate --checkpoint a.ckpt", "recalibrate --checkpoint a.ckpt"),
         ("export {run} --format onnx", "export --run={run} --format onnx"),
         ("predict {run}/x.jpg --run {run}", "predict {run}/x.jpg --run {run}"),

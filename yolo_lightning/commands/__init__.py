@@ -23,11 +23,10 @@ TOOLS = {
     "stop": "stop a run and wait for its checkpoint",
     "submission": "check, score, fuse or rescore submission files of the LTDv2 challenge",
     "supervise": "restart any training command after hangs and crashes",
-    "sweep": "find the score and IoU thresholds with the best validation scores",
 }
 """Purpose by name."""
 
-WITH_RUN = ("validate", "test", "predict", "export", "monitor", "recalibrate", "sweep")
+WITH_RUN = ("validate", "test", "predict", "export", "monitor", "recalibrate")
 """Commands that take RUN, the folder of a run, as the first word or as --run."""
 
 WITHOUT_TORCH = frozenset({"benchmark", "doctor", "monitor", "service", "stop", "supervise"})

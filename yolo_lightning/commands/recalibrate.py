@@ -18,8 +18,8 @@ from yolo_lightning.checkpoints.resume import chosen_checkpoint
 from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN
 from yolo_lightning.checkpoints.torch_archive import load_checkpoint
 from yolo_lightning.commands.console import check_writable, counter, write_results, writing
-from yolo_lightning.commands.sweep.sweep_scores import PARTS, Comparison, Setting, SettingScores, score_setting
-from yolo_lightning.commands.sweep.validation_matches import match_validation, network_for, validation_frames
+from yolo_lightning.commands.half_scores import PARTS, Comparison, FrameSetScores, score_frames
+from yolo_lightning.commands.validation_matches import match_validation, network_for, validation_frames
 from yolo_lightning.data.batch import collate
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import EvaluationDataset
@@ -99,9 +99,9 @@ def recalibrate(
     write_results(json, record)
 
 
-def _by_part(scores: Sequence[SettingScores]) -> dict[str, Any]:
+def _by_part(scores: Sequence[FrameSetScores]) -> dict[str, Any]:
     """Return plain scores of the parts of the validation frames by name."""
-    return dict(zip(PARTS, map(SettingScores.plain, scores), strict=False))
+    return dict(zip(PARTS, map(FrameSetScores.plain, scores), strict=False))
 
 
 def apply(
@@ -242,11 +242,10 @@ def judged(
 ) -> Comparison:
     """Return the scores of two networks with the thresholds of the checkpoint, which reads each frame once."""
     matched, half = match_validation(
-        networks, data, device, [known.detections], classes=classes, single_class=known.single_class, batches=batches
+        networks, data, device, known.detections, classes=classes, single_class=known.single_class, batches=batches
     )
     heartbeat.enter(Phase.METRICS)
     halves = [half, ~half] if half.any() and not half.all() else []
-    setting = Setting(known.detections.score_threshold, known.detections.iou_threshold)
     parts = [np.ones_like(half), *halves]
-    before, after = ([score_setting(matches, setting, part) for part in parts] for matches in matched)
+    before, after = ([score_frames(matches, part) for part in parts] for matches in matched)
     return Comparison(before, after)

@@ -13,7 +13,7 @@ from yolo_lightning.challenge.rescoring import LabelledDetections, in_first_half
 from yolo_lightning.challenge.score import match_submission, read_truth
 from yolo_lightning.challenge.submission_file import entries, write_submission
 from yolo_lightning.commands.console import check_writable, writing
-from yolo_lightning.commands.sweep.sweep_scores import Comparison, Mask, Setting, SettingScores, score_setting
+from yolo_lightning.commands.half_scores import Comparison, FrameSetScores, Mask, score_frames
 from yolo_lightning.data.box_fusion import FUSION_IOU
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.errors import UserError
@@ -181,10 +181,10 @@ def _read_template(file: str | None) -> Template | None:
     return template
 
 
-def _scores_of(content: Content, truth: Content, parts: Sequence[Mask]) -> list[SettingScores]:
+def _scores_of(content: Content, truth: Content, parts: Sequence[Mask]) -> list[FrameSetScores]:
     """Return the scores of all detections on each part of the frames."""
     matches = match_submission(content, truth)
-    return [score_setting(matches, Setting(0.0, 0.0), part) for part in parts]
+    return [score_frames(matches, part) for part in parts]
 
 
 def _target(output: str, files: Sequence[str]) -> Path:

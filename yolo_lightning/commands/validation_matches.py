@@ -1,7 +1,7 @@
 """Detections of a trained network in the validation split, matched with the annotated boxes; halves of the split."""
 
 from collections.abc import Callable, Sequence
-from itertools import islice, product
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -55,41 +55,40 @@ def match_validation(
     networks: Sequence[Callable[[Tensor], Any]],
     data: DetectionDataModule,
     device: torch.device,
-    detections: Sequence[DetectionSettings],
+    detections: DetectionSettings,
     *,
     classes: int,
     single_class: bool,
     batches: int | None = None,
 ) -> tuple[list[Matches], Mask]:
-    """Return the matches of the validation split for each network and setting of the detections, as in `test`.
+    """Return the matches of the validation split for each network, as in `test`.
 
     Args:
         networks: Networks in evaluation mode on `device`; each processes each frame once.
         data: Data, set up for validation.
         device: Device of the networks.
-        detections: Settings to match with.
+        detections: Settings of the detections.
         classes: Number of classes of the networks.
         single_class: Whether all annotated boxes count as class 0.
         batches: Number of batches; None: all.
 
     Returns:
-        The matches of the first network in the order of `detections`, then of the next one, and `(F,)` whether each of
-        their F frames is in the first half.
+        The matches of each network, and `(F,)` whether each of their F frames is in the first half.
     """
     frames = data.open("valid")
     arguments = loader_arguments(data.loader, on_gpu=device.type == "cuda", persistent=False)
     dataset = EvaluationDataset(frames, data.image_size)
     loader = DataLoader(dataset, batch_size=data.batch_size, collate_fn=collate, **arguments)
-    matched: list[list[Matches]] = [[] for _ in networks for _ in detections]
+    matched: list[list[Matches]] = [[] for _ in networks]
     image_ids: list[str] = []
     with counter("processed", validation_frames(data, batches)) as advance:
         for batch in islice(loader, batches):
             batch = data.on_before_batch_transfer(batch, 0)
             images = network_input(batch.images.to(device, non_blocking=True))
             expected = targets(as_one_class(batch) if single_class else batch)
-            decoded = [network(images)[0].cpu() for network in networks]
-            for parts, (output, settings) in zip(matched, product(decoded, detections), strict=True):
-                parts.append(match(predictions((output,), batch, settings), expected, classes))
+            for parts, network in zip(matched, networks, strict=True):
+                output = network(images)[0].cpu()
+                parts.append(match(predictions((output,), batch, detections), expected, classes))
             image_ids += [target.image_id for target in expected]
             heartbeat.enter(Phase.VALIDATE)
             advance(len(batch))
