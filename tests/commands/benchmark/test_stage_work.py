@@ -1,7 +1,6 @@
-"""Parts of the stages on a CPU: wrong layers, layers and steps with kernels, kill and resume."""
+"""Parts of the stages on a CPU: wrong layers, layers and steps with kernels."""
 
 import json
-import signal
 import subprocess
 import sys
 import warnings
@@ -18,7 +17,6 @@ from tests.conv.emulation import LibraryLauncher, assume_available, compile_emul
 from yolo_lightning.commands.benchmark import correctness, layer_speed, section as sections, training_step
 from yolo_lightning.commands.benchmark.conv_variants import Variant
 from yolo_lightning.commands.benchmark.findings import Findings
-from yolo_lightning.commands.benchmark.kill_and_resume import Fit, problems
 from yolo_lightning.commands.benchmark.layer_speed import find_layers
 from yolo_lightning.commands.benchmark.section import Section
 from yolo_lightning.commands.benchmark.stages import Stage
@@ -123,28 +121,6 @@ def test_a_variant_of_this_package_that_cannot_be_built_fails_the_section(
     assert "`native` failed: RuntimeError: no compiler" in "".join(section.findings.lines)
 
 
-FITS = {
-    "undisturbed": Fit(code=0, seconds=1.0, last_lines=[], steps_saved=8),
-    "killed": Fit(code=-signal.SIGKILL, seconds=1.0, last_lines=[], steps_saved=4),
-    "resumed": Fit(code=0, seconds=1.0, last_lines=[], steps_saved=8),
-}
-
-
-@pytest.mark.parametrize(
-    ("fit", "change", "reasons"),
-    [
-        ("killed", {}, []),
-        ("killed", {"code": 0}, ["the killed fit ended with exit code 0, expected -9"]),
-        ("killed", {"steps_saved": 0}, ["the killed fit has saved 0 of 8 steps"]),
-        ("resumed", {"steps_saved": 4}, ["the resumed fit has saved 4 of 8 steps"]),
-        ("undisturbed", {"code": 1}, ["the undisturbed fit ended with exit code 1, expected 0"]),
-    ],
-)
-def test_fits_are_judged(fit: str, change: dict[str, int], reasons: list[str]) -> None:
-    assert problems(FITS | {fit: replace(FITS[fit], **change)}, 8, 0.0) == reasons
-    assert problems(FITS, 8, float("nan")) == ["weights are not finite"]
-
-
 @pytest.mark.whole_run
 @pytest.mark.timeout(BUDGET_S + 60)
 def test_rehearsal_on_a_cpu(tmp_path: Path) -> None:
@@ -155,8 +131,6 @@ def test_rehearsal_on_a_cpu(tmp_path: Path) -> None:
     stages = json.loads((out / "gpu.json").read_text())["stages"]
     assert {name: stage["state"] for name, stage in stages.items()} == {stage.value: "passed" for stage in Stage}
     measured = {name: stage["findings"]["measured"] for name, stage in stages.items()}
-    assert measured["resume"]["largest_difference"] == 0
-    assert 0 < measured["resume"]["runs"]["killed"]["steps_saved"] < measured["resume"]["steps"]
     assert all(row["failure"] is None for row in measured["step"]["results"])
     assert f"page: {out / 'gpu.md'}" in first.stdout
     second = subprocess.run(words, capture_output=True, text=True, check=False)

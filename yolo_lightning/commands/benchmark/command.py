@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 PAGE = "gpu.md"
 RESULTS = "gpu.json"
 DEVICE = re.compile(r"auto|cpu|mps|(cuda|xpu)(:\d+)?")
-StageName = Literal["machine", "correctness", "layers", "step", "resume"]
+StageName = Literal["machine", "correctness", "layers", "step"]
 
 
 def gpu(
@@ -41,17 +41,16 @@ def gpu(
 ) -> None:
     """Measure a GPU, or another device, in ten minutes, and write one page and one JSON file.
 
-    The page answers: does it compute right, is it faster than native and by how much per layer, does training run and
-    resume after a kill, which settings to use. Each stage runs in a child process with a time limit and its result is
-    written at once: a crash or hang loses one stage only. A second call with the same options runs the stages that have
-    not finished.
+    The page answers: does it compute right, is it faster than native and by how much per layer, which settings to use.
+    Each stage runs in a child process with a time limit and its result is written at once: a crash or hang loses one
+    stage only. A second call with the same options runs the stages that have not finished.
 
     Exit code 0 if no stage failed, crashed or timed out, else 1; 130 after Ctrl-C.
 
     Args:
         out: Folder for the results: gpu.md, gpu.json, and one JSON file per stage.
         device: auto, cpu, cuda, cuda:1, xpu, mps; auto selects the accelerator if there is one.
-        stages: Stages to run, of machine, correctness, layers, step and resume; null runs all. The page also contains
+        stages: Stages to run, of machine, correctness, layers and step; null runs all. The page also contains
             the stages of earlier calls with the same options.
         batch_size: Images per step in layers and step.
         image_size: Side of the input in pixels in layers and step, a multiple of 32.

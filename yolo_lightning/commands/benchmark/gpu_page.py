@@ -1,4 +1,4 @@
-"""The page of `benchmark gpu`: Markdown from the records of its stages, in the order of four questions. No torch."""
+"""The page of `benchmark gpu`: Markdown from the records of its stages, in the order of three questions. No torch."""
 
 from collections.abc import Mapping, Sequence
 from statistics import median
@@ -10,7 +10,6 @@ from yolo_lightning.commands.benchmark.stages import Stage, StageRecord, StageSt
 QUESTIONS = {
     "Does it compute right?": (Stage.CORRECTNESS,),
     "Is it faster than native, and by how much per layer?": (Stage.LAYERS, Stage.STEP),
-    "Does training run, and does kill and resume hold?": (Stage.RESUME,),
 }
 READING_AID = """\
 How to read this page: `gemm` is this package with the algorithms of its table, in channels_last. `gemm-kernels` adds

@@ -45,7 +45,6 @@ class Stage(StrEnum):
     CORRECTNESS = "correctness"
     LAYERS = "layers"
     STEP = "step"
-    RESUME = "resume"
 
 
 class StageWork(NamedTuple):
@@ -64,7 +63,6 @@ WORK = {
     Stage.CORRECTNESS: StageWork("correctness", 100),
     Stage.LAYERS: StageWork("layer_speed", 60),
     Stage.STEP: StageWork("training_step", 130),
-    Stage.RESUME: StageWork("kill_and_resume", 80, opens_device=False),
 }
 
 
