@@ -1,6 +1,6 @@
 """Registers, spills, shared memory, occupancy and inner loops of the GPU kernels, from compilers alone, without a GPU.
 
-`python -m scripts.kernel_report docs/kernels.md` compiles every kernel and writes the tables of the page. AMD
+`python -m scripts.kernel_report` compiles every kernel and prints a Markdown table for each architecture. AMD
 architectures need clang (Debian: `apt-get install clang-19 llvm-19 lld-19`), NVIDIA's need nvcc or NVRTC with ptxas.
 Architectures without a compiler are left out, with a line that says so.
 """
@@ -225,29 +225,18 @@ def _unit(architecture: str) -> str:
 
 
 def main() -> None:
-    """Compile all kernels and write the tables of the page."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("page", type=Path, help="Markdown file whose tables are written; the text before them is kept")
-    page: Path = parser.parse_args().page
+    """Compile all kernels and print their tables."""
+    argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0]).parse_args()
     names = list(build.kernel_lines())
     clang, nvcc = find_clang(), shutil.which("nvcc")
-    parts = [page.read_text(encoding="utf-8").partition(f"## {AMD[0]}\n")[0]]
     for architecture in (*AMD, *NVIDIA):
         compiler = clang if architecture in AMD else nvcc
-        parts.append(f"## {architecture}\n")
+        print(f"## {architecture}\n")
         if compiler is None:
-            parts.append(f"No compiler for {architecture} was found.\n")
+            print(f"No compiler for {architecture} was found.\n")
             continue
         compile_for = compile_amd if architecture in AMD else _compile_nvidia
-        kernels = compile_for(compiler, architecture, names)
-        halves = [kernel for kernel in kernels if kernel.name.endswith(("_half", "_bfloat16"))]
-        parts.append(describe([kernel for kernel in kernels if kernel not in halves]) + "\n")
-        registers, waves = max(k.registers for k in halves), min(k.waves for k in halves)
-        parts.append(
-            f"The {len(halves)} kernels for float16 and bfloat16: at most {registers} registers, at least "
-            f"{waves} {_unit(architecture)}, {sum(k.spilled_bytes for k in halves)} spilled bytes.\n"
-        )
-    page.write_text("\n".join(parts), encoding="utf-8")
+        print(describe(compile_for(compiler, architecture, names)) + "\n")
 
 
 if __name__ == "__main__":
