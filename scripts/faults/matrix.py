@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from common import markdown_table
@@ -26,6 +27,7 @@ Written by `python scripts/inject_faults.py --write {path}`. Each row is a super
 simulated.
 
 - *noticed*: time from the fault to the report.
+- *reported*: the first {width} characters; `incident.json` of a run contains the whole report.
 - *steps lost*: steps that are repeated after the restart.
 - *next step*: time from the decision to restart to the next completed step.
 - *left behind*: processes, files in /dev/shm and temporary files that remain after the run.
@@ -59,6 +61,8 @@ def reference(root: Path, epochs: int) -> FinalState:
     return FinalState.read(run.run_folder)
 
 
+REPORT_WIDTH = 80
+"""Characters of a report in the page."""
 BY_HAND = "\n## Random faults"  # beginning of the part of the page that is not generated
 
 
@@ -144,11 +148,15 @@ def table(verdicts: Sequence[Verdict]) -> str:
     text = f"{len(verdicts) - len(failed) - len(skipped)} of {len(verdicts)} passed"
     text += f", failed: {', '.join(failed)}" if failed else ""
     text += f", skipped: {', '.join(skipped)}" if skipped else ""
-    return f"{markdown_table(COLUMNS, map(cells, verdicts))}\n\n{text}"
+    rows = [
+        cells(replace(verdict, reported=shorten(verdict.reported, REPORT_WIDTH, placeholder=" ...")))
+        for verdict in verdicts
+    ]
+    return f"{markdown_table(COLUMNS, rows)}\n\n{text}"
 
 
 def write_page(path: Path, verdicts: Sequence[Verdict], took_s: float) -> None:
     """Write the page of the documentation; the sections that are written by hand are kept."""
-    head = PAGE.format(path=path, steps=EPOCHS * STEPS_PER_EPOCH)
+    head = PAGE.format(path=path, steps=EPOCHS * STEPS_PER_EPOCH, width=REPORT_WIDTH)
     _, heading, by_hand = (path.read_text() if path.is_file() else "").partition(BY_HAND)
     path.write_text(f"{head}{table(verdicts)}, in {took_s / 60:.0f} minutes.\n{heading}{by_hand}")

@@ -77,8 +77,8 @@ class KernelTile(NamedTuple):
         """Return the modelled clock cycles of a launch on the processors of an RX 5600 XT, without traffic.
 
         A processor executes its blocks together, at the rate of the vector instructions or of the shared memory,
-        whichever is slower (numbers of instructions: scripts/kernel_report.py). The beginning and the end of a block take as
-        long as one iteration.
+        whichever is slower (numbers of instructions: scripts/kernel_report.py). The beginning and the end of a block
+        take as long as one iteration.
 
         Args:
             product: "correlate" or "sum_products".
