@@ -264,7 +264,7 @@ def page() -> str:
     lines = [
         "# Decisions of the supervisor",
         "",
-        "Written by `python -m tests.supervision.test_next_action > docs/decisions.md`. Each row is a test.",
+        "Written by `python -m tests.supervision.test_next_action > docs/decisions.md`. Each situation is a test.",
         "`yolo_lightning/supervision/next_action.py` contains all rules as one function without input and output.",
         "",
         "- Unless a row says *first start*, the run has trained at least one step.",
@@ -276,9 +276,12 @@ def page() -> str:
         "| what has happened | cause | times | reaction |",
         "| --- | --- | --- | --- |",
     ]
+    situations: dict[tuple[str, int, str], list[str]] = {}
     for what, given, times, expected in ROWS:
         cause = "" if given.finished or given.stop_signal else str(cause_of(given))
-        lines.append(f"| {what} | {cause} | {times} | {expected} |")
+        situations.setdefault((cause, times, expected), []).append(what)
+    for (cause, times, expected), texts in situations.items():
+        lines.append(f"| {'; '.join(texts)} | {cause} | {times} | {expected} |")
     return "\n".join(lines) + "\n"
 
 
