@@ -11,17 +11,12 @@ import rich
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from yolo_lightning.errors import UserError
+from yolo_lightning.evaluation.bootstrap_limits import MIN_BOOTSTRAP_SAMPLES
 from yolo_lightning.evaluation.drift import DriftScores, drift_scores, named_scores, organisers_scores
 from yolo_lightning.evaluation.matching import match
 from yolo_lightning.evaluation.oracles import oracles
 from yolo_lightning.evaluation.record import EvaluationCollection, Stage
-from yolo_lightning.evaluation.score_intervals import (
-    BOOTSTRAPPED,
-    MIN_BOOTSTRAP_SAMPLES,
-    bootstrap,
-    bound_names,
-    limits,
-)
+from yolo_lightning.evaluation.score_intervals import BOOTSTRAPPED, bootstrap, bound_names, limits
 from yolo_lightning.evaluation.score_table import class_table, oracle_table, score_table
 from yolo_lightning.evaluation.ultralytics_matching import match_as_ultralytics
 from yolo_lightning.evaluation.ultralytics_metrics import (

@@ -13,8 +13,7 @@ import torch
 from rich.console import Console
 
 from yolo_lightning.challenge.check import check_submission
-from yolo_lightning.challenge.score import read_truth
-from yolo_lightning.cli import is_printed
+from yolo_lightning.challenge.truth import read_truth
 from yolo_lightning.commands.monitor.read_run import read_run
 from yolo_lightning.commands.monitor.screen import screen
 from yolo_lightning.commands.report.figures import class_curves_figure
@@ -35,6 +34,7 @@ from yolo_lightning.evaluation.ultralytics_metrics import threshold_curves, ultr
 from yolo_lightning.supervision.fallback_levels import FallbackState
 from yolo_lightning.supervision.run_status import SupervisorState, SupervisorStatus
 from yolo_lightning.utils.json_record import read_record
+from yolo_lightning.utils.message_filters import is_printed
 
 ESCAPE = "\x1b]0;owned\x07\x1b[2J"
 NAMES = ("$\\frac$", f"[red]{ESCAPE}[/nothing]")

@@ -1,9 +1,7 @@
 """The command line: fit, validate, test and predict of LightningCLI, and the commands of `yolo_lightning.commands`."""
 
-import logging
 import os
 import sys
-import warnings
 from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
@@ -51,13 +49,13 @@ from yolo_lightning.supervision import (
 )
 from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.utils import run_files
-from yolo_lightning.utils.addresses import redacted
 from yolo_lightning.utils.distributed import launch_id, machines_of_launch
 from yolo_lightning.utils.logger_runs import LoggerRuns
+from yolo_lightning.utils.message_filters import hide_harmless_messages
 from yolo_lightning.utils.optional_file import OptionalFile
-from yolo_lightning.utils.plain_text import one_line, printable
+from yolo_lightning.utils.plain_text import one_line
 from yolo_lightning.utils.rank_store import RankStore, connect_ranks
-from yolo_lightning.utils.rank_zero import HARMLESS_WARNINGS, mark_lines
+from yolo_lightning.utils.rank_zero import mark_lines
 from yolo_lightning.utils.slurm import require_whole_launch
 from yolo_lightning.utils.tensorboard import Curves
 from yolo_lightning.utils.terminal import has_cursor_control
@@ -101,13 +99,6 @@ RUN_OPTIONS: dict[str, tuple[Any, Any, str | None]] = {
 RECALIBRATION_EVALUATIONS = 2
 """Duration of the recalibration at the end of a fit, as a multiple of the time of a validation."""
 
-HARMLESS_LOG_LINES = (
-    "Tip:",  # Lightning's advertisements
-    "Seed set to",  # in config.yaml
-    "PU available:",  # of GPU, TPU and HPU; the line `device:` contains the device in use
-    "`Trainer.fit` stopped: `max_epochs=",  # the closing block contains the number of epochs
-)
-
 
 def main(args: list[str] | None = None) -> None:
     """Run a command line.
@@ -117,7 +108,7 @@ def main(args: list[str] | None = None) -> None:
     Args:
         args: Words after the program name; None for the words of the process, which `__main__` has answered.
     """
-    _hide_harmless_messages()
+    hide_harmless_messages()
     with user_errors():
         words = sys.argv[1:]
         if args is not None:
@@ -434,46 +425,3 @@ def as_list(values: Any) -> list[Any]:
 def is_of_package(module: str) -> bool:
     """Return whether a module belongs to this package."""
     return module.partition(".")[0] == yolo_lightning.__name__
-
-
-class CurrentStderr(logging.Handler):
-    """Handler that prints to the current `sys.stderr`, which a running progress bar replaces.
-
-    A `StreamHandler` keeps the stream of its creation and prints its lines into the bar.
-    """
-
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            print(self.format(record), file=sys.stderr, flush=True)
-        except Exception:
-            self.handleError(record)
-
-
-def is_printed(record: logging.LogRecord) -> bool:
-    """Return whether a log message is worth a line, without control characters and credentials from names in files."""
-    record.msg = redacted(printable(record.getMessage()))
-    record.args = ()
-    return not any(part in record.msg for part in HARMLESS_LOG_LINES)
-
-
-def _hide_harmless_messages() -> None:
-    """Filter the log lines and the warnings above; let Lightning's log lines appear above a progress bar."""
-    for name in ("pytorch.utilities.rank_zero", "fabric.utilities.rank_zero", "fabric.utilities.seed"):
-        logging.getLogger(f"lightning.{name}").addFilter(is_printed)
-    for name in ("lightning.pytorch", "lightning.fabric"):
-        logger = logging.getLogger(name)
-        for handler in list(logger.handlers):
-            if type(handler) is logging.StreamHandler:
-                logger.removeHandler(handler)
-                logger.addHandler(CurrentStderr())
-    for message in HARMLESS_WARNINGS:
-        warnings.filterwarnings("ignore", message)
-    if not sys.warnoptions:  # a user cannot act on these warnings; a developer sets -W
-        warnings.filterwarnings("ignore", category=DeprecationWarning)
-        warnings.filterwarnings("ignore", category=FutureWarning)
-    warnings.formatwarning = _warning_line
-
-
-def _warning_line(message: Warning | str, category: type, filename: str, lineno: int, line: str | None = None) -> str:
-    """Return a warning without the path and the line of source code, which mean nothing to a user of the commands."""
-    return f"warning: {redacted(printable(str(message)))}\n"

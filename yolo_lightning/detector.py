@@ -16,9 +16,7 @@ import PIL.ImageOps
 import torch
 from torch import Tensor
 
-from yolo_lightning.checkpoints.checkpoint_file import require_whole
-from yolo_lightning.checkpoints.remote_folder import local_checkpoint
-from yolo_lightning.checkpoints.resume import checkpoint_to_evaluate
+from yolo_lightning.checkpoints.resume import weights_file
 from yolo_lightning.data.batch import Prediction, Sample, collate, without_equal_boxes
 from yolo_lightning.data.boxes import Letterbox
 from yolo_lightning.data.clip_backgrounds import with_difference
@@ -258,24 +256,6 @@ class Detector:
         if needs_gray:
             return np.asarray(cv2.cvtColor(picture.pixels, cv2.COLOR_RGB2GRAY), np.uint8)
         return picture.pixels
-
-
-def weights_file(weights: str | PathLike[str]) -> Path:
-    """Return the file of an address, of a path, or the best checkpoint of a run folder.
-
-    Raises:
-        UserError: If there is no such file, it is damaged, or the folder contains no checkpoint.
-    """
-    value: Any = weights
-    if not isinstance(value, str | PathLike) or not str(value):
-        got = type(value).__name__ if value != "" else "an empty text"
-        raise UserError(f"weights must be a file or a run folder, got {got}; trainer.save_checkpoint writes a file")
-    if os.path.isdir(user_path(weights)):
-        return checkpoint_to_evaluate(user_path(weights), "weights must be a file or the folder of a run.")
-    file = local_checkpoint(str(weights))
-    if file.suffix == ".ckpt" or not file.is_file():
-        require_whole(file, "weights")
-    return file
 
 
 def _is_single(source: str | PathLike[str]) -> bool:

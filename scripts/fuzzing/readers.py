@@ -265,7 +265,7 @@ def _submission_zip(folder: Path) -> Target:
 
 
 def truth(folder: Path) -> Target:
-    from yolo_lightning.challenge.score import read_truth
+    from yolo_lightning.challenge.truth import read_truth
     from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 
     file = folder / "truth.json"

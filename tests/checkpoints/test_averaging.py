@@ -11,8 +11,9 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor
 
-from yolo_lightning.checkpoints.averaging import AVERAGED, average_checkpoints, average_states, newest_steps
+from yolo_lightning.checkpoints.averaging import AVERAGED, average_checkpoints, average_states
 from yolo_lightning.checkpoints.checkpoint_file import write_checkpoint
+from yolo_lightning.checkpoints.files_to_average import check_files, newest_steps
 
 NETWORK = {"variant": "yolov8n", "class_names": ["a"], "class_width": 64, "lr0": 0.1}
 
@@ -77,7 +78,7 @@ def test_damaged_files_are_all_named(tmp_path: Path) -> None:
     files[0].write_bytes(files[0].read_bytes()[:-9])
     files[2].unlink()
     with pytest.raises(ValueError, match=r"step-000000001.ckpt: it has .*step-000000003.ckpt: it does not exist"):
-        average_checkpoints(files)
+        check_files(files)
 
 
 @pytest.mark.parametrize(
@@ -131,4 +132,4 @@ def test_a_file_counts_once(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="contain the same weights: they would count twice"):
             average_checkpoints([file, tmp_path / name])
     with pytest.raises(ValueError, match="checkpoints must name 2 or more files, got 1"):
-        average_checkpoints([file])
+        check_files([file])

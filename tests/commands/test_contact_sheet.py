@@ -112,8 +112,8 @@ def test_frames_are_spread_over_the_split(frames: LabelledFrames) -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"samples": 0}, "samples must be 1 to 16, got 0"),
-        ({"samples": 17}, "samples must be 1 to 16, got 17"),
+        ({"samples": 0}, "samples must be >= 1 and <= 16, got 0"),
+        ({"samples": 17}, "samples must be >= 1 and <= 16, got 17"),
         ({"output": Path("sheet.jpg")}, r"output must end in \.png, got sheet\.jpg"),
     ],
 )

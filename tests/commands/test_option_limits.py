@@ -22,6 +22,21 @@ finally:
 """
 
 
+TOOLS_WITHOUT_TORCH = """
+import sys
+from yolo_lightning.__main__ import main
+for line in sys.argv[1:]:
+    sys.argv = ["yolo_lightning", *line.split()]
+    try:
+        main()
+        print(line, "was accepted")
+    except SystemExit:
+        heavy = {"torch", "lightning", "ultralytics"} & sys.modules.keys()
+        if heavy:
+            sys.exit(f"{line} has loaded {heavy}")
+"""
+
+
 @pytest.fixture(autouse=True)
 def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -123,3 +138,23 @@ def test_missing_data_is_answered_without_torch(words: list[str]) -> None:
     command = [sys.executable, "-c", WITHOUT_TORCH, *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (2, f"loaded {words}\n")
+
+
+def test_tools_refuse_wrong_files_and_values_without_torch(tmp_path: Path) -> None:
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "run" / "checkpoints" / "best.ckpt").touch()
+    lines = [
+        *("report nope", "report run nope", "report run --output a.txt"),
+        *("export nope", "export --checkpoint nope.ckpt", "average nope", "average run", "average run --last 1"),
+        *("bootstrap nope", "bootstrap run --samples 3", "bootstrap run"),
+        *("prepare --root nope", "prepare convert nope out", "prepare --check --root nope --format coco"),
+        *("submission check nope.json", "submission score a.json nope.json", "submission fuse a.json b.json"),
+        *("contact_sheet --data.root nope", "contact_sheet --samples 99", "contact_sheet --output a.jpg"),
+        *("recalibrate nope", "recalibrate --images 1", "recalibrate --device tpu", "recalibrate --output a.pt"),
+        *("recalibrate --json a.csv", "benchmark loader --data.root nope", "benchmark gpu out --device 0"),
+        *("predict nope.jpg", "predict run --run run", "predict *.nope", "predict nope.jpg --score_threshold 2"),
+    ]
+    command = [sys.executable, "-c", TOOLS_WITHOUT_TORCH, *lines]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert done.stderr.count("error: ") == len(lines)

@@ -112,14 +112,22 @@ def test_wrong_file_is_told_with_counts_and_examples_and_is_not_scored(
         (["check", "predictions.json", "--template", "nowhere.json"], "nowhere.json cannot be read"),
         (["score", "predictions.json"], "TRUTH is missing"),
         (["score", "predictions.json", "template.json"], "no annotated box"),
+        (["score", "Valid.json", "predictions.json"], "truth: predictions.json contains detections with scores"),
+        (["score", "targets.json", "fused.zip"], "the order is submission score SUBMISSION ANNOTATIONS"),
         (["polish"], "one of check, score, fuse, rescore, got polish"),
     ],
 )
 def test_wrong_usage_has_exit_code_2(
-    call: Callable[..., int], capsys: pytest.CaptureFixture[str], words: list[str], message: str
+    call: Callable[..., int], folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
 ) -> None:
+    (folder / "fused.zip").write_bytes(b"PK\3\4")
     assert call(*words) == 2
     assert message in capsys.readouterr().err
+
+
+def test_annotations_are_no_submission(call: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("check", "Valid.json") == 1
+    assert "error: the file is the JSON of a split with its annotations, not a submission" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("truth", ["Valid.json", "targets.json"])

@@ -60,6 +60,9 @@ def read_submission(path: Path) -> SubmissionReport:
         what = "the file is a COCO results list instead of an object keyed by image id"
         example = shown(bytes(decoded[0])) if decoded else "[]"
         return SubmissionReport(None, (*problems, SubmissionProblem(what, len(decoded), example)))
+    if "images" in decoded:
+        what = "the file is the JSON of a split with its annotations, not a submission"
+        return SubmissionReport(None, (*problems, SubmissionProblem(what, 1, "")))
     content, entry_problems = _from_entries(decoded)
     problems += entry_problems
     repeated = []

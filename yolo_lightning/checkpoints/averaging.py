@@ -12,10 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from yolo_lightning.checkpoints.checkpoint_file import CONFIGURATION, INPUT, find_damage, training_age
+from yolo_lightning.checkpoints.checkpoint_file import CONFIGURATION, INPUT, training_age
 from yolo_lightning.checkpoints.torch_archive import load_checkpoint
 from yolo_lightning.errors import UserError
-from yolo_lightning.utils.run_files import STEP_CHECKPOINTS
 from yolo_lightning.utils.yaml_file import flatten
 
 AVERAGED = "averaged"  # key of an average in a checkpoint: names of the averaged files in order of training
@@ -48,29 +47,12 @@ def average_states(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     return {name: mean(name) if tensor.is_floating_point() else tensor.clone() for name, tensor in newest.items()}
 
 
-def newest_steps(folder: Path, count: int) -> list[Path]:
-    """Return the `count` newest `step-*.ckpt` of a folder, oldest first; `last.ckpt` and `best.ckpt` are copies."""
-    checkpoints = sorted(folder.glob(STEP_CHECKPOINTS), key=training_age)
-    if len(checkpoints) < count:
-        raise UserError(
-            f"last must not exceed the {len(checkpoints)} {STEP_CHECKPOINTS} in {folder}, got {count}; `keep` of "
-            "LastCheckpoint sets how many a fit keeps"
-        )
-    return checkpoints[-count:]
-
-
 def average_checkpoints(files: Sequence[Path]) -> dict[str, Any]:
-    """Return a checkpoint whose `state_dict` is the mean of those of two or more files, in any order.
+    """Return a checkpoint whose `state_dict` is the mean of those of undamaged files, in any order.
 
     Raises:
-        UserError: If a file cannot be used, or the networks differ.
+        UserError: If the networks differ, or a file is itself an average.
     """
-    if len(files) < 2:
-        raise UserError(f"checkpoints must name 2 or more files, got {len(files)}")
-    damages = {file: find_damage(file) for file in files}
-    damaged = [f"{file}: {damage}" for file, damage in damages.items() if damage is not None]
-    if damaged:
-        raise UserError(f"damaged checkpoints cannot be averaged: {'; '.join(damaged)}")
     ordered = sorted(files, key=training_age)
     checkpoints = [_read(file) for file in ordered]
     newest = checkpoints[-1]

@@ -1,6 +1,8 @@
 """Checkpoint and run folder of a command, and changes of the configuration since the checkpoint was written."""
 
+import os
 from collections.abc import Mapping
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +20,11 @@ from yolo_lightning.checkpoints.remote_folder import (
     local_checkpoint,
     local_path,
 )
-from yolo_lightning.checkpoints.torch_archive import load_checkpoint
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils import run_files
 from yolo_lightning.utils.addresses import SECRET, redacted
 from yolo_lightning.utils.choices import checked_arguments
+from yolo_lightning.utils.paths import user_path
 from yolo_lightning.utils.plain_text import one_line
 from yolo_lightning.utils.rank_zero import rank_zero_info, rank_zero_warn
 from yolo_lightning.utils.suspect_checkpoints import has_wrong_result, set_aside_suspects
@@ -82,6 +84,24 @@ def chosen_checkpoint(run: str, checkpoint: str | None) -> Path:
     return file
 
 
+def weights_file(weights: str | PathLike[str]) -> Path:
+    """Return the file of an address, of a path, or the best checkpoint of a run folder.
+
+    Raises:
+        UserError: If there is no such file, it is damaged, or the folder contains no checkpoint.
+    """
+    value: Any = weights
+    if not isinstance(value, str | PathLike) or not str(value):
+        got = type(value).__name__ if value != "" else "an empty text"
+        raise UserError(f"weights must be a file or a run folder, got {got}; trainer.save_checkpoint writes a file")
+    if os.path.isdir(user_path(weights)):
+        return checkpoint_to_evaluate(user_path(weights), "weights must be a file or the folder of a run.")
+    file = local_checkpoint(str(weights))
+    if file.suffix == ".ckpt" or not file.is_file():
+        require_whole(file, "weights")
+    return file
+
+
 def checkpoint_to_fit(base: Path, ckpt_path: str | None, resume: bool, *, exactly: bool = False) -> Path | None:
     """Return the checkpoint to resume, or None for a new run.
 
@@ -98,6 +118,8 @@ def checkpoint_to_fit(base: Path, ckpt_path: str | None, resume: bool, *, exactl
         return None
     else:
         path = checked(ckpt_path, base)
+    from yolo_lightning.checkpoints.torch_archive import load_checkpoint  # imports torch
+
     content = load_checkpoint(path, "meta")
     parts = {
         "optimizer_states": content.get("optimizer_states"),

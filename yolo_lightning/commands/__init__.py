@@ -26,6 +26,9 @@ TOOLS = {
 }
 """Purpose by name."""
 
+PICTURES = "predict PICTURES"
+"""The command for images and videos, whose options differ from those of `predict` for a dataset."""
+
 WITH_RUN = ("validate", "test", "predict", "export", "monitor", "recalibrate")
 """Commands that take RUN, the folder of a run, as the first word or as --run."""
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from shutil import get_terminal_size
 from typing import Any, NoReturn
 
-from yolo_lightning.commands import SUBCOMMANDS, TOOLS, WITH_RUN
+from yolo_lightning.commands import PICTURES, SUBCOMMANDS, TOOLS, WITH_RUN
 from yolo_lightning.commands.option_errors import (
     VALUE_SYNONYMS,
     fail,
@@ -64,8 +64,6 @@ from yolo_lightning.utils.suggestions import SYNONYMS, did_you_mean, missing, ne
 from yolo_lightning.utils.yaml_file import flatten, read_yaml
 
 PROGRAM = "python -m yolo_lightning"
-PICTURES = "predict PICTURES"
-"""The command for images and videos, whose options differ from those of `predict` for a dataset."""
 SHOWN = (
     "config",
     "resume",

@@ -1,7 +1,7 @@
 """`python -m yolo_lightning average RUN`: averages of checkpoints of one run or of several."""
 
-from yolo_lightning.checkpoints.averaging import AVERAGED, average_checkpoints, newest_steps
 from yolo_lightning.checkpoints.checkpoint_file import write_checkpoint
+from yolo_lightning.checkpoints.files_to_average import check_files, newest_steps
 from yolo_lightning.checkpoints.remote_folder import local_checkpoint
 from yolo_lightning.commands.console import check_writable, writing
 from yolo_lightning.errors import UserError
@@ -42,6 +42,9 @@ def average(
             files = newest_steps(folder, last)
         if real_path(target) in [real_path(file) for file in files]:
             raise UserError(f"output must differ from the checkpoints to average, got {target}.")
+        check_files(files)
+        from yolo_lightning.checkpoints.averaging import AVERAGED, average_checkpoints  # imports torch
+
         content = average_checkpoints(files)
     except FileNotFoundError as error:
         raise UserError(

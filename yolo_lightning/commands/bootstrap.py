@@ -5,11 +5,9 @@ from typing import Literal
 import rich
 
 from yolo_lightning.commands.console import count_text
+from yolo_lightning.commands.monitor.read_run import check_holds_run
 from yolo_lightning.errors import UserError
-from yolo_lightning.evaluation.drift import drift_scores, month_name, named_scores
-from yolo_lightning.evaluation.record import EvaluationRecord
-from yolo_lightning.evaluation.score_intervals import MIN_BOOTSTRAP_SAMPLES, bootstrap as sampled
-from yolo_lightning.evaluation.score_table import number_table, score_text
+from yolo_lightning.evaluation.bootstrap_limits import MIN_BOOTSTRAP_SAMPLES
 from yolo_lightning.utils.choices import check_choices, check_range
 from yolo_lightning.utils.paths import user_path
 from yolo_lightning.utils.run_files import evaluation_record
@@ -38,12 +36,19 @@ def bootstrap(
     check_choices("stage", [stage], Evaluated)
     check_range("samples", samples, f">= {MIN_BOOTSTRAP_SAMPLES}")
     check_range("confidence", confidence, "> 0", "< 1")
-    path = user_path(run) / evaluation_record(stage)
-    try:
-        record = EvaluationRecord.load(path)
-    except FileNotFoundError:
+    folder = user_path(run)
+    if not folder.is_dir():
+        check_holds_run(folder)
+    path = folder / evaluation_record(stage)
+    if not path.exists():
         command = "validate" if stage == "val" else "test"
-        raise UserError(f"{run} contains no {evaluation_record(stage)}: run `{command}` first") from None
+        raise UserError(f"{run} contains no {evaluation_record(stage)}: run `{command}` first")
+    from yolo_lightning.evaluation.drift import drift_scores, month_name, named_scores  # imports torch
+    from yolo_lightning.evaluation.record import EvaluationRecord
+    from yolo_lightning.evaluation.score_intervals import bootstrap as sampled
+    from yolo_lightning.evaluation.score_table import number_table, score_text
+
+    record = EvaluationRecord.load(path)
     measured = named_scores(drift_scores(record.matches), record.class_names)
     scores = sampled(record.matches, record.image_ids, samples, seed=0)
     table = number_table(f"{stage}: {count_text(samples, 'sample')}, {100 * confidence:g} %", COLUMNS)

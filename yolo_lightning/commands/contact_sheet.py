@@ -9,13 +9,13 @@ import cv2
 import numpy as np
 
 from yolo_lightning.commands.console import check_writable
+from yolo_lightning.commands.option_limits import SHEET_SAMPLES
 from yolo_lightning.data.batch import Sample
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import EvaluationDataset, TrainingDataset
 from yolo_lightning.data.index.sampled_names import sampled_positions
 from yolo_lightning.data.labelled_frames import LabelledFrames
 from yolo_lightning.data.sampling.resumable_loader import SampleKey
-from yolo_lightning.errors import UserError
 from yolo_lightning.evaluation.drawing import (
     FONT,
     FONT_SCALE,
@@ -26,6 +26,7 @@ from yolo_lightning.evaluation.drawing import (
     with_boxes,
     write,
 )
+from yolo_lightning.utils.choices import check_range
 from yolo_lightning.utils.files import replacing
 from yolo_lightning.utils.plain_text import one_line
 
@@ -61,8 +62,7 @@ def contact_sheet(
     Raises:
         UserError: If an option is out of range, or the data cannot be used.
     """
-    if not 1 <= samples <= 16:
-        raise UserError(f"samples must be 1 to 16, got {samples}")
+    check_range("samples", samples, *SHEET_SAMPLES.split(", "))
     check_writable(output, ".png")
     frames = data.open("train")
     chosen = spread_frames(frames, samples)

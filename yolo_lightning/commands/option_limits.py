@@ -1,4 +1,4 @@
-"""Limits of option values, and data that does not exist, checked without torch before a parser is built.
+"""Limits of option values, checked without torch before a parser is built.
 
 The limits are those of the constructors. Groups of settings whose files import no torch are constructed. Of the other
 constructors, the limits are read.
@@ -9,14 +9,16 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from yolo_lightning.commands import SUBCOMMANDS
+from yolo_lightning.commands import PICTURES, SUBCOMMANDS
 from yolo_lightning.commands.option_layers import NO_TRAINING
+from yolo_lightning.commands.required_files import check_required_files
 from yolo_lightning.data.batch_size import BATCH_SIZE_LIMITS
 from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.errors import UserError
 from yolo_lightning.model.convolution_settings import CLASS_WIDTH_LIMITS
+from yolo_lightning.model.detection_settings import DetectionSettings
 from yolo_lightning.model.weights_file import existing_weights
 from yolo_lightning.options.option_table import NULL, CommandOptions
 from yolo_lightning.supervision import is_supervised
@@ -25,11 +27,8 @@ from yolo_lightning.training.recipe_limits import RECIPE_LIMITS
 from yolo_lightning.utils.choices import AUTO, as_settings, check_range
 from yolo_lightning.utils.distributed import NO_LAUNCH_ID, launch_id, machines_of_launch, may_restart, uses_agent_store
 from yolo_lightning.utils.moment import parse_moment
-from yolo_lightning.utils.paths import user_path
+from yolo_lightning.utils.suggestions import did_you_mean
 from yolo_lightning.utils.yaml_file import nested
-
-if TYPE_CHECKING:
-    from yolo_lightning.data.index.splits import Split
 
 LIMITS: dict[str, str] = {
     "data.batch_size": BATCH_SIZE_LIMITS,
@@ -38,6 +37,19 @@ LIMITS: dict[str, str] = {
     "max_hours": MAX_HOURS_LIMITS,
 }
 """Limits of options that belong to no group of settings, by full name."""
+
+SHEET_SAMPLES = ">= 1, <= 16"
+RECALIBRATION_IMAGES = ">= 2"
+LIMITS_OF_TOOLS = {
+    "contact_sheet": {"samples": SHEET_SAMPLES},
+    "recalibrate": {"images": RECALIBRATION_IMAGES},
+    "benchmark loader": {"samples": ">= 1", "repeats": ">= 1"},
+    PICTURES: {"batch_size": ">= 1"},
+}
+"""Limits of the options of commands whose parser imports torch."""
+
+DEVICE = re.compile(r"auto|cpu|mps|(cuda|xpu)(:\d+)?")
+"""Device of a command besides fit, validate, test and predict."""
 
 DEADLINE_OPTIONS = ("finish_by", "max_hours")
 FRESH_STORE = "set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 before starting torchrun"
@@ -55,9 +67,6 @@ WITHOUT_TRAINING = {"trainer.max_steps": 0, "trainer.max_time": "00:00:00:00"}
 REPLACED = {"accumulate_grad_batches": (1, "nominal_batch"), "gradient_clip_val": (0, "clip_norm")}
 """Value without effect of options of the Trainer that an option of the recipe replaces, and its name."""
 
-SPLITS_READ: "dict[str, tuple[Split, ...]]" = {"fit": ("train", "valid"), "validate": ("valid",)}
-"""Splits whose files must exist before a command starts. Other commands choose the split later."""
-
 
 def check_limits(command: CommandOptions, words: Sequence[str], options: Mapping[str, Any]) -> None:
     """Raise a UserError for an option that is out of range or cannot be used with another option.
@@ -70,13 +79,17 @@ def check_limits(command: CommandOptions, words: Sequence[str], options: Mapping
     if any(word.startswith(NO_TRAINING) for word in words):
         return
     groups = _groups_of(command, options)
-    for key, limits in LIMITS.items():
+    for key, limits in (LIMITS | LIMITS_OF_TOOLS.get(command.name, {})).items():
         value = options.get(key)
         if value not in (None, AUTO) and key in command.options:
             types = command.options[key].types
             check_range(key, value, *limits.split(", "), or_null=NULL in types, or_auto=AUTO in types)
-    if "data.image_size" in options and "data.image_size" in command.options:
-        ImageSize.of("data.image_size", options["data.image_size"]).check("data.image_size")
+    for key in ("data.image_size", "image_size"):
+        if options.get(key) is not None and key in command.options:
+            ImageSize.of(key, options[key]).check(key)
+    if command.name == PICTURES:
+        _check_detections(options)
+    check_device(str(options.get("device", AUTO)))
     check_trainer(options)
     check_run(options)
     if command.name in SUBCOMMANDS:
@@ -84,12 +97,13 @@ def check_limits(command: CommandOptions, words: Sequence[str], options: Mapping
     if command.name == "fit":
         check_deadline(options)
     # Training processes of a supervisor or a launcher wait for files that are missing for a while.
-    if command.name in SPLITS_READ and not is_supervised() and launch_id() is None:
-        _check_data(command.name, options, groups)
-        if command.name == "fit" and not resumes(options) and options.get("ckpt_path") is None:
-            weights = options.get("model.weights")
-            if weights is not None:
-                existing_weights(weights)
+    if is_supervised() or launch_id() is not None:
+        return
+    check_required_files(command, words, options, groups)
+    if command.name == "fit" and not resumes(options) and options.get("ckpt_path") is None:
+        weights = options.get("model.weights")
+        if weights is not None:
+            existing_weights(weights)
 
 
 def _groups_of(command: CommandOptions, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -103,6 +117,22 @@ def _groups_of(command: CommandOptions, options: Mapping[str, Any]) -> dict[str,
             module, _, class_name = option.settings.rpartition(".")
             groups[name] = as_settings(getattr(import_module(module), class_name), nested(settings))
     return groups
+
+
+def _check_detections(options: Mapping[str, Any]) -> None:
+    """Raise a UserError for a setting of the detections of `predict PICTURES` that is out of range."""
+    try:
+        DetectionSettings.of_weights(options)
+    except UserError as error:
+        raise UserError(str(error).removeprefix("model.detections.")) from error
+
+
+def check_device(device: str) -> None:
+    """Raise a UserError for a device that no machine has."""
+    if DEVICE.fullmatch(device):
+        return
+    meant = [f"cuda:{device}"] if device.isdecimal() else []
+    raise UserError(f"device must be one of auto, cpu, cuda, cuda:1, xpu, mps, got {device!r}{did_you_mean(meant)}")
 
 
 def check_trainer(options: Mapping[str, Any]) -> None:
@@ -192,23 +222,3 @@ def check_deadline(options: Mapping[str, Any]) -> None:
 def resumes(options: Mapping[str, Any]) -> bool:
     """Return whether a fit resumes the newest run."""
     return bool(options.get("resume")) or options.get("ckpt_path") == "last"
-
-
-def _check_data(command: str, options: Mapping[str, Any], groups: Mapping[str, Any]) -> None:
-    """Raise a UserError for a dataset whose folder, annotation files or description do not exist."""
-    from yolo_lightning.data.formats.choose_format import open_format
-    from yolo_lightning.data.formats.dataset_format import DatasetSettings
-    from yolo_lightning.data.formats.ltdv2 import LTDv2Format
-    from yolo_lightning.data.layouts.choose_layout import check_layout
-
-    root = options.get("data.root")
-    names = ("files", "split", "storage", "limits", "input")
-    settings = DatasetSettings(
-        root=user_path(root) if root else None,
-        format=options.get("data.format", LTDv2Format.accepted),
-        **{name: groups[f"data.{name}"] for name in names if f"data.{name}" in groups},
-    )
-    check_layout(settings)
-    dataset = open_format(settings)
-    for split in SPLITS_READ[command]:
-        dataset.check_files(split)

@@ -19,6 +19,7 @@ from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN
 from yolo_lightning.checkpoints.torch_archive import load_checkpoint
 from yolo_lightning.commands.console import check_writable, counter, write_results, writing
 from yolo_lightning.commands.half_scores import PARTS, Comparison, FrameSetScores, score_frames
+from yolo_lightning.commands.option_limits import RECALIBRATION_IMAGES
 from yolo_lightning.commands.validation_matches import match_validation, network_for, validation_frames
 from yolo_lightning.data.batch import collate
 from yolo_lightning.data.datamodule import DetectionDataModule
@@ -77,7 +78,7 @@ def recalibrate(
         output: File to write, with the suffix .ckpt; null: `recalibrated.ckpt` beside the checkpoint.
         json: JSON file to write, with the scores.
     """
-    check_range("--images", images, ">= 2")
+    check_range("images", images, RECALIBRATION_IMAGES)
     check_writable(json, ".json")
     file = chosen_checkpoint(run, checkpoint)
     target = user_path(output) if output is not None else file.with_name(RECALIBRATED_CHECKPOINT)

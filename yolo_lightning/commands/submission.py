@@ -3,26 +3,24 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import rich
 
 from yolo_lightning.challenge.check import check_submission
 from yolo_lightning.challenge.content import Content, SubmissionReport, Template
-from yolo_lightning.challenge.fusion import fuse as fused
-from yolo_lightning.challenge.rescoring import LabelledDetections, in_first_half, rescore as rescored, write_models
-from yolo_lightning.challenge.score import match_submission, read_truth
-from yolo_lightning.challenge.submission_file import entries, write_submission
+from yolo_lightning.challenge.truth import read_truth
 from yolo_lightning.commands.console import check_writable, writing
-from yolo_lightning.commands.half_scores import Comparison, FrameSetScores, Mask, score_frames
 from yolo_lightning.data.box_fusion import FUSION_IOU
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.errors import UserError
-from yolo_lightning.evaluation.drift import drift_scores, organisers_scores
-from yolo_lightning.evaluation.score_table import score_table
 from yolo_lightning.utils.choices import check_range
 from yolo_lightning.utils.files import write_json
 from yolo_lightning.utils.paths import real_path
 from yolo_lightning.utils.plain_text import printable
+
+if TYPE_CHECKING:
+    from yolo_lightning.commands.half_scores import FrameSetScores, Mask
 
 
 def check(file: str, template: str | None = None) -> None:
@@ -51,7 +49,10 @@ def score(file: str, truth: str, json: str | None = None) -> None:
         json: Write the organisers' `scores.json` here.
     """
     check_writable(json, ".json")
-    expected, objects = read_truth(Path(truth))
+    try:
+        expected, objects = read_truth(Path(truth))
+    except UserError as error:
+        raise UserError(f"truth: {error}; the order is submission score SUBMISSION ANNOTATIONS") from error
     if not len(objects.labels):
         raise UserError(f"{truth} has no annotated box: use a labelled split")
     report = check_submission(Path(file), expected)
@@ -62,6 +63,10 @@ def score(file: str, truth: str, json: str | None = None) -> None:
         raise SystemExit(1)
     if report.problems:
         print("scored unchanged, like the organisers' server does in spite of these errors")
+    from yolo_lightning.challenge.score import match_submission  # imports torch
+    from yolo_lightning.evaluation.drift import drift_scores, organisers_scores
+    from yolo_lightning.evaluation.score_table import score_table
+
     scores = drift_scores(match_submission(report.content, objects))
     rich.print(score_table(scores, CLASS_NAMES))
     if json is not None:
@@ -98,6 +103,9 @@ def fuse(
         weights = [1.0] * len(files)
     shares = _shares(weights, len(files))
     submissions = _contents_of(files, _read_template(template))
+    from yolo_lightning.challenge.fusion import fuse as fused  # imports torch
+    from yolo_lightning.challenge.submission_file import entries, write_submission
+
     result = fused(submissions, shares, iou_threshold, score_threshold)
     with writing(target):
         write_submission(entries(result), target)
@@ -149,6 +157,10 @@ def rescore(
     size = expected.frame_size
     (content,) = _contents_of([file], _read_template(template))
     learned = _contents_of([known], expected)[0].with_frames(objects.image_ids)
+    from yolo_lightning.challenge.rescoring import LabelledDetections, in_first_half, rescore as rescored, write_models
+    from yolo_lightning.challenge.submission_file import entries, write_submission
+    from yolo_lightning.commands.half_scores import Comparison  # imports torch
+
     half = in_first_half(objects.image_ids)
     all_frames = half | True
     parts = [all_frames]
@@ -181,8 +193,11 @@ def _read_template(file: str | None) -> Template | None:
     return template
 
 
-def _scores_of(content: Content, truth: Content, parts: Sequence[Mask]) -> list[FrameSetScores]:
+def _scores_of(content: Content, truth: Content, parts: "Sequence[Mask]") -> "list[FrameSetScores]":
     """Return the scores of all detections on each part of the frames."""
+    from yolo_lightning.challenge.score import match_submission
+    from yolo_lightning.commands.half_scores import score_frames
+
     matches = match_submission(content, truth)
     return [score_frames(matches, part) for part in parts]
 

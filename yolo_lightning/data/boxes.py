@@ -1,13 +1,15 @@
 """Box formats and letterbox geometry."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from yolo_lightning.data.array_types import Float32Array, Int64Array
 from yolo_lightning.data.image_size import ImageSize
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +44,11 @@ def scaled_shape(height: int, width: int, gain: float) -> tuple[int, int]:
     return max(1, round(height * gain)), max(1, round(width * gain))
 
 
-def xywh_to_xyxy(boxes: Tensor) -> Tensor:
+def xywh_to_xyxy(boxes: "Tensor") -> "Tensor":
     """Convert boxes `(N, 4)` from centre-x, centre-y, width, height to x1, y1, x2, y2; any unit."""
     x, y, width, height = boxes.unbind(-1)
+    import torch  # only here: `prepare convert` needs the functions for arrays
+
     return torch.stack((x - width / 2, y - height / 2, x + width / 2, y + height / 2), -1)
 
 
@@ -61,13 +65,13 @@ def frame_to_input(boxes: Float32Array, letterbox: Letterbox) -> Float32Array:
     return boxes * np.array(letterbox.gains, dtype=np.float32) + offset
 
 
-def input_to_frame(boxes: Tensor, letterbox: Letterbox) -> Tensor:
+def input_to_frame(boxes: "Tensor", letterbox: Letterbox) -> "Tensor":
     """Convert boxes `(N, 4)`, xyxy, from pixels of the letterboxed input to pixels of the frame, without clipping."""
     offset = boxes.new_tensor([letterbox.left, letterbox.top] * 2)
     return (boxes - offset) / boxes.new_tensor(letterbox.gains)
 
 
-def clip_to_frame(boxes: Tensor, frame_shape: tuple[int, int]) -> Tensor:
+def clip_to_frame(boxes: "Tensor", frame_shape: tuple[int, int]) -> "Tensor":
     """Clip boxes `(N, 4)`, xyxy, pixels of the frame, to a frame of `(height, width)` pixels."""
     height, width = frame_shape
     return boxes.clamp(min=boxes.new_zeros(4), max=boxes.new_tensor([width, height] * 2))

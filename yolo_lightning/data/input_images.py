@@ -89,30 +89,36 @@ def find_files(sources: Sequence[str]) -> list[Path]:
     """
     files: dict[str, Path] = {}
     for source in sources:
-        path = user_path(source)
-        left_out: list[str] = []
-        if os.path.isdir(path) and source:
-            selected, left_out = _selected(list_folder(path))
-        elif os.path.isfile(path):
-            if suffix(source) not in SUFFIXES:
-                raise UserError(f"{source} must end in one of {READ}.")
-            selected = [path]
-        elif has_magic(source):
-            selected, left_out = _of_pattern(path)
-        elif "://" in source or source.isdecimal():
-            raise UserError(
-                f"{source} does not exist: images and videos must be local files; addresses and cameras are not read"
-            )
-        else:
-            raise UserError(f"{source or repr(source)} {missing(path)}")
-        if not selected:
-            reason = f" It contains {'; '.join(left_out)}" if left_out else ""
-            raise UserError(f"{source} contains no file that ends in {READ}.{reason}")
+        selected, left_out = files_of(source)
         if left_out:
             rank_zero_warn(f"{source}: left out {'; '.join(left_out)}. Read are {READ}")
         for file in selected:
             files.setdefault(plain_path(file), file)
     return list(files.values())
+
+
+def files_of(source: str) -> tuple[list[Path], list[str]]:
+    """Return the images and videos of a source of `find_files`, at least one, and the lines about all other files."""
+    path = user_path(source)
+    left_out: list[str] = []
+    if os.path.isdir(path) and source:
+        selected, left_out = _selected(list_folder(path))
+    elif os.path.isfile(path):
+        if suffix(source) not in SUFFIXES:
+            raise UserError(f"{source} must end in one of {READ}.")
+        selected = [path]
+    elif has_magic(source):
+        selected, left_out = _of_pattern(path)
+    elif "://" in source or source.isdecimal():
+        raise UserError(
+            f"{source} does not exist: images and videos must be local files; addresses and cameras are not read"
+        )
+    else:
+        raise UserError(f"{source or repr(source)} {missing(path)}")
+    if not selected:
+        reason = f" It contains {'; '.join(left_out)}" if left_out else ""
+        raise UserError(f"{source} contains no file that ends in {READ}.{reason}")
+    return selected, left_out
 
 
 def _selected(content: FolderContent) -> tuple[list[Path], list[str]]:

@@ -25,7 +25,6 @@ from yolo_lightning.evaluation.matching import Matches
 
 BOOTSTRAPPED = ("map_50", "cov", "balanced")
 """Scores of all frames that have intervals; `map_50` also has one for each month."""
-MIN_BOOTSTRAP_SAMPLES = 100  # fewer samples do not determine the bounds of an interval
 
 ClassPrecision = Callable[[Int64Array], float]
 

@@ -119,6 +119,23 @@ def test_splits_that_lists_name_are_kept_unless_a_share_is_given(tmp_path: Path)
     assert validation in (["2007_1.png", "2007_2.png"], ["2007_3.png", "2007_4.png"])
 
 
+def test_what_lists_of_images_lack_is_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "source"
+    WRITERS["Darknet"](source, box_images(["a.png", "b.png", "test.png"]))
+    write_text(
+        source / "voc.data", "classes = 2\ntrain = /home/me/list_a.txt\nvalid = data/list_b.txt\ntest = no.txt\n"
+    )
+    write_text(source / "list_a.txt", "/home/me/a.png\n/home/me/c.png\n/home/me/d.png\n")
+    write_text(source / "list_b.txt", "data/b.png\n")
+    write_text(source / "train.txt", "a.png\n")
+    convert(str(source), str(tmp_path / "out"))
+    output = capsys.readouterr().out
+    assert "2 lines of lists left out, because their image does not exist, such as list_a.txt: /home/me/c.png" in output
+    assert "1 lists left out, because they do not exist, such as voc.data: no.txt" in output
+    assert "1 images in no list, which are converted, too, such as obj_train_data/test.png" in output
+    assert splits_of(tmp_path / "out") == {"a.png": "train", "b.png": "val", "test.png": "train"}
+
+
 @pytest.mark.parametrize(
     ("files", "sequences"),
     [

@@ -1,6 +1,5 @@
 """`python -m yolo_lightning benchmark gpu OUT`: all stages on one device; `benchmark loader`: samples of a dataset."""
 
-import re
 import signal
 import sys
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from yolo_lightning.commands.benchmark.findings import FORMAT
 from yolo_lightning.commands.benchmark.gpu_page import answer, page
 from yolo_lightning.commands.benchmark.stages import DEFAULT_BUDGET_S, Stage, StageState, read_record, run_stages
+from yolo_lightning.commands.option_limits import check_device
 from yolo_lightning.data.image_size import STRIDE, ImageSize
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.choices import check_range
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 PAGE = "gpu.md"
 RESULTS = "gpu.json"
-DEVICE = re.compile(r"auto|cpu|mps|(cuda|xpu)(:\d+)?")
 StageName = Literal["machine", "correctness", "layers", "step"]
 
 
@@ -57,8 +56,7 @@ def gpu(
         quick: Rehearse all stages with small shapes and few repetitions; its times say nothing about speed.
         budget_s: Time limit for this call in seconds, at least 60. Stages that do not fit do not run.
     """
-    if not DEVICE.fullmatch(device):
-        raise UserError(f"device must be one of auto, cpu, cuda, cuda:1, xpu, mps, got {device!r}")
+    check_device(device)
     if not 60 <= budget_s < float("inf"):
         raise UserError(f"budget_s must be finite and >= 60, got {budget_s}")
     check_range("batch_size", batch_size, ">= 1")

@@ -1,6 +1,7 @@
 """`python -m yolo_lightning export`: export a trained network."""
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
@@ -10,15 +11,12 @@ from yolo_lightning.checkpoints.remote_folder import is_address
 from yolo_lightning.checkpoints.resume import chosen_checkpoint
 from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN
 from yolo_lightning.commands.console import check_writable
-from yolo_lightning.commands.export.onnx_file import InferenceNetwork, require_packages, write_onnx_file
-from yolo_lightning.commands.export.pt_file import plain_network, write_ultralytics_file
+from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.errors import UserError
-from yolo_lightning.model.graph import check_one_to_one, check_tensors
-from yolo_lightning.model.layers import graph_stride
-from yolo_lightning.model.network_settings import read_settings
 from yolo_lightning.utils.paths import real_path
 
 Format = Literal["pt", "onnx"]
+PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
 
 def export(
@@ -57,6 +55,17 @@ def export(
     file = chosen_checkpoint(run, checkpoint)
     if channels == 1 and format == "pt":
         raise UserError("channels must be 3 for format pt, got 1: Ultralytics builds the network with 3 channels.")
+    target = _target(output, file, checkpoint, format)
+    if image_size is not None:
+        ImageSize.of("image_size", image_size).check("image_size")
+    if format == "onnx":
+        _require_packages()
+    from yolo_lightning.commands.export.onnx_file import InferenceNetwork, write_onnx_file  # imports torch
+    from yolo_lightning.commands.export.pt_file import plain_network, write_ultralytics_file
+    from yolo_lightning.model.graph import check_one_to_one, check_tensors
+    from yolo_lightning.model.layers import graph_stride
+    from yolo_lightning.model.network_settings import read_settings
+
     recorded = read_settings(file)
     if channels is not None and recorded.background:
         raise UserError(f"channels must be null for a network with data.input.background, got {channels}.")
@@ -70,9 +79,23 @@ def export(
     )
     size = settings.image_size
     assert size is not None
-    size.check("image_size")
-    if format == "onnx":
-        require_packages()
+    graph = plain_network(file)
+    check_tensors(graph.state_dict(), str(file))
+    size.check("image_size", stride=graph_stride(graph))
+    if settings.detections.one_to_one:
+        check_one_to_one(graph, str(file))
+    say = Console(highlight=False).print
+    if format == "pt":
+        write_ultralytics_file(graph, target, settings)
+    else:
+        network = InferenceNetwork(graph, settings.input_channels, settings)
+        for batch, (boxes, scores) in write_onnx_file(network, target, settings).items():
+            say(f"batch {batch}: maximum difference {boxes:.1e} px, {scores:.1e} in score")
+    say(f"{target}: {target.stat().st_size / 1e6:.1f} MB from {file}")
+
+
+def _target(output: str | None, file: Path, checkpoint: str | None, format: Format) -> Path:
+    """Return the file to write; raise a UserError if the file cannot be written, or is the checkpoint itself."""
     if output is not None:
         target = Path(output)
     elif checkpoint and is_address(checkpoint):
@@ -82,16 +105,11 @@ def export(
     if real_path(target) == real_path(file):
         raise UserError(f"output must differ from the checkpoint, got {target}.")
     check_writable(target, f".{format}")
-    say = Console(highlight=False).print
-    graph = plain_network(file)
-    check_tensors(graph.state_dict(), str(file))
-    size.check("image_size", stride=graph_stride(graph))
-    if settings.detections.one_to_one:
-        check_one_to_one(graph, str(file))
-    if format == "pt":
-        write_ultralytics_file(graph, target, settings)
-    else:
-        network = InferenceNetwork(graph, settings.input_channels, settings)
-        for batch, (boxes, scores) in write_onnx_file(network, target, settings).items():
-            say(f"batch {batch}: maximum difference {boxes:.1e} px, {scores:.1e} in score")
-    say(f"{target}: {target.stat().st_size / 1e6:.1f} MB from {file}")
+    return target
+
+
+def _require_packages() -> None:
+    """Raise a `UserError` if a package for ONNX export is not installed."""
+    missing = [name for name in PACKAGES if find_spec(name) is None]
+    if missing:
+        raise UserError(f"format onnx requires {', '.join(missing)}: pip install 'yolo-lightning[export]'")

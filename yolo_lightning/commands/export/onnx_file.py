@@ -5,7 +5,6 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from yolo_lightning.data.image_size import ImageSize
-from yolo_lightning.errors import UserError
 from yolo_lightning.model.detection_settings import DetectionSettings
 from yolo_lightning.model.graph import OWN_SETTINGS
 from yolo_lightning.model.layers import graph_stride, image_layers, keep_branch
@@ -21,7 +19,6 @@ from yolo_lightning.model.network_settings import NetworkSettings
 from yolo_lightning.model.postprocess import best_boxes
 from yolo_lightning.utils.files import replacing
 
-PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 OPSET = 20  # First ONNX operator set with all operators of the network
 INPUT = "images"
 OUTPUT = "output0"
@@ -78,13 +75,6 @@ def sample_images(batch: int, channels: int, image_size: int | Sequence[int]) ->
     generator = torch.Generator().manual_seed(batch)
     coarse = torch.rand(batch, channels, size.height // 16, size.width // 16, generator=generator)
     return nn.functional.interpolate(coarse, size=size, mode="bilinear").clamp_(0, 1)
-
-
-def require_packages() -> None:
-    """Raise a `UserError` if a package for ONNX export is not installed."""
-    missing = [name for name in PACKAGES if find_spec(name) is None]
-    if missing:
-        raise UserError(f"format onnx requires {', '.join(missing)}: pip install 'yolo-lightning[export]'")
 
 
 def write_onnx_file(network: InferenceNetwork, path: Path, settings: NetworkSettings) -> dict[int, tuple[float, float]]:

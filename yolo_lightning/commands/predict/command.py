@@ -14,6 +14,7 @@ from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN
 from yolo_lightning.commands.console import counter, name_some, writing
 from yolo_lightning.commands.predict.rescored import rescored
 from yolo_lightning.commands.predict.results import WRITERS, Result, ResultWriter
+from yolo_lightning.commands.required_files import refuse_runs
 from yolo_lightning.data.formats.frame_checks import refuse_other_depth
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.data.input_clips import ClipReader
@@ -26,7 +27,6 @@ from yolo_lightning.model.detection_settings import SCORING_THRESHOLD
 from yolo_lightning.utils.exit_codes import ExitCode
 from yolo_lightning.utils.files import first_free
 from yolo_lightning.utils.paths import user_path
-from yolo_lightning.utils.run_files import CHECKPOINTS
 
 
 def predict(
@@ -108,12 +108,10 @@ def predict(
 
 def _check_paths(sources: Sequence[str], output: str) -> None:
     """Raise a UserError if the output is no folder, or a source is a run folder."""
+    refuse_runs(sources)
     folder = user_path(output)
     if folder.is_file() or not folder.name:
         raise UserError(f"output must be a new folder, got {output!r}")
-    for source in sources:
-        if (user_path(source) / CHECKPOINTS).is_dir():
-            raise UserError(f"{source} is a run folder; write predict PICTURES --run {source}")
 
 
 def _report_failures(unreadable: Mapping[str, Exception], writers: Sequence[ResultWriter]) -> bool:

@@ -9,18 +9,15 @@ from typing import Literal
 
 from yolo_lightning.commands.command_line import wide_console
 from yolo_lightning.commands.console import check_writable, counter, gigabytes, name_some
-from yolo_lightning.commands.contact_sheet import draw_rows
 from yolo_lightning.commands.doctor.command import show_findings
 from yolo_lightning.commands.doctor.machine_findings import Severity, worst
 from yolo_lightning.commands.prepare.convert import convert
-from yolo_lightning.commands.prepare.dataset_check import check_dataset
-from yolo_lightning.data.datamodule import DetectionDataModule
-from yolo_lightning.data.formats.choose_format import format_class
+from yolo_lightning.data.formats.choose_format import format_class, open_format
 from yolo_lightning.data.formats.dataset_format import DatasetSettings
 from yolo_lightning.data.formats.frame_checks import check_depth, describe_values
 from yolo_lightning.data.formats.ltdv2 import OFFICIAL_FILES, LTDv2Format
 from yolo_lightning.data.formats.yolo import YoloFormat
-from yolo_lightning.data.layouts.choose_layout import refuse_other_layout
+from yolo_lightning.data.layouts.choose_layout import check_layout, refuse_other_layout
 from yolo_lightning.data.storage.choose_storage import DOWNLOAD, open_original
 from yolo_lightning.data.storage.image_header import FrameLimits
 from yolo_lightning.data.storage.packing import (
@@ -41,6 +38,7 @@ from yolo_lightning.utils.choices import check_range
 from yolo_lightning.utils.exit_codes import INTERRUPTED, ExitCode
 from yolo_lightning.utils.files import DISK_FULL, sole_writer
 from yolo_lightning.utils.host import available_cores
+from yolo_lightning.utils.message_filters import hide_harmless_messages
 from yolo_lightning.utils.paths import real_path, user_path
 
 LOCK = "prepare.lock"
@@ -94,9 +92,7 @@ def pack_frames(
     if root is None and format_class(format) is not YoloFormat:
         raise UserError(f"--root must be the dataset folder with --format {format}, got null")
     if check:
-        data = DetectionDataModule(root, format, storage=source)
-        file = source.index_folder / f"{real_path(data.root).name}-check.png" if picture is None else user_path(picture)
-        _check(data, file)
+        _check(root, format, source, picture)
         return
     if format != LTDv2Format.accepted:
         raise UserError(f"format must be ltdv2, got {format}: other datasets are read without packing, see --check")
@@ -149,14 +145,27 @@ def _frame_bytes(folder: Path, annotations: Sequence[str], index_root: str | Non
     return dict(sorted(sizes.items()))
 
 
-def _check(data: DetectionDataModule, picture: Path) -> None:
+def _check(root: str | None, format: str, source: StorageSettings, picture: str | None) -> None:
     """Print the findings of `check_dataset`; exit with code 1 if one is bad."""
-    check_writable(picture, ".png")
+    settings = DatasetSettings(None if root is None else user_path(root), format, storage=source)
+    check_layout(settings)
+    dataset = open_format(settings)
+    dataset.check_files("train")
+    file = source.index_folder / f"{real_path(dataset.root).name}-check.png"
+    if picture is not None:
+        file = user_path(picture)
+    check_writable(file, ".png")
+    from yolo_lightning.commands.contact_sheet import draw_rows  # imports torch
+    from yolo_lightning.commands.prepare.dataset_check import check_dataset
+    from yolo_lightning.data.datamodule import DetectionDataModule
+
+    hide_harmless_messages()
+    data = DetectionDataModule(root, format, storage=source)
     findings, rows = check_dataset(data)
     show_findings(wide_console(), findings)
     if rows:
-        draw_rows(rows, data.class_names, picture)
-        print(f"suspicious frames: {picture}")
+        draw_rows(rows, data.class_names, file)
+        print(f"suspicious frames: {file}")
     if worst(findings) is Severity.BAD:
         raise SystemExit(ExitCode.FAILED)
 

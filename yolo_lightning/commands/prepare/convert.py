@@ -46,7 +46,8 @@ def convert(folder: str, out: str, valid_share: float | None = None) -> None:
     if real_path(target).is_relative_to(real_path(root)):
         raise UserError(f"OUT must be outside of FOLDER {root}, got {target}")
     if os.path.lexists(target) and (not target.is_dir() or any(target.iterdir())):
-        raise UserError(f"OUT must be a new or empty folder, because nothing is overwritten, got {target}")
+        order = "" if root.exists() else f", and FOLDER {root} does not exist: the order is prepare convert FOLDER OUT"
+        raise UserError(f"OUT must be a new or empty folder, because nothing is overwritten, got {target}{order}")
     source = SourceFolder(real_path(root))
     match = find_layout(source)
     if match is None:
@@ -74,7 +75,7 @@ def convert(folder: str, out: str, valid_share: float | None = None) -> None:
 
 def _splits(source: SourceFolder, dataset: SourceDataset, valid_share: float | None) -> dict[str, str]:
     """Return the split of each image: that of the source, or of a selection of validation images."""
-    listed = source.listed_splits()
+    listed = source.listed_splits(dataset.notes)
     splits: dict[str, str] = {}
     for name in dataset.annotations.file_names.tolist():
         file = name.decode()

@@ -5,9 +5,6 @@ from pathlib import Path
 
 from yolo_lightning.commands.console import check_writable, writing
 from yolo_lightning.commands.monitor.read_run import check_holds_run
-from yolo_lightning.commands.report.page import render
-from yolo_lightning.commands.report.read_report import read_contents
-from yolo_lightning.commands.report.run_comparison import by_name, render_comparison
 from yolo_lightning.utils.files import replacing
 from yolo_lightning.utils.paths import real_path
 from yolo_lightning.utils.run_files import COMPARISON, REPORT
@@ -41,6 +38,10 @@ def report(runs: list[Path], *, output: Path | None = None) -> None:
 
 def write_report(runs: Sequence[Path], path: Path) -> list[str]:
     """Write the page of one or more run folders to a file, and return a sentence per damaged file."""
+    from yolo_lightning.commands.report.page import render  # imports torch
+    from yolo_lightning.commands.report.read_report import read_contents
+    from yolo_lightning.commands.report.run_comparison import by_name, render_comparison
+
     if len(runs) == 1:
         contents = read_contents(runs[0])
         page = render(contents)

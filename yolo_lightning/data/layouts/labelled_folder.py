@@ -80,16 +80,35 @@ class SourceFolder:
             got = one_line(str(texts), 200)
             raise UserError(f"{self.root / place}: boxes, sizes and rotations must be numbers, got {got}") from error
 
-    def listed_splits(self) -> dict[str, str]:
-        """Return the split of each image that a list of images, such as train.txt, contains."""
+    def listed_splits(self, notes: dict[str, list[str]]) -> dict[str, str]:
+        """Return the split of each image that a list of images names; add lines without an image to the notes."""
         splits: dict[str, str] = {}
-        for file in self.of(".txt"):
-            split = split_of(f"{stem(os.path.basename(file))}/")
-            if split:
-                names = [line.split()[0] for line in self.lines(file)]
-                pairs, _ = paired(names, self.images)
-                splits |= dict.fromkeys(pairs.values(), split)
+        for file, split in self._lists(notes).items():
+            names = [line.split()[0] for line in self.lines(file)]
+            pairs, ambiguous = paired(names, self.images)
+            splits |= dict.fromkeys(pairs.values(), split)
+            unpaired = [f"{file}: {name}" for name in names if name not in pairs and name not in ambiguous]
+            if unpaired:
+                notes.setdefault("lines of lists left out, because their image does not exist", []).extend(unpaired)
+        unlisted = [image for image in self.images if image not in splits]
+        if splits and unlisted:
+            notes["images in no list, which are converted, too"] = unlisted
         return splits
+
+    def _lists(self, notes: dict[str, list[str]]) -> dict[str, str]:
+        """Return the split of each list of images: of its name, as train.txt, or of a line of Darknet's .data file."""
+        image_names = {stem(os.path.basename(image)) for image in self.images}
+        texts = [file for file in self.of(".txt") if stem(os.path.basename(file)) not in image_names]  # no label files
+        lists = {file: split_of(f"{stem(os.path.basename(file))}/") for file in texts}
+        for file in self.of(".data"):
+            options = dict(line.replace(" ", "").partition("=")[::2] for line in self.lines(file))
+            paths = {path: SPLITS[key] for key, path in options.items() if key in SPLITS}
+            pairs, _ = paired(paths, texts)
+            lists |= {pairs[path]: split for path, split in paths.items() if path in pairs}
+            absent = [f"{file}: {path}" for path in paths if path not in pairs]
+            if absent:
+                notes.setdefault("lists left out, because they do not exist", []).extend(absent)
+        return {file: split for file, split in lists.items() if split}
 
 
 def split_of(path: str) -> str:

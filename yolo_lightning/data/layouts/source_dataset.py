@@ -31,7 +31,7 @@ class SourceDataset:
     layout: str
     annotations: Annotations  # File names are relative to the folder
     splits: Mapping[str, str] = field(default_factory=dict)  # Stated by annotations, by file name
-    notes: Mapping[str, list[str]] = field(default_factory=dict)  # Examples by what was left out or changed
+    notes: dict[str, list[str]] = field(default_factory=dict)  # Examples by what was left out or changed
 
 
 def located(folder: SourceFolder, labelled: LabelledFolder, advance: Advance) -> SourceDataset:

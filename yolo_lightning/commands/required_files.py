@@ -1,0 +1,112 @@
+"""Files and folders that a command reads or writes, checked without torch before a parser is built."""
+
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any
+
+from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN
+from yolo_lightning.commands import PICTURES
+from yolo_lightning.commands.option_layers import separated
+from yolo_lightning.errors import UserError
+from yolo_lightning.options.option_table import CommandOptions
+from yolo_lightning.utils.paths import user_path
+from yolo_lightning.utils.run_files import CHECKPOINTS, config_name
+from yolo_lightning.utils.yaml_file import flatten, read_yaml
+
+if TYPE_CHECKING:
+    from yolo_lightning.data.index.splits import Split
+
+SPLITS_READ: "dict[str, tuple[Split, ...]]" = {
+    "fit": ("train", "valid"),
+    "validate": ("valid",),
+    "test": ("test",),
+    "predict": ("predict",),
+    "benchmark loader": ("train",),
+    "contact_sheet": ("train",),
+    "recalibrate": ("train", "valid"),
+}
+"""Splits whose files must exist before a command starts."""
+
+OUTPUTS = {
+    "contact_sheet": {"output": ".png"},
+    "recalibrate": {"output": ".ckpt", "json": ".json"},
+}
+"""Suffix of the files that commands write whose parser imports torch, by option."""
+
+
+def check_required_files(
+    command: CommandOptions, words: Sequence[str], options: Mapping[str, Any], groups: Mapping[str, Any]
+) -> None:
+    """Raise a UserError for a file that a command cannot read or write.
+
+    Args:
+        command: Command or section of a command.
+        words: Command line after the command.
+        options: Options that the user has set, by full name.
+        groups: Groups of settings that the user has set, by full name.
+    """
+    if command.name == PICTURES:
+        _check_pictures(words, options)
+    for name, suffix in OUTPUTS.get(command.name, {}).items():
+        from yolo_lightning.commands.console import check_writable
+
+        check_writable(options.get(name), suffix)
+    if command.name in SPLITS_READ:
+        if "checkpoint" in command.options:
+            options = _with_options_of_run(words, options)
+        _check_data(SPLITS_READ[command.name], options, groups)
+
+
+def _check_pictures(words: Sequence[str], options: Mapping[str, Any]) -> None:
+    """Raise a UserError for pictures or weights that do not exist."""
+    from yolo_lightning.checkpoints.resume import checkpoint_to_evaluate, weights_file
+    from yolo_lightning.data.input_images import files_of
+
+    sources = [*takewhile(lambda word: not word.startswith("--"), words)]
+    refuse_runs(sources)
+    for source in sources:
+        files_of(source)
+    weights = options.get("weights")
+    if weights is None:
+        checkpoint_to_evaluate(user_path(options.get("run", DEFAULT_RUN)))
+    else:
+        weights_file(weights)
+
+
+def refuse_runs(sources: Sequence[str]) -> None:
+    """Raise a UserError if a source of pictures is a run folder."""
+    for source in sources:
+        if (user_path(source) / CHECKPOINTS).is_dir():
+            raise UserError(f"{source} is a run folder; write predict PICTURES --run {source}")
+
+
+def _with_options_of_run(words: Sequence[str], options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the options with those of the run whose checkpoint a command uses; raise a UserError for no checkpoint."""
+    from yolo_lightning.checkpoints.resume import chosen_checkpoint
+    from yolo_lightning.checkpoints.run_folder import run_of
+
+    run = run_of(chosen_checkpoint(options.get("run", DEFAULT_RUN), options.get("checkpoint")))
+    files, _ = separated(words)
+    if files or run is None or not (run / config_name("fit")).is_file():
+        return options
+    return flatten(read_yaml(run / config_name("fit"))) | options
+
+
+def _check_data(splits: "Sequence[Split]", options: Mapping[str, Any], groups: Mapping[str, Any]) -> None:
+    """Raise a UserError for a dataset whose folder, annotation files or description do not exist."""
+    from yolo_lightning.data.formats.choose_format import open_format
+    from yolo_lightning.data.formats.dataset_format import DatasetSettings
+    from yolo_lightning.data.formats.ltdv2 import LTDv2Format
+    from yolo_lightning.data.layouts.choose_layout import check_layout
+
+    root = options.get("data.root")
+    names = ("files", "split", "storage", "limits", "input")
+    settings = DatasetSettings(
+        root=user_path(root) if root else None,
+        format=options.get("data.format", LTDv2Format.accepted),
+        **{name: groups[f"data.{name}"] for name in names if f"data.{name}" in groups},
+    )
+    check_layout(settings)
+    dataset = open_format(settings)
+    for split in splits:
+        dataset.check_files(split)
