@@ -225,7 +225,7 @@ def check(command: CommandOptions, words: Sequence[str]) -> None:
         path = path_with_spaces(words, strays[0])
         if path is not None:
             fail(f"{strays[0]!r} follows no option; a path with spaces needs quotes: {shlex.quote(path)}")
-        fail(stray_word(strays[0], command.keys))
+        fail(stray_word(words, strays[0], command.keys))
     for file in sources.files:
         if ":" not in file:  # no configuration as text
             _check_file(command, file, words)

@@ -16,7 +16,7 @@ from yolo_lightning.supervision.failure_record import record_own_failure
 from yolo_lightning.utils.addresses import redacted
 from yolo_lightning.utils.exit_codes import ExitCode
 from yolo_lightning.utils.plain_text import printable
-from yolo_lightning.utils.run_files import CHECKPOINTS
+from yolo_lightning.utils.run_files import CHECKPOINTS, config_name
 from yolo_lightning.utils.stop_signals import request
 from yolo_lightning.utils.suggestions import did_you_mean, last_part, nearest_key, similar
 
@@ -38,7 +38,7 @@ KEYS_OF_FILES = {
     ".yaml": ("data.format", "format"),
     ".yml": ("data.format", "format"),
     ".pt": ("model.weights", "weights", "checkpoint"),
-    ".ckpt": ("ckpt_path", "weights", "checkpoint"),
+    ".ckpt": ("ckpt_path", "weights", "checkpoint", "checkpoints"),
     "folder": ("data.root", "root"),
 }
 """Options whose name users omit, by the suffix of the value; the first one of the command is suggested."""
@@ -169,7 +169,8 @@ def _unknown_key(match: Match, keys: Collection[str]) -> str:
 
 
 def _stray_word(match: Match, keys: Collection[str]) -> str:
-    return stray_word(match["words"], keys)
+    words = match["words"].split()
+    return stray_word(words, words[0], keys)
 
 
 def _wrong_group(match: Match, keys: Collection[str]) -> str:
@@ -268,12 +269,13 @@ def unknown_command(typed: str, commands: Collection[str]) -> str:
     return f"unknown command {typed}{did_you_mean(meant)} The commands are {', '.join(commands)}."
 
 
-def stray_word(words: str, keys: Collection[str]) -> str:
-    """Return the error for words that are neither options nor values."""
+def stray_word(words: Sequence[str], stray: str, keys: Collection[str]) -> str:
+    """Return the error for a word of a command line that is neither an option nor a value."""
     if "command" in keys:
-        return f"{words!r} follows no option; write the command after all options: -- {words}"
-    meant = did_you_mean(options_for(words, keys))
-    return f"{words!r} follows no option; write --key value, and a list as --key '[a, b]'{meant}"
+        command = shlex.join(words[list(words).index(stray) :])
+        return f"{stray!r} follows no option; write the command after all options: -- {command}"
+    meant = did_you_mean(options_for(stray, keys))
+    return f"{stray!r} follows no option; write --key value, and a list as --key '[a, b]'{meant}"
 
 
 def options_for(file: str, keys: Collection[str]) -> list[str]:
@@ -281,6 +283,8 @@ def options_for(file: str, keys: Collection[str]) -> list[str]:
     path = Path(file)
     suffix = "folder" if os.path.isdir(file) else path.suffix
     options = [f"--{key} {file}" for key in KEYS_OF_FILES.get(suffix, ()) if key in keys]
+    if (path / CHECKPOINTS).is_dir():
+        options = [f"--config {path / config_name('fit')}"] if "data.root" in keys else []
     if path.parent.name == CHECKPOINTS and "run" in keys:
         options.append(f"--run {path.parent.parent}")
     return options[:1]

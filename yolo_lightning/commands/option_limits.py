@@ -19,6 +19,7 @@ from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.errors import UserError
 from yolo_lightning.model.convolution_settings import CLASS_WIDTH_LIMITS
 from yolo_lightning.model.detection_settings import DetectionSettings
+from yolo_lightning.model.variants import description_of
 from yolo_lightning.model.weights_file import existing_weights
 from yolo_lightning.options.option_table import NULL, CommandOptions
 from yolo_lightning.supervision import is_supervised
@@ -64,6 +65,9 @@ LEAST = {
 WITHOUT_TRAINING = {"trainer.max_steps": 0, "trainer.max_time": "00:00:00:00"}
 """Values with which a fit would finish before its first step. A search for a batch size needs no training batches."""
 
+WITHIN_A_PROGRAM = ("_spawn", "_fork", "_notebook")
+"""Ends of the names of strategies whose processes do not run the command line, with its filters and signals."""
+
 REPLACED = {"accumulate_grad_batches": (1, "nominal_batch"), "gradient_clip_val": (0, "clip_norm")}
 """Value without effect of options of the Trainer that an option of the recipe replaces, and its name."""
 
@@ -104,6 +108,8 @@ def check_limits(command: CommandOptions, words: Sequence[str], options: Mapping
         weights = options.get("model.weights")
         if weights is not None:
             existing_weights(weights)
+        elif "model.variant" in options:
+            description_of(options["model.variant"])
 
 
 def _groups_of(command: CommandOptions, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -147,6 +153,9 @@ def check_trainer(options: Mapping[str, Any]) -> None:
     max_time = given.get("max_time")
     if isinstance(max_time, str | int | float) and not re.fullmatch(r"\d+(:\d\d){3}", str(max_time)):
         raise UserError(f"trainer.max_time must be DD:HH:MM:SS, got {max_time}")
+    strategy = str(given.get("strategy"))
+    if strategy.endswith(WITHIN_A_PROGRAM):
+        raise UserError(f"trainer.strategy must be auto or ddp, got {strategy}, which is for notebooks and scripts.")
     if given.get("use_distributed_sampler"):
         raise UserError("trainer.use_distributed_sampler must be false, got true: the data module assigns frames.")
 

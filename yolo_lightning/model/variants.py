@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from yolo_lightning.errors import UserError
-from yolo_lightning.model.description import PARTS
 from yolo_lightning.utils.paths import user_path
 from yolo_lightning.utils.suggestions import did_you_mean, similar
 from yolo_lightning.utils.yaml_file import read_yaml
 
+PARTS = ("backbone", "head")  # lists of layers; a layer is [inputs, repeats, module, arguments]
 HEADS = ("Detect", "v10Detect")
 """Heads whose output and loss are supported: boxes and classes, with one branch or a one-to-one branch beside it."""
 
@@ -54,7 +54,11 @@ def description_of(variant: str) -> dict[str, Any]:
     if is_file_of_user(variant):
         file = user_path(variant)
         if not file.is_file():
-            raise UserError(f"model.variant must be an existing .yaml file or the name of a graph, got {variant!r}")
+            name = file.stem
+            meant = did_you_mean([name] if name in variants() else [])
+            raise UserError(
+                f"model.variant must be an existing .yaml file or the name of a graph, got {variant!r}{meant}"
+            )
     elif variant in variants():
         file = variants()[variant]
     else:

@@ -18,6 +18,7 @@ from yolo_lightning.data.left_out_files import by_suffix, counted
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.choices import check_range
 from yolo_lightning.utils.paths import real_path, user_path
+from yolo_lightning.utils.suggestions import missing
 
 DEFAULT_SHARE = 0.2
 
@@ -48,6 +49,9 @@ def convert(folder: str, out: str, valid_share: float | None = None) -> None:
     if os.path.lexists(target) and (not target.is_dir() or any(target.iterdir())):
         order = "" if root.exists() else f", and FOLDER {root} does not exist: the order is prepare convert FOLDER OUT"
         raise UserError(f"OUT must be a new or empty folder, because nothing is overwritten, got {target}{order}")
+    if not root.is_dir():
+        problem = "is a file: unpack an archive first" if root.exists() else missing(root)
+        raise UserError(f"FOLDER must be a folder, got {root}, which {problem}")
     source = SourceFolder(real_path(root))
     match = find_layout(source)
     if match is None:
