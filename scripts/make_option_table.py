@@ -6,6 +6,7 @@ python scripts/make_option_table.py
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import is_dataclass
+from importlib import import_module
 from importlib.metadata import version
 from inspect import isclass
 from os import PathLike
@@ -16,12 +17,13 @@ from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser
 
 from yolo_lightning import cli
-from yolo_lightning.commands import SUBCOMMANDS, TOOLS
-from yolo_lightning.commands.answers import PICTURES, SHOWN, TRAINING
+from yolo_lightning.commands import PICTURES, SUBCOMMANDS, TOOLS
+from yolo_lightning.commands.answers import SHOWN, TRAINING
 from yolo_lightning.commands.command_line import tool_function, tool_parser
 from yolo_lightning.options.option_table import BOOLEAN, INTEGER, LIST, NULL, NUMBER, TABLE_FILE, TEXT
 from yolo_lightning.training.recipe import Recipe
 
+CLASS_MODULES = ("yolo_lightning.callbacks", "lightning.pytorch.callbacks", "lightning.pytorch.loggers")
 TYPES = {int: INTEGER, float: NUMBER, bool: BOOLEAN, str: TEXT, NoneType: NULL}
 SEQUENCES = (list, tuple, Sequence)
 NOT_SHOWN = ("_ActionConfigLoad", "_ActionHelp", "_HelpAction", "_ActionPrintConfig")
@@ -78,6 +80,7 @@ def table() -> dict[str, Any]:
         commands[name] = {"purpose": " ".join(purpose.split()), "options": options}
     return {
         "lightning": version("lightning"),
+        "classes": {module: sorted(import_module(module).__all__) for module in CLASS_MODULES},
         "entries": [json.loads(entry) for entry in positions],
         "commands": commands,
     }
@@ -159,7 +162,8 @@ def text_of(content: dict[str, Any]) -> str:
     lines = [json.dumps(entry) for entry in content["entries"]]
     commands = [f"{json.dumps(name)}: {json.dumps(command)}" for name, command in content["commands"].items()]
     return (
-        f'{{"lightning": {json.dumps(content["lightning"])},\n"entries": [\n'
+        f'{{"lightning": {json.dumps(content["lightning"])},\n'
+        f'"classes": {json.dumps(content["classes"])},\n"entries": [\n'
         + ",\n".join(lines)
         + '\n],\n"commands": {\n'
         + ",\n".join(commands)

@@ -13,6 +13,8 @@ from typing import Any, NoReturn
 
 from yolo_lightning.commands import PICTURES, SUBCOMMANDS, TOOLS, WITH_RUN
 from yolo_lightning.commands.option_errors import (
+    CALLBACKS,
+    LOGGER,
     VALUE_SYNONYMS,
     fail,
     options_for,
@@ -20,6 +22,7 @@ from yolo_lightning.commands.option_errors import (
     unknown_command,
     unknown_key,
     wrong_choice,
+    wrong_classes,
     wrong_group,
 )
 from yolo_lightning.commands.option_layers import (
@@ -300,10 +303,24 @@ def _check_option(command: CommandOptions, name: str, text: str, place: str) -> 
     if option is not None and option.is_group and name in ("data", "model") and _is_of_ultralytics(text):
         words = options_of(name, text, command.keys) or []
         fail(f"{name} must be set by its keys, got {text!r}. Did you mean {shlex.join(words)}?")
+    _check_classes(name, text)
     if not text and command.name != "supervise":
         fail(f"{name}{place} must not be empty, got ''; leave the option out for its default")
     if option is not None and _has_one_word(command, option) and not has_type(option.types, text):
         fail(wrong_choice(f"{name}{place}", text, option.types))
+
+
+def _check_classes(key: str, value: Any) -> None:
+    """Exit with an error for a callback or logger that does not exist.
+
+    A program that has imported Lightning can have classes of its own, which the parser finds by their names.
+    """
+    key = key.removesuffix("+")
+    if key not in (CALLBACKS, LOGGER) or "lightning.pytorch" in sys.modules:
+        return
+    problem = wrong_classes(key, value)
+    if problem is not None:
+        fail(problem)
 
 
 def _has_one_word(command: CommandOptions, option: CommandOption) -> bool:
@@ -372,6 +389,7 @@ def _check_value(command: CommandOptions, key: str, value: Any, place: str) -> N
     option = command.options.get(key)
     if option is None:  # a part of an option
         return
+    _check_classes(key, value)
     if option.is_group:
         is_file = isinstance(value, str) and os.path.isfile(value)
         if value not in (None, {}) and not is_file:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from yolo_lightning.errors import UserError
+from yolo_lightning.options.option_table import class_names
 from yolo_lightning.supervision.failure_record import record_own_failure
 from yolo_lightning.utils.addresses import redacted
 from yolo_lightning.utils.exit_codes import ExitCode
@@ -19,6 +20,7 @@ from yolo_lightning.utils.plain_text import printable
 from yolo_lightning.utils.run_files import CHECKPOINTS, config_name
 from yolo_lightning.utils.stop_signals import request
 from yolo_lightning.utils.suggestions import did_you_mean, last_part, nearest_key, similar
+from yolo_lightning.utils.yaml_file import value_of
 
 Match = re.Match[str]
 
@@ -196,20 +198,11 @@ def _wrong_class_option(match: Match, keys: Collection[str]) -> str:
 
 def _wrong_class(match: Match, keys: Collection[str]) -> str | None:
     """Return the error for the name of a class that is no callback or no logger; None for another option."""
-    name = match["name"]
-    if match["key"] == CALLBACKS:
-        package = public_names("yolo_lightning.callbacks")
-        names = [*package, *public_names("lightning.pytorch.callbacks")]
-        if name in names:  # the arguments of the callback are wrong
-            return f"{CALLBACKS_FORM}; the value for {name} is not of this form."
-        meant = did_you_mean(similar(name, names))
-        callbacks = f"{', '.join(package)}, and those of lightning.pytorch.callbacks"
-        return f"{CALLBACKS}: there is no callback {name}{meant} The callbacks are {callbacks}."
-    if match["key"] == LOGGER:
-        loggers = [logger for logger in public_names("lightning.pytorch.loggers") if logger != "Logger"]
-        meant = did_you_mean(similar(name, loggers, cutoff=NEAR_CLASS))
-        return f"{LOGGER}: there is no logger {name}{meant} The loggers are {', '.join(loggers)}, true and false."
-    return None
+    if match["key"] not in (CALLBACKS, LOGGER):
+        return None
+    return wrong_class_name(match["key"], match["name"]) or (
+        f"{CALLBACKS_FORM}; the value for {match['name']} is not of this form."
+    )
 
 
 def _missing_positional(match: Match, keys: Collection[str]) -> str:
@@ -335,9 +328,37 @@ def _unset_arguments(value: str) -> list[str]:
     return [last_part(match["path"]), *unset] if unset else []
 
 
-def public_names(module: str) -> list[str]:
-    """Return the names that an imported module exports; a module that is not imported exports no names."""
-    return sorted(getattr(sys.modules.get(module), "__all__", ()))
+def wrong_classes(key: str, value: Any) -> str | None:
+    """Return the error for a value of `trainer.callbacks` or `trainer.logger` that names no class; else None."""
+    entries = value_of(value) if isinstance(value, str) else value
+    if not isinstance(entries, list):
+        entries = [entries]
+    for entry in entries:
+        name = entry.get("class_path") if isinstance(entry, dict) else entry
+        problem = wrong_class_name(key, name) if isinstance(name, str) else None
+        if problem:
+            return problem
+    return None
+
+
+def wrong_class_name(key: str, name: str) -> str | None:
+    """Return the error for a name that is no callback or no logger; None for a class, or for the path of a class."""
+    package = class_names("yolo_lightning.callbacks")
+    classes = [*package, *class_names("lightning.pytorch.callbacks")]
+    if key == LOGGER:
+        classes = [logger for logger in class_names("lightning.pytorch.loggers") if logger != "Logger"]
+    if name in classes:
+        return None
+    if "(" in name:
+        return f"{CALLBACKS_FORM.replace(CALLBACKS, key)}, got {name}"
+    if "." in name:
+        return None
+    if key == LOGGER:
+        near = similar(name, classes, cutoff=NEAR_CLASS) or similar(f"{name}Logger", classes)
+        listed = f"The loggers are {', '.join(classes)}, true and false."
+        return f"{key}: there is no logger {name}{did_you_mean(near)} {listed}"
+    listed = f"The callbacks are {', '.join(package)}, and those of lightning.pytorch.callbacks."
+    return f"{key}: there is no callback {name}{did_you_mean(similar(name, classes))} {listed}"
 
 
 def _accepted_values(message: str) -> list[str]:
@@ -367,6 +388,12 @@ NO_OPTIONS = {
         "the data defines the classes: 'names' of the data.yaml, or the categories of the COCO file",
     ),
     "input_channels": "set data.input.channels",
+    **dict.fromkeys(
+        ("class_path", "init_args"), "data and model are no classes: write their options without init_args"
+    ),
+    "auto_lr_find": "model.recipe.lr0 sets the learning rate",
+    "auto_scale_batch_size": "set data.batch_size to auto",
+    **dict.fromkeys(("classes", "save_conf", "line_width"), "select or change the detections in predictions.json"),
 }
 """What to do instead of setting an option that does not exist."""
 

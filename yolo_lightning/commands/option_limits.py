@@ -13,14 +13,13 @@ from typing import Any
 
 from yolo_lightning.commands import PICTURES, SUBCOMMANDS
 from yolo_lightning.commands.option_layers import NO_TRAINING
-from yolo_lightning.commands.required_files import check_required_files
+from yolo_lightning.commands.required_files import check_required_files, check_weights
 from yolo_lightning.data.batch_size import BATCH_SIZE_LIMITS
 from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.errors import UserError
 from yolo_lightning.model.convolution_settings import CLASS_WIDTH_LIMITS
 from yolo_lightning.model.detection_settings import DetectionSettings
 from yolo_lightning.model.variants import description_of
-from yolo_lightning.model.weights_file import existing_weights
 from yolo_lightning.options.option_table import NULL, CommandOptions
 from yolo_lightning.supervision import is_supervised
 from yolo_lightning.training.deadline import MAX_HOURS_LIMITS
@@ -63,8 +62,12 @@ LEAST = {
 """Smallest integer of options of the Trainer. The numbers of batches and `val_check_interval` can also be fractions."""
 
 WITHOUT_TRAINING = {"trainer.max_steps": 0, "trainer.max_time": "00:00:00:00"}
-"""Values with which a fit would finish before its first step. A search for a batch size needs no training batches."""
+"""Values with which a fit would finish before its first step."""
 
+BATCH_SIZE_SEARCH = "BatchSizeFinder"
+"""Callback that needs no training batches."""
+
+PROFILERS = ("simple", "advanced", "pytorch", "xla")
 WITHIN_A_PROGRAM = ("_spawn", "_fork", "_notebook")
 """Ends of the names of strategies whose processes do not run the command line, with its filters and signals."""
 
@@ -107,7 +110,7 @@ def check_limits(command: CommandOptions, words: Sequence[str], options: Mapping
     if command.name == "fit" and not resumes(options) and options.get("ckpt_path") is None:
         weights = options.get("model.weights")
         if weights is not None:
-            existing_weights(weights)
+            check_weights(weights)
         elif "model.variant" in options:
             description_of(options["model.variant"])
 
@@ -154,8 +157,12 @@ def check_trainer(options: Mapping[str, Any]) -> None:
     if isinstance(max_time, str | int | float) and not re.fullmatch(r"\d+(:\d\d){3}", str(max_time)):
         raise UserError(f"trainer.max_time must be DD:HH:MM:SS, got {max_time}")
     strategy = str(given.get("strategy"))
-    if strategy.endswith(WITHIN_A_PROGRAM):
-        raise UserError(f"trainer.strategy must be auto or ddp, got {strategy}, which is for notebooks and scripts.")
+    is_short = re.fullmatch(r"[a-z_\d]+", strategy) is not None
+    if is_short and (not strategy.startswith(("ddp", "auto", "single")) or strategy.endswith(WITHIN_A_PROGRAM)):
+        raise UserError(f"trainer.strategy must be auto, ddp or a class, got {strategy}.")
+    profiler = given.get("profiler")
+    if isinstance(profiler, str) and re.fullmatch(r"[a-z_\d]+", profiler) and profiler not in PROFILERS:
+        raise UserError(f"trainer.profiler must be {', '.join(PROFILERS)} or a class, got {profiler}.")
     if given.get("use_distributed_sampler"):
         raise UserError("trainer.use_distributed_sampler must be false, got true: the data module assigns frames.")
 
@@ -207,6 +214,8 @@ def check_deadline(options: Mapping[str, Any]) -> None:
     for name, nothing in WITHOUT_TRAINING.items():
         if options.get(name) == nothing:
             raise UserError(f"{name} must be another value than {nothing}, with which a fit trains no step.")
+    if options.get("trainer.limit_train_batches") == 0 and BATCH_SIZE_SEARCH not in str(options):
+        raise UserError("trainer.limit_train_batches must be another value than 0, with which a fit trains no step.")
     finish_by = options.get("finish_by")
     max_hours = options.get("max_hours")
     if max_hours is not None or finish_by is not None:

@@ -1,6 +1,7 @@
 """Supervise any training command: restart the command after hangs and crashes."""
 
 import shlex
+import shutil
 from pathlib import Path
 from typing import NoReturn
 
@@ -34,6 +35,8 @@ def supervise(
     """
     if not command:
         raise UserError("supervise needs a command after --, for example: supervise --run runs/a -- python train.py")
+    if shutil.which(command[0]) is None:
+        raise UserError(f"the command after -- must begin with a program, got {command[0]}, which does not exist")
     try:
         restart_command = (*command, *shlex.split(restart_options))
     except ValueError as error:

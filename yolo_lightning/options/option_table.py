@@ -89,6 +89,12 @@ def sections_of(name: str) -> list[str]:
     return [command.removeprefix(prefix) for command in _content()["commands"] if command.startswith(prefix)]
 
 
+def class_names(module: str) -> list[str]:
+    """Return the sorted names of the callbacks or loggers that a module exports."""
+    names: list[str] = _content()["classes"][module]
+    return names
+
+
 def is_known(key: str) -> bool:
     """Return whether the table describes a key: `trainer.*` belongs to one version of Lightning."""
     return not key.startswith("trainer.") or lightning_version() == _content()["lightning"]
