@@ -8,7 +8,8 @@ Hooks and the callbacks that act in them::
     on_fit_start               EnvironmentFile
     on_train_start             MetricsFile drops rows behind the resumed step; RandomState restores
       on_train_batch_start     FinalValidation
-      on_train_batch_end       EMA averages after an update; MetricsFile; LastCheckpoint every N steps
+      on_train_batch_end       EMA averages after an update; MetricsFile; LastCheckpoint every N steps; MeanAP warns
+                               of a fit that ends before its first validation
       on_validation_*          EMA swaps its weights in and out; MeanAP collects and scores; BestCheckpoint saves
       on_train_epoch_end       EpochTable; FinishBy; LastCheckpoint; EpochCheckpoint
     on_train_end               EMA leaves its weights in the network

@@ -9,6 +9,7 @@ from typing import Any
 
 import rich
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 from yolo_lightning.errors import UserError
 from yolo_lightning.evaluation.bootstrap_limits import MIN_BOOTSTRAP_SAMPLES
@@ -27,8 +28,9 @@ from yolo_lightning.evaluation.ultralytics_metrics import (
 )
 from yolo_lightning.utils.choices import check_range, checked_arguments
 from yolo_lightning.utils.files import write_json
-from yolo_lightning.utils.loop_position import is_last_epoch, steps_begun
+from yolo_lightning.utils.loop_position import ends_within_epoch, is_last_epoch, steps_begun
 from yolo_lightning.utils.optional_file import OptionalFile
+from yolo_lightning.utils.rank_zero import rank_zero_warn
 from yolo_lightning.utils.run_files import CHALLENGE_SCORES, SCORES, evaluation_record
 from yolo_lightning.utils.suggestions import did_you_mean, similar
 
@@ -79,21 +81,32 @@ class MeanAP(Callback):
             raise UserError(f"MeanAP needs a YOLOModule, or hparams['class_names'], got {type(pl_module).__name__}")
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         packages = {type(part).__module__.split(".")[0] for part in (pl_module, *callbacks)}
-        if stage != "fit" or not packages.issubset(PACKAGES):
+        if stage != "fit":
             return
-        class_names = pl_module.hparams["class_names"]
+        logs_all = packages.issubset(PACKAGES)
         for callback in callbacks:
-            monitor = str(getattr(callback, "monitor", None) or "")
-            is_score = monitor.startswith("val/") and self._logs(monitor.removeprefix("val/"), class_names)
-            if monitor and not is_score and not monitor.startswith(LOGGED_BY_STEPS):
-                names = score_names(len(class_names), bounds=self.bootstrap_samples > 0)
-                logged = [f"val/{name}" for name in sorted(names)]
-                bounds = "" if self.bootstrap_samples else "; bootstrap_samples of MeanAP adds val/balanced_low, ..."
-                raise UserError(
-                    f"trainer.callbacks: {type(callback).__name__}: monitor must be one of {', '.join(logged)}, such a "
-                    f"name with /class or /month, or a loss{bounds}; got {monitor!r}"
-                    f"{did_you_mean(_meant(monitor, logged))}"
-                )
+            self._check_monitor(trainer, callback, pl_module.hparams["class_names"], logs_all=logs_all)
+
+    def _check_monitor(
+        self, trainer: Trainer, callback: Callback, class_names: Sequence[str], *, logs_all: bool
+    ) -> None:
+        """Raise a UserError for a `monitor` that nothing logs; with `logs_all`, validations log no other scores."""
+        monitor = str(getattr(callback, "monitor", None) or "")
+        name = type(callback).__name__
+        is_score = monitor.startswith("val/") and self._logs(monitor.removeprefix("val/"), class_names)
+        if logs_all and monitor and not is_score and not monitor.startswith(LOGGED_BY_STEPS):
+            names = score_names(len(class_names), bounds=self.bootstrap_samples > 0)
+            logged = [f"val/{name}" for name in sorted(names)]
+            bounds = "" if self.bootstrap_samples else "; bootstrap_samples of MeanAP adds val/balanced_low, ..."
+            raise UserError(
+                f"trainer.callbacks: {name}: monitor must be one of {', '.join(logged)}, such a name with /class or "
+                f"/month, or a loss{bounds}; got {monitor!r}{did_you_mean(_meant(monitor, logged))}"
+            )
+        is_of_lightning = type(callback).__module__.startswith("lightning.")
+        if is_of_lightning and is_score and trainer.limit_val_batches == 0:
+            raise UserError(
+                f"trainer.callbacks: {name}: monitor {monitor} needs validations, but trainer.limit_val_batches is 0"
+            )
 
     def _logs(self, name: str, class_names: Sequence[str]) -> bool:
         """Return whether a validation can log the score; months are known only after it."""
@@ -105,6 +118,24 @@ class MeanAP(Callback):
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         self._trained = {name: checkpoint[name] for name in ("epoch", "steps") if name in checkpoint}
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        """Warn if the fit ends before its first validation; Lightning's callbacks would raise an error."""
+        if not ends_within_epoch(trainer):
+            return
+        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+        for callback in callbacks:
+            is_waiting = isinstance(callback, EarlyStopping | ModelCheckpoint) and callback.monitor is not None
+            if not is_waiting or callback.monitor in trainer.callback_metrics:
+                continue
+            if isinstance(callback, EarlyStopping):
+                callback.strict = False
+            else:
+                callback.save_top_k = 0
+            rank_zero_warn(
+                f"{type(callback).__name__} does nothing, because the fit ends before the first validation, which logs "
+                f"{callback.monitor}: a larger trainer.max_steps, or a smaller trainer.val_check_interval, is needed"
+            )
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._metric = EvaluationCollection(len(pl_module.hparams["class_names"]))

@@ -6,11 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 from tests.callbacks.tiny_detection import MISS, DetectionModule, Frames, numbers, prediction, target
 from tests.callbacks.tiny_training import loader, tiny_trainer
 from yolo_lightning.callbacks import EMA, BestCheckpoint, MeanAP
 from yolo_lightning.callbacks.mean_ap import score_names
+from yolo_lightning.errors import UserError
 from yolo_lightning.evaluation.record import EvaluationRecord
 from yolo_lightning.evaluation.score_intervals import BOOTSTRAPPED, BootstrapScores, limits
 
@@ -85,6 +87,18 @@ def test_bounds_of_a_bootstrap_are_logged_and_can_be_monitored(tmp_path: Path) -
     assert (values["val/balanced_low"], values["val/balanced_high"]) == (0, 1)
     assert (tmp_path / "checkpoints/best.ckpt").is_file()
     assert callbacks[1].best_model_score == values["val/balanced_low"]
+
+
+@pytest.mark.parametrize("callback_class", [EarlyStopping, ModelCheckpoint])
+def test_fit_without_a_validation_ends_with_a_warning(callback_class: type[Callback], tmp_path: Path) -> None:
+    callback = callback_class(monitor="val/map_50", mode="max")  # type: ignore[call-arg]
+    trainer = tiny_trainer(tmp_path, MeanAP(), callback, max_steps=1)
+    with pytest.warns(UserWarning, match=rf"{callback_class.__name__} does nothing, because the fit ends before"):
+        trainer.fit(DetectionModule(TWO_BATCHES), loader(2), Frames(numbers(2)).val_dataloader())
+    assert trainer.global_step == 1
+    trainer = tiny_trainer(tmp_path, MeanAP(), callback, limit_val_batches=0)
+    with pytest.raises(UserError, match=r"monitor val/map_50 needs validations, but trainer.limit_val_batches is 0"):
+        trainer.fit(DetectionModule(TWO_BATCHES), loader(2), Frames(numbers(2)).val_dataloader())
 
 
 def test_drift_and_ultralytics_scores_are_logged(tmp_path: Path) -> None:

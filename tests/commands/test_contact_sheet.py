@@ -174,7 +174,7 @@ def test_command_line_takes_configurations_and_overrides() -> None:
     ("content", "message"),
     [
         ("data: {rooot: x}", "unknown key data.rooot in {file}. Did you mean data.root?"),
-        ("data: [1]", "configuration {file} must have a section 'data' of options"),
+        ("data: [1]", "data in {file} must be set by its keys"),
         ("- 1", "the file {file} of --config must contain keys and values"),
     ],
 )

@@ -377,7 +377,8 @@ def _check_file(command: CommandOptions, file: str, words: Sequence[str]) -> Non
     if translation is not None:
         fail(translation)
     for key, value in flatten(content).items():
-        is_read = command.name in SUBCOMMANDS or key.startswith("data.")  # other commands read the section `data` only
+        section = key.partition(".")[0]
+        is_read = command.name in SUBCOMMANDS or section == "data"  # other commands read the section `data` only
         if is_read and is_known(key):
             _check_value(command, key, value, f" in {file}")
 

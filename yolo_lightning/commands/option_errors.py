@@ -65,6 +65,7 @@ COMMA = re.compile(r", (?![^\[]*\])")  # outside of brackets
 CALLBACKS = "trainer.callbacks"
 LOGGER = "trainer.logger"
 CALLBACKS_FORM = f"{CALLBACKS} must be a list, such as [{{class_path: EMA, init_args: {{decay: 0.999}}}}]"
+EQUAL_CLASS = 0.85  # except for the case of letters
 NEAR_CLASS = 0.6  # the names of loggers differ from what is typed by their ending `Logger`
 MISSING_POSITIONAL = re.compile(r"the following arguments are required: (?P<names>[\w, ]+)$")
 TYPE_NAMES = {
@@ -171,8 +172,7 @@ def _unknown_key(match: Match, keys: Collection[str]) -> str:
 
 
 def _stray_word(match: Match, keys: Collection[str]) -> str:
-    words = match["words"].split()
-    return stray_word(words, words[0], keys)
+    return stray_word([match["words"]], match["words"], keys)
 
 
 def _wrong_group(match: Match, keys: Collection[str]) -> str:
@@ -265,7 +265,7 @@ def unknown_command(typed: str, commands: Collection[str]) -> str:
 def stray_word(words: Sequence[str], stray: str, keys: Collection[str]) -> str:
     """Return the error for a word of a command line that is neither an option nor a value."""
     if "command" in keys:
-        command = shlex.join(words[list(words).index(stray) :])
+        command = " ".join(words[list(words).index(stray) :])
         return f"{stray!r} follows no option; write the command after all options: -- {command}"
     meant = did_you_mean(options_for(stray, keys))
     return f"{stray!r} follows no option; write --key value, and a list as --key '[a, b]'{meant}"
@@ -354,7 +354,7 @@ def wrong_class_name(key: str, name: str) -> str | None:
     if "." in name:
         return None
     if key == LOGGER:
-        near = similar(name, classes, cutoff=NEAR_CLASS) or similar(f"{name}Logger", classes)
+        near = similar(name, classes, cutoff=NEAR_CLASS) or similar(f"{name}Logger", classes, cutoff=EQUAL_CLASS)
         listed = f"The loggers are {', '.join(classes)}, true and false."
         return f"{key}: there is no logger {name}{did_you_mean(near)} {listed}"
     listed = f"The callbacks are {', '.join(package)}, and those of lightning.pytorch.callbacks."
@@ -388,9 +388,7 @@ NO_OPTIONS = {
         "the data defines the classes: 'names' of the data.yaml, or the categories of the COCO file",
     ),
     "input_channels": "set data.input.channels",
-    **dict.fromkeys(
-        ("class_path", "init_args"), "data and model are no classes: write their options without init_args"
-    ),
+    **dict.fromkeys(("data.class_path", "data.init_args"), "write the options of data and model without init_args"),
     "auto_lr_find": "model.recipe.lr0 sets the learning rate",
     "auto_scale_batch_size": "set data.batch_size to auto",
     **dict.fromkeys(("classes", "save_conf", "line_width"), "select or change the detections in predictions.json"),
@@ -408,7 +406,7 @@ def unknown_key(key: str, keys: Collection[str], *, source: str = "", value: str
         value: Value to add to the suggestion.
         hyphens: Prefix of keys in the suggestion.
     """
-    remedy = NO_OPTIONS.get(last_part(key))
+    remedy = NO_OPTIONS.get(key) or NO_OPTIONS.get(last_part(key))
     if remedy is not None:
         return f"{key}{source} is no option: {remedy}."
     meant = nearest_key(key, keys)

@@ -102,17 +102,23 @@ def check_limits(command: CommandOptions, words: Sequence[str], options: Mapping
     if command.name in SUBCOMMANDS:
         check_launch(options, is_fit=command.name == "fit")
     if command.name == "fit":
+        check_length(options)
         check_deadline(options)
     # Training processes of a supervisor or a launcher wait for files that are missing for a while.
-    if is_supervised() or launch_id() is not None:
+    if not is_supervised() and launch_id() is None:
+        check_required_files(command, words, options, groups)
+        _check_model(command, options)
+
+
+def _check_model(command: CommandOptions, options: Mapping[str, Any]) -> None:
+    """Raise a UserError for weights or a graph of a new run that do not exist."""
+    if command.name != "fit" or resumes(options) or options.get("ckpt_path") is not None:
         return
-    check_required_files(command, words, options, groups)
-    if command.name == "fit" and not resumes(options) and options.get("ckpt_path") is None:
-        weights = options.get("model.weights")
-        if weights is not None:
-            check_weights(weights)
-        elif "model.variant" in options:
-            description_of(options["model.variant"])
+    weights = options.get("model.weights")
+    if weights is not None:
+        check_weights(weights)
+    elif "model.variant" in options:
+        description_of(options["model.variant"])
 
 
 def _groups_of(command: CommandOptions, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -156,6 +162,13 @@ def check_trainer(options: Mapping[str, Any]) -> None:
     max_time = given.get("max_time")
     if isinstance(max_time, str | int | float) and not re.fullmatch(r"\d+(:\d\d){3}", str(max_time)):
         raise UserError(f"trainer.max_time must be DD:HH:MM:SS, got {max_time}")
+    _check_parts(given)
+    if given.get("use_distributed_sampler"):
+        raise UserError("trainer.use_distributed_sampler must be false, got true: the data module assigns frames.")
+
+
+def _check_parts(given: Mapping[str, Any]) -> None:
+    """Raise a UserError for a strategy or a profiler of the Trainer that does not exist."""
     strategy = str(given.get("strategy"))
     is_short = re.fullmatch(r"[a-z_\d]+", strategy) is not None
     if is_short and (not strategy.startswith(("ddp", "auto", "single")) or strategy.endswith(WITHIN_A_PROGRAM)):
@@ -163,8 +176,6 @@ def check_trainer(options: Mapping[str, Any]) -> None:
     profiler = given.get("profiler")
     if isinstance(profiler, str) and re.fullmatch(r"[a-z_\d]+", profiler) and profiler not in PROFILERS:
         raise UserError(f"trainer.profiler must be {', '.join(PROFILERS)} or a class, got {profiler}.")
-    if given.get("use_distributed_sampler"):
-        raise UserError("trainer.use_distributed_sampler must be false, got true: the data module assigns frames.")
 
 
 def _check_number(name: str, value: Any, least: int) -> None:
@@ -207,8 +218,8 @@ def check_launch(options: Mapping[str, Any], *, is_fit: bool) -> None:
         )
 
 
-def check_deadline(options: Mapping[str, Any]) -> None:
-    """Raise a UserError for a fit without a length, or with a deadline that is malformed or, for a new run, past."""
+def check_length(options: Mapping[str, Any]) -> None:
+    """Raise a UserError for a fit that trains no step, or without a number of epochs."""
     if options.get("trainer.max_epochs", 1) is None:
         raise UserError("trainer.max_epochs must be >= 1, for the schedules, got None.")
     for name, nothing in WITHOUT_TRAINING.items():
@@ -216,6 +227,10 @@ def check_deadline(options: Mapping[str, Any]) -> None:
             raise UserError(f"{name} must be another value than {nothing}, with which a fit trains no step.")
     if options.get("trainer.limit_train_batches") == 0 and BATCH_SIZE_SEARCH not in str(options):
         raise UserError("trainer.limit_train_batches must be another value than 0, with which a fit trains no step.")
+
+
+def check_deadline(options: Mapping[str, Any]) -> None:
+    """Raise a UserError for a fit with a deadline that is malformed or, for a new run, past."""
     finish_by = options.get("finish_by")
     max_hours = options.get("max_hours")
     if max_hours is not None or finish_by is not None:

@@ -121,7 +121,7 @@ def _with_options_of_run(words: Sequence[str], options: Mapping[str, Any]) -> Ma
     files, _ = separated(words)
     if files or run is None or not (run / config_name("fit")).is_file():
         return options
-    return flatten(read_yaml(run / config_name("fit"))) | options
+    return {**flatten(read_yaml(run / config_name("fit"))), **options}
 
 
 def _check_data(splits: "Sequence[Split]", options: Mapping[str, Any], groups: Mapping[str, Any]) -> None:
