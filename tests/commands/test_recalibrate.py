@@ -81,7 +81,7 @@ def test_file_is_written_after_its_scores(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--images", "1"], "--images must be >= 2, got 1"),
+        (["--images", "1"], "images must be >= 2, got 1"),
         (["--output", "x.pt"], "output must end in .ckpt, got x.pt"),
         (["--checkpoint", "gone.ckpt"], "checkpoint gone.ckpt cannot be used: it does not exist"),
     ],

@@ -13,6 +13,7 @@ from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN
 from yolo_lightning.commands.console import check_writable
 from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.errors import UserError
+from yolo_lightning.utils.choices import check_range
 from yolo_lightning.utils.paths import real_path
 
 Format = Literal["pt", "onnx"]
@@ -55,9 +56,11 @@ def export(
     file = chosen_checkpoint(run, checkpoint)
     if channels == 1 and format == "pt":
         raise UserError("channels must be 3 for format pt, got 1: Ultralytics builds the network with 3 channels.")
-    target = _target(output, file, checkpoint, format)
     if image_size is not None:
         ImageSize.of("image_size", image_size).check("image_size")
+    if max_detections is not None:
+        check_range("max_detections", max_detections, ">= 1")
+    target = _target(output, file, checkpoint, format)
     if format == "onnx":
         _require_packages()
     from yolo_lightning.commands.export.onnx_file import InferenceNetwork, write_onnx_file  # imports torch
