@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from copy import copy, deepcopy
 from pathlib import Path
 from typing import Any, Literal
@@ -34,7 +34,7 @@ from yolo_lightning.training.accumulation import Accumulation, unscaled_gradient
 from yolo_lightning.training.finetuning_state import frozen_parts, restore_frozen_parts
 from yolo_lightning.training.logged_values import LoggedValues
 from yolo_lightning.utils import run_files
-from yolo_lightning.utils.activity import Activity, during, number_from_device
+from yolo_lightning.utils.activity import Activity, current, during, number_from_device
 from yolo_lightning.utils.choices import check_state, checked_arguments
 from yolo_lightning.utils.loop_position import (
     align_reloads,
@@ -169,9 +169,9 @@ def _failing_together(trainer: Trainer) -> Iterator[None]:
     The other ranks wait in a barrier at the end of `save_checkpoint`, which the first rank does not reach on an error.
     """
     failure: OSError | None = None
-    waits: AbstractContextManager[Any] = nullcontext() if trainer.is_global_zero else during(Activity.EXCHANGE)
+    activity = current() if trainer.is_global_zero else Activity.EXCHANGE
     try:
-        with waits:
+        with during(activity):
             yield
     except OSError as error:
         failure = error

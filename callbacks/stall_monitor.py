@@ -1,5 +1,6 @@
 """Callback that ends a stalled fit without a supervisor."""
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from yolo_lightning.checkpoints.run_folder import read_launch
 from yolo_lightning.errors import UserError
 from yolo_lightning.supervision import is_supervised
 from yolo_lightning.supervision.heartbeat import HeartbeatWriter
-from yolo_lightning.supervision.stall_process import start_stall_process
+from yolo_lightning.supervision.stall_process import StallJob, start_stall_process
 from yolo_lightning.utils.choices import checked_arguments
 from yolo_lightning.utils.distributed import launch_id
 from yolo_lightning.utils.rank_zero import rank_warn
@@ -52,14 +53,16 @@ class StallMonitor(Callback):
             rank_warn(f"no stacks after a stall inside a C call: {error}")
         folder = Path(trainer.default_root_dir)
         launch = read_launch(folder) if launch_id() is not None else None
-        self._process = start_stall_process(
-            folder,
-            self._writer.path,
+        job = StallJob(
+            os.getpid(),
+            str(folder.absolute()),
+            str(self._writer.path.absolute()),
             self.timeout_s,
             trainer.global_rank,
             trainer.world_size,
             {} if launch is None else {"launch": launch.id, "attempt": launch.attempt},
         )
+        self._process = start_stall_process(job)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self.teardown(trainer, pl_module, "fit")

@@ -214,8 +214,8 @@ def test_report_and_message_name_phase_and_batch(runs: dict[str, Run], kind: str
 def test_monitor_ends_with_the_process_that_it_watches() -> None:
     code = (
         "import os\nfrom pathlib import Path\n"
-        "from yolo_lightning.supervision.stall_process import start_stall_process\n"
-        "started = start_stall_process(Path(), Path(), 1000.0, 0, 1, {})\n"
+        "from yolo_lightning.supervision.stall_process import StallJob, start_stall_process\n"
+        "started = start_stall_process(StallJob(os.getpid(), '.', '.', 1000.0, 0, 1, {}))\n"
         "print(started.pid, flush=True)\nos._exit(0)"
     )
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}

@@ -119,9 +119,13 @@ def test_launches_that_cannot_be_restarted_are_refused(monkeypatch: pytest.Monke
     with pytest.raises(ValueError, match="--max-restarts needs --rdzv-id"):
         check_launch({}, is_fit=True)
     monkeypatch.setenv(LAUNCH_VARIABLE, "launch-1")
-    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
-    with pytest.raises(ValueError, match="set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"):
+    with pytest.raises(ValueError, match="TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 and --rdzv-backend c10d"):
+        check_launch({}, is_fit=True)
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "0")
+    check_launch({}, is_fit=True)
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 and --rdzv-backend c10d"):
         check_launch({}, is_fit=False)
 
 

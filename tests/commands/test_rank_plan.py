@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -88,8 +89,8 @@ def test_processes_of_lightnings_launcher_receive_the_plan_of_their_parent(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("LOCAL_RANK", raising=False)
-    monkeypatch.setenv(PLAN_VARIABLE, json.dumps(Run(tmp_path / "of an earlier fit").to_json()))
+    monkeypatch.setenv(PLAN_VARIABLE, json.dumps(asdict(Run(tmp_path / "of an earlier fit")), default=str))
     run = Run(tmp_path / "run", is_reserved=True)
     assert plan_of_all_ranks(None, OPTIONS, lambda: run) == run
     monkeypatch.setenv("LOCAL_RANK", "1")
-    assert plan_of_all_ranks(None, OPTIONS, pytest.fail) == Run(tmp_path / "run")
+    assert plan_of_all_ranks(None, OPTIONS, pytest.fail) == run

@@ -35,7 +35,6 @@ from yolo_lightning.data.sampling.resumable_loader import GlobalBatches  # noqa:
 from yolo_lightning.evaluation.drift import drift_scores, named_scores  # noqa: E402
 from yolo_lightning.evaluation.record import EvaluationCollection  # noqa: E402
 from yolo_lightning.training.normalization_statistics import (  # noqa: E402
-    layers_with_statistics,
     recompute_statistics,
     share_statistics,
     statistics_of,
@@ -97,7 +96,7 @@ def statistics_of_ranks() -> dict[str, Any]:
     torch.manual_seed(0)
     network = nn.Sequential(nn.Conv2d(1, 3, 1), nn.BatchNorm2d(3), nn.Conv2d(3, 2, 1), nn.BatchNorm2d(2))
     number = float(dist.get_rank() + 1)
-    for statistic in statistics_of(layers_with_statistics(network)).values():
+    for statistic in statistics_of(network).values():
         statistic.fill_(number)
     share_statistics(network)
     shared = {name: one.clone() for name, one in network.state_dict().items()}

@@ -69,8 +69,10 @@ def test_difference_ends_all_ranks_in_one_line_with_host_rank_and_both_values(mo
 
 
 def test_missing_fact_is_a_difference() -> None:
-    reports = [{"rank": rank, "host": "a", "facts": {"step": 3} if rank else {}} for rank in range(2)]
-    assert "step: 3 on rank 1 (host a), None on rank 0" in str(disagreement(reports))
+    reports: list[tuple[str, dict[str, int]]] = [("a", {}), ("b", {"step": 3})]
+    assert disagreement(reports) == (
+        "the ranks differ in step: 3 on rank 1 (host b), None on rank 0 (host a). All ranks end."
+    )
     assert disagreement(reports[:1]) is None
 
 

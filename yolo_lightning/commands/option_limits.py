@@ -52,7 +52,6 @@ DEVICE = re.compile(r"auto|cpu|mps|(cuda|xpu)(:\d+)?")
 """Device of a command besides fit, validate, test and predict."""
 
 DEADLINE_OPTIONS = ("finish_by", "max_hours")
-FRESH_STORE = "set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 before starting torchrun"
 LIMITED = (*(f"limit_{split}_batches" for split in ("train", "val", "test", "predict")), "overfit_batches")
 LEAST = {
     **dict.fromkeys(("max_steps", "num_sanity_val_steps"), -1),
@@ -212,9 +211,10 @@ def check_launch(options: Mapping[str, Any], *, is_fit: bool) -> None:
         raise UserError("--detach cannot be used with torchrun, whose processes end with it: use nohup torchrun ...")
     if is_fit and launch_id() == NO_LAUNCH_ID and may_restart():
         raise UserError("torchrun --max-restarts needs --rdzv-id, a new name for each run, to resume the run, got none")
-    if (machines_of_launch() or 1) > 1 and uses_agent_store():
+    if uses_agent_store() and (may_restart() or (machines_of_launch() or 1) > 1):
         raise UserError(
-            f"the processes of several machines cannot be restarted with torchrun's own store: {FRESH_STORE}"
+            "torchrun's own store does not separate restarted processes from ended ones: "
+            "start torchrun with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 and --rdzv-backend c10d, or --standalone"
         )
 
 

@@ -66,7 +66,7 @@ def _plan_of_this_machine(plan: Callable[[], Run]) -> Run:
     if is_further_process and PLAN_VARIABLE in os.environ:
         return Run.from_json(json.loads(os.environ[PLAN_VARIABLE]))
     run = plan()
-    os.environ[PLAN_VARIABLE] = json.dumps(run.to_json())
+    os.environ[PLAN_VARIABLE] = json.dumps(asdict(run), default=str)
     return run
 
 
@@ -78,7 +78,7 @@ def _first_plan(plan: Callable[[], Run], launch: LaunchRecord) -> dict[str, Any]
     if run.is_fit and not run.is_finished:
         with run_lock(run.folder):  # the record of a run in use remains
             run_folder.note_launch(run.folder, launch)
-    return {"run": run.to_json(), "launch": asdict(launch)}
+    return {"run": asdict(run), "launch": asdict(launch)}
 
 
 def facts(run: Run, launch: LaunchRecord, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from yolo_lightning.checkpoints.resume import (
 )
 from yolo_lightning.checkpoints.torch_archive import check_module, load_checkpoint
 from yolo_lightning.commands.option_layers import GivenOptions
-from yolo_lightning.commands.option_limits import FRESH_STORE, resumes
+from yolo_lightning.commands.option_limits import resumes
 from yolo_lightning.commands.start_supervisor import finished_line
 from yolo_lightning.data.formats.choose_format import format_class
 from yolo_lightning.errors import UserError
@@ -44,12 +44,7 @@ from yolo_lightning.supervision.fallback_levels import AS_CONFIGURED, FLOAT32, P
 from yolo_lightning.utils import run_files
 from yolo_lightning.utils.accelerator import accelerator_or_cpu
 from yolo_lightning.utils.choices import AUTO
-from yolo_lightning.utils.distributed import (
-    NO_LAUNCH_ID,
-    launch_id,
-    may_restart,
-    uses_agent_store,
-)
+from yolo_lightning.utils.distributed import NO_LAUNCH_ID, launch_id
 from yolo_lightning.utils.host import worker_count
 from yolo_lightning.utils.slurm import is_slurm_task
 from yolo_lightning.utils.yaml_file import flatten
@@ -78,14 +73,9 @@ class Run:
     warnings: tuple[str, ...] = ()
     lines: tuple[str, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the plan for another rank, which reserves nothing."""
-        paths = {"folder": str(self.folder), "checkpoint": None if self.checkpoint is None else str(self.checkpoint)}
-        return asdict(self) | paths | {"is_reserved": False}
-
     @staticmethod
     def from_json(content: Mapping[str, Any]) -> "Run":
-        """Return the plan that `to_json` has written."""
+        """Return a plan whose fields were sent as JSON, paths as text."""
         checkpoint = content["checkpoint"]
         paths = {"folder": Path(content["folder"]), "checkpoint": None if checkpoint is None else Path(checkpoint)}
         texts = {name: tuple(content[name]) for name in ("warnings", "lines")}
@@ -121,7 +111,6 @@ def plan_run(
     if run.checkpoint is not None:
         place += f", checkpoint: {run.checkpoint}"
     lines = [*run.lines, place]
-    warnings = list(run.warnings)
     if is_fit and options["supervision.enabled"] and not is_supervised():
         restarter = "SLURM restarts the job (--requeue)" if is_slurm_task() else "torchrun restarts (--max-restarts)"
         lines.append(f"supervision.enabled is ignored: {restarter}")
@@ -129,9 +118,7 @@ def plan_run(
         weights = weights_file(options)
         if weights is not None:
             lines += changes(_bound_by(weights, options), options, f"the weights {weights}")
-    if launch_id() is not None and may_restart() and uses_agent_store():
-        warnings.append(f"torchrun's restarts may hang: {FRESH_STORE}")
-    return replace(run, is_fit=is_fit, lines=tuple(lines), warnings=tuple(warnings))
+    return replace(run, is_fit=is_fit, lines=tuple(lines))
 
 
 def _plan_fit(base: Path, options: Mapping[str, Any]) -> Run:

@@ -61,7 +61,7 @@ def write_rank(run: Path, status: RankStatus) -> None:
 def read_ranks(run: Path) -> list[RankStatus]:
     """Return the status of each rank that has written one; under a supervisor, of all ranks but the first."""
     paths = sorted((run / RANKS).glob("*.json"))[:MOST_RANKS]
-    statuses = [status for path in paths if (status := read_record(path, RankStatus)) is not None]
+    statuses = [*filter(None, (read_record(path, RankStatus) for path in paths))]
     if not statuses:
         now_s = time.monotonic()
         heartbeats = rank_heartbeats(run).items()

@@ -10,7 +10,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -46,24 +45,20 @@ class StallJob:
     """What the process beside a training process does, as JSON on its command line."""
 
     trainer: int  # process id of the training process
-    run: str  # run folder
-    heartbeat: str  # heartbeat file of the training process
+    run: str  # absolute path of the run folder
+    heartbeat: str  # absolute path of the heartbeat file of the training process
     timeout_s: float  # of each phase
     rank: int
     ranks: int  # several ranks stall together, and each of them writes its report
     further: dict[str, Any]  # further entries of the incident report
 
 
-def start_stall_process(
-    run: Path, heartbeat: Path, timeout_s: float, rank: int, ranks: int, further: Mapping[str, Any]
-) -> subprocess.Popen[bytes]:
-    """Start the process that ends this process after `timeout_s` seconds without a heartbeat; see `StallJob`.
+def start_stall_process(job: StallJob) -> subprocess.Popen[bytes]:
+    """Start the process that ends `job.trainer` after `job.timeout_s` seconds without a heartbeat.
 
     Several ranks also write their status into the run folder.
     """
     root = Path(__file__).resolve().parents[2]
-    paths = str(run.absolute()), str(heartbeat.absolute())
-    job = StallJob(os.getpid(), *paths, timeout_s, rank, ranks, dict(further))
     words = [sys.executable, "-I", "-S", "-c", START, str(root), json.dumps(asdict(job))]
     return subprocess.Popen(words, stdin=subprocess.DEVNULL, start_new_session=True)
 

@@ -5,7 +5,7 @@ still changing; with `EMA`, they are averaged once more. Source of the method: "
 Johnson 2021, arXiv 2105.07576, section 3, PreciseBN).
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -22,6 +22,7 @@ class StatisticsError(RuntimeError):
 
 
 COUNTER = "num_batches_tracked"
+STATISTICS = ("running_mean", "running_var")
 
 
 def has_single_values(images: Tensor, stride: int) -> bool:
@@ -49,40 +50,29 @@ def running_statistics(network: nn.Module) -> Iterator[None]:
             layer.train()
 
 
-def layers_with_statistics(network: nn.Module) -> dict[str, _BatchNorm]:
-    """Return the batch normalization layers that have running statistics, by name."""
-    layers = {name: layer for name, layer in network.named_modules() if isinstance(layer, _BatchNorm)}
-    return {name: layer for name, layer in layers.items() if layer.running_mean is not None}
+def statistics_of(network: nn.Module, frozen: tuple[str, ...] = ()) -> dict[str, Tensor]:
+    """Return the running means and variances `(C,)` of a network by name, without those of frozen parts."""
+    buffers = dict(network.named_buffers())
+    return {name: buffers[name] for name in buffers if name.endswith(STATISTICS) and not in_parts(name, frozen)}
 
 
-def statistics_of(layers: Mapping[str, _BatchNorm]) -> dict[str, Tensor]:
-    """Return the running means and variances of layers, by name."""
-    statistics = {}
-    for name, layer in layers.items():
-        assert layer.running_mean is not None
-        assert layer.running_var is not None
-        statistics[f"{name}.running_mean"] = layer.running_mean
-        statistics[f"{name}.running_var"] = layer.running_var
-    return statistics
-
-
-def _set(statistics: Mapping[str, Tensor], values: Tensor) -> None:
-    """Copy the values of all statistics, concatenated, into the statistics."""
-    sizes = [statistic.numel() for statistic in statistics.values()]
+def _exchange(statistics: Mapping[str, Tensor], exchanged: Callable[[Tensor], Tensor]) -> None:
+    """Replace the statistics by what the ranks exchange, in one message; a collective call."""
+    values = exchanged(torch.cat([*statistics.values()]))
+    sizes = [len(statistic) for statistic in statistics.values()]
     for statistic, value in zip(statistics.values(), torch.split(values, sizes), strict=True):
-        statistic.copy_(value.view_as(statistic))
+        statistic.copy_(value)
 
 
 @torch.no_grad()
 def share_statistics(network: nn.Module) -> None:
-    """Replace the running statistics of all ranks by those of the first rank, in one message; a collective call.
+    """Replace the running statistics of all ranks by those of the first rank; a collective call.
 
     The statistics of the first rank are those of a checkpoint. Therefore a resumed fit validates the same network.
     """
-    statistics = statistics_of(layers_with_statistics(network))
+    statistics = statistics_of(network)
     if statistics:
-        values = torch.cat([statistic.flatten() for statistic in statistics.values()])
-        _set(statistics, broadcast_of_first_rank(values))
+        _exchange(statistics, broadcast_of_first_rank)
 
 
 @torch.no_grad()
@@ -107,37 +97,38 @@ def recompute_statistics(
     Raises:
         StatisticsError: If there is no batch, or a statistic is not finite.
     """
-    layers = {name: layer for name, layer in layers_with_statistics(network).items() if not in_parts(name, frozen)}
+    layers = [
+        layer
+        for name, layer in network.named_modules()
+        if isinstance(layer, _BatchNorm) and layer.running_mean is not None and not in_parts(name, frozen)
+    ]
     network.eval()
     if not layers:
         return 0
-    with _restored(network, layers.values()):
-        for layer in layers.values():
+    with _restored(network, layers):
+        for layer in layers:
             layer.reset_running_stats()
             layer.train()
         count = 0
         for count, batch in enumerate(batches, start=1):
-            for layer in layers.values():
+            for layer in layers:
                 # The cumulative average, also for layers whose kernels need a number as momentum.
                 layer.momentum = 1 / count
             network(batch)
         if not count:
             raise StatisticsError("there is no batch of images")
-        statistics = statistics_of(layers)
-        values = torch.cat([statistic.flatten() for statistic in statistics.values()])
+        statistics = statistics_of(network, frozen)
         if ranks > 1:
-            values = sum_over_ranks(values).div_(ranks)
-            _set(statistics, values)
+            _exchange(statistics, lambda values: sum_over_ranks(values).div_(ranks))
         with during(Activity.DEVICE_WAIT):
-            is_finite = bool(values.isfinite().all())
-        if not is_finite:
-            name = next(name for name, statistic in statistics.items() if not statistic.isfinite().all())
-            raise StatisticsError(f"the statistics of {name.rpartition('.')[0]} are not finite")
+            nonfinite = [name for name, statistic in statistics.items() if not statistic.isfinite().all()]
+        if nonfinite:
+            raise StatisticsError(f"the statistics of {nonfinite[0].rpartition('.')[0]} are not finite")
     return count
 
 
 @contextmanager
-def _restored(network: nn.Module, layers: Collection[_BatchNorm]) -> Iterator[None]:
+def _restored(network: nn.Module, layers: Sequence[_BatchNorm]) -> Iterator[None]:
     """Restore evaluation mode, momentums and counters after the block, and after an error the statistics, too."""
     earlier_buffers = [{name: buffer.clone() for name, buffer in layer.named_buffers()} for layer in layers]
     earlier_momentums = [layer.momentum for layer in layers]

@@ -21,13 +21,6 @@ LAUNCH_VARIABLE = "TORCHELASTIC_RUN_ID"
 NO_LAUNCH_ID = "none"
 """Id of all launches with torchrun's static rendezvous and without --rdzv-id."""
 
-RESTARTS_VARIABLE = "TORCHELASTIC_RESTART_COUNT"
-"""Environment variable with the failures that one agent has counted.
-
-It does not number the attempts of a launch: an agent does not count a restart because of another machine, and the agent
-of a machine that returns begins with 0.
-"""
-
 MACHINES_VARIABLE = "GROUP_WORLD_SIZE"
 
 
@@ -47,10 +40,11 @@ def may_restart() -> bool:
 
 
 def uses_agent_store() -> bool:
-    """Return whether torchrun uses one store for all restarts, as without TORCH_DISABLE_SHARE_RDZV_TCP_STORE.
+    """Return whether torchrun uses one store for all restarts.
 
+    It does so with the rendezvous `static`, torchrun's default, and without TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1.
     PyTorch 2.15 does not separate the attempts in it, so that a restarted process sometimes waits for the address of a
-    dead one. Delete the checks that call this function when PyTorch separates the attempts.
+    dead one. Delete the check that calls this function when PyTorch separates the attempts.
     """
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
@@ -108,35 +102,24 @@ def gather(thing: Any) -> list[Any]:
     return things
 
 
-def rank_facts(rank: int, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts of a rank with its rank and host, for `disagreement`."""
-    return {"rank": rank, "host": socket.gethostname(), "facts": dict(facts)}
-
-
-def disagreement(reports: Sequence[Mapping[str, Any]]) -> str | None:
+def disagreement(reports: Sequence[tuple[str, Mapping[str, Any]]]) -> str | None:
     """Return a line that names the first fact of a rank that differs from that of the first rank, or None.
 
     Args:
-        reports: Result of `rank_facts` of each rank, in their order.
+        reports: Host and facts of each rank, in the order of the ranks.
     """
-    expected = reports[0]
-    for report in reports[1:]:
-        for name in sorted(expected["facts"].keys() | report["facts"].keys()):
-            if report["facts"].get(name) != expected["facts"].get(name):
-                places = [
-                    f"{rank['facts'].get(name)!r} on rank {rank['rank']} (host {rank['host']})"
-                    for rank in (report, expected)
-                ]
-                return f"the ranks differ in {name}: {', '.join(places)}. All ranks end."
+    first_host, expected = reports[0]
+    for rank, (host, facts) in enumerate(reports[1:], start=1):
+        for name in sorted(expected.keys() | facts.keys()):
+            if facts.get(name) != expected.get(name):
+                value = f"{facts.get(name)!r} on rank {rank} (host {host})"
+                first_value = f"{expected.get(name)!r} on rank 0 (host {first_host})"
+                return f"the ranks differ in {name}: {value}, {first_value}. All ranks end."
     return None
 
 
 def check_agreement(facts: Mapping[str, Any]) -> None:
     """Raise a UserError in all ranks if a fact of a rank differs from that of the first rank; a collective call."""
-    from torch import distributed as dist
-
-    if not (dist.is_available() and dist.is_initialized()):
-        return
-    difference = disagreement(gather(rank_facts(dist.get_rank(), facts)))
+    difference = disagreement(gather((socket.gethostname(), facts)))
     if difference is not None:
         raise UserError(difference)

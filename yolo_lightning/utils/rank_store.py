@@ -5,25 +5,18 @@ The store is the one through which torch forms the process group afterwards.
 
 import json
 import os
+import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from yolo_lightning.errors import UserError
-from yolo_lightning.utils.distributed import (
-    RESTARTS_VARIABLE,
-    disagreement,
-    launch_id,
-    rank_facts,
-    uses_agent_store,
-)
+from yolo_lightning.utils.distributed import disagreement, launch_id
 from yolo_lightning.utils.slurm import is_slurm_task
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]  # not in `__all__`
-
-PREFIX = "yolo_lightning"
 
 
 class RankStore:
@@ -42,17 +35,13 @@ class RankStore:
         self.rank = rank
         self.size = size
 
-    @property
-    def is_first(self) -> bool:
-        return self.rank == 0
-
     def decide(self, name: str, decision: Callable[[], Any]) -> Any:
         """Return what `decision` returns in the first rank, as JSON; the other ranks do not call `decision`.
 
         Raises:
             UserError: In all ranks, if `decision` raises an exception; the first rank raises that exception.
         """
-        if not self.is_first:
+        if self.rank:
             message = json.loads(self._store.get(name))
             self._store.set(f"{name}/received/{self.rank}", "1")
             if "error" in message:
@@ -69,7 +58,7 @@ class RankStore:
 
     def compare(self, facts: Mapping[str, Any]) -> None:
         """Raise a UserError in all ranks if a fact of a rank differs from that of the first rank."""
-        self._store.set(f"facts/{self.rank}", json.dumps(rank_facts(self.rank, facts), default=str))
+        self._store.set(f"facts/{self.rank}", json.dumps((socket.gethostname(), facts), default=str))
         verdict = self.decide("verdict", self._verdict)
         if verdict is not None:
             raise UserError(verdict)
@@ -79,7 +68,7 @@ class RankStore:
 
     def _publish(self, name: str, message: dict[str, Any]) -> None:
         """Send a message to all other ranks, and wait until they have read it: the first rank can hold the store."""
-        self._store.set(name, json.dumps(message))
+        self._store.set(name, json.dumps(message, default=str))
         receipts = [f"{name}/received/{rank}" for rank in range(1, self.size)]
         if receipts:
             self._store.wait(receipts)
@@ -114,6 +103,4 @@ def _rendezvous(rank: int, size: int, timeout: timedelta | None) -> RankStore:
     from torch.distributed.rendezvous import rendezvous
 
     store, _, _ = next(rendezvous("env://", rank, size, timeout=timeout or default_pg_timeout))
-    # torchrun keeps its own store, with the keys of the earlier attempts, over the restarts of one agent.
-    attempt = os.environ.get(RESTARTS_VARIABLE, "") if uses_agent_store() else ""
-    return RankStore(PrefixStore(f"{PREFIX}{attempt}", store), rank, size)
+    return RankStore(PrefixStore("yolo_lightning", store), rank, size)

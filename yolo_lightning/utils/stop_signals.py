@@ -55,10 +55,7 @@ class StopRequest:
 
     def install(self) -> None:
         """Handle the stop signals from now on, in the main thread; an ignored one (`fit &`, `nohup`) stays ignored."""
-        signals = [*STOP_SIGNALS]
-        if is_slurm_task():
-            signals.append(REQUEUE_SIGNAL)
-        for number in signals:
+        for number in EXCHANGED_SIGNALS if is_slurm_task() else STOP_SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._handle)
         self.installed = True
