@@ -24,7 +24,8 @@ import torch  # noqa: E402
 from common import markdown_table  # noqa: E402
 from hosts.fit import LONGEST_S, POLL_S, HostedFit  # noqa: E402
 from hosts.network import TwoNamespaces, reason_against  # noqa: E402
-from hosts.record import are_equal, is_each_image_once, read_weights  # noqa: E402
+from hosts.record import are_equal, are_validated_networks_equal, is_each_image_once, read_weights  # noqa: E402
+from hosts.systemd import restarts  # noqa: E402
 from synthetic import draw_dataset  # noqa: E402
 
 FRAMES = 24
@@ -36,6 +37,7 @@ SHORT_LINK_DOWN_S = 20.0
 LATE_S = 60.0
 ERROR = "error: "
 WARNING = "warning: "
+FINISHED = "To start a new run"
 
 Disturb = Callable[[HostedFit], None]
 
@@ -96,16 +98,22 @@ def run(name: str, network: TwoNamespaces, folder: Path, data: Path) -> str:
 def describe(fit: HostedFit) -> str:
     """Return the end of a fit: the errors, or run folders, weights and images."""
     output = [line for host in range(2) for line in fit.log(host).splitlines()]
-    messages = [line for line in output if ERROR in line or ("[rank 1, host1]" in line and WARNING in line)]
+    messages = [
+        line for line in output if ERROR in line or FINISHED in line or ("[rank 1, host1]" in line and WARNING in line)
+    ]
     if not fit.is_finished():
         return f"ended with exit codes {fit.codes()}: {messages[0] if messages else 'no line'}"
     weights = read_weights(fit.folder)
     is_equal = len(weights) == 2 and are_equal(weights[0], weights[1])
     is_complete = is_each_image_once(fit.folder, fit.epochs, FRAMES)
     parts = [f"finished, {fit.starts} starts of the agents, runs {', '.join(fit.runs())}"]
+    if fit.uses_systemd:
+        parts[0] += f", {[restarts(fit.log(host)) for host in range(2)]} restarts by systemd"
     parts.append("equal weights" if is_equal else "DIFFERENT WEIGHTS")
+    are_networks_equal = are_validated_networks_equal(fit.folder)
+    parts.append("equal networks validated" if are_networks_equal else "OTHER NETWORKS VALIDATED")
     reference = fit.folder.parent / "none/weights-0.pt"
-    if reference.is_file() and fit.machines == "2":
+    if reference.is_file() and fit.machines == "2" and not fit.options:
         expected = torch.load(reference, weights_only=True)
         is_same = are_equal(weights[0], expected)
         parts.append("equal to the undisturbed fit" if is_same else "other weights than the undisturbed fit")
@@ -137,12 +145,17 @@ def full_index(network: TwoNamespaces, folder: Path, data: Path) -> HostedFit:
     return HostedFit(network, folder, (data, data), setups=("true", mount), most_starts=1)
 
 
-def other_annotations(network: TwoNamespaces, folder: Path, data: Path) -> HostedFit:
-    copy = copied(data, folder)
-    annotations = json.loads((copy / "Train.json").read_text())
-    annotations["annotations"].pop()
-    (copy / "Train.json").write_text(json.dumps(annotations))
-    return HostedFit(network, folder, (data, copy), most_starts=1)
+def other_annotations(name: str) -> "Prepare":
+    """The annotations of the second host have one box less."""
+
+    def prepare(network: TwoNamespaces, folder: Path, data: Path) -> HostedFit:
+        copy = copied(data, folder)
+        annotations = json.loads((copy / name).read_text())
+        annotations["annotations"].pop()
+        (copy / name).write_text(json.dumps(annotations))
+        return HostedFit(network, folder, (data, copy), most_starts=1)
+
+    return prepare
 
 
 def missing_frames(network: TwoNamespaces, folder: Path, data: Path) -> HostedFit:
@@ -154,6 +167,23 @@ def missing_frames(network: TwoNamespaces, folder: Path, data: Path) -> HostedFi
 
 def skewed(seconds: float) -> Callable[[TwoNamespaces, Path, Path], HostedFit]:
     return lambda network, folder, data: HostedFit(network, folder, (data, data), clock_s=(0.0, seconds), most_starts=1)
+
+
+def without_statistics(network: TwoNamespaces, folder: Path, data: Path) -> HostedFit:
+    return HostedFit(network, folder, (data, data), options=("--model.recipe.statistics_batches", "0"))
+
+
+def systemd(network: TwoNamespaces, folder: Path, data: Path) -> HostedFit:
+    return HostedFit(network, folder, (data, data), uses_systemd=True, most_starts=1)
+
+
+def finished(network: TwoNamespaces, folder: Path, data: Path) -> HostedFit:
+    """The fit has been trained to its end by a launch with the same id."""
+    fit = plain(network, folder, data)
+    fit.start()
+    while fit.serve():
+        time.sleep(POLL_S)
+    return HostedFit(network, folder, (data, data), most_starts=1)
 
 
 def copied(data: Path, folder: Path) -> Path:
@@ -203,7 +233,15 @@ FAULTS: dict[str, tuple[str, Prepare, Disturb]] = {
     "lost host": (f"host1 is lost, and returns after {LATE_S:.0f} s (`--nnodes 1:2`)", elastic, lose_host),
     "short cut": (f"no link for {SHORT_LINK_DOWN_S:.0f} s", plain, cut_link(SHORT_LINK_DOWN_S)),
     "cut": (f"no link for {LINK_DOWN_S:.0f} s", plain, cut_link(LINK_DOWN_S)),
-    "annotations": ("annotations of host1 differ by one box", other_annotations, nothing),
+    "systemd": (f"no link for {LINK_DOWN_S:.0f} s, torchrun is a service of systemd", systemd, cut_link(LINK_DOWN_S)),
+    "id": ("a finished run is started again with its id", finished, nothing),
+    "statistics": ("`model.recipe.statistics_batches 0`", without_statistics, nothing),
+    "annotations": ("annotations of host1 differ by one box", other_annotations("Train.json"), nothing),
+    "validation": (
+        "annotations of host1 for the validation differ by one box",
+        other_annotations("Valid.json"),
+        nothing,
+    ),
     "unshared": ("the run folder is not shared", unshared, nothing),
     "full index": ("the disk for the index of host1 is full", full_index, nothing),
     "frames": ("a frame is missing on host1", missing_frames, nothing),

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hosts.network import ADDRESSES, INTERFACE, TwoNamespaces
+from hosts.systemd import with_systemd
 from yolo_lightning.supervision.heartbeat import Heartbeat, read_heartbeat
 from yolo_lightning.utils.distributed import rank_suffix
 
@@ -42,12 +43,14 @@ class HostedFit:
     clock_s: tuple[float, float] = (0.0, 0.0)  # what the clocks of the agents are ahead
     machines: str = "2"  # of torchrun's --nnodes
     epochs: int = EPOCHS
+    options: tuple[str, ...] = ()  # further options of `fit`
+    uses_systemd: bool = False  # whether systemd starts torchrun, by the unit in docs/scaling.md
     most_starts: int = 8
     starts: list[int] = field(default_factory=lambda: [0, 0])
     absent: set[int] = field(default_factory=set)  # hosts whose agent is not started at the moment
 
     def __post_init__(self) -> None:
-        self.folder.mkdir(parents=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
         self.agents: list[subprocess.Popen[bytes]] = []
         self._ended_s = [0.0, 0.0]
 
@@ -125,12 +128,17 @@ class HostedFit:
             *("--data.storage.index_root", str(self.folder.parent / f"index-{host}")),
             "--trainer.callbacks+=hosts.record.Recorder",
             f"--trainer.callbacks+={{class_path: LastCheckpoint, init_args: {{interval_steps: {CHECKPOINT_STEPS}}}}}",
+            *self.options,
         ]
         settings = {"GLOO_SOCKET_IFNAME": INTERFACE, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
         settings |= {"OMP_NUM_THREADS": "1", "RECORD": str(self.folder), "PYTHONPATH": f"{SCRIPTS.parent}:{SCRIPTS}"}
-        with (self.folder / f"{host}.log").open("ab") as log:
+        words = [*torchrun, *agent, *fit]
+        log_path = self.folder / f"{host}.log"
+        if self.uses_systemd:
+            words = with_systemd(words, settings, self.folder, log_path)
+        with log_path.open("ab") as log:
             return subprocess.Popen(
-                self.network.command(host, [*torchrun, *agent, *fit], self.setups[host]),
+                self.network.command(host, words, self.setups[host]),
                 cwd=self.folder,
                 env=os.environ | settings,
                 stdout=log,

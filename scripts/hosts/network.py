@@ -19,7 +19,7 @@ def reason_against() -> str:
     """Return why two hosts cannot be built on this machine; empty if they can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
-    missing = [name for name in ("ip", "unshare") if shutil.which(name) is None]
+    missing = [name for name in ("ip", "nsenter", "unshare") if shutil.which(name) is None]
     if missing:
         return f"{' and '.join(missing)} not found"
     try:
@@ -56,7 +56,8 @@ class TwoNamespaces:
     def command(self, host: int, words: Sequence[str], setup: str = "true") -> list[str]:
         """Return a command line that runs `words` on a host, after the shell command `setup`, with separate mounts."""
         inside = ["unshare", "--mount", "--uts", "sh", "-c", SETUP, "sh", HOSTS[host], setup, *words]
-        return ["ip", "netns", "exec", self._names[host], *inside]
+        # Unlike `ip netns exec`, keeps `/sys` with the control groups, which systemd needs.
+        return ["nsenter", f"--net=/run/netns/{self._names[host]}", *inside]
 
     def set_link(self, state: str) -> None:
         """Connect (`up`) or disconnect (`down`) the cable."""

@@ -3,6 +3,7 @@
 import os
 from collections import Counter, defaultdict
 from collections.abc import Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ FOLDER_VARIABLE = "RECORD"
 
 
 class Recorder(Callback):
-    """Writes a line `epoch batch ids` after each step, and `weights-<rank>.pt` at the end of the fit."""
+    """Writes a line `epoch batch ids` after each step, a hash of each validated network, and the weights at the end."""
 
     def __init__(self) -> None:
         self._folder = Path(os.environ[FOLDER_VARIABLE])
@@ -24,6 +25,14 @@ class Recorder(Callback):
     ) -> None:
         with (self._folder / f"steps-{trainer.global_rank}.txt").open("a") as file:
             print(trainer.current_epoch, batch_idx, ",".join(batch.image_ids), file=file)
+
+    def on_validation_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        if batch_idx == 0:
+            digest = sha256(b"".join(tensor.numpy().tobytes() for tensor in pl_module.state_dict().values()))
+            with (self._folder / f"validated-{trainer.global_rank}.txt").open("a") as file:
+                print(trainer.current_epoch, digest.hexdigest(), file=file)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         torch.save(pl_module.state_dict(), self._folder / f"weights-{trainer.global_rank}.pt")
@@ -47,6 +56,12 @@ def is_each_image_once(folder: Path, epochs: int, images: int) -> bool:
     """Return whether each of the images was delivered once in each epoch."""
     counts = delivered_images(folder, epochs)
     return all(len(count) == images and set(count.values()) == {1} for count in counts)
+
+
+def are_validated_networks_equal(folder: Path) -> bool:
+    """Return whether the ranks 0 and 1 have validated equal networks, with equal statistics of normalization."""
+    first, second = ((folder / f"validated-{rank}.txt").read_text() for rank in range(2))
+    return first == second != ""
 
 
 def read_weights(folder: Path) -> list[dict[str, torch.Tensor]]:
