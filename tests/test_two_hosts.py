@@ -91,24 +91,31 @@ def data(look_alike: Path, index_root: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, data: list[str]) -> dict[str, torch.Tensor]:
-    """Weights of a fit without a failure."""
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, data: list[str]) -> TwoHosts:
+    """A fit without a failure."""
     hosts = TwoHosts(tmp_path_factory.mktemp("hosts") / "undisturbed", (data, data))
     assert hosts.train() == [0, 0], hosts.output()
     hosts.assert_one_run()
-    return hosts.weights()[0]
+    return hosts
 
 
 @pytest.mark.parametrize("failure", ["kill", "kill agent"])
 @pytest.mark.parametrize("rank", ["0", "1"])
 def test_run_of_two_hosts_continues_after_the_death_of_a_rank_or_an_agent(
-    tmp_path: Path, data: list[str], undisturbed: dict[str, torch.Tensor], failure: str, rank: str
+    tmp_path: Path, data: list[str], undisturbed: TwoHosts, failure: str, rank: str
 ) -> None:
     hosts = TwoHosts(tmp_path, (data, data))
     assert hosts.train(FAILURE=failure, FAIL_RANK=rank, FAIL_AT="4") == [0, 0], hosts.output()
     hosts.assert_one_run()
     assert_each_once(tmp_path / "record")
-    torch.testing.assert_close(hosts.weights()[0], undisturbed, rtol=0, atol=0)
+    torch.testing.assert_close(hosts.weights()[0], undisturbed.weights()[0], rtol=0, atol=0)
+
+
+def test_id_of_a_finished_run_ends_both_hosts_at_once(undisturbed: TwoHosts) -> None:
+    assert undisturbed.train(most_starts=1) == [0, 0], undisturbed.output()
+    assert "To start a new run, set another --rdzv-id than two-hosts." in undisturbed.output()
+    undisturbed.assert_one_run()
+    assert_each_once(undisturbed.folder / "record")
 
 
 def test_host_that_returns_joins_the_run_of_the_host_that_continued_alone(tmp_path: Path, data: list[str]) -> None:
