@@ -18,6 +18,12 @@ from tests.parity.training_twins import (
     random_batches,
     state,
 )
+from yolo_lightning.commands.benchmark.training_step import random_batch
+from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
+from yolo_lightning.data.image_size import ImageSize
+from yolo_lightning.model.graph import build_graph
+from yolo_lightning.model.layers import of_branch
+from yolo_lightning.model.loss import DetectionLoss
 from yolo_lightning.module import YOLOModule
 from yolo_lightning.training.accumulation import Accumulation
 
@@ -51,6 +57,33 @@ def test_bf16_mixed_keeps_weights_in_float32_and_the_loss_near(tmp_path: Path) -
     assert {tensor.dtype for tensor in module.graph.parameters()} == {torch.float32}
     assert mixed.steps[0]["loss"] == pytest.approx(exact.steps[0]["loss"], rel=0.05)
     assert mixed.steps[0]["loss"] != exact.steps[0]["loss"]
+
+
+@pytest.mark.parametrize("variant", ["yolov8n", "yolov10n"])
+def test_boxes_and_loss_under_autocast_are_those_of_float32(variant: str) -> None:
+    """bfloat16 rounds coordinates beyond 64 cells to half a cell; the image has 128 cells in a row at stride 8."""
+    graph: Any = build_graph(variant, CLASS_NAMES).eval()
+    batch = random_batch(1, ImageSize(32, 1024), seed=0)
+    shapes = [(1, 64, 32 // stride, 1024 // stride) for stride in (8, 16, 32)]
+    generator = torch.Generator().manual_seed(0)
+    cells = sum(height * width for _, _, height, width in shapes)
+    raw: Any = {
+        "boxes": 3 * torch.randn(1, 64, cells, generator=generator),
+        "scores": torch.randn(1, len(CLASS_NAMES), cells, generator=generator),
+    }
+    raw = {name: tensor.bfloat16() for name, tensor in raw.items()}
+    precise = {name: tensor.float() for name, tensor in raw.items()}
+    precise["feats"] = [torch.empty(shape) for shape in shapes]
+    raw["feats"] = [torch.empty(shape, dtype=torch.bfloat16) for shape in shapes]
+    expected_boxes = graph.model[-1]._inference(precise)
+    if variant == "yolov10n":
+        raw, precise = ({"one2many": branch, "one2one": branch} for branch in (raw, precise))
+    expected_loss, _ = DetectionLoss(graph)(precise, batch)
+    with torch.autocast("cpu", torch.bfloat16):
+        boxes, _ = of_branch(graph, (None, raw), one_to_one=False)
+        loss, _ = DetectionLoss(graph)(raw, batch)
+    torch.testing.assert_close(boxes, expected_boxes)
+    torch.testing.assert_close(loss, expected_loss)
 
 
 def test_16_mixed_unscales_before_it_clips(tmp_path: Path) -> None:

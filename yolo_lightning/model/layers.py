@@ -96,12 +96,35 @@ def keep_branch(graph: Any, *, one_to_one: bool) -> None:
 def of_branch(graph: Any, output: Any, *, one_to_one: bool) -> Any:
     """Return the output of a graph in evaluation mode with the decoded boxes of one branch of the head.
 
-    Ultralytics decodes the one-to-many branch, and keeps only the best boxes if it decodes the one-to-one branch.
+    Ultralytics decodes the one-to-many branch, and keeps only the best boxes if it decodes the one-to-one branch. Under
+    autocast, the boxes are decoded in float32.
     """
-    if not one_to_one:
+    device_type = next(graph.parameters()).device.type
+    is_mixed = torch.is_autocast_enabled(device_type)
+    if not one_to_one and not is_mixed:
         return output
+    head = graph.model[-1]
     _, raw = output
-    return graph.model[-1]._inference(raw["one2one"]), raw
+    branch = raw
+    if has_one_to_one_branch(graph):
+        branch = raw["one2one" if one_to_one else "one2many"]
+    if is_mixed:
+        branch = in_float32(branch)
+        head.shape = None  # the head has stored the anchors in the dtype of its features
+    with torch.autocast(device_type, enabled=False):
+        return head._inference(branch), raw
+
+
+def in_float32(raw: dict[str, Any]) -> dict[str, Any]:
+    """Return raw predictions of a network under autocast for boxes and a loss in float32.
+
+    bfloat16 has 8 significant bits: beyond 64 cells of the grid, a coordinate would be rounded to half a cell, which is
+    4 pixels at stride 8. Of the feature maps, only shape and dtype are used.
+    """
+    if "one2many" in raw:
+        return {name: in_float32(branch) for name, branch in raw.items()}
+    features = [feature.new_empty((), dtype=torch.float32).expand(feature.shape) for feature in raw["feats"]]
+    return {"boxes": raw["boxes"].float(), "scores": raw["scores"].float(), "feats": features}
 
 
 def blocks(graph: nn.Module) -> Iterator[Any]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from yolo_lightning.data.batch import Batch
-from yolo_lightning.model.layers import has_one_to_one_branch
+from yolo_lightning.model.layers import has_one_to_one_branch, in_float32
 from yolo_lightning.model.loss_settings import LossSettings
 from yolo_lightning.utils.offline import offline
 
@@ -69,18 +69,25 @@ class DetectionLoss:
             "bboxes": batch.boxes.to(dtype),
         }
         outputs = raw[1] if isinstance(raw, tuple) else raw
+        device_type = batch.images.device.type
+        if torch.is_autocast_enabled(device_type):
+            outputs = in_float32(outputs)
+        with torch.autocast(device_type, enabled=False):
+            total, parts = self._compute(outputs, targets)
+        return total, {name: parts[name] for name in self._branches[-1].loss_names}
+
+    def _compute(self, outputs: Any, targets: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the total and the named parts, and set the sum of the target scores."""
         self._scores = []
         criterion = self._criterion
         if isinstance(criterion, E2ELoss):
             one_to_many, _ = criterion.one2many.loss(outputs["one2many"], targets)
             one_to_one, parts = criterion.one2one.loss(outputs["one2one"], targets)
-            total = torch.stack([one_to_many.sum() * criterion.o2m, one_to_one.sum() * criterion.o2o])
             self.target_scores = torch.stack(self._scores)
-        else:
-            totals, parts = criterion.loss(outputs, targets)
-            total = totals.sum()
-            (self.target_scores,) = self._scores
-        return total, {name: parts[name] for name in self._branches[-1].loss_names}
+            return torch.stack([one_to_many.sum() * criterion.o2m, one_to_one.sum() * criterion.o2o]), parts
+        totals, parts = criterion.loss(outputs, targets)
+        (self.target_scores,) = self._scores
+        return totals.sum(), parts
 
     def set_epoch(self, epoch: int, epochs: int) -> None:
         """Set the weights of the branches for `epoch`, from 0, of `epochs`; heads with one branch ignore them."""
