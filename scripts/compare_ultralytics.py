@@ -16,7 +16,8 @@ also at the same time: `--arms native --seeds 1` in one terminal and `--arms ult
 Ultralytics runs with its defaults except SGD, float32 and random weights; this project with configs/yolo.yaml, with
 the same settings, or with configs/ltdv2.yaml for LTDv2. One evaluator scores all final averaged weights (COCO mean
 AP of validation images, letterboxed to the input of the training). `--turns` measures images per second by short
-trainings that alternate, without `best`.
+trainings that alternate, without `best`. `--options` sets options of this project in all other arms, such as those of
+the default input, which has the shape of the frames: `--options "--data.image_size 640"`.
 """
 
 import argparse
@@ -77,6 +78,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=DEFAULT_ARMS)
     parser.add_argument("--best_config", type=Path, default=BEST_CONFIG, help="configuration of the arm `best`")
     parser.add_argument("--best_options", default="", help="options of `fit` for the arm `best`, in one word")
+    parser.add_argument(
+        "--options", default="", help="options of `fit` for the other arms of this project, in one word"
+    )
     parser.add_argument("--turns", type=int, default=0, help="alternating short trainings of each arm, for images/s")
     parser.add_argument("--turn_images", type=int, default=64, help="training images per epoch of a turn")
     parser.add_argument("--workers", type=int, default=0, help="loader processes")
@@ -87,7 +91,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def remember_settings(arguments: argparse.Namespace) -> None:
     """Store the settings that all runs of a work folder share; raise ValueError if earlier runs had others."""
-    shared = ["root", "data", "config", "epochs", "image_size", "batch_size", "nominal_batch", "device"]
+    shared = ["root", "data", "config", "epochs", "image_size", "batch_size", "nominal_batch", "device", "options"]
     shared += ["best_config", "best_options"] if BEST in arguments.arms else []
     settings = {name: str(getattr(arguments, name)) for name in shared if name != "epochs" or arguments.epochs}
     path: Path = arguments.work / "settings.json"
@@ -108,7 +112,7 @@ def make_run(
     """Return a training with the settings of the command line; 0 epochs mean those of the command line."""
     names = ("image_size", "batch_size", "nominal_batch", "workers", "threads", "device")
     settings = {name: getattr(arguments, name) for name in names}
-    settings["options"] = shlex.split(arguments.best_options) if arm == BEST else []
+    settings["options"] = shlex.split(arguments.best_options if arm == BEST else arguments.options)
     return Training(arm, seed, str(folder), str(data), words, epochs=epochs or arguments.epochs, **settings)  # type: ignore[arg-type]
 
 

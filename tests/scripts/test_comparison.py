@@ -88,7 +88,7 @@ def test_short_list_is_spread_over_the_training_split(look_alike: Path, index_ro
 
 
 def test_runs_of_other_settings_do_not_share_a_folder(tmp_path: Path) -> None:
-    same = dict.fromkeys(("root", "data", "config", "image_size", "batch_size", "nominal_batch", "device"))
+    same = dict.fromkeys(("root", "data", "config", "image_size", "batch_size", "nominal_batch", "device", "options"))
     same["arms"] = ["native"]
     remember = script("compare_ultralytics").remember_settings
     remember(Namespace(work=tmp_path, epochs=3, **same))
