@@ -21,6 +21,7 @@ from yolo_lightning.commands import PICTURES, SUBCOMMANDS, TOOLS
 from yolo_lightning.commands.answers import SHOWN, TRAINING
 from yolo_lightning.commands.command_line import tool_function, tool_parser
 from yolo_lightning.options.option_table import BOOLEAN, INTEGER, LIST, NULL, NUMBER, TABLE_FILE, TEXT
+from yolo_lightning.options.run_spec import RunSpec
 from yolo_lightning.training.recipe import Recipe
 
 CLASS_MODULES = ("yolo_lightning.callbacks", "lightning.pytorch.callbacks", "lightning.pytorch.loggers")
@@ -42,13 +43,13 @@ class ParserOfCommand(cli.YOLOCLI):
     """LightningCLI that builds the parser of one command and ends."""
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> NoReturn:
-        raise BuiltParserError(self._parser(self._words[0]))
+        raise BuiltParserError(self._parser(self._spec.command))
 
 
 def subcommand_parser(name: str) -> Any:
     """Return the parser of fit, validate, test or predict."""
     try:
-        cli.start([name], ParserOfCommand)
+        cli.start(RunSpec((name,)), ParserOfCommand)
     except BuiltParserError as built:
         return built.args[0]
     raise AssertionError(name)

@@ -21,35 +21,35 @@ def main() -> None:
         print(f"yolo_lightning {__version__}")
         return
     set_switches()
-    from yolo_lightning.commands.answers import answer, has_pictures_of
+    from yolo_lightning.commands.answers import has_pictures_of, resolve
     from yolo_lightning.commands.option_errors import user_errors
 
     with requeued(), user_errors():
-        words = sys.argv[1:] = answer(sys.argv[1:])
+        spec = resolve(sys.argv[1:])
         from yolo_lightning.supervision import remove_files_of_dead_processes
 
         remove_files_of_dead_processes()
-        if words[0] in STOPPABLE:
+        if spec.command in STOPPABLE:
             request.install()
         try:
             from yolo_lightning.commands.start_supervisor import start_supervisor
             from yolo_lightning.supervision.heartbeat import open_from_environment
 
-            start_supervisor(words)
-            if words[0] not in WITHOUT_TORCH:
+            start_supervisor(spec)
+            if spec.command not in WITHOUT_TORCH:
                 open_from_environment()  # a supervisor watches from here on: imports take seconds and may hang
-            if words[0] in TOOLS or has_pictures_of(words):  # without the imports of a fit, such as Lightning
+            if spec.command in TOOLS or has_pictures_of(spec.words):  # without the imports of a fit, such as Lightning
                 from yolo_lightning.commands.command_line import run_tool
 
-                run_tool(words[0], words[1:])
+                run_tool(spec.command, spec.words[1:])
                 return
             gc.disable()  # a fifth of the processor time of the import, whose 800,000 objects all stay
-            from yolo_lightning.cli import main as run
+            from yolo_lightning.cli import run
 
             gc.enable()
-            run()
+            run(spec)
         except Stopped as stopped:
-            nothing = " before a step was trained: nothing to save" if words[0] == "fit" else ""
+            nothing = " before a step was trained: nothing to save" if spec.command == "fit" else ""
             say(f"stopped by {signal.Signals(stopped.number).name}{nothing}")
             raise
 

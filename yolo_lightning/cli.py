@@ -1,6 +1,5 @@
 """The command line: fit, validate, test and predict of LightningCLI, and the commands of `yolo_lightning.commands`."""
 
-import os
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -26,12 +25,11 @@ from yolo_lightning.checkpoints import run_folder
 from yolo_lightning.checkpoints.checkpoint_io import AtomicCheckpointIO
 from yolo_lightning.checkpoints.resume import download
 from yolo_lightning.commands import TOOLS
-from yolo_lightning.commands.answers import PROGRAM, answer, for_parser, has_pictures_of
+from yolo_lightning.commands.answers import PROGRAM, has_pictures_of, resolve
 from yolo_lightning.commands.command_line import run_tool
 from yolo_lightning.commands.endings import full_disk_reported, missing_process_reported, reported
 from yolo_lightning.commands.fit_summary import end_fit, start_lines
 from yolo_lightning.commands.option_errors import ShortErrors, missing_package, user_errors
-from yolo_lightning.commands.option_layers import given_options, layers
 from yolo_lightning.commands.option_limits import DEADLINE_OPTIONS, seed_of
 from yolo_lightning.commands.rank_plan import plan_of_all_ranks
 from yolo_lightning.commands.run_plan import FROM_DATA, Run, plan_run, with_precision
@@ -39,6 +37,7 @@ from yolo_lightning.commands.start_supervisor import MAX_EPOCHS, reserved, start
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.errors import UserError
 from yolo_lightning.module import YOLOModule
+from yolo_lightning.options.run_spec import RunSpec
 from yolo_lightning.supervision import (
     SuperviseSettings,
     end_with_launcher,
@@ -106,34 +105,32 @@ def main(args: list[str] | None = None) -> None:
     A `UserError` is printed in one line and ends the process with exit code 2; other errors keep their traceback.
 
     Args:
-        args: Words after the program name; None for the words of the process, which `__main__` has answered.
+        args: Words after the program name; None for the words of the process.
     """
-    hide_harmless_messages()
     with user_errors():
-        words = sys.argv[1:]
-        if args is not None:
-            words = answer(args)
-            start_supervisor(words)
-        if words[0] in TOOLS or has_pictures_of(words):
-            run_tool(words[0], words[1:])
-        else:
-            end_with_launcher(launch_id() is not None)
-            mark_lines()
-            with full_disk_reported():
-                start(words, YOLOCLI)
+        spec = resolve(sys.argv[1:] if args is None else args)
+        start_supervisor(spec)
+        run(spec)
 
 
-def start(words: list[str], cli_class: type["YOLOCLI"]) -> None:
-    """Run fit, validate, test or predict.
+def run(spec: RunSpec) -> None:
+    """Run a command that is neither answered nor supervised by this process."""
+    hide_harmless_messages()
+    if spec.command in TOOLS or has_pictures_of(spec.words):
+        run_tool(spec.command, spec.words[1:])
+        return
+    end_with_launcher(launch_id() is not None)
+    mark_lines()
+    with full_disk_reported():
+        start(spec, YOLOCLI)
 
-    Args:
-        words: Command line, from the subcommand on.
-        cli_class: Class of the command line.
-    """
+
+def start(spec: RunSpec, cli_class: type["YOLOCLI"]) -> None:
+    """Run fit, validate, test or predict with a class of the command line."""
     cli_class(
         YOLOModule,
         DetectionDataModule,
-        args=words,
+        args=spec,
         parser_class=ShortErrorParser,
         trainer_class=callbacks.StoppableTrainer,
         save_config_callback=SaveRunConfig,
@@ -158,7 +155,8 @@ class YOLOCLI(LightningCLI):
     _ranks: RankStore | None = None  # of torchrun; the first rank holds the store
 
     def __init__(self, *positional: Any, **named: Any) -> None:
-        self._words: list[str] = named["args"]
+        self._spec: RunSpec = named["args"]
+        self._options: dict[str, Any] = {}  # all options of the command, parsed, by full name
         self._precision: str | None = None  # instead of `trainer.precision: auto`
         self._precision_reason = ""
         self._epochs_trained: int | None = None  # of a fit without its last files; see `run_files.epochs_trained`
@@ -170,13 +168,15 @@ class YOLOCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse in descending precedence: command line, environment, weights, configuration files, defaults."""
-        words = for_parser(layers(self._words, os.environ).command_line())
-        self.config = parser.parse_args([self._words[0], *words])
+        command = self._spec.command
+        self.config = parser.parse_args(self._spec.parser_words())
+        self._options = flatten(yaml.safe_load(parser.dump(self.config, skip_none=False))[command])
+        self.config[command].ckpt_path = None  # whose hyperparameters would override the command line in LightningCLI
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
         """Return only the requested subcommand, if any: building the parsers of all takes four times as long."""
         arguments = LightningCLI.subcommands()
-        return {name: arguments[name] for name in self._words[:1]}
+        return {self._spec.command: arguments[self._spec.command]}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Share the seed, the class names and the number of channels between model and data."""
@@ -205,13 +205,13 @@ class YOLOCLI(LightningCLI):
             parser.set_defaults({"verbose": False})  # MeanAP prints its own table
         return parser
 
-    def _parse_ckpt_path(self) -> None:
-        """Plan the run and carry the plan out. Lightning's method lets checkpoints override command-line options."""
-        command = self._words[0]
-        options = flatten(yaml.safe_load(self.parser.dump(self.config, skip_none=False))[command])
+    def before_instantiate_classes(self) -> None:
+        """Plan the run and carry the plan out."""
+        command = self._spec.command
+        options = self._options
         with missing_process_reported():
             self._ranks = connect_ranks(self.config[command].get("trainer.strategy.init_args.timeout"))
-            run = plan_of_all_ranks(self._ranks, options, partial(self._prepared_plan, options))
+            run = plan_of_all_ranks(self._ranks, options, self._prepared_plan)
         for warning in run.warnings:
             rank_zero_warn(warning)
         for line in run.lines:
@@ -228,16 +228,15 @@ class YOLOCLI(LightningCLI):
         self._precision_reason = run.precision_reason
         heartbeat.enter(Phase.INDEX)
 
-    def _prepared_plan(self, options: dict[str, Any]) -> Run:
+    def _prepared_plan(self) -> Run:
         """Return the plan of a run whose checkpoint is on this machine and whose folder exists and is reserved."""
-        words = self._words
-        given = given_options(words, os.environ)
-        run = plan_run(words, options, given)
+        options = self._options
+        run = plan_run(self._spec, options)
         if run.download is not None:
             download(run.folder, options["mirror"], run.download)
-            run = plan_run(words, options, given, may_download=False)
+            run = plan_run(self._spec, options, may_download=False)
         while run.is_reserved and not reserved(run.folder):
-            run = plan_run(words, options, given)
+            run = plan_run(self._spec, options)
         if run.is_finished:
             return run
         if run.is_reserved:
@@ -317,8 +316,7 @@ class YOLOCLI(LightningCLI):
 
     def _trainer_refusal(self, error: Exception) -> UserError:
         """Return the error for values of a valid type that Lightning's Trainer refuses."""
-        typed = given_options(self._words, os.environ).typed
-        of_trainer = {key: value for key, value in typed.items() if key.startswith("trainer.")}
+        of_trainer = {key: value for key, value in self._spec.typed.items() if key.startswith("trainer.")}
         named = {key: value for key, value in of_trainer.items() if key.removeprefix("trainer.") in str(error)}
         options = ", ".join(f"{key}={value}" for key, value in (named or of_trainer).items())
         return UserError(f"the options {options or 'trainer.*'} cannot be used: {one_line(str(error))}")
@@ -357,11 +355,14 @@ class YOLOCLI(LightningCLI):
         """Run a subcommand. A lock, or the lock of the supervisor, allows one fit per run folder."""
         with ExitStack() as contexts:
             if subcommand == "fit" and not is_supervised() and self.trainer.is_global_zero:
-                contexts.enter_context(run_lock(Path(self.trainer.default_root_dir)))
+                folder = Path(self.trainer.default_root_dir)
+                contexts.enter_context(run_lock(folder))
+                with OptionalFile().attempt(folder / run_files.SPEC_FILE, "resume with the command line of this start"):
+                    self._spec.write(folder)
             contexts.enter_context(missing_process_reported())
             if subcommand == "fit":
                 mark_process()
-                contexts.enter_context(reported(self.trainer, self._words))
+                contexts.enter_context(reported(self.trainer))
             super()._run_subcommand(subcommand)
 
 

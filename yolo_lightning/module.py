@@ -39,8 +39,8 @@ from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.data.sampling.resumable_loader import ResumableLoader
 from yolo_lightning.errors import UserError
 from yolo_lightning.model import conv_backend, layers, native_failures, native_probe
-from yolo_lightning.model.convolution_settings import CLASS_WIDTH_LIMITS, Convolution, ConvolutionSettings, MemoryFormat
-from yolo_lightning.model.detection_settings import DetectionSettings
+from yolo_lightning.model.convolution_settings import Convolution, ConvolutionSettings, MemoryFormat
+from yolo_lightning.model.detection_settings import CLASS_WIDTH_LIMITS, DetectionSettings
 from yolo_lightning.model.graph import (
     INPUT_CHANNELS,
     build_graph,

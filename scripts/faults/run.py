@@ -17,7 +17,8 @@ import yaml
 
 from faults import traces
 from faults.hangs import FIRED_FILE, LIBRARY_VARIABLE, record_fired
-from yolo_lightning.supervision import SuperviseSettings, live_heartbeat
+from yolo_lightning.options.run_spec import read_spec
+from yolo_lightning.supervision import live_heartbeat
 from yolo_lightning.supervision.classify import StallClass
 from yolo_lightning.supervision.fallback_levels import AS_CONFIGURED
 from yolo_lightning.supervision.heartbeat import Heartbeat, Phase, read_heartbeat
@@ -153,19 +154,11 @@ class Run:
         fit = ["fit", "--config", str(self.config_file), *(["--resume"] if resume else [])]
         if typed or not self.configuration["supervision"]["enabled"]:
             return [sys.executable, "-m", "yolo_lightning", *fit]
-        given = dict(self.configuration["supervision"])
-        settings = SuperviseSettings(**given | {"phase_timeouts": PhaseTimeouts(**given["phase_timeouts"])})
-        made = job(
-            fit,
-            self.run_folder,
-            workers=self.case.workers,
-            settings=settings,
-            on_gpu=False,
-            options=flatten(self.configuration),
-        )
-        made = replace(made, smoke_test=self.case.smoke_test)
+        self.run_folder.mkdir(parents=True, exist_ok=True)
+        self.write_configuration()
+        supervised_job = replace(job(self.run_folder, flatten(self.configuration)), smoke_test=self.case.smoke_test)
         words = [sys.executable, "-m", "yolo_lightning.supervision", str(self.run_folder)]
-        return ["env", f"{JOB_VARIABLE}={made.to_json()}", *words]
+        return ["env", f"{JOB_VARIABLE}={supervised_job.to_json()}", *words]
 
     def start(self, command: list[str]) -> subprocess.Popen[bytes]:
         """Start a process of this case."""
@@ -195,10 +188,12 @@ class Run:
         }
 
     def write_configuration(self) -> None:
-        """Replace the configuration file, which every restart reads again, at any time."""
+        """Replace the configuration file, and the options of the run that every restart reads, at any time."""
         temporary = self.config_file.with_suffix(".part")
         temporary.write_text(yaml.safe_dump(self.configuration, sort_keys=False))
         temporary.replace(self.config_file)
+        if self.run_folder.is_dir():
+            read_spec(["fit", "--config", str(self.config_file)], {}).write(self.run_folder)
 
     def kill(self) -> None:
         """Kill all processes of the case."""

@@ -20,6 +20,7 @@ from yolo_lightning.checkpoints.checkpoint_file import NotSavedError, write_chec
 from yolo_lightning.checkpoints.run_folder import prepare
 from yolo_lightning.commands import endings, start_supervisor
 from yolo_lightning.commands.endings import full_disk_reported, reported
+from yolo_lightning.options.run_spec import RunSpec
 from yolo_lightning.utils.exit_codes import ExitCode
 from yolo_lightning.utils.stop_signals import STOP_SIGNALS, Stopped, StopRequest, pasteable
 
@@ -93,7 +94,7 @@ def test_ignored_sigint_stays_ignored() -> None:
 def test_command_that_is_stopped_before_a_step_says_so(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def raises(words: list[str]) -> None:
+    def raises(spec: RunSpec) -> None:
         raise Stopped(signal.SIGTERM)
 
     monkeypatch.setattr(sys, "argv", ["yolo_lightning", "fit", "--print_config"])  # no data is needed
@@ -126,7 +127,7 @@ def fails(error: BaseException | None) -> None:
 
 def said(trainer: Any, error: BaseException | None, capsys: pytest.CaptureFixture[str]) -> tuple[Any, str]:
     """Exit code and line where `error` ends a fit."""
-    with pytest.raises(SystemExit) as ended, reported(trainer, ["fit", "--config", "a b.yaml", "--ckpt_path=x.ckpt"]):
+    with pytest.raises(SystemExit) as ended, reported(trainer):
         fails(error)
     (line,) = capsys.readouterr().err.splitlines()
     return ended.value.code, line
@@ -136,7 +137,7 @@ def test_stopped_fit_names_the_command_that_resumes_it(trainer: Any, capsys: pyt
     save(trainer.default_root_dir, 7)
     endings.request.number = signal.SIGINT
     code, line = said(trainer, SIGTERMException(), capsys)
-    options = f"--config 'a b.yaml' '--trainer.default_root_dir={trainer.default_root_dir}' --resume"
+    options = f"'--config={trainer.default_root_dir}/spec.json' --resume"
     command = pasteable([sys.executable])
     assert code == 130
     assert line == f"stopped by SIGINT after step 7; resume with: {command} -m yolo_lightning fit {options}"
@@ -208,7 +209,7 @@ def test_full_disk_before_the_training_has_the_same_code(
 
 
 def test_other_errors_keep_their_traceback(trainer: Any) -> None:
-    with pytest.raises(PermissionError), reported(trainer, ["fit"]):
+    with pytest.raises(PermissionError), reported(trainer):
         raise PermissionError(errno.EACCES, "Permission denied")
 
 

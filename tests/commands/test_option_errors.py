@@ -54,10 +54,6 @@ def union(key: str, value: str, *expected: str) -> str:
             "data.neighbours must be a list of integers or null, got 'x'.",
         ),
         (
-            'Parser key "data.paste":\nUnable to load config \'0.5\'\n  - Parser key "data.paste": Unable to load',
-            "data.paste must be set by its keys data.paste.count, got '0.5'.",
-        ),
-        (
             "Parser key \"trainer.callbacks\":\n  - Problem with given class_path 'yolo_lightning.callbacks.EMA':\n"
             "        tau must be a number, got 'x'.\n    - Problem with given class_path 'lightning.Callback':\n"
             "        Option 'tau' is not accepted\n  Given value: NestedArg(key='tau', val='x')",
@@ -67,7 +63,7 @@ def union(key: str, value: str, *expected: str) -> str:
     ],
 )
 def test_message_is_one_line_with_what_is_accepted(message: str, short: str) -> None:
-    assert short_message(message, {"trainer.max_epochs", "data.paste.count"}) == short
+    assert short_message(message, {"trainer.max_epochs"}) == short
 
 
 @pytest.mark.parametrize(

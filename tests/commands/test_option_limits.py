@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from yolo_lightning.commands.answers import answer
+from yolo_lightning.commands.answers import resolve
 from yolo_lightning.commands.option_limits import check_launch
 from yolo_lightning.options.option_table import find_command
 from yolo_lightning.supervision.trainer import MARKER_VARIABLE
@@ -90,7 +90,7 @@ def test_wrong_values_and_missing_files_are_refused(
     Path("wrong.yaml").write_text("model: {recipe: {lr0: -1}}\n")
     words = line.replace("\\ ", "\0").split()
     with pytest.raises((SystemExit, ValueError)) as refused:
-        answer([word.replace("\0", " ") for word in words])
+        resolve([word.replace("\0", " ") for word in words])
     assert message in str(refused.value) + capsys.readouterr().err
 
 
@@ -99,18 +99,18 @@ def test_missing_weights_are_refused_before_the_first_start_only(tmp_path: Path)
         Path(name).touch()
     words = ["fit", "--data.root", ".", "--model.weights", "nope.pt"]
     with pytest.raises(ValueError, match=r"model\.weights must be an existing file"):
-        answer(words)
-    assert answer([*words, "--resume"]) == [*words, "--resume"]
+        resolve(words)
+    assert resolve([*words, "--resume"]).given["resume"] is True
 
 
 @pytest.mark.parametrize("variable", [MARKER_VARIABLE, LAUNCH_VARIABLE])
 def test_processes_that_can_be_restarted_wait_for_missing_data(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
     monkeypatch.setenv(variable, "token")
-    answer(["fit", "--data.root", "nope"])
+    resolve(["fit", "--data.root", "nope"])
 
 
 def test_printed_configurations_are_not_checked() -> None:
-    answer(["fit", "--data.root", "nope", "--model.recipe.lr0", "-1", "--print_config"])
+    resolve(["fit", "--data.root", "nope", "--model.recipe.lr0", "-1", "--print_config"])
 
 
 def test_launches_that_cannot_be_restarted_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

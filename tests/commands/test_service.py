@@ -136,7 +136,7 @@ def test_run_resumes_exactly_its_folder(has_checkpoint: bool, calls: Path, monke
     assert folder == Path("runs/x")
     assert job.command[:3] == (sys.executable, "-m", "yolo_lightning")
     resume = ("--resume",) if has_checkpoint else ()
-    assert job.command[3:] == (*words, "--trainer.default_root_dir=runs/x", *resume)
+    assert job.command[3:] == ("fit", "--config=runs/x/spec.json", *resume)
 
 
 def test_finished_run_ends_at_once(calls: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,16 +13,16 @@ from tests.conftest import REPOSITORY
 from tests.helpers.empty_checkpoints import empty_checkpoint
 from tests.helpers.program import run_python
 from yolo_lightning.commands import start_supervisor as module
-from yolo_lightning.commands.answers import answer
-from yolo_lightning.commands.option_layers import configuration_file, given_options, with_run
+from yolo_lightning.commands.answers import resolve, with_run
 from yolo_lightning.commands.option_limits import check_deadline, check_trainer
 from yolo_lightning.commands.start_supervisor import (
     finished_line,
     folder_of,
     start_supervisor,
-    supervise_settings,
 )
+from yolo_lightning.options.run_spec import configuration_file, read_spec
 from yolo_lightning.supervision import Job, in_use, reserve, run_lock
+from yolo_lightning.supervision.job import supervise_settings
 from yolo_lightning.supervision.trainer import MARKER_VARIABLE
 from yolo_lightning.utils.distributed import LAUNCH_VARIABLE
 from yolo_lightning.utils.files import write_json
@@ -73,11 +73,11 @@ def test_last_source_of_an_option_counts(
     Path("first.yaml").write_text(json.dumps({"data": {"loader": {"num_workers": 3}}}))
     Path("second.yaml").write_text(json.dumps({"data": {"loader": {"num_workers": 4}}, "model": {"lr0": 0.1}}))
     Path("loader.yaml").write_text("num_workers: 9\n")
-    assert given_options(["fit", *words], environment).all.get(KEY) == value
+    assert read_spec(["fit", *words], environment).given.get(KEY) == value
 
 
 def test_date_that_does_not_exist_stays_a_text() -> None:
-    assert given_options(["fit", "--finish_by=2026-02-31"], {}).typed == {"finish_by": "2026-02-31"}
+    assert read_spec(["fit", "--finish_by=2026-02-31"], {}).typed == {"finish_by": "2026-02-31"}
 
 
 @pytest.mark.parametrize("words", [["--config", "ltdv2"], ["--config=configs/ltdv2.yaml"], ["-cltdv2.yaml"]])
@@ -85,11 +85,11 @@ def test_configurations_of_the_package_are_found_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert given_options(["fit", *words], {}).all["data.root"].endswith("LTDv2")
+    assert read_spec(["fit", *words], {}).given["data.root"].endswith("LTDv2")
     for name in ("ltdv2", "ltdv2.yaml", "configs/ltdv2.yaml"):  # a file of the user comes first
         Path(name).parent.mkdir(exist_ok=True)
         Path(name).write_text("data: {format: coco}")
-    assert given_options(["fit", *words], {}).all["data.format"] == "coco"
+    assert read_spec(["fit", *words], {}).given["data.format"] == "coco"
 
 
 @pytest.mark.parametrize("name", ["missing", "../configs/ltdv2", "{data: {format: coco}}"])
@@ -108,7 +108,7 @@ def test_other_names_of_configurations_stay(name: str) -> None:
     ],
 )
 def test_other_command_lines_start_no_supervisor(begun: list[tuple[Path, Job]], words: list[str]) -> None:
-    start_supervisor(words)
+    start_supervisor(read_spec(words, os.environ))
     assert begun == []
 
 
@@ -117,18 +117,20 @@ def test_supervised_and_launched_processes_start_no_supervisor(
     begun: list[tuple[Path, Job]], monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
     monkeypatch.setenv(variable, "token")
-    start_supervisor(["fit", "--config", "on.yaml"])
+    start_supervisor(read_spec(["fit", "--config", "on.yaml"], os.environ))
     assert begun == []
 
 
 def test_supervisor_gets_settings_folder_and_workers(begun: list[tuple[Path, Job]]) -> None:
     words = ["fit", "--config", "on.yaml", "--supervision.pause_s", "1e-1", "--trainer.accelerator=cpu"]
     with pytest.raises(SystemExit):
-        start_supervisor(words)
+        start_supervisor(read_spec(words, os.environ))
     ((folder, job),) = begun
     assert (folder, job.workers, job.smoke_test) == (Path("runs/yolo"), 3, ())
     assert (job.settings.attempts, job.settings.pause_s) == (5, 0.1)
-    assert job.command[3:] == (*words, "--trainer.default_root_dir=runs/yolo")
+    assert job.command[3:] == ("fit", "--config=runs/yolo/spec.json")
+    restarted = read_spec(job.command[3:], {})
+    assert restarted.given == read_spec([*words, "--trainer.default_root_dir=runs/yolo"], {}).given
     assert Path("runs/yolo/checkpoints").is_dir()
 
 
@@ -150,10 +152,10 @@ def test_best_checkpoint_is_passed_as_a_file(begun: list[tuple[Path, Job]]) -> N
     best = empty_checkpoint("runs/yolo", 1).rename("runs/yolo/checkpoints/best.ckpt")
     empty_checkpoint("runs/yolo", 2)
     with pytest.raises(SystemExit):
-        start_supervisor(["fit", "--config", "on.yaml", "--ckpt_path", "best"])
+        start_supervisor(read_spec(["fit", "--config", "on.yaml", "--ckpt_path", "best"], os.environ))
     ((folder, job),) = begun
     assert folder == Path("runs/yolo-2")  # the later checkpoints of runs/yolo are kept
-    assert f"--ckpt_path={best}" in job.command
+    assert read_spec(job.command[3:], {}).given["ckpt_path"] == str(best)
 
 
 def test_finished_run_is_reported_without_a_supervisor(
@@ -163,11 +165,11 @@ def test_finished_run_is_reported_without_a_supervisor(
     Path("runs/yolo/finished.json").write_text('{"epochs": 3}')
     words = ["fit", "--config", "on.yaml", "--resume", "--trainer.max_epochs"]
     with pytest.raises(SystemExit) as stopped:
-        start_supervisor([*words, "3"])
+        start_supervisor(read_spec([*words, "3"], os.environ))
     assert stopped.value.code == 0
     assert "the training is finished, 3 of 3 epochs are done" in capsys.readouterr().err
     with pytest.raises(SystemExit):
-        start_supervisor([*words, "4"])
+        start_supervisor(read_spec([*words, "4"], os.environ))
     assert [folder for folder, _ in begun] == [Path("runs/yolo")]
 
 
@@ -178,7 +180,7 @@ def test_wrong_setting_of_the_supervisor_is_refused() -> None:
 
 def test_credentials_on_the_command_line_are_refused() -> None:
     with pytest.raises(ValueError, match="must not contain credentials"):
-        answer(["fit", "--mirror", "https://user:secret@host/x"])
+        resolve(["fit", "--mirror", "https://user:secret@host/x"])
 
 
 def test_start_loads_neither_torch_nor_lightning(tmp_path: Path) -> None:
@@ -276,10 +278,10 @@ def test_second_fit_takes_the_next_folder(tmp_path: Path, begun: list[tuple[Path
         assert other.stdout is not None
         assert other.stdout.readline() == "True\n"
         with pytest.raises(SystemExit):
-            start_supervisor(words)
+            start_supervisor(read_spec(words, os.environ))
         assert not reserve(tmp_path / "run")
     with pytest.raises(SystemExit):
-        start_supervisor(words)
+        start_supervisor(read_spec(words, os.environ))
 
     assert [folder.name for folder, _ in begun] == ["run-2", "run"]
 

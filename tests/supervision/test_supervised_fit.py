@@ -9,32 +9,52 @@ import pytest
 from tests.conftest import TINY, data_options
 from yolo_lightning.checkpoints.checkpoint_file import write_checkpoint
 from yolo_lightning.cli import main
-from yolo_lightning.supervision import SuperviseSettings, run_lock
-from yolo_lightning.supervision.job import RUN_FOLDER_OPTION, job, resume_words
+from yolo_lightning.options.run_spec import read_spec
+from yolo_lightning.supervision import run_lock
+from yolo_lightning.supervision.job import fit_command, job
 
 
-@pytest.mark.parametrize(
-    ("words", "kept"),
-    [
-        (["fit", "--resume"], ["fit"]),
-        (["fit", "--ckpt_path", "a.ckpt", "--config", "c.yaml"], ["fit", "--config", "c.yaml"]),
-        (["fit", "--ckpt_path=a.ckpt", "--data.root", "d"], ["fit", "--data.root", "d"]),
-        (["fit", "--resume=true", "--trainer.max_epochs=3"], ["fit", "--trainer.max_epochs=3"]),
-        (["fit", "--resume", "true", "--trainer.max_epochs=3"], ["fit", "--trainer.max_epochs=3"]),
-    ],
-)
-def test_restart_does_not_begin_where_the_first_attempt_did(words: list[str], kept: list[str]) -> None:
-    assert resume_words(words, Path("run")) == [*kept, f"{RUN_FOLDER_OPTION}=run", "--resume"]
+def test_restart_has_the_options_of_the_start_without_its_checkpoint(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("ckpt_path: b.ckpt\nmodel: {recipe: {lr0: 1e-3}, weights: \U0001f600.pt}\nfinish_by: 2030-01-01\n")
+    words = ["fit", "--config", str(file), "--ckpt_path", "a.ckpt", "--detach", "--trainer.callbacks+=EMA"]
+    spec = read_spec(words, {"YOLO_LIGHTNING_FIT__SEED_EVERYTHING": "7"})
+    spec.write(tmp_path)
+    file.unlink()
+    environment = {"YOLO_LIGHTNING_FIT__SEED_EVERYTHING": "8"}
+    command = fit_command(tmp_path)
+    resumed = read_spec([*command[3:], "--resume", "--data.loader.num_workers=2"], environment)
+    assert command[:3] == (sys.executable, "-m", "yolo_lightning")
+    assert resumed.given == {
+        "ckpt_path": None,
+        "model.recipe.lr0": 0.001,
+        "model.weights": "\U0001f600.pt",
+        "finish_by": "2030-01-01",
+        "seed_everything": 7,
+        "detach": True,
+        "trainer.callbacks+": "EMA",
+        "trainer.default_root_dir": str(tmp_path),
+        "resume": True,
+        "data.loader.num_workers": 2,
+    }
+    assert resumed.parser_words()[-3:] == ["--ckpt_path=null", "--resume", "--data.loader.num_workers=2"]
+    assert read_spec(command[3:], {}).given["ckpt_path"] == "a.ckpt"
+    assert (tmp_path / "spec.json").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("content", ["[", "{}x", "3"])
+def test_damaged_options_of_a_run_are_named(content: str, tmp_path: Path) -> None:
+    (tmp_path / "spec.json").write_text(content)
+    with pytest.raises(ValueError, match=r"spec\.json of --config cannot be read: "):
+        read_spec(["fit", f"--config={tmp_path / 'spec.json'}"], {})
 
 
 def test_all_attempts_train_in_one_folder_and_restarts_resume() -> None:
-    words = ["fit", "--config", "c.yaml", "--ckpt_path", "a.ckpt"]
-    made = job(words, Path("runs/x-2"), workers=4, settings=SuperviseSettings(), on_gpu=False)
-    program = (sys.executable, "-m", "yolo_lightning")
-    assert made.command == (*program, *words, "--trainer.default_root_dir=runs/x-2")
-    place = "--trainer.default_root_dir=runs/x-2"
-    assert made.restart_command == (*program, "fit", "--config", "c.yaml", place, "--resume")
-    assert (made.workers, made.smoke_test) == (4, ())
+    supervised_job = job(Path("runs/x-2"), {"data.loader.num_workers": 4, "trainer.accelerator": "cpu"})
+    command = (sys.executable, "-m", "yolo_lightning", "fit", "--config=runs/x-2/spec.json")
+    assert supervised_job.command == command
+    assert supervised_job.restart_command == (*command, "--resume")
+    assert (supervised_job.workers, supervised_job.smoke_test) == (4, ())
 
 
 def test_run_that_somebody_trains_is_not_resumed(

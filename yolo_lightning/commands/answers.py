@@ -25,21 +25,6 @@ from yolo_lightning.commands.option_errors import (
     wrong_classes,
     wrong_group,
 )
-from yolo_lightning.commands.option_layers import (
-    FULL_HELP,
-    HELP_WORDS,
-    PREFIX,
-    TRUE,
-    WEIGHTS,
-    Layers,
-    configuration_folder,
-    given_options,
-    layers,
-    named_values,
-    stray_words,
-    variable_of,
-    with_run,
-)
 from yolo_lightning.commands.option_limits import check_limits
 from yolo_lightning.commands.ultralytics_words import (
     TASKS,
@@ -61,8 +46,25 @@ from yolo_lightning.options.option_table import (
     is_known,
     sections_of,
 )
+from yolo_lightning.options.run_spec import (
+    CONFIG,
+    FILE_OPTION,
+    FULL_HELP,
+    HELP_WORDS,
+    PREFIX,
+    TRUE,
+    RunSpec,
+    Setting,
+    configuration_folder,
+    content_of,
+    read_spec,
+    separated,
+    stray_words,
+    variable_of,
+)
 from yolo_lightning.supervision import is_supervised
 from yolo_lightning.utils.addresses import refuse_secrets
+from yolo_lightning.utils.run_files import config_name
 from yolo_lightning.utils.suggestions import SYNONYMS, did_you_mean, missing, nearest_key, similar
 from yolo_lightning.utils.yaml_file import flatten, read_yaml
 
@@ -113,12 +115,16 @@ PARTS_IN_ORDER = ("trainer.callbacks", "trainer.logger", "trainer.plugins")
 OTHER_MEANING = ("device", "patience", "amp", "half", "batch", "batch_size", "save_txt")
 """Arguments of Ultralytics that several options replace, or whose values have another form."""
 
+HELP = (*HELP_WORDS, FULL_HELP)
+WEIGHTS = (".ckpt", ".pt")
+"""Suffixes of files of weights, which are no RUN."""
 
-def answer(words: Sequence[str]) -> list[str]:
-    """Print the answer to a command line and exit, or return the command line that a parser has to read.
+
+def resolve(words: Sequence[str]) -> RunSpec:
+    """Print the answer to a command line and exit, or return the command line with the options that the user has set.
 
     Returns:
-        The words, with RUN as the options of that run.
+        The words, with RUN as the options of that run, and the settings of the command.
 
     Raises:
         SystemExit: After help, with code 0; after an error, with code 2.
@@ -140,9 +146,10 @@ def answer(words: Sequence[str]) -> list[str]:
     else:
         command = find_command(" ".join(words[:2])) or find_command(name)  # with and without a section
         _check_section(words)
+    settings: tuple[Setting, ...] = ()
     if command is not None:
-        check(command, rest)
-    return words
+        settings = check(command, rest).settings
+    return RunSpec(tuple(words), settings)
 
 
 def _check_command(words: Sequence[str]) -> None:
@@ -189,13 +196,50 @@ def has_pictures_of(words: Sequence[str]) -> bool:
     return words[0] == "predict" and len(words) > 1 and not words[1].startswith("-")
 
 
-def for_parser(words: Sequence[str]) -> list[str]:
-    """Return the words with `--help` in place of `--help.full`: the help of the parser is complete."""
-    return [HELP_WORDS[1] if word == FULL_HELP else word for word in words]
+def with_run(words: Sequence[str]) -> list[str]:
+    """Return a command line with RUN, the first word, as `--run=RUN`.
+
+    For validate, test and predict, `--run` becomes the folder and the configuration of the newest run with this name;
+    `--config` replaces the configuration.
+
+    Raises:
+        UserError: If no run with this name contains a checkpoint.
+    """
+    command, *rest = words
+    has_words = bool(rest) and not rest[0].startswith("-")
+    if command not in WITH_RUN or (command == "predict" and has_words) or any(word in HELP for word in rest):
+        return [*words]
+    is_file = has_words and Path(rest[0]).suffix in WEIGHTS
+    if has_words and "=" not in rest[0] and not is_file:
+        rest[0] = f"--run={rest[0]}"
+    positions = [at for at, word in enumerate(rest) if word.partition("=")[0] == "--run"]
+    if command not in SUBCOMMANDS or not positions:
+        return [command, *rest]
+    at = positions[0]
+    base = rest.pop(at).removeprefix("--run=")
+    if base == "--run" and at < len(rest):
+        base = rest.pop(at)
+    newest = _newest_run(base)
+    config = newest / config_name("fit")
+    files, _ = separated(rest)
+    options = [f"--trainer.default_root_dir={newest}"]
+    if config.is_file() and not files:
+        options.insert(0, f"{FILE_OPTION}={config}")
+    return [command, *options, *rest]
 
 
-def check(command: CommandOptions, words: Sequence[str]) -> None:
-    """Exit after help, or with an error for an unknown option, a wrong value or a wrong file.
+def _newest_run(base: str) -> Path:
+    """Return the newest run with a checkpoint that has this name; raise a UserError if there is none."""
+    from yolo_lightning.checkpoints.run_folder import runs  # the mirrors of a run import fsspec
+
+    folders = runs(Path(base))
+    if not folders:
+        raise UserError(f"RUN must be the folder of a run: {base} and {base}-<n> contain no checkpoint.")
+    return folders[0]
+
+
+def check(command: CommandOptions, words: Sequence[str]) -> RunSpec:
+    """Return the options of a command; exit after help, or with an error for an unknown option or a wrong value.
 
     Args:
         command: Command or section of a command.
@@ -203,36 +247,43 @@ def check(command: CommandOptions, words: Sequence[str]) -> None:
     """
     if "--" in words:  # the command line of another program follows
         words = words[: list(words).index("--")]
-    if FULL_HELP in words:
-        return
-    if any(word in HELP_WORDS for word in words):
+    if any(word in HELP_WORDS for word in words) and FULL_HELP not in words:
         pictures = find_command(PICTURES)
         if command.name == "predict" and pictures is not None:
             print(fitted(short_help(pictures)), end="\n\n\n")
         print(fitted(short_help(command)))
         raise SystemExit(0)
+    files, further_words = separated(words)
+    for file in files:
+        _check_path(command, file)
+    spec = read_spec([command.name, *words], os.environ)
+    if FULL_HELP in words:
+        return spec
     _check_hyphens(command, words)
-    sources = layers([command.name, *words], os.environ)
     if command.name in SUBCOMMANDS:
         _check_variables(command.name)
-    for name, text in sources.variables.items():
-        _check_option(command, name, text, f" in the environment variable {variable_of(command.name, name)}")
-    typed = named_values(sources.words)
-    for name, text in typed:
-        _check_option(command, name, text, "")
-    _name_repeated(typed)
-    strays = _stray_words(command, words, sources)
+    for setting in spec.settings:
+        if setting.key != CONFIG:
+            _check_option(command, setting)
+    _name_repeated(spec.settings)
+    strays = _stray_words(command, words, further_words)
     if strays:
-        if command.name == "predict":
-            fail(f"{strays[0]!r} follows no option; pictures come first: predict {strays[0]} --run RUN")
-        path = path_with_spaces(words, strays[0])
-        if path is not None:
-            fail(f"{strays[0]!r} follows no option; a path with spaces needs quotes: {shlex.quote(path)}")
-        fail(stray_word(words, strays[0], command.keys))
-    for file in sources.files:
-        if ":" not in file:  # no configuration as text
-            _check_file(command, file, words)
-    check_limits(command, words, given_options([command.name, *words], os.environ).all)
+        _refuse_stray(command, words, strays[0])
+    for setting in spec.settings:
+        if setting.key == CONFIG:
+            _check_content(command, setting, words)
+    check_limits(command, spec)
+    return spec
+
+
+def _refuse_stray(command: CommandOptions, words: Sequence[str], stray: str) -> NoReturn:
+    """Exit with the error for a word that is neither an option nor a value."""
+    if command.name == "predict":
+        fail(f"{stray!r} follows no option; pictures come first: predict {stray} --run RUN")
+    path = path_with_spaces(words, stray)
+    if path is not None:
+        fail(f"{stray!r} follows no option; a path with spaces needs quotes: {shlex.quote(path)}")
+    fail(stray_word(words, stray, command.keys))
 
 
 def path_with_spaces(words: Sequence[str], part: str) -> str | None:
@@ -250,10 +301,10 @@ def path_with_spaces(words: Sequence[str], part: str) -> str | None:
     return None
 
 
-def _stray_words(command: CommandOptions, words: Sequence[str], sources: Layers) -> list[str]:
+def _stray_words(command: CommandOptions, words: Sequence[str], further_words: Sequence[str]) -> list[str]:
     """Return the words that are neither options nor values."""
     if command.name in SUBCOMMANDS:
-        return stray_words(sources.words)
+        return stray_words(further_words)
     if any(option.is_positional for option in command.options.values()):
         return []
     # Later words can be the values of a list.
@@ -276,21 +327,24 @@ def _check_hyphens(command: CommandOptions, words: Sequence[str]) -> None:
             fail(f"options begin with two hyphens, got -{match[1]}. Did you mean --{meant}?")
 
 
-def _name_repeated(typed: Sequence[tuple[str, str]]) -> None:
-    """Print a line for each option with several values, of which the last one is used."""
+def _name_repeated(settings: Sequence[Setting]) -> None:
+    """Print a line for each option with several values on the command line, of which the last one is used."""
     if is_supervised():  # the supervisor has printed the lines
         return
     values: dict[str, list[str]] = {}
-    for name, text in typed:
-        if not name.startswith(PARTS_IN_ORDER) and not name.endswith("+"):
-            values.setdefault(name, []).append(text)
+    for setting in settings:
+        if not setting.source and not setting.key.startswith(PARTS_IN_ORDER) and not setting.key.endswith("+"):
+            values.setdefault(setting.key, []).append(setting.text)
     for name, texts in values.items():
         if len(set(texts)) > 1:
             print(f"--{name} is given {len(texts)} times: {texts[-1]} is used", file=sys.stderr)
 
 
-def _check_option(command: CommandOptions, name: str, text: str, place: str) -> None:
+def _check_option(command: CommandOptions, setting: Setting) -> None:
     """Exit with an error for an option of the command line or the environment that is unknown or has a wrong value."""
+    name = setting.key
+    text = setting.text
+    place = setting.place
     if not is_known(name):
         return
     option = command.options.get(name)
@@ -304,6 +358,8 @@ def _check_option(command: CommandOptions, name: str, text: str, place: str) -> 
         words = options_of(name, text, command.keys) or []
         fail(f"{name} must be set by its keys, got {text!r}. Did you mean {shlex.join(words)}?")
     _check_classes(name, text)
+    if option is not None and option.is_group and not isinstance(content_of(text), dict | None):
+        fail(wrong_group(name, text, command.keys, place))
     if not text and command.name != "supervise":
         fail(f"{name}{place} must not be empty, got ''; leave the option out for its default")
     if option is not None and _has_one_word(command, option) and not has_type(option.types, text):
@@ -354,8 +410,10 @@ def _can_mean(option: CommandOption, value: str) -> bool:
     return not (value and option.choices) or has_type(option.types, value) or bool(similar(value.lower(), near))
 
 
-def _check_file(command: CommandOptions, file: str, words: Sequence[str]) -> None:
-    """Exit with an error for an unreadable configuration file, or for an unknown key or a wrong value in the file."""
+def _check_path(command: CommandOptions, file: str) -> None:
+    """Exit with an error for a configuration file that does not exist or is no YAML file."""
+    if ":" in file:  # a configuration as text
+        return
     if os.path.isdir(file):
         fail(f"the file {file} of --config is a folder; pass a YAML file")
     if not os.path.isfile(file):
@@ -364,13 +422,14 @@ def _check_file(command: CommandOptions, file: str, words: Sequence[str]) -> Non
     if Path(file).suffix in WEIGHTS:
         meant = did_you_mean(options_for(file, command.keys))
         fail(f"the file {file} of --config must be a YAML file, got weights or a checkpoint{meant}")
-    try:
-        content = read_yaml(Path(file))
-    except (OSError, UserError) as error:
-        fail(f"the file {file} of --config cannot be read: {error}")
-    if not isinstance(content, dict):
-        got = "an empty file" if content is None else repr(content)
-        fail(f"the file {file} of --config must contain keys and values, as 'data: {{root: PATH}}', got {got}")
+
+
+def _check_content(command: CommandOptions, setting: Setting, words: Sequence[str]) -> None:
+    """Exit with an error for an unknown key or a wrong value in a configuration file."""
+    file = setting.source
+    content = setting.value
+    if ":" in file:  # a configuration as text
+        return
     if "names" in content and "data.format" in command.options:
         fail(f"the file {file} of --config describes a dataset. Did you mean --config yolo --data.format {file}?")
     translation = translated_file(file, content, [command.name, *words], command.keys)
@@ -380,7 +439,7 @@ def _check_file(command: CommandOptions, file: str, words: Sequence[str]) -> Non
         section = key.partition(".")[0]
         is_read = command.name in SUBCOMMANDS or section == "data"  # other commands read the section `data` only
         if is_read and is_known(key):
-            _check_value(command, key, value, f" in {file}")
+            _check_value(command, key, value, setting.place)
 
 
 def _check_value(command: CommandOptions, key: str, value: Any, place: str) -> None:

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
@@ -10,12 +9,12 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from yolo_lightning.checkpoints.resume import chosen_checkpoint
 from yolo_lightning.checkpoints.run_folder import run_of
-from yolo_lightning.commands.option_layers import FILE_OPTION, separated
 from yolo_lightning.data.formats.choose_format import format_class
 from yolo_lightning.errors import UserError
 from yolo_lightning.model.network_settings import bound_options, precedence, read_record
+from yolo_lightning.options.run_spec import FILE_OPTION, read_configuration, separated
 from yolo_lightning.utils.run_files import config_name
-from yolo_lightning.utils.yaml_file import nested, read_yaml
+from yolo_lightning.utils.yaml_file import nested
 
 SECTION = "data"
 
@@ -54,13 +53,7 @@ def _values(arguments: Namespace, names: Iterable[str]) -> dict[str, Any]:
 
 def _section(file: str) -> str:
     """Return the section `data` of a configuration file as a word of the command line."""
-    try:
-        content = read_yaml(Path(file))
-    except (OSError, UserError) as error:
-        raise UserError(f"configuration {file} cannot be read: {error}") from error
-    section = None
-    if isinstance(content, dict):
-        section = content.get(SECTION, {})
+    section = read_configuration(file).get(SECTION, {})
     if not isinstance(section, dict):
         raise UserError(f"configuration {file} must have a section '{SECTION}' of options")
     return f"{FILE_OPTION}={json.dumps({SECTION: section})}"

@@ -3,7 +3,7 @@
 import signal
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
@@ -14,7 +14,7 @@ from torch.distributed import DistNetworkError, DistStoreError
 
 from yolo_lightning.checkpoints.checkpoint_file import NotSavedError, newest_checkpoint, read_checksum
 from yolo_lightning.supervision import is_supervised
-from yolo_lightning.supervision.job import resume_words
+from yolo_lightning.supervision.job import fit_command
 from yolo_lightning.utils.distributed import launch_id
 from yolo_lightning.utils.exit_codes import ExitCode, of_signal
 from yolo_lightning.utils.files import DISK_FULL
@@ -25,10 +25,8 @@ from yolo_lightning.utils.stop_signals import pasteable, request
 
 
 @contextmanager
-def reported(trainer: Trainer, words: Sequence[str]) -> Iterator[None]:
+def reported(trainer: Trainer) -> Iterator[None]:
     """Report why a fit that runs in this block ends early, if a stop signal or a full disk is the reason.
-
-    `words` is the command line, from the subcommand on.
 
     Raises:
         SystemExit: With 128 + signal number, `ExitCode.DISK_FULL` or `ExitCode.NOT_SAVED`.
@@ -41,12 +39,12 @@ def reported(trainer: Trainer, words: Sequence[str]) -> Iterator[None]:
         number = request.number or signal.SIGTERM
     except OSError as error:
         if error.errno in DISK_FULL:
-            end(trainer, words, f"error: disk full: {describe(error)}; the fit ended", ExitCode.DISK_FULL)
+            end(trainer, f"error: disk full: {describe(error)}; the fit ended", ExitCode.DISK_FULL)
         if isinstance(error, NotSavedError):
-            end(trainer, words, f"error: {describe(error)}; the fit ended", ExitCode.NOT_SAVED)
+            end(trainer, f"error: {describe(error)}; the fit ended", ExitCode.NOT_SAVED)
         raise
     if number is not None:
-        end(trainer, words, f"stopped by {signal.Signals(number).name}", of_signal(number))
+        end(trainer, f"stopped by {signal.Signals(number).name}", of_signal(number))
 
 
 @contextmanager
@@ -91,18 +89,18 @@ def describe(error: OSError) -> str:
     return f"{text}, in {place.name} ({Path(place.filename).name}:{place.lineno})"
 
 
-def end(trainer: Trainer, words: Sequence[str], reason: str, code: int) -> NoReturn:
+def end(trainer: Trainer, reason: str, code: int) -> NoReturn:
     """Print the reason, the step and how to resume on the first rank, and exit."""
     if trainer.is_global_zero:
         steps = steps_begun(trainer)
         hint = "the fit had finished"
         if not trainer.state.finished:
-            hint = _hint_to_resume(words, Path(trainer.default_root_dir), steps)
+            hint = _hint_to_resume(Path(trainer.default_root_dir), steps)
         print(f"{reason} after step {steps}; {hint}", file=sys.stderr, flush=True)
     raise SystemExit(code)
 
 
-def _hint_to_resume(words: Sequence[str], folder: Path, steps: int) -> str:
+def _hint_to_resume(folder: Path, steps: int) -> str:
     """Return the newest checkpoint of a fit of `steps` steps, and the command that resumes this checkpoint."""
     newest, _ = newest_checkpoint(folder / CHECKPOINTS)
     if newest is None:
@@ -114,7 +112,7 @@ def _hint_to_resume(words: Sequence[str], folder: Path, steps: int) -> str:
         return f"{progress}saved in {newest}"
     if is_slurm_task():
         return f"{progress}saved in {newest}; the requeued job resumes the run"
-    command = ["-m", "yolo_lightning", *resume_words(words, folder)]
+    command = fit_command(folder, resume=True)
     if launch_id() is not None:
-        return f"{progress}resume with: your torchrun command with: {pasteable(command)}"
-    return f"{progress}resume with: {pasteable([sys.executable, *command])}"
+        return f"{progress}resume with: your torchrun command with: {pasteable(command[1:])}"
+    return f"{progress}resume with: {pasteable(command)}"

@@ -58,7 +58,6 @@ WRONG_VALUE = re.compile(KEY + r".*(?:Given value|Got value): (?P<value>.*?)(?P<
 WRONG_CLASS = re.compile(KEY + r".*?Expected a dot import path string: (?P<name>[\w.]+)", re.DOTALL)
 WRONG_CLASS_OPTION = re.compile(KEY + CLASS + r"Option '(?P<option>[\w.]+)' is not accepted", re.DOTALL)
 PROBLEM_OF_CLASS = re.compile(KEY + CLASS + r"(?:\w+\.)?(?P<problem>\w+ must be [^\n]+)", re.DOTALL)
-WRONG_GROUP = re.compile(KEY + r"\s+Unable to load config '(?P<value>.*?)'\n", re.DOTALL)
 MISSING_PACKAGE = re.compile(r"(?P<path>[\w.]+)':\s+(?:- )?(?:Requirement|No module named) '(?P<package>[^']+)'")
 SUBTYPES = re.compile(r"^\s*Subtypes: \[(?P<types>.+)\]$", re.MULTILINE)
 COMMA = re.compile(r", (?![^\[]*\])")  # outside of brackets
@@ -175,10 +174,6 @@ def _stray_word(match: Match, keys: Collection[str]) -> str:
     return stray_word([match["words"]], match["words"], keys)
 
 
-def _wrong_group(match: Match, keys: Collection[str]) -> str:
-    return wrong_group(match["key"], match["value"], keys)
-
-
 def _problem_of_class(match: Match, keys: Collection[str]) -> str:
     return f"{match['key']}: {last_part(match['path'])}: {match['problem']}"
 
@@ -228,7 +223,6 @@ def _wrong_value(match: Match, keys: Collection[str]) -> str | None:
 FORMS: tuple[tuple[re.Pattern[str], Callable[[Match, Collection[str]], str | None]], ...] = (
     (UNKNOWN_KEY, _unknown_key),
     (STRAY_WORDS, _stray_word),
-    (WRONG_GROUP, _wrong_group),
     (PROBLEM_OF_CLASS, _problem_of_class),
     (WRONG_CLASS_OPTION, _wrong_class_option),
     (WRONG_CLASS, _wrong_class),

@@ -7,20 +7,19 @@ constructors, the limits are read.
 import json
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
 from yolo_lightning.commands import PICTURES, SUBCOMMANDS
-from yolo_lightning.commands.option_layers import NO_TRAINING
 from yolo_lightning.commands.required_files import check_required_files, check_weights
 from yolo_lightning.data.batch_size import BATCH_SIZE_LIMITS
 from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.errors import UserError
-from yolo_lightning.model.convolution_settings import CLASS_WIDTH_LIMITS
-from yolo_lightning.model.detection_settings import DetectionSettings
+from yolo_lightning.model.detection_settings import CLASS_WIDTH_LIMITS, DetectionSettings
 from yolo_lightning.model.variants import description_of
 from yolo_lightning.options.option_table import NULL, CommandOptions
+from yolo_lightning.options.run_spec import RunSpec
 from yolo_lightning.supervision import is_supervised
 from yolo_lightning.training.deadline import MAX_HOURS_LIMITS
 from yolo_lightning.training.recipe_limits import RECIPE_LIMITS
@@ -74,16 +73,16 @@ REPLACED = {"accumulate_grad_batches": (1, "nominal_batch"), "gradient_clip_val"
 """Value without effect of options of the Trainer that an option of the recipe replaces, and its name."""
 
 
-def check_limits(command: CommandOptions, words: Sequence[str], options: Mapping[str, Any]) -> None:
+def check_limits(command: CommandOptions, spec: RunSpec) -> None:
     """Raise a UserError for an option that is out of range or cannot be used with another option.
 
     Args:
         command: Command or section of a command.
-        words: Command line after the command.
-        options: Options that the user has set, by full name.
+        spec: Options that the user has set.
     """
-    if any(word.startswith(NO_TRAINING) for word in words):
+    if spec.only_prints:
         return
+    options = spec.given
     groups = _groups_of(command, options)
     for key, limits in (LIMITS | LIMITS_OF_TOOLS.get(command.name, {})).items():
         value = options.get(key)
@@ -105,7 +104,7 @@ def check_limits(command: CommandOptions, words: Sequence[str], options: Mapping
         check_deadline(options)
     # Training processes of a supervisor or a launcher wait for files that are missing for a while.
     if not is_supervised() and launch_id() is None:
-        check_required_files(command, words, options, groups)
+        check_required_files(command, spec.words[1:], options, groups)
         _check_model(command, options)
 
 

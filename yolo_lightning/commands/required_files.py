@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from yolo_lightning.commands import PICTURES, SUBCOMMANDS
-from yolo_lightning.commands.option_layers import separated
 from yolo_lightning.errors import UserError
 from yolo_lightning.model.weights_file import existing_weights
 from yolo_lightning.options.option_table import CommandOptions
+from yolo_lightning.options.run_spec import separated
 from yolo_lightning.utils.paths import user_path
 from yolo_lightning.utils.plain_text import first_look
 from yolo_lightning.utils.run_files import CHECKPOINTS, config_name

@@ -4,8 +4,7 @@
 `YOLOCLI` prints the plan and carries it out.
 """
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ from yolo_lightning.checkpoints.resume import (
     run_to_download,
 )
 from yolo_lightning.checkpoints.torch_archive import check_module, load_checkpoint
-from yolo_lightning.commands.option_layers import GivenOptions
 from yolo_lightning.commands.option_limits import resumes
 from yolo_lightning.commands.start_supervisor import finished_line
 from yolo_lightning.data.formats.choose_format import format_class
@@ -39,13 +37,14 @@ from yolo_lightning.model.network_settings import (
 )
 from yolo_lightning.model.precision_choice import PrecisionChoice, choose_precision
 from yolo_lightning.model.weights_file import existing_weights
+from yolo_lightning.options.run_spec import RunSpec
 from yolo_lightning.supervision import in_use, is_supervised, level_of_launch, quarantined
 from yolo_lightning.supervision.fallback_levels import AS_CONFIGURED, FLOAT32, PRECISION_OPTION, FallbackState
 from yolo_lightning.utils import run_files
 from yolo_lightning.utils.accelerator import accelerator_or_cpu
 from yolo_lightning.utils.choices import AUTO
 from yolo_lightning.utils.distributed import NO_LAUNCH_ID, launch_id
-from yolo_lightning.utils.host import worker_count
+from yolo_lightning.utils.host import available_cores, worker_count
 from yolo_lightning.utils.slurm import is_slurm_task
 from yolo_lightning.utils.yaml_file import flatten
 
@@ -53,7 +52,7 @@ FROM_DATA = frozenset({"class_names", "input_channels"})
 """Arguments of the model that the data module determines."""
 
 PROCESSES_PER_CORE = 4
-"""Largest number of training processes per core of a CPU."""
+"""Largest number of training processes per available core of a CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,29 +81,26 @@ class Run:
         return Run(**{**content, **paths, **texts})
 
 
-def plan_run(
-    words: Sequence[str], options: Mapping[str, Any], given: GivenOptions, *, may_download: bool = True
-) -> Run:
+def plan_run(spec: RunSpec, options: Mapping[str, Any], *, may_download: bool = True) -> Run:
     """Return the plan of a run.
 
     Args:
-        words: Command line, from the subcommand on.
+        spec: Options that the user has set. The settings in a checkpoint replace all other options.
         options: All options of the subcommand by full name, parsed.
-        given: Options that the user has set. The settings in a checkpoint replace all other options.
         may_download: Whether the run may be downloaded from the mirror.
 
     Raises:
         UserError: If an option cannot be used, or there is no checkpoint to resume or to evaluate.
     """
     base = run_folder.configured_folder(options["trainer.default_root_dir"])
-    is_fit = words[0] == "fit"
+    is_fit = spec.command == "fit"
     check_accelerator(options["trainer.accelerator"])
     check_devices(options["trainer.devices"], training_device(options))
     if is_fit and resumes(options) and may_download and options["mirror"] is not None:
         name = run_to_download(base, options["mirror"], exactly=is_supervised())
         if name is not None:
             return Run(base.absolute().with_name(name), download=name)
-    run = _plan_fit(base, options) if is_fit else _plan_evaluation(base, options, given)
+    run = _plan_fit(base, options) if is_fit else _plan_evaluation(base, options, spec)
     if run.is_finished:
         return run
     place = f"run folder: {run.folder}"
@@ -245,7 +241,7 @@ def training_device(options: Mapping[str, Any]) -> torch.device:
     return device
 
 
-def _plan_evaluation(base: Path, options: Mapping[str, Any], given: GivenOptions) -> Run:
+def _plan_evaluation(base: Path, options: Mapping[str, Any], spec: RunSpec) -> Run:
     """Return run folder and checkpoint of an evaluation, and the settings that are stored with the weights.
 
     Options on the command line and in the environment override the settings of the input and of the detections;
@@ -259,14 +255,14 @@ def _plan_evaluation(base: Path, options: Mapping[str, Any], given: GivenOptions
         bound = _bound_by(content, options)
         saved = flatten({"model": content.get("hyper_parameters", {})})
         of_data = {f"model.{name}" for name in FROM_DATA}
-        restored = options.keys() & saved.keys() - of_data - given.all.keys()
+        restored = options.keys() & saved.keys() - of_data - spec.given.keys()
         changed = {name: saved[name] for name in restored} | {"model.weights": None}
     else:
         weights = weights_file(options)
         if weights is None:
             return Run(base)
         bound = _bound_by(weights, options)
-    changed |= {name: value for name, value in bound.items() if name not in given.typed}
+    changed |= {name: value for name, value in bound.items() if name not in spec.typed}
     lines = precedence(bound, options, {**options, **changed})
     folder = None
     if checkpoint is not None:
@@ -301,12 +297,12 @@ def _bound_by(weights: Path | dict[str, Any], options: Mapping[str, Any]) -> dic
 
 def check_devices(devices: Any, device: torch.device) -> None:
     """Raise a UserError if a CPU would have to start many more processes than it has cores: one for each device."""
-    cores = os.cpu_count() or 1
+    cores = available_cores()
     most = PROCESSES_PER_CORE * cores
     is_number = isinstance(devices, int | str) and str(devices).isdigit()
     if device.type == "cpu" and is_number and int(devices) > most:
         raise UserError(
-            f"trainer.devices must be at most {most} on a CPU with {cores} cores, as each device is a process, "
+            f"trainer.devices must be at most {most} with {cores} available cores, as each device is a process, "
             f"got {devices}"
         )
 

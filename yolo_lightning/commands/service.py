@@ -14,11 +14,11 @@ from zlib import crc32
 from yolo_lightning.checkpoints import run_folder
 from yolo_lightning.commands.answers import PROGRAM
 from yolo_lightning.commands.doctor.inspect_machine import ENVIRONMENT
-from yolo_lightning.commands.option_layers import PREFIX, given_options
-from yolo_lightning.commands.start_supervisor import folder_of, supervise_fit, supervise_settings
+from yolo_lightning.commands.start_supervisor import folder_of, supervise_fit
 from yolo_lightning.commands.unattended import unattended
 from yolo_lightning.errors import UserError
-from yolo_lightning.supervision.job import JOB_VARIABLE, SuperviseSettings
+from yolo_lightning.options.run_spec import PREFIX, read_configuration, read_spec
+from yolo_lightning.supervision.job import JOB_VARIABLE, SuperviseSettings, supervise_settings
 from yolo_lightning.supervision.next_action import LONGEST_PAUSE_S
 from yolo_lightning.supervision.run_lock import current_holder
 from yolo_lightning.supervision.trainer import MARKER_VARIABLE
@@ -75,10 +75,11 @@ def install(target: Path, *, command: list[str] = [], show: bool = False) -> Non
         command: Further options of `fit`, written after all others: `service install CONFIG -- --data.root PATH`.
         show: Print the unit and change nothing.
     """
-    words = ["fit", "--config", str(_configuration(target).absolute()), *command]
-    if not {"data", "model", "trainer"} & {key.partition(".")[0] for key in given_options(words[:3], {}).all}:
+    configuration = str(_configuration(target).absolute())
+    if not {"data", "model", "trainer"} & read_configuration(configuration).keys():
         raise UserError(f"{target} must be the configuration of a fit, with keys of data, model or trainer")
-    options = given_options(words, os.environ).all
+    words = ["fit", "--config", configuration, *command]
+    options = read_spec(words, os.environ).given
     folder = target
     if not target.is_dir():
         folder, _ = folder_of(options)
@@ -155,7 +156,7 @@ def run(run: Path, *, command: list[str]) -> NoReturn:
 def _start(run: Path, command: Sequence[str]) -> NoReturn:
     if not run.is_dir():
         raise UserError(f"the run folder {run} does not exist: mount its disk, or create the folder for a new run")
-    supervise_fit(command, given_options(command, os.environ).all, run)
+    supervise_fit(read_spec(command, os.environ), run)
 
 
 service = {"install": install, "remove": remove, "run": run}

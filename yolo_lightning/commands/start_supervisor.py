@@ -3,27 +3,23 @@
 The process that the user starts becomes the supervisor.
 """
 
-import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from yolo_lightning.checkpoints import run_folder
 from yolo_lightning.checkpoints.remote_folder import is_address
-from yolo_lightning.commands.option_layers import NO_TRAINING, given_options
 from yolo_lightning.commands.option_limits import resumes
 from yolo_lightning.commands.unattended import detach
-from yolo_lightning.supervision import SuperviseSettings, become_supervisor, in_use, is_supervised, reserve
+from yolo_lightning.options.run_spec import RunSpec
+from yolo_lightning.supervision import become_supervisor, in_use, is_supervised, reserve
 from yolo_lightning.supervision.job import job
-from yolo_lightning.utils.choices import AUTO
 from yolo_lightning.utils.distributed import launch_id
-from yolo_lightning.utils.host import worker_count
 from yolo_lightning.utils.json_record import read_json
 from yolo_lightning.utils.moment import parse_moment
 from yolo_lightning.utils.run_files import BEST_CHECKPOINT, CHECKPOINTS, FINISHED_FILE, has_checkpoint
-from yolo_lightning.utils.yaml_file import nested
 
 MAX_EPOCHS = 100
 """Default of `trainer.max_epochs`."""
@@ -31,26 +27,19 @@ MAX_EPOCHS = 100
 DEADLINE_TOLERANCE_S = 1.0
 
 
-def start_supervisor(words: Sequence[str]) -> None:
-    """Become the supervisor of a fit if the options require one.
-
-    Args:
-        words: Command line, from the subcommand on, which `answers` has checked.
-    """
-    is_fit = words[:1] == ["fit"] and not any(word.startswith(NO_TRAINING) for word in words)
-    if not is_fit or is_supervised() or launch_id() is not None:
+def start_supervisor(spec: RunSpec) -> None:
+    """Become the supervisor of a fit if the options, which `resolve` has checked, require one."""
+    if spec.command != "fit" or spec.only_prints or is_supervised() or launch_id() is not None:
         return
-    options = given_options(words, os.environ).all
-    if options.get("supervision.enabled") is True or options.get("detach") is True:
-        supervise_fit(words, options)
+    if spec.given.get("supervision.enabled") is True or spec.given.get("detach") is True:
+        supervise_fit(spec)
 
 
-def supervise_fit(words: Sequence[str], options: Mapping[str, Any], folder: Path | None = None) -> NoReturn:
+def supervise_fit(spec: RunSpec, folder: Path | None = None) -> NoReturn:
     """Select the run folder and become the supervisor of a fit.
 
     Args:
-        words: Command line, from the subcommand on.
-        options: Options of the command line by full name.
+        spec: Options of the fit.
         folder: Run folder of a service. The fit begins at the newest checkpoint of this folder; the deadline may have
             passed.
 
@@ -58,6 +47,7 @@ def supervise_fit(words: Sequence[str], options: Mapping[str, Any], folder: Path
         SystemExit: With code 0, if the run to resume is finished.
         UserError: If there is no run to resume, or the run folder cannot be written.
     """
+    options = spec.given
     is_service = folder is not None
     checkpoint: Path | None = None
     if folder is None:
@@ -73,17 +63,9 @@ def supervise_fit(words: Sequence[str], options: Mapping[str, Any], folder: Path
     run_folder.prepare(folder)
     if not is_service:
         run_folder.forget_loggers(folder)
-    if checkpoint is not None:
-        words = [*words, f"--ckpt_path={checkpoint}"]
-    workers = options.get("data.loader.num_workers", AUTO)
-    supervised_job = job(
-        words,
-        folder,
-        workers=worker_count(workers) if isinstance(workers, int | str) else 0,  # the trainer refuses other types
-        settings=supervise_settings(options),
-        on_gpu=options.get("trainer.accelerator", AUTO) != "cpu",
-        options=options,
-    )
+    if not in_use(folder):  # otherwise the supervisor refuses the folder
+        spec.write(folder, checkpoint)
+    supervised_job = job(folder, options)
     if is_service:
         supervised_job = replace(supervised_job, is_service=True)
         if has_checkpoint(folder):
@@ -139,10 +121,3 @@ def finished_line(folder: Path, options: Mapping[str, Any]) -> str | None:
         f"{folder}: the training is finished, {done} of {max_epochs} epochs are done. "
         f"To train longer, set --trainer.max_epochs to {done + 1} or more."
     )
-
-
-def supervise_settings(options: Mapping[str, Any]) -> SuperviseSettings:
-    """Return the settings `supervision.*`; raise a UserError for a wrong value."""
-    prefix = "supervision."
-    values = {key.removeprefix(prefix): value for key, value in options.items() if key.startswith(prefix)}
-    return SuperviseSettings(**nested(values))

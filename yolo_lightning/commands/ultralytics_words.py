@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from yolo_lightning.commands.option_errors import MODES, VALUE_SYNONYMS
-from yolo_lightning.commands.option_layers import TRUE, named_values
+from yolo_lightning.options.run_spec import TRUE, named_values
 from yolo_lightning.utils.choices import AUTO
 from yolo_lightning.utils.suggestions import SYNONYMS, nearest_key
 from yolo_lightning.utils.yaml_file import read_yaml
@@ -67,7 +67,7 @@ def translated(words: Sequence[str], command: str, keys: Collection[str]) -> str
         command: What `command_of` returns.
         keys: Options of the command.
     """
-    pairs = pairs_of(words) + named_values(words)
+    pairs = pairs_of(words) + [(setting.key, setting.text) for setting in named_values(words)]
     if not pairs and words[0].lower() in MODES:
         return f"{words[0]} is {command} here. Type: {shlex.join([*START, command, *words[1:]])}"
     options = _options_of_several(dict(pairs), command, keys)

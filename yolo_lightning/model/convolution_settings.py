@@ -6,7 +6,6 @@ from yolo_lightning.utils.choices import settings_group
 
 Convolution = Literal["auto", "gemm", "native"]
 MemoryFormat = Literal["auto", "contiguous", "channels_last"]
-CLASS_WIDTH_LIMITS = ">= 1, <= 8192"  # of `model.class_width`
 ConvAlgorithm = Literal["auto", "table", "autotune"]
 
 

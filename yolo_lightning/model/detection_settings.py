@@ -10,6 +10,9 @@ from yolo_lightning.utils.choices import settings_group
 SCORING_THRESHOLD = 0.001
 """Average precision needs nearly all boxes: a score threshold up to this one is meant for evaluation."""
 
+CLASS_WIDTH_LIMITS = ">= 1, <= 8192"
+"""Limits of `model.class_width`, the channels of the hidden layers of the class head."""
+
 
 @settings_group("model.detections", score_threshold=">= 0, <= 1", iou_threshold=">= 0, <= 1", max_detections=">= 1")
 class DetectionSettings:

@@ -6,10 +6,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
@@ -23,15 +22,13 @@ from yolo_lightning.supervision.run_disk import saved_steps
 from yolo_lightning.supervision.run_status import SupervisorStatus
 from yolo_lightning.supervision.trainer import Output
 from yolo_lightning.utils import run_files
-from yolo_lightning.utils.choices import settings_group
+from yolo_lightning.utils.choices import AUTO, settings_group
+from yolo_lightning.utils.host import worker_count
 from yolo_lightning.utils.process_identity import started_ticks
 from yolo_lightning.utils.stop_signals import Stopped
+from yolo_lightning.utils.yaml_file import nested
 
 JOB_VARIABLE = "YOLO_LIGHTNING_JOB"  # environment variable that contains the job of a supervisor
-RUN_FOLDER_OPTION = "--trainer.default_root_dir"
-START_OPTIONS = ("--resume", "--ckpt_path", RUN_FOLDER_OPTION)
-"""Options of the first attempt only; a restart begins at the newest checkpoint of its run folder."""
-
 OUTPUT_POLL_S = 0.2  # of a detached supervisor
 GPU_SMOKE_TEST = "import torch; torch.ones(1, device=torch.accelerator.current_accelerator() or 'cpu').sum().item()"
 
@@ -111,40 +108,37 @@ class Job:
         return cls(**content | words | {"settings": settings})
 
 
-def job(
-    words: Sequence[str],
-    folder: Path,
-    *,
-    workers: int,
-    settings: SuperviseSettings,
-    on_gpu: bool,
-    options: Mapping[str, Any] | None = None,
-) -> Job:
-    """Return the job of a supervisor for the fit with the command line `words`, from the subcommand on."""
-    program = (sys.executable, "-m", "yolo_lightning")
+def job(folder: Path, options: Mapping[str, Any]) -> Job:
+    """Return the job of a supervisor for the fit in a run folder, whose options are in `spec.json`.
+
+    Args:
+        folder: Run folder.
+        options: Options that the user has set, by full name.
+    """
+    workers = options.get("data.loader.num_workers", AUTO)
     return Job(
-        command=(*program, *words, f"{RUN_FOLDER_OPTION}={folder}"),
-        restart_command=(*program, *resume_words(words, folder)),
-        workers=workers,
-        options={key: value for key, value in (options or {}).items() if key in COMPUTATION_KEYS},
-        settings=settings,
-        smoke_test=(sys.executable, "-c", GPU_SMOKE_TEST) if on_gpu else (),
+        command=fit_command(folder),
+        restart_command=fit_command(folder, resume=True),
+        workers=worker_count(workers) if isinstance(workers, int | str) else 0,  # the trainer refuses other types
+        options={key: value for key, value in options.items() if key in COMPUTATION_KEYS},
+        settings=supervise_settings(options),
+        smoke_test=() if options.get("trainer.accelerator") == "cpu" else (sys.executable, "-c", GPU_SMOKE_TEST),
     )
 
 
-def resume_words(words: Sequence[str], folder: Path) -> list[str]:
-    """Return the command line, from the subcommand on, that resumes the run in `folder`."""
-    kept: list[str] = []
-    skips_value = False
-    for word, following in zip_longest(words, words[1:]):
-        name, equals, _ = word.partition("=")
-        if skips_value:
-            skips_value = False
-        elif name in START_OPTIONS:
-            skips_value = not equals and (name != "--resume" or following in ("true", "false"))
-        else:
-            kept.append(word)
-    return [*kept, f"{RUN_FOLDER_OPTION}={folder}", "--resume"]
+def supervise_settings(options: Mapping[str, Any]) -> SuperviseSettings:
+    """Return the settings `supervision.*`; raise a UserError for a wrong value."""
+    prefix = "supervision."
+    values = {key.removeprefix(prefix): value for key, value in options.items() if key.startswith(prefix)}
+    return SuperviseSettings(**nested(values))
+
+
+def fit_command(folder: Path, *, resume: bool = False) -> tuple[str, ...]:
+    """Return the command line of a fit with the options in `spec.json` of a run folder."""
+    words = (sys.executable, "-m", "yolo_lightning", "fit", f"--config={folder / run_files.SPEC_FILE}")
+    if resume:
+        return (*words, "--resume")
+    return words
 
 
 def saved_marks(run: Path, job: Job) -> frozenset[int]:

@@ -45,6 +45,7 @@ LOCK_FILE = "run.lock"
 LOG_FILE = "run.log"
 STATE_FILE = "supervision.json"
 SUPERVISOR_FILE = "supervisor.json"
+SPEC_FILE = "spec.json"  # options of a fit, without those that select its start
 SELF_CHECK_FILE = "self_check.json"
 """Contains the step of the last passed self-check of each layer, see `suspect_checkpoints`."""
 

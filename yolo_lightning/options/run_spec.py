@@ -1,0 +1,279 @@
+"""The options that a user has set: from configuration files, the environment and the command line, read once.
+
+Torch and jsonargparse are not imported: the supervisor of a fit starts without them.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from yolo_lightning.errors import UserError
+from yolo_lightning.options.option_table import CommandOption, find_command, read_value
+from yolo_lightning.utils.files import replacing
+from yolo_lightning.utils.json_record import read_json
+from yolo_lightning.utils.run_files import SPEC_FILE
+from yolo_lightning.utils.yaml_file import flatten, read_yaml, value_of
+
+CONFIG = "config"
+FILE_OPTION = f"--{CONFIG}"
+SHORT_FILE_OPTION = "-c"
+HELP_WORDS = ("-h", "--help")
+FULL_HELP = "--help.full"
+PREFIX = "YOLO_LIGHTNING"
+"""Of environment variables, as YOLO_LIGHTNING_FIT__MODEL__RECIPE__LR0."""
+
+TRUE = "true"
+NO_TRAINING = ("-h", "--help", "--print_config")
+"""Beginnings of words that print something instead of running a command."""
+
+
+class Setting(NamedTuple):
+    """An option, or a configuration file, that a user has set."""
+
+    key: str  # full name; `config` for a configuration file
+    value: Any  # text, content of a file, or None for an option without a value, as `--resume`
+    source: str = ""  # configuration file or environment variable; empty for the command line
+
+    @property
+    def text(self) -> str:
+        """The value of an option as a text; an option without a value is a switch."""
+        if self.value is None:
+            return TRUE
+        return str(self.value)
+
+    @property
+    def place(self) -> str:
+        """Part of an error message that names the source; empty for the command line."""
+        if not self.source:
+            return ""
+        return f" in {self.source}"
+
+    @property
+    def word(self) -> str:
+        """The word of a command line that sets the option, with the content of a file in place of its name."""
+        if self.value is None:
+            return f"--{self.key}"
+        if self.key == CONFIG:
+            return f"{FILE_OPTION}={json.dumps(self.value, default=str, ensure_ascii=False)}"
+        return f"--{self.key}={self.value}"
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """A command line, and the options that the user has set for this command.
+
+    Attributes:
+        words: Command line, from the command on.
+        settings: Options in ascending precedence: configuration files, environment, command line.
+    """
+
+    words: tuple[str, ...]
+    settings: tuple[Setting, ...] = ()
+
+    @property
+    def command(self) -> str:
+        return self.words[0]
+
+    @property
+    def only_prints(self) -> bool:
+        """Whether the command prints its help or its configuration instead of running."""
+        return any(word.startswith(NO_TRAINING) for word in self.words)
+
+    @cached_property
+    def given(self) -> dict[str, Any]:
+        """The options that the user has set, by full name, with values as the parser reads them."""
+        return self._read(self.settings)
+
+    @cached_property
+    def typed(self) -> dict[str, Any]:
+        """The options on the command line and in the environment."""
+        return self._read(setting for setting in self.settings if setting.key != CONFIG)
+
+    def parser_words(self) -> list[str]:
+        """Return the command line for the parser: each option in one word, the content of files in place of names.
+
+        jsonargparse itself would give the file of `--config` precedence over environment variables. The help of the
+        parser is the complete one.
+        """
+        words = [setting.word for setting in self.settings]
+        return [self.command, *(HELP_WORDS[1] if word == FULL_HELP else word for word in words)]
+
+    def write(self, folder: Path, checkpoint: Path | None = None) -> None:
+        """Write the options of a fit into its run folder, from which `--config` reads them.
+
+        Only the owner can read the file, which can contain addresses for notifications.
+
+        Args:
+            folder: Run folder.
+            checkpoint: Checkpoint at which the fit begins, if the options name one.
+        """
+        places = {"trainer.default_root_dir": folder}
+        if checkpoint is not None:
+            places["ckpt_path"] = checkpoint
+        words = [setting.word for setting in self.settings if setting.key not in places]
+        words += [f"--{key}={path}" for key, path in places.items()]
+        with replacing(folder / SPEC_FILE) as temporary:
+            temporary.touch(0o600)
+            temporary.write_text(json.dumps(words, indent=1))
+
+    def _read(self, settings: Iterable[Setting]) -> dict[str, Any]:
+        options = options_of_command(self.command)
+        values: dict[str, Any] = {}
+        for key, value, _ in settings:
+            if key == CONFIG:
+                values |= flatten(value)
+            elif options.get(key, CommandOption()).is_group:
+                values |= flatten({key: content_of(value or "")})
+            else:
+                values[key] = TRUE if value is None else value
+        return {key: read_value(options.get(key, CommandOption()).types, value) for key, value in values.items()}
+
+
+def read_spec(words: Sequence[str], environment: Mapping[str, str]) -> RunSpec:
+    """Return a command line, from the command on, with the options of its configuration files and of the environment.
+
+    Raises:
+        UserError: If a configuration file cannot be read.
+    """
+    files, further_words = separated(words[1:])
+    recorded: list[Setting] = []
+    if files and Path(files[0]).name == SPEC_FILE:
+        spec_file = files.pop(0)
+        recorded_files, recorded_words = separated(_recorded(spec_file))
+        if "--resume" in further_words:
+            recorded_words.append("--ckpt_path=null")
+        files = [*recorded_files, *files]
+        recorded = [setting._replace(source=spec_file) for setting in named_values(recorded_words)]
+        environment = {}  # its options are recorded
+    prefix = variable_of(words[0], "")
+    variables = {
+        name.removeprefix(prefix).replace("__", ".").lower(): (text, name)
+        for name, text in environment.items()
+        if name.startswith(prefix)
+    }
+    if CONFIG in variables:
+        files.insert(0, configuration_file(variables.pop(CONFIG)[0]))
+    settings = [Setting(CONFIG, read_configuration(file), file) for file in files]
+    settings += [Setting(key, text, f"the environment variable {name}") for key, (text, name) in variables.items()]
+    return RunSpec(tuple(words), (*settings, *recorded, *named_values(further_words)))
+
+
+def _recorded(file: str) -> list[str]:
+    """Return the words that `RunSpec.write` has written."""
+    try:
+        return [str(word) for word in read_json(Path(file))]
+    except (OSError, TypeError, ValueError) as error:
+        raise UserError(f"the file {file} of --config cannot be read: {error}") from error
+
+
+def read_configuration(file: str) -> dict[str, Any]:
+    """Return the options of a configuration file, or of a configuration that is given as a text."""
+    try:
+        content = content_of(file)
+    except (OSError, UserError) as error:
+        raise UserError(f"the file {file} of --config cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        got = "an empty file" if content is None else repr(content)
+        raise UserError(
+            f"the file {file} of --config must contain keys and values, as 'data: {{root: PATH}}', got {got}"
+        )
+    return content
+
+
+def content_of(text: str) -> Any:
+    """Return the content of a YAML file that is given by its path, or of a YAML text."""
+    if os.path.isfile(text):
+        return read_yaml(Path(text))
+    return value_of(text)
+
+
+def options_of_command(name: str) -> Mapping[str, CommandOption]:
+    """Return the options of a command by full name; none for a command that does not exist."""
+    command = find_command(name)
+    if command is None:
+        return {}
+    return command.options
+
+
+def variable_of(command: str, key: str) -> str:
+    """Return the name of the environment variable of an option."""
+    return f"{PREFIX}_{command}__{key}".replace(".", "__").upper()
+
+
+def named_values(words: Sequence[str]) -> list[Setting]:
+    """Return the options of words such as `--a 1 --b=2 --switch`."""
+    settings = []
+    for word, following in zip_longest(words, words[1:]):
+        if not word.startswith("--"):
+            continue
+        name, equals, value = word.removeprefix("--").partition("=")
+        if not equals:
+            value = following
+            if following is not None and following.startswith("--"):
+                value = None
+        settings.append(Setting(name, value))
+    return settings
+
+
+def stray_words(words: Sequence[str]) -> list[str]:
+    """Return the words that are neither options nor values, for a command whose options have one value each."""
+    strays = []
+    for previous, word in zip(["", *words], words, strict=False):
+        is_value = previous.startswith("--") and "=" not in previous
+        if not is_value and not word.startswith("--"):
+            strays.append(word)
+    return strays
+
+
+def separated(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the configuration files that a command line names, and all other words."""
+    files: list[str] = []
+    further_words: list[str] = []
+    remaining = iter(words)
+    for word in remaining:
+        file = None
+        if word in (FILE_OPTION, SHORT_FILE_OPTION):
+            file = next(remaining, None)
+        elif word.startswith(f"{FILE_OPTION}="):
+            file = word.removeprefix(f"{FILE_OPTION}=")
+        elif word.startswith(SHORT_FILE_OPTION):
+            name = word.removeprefix(SHORT_FILE_OPTION)
+            if os.path.isfile(configuration_file(name)):  # unlike -config or -cfg
+                file = name
+        if file is None:
+            further_words.append(word)
+        else:
+            files.append(configuration_file(file))
+    return files, further_words
+
+
+def configuration_folder() -> Path:
+    """Return the folder of the configurations that belong to the package."""
+    package = Path(__file__).resolve().parents[1]
+    installed = package / "configs"
+    if installed.is_dir():
+        return installed
+    return package.parent / "configs"  # of a checkout
+
+
+def configuration_file(text: str) -> str:
+    """Return the path of a configuration of the package that is given by its name, or the text itself.
+
+    `ltdv2`, `yolo.yaml` and `configs/loader/single.yaml` name files of the package where no such file exists.
+    """
+    if os.path.exists(text):
+        return text
+    folder = configuration_folder()
+    try:
+        name = Path(text).with_suffix(".yaml").as_posix().removeprefix("configs/")
+    except ValueError:  # a configuration as text
+        return text
+    is_name = not Path(name).is_absolute() and ".." not in Path(name).parts
+    if is_name and os.path.isfile(folder / name):
+        return str(folder / name)
+    return text
