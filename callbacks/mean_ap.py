@@ -102,8 +102,7 @@ class MeanAP(Callback):
                 f"trainer.callbacks: {name}: monitor must be one of {', '.join(logged)}, such a name with /class or "
                 f"/month, or a loss{bounds}; got {monitor!r}{did_you_mean(_meant(monitor, logged))}"
             )
-        is_of_lightning = type(callback).__module__.startswith("lightning.")
-        if is_of_lightning and is_score and trainer.limit_val_batches == 0:
+        if is_of_lightning(callback) and is_score and trainer.limit_val_batches == 0:
             raise UserError(
                 f"trainer.callbacks: {name}: monitor {monitor} needs validations, but trainer.limit_val_batches is 0"
             )
@@ -125,8 +124,8 @@ class MeanAP(Callback):
             return
         callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
         for callback in callbacks:
-            is_waiting = isinstance(callback, EarlyStopping | ModelCheckpoint) and callback.monitor is not None
-            if not is_waiting or callback.monitor in trainer.callback_metrics:
+            is_waiting = is_of_lightning(callback) and isinstance(callback, EarlyStopping | ModelCheckpoint)
+            if not is_waiting or callback.monitor is None or callback.monitor in trainer.callback_metrics:
                 continue
             if isinstance(callback, EarlyStopping):
                 callback.strict = False
@@ -196,6 +195,11 @@ class MeanAP(Callback):
             if rows:
                 rich.print(oracle_table(rows))
         return scores, logged
+
+
+def is_of_lightning(callback: Callback) -> bool:
+    """Return whether Lightning defines a callback; those of this package do not need a validation."""
+    return type(callback).__module__.startswith("lightning.")
 
 
 def _meant(monitor: str, names: Sequence[str]) -> list[str]:

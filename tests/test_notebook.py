@@ -62,6 +62,7 @@ def test_cells_run_and_print_no_ordinary_line_in_red(tmp_path: Path) -> None:
     assert [one.text for one in outputs if one.get("name") == "stderr"] == [], "a notebook shows stderr in red"
     assert re.findall(r"\S+\.py:\d+", str(outputs)) == [], "warnings with their place in the source code"
     printed = "".join(one.text for one in outputs if one.get("name") == "stdout")
+    assert "Tip:" not in printed, "advertisements"
     assert "Restored all states from the checkpoint" in printed
     assert "image/png" in notebook.cells[7].outputs[0].data
     assert notebook.cells[8].outputs[-1].data["text/plain"] == "2"

@@ -39,7 +39,14 @@ from yolo_lightning.model.variants import HEADS
 from yolo_lightning.utils.accelerator import chosen_device
 from yolo_lightning.utils.choices import as_settings, check_range, checked_arguments
 from yolo_lightning.utils.paths import user_path
-from yolo_lightning.utils.rank_zero import print_to_notebook
+from yolo_lightning.utils.rank_zero import hide_harmless_lines
+
+METHODS_OF_YOLO = {
+    "predict": "call the detector itself, detector(source)",
+    **dict.fromkeys(("train", "val"), "use YOLOModule with Lightning's Trainer.fit and Trainer.validate"),
+    "export": "use the command export",
+}
+"""Methods of Ultralytics' `YOLO`, and what to do instead."""
 
 Pixels = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
 """`(H, W)` gray or `(H, W, 3)` RGB of uint8, or `(H, W)` gray of uint16."""
@@ -132,7 +139,7 @@ class Detector:
         conv_backend: Convolution = "auto",
         allow_pickle: bool = False,
     ) -> None:
-        print_to_notebook()
+        hide_harmless_lines()
         check_range("batch_size", batch_size, ">= 1")
         self.file = weights_file(weights)
         settings = read_settings(self.file, allow_pickle=allow_pickle).for_pictures(
@@ -161,6 +168,12 @@ class Detector:
         self.settings.image_size.check("image_size", stride=self._graph.stride)
         self._batch_size = batch_size
         self._classes = len(self.names)
+
+    def __getattr__(self, name: str) -> Any:
+        """Name what replaces a method of Ultralytics' `YOLO`."""
+        if name in METHODS_OF_YOLO:
+            raise AttributeError(f"Detector has no {name}(): {METHODS_OF_YOLO[name]}")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @overload
     def __call__(self, source: Pixels | PIL.Image.Image) -> DetectionResult: ...

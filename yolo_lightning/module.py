@@ -91,7 +91,7 @@ from yolo_lightning.utils.distributed import check_agreement, sum_over_ranks
 from yolo_lightning.utils.host import keep_freed_memory
 from yolo_lightning.utils.loop_position import schedule_step, steps_begun
 from yolo_lightning.utils.offline import prefer_fast_find
-from yolo_lightning.utils.rank_zero import print_to_notebook
+from yolo_lightning.utils.rank_zero import hide_harmless_lines
 
 SINGLE_VALUES = (
     "a batch of one image as small as the stride has one value per channel in the deepest layers: it is normalized by "
@@ -173,7 +173,7 @@ class YOLOModule(LightningModule):
         guard: GuardSettings = GuardSettings(),  # noqa: B008 - frozen
     ) -> None:
         super().__init__()
-        print_to_notebook()
+        hide_harmless_lines()
         variant = str(variant)  # a path is stored as a text
         is_list = isinstance(class_names, Sequence) and not isinstance(class_names, str)
         if not is_list or not all(isinstance(name, str) and name.strip() for name in class_names):

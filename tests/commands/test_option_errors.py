@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from yolo_lightning import __version__
-from yolo_lightning.commands.option_errors import missing_package, short_message
+from yolo_lightning.commands.option_errors import missing_package, short_message, wrong_classes
 from yolo_lightning.utils.suggestions import SYNONYMS, nearest_key
 
 UNION = """Parser key "{key}":
@@ -161,6 +161,22 @@ def test_wrong_callback_is_named_with_the_known_ones(message: str, start: str) -
     text = short_message(message, ())
     assert text.startswith((f"trainer.callbacks: {start}", f"trainer.callbacks {start}"))
     assert "\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("trainer.logger", "wandb", "there is no logger wandb. Did you mean WandbLogger?"),
+        ("trainer.logger", "nope", "there is no logger nope. The loggers are CSVLogger"),
+        ("trainer.callbacks", "[EMA, {class_path: Nope}]", "there is no callback Nope. The callbacks are Best"),
+        ("trainer.callbacks", "EMA(decay=1)", "trainer.callbacks must be a list, such as"),
+        ("trainer.callbacks", "[EMA, EarlyStopping, my.module.Callback]", None),
+        ("trainer.logger", "true", None),
+    ],
+)
+def test_class_that_does_not_exist_is_named(key: str, value: str, message: str | None) -> None:
+    problem = wrong_classes(key, value)
+    assert problem is None if message is None else message in str(problem)
 
 
 def test_missing_positional_argument_is_named_as_in_the_help() -> None:

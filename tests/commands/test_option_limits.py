@@ -68,6 +68,12 @@ WRONG = [
     ("validate --model.detections.score_threshold 2", "score_threshold must be >= 0 and <= 1, got 2"),
     ("fit --config wrong.yaml", "model.recipe.lr0 must be > 0, got -1"),
     ("fit", "data.root must be the dataset folder, got null"),
+    ("fit --data.format yolo", "Datasets of Ultralytics are read with --data.format FOLDER/data.yaml"),
+    ("fit --trainer.limit_train_batches 0.0", "limit_train_batches must be another value than 0"),
+    ("fit --trainer.strategy ddp_spawn", "trainer.strategy must be auto, ddp or a class, got ddp_spawn."),
+    ("fit --trainer.profiler fast", "trainer.profiler must be simple, advanced, pytorch, xla or a class, got fast."),
+    ("fit --ckpt_path nope.ckpt", "checkpoint nope.ckpt cannot be used: it does not exist"),
+    ("validate --data.root .", "there are no weights: no run folder runs/yolo"),
     ("fit --data.root nope", "dataset root nope does not exist."),
     ("fit --data.root .", "annotation file Train.json does not exist."),
     (

@@ -109,6 +109,8 @@ def test_hang_of_a_program_without_a_heartbeat(sign: str, options: tuple[str, ..
 def test_supervise_without_a_command_is_an_error() -> None:
     with pytest.raises(ValueError, match="supervise needs a command after --"):
         run_tool("supervise", ["--"])
+    with pytest.raises(ValueError, match="the command after -- must begin with a program, got nope"):
+        run_tool("supervise", ["--", "nope"])
 
 
 def test_heartbeat_rejects_an_unknown_phase() -> None:

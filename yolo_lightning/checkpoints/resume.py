@@ -70,7 +70,10 @@ def checkpoint_to_evaluate(base: Path, remedy: str = CHECKPOINT_OPTIONS) -> Path
     """
     folders = run_folder.runs(base)
     if not folders:
-        raise UserError(f"there are no weights: no run folder {base} or {base}-<n> contains a checkpoint. {remedy}")
+        raise UserError(
+            f"there are no weights: no run folder {base} or {base}-<n> contains a checkpoint"
+            f"{run_folder.meant_run(base)} {remedy}"
+        )
     best = folders[0] / run_files.CHECKPOINTS / run_files.BEST_CHECKPOINT
     if best.is_file():
         return best

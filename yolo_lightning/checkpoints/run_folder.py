@@ -21,6 +21,7 @@ from yolo_lightning.utils.paths import real_path
 from yolo_lightning.utils.plain_text import UNSAFE
 from yolo_lightning.utils.regular_files import read_regular
 from yolo_lightning.utils.run_files import CHECKPOINTS, LAUNCH, LOCK_FILE, LOGGERS, STARTED, has_checkpoint
+from yolo_lightning.utils.suggestions import did_you_mean
 
 DEFAULT_RUN = "runs/yolo"
 NOTHING_TO_RESUME = (
@@ -186,6 +187,14 @@ def _start_order(folder: Path) -> tuple[int, int]:
 def runs(base: Path) -> list[Path]:
     """Return the folders with checkpoints among `base`, `base-2`, ..., by the start of the last fit, newest first."""
     return sorted(filter(has_checkpoint, _numbered_folders(base)), key=_start_order, reverse=True)
+
+
+def meant_run(base: Path) -> str:
+    """Return the end of the error for a folder without a run: the run that contains it, if it is a part of one."""
+    for folder in base.parents:
+        if folder.name and has_checkpoint(folder):
+            return did_you_mean([str(folder)])
+    return "."
 
 
 def run_of(checkpoint: Path) -> Path | None:

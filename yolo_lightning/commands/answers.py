@@ -28,6 +28,7 @@ from yolo_lightning.commands.option_errors import (
 from yolo_lightning.commands.option_limits import check_limits
 from yolo_lightning.commands.ultralytics_words import (
     TASKS,
+    WEIGHTS,
     command_of,
     is_pair,
     names_pictures,
@@ -39,6 +40,7 @@ from yolo_lightning.errors import UserError
 from yolo_lightning.options.option_table import (
     BOOLEAN,
     LIST,
+    NULL,
     CommandOption,
     CommandOptions,
     find_command,
@@ -116,8 +118,6 @@ OTHER_MEANING = ("device", "patience", "amp", "half", "batch", "batch_size", "sa
 """Arguments of Ultralytics that several options replace, or whose values have another form."""
 
 HELP = (*HELP_WORDS, FULL_HELP)
-WEIGHTS = (".ckpt", ".pt")
-"""Suffixes of files of weights, which are no RUN."""
 
 
 def resolve(words: Sequence[str]) -> RunSpec:
@@ -230,11 +230,12 @@ def with_run(words: Sequence[str]) -> list[str]:
 
 def _newest_run(base: str) -> Path:
     """Return the newest run with a checkpoint that has this name; raise a UserError if there is none."""
-    from yolo_lightning.checkpoints.run_folder import runs  # the mirrors of a run import fsspec
+    from yolo_lightning.checkpoints.run_folder import meant_run, runs  # the mirrors of a run import fsspec
 
     folders = runs(Path(base))
     if not folders:
-        raise UserError(f"RUN must be the folder of a run: {base} and {base}-<n> contain no checkpoint.")
+        end = meant_run(Path(base))
+        raise UserError(f"RUN must be the folder of a run: {base} and {base}-<n> contain no checkpoint{end}")
     return folders[0]
 
 
@@ -383,8 +384,8 @@ def _has_one_word(command: CommandOptions, option: CommandOption) -> bool:
     """Return whether the value of an option is the next word: other commands than fit, validate, ... read lists."""
     if not option.types or option.is_switch:
         return False
-    is_list = any(name.startswith(LIST) for name in option.types)
-    return command.name in SUBCOMMANDS or not (is_list or option.types == (BOOLEAN,))
+    words = [name for name in option.types if name != NULL and not name.startswith(LIST)]  # of a value that is no list
+    return command.name in SUBCOMMANDS or words not in ([], [BOOLEAN])
 
 
 def _refuse_unknown(command: CommandOptions, name: str, text: str, place: str) -> NoReturn:

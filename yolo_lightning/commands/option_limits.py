@@ -6,6 +6,7 @@ constructors, the limits are read.
 
 import json
 import re
+import sys
 import time
 from collections.abc import Mapping
 from importlib import import_module
@@ -166,7 +167,9 @@ def check_trainer(options: Mapping[str, Any]) -> None:
 
 
 def _check_parts(given: Mapping[str, Any]) -> None:
-    """Raise a UserError for a strategy or a profiler of the Trainer that does not exist."""
+    """Raise a UserError for a strategy, a profiler or an accelerator of the Trainer that does not exist."""
+    if given.get("accelerator") == "mps" and sys.platform != "darwin":
+        raise UserError("trainer.accelerator must be auto, cpu or gpu on this machine, got mps, which needs macOS.")
     strategy = str(given.get("strategy"))
     is_short = re.fullmatch(r"[a-z_\d]+", strategy) is not None
     if is_short and (not strategy.startswith(("ddp", "auto", "single")) or strategy.endswith(WITHIN_A_PROGRAM)):

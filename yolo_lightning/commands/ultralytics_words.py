@@ -20,6 +20,8 @@ DEVICES = re.compile(r"[\d,\[\] ]+")
 START = ("python", "-m", "yolo_lightning")
 STOPPING = "--trainer.callbacks+=lightning.pytorch.callbacks.EarlyStopping"
 SWITCHES = ("save", "save_txt", "pretrained")
+WEIGHTS = (".ckpt", ".pt")
+"""Suffixes of files of weights, which are no RUN."""
 SEPARATE = ("mode", "task", "source", "project", "name")
 """Arguments that are no options here, or only together."""
 OF_A_RUN = {*SEPARATE, "save_dir", "exist_ok", "tracker"}
@@ -71,6 +73,10 @@ def translated(words: Sequence[str], command: str, keys: Collection[str]) -> str
     if not pairs and words[0].lower() in MODES:
         return f"{words[0]} is {command} here. Type: {shlex.join([*START, command, *words[1:]])}"
     options = _options_of_several(dict(pairs), command, keys)
+    values = [value for _, value in pairs]
+    for word in words[1:]:
+        if Path(word).suffix in WEIGHTS and word not in values and not is_pair(word):
+            options += model_options(word, keys) or []
     unknown = []
     for name, value in pairs:
         if name in SEPARATE:

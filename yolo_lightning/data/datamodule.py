@@ -49,7 +49,7 @@ from yolo_lightning.utils.distributed import check_agreement
 from yolo_lightning.utils.host import worker_count
 from yolo_lightning.utils.loop_position import LoaderLoop, steps_begun
 from yolo_lightning.utils.paths import user_path
-from yolo_lightning.utils.rank_zero import print_to_notebook
+from yolo_lightning.utils.rank_zero import hide_harmless_lines
 
 RGB_CHANNELS: Channels = 3
 
@@ -105,7 +105,7 @@ class DetectionDataModule(LightningDataModule):
         augmentation: Augmentation = Augmentation(),  # noqa: B008
     ) -> None:
         super().__init__()
-        print_to_notebook()
+        hide_harmless_lines()
         self.image_size = ImageSize.of("data.image_size", image_size).check("data.image_size")
         self._longer_side = None if isinstance(image_size, list | tuple) else max(self.image_size)
         self._input_sizes: set[ImageSize] = set()  # of the frames of all opened splits, if one number is configured

@@ -6,10 +6,10 @@ import warnings
 
 from yolo_lightning.utils.addresses import redacted
 from yolo_lightning.utils.plain_text import printable
-from yolo_lightning.utils.rank_zero import HARMLESS_WARNINGS
+from yolo_lightning.utils.rank_zero import ADVERTISEMENT, HARMLESS_WARNINGS
 
 HARMLESS_LOG_LINES = (
-    "Tip:",  # Lightning's advertisements
+    ADVERTISEMENT,
     "Seed set to",  # in config.yaml
     "PU available:",  # of GPU, TPU and HPU; the line `device:` contains the device in use
     "`Trainer.fit` stopped: `max_epochs=",  # the closing block contains the number of epochs

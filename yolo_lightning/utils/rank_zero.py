@@ -10,9 +10,10 @@ from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_only, r
 
 from yolo_lightning.utils.distributed import line_prefix
 
-__all__ = ["HARMLESS_WARNINGS", "print_to_notebook", "rank_warn", "rank_zero_info", "rank_zero_warn"]
+__all__ = ["HARMLESS_WARNINGS", "hide_harmless_lines", "rank_warn", "rank_zero_info", "rank_zero_warn"]
 
 HARMLESS_WARNINGS = (
+    "IProgress not found",  # tqdm's progress bar works without it
     'install "ipywidgets" for Jupyter support',  # rich's progress bar works without it
     r"`isinstance\(treespec, LeafSpec\)` is deprecated",  # Lightning 2.6 with torch 2.13 and newer
     "Consider setting `persistent_workers=True`",  # evaluation workers end after each evaluation
@@ -22,11 +23,15 @@ HARMLESS_WARNINGS = (
     r"Found \d+ module\(s\) in eval mode at the start of training",  # normalization layers of frozen parts
     "You are using a custom batch sampler `FileOrderBatches`",  # it visits every frame
     r"It is recommended to use `self.log\('.*', ..., sync_dist=True\)`",  # each process scores all frames
+    "Early stopping conditioned on metric",  # `MeanAP` says what to set
     # Only a fit has these callbacks, or only one with or without a terminal; no state of the training is in them.
     "Be aware that when using `ckpt_path`, .* Please add the following callbacks: "
     r"\[('(StatusFile|RunProgressBar|ProgressLines)'(, )?)+\]",
 )
 """Warnings of other libraries that a user cannot act on."""
+
+ADVERTISEMENT = "Tip:"
+"""Part of the log lines in which Lightning recommends other packages."""
 
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
 
@@ -69,12 +74,20 @@ def mark_lines() -> None:
         sys.stderr = cast(TextIO, RankLines(sys.stderr))
 
 
-def print_to_notebook() -> None:
-    """In a notebook, hide harmless warnings and print log lines to stdout, because a notebook shows stderr in red."""
+def is_no_advertisement(record: logging.LogRecord) -> bool:
+    return ADVERTISEMENT not in record.getMessage()
+
+
+def hide_harmless_lines() -> None:
+    """Hide warnings and advertisements of other libraries that a user cannot act on.
+
+    In a notebook, log lines are printed to stdout, because a notebook shows stderr in red.
+    """
+    for message in HARMLESS_WARNINGS:
+        warnings.filterwarnings("ignore", message)
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(is_no_advertisement)
     kernel = sys.modules.get("ipykernel.kernelapp")
     if kernel is not None and kernel.IPKernelApp.initialized():  # False where a program merely imports ipykernel
-        for message in HARMLESS_WARNINGS:
-            warnings.filterwarnings("ignore", message)
         for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
             for handler in logging.getLogger(name).handlers:
                 if type(handler) is logging.StreamHandler:

@@ -31,6 +31,8 @@ def _hint(value: str) -> str:
         return f". A JSON file of COCO is read with --data.format coco --data.files.train {value}"
     if suffix in OTHER_LAYOUTS:
         return ". Datasets of other layouts are converted by: prepare convert FOLDER OUT"
+    if value.lower() in ("yolo", "ultralytics", "yaml"):
+        return ". Datasets of Ultralytics are read with --data.format FOLDER/data.yaml, without data.root"
     return ""
 
 
