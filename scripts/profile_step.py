@@ -293,6 +293,8 @@ def table(measurements: Sequence[Mapping[str, Any]]) -> str:
 
 def _milliseconds(seconds: Sequence[float]) -> str:
     milliseconds = [1000 * value for value in seconds]
+    if len(milliseconds) == 1:
+        return f"{milliseconds[0]:.1f}"
     return f"{statistics.median(milliseconds):.1f} ({min(milliseconds):.1f} to {max(milliseconds):.1f})"
 
 
