@@ -234,6 +234,15 @@ def test_other_sources_are_refused(detector: Detector, folder: Path, source: Any
         detector([folder / "video.mp4"])
 
 
+def test_network_of_one_channel_reads_gray_values(tmp_path: Path) -> None:
+    file = lively_checkpoint(tmp_path, "input_channels", class_names=NAMES, input_channels=1)
+    detector = Detector(file, image_size=64, score_threshold=0.4)
+    assert same(detector(FRAME), detector(cv2.cvtColor(FRAME, cv2.COLOR_RGB2GRAY)))
+    file = lively_checkpoint(tmp_path, "input_channels", class_names=NAMES, input_channels=4)
+    with pytest.raises(ValueError, match=r"must be of a network with 1 or 3 channels, .*, got 4"):
+        Detector(file)
+
+
 def test_network_in_place_of_its_file_is_refused() -> None:
     with pytest.raises(ValueError, match=r"must be a file or a run folder, got Linear; trainer\.save_checkpoint"):
         Detector(torch.nn.Linear(1, 1))  # type: ignore[arg-type]

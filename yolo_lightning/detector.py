@@ -155,6 +155,11 @@ class Detector:
         # One class per box: an object of two similar classes must not be drawn twice at the same place.
         self.settings = replace(settings, detections=replace(settings.detections, multi_label=False))
         self._has_given_size = image_size is not None
+        if self.settings.input_channels not in ((2,) if self.settings.background else (1, 3)):
+            raise UserError(
+                f"weights {self.file} must be of a network with 1 or 3 channels, or 2 with data.input.background, got "
+                f"{self.settings.input_channels}: call YOLOModule.load_from_checkpoint({str(self.file)!r}) with tensors"
+            )
         assert self.settings.image_size is not None
         self.settings.image_size.check("image_size")
         self.device = chosen_device(str(device))

@@ -157,7 +157,8 @@ def test_ultralytics_file_gives_its_image_size_as_a_multiple_of_the_stride(tmp_p
     content = torch.load(tmp_path / "file.pt", weights_only=False)
     del content["yolo_lightning"]
     torch.save(content | {"train_args": {"imgsz": 500}}, tmp_path / "theirs.pt")
-    assert read_record(tmp_path / "theirs.pt") == {"image_size": 512, "class_names": ["a", "b"]}
+    expected = {"image_size": 512, "class_names": ["a", "b"], "input_channels": 3}
+    assert read_record(tmp_path / "theirs.pt") == expected
     torch.save(content | {"train_args": {"imgsz": [480, 600]}}, tmp_path / "theirs.pt")
     assert read_record(tmp_path / "theirs.pt")["image_size"] == [480, 608]
     torch.save(content | {"train_args": {}}, tmp_path / "theirs.pt")

@@ -269,7 +269,9 @@ def ultralytics_description(file: Path, *, allow_pickle: bool = False) -> dict[s
     size = (content.get("train_args") or {}).get("imgsz") or arguments.get("imgsz")
     if isinstance(size, list | tuple) and len(size) == 1:
         size = size[0]
-    return {**content.get(OWN_SETTINGS, {}), "image_size": size, "class_names": list(network.names.values())}
+    channels = network.yaml.get("channels", INPUT_CHANNELS)
+    about = {"image_size": size, "class_names": list(network.names.values()), "input_channels": channels}
+    return {**content.get(OWN_SETTINGS, {}), **about}
 
 
 def read_checkpoint(file: Path) -> Any:

@@ -49,6 +49,7 @@ class NetworkSettings:
     pixel_range: PixelRange = field(default_factory=PixelRange)  # how 16-bit frames are mapped to 8 bits
     resize: Resize = "area"  # how frames larger than the input are reduced
     category_ids: tuple[int, ...] = ()  # of the classes in the training data's files; empty if unknown
+    input_channels: int = 3  # of the network, which computes gray frames as three equal channels if these are 3
 
     def __post_init__(self) -> None:
         check_choices("resize of the weights", [self.resize], Resize)
@@ -65,13 +66,15 @@ class NetworkSettings:
         settings["category_ids"] = category_ids if len(category_ids) == len(class_names) else ()
         settings["detections"] = DetectionSettings.of_weights(settings.get("detections", {}))
         settings[PIXEL_RANGE] = PixelRange.of(recorded.get(PIXEL_RANGE))
+        if settings.get("input_channels") == 1:
+            settings["channels"] = 1
         return cls(**settings)
 
     @property
-    def input_channels(self) -> int:
-        """Channels of the input of an exported network; 3 if unknown."""
-        if self.background:
-            return 2
+    def exported_channels(self) -> int:
+        """Channels of the input of an exported network: those of the frames if the network is one for RGB."""
+        if self.input_channels != 3:
+            return self.input_channels
         return self.channels or 3
 
     def plain(self) -> dict[str, Any]:

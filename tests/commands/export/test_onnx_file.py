@@ -86,3 +86,15 @@ def test_network_with_background_has_two_channels(tmp_path: Path) -> None:
     opened = YOLO(tmp_path / "best.pt").model.float().eval()
     with torch.no_grad():
         assert torch.allclose(opened(images)[0], expected, atol=1)  # half precision
+
+
+def test_network_of_one_channel_is_gray(tmp_path: Path) -> None:
+    file = lively_checkpoint(tmp_path, "input_channels", class_names=("a", "b"), input_channels=1)
+    with pytest.raises(ValueError, match="channels must be null for a network of 1 channels, got 3"):
+        export(checkpoint=str(file), format="onnx", channels=3)
+    export(checkpoint=str(file), format="onnx", output=str(tmp_path / "best.onnx"), image_size=64)
+    images = torch.rand(2, 1, 64, 64, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        assert torch.allclose(run(tmp_path / "best.onnx", images), plain_network(file)(images)[0], atol=1e-3)
+    export(checkpoint=str(file), output=str(tmp_path / "best.pt"), image_size=64)
+    assert read_settings(tmp_path / "best.pt").exported_channels == 1

@@ -42,8 +42,8 @@ def export(
             the working folder for an address.
         image_size: Size of the input in pixels, multiples of 32: the side of a square, or `[height, width]`; null: as
             in training.
-        channels: Input channels, 1 for gray images; null: as in training, except `pt`, which has 3, or
-            2 with `data.input.background`.
+        channels: Input channels, 1 for gray images; null: as in training, except `pt`, which has the channels
+            of the network.
         max_detections: Maximum detections per image with `one_to_one`; null: as in training.
         class_agnostic: Detect an anchor as one class only with `one_to_one`; null: as in training.
         one_to_one: Use the one-to-one branch of the head (yolov10, yolo26); null: as in training. `onnx` files then
@@ -72,6 +72,8 @@ def export(
     recorded = read_settings(file)
     if channels is not None and recorded.background:
         raise UserError(f"channels must be null for a network with data.input.background, got {channels}.")
+    if channels is not None and recorded.input_channels not in (3, channels):
+        raise UserError(f"channels must be null for a network of {recorded.input_channels} channels, got {channels}.")
     settings = recorded.for_pictures(
         image_size=image_size,
         channels=channels,
@@ -91,7 +93,7 @@ def export(
     if format == "pt":
         write_ultralytics_file(graph, target, settings)
     else:
-        network = InferenceNetwork(graph, settings.input_channels, settings)
+        network = InferenceNetwork(graph, settings.exported_channels, settings)
         for batch, (boxes, scores) in write_onnx_file(network, target, settings).items():
             say(f"batch {batch}: maximum difference {boxes:.1e} px, {scores:.1e} in score")
     say(f"{target}: {target.stat().st_size / 1e6:.1f} MB from {file}")
