@@ -38,6 +38,7 @@ from yolo_lightning.utils.activity import Activity, current, during, number_from
 from yolo_lightning.utils.choices import check_state, checked_arguments
 from yolo_lightning.utils.loop_position import (
     align_reloads,
+    begin_next_epoch,
     early_stop,
     ends_within_epoch,
     has_deferred_stop,
@@ -45,6 +46,9 @@ from yolo_lightning.utils.loop_position import (
     is_last_epoch,
     is_within_epoch,
     omits_epoch_start,
+    place_loader_sources,
+    requested_epochs,
+    set_requested_epochs,
     steps_begun,
 )
 from yolo_lightning.utils.stop_signals import request
@@ -60,6 +64,8 @@ EARLY_STOP = "early_stop"  # checkpoint key of the reason for which `EarlyStoppi
 DEFERRED_STOP = "deferred_stop"  # checkpoint key: whether the fit ends as soon as `min_epochs` allows it
 
 FROZEN_PARTS = "frozen_parts"  # checkpoint key of the parts that a `BaseFinetuning` has not unfrozen yet
+
+LOADER_EPOCHS = "loader_epochs"  # checkpoint key of the epochs in which the loaders were requested last
 
 LOGGED_VALUES = "logged_values"  # checkpoint key of the values that were logged in the current epoch
 
@@ -391,6 +397,7 @@ class LastCheckpoint(Checkpoint):
         _checkpoint_folder(trainer)  # raises a ValueError
         if stage == "fit":
             _place_after_other_checkpoints(self, trainer)
+            place_loader_sources(trainer)
         self._has_ended_within_epoch = False
         self._saved_steps = None
         self._is_resumed = False
@@ -398,6 +405,7 @@ class LastCheckpoint(Checkpoint):
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Add the logged values, and the gradients of an incomplete accumulation; a collective call."""
         checkpoint[LOGGED_VALUES] = self._logged_values.state_dict(trainer, pl_module)
+        checkpoint[LOADER_EPOCHS] = requested_epochs(trainer)
         checkpoint[FROZEN_PARTS] = frozen_parts(trainer, pl_module)
         checkpoint[DEFERRED_STOP] = has_deferred_stop(trainer)
         checkpoint[EARLY_STOP] = early_stop(trainer)
@@ -421,11 +429,15 @@ class LastCheckpoint(Checkpoint):
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Keep gradients and logged values until training starts, when the parameters are on their device."""
         self._is_resumed = True
+        if trainer.state.fn == TrainerFn.FITTING:
+            trainer.num_sanity_val_steps = 0  # a sanity check would change the state of the module
+        set_requested_epochs(trainer, checkpoint.get(LOADER_EPOCHS, {}))
         self._frozen_parts = checkpoint.get(FROZEN_PARTS)
         self._has_deferred_stop = checkpoint.get(DEFERRED_STOP, False)
         self._early_stop = checkpoint.get(EARLY_STOP)
         self._double_weights = {}
-        for name, value in checkpoint.get("state_dict", {}).items():
+        weights = checkpoint.get("current_model_state", checkpoint.get("state_dict", {}))  # of `WeightAveraging`
+        for name, value in weights.items():
             if isinstance(value, Tensor) and value.dtype == torch.float64:
                 self._double_weights[name] = value
         self._logged_values.load_state_dict(checkpoint.get(LOGGED_VALUES))
@@ -452,6 +464,7 @@ class LastCheckpoint(Checkpoint):
                 "callbacks of the Trainer"
             )
         self._early_stop = None
+        begin_next_epoch(trainer)
         align_reloads(trainer)
         callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
         has_swa = any(isinstance(callback, StochasticWeightAveraging) for callback in callbacks)
@@ -465,6 +478,12 @@ class LastCheckpoint(Checkpoint):
             _warn_of_inexact_callbacks(callbacks)
         if omits_epoch_start(trainer):
             _warn_of_omitted_hooks(trainer, pl_module)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._logged_values.restore_metrics(pl_module)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self._logged_values.restore_metrics(pl_module)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -483,6 +502,7 @@ class LastCheckpoint(Checkpoint):
         """Save a checkpoint of the batch before the validation again: a resumed fit does not repeat the validation."""
         if trainer.state.fn != TrainerFn.FITTING or trainer.sanity_checking:
             return
+        align_reloads(trainer)
         self._has_ended_within_epoch = ends_within_epoch(trainer)  # `EarlyStopping` decides after a validation
         if self._has_ended_within_epoch:
             self._save(trainer, FINAL_PAUSES_S)

@@ -25,6 +25,9 @@ class Logging(Recorder):
         self.best = MaxMetric()  # not logged and never reset
         self.own = MetricCollection({"mean": MeanMetric(), "other_mean": MeanMetric()})  # one state for both
 
+    def on_train_start(self) -> None:
+        self.best.reset()  # values of the sanity check
+
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         loss = super().training_step(batch, batch_idx)
         self.mean.update(loss.detach())

@@ -128,7 +128,10 @@ def test_checkpoint_of_a_batch_contains_the_validation_after_this_batch(tmp_path
         trainer.fit(module, resumable_loader(Numbers(), BATCH, trainer=trainer), [Numbers()[0]], ckpt_path=checkpoint)
 
     options: dict[str, Any] = {"limit_val_batches": 1, "val_check_interval": 2, "interval": 2}
-    assert_resumes_exactly(tmp_path, (3,), fit=fit, module=Validated, **options)
+    options["num_sanity_val_steps"] = 1  # of a resume at the end of an epoch: would be another validation
+    # Saved before the validation of the same batch, and not resumed from
+    options["callbacks"] = [lambda: ModelCheckpoint(filename="weights-{step}", every_n_train_steps=2)]
+    assert_resumes_exactly(tmp_path, (3, BATCHES), fit=fit, module=Validated, **options)
 
 
 def test_callbacks_that_do_not_resume_exactly_are_named(tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ def newest_checkpoint(folder: Path, *, resumable: bool = False) -> tuple[Path | 
         # The steps of a checksum file that belongs to another file are those of the other file.
         age = ages[path]
         if not _has_checksum(path):
-            age = (steps_in_content(path), path.name)
+            age = training_age(path, steps_in_content(path))
         if age < ages[path]:
             ages[path] = age
         elif resumable and contains_only_weights(path):
@@ -185,13 +185,16 @@ def contains_only_weights(path: Path) -> bool:
     return "state_dict" in content and not content.keys() & {"optimizer_states", "callbacks"}
 
 
-def training_age(path: Path) -> tuple[int, str]:
+def training_age(path: Path, steps: int | None = None) -> tuple[int, bool, str]:
     """Return the sort key of a checkpoint by age: the batches that the checkpoint was trained on, then the file name.
 
     No time of the file system is part of the key, because a clock can be set back. Of equally trained checkpoints
-    `step-*.ckpt` is newer than `best.ckpt`, which is written before the epoch has ended: the names have this order.
+    `step-*.ckpt` of `LastCheckpoint` is newer than those of other callbacks, which are written before the epoch has
+    ended. `steps` replaces the number of batches that `steps_trained` reads.
     """
-    return steps_trained(path), path.name
+    if steps is None:
+        steps = steps_trained(path)
+    return steps, STEP_NAME.fullmatch(path.name) is not None, path.name
 
 
 def steps_trained(path: Path) -> int:

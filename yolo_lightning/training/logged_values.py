@@ -5,13 +5,14 @@ only, and `ReduceLROnPlateau` would make no step at the end of the epoch. Can be
 https://github.com/Lightning-AI/pytorch-lightning/issues/14699.
 """
 
+from copy import copy
 from typing import Any
 
 import torch
 from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
-from torchmetrics import Metric, MetricCollection
+from torchmetrics import Metric, MetricCollection, MetricTracker
 
 from yolo_lightning.utils.distributed import gather
 from yolo_lightning.utils.loop_position import end_restart, has_pending_epoch_end, is_within_epoch, pending_batches
@@ -23,12 +24,16 @@ LOG_ARGUMENTS = (
 # fmt: on
 """Attributes of the metadata of a logged value that are arguments of `_ResultCollection.log`, too."""
 
+PROGRESS_ATTRIBUTES = ("min_val", "max_val", "_num_vals_seen")
+"""Attributes of `MinMaxMetric` and `Running` that change in a training and are not among the states of a metric."""
+
 
 class LoggedValues:
     """Restores the logged values of the epoch in which a checkpoint was saved."""
 
     def __init__(self) -> None:
         self._loaded: dict[str, Any] | None = None
+        self._metrics: dict[str, Any] = {}  # loaded states of metrics by module name, until training has started
         self._sums: list[dict[str, Any]] = []  # loaded values of the epoch that the resumed fit has not logged yet
 
     def state_dict(self, trainer: Trainer, module: LightningModule) -> dict[str, Any]:
@@ -66,13 +71,22 @@ class LoggedValues:
             return
         values = move_data_to_device(state["ranks"][trainer.global_rank], module.device)
         trainer._logger_connector._callback_metrics.update(values["callback_metrics"])
-        _restore_metrics(module, values.get("own_metrics", {}))
+        self._metrics = values.get("own_metrics", {})
         _step_plateau_schedulers(trainer, module, "step", state["pending_batches"])
         if is_within_epoch(trainer):
-            _restore_metrics(module, values["metrics"])
+            self._metrics |= values["metrics"]
             self._sums = values["results"]
         elif state["has_pending_epoch_end"]:
             _step_plateau_schedulers(trainer, module, "epoch", state["epoch"] + 1)
+        _set_metrics(module, self._metrics)
+
+    def restore_metrics(self, module: LightningModule) -> None:
+        """Set the loaded states of the metrics once more; call it in the first hook after `on_train_start`.
+
+        Modules reset their metrics in `on_train_start`, to remove the values of the sanity check.
+        """
+        _set_metrics(module, self._metrics)
+        self._metrics = {}
 
     def add_sums(self, trainer: Trainer) -> None:
         """Add the loaded sums to those of the values that have been logged since; call it after each batch."""
@@ -129,17 +143,27 @@ def _unlogged_metrics(trainer: Trainer, module: LightningModule) -> dict[str, An
             part.values()
     states = {}
     for name, part in module.named_modules():
-        if isinstance(part, Metric) and part._update_count and id(part) not in logged_parts:
+        if isinstance(part, MetricTracker):
+            states[name] = {"increments": part.n_steps}
+        elif isinstance(part, Metric) and part._update_count and id(part) not in logged_parts:
             states[name] = _metric_state(part)
     return states
 
 
 def _metric_state(metric: Metric) -> dict[str, Any]:
-    return {"count": metric._update_count, "states": {name: getattr(metric, name) for name in metric._defaults}}
+    return {
+        "count": metric._update_count,
+        "states": {name: getattr(metric, name) for name in metric._defaults},
+        "attributes": {name: value for name, value in vars(metric).items() if name in PROGRESS_ATTRIBUTES},
+    }
 
 
-def _restore_metrics(module: LightningModule, states: dict[str, Any]) -> None:
+def _set_metrics(module: LightningModule, states: dict[str, Any]) -> None:
     """Set the states of the metrics that the module still has."""
+    for name, part in [*module.named_modules()]:
+        if isinstance(part, MetricTracker):
+            for _ in range(states.get(name, {}).get("increments", 0) - part.n_steps):
+                part.increment()
     parts: dict[str, Any] = dict(module.named_modules())
     for name, state in states.items():
         metric = parts.get(name)
@@ -147,8 +171,8 @@ def _restore_metrics(module: LightningModule, states: dict[str, Any]) -> None:
             continue
         metric._update_count = state["count"]
         metric._computed = None
-        for part, part_state in state["states"].items():
-            setattr(metric, part, part_state)
+        for attribute, value in (state["states"] | state["attributes"]).items():
+            setattr(metric, attribute, copy(value))  # `Metric.reset` clears a list in place
 
 
 def _key(entry: dict[str, Any]) -> str:

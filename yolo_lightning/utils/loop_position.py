@@ -7,10 +7,12 @@ The step count and the schedule step are equal while all epochs have the same nu
 resume with another batch size: the step count continues, the schedule step follows the new length of an epoch.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
+from lightning.pytorch.trainer.connectors.data_connector import _DataLoaderSource
 
 
 class LoaderLoop:
@@ -34,8 +36,8 @@ class LoaderLoop:
             return []
         return combined._iterator.iterators
 
-    def has_failed_batch(self) -> bool:
-        return has_failed_batch(self._trainer)
+    def is_within_batch(self) -> bool:
+        return is_within_batch(self._trainer)
 
     def announce_epoch(self) -> None:
         """Complete what Lightning has omitted when it restored the loops; called before an epoch of the fit begins."""
@@ -136,10 +138,10 @@ def is_within_epoch(trainer: Trainer) -> bool:
     return bool(epochs.ready > epochs.processed)  # type: ignore[attr-defined]
 
 
-def has_failed_batch(trainer: Trainer) -> bool:
-    """Whether an exception has ended the fit within a batch: the batch has begun and has not been trained."""
+def is_within_batch(trainer: Trainer) -> bool:
+    """Whether a batch has begun and has not been trained: a resumed fit trains it."""
     batches = trainer.fit_loop.epoch_loop.batch_progress.current
-    return trainer.interrupted and bool(batches.ready > batches.processed)  # type: ignore[attr-defined]
+    return bool(batches.ready > batches.processed)  # type: ignore[attr-defined]
 
 
 def has_pending_epoch_end(trainer: Trainer) -> bool:
@@ -178,16 +180,68 @@ def broadcast_no_signals(trainer: Trainer) -> None:
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
 
 
-def align_reloads(trainer: Trainer) -> None:
-    """Let a resumed fit request its training loader in the epochs in which the uninterrupted fit does.
+class LoaderSource(_DataLoaderSource):
+    """Lets a resumed fit request its loaders in the epochs in which the uninterrupted fit has requested them.
 
-    With `reload_dataloaders_every_n_epochs`, these are the multiples of n. Lightning counts from the epoch of the
-    resume. Can be removed when https://github.com/Lightning-AI/pytorch-lightning/issues/21492 is solved.
+    Lightning requests them in the epoch of the resume, or in the one before it, and counts the epochs to the next
+    reload from there. Loaders that depend on `trainer.current_epoch` then have other data. Can be removed when
+    https://github.com/Lightning-AI/pytorch-lightning/issues/21492 is solved.
     """
-    interval: int = trainer.reload_dataloaders_every_n_epochs  # type: ignore[attr-defined]
-    loop = trainer.fit_loop
-    if interval:
-        loop._last_train_dl_reload_epoch -= loop._last_train_dl_reload_epoch % interval
+
+    def __init__(self, trainer: Trainer, source: _DataLoaderSource) -> None:
+        super().__init__(source.instance, source.name)
+        self.epoch: int | None = None  # of the newest request
+        self.saved_epoch: int | None = None  # of the newest request before the checkpoint
+        self._trainer = trainer
+
+    def dataloader(self) -> Any:
+        epochs = self._trainer.fit_loop.epoch_progress.current
+        present_epoch = epochs.completed
+        self.epoch = self._epoch_of_request(present_epoch)
+        epochs.completed = self.epoch  # `trainer.current_epoch`
+        try:
+            return super().dataloader()
+        finally:
+            epochs.completed = present_epoch
+
+    def _epoch_of_request(self, present_epoch: int) -> int:
+        interval: int = self._trainer.reload_dataloaders_every_n_epochs  # type: ignore[attr-defined]
+        if self.saved_epoch is None or (interval and present_epoch - self.saved_epoch >= interval):
+            return present_epoch
+        return self.saved_epoch
+
+
+def place_loader_sources(trainer: Trainer) -> None:
+    """Let the fit that begins request its loaders from a `LoaderSource` each."""
+    for loop in (trainer.fit_loop, trainer.fit_loop.epoch_loop.val_loop):
+        loop._data_source = LoaderSource(trainer, loop._data_source)
+
+
+def requested_epochs(trainer: Trainer) -> dict[str, int | None]:
+    """Return the epoch of the newest request of each loader by the name of its hook, None before the first one."""
+    return {source.name: source.epoch for source in _loader_sources(trainer)}
+
+
+def set_requested_epochs(trainer: Trainer, epochs: Mapping[str, int | None]) -> None:
+    """Set the result of `requested_epochs` in the interrupted fit."""
+    for source in _loader_sources(trainer):
+        source.saved_epoch = epochs.get(source.name)
+
+
+def align_reloads(trainer: Trainer) -> None:
+    """Let Lightning count the epochs to the next reload from the newest request; call it after requests."""
+    epochs = requested_epochs(trainer)
+    train_epoch = epochs.get("train_dataloader")
+    if train_epoch is not None:
+        trainer.fit_loop._last_train_dl_reload_epoch = train_epoch
+    val_epoch = epochs.get("val_dataloader")
+    if val_epoch is not None:
+        trainer.fit_loop.epoch_loop.val_loop._last_val_dl_reload_epoch = val_epoch
+
+
+def _loader_sources(trainer: Trainer) -> list[LoaderSource]:
+    sources = (trainer.fit_loop._data_source, trainer.fit_loop.epoch_loop.val_loop._data_source)
+    return [source for source in sources if isinstance(source, LoaderSource)]
 
 
 def is_accumulating(trainer: Trainer) -> bool:

@@ -133,6 +133,22 @@ def test_another_batch_size_within_an_epoch_of_several_loaders_is_refused(tmp_pa
         run(tmp_path, fit=fit)
 
 
+class Summing(Recorder):
+    """Trains on what it has validated."""
+
+    total: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(()))
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        return super().training_step(batch, batch_idx) * (1 + self.total / 100)
+
+    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+        self.total += batch
+
+
 class Data(LightningDataModule):
     def train_dataloader(self) -> Any:
         return resumable_loader(Numbers(), BATCH, trainer=self.trainer)
@@ -165,21 +181,24 @@ def test_options_of_the_trainer(options: dict[str, Any], tmp_path: Path) -> None
     assert_resumes_exactly(tmp_path, [per_epoch + 2, 2 * per_epoch], fit=fit_data, module=OneCycle, **options)
 
 
-@pytest.mark.parametrize("interval", [1, 2, 3])
-def test_dataset_that_grows_with_each_reload(tmp_path: Path, interval: int) -> None:
+@pytest.mark.parametrize(("interval", "max_steps"), [(0, -1), (1, 100), (2, -1), (3, -1)])
+def test_dataset_that_grows_with_each_reload(tmp_path: Path, interval: int, max_steps: int) -> None:
     class Growing(LightningDataModule):
         def train_dataloader(self) -> Any:
-            epoch = self.trainer.current_epoch
-            return resumable_loader(Numbers(8 + 4 * (epoch - epoch % interval)), BATCH, trainer=self.trainer)
+            return resumable_loader(Numbers(8 + 4 * self.trainer.current_epoch), BATCH, trainer=self.trainer)
+
+        def val_dataloader(self) -> Any:
+            return [Numbers()[self.trainer.current_epoch]]
 
     def fit(trainer: Trainer, module: Recorder, checkpoint: Path | None) -> None:
         trainer.fit(module, datamodule=Growing(), ckpt_path=checkpoint)
 
-    kills = {1: (3, 5, 8), 2: (3, 4, 9), 3: (3, 4, 6, 9)}[interval]  # within and at the end of epochs
+    kills = {0: (3,), 1: (3, 5, 8), 2: (3, 4, 9), 3: (3, 4, 6, 9)}[interval]  # within and at the end of epochs
+    options: dict[str, Any] = {"max_epochs": interval + 2, "max_steps": max_steps, "limit_val_batches": 1}
     whole = assert_resumes_exactly(
-        tmp_path, kills, fit=fit, reload_dataloaders_every_n_epochs=interval, max_epochs=interval + 2
+        tmp_path, kills, fit=fit, module=Summing, reload_dataloaders_every_n_epochs=interval, **options
     )
-    assert max(number for _, number, _ in whole.seen) > 1
+    assert max(number for _, number, _ in whole.seen) >= interval
 
 
 def test_a_second_fit_continues_with_the_next_epoch(tmp_path: Path) -> None:

@@ -375,7 +375,7 @@ class ResumableLoader(DataLoader[Any]):
 
     def _position_to_resume(self) -> Position:
         progress = self._progress()
-        if self.loop is not None and self.loop.has_failed_batch():
+        if self.loop is not None and self.loop.is_within_batch():
             return progress.before
         return progress.position
 
@@ -393,7 +393,7 @@ class ResumableLoader(DataLoader[Any]):
     def state_dict(self) -> dict[str, Any]:
         """Return the position and the settings on which the order depends; plain Python.
 
-        The position is that before the batch in which an exception has ended the fit.
+        Within a batch, for example after an exception in it, the position is that before the batch.
         """
         position = self._position_to_resume()
         return {
