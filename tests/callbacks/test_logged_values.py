@@ -7,7 +7,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
-from torchmetrics import MaxMetric, MeanMetric, MetricCollection
+from torchmetrics import MaxMetric, MeanMetric, MetricCollection, MetricTracker, MinMaxMetric
 
 from tests.helpers.lightning_runs import BATCHES, Recorder, run
 
@@ -23,10 +23,15 @@ class Logging(Recorder):
         self.mean = MeanMetric()
         self.largest = MaxMetric()
         self.best = MaxMetric()  # not logged and never reset
+        self.range = MinMaxMetric(MeanMetric())
+        self.history = MetricTracker(MeanMetric(), maximize=False)
         self.own = MetricCollection({"mean": MeanMetric(), "other_mean": MeanMetric()})  # one state for both
 
     def on_train_start(self) -> None:
         self.best.reset()  # values of the sanity check
+
+    def on_train_epoch_start(self) -> None:
+        self.history.increment()
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         loss = super().training_step(batch, batch_idx)
@@ -36,6 +41,9 @@ class Logging(Recorder):
         self.largest.update(loss.detach())
         self.log("largest", self.largest, on_step=False, on_epoch=True)
         self.best.update(-loss.detach())
+        self.range.update(loss.detach())
+        self.range.compute()
+        self.history.update(loss.detach())
         self.own.update(loss.detach())
         return loss
 
@@ -53,6 +61,7 @@ class EpochValues(Callback):
         assert isinstance(pl_module, Logging)
         values = [float(trainer.callback_metrics[name]) for name in ("loss_epoch", "mean", "largest")]
         values += [float(value) for value in (pl_module.best.compute(), *pl_module.own.compute().values())]
+        values += [float(pl_module.range.min_val), float(pl_module.history.best_metric())]  # type: ignore[arg-type]
         pl_module.own.reset()
         ALL.append((*values, trainer.optimizers[0].param_groups[0]["lr"]))
 

@@ -13,6 +13,7 @@ from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from torchmetrics import Metric, MetricCollection, MetricTracker
+from torchmetrics.wrappers.abstract import WrapperMetric
 
 from yolo_lightning.utils.distributed import gather
 from yolo_lightning.utils.loop_position import end_restart, has_pending_epoch_end, is_within_epoch, pending_batches
@@ -145,9 +146,14 @@ def _unlogged_metrics(trainer: Trainer, module: LightningModule) -> dict[str, An
     for name, part in module.named_modules():
         if isinstance(part, MetricTracker):
             states[name] = {"increments": part.n_steps}
-        elif isinstance(part, Metric) and part._update_count and id(part) not in logged_parts:
+        elif isinstance(part, Metric) and id(part) not in logged_parts and _is_updated(part):
             states[name] = _metric_state(part)
     return states
+
+
+def _is_updated(metric: Metric) -> bool:
+    """Whether a metric may have been updated; wrappers do not count their updates."""
+    return bool(metric._update_count) or isinstance(metric, WrapperMetric)
 
 
 def _metric_state(metric: Metric) -> dict[str, Any]:
