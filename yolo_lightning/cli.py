@@ -27,7 +27,7 @@ from yolo_lightning.checkpoints.resume import download
 from yolo_lightning.commands import TOOLS
 from yolo_lightning.commands.answers import PROGRAM, has_pictures_of, resolve
 from yolo_lightning.commands.command_line import run_tool
-from yolo_lightning.commands.endings import full_disk_reported, missing_process_reported, reported
+from yolo_lightning.commands.endings import missing_process_reported, reported
 from yolo_lightning.commands.fit_summary import end_fit, start_lines
 from yolo_lightning.commands.option_errors import ShortErrors, missing_package, user_errors
 from yolo_lightning.commands.option_limits import DEADLINE_OPTIONS, seed_of
@@ -121,8 +121,7 @@ def run(spec: RunSpec) -> None:
         return
     end_with_launcher(launch_id() is not None)
     mark_lines()
-    with full_disk_reported():
-        start(spec, YOLOCLI)
+    start(spec, YOLOCLI)
 
 
 def start(spec: RunSpec, cli_class: type["YOLOCLI"]) -> None:

@@ -19,7 +19,8 @@ from yolo_lightning import __main__
 from yolo_lightning.checkpoints.checkpoint_file import NotSavedError, write_checkpoint
 from yolo_lightning.checkpoints.run_folder import prepare
 from yolo_lightning.commands import endings, start_supervisor
-from yolo_lightning.commands.endings import full_disk_reported, reported
+from yolo_lightning.commands.endings import reported
+from yolo_lightning.commands.option_errors import user_errors
 from yolo_lightning.options.run_spec import RunSpec
 from yolo_lightning.utils.exit_codes import ExitCode
 from yolo_lightning.utils.stop_signals import STOP_SIGNALS, Stopped, StopRequest, pasteable
@@ -202,7 +203,7 @@ def test_full_disk_before_the_training_has_the_same_code(
         raise OSError(errno.ENOSPC, "No space left on device", "run")
 
     monkeypatch.setattr(Path, "mkdir", no_space)
-    with pytest.raises(SystemExit) as ended, full_disk_reported():
+    with pytest.raises(SystemExit) as ended, user_errors():
         prepare(tmp_path / "run")
     assert ended.value.code == ExitCode.DISK_FULL
     assert capsys.readouterr().err == "error: disk full: [Errno 28] No space left on device: 'run'\n"

@@ -1,5 +1,6 @@
 """Options that `fit` passes to the supervisor."""
 
+import math
 import os
 import sys
 from pathlib import Path
@@ -16,7 +17,10 @@ from yolo_lightning.supervision.job import fit_command, job
 
 def test_restart_has_the_options_of_the_start_without_its_checkpoint(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
-    file.write_text("ckpt_path: b.ckpt\nmodel: {recipe: {lr0: 1e-3}, weights: \U0001f600.pt}\nfinish_by: 2030-01-01\n")
+    file.write_text(
+        "ckpt_path: b.ckpt\nfinish_by: 2030-01-01\n"
+        "model: {recipe: {lr0: 1e-3, clip_norm: .inf}, weights: \U0001f600.pt}\n"
+    )
     words = ["fit", "--config", str(file), "--ckpt_path", "a.ckpt", "--detach", "--trainer.callbacks+=EMA"]
     spec = read_spec(words, {"YOLO_LIGHTNING_FIT__SEED_EVERYTHING": "7"})
     spec.write(tmp_path)
@@ -28,6 +32,7 @@ def test_restart_has_the_options_of_the_start_without_its_checkpoint(tmp_path: P
     assert resumed.given == {
         "ckpt_path": None,
         "model.recipe.lr0": 0.001,
+        "model.recipe.clip_norm": math.inf,
         "model.weights": "\U0001f600.pt",
         "finish_by": "2030-01-01",
         "seed_everything": 7,

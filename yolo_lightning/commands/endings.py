@@ -2,7 +2,6 @@
 
 import signal
 import sys
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +16,7 @@ from yolo_lightning.supervision import is_supervised
 from yolo_lightning.supervision.job import fit_command
 from yolo_lightning.utils.distributed import launch_id
 from yolo_lightning.utils.exit_codes import ExitCode, of_signal
-from yolo_lightning.utils.files import DISK_FULL
+from yolo_lightning.utils.files import DISK_FULL, with_place
 from yolo_lightning.utils.loop_position import steps_begun
 from yolo_lightning.utils.run_files import CHECKPOINTS
 from yolo_lightning.utils.slurm import is_slurm_task
@@ -39,28 +38,12 @@ def reported(trainer: Trainer) -> Iterator[None]:
         number = request.number or signal.SIGTERM
     except OSError as error:
         if error.errno in DISK_FULL:
-            end(trainer, f"error: disk full: {describe(error)}; the fit ended", ExitCode.DISK_FULL)
+            end(trainer, f"error: disk full: {_describe(error)}; the fit ended", ExitCode.DISK_FULL)
         if isinstance(error, NotSavedError):
-            end(trainer, f"error: {describe(error)}; the fit ended", ExitCode.NOT_SAVED)
+            end(trainer, f"error: {_describe(error)}; the fit ended", ExitCode.NOT_SAVED)
         raise
     if number is not None:
         end(trainer, f"stopped by {signal.Signals(number).name}", of_signal(number))
-
-
-@contextmanager
-def full_disk_reported() -> Iterator[None]:
-    """Report a full disk in a block that prepares a run.
-
-    Raises:
-        SystemExit: With `ExitCode.DISK_FULL`.
-    """
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in DISK_FULL:
-            raise
-        print(f"error: disk full: {describe(error)}", file=sys.stderr, flush=True)
-        raise SystemExit(ExitCode.DISK_FULL) from None
 
 
 @contextmanager
@@ -78,15 +61,10 @@ def missing_process_reported() -> Iterator[None]:
         ) from None
 
 
-def describe(error: OSError) -> str:
-    """Return the message of an error, with the place in the code if the error does not name a file."""
-    text = str(error)
+def _describe(error: OSError) -> str:
     if isinstance(error, NotSavedError):
-        text = f"the last checkpoint could not be saved: {text}"
-    if error.filename is not None:
-        return text
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{text}, in {place.name} ({Path(place.filename).name}:{place.lineno})"
+        return f"the last checkpoint could not be saved: {with_place(error)}"
+    return with_place(error)
 
 
 def end(trainer: Trainer, reason: str, code: int) -> NoReturn:

@@ -16,6 +16,7 @@ from yolo_lightning.options.option_table import class_names
 from yolo_lightning.supervision.failure_record import record_own_failure
 from yolo_lightning.utils.addresses import redacted
 from yolo_lightning.utils.exit_codes import ExitCode
+from yolo_lightning.utils.files import DISK_FULL, with_place
 from yolo_lightning.utils.plain_text import printable
 from yolo_lightning.utils.run_files import CHECKPOINTS, config_name
 from yolo_lightning.utils.stop_signals import request
@@ -108,7 +109,7 @@ def fail(message: str, cause: Exception | None = None) -> NoReturn:
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """Print a `UserError` or a refusal of Lightning and exit with code 2; other errors are raised.
+    """Print a `UserError`, a refusal of Lightning or a full disk in one line and exit; other errors are raised.
 
     Once this process has trained a step, a `UserError` is raised, too: the options of a running training are right.
 
@@ -124,6 +125,9 @@ def user_errors() -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # of the flush at the exit
         raise SystemExit(1) from None
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in DISK_FULL:
+            print(f"error: disk full: {with_place(error)}", file=sys.stderr)
+            raise SystemExit(ExitCode.DISK_FULL) from None
         record_own_failure(error)
         is_refusal = type(error).__name__ == "MisconfigurationException"  # without an import of Lightning
         is_mistake = isinstance(error, UserError) and not request.deferred

@@ -17,7 +17,7 @@ from yolo_lightning.options.option_table import CommandOption, find_command, rea
 from yolo_lightning.utils.files import replacing
 from yolo_lightning.utils.json_record import read_json
 from yolo_lightning.utils.run_files import SPEC_FILE
-from yolo_lightning.utils.yaml_file import flatten, read_yaml, value_of
+from yolo_lightning.utils.yaml_file import flatten, read_yaml, value_of, yaml_line
 
 CONFIG = "config"
 FILE_OPTION = f"--{CONFIG}"
@@ -59,7 +59,7 @@ class Setting(NamedTuple):
         if self.value is None:
             return f"--{self.key}"
         if self.key == CONFIG:
-            return f"{FILE_OPTION}={json.dumps(self.value, default=str, ensure_ascii=False)}"
+            return f"{FILE_OPTION}={yaml_line(self.value)}"
         return f"--{self.key}={self.value}"
 
 

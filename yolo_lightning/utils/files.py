@@ -9,6 +9,7 @@ import shutil
 import stat
 import tempfile
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -28,6 +29,14 @@ LONGEST_WRITE_S = 86_400.0
 _cleaned: set[Path] = set()
 DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """No space or quota left, or the file exceeds the size limit of the process or file system."""
+
+
+def with_place(error: OSError) -> str:
+    """Return the message of an error, with the place in the code if the error does not name a file."""
+    if error.filename is not None:
+        return str(error)
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{error}, in {place.name} ({Path(place.filename).name}:{place.lineno})"
 
 
 CONVOLUTION_VERDICTS = "convolution_probe.json"

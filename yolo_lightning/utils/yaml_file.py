@@ -1,5 +1,6 @@
 """YAML files of unknown origin: limited in size, nesting and aliases."""
 
+import math
 import re
 from collections.abc import Collection
 from pathlib import Path
@@ -31,6 +32,13 @@ class PlainLoader(FASTEST):  # type: ignore[misc]
         if doubled:
             raise UserError(f"the key {doubled[0]} is given twice, line {node.start_mark.line + 1} and following")
         return super().construct_mapping(node, deep)
+
+
+class _LineDumper(yaml.SafeDumper):
+    """Writer of one line in which all texts have quotes, so that no other reader of YAML converts them."""
+
+
+_LineDumper.add_representer(str, lambda dumper, text: dumper.represent_scalar(TEXT_TAG, text, style='"'))
 
 
 def read_yaml(path: Path, most_bytes: int = LARGEST_BYTES, text_keys: Collection[str] = ()) -> Any:
@@ -119,6 +127,13 @@ def value_of(text: str) -> Any:
         return yaml.safe_load(text)
     except (yaml.YAMLError, ValueError):  # ValueError: a date that does not exist
         return text
+
+
+def yaml_line(value: Any) -> str:
+    """Return plain values as YAML in one line. Unlike JSON, YAML has infinity, NaN and dates."""
+    return yaml.dump(
+        value, Dumper=_LineDumper, default_flow_style=True, width=math.inf, allow_unicode=True, sort_keys=False
+    ).removesuffix("\n")
 
 
 def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
