@@ -274,7 +274,8 @@ allow_pickle: true
 class TestBadInput:
     def test_weights_that_are_no_checkpoint(self, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
         Path("weights.pt").write_bytes(b"no pickle")
-        assert "not an Ultralytics checkpoint" in fails(run, capsys, "fit", *ONE_STEP, "--model.weights", "weights.pt")
+        error = fails(run, capsys, "fit", *ONE_STEP, "--model.weights", "weights.pt")
+        assert "model.weights must be a file of weights" in error
 
     @pytest.mark.whole_run
     def test_torn_frames_are_named_and_end_the_run_past_the_limit(

@@ -51,6 +51,7 @@ from yolo_lightning.utils import run_files
 from yolo_lightning.utils.distributed import launch_id, machines_of_launch
 from yolo_lightning.utils.logger_runs import LoggerRuns
 from yolo_lightning.utils.message_filters import hide_harmless_messages
+from yolo_lightning.utils.nested_keys import flatten, nested
 from yolo_lightning.utils.optional_file import OptionalFile
 from yolo_lightning.utils.plain_text import one_line
 from yolo_lightning.utils.rank_store import RankStore, connect_ranks
@@ -58,7 +59,6 @@ from yolo_lightning.utils.rank_zero import mark_lines
 from yolo_lightning.utils.slurm import require_whole_launch
 from yolo_lightning.utils.tensorboard import Curves
 from yolo_lightning.utils.terminal import has_cursor_control
-from yolo_lightning.utils.yaml_file import flatten, nested
 
 SWITCH: dict[str, Any] = {"type": bool, "nargs": "?", "const": True, "default": False}
 """Arguments of an option that needs no value, as `--resume`, and accepts one, as an environment variable has."""

@@ -25,8 +25,8 @@ from yolo_lightning.supervision.heartbeat import Heartbeat, Phase, read_heartbea
 from yolo_lightning.supervision.job import JOB_VARIABLE, job
 from yolo_lightning.supervision.phase_timeouts import PhaseTimeouts
 from yolo_lightning.supervision.run_lock import read_holder
+from yolo_lightning.utils.nested_keys import flatten
 from yolo_lightning.utils.run_files import HEARTBEAT_FILE, LOCK_FILE, LOG_FILE
-from yolo_lightning.utils.yaml_file import flatten
 
 FAULTS = Path(__file__).resolve().parent
 REPOSITORY = FAULTS.parent.parent

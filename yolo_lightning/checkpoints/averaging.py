@@ -15,7 +15,7 @@ from torch import Tensor
 from yolo_lightning.checkpoints.checkpoint_file import CONFIGURATION, INPUT, training_age
 from yolo_lightning.checkpoints.torch_archive import load_checkpoint
 from yolo_lightning.errors import UserError
-from yolo_lightning.utils.yaml_file import flatten
+from yolo_lightning.utils.nested_keys import flatten
 
 AVERAGED = "averaged"  # key of an average in a checkpoint: names of the averaged files in order of training
 OF_NETWORK = ("pytorch-lightning_version", "hyper_parameters", INPUT, CONFIGURATION, "epoch", "global_step")

@@ -24,11 +24,11 @@ from yolo_lightning.errors import UserError
 from yolo_lightning.utils import run_files
 from yolo_lightning.utils.addresses import SECRET, redacted
 from yolo_lightning.utils.choices import checked_arguments
+from yolo_lightning.utils.nested_keys import flatten
 from yolo_lightning.utils.paths import user_path
 from yolo_lightning.utils.plain_text import one_line
 from yolo_lightning.utils.rank_zero import rank_zero_info, rank_zero_warn
 from yolo_lightning.utils.suspect_checkpoints import has_wrong_result, set_aside_suspects
-from yolo_lightning.utils.yaml_file import flatten
 
 ADDRESSES = {f"supervision.notify.{name}" for name in ("webhook", "ping")}
 NOT_COMPARED = {"ckpt_path", "resume", "detach", "trainer.default_root_dir", "config", "mirror"} | ADDRESSES

@@ -66,9 +66,10 @@ from yolo_lightning.options.run_spec import (
 )
 from yolo_lightning.supervision import is_supervised
 from yolo_lightning.utils.addresses import refuse_secrets
+from yolo_lightning.utils.nested_keys import flatten
 from yolo_lightning.utils.run_files import config_name
 from yolo_lightning.utils.suggestions import SYNONYMS, did_you_mean, missing, nearest_key, similar
-from yolo_lightning.utils.yaml_file import flatten, read_yaml
+from yolo_lightning.utils.yaml_file import read_yaml
 
 PROGRAM = "python -m yolo_lightning"
 SHOWN = (

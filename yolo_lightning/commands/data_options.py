@@ -13,8 +13,8 @@ from yolo_lightning.data.formats.choose_format import format_class
 from yolo_lightning.errors import UserError
 from yolo_lightning.model.network_settings import bound_options, precedence, read_record
 from yolo_lightning.options.run_spec import FILE_OPTION, read_configuration, separated
+from yolo_lightning.utils.nested_keys import nested
 from yolo_lightning.utils.run_files import config_name
-from yolo_lightning.utils.yaml_file import nested
 
 SECTION = "data"
 

@@ -27,8 +27,8 @@ from yolo_lightning.training.recipe_limits import RECIPE_LIMITS
 from yolo_lightning.utils.choices import AUTO, as_settings, check_range
 from yolo_lightning.utils.distributed import NO_LAUNCH_ID, launch_id, machines_of_launch, may_restart, uses_agent_store
 from yolo_lightning.utils.moment import parse_moment
+from yolo_lightning.utils.nested_keys import nested
 from yolo_lightning.utils.suggestions import did_you_mean
-from yolo_lightning.utils.yaml_file import nested
 
 LIMITS: dict[str, str] = {
     "data.batch_size": BATCH_SIZE_LIMITS,

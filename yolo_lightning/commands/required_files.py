@@ -13,10 +13,11 @@ from yolo_lightning.errors import UserError
 from yolo_lightning.model.weights_file import existing_weights
 from yolo_lightning.options.option_table import CommandOptions
 from yolo_lightning.options.run_spec import separated
+from yolo_lightning.utils.nested_keys import flatten
 from yolo_lightning.utils.paths import user_path
 from yolo_lightning.utils.plain_text import first_look
 from yolo_lightning.utils.run_files import CHECKPOINTS, config_name
-from yolo_lightning.utils.yaml_file import flatten, read_yaml
+from yolo_lightning.utils.yaml_file import read_yaml
 
 if TYPE_CHECKING:
     from yolo_lightning.data.index.splits import Split

@@ -45,8 +45,8 @@ from yolo_lightning.utils.accelerator import accelerator_or_cpu
 from yolo_lightning.utils.choices import AUTO
 from yolo_lightning.utils.distributed import NO_LAUNCH_ID, launch_id
 from yolo_lightning.utils.host import available_cores, worker_count
+from yolo_lightning.utils.nested_keys import flatten
 from yolo_lightning.utils.slurm import is_slurm_task
-from yolo_lightning.utils.yaml_file import flatten
 
 FROM_DATA = frozenset({"class_names", "input_channels"})
 """Arguments of the model that the data module determines."""

@@ -27,9 +27,9 @@ from yolo_lightning.conv.algorithms.problem import (
 )
 from yolo_lightning.conv.algorithms.shared import (
     exports_to_onnx,
-    has_autocast,
     is_recorded,
     is_traced,
+    is_under_autocast,
     with_bias,
     with_usual_strides,
     without_autocast,
@@ -193,7 +193,7 @@ def input_gradient(grad_output: Tensor, weight: Tensor, problem: Problem, plan: 
 def autocast_operands(input: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return the operands in the dtype of autocast, if autocast is enabled on their device."""
     device_type = input.device.type
-    if not (has_autocast(device_type) and torch.is_autocast_enabled(device_type)):
+    if not is_under_autocast(device_type):
         return input, weight, bias
     dtype = torch.get_autocast_dtype(device_type)
     if bias is not None:

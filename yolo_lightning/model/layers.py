@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from yolo_lightning.conv import DEFAULT_PLAN, GemmConv2d, Plan, swap_convs, unswap_convs
 from yolo_lightning.conv.algorithms.problem import memory_format_of
+from yolo_lightning.conv.algorithms.shared import is_under_autocast, without_autocast
 from yolo_lightning.conv.layer import GrayConv2d, GrayGemmConv2d
 from yolo_lightning.conv.normalization import BatchNormSiLU2d, RecomputedBatchNormSiLU2d
 from yolo_lightning.data.image_size import STRIDE
@@ -99,8 +100,8 @@ def of_branch(graph: Any, output: Any, *, one_to_one: bool) -> Any:
     Ultralytics decodes the one-to-many branch, and keeps only the best boxes if it decodes the one-to-one branch. Under
     autocast, the boxes are decoded in float32.
     """
-    device_type = next(graph.parameters()).device.type
-    is_mixed = torch.is_autocast_enabled(device_type)
+    weight = next(graph.parameters())
+    is_mixed = is_under_autocast(weight.device.type)
     if not one_to_one and not is_mixed:
         return output
     head = graph.model[-1]
@@ -111,7 +112,7 @@ def of_branch(graph: Any, output: Any, *, one_to_one: bool) -> Any:
     if is_mixed:
         branch = in_float32(branch)
         head.shape = None  # the head has stored the anchors in the dtype of its features
-    with torch.autocast(device_type, enabled=False):
+    with without_autocast(weight):
         return head._inference(branch), raw
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from yolo_lightning.conv.algorithms.shared import is_under_autocast, without_autocast
 from yolo_lightning.data.batch import Batch
 from yolo_lightning.model.layers import has_one_to_one_branch, in_float32
 from yolo_lightning.model.loss_settings import LossSettings
@@ -69,10 +70,9 @@ class DetectionLoss:
             "bboxes": batch.boxes.to(dtype),
         }
         outputs = raw[1] if isinstance(raw, tuple) else raw
-        device_type = batch.images.device.type
-        if torch.is_autocast_enabled(device_type):
+        if is_under_autocast(batch.images.device.type):
             outputs = in_float32(outputs)
-        with torch.autocast(device_type, enabled=False):
+        with without_autocast(batch.images):
             total, parts = self._compute(outputs, targets)
         return total, {name: parts[name] for name in self._branches[-1].loss_names}
 

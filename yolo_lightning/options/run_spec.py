@@ -16,8 +16,9 @@ from yolo_lightning.errors import UserError
 from yolo_lightning.options.option_table import CommandOption, find_command, read_value
 from yolo_lightning.utils.files import replacing
 from yolo_lightning.utils.json_record import read_json
+from yolo_lightning.utils.nested_keys import flatten
 from yolo_lightning.utils.run_files import SPEC_FILE
-from yolo_lightning.utils.yaml_file import flatten, read_yaml, value_of, yaml_line
+from yolo_lightning.utils.yaml_file import read_yaml, value_of, yaml_line
 
 CONFIG = "config"
 FILE_OPTION = f"--{CONFIG}"

@@ -24,9 +24,9 @@ from yolo_lightning.supervision.trainer import Output
 from yolo_lightning.utils import run_files
 from yolo_lightning.utils.choices import AUTO, settings_group
 from yolo_lightning.utils.host import worker_count
+from yolo_lightning.utils.nested_keys import nested
 from yolo_lightning.utils.process_identity import started_ticks
 from yolo_lightning.utils.stop_signals import Stopped
-from yolo_lightning.utils.yaml_file import nested
 
 JOB_VARIABLE = "YOLO_LIGHTNING_JOB"  # environment variable that contains the job of a supervisor
 OUTPUT_POLL_S = 0.2  # of a detached supervisor

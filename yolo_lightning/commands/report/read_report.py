@@ -23,9 +23,10 @@ from yolo_lightning.supervision.watches import WatchFinding
 from yolo_lightning.utils import run_files
 from yolo_lightning.utils.addresses import SECRET, redacted
 from yolo_lightning.utils.moment import moment
+from yolo_lightning.utils.nested_keys import flatten
 from yolo_lightning.utils.paths import real_path
 from yolo_lightning.utils.regular_files import read_regular
-from yolo_lightning.utils.yaml_file import flatten, read_yaml
+from yolo_lightning.utils.yaml_file import read_yaml
 
 HIDDEN = "(not shown)"
 MAX_INCIDENTS = 200

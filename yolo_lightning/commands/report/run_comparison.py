@@ -31,9 +31,9 @@ from yolo_lightning.evaluation.drift import clip_of_id, month_name
 from yolo_lightning.evaluation.record import EvaluationRecord
 from yolo_lightning.evaluation.score_intervals import BootstrapScores, bootstrap
 from yolo_lightning.evaluation.score_table import SCORE_LABELS, is_defined, score_text
+from yolo_lightning.utils.nested_keys import flatten
 from yolo_lightning.utils.paths import real_path
 from yolo_lightning.utils.run_files import TRAINING_IMAGES
-from yolo_lightning.utils.yaml_file import flatten
 
 SAMPLES = 1000
 """Samples of the bootstrap; all runs have the same samples, because the seed is the same."""

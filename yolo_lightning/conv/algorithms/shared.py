@@ -69,6 +69,11 @@ def has_autocast(device_type: str) -> bool:
 has_autocast._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
+def is_under_autocast(device_type: str) -> bool:
+    """Return whether autocast is enabled for a type of device."""
+    return has_autocast(device_type) and torch.is_autocast_enabled(device_type)
+
+
 def without_autocast(tensor: Tensor) -> AbstractContextManager[object]:
     """Disable autocast: operands are already cast, and the backward pass may run under another autocast setting."""
     device_type = tensor.device.type
