@@ -148,7 +148,7 @@ def test_file_with_weights_only_is_returned_if_there_is_no_other(tmp_path: Path)
 
 
 def test_other_modules_may_store_any_parts(tmp_path: Path) -> None:
-    path = tmp_path / "run/checkpoints/step-000000003.ckpt"
+    path = tmp_path / "run/checkpoints/epoch=0-val/loss=0.1.ckpt"  # the slash is that of a metric, `{val/loss}`
     path.parent.mkdir(parents=True)
     torch.save({**RESUMABLE, "hyper_parameters": {"class_names": "a"}, "config": [1], "input": 3}, path)
     assert latest_checkpoint(tmp_path / "run") == path

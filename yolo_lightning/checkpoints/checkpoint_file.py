@@ -146,10 +146,11 @@ def require_whole(path: Path, what: str = "checkpoint") -> None:
 def newest_checkpoint(folder: Path, *, resumable: bool = False) -> tuple[Path | None, dict[Path, str]]:
     """Return the newest undamaged checkpoint in a folder, and the reasons why newer ones cannot be used.
 
-    With `resumable`, files that `ModelCheckpoint(save_weights_only=True)` has saved cannot be used, either.
+    A slash in the file name of a `ModelCheckpoint`, as in `{val/loss}`, makes a folder, in which is searched, too. With
+    `resumable`, files that `ModelCheckpoint(save_weights_only=True)` has saved cannot be used, either.
     """
     damaged: dict[Path, str] = {}
-    ages = {path: training_age(path) for path in folder.glob("*.ckpt")}
+    ages = {path: training_age(path) for path in folder.rglob("*.ckpt")}
     while ages:
         path = max(ages, key=ages.__getitem__)
         damage = find_damage(path)

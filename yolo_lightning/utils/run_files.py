@@ -77,7 +77,7 @@ def stacks_path(heartbeat: Path) -> Path:
 
 
 def has_checkpoint(run: Path) -> bool:
-    return any((run / CHECKPOINTS).glob(CHECKPOINT_PATTERN))
+    return any((run / CHECKPOINTS).rglob(CHECKPOINT_PATTERN))
 
 
 def incident_names(run: Path) -> set[str]:

@@ -80,7 +80,7 @@ def set_aside_suspects(run: Path) -> list[str]:
     with_wrong_layer = [record for record in records.values() if record.wrong_layer]
     trusted = min((record.trusted_steps for record in with_wrong_layer or records.values()), default=0)
     names = []
-    for path in sorted((run / CHECKPOINTS).glob(CHECKPOINT_PATTERN)):
+    for path in sorted((run / CHECKPOINTS).rglob(CHECKPOINT_PATTERN)):
         checksum = path.with_name(path.name + CHECKSUM_SUFFIX)
         steps = steps_in(checksum)
         if steps is not None and steps <= trusted:

@@ -245,7 +245,7 @@ def test_what_cannot_be_converted_is_refused(tmp_path: Path) -> None:
     ):
         convert(str(source), str(tmp_path / "out"))
     (source / "annotations.csv").unlink()
-    with pytest.raises(UserError, match=r"must contain images and annotations .* with 2 \.png"):
+    with pytest.raises(UserError, match=r"must contain images and annotations .* with 2 \.png\. .* CSV .*filename,"):
         convert(str(source), str(tmp_path / "out"))
     write_text(source / "data.yaml", "names: [car]")
     with pytest.raises(UserError, match=r"needs no conversion\. Type: python -m yolo_lightning fit"):

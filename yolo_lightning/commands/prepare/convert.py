@@ -13,6 +13,7 @@ from yolo_lightning.data.formats.yolo_description import FILE_NAME
 from yolo_lightning.data.layouts.choose_layout import LAYOUTS, find_layout
 from yolo_lightning.data.layouts.labelled_folder import SourceFolder, split_of
 from yolo_lightning.data.layouts.source_dataset import SourceDataset
+from yolo_lightning.data.layouts.table_annotations import CSV_HEADER
 from yolo_lightning.data.layouts.write_dataset import held_out, write_dataset
 from yolo_lightning.data.left_out_files import by_suffix, counted
 from yolo_lightning.errors import UserError
@@ -58,7 +59,8 @@ def convert(folder: str, out: str, valid_share: float | None = None) -> None:
         contained = ", ".join(by_suffix(source.files)) or "no file"
         raise UserError(
             f"FOLDER must contain images and annotations ({', '.join(layout.title for layout in LAYOUTS)}), got {root} "
-            f"with {contained}. COCO's JSON files need no conversion: --data.format coco, see docs/datasets.md"
+            f"with {contained}. The first row of a CSV file must name the columns, as {CSV_HEADER}. COCO's JSON files "
+            "need no conversion: --data.format coco, see docs/datasets.md"
         )
     layout, files = match
     with counter("read", len(source.images)) as advance:

@@ -1,4 +1,4 @@
-"""Reader of CSV files with one box per row, such as `filename,width,height,class,xmin,ymin,xmax,ymax`."""
+"""Reader of CSV files with one box per row, whose first row names the columns, as `CSV_HEADER`."""
 
 import csv
 import os
@@ -12,6 +12,7 @@ from yolo_lightning.data.layouts.source_dataset import Advance, SourceDataset, l
 from yolo_lightning.errors import UserError
 
 CSV = "CSV"
+CSV_HEADER = "filename,width,height,class,xmin,ymin,xmax,ymax"
 IMAGE = ("filename", "file", "image", "imagename", "imagepath", "filepath", "path", "imageid")
 CLASS = ("class", "label", "classname", "labelname", "category", "name")
 SIZE = (("width", "imagewidth"), ("height", "imageheight"))
