@@ -23,7 +23,7 @@ BAD: list[tuple[str, str, str]] = [
     ("max_hours", "0", r"max_hours must be > 0 and <= 1000000 or null, got 0"),
     ("trainer.devices", "0", r"trainer\.devices=0.* cannot be used: "),
     ("trainer.devices", "two", r"trainer\.devices=two.* cannot be used: "),
-    ("trainer.strategy", "dpp", r"trainer\.strategy=dpp.* cannot be used: "),
+    ("trainer.strategy", "dpp", r"trainer\.strategy must be auto, ddp or a class, got dpp"),
     ("trainer.logger", "TensorBord", r"there is no logger TensorBord\. Did you mean TensorBoardLogger\?"),
     ("model.variant", "yolo11q", r"model\.variant must be .*got 'yolo11q'\. Did you mean yolo11"),
     ("model.variant", "nowhere.yaml", r"model\.variant must be an existing .*got 'nowhere.yaml'"),
