@@ -121,9 +121,10 @@ def recompute_statistics(
         if ranks > 1:
             _exchange(statistics, lambda values: sum_over_ranks(values).div_(ranks))
         with during(Activity.DEVICE_WAIT):
-            nonfinite = [name for name, statistic in statistics.items() if not statistic.isfinite().all()]
-        if nonfinite:
-            raise StatisticsError(f"the statistics of {nonfinite[0].rpartition('.')[0]} are not finite")
+            is_finite = bool(torch.cat([*statistics.values()]).isfinite().all())  # one wait for all layers
+        if not is_finite:
+            name = next(name for name, statistic in statistics.items() if not statistic.isfinite().all())
+            raise StatisticsError(f"the statistics of {name.rpartition('.')[0]} are not finite")
     return count
 
 
