@@ -15,13 +15,13 @@ def main() -> None:
     Imported late: a spawned loader worker imports this file again and needs neither Lightning nor Ultralytics.
     """
     from yolo_lightning import __version__
-    from yolo_lightning.commands import TOOLS, WITHOUT_TORCH
+    from yolo_lightning.commands import WITHOUT_TORCH
 
     if sys.argv[1:] == ["--version"]:
         print(f"yolo_lightning {__version__}")
         return
     set_switches()
-    from yolo_lightning.commands.answers import has_pictures_of, resolve
+    from yolo_lightning.commands.answers import is_tool, resolve
     from yolo_lightning.commands.option_errors import user_errors
 
     with requeued(), user_errors():
@@ -38,7 +38,7 @@ def main() -> None:
             start_supervisor(spec)
             if spec.command not in WITHOUT_TORCH:
                 open_from_environment()  # a supervisor watches from here on: imports take seconds and may hang
-            if spec.command in TOOLS or has_pictures_of(spec.words):  # without the imports of a fit, such as Lightning
+            if is_tool(spec.words):
                 from yolo_lightning.commands.command_line import run_tool
 
                 run_tool(spec.command, spec.words[1:])

@@ -24,8 +24,7 @@ from yolo_lightning.callbacks.run_config import SaveRunConfig
 from yolo_lightning.checkpoints import run_folder
 from yolo_lightning.checkpoints.checkpoint_io import AtomicCheckpointIO
 from yolo_lightning.checkpoints.resume import download
-from yolo_lightning.commands import TOOLS
-from yolo_lightning.commands.answers import PROGRAM, has_pictures_of, resolve
+from yolo_lightning.commands.answers import PROGRAM, is_tool, resolve
 from yolo_lightning.commands.command_line import run_tool
 from yolo_lightning.commands.endings import missing_process_reported, reported
 from yolo_lightning.commands.fit_summary import end_fit, start_lines
@@ -110,15 +109,15 @@ def main(args: list[str] | None = None) -> None:
     with user_errors():
         spec = resolve(sys.argv[1:] if args is None else args)
         start_supervisor(spec)
-        run(spec)
+        if is_tool(spec.words):
+            run_tool(spec.command, spec.words[1:])
+        else:
+            run(spec)
 
 
 def run(spec: RunSpec) -> None:
-    """Run a command that is neither answered nor supervised by this process."""
+    """Run fit, validate, test or predict with a dataset, which is not supervised by this process."""
     hide_harmless_messages()
-    if spec.command in TOOLS or has_pictures_of(spec.words):
-        run_tool(spec.command, spec.words[1:])
-        return
     end_with_launcher(launch_id() is not None)
     mark_lines()
     start(spec, YOLOCLI)

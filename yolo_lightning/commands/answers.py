@@ -197,6 +197,11 @@ def has_pictures_of(words: Sequence[str]) -> bool:
     return words[0] == "predict" and len(words) > 1 and not words[1].startswith("-")
 
 
+def is_tool(words: Sequence[str]) -> bool:
+    """Return whether a command line runs without the imports of a fit, such as Lightning."""
+    return words[0] in TOOLS or has_pictures_of(words)
+
+
 def with_run(words: Sequence[str]) -> list[str]:
     """Return a command line with RUN, the first word, as `--run=RUN`.
 

@@ -21,7 +21,7 @@ from yolo_lightning.commands import PICTURES
 from yolo_lightning.commands.answers import PROGRAM, fitted
 from yolo_lightning.commands.option_errors import ShortErrors
 from yolo_lightning.errors import UserError
-from yolo_lightning.options.run_spec import FULL_HELP, HELP_WORDS
+from yolo_lightning.options.run_spec import HELP_WORDS, with_parser_help
 from yolo_lightning.utils.message_filters import hide_harmless_messages
 from yolo_lightning.utils.suggestions import did_you_mean, similar
 
@@ -100,8 +100,7 @@ def call(function: Callable[..., Any], words: Sequence[str], command: str = "") 
     has_data = DATA in signature(function).parameters
     options = {action.dest: getattr(action, "_typehint", None) for action in parser._actions if action.option_strings}
     positional = [getattr(action, "_typehint", None) for action in parser._actions if not action.option_strings]
-    words = [HELP_WORDS[1] if word == FULL_HELP else word for word in words]  # the help of the parser is complete
-    words = spelled_out(words, options, *positional[:1])
+    words = spelled_out(with_parser_help(words), options, *positional[:1])
     if has_data:
         from yolo_lightning.commands.data_options import with_recorded
 

@@ -1,6 +1,5 @@
 """Options `data.*` of commands that read the data of a run: from configuration files, and from weights."""
 
-import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from yolo_lightning.checkpoints.run_folder import run_of
 from yolo_lightning.data.formats.choose_format import format_class
 from yolo_lightning.errors import UserError
 from yolo_lightning.model.network_settings import bound_options, precedence, read_record
-from yolo_lightning.options.run_spec import FILE_OPTION, read_configuration, separated
+from yolo_lightning.options.run_spec import CONFIG, Setting, read_configuration, separated
 from yolo_lightning.utils.nested_keys import nested
 from yolo_lightning.utils.run_files import config_name
 
@@ -38,7 +37,7 @@ def with_recorded(words: Sequence[str], parser: ArgumentParser, *, has_weights: 
     before = parser.parse_args([*configured, *options])
     bound = bound_options(read_record(checkpoint), is_gray=format_class(before.data.format).is_gray)
     recorded = {name: value for name, value in bound.items() if name.startswith(f"{SECTION}.")}
-    overridden = [*configured, f"{FILE_OPTION}={json.dumps(nested(recorded))}", *options]
+    overridden = [*configured, Setting(CONFIG, nested(recorded)).word, *options]
     after = parser.parse_args(overridden)
     for line in precedence(recorded, _values(before, recorded), _values(after, recorded)):
         rank_zero_info(line)
@@ -56,4 +55,4 @@ def _section(file: str) -> str:
     section = read_configuration(file).get(SECTION, {})
     if not isinstance(section, dict):
         raise UserError(f"configuration {file} must have a section '{SECTION}' of options")
-    return f"{FILE_OPTION}={json.dumps({SECTION: section})}"
+    return Setting(CONFIG, {SECTION: section}).word

@@ -98,11 +98,9 @@ class RunSpec:
     def parser_words(self) -> list[str]:
         """Return the command line for the parser: each option in one word, the content of files in place of names.
 
-        jsonargparse itself would give the file of `--config` precedence over environment variables. The help of the
-        parser is the complete one.
+        jsonargparse itself would give the file of `--config` precedence over environment variables.
         """
-        words = [setting.word for setting in self.settings]
-        return [self.command, *(HELP_WORDS[1] if word == FULL_HELP else word for word in words)]
+        return [self.command, *with_parser_help(setting.word for setting in self.settings)]
 
     def write(self, folder: Path, checkpoint: Path | None = None) -> None:
         """Write the options of a fit into its run folder, from which `--config` reads them.
@@ -170,6 +168,11 @@ def _recorded(file: str) -> list[str]:
         return [str(word) for word in read_json(Path(file))]
     except (OSError, TypeError, ValueError) as error:
         raise UserError(f"the file {file} of --config cannot be read: {error}") from error
+
+
+def with_parser_help(words: Iterable[str]) -> list[str]:
+    """Return the words with `--help` in place of `--help.full`: the help of the parser is the complete one."""
+    return [HELP_WORDS[1] if word == FULL_HELP else word for word in words]
 
 
 def read_configuration(file: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import warnings
 
 from yolo_lightning.utils.addresses import redacted
 from yolo_lightning.utils.plain_text import printable
-from yolo_lightning.utils.rank_zero import ADVERTISEMENT, HARMLESS_WARNINGS
+from yolo_lightning.utils.rank_zero import ADVERTISEMENT, hide_harmless_lines
 
 HARMLESS_LOG_LINES = (
     ADVERTISEMENT,
@@ -55,8 +55,7 @@ def hide_harmless_messages() -> None:
             if type(handler) is logging.StreamHandler:
                 logger.removeHandler(handler)
                 logger.addHandler(CurrentStderr())
-    for message in HARMLESS_WARNINGS:
-        warnings.filterwarnings("ignore", message)
+    hide_harmless_lines()
     if not sys.warnoptions:  # a user cannot act on these warnings; a developer sets -W
         warnings.filterwarnings("ignore", category=DeprecationWarning)
         warnings.filterwarnings("ignore", category=FutureWarning)

@@ -10,7 +10,7 @@ from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_only, r
 
 from yolo_lightning.utils.distributed import line_prefix
 
-__all__ = ["HARMLESS_WARNINGS", "hide_harmless_lines", "rank_warn", "rank_zero_info", "rank_zero_warn"]
+__all__ = ["hide_harmless_lines", "rank_warn", "rank_zero_info", "rank_zero_warn"]
 
 HARMLESS_WARNINGS = (
     "IProgress not found",  # tqdm's progress bar works without it
