@@ -11,7 +11,7 @@ from yolo_lightning.commands.answers import PROGRAM
 from yolo_lightning.commands.console import counter
 from yolo_lightning.data.formats.yolo_description import FILE_NAME
 from yolo_lightning.data.layouts.choose_layout import LAYOUTS, find_layout
-from yolo_lightning.data.layouts.labelled_folder import SourceFolder, split_of
+from yolo_lightning.data.layouts.labelled_folder import SPLITS, SourceFolder, split_of
 from yolo_lightning.data.layouts.source_dataset import SourceDataset
 from yolo_lightning.data.layouts.table_annotations import CSV_HEADER
 from yolo_lightning.data.layouts.write_dataset import held_out, write_dataset
@@ -72,7 +72,9 @@ def convert(folder: str, out: str, valid_share: float | None = None) -> None:
     with counter("written", len(splits)) as advance:
         copies = write_dataset(target, source.root, dataset.annotations, splits, advance)
     print(f"{root}: {dataset.layout}, {len(source.images):,} images; {facts.describe_boxes()}\n")
-    _print_counts(dataset, splits)
+    absent = _print_counts(dataset, splits)
+    if absent:
+        dataset.notes["classes without an object in one split: select other images with --valid_share"] = absent
     notes = [counted(len(examples), note, examples[0]) for note, examples in dataset.notes.items()]
     print("\n".join(filter(None, ["", *notes, *facts.notes, facts.unlikely])))
     print(f"{target}: {len(splits) - copies:,} images are hard links to those of {root}, {copies:,} are copies")
@@ -94,18 +96,24 @@ def _splits(source: SourceFolder, dataset: SourceDataset, valid_share: float | N
     return splits
 
 
-def _print_counts(dataset: SourceDataset, splits: dict[str, str]) -> None:
-    """Print the images of each split and the objects of each class and split."""
+def _print_counts(dataset: SourceDataset, splits: dict[str, str]) -> list[str]:
+    """Print the images of each split and the objects of each class; return the classes that a split lacks."""
     annotations = dataset.annotations
     owner = np.repeat(list(splits.values()), np.diff(annotations.box_offsets))
     objects = Counter(zip(annotations.labels.tolist(), owner.tolist(), strict=True))
     images = Counter(splits.values())
-    rows = {"": [*images], "images": [f"{count:,}" for count in images.values()]}
+    names = [split for split in dict.fromkeys(SPLITS.values()) if split in images]
+    rows = {"": names, "images": [f"{images[split]:,}" for split in names]}
+    absent = []
     for number, name in enumerate(annotations.facts.class_names):
-        rows[name] = [f"{objects[number, split]:,}" for split in images]
+        counts = [objects[number, split] for split in names]
+        rows[name] = [f"{count:,}" for count in counts]
+        if any(counts) and not all(counts):
+            absent.append(f"{name}: 0 in {names[counts.index(0)]}")
     width = max(map(len, rows))
     for name, cells in rows.items():
         print(f"{name:<{width}}" + "".join(f"{cell:>10}" for cell in cells))
+    return absent
 
 
 def _fit(description: Path) -> str:

@@ -15,7 +15,7 @@ from yolo_lightning.data.formats.file_settings import Files
 from yolo_lightning.data.formats.frame_checks import named
 from yolo_lightning.data.formats.suspicious_boxes import CENTERS, suspicions
 from yolo_lightning.data.formats.yolo_description import DataDescription, Key, read_description
-from yolo_lightning.data.formats.yolo_files import find_split_files
+from yolo_lightning.data.formats.yolo_files import SplitFiles, find_split_files
 from yolo_lightning.data.formats.yolo_labels import NO_LABELS, Labels, read_labels
 from yolo_lightning.data.index.split_index import SplitIndex, open_packed
 from yolo_lightning.data.index.splits import Split
@@ -104,18 +104,19 @@ class YoloFormat(DatasetFormat):
 
 
 class YoloSplit:
-    """Images and labels of one split of a `data.yaml`."""
+    """Images and labels of one split of a `data.yaml`; `files` replaces the search for both."""
 
     def __init__(
         self,
         description: DataDescription,
         key: Key,
         limits: FrameLimits = FrameLimits(),  # noqa: B008 - frozen
+        files: SplitFiles | None = None,
     ) -> None:
         self.description = description
         self.limits = limits
         self.key = key
-        self.files = find_split_files(description, key, outside_root=limits.outside_root)
+        self.files = files or find_split_files(description, key, outside_root=limits.outside_root)
 
     def state(self) -> dict[str, Any]:
         """Return the description, and a hash of name, size, times and inode of all files.

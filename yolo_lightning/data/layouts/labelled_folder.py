@@ -19,6 +19,7 @@ SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "
 """Split by the name of a folder, a list of images or a subset."""
 CONTENT_NAME = re.compile(r"[_-]?(jpegimages|images?|imgs?|labels?|annotations?|xmls?)[_-]?")
 """Part of the name of a folder or list that says whether it contains images or annotations."""
+SAME_NAME = "images and annotations left out, because several have the same name"
 UPLOAD_PREFIX = re.compile(r"^[0-9a-f]{8}-")  # of uploads to Label Studio
 
 Box = list[float]
@@ -83,7 +84,7 @@ class SourceFolder:
     def listed_splits(self, notes: dict[str, list[str]]) -> dict[str, str]:
         """Return the split of each image that a list of images names; add lines without an image to the notes."""
         splits: dict[str, str] = {}
-        for file, split in self._lists(notes).items():
+        for file, split in self.lists(notes).items():
             names = [line.split()[0] for line in self.lines(file)]
             pairs, ambiguous = paired(names, self.images)
             splits |= dict.fromkeys(pairs.values(), split)
@@ -95,7 +96,7 @@ class SourceFolder:
             notes["images in no list, which are converted, too"] = unlisted
         return splits
 
-    def _lists(self, notes: dict[str, list[str]]) -> dict[str, str]:
+    def lists(self, notes: dict[str, list[str]]) -> dict[str, str]:
         """Return the split of each list of images: of its name, as train.txt, or of a line of Darknet's .data file."""
         image_names = {stem(os.path.basename(image)) for image in self.images}
         texts = [file for file in self.of(".txt") if stem(os.path.basename(file)) not in image_names]  # no label files

@@ -15,7 +15,7 @@ from yolo_lightning.data.formats.coco_json import (
     to_annotations,
 )
 from yolo_lightning.data.formats.yolo import READERS, image_shape
-from yolo_lightning.data.layouts.labelled_folder import LabelledFolder, LabelledImage, SourceFolder, paired
+from yolo_lightning.data.layouts.labelled_folder import SAME_NAME, LabelledFolder, LabelledImage, SourceFolder, paired
 from yolo_lightning.errors import UserError
 
 UNNAMED = "unnamed"  # Class of boxes without a class name
@@ -74,7 +74,7 @@ def _matched(folder: SourceFolder, labelled: LabelledFolder) -> dict[str, Labell
     groups = {
         "annotations left out, because their image does not exist": labelled.images.keys() - pairs.keys() - ambiguous,
         "images left out, because no annotation names them": set(folder.images) - set(pairs.values()) - ambiguous,
-        "images and annotations left out, because several have the same name": ambiguous,
+        SAME_NAME: ambiguous,
     }
     labelled.notes |= {note: sorted(paths) for note, paths in groups.items() if paths}
     return {file: labelled.images[name] for name, file in sorted(pairs.items(), key=lambda pair: pair[1])}

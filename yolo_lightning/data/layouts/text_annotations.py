@@ -1,15 +1,18 @@
 """Reader of images with label files `class x y width height` and without a data.yaml: Darknet, YOLO exports."""
 
 import os
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 
 import msgspec
 
 from yolo_lightning.data.formats.yolo import YoloSplit
 from yolo_lightning.data.formats.yolo_description import FILE_NAME, MOST_CLASSES, DataDescription
-from yolo_lightning.data.formats.yolo_files import CLASS_LIST, stem
-from yolo_lightning.data.layouts.labelled_folder import SourceFolder
+from yolo_lightning.data.formats.yolo_files import CLASS_LIST, SplitFiles, stem
+from yolo_lightning.data.layouts.labelled_folder import SAME_NAME, SourceFolder, paired
 from yolo_lightning.data.layouts.source_dataset import Advance, SourceDataset
+from yolo_lightning.data.left_out_files import by_suffix
 from yolo_lightning.errors import UserError
 
 LABEL_FILES = "label files without a data.yaml (Darknet, YOLO exports)"
@@ -22,18 +25,48 @@ def label_files(folder: SourceFolder) -> list[str]:
     return [file for file in folder.of(".txt") if stem(os.path.basename(file)) in names]
 
 
-def read_label_files(folder: SourceFolder, _: list[str], advance: Advance) -> SourceDataset:
-    files = folder.of(".names") + [file for file in folder.files if os.path.basename(file) in CLASS_LISTS]
-    lists = {tuple(folder.lines(file)) for file in files}
+def read_label_files(folder: SourceFolder, labels: list[str], advance: Advance) -> SourceDataset:
+    class_lists = folder.of(".names") + [file for file in folder.files if os.path.basename(file) in CLASS_LISTS]
+    lists = {tuple(folder.lines(file)) for file in class_lists}
     if len(lists) > 1:
-        raise UserError(f"{folder.root}: the lists of class names must be equal, got {', '.join(files)}")
+        raise UserError(f"{folder.root}: the lists of class names must be equal, got {', '.join(class_lists)}")
     names = next(iter(lists), tuple(f"class_{number}" for number in range(MOST_CLASSES)))
     description = DataDescription(folder.root / FILE_NAME, folder.root, {"train": (".",)}, names, None, 0, ())
-    annotations = YoloSplit(description, "train").read()
+    notes: dict[str, list[str]] = defaultdict(list)
+    files = _paired_files(folder, labels, notes)
+    annotations = YoloSplit(description, "train", files=files).read()
     advance(len(folder.images))
-    if lists:
-        return SourceDataset(LABEL_FILES, annotations)
-    names = names[: int(annotations.labels.max(initial=0)) + 1]
-    facts = msgspec.structs.replace(annotations.facts, class_names=names)
-    note = f"class names invented, because there is no {CLASS_LIST}: correct 'names' in data.yaml"
-    return SourceDataset(LABEL_FILES, replace(annotations, facts=facts), notes={note: list(names)})
+    if not len(annotations.boxes):
+        raise UserError(f"{folder.root}: none of the {len(labels):,} label files, such as {labels[0]}, contains a box")
+    lists_of_images = folder.lists(defaultdict(list))
+    used = {*folder.images, *labels, *class_lists, *lists_of_images, *folder.of(".data")}
+    other_files = [file for file in folder.files if file not in used]
+    if other_files:
+        kinds = ", ".join(by_suffix(other_files))
+        notes[f"files left out that are neither images, label files nor lists of images ({kinds})"] = other_files
+    if not lists:
+        names = names[: int(annotations.labels.max(initial=0)) + 1]
+        facts = msgspec.structs.replace(annotations.facts, class_names=names)
+        annotations = replace(annotations, facts=facts)
+        notes[f"class names invented, because there is no {CLASS_LIST}: correct 'names' in data.yaml"] = list(names)
+    return SourceDataset(LABEL_FILES, annotations, notes=notes)
+
+
+def _paired_files(folder: SourceFolder, labels: Sequence[str], notes: dict[str, list[str]]) -> SplitFiles:
+    """Return the images and the label file of each; their folders may have any name."""
+    pairs, ambiguous = paired(labels, folder.images)
+    label_of = {image: label for label, image in pairs.items()}
+    images = [image for image in folder.images if image not in ambiguous]
+    unlabelled = [image for image in images if image not in label_of]
+    if ambiguous:
+        notes[SAME_NAME] = sorted(ambiguous)
+    if unlabelled:
+        notes["images without a label file (background)"] = unlabelled
+    return SplitFiles(
+        images=[str(folder.root / image) for image in images],
+        names=images,
+        labels=[str(folder.root / label_of[image]) if image in label_of else "" for image in images],
+        originals={},
+        notes=(),
+        state="",
+    )

@@ -22,13 +22,15 @@ from yolo_lightning.errors import UserError
 from yolo_lightning.utils.files import temporary_prefix
 
 ROBOFLOW_HASH = re.compile(r"\.rf\..*")  # of augmented copies of one image
+PARTS_OF_SHARE = 4  # Places of a long sequence that are held out
 
 
 def held_out(files: Sequence[str], share: float) -> list[str]:
     """Return about a share of the images for validation, in sequences: consecutive frames are near duplicates.
 
     A sequence consists of the images of a folder whose names differ in their last number only. A sequence with more
-    than the share is divided into parts of consecutive images.
+    images than the share is divided into parts of consecutive images, a quarter of the share each, so that the
+    validation shows more than one place.
     """
     base = os.path.commonpath([os.path.dirname(file) for file in files])
     sequences: dict[str, list[tuple[int, str]]] = defaultdict(list)
@@ -40,8 +42,13 @@ def held_out(files: Sequence[str], share: float) -> list[str]:
     longest = max(1, round(share * len(files)))
     groups: dict[str, list[str]] = defaultdict(list)
     for name, images in sequences.items():
-        for position, (_, file) in enumerate(sorted(images)):
-            groups[f"{name}/{position // longest}"].append(file)
+        length = longest
+        if len(images) > longest:
+            length = max(1, round(longest / PARTS_OF_SHARE))
+        first_positions: dict[int, int] = {}  # copies of one image have one number
+        for position, (number, file) in enumerate(sorted(images)):
+            first_position = first_positions.setdefault(number, position)
+            groups[f"{name}/{first_position // length}"].append(file)
     names = sorted(groups)
     if len(names) < 2:
         raise UserError(f"a training and a validation image are needed, got {len(files)} images")
