@@ -10,7 +10,7 @@ from yolo_lightning.supervision import Job
 from yolo_lightning.supervision.attempt import AttemptRunner
 from yolo_lightning.supervision.heartbeat import NOT_STARTED, Phase
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts, PhaseTimeouts
-from yolo_lightning.supervision.watch import Health, Look
+from yolo_lightning.supervision.watch import Look
 
 
 @pytest.mark.parametrize("is_readable", [True, False])
@@ -25,7 +25,7 @@ def test_run_is_stopped_to_take_a_level_back_only_while_its_heartbeat_is_readabl
     trainer.process.poll.side_effect = [None, 0]
     heartbeat = replace(NOT_STARTED, phase=Phase.STEP)
     watch = Mock()
-    watch.look.return_value = Look(Health.HEALTHY, heartbeat, 0.0, is_readable=is_readable)
+    watch.look.return_value = Look(heartbeat, is_readable=is_readable)
     assert runner._watch(trainer, watch, climb_after_s=0.0) is None
     assert trainer.process.terminate.called is is_readable
     assert services.announcer.progress_made.called is is_readable

@@ -79,7 +79,7 @@ class Started:
             assert time.monotonic() < end_s
             time.sleep(0.05)
 
-    def look(self, folder: Path, heartbeat: Heartbeat | None) -> Evidence:
+    def look(self, folder: Path, heartbeat: Heartbeat) -> Evidence:
         incident, record = folder / "incident", folder / "heartbeat"
         return collect(Request(incident, self.process.pid, record, heartbeat, (), 10.0))
 
@@ -165,7 +165,7 @@ def test_stacks_are_asked_only_of_a_trainer_that_listens(started: list[Started],
     stacks_path(tmp_path / "heartbeat").write_text("")
     says_nothing = Heartbeat(pid, 1, 0, 2, 0, 0, 0, Phase.STEP, 0.0, {}, ())
     without_handler = replace(says_nothing, stacks_signal=int(signal.SIGUSR2))  # Lightning removes it after a fit
-    for heartbeat in (None, says_nothing, replace(without_handler, process=pid + 1), without_handler):
+    for heartbeat in (NOT_STARTED, says_nothing, replace(without_handler, process=pid + 1), without_handler):
         started[0].look(tmp_path, heartbeat)
         assert started[0].process.poll() is None
 

@@ -6,6 +6,7 @@
 import errno
 import random
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,13 +17,15 @@ from yolo_lightning.supervision.classify import Diagnosis, StallClass
 from yolo_lightning.supervision.failure_record import FailureRecord
 from yolo_lightning.supervision.fallback_levels import (
     LOADER_LEVELS,
+    ONE_LEVEL,
     FallbackState,
     Levels,
     LevelState,
     computation_levels,
     precision_levels,
 )
-from yolo_lightning.supervision.heartbeat import Phase
+from yolo_lightning.supervision.heartbeat import NOT_STARTED, Phase
+from yolo_lightning.supervision.kill import Killed
 from yolo_lightning.supervision.next_action import (
     LONGEST_PAUSE_S,
     Action,
@@ -38,18 +41,27 @@ from yolo_lightning.supervision.next_action import (
 )
 from yolo_lightning.utils.activity import Activity
 from yolo_lightning.utils.exit_codes import ExitCode
+from yolo_lightning.utils.process_identity import Process
 
 PAGE = REPOSITORY / "docs" / "decisions.md"
 SETTINGS = SuperviseSettings()
 LEVELS = Levels(LOADER_LEVELS, computation_levels({}))
 MIXED = replace(LEVELS, precision=precision_levels("bf16-mixed"))
 HOUR_S = 3600.0
+STARTED: dict[str, Any] = {"phase": Phase.STEP, "epoch": 1, "step": 41}
+STUCK = Killed(survivors={Process(7, "python", "D"): "D"})
 
 
 def facts(**changed: Any) -> AttemptFacts:
     """Return the facts of a run that has trained, at step 41 of its second epoch."""
-    base = AttemptFacts(settings=SETTINGS, levels=LEVELS, phase=Phase.STEP, epoch=1, step=41, trained=True)
-    return replace(base, **changed)
+    base = AttemptFacts(SETTINGS, Path("incident"), LEVELS, replace(NOT_STARTED, **STARTED), trained=True)
+    return at(base, **changed)
+
+
+def at(given: AttemptFacts, **changed: Any) -> AttemptFacts:
+    """Return the facts with other values, also of the heartbeat."""
+    position = {key: changed.pop(key) for key in ("phase", "activity", "epoch", "step", "samples") if key in changed}
+    return replace(given, heartbeat=replace(given.heartbeat, **position), **changed)
 
 
 def error(name: str, message: str = "", *bases: str, **fields: Any) -> FailureRecord:
@@ -96,8 +108,7 @@ NEW: dict[str, Any] = {"trained": False, "is_watched": True, "epoch": 0, "step":
 RESUMED: dict[str, Any] = {"is_watched": True}
 """A run that has trained, and that a person has just resumed."""
 
-BATCH = ("id=a", "id=b")
-ONE_LEVEL = Levels(LOADER_LEVELS[:1], LOADER_LEVELS[:1])
+BATCH = ("a", "b")
 OUTPUT: dict[str, Any] = {"process": 0, "phase": Phase.IMPORT, "trained": False, "levels": ONE_LEVEL}
 """A program without heartbeat and failure record: the error is read from its output."""
 
@@ -112,7 +123,7 @@ ROWS: list[Row] = [
     ("the last epoch is trained, then a stop signal", facts(finished=True, stop_signal=15), 1, "end: code 0"),
     ("SIGTERM, Ctrl-C", facts(stop_signal=15, code=143), 1, "end: code 143"),
     ("SIGTERM while the run waits", os_error(errno.EIO, stop_signal=15), 1, "end: code 143"),
-    ("stop signal, and a process survives SIGKILL", facts(stop_signal=15, survivors="process 7: D"), 1, "end: code 77"),
+    ("stop signal, and a process survives SIGKILL", facts(stop_signal=15, killed=STUCK), 1, "end: code 77"),
     # A user's mistake.
     ("mistake of the user, first start", user_error("data.root does not exist", **NEW), 1, "end: code 2"),
     ("mistake of the user, resumed by a person", user_error("data.root does not exist", **RESUMED), 1, "end: code 2"),
@@ -165,7 +176,7 @@ ROWS: list[Row] = [
     ("HIP error, then the teardown hangs", hangs(Phase.EXIT, record=error("torch.AcceleratorError", HIP)), 1, "lower the computation: gemm"),
     ("HIP error, then the teardown hangs, there is a test program", hangs(Phase.EXIT, record=error("torch.AcceleratorError", HIP), can_test=True), 1, "test the device"),
     ("wrong result of a layer", raises("WrongResultError", "layer model.3"), 1, "lower the computation: gemm"),
-    ("wrong result of a layer, no lower level", raises("WrongResultError", "layer model.3", samples=BATCH), 7, "wait 1 s"),
+    ("wrong result of a layer, no lower level", raises("WrongResultError", "layer model.3"), 7, "wait 1 s"),
     ("NaN after all rollbacks", raises("NonFiniteError", "5 consecutive non-finite values"), 1, "lower the computation: gemm"),
     ("NaN in mixed precision that returns", raises("NonFiniteError", "5 consecutive non-finite values", levels=MIXED), 1, "lower the precision: float32"),
     ("NaN in mixed precision that returns", raises("NonFiniteError", "5 consecutive non-finite values", levels=MIXED), 2, "lower the computation: gemm"),
@@ -230,9 +241,9 @@ ROWS: list[Row] = [
     ("no batch arrives, a program without activities", hangs(Phase.FETCH), 1, "lower the loader: 2 workers, not persistent"),
     ("hang in the forward pass, the kernel has stopped its queues", hangs(Phase.STEP, FORWARD, evidence=seen("computation stall", evicted=True)), 1, "lower the loader: 2 workers, not persistent"),
     ("hang in a step, first start, without lower levels", hangs(Phase.STEP, levels=ONE_LEVEL, **NEW), 3, "end: code 76"),
-    ("process survives SIGKILL", facts(waited_s=60.0, survivors="process 7: D"), 2, "wait 2 s"),
-    ("process survives SIGKILL, nothing trained yet", hangs(Phase.STEP, survivors="process 7: D", **NEW), 1, "end: code 77"),
-    ("process survives SIGKILL for longer than patience_h", facts(waited_s=60.0, survivors="process 7: D", failing_s=24 * HOUR_S), 1, "end: code 77"),
+    ("process survives SIGKILL", facts(waited_s=60.0, killed=STUCK), 2, "wait 2 s"),
+    ("process survives SIGKILL, nothing trained yet", hangs(Phase.STEP, killed=STUCK, **NEW), 1, "end: code 77"),
+    ("process survives SIGKILL for longer than patience_h", facts(waited_s=60.0, killed=STUCK, failing_s=24 * HOUR_S), 1, "end: code 77"),
 ]  # fmt: skip
 
 
@@ -346,7 +357,7 @@ def test_a_sample_is_left_out_after_two_failures_in_one_epoch() -> None:
     broken = raises("RuntimeError", "broken codec", samples=("id=a",), saved=True)
     other = raises("RuntimeError", "broken codec", samples=("id=b",), saved=True)
     state = after(broken, 1).state
-    assert reaction(after(replace(broken, epoch=2), 1, state)) == "restart after 1 s"
+    assert reaction(after(at(broken, epoch=2), 1, state)) == "restart after 1 s"
     state = after(other, 1, state).state
     assert reaction(after(broken, 1, state)) == "leave out id=a"
     state = after(broken, 1, state).state
@@ -359,13 +370,13 @@ def test_another_traceback_is_another_cause() -> None:
     state = after(first, 1).state
     other = replace(first, record=error("KeyError", "'y'", traceback='File "a.py", line 4, in b'))
     assert reaction(after(other, 1, state)) == "restart after 10 s"
-    assert reaction(after(replace(first, step=42), 1, state)) == "restart after 10 s"
+    assert reaction(after(at(first, step=42), 1, state)) == "restart after 10 s"
 
 
 def any_facts(draw: random.Random) -> AttemptFacts:
     """Return random facts of a run that has trained."""
     given = draw.choice(ROWS)[1]
-    return replace(
+    return at(
         given,
         phase=draw.choice(list(Phase)),
         activity=draw.choice(list(Activity)),

@@ -9,10 +9,10 @@ import pytest
 
 from yolo_lightning.supervision import Job
 from yolo_lightning.supervision.attempt import AttemptRunner
-from yolo_lightning.supervision.heartbeat import HEARTBEAT_VARIABLE
+from yolo_lightning.supervision.heartbeat import HEARTBEAT_VARIABLE, NOT_STARTED
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts, PhaseTimeouts
 from yolo_lightning.supervision.unsaved_checkpoint import forget_unsaved, note_unsaved
-from yolo_lightning.supervision.watch import Health, Look
+from yolo_lightning.supervision.watch import Look
 
 
 def test_failed_save_and_its_end_are_notified_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,7 +22,7 @@ def test_failed_save_and_its_end_are_notified_once(tmp_path: Path, monkeypatch: 
     job = Job(("program",), ("program",))
     runner = AttemptRunner(tmp_path / "run", job, "token", services, AdaptiveTimeouts(PhaseTimeouts(), {}))
     runner._heartbeat_path = heartbeat
-    look = Look(Health.HEALTHY, None, 0.0)
+    look = Look(NOT_STARTED)
 
     def report() -> list[str]:
         services.reset_mock()

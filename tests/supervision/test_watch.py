@@ -5,7 +5,7 @@ import pytest
 from yolo_lightning.supervision import watch
 from yolo_lightning.supervision.heartbeat import Heartbeat, NoHeartbeat, Phase
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts, PhaseTimeouts
-from yolo_lightning.supervision.watch import Health, Watch, excuse_for
+from yolo_lightning.supervision.watch import Watch, excuse_for
 from yolo_lightning.utils.process_identity import Process
 
 POLL_S = 1.0
@@ -14,7 +14,7 @@ POLL_S = 1.0
 class World:
     """Clock, heartbeat and excuse, set by a test."""
 
-    def __init__(self) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s, self.excuse = 0.0, None
         self.found: Heartbeat | NoHeartbeat = NoHeartbeat.MISSING
         self.sequence = 0
@@ -24,94 +24,94 @@ class World:
             PhaseTimeouts(import_s=30, step_s=10, save_s=20, metrics_s=50, index_s=1, **short), {}
         )
         self.has_grown = False
-        self.watch = Watch(
-            lambda: self.found,
-            lambda: self.excuse,
-            timeouts,
-            POLL_S,
-            lambda: self.now_s,
-            has_grown=lambda: self.has_grown,
-        )
+        monkeypatch.setattr(watch, "since_boot_s", lambda: self.now_s)
+        monkeypatch.setattr(watch, "read_heartbeat", lambda path, process: self.found)
+        monkeypatch.setattr(watch, "written_bytes", lambda process: 0)
+        self.watch = Watch(Path("heartbeat"), 1, lambda process: self.excuse, timeouts, POLL_S)
+        self.watch.has_grown = lambda: self.has_grown
 
     def beat(self, phase: Phase) -> None:
         self.sequence += 2
         self.found = Heartbeat(1, 1, 0, self.sequence, 0, 0, 0, phase, 0.0, {}, ())
 
-    def after(self, seconds: float) -> Health:
+    def after(self, seconds: float) -> str:
         """Look every second for `seconds`; return the last result."""
-        health = Health.HEALTHY
+        result = ""
         end_s = self.now_s + seconds
         while self.now_s < end_s:
             self.now_s = min(end_s, self.now_s + POLL_S)
-            health = self.watch.look().health
-        return health
+            result = self.look()
+        return result
+
+    def look(self) -> str:
+        look = self.watch.look()
+        if look.is_stalled:
+            return "stalled"
+        return look.reason
 
 
-def test_phase_decides_how_long_nothing_may_happen() -> None:
-    world = World()
-    assert world.after(29) is Health.HEALTHY  # before the first heartbeat: import
-    assert world.after(1) is Health.STALLED
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    return World(monkeypatch)
+
+
+def test_phase_decides_how_long_nothing_may_happen(world: World) -> None:
+    assert world.after(29) == ""  # before the first heartbeat: import
+    assert world.after(1) == "stalled"
     for _ in range(5):  # another beat in the same phase is progress
         world.beat(Phase.STEP)
-        assert world.after(9) is Health.HEALTHY
+        assert world.after(9) == ""
     world.beat(Phase.STEP)
-    assert world.after(10) is Health.HEALTHY  # seen after the first second
-    assert world.after(1) is Health.STALLED
+    assert world.after(10) == ""  # seen after the first second
+    assert world.after(1) == "stalled"
     world.now_s += 30
     world.watch.keep_looking()  # the time spent on evidence is no sleep
-    assert world.watch.look().health is Health.STALLED
+    assert world.look() == "stalled"
     world.beat(Phase.SAVE)
-    assert world.after(20) is Health.HEALTHY
-    assert world.after(1) is Health.STALLED
+    assert world.after(20) == ""
+    assert world.after(1) == "stalled"
 
 
 @pytest.mark.parametrize("reason", list(NoHeartbeat))
-def test_fault_30_missing_heartbeat_is_never_healthy_and_in_the_end_a_stall(reason: NoHeartbeat) -> None:
-    world = World()
+def test_fault_30_missing_heartbeat_is_never_healthy_and_in_the_end_a_stall(reason: NoHeartbeat, world: World) -> None:
     world.beat(Phase.STEP)
     world.after(1)
     world.found = reason
-    assert world.after(49) is Health.NO_HEARTBEAT
+    assert world.after(49) == f"no heartbeat: {reason}"
     look = world.watch.look()
-    assert look.reason == reason.value
     assert not look.is_readable
-    assert look.heartbeat is not None  # the last one, for the incident
-    assert world.after(1) is Health.STALLED
+    assert look.heartbeat.phase is Phase.STEP  # the last one, for the incident
+    assert world.after(1) == "stalled"
 
 
-def test_fault_29_sleep_of_the_supervisor_restarts_the_wait() -> None:
-    world = World()
+def test_fault_29_sleep_of_the_supervisor_restarts_the_wait(world: World) -> None:
     world.beat(Phase.STEP)
-    assert world.after(9) is Health.HEALTHY
+    assert world.after(9) == ""
     world.now_s += 3600
-    look = world.watch.look()
-    assert look.health is Health.EXCUSED
-    assert "suspended for 3600 s" in look.reason
-    assert world.after(9) is Health.HEALTHY
-    assert world.after(2) is Health.STALLED
+    assert world.look() == "excused: the watching process was suspended for 3600 s"
+    assert world.after(9) == ""
+    assert world.after(2) == "stalled"
 
 
-def test_growth_counts_until_the_first_heartbeat() -> None:
-    world = World()
+def test_growth_counts_until_the_first_heartbeat(world: World) -> None:
     world.has_grown = True
-    assert world.after(100) is Health.HEALTHY
+    assert world.after(100) == ""
     world.has_grown = False
-    assert world.after(29) is Health.HEALTHY
-    assert world.after(1) is Health.STALLED
+    assert world.after(29) == ""
+    assert world.after(1) == "stalled"
     world.beat(Phase.STEP)
     world.has_grown = True
-    assert world.after(10) is Health.HEALTHY
-    assert world.after(1) is Health.STALLED
+    assert world.after(10) == ""
+    assert world.after(1) == "stalled"
 
 
-def test_excuse_restarts_the_wait() -> None:
-    world = World()
+def test_excuse_restarts_the_wait(world: World) -> None:
     world.beat(Phase.STEP)
     world.excuse = "process 7 traces the trainer"
-    assert world.after(100) is Health.EXCUSED
+    assert world.after(100) == "excused: process 7 traces the trainer"
     world.excuse = None
-    assert world.after(9) is Health.HEALTHY
-    assert world.after(1) is Health.STALLED
+    assert world.after(9) == ""
+    assert world.after(1) == "stalled"
 
 
 def process(pid: int, state: str) -> Process:

@@ -4,7 +4,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -12,22 +12,22 @@ from yolo_lightning.supervision import live_heartbeat, run_disk
 from yolo_lightning.supervision.announcer import Announcer
 from yolo_lightning.supervision.classify import WRITES_IN_KERNEL, Diagnosis, StallClass
 from yolo_lightning.supervision.evidence import Request, examine, keep
-from yolo_lightning.supervision.failure_record import FailureRecord, read_failure
+from yolo_lightning.supervision.failure_record import read_failure
 from yolo_lightning.supervision.fallback_levels import FallbackState
-from yolo_lightning.supervision.heartbeat import RECORD_BYTES, Heartbeat, Phase, parse, read_heartbeat
+from yolo_lightning.supervision.heartbeat import RECORD_BYTES, Heartbeat, Phase, parse
 from yolo_lightning.supervision.helper_process import bounded
 from yolo_lightning.supervision.incident import Incident
 from yolo_lightning.supervision.job import Job
 from yolo_lightning.supervision.kill import Killed, kill_tree, reap_orphans
+from yolo_lightning.supervision.next_action import AttemptFacts
 from yolo_lightning.supervision.outcome import record_of_output
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts
-from yolo_lightning.supervision.processes import written_bytes
 from yolo_lightning.supervision.program_growth import ProgramGrowth
 from yolo_lightning.supervision.rank_status import hanging_rank
 from yolo_lightning.supervision.run_disk import PROBE_S, Recorder, RunDisk
 from yolo_lightning.supervision.trainer import RunningTrainer, make_temporary_folder, marker_of, remove_temporary_folder
 from yolo_lightning.supervision.unsaved_checkpoint import UnsavedCheckpoint, read_unsaved
-from yolo_lightning.supervision.watch import Health, Look, Watch, excuse_for
+from yolo_lightning.supervision.watch import Look, Watch, excuse_for
 from yolo_lightning.utils import run_files
 from yolo_lightning.utils.activity import Activity
 from yolo_lightning.utils.exit_codes import of_signal
@@ -64,28 +64,6 @@ class Services:
         self.announcer.serve()
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """An attempt that has ended, or a stall of its trainer."""
-
-    folder: Path  # for the incident report
-    code: int | None = None  # exit code of the trainer; None if it was killed after a stall, or not started
-    lines: tuple[str, ...] = ()  # last lines of its output
-    heartbeat: Heartbeat | None = None  # the last one
-    record: FailureRecord | None = None  # of the trainer; without one, what its output says
-    waited_s: float = 0.0  # seconds without a heartbeat; 0 unless the trainer was killed after a stall
-    evidence: Diagnosis | None = None  # of the stall
-    rank: int = 0  # that hangs, while the first rank waits for this rank
-    grown_s: float = 0.0  # seconds from the start to the last sign of life of a program without a heartbeat
-    disk_hung: bool = False  # whether the disk of the run folder did not respond during the stall
-    killed: Killed = field(default_factory=Killed)
-    finished: bool = False  # whether the trainer has reported the end of training
-    climbs: bool = False  # whether the trainer was stopped to take a fallback level back
-
-    def incident(self, diagnosis: Diagnosis) -> Incident:
-        return Incident(self.folder, self.heartbeat, diagnosis, self.waited_s, self.rank)
-
-
 class AttemptRunner:
     """Starts trainers in a run folder, watches each until it ends, and kills its processes."""
 
@@ -105,8 +83,8 @@ class AttemptRunner:
         self._grown_s = 0.0
         self._unsaved: tuple[UnsavedCheckpoint, Incident] | None = None
 
-    def run(self, words: list[str], state: FallbackState, climb_after_s: float) -> Attempt:
-        """Run a trainer. After `climb_after_s` seconds without an incident, the trainer is stopped.
+    def run(self, words: list[str], state: FallbackState, climb_after_s: float) -> AttemptFacts:
+        """Run a trainer until it ends, and for at most `climb_after_s` seconds without an incident; return the facts.
 
         Raises:
             OSError: If a file of the attempt cannot be written, or the trainer cannot be started.
@@ -126,7 +104,7 @@ class AttemptRunner:
             stall = self._watch(trainer, watch, climb_after_s)
             killed = self._end(trainer, stall)
         watch.update()
-        return self._attempt(trainer, watch.heartbeat, stall, killed)
+        return self._facts(trainer, watch.heartbeat, stall, killed)
 
     @contextmanager
     def _started(self, words: list[str]) -> Iterator[RunningTrainer]:
@@ -148,36 +126,29 @@ class AttemptRunner:
         trainer.process.poll()
         return kill_tree(trainer.process.pid, marker_of(self.token), self.settings.kill_wait_s)
 
-    def _attempt(
-        self, trainer: RunningTrainer, heartbeat: Heartbeat | None, stall: Attempt | None, killed: Killed
-    ) -> Attempt:
-        """Return what is known about the attempt of a trainer that has ended."""
+    def _facts(
+        self, trainer: RunningTrainer, heartbeat: Heartbeat, stall: AttemptFacts | None, killed: Killed
+    ) -> AttemptFacts:
+        """Return what is known about a trainer that has ended."""
         code: int | None = trainer.process.returncode  # None for a process that survived SIGKILL
         finished = stall is None and code == 0
         if not self.job.any_command:
             finished = self.services.disk.ask(run_files.is_finished, self.run_folder)
         record = read_failure(self._heartbeat_path)
-        if stall is not None:
-            return replace(stall, record=record, killed=killed, finished=finished, grown_s=self._grown_s)
-        lines = trainer.output.lines()
-        works_on = heartbeat is not None and heartbeat.phase_began_s > trainer.output.last_s + WORKS_ON_S
-        if record is None:
-            record = record_of_output(code or 0, () if works_on else lines)
-        return Attempt(
-            folder=self.new_incident(),
-            code=code,
-            lines=lines,
-            heartbeat=heartbeat,
-            record=record,
-            grown_s=self._grown_s,
-            killed=killed,
-            finished=finished,
-            climbs=self._climbs and not finished and code in (of_signal(signal.SIGTERM), -signal.SIGTERM),
-        )
+        facts = stall
+        if facts is None:
+            lines = trainer.output.lines()
+            last_words = lines
+            if heartbeat.phase_began_s > trainer.output.last_s + WORKS_ON_S:
+                last_words = ()
+            record = record or record_of_output(code or 0, last_words)
+            climbs = self._climbs and not finished and code in (of_signal(signal.SIGTERM), -signal.SIGTERM)
+            facts = replace(self.new_facts(), heartbeat=heartbeat, code=code, lines=lines, climbs=climbs)
+        return replace(facts, record=record, killed=killed, finished=finished, grown_s=self._grown_s)
 
-    def new_incident(self) -> Path:
-        """Return the folder of a new incident, which does not exist yet."""
-        return run_files.incident_folder(self.run_folder, self._incidents)
+    def new_facts(self) -> AttemptFacts:
+        """Return the facts of an attempt of which nothing is known; its incident folder does not exist yet."""
+        return AttemptFacts(self.settings, run_files.incident_folder(self.run_folder, self._incidents))
 
     def keep_incident(self, incident: Incident, outcome: str) -> None:
         """Write the report of an incident; `outcome` describes the reaction of the supervisor."""
@@ -191,23 +162,16 @@ class AttemptRunner:
 
     def _watch_of(self, trainer: RunningTrainer) -> Watch:
         """Return the detection of stalls of a trainer. Another program than a fit can show other signs of life."""
-        pid = trainer.process.pid
-        watch = Watch(
-            lambda: read_heartbeat(self._heartbeat_path, pid),
-            lambda: excuse_for(pid),
-            self.timeouts,
-            self.settings.poll_s,
-            written=lambda: written_bytes(pid),
-        )
+        watch = Watch(self._heartbeat_path, trainer.process.pid, excuse_for, self.timeouts, poll_s=self.settings.poll_s)
         if self.job.any_command:
             last_output_s = partial(getattr, trainer.output, "last_s")
             growth = ProgramGrowth(self.job.progress, self.run_folder, last_output_s, self.services.disk)
             watch.has_grown = growth.has_grown
         return watch
 
-    def _watch(self, trainer: RunningTrainer, watch: Watch, climb_after_s: float) -> Attempt | None:
+    def _watch(self, trainer: RunningTrainer, watch: Watch, climb_after_s: float) -> AttemptFacts | None:
         """Wait until the trainer has ended, must be killed, or a stop signal arrives; return the stall, if any."""
-        stall: Attempt | None = None
+        stall: AttemptFacts | None = None
         began_s = time.monotonic()
         kill_at_s = 0.0
         last_reason = ""
@@ -219,19 +183,19 @@ class AttemptRunner:
                 return None
             reap_orphans(trainer.process.pid)
             look = watch.look()
-            if look.heartbeat is not None and look.is_readable:
+            if look.is_readable:
                 self._note_progress(look.heartbeat)
                 watch.timeouts = self.timeouts
-                if time.monotonic() >= self.quiet_since_s + climb_after_s and look.phase in STEP_PHASES:
+                if time.monotonic() >= self.quiet_since_s + climb_after_s and look.heartbeat.phase in STEP_PHASES:
                     self._stop_to_climb(trainer)
             self._report_unsaved(look)
             if look.has_grown:
                 self._grown_s = time.monotonic() - began_s
                 self.services.announcer.program_grew()
             if look.reason and look.reason != last_reason:
-                self.services.recorder.log(f"{look.health}: {look.reason}")
+                self.services.recorder.log(look.reason)
             last_reason = look.reason
-            if look.health is not Health.STALLED:
+            if not look.is_stalled:
                 if stall is not None:
                     self._report_recovery(stall)
                 stall = None
@@ -255,7 +219,7 @@ class AttemptRunner:
         if unsaved is not None and self._unsaved is None:
             sentence = unsaved.sentence(time.time())
             diagnosis = Diagnosis(StallClass.ENVIRONMENT, sentence)
-            incident = Incident(self.new_incident(), look.heartbeat, diagnosis)
+            incident = replace(self.new_facts(), heartbeat=look.heartbeat).incident(diagnosis)
             self._unsaved = (unsaved, incident)
             self._announce_unsaved(incident, "checkpoint not saved", sentence, "training continues")
         elif unsaved is None and self._unsaved is not None:
@@ -286,27 +250,27 @@ class AttemptRunner:
         if isinstance(parse(content), Heartbeat):
             self.services.disk.post(live_heartbeat.write_copy, content, self.run_folder, replaces="record")
 
-    def _report_stall(self, trainer: RunningTrainer, look: Look) -> Attempt:
+    def _report_stall(self, trainer: RunningTrainer, look: Look) -> AttemptFacts:
         """Examine and report a stall. If the disk hangs, notifications are sent before the processes are examined."""
         disk = self.services.disk
         pid = trainer.process.pid
         part_timeout_s = self.settings.part_timeout_s
         heartbeat = look.heartbeat
         rank = 0
-        if heartbeat is not None and heartbeat.activity is Activity.EXCHANGE:
+        if heartbeat.activity is Activity.EXCHANGE:
             hanging = bounded(lambda: hanging_rank(self.run_folder), part_timeout_s)
             if hanging is not None:
                 rank, heartbeat = hanging
-        stall = Attempt(
-            self.new_incident(),
+        stall = replace(
+            self.new_facts(),
             heartbeat=heartbeat,
             rank=rank,
             waited_s=look.waited_s,
-            disk_hung=not disk.answers(min(PROBE_S, part_timeout_s)),
+            disk_hangs=not disk.answers(min(PROBE_S, part_timeout_s)),
         )
         lines = trainer.output.lines()
         request = Request(stall.folder, pid, self._heartbeat_path, heartbeat, lines, part_timeout_s)
-        if stall.disk_hung:
+        if stall.disk_hangs:
             silent = f"the disk of the run folder has not responded for {disk.silent_s:.0f} s"
             evidence = Diagnosis(StallClass.STORAGE, f"{silent}; the trainer is process {pid}")
             self._announce_stall(stall.incident(evidence))
@@ -323,7 +287,7 @@ class AttemptRunner:
         self.services.announcer.stalled(sentence)
         self.services.recorder.log(f"stalled: {sentence}; see {incident.folder}")
 
-    def _report_recovery(self, stall: Attempt) -> None:
+    def _report_recovery(self, stall: AttemptFacts) -> None:
         assert stall.evidence is not None
         self.keep_incident(stall.incident(stall.evidence), "recovered without a restart")
         self.services.recorder.log("recovered")
@@ -341,7 +305,7 @@ class AttemptRunner:
             trainer.output.pump(min(self.settings.poll_s, 0.2))
             self.services.serve()
 
-    def _end(self, trainer: RunningTrainer, stall: Attempt | None) -> Killed:
+    def _end(self, trainer: RunningTrainer, stall: AttemptFacts | None) -> Killed:
         """Kill all remaining processes of the attempt, also if the trainer has ended by itself."""
         disk = self.services.disk
         killed = self._kill(trainer)

@@ -28,7 +28,7 @@ from yolo_lightning.supervision.classify import (
     parse_faulthandler,
     parse_py_spy,
 )
-from yolo_lightning.supervision.heartbeat import NOT_STARTED, Heartbeat
+from yolo_lightning.supervision.heartbeat import Heartbeat
 from yolo_lightning.supervision.helper_process import bounded
 from yolo_lightning.supervision.next_action import cause_of_stall
 from yolo_lightning.utils.addresses import redacted
@@ -57,15 +57,14 @@ class Request:
     folder: Path  # of the incident
     trainer: int  # process id
     heartbeat_path: Path
-    heartbeat: Heartbeat | None  # the last one; None before the first one
+    heartbeat: Heartbeat  # the last one; `NOT_STARTED` before the first one
     log_lines: tuple[str, ...]  # last lines of the trainer's output
     part_timeout_s: float  # time limit of each part
 
     @property
     def cause(self) -> StallClass:
         """Cause of the stall, by the phase and the activity of the last heartbeat."""
-        heartbeat = self.heartbeat or NOT_STARTED
-        return cause_of_stall(heartbeat.phase, heartbeat.activity)
+        return cause_of_stall(self.heartbeat)
 
 
 def keep(path: Path, text: str) -> None:
@@ -148,7 +147,7 @@ def kernel_lines() -> tuple[str, ...]:
 def stacks_by_signal(request: Request, keep: Keep) -> tuple[Frame, ...]:
     """Return the trainer's stack written on a signal, within a second; empty if it has no handler for the signal."""
     heartbeat = request.heartbeat
-    if heartbeat is None or heartbeat.process != request.trainer or not heartbeat.stacks_signal:
+    if heartbeat.process != request.trainer or not heartbeat.stacks_signal:
         return ()
     if not processes.catches(request.trainer, heartbeat.stacks_signal):  # Lightning removes the handler after a fit
         return ()

@@ -203,6 +203,10 @@ class Levels:
         return tuple(overrides)
 
 
+ONE_LEVEL = Levels(LOADER_LEVELS[:1], COMPUTATION_LEVELS[:1])
+"""Levels of a run whose settings cannot be changed."""
+
+
 def quarantined(run: Path) -> tuple[str, ...]:
     """Return the samples that a run must leave out, as `id=...` or `index=...`."""
     return tuple(filter(can_leave_out, FallbackState.read(run / STATE_FILE).quarantined))

@@ -11,7 +11,7 @@ from typing import Any
 
 from yolo_lightning.errors import UserError
 from yolo_lightning.supervision.classify import Diagnosis, StallClass
-from yolo_lightning.supervision.heartbeat import NOT_STARTED, Heartbeat, Phase
+from yolo_lightning.supervision.heartbeat import Heartbeat
 from yolo_lightning.utils.activity import Activity
 from yolo_lightning.utils.json_record import converted, read_json
 from yolo_lightning.utils.moment import is_moment
@@ -24,35 +24,21 @@ class Incident:
     """A stall or an unexpected exit of the training process."""
 
     folder: Path  # of the report, the stacks and the logs
-    heartbeat: Heartbeat | None  # the last one; None before the first one
+    heartbeat: Heartbeat  # the last one; `NOT_STARTED` before the first one
     diagnosis: Diagnosis
     waited_s: float = 0.0  # seconds without a heartbeat; 0 after an exit
     rank: int = 0  # on this host
 
-    @property
-    def phase(self) -> Phase:
-        """Last recorded phase."""
-        return (self.heartbeat or NOT_STARTED).phase
-
-    @property
-    def activity(self) -> str:
-        """Activity within the phase; empty if unknown."""
-        return (self.heartbeat or NOT_STARTED).activity.label
-
-    @property
-    def place(self) -> str:
-        """Position of the incident, after its class; empty if unknown."""
-        return "" if self.heartbeat is None else f" at step {self.heartbeat.step:,}"
-
     def sentence(self) -> str:
         """Return class, place and description in one line."""
-        place = f"in phase {self.phase.label}"
+        heartbeat = self.heartbeat
+        place = f"in phase {heartbeat.phase.label}"
         if self.rank:
             place = f"of rank {self.rank} on {socket.gethostname()} {place}"
-        if self.activity:
-            place += f" ({self.activity})"
-        if self.heartbeat is not None:
-            place += f", epoch {self.heartbeat.epoch + 1}, batch {self.heartbeat.batch}, step {self.heartbeat.step}"
+        if heartbeat.activity:
+            place += f" ({heartbeat.activity.label})"
+        if heartbeat.process:
+            place += f", epoch {heartbeat.epoch + 1}, batch {heartbeat.batch}, step {heartbeat.step}"
         if self.waited_s:
             place = f"no progress for {self.waited_s:.1f} s {place}"
         return f"{self.diagnosis.kind}: {place}: {self.diagnosis.sentence}"
@@ -66,10 +52,9 @@ class Incident:
             "outcome": outcome,
             "host": socket.gethostname(),
             "rank": self.rank,
-            "phase": self.phase.label,
-            "activity": self.activity,
-            **{name: getattr(self.heartbeat, name, None) for name in ("epoch", "batch", "step", "process")},
-            "samples": getattr(self.heartbeat, "samples", ()),
+            "phase": self.heartbeat.phase.label,
+            "activity": self.heartbeat.activity.label,
+            **{name: getattr(self.heartbeat, name) for name in ("epoch", "batch", "step", "process", "samples")},
             "waited_s": round(self.waited_s, 1),
         }
         return json.dumps(report | further, indent=2) + "\n"

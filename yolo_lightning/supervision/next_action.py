@@ -9,20 +9,24 @@ import re
 import signal
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from yolo_lightning.supervision.classify import Diagnosis, StallClass
 from yolo_lightning.supervision.failure_record import FailureRecord
 from yolo_lightning.supervision.fallback_levels import (
     COMPUTATION,
     LOADER,
+    ONE_LEVEL,
     PRECISION,
     FallbackState,
     Levels,
     LevelState,
     can_leave_out,
 )
-from yolo_lightning.supervision.heartbeat import Phase
+from yolo_lightning.supervision.heartbeat import NOT_STARTED, Heartbeat, Phase
+from yolo_lightning.supervision.incident import Incident
 from yolo_lightning.supervision.job import SuperviseSettings
+from yolo_lightning.supervision.kill import Killed
 from yolo_lightning.utils.activity import Activity
 from yolo_lightning.utils.exit_codes import ExitCode, of_signal
 from yolo_lightning.utils.files import DISK_FULL
@@ -69,16 +73,22 @@ DEVICE_FAILURE = re.compile(
 NO_DEVICE_MEMORY = re.compile(r"\b(CUDA|HIP|XPU)( error:)? out of memory|STATUS_ALLOC_FAILED", re.IGNORECASE)
 DEAD_WORKER = re.compile(r"DataLoader worker \(pid|DataLoader worker exited")
 STARVED_WORKER = re.compile(r"Caught MemoryError in DataLoader worker|insufficient shared memory")
-ERRORS: tuple[tuple[StallClass, frozenset[str], re.Pattern[str] | None], ...] = (
-    (StallClass.WRONG_RESULT, frozenset({"WrongResultError"}), None),
-    (StallClass.NOT_FINITE, frozenset({"NonFiniteError"}), None),
-    (StallClass.LOADER_CRASH, frozenset(), STARVED_WORKER),
-    (StallClass.LOADER_CRASH, frozenset(), DEAD_WORKER),
-    (StallClass.OUT_OF_MEMORY, frozenset({"OutOfMemoryError"}), NO_DEVICE_MEMORY),
-    (StallClass.ENVIRONMENT, frozenset(), MISSING_DEVICE),
-    (StallClass.DEVICE_ERROR, frozenset({"AcceleratorError"}), DEVICE_FAILURE),
-)
-"""Causes by the class of an error, or by its message where a library raises a RuntimeError; the first one counts."""
+MESSAGES = {
+    STARVED_WORKER: StallClass.LOADER_CRASH,
+    DEAD_WORKER: StallClass.LOADER_CRASH,
+    NO_DEVICE_MEMORY: StallClass.OUT_OF_MEMORY,
+    MISSING_DEVICE: StallClass.ENVIRONMENT,
+    DEVICE_FAILURE: StallClass.DEVICE_ERROR,
+}
+"""Causes by the message of an error, where a library raises a RuntimeError; the first one counts."""
+
+ERRORS = {
+    "WrongResultError": StallClass.WRONG_RESULT,
+    "NonFiniteError": StallClass.NOT_FINITE,
+    "OutOfMemoryError": StallClass.OUT_OF_MEMORY,
+    "AcceleratorError": StallClass.DEVICE_ERROR,
+}
+"""Causes by the class of an error whose message names none."""
 
 COMPUTES = frozenset({Activity.FORWARD, Activity.BACKWARD, Activity.OPTIMIZER})
 STEPS = frozenset({Phase.FIRST_BATCH, Phase.STEP, Phase.VALIDATE})
@@ -124,39 +134,42 @@ RULES = {
 """Reactions by cause; without one, the next attempt changes nothing."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class AttemptFacts:
     """What the supervisor knows after an attempt: the trainer has ended, was killed, or could not be started."""
 
     settings: SuperviseSettings
-    levels: Levels
-    finished: bool = False
+    folder: Path  # of the incident report, if there is one
+    levels: Levels = ONE_LEVEL
+    heartbeat: Heartbeat = NOT_STARTED  # the last one
+    finished: bool = False  # whether the trainer has reported the end of training
     stop_signal: int = 0  # number of the stop signal that the supervisor has received; 0 for none
     climbs: bool = False  # whether the trainer was stopped to take a fallback level back
     code: int | None = None  # exit code, negative for a signal; None if the trainer was killed after a stall
+    lines: tuple[str, ...] = ()  # last lines of the output
     waited_s: float = 0.0  # seconds without a heartbeat; 0 unless the trainer has stalled
+    grown_s: float = 0.0  # seconds from the start to the last sign of life of a program without a heartbeat
+    rank: int = 0  # that hangs, while the first rank waits for this rank
     record: FailureRecord | None = None  # of the trainer, or of the supervisor that could not start a trainer
     evidence: Diagnosis | None = None  # of a stall, from stacks and processes
-    phase: Phase = Phase.IMPORT
-    activity: Activity = Activity.NONE
-    epoch: int = 0
-    step: int = 0
-    samples: tuple[str, ...] = ()  # of the last batch, as `id=...`
     saved: bool = False  # whether the attempt has written a checkpoint of further steps
     trained: bool = False  # whether the run has trained a step, in this or an earlier attempt
     is_watched: bool = False  # whether a person has just started the run, and no step has been trained since
     failing_s: float = 0.0  # seconds since the first failure after the last checkpoint
-    survivors: str = ""  # processes that SIGKILL did not end
+    killed: Killed = field(default_factory=Killed)  # with the processes that SIGKILL did not end
     disk_hangs: bool = False  # whether the disk of the run folder did not respond
     disk_is_full: bool = False  # whether the disk of the run folder has no space for the next attempt
     can_test: bool = False  # whether there is a program that tests the device
     device_answers: bool | None = None  # result of this program; None before it has run
     now: str = ""  # ISO 8601
 
+    def incident(self, diagnosis: Diagnosis) -> Incident:
+        return Incident(self.folder, self.heartbeat, diagnosis, self.waited_s, self.rank)
+
     @property
     def is_blocked(self) -> bool:
         """Whether no attempt can be started: a process survives SIGKILL, or the device does not respond."""
-        return bool(self.survivors) or self.device_answers is False
+        return bool(self.killed.survivors) or self.device_answers is False
 
     @property
     def suspects(self) -> tuple[str, ...]:
@@ -165,7 +178,9 @@ class AttemptFacts:
             return self.record.samples
         if self.evidence is not None and self.evidence.suspect:
             return (self.evidence.suspect,)
-        return self.samples if self.phase is Phase.STEP else ()
+        if self.heartbeat.phase is not Phase.STEP:
+            return ()
+        return tuple(f"id={sample}" for sample in self.heartbeat.samples)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,9 +237,9 @@ def cause_of(facts: AttemptFacts) -> StallClass:
     if record is not None:
         return _cause_of_error(record, facts)
     if facts.waited_s:
-        return cause_of_stall(facts.phase, facts.activity)
+        return cause_of_stall(facts.heartbeat)
     if facts.code is not None and -facts.code in FAULTS:
-        return StallClass.LOADER_CRASH if facts.activity is Activity.LOAD else StallClass.CRASH
+        return StallClass.LOADER_CRASH if facts.heartbeat.activity is Activity.LOAD else StallClass.CRASH
     if facts.code is not None and (facts.code < 0 or facts.code in map(of_signal, STOP_SIGNALS)):
         return StallClass.KILLED
     return StallClass.UNKNOWN
@@ -232,10 +247,11 @@ def cause_of(facts: AttemptFacts) -> StallClass:
 
 def _cause_of_error(record: FailureRecord, facts: AttemptFacts) -> StallClass:
     names = record.names
-    message = "" if record.is_user_error else record.message
-    for cause, classes, pattern in ERRORS:
-        if names & classes or (pattern is not None and pattern.search(message)):
+    for pattern, cause in MESSAGES.items():
+        if pattern.search(record.message) and not record.is_user_error:
             return cause
+    for name in names & ERRORS.keys():
+        return ERRORS[name]
     if names & LOST_WORKER and (record.activity == Activity.LOAD.label or not record.process):
         return StallClass.LOADER_CRASH
     is_missing = record.errno is not None or names & {"MemoryError", "TimeoutError", "ConnectionError"}
@@ -250,8 +266,10 @@ def _cause_of_error(record: FailureRecord, facts: AttemptFacts) -> StallClass:
     return StallClass.ERROR
 
 
-def cause_of_stall(phase: Phase, activity: Activity) -> StallClass:
+def cause_of_stall(heartbeat: Heartbeat) -> StallClass:
     """Return the cause of a stall that no exception has preceded."""
+    phase = heartbeat.phase
+    activity = heartbeat.activity
     if activity is Activity.EXCHANGE:
         return StallClass.UNKNOWN  # another rank hangs
     if activity is Activity.LOAD:
@@ -270,7 +288,7 @@ def next_action(state: FallbackState, facts: AttemptFacts) -> Action:
     if facts.finished:
         return Finish(state=state, reason="finished", code=ExitCode.FINISHED)
     if facts.stop_signal:
-        if facts.survivors:
+        if facts.killed.survivors:
             return _needs_reboot(state, facts)
         reason = f"stopped by {signal_name(facts.stop_signal)}"
         return Finish(state=state, reason=reason, code=of_signal(facts.stop_signal))
@@ -304,7 +322,7 @@ def _end(state: FallbackState, facts: AttemptFacts, cause: StallClass) -> Finish
 def _wait_or_test(state: FallbackState, facts: AttemptFacts, cause: StallClass) -> Action | None:
     """Return the reaction to a failure that says nothing about the settings of the run."""
     if facts.is_blocked:
-        return _wait(state, facts, facts.survivors or "the device")
+        return _wait(state, facts, str(facts.killed) or "the device")
     if facts.can_test and facts.device_answers is None and _must_test(cause, facts):
         return TestDevice(state=state, reason="the device is tested")
     if cause is StallClass.DISK_FULL:
@@ -337,8 +355,8 @@ def _permanent(state: FallbackState, facts: AttemptFacts, code: int = ExitCode.F
 
 def _needs_reboot(state: FallbackState, facts: AttemptFacts) -> Finish:
     cause = "the device does not respond"
-    if facts.survivors:
-        cause = f"SIGKILL did not end {facts.survivors}"
+    if facts.killed.survivors:
+        cause = f"SIGKILL did not end {facts.killed}"
     return Finish(state=state, reason=f"needs reboot: {cause}", code=ExitCode.NEEDS_REBOOT)
 
 
@@ -365,10 +383,10 @@ def _counted(state: FallbackState, facts: AttemptFacts, cause: StallClass) -> Fa
     failures.update(RULES.get(cause, Rule()).remedies[:1])
     fingerprint = ""
     if facts.record is not None:
-        fingerprint = f"{facts.record.fingerprint} at step {facts.step}"
+        fingerprint = f"{facts.record.fingerprint} at step {facts.heartbeat.step}"
     is_equal = fingerprint != "" and fingerprint == state.fingerprint
     suspicions: Counter[str] = Counter()
-    if state.suspicious_epoch == facts.epoch:
+    if state.suspicious_epoch == facts.heartbeat.epoch:
         suspicions.update(state.suspicions)
     suspicions.update(facts.suspects)
     return replace(
@@ -378,7 +396,7 @@ def _counted(state: FallbackState, facts: AttemptFacts, cause: StallClass) -> Fa
         fingerprint=fingerprint,
         equal_failures=state.equal_failures + 1 if is_equal else 0,
         suspicions=dict(suspicions),
-        suspicious_epoch=facts.epoch,
+        suspicious_epoch=facts.heartbeat.epoch,
     )
 
 
@@ -391,9 +409,9 @@ def _remedy(state: FallbackState, facts: AttemptFacts, cause: StallClass) -> Act
         if action is not None:
             return action
     limit = facts.settings.attempts
-    longer = facts.phase if facts.waited_s > 0 and cause in SLOW_OR_HUNG else None
+    longer = facts.heartbeat.phase if facts.waited_s > 0 and cause in SLOW_OR_HUNG else None
     if facts.trained and state.attempts > limit:
-        missing = f"a successful attempt, after {state.attempts} failed ones: {cause} at step {facts.step:,}"
+        missing = f"a successful attempt, after {state.attempts} failed ones: {cause} at step {facts.heartbeat.step:,}"
         return _wait(state, facts, missing, longer)
     if not facts.trained and state.equal_failures:
         return _permanent(state, facts)
@@ -406,7 +424,7 @@ def _remedy(state: FallbackState, facts: AttemptFacts, cause: StallClass) -> Act
 
 
 def _hangs_at_start(facts: AttemptFacts) -> bool:
-    return facts.waited_s > 0 and facts.phase <= Phase.SETUP
+    return facts.waited_s > 0 and facts.heartbeat.phase <= Phase.SETUP
 
 
 def _due_remedies(state: FallbackState, facts: AttemptFacts, cause: StallClass) -> tuple[str, ...]:
@@ -421,7 +439,7 @@ def _due_remedies(state: FallbackState, facts: AttemptFacts, cause: StallClass) 
     if is_starved or is_evicted:  # both follow from the number of workers
         return (LOADER, *rule.remedies)
     after = rule.after
-    if cause is StallClass.LOADER_STALL and facts.phase is Phase.FIRST_BATCH:  # a slow start looks the same
+    if cause is StallClass.LOADER_STALL and facts.heartbeat.phase is Phase.FIRST_BATCH:  # a slow start looks the same
         after = 2
     is_due = state.attempts > facts.settings.attempts or state.equal_failures > 0
     if after:
@@ -447,7 +465,7 @@ def _changed(state: FallbackState, facts: AttemptFacts, cause: StallClass, remed
     failures = before.failures.get(name, 0) + 1
     if cause is StallClass.WRONG_RESULT:
         failures = LAST_FAILURE
-    reason = f"{cause} at step {facts.step:,}"
+    reason = f"{cause} at step {facts.heartbeat.step:,}"
     lowered = LevelState(below[0].name, reason, facts.now, before.failures | {name: failures})
     counts = {kind: count for kind, count in state.failures.items() if kind != remedy}
     state = replace(state, failures=counts, failed_climbs=failed_climbs, equal_failures=0)

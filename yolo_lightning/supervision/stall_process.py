@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from yolo_lightning.supervision.evidence import Request, examine, keep
-from yolo_lightning.supervision.heartbeat import read_heartbeat
 from yolo_lightning.supervision.helper_process import Helper, bounded
 from yolo_lightning.supervision.incident import Incident
 from yolo_lightning.supervision.job import SuperviseSettings
@@ -24,7 +23,7 @@ from yolo_lightning.supervision.kill import end
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts, PhaseTimeouts
 from yolo_lightning.supervision.processes import STOPPED, is_resource_tracker, tree
 from yolo_lightning.supervision.rank_status import RankStatus, read_ranks, write_rank
-from yolo_lightning.supervision.watch import Health, Look, Watch
+from yolo_lightning.supervision.watch import Look, Watch
 from yolo_lightning.utils.activity import Activity
 from yolo_lightning.utils.distributed import line_prefix, rank_suffix
 from yolo_lightning.utils.process_identity import read_process
@@ -66,22 +65,20 @@ def start_stall_process(job: StallJob) -> subprocess.Popen[bytes]:
 def main() -> None:
     """Watch the parent process, as the job on the command line says."""
     job = StallJob(**json.loads(sys.argv[1]))
-    path = Path(job.heartbeat)
     poll_s = min(1.0, job.timeout_s / 10)
     minimum = PhaseTimeouts(**{field.name: job.timeout_s for field in fields(PhaseTimeouts)})
     timeouts = AdaptiveTimeouts(minimum, {})
-    watch = Watch(lambda: read_heartbeat(path, job.trainer), lambda: _excuse(job.trainer), timeouts, poll_s)
+    watch = Watch(Path(job.heartbeat), job.trainer, _excuse, timeouts, poll_s)
     disk = Helper()  # the disk of the run folder can hang
     written_s = -math.inf
     while os.getppid() == job.trainer:  # the id of a process that has ended can belong to a new process
         time.sleep(poll_s)
         look = watch.look()
-        is_stalled = look.health is Health.STALLED
-        is_due = is_stalled or time.monotonic() >= written_s + STATUS_INTERVAL_S
-        if job.ranks > 1 and is_due and look.heartbeat is not None and look.is_readable:
+        is_due = look.is_stalled or time.monotonic() >= written_s + STATUS_INTERVAL_S
+        if job.ranks > 1 and is_due and look.is_readable:
             written_s = time.monotonic()
             disk.post(write_rank, Path(job.run), RankStatus.of(job.rank, look.heartbeat, look.waited_s))
-        if is_stalled:
+        if look.is_stalled:
             _report(look, job, disk)
             time.sleep(OTHERS_REPORT_S if job.ranks > 1 else 0.0)
             members = [process for process in tree(job.trainer) if process.pid != os.getpid()]
@@ -103,7 +100,7 @@ def _report(look: Look, job: StallJob, disk: Helper) -> None:
     part_timeout_s = SuperviseSettings().part_timeout_s
     request = Request(folder, job.trainer, Path(job.heartbeat), look.heartbeat, (), part_timeout_s)
     diagnosis = examine(request, partial(disk.post, keep))
-    if look.heartbeat is not None and look.heartbeat.activity is Activity.EXCHANGE:
+    if look.heartbeat.activity is Activity.EXCHANGE:
         diagnosis = replace(diagnosis, sentence=f"{diagnosis.sentence}; {_awaited(run, look.waited_s)}")
     incident = Incident(folder, look.heartbeat, diagnosis, look.waited_s, job.rank)
     disk.post(keep, folder / INCIDENT_FILE, incident.report("the training process was killed", **job.further))

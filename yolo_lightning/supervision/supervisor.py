@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from yolo_lightning.supervision import live_heartbeat
 from yolo_lightning.supervision.announcer import Announcer
-from yolo_lightning.supervision.attempt import Attempt, AttemptRunner, Services
+from yolo_lightning.supervision.attempt import AttemptRunner, Services
 from yolo_lightning.supervision.child_process import run_child
 from yolo_lightning.supervision.classify import Diagnosis
 from yolo_lightning.supervision.evidence import keep
@@ -22,7 +22,7 @@ from yolo_lightning.supervision.failure_record import record_of
 from yolo_lightning.supervision.fallback_levels import (
     AS_CONFIGURED,
     BACKEND,
-    LOADER_LEVELS,
+    ONE_LEVEL,
     PRECISION_OPTION,
     FallbackLevel,
     FallbackState,
@@ -31,10 +31,10 @@ from yolo_lightning.supervision.fallback_levels import (
     levels_below,
     precision_levels,
 )
-from yolo_lightning.supervision.heartbeat import NOT_STARTED, Phase
+from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.supervision.incident import Incident
 from yolo_lightning.supervision.job import Job, can_resume, has_saved, saved_marks
-from yolo_lightning.supervision.kill import adopt_orphans, kill_tree
+from yolo_lightning.supervision.kill import Killed, adopt_orphans, kill_tree
 from yolo_lightning.supervision.next_action import (
     Action,
     AttemptFacts,
@@ -112,18 +112,18 @@ def _services(run: Path, job: Job) -> Iterator[Services]:
         disk.close(0.0 if disk.hangs else STOP_WAIT_S)
 
 
-def _has_stepped(attempt: Attempt, job: Job) -> bool:
+def _has_stepped(facts: AttemptFacts, job: Job) -> bool:
     """Return whether an attempt has completed a step.
 
     Other programs number their steps as they like. Without a heartbeat, a program that has worked for longer than the
     timeout of its start has begun to train.
     """
-    heartbeat = attempt.heartbeat
-    if heartbeat is None:
-        return attempt.grown_s > job.settings.phase_timeouts.import_s
-    if job.any_command:
+    heartbeat = facts.heartbeat
+    if not job.any_command:
+        return heartbeat.step > 0 and heartbeat.phase > Phase.FIRST_BATCH
+    if heartbeat.process:
         return Phase.STEP in heartbeat.longest_s
-    return heartbeat.step > 0 and heartbeat.phase > Phase.FIRST_BATCH
+    return facts.grown_s > job.settings.phase_timeouts.import_s
 
 
 class Supervisor:
@@ -136,7 +136,7 @@ class Supervisor:
         self.services = services
         self.disk = services.disk
         self.log = services.recorder.log
-        self.levels = Levels(LOADER_LEVELS[:1], LOADER_LEVELS[:1])
+        self.levels = ONE_LEVEL
         if not job.any_command:
             precision = precision_levels(job.options.get(PRECISION_OPTION))
             self.levels = Levels(levels_below(job.workers), self._computation_levels({}), precision)
@@ -189,24 +189,24 @@ class Supervisor:
         command = self.job.command
         while True:
             saved_before = self._saved()
-            attempt = self._run_attempt(command)
-            record = attempt.record
+            facts = self._run_attempt(command)
+            record = facts.record
             if record is not None and "WrongResultError" in record.names and not self.job.any_command:
                 names: list[str] = self._ask(set_aside_suspects, self.run_folder, default=[])
                 self.log(f"checkpoints set aside after the last passed self-check: {', '.join(names) or 'none'}")
-            end = self._react(attempt, self._facts(attempt, saved_before))
+            end = self._react(self._completed(facts, saved_before))
             self._is_watched = False
             if end is not None:
                 return end
             command = self.job.restart_command if self._can_resume() else self.job.command
 
-    def _run_attempt(self, command: tuple[str, ...]) -> Attempt:
+    def _run_attempt(self, command: tuple[str, ...]) -> AttemptFacts:
         """Run one trainer from start to end."""
         words = [*command, *self.levels.overrides(self.state)]
         try:
             return self.runner.run(words, self.state, self._climb_after_s())
         except OSError as error:  # of the run folder, the temporary folder, /dev/shm or the start of a process
-            return Attempt(self.runner.new_incident(), record=record_of(error))
+            return replace(self.runner.new_facts(), record=record_of(error))
 
     def _ask(self, function: Callable[..., Result], *arguments: Any, default: Result) -> Result:
         """Return what a call of the disk returns, or `default` after an error of the disk."""
@@ -222,13 +222,12 @@ class Supervisor:
     def _can_resume(self) -> bool:
         return self._ask(can_resume, self.run_folder, self.job, default=True)
 
-    def _facts(self, attempt: Attempt, saved_before: frozenset[int]) -> AttemptFacts:
-        """Return what is known about an attempt, for the decision."""
-        heartbeat = attempt.heartbeat or NOT_STARTED
-        record = attempt.record
-        if record is not None and record.process and record.step < heartbeat.step:
+    def _completed(self, facts: AttemptFacts, saved_before: frozenset[int]) -> AttemptFacts:
+        """Return the facts of an attempt with those of the run, for the decision."""
+        record = facts.record
+        if record is not None and record.process and record.step < facts.heartbeat.step:
             record = None  # training went on after this error
-        has_stepped = _has_stepped(attempt, self.job)
+        has_stepped = _has_stepped(facts, self.job)
         if has_stepped:
             self._is_watched = False
         saved = has_saved(saved_before, self._saved())
@@ -238,39 +237,27 @@ class Supervisor:
         # The checkpoints of another program can be older than the run.
         has_checkpoint = saved if self.job.any_command else bool(self._marks)
         has_trained = record is not None and record.has_trained
-        return AttemptFacts(
-            settings=self.settings,
+        return replace(
+            facts,
             levels=self._levels_now(),
-            finished=attempt.finished,
             stop_signal=self.services.stop_signal,
-            climbs=attempt.climbs,
-            code=attempt.code,
-            waited_s=attempt.waited_s,
             record=record,
-            evidence=attempt.evidence,
-            phase=heartbeat.phase,
-            activity=heartbeat.activity,
-            epoch=heartbeat.epoch,
-            step=heartbeat.step,
-            samples=tuple(f"id={sample}" for sample in heartbeat.samples),
             saved=saved,
             trained=self.state.trained or has_stepped or has_checkpoint or has_trained,
             is_watched=self._is_watched,
             failing_s=time.monotonic() - self._failing_since_s,
-            survivors=str(attempt.killed),
-            disk_hangs=attempt.disk_hung,
-            disk_is_full=self._disk_is_full(attempt),
+            disk_is_full=self._disk_is_full(facts),
             can_test=bool(self.job.smoke_test),
             now=time.strftime(LEVEL_TIME),
         )
 
-    def _disk_is_full(self, attempt: Attempt) -> bool:
-        if attempt.finished or attempt.waited_s or self.services.signals:
+    def _disk_is_full(self, facts: AttemptFacts) -> bool:
+        if facts.finished or facts.waited_s or self.services.signals:
             return False
         space = self._ask(space_of, self.run_folder, default=None)
-        return space is not None and is_full(attempt.code, attempt.record, space)
+        return space is not None and is_full(facts.code, facts.record, space)
 
-    def _react(self, attempt: Attempt, facts: AttemptFacts) -> Finish | None:
+    def _react(self, facts: AttemptFacts) -> Finish | None:
         """Carry out the reaction to an attempt; return the end, or None if another attempt follows."""
         action = next_action(self.state, facts)
         if isinstance(action, TestDevice):
@@ -278,32 +265,32 @@ class Supervisor:
             action = next_action(self.state, facts)
         if isinstance(action, Finish) and (facts.finished or facts.stop_signal):
             if facts.waited_s:
-                self.runner.keep_incident(self._incident(attempt, facts), action.reason)
+                self.runner.keep_incident(self._incident(facts), action.reason)
             return self._with_hint(action)
         if facts.climbs:
             self._change_state(action, self.state.restarts + 1)
             self.log(_outcome(action))
             self.services.announcer.restarting(None, action.reason, self.state, 0)
             return None
-        return self._react_to_failure(attempt, facts, action)
+        return self._react_to_failure(facts, action)
 
-    def _react_to_failure(self, attempt: Attempt, facts: AttemptFacts, action: Action) -> Finish | None:
+    def _react_to_failure(self, facts: AttemptFacts, action: Action) -> Finish | None:
         restarts = self.state.restarts + 1
-        incident = self._incident(attempt, facts)
+        incident = self._incident(facts)
         if not (isinstance(action, Finish) and self._is_refused_start(action.code)):
             self.log(incident.sentence())
         if isinstance(action, Lower) and action.revokes:
-            self._revoke(f"{incident.diagnosis.kind}{incident.place}")
+            self._revoke(f"{incident.diagnosis.kind} at step {facts.heartbeat.step:,}")
         if action.longer is not None:
             self.runner.timeouts = self.runner.timeouts.doubled(action.longer)
         lost = None
-        if attempt.heartbeat is not None and not self.job.any_command:  # whose steps in checkpoints are unknown
-            lost = max(0, facts.step - max(self._marks, default=0))
+        if facts.heartbeat.process and not self.job.any_command:  # whose steps in checkpoints are unknown
+            lost = max(0, facts.heartbeat.step - max(self._marks, default=0))
         while not isinstance(action, Finish):
             self._change_state(action, restarts)
             self._announce(action, incident, facts, lost)
             self._pause(action.pause_s)
-            facts = self._look_again(attempt, facts)
+            facts = self._look_again(facts)
             if facts.stop_signal:
                 return self._with_hint(next_action(self.state, facts))
             if not isinstance(action, Wait) or not (facts.is_blocked or facts.disk_is_full):
@@ -324,25 +311,25 @@ class Supervisor:
         event = None if facts.waited_s else "crashed"
         self.services.announcer.restarting(event, incident.sentence(), self.state, lost)
 
-    def _incident(self, attempt: Attempt, facts: AttemptFacts) -> Incident:
+    def _incident(self, facts: AttemptFacts) -> Incident:
         """Return the incident of an attempt that has not finished, and store its evidence."""
         record = facts.record
-        if attempt.lines:
-            self.disk.post(keep, attempt.folder / "log.txt", "\n".join(attempt.lines) + "\n")
+        if facts.lines:
+            self.disk.post(keep, facts.folder / "log.txt", "\n".join(facts.lines) + "\n")
         if record is not None and record.process:
-            self.disk.post(keep, attempt.folder / FAILURE_FILE, json.dumps(asdict(record), indent=2) + "\n")
-            self.disk.post(keep, attempt.folder / TRACEBACK_FILE, record.traceback)
+            self.disk.post(keep, facts.folder / FAILURE_FILE, json.dumps(asdict(record), indent=2) + "\n")
+            self.disk.post(keep, facts.folder / TRACEBACK_FILE, record.traceback)
             # The trainer prints a mistake of the user in one line, and prints no traceback if its teardown hangs.
-            if not record.is_user_error and not any(record.sentence in line for line in attempt.lines):
+            if not record.is_user_error and not any(record.sentence in line for line in facts.lines):
                 self.services.recorder.record(f"{record.traceback}\n".encode())
         sentence = "the trainer could not be started"
-        if attempt.evidence is not None:
-            sentence = attempt.evidence.sentence
-        elif attempt.code is not None:
-            sentence = describe_exit(attempt.code, record)
+        if facts.evidence is not None:
+            sentence = facts.evidence.sentence
+        elif facts.code is not None:
+            sentence = describe_exit(facts.code, record)
         if record is not None and record.sentence not in sentence:
             sentence = f"{record.sentence}; {sentence}"
-        incident = attempt.incident(Diagnosis(cause_of(facts), sentence))
+        incident = facts.incident(Diagnosis(cause_of(facts), sentence))
         if record is not None and not incident.rank:
             return replace(incident, rank=record.rank)
         return incident
@@ -362,7 +349,7 @@ class Supervisor:
         answers = run_child(self.job.smoke_test, self.settings.smoke_test_s).code is not None
         return replace(facts, device_answers=answers)
 
-    def _look_again(self, attempt: Attempt, facts: AttemptFacts) -> AttemptFacts:
+    def _look_again(self, facts: AttemptFacts) -> AttemptFacts:
         """Return the facts after a pause: whether what was missing is there again."""
         facts = replace(
             facts,
@@ -372,8 +359,8 @@ class Supervisor:
         )
         if facts.stop_signal:
             return facts
-        if not any(map(is_same, attempt.killed.survivors)):
-            facts = replace(facts, survivors="")
+        if not any(map(is_same, facts.killed.survivors)):
+            facts = replace(facts, killed=Killed())
         if facts.disk_is_full:
             facts = replace(facts, disk_is_full=not self._ask(has_space, self.run_folder, default=True))
         if facts.device_answers is False:

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
+from pathlib import Path
 
-from yolo_lightning.supervision.heartbeat import NOT_STARTED, Heartbeat, NoHeartbeat, Phase
+from yolo_lightning.supervision.heartbeat import NOT_STARTED, Heartbeat, NoHeartbeat, Phase, read_heartbeat
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts
-from yolo_lightning.supervision.processes import STOPPED, tracer, tree
+from yolo_lightning.supervision.processes import STOPPED, tracer, tree, written_bytes
 from yolo_lightning.utils.process_identity import read_process, since_boot_s
 
 GAP_POLLS = 3.0
@@ -14,30 +14,16 @@ GAP_LEAST_S = 2.0
 """A watching process that did not run for three polls, and at least for this time, was suspended."""
 
 
-class Health(StrEnum):
-    """Result of a look at the heartbeat."""
-
-    HEALTHY = "healthy"
-    EXCUSED = "excused"
-    NO_HEARTBEAT = "no heartbeat"
-    STALLED = "stalled"
-
-
 @dataclass(frozen=True, slots=True)
 class Look:
     """One look at the heartbeat."""
 
-    health: Health
-    heartbeat: Heartbeat | None  # the last one that could be read; None before the first one
-    waited_s: float  # seconds since the last change of the heartbeat
-    reason: str = ""  # reason of `EXCUSED` and `NO_HEARTBEAT`; else empty
+    heartbeat: Heartbeat  # the last one that could be read; `NOT_STARTED` before the first one
+    waited_s: float = 0.0  # seconds since the last change of the heartbeat
+    is_stalled: bool = False
+    reason: str = ""  # why a trainer without progress is not stalled yet, if there is a reason
     has_grown: bool = False  # whether a program without a heartbeat has shown another sign of life
     is_readable: bool = True  # whether the heartbeat could be read at this look
-
-    @property
-    def phase(self) -> Phase:
-        """Last recorded phase; `IMPORT` before the first heartbeat."""
-        return (self.heartbeat or NOT_STARTED).phase
 
 
 class Watch:
@@ -47,81 +33,70 @@ class Watch:
     this clock, because network file systems and changes of the wall clock falsify them. Before the first heartbeat the
     phase is `IMPORT`. A heartbeat that cannot be read for the largest timeout of all phases is a stall.
 
-    `excuse` returns the reason why the trainer is allowed to stop at the moment, or None; `poll_s` is the time between
-    two looks, in seconds. `written` returns the number of bytes that the trainer has written so far. `has_grown`
-    returns whether a program that has not reported a heartbeat yet has shown another sign of life since the last call.
+    `path` is the heartbeat file of the process `trainer`. `excuse` returns the reason why the trainer is allowed to
+    stop at the moment, or None; `poll_s` is the time between two looks, in seconds. `has_grown` returns whether a
+    program that has not reported a heartbeat yet has shown another sign of life since the last call.
     """
 
     def __init__(
-        self,
-        read: Callable[[], Heartbeat | NoHeartbeat],
-        excuse: Callable[[], str | None],
-        timeouts: AdaptiveTimeouts,
-        poll_s: float,
-        clock: Callable[[], float] = since_boot_s,
-        written: Callable[[], int] = lambda: 0,
-        has_grown: Callable[[], bool] = lambda: False,
+        self, path: Path, trainer: int, excuse: Callable[[int], str | None], timeouts: AdaptiveTimeouts, poll_s: float
     ) -> None:
-        self.read = read
+        self.path = path
+        self.trainer = trainer
         self.excuse = excuse
         self.timeouts = timeouts
-        self.clock = clock
-        self.written = written
-        self.has_grown = has_grown
-        self.heartbeat: Heartbeat | None = None  # the last one that could be read
-        self.gap_s = max(GAP_LEAST_S, GAP_POLLS * poll_s)
+        self.has_grown: Callable[[], bool] = lambda: False
+        self.heartbeat = NOT_STARTED  # the last one that could be read
+        self._gap_s = max(GAP_LEAST_S, GAP_POLLS * poll_s)
         self._written_bytes = 0
-        self._last_look_s = clock()
+        self._last_look_s = since_boot_s()
         self._last_change_s = self._last_look_s
 
     def update(self) -> NoHeartbeat | None:
         """Read the heartbeat; return the reason if there is none, and keep the last one."""
-        content = self.read()
+        content = read_heartbeat(self.path, self.trainer)
         if isinstance(content, NoHeartbeat):
             return content
-        if self.heartbeat is None or content.sequence != self.heartbeat.sequence:
+        if content.sequence != self.heartbeat.sequence:
             self._last_change_s = self._last_look_s
         self.heartbeat = content
         return None
 
     def look(self) -> Look:
         """Read and judge the heartbeat."""
-        now_s = self.clock()
+        now_s = since_boot_s()
         gap_s = now_s - self._last_look_s
         self._last_look_s = now_s
         problem = self.update()
-        phase = (self.heartbeat or NOT_STARTED).phase
-        has_grown = self.heartbeat is None and self.has_grown()
-        excuse = self.excuse()
-        if gap_s > self.gap_s:
+        phase = self.heartbeat.phase
+        is_started = self.heartbeat is not NOT_STARTED
+        has_grown = not is_started and self.has_grown()
+        excuse = self.excuse(self.trainer)
+        if gap_s > self._gap_s:
             excuse = f"the watching process was suspended for {gap_s:.0f} s"
         if has_grown or (phase is Phase.SAVE and self._has_written()) or excuse:
             self._last_change_s = now_s
-        waited_s = now_s - self._last_change_s
         timeout_s = self.timeouts.seconds(phase)
-        health = Health.HEALTHY
         reason = ""
-        if problem is not None and not (problem is NoHeartbeat.MISSING and self.heartbeat is None):
+        if problem is not None and (is_started or problem is not NoHeartbeat.MISSING):
             timeout_s = self.timeouts.largest_s()
-            health = Health.NO_HEARTBEAT
-            reason = problem.value
+            reason = f"no heartbeat: {problem}"
         if excuse:
-            health = Health.EXCUSED
-            reason = excuse
-        elif waited_s >= timeout_s:
-            health = Health.STALLED
-        return Look(health, self.heartbeat, waited_s, reason, has_grown, is_readable=problem is None)
+            reason = f"excused: {excuse}"
+        waited_s = now_s - self._last_change_s
+        is_stalled = not excuse and waited_s >= timeout_s
+        return Look(self.heartbeat, waited_s, is_stalled, reason, has_grown, is_readable=problem is None)
 
     def _has_written(self) -> bool:
         """Return whether more has been written since the last look: a slow save makes progress."""
         before = self._written_bytes
-        self._written_bytes = self.written()
+        self._written_bytes = written_bytes(self.trainer)
         return self._written_bytes > before
 
     def keep_looking(self) -> None:
         """Exclude the examination since the last look, in which the trainer writes its stacks; the wait continues."""
-        self._last_look_s = self.clock()
-        self._written_bytes = self.written()
+        self._last_look_s = since_boot_s()
+        self._written_bytes = written_bytes(self.trainer)
 
 
 def excuse_for(leader: int) -> str | None:
