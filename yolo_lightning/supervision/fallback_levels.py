@@ -203,6 +203,12 @@ class Levels:
         return tuple(overrides)
 
 
+def levels_of(options: Mapping[str, Any], num_workers: int, *, cpu: bool) -> Levels:
+    """Return the levels of a fit with these options, by full key, and with `num_workers` loader processes."""
+    precision = precision_levels(options.get(PRECISION_OPTION))
+    return Levels(levels_below(num_workers), computation_levels(options, cpu=cpu), precision)
+
+
 ONE_LEVEL = Levels(LOADER_LEVELS[:1], COMPUTATION_LEVELS[:1])
 """Levels of a run whose settings cannot be changed."""
 

@@ -129,9 +129,11 @@ def _group_of(lines: Sequence[str]) -> list[str]:
     return [line for line in without_margin if ERROR_LINE.match(line)]
 
 
-def describe_exit(code: int, record: FailureRecord | None) -> str:
-    """Return how a trainer ended as a sentence."""
-    if code < 0:
+def describe_exit(code: int | None, record: FailureRecord | None) -> str:
+    """Return how a trainer ended as a sentence; `code` is None if the trainer could not be started."""
+    if code is None:
+        sentence = "the trainer could not be started"
+    elif code < 0:
         sentence = f"the trainer was killed by {signal_name(-code)}"
     elif code in map(of_signal, STOP_SIGNALS):
         sentence = f"the trainer was stopped by {signal_name(code - 128)} (exit code {code})"

@@ -24,12 +24,9 @@ from yolo_lightning.supervision.fallback_levels import (
     BACKEND,
     ONE_LEVEL,
     PRECISION_OPTION,
-    FallbackLevel,
     FallbackState,
     Levels,
-    computation_levels,
-    levels_below,
-    precision_levels,
+    levels_of,
 )
 from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.supervision.incident import Incident
@@ -136,10 +133,6 @@ class Supervisor:
         self.services = services
         self.disk = services.disk
         self.log = services.recorder.log
-        self.levels = ONE_LEVEL
-        if not job.any_command:
-            precision = precision_levels(job.options.get(PRECISION_OPTION))
-            self.levels = Levels(levels_below(job.workers), self._computation_levels({}), precision)
         self.state = FallbackState()
         self.runner = AttemptRunner(run, job, token, services, AdaptiveTimeouts(self.settings.phase_timeouts, {}))
         self._before = before
@@ -202,7 +195,7 @@ class Supervisor:
 
     def _run_attempt(self, command: tuple[str, ...]) -> AttemptFacts:
         """Run one trainer from start to end."""
-        words = [*command, *self.levels.overrides(self.state)]
+        words = [*command, *self._levels().overrides(self.state)]
         try:
             return self.runner.run(words, self.state, self._climb_after_s())
         except OSError as error:  # of the run folder, the temporary folder, /dev/shm or the start of a process
@@ -239,7 +232,7 @@ class Supervisor:
         has_trained = record is not None and record.has_trained
         return replace(
             facts,
-            levels=self._levels_now(),
+            levels=self._levels(),
             stop_signal=self.services.stop_signal,
             record=record,
             saved=saved,
@@ -322,13 +315,12 @@ class Supervisor:
             # The trainer prints a mistake of the user in one line, and prints no traceback if its teardown hangs.
             if not record.is_user_error and not any(record.sentence in line for line in facts.lines):
                 self.services.recorder.record(f"{record.traceback}\n".encode())
-        sentence = "the trainer could not be started"
-        if facts.evidence is not None:
-            sentence = facts.evidence.sentence
-        elif facts.code is not None:
+        if facts.evidence is None:
             sentence = describe_exit(facts.code, record)
-        if record is not None and record.sentence not in sentence:
-            sentence = f"{record.sentence}; {sentence}"
+        elif record is None:
+            sentence = facts.evidence.sentence
+        else:
+            sentence = f"{record.sentence}; {facts.evidence.sentence}"
         incident = facts.incident(Diagnosis(cause_of(facts), sentence))
         if record is not None and not incident.rank:
             return replace(incident, rank=record.rank)
@@ -384,33 +376,25 @@ class Supervisor:
     def _climb_after_s(self) -> float:
         """Return the seconds without an incident after which a level is taken back; infinite if none can be."""
         hours = self.settings.climb_after_h
-        if not hours or self.job.any_command or level_to_take_back(self.state, self.levels) is None:
+        if not hours or self.job.any_command or level_to_take_back(self.state, self._levels()) is None:
             return math.inf
         return hours * 3600 * 2.0 ** min(self.state.failed_climbs, LARGEST_DOUBLINGS)
 
-    def _computation_levels(self, chosen: dict[str, Any]) -> tuple[FallbackLevel, ...]:
-        return computation_levels(self.job.options | chosen, cpu=self.settings.cpu_fallback)
-
-    def _levels_now(self) -> Levels:
+    def _levels(self) -> Levels:
         """Return the levels without those that compute as `auto` has chosen for convolutions and precision."""
         if self.job.any_command:
-            return self.levels
-        levels = self.levels
+            return ONE_LEVEL
+        options = dict(self.job.options)
         environment = self._environment()
-        chosen = environment.get("convolutions")
-        if chosen is not None and self.state.computation.name == AS_CONFIGURED:
-            levels = replace(levels, computation=self._computation_levels({BACKEND: chosen}))
-        precision = environment.get("precision")
-        if precision is not None and self.state.precision.name == AS_CONFIGURED:
-            levels = replace(levels, precision=precision_levels(precision))
-        return levels
+        if "convolutions" in environment and self.state.computation.name == AS_CONFIGURED:
+            options[BACKEND] = environment["convolutions"]
+        if "precision" in environment and self.state.precision.name == AS_CONFIGURED:
+            options[PRECISION_OPTION] = environment["precision"]
+        return levels_of(options, self.job.workers, cpu=self.settings.cpu_fallback)
 
     def _environment(self) -> dict[str, Any]:
         """Return what the trainer has written about the machine and its convolutions."""
-        try:
-            content = self.disk.ask(read_json, self.run_folder / run_files.ENVIRONMENT)
-        except (OSError, ValueError):
-            return {}
+        content: Any = self._ask(read_json, self.run_folder / run_files.ENVIRONMENT, default={})
         return content if isinstance(content, dict) else {}
 
     def _revoke(self, incident: str) -> None:
