@@ -19,6 +19,7 @@ from yolo_lightning.supervision.classify import StallClass
 from yolo_lightning.supervision.fallback_levels import FallbackState, levels_below
 from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts
+from yolo_lightning.utils.json_record import read_record
 from yolo_lightning.utils.run_files import PHASE_TIMEOUTS_FILE, STATE_FILE
 
 REPORTED = re.compile(rf"^supervisor: \S+(?: \S+)? (?:stalled: )?((?:{'|'.join(StallClass)}): .*)$")
@@ -179,7 +180,7 @@ def _report_limit_s(report: Report, incident: dict[str, Any], run: Run) -> float
     """Return the seconds within which a fault must be reported."""
     if report.within_s is not None:
         return report.within_s * run.busyness
-    learned = AdaptiveTimeouts.read(run.run_folder / PHASE_TIMEOUTS_FILE)
+    learned = read_record(run.run_folder / PHASE_TIMEOUTS_FILE, AdaptiveTimeouts)
     phase = Phase[incident["phase"].replace(" ", "_").upper()]
     return SLACK_S * run.busyness + (learned.seconds(phase) if learned else 0.0)
 

@@ -383,7 +383,7 @@ def run_files(folder: Path) -> Target:
         "status.json": json.dumps(asdict(status)),
         "supervisor.json": json.dumps(asdict(standing)),
         "supervision.json": json.dumps(asdict(FallbackState(suspicions={"id=1": 1}, quarantined=("id=2",)))),
-        "phase_timeouts.json": json.dumps(AdaptiveTimeouts(PhaseTimeouts(), {}).as_json()),
+        "phase_timeouts.json": json.dumps(asdict(AdaptiveTimeouts(PhaseTimeouts(), {}))),
         "run.lock": json.dumps({"process": 1, "host": "h", "marker": "m"}),
         "metrics.csv": metrics,
         "environment.json": json.dumps({"torch": "2.6.0"}),

@@ -1,5 +1,4 @@
 import inspect
-import multiprocessing.queues
 from dataclasses import replace
 
 import pytest
@@ -10,7 +9,6 @@ from yolo_lightning.data.labelled_frames import LabelledFrames
 from yolo_lightning.supervision.classify import (
     FRAME_ID,
     GET_SAMPLE,
-    QUEUE_GET,
     READ_FRAME,
     SAMPLE_INDEX,
     WORKER_FETCH,
@@ -58,7 +56,6 @@ def judge(
 def test_names_of_the_contract_exist_in_the_code_that_they_point_to() -> None:
     assert callable(getattr(torch_worker, WORKER_LOOP))
     assert callable(getattr(torch_fetch._MapDatasetFetcher, WORKER_FETCH))
-    assert callable(getattr(multiprocessing.queues.Queue, QUEUE_GET))
     assert FRAME_ID in getattr(LabelledFrames, READ_FRAME).__code__.co_varnames
     for dataset in (TrainingDataset, EvaluationDataset):
         assert set(inspect.signature(getattr(dataset, GET_SAMPLE)).parameters) & set(SAMPLE_INDEX)

@@ -9,12 +9,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from yolo_lightning.supervision.classify import Evidence, StallClass, describe
-from yolo_lightning.supervision.evidence import Request, _without_secrets, collect
+from yolo_lightning.supervision.evidence import Request, collect, keep
 from yolo_lightning.supervision.heartbeat import NOT_STARTED, Heartbeat, Phase
+from yolo_lightning.supervision.helper_process import Helper
 from yolo_lightning.supervision.kill import kill_tree
 from yolo_lightning.utils.process_identity import read_process
 from yolo_lightning.utils.run_files import stacks_path
@@ -80,8 +82,13 @@ class Started:
             time.sleep(0.05)
 
     def look(self, folder: Path, heartbeat: Heartbeat) -> Evidence:
-        incident, record = folder / "incident", folder / "heartbeat"
-        return collect(Request(incident, self.process.pid, record, heartbeat, (), 10.0))
+        disk = Helper()
+        try:
+            return collect(
+                Request(folder / "incident", disk, self.process.pid, folder / "heartbeat", heartbeat, (), 10.0)
+            )
+        finally:
+            disk.close(10.0)
 
     def end(self) -> None:
         kill_tree(self.process.pid, f"{MARKER_VARIABLE}={MARKER}")
@@ -171,8 +178,8 @@ def test_stacks_are_asked_only_of_a_trainer_that_listens(started: list[Started],
 
 
 def test_credentials_are_hidden_in_every_part(tmp_path: Path) -> None:
-    kept: dict[str, str] = {}
-    store = _without_secrets(lambda path, text: kept.__setitem__(path.name, text))
-    for name in ("evidence.json", "py-spy-1.txt", "log.txt"):
-        store(tmp_path / name, 'fit --x "https://u:SECRET@h/services/aB3dE6gH9jK1mN4pSECRET?key=SECRET"')
-    assert set(kept.values()) == {'fit --x "https://***@h/services/***?***"'}
+    disk = Mock()
+    Request(tmp_path, disk, 1, tmp_path, NOT_STARTED, (), 1.0).keep(
+        "log.txt", 'fit --x "https://u:SECRET@h/services/aB3dE6gH9jK1mN4pSECRET?key=SECRET"'
+    )
+    disk.post.assert_called_once_with(keep, tmp_path / "log.txt", 'fit --x "https://***@h/services/***?***"')

@@ -11,11 +11,11 @@ import pytest
 from tests.supervision.supervised import PATIENT_S, Supervised, floors
 from yolo_lightning.supervision.classify import StallClass
 from yolo_lightning.supervision.fallback_levels import levels_below
-from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts, PhaseTimeouts
 from yolo_lightning.supervision.run_lock import read_holder
 from yolo_lightning.supervision.trainer import temporary_folder
 from yolo_lightning.utils.exit_codes import ExitCode
+from yolo_lightning.utils.json_record import read_record
 
 pytestmark = pytest.mark.whole_run  # real processes, seconds each
 
@@ -162,9 +162,9 @@ def test_fault_28_slow_phases_within_their_timeout_are_no_stall(tmp_path: Path) 
     assert supervised.wait() == ExitCode.FINISHED
     assert len(supervised.starts()) == 1
     assert supervised.incidents() == []
-    learned = AdaptiveTimeouts.read(tmp_path / "run" / "phase_timeouts.json")
+    learned = read_record(tmp_path / "run" / "phase_timeouts.json", AdaptiveTimeouts)
     assert learned is not None
-    assert 0.9 <= learned.longest_s[Phase.METRICS] < PATIENT_S
+    assert 0.9 <= learned.longest_s["metrics"] < PATIENT_S
 
 
 def test_fault_30_lost_record_is_blindness_and_no_stall(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_fault_30_hang_without_a_record_is_noticed_after_the_largest_timeout(tmp
     state = f"process-{supervised.starts()[0]['process']}.txt"
     assert {path.name for path in folder.iterdir()} >= {
         "incident.json",
-        "evidence.json",
+        "kernel.txt",
         "system.txt",
         "log.txt",
         state,

@@ -4,7 +4,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -158,7 +158,7 @@ class AttemptRunner:
 
     def keep_timeouts(self) -> None:
         path = self.run_folder / PHASE_TIMEOUTS_FILE
-        self.services.disk.post(write_json, path, self.timeouts.as_json(), replaces=str(path))
+        self.services.disk.post(write_json, path, asdict(self.timeouts), replaces=str(path))
 
     def _watch_of(self, trainer: RunningTrainer) -> Watch:
         """Return the detection of stalls of a trainer. Another program than a fit can show other signs of life."""
@@ -269,15 +269,15 @@ class AttemptRunner:
             disk_hangs=not disk.answers(min(PROBE_S, part_timeout_s)),
         )
         lines = trainer.output.lines()
-        request = Request(stall.folder, pid, self._heartbeat_path, heartbeat, lines, part_timeout_s)
+        request = Request(stall.folder, disk, pid, self._heartbeat_path, heartbeat, lines, part_timeout_s)
         if stall.disk_hangs:
             silent = f"the disk of the run folder has not responded for {disk.silent_s:.0f} s"
             evidence = Diagnosis(StallClass.STORAGE, f"{silent}; the trainer is process {pid}")
             self._announce_stall(stall.incident(evidence))
-            examined = examine(request, partial(disk.post, keep))
+            examined = examine(request)
             evidence = replace(evidence, sentence=f"{silent}; {examined.sentence}")
         else:
-            evidence = examine(request, partial(disk.post, keep))
+            evidence = examine(request)
             self._announce_stall(stall.incident(evidence))
         self.keep_incident(stall.incident(evidence), f"kill in {self.settings.kill_after_s:g} s unless it recovers")
         return replace(stall, evidence=evidence)

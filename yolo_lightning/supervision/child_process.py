@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from yolo_lightning.supervision.kill import kill_tree
+from yolo_lightning.supervision.kill import Killed, kill_tree
 from yolo_lightning.supervision.trainer import MARKER_VARIABLE, marker_of, start_session
 from yolo_lightning.utils.stop_signals import signal_name
 
@@ -27,7 +27,7 @@ class Ended:
     seconds: float
     out: tuple[str, ...] = ()  # last lines of stdout
     err: tuple[str, ...] = ()  # last lines of stderr
-    survivors: dict[int, str] = field(default_factory=dict)  # processes that SIGKILL did not end, and their states
+    killed: Killed = field(default_factory=Killed)  # with the processes that SIGKILL did not end
 
     @property
     def signal_name(self) -> str:
@@ -58,8 +58,7 @@ def run_child(command: Sequence[str], timeout_s: float) -> Ended:
             killed = kill_tree(process.pid, marker_of(token))
             process.poll()
         seconds = time.monotonic() - began_s
-        survivors = {process.pid: place for process, place in killed.survivors.items()}
-        return Ended(code, seconds, _last_lines(out), _last_lines(err), survivors)
+        return Ended(code, seconds, _last_lines(out), _last_lines(err), killed)
 
 
 def _last_lines(output: IO[str]) -> tuple[str, ...]:

@@ -12,7 +12,6 @@ from yolo_lightning.utils.process_identity import GONE
 # library and to the data room. tests/supervision/test_classify.py checks that each name exists there.
 WORKER_LOOP = "_worker_loop"  # main loop of a DataLoader worker
 WORKER_FETCH = "fetch"  # load of a batch in this loop
-QUEUE_GET = "get"  # wait for the next list of samples
 READ_FRAME = "read"  # method `LabelledFrames.read` in `data/labelled_frames.py`
 FRAME_ID = "image_id"  # its local variable that holds the id of the frame
 GET_SAMPLE = "__getitem__"  # method of every dataset
@@ -77,18 +76,35 @@ class ProcessEvidence:
         return "multiprocessing.spawn" in self.command or any(frame.function == WORKER_LOOP for frame in self.stack)
 
     @property
-    def function(self) -> str:
-        """Innermost function that is no waiting function of the standard library."""
-        if not self.stack:
-            return "an unknown function"
-        return str(next((frame for frame in self.stack if not LIBRARY.search(frame.place)), self.stack[0]))
+    def is_idle(self) -> bool:
+        """Whether a running worker waits for the next list of samples."""
+        functions = [frame.function for frame in self.stack]
+        return self.state in "SR" and WORKER_LOOP in functions and WORKER_FETCH not in functions
 
     @property
     def place(self) -> str:
-        """The function, and the place in the kernel if it is known."""
+        """Innermost function that is no waiting function of the standard library, and the place in the kernel."""
+        frames = [frame for frame in self.stack if not LIBRARY.search(frame.place)]
+        function = str([*frames, *self.stack, "an unknown function"][0])
         if self.wait_channel:
-            return f"{self.function}, in the kernel in {self.wait_channel}"
-        return self.function
+            return f"{function}, in the kernel in {self.wait_channel}"
+        return function
+
+    @property
+    def sample(self) -> str:
+        """Sample that the process loads, from the variables on its stack; empty if unknown.
+
+        `id=` of the frame that is being read, which can be any frame of a mosaic, else `index=N` of the dataset's
+        sample.
+        """
+        for frame in self.stack:
+            if frame.function == READ_FRAME and FRAME_ID in frame.values:
+                return "id=" + frame.values[FRAME_ID].strip("'\"")
+            if frame.function == GET_SAMPLE:
+                for name in SAMPLE_INDEX:
+                    if name in frame.values:
+                        return f"{name}={frame.values[name]}"
+        return ""
 
     @property
     def described_state(self) -> str:
@@ -100,8 +116,8 @@ class Evidence:
     """State of a stalled trainer."""
 
     trainer: ProcessEvidence
-    others: tuple[ProcessEvidence, ...] = ()  # all descendants
-    evicted_ms: int | None = None  # time of stopped GPU queues (AMD) during the collection; None without an AMD GPU
+    children: tuple[ProcessEvidence, ...] = ()  # all descendants
+    evicted_ms: int = 0  # time of stopped GPU queues (AMD) during the collection
     kernel_lines: tuple[str, ...] = ()  # relevant lines of the kernel log
     log_lines: tuple[str, ...] = ()  # last lines of the trainer's output
 
@@ -133,58 +149,32 @@ def describe(evidence: Evidence, kind: StallClass) -> Diagnosis:
         parts.append(f"the kernel has stopped its GPU queues for {evidence.evicted_ms} ms more")
     if kind is StallClass.LOADER_STALL:
         suspect = _describe_workers(evidence, parts)
-    return Diagnosis(kind, "; ".join(parts), suspect=suspect, evicted=bool(evidence.evicted_ms))
+    return Diagnosis(kind, "; ".join(parts), suspect=suspect, evicted=evidence.evicted_ms > 0)
 
 
 def _describe_workers(evidence: Evidence, parts: list[str]) -> str:
     """Append what is known about the loader workers; return the sample at which one of them hangs, or an empty text."""
-    killed = [line.strip() for line in evidence.kernel_lines if LOOKS_FOR_KILL.search(line)]
-    dead = [process for process in evidence.others if process.state in GONE]
+    dead = [process for process in evidence.children if process.state in GONE]
     if dead:
-        parts += [f"worker process {dead[0].pid} is dead", *(f"kernel log: {line}" for line in killed[-1:])]
-    workers = [process for process in evidence.others if process.is_worker and process.state not in GONE]
-    busy = sorted(
-        (worker for worker in workers if not _is_idle(worker)), key=lambda worker: worker.state not in STOPPED
-    )
+        parts.append(f"worker process {dead[0].pid} is dead")
+        killed = [line for line in evidence.kernel_lines if LOOKS_FOR_KILL.search(line)]
+        parts += [f"kernel log: {line.strip()}" for line in killed[-1:]]
+    workers = [process for process in evidence.children if process.is_worker and process.state not in GONE]
+    busy = [worker for worker in workers if not worker.is_idle]
     if workers and not busy:
         parts.append(f"its {len(workers)} workers are idle")
-        lost = [line.strip() for line in evidence.log_lines if LOST_BATCH.match(line)]
-        parts += [f"a batch may have been lost: {line}" for line in lost[-1:]]
+        lost = [line for line in evidence.log_lines if LOST_BATCH.match(line)]
+        parts += [f"a batch may have been lost: {line.strip()}" for line in lost[-1:]]
         return ""
-    culprit = evidence.trainer
+    culprit = min(busy, key=lambda worker: worker.state not in STOPPED, default=evidence.trainer)
     if busy:
-        culprit = busy[0]
         parts.append(f"worker process {culprit.pid} ({culprit.described_state}) has not delivered the batch")
         parts.append(f"it is in {culprit.place}")
     else:
         parts.append("it has no workers")
-    suspect = _sample_of(culprit)
-    if suspect:
-        parts[-1] += f" at sample {suspect}"
-    return suspect
-
-
-def _is_idle(worker: ProcessEvidence) -> bool:
-    """Return whether a running worker waits for the next list of samples."""
-    functions = [frame.function for frame in worker.stack]
-    if worker.state in STOPPED or worker.state == "D" or WORKER_LOOP not in functions:
-        return False
-    return QUEUE_GET in functions[: functions.index(WORKER_LOOP)] and WORKER_FETCH not in functions
-
-
-def _sample_of(process: ProcessEvidence) -> str:
-    """Return the sample that a process loads, from the variables on its stack; empty if unknown.
-
-    `id=` of the frame that is being read, which can be any frame of a mosaic, else `index=N` of the dataset's sample.
-    """
-    for frame in process.stack:
-        if frame.function == READ_FRAME and FRAME_ID in frame.values:
-            return "id=" + frame.values[FRAME_ID].strip("'\"")
-        if frame.function == GET_SAMPLE:
-            for name in SAMPLE_INDEX:
-                if name in frame.values:
-                    return f"{name}={frame.values[name]}"
-    return ""
+    if culprit.sample:
+        parts[-1] += f" at sample {culprit.sample}"
+    return culprit.sample
 
 
 def parse_py_spy(text: str) -> tuple[Frame, ...]:

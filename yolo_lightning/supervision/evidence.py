@@ -1,20 +1,17 @@
 """Collection of evidence about a stalled trainer, for the classification and for a person.
 
-Every part runs in its own child process with a time limit, so that a read that blocks loses only this part. The caller
-provides the function that stores files, because the disk of the run folder can hang.
+Every part runs in its own child process with a time limit, so that a read that blocks loses only this part.
 """
 
-import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from yolo_lightning.supervision import processes
@@ -29,7 +26,7 @@ from yolo_lightning.supervision.classify import (
     parse_py_spy,
 )
 from yolo_lightning.supervision.heartbeat import Heartbeat
-from yolo_lightning.supervision.helper_process import bounded
+from yolo_lightning.supervision.helper_process import Helper, bounded
 from yolo_lightning.supervision.next_action import cause_of_stall
 from yolo_lightning.utils.addresses import redacted
 from yolo_lightning.utils.process_identity import PROC, read_process
@@ -37,7 +34,6 @@ from yolo_lightning.utils.regular_files import read_regular
 from yolo_lightning.utils.run_files import STACKS_FILE, stacks_path
 from yolo_lightning.utils.sensors import evicted_ms
 
-GPU_DEVICES = re.compile(r"/dev/(kfd|dri/|nvidia)")
 KERNEL_LINES = re.compile(
     "amdgpu|kfd|nvrm|xid|workqueue|hung_task|blocked for more than|out of memory|oom|segfault", re.I
 )
@@ -46,8 +42,7 @@ PROCESSES_LOOKED_AT = 24
 LINES_KEPT = 50
 MOST_STACKS_BYTES = 16 << 20
 
-Keep = Callable[[Path, str], None]
-"""Stores a text as a file of the incident, now or later."""
+STACKS_S = 1.0  # from the signal until the trainer has written its stacks
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +50,7 @@ class Request:
     """Trainer to examine."""
 
     folder: Path  # of the incident
+    disk: Helper  # stores the files, because the disk of the run folder can hang
     trainer: int  # process id
     heartbeat_path: Path
     heartbeat: Heartbeat  # the last one; `NOT_STARTED` before the first one
@@ -66,6 +62,10 @@ class Request:
         """Cause of the stall, by the phase and the activity of the last heartbeat."""
         return cause_of_stall(self.heartbeat)
 
+    def keep(self, name: str, text: str) -> None:
+        """Store a file of the incident. Command lines, local variables and the log can contain addresses."""
+        self.disk.post(keep, self.folder / name, redacted(text))
+
 
 def keep(path: Path, text: str) -> None:
     """Write a file of the incident; a failure is ignored, so that the other evidence is still collected."""
@@ -74,46 +74,33 @@ def keep(path: Path, text: str) -> None:
         path.write_text(text, errors="backslashreplace")
 
 
-def collect(request: Request, keep: Keep = keep) -> Evidence:
-    """Collect all evidence within a few seconds, or at most a few time limits; store the parts with `keep`.
-
-    Credentials in addresses are hidden in all parts: command lines, stacks with local variables, the log.
-    """
-    keep = _without_secrets(keep)
+def collect(request: Request) -> Evidence:
+    """Collect and store all evidence within a few seconds, or at most a few time limits."""
     limit_s = request.part_timeout_s
     trainer_id = request.trainer
     evicted_before = bounded(lambda: evicted_ms(trainer_id), limit_s)
-    keep(request.folder / "log.txt", "\n".join(request.log_lines) + "\n")
-    keep(request.folder / "system.txt", bounded(_system_state, limit_s) or "")
-    by_faulthandler = stacks_by_signal(request, keep)
+    request.keep("log.txt", "\n".join(request.log_lines) + "\n")
+    request.keep("system.txt", bounded(_system_state, limit_s) or "")
+    by_faulthandler = stacks_by_signal(request)
     table = processes.all_processes()
     descendants = [process.pid for process in processes.tree(trainer_id, table) if process.pid != trainer_id]
     zombies = [process.pid for process in table if process.parent == trainer_id and process.is_gone]
-    trainer, *others = (
-        _look_at(pid, request, keep) for pid in [trainer_id, *descendants, *zombies][:PROCESSES_LOOKED_AT]
-    )
+    trainer, *children = (_look_at(pid, request) for pid in [trainer_id, *descendants, *zombies][:PROCESSES_LOOKED_AT])
     evicted_after = bounded(lambda: evicted_ms(trainer_id), limit_s)
-    evicted = None
-    if evicted_before is not None and evicted_after is not None:
-        evicted = evicted_after - evicted_before
-    evidence = Evidence(
+    lines = bounded(kernel_lines, limit_s) or ()
+    request.keep("kernel.txt", "\n".join(lines) + "\n")
+    return Evidence(
         trainer=replace(trainer, stack=trainer.stack or by_faulthandler),
-        others=tuple(others),
-        evicted_ms=evicted,
-        kernel_lines=bounded(kernel_lines, limit_s) or (),
+        children=tuple(children),
+        evicted_ms=(evicted_after or 0) - (evicted_before or 0),
+        kernel_lines=lines,
         log_lines=request.log_lines,
     )
-    keep(request.folder / "evidence.json", json.dumps(asdict(evidence), indent=2) + "\n")
-    return evidence
 
 
-def examine(request: Request, store: Keep) -> Diagnosis:
+def examine(request: Request) -> Diagnosis:
     """Collect and store all evidence about a stall; return what it says."""
-    return describe(collect(request, store), request.cause)
-
-
-def _without_secrets(keep: Keep) -> Keep:
-    return lambda path, text: keep(path, redacted(text))
+    return describe(collect(request), request.cause)
 
 
 def _system_state() -> str:
@@ -144,75 +131,61 @@ def kernel_lines() -> tuple[str, ...]:
     return ()
 
 
-def stacks_by_signal(request: Request, keep: Keep) -> tuple[Frame, ...]:
-    """Return the trainer's stack written on a signal, within a second; empty if it has no handler for the signal."""
-    heartbeat = request.heartbeat
-    if heartbeat.process != request.trainer or not heartbeat.stacks_signal:
+def stacks_by_signal(request: Request) -> tuple[Frame, ...]:
+    """Return the trainer's stack written on a signal; empty if the trainer has no handler for the signal."""
+    number = request.heartbeat.stacks_signal
+    # Lightning removes the handler after a fit.
+    if request.heartbeat.process != request.trainer or not processes.catches(request.trainer, number):
         return ()
-    if not processes.catches(request.trainer, heartbeat.stacks_signal):  # Lightning removes the handler after a fit
-        return ()
-    path = stacks_path(request.heartbeat_path)
 
     def ask() -> str:
+        path = stacks_path(request.heartbeat_path)
         before = path.stat().st_size
-        os.kill(request.trainer, signal.Signals(heartbeat.stacks_signal))
-        size = before
-        for _ in range(20):
-            time.sleep(0.05)
-            earlier = size
-            size = path.stat().st_size
-            if before < earlier == size:
-                break
+        os.kill(request.trainer, number)
+        time.sleep(STACKS_S)
         return read_regular(path, MOST_STACKS_BYTES)[before:].decode(errors="replace")
 
     stacks = bounded(ask, request.part_timeout_s) or ""
     if stacks:
-        keep(request.folder / STACKS_FILE, stacks)
+        request.keep(STACKS_FILE, stacks)
     return parse_faulthandler(stacks)
 
 
-def _look_at(pid: int, request: Request, keep: Keep) -> ProcessEvidence:
+def _look_at(pid: int, request: Request) -> ProcessEvidence:
     """Return the state and the stack of one process."""
     limit_s = request.part_timeout_s
-    keep(request.folder / f"process-{pid}.txt", bounded(lambda: _kernel_view(pid), limit_s) or "")
+    request.keep(f"process-{pid}.txt", bounded(lambda: _kernel_view(pid), limit_s) or "")
     # Without workers, the trainer loads the samples: a variable on its stack names the sample at which it hangs.
-    with_locals = pid != request.trainer or request.cause is StallClass.LOADER_STALL
-    stack = bounded(lambda: _py_spy(pid, ("--locals",) if with_locals else ()), limit_s) or ""
-    keep(request.folder / f"py-spy-{pid}.txt", stack)
+    options = ["--locals"]
+    if pid == request.trainer and request.cause is not StallClass.LOADER_STALL:
+        options = []
+    stack = bounded(lambda: _py_spy(pid, options), limit_s) or ""
+    request.keep(f"py-spy-{pid}.txt", stack)
     process = read_process(pid)
     return ProcessEvidence(
         pid=pid,
         command=bounded(lambda: processes.command_line_now(pid), limit_s) or "",
         state=process.state if process else "X",
-        wait_channel=" ".join((processes.wait_channel(pid), bounded(lambda: _gpu_call(pid), limit_s) or "")).strip(),
+        wait_channel=processes.wait_channel(pid),
         stack=parse_py_spy(stack),
     )
 
 
 def _kernel_view(pid: int) -> str:
-    """Return the content of /proc for each thread as text. The kernel stack is readable only for root."""
+    """Return open files and the content of /proc for each thread. The kernel stack is readable only for root."""
     folder = PROC / str(pid)
+    parts = []
     try:
-        parts = [f"== open files: {len(os.listdir(folder / 'fd'))}\n"]
         threads = sorted(os.listdir(folder / "task"), key=int)
     except OSError as error:
         return f"process {pid}: {error.strerror}\n"
     for thread in threads:
         for name in ("stat", "status", "wchan", "syscall", "stack"):
             parts.append(f"== thread {thread} {name}\n{_content(folder / 'task' / thread / name)}\n")
+    with suppress(OSError):  # no permission, or closed meanwhile
+        for file in (folder / "fd").iterdir():
+            parts.append(f"== open file {file.name}: {os.readlink(file)}\n")
     return "".join(parts)
-
-
-def _gpu_call(pid: int) -> str:
-    """Return the GPU device of the current system call of the main thread; empty if it is in no such call."""
-    words = (PROC / str(pid) / "syscall").read_text().split()
-    if len(words) < 3 or not words[1].startswith("0x"):
-        return ""
-    try:
-        device = os.readlink(PROC / str(pid) / "fd" / str(int(words[1], 16)))
-    except OSError:
-        return ""
-    return f"call of {device}" if GPU_DEVICES.match(device) else ""
 
 
 def _py_spy(pid: int, options: Sequence[str]) -> str:

@@ -70,9 +70,14 @@ class Phase(IntEnum):
     EXIT = 12
 
     @property
+    def key(self) -> str:
+        """Name in options and files, for example `first_batch`."""
+        return self.name.lower()
+
+    @property
     def label(self) -> str:
         """Name in messages and reports, for example `first batch`."""
-        return self.name.lower().replace("_", " ")
+        return self.key.replace("_", " ")
 
 
 @dataclass(frozen=True, slots=True)

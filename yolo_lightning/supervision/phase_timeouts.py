@@ -1,12 +1,10 @@
 """Time limits of the phases of a training process: configured minimum values, extended by measured durations."""
 
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any, Self
+from dataclasses import dataclass, replace
+from typing import Self
 
 from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.utils.choices import check_range, settings_group
-from yolo_lightning.utils.json_record import converted, read_json
 
 LONGEST_S = 4 * 3600.0
 """Longest duration that extends a timeout: a damaged file could otherwise disable the detection of stalls."""
@@ -49,20 +47,24 @@ class PhaseTimeouts:
 
     def of(self, phase: Phase) -> float:
         """Return the timeout of a phase in seconds."""
-        return float(getattr(self, f"{phase.name.lower()}_s"))
+        return float(getattr(self, f"{phase.key}_s"))
 
 
 @dataclass(frozen=True, slots=True)
 class AdaptiveTimeouts:
-    """Timeout of each phase: the configured minimum, or a multiple of the longest duration if that is longer."""
+    """Timeout of each phase: the configured minimum, or a multiple of the longest duration if that is longer.
+
+    The fields are the content of `phase_timeouts.json` in the run folder.
+    """
 
     minimum: PhaseTimeouts  # configured timeouts
-    longest_s: dict[Phase, float]  # longest completed duration of each phase without a stall, seconds
+    longest_s: dict[str, float]  # longest completed duration of each phase without a stall, seconds, by `Phase.key`
     factor: float = 5.0  # multiple of the longest duration, as in the learned timeouts of nvidia-resiliency-ext
 
     def seconds(self, phase: Phase) -> float:
         """Return the timeout of a phase."""
-        return max(self.minimum.of(phase), self.factor * self.longest_s.get(phase, 0.0))
+        longest_s = min(self.longest_s.get(phase.key, 0.0), LONGEST_S)
+        return max(self.minimum.of(phase), self.factor * longest_s)
 
     def largest_s(self) -> float:
         """Return the largest timeout of all phases."""
@@ -74,31 +76,13 @@ class AdaptiveTimeouts:
         A duration longer than the timeout plus `grace_s` is ignored: a suspend or a debugger has extended it.
         """
         grown = {
-            phase: seconds
+            phase.key: max(seconds, self.longest_s.get(phase.key, 0.0))
             for phase, seconds in longest_s.items()
-            if self.longest_s.get(phase, 0.0) < seconds <= min(self.seconds(phase) + grace_s, LONGEST_S)
+            if seconds <= min(self.seconds(phase) + grace_s, LONGEST_S)
         }
-        if not grown:
-            return self
         return replace(self, longest_s=self.longest_s | grown)
 
     def doubled(self, phase: Phase) -> Self:
         """Return the timeouts with twice the time for a phase, up to a limit."""
-        longer = {f"{phase.name.lower()}_s": min(2 * self.seconds(phase), max(LONGEST_S, self.minimum.of(phase)))}
-        return replace(self, minimum=replace(self.minimum, **longer))
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the content of the file that `read` reads."""
-        longest = {phase.name.lower(): seconds for phase, seconds in sorted(self.longest_s.items())}
-        return {"minimum": asdict(self.minimum), "factor": self.factor, "longest_s": longest}
-
-    @classmethod
-    def read(cls, path: Path) -> Self | None:
-        """Return the timeouts stored in a file, or None if the file does not exist or is damaged."""
-        try:
-            content = read_json(path)
-            longest = converted(content["longest_s"], dict[str, float])
-            by_phase = {Phase[name.upper()]: seconds for name, seconds in longest.items() if seconds <= LONGEST_S}
-            return cls(converted(content["minimum"], PhaseTimeouts), by_phase, converted(content["factor"], float))
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
-            return None
+        longer_s = min(2 * self.seconds(phase), max(LONGEST_S, self.minimum.of(phase)))
+        return replace(self, minimum=replace(self.minimum, **{f"{phase.key}_s": longer_s}))

@@ -82,8 +82,8 @@ def tracer(pid: int) -> int:
 
 
 def catches(pid: int, number: int) -> bool:
-    """Return whether a process has a handler for a signal. Without a handler, most signals end a process."""
-    return bool(int(_status(pid).get("SigCgt", "0"), 16) >> (number - 1) & 1)
+    """Return whether a process has a handler for signal `number`; without one, most signals end a process."""
+    return bool(int(_status(pid).get("SigCgt", "0"), 16) << 1 >> number & 1)
 
 
 def written_bytes(pid: int) -> int:

@@ -109,14 +109,10 @@ def read_status(path: Path) -> Status | None:
     status = read_record(path, Status)
     if status is None or status.validations_per_epoch < 1 or min(status.epoch, status.batch, status.step) < 0:
         return None
-    moments = [status.written_s]
-    if status.deadline_s is not None:
-        moments.append(status.deadline_s)
+    moments = [status.written_s, status.deadline_s]
     for finding in status.findings:
-        moments.append(finding.since_s)
-        if finding.until_s is not None:
-            moments.append(finding.until_s)
-    if not all(map(is_moment, moments)):
+        moments += [finding.since_s, finding.until_s]
+    if not all(is_moment(time_s) for time_s in moments if time_s is not None):
         return None
     every = status.validate_every_epochs
     if every is not None and every < 1:

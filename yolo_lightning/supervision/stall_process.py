@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass, fields, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +97,8 @@ def _report(look: Look, job: StallJob, disk: Helper) -> None:
     run = Path(job.run)
     folder = incident_folder(run, set(), rank_suffix(job.rank))
     part_timeout_s = SuperviseSettings().part_timeout_s
-    request = Request(folder, job.trainer, Path(job.heartbeat), look.heartbeat, (), part_timeout_s)
-    diagnosis = examine(request, partial(disk.post, keep))
+    request = Request(folder, disk, job.trainer, Path(job.heartbeat), look.heartbeat, (), part_timeout_s)
+    diagnosis = examine(request)
     if look.heartbeat.activity is Activity.EXCHANGE:
         diagnosis = replace(diagnosis, sentence=f"{diagnosis.sentence}; {_awaited(run, look.waited_s)}")
     incident = Incident(folder, look.heartbeat, diagnosis, look.waited_s, job.rank)

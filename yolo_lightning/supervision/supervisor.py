@@ -174,7 +174,7 @@ class Supervisor:
         if state is None and self._ask(file.exists, default=False):
             self.log(f"{file} is damaged: fallback levels and quarantined samples are those of a new run")
         self.state = (state or FallbackState()).for_new_supervisor()
-        learned = self._ask(AdaptiveTimeouts.read, self.run_folder / PHASE_TIMEOUTS_FILE, default=None)
+        learned = self._ask(read_record, self.run_folder / PHASE_TIMEOUTS_FILE, AdaptiveTimeouts, default=None)
         longest_s = learned.longest_s if learned else {}
         self.runner.timeouts = AdaptiveTimeouts(self.settings.phase_timeouts, longest_s, self.settings.factor)
 

@@ -26,7 +26,9 @@ from yolo_lightning.commands.benchmark.stages import (
 )
 from yolo_lightning.commands.command_line import run_tool
 from yolo_lightning.supervision.child_process import Ended
+from yolo_lightning.supervision.kill import Killed
 from yolo_lightning.utils.exit_codes import INTERRUPTED
+from yolo_lightning.utils.process_identity import Process
 
 SETTINGS = {"device": "cpu", "quick": True, "batch_size": 8, "image_size": 640}
 THREE = [Stage.MACHINE, Stage.CORRECTNESS, Stage.STEP]
@@ -107,10 +109,10 @@ def test_stage_that_does_not_fit_is_not_run(machine: Machine, capsys: pytest.Cap
         (Ended(-11, 1.0), Findings(answer="part"), StageState.CRASHED, "SIGSEGV"),
         (Ended(None, 9.0, err=(f"{PROGRESS}native",)), None, StageState.TIMED_OUT, "killed after 9 s, in: native"),
         (
-            Ended(None, 9.0, survivors={7: "python, state D"}),
+            Ended(None, 9.0, killed=Killed(survivors={Process(7, "", "D"): "python, state D"})),
             None,
             StageState.TIMED_OUT,
-            "killed after 9 s; process 7 cannot be ended: python, state D",
+            "killed after 9 s; cannot be ended: process 7: python, state D",
         ),
     ],
 )

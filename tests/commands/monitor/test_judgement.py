@@ -24,7 +24,7 @@ ALIVE = Facts(
     last_sign_s=NOW_S - 5,
 )
 GONE = replace(ALIVE, trainer_lives=False, waited_s=None)
-LEARNED = AdaptiveTimeouts(PhaseTimeouts(step_s=60), {Phase.STEP: 30.0})
+LEARNED = AdaptiveTimeouts(PhaseTimeouts(step_s=60), {"step": 30.0})
 RUNNING = Judgement(RunVerdict.RUNNING)
 SEEN = replace(STANDING, state=SupervisorState.STALLED, sentence="worker 7 sleeps")
 WAITING = replace(STANDING, state=SupervisorState.RESTARTING, sentence="worker 7 slept")

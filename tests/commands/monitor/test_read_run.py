@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -73,7 +73,7 @@ def test_damaged_files_are_red_flags(content: str, tmp_path: Path) -> None:
 
 def test_stall_is_judged_by_the_timeouts_of_the_supervisor(tmp_path: Path) -> None:
     make_run(tmp_path)
-    write_json(tmp_path / "phase_timeouts.json", AdaptiveTimeouts(PhaseTimeouts(step_s=0.05), {}).as_json())
+    write_json(tmp_path / "phase_timeouts.json", asdict(AdaptiveTimeouts(PhaseTimeouts(step_s=0.05), {})))
     time.sleep(0.1)
     state = read_run(tmp_path)
     assert (state.judgement.verdict, state.phase_timeout_s) == (RunVerdict.STALLED, 0.05)

@@ -171,7 +171,8 @@ def record_of_end(stage: Stage, limit_s: float, ended: Ended, findings: Findings
     elif not findings.passed:
         record.state = StageState.FAILED
         record.reason = findings.reason
-    record.reason += "".join(f"; process {pid} cannot be ended: {state}" for pid, state in ended.survivors.items())
+    if ended.killed.survivors:
+        record.reason += f"; cannot be ended: {ended.killed}"
     if record.state is not StageState.PASSED:
         record.last_lines = [line for line in ended.err if not line.startswith(PROGRESS)][-KEPT_LINES:]
     return record

@@ -121,10 +121,9 @@ def judge_end(probe: Probe, ended: Ended, timeout_s: float) -> ProbeOutcome:
     errors = [line for line in ended.err if not line.startswith(PHASE)]
     place = f" in: {phases[-1]}" if phases else ""
     if ended.code is None:
-        stuck = "; ".join(f"process {pid} cannot be ended ({state})" for pid, state in ended.survivors.items())
         detail = f"no answer after {timeout_s:g} s{place}"
-        if stuck:
-            detail += f"; {stuck}: reboot"
+        if ended.killed.survivors:
+            detail += f"; cannot be ended, reboot: {ended.killed}"
         return ProbeOutcome(probe, Outcome.HANGS, detail, ended.seconds)
     if ended.signal_name:
         return ProbeOutcome(probe, Outcome.CRASHES, f"{ended.signal_name}{place}", ended.seconds)

@@ -21,6 +21,7 @@ from yolo_lightning.supervision.rank_status import read_ranks
 from yolo_lightning.supervision.remaining_time import remaining
 from yolo_lightning.supervision.run_status import Status, SupervisorStatus, read_status
 from yolo_lightning.supervision.unsaved_checkpoint import read_unsaved
+from yolo_lightning.utils.json_record import read_record
 from yolo_lightning.utils.plain_text import one_line
 from yolo_lightning.utils.process_identity import read_process
 from yolo_lightning.utils.run_files import (
@@ -107,7 +108,7 @@ def read_run(folder: Path, machine: SensorReadings | None = None) -> RunState:
 
 def _timeouts_of(folder: Path, heartbeat: Heartbeat | None) -> AdaptiveTimeouts:
     """Return the timeouts of the phases, extended by the durations in the heartbeat."""
-    timeouts = AdaptiveTimeouts.read(folder / PHASE_TIMEOUTS_FILE) or AdaptiveTimeouts(PhaseTimeouts(), {})
+    timeouts = read_record(folder / PHASE_TIMEOUTS_FILE, AdaptiveTimeouts) or AdaptiveTimeouts(PhaseTimeouts(), {})
     if heartbeat is None:
         return timeouts
     return timeouts.learn(heartbeat.longest_s, 0.0)
