@@ -2,6 +2,7 @@
 
 import errno
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,12 @@ from yolo_lightning.supervision.failure_record import (
     FailureRecord,
     failure_path,
     read_failure,
-    record_failure,
     record_of,
     record_own_failure,
     samples_of,
 )
-from yolo_lightning.supervision.heartbeat import HEARTBEAT_VARIABLE, HeartbeatWriter, Phase
+from yolo_lightning.supervision.heartbeat import HEARTBEAT_VARIABLE, Phase, open_from_environment
+from yolo_lightning.utils.activity import Activity, enter
 
 
 def raised(error: BaseException, cause: BaseException | None = None) -> BaseException:
@@ -30,48 +31,57 @@ def raised(error: BaseException, cause: BaseException | None = None) -> BaseExce
     return caught.value
 
 
-def recorded(folder: Path, error: BaseException) -> FailureRecord:
-    heartbeat = folder / "heartbeat"
+@pytest.fixture
+def heartbeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Return the heartbeat file of a process that a supervisor has started."""
+    path = tmp_path / "heartbeat"
+    monkeypatch.setenv(HEARTBEAT_VARIABLE, str(path))
+    monkeypatch.setattr("yolo_lightning.supervision.heartbeat._writer", None)
+    yield path
+    writer = open_from_environment()
+    if writer is not None:
+        writer.close()
+
+
+def recorded(heartbeat: Path, error: BaseException) -> FailureRecord:
     failure_path(heartbeat).unlink(missing_ok=True)
-    record_failure(error, heartbeat)
+    record_own_failure(error, rank=0)
     record = read_failure(heartbeat)
     assert record is not None
     return record
 
 
-def test_a_record_contains_class_place_and_position(tmp_path: Path) -> None:
-    heartbeat = tmp_path / "heartbeat"
-    writer = HeartbeatWriter(heartbeat)
+def test_a_record_contains_class_place_and_position(heartbeat: Path) -> None:
+    writer = open_from_environment()
+    assert writer is not None
     writer.beat(Phase.STEP, epoch=2, step=41, batch=7)
+    enter(Activity.LOAD)
     error = raised(FileNotFoundError(errno.ENOENT, "No such file or directory", "/data/a.png"))
-    record_failure(error, heartbeat, writer=writer, activity="load", samples=["a"], has_trained=True)
-    writer.close()
-    record = read_failure(heartbeat)
-    assert record is not None
+    error.add_note("while reading image id=a")
+    record = recorded(heartbeat, error)
     assert record.names == {"FileNotFoundError", "OSError", "Exception", "BaseException"}
-    assert (record.errno, record.path, record.is_user_error) == (errno.ENOENT, "/data/a.png", False)
-    assert (record.phase, record.activity, record.epoch, record.step, record.batch) == ("step", "load", 2, 41, 7)
-    assert (record.samples, record.has_trained) == (("a",), True)
+    assert (record.errno, record.is_user_error) == (errno.ENOENT, False)
+    assert (record.phase, record.activity, record.step) == ("step", "load", 41)
+    assert (record.samples, record.has_trained) == (("id=a",), True)
     assert "in raised\n" in record.traceback
     assert record.sentence == "FileNotFoundError: [Errno 2] No such file or directory: '/data/a.png'"
 
 
-def test_the_system_error_is_found_behind_other_exceptions(tmp_path: Path) -> None:
+def test_the_system_error_is_found_behind_other_exceptions(heartbeat: Path) -> None:
     lost = OSError(errno.EIO, "Input/output error", "/data/b.png")
-    assert recorded(tmp_path, raised(UserError("data.root cannot be read"), lost)).errno == errno.EIO
-    assert recorded(tmp_path, raised(UserError("data.root cannot be read"), lost)).is_user_error
-    assert recorded(tmp_path, ExceptionGroup("two", [ValueError("a"), lost])).path == "/data/b.png"
+    assert recorded(heartbeat, raised(UserError("data.root cannot be read"), lost)).errno == errno.EIO
+    assert recorded(heartbeat, raised(UserError("data.root cannot be read"), lost)).is_user_error
+    assert recorded(heartbeat, ExceptionGroup("two", [ValueError("a"), lost])).errno == errno.EIO
     wrapper = ExceptionWrapper((OSError, lost, None), "in DataLoader worker process 0")
     with pytest.raises(OSError, match="Errno 5") as of_worker:
         wrapper.reraise()
-    assert recorded(tmp_path, of_worker.value).errno == errno.EIO
+    assert recorded(heartbeat, of_worker.value).errno == errno.EIO
 
 
-def test_the_first_record_remains_and_the_earliest_rank_counts(tmp_path: Path) -> None:
-    heartbeat = tmp_path / "heartbeat"
-    record_failure(ValueError("cause"), heartbeat, rank=1)
-    record_failure(RuntimeError("lost connection"), heartbeat)
-    record_failure(RuntimeError("teardown"), heartbeat, rank=1)
+def test_the_first_record_remains_and_the_earliest_rank_counts(heartbeat: Path) -> None:
+    record_own_failure(ValueError("cause"), rank=1)
+    record_own_failure(RuntimeError("lost connection"))
+    record_own_failure(RuntimeError("teardown"), rank=1)
     record = read_failure(heartbeat)
     assert record is not None
     assert (record.message, record.rank) == ("cause", 1)
@@ -81,10 +91,10 @@ def test_the_first_record_remains_and_the_earliest_rank_counts(tmp_path: Path) -
     assert record.message == "lost connection"
 
 
-def test_the_fingerprint_ignores_values(tmp_path: Path) -> None:
-    first, second = (recorded(tmp_path, raised(ValueError(f"step {number}"))) for number in (1, 2))
+def test_the_fingerprint_ignores_values(heartbeat: Path) -> None:
+    first, second = (recorded(heartbeat, raised(ValueError(f"step {number}"))) for number in (1, 2))
     assert first.fingerprint == second.fingerprint
-    assert first.fingerprint != recorded(tmp_path, raised(KeyError("step 1"))).fingerprint
+    assert first.fingerprint != recorded(heartbeat, raised(KeyError("step 1"))).fingerprint
 
 
 class Unprintable(Exception):
@@ -92,19 +102,22 @@ class Unprintable(Exception):
         raise ValueError("no text")
 
 
-def test_writing_never_raises(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    record_failure(Unprintable(), tmp_path / "heartbeat")
-    record_failure(ValueError("a"), tmp_path / "missing" / "heartbeat")
+def test_writing_never_raises(
+    heartbeat: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record_own_failure(Unprintable())
+    with monkeypatch.context() as patch:
+        patch.setenv(HEARTBEAT_VARIABLE, str(heartbeat.parent / "missing" / "heartbeat"))
+        record_own_failure(ValueError("a"))
     assert capsys.readouterr().err.count("was not written") == 2
-    record = recorded(tmp_path, ValueError("x" * 10 * MOST_TRACEBACK_CHARACTERS))
+    record = recorded(heartbeat, ValueError("x" * 10 * MOST_TRACEBACK_CHARACTERS))
     assert len(record.traceback) <= MOST_TRACEBACK_CHARACTERS
     assert len(record.message) <= 2000
 
 
-def test_a_damaged_record_is_none(tmp_path: Path) -> None:
-    heartbeat = tmp_path / "heartbeat"
+def test_a_damaged_record_is_none(tmp_path: Path, heartbeat: Path) -> None:
     path = failure_path(heartbeat)
-    record_failure(ValueError("a"), heartbeat)
+    record_own_failure(ValueError("a"))
     content = json.loads(path.read_text())
     damaged = [
         b"",
@@ -121,7 +134,7 @@ def test_a_damaged_record_is_none(tmp_path: Path) -> None:
     assert read_failure(tmp_path / "other") is None
 
 
-def test_samples_are_those_that_the_exception_names(tmp_path: Path) -> None:
+def test_samples_are_those_that_the_exception_names() -> None:
     error = ValueError("cannot unpack")
     error.add_note("while reading image id=20200514_7")
     assert samples_of(raised(error)) == ["id=20200514_7"]
@@ -137,13 +150,12 @@ def test_samples_are_those_that_the_exception_names(tmp_path: Path) -> None:
 
 
 def test_trainer_records_its_failure_beside_the_heartbeat_of_its_supervisor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    heartbeat: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    heartbeat = tmp_path / "heartbeat"
     monkeypatch.setenv("RANK", "2")
-    record_own_failure(ValueError("nobody supervises"))
-    monkeypatch.setenv(HEARTBEAT_VARIABLE, str(heartbeat))
-    monkeypatch.setattr("yolo_lightning.supervision.heartbeat._writer", None)
+    with monkeypatch.context() as patch:
+        patch.delenv(HEARTBEAT_VARIABLE)
+        record_own_failure(ValueError("nobody supervises"))
     with pytest.raises(SystemExit), user_errors():
         raise UserError("data.root must exist") from FileNotFoundError(errno.ENOENT, "No such file", "/data")
     with pytest.raises(SystemExit):  # follows from the first exception
@@ -155,7 +167,7 @@ def test_trainer_records_its_failure_beside_the_heartbeat_of_its_supervisor(
 
 
 def test_an_exception_of_a_signal_handler_does_not_prevent_the_record(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    heartbeat: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dead_worker = RuntimeError("DataLoader worker (pid 1) is killed by signal: Killed.")
     answers = iter([dead_worker, dead_worker])
@@ -167,4 +179,4 @@ def test_an_exception_of_a_signal_handler_does_not_prevent_the_record(
         return record_of(*arguments)
 
     monkeypatch.setattr("yolo_lightning.supervision.failure_record.record_of", interrupted)
-    assert recorded(tmp_path, ConnectionResetError()).names >= {"ConnectionResetError"}
+    assert recorded(heartbeat, ConnectionResetError()).names >= {"ConnectionResetError"}

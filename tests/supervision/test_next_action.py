@@ -72,15 +72,13 @@ def error(name: str, message: str = "", *bases: str, **fields: Any) -> FailureRe
 def raises(name: str, message: str = "", *bases: str, **changed: Any) -> AttemptFacts:
     """Return the facts of a trainer that an exception has ended."""
     fields = {
-        key: changed.pop(key)
-        for key in ("errno", "path", "samples", "is_user_error", "process", "activity")
-        if key in changed
+        key: changed.pop(key) for key in ("errno", "samples", "is_user_error", "process", "activity") if key in changed
     }
     return facts(record=error(name, message, *bases, **fields), **({"code": 1, "phase": Phase.EXIT} | changed))
 
 
 def os_error(number: int, path: str = "/data/a.png", **changed: Any) -> AttemptFacts:
-    return raises("OSError", f"[Errno {number}] failed: '{path}'", errno=number, path=path, **changed)
+    return raises("OSError", f"[Errno {number}] failed: '{path}'", errno=number, **changed)
 
 
 def user_error(message: str, **changed: Any) -> AttemptFacts:

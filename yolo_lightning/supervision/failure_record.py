@@ -7,14 +7,12 @@ and copies it into the incident folder. Standard library only.
 
 import os
 import re
-import socket
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import cast
 
 from yolo_lightning.errors import UserError
 from yolo_lightning.supervision.heartbeat import HEARTBEAT_VARIABLE, HeartbeatWriter, open_from_environment
@@ -23,7 +21,7 @@ from yolo_lightning.utils.addresses import redacted
 from yolo_lightning.utils.distributed import rank_suffix
 from yolo_lightning.utils.files import write_json
 from yolo_lightning.utils.json_record import converted, read_json
-from yolo_lightning.utils.plain_text import LONGEST_LINE, one_line, printable
+from yolo_lightning.utils.plain_text import one_line, printable
 
 MOST_BYTES = 1 << 20  # of a file that is read
 MOST_TRACEBACK_CHARACTERS = 32_000
@@ -48,16 +46,12 @@ class FailureRecord:
     bases: tuple[str, ...] = ()  # qualified names of the base classes, the nearest first, without `object`
     traceback: str = ""  # several lines, with the exceptions that caused this one
     errno: int | None = None  # of the exception or of the OSError that caused it
-    path: str | None = None  # of that OSError
     is_user_error: bool = False  # whether the exception, or the refusal of a library, names a mistake of the user
     phase: str = ""  # of the heartbeat, such as `first batch`
     activity: str = ""  # part of the phase, such as `backward`; empty if unknown
-    epoch: int = 0  # from 0
     step: int = 0  # batches trained since training began
-    batch: int = 0  # within the epoch, from 0
     samples: tuple[str, ...] = ()  # ids that the exception itself names
     rank: int = 0  # of a distributed fit
-    host: str = ""
     process: int = 0  # id of the process that has written the record; 0 for the output of a program without records
     time: str = ""  # UTC, ISO 8601
     has_trained: bool = False  # whether the run has finished an optimizer step, in this or an earlier attempt
@@ -89,72 +83,35 @@ def failure_path(heartbeat: Path, rank: int = 0) -> Path:
     return heartbeat.with_name(f"{heartbeat.name}.failure{rank_suffix(rank)}")
 
 
-def record_failure(
-    error: BaseException,
-    heartbeat: Path,
-    *,
-    writer: HeartbeatWriter | None = None,
-    activity: str = "",
-    samples: Sequence[str] = (),
-    rank: int = 0,
-    has_trained: bool = False,
-) -> None:
-    """Write the failure record of an exception; never raise, because the exception itself must be raised.
-
-    The first record of an attempt remains: a later exception follows from the first one or from the teardown.
-
-    Args:
-        error: Exception that ends the trainer.
-        heartbeat: Path of the heartbeat file of the supervised trainer, which other ranks cannot open.
-        writer: Writer of the heartbeat, with the position of the training loop; None in a rank without one.
-        activity: Part of the phase, such as `backward`.
-        samples: Ids of the samples that the exception itself names, not those of the batch.
-        rank: Rank of this process in a distributed fit.
-        has_trained: Whether this run has finished at least one optimizer step, in this or an earlier attempt.
-    """
-    path = failure_path(heartbeat, rank)
-    problem: Exception | None = None
-    for _ in range(WRITE_ATTEMPTS):
-        try:
-            if path.exists():
-                return
-            record = replace(
-                record_of(error, writer),
-                activity=activity,
-                samples=tuple(sample[:LONGEST_LINE] for sample in samples[:MOST_NAMES]),
-                rank=rank,
-                has_trained=has_trained,
-            )
-            write_json(path, asdict(record), durable=False)
-            return
-        except Exception as raised:  # such as no memory, no space, or a message that cannot be formatted
-            problem = raised
-    print(f"warning: the failure record {path} was not written: {problem!r}", file=sys.stderr)
-
-
 def record_own_failure(error: BaseException, *, rank: int | None = None, has_trained: bool = False) -> None:
-    """Write the failure record of this process if a supervisor has chosen its heartbeat file; see `record_failure`.
+    """Write the failure record of this process if a supervisor has chosen its heartbeat file.
+
+    Never raises, because the exception itself must be raised. The first record of an attempt remains: a later exception
+    follows from the first one or from the teardown.
 
     Args:
         error: Exception that ends the process.
         rank: Rank in a distributed fit; None reads the variables of the launcher.
-        has_trained: Whether this run has finished at least one optimizer step; a finished step of this process counts.
+        has_trained: Whether this run has finished at least one optimizer step, in this or an earlier attempt. A
+            finished step of this process counts.
     """
-    path = os.environ.get(HEARTBEAT_VARIABLE)
-    if not path:
+    heartbeat = os.environ.get(HEARTBEAT_VARIABLE)
+    if not heartbeat:
         return
     if rank is None:
         rank = int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0)
-    writer = open_from_environment()
-    record_failure(
-        error,
-        Path(path),
-        writer=writer,
-        activity=current().label,
-        samples=samples_of(error),
-        rank=rank,
-        has_trained=has_trained or (writer is not None and writer.step > 0),
-    )
+    path = failure_path(Path(heartbeat), rank)
+    problem: Exception | None = None
+    for _ in range(WRITE_ATTEMPTS):
+        try:
+            if not path.exists():
+                record = record_of(error, open_from_environment())
+                record = replace(record, rank=rank, has_trained=has_trained or record.step > 0)
+                write_json(path, asdict(record), durable=False)
+            return
+        except Exception as raised:  # such as no memory, no space, or a message that cannot be formatted
+            problem = raised
+    print(f"warning: the failure record {path} was not written: {problem!r}", file=sys.stderr)
 
 
 def samples_of(error: BaseException) -> list[str]:
@@ -179,11 +136,10 @@ def _read(path: Path) -> FailureRecord | None:
     """Return the record in a file; None if the file is incomplete or damaged."""
     try:
         content = read_json(path, MOST_BYTES)
-        lines = printable(str(content["traceback"]))[:MOST_TRACEBACK_CHARACTERS]
-        record = cast(FailureRecord, converted(content, FailureRecord))  # every text as one line
+        record: FailureRecord = converted(content, FailureRecord)  # every text as one line
+        return replace(record, traceback=printable(content["traceback"])[:MOST_TRACEBACK_CHARACTERS])
     except (OSError, ValueError, TypeError, KeyError):
         return None
-    return replace(record, traceback=lines)
 
 
 def record_of(error: BaseException, writer: HeartbeatWriter | None = None) -> FailureRecord:
@@ -193,20 +149,16 @@ def record_of(error: BaseException, writer: HeartbeatWriter | None = None) -> Fa
         bases=tuple(_qualified(base) for base in type(error).__mro__[1:-1][:MOST_NAMES]),
         message=redacted(one_line(str(error))),
         traceback=redacted(_shortened("".join(traceback.format_exception(error)))),
+        errno=_errno_of(error),
         is_user_error=isinstance(error, UserError) or type(error).__name__ == REFUSAL,
-        host=socket.gethostname(),
+        activity=current().label,
+        samples=tuple(samples_of(error)[:MOST_NAMES]),
         process=os.getpid(),
         time=datetime.now(UTC).isoformat(),
     )
-    if writer is not None:
-        record = replace(record, phase=writer.phase.label, epoch=writer.epoch, step=writer.step, batch=writer.batch)
-    system_error = next((cause for cause in _causes(error) if isinstance(cause, OSError)), None)
-    if system_error is None:
+    if writer is None:
         return record
-    path = system_error.filename
-    if path is not None:
-        path = redacted(one_line(os.fsdecode(path) if isinstance(path, bytes) else str(path)))
-    return replace(record, errno=_errno_of(system_error), path=path)
+    return replace(record, phase=writer.phase.label, step=writer.step)
 
 
 def _qualified(error_class: type) -> str:
@@ -226,11 +178,15 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
             waiting += cause.exceptions
 
 
-def _errno_of(error: OSError) -> int | None:
-    match = WORKER_ERRNO.search(str(error))
-    if error.errno is None and match is not None:
-        return int(match[1])
-    return error.errno
+def _errno_of(error: BaseException) -> int | None:
+    """Return the errno of an exception, or of the OSError that caused it."""
+    for cause in _causes(error):
+        if isinstance(cause, OSError):
+            match = WORKER_ERRNO.search(str(cause))
+            if cause.errno is None and match is not None:
+                return int(match[1])
+            return cause.errno
+    return None
 
 
 def _shortened(lines: str) -> str:
