@@ -63,7 +63,7 @@ def test_names_of_the_contract_exist_in_the_code_that_they_point_to() -> None:
 
 @pytest.mark.parametrize("name", SAMPLE_INDEX)
 def test_index_of_the_sample_is_the_suspect(name: str) -> None:
-    stuck = worker(12, f"{GET_SAMPLE} (data/dataset.py:93)", *LOOP, **{name: "7"})
+    stuck = worker(12, f"{GET_SAMPLE} (data/dataset.py:93)", "fetch (fetch.py:52)", *LOOP, **{name: "7"})
     assert judge(main_process(*WAITING), stuck).suspect == f"{name}=7"
 
 
