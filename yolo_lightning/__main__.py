@@ -32,7 +32,7 @@ def main() -> None:
         if spec.command in STOPPABLE:
             request.install()
         try:
-            from yolo_lightning.commands.start_supervisor import start_supervisor
+            from yolo_lightning.commands.fit_start import start_supervisor
             from yolo_lightning.supervision.heartbeat import open_from_environment
 
             start_supervisor(spec)

@@ -27,12 +27,12 @@ from yolo_lightning.checkpoints.resume import download
 from yolo_lightning.commands.answers import PROGRAM, is_tool, resolve
 from yolo_lightning.commands.command_line import run_tool
 from yolo_lightning.commands.endings import missing_process_reported, reported
+from yolo_lightning.commands.fit_start import MAX_EPOCHS, reserve_run, start_supervisor
 from yolo_lightning.commands.fit_summary import end_fit, start_lines
 from yolo_lightning.commands.option_errors import ShortErrors, missing_package, user_errors
 from yolo_lightning.commands.option_limits import DEADLINE_OPTIONS, seed_of
 from yolo_lightning.commands.rank_plan import plan_of_all_ranks
-from yolo_lightning.commands.run_plan import FROM_DATA, Run, plan_run, with_precision
-from yolo_lightning.commands.start_supervisor import MAX_EPOCHS, reserved, start_supervisor
+from yolo_lightning.commands.run_plan import FROM_DATA, Run, check_machine, plan_evaluation, plan_fit, with_precision
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.errors import UserError
 from yolo_lightning.module import YOLOModule
@@ -229,18 +229,21 @@ class YOLOCLI(LightningCLI):
     def _prepared_plan(self) -> Run:
         """Return the plan of a run whose checkpoint is on this machine and whose folder exists and is reserved."""
         options = self._options
-        run = plan_run(self._spec, options)
-        if run.download is not None:
-            download(run.folder, options["mirror"], run.download)
-            run = plan_run(self._spec, options, may_download=False)
-        while run.is_reserved and not reserved(run.folder):
-            run = plan_run(self._spec, options)
+        check_machine(options)
+        if self._spec.command != "fit":
+            run = plan_evaluation(self._spec, options)
+            run_folder.prepare(run.folder)
+            return with_precision(run, options)
+        chosen = reserve_run(options)
+        if chosen.is_new:
+            self._reserved = chosen.folder
+        if chosen.resumes and options["mirror"] is not None:
+            download(chosen.folder, options["mirror"])
+        run = plan_fit(chosen, options)
         if run.is_finished:
             return run
-        if run.is_reserved:
-            self._reserved = run.folder
         run_folder.prepare(run.folder)
-        if run.is_fit and not is_supervised():
+        if not is_supervised():
             run_folder.forget_loggers(run.folder)
         return with_precision(run, options)
 

@@ -18,8 +18,8 @@ from yolo_lightning.checkpoints.remote_folder import (
     mirror as copy,
     to_mirror,
 )
-from yolo_lightning.checkpoints.resume import checkpoint_to_fit, download, run_to_download
-from yolo_lightning.checkpoints.run_folder import folder_to_fit
+from yolo_lightning.checkpoints.resume import checkpoint_to_resume, download
+from yolo_lightning.checkpoints.run_folder import folder_to_fit, folder_to_resume
 
 MEMORY = fsspec.filesystem("memory")
 MIRROR = "memory://mirror"
@@ -193,28 +193,16 @@ def test_address_of_nothing_is_named_and_that_of_a_file_is_the_file(tmp_path: Pa
         local_checkpoint("memory://bucket/none.ckpt")
 
 
-def fetch_from_mirror(base: Path, address: str, *, exactly: bool = False) -> None:
-    if (name := run_to_download(base, address, exactly=exactly)) is not None:
-        download(base, address, name)
-
-
 def test_newest_run_is_fetched_where_there_is_none(tmp_path: Path) -> None:
     for name, steps in (("yolo", 90), ("yolo-2", 40), ("yolo-10", 10), ("other", 99)):
         save(tmp_path / "away" / name, steps)
         mirror(tmp_path / "away" / name, RemoteFolder(f"{MIRROR}/{name}"))
-    fetch_from_mirror(tmp_path / "yolo", MIRROR)
+    folder = folder_to_resume(tmp_path / "yolo", MIRROR)
+    download(folder, MIRROR)
     assert [path.name for path in tmp_path.glob("yolo*")] == ["yolo-10"]
-    fetched = checkpoint_to_fit(tmp_path / "yolo", None, resume=True)
+    fetched = checkpoint_to_resume(folder)
     assert fetched == tmp_path / "yolo-10/checkpoints/step-000000010.ckpt"
     assert folder_to_fit(tmp_path / "yolo", fetched, MIRROR) == tmp_path / "yolo-10"
-
-
-def test_supervised_fit_fetches_the_very_run(tmp_path: Path) -> None:
-    for name, steps in (("yolo", 90), ("yolo-2", 40)):
-        save(tmp_path / "away" / name, steps)
-        mirror(tmp_path / "away" / name, RemoteFolder(f"{MIRROR}/{name}"))
-    fetch_from_mirror(tmp_path / "yolo", MIRROR, exactly=True)
-    assert [path.name for path in tmp_path.glob("yolo*/checkpoints/*.ckpt")] == ["step-000000090.ckpt"]
 
 
 def test_run_that_is_here_is_continued_without_asking_the_store(
@@ -222,8 +210,8 @@ def test_run_that_is_here_is_continued_without_asking_the_store(
 ) -> None:
     save(tmp_path / "yolo/checkpoints", 5)
     monkeypatch.setattr(RemoteFolder, "names", lambda remote: pytest.fail("asked"))
-    fetch_from_mirror(tmp_path / "yolo", MIRROR)
-    assert folder_to_fit(tmp_path / "yolo", checkpoint_to_fit(tmp_path / "yolo", None, True), MIRROR).name == "yolo"
+    assert folder_to_resume(tmp_path / "yolo", MIRROR) == tmp_path / "yolo"
+    download(tmp_path / "yolo", MIRROR)
 
 
 def test_new_run_takes_no_name_that_a_mirrored_one_has(tmp_path: Path) -> None:
@@ -236,7 +224,7 @@ def test_new_run_takes_no_name_that_a_mirrored_one_has(tmp_path: Path) -> None:
 @pytest.mark.parametrize("address", ["ftp://127.0.0.1:9/runs", "http://127.0.0.1:9/runs"])
 def test_store_that_is_away_is_an_error_at_the_start_of_a_run(tmp_path: Path, address: str) -> None:
     with pytest.raises(ValueError, match=f"mirror {address} cannot be read: .*127.0.0.1:9"):
-        fetch_from_mirror(tmp_path / "yolo", address)
+        download(tmp_path / "yolo", address)
     with pytest.raises(ValueError, match=f"mirror {address} cannot be read"):
         folder_to_fit(tmp_path / "yolo", None, address)
 

@@ -9,7 +9,14 @@ import torch
 
 from yolo_lightning.checkpoints import checkpoint_file, run_folder
 from yolo_lightning.checkpoints.checkpoint_file import find_damage, write_checkpoint
-from yolo_lightning.checkpoints.resume import checkpoint_to_evaluate, checkpoint_to_fit, latest_checkpoint, storable
+from yolo_lightning.checkpoints.resume import (
+    check_resumable,
+    checked,
+    checkpoint_to_evaluate,
+    checkpoint_to_resume,
+    latest_checkpoint,
+    storable,
+)
 from yolo_lightning.checkpoints.run_folder import folder_to_fit
 from yolo_lightning.checkpoints.torch_archive import load_checkpoint
 from yolo_lightning.model.network_settings import read_settings
@@ -52,7 +59,7 @@ def test_folder_in_which_a_checkpoint_continues(
     assert folder_to_fit(tmp_path / "yolo", tmp_path / name / f"checkpoints/step-{steps}.ckpt") == tmp_path / folder
 
 
-@pytest.mark.parametrize("choose", [lambda run: checkpoint_to_fit(run, None, True), latest_checkpoint])
+@pytest.mark.parametrize("choose", [checkpoint_to_resume, latest_checkpoint])
 def test_checkpoints_after_a_wrong_result_are_not_resumed_without_a_supervisor(
     choose: Callable[[Path], Path | None], tmp_path: Path
 ) -> None:
@@ -77,7 +84,7 @@ def test_resume_reads_the_newest_checkpoint_once_to_check_it(tmp_path: Path, mon
 
     for module in (checkpoint_file, run_folder):
         monkeypatch.setattr(module, "find_damage", count)
-    assert checkpoint_to_fit(tmp_path / "yolo", None, resume=True) == newest
+    assert checkpoint_to_resume(tmp_path / "yolo") == newest
     assert folder_to_fit(tmp_path / "yolo", newest) == tmp_path / "yolo"
     assert checked == [newest]
 
@@ -98,7 +105,7 @@ def test_stored_configuration_has_neither_secrets_nor_places() -> None:
 
 def test_pt_file_is_no_checkpoint_to_resume(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"ckpt_path must be a \.ckpt file, got best\.pt\. Use --model\.weights"):
-        checkpoint_to_fit(tmp_path, "best.pt", False)
+        checked("best.pt", tmp_path)
 
 
 @pytest.mark.parametrize("name", ["loops", "callbacks", "optimizer_states"])
@@ -107,7 +114,7 @@ def test_checkpoint_without_a_part_is_not_resumed(name: str, tmp_path: Path) -> 
     write_checkpoint({key: part for key, part in RESUMABLE.items() if key != name}, path)
     expected = f"checkpoint {path} has no {name} and cannot be resumed; start a new run .* --model.weights {path}"
     with pytest.raises(ValueError, match=expected):
-        checkpoint_to_fit(tmp_path, str(path), resume=False)
+        check_resumable(load_checkpoint(path, "meta"), path)
 
 
 @pytest.mark.parametrize(
@@ -127,12 +134,12 @@ def test_checkpoint_without_a_part_is_not_resumed(name: str, tmp_path: Path) -> 
 def test_part_of_another_type_is_named_with_its_file(part: dict[str, Any], message: str, tmp_path: Path) -> None:
     path = tmp_path / "part.ckpt"
     torch.save({**RESUMABLE, **part}, path)
-    for read in (load_checkpoint, lambda path: checkpoint_to_fit(tmp_path, str(path), resume=False), read_settings):
+    for read in (load_checkpoint, read_settings):
         with pytest.raises(ValueError, match=f"checkpoint {path} is damaged: .*{message}.*; use another checkpoint"):
             read(path)
 
 
-@pytest.mark.parametrize("choose", [lambda run: checkpoint_to_fit(run, None, True), latest_checkpoint])
+@pytest.mark.parametrize("choose", [checkpoint_to_resume, latest_checkpoint])
 def test_newer_file_with_weights_only_is_not_resumed(choose: Callable[[Path], Path | None], tmp_path: Path) -> None:
     path = save(tmp_path, 4)
     write_checkpoint({"state_dict": RESUMABLE["state_dict"], "loops": {}, "steps": 5}, path.with_name("step-5.ckpt"))

@@ -94,16 +94,18 @@ def test_resume_takes_the_newest_run_and_its_longest_trained_checkpoint(tmp_path
     save(tmp_path / "yolo", "step-9.ckpt", steps=9, written=100)
     save(tmp_path / "yolo-2", "step-5.ckpt", steps=5, written=300)
     expected = save(tmp_path / "yolo-2", "step-6.ckpt", steps=6, written=200)
-    assert resume.checkpoint_to_resume(tmp_path / "yolo") == (expected, {})
+    newest = run_folder.folder_to_resume(tmp_path / "yolo")
+    assert resume.checkpoint_to_resume(newest) == expected
     torn = save(tmp_path / "yolo-2", "step-7.ckpt", steps=7)
     torn.write_bytes(b"")
-    path, damaged = resume.checkpoint_to_resume(tmp_path / "yolo")
-    assert (path, list(damaged)) == (expected, [torn])
+    with pytest.warns(UserWarning, match=f"skipped {torn}"):
+        assert resume.checkpoint_to_resume(newest) == expected
 
 
 def test_nothing_to_resume_names_the_base(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=rf"no run folder {tmp_path}/yolo or"):
-        resume.checkpoint_to_resume(tmp_path / "yolo")
+    for find in (run_folder.folder_to_resume, resume.checkpoint_to_resume):
+        with pytest.raises(ValueError, match=rf"no run folder {tmp_path}/yolo or"):
+            find(tmp_path / "yolo")
 
 
 def test_all_checkpoints_damaged_lists_each_with_its_reason(tmp_path: Path) -> None:

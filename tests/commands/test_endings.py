@@ -18,7 +18,7 @@ from tests.conftest import REPOSITORY
 from yolo_lightning import __main__
 from yolo_lightning.checkpoints.checkpoint_file import NotSavedError, write_checkpoint
 from yolo_lightning.checkpoints.run_folder import prepare
-from yolo_lightning.commands import endings, start_supervisor
+from yolo_lightning.commands import endings, fit_start
 from yolo_lightning.commands.endings import reported
 from yolo_lightning.commands.option_errors import user_errors
 from yolo_lightning.options.run_spec import RunSpec
@@ -99,7 +99,7 @@ def test_command_that_is_stopped_before_a_step_says_so(
         raise Stopped(signal.SIGTERM)
 
     monkeypatch.setattr(sys, "argv", ["yolo_lightning", "fit", "--print_config"])  # no data is needed
-    monkeypatch.setattr(start_supervisor, "start_supervisor", raises)
+    monkeypatch.setattr(fit_start, "start_supervisor", raises)
     monkeypatch.setattr(__main__.request, "install", lambda: None)
     with pytest.raises(SystemExit) as stopped:
         __main__.main()

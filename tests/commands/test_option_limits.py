@@ -72,6 +72,7 @@ WRONG = [
     ("fit --trainer.limit_train_batches 0.0", "limit_train_batches must be another value than 0"),
     ("fit --trainer.strategy ddp_spawn", "trainer.strategy must be auto, ddp or a class, got ddp_spawn."),
     ("fit --trainer.profiler fast", "trainer.profiler must be simple, advanced, pytorch, xla or a class, got fast."),
+    ("fit --resume --ckpt_path torn.ckpt", "give either --resume or --ckpt_path"),
     ("fit --ckpt_path nope.ckpt", "checkpoint nope.ckpt cannot be used: it does not exist"),
     ("validate --data.root .", "there are no weights: no run folder runs/yolo"),
     ("fit --data.root nope", "dataset root nope does not exist."),

@@ -90,7 +90,7 @@ def test_processes_of_lightnings_launcher_receive_the_plan_of_their_parent(
 ) -> None:
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     monkeypatch.setenv(PLAN_VARIABLE, json.dumps(asdict(Run(tmp_path / "of an earlier fit")), default=str))
-    run = Run(tmp_path / "run", is_reserved=True)
+    run = Run(tmp_path / "run", is_fit=True)
     assert plan_of_all_ranks(None, OPTIONS, lambda: run) == run
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert plan_of_all_ranks(None, OPTIONS, pytest.fail) == run

@@ -12,7 +12,15 @@ from tests.checkpoints.test_resume_choice import RESUMABLE
 from yolo_lightning.checkpoints.checkpoint_file import write_checkpoint
 from yolo_lightning.checkpoints.run_folder import LaunchRecord, note_launch
 from yolo_lightning.commands import run_plan
-from yolo_lightning.commands.run_plan import Run, check_accelerator, check_devices, plan_run, with_precision
+from yolo_lightning.commands.fit_start import choose_run
+from yolo_lightning.commands.run_plan import (
+    Run,
+    check_accelerator,
+    check_devices,
+    plan_evaluation,
+    plan_fit,
+    with_precision,
+)
 from yolo_lightning.model.precision_choice import PrecisionChoice
 from yolo_lightning.options.run_spec import CONFIG, RunSpec, Setting
 from yolo_lightning.supervision.fallback_levels import FallbackState, LevelState
@@ -56,6 +64,11 @@ def options(**changed: Any) -> dict[str, Any]:
     return found | {name.replace("__", "."): value for name, value in changed.items()}
 
 
+def fit_plan(**changed: Any) -> Run:
+    configured = options(**changed)
+    return plan_fit(choose_run(configured), configured)
+
+
 def save(run: str, steps: int = 5, **content: Any) -> Path:
     path = Path(run) / "checkpoints" / f"step-{steps:09d}.ckpt"
     write_checkpoint({**RESUMABLE, "steps": steps, **content}, path)
@@ -63,18 +76,18 @@ def save(run: str, steps: int = 5, **content: Any) -> Path:
 
 
 def test_new_fit_has_a_fresh_folder_which_the_plan_does_not_create(tmp_path: Path) -> None:
-    run = plan_run(RunSpec(("fit",)), options())
+    run = fit_plan()
     assert (run.folder, run.checkpoint, run.options) == (Path("run"), None, {})
     assert run.lines == ("run folder: run",)
     assert list(tmp_path.iterdir()) == []
     save("run")
-    assert plan_run(RunSpec(("fit",)), options()).folder == Path("run-2")
+    assert fit_plan().folder == Path("run-2")
 
 
 def test_resumed_fit_has_checkpoint_quarantine_and_the_changed_options() -> None:
     checkpoint = save("run", hyper_parameters={"recipe": {"lr0": 0.02}, "class_width": 80}, loops=LOOPS)
     Path("run", STATE_FILE).write_text(json.dumps(asdict(FallbackState(quarantined=("index=3",)))))
-    run = plan_run(RunSpec(("fit",)), options(resume=True, data__limits__quarantine=["id=a"]))
+    run = fit_plan(resume=True, data__limits__quarantine=["id=a"])
     assert (run.folder, run.checkpoint) == (Path("run"), checkpoint)
     assert run.options == {
         "data.limits.quarantine": ["id=a", "index=3"],
@@ -88,13 +101,13 @@ def test_resumed_fit_has_checkpoint_quarantine_and_the_changed_options() -> None
 def test_finished_run_ends_the_process() -> None:
     save("run", loops=LOOPS)
     Path("run", FINISHED_FILE).write_text('{"epochs": 3}')
-    run = plan_run(RunSpec(("fit",)), options(resume=True))
+    run = fit_plan(resume=True)
     assert run.is_finished
     assert run.lines == (
         "run: the training is finished, 3 of 3 epochs are done. "
         "To train longer, set --trainer.max_epochs to 4 or more.",
     )
-    assert not plan_run(RunSpec(("fit",)), options(resume=True, trainer__max_epochs=4)).is_finished
+    assert not fit_plan(resume=True, trainer__max_epochs=4).is_finished
 
 
 @pytest.fixture
@@ -109,10 +122,10 @@ def test_launch_resumes_its_run_whatever_number_of_restarts_its_agent_has_counte
     checkpoint = save("run")
     save("run-2", steps=9)
     note_launch(Path("run"), LaunchRecord(launch, "token"))
-    run = plan_run(RunSpec(("fit",)), options())
+    run = fit_plan()
     assert (run.folder, run.checkpoint) == (Path("run"), checkpoint)
     note_launch(Path("run"), LaunchRecord("launch-2", "token"))
-    run = plan_run(RunSpec(("fit",)), options())
+    run = fit_plan()
     assert (run.folder, run.checkpoint) == (Path("run-3"), None)
 
 
@@ -120,10 +133,10 @@ def test_launch_whose_run_is_finished_ends_and_names_the_remedy(launch: str) -> 
     save("run", loops=LOOPS)
     Path("run", FINISHED_FILE).write_text('{"epochs": 3}')
     note_launch(Path("run"), LaunchRecord(launch, "token"))
-    run = plan_run(RunSpec(("fit",)), options())
+    run = fit_plan()
     assert run.is_finished
     assert "To start a new run, set another --rdzv-id than launch-1." in run.lines[0]
-    assert not plan_run(RunSpec(("fit",)), options(trainer__max_epochs=4)).is_finished
+    assert not fit_plan(trainer__max_epochs=4).is_finished
 
 
 def sent(run: Run) -> Run:
@@ -132,7 +145,7 @@ def sent(run: Run) -> Run:
 
 
 def test_plan_of_another_rank_is_equal() -> None:
-    run = Run(Path("run"), Path("run/a.ckpt"), is_reserved=True, options={"a": [1]}, warnings=("w",), lines=("l",))
+    run = Run(Path("run"), Path("run/a.ckpt"), options={"a": [1]}, warnings=("w",), lines=("l",))
     assert sent(run) == run
 
 
@@ -140,19 +153,7 @@ def test_missing_weights_of_an_evaluation_are_refused() -> None:
     with pytest.raises(
         ValueError, match=r"model\.weights must be an existing file \(nothing is downloaded\), got a\.pt"
     ):
-        plan_run(RunSpec(("test",)), options(model__weights="a.pt"))
-
-
-def test_mirrored_run_is_downloaded_before_the_second_plan(tmp_path: Path) -> None:
-    mirror = f"file://{tmp_path}/away"
-    (tmp_path / "away" / "run-7").mkdir(parents=True)
-    for name in ("step-000000001.ckpt", "step-000000001.ckpt.json"):
-        (tmp_path / "away" / "run-7" / name).write_text("{}")
-    run = plan_run(RunSpec(("fit",)), options(resume=True, mirror=mirror))
-    assert (run.folder.name, run.download) == ("run-7", "run-7")
-    assert not run.folder.exists()
-    with pytest.raises(ValueError, match="nothing to resume"):
-        plan_run(RunSpec(("fit",)), options(resume=True, mirror=mirror), may_download=False)
+        plan_evaluation(RunSpec(("test",)), options(model__weights="a.pt"))
 
 
 def test_evaluation_takes_the_settings_of_the_weights_unless_they_are_typed() -> None:
@@ -160,7 +161,7 @@ def test_evaluation_takes_the_settings_of_the_weights_unless_they_are_typed() ->
     save("run", hyper_parameters=recorded, input={"image_size": [96, 96]})
     configured = {"model": {"recipe": {"lr0": 0.01}}, "data": {"image_size": 640}}
     settings = (Setting(CONFIG, configured), Setting("model.detections.score_threshold", "0.001"))
-    run = plan_run(RunSpec(("test",), settings), options())
+    run = plan_evaluation(RunSpec(("test",), settings), options())
     assert run.options["model.variant"] == "yolo11n"
     assert run.options["data.image_size"] == [96, 96], "the record overrides a configuration file"
     assert "model.recipe.lr0" not in run.options, "a configuration file overrides other hyperparameters"
@@ -174,7 +175,7 @@ def test_damaged_checkpoint_is_passed_over() -> None:
     torn = save("run", 2)
     torn.write_bytes(torn.read_bytes()[:-7])
     with pytest.warns(UserWarning, match="skipped .*step-000000002.ckpt: it has .* bytes instead of"):
-        assert plan_run(RunSpec(("fit",)), options(resume=True)).checkpoint == whole
+        assert fit_plan(resume=True).checkpoint == whole
 
 
 @pytest.mark.parametrize(
@@ -183,7 +184,6 @@ def test_damaged_checkpoint_is_passed_over() -> None:
         ({"trainer__default_root_dir": "s3://bucket"}, "must be a local folder, got s3://bucket"),
         ({"resume": True}, "nothing to resume"),
         ({"ckpt_path": "last"}, "nothing to resume"),
-        ({"resume": True, "ckpt_path": "torn.ckpt"}, "either --resume or --ckpt_path"),
         ({"ckpt_path": "torn.ckpt"}, "torn.ckpt cannot be used"),
         ({"ckpt_path": "nowhere.ckpt"}, "does not exist"),
     ],
@@ -191,7 +191,7 @@ def test_damaged_checkpoint_is_passed_over() -> None:
 def test_options_that_cannot_be_used(changed: dict[str, Any], message: str) -> None:
     Path("torn.ckpt").write_bytes(b"torn")
     with pytest.raises(ValueError, match=message):
-        plan_run(RunSpec(("fit",)), options(**changed))
+        fit_plan(**changed)
 
 
 @pytest.mark.parametrize("devices", [999, "999"])
@@ -217,7 +217,7 @@ def bfloat16_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 def precise(**changed: Any) -> Run:
     """Return the plan of a fit with `trainer.precision: auto`."""
     configured = options(trainer__precision="auto", **changed)
-    return with_precision(plan_run(RunSpec(("fit",)), configured), configured)
+    return with_precision(plan_fit(choose_run(configured), configured), configured)
 
 
 @pytest.mark.usefixtures("bfloat16_machine")
@@ -256,11 +256,11 @@ class TestAutomaticPrecision:
         assert precise(resume=True).precision == "32-true"
 
     def test_other_values_are_used_as_they_are(self) -> None:
-        run = plan_run(RunSpec(("fit",)), options())
+        run = fit_plan()
         assert with_precision(run, options()) == run
 
     def test_evaluation_is_in_float32(self) -> None:
         save("run")
         configured = options(trainer__precision="auto")
-        run = plan_run(RunSpec(("validate",)), configured)
+        run = plan_evaluation(RunSpec(("validate",)), configured)
         assert with_precision(run, configured).precision == "32-true"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REPOSITORY
-from yolo_lightning.commands import service, start_supervisor
+from yolo_lightning.commands import fit_start, service
 from yolo_lightning.commands.command_line import run_tool
 from yolo_lightning.commands.service import unit_file, unit_text
 from yolo_lightning.errors import UserError
@@ -122,7 +122,7 @@ def test_run_resumes_exactly_its_folder(has_checkpoint: bool, calls: Path, monke
         found.append((folder, job))
         raise SystemExit(0)
 
-    monkeypatch.setattr(start_supervisor, "become_supervisor", note)
+    monkeypatch.setattr(fit_start, "become_supervisor", note)
     for folder in ("runs/x/checkpoints", "runs/x-2/checkpoints"):
         Path(folder).mkdir(parents=True)
     Path("runs/x-2/checkpoints/step-000000009.ckpt").touch()

@@ -38,21 +38,37 @@ FURTHER_CHECKPOINTS = ("*/checkpoints/*.ckpt", "*/*/checkpoints/*.ckpt")
 LONGEST_VALUE = 300  # characters of a saved value in a message
 
 
-def checkpoint_to_resume(base: Path, *, exactly: bool = False) -> tuple[Path, dict[Path, str]]:
-    """Return the checkpoint of the newest run with the most steps, and the newer ones that cannot be used with reasons.
+def checkpoint_to_resume(folder: Path) -> Path:
+    """Return the checkpoint at which the run in a folder is resumed.
 
-    With `exactly` only `base` is searched, not `base-2`, ... A file with weights only is returned if there is no other.
+    Checkpoints that a fit without a supervisor has saved before its self-check found a wrong result are set aside. A
+    warning names these, and newer checkpoints that cannot be used.
+
+    Raises:
+        UserError: If the folder contains no checkpoint, or only damaged ones.
     """
-    folders = [folder for folder in run_folder.runs(base) if folder == base or not exactly]
-    if not folders:
-        raise UserError(run_folder.NOTHING_TO_RESUME.format(base=base))
-    folder = folders[0] / run_files.CHECKPOINTS
-    path, damaged = newest_checkpoint(folder, resumable=True)
+    if has_wrong_result(folder):
+        names = ", ".join(set_aside_suspects(folder)) or "none"
+        rank_zero_warn(f"{folder}: checkpoints set aside after the last passed self-check: {names}")
+    path, damaged = _newest(folder)
+    _warn_of(damaged)
+    return path
+
+
+def _newest(folder: Path) -> tuple[Path, dict[Path, str]]:
+    """Return the checkpoint of a run folder with the most steps, and the newer ones that cannot be used with reasons.
+
+    A file with weights only is returned if there is no other.
+    """
+    if not run_files.has_checkpoint(folder):
+        raise UserError(run_folder.NOTHING_TO_RESUME.format(base=folder))
+    checkpoints = folder / run_files.CHECKPOINTS
+    path, damaged = newest_checkpoint(checkpoints, resumable=True)
     if path is None:
-        path, damaged = newest_checkpoint(folder)
+        path, damaged = newest_checkpoint(checkpoints)
     if path is None:
         listed = "; ".join(f"{file}: {reason}" for file, reason in damaged.items())
-        raise UserError(f"nothing to resume: every checkpoint of {folders[0]} is damaged: {listed}")
+        raise UserError(f"nothing to resume: every checkpoint of {folder} is damaged: {listed}")
     return path, damaged
 
 
@@ -77,7 +93,8 @@ def checkpoint_to_evaluate(base: Path, remedy: str = CHECKPOINT_OPTIONS) -> Path
     best = folders[0] / run_files.CHECKPOINTS / run_files.BEST_CHECKPOINT
     if best.is_file():
         return best
-    return checkpoint_to_resume(base)[0]
+    path, _ = _newest(folders[0])
+    return path
 
 
 def chosen_checkpoint(run: str, checkpoint: str | None) -> Path:
@@ -105,25 +122,8 @@ def weights_file(weights: str | PathLike[str]) -> Path:
     return file
 
 
-def checkpoint_to_fit(base: Path, ckpt_path: str | None, resume: bool, *, exactly: bool = False) -> Path | None:
-    """Return the checkpoint to resume, or None for a new run.
-
-    `ckpt_path` is a file, the address of one, `last` or `best`. With `exactly` only `base` itself, the configured run
-    folder, is searched, not `base-2` and so on.
-    """
-    if resume and ckpt_path is not None:
-        raise UserError("--resume finds the checkpoint itself; give either --resume or --ckpt_path")
-    if resume or ckpt_path == "last":
-        _set_aside_suspects(base, exactly=exactly)
-        path, damaged = checkpoint_to_resume(base, exactly=exactly)
-        _warn_of(damaged)
-    elif ckpt_path is None:
-        return None
-    else:
-        path = checked(ckpt_path, base)
-    from yolo_lightning.checkpoints.torch_archive import load_checkpoint  # imports torch
-
-    content = load_checkpoint(path, "meta")
+def check_resumable(content: Mapping[str, Any], path: Path) -> None:
+    """Raise a UserError if the content of a checkpoint lacks a part that a fit requires."""
     parts = {
         "optimizer_states": content.get("optimizer_states"),
         "loops": content.get("loops", {}).get("fit_loop"),
@@ -135,7 +135,6 @@ def checkpoint_to_fit(base: Path, ckpt_path: str | None, resume: bool, *, exactl
             f"checkpoint {path} has no {', '.join(lacking)} and cannot be resumed; start a new run from its weights "
             f"with --model.weights {path}"
         )
-    return path
 
 
 @checked_arguments()
@@ -158,16 +157,11 @@ def latest_checkpoint(folder: str | Path, mirror: str | None = None) -> Path | N
     if not str(folder) or base.is_file() or any(base.glob(run_files.CHECKPOINT_PATTERN)):
         raise UserError(f"folder must be a run folder, which contains {run_files.CHECKPOINTS}/, got {folder!r}")
     if mirror is not None:
-        name = run_to_download(base, mirror, exactly=True)
-        if name is not None:
-            download(base, mirror, name)
-    _set_aside_suspects(base, exactly=True)
+        download(base, mirror)
     if not run_files.has_checkpoint(base):
         _warn_of_other_places(base)
         return None
-    path, damaged = checkpoint_to_resume(base, exactly=True)
-    _warn_of(damaged)
-    return path
+    return checkpoint_to_resume(base)
 
 
 def _warn_of_other_places(base: Path) -> None:
@@ -182,37 +176,20 @@ def _warn_of_other_places(base: Path) -> None:
         )
 
 
-def _set_aside_suspects(base: Path, *, exactly: bool) -> None:
-    """Set checkpoints aside that a fit without a supervisor has saved before its self-check found a wrong result."""
-    folders = [base] if exactly else run_folder.runs(base)[:1]
-    for folder in folders:
-        if has_wrong_result(folder):
-            names = ", ".join(set_aside_suspects(folder)) or "none"
-            rank_zero_warn(f"{folder}: checkpoints set aside after the last passed self-check: {names}")
-
-
 def _warn_of(damaged: Mapping[Any, str]) -> None:
     for file, reason in damaged.items():
         rank_zero_warn(f"skipped {file}: {reason}")
 
 
-def run_to_download(base: Path, mirror: str, *, exactly: bool = False) -> str | None:
-    """Return the name of the newest run of the mirror if there is no run here; see `checkpoint_to_fit`."""
-    is_here = run_files.has_checkpoint(base) if exactly else bool(run_folder.runs(base))
-    if not is_here:
-        for name in run_folder.mirrored_runs(base, mirror):
-            if not exactly or name == base.absolute().name:
-                return name
-    return None
-
-
-def download(base: Path, mirror: str, name: str) -> None:
-    """Download the newest undamaged checkpoint of a mirrored run to the folder `name` beside `base`."""
-    folder = base.absolute().with_name(name) / run_files.CHECKPOINTS
+def download(folder: Path, mirror: str) -> None:
+    """Download the newest undamaged checkpoint of a run from a mirror, unless its folder contains a checkpoint."""
+    if run_files.has_checkpoint(folder):
+        return
+    name = folder.absolute().name
     try:
-        path, damaged = fetch_run(RemoteFolder(mirror).folder(name), folder)
+        path, damaged = fetch_run(RemoteFolder(mirror).folder(name), folder / run_files.CHECKPOINTS)
     except OSError as error:
-        raise UserError(f"mirror {redacted(mirror)}/{name} cannot be downloaded: {error}") from error
+        raise UserError(f"mirror {redacted(mirror)} cannot be read: {error}") from error
     _warn_of(damaged)
     if path is not None:
         rank_zero_info(f"downloaded {path} from {redacted(mirror)}")
@@ -221,7 +198,7 @@ def download(base: Path, mirror: str, name: str) -> None:
 def checkpoint_to_score(base: Path, ckpt_path: str | None, weights: str | None) -> Path | None:
     """Return the checkpoint to evaluate: the given one, else the best of the newest run; None for `weights` alone."""
     if ckpt_path == "last":
-        return checkpoint_to_fit(base, "last", False)
+        return checkpoint_to_resume(run_folder.folder_to_resume(base))
     if ckpt_path is None and weights is not None and not run_folder.runs(base):
         return None
     return checked(ckpt_path or "best", base)

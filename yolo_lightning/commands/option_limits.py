@@ -193,7 +193,9 @@ def _check_number(name: str, value: Any, least: int) -> None:
 
 
 def check_run(options: Mapping[str, Any]) -> None:
-    """Raise a UserError for an option of the run that is out of range."""
+    """Raise a UserError for an option of the run that is out of range or contradicts another option."""
+    if options.get("resume") and options.get("ckpt_path") is not None:
+        raise UserError("--resume finds the checkpoint itself; give either --resume or --ckpt_path")
     seed_of(options.get("seed_everything", 0))
     images = options.get("recalibrate_images", 0)
     if images not in (AUTO, 0) and images < 2:

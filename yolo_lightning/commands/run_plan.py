@@ -1,7 +1,6 @@
 """The plan of a run: run folder, checkpoint and changed options of a command line, found before anything is done.
 
-`plan_run` reads run folders, checkpoints, the state of the supervisor and the names in a mirror, and changes nothing.
-`YOLOCLI` prints the plan and carries it out.
+The plan reads checkpoints and the state of the supervisor. `YOLOCLI` prints the plan and carries it out.
 """
 
 from collections.abc import Mapping
@@ -15,15 +14,15 @@ from lightning.pytorch.accelerators import CUDAAccelerator, MPSAccelerator
 from yolo_lightning.checkpoints import run_folder
 from yolo_lightning.checkpoints.checkpoint_file import require_whole, steps_trained
 from yolo_lightning.checkpoints.resume import (
-    checkpoint_to_fit,
+    check_resumable,
+    checked,
+    checkpoint_to_resume,
     checkpoint_to_score,
     differences,
     remembered,
-    run_to_download,
 )
 from yolo_lightning.checkpoints.torch_archive import check_module, load_checkpoint
-from yolo_lightning.commands.option_limits import resumes
-from yolo_lightning.commands.start_supervisor import finished_line
+from yolo_lightning.commands.fit_start import ChosenRun, finished_line
 from yolo_lightning.data.formats.choose_format import format_class
 from yolo_lightning.errors import UserError
 from yolo_lightning.model.convolution_settings import ConvolutionSettings
@@ -38,12 +37,12 @@ from yolo_lightning.model.network_settings import (
 from yolo_lightning.model.precision_choice import PrecisionChoice, choose_precision
 from yolo_lightning.model.weights_file import existing_weights
 from yolo_lightning.options.run_spec import RunSpec
-from yolo_lightning.supervision import in_use, is_supervised, level_of_launch, quarantined
+from yolo_lightning.supervision import is_supervised, level_of_launch, quarantined
 from yolo_lightning.supervision.fallback_levels import AS_CONFIGURED, FLOAT32, PRECISION_OPTION, FallbackState
 from yolo_lightning.utils import run_files
 from yolo_lightning.utils.accelerator import accelerator_or_cpu
 from yolo_lightning.utils.choices import AUTO
-from yolo_lightning.utils.distributed import NO_LAUNCH_ID, launch_id
+from yolo_lightning.utils.distributed import launch_id
 from yolo_lightning.utils.host import available_cores, worker_count
 from yolo_lightning.utils.nested_keys import flatten
 from yolo_lightning.utils.slurm import is_slurm_task
@@ -62,8 +61,6 @@ class Run:
     folder: Path  # run folder
     checkpoint: Path | None = None  # to resume or to evaluate
     is_fit: bool = False  # whether the run trains
-    is_reserved: bool = False  # whether this process reserves `folder`, which is that of a new run
-    download: str | None = None  # run of the mirror that is downloaded before a second plan is made
     is_finished: bool = False  # whether all epochs are trained, so that the process ends
     precision: str | None = None  # of the Trainer instead of `auto`; None if not chosen or not `auto`
     precision_reason: str = ""
@@ -81,118 +78,98 @@ class Run:
         return Run(**{**content, **paths, **texts})
 
 
-def plan_run(spec: RunSpec, options: Mapping[str, Any], *, may_download: bool = True) -> Run:
-    """Return the plan of a run.
+def plan_fit(chosen: ChosenRun, options: Mapping[str, Any]) -> Run:
+    """Return the plan of a fit: the checkpoint at which the fit begins, and the options of a restart.
 
     Args:
-        spec: Options that the user has set. The settings in a checkpoint replace all other options.
+        chosen: Run folder, which contains a checkpoint if the fit resumes.
         options: All options of the subcommand by full name, parsed.
-        may_download: Whether the run may be downloaded from the mirror.
 
     Raises:
-        UserError: If an option cannot be used, or there is no checkpoint to resume or to evaluate.
+        UserError: If the checkpoint or the weights cannot be used.
     """
-    base = run_folder.configured_folder(options["trainer.default_root_dir"])
-    is_fit = spec.command == "fit"
-    check_accelerator(options["trainer.accelerator"])
-    check_devices(options["trainer.devices"], training_device(options))
-    if is_fit and resumes(options) and may_download and options["mirror"] is not None:
-        name = run_to_download(base, options["mirror"], exactly=is_supervised())
-        if name is not None:
-            return Run(base.absolute().with_name(name), download=name)
-    run = _plan_fit(base, options) if is_fit else _plan_evaluation(base, options, spec)
-    if run.is_finished:
-        return run
-    place = f"run folder: {run.folder}"
-    if run.checkpoint is not None:
-        place += f", checkpoint: {run.checkpoint}"
-    lines = [*run.lines, place]
-    if is_fit and options["supervision.enabled"] and not is_supervised():
+    end_line = _end_line(chosen, options)
+    if end_line is not None:
+        return Run(chosen.folder, is_fit=True, is_finished=True, lines=(end_line,))
+    checkpoint = _first_checkpoint(chosen)
+    run = _after_failures(Run(chosen.folder, checkpoint, is_fit=True), options)
+    if checkpoint is not None:
+        run = _resumed(run, checkpoint, options)
+        if chosen.resumes:
+            steps = steps_trained(checkpoint)
+            run = replace(
+                run, epochs_trained=run_files.epochs_trained(run.folder, steps, options["trainer.max_epochs"])
+            )
+    lines = [*run.lines, _place_line(run.folder, checkpoint)]
+    if options["supervision.enabled"] and not is_supervised():
         restarter = "SLURM restarts the job (--requeue)" if is_slurm_task() else "torchrun restarts (--max-restarts)"
         lines.append(f"supervision.enabled is ignored: {restarter}")
-    if is_fit and run.checkpoint is None:
+    if checkpoint is None:
         weights = weights_file(options)
         if weights is not None:
             lines += changes(_bound_by(weights, options), options, f"the weights {weights}")
-    return replace(run, is_fit=is_fit, lines=tuple(lines))
+    return replace(run, lines=tuple(lines))
 
 
-def _plan_fit(base: Path, options: Mapping[str, Any]) -> Run:
-    """Return the run folder of a fit, the checkpoint to resume from, and the options of a restart."""
-    launch = launch_id()
-    # A launch has one run: torchrun, or one of its agents, has been restarted. The number of restarts that an agent
-    # counts is not read: the agent of a machine that returns begins with 0.
-    restarted = None
-    if launch not in (None, NO_LAUNCH_ID):
-        restarted = run_folder.run_of_launch(base, launch)
-    checkpoint = _checkpoint_of_fit(base, options, restarted)
-    # The supervisor has chosen the folder of its training process.
-    mirror = None if is_supervised() else options["mirror"]
-    is_taken = in_use if chooses_folder() else None
-    folder = restarted or run_folder.folder_to_fit(base, checkpoint, mirror, is_taken)
+def _after_failures(run: Run, options: Mapping[str, Any]) -> Run:
+    """Return the plan without the samples, and without the loader, that caused failures of the run."""
     changed: dict[str, Any] = {}
     lines = []
     warnings = []
     quarantine = options["data.limits.quarantine"]
-    suspects = [frame for frame in quarantined(folder) if frame not in quarantine]
+    suspects = [frame for frame in quarantined(run.folder) if frame not in quarantine]
     if suspects:
         warnings.append(f"quarantined after repeated failures: {', '.join(suspects)}")
         changed["data.limits.quarantine"] = [*quarantine, *suspects]
+    launch = launch_id()
     if launch is not None:  # no supervisor restarts the fit with other options
-        level = level_of_launch(folder, launch, worker_count(options["data.loader.num_workers"]))
+        level = level_of_launch(run.folder, launch, worker_count(options["data.loader.num_workers"]))
         changed |= level.settings
         if level.settings:
             lines.append(f"loader: fallback level '{level.name}' after a loader stall")
-    epochs = None
-    if checkpoint is not None and (resumes(options) or restarted is not None):
-        epochs = run_files.epochs_trained(folder, steps_trained(checkpoint), options["trainer.max_epochs"])
-        line = _end_line(folder, options, is_restarted=restarted is not None)
-        if line is not None:
-            return Run(folder, is_finished=True, lines=(line,))
-    precision = None
-    if checkpoint is not None:
-        content = load_checkpoint(checkpoint, "meta")
-        check_module(content, f"checkpoint {checkpoint}")
-        saved = remembered(content)
-        precision = _kept_precision(folder, options, saved)
-        changed |= {"model.weights": None, "model.class_width": content.get("hyper_parameters", {}).get("class_width")}
-        compared = {**options, **changed}
-        if precision is not None:
-            del compared[PRECISION_OPTION]
-        lines += differences(saved, compared)
-    return Run(
-        folder,
-        checkpoint,
-        precision=precision,
-        is_reserved=checkpoint is None and chooses_folder(),
-        epochs_trained=epochs,
-        options=changed,
-        lines=tuple(lines),
-        warnings=tuple(warnings),
-    )
+    return replace(run, options=changed, lines=tuple(lines), warnings=tuple(warnings))
 
 
-def _checkpoint_of_fit(base: Path, options: Mapping[str, Any], restarted: Path | None) -> Path | None:
-    """Return the checkpoint to resume from: that of the run of the launch, or the one that the options name."""
-    if restarted is not None and run_files.has_checkpoint(restarted):
-        return checkpoint_to_fit(restarted, None, True, exactly=True)
-    return checkpoint_to_fit(base, options["ckpt_path"], options["resume"], exactly=is_supervised())
+def _resumed(run: Run, checkpoint: Path, options: Mapping[str, Any]) -> Run:
+    """Return the plan with the network and the precision of the checkpoint, and a line for each changed option."""
+    content = load_checkpoint(checkpoint, "meta")
+    check_resumable(content, checkpoint)
+    check_module(content, f"checkpoint {checkpoint}")
+    saved = remembered(content)
+    precision = _kept_precision(run.folder, options, saved)
+    class_width = content.get("hyper_parameters", {}).get("class_width")
+    changed = {**run.options, "model.weights": None, "model.class_width": class_width}
+    compared = {**options, **changed}
+    if precision is not None:
+        del compared[PRECISION_OPTION]
+    lines = (*run.lines, *differences(saved, compared))
+    return replace(run, precision=precision, options=changed, lines=lines)
 
 
-def _end_line(folder: Path, options: Mapping[str, Any], *, is_restarted: bool) -> str | None:
-    """Return the line that ends the process because the run is finished; None if there is something to do.
-
-    Args:
-        folder: Run folder.
-        options: All options by full name.
-        is_restarted: Whether the launch has started this run before.
-    """
-    if is_supervised():  # training has to record the end
+def _end_line(chosen: ChosenRun, options: Mapping[str, Any]) -> str | None:
+    """Return the line that ends the process because the run is finished; None if there is something to do."""
+    if is_supervised() or not chosen.resumes:  # a supervised training has to record the end
         return None
-    line = finished_line(folder, options)
-    if line is not None and is_restarted:
+    line = finished_line(chosen.folder, options)
+    if line is not None and chosen.is_restart:
         remedy = "submit a new job" if is_slurm_task() else f"set another --rdzv-id than {launch_id()}"
         line += f" To start a new run, {remedy}."
+    return line
+
+
+def _first_checkpoint(chosen: ChosenRun) -> Path | None:
+    """Return the file of the checkpoint at which a fit begins, or None for random or pretrained weights."""
+    if chosen.resumes:
+        return checkpoint_to_resume(chosen.folder)
+    if chosen.checkpoint is not None:
+        return checked(chosen.checkpoint, chosen.folder)
+    return None
+
+
+def _place_line(folder: Path, checkpoint: Path | None) -> str:
+    line = f"run folder: {folder}"
+    if checkpoint is not None:
+        line += f", checkpoint: {checkpoint}"
     return line
 
 
@@ -241,12 +218,20 @@ def training_device(options: Mapping[str, Any]) -> torch.device:
     return device
 
 
-def _plan_evaluation(base: Path, options: Mapping[str, Any], spec: RunSpec) -> Run:
+def plan_evaluation(spec: RunSpec, options: Mapping[str, Any]) -> Run:
     """Return run folder and checkpoint of an evaluation, and the settings that are stored with the weights.
 
     Options on the command line and in the environment override the settings of the input and of the detections;
     configuration files override all other hyperparameters.
+
+    Args:
+        spec: Options that the user has set. The settings in a checkpoint replace all other options.
+        options: All options of the subcommand by full name, parsed.
+
+    Raises:
+        UserError: If an option cannot be used, or there is no checkpoint to evaluate.
     """
+    base = run_folder.configured_folder(options["trainer.default_root_dir"])
     checkpoint = checkpoint_to_score(base, options["ckpt_path"], options["model.weights"])
     changed = {}
     if checkpoint is not None:
@@ -259,20 +244,16 @@ def _plan_evaluation(base: Path, options: Mapping[str, Any], spec: RunSpec) -> R
         changed = {name: saved[name] for name in restored} | {"model.weights": None}
     else:
         weights = weights_file(options)
-        if weights is None:
-            return Run(base)
-        bound = _bound_by(weights, options)
+        bound = {}
+        if weights is not None:
+            bound = _bound_by(weights, options)
     changed |= {name: value for name, value in bound.items() if name not in spec.typed}
     lines = precedence(bound, options, {**options, **changed})
     folder = None
     if checkpoint is not None:
         folder = run_folder.run_of(checkpoint)
-    return Run(folder or base, checkpoint, options=changed, lines=tuple(lines))
-
-
-def chooses_folder() -> bool:
-    """Return whether this process or its parent process chooses the run folder. No supervisor or launcher does."""
-    return not is_supervised() and launch_id() is None
+    folder = folder or base
+    return Run(folder, checkpoint, options=changed, lines=(*lines, _place_line(folder, checkpoint)))
 
 
 def weights_file(options: Mapping[str, Any]) -> Path | None:
@@ -293,6 +274,12 @@ def _bound_by(weights: Path | dict[str, Any], options: Mapping[str, Any]) -> dic
     else:
         record = checkpoint_record(weights)
     return bound_options(record, is_gray=format_class(options["data.format"]).is_gray)
+
+
+def check_machine(options: Mapping[str, Any]) -> None:
+    """Raise a UserError for an accelerator or a number of devices that this machine does not have."""
+    check_accelerator(options["trainer.accelerator"])
+    check_devices(options["trainer.devices"], training_device(options))
 
 
 def check_devices(devices: Any, device: torch.device) -> None:

@@ -14,7 +14,7 @@ from zlib import crc32
 from yolo_lightning.checkpoints import run_folder
 from yolo_lightning.commands.answers import PROGRAM
 from yolo_lightning.commands.doctor.inspect_machine import ENVIRONMENT
-from yolo_lightning.commands.start_supervisor import folder_of, supervise_fit
+from yolo_lightning.commands.fit_start import ChosenRun, choose_run, supervise_fit
 from yolo_lightning.commands.unattended import unattended
 from yolo_lightning.errors import UserError
 from yolo_lightning.options.run_spec import PREFIX, read_configuration, read_spec
@@ -82,7 +82,7 @@ def install(target: Path, *, command: list[str] = [], show: bool = False) -> Non
     options = read_spec(words, os.environ).given
     folder = target
     if not target.is_dir():
-        folder, _ = folder_of(options)
+        folder = choose_run(options).folder
     run = folder.absolute()
     if is_finished(run):
         raise UserError(f"{run} is finished: there is nothing to resume. A longer fit starts with --resume.")
@@ -156,7 +156,7 @@ def run(run: Path, *, command: list[str]) -> NoReturn:
 def _start(run: Path, command: Sequence[str]) -> NoReturn:
     if not run.is_dir():
         raise UserError(f"the run folder {run} does not exist: mount its disk, or create the folder for a new run")
-    supervise_fit(read_spec(command, os.environ), run)
+    supervise_fit(read_spec(command, os.environ), ChosenRun(run, resumes=True), is_service=True)
 
 
 service = {"install": install, "remove": remove, "run": run}

@@ -1,17 +1,14 @@
-"""What happens to a run that nobody watches, and the start of such a run: `fit --detach`."""
+"""What happens to a run that nobody watches."""
 
 import shlex
 from pathlib import Path
-from typing import NoReturn
 
 from yolo_lightning.commands.answers import PROGRAM
-from yolo_lightning.supervision.job import Job, SuperviseSettings, start_detached
+from yolo_lightning.supervision.job import SuperviseSettings
 from yolo_lightning.supervision.next_action import EARLY_ATTEMPTS
 from yolo_lightning.utils import sensors
 from yolo_lightning.utils.host import lingers
-from yolo_lightning.utils.run_files import CHECKPOINT_PATTERN, CHECKPOINTS, LOG_FILE
-
-FIRST_BATCH_WAIT_S = 120.0
+from yolo_lightning.utils.run_files import CHECKPOINT_PATTERN, CHECKPOINTS
 
 
 def unattended(run: Path, settings: SuperviseSettings, *, has_service: bool) -> list[str]:
@@ -70,19 +67,3 @@ def _ends(settings: SuperviseSettings) -> list[str]:
         f"              before it, in a new run: by two equal errors (1), by {starts} (76),",
         "              by a process that survives SIGKILL or a device that does not respond (77)",
     ]
-
-
-def detach(run: Path, job: Job) -> NoReturn:
-    """Start the supervisor of a fit in a session of its own, and end this process.
-
-    Raises:
-        SystemExit: With code 0 if the supervisor runs, else with its exit code.
-    """
-    process, code = start_detached(run, job, FIRST_BATCH_WAIT_S)
-    if code is not None:
-        raise SystemExit(code if code >= 0 else 1)
-    folder = shlex.quote(str(run))
-    print(f"\nDetached: process {process} trains in {run}; output: {run / LOG_FILE}")
-    print(f"  {PROGRAM} monitor {folder}\n  {PROGRAM} stop {folder}")
-    print("\n".join(unattended(run, job.settings, has_service=False)))
-    raise SystemExit(0)

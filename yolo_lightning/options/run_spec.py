@@ -102,20 +102,20 @@ class RunSpec:
         """
         return [self.command, *with_parser_help(setting.word for setting in self.settings)]
 
-    def write(self, folder: Path, checkpoint: Path | None = None) -> None:
+    def write(self, folder: Path, checkpoint: str | None = None) -> None:
         """Write the options of a fit into its run folder, from which `--config` reads them.
 
         Only the owner can read the file, which can contain addresses for notifications.
 
         Args:
             folder: Run folder.
-            checkpoint: Checkpoint at which the fit begins, if the options name one.
+            checkpoint: File or address of the checkpoint at which the fit begins, if the options name one.
         """
-        places = {"trainer.default_root_dir": folder}
+        places = {"trainer.default_root_dir": str(folder)}
         if checkpoint is not None:
             places["ckpt_path"] = checkpoint
         words = [setting.word for setting in self.settings if setting.key not in places]
-        words += [f"--{key}={path}" for key, path in places.items()]
+        words += [f"--{key}={place}" for key, place in places.items()]
         with replacing(folder / SPEC_FILE) as temporary:
             temporary.touch(0o600)
             temporary.write_text(json.dumps(words, indent=1))

@@ -12,14 +12,11 @@ import pytest
 from tests.conftest import REPOSITORY
 from tests.helpers.empty_checkpoints import empty_checkpoint
 from tests.helpers.program import run_python
-from yolo_lightning.commands import start_supervisor as module
+from yolo_lightning.checkpoints.checkpoint_file import link_checkpoint
+from yolo_lightning.commands import fit_start as module
 from yolo_lightning.commands.answers import resolve, with_run
+from yolo_lightning.commands.fit_start import ChosenRun, choose_run, finished_line, reserve_run, start_supervisor
 from yolo_lightning.commands.option_limits import check_deadline, check_trainer
-from yolo_lightning.commands.start_supervisor import (
-    finished_line,
-    folder_of,
-    start_supervisor,
-)
 from yolo_lightning.options.run_spec import configuration_file, read_spec
 from yolo_lightning.supervision import Job, in_use, reserve, run_lock
 from yolo_lightning.supervision.job import supervise_settings
@@ -136,20 +133,43 @@ def test_supervisor_gets_settings_folder_and_workers(begun: list[tuple[Path, Job
 
 def test_run_folders(begun: list[tuple[Path, Job]]) -> None:
     older, newer = empty_checkpoint("r", 1), empty_checkpoint("r", 2)
-    assert folder_of({"trainer.default_root_dir": "r"}) == (Path("r-2"), None)
-    assert folder_of({"trainer.default_root_dir": "r", "resume": True}) == (Path("r"), None)
-    assert folder_of({"trainer.default_root_dir": "r", "ckpt_path": "last"}) == (Path("r"), None)
-    assert folder_of({"trainer.default_root_dir": "r", "ckpt_path": str(newer)}) == (Path("r"), newer)
-    assert folder_of({"trainer.default_root_dir": "r", "ckpt_path": str(older)}) == (Path("r-2"), older)
-    assert folder_of({"trainer.default_root_dir": "x", "ckpt_path": "s3://bucket/a.ckpt"}) == (Path("x"), None)
+    for options, chosen in (
+        ({}, ChosenRun(Path("r-2"), is_new=True)),
+        ({"resume": True}, ChosenRun(Path("r"), resumes=True)),
+        ({"ckpt_path": "last"}, ChosenRun(Path("r"), resumes=True)),
+        ({"ckpt_path": str(newer)}, ChosenRun(Path("r"), str(newer))),
+        ({"ckpt_path": str(older)}, ChosenRun(Path("r-2"), str(older), is_new=True)),
+        ({"ckpt_path": f"file://{newer.absolute()}"}, ChosenRun(Path("r").absolute(), f"file://{newer.absolute()}")),
+        ({"ckpt_path": "s3://bucket/a.ckpt"}, ChosenRun(Path("r-2"), "s3://bucket/a.ckpt", is_new=True)),
+    ):
+        assert choose_run({"trainer.default_root_dir": "r", **options}) == chosen, options
     with pytest.raises(ValueError, match="nothing to resume: no run folder x or x-<n>"):
-        folder_of({"trainer.default_root_dir": "x", "resume": True})
+        choose_run({"trainer.default_root_dir": "x", "resume": True})
     with pytest.raises(ValueError, match="must be a local folder, got s3://bucket"):
-        folder_of({"trainer.default_root_dir": "s3://bucket"})
+        choose_run({"trainer.default_root_dir": "s3://bucket"})
+
+
+def test_supervised_trainer_uses_the_folder_of_its_supervisor(begun: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for run in ("r", "r-2"):
+        empty_checkpoint(run, 1)
+    monkeypatch.setenv(MARKER_VARIABLE, "token")
+    options = {"trainer.default_root_dir": "r", "resume": True, "mirror": "s3://bucket"}
+    assert choose_run(options) == ChosenRun(Path("r"), resumes=True)
+    assert choose_run({"trainer.default_root_dir": "r-3"}) == ChosenRun(Path("r-3"))
+
+
+def test_run_of_a_mirror_is_resumed_in_a_folder_of_its_name(begun: Any, tmp_path: Path) -> None:
+    for name in ("step-000000001.ckpt", "step-000000001.ckpt.json"):
+        (tmp_path / "away" / "run-7" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "away" / "run-7" / name).write_text("{}")
+    chosen = choose_run({"trainer.default_root_dir": "run", "mirror": f"file://{tmp_path}/away", "resume": True})
+    assert (chosen.folder.name, chosen.resumes) == ("run-7", True)
+    assert not chosen.folder.exists()
 
 
 def test_best_checkpoint_is_passed_as_a_file(begun: list[tuple[Path, Job]]) -> None:
-    best = empty_checkpoint("runs/yolo", 1).rename("runs/yolo/checkpoints/best.ckpt")
+    best = Path("runs/yolo/checkpoints/best.ckpt")
+    link_checkpoint(empty_checkpoint("runs/yolo", 1), best)
     empty_checkpoint("runs/yolo", 2)
     with pytest.raises(SystemExit):
         start_supervisor(read_spec(["fit", "--config", "on.yaml", "--ckpt_path", "best"], os.environ))
@@ -185,8 +205,8 @@ def test_credentials_on_the_command_line_are_refused() -> None:
 
 def test_start_loads_neither_torch_nor_lightning(tmp_path: Path) -> None:
     code = (
-        "import sys\nfrom yolo_lightning.commands import start_supervisor\n"
-        "start_supervisor.become_supervisor = lambda *_: sys.exit(repr({'torch', 'lightning'} & sys.modules.keys()))\n"
+        "import sys\nfrom yolo_lightning.commands import fit_start\n"
+        "fit_start.become_supervisor = lambda *_: sys.exit(repr({'torch', 'lightning'} & sys.modules.keys()))\n"
         "sys.argv = ['x', 'fit', '--supervision.enabled', 'true', '--data.root', '.']\n"
         "from yolo_lightning.__main__ import main\nmain()"
     )
@@ -280,10 +300,9 @@ def test_second_fit_takes_the_next_folder(tmp_path: Path, begun: list[tuple[Path
         with pytest.raises(SystemExit):
             start_supervisor(read_spec(words, os.environ))
         assert not reserve(tmp_path / "run")
-    with pytest.raises(SystemExit):
-        start_supervisor(read_spec(words, os.environ))
+    assert reserve_run(read_spec(words, os.environ).given).folder == tmp_path / "run"
 
-    assert [folder.name for folder, _ in begun] == ["run-2", "run"]
+    assert [folder.name for folder, _ in begun] == ["run-2"]
 
 
 def test_locked_folder_is_in_use_for_other_processes_only(tmp_path: Path) -> None:
