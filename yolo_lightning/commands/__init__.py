@@ -13,7 +13,7 @@ TOOLS = {
     "benchmark": "measure a GPU or another device (gpu), or the samples of a dataset (loader)",
     "bootstrap": "intervals of the scores of a validation or test",
     "contact_sheet": "draw the input of the network with its boxes",
-    "doctor": "inspect this machine and recommend settings",
+    "doctor": "inspect this machine and test what can hang or crash",
     "export": "write the trained network for Ultralytics or ONNX Runtime",
     "monitor": "show the state of a run, live or afterwards, or list the runs",
     "prepare": "pack frames into a store, or check a dataset",

@@ -101,15 +101,9 @@ CASES = [
     (replace(PLAIN, disks={RUN_DISK: None}), RUN_DISK, Severity.BAD, "does not answer"),
     (with_disk(PLAIN, RUN_DISK, GIB, GIB - 1), RUN_DISK, Severity.BAD, "of 1.0 GiB free"),
     (with_disk(PLAIN, RUN_DISK, 5 * GIB, 4 * GIB), "disk for runs", Severity.WARNING, "4.0 GiB"),
-    (GOOD_AMD, "huge pages", Severity.OK, "moves no pages"),
-    (GOOD_AMD, "swap", Severity.OK, "moves no pages"),
     (kernel(GOOD_AMD, huge_pages="always"), "huge pages", Severity.NOTE, "stop the queues"),
     (kernel(GOOD_AMD, numa_balancing=True), "NUMA balancing", Severity.NOTE, "stop the queues"),
     (kernel(PLAIN, log_restricted=True), "kernel log", Severity.NOTE, "readable by root only"),
-    (replace(kernel(PLAIN, log_restricted=True), is_root=True), "kernel log", Severity.OK, "readable"),
-    (replace(kernel(PLAIN, log_restricted=True), reads_journal=True), "kernel log", Severity.OK, "readable"),
-    (replace(PLAIN, lingers=True), "linger", Severity.OK, "survive"),
-    (replace(PLAIN, lingers=False), "linger", Severity.NOTE, "end with the last logout"),
 ]
 
 
@@ -133,8 +127,19 @@ def test_a_card_without_code_is_told_which_builds_have_it(check: str) -> None:
     assert "python-pytorch-rocm" in found.advice
 
 
-def test_kernel_without_the_settings() -> None:
-    assert worst(machine_findings(replace(GOOD_AMD, kernel=KernelSettings()))) is Severity.NOTE
+@pytest.mark.parametrize(
+    "machine",
+    [
+        GOOD_AMD,
+        replace(GOOD_AMD, kernel=KernelSettings()),
+        kernel(PLAIN, huge_pages="always", numa_balancing=True),
+        replace(kernel(PLAIN, log_restricted=True), is_root=True),
+        replace(kernel(PLAIN, log_restricted=True), reads_journal=True),
+    ],
+)
+def test_kernel_settings_without_consequence_are_not_listed(machine: MachineFacts) -> None:
+    checks = {finding.check for finding in machine_findings(machine)}
+    assert not checks & {"swap", "huge pages", "NUMA balancing", "kernel log"}
 
 
 def test_worst_returns_the_highest_severity() -> None:

@@ -29,7 +29,7 @@ from yolo_lightning.supervision.child_process import Ended, run_child
 from yolo_lightning.supervision.kill import Killed
 from yolo_lightning.utils.process_identity import Process, read_process
 
-ANSWER = '{"outcome": "works", "detail": "fine", "facts": {"device": "cuda"}}'
+ANSWER = '{"outcome": "works", "detail": "fine", "device": "cuda"}'
 
 
 def python(code: str) -> list[str]:
@@ -66,7 +66,7 @@ def try_it(code: str, timeout_s: float = 20.0) -> ProbeOutcome:
 def test_end_of_the_child_is_the_outcome(code: str, outcome: Outcome, detail: str) -> None:
     result = try_it(code)
     assert (result.outcome, result.detail) == (outcome, detail)
-    assert result.facts == ({"device": "cuda"} if outcome is Outcome.WORKS else {})
+    assert result.device == ("cuda" if outcome is Outcome.WORKS else "")
 
 
 def test_a_child_that_cannot_be_started_is_a_failure() -> None:
@@ -115,8 +115,8 @@ class Script:
 
     def __call__(self, probe: Probe, device: str, timeout_s: float) -> ProbeOutcome:
         self.calls.append((probe, device))
-        facts = {"device": "cuda"} if probe is Probe.DEVICE else {}
-        return ProbeOutcome(probe, self.outcomes.get(probe, Outcome.WORKS), facts=facts)
+        device = "cuda" if probe is Probe.DEVICE else ""
+        return ProbeOutcome(probe, self.outcomes.get(probe, Outcome.WORKS), device=device)
 
 
 def run_script(monkeypatch: pytest.MonkeyPatch, **outcomes: Outcome) -> tuple[Script, list[ProbeOutcome]]:
@@ -240,7 +240,6 @@ def test_a_device_without_code_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     answer = WORK[Probe.DEVICE](Probe.DEVICE, "cuda", 1.0)
     assert answer.outcome is Outcome.FAILS
     assert answer.detail == "HIP error: invalid device function; torch contains code for gfx1030, but not for gfx1010"
-    assert answer.facts["architectures"] == ["gfx1030"], "a suitable build is recommended"
 
 
 def test_a_wrong_row_of_a_large_product_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,29 +77,21 @@ def details(record: StageRecord) -> list[str]:
 
 
 def settings(by_stage: Mapping[Stage, StageRecord]) -> list[str]:
-    """Return a table of recommended settings with reasons: doctor's, and the fastest correct convolutions."""
-    options = {}
-    for option in _measured(by_stage, Stage.MACHINE).get("doctor", {}).get("recommended", {}).get("options", ()):
-        if option["value"] is not None:
-            options[option["key"]] = (option["value"], option["reason"])
+    """Return a table of the settings of the fastest correct training step."""
     is_wrong = Stage.CORRECTNESS in by_stage and by_stage[Stage.CORRECTNESS].state is StageState.FAILED
     times_s = {}
     for result in _measured(by_stage, Stage.STEP).get("results", ()):
         name = result["variant"]
         if result["samples_s"] and name in SETTINGS_OF and not (is_wrong and "gemm" in name):
             times_s[name] = median(result["samples_s"])
-    if times_s:
-        best = min(times_s, key=times_s.__getitem__)
-        reason = f"`{best}` has the fastest training step"
-        if is_wrong:
-            reason += " of the correct variants"
-        options.pop(BACKEND, None)
-        for key, value in SETTINGS_OF[best].items():
-            options[key] = (value, f"{reason}, {times_s[best] * 1000:.1f} ms")
-    rows = [[f"`{key}`", f"`{value}`", reason] for key, (value, reason) in options.items()]
-    if not rows:
+    if not times_s:
         return ["Not measured."]
-    return table(["setting", "value", "reason"], rows)
+    best = min(times_s, key=times_s.__getitem__)
+    fastest = f"`{best}` has the fastest training step"
+    if is_wrong:
+        fastest += " of the correct variants"
+    rows = [[f"`{key}`", f"`{value}`"] for key, value in SETTINGS_OF[best].items()]
+    return [f"{fastest}, {times_s[best] * 1000:.1f} ms:", "", *table(["setting", "value"], rows)]
 
 
 def _measured(by_stage: Mapping[Stage, StageRecord], stage: Stage) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from yolo_lightning.commands.doctor.read_hardware import KernelSettings, PciGpu,
 from yolo_lightning.supervision.helper_process import bounded
 from yolo_lightning.utils import sensors
 from yolo_lightning.utils.addresses import SECRET
-from yolo_lightning.utils.host import available_cores, lingers
+from yolo_lightning.utils.host import available_cores
 from yolo_lightning.utils.offline import ENVIRONMENT_SWITCHES
 from yolo_lightning.utils.sensors import Capacity
 
@@ -88,7 +88,6 @@ class MachineFacts:
     kernel: KernelSettings = field(default_factory=KernelSettings)
     is_root: bool = False
     reads_journal: bool = False  # whether this user can read the system journal
-    lingers: bool | None = None  # whether services of this user survive a logout; None without systemd
 
     @property
     def cards(self) -> tuple[PciGpu, ...]:
@@ -156,7 +155,6 @@ def inspect_machine(run: Path, root: Path = sensors.ROOT) -> MachineFacts:
         reads_journal=any(
             os.access(file, os.R_OK) for name in JOURNALS for file in (root / name).glob("*/system.journal")
         ),
-        lingers=lingers(root),
     )
 
 

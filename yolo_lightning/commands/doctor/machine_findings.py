@@ -219,7 +219,7 @@ def overriding_architecture(machine: MachineFacts) -> str | None:
 def own_build(machine: MachineFacts) -> str:
     """Return where a torch build for gfx101x cards comes from."""
     extras = ",".join(f"device-{name}" for name in sorted(own_architectures(machine) & RDNA1))
-    wheels = f"install torch[{extras}] from TheRock's multi-architecture wheels"
+    wheels = f"pip install 'torch[{extras}]' 'torchvision[{extras}]' with TheRock's multi-architecture wheels"
     return f"{wheels}, or on Arch Linux the package python-pytorch-rocm; neither needs an override"
 
 
@@ -314,13 +314,6 @@ def _system_findings(machine: MachineFacts) -> Iterator[Finding]:
     if machine.kernel.log_restricted and not machine.is_root and not machine.reads_journal:
         advice = "sudo usermod -aG systemd-journal $USER adds lines of the kernel log to incident reports"
         yield Finding("kernel log", "readable by root only", Severity.NOTE, advice)
-    else:
-        yield Finding("kernel log", "readable")
-    if machine.lingers:
-        yield Finding("linger", "services of this user survive a logout")
-    elif machine.lingers is not None:
-        advice = "loginctl enable-linger, for runs that a service starts or restarts"
-        yield Finding("linger", "services of this user end with the last logout", Severity.NOTE, advice)
 
 
 def _processor(machine: MachineFacts) -> Finding:
@@ -348,16 +341,16 @@ def _memory(memory: Capacity) -> Finding:
 
 def _moved_pages(machine: MachineFacts) -> Iterator[Finding]:
     """Yield findings about swap and kernel settings that move pages, which can stop the queues of an AMD GPU."""
-    kernel = machine.kernel
-    for check, setting, moves_pages, advice in (
-        ("swap", _gib(machine.swap_bytes), machine.swap_bytes > 0, "sudo swapoff -a, if memory is sufficient"),
-        ("huge pages", kernel.huge_pages, kernel.huge_pages == "always", "see the commands below"),
-        ("NUMA balancing", "on", kernel.numa_balancing, "see the commands below"),
-    ):
-        if moves_pages:
-            yield Finding(check, f"{setting}: moving pages can stop the queues of an AMD GPU", Severity.NOTE, advice)
-        else:
-            yield Finding(check, "moves no pages")
+    settings = []
+    if machine.swap_bytes:
+        settings.append(("swap", _gib(machine.swap_bytes), "sudo swapoff -a, if memory is sufficient"))
+    if machine.kernel.huge_pages == "always":
+        advice = "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled"
+        settings.append(("huge pages", "always", advice))
+    if machine.kernel.numa_balancing:
+        settings.append(("NUMA balancing", "on", "sudo sysctl kernel.numa_balancing=0"))
+    for check, setting, advice in settings:
+        yield Finding(check, f"{setting}: moving pages can stop the queues of an AMD GPU", Severity.NOTE, advice)
 
 
 def _gib(size_bytes: int) -> str:

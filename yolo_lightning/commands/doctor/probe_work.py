@@ -8,7 +8,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from yolo_lightning.commands.doctor.probes import PHASE, Outcome, Probe
@@ -34,7 +34,7 @@ class Answer:
 
     outcome: Outcome
     detail: str
-    facts: dict[str, Any] = field(default_factory=dict)
+    device: str = ""  # found by the probe `DEVICE`
 
 
 def main(probe: Probe, device: str, timeout_s: float) -> None:
@@ -85,29 +85,26 @@ def _torch_device(probe: Probe, device: str, timeout_s: float) -> Answer:
     announce("find the device")
     if device == "auto":
         device = accelerator_type()
-    facts: dict[str, Any] = {"device": device, "name": "", "architectures": [], "capability": None}
+    name = ""
     missing = ""
     if device.startswith("cuda"):
         properties = torch.cuda.get_device_properties(device)
-        facts["name"] = properties.name
-        facts["architectures"] = torch.cuda.get_arch_list()
+        name = properties.name
+        architecture = f"sm_{properties.major}{properties.minor}"
         if torch.version.hip:
             architecture = properties.gcnArchName
-            facts["name"] = f"{properties.name} {architecture}".strip()  # a GPU can have no name
-        else:
-            architecture = f"sm_{properties.major}{properties.minor}"
-            facts["capability"] = [properties.major, properties.minor]
-        missing = missing_code(architecture, facts["architectures"])
+            name = f"{properties.name} {architecture}".strip()  # a GPU can have no name
+        missing = missing_code(architecture, torch.cuda.get_arch_list())
     elif not device.startswith("cpu"):
-        facts["name"] = device_name(torch.device(device))
+        name = device_name(torch.device(device))
     announce(f"compute on {device}{missing}")
     try:
         total = torch.arange(1000.0, device=device).sum().item()
     except RuntimeError as error:
-        return Answer(Outcome.FAILS, f"{str(error).partition(chr(10))[0]}{missing}", facts)
+        return Answer(Outcome.FAILS, f"{str(error).partition(chr(10))[0]}{missing}", device)
     if total != 499_500.0:
-        return Answer(Outcome.WRONG, f"the sum of 0 to 999 is {total} on {device}", facts)
-    return Answer(Outcome.WORKS, f"{device} {facts['name']}".strip() + missing, facts)
+        return Answer(Outcome.WRONG, f"the sum of 0 to 999 is {total} on {device}", device)
+    return Answer(Outcome.WORKS, f"{device} {name}".strip() + missing, device)
 
 
 def missing_code(architecture: str, built: Sequence[str]) -> str:
@@ -155,7 +152,7 @@ def matmul(probe: Probe, device: str, timeout_s: float) -> Answer:
     announce("convolutions in bfloat16 and float32")
     share = trial.convolution_share(trial.trial_convolution(torch.device("cpu")), dtype)
     detail = f"{answer.detail}; convolutions take {share:.2f} times as long as in float32"
-    return Answer(answer.outcome, detail, {"bfloat16_share": share, "pays": share <= trial.LARGEST_SHARE})
+    return Answer(answer.outcome, detail)
 
 
 def exact_products(probe: Probe, device: str, timeout_s: float) -> Answer:

@@ -3,9 +3,8 @@
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 from yolo_lightning.commands.doctor.machine_findings import Finding, Severity
 from yolo_lightning.supervision.child_process import Ended, run_child
@@ -69,7 +68,7 @@ class ProbeOutcome:
     outcome: Outcome
     detail: str = ""  # evidence in a few words
     seconds: float = 0.0
-    facts: dict[str, Any] = field(default_factory=dict)  # of the device: name, device, architectures, capability
+    device: str = ""  # found by the probe `DEVICE`
 
     @property
     def works(self) -> bool:
@@ -99,7 +98,7 @@ def run_probes(device: str, timeout_s: float) -> list[ProbeOutcome]:
         result = run_probe(probe, device, timeout_s)
         results.append(result)
         if probe is Probe.DEVICE:
-            device = result.facts.get("device", device)
+            device = result.device or device
             stop = "" if result.works else "torch cannot use the device"
         elif result.outcome is Outcome.HANGS and probe is not Probe.LOADER and not device.startswith("cpu"):
             stop = f"after the hang of: {title}"
@@ -131,13 +130,13 @@ def judge_end(probe: Probe, ended: Ended, timeout_s: float) -> ProbeOutcome:
         answer = json.loads(ended.out[-1])
         outcome = Outcome(answer["outcome"])
         detail = str(answer["detail"])
-        facts = dict(answer["facts"])
+        device = str(answer["device"])
     except (IndexError, KeyError, TypeError, ValueError):
         problem = f"exit code {ended.code}{place}"
         if errors:
             problem += f"; {errors[-1][:240]}"
         return ProbeOutcome(probe, Outcome.FAILS, problem, ended.seconds)
-    return ProbeOutcome(probe, outcome, detail, ended.seconds, facts)
+    return ProbeOutcome(probe, outcome, detail, ended.seconds, device)
 
 
 def probe_findings(results: Sequence[ProbeOutcome]) -> list[Finding]:
