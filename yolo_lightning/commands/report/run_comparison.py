@@ -1,4 +1,4 @@
-"""The HTML page that compares several runs. All text from files is escaped."""
+"""The HTML page that compares several runs. The template escapes all text from files."""
 
 import json
 import os
@@ -13,18 +13,7 @@ from matplotlib import rc_context
 
 from yolo_lightning.checkpoints.resume import NOT_COMPARED
 from yolo_lightning.commands.report import figures
-from yolo_lightning.commands.report.page import (
-    MISSING,
-    STAGE_NAMES,
-    figure,
-    grid,
-    note,
-    problem_list,
-    run_facts,
-    section,
-    table,
-    whole_page,
-)
+from yolo_lightning.commands.report.page import MISSING, STAGE_NAMES, Chart, run_facts, whole_page
 from yolo_lightning.commands.report.read_report import Contents, Evaluation, read_contents
 from yolo_lightning.errors import UserError
 from yolo_lightning.evaluation.drift import clip_of_id, month_name
@@ -62,45 +51,36 @@ def by_name(folders: Sequence[Path]) -> dict[str, Contents]:
 
 @rc_context(figures.STYLE)
 def render_comparison(runs: Runs) -> str:
-    """Return a page that compares two or more runs with the first one, as one HTML file without external references."""
-    links = {"options": "options", "val": "validation", "test": "test", "curves": "training"}
-    parts = [
-        section("summary", "Summary", _summary(runs)),
-        section("options", "Different options", _different_options(runs)),
-        *(section(stage, title, _scores(runs, stage)) for stage, title in STAGE_NAMES.items()),
-        section("curves", "Training", _curves(runs)),
-    ]
-    read_s = min(contents.read_s for contents in runs.values())
-    return whole_page(f"Comparison of {len(runs)} runs", links, parts, read_s)
-
-
-def _summary(runs: Runs) -> str:
+    """Return a page that compares two or more runs with the first one, as one HTML file."""
     facts_by_run = {run: run_facts(contents) for run, contents in runs.items()}
-    problems = [f"{run}: {problem}" for run, contents in runs.items() for problem in contents.problems]
-    return _entry_table("", facts_by_run, entry_rows(facts_by_run, different=False)) + problem_list(problems)
+    differences = _differences(runs)
+    different_entries = [row[0] for part in differences for row in part["rows"]]
+    return whole_page(
+        "comparison.html",
+        title=f"Comparison of {len(runs)} runs",
+        read_s=min(contents.read_s for contents in runs.values()),
+        runs=list(runs),
+        summary=entry_rows(facts_by_run, different=False),
+        problems=[f"{run}: {problem}" for run, contents in runs.items() for problem in contents.problems],
+        differences=differences,
+        data_entries=[entry for entry in different_entries if entry.startswith(DATA_ENTRIES)],
+        splits=[_split(runs, stage) for stage in STAGE_NAMES],
+        curves=_curves(runs),
+    )
 
 
-def _different_options(runs: Runs) -> str:
+def _differences(runs: Runs) -> list[dict[str, Any]]:
     """Return the options and the entries of the environment that are not equal in all runs that record them."""
-    page = ""
-    data_entries: list[str] = []
     recorded: dict[str, dict[str, Mapping[str, Any]]] = {
         "option": {run: options_by_name(contents.settings) for run, contents in runs.items() if contents.settings},
         "environment": {run: contents.environment for run, contents in runs.items() if contents.environment},
     }
+    differences = []
     for heading, tables in recorded.items():
         rows = [row for row in entry_rows(tables, different=True) if row[0] != "started"]
-        if rows:
-            page += _entry_table(heading, tables, rows)
-        else:
-            page += note(f"{heading}: no differences.")
-        data_entries += [entry for entry, *_ in rows if entry.startswith(DATA_ENTRIES)]
-        if len(tables) < len(runs):
-            page += note(f"{heading}: not recorded by {', '.join(run for run in runs if run not in tables)}.")
-    if data_entries:
-        names = ", ".join(data_entries)
-        page += note(f"The training data differ ({names}): the scores do not compare the other options alone.")
-    return page
+        unrecorded = [run for run in runs if run not in tables]
+        differences.append({"heading": heading, "runs": list(tables), "rows": rows, "unrecorded": unrecorded})
+    return differences
 
 
 def options_by_name(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,11 +116,6 @@ def _as_text(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _entry_table(heading: str, runs: Mapping[str, Any], rows: Sequence[Sequence[str]]) -> str:
-    cells = table([heading, *runs], rows, numbers_from=len(runs) + 1)
-    return f'<div class="wrapped">{cells}</div>'
-
-
 @dataclass(frozen=True, slots=True)
 class ScoredRun:
     """An evaluation of a run with the scores of bootstrap samples."""
@@ -165,8 +140,9 @@ class ScoredRun:
         return [*cells, f"{difference:+.4f}", _interval_text(interval, "+")]
 
 
-def _scores(runs: Runs, stage: str) -> str:
+def _split(runs: Runs, stage: str) -> dict[str, Any]:
     """Return the scores of a split with intervals, and their differences from the first run with paired intervals."""
+    split = {"stage": stage, "title": STAGE_NAMES[stage]}
     scored = []
     for run, contents in runs.items():
         for evaluation in contents.evaluations:
@@ -174,7 +150,7 @@ def _scores(runs: Runs, stage: str) -> str:
                 record = evaluation.record
                 scored.append(ScoredRun(run, evaluation, bootstrap(record.matches, record.image_ids, SAMPLES)))
     if not scored:
-        return note("No run has this evaluation.")
+        return split | {"rows": [], "notes": ["No run has this evaluation."]}
     first = scored[0]
     notes = []
     comparable = []
@@ -201,8 +177,7 @@ def _scores(runs: Runs, stage: str) -> str:
     if first.samples.single_clips:
         months = ", ".join(map(month_name, first.samples.single_clips))
         notes.append(f"Intervals are too narrow, because these months have one clip only: {months}.")
-    head = ["score", "run", "frames", "batches trained", "value", "95 % interval", "difference", "95 % interval"]
-    return table(head, rows, numbers_from=2) + "".join(map(note, notes))
+    return split | {"rows": rows, "notes": notes}
 
 
 def paired_intervals(samples: BootstrapScores, first_samples: BootstrapScores) -> dict[str, tuple[float, float, float]]:
@@ -231,7 +206,7 @@ def _interval_text(interval: tuple[float, float, float] | None, sign: str = "") 
     return f"{low:{sign}.4f} to {high:{sign}.4f}"
 
 
-def _curves(runs: Runs) -> str:
+def _curves(runs: Runs) -> list[list[Chart]]:
     """Return score and loss of all runs over epochs and over the training time."""
     times_s = [contents.metrics.columns["time_s"].max(initial=0.0) for contents in runs.values()]
     unit_s = 60.0
@@ -243,7 +218,7 @@ def _curves(runs: Runs) -> str:
         ("val/map_50", "Validation", SCORE_LABELS["map_50"], "scores"),
         ("train/loss", "Training", "loss", "logarithmic"),
     ]
-    page = ""
+    charts = []
     for name, title, label, scale in shown:
         over_epochs = {}
         over_time = {}
@@ -253,8 +228,9 @@ def _curves(runs: Runs) -> str:
             over_time[run] = metrics.series(name, metrics.columns["time_s"] / unit_s)
         by_epoch = figures.runs_figure(f"{label}-epochs", "epochs", label, over_epochs, scale)
         by_time = figures.runs_figure(f"{label}-time", unit, label, over_time, scale)
-        page += grid(
-            figure(f"{title}: {label} over epochs", by_epoch, "not logged."),
-            figure(f"{title}: {label} over the training time", by_time, "not logged."),
-        )
-    return page + note("Losses have equal scales only with equal loss weights and batch sizes.")
+        pair = [
+            Chart(f"{title}: {label} over epochs", by_epoch, "not logged."),
+            Chart(f"{title}: {label} over the training time", by_time, "not logged."),
+        ]
+        charts.append(pair)
+    return charts
