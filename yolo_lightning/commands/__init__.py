@@ -10,7 +10,7 @@ SUBCOMMANDS = {
 
 TOOLS = {
     "average": "average the last checkpoints of a run, or interpolate between checkpoints",
-    "benchmark": "measure a GPU or another device (gpu), or the samples of a dataset (loader)",
+    "benchmark": "measure convolutions and training steps of a GPU or another device",
     "bootstrap": "intervals of the scores of a validation or test",
     "contact_sheet": "draw the input of the network with its boxes",
     "doctor": "inspect this machine and test what can hang or crash",

@@ -43,7 +43,6 @@ RECALIBRATION_IMAGES = ">= 2"
 LIMITS_OF_TOOLS = {
     "contact_sheet": {"samples": SHEET_SAMPLES},
     "recalibrate": {"images": RECALIBRATION_IMAGES},
-    "benchmark loader": {"samples": ">= 1", "repeats": ">= 1"},
     PICTURES: {"batch_size": ">= 1"},
 }
 """Limits of the options of commands whose parser imports torch."""

@@ -29,7 +29,6 @@ SPLITS_READ: "dict[str, tuple[Split, ...]]" = {
     "validate": ("valid",),
     "test": ("test",),
     "predict": ("predict",),
-    "benchmark loader": ("train",),
     "contact_sheet": ("train",),
     "recalibrate": ("train", "valid"),
 }

@@ -1,4 +1,4 @@
-"""`python -m yolo_lightning benchmark gpu OUT`: all stages on one device; `benchmark loader`: samples of a dataset."""
+"""`python -m yolo_lightning benchmark gpu OUT`: all stages on one device."""
 
 import signal
 import sys
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from yolo_lightning.commands.benchmark.findings import FORMAT
 from yolo_lightning.commands.benchmark.gpu_page import answer, page
@@ -19,9 +19,6 @@ from yolo_lightning.utils.exit_codes import INTERRUPTED, ExitCode
 from yolo_lightning.utils.files import replacing, write_json
 from yolo_lightning.utils.paths import real_path, user_path
 from yolo_lightning.utils.stop_signals import pasteable
-
-if TYPE_CHECKING:
-    from yolo_lightning.data.datamodule import DetectionDataModule
 
 PAGE = "gpu.md"
 RESULTS = "gpu.json"
@@ -97,23 +94,5 @@ def write_results(out: Path, folder: Path, settings: Mapping[str, Any], command:
     return [record.state for record in records]
 
 
-def loader(*, data: "DetectionDataModule", samples: int = 60, repeats: int = 7) -> None:
-    """Measure training samples per second and core.
-
-    Every available storage (packed store, folder, frames.zip) is measured in turns, from a warm page cache, with the
-    full augmentation in every sample.
-
-    Args:
-        data: Dataset, augmentation, batch size and loader settings.
-        samples: Samples per measurement, on one core.
-        repeats: Measurements per storage; the median is reported.
-    """
-    from yolo_lightning.commands.benchmark.loader_speed import report_speeds
-
-    check_range("samples", samples, ">= 1")
-    check_range("repeats", repeats, ">= 1")
-    report_speeds(data, samples, repeats)
-
-
-benchmark = {"gpu": gpu, "loader": loader}
+benchmark = {"gpu": gpu}
 """Functions by the word after `benchmark`."""

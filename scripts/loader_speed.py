@@ -1,6 +1,13 @@
-"""`benchmark loader`: training samples per second and core from each storage."""
+"""Measure training samples per second and core from each available storage (packed store, folder, frames.zip).
+
+    python scripts/loader_speed.py --config configs/ltdv2.yaml --data.root LTDv2
+
+The storages take turns, from a warm page cache, with the full augmentation in every sample. Options `--data.*` are
+those of `fit`.
+"""
 
 import itertools
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -11,16 +18,26 @@ import torch
 
 from yolo_lightning.commands.benchmark.comparison import rounds
 from yolo_lightning.commands.benchmark.findings import table
+from yolo_lightning.commands.command_line import call
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import TrainingDataset
 from yolo_lightning.data.sampling.epoch_order import SampledOrder, Sampling
 from yolo_lightning.data.sampling.mosaic_partners import frames_to_cache
 from yolo_lightning.data.sampling.resumable_loader import EpochBatchSampler, Position
 from yolo_lightning.errors import UserError
+from yolo_lightning.utils.choices import check_range
 
 
-def report_speeds(data: DetectionDataModule, samples: int, repeats: int) -> None:
-    """Print the speed of each available storage as a table."""
+def loader_speed(*, data: DetectionDataModule, samples: int = 60, repeats: int = 7) -> None:
+    """Print the speed of each available storage as a table.
+
+    Args:
+        data: Dataset, augmentation, batch size and loader settings.
+        samples: Samples per measurement, on one core.
+        repeats: Measurements per storage; the median is reported.
+    """
+    check_range("samples", samples, ">= 1")
+    check_range("repeats", repeats, ">= 1")
     data.setup("fit")
     datasets = training_datasets(data)
     makers = {storage: sample_maker(dataset) for storage, dataset in datasets.items()}
@@ -94,3 +111,7 @@ def _time_samples(make: Callable[[], object], samples: int) -> float:
     for _ in range(samples):
         make()
     return (time.perf_counter() - began_s) / samples
+
+
+if __name__ == "__main__":
+    call(loader_speed, sys.argv[1:], "loader_speed")
