@@ -119,7 +119,7 @@ def draw_detections(run: Path, detector: "Detector") -> Path:
     import numpy as np
     from synthetic.drawn_dataset import SPLIT_FILES
 
-    from yolo_lightning.evaluation.drawing import GAP, GRAY, encode, write
+    from yolo_lightning.evaluation.drawing import FONT, GAP, GRAY, encode
     from yolo_lightning.utils.files import replacing
 
     first_frames: dict[str, Path] = {}
@@ -128,7 +128,8 @@ def draw_detections(run: Path, detector: "Detector") -> Path:
     cells = []
     for month in sorted(first_frames):
         frame = detector(first_frames[month]).plot()[..., ::-1].copy()  # OpenCV uses BGR
-        write(frame, month, 0, len(frame) - 1, (255, 255, 255))
+        for colour, width in (((0, 0, 0), 4), ((255, 255, 255), 1)):
+            cv2.putText(frame, month, (4, len(frame) - 6), FONT, 0.5, colour, width, cv2.LINE_AA)
         cells.append(cv2.copyMakeBorder(frame, 0, GAP, 0, GAP, cv2.BORDER_CONSTANT, value=(GRAY, GRAY, GRAY)))
     rows = [np.concatenate(cells[start : start + COLUMNS], axis=1) for start in range(0, len(cells), COLUMNS)]
     path = run / PICTURE

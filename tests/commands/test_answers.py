@@ -96,7 +96,7 @@ ANSWERS = [
     (["test", "best.ckpt"], 2, "Did you mean --ckpt_path best.ckpt?"),
     (["test", "--split", "test"], 2, "unknown key split; --help.full lists all keys."),
     (["prepare", "x.yaml"], 2, "Did you mean --format x.yaml?"),
-    (["benchmark", "loader", "x.yaml"], 2, "'x.yaml' follows no option;"),
+    (["contact_sheet", "x.yaml"], 2, "'x.yaml' follows no option;"),
     (
         ["fit", "--model.class_names", "[a]"],
         2,

@@ -15,7 +15,14 @@ from tests.helpers.data_module import data_module
 from yolo_lightning.cli import main
 from yolo_lightning.commands import contact_sheet as tool
 from yolo_lightning.commands.command_line import call
-from yolo_lightning.commands.contact_sheet import contact_sheet, draw_sample, sample_rows, spread_frames
+from yolo_lightning.commands.contact_sheet import (
+    contact_sheet,
+    draw_rows,
+    draw_sample,
+    sample_rows,
+    spread_frames,
+    title_of,
+)
 from yolo_lightning.data.batch import Sample
 from yolo_lightning.data.boxes import Letterbox
 from yolo_lightning.data.datamodule import DetectionDataModule
@@ -47,8 +54,8 @@ def test_picture_has_four_rows_of_samples(make: Make, tmp_path: Path) -> None:
     picture = cv2.imread(str(output))
     assert picture is not None
     height, width = picture.shape[:2]
-    assert width == 3 * (tool.CELL_PX + tool.GAP_PX)
-    assert height == 4 * (tool.CELL_PX * 64 // 96 + tool.BAND_PX) + tool.BAND_PX
+    assert width == 3 * tool.CELL_PX
+    assert height == 4 * (tool.CELL_PX * 64 // 96 + tool.TEXT_PX) + tool.LINE_PX
     assert (np.ptp(picture.astype(int), axis=2) > 60).any()  # coloured boxes
 
 
@@ -57,7 +64,8 @@ def test_difference_from_the_background_is_drawn(make: Make, tmp_path: Path) -> 
     contact_sheet(data=make(background=True, augmentation=Augmentation(mosaic=0)), output=output, samples=1)
     picture = cv2.imread(str(output))
     assert picture is not None
-    assert abs(np.median(picture[tool.BAND_PX :, : tool.CELL_PX]) - PADDING) <= 2  # most pixels are background
+    first_row = picture[tool.TEXT_PX : tool.CELL_PX, tool.CELL_PX // 4 : tool.CELL_PX // 2]
+    assert abs(np.median(first_row) - PADDING) <= 2  # most pixels are background
 
 
 def test_samples_are_those_of_the_training(make: Make, frames: LabelledFrames) -> None:
@@ -129,19 +137,25 @@ def sample(count: int, readable: bool = True) -> Sample:
 
 
 @pytest.mark.parametrize(
-    ("shown", "text"),
+    ("shown", "title"),
     [
         (sample(0), "7, 0 boxes"),
         (sample(1), "7, 1 box"),
         (sample(13), "7, 13 boxes"),
-        (sample(0, readable=False), "unreadable frame"),
+        (sample(0, readable=False), "7, 0 boxes, unreadable frame"),
     ],
 )
-def test_boxes_are_drawn_and_texts_written(shown: Sample, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    texts: list[str] = []
-    monkeypatch.setattr(tool, "write", lambda _, word, *rest: texts.append(word))
+def test_boxes_are_drawn_below_a_title(shown: Sample, title: str) -> None:
     assert (coloured(draw_sample(shown)) > 0) == (len(shown.boxes) > 0)
-    assert text in texts
+    assert title_of(shown) == title
+
+
+def test_rows_of_unequal_lengths_and_many_classes_have_one_picture(tmp_path: Path) -> None:
+    names = [f"class {number} of a dataset 日本 $" for number in range(80)]
+    draw_rows({"one": [sample(1)], "two": [sample(0), sample(13)]}, names, tmp_path / "sheet.png")
+    picture = cv2.imread(str(tmp_path / "sheet.png"))
+    assert picture is not None
+    assert picture.shape[:2] == (2 * (tool.CELL_PX + tool.TEXT_PX) + 20 * tool.LINE_PX, 2 * tool.CELL_PX)
 
 
 def options(*arguments: str) -> dict[str, Any]:

@@ -1,12 +1,15 @@
 """`contact_sheet`: a picture of the inputs of the network with their boxes."""
 
+import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 from yolo_lightning.commands.console import check_writable
 from yolo_lightning.commands.option_limits import SHEET_SAMPLES
@@ -16,27 +19,17 @@ from yolo_lightning.data.dataset import EvaluationDataset, TrainingDataset
 from yolo_lightning.data.index.sampled_names import sampled_positions
 from yolo_lightning.data.labelled_frames import LabelledFrames
 from yolo_lightning.data.sampling.resumable_loader import SampleKey
-from yolo_lightning.evaluation.drawing import (
-    FONT,
-    FONT_SCALE,
-    Image,
-    bgr,
-    class_colour,
-    resized,
-    with_boxes,
-    write,
-)
+from yolo_lightning.evaluation.drawing import Image, class_colour, resized, with_boxes
 from yolo_lightning.utils.choices import check_range
 from yolo_lightning.utils.files import replacing
-from yolo_lightning.utils.plain_text import one_line
+from yolo_lightning.utils.plain_text import without_math
 
 CELL_PX = 306
-GAP_PX = 6
-BAND_PX = 28
-"""Width of a sample, gap beside it, and height of a line of text, pixels."""
-TEXT_SCALE = 0.35
-BLACK = (0, 0, 0)
-WHITE = (255, 255, 255)
+TEXT_PX = 44
+LINE_PX = 20
+"""Width of a sample, height of its heading and title, and height of a line of the legend, pixels."""
+NAMES_PER_CELL = 2  # class names of the legend below each sample
+DPI = 100
 
 
 def contact_sheet(
@@ -113,48 +106,47 @@ def sample_rows(
 
 def draw_rows(rows: dict[str, list[Sample]], class_names: Sequence[str], path: Path) -> None:
     """Draw rows of samples with headings and a legend of the classes into a PNG."""
-    width = max(map(len, rows.values())) * (CELL_PX + GAP_PX)
-    bands: list[Image] = []
-    for heading, samples in rows.items():
-        cells = np.concatenate([draw_sample(sample) for sample in samples], axis=1)
-        cells = np.pad(cells, ((0, 0), (0, width - cells.shape[1]), (0, 0)), constant_values=255)
-        bands += [_text_band([(heading, BLACK)], cells.shape[1]), cells]
-    legend = [(name, bgr(class_colour(label))) for label, name in enumerate(class_names)]
-    bands.append(_text_band(legend, bands[-1].shape[1]))
+    columns = max(map(len, rows.values()))
+    legend_lines = math.ceil(len(class_names) / (NAMES_PER_CELL * columns))
+    height_px = len(rows) * _row_px(next(iter(rows.values()))[0]) + legend_lines * LINE_PX
+    figure = Figure((columns * CELL_PX / DPI, height_px / DPI), DPI, layout="constrained")
+    for part, (heading, samples) in zip(figure.subfigures(len(rows), squeeze=False)[:, 0], rows.items(), strict=True):
+        part.suptitle(without_math(heading), x=0.0, horizontalalignment="left", fontsize=9)
+        row = part.subplots(1, columns, squeeze=False)[0]
+        for axes in row:
+            axes.axis("off")
+        for axes, sample in zip(row, samples, strict=False):
+            axes.imshow(draw_sample(sample)[..., ::-1])
+            axes.set_title(title_of(sample), fontsize=6)
+    handles = [Patch(color=class_colour(label), label=without_math(name)) for label, name in enumerate(class_names)]
+    figure.legend(handles=handles, loc="outside lower left", ncols=NAMES_PER_CELL * columns, fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary:
-        temporary.write_bytes(cv2.imencode(".png", np.concatenate(bands))[1].tobytes())
+    with replacing(path) as temporary, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"Glyph .* missing from font")
+        figure.savefig(temporary, format="png")
 
 
-def _text_band(words: Sequence[tuple[str, tuple[int, int, int]]], width: int) -> Image:
-    """Return a white band with words in their colours, one after the other, in as many lines as they need."""
-    lines = 1
-    x = GAP_PX
-    places = []
-    for text, colour in words:
-        text_width = cv2.getTextSize(one_line(text), FONT, FONT_SCALE, 1)[0][0]
-        if x + text_width > width and x > GAP_PX:
-            lines += 1
-            x = GAP_PX
-        places.append((one_line(text), colour, (x, lines * BAND_PX - 8)))
-        x += text_width + 3 * GAP_PX
-    band = np.full((lines * BAND_PX, width, 3), 255, np.uint8)
-    for text, colour, place in places:
-        cv2.putText(band, text, place, FONT, FONT_SCALE, colour, 1, cv2.LINE_AA)
-    return band
+def _row_px(sample: Sample) -> int:
+    """Return the height of a row with its texts in pixels."""
+    height, width = sample.image.shape[:2]
+    image_px: int = round(CELL_PX * height / width)
+    return image_px + TEXT_PX
+
+
+def title_of(sample: Sample) -> str:
+    boxes = "1 box" if len(sample.labels) == 1 else f"{len(sample.labels)} boxes"
+    title = f"{without_math(sample.image_id)}, {boxes}"
+    if not sample.readable:
+        title += ", unreadable frame"
+    return title
 
 
 def draw_sample(sample: Sample) -> Image:
-    """Return one cell of the picture as BGR: a sample with its boxes, its id and its number of boxes."""
+    """Return the image of a sample with its boxes as BGR."""
     height, width = sample.image.shape[:2]
     gain = CELL_PX / width
     shown = np.asarray(np.clip(sample.image, 0, 255), np.uint8)
     if sample.image.shape[2:] == (2,):
         shown = shown[..., 1]
     cell = resized(shown, CELL_PX, max(1, round(height * gain)))
-    cell = with_boxes(cell, sample.boxes * gain, sample.labels.tolist(), width=1)
-    if not sample.readable:
-        write(cell, "unreadable frame", CELL_PX // 3, len(cell) // 2, WHITE, TEXT_SCALE)
-    text = f"{sample.image_id}, {len(sample.labels)} box{'' if len(sample.labels) == 1 else 'es'}"
-    write(cell, text, 0, len(cell) - 1, WHITE, TEXT_SCALE)
-    return cv2.copyMakeBorder(cell, 0, 0, 0, GAP_PX, cv2.BORDER_CONSTANT, value=(255, 255, 255)).astype(np.uint8)
+    return with_boxes(cell, sample.boxes * gain, sample.labels.tolist(), width=1)

@@ -200,15 +200,6 @@ def bgr(colour: str) -> tuple[int, int, int]:
     return blue, green, red
 
 
-def write(
-    image: Image, text: str, left: int, top: int, colour: tuple[int, int, int], font_scale: float = FONT_SCALE
-) -> None:
-    """Write text on black above a corner, inside the image."""
-    place = free_place((left, top, left, top), text_size(text, font_scale), image.shape, np.zeros((0, 4), np.int64))
-    assert place is not None, "there are no other texts"
-    _write_at(image, text, place, colour, font_scale)
-
-
 def _write_at(image: Image, text: str, place: Int64Array, colour: tuple[int, int, int], font_scale: float) -> None:
     """Write text on black into a place, xyxy, of the size that `text_size` returns."""
     x1, y1, x2, y2 = place.tolist()

@@ -54,11 +54,9 @@ def whole_page(template: str, **content: Any) -> str:
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
-    environment.filters |= {
-        "base64": lambda content: base64.b64encode(content).decode("ascii"),
-        "class_colour": class_colour,
-        "timestamp": timestamp,
-    }
+    environment.filters["base64"] = lambda jpeg: base64.b64encode(jpeg).decode("ascii")
+    environment.filters["class_colour"] = class_colour
+    environment.filters["timestamp"] = timestamp
     return environment.get_template(template).render(**content)
 
 
