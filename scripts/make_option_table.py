@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import is_dataclass
 from importlib import import_module
 from importlib.metadata import version
-from inspect import isclass
+from inspect import Parameter, isclass, signature
 from os import PathLike
 from pathlib import Path
-from types import NoneType, UnionType
+from types import ModuleType, NoneType, UnionType
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser
@@ -81,10 +81,20 @@ def table() -> dict[str, Any]:
         commands[name] = {"purpose": " ".join(purpose.split()), "options": options}
     return {
         "lightning": version("lightning"),
-        "classes": {module: sorted(import_module(module).__all__) for module in CLASS_MODULES},
+        "classes": {name: required_arguments(import_module(name)) for name in CLASS_MODULES},
         "entries": [json.loads(entry) for entry in positions],
         "commands": commands,
     }
+
+
+def required_arguments(module: ModuleType) -> dict[str, list[str]]:
+    """Return the arguments without a default of each class that a module exports."""
+    required = {}
+    for name in sorted(module.__all__):
+        arguments = signature(getattr(module, name)).parameters.values()
+        named = [argument for argument in arguments if argument.kind == Parameter.POSITIONAL_OR_KEYWORD]
+        required[name] = [argument.name for argument in named if argument.default is Parameter.empty]
+    return required
 
 
 def entries(command: str, parser: Any) -> dict[str, dict[str, Any]]:

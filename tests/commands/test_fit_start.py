@@ -11,6 +11,7 @@ import pytest
 
 from tests.conftest import REPOSITORY
 from tests.helpers.empty_checkpoints import empty_checkpoint
+from tests.helpers.layouts import write_one_image
 from tests.helpers.program import run_python
 from yolo_lightning.checkpoints.checkpoint_file import link_checkpoint
 from yolo_lightning.commands import fit_start as module
@@ -207,11 +208,10 @@ def test_start_loads_neither_torch_nor_lightning(tmp_path: Path) -> None:
     code = (
         "import sys\nfrom yolo_lightning.commands import fit_start\n"
         "fit_start.become_supervisor = lambda *_: sys.exit(repr({'torch', 'lightning'} & sys.modules.keys()))\n"
-        "sys.argv = ['x', 'fit', '--supervision.enabled', 'true', '--data.root', '.']\n"
+        "sys.argv = ['x', 'fit', '--supervision.enabled', 'true', '--data.format', 'data.yaml']\n"
         "from yolo_lightning.__main__ import main\nmain()"
     )
-    for name in ("Train.json", "Valid.json"):
-        (tmp_path / name).touch()
+    write_one_image(tmp_path, "0 .5 .5 .2 .2\n")
     assert run_python(tmp_path, "-c", code).stderr == "set()\n"
 
 

@@ -170,6 +170,7 @@ def test_wrong_callback_is_named_with_the_known_ones(message: str, start: str) -
         ("trainer.logger", "nope", "there is no logger nope. The loggers are CSVLogger"),
         ("trainer.callbacks", "[EMA, {class_path: Nope}]", "there is no callback Nope. The callbacks are Best"),
         ("trainer.callbacks", "EMA(decay=1)", "trainer.callbacks must be a list, such as"),
+        ("trainer.callbacks", "true", "trainer.callbacks must be a list, such as"),
         ("trainer.callbacks", "[EMA, EarlyStopping, my.module.Callback]", None),
         ("trainer.logger", "true", None),
     ],

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.layouts import write_one_image
 from yolo_lightning.commands.answers import resolve
 from yolo_lightning.commands.option_limits import check_launch
 from yolo_lightning.options.option_table import find_command
@@ -87,6 +88,10 @@ WRONG = [
         "fit --data.format coco --data.root . --data.files.train wrong.yaml --data.files.valid x",
         "annotation file x does",
     ),
+    ("fit --data.format labels/data.yaml", "line 1: class must be 0, as there is one class in the data.yaml, got 9"),
+    ("validate --data.format labels/data.yaml --model.weights w.pt", "got 9"),
+    ("fit --trainer.callbacks EarlyStopping", "trainer.callbacks: EarlyStopping requires monitor"),
+    ("fit --trainer.callbacks [{class_path:\\ EarlyStopping,\\ init_args:\\ {patience:\\ 3}}]", "requires monitor"),
 ]
 
 
@@ -95,6 +100,8 @@ def test_wrong_values_and_missing_files_are_refused(
     line: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("wrong.yaml").write_text("model: {recipe: {lr0: -1}}\n")
+    Path("w.pt").write_text("PK")
+    write_one_image(Path("labels"), "9 .5 .5 .2 .2\n")
     words = line.replace("\\ ", "\0").split()
     with pytest.raises((SystemExit, ValueError)) as refused:
         resolve([word.replace("\0", " ") for word in words])
@@ -102,9 +109,8 @@ def test_wrong_values_and_missing_files_are_refused(
 
 
 def test_missing_weights_are_refused_before_the_first_start_only(tmp_path: Path) -> None:
-    for name in ("Train.json", "Valid.json"):
-        Path(name).touch()
-    words = ["fit", "--data.root", ".", "--model.weights", "nope.pt"]
+    write_one_image(Path("labels"), "0 .5 .5 .2 .2\n")
+    words = ["fit", "--data.format", "labels/data.yaml", "--model.weights", "nope.pt"]
     with pytest.raises(ValueError, match=r"model\.weights must be an existing file"):
         resolve(words)
     assert resolve([*words, "--resume"]).given["resume"] is True

@@ -6,27 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.checkpoints.test_resume_choice import RESUMABLE
 from yolo_lightning.checkpoints.checkpoint_file import write_checkpoint
 from yolo_lightning.checkpoints.run_folder import LaunchRecord, note_launch
 from yolo_lightning.commands import run_plan
 from yolo_lightning.commands.fit_start import choose_run
-from yolo_lightning.commands.run_plan import (
-    Run,
-    check_accelerator,
-    check_devices,
-    plan_evaluation,
-    plan_fit,
-    with_precision,
-)
+from yolo_lightning.commands.run_plan import Run, plan_evaluation, plan_fit, with_precision
 from yolo_lightning.model.precision_choice import PrecisionChoice
 from yolo_lightning.options.run_spec import CONFIG, RunSpec, Setting
 from yolo_lightning.supervision.fallback_levels import FallbackState, LevelState
 from yolo_lightning.supervision.trainer import MARKER_VARIABLE
 from yolo_lightning.utils.distributed import LAUNCH_VARIABLE
-from yolo_lightning.utils.host import available_cores
 from yolo_lightning.utils.run_files import FINISHED_FILE, STATE_FILE
 
 LOOPS = {"fit_loop": {"epoch_progress": {"current": {"processed": 3}}}}
@@ -192,20 +183,6 @@ def test_options_that_cannot_be_used(changed: dict[str, Any], message: str) -> N
     Path("torn.ckpt").write_bytes(b"torn")
     with pytest.raises(ValueError, match=message):
         fit_plan(**changed)
-
-
-@pytest.mark.parametrize("devices", [999, "999"])
-def test_many_more_processes_than_cores_are_refused(devices: Any) -> None:
-    with pytest.raises(ValueError, match=r"trainer\.devices must be at most \d+ with \d+ available cores"):
-        check_devices(devices, torch.device("cpu"))
-    check_devices(devices, torch.device("cuda"))
-    check_devices("auto", torch.device("cpu"))
-    check_devices(available_cores(), torch.device("cpu"))
-
-
-def test_unknown_accelerator_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"trainer\.accelerator must be auto or cpu"):
-        check_accelerator("cud")
 
 
 @pytest.fixture

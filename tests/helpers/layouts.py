@@ -92,6 +92,13 @@ def write_label_files(root: Path, images: Images) -> None:
     write_text(root / "classes.txt", "\n".join(CLASSES))
 
 
+def write_one_image(root: Path, lines: str) -> None:
+    """Write a data.yaml with one class, and one image with the lines of its label file."""
+    draw(root, {"a.png": ((32, 32), ())})
+    write_text(root / "a.txt", lines)
+    write_text(root / "data.yaml", "train: .\nval: .\nnames: [car]\n")
+
+
 def write_cvat(root: Path, images: Images) -> None:
     draw(root, images, "images/default")
     labels = "".join(f"<label><name>{name.replace('&', '&amp;')}</name></label>" for name in CLASSES)

@@ -21,6 +21,7 @@ from yolo_lightning.commands.option_errors import (
     stray_word,
     unknown_command,
     unknown_key,
+    unset_argument,
     wrong_choice,
     wrong_classes,
     wrong_group,
@@ -272,6 +273,7 @@ def check(command: CommandOptions, words: Sequence[str]) -> RunSpec:
     for setting in spec.settings:
         if setting.key != CONFIG:
             _check_option(command, setting)
+    _check_arguments(spec.settings)
     _name_repeated(spec.settings)
     strays = _stray_words(command, words, further_words)
     if strays:
@@ -384,6 +386,17 @@ def _check_classes(key: str, value: Any) -> None:
     problem = wrong_classes(key, value)
     if problem is not None:
         fail(problem)
+
+
+def _check_arguments(settings: Sequence[Setting]) -> None:
+    """Exit with an error for a callback or logger on the command line without a required argument."""
+    for setting in settings:
+        key = setting.key.removesuffix("+")
+        has_arguments = any(other.key.startswith(f"{key}.") for other in settings)
+        if key in (CALLBACKS, LOGGER) and is_known(key) and not has_arguments:
+            problem = unset_argument(key, setting.text)
+            if problem is not None:
+                fail(problem)
 
 
 def _has_one_word(command: CommandOptions, option: CommandOption) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from yolo_lightning.errors import UserError
-from yolo_lightning.options.option_table import class_names
+from yolo_lightning.options.option_table import class_names, required_arguments
 from yolo_lightning.supervision.failure_record import record_own_failure
 from yolo_lightning.utils.addresses import redacted
 from yolo_lightning.utils.exit_codes import ExitCode
@@ -46,6 +46,7 @@ KEYS_OF_FILES = {
 }
 """Options whose name users omit, by the suffix of the value; the first one of the command is suggested."""
 
+LIGHTNING = "lightning.pytorch."  # beginning of the paths of classes of Lightning
 QUANTITY = re.compile(r"-?\d+\.?\d* ?[a-zA-Z]+")
 OBJECT = re.compile(r"\[?Namespace\(class_path='(?P<path>[\w.]+)'")
 ASSIGNMENT = re.compile(r"(?P<name>\w+) ?= ?(?P<value>.+)")
@@ -213,9 +214,7 @@ def _wrong_value(match: Match, keys: Collection[str]) -> str | None:
     value = match["value"].strip()
     unset = _unset_arguments(value)
     if unset:
-        return (
-            f"{match['key']}: {unset[0]} requires {unset[1]}: set --{match['key']}.{unset[1]}, or init_args in a file."
-        )
+        return _requires(match["key"], *unset[:2])
     if match["key"] == CALLBACKS:
         return f"{CALLBACKS_FORM}, got {value}"
     accepted = _accepted_values(match.string)
@@ -326,17 +325,46 @@ def _unset_arguments(value: str) -> list[str]:
     return [last_part(match["path"]), *unset] if unset else []
 
 
+def _requires(key: str, name: str, argument: str) -> str:
+    """Return the error for a callback or logger without a required argument."""
+    return f"{key}: {name} requires {argument}: set --{key}.{argument}, or init_args in a file."
+
+
 def wrong_classes(key: str, value: Any) -> str | None:
     """Return the error for a value of `trainer.callbacks` or `trainer.logger` that names no class; else None."""
+    for entry in _entries(value):
+        name = entry.get("class_path") if isinstance(entry, dict) else entry
+        if isinstance(name, str):
+            problem = wrong_class_name(key, name)
+            if problem:
+                return problem
+        elif key == CALLBACKS and isinstance(name, bool | int | float):
+            return f"{CALLBACKS_FORM}, got {value}"
+    return None
+
+
+def unset_argument(key: str, value: Any) -> str | None:
+    """Return the error for a callback or logger of Lightning without a required argument; else None."""
+    for entry in _entries(value):
+        name = entry
+        arguments: Collection[str] = ()
+        if isinstance(entry, dict):
+            name = entry.get("class_path")
+            arguments = entry.get("init_args") or ()
+        if not isinstance(name, str) or not name.startswith((LIGHTNING, last_part(name))):
+            continue
+        unset = [argument for argument in required_arguments(last_part(name)) if argument not in arguments]
+        if unset:
+            return _requires(key, last_part(name), unset[0])
+    return None
+
+
+def _entries(value: Any) -> list[Any]:
+    """Return the entries of a value of `trainer.callbacks` or `trainer.logger`, which is a list or one entry."""
     entries = value_of(value) if isinstance(value, str) else value
     if not isinstance(entries, list):
-        entries = [entries]
-    for entry in entries:
-        name = entry.get("class_path") if isinstance(entry, dict) else entry
-        problem = wrong_class_name(key, name) if isinstance(name, str) else None
-        if problem:
-            return problem
-    return None
+        return [entries]
+    return entries
 
 
 def wrong_class_name(key: str, name: str) -> str | None:

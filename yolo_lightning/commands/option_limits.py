@@ -13,7 +13,8 @@ from importlib import import_module
 from typing import Any
 
 from yolo_lightning.commands import PICTURES, SUBCOMMANDS
-from yolo_lightning.commands.required_files import check_required_files, check_weights
+from yolo_lightning.commands.device_limits import check_processors
+from yolo_lightning.commands.required_files import check_annotations, check_required_files, check_weights
 from yolo_lightning.data.batch_size import BATCH_SIZE_LIMITS
 from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.errors import UserError
@@ -51,6 +52,7 @@ DEVICE = re.compile(r"auto|cpu|mps|(cuda|xpu)(:\d+)?")
 """Device of a command besides fit, validate, test and predict."""
 
 DEADLINE_OPTIONS = ("finish_by", "max_hours")
+EVALUATED = ("fit", "validate", "test")  # Commands that read annotations
 LIMITED = (*(f"limit_{split}_batches" for split in ("train", "val", "test", "predict")), "overfit_batches")
 LEAST = {
     **dict.fromkeys(("max_steps", "num_sanity_val_steps"), -1),
@@ -104,8 +106,12 @@ def check_limits(command: CommandOptions, spec: RunSpec) -> None:
         check_deadline(options)
     # Training processes of a supervisor or a launcher wait for files that are missing for a while.
     if not is_supervised() and launch_id() is None:
-        check_required_files(command, spec.words[1:], options, groups)
+        if command.name in SUBCOMMANDS:
+            check_processors(options)
+        dataset = check_required_files(command, spec.words[1:], options, groups)
         _check_model(command, options)
+        if dataset is not None and command.name in EVALUATED:
+            check_annotations(dataset, command.name)
 
 
 def _check_model(command: CommandOptions, options: Mapping[str, Any]) -> None:

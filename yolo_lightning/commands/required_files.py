@@ -20,6 +20,7 @@ from yolo_lightning.utils.run_files import CHECKPOINTS, config_name
 from yolo_lightning.utils.yaml_file import read_yaml
 
 if TYPE_CHECKING:
+    from yolo_lightning.data.formats.dataset_format import DatasetFormat
     from yolo_lightning.data.index.splits import Split
 
 ZIP = b"PK"  # beginning of a file of torch.save
@@ -43,8 +44,8 @@ OUTPUTS = {
 
 def check_required_files(
     command: CommandOptions, words: Sequence[str], options: Mapping[str, Any], groups: Mapping[str, Any]
-) -> None:
-    """Raise a UserError for a file that a command cannot read or write.
+) -> "DatasetFormat | None":
+    """Return the dataset of a command, if any; raise a UserError for a file that the command cannot read or write.
 
     Args:
         command: Command or section of a command.
@@ -60,10 +61,19 @@ def check_required_files(
         check_writable(options.get(name), suffix)
     if command.name in SUBCOMMANDS:
         _check_checkpoint(command.name, options)
-    if command.name in SPLITS_READ:
-        if "checkpoint" in command.options:
-            options = _with_options_of_run(words, options)
-        _check_data(SPLITS_READ[command.name], options, groups)
+    if command.name not in SPLITS_READ:
+        return None
+    if "checkpoint" in command.options:
+        options = _with_options_of_run(words, options)
+    return _checked_dataset(SPLITS_READ[command.name], options, groups)
+
+
+def check_annotations(dataset: "DatasetFormat", command: str) -> None:
+    """Raise a UserError for annotations that fit, validate or test cannot use; the index that is built is stored."""
+    from yolo_lightning.data.formats.frame_checks import refuse_annotations
+
+    for split in SPLITS_READ[command]:
+        refuse_annotations(dataset.open_index(split), split, dataset.settings.limits, dataset.origin(split))
 
 
 def _check_pictures(words: Sequence[str], options: Mapping[str, Any]) -> None:
@@ -124,8 +134,10 @@ def _with_options_of_run(words: Sequence[str], options: Mapping[str, Any]) -> Ma
     return {**flatten(read_yaml(run / config_name("fit"))), **options}
 
 
-def _check_data(splits: "Sequence[Split]", options: Mapping[str, Any], groups: Mapping[str, Any]) -> None:
-    """Raise a UserError for a dataset whose folder, annotation files or description do not exist."""
+def _checked_dataset(
+    splits: "Sequence[Split]", options: Mapping[str, Any], groups: Mapping[str, Any]
+) -> "DatasetFormat":
+    """Return the dataset; raise a UserError if its folder, annotation files or description do not exist."""
     from yolo_lightning.data.formats.choose_format import open_format
     from yolo_lightning.data.formats.dataset_format import DatasetSettings
     from yolo_lightning.data.formats.ltdv2 import LTDv2Format
@@ -142,3 +154,4 @@ def _check_data(splits: "Sequence[Split]", options: Mapping[str, Any], groups: M
     dataset = open_format(settings)
     for split in splits:
         dataset.check_files(split)
+    return dataset

@@ -22,9 +22,9 @@ from yolo_lightning.checkpoints.resume import (
     remembered,
 )
 from yolo_lightning.checkpoints.torch_archive import check_module, load_checkpoint
+from yolo_lightning.commands.device_limits import check_accelerator, check_devices
 from yolo_lightning.commands.fit_start import ChosenRun, finished_line
 from yolo_lightning.data.formats.choose_format import format_class
-from yolo_lightning.errors import UserError
 from yolo_lightning.model.convolution_settings import ConvolutionSettings
 from yolo_lightning.model.native_failures import verdicts_file
 from yolo_lightning.model.network_settings import (
@@ -43,15 +43,12 @@ from yolo_lightning.utils import run_files
 from yolo_lightning.utils.accelerator import accelerator_or_cpu
 from yolo_lightning.utils.choices import AUTO
 from yolo_lightning.utils.distributed import launch_id
-from yolo_lightning.utils.host import available_cores, worker_count
+from yolo_lightning.utils.host import worker_count
 from yolo_lightning.utils.nested_keys import flatten
 from yolo_lightning.utils.slurm import is_slurm_task
 
 FROM_DATA = frozenset({"class_names", "input_channels"})
 """Arguments of the model that the data module determines."""
-
-PROCESSES_PER_CORE = 4
-"""Largest number of training processes per available core of a CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,30 +275,7 @@ def _bound_by(weights: Path | dict[str, Any], options: Mapping[str, Any]) -> dic
 
 def check_machine(options: Mapping[str, Any]) -> None:
     """Raise a UserError for an accelerator or a number of devices that this machine does not have."""
-    check_accelerator(options["trainer.accelerator"])
-    check_devices(options["trainer.devices"], training_device(options))
-
-
-def check_devices(devices: Any, device: torch.device) -> None:
-    """Raise a UserError if a CPU would have to start many more processes than it has cores: one for each device."""
-    cores = available_cores()
-    most = PROCESSES_PER_CORE * cores
-    is_number = isinstance(devices, int | str) and str(devices).isdigit()
-    if device.type == "cpu" and is_number and int(devices) > most:
-        raise UserError(
-            f"trainer.devices must be at most {most} with {cores} available cores, as each device is a process, "
-            f"got {devices}"
-        )
-
-
-def check_accelerator(accelerator: Any) -> None:
-    """Raise a UserError if the name of an accelerator is unknown or this machine does not have it."""
-    gpus = {"cuda": CUDAAccelerator.is_available(), "mps": MPSAccelerator.is_available()}
-    available = ["auto", "cpu"]
-    remedy = " PyTorch finds no GPU; the command doctor inspects the machine."
-    if any(gpus.values()):
-        available += ["gpu", *(name for name in gpus if gpus[name])]
-        remedy = ""
-    if isinstance(accelerator, str) and accelerator not in available:
-        accepted = " or ".join(available)
-        raise UserError(f"trainer.accelerator must be {accepted} on this machine, got {accelerator!r}.{remedy}")
+    accelerators = {"cuda": CUDAAccelerator, "mps": MPSAccelerator}
+    gpus = [name for name, accelerator in accelerators.items() if accelerator.is_available()]
+    check_accelerator(options["trainer.accelerator"], gpus)
+    check_devices(options["trainer.devices"], is_cpu=training_device(options).type == "cpu")

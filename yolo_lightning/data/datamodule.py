@@ -17,7 +17,13 @@ from yolo_lightning.data.dataset import EvaluationDataset, TrainingDataset
 from yolo_lightning.data.formats.choose_format import open_format
 from yolo_lightning.data.formats.dataset_format import DatasetSettings
 from yolo_lightning.data.formats.file_settings import Files
-from yolo_lightning.data.formats.frame_checks import BadFrames, check_boxes, check_frames, check_labels, needed_channels
+from yolo_lightning.data.formats.frame_checks import (
+    BadFrames,
+    check_frames,
+    needed_channels,
+    refuse_annotations,
+    warn_of_boxes,
+)
 from yolo_lightning.data.formats.ltdv2 import LTDv2Format
 from yolo_lightning.data.frame_outage import FrameOutage, FrameOutageError
 from yolo_lightning.data.image_size import STRIDE, ImageSize
@@ -174,9 +180,8 @@ class DetectionDataModule(LightningDataModule):
             names = [f"{index.image_id(place)} ({index.file_name(place)})" for place in sorted(frames.quarantined)]
             rank_zero_warn(f"{split}: left out because of data.limits.quarantine: {', '.join(names)}")
         check_frames(index, frames.storage, self.bad_frames)
-        if split != "predict" and not self.limits.allow_unlabelled:
-            check_labels(index, frames.quarantined, origin)
-        check_boxes(index, self.limits, origin)
+        refuse_annotations(index, split, self.limits, origin)
+        warn_of_boxes(index, origin)
         if frames.backgrounds is not None:
             rank_zero_info(f"{split}: backgrounds of {frames.backgrounds.build():,} clips")
         summary = f"{self.dataset_format.name(split)} ({index.facts.describe_boxes()}): {describe_split(index)}"

@@ -1,6 +1,7 @@
 """The options of all commands, from `option_table.json`, which `make options` generates from the parsers."""
 
 import json
+from collections import ChainMap
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -91,8 +92,13 @@ def sections_of(name: str) -> list[str]:
 
 def class_names(module: str) -> list[str]:
     """Return the sorted names of the callbacks or loggers that a module exports."""
-    names: list[str] = _content()["classes"][module]
-    return names
+    return list(_content()["classes"][module])
+
+
+def required_arguments(name: str) -> list[str]:
+    """Return the arguments without a default of a callback or logger; none for an unknown class."""
+    arguments: list[str] = ChainMap(*_content()["classes"].values()).get(name, [])
+    return arguments
 
 
 def is_known(key: str) -> bool:

@@ -12,7 +12,7 @@ from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.formats.annotations import Annotations
 from yolo_lightning.data.formats.coco import read_coco
 from yolo_lightning.data.formats.file_settings import Files
-from yolo_lightning.data.formats.frame_checks import check_boxes
+from yolo_lightning.data.formats.frame_checks import refuse_annotations, warn_of_boxes
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES, read_annotations
 from yolo_lightning.data.formats.yolo import YoloSplit
 from yolo_lightning.data.formats.yolo_description import read_description
@@ -136,8 +136,9 @@ def test_refusal_has_one_key(tmp_path: Path, recwarn: pytest.WarningsRecorder) -
     (tmp_path / "Train.json").write_text(json.dumps(tree))
     index = open_index(tmp_path / "Train.json", tmp_path / "index", read_annotations)
     with pytest.raises(ValueError, match=r"^Train: all 60 .* set data.limits.allow_suspicious_boxes true"):
-        check_boxes(index, Limits(), "Train")
-    check_boxes(index, Limits(allow_suspicious_boxes=True), "Train")
+        refuse_annotations(index, "train", Limits(), "Train")
+    refuse_annotations(index, "train", Limits(allow_suspicious_boxes=True), "Train")
+    warn_of_boxes(index, "Train")
     assert "smaller than 1 pixel" in str(recwarn.pop().message)
 
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from yolo_lightning.data.index.sampled_names import sampled_positions
 from yolo_lightning.data.index.split_index import SplitIndex
+from yolo_lightning.data.index.splits import Split
 from yolo_lightning.data.input_settings import Channels
 from yolo_lightning.data.limit_settings import Limits
 from yolo_lightning.data.storage.folder_frames import FilesInFolders
@@ -133,6 +134,18 @@ def missing_frames(names: Sequence[str], storage: Storage) -> dict[str, str]:
     return problems
 
 
+def refuse_annotations(index: SplitIndex, split: Split, limits: Limits, origin: str) -> None:
+    """Raise a UserError for a split without a box, or with boxes that cannot be right, unless `limits` allow it.
+
+    `origin` is the option that names the annotations, and its value.
+    """
+    if split != "predict" and not limits.allow_unlabelled:
+        check_labels(index, limits.quarantined(index, split), origin)
+    impossible = index.facts.impossible
+    if impossible and not limits.allow_suspicious_boxes:
+        raise UserError(f"{origin}: {impossible} Correct the file, or set data.limits.allow_suspicious_boxes true.")
+
+
 def check_labels(index: SplitIndex, left_out: Collection[int], origin: str) -> None:
     """Refuse a split without a box outside of the quarantined positions `left_out`; `origin` is its option and file."""
     boxes = np.diff(index.box_offsets())
@@ -145,13 +158,9 @@ def check_labels(index: SplitIndex, left_out: Collection[int], origin: str) -> N
         )
 
 
-def check_boxes(index: SplitIndex, limits: Limits, origin: str) -> None:
-    """Refuse annotations that cannot be right unless allowed, and warn of unlikely ones; `origin` as above."""
+def warn_of_boxes(index: SplitIndex, origin: str) -> None:
+    """Warn of boxes that are unlikely, or are used although they cannot be right; `origin` as above."""
     facts = index.facts
-    if facts.impossible and not limits.allow_suspicious_boxes:
-        raise UserError(
-            f"{origin}: {facts.impossible} Correct the file, or set data.limits.allow_suspicious_boxes true."
-        )
     if facts.impossible or facts.unlikely:
         rank_zero_warn(f"{origin}: {facts.impossible or facts.unlikely}")
 
