@@ -49,6 +49,7 @@ LEVELS = Levels(LOADER_LEVELS, computation_levels({}))
 MIXED = replace(LEVELS, precision=precision_levels("bf16-mixed"))
 HOUR_S = 3600.0
 STARTED: dict[str, Any] = {"phase": Phase.STEP, "epoch": 1, "step": 41}
+IN_WRITE = Killed(survivors={Process(7, "python", "D"): "D, waits in io_schedule"})
 STUCK = Killed(survivors={Process(7, "python", "D"): "D"})
 
 
@@ -241,6 +242,7 @@ ROWS: list[Row] = [
     ("hang in a step, first start, without lower levels", hangs(Phase.STEP, levels=ONE_LEVEL, **NEW), 3, "end: code 76"),
     ("process survives SIGKILL", facts(waited_s=60.0, killed=STUCK), 2, "wait 2 s"),
     ("process survives SIGKILL, nothing trained yet", hangs(Phase.STEP, killed=STUCK, **NEW), 1, "end: code 77"),
+    ("process survives SIGKILL, waits for a disk, nothing trained yet", hangs(Phase.STEP, killed=IN_WRITE, **NEW), 1, "wait 1 s"),
     ("process survives SIGKILL for longer than patience_h", facts(waited_s=60.0, killed=STUCK, failing_s=24 * HOUR_S), 1, "end: code 77"),
 ]  # fmt: skip
 

@@ -2,15 +2,13 @@
 
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from yolo_lightning.supervision import live_heartbeat, run_disk
 from yolo_lightning.supervision.announcer import Announcer
-from yolo_lightning.supervision.classify import WRITES_IN_KERNEL, Diagnosis, StallClass
+from yolo_lightning.supervision.classify import Diagnosis, StallClass
 from yolo_lightning.supervision.evidence import Request, examine, keep
 from yolo_lightning.supervision.failure_record import read_failure
 from yolo_lightning.supervision.fallback_levels import FallbackState
@@ -32,7 +30,6 @@ from yolo_lightning.utils import run_files
 from yolo_lightning.utils.activity import Activity
 from yolo_lightning.utils.exit_codes import of_signal
 from yolo_lightning.utils.files import write_json
-from yolo_lightning.utils.process_identity import is_same
 from yolo_lightning.utils.regular_files import read_regular
 from yolo_lightning.utils.run_files import PHASE_TIMEOUTS_FILE
 from yolo_lightning.utils.stop_signals import signal_name
@@ -81,7 +78,7 @@ class AttemptRunner:
         self._copied_s = 0.0
         self._climbs = False
         self._grown_s = 0.0
-        self._unsaved: tuple[UnsavedCheckpoint, Incident] | None = None
+        self._unsaved: UnsavedCheckpoint | None = None
 
     def run(self, words: list[str], state: FallbackState, climb_after_s: float) -> AttemptFacts:
         """Run a trainer until it ends, and for at most `climb_after_s` seconds without an incident; return the facts.
@@ -98,33 +95,19 @@ class AttemptRunner:
         self._grown_s = 0.0
         self._unsaved = None
         self.keep_timeouts()
-        with self._started(words) as trainer:
-            self.services.announcer.attempt_started(trainer.process.pid, state)
-            watch = self._watch_of(trainer)
-            stall = self._watch(trainer, watch, climb_after_s)
-            killed = self._end(trainer, stall)
-        watch.update()
-        return self._facts(trainer, watch.heartbeat, stall, killed)
-
-    @contextmanager
-    def _started(self, words: list[str]) -> Iterator[RunningTrainer]:
-        """Start a trainer for the block; nothing remains after an error."""
         try:
             trainer = RunningTrainer(
                 words, self._heartbeat_path, self.token, self.services.recorder.record, self.settings.patience_h * 3600
             )
         except OSError:
-            self.services.disk.post(remove_temporary_folder, self.token)
+            disk.post(remove_temporary_folder, self.token)
             raise
-        try:
-            yield trainer
-        except BaseException:
-            self._kill(trainer)
-            raise
-
-    def _kill(self, trainer: RunningTrainer) -> Killed:
-        trainer.process.poll()
-        return kill_tree(trainer.process.pid, marker_of(self.token), self.settings.kill_wait_s)
+        self.services.announcer.attempt_started(trainer.process.pid, state)
+        watch = self._watch_of(trainer)
+        stall = self._watch(trainer, watch, climb_after_s)
+        killed = self._end(trainer)
+        watch.update()
+        return self._facts(trainer, watch.heartbeat, stall, killed)
 
     def _facts(
         self, trainer: RunningTrainer, heartbeat: Heartbeat, stall: AttemptFacts | None, killed: Killed
@@ -217,19 +200,17 @@ class AttemptRunner:
         """Report a checkpoint that the trainer could not save, and that checkpoints are saved again."""
         unsaved = read_unsaved(self._heartbeat_path)
         if unsaved is not None and self._unsaved is None:
+            self._unsaved = unsaved
             sentence = unsaved.sentence(time.time())
-            diagnosis = Diagnosis(StallClass.ENVIRONMENT, sentence)
-            incident = replace(self.new_facts(), heartbeat=look.heartbeat).incident(diagnosis)
-            self._unsaved = (unsaved, incident)
-            self._announce_unsaved(incident, "checkpoint not saved", sentence, "training continues")
+            facts = replace(self.new_facts(), heartbeat=look.heartbeat)
+            self.keep_incident(facts.incident(Diagnosis(StallClass.ENVIRONMENT, sentence)), "training continues")
+            self._announce("checkpoint not saved", sentence)
         elif unsaved is None and self._unsaved is not None:
-            failed, incident = self._unsaved
+            minutes = (time.time() - self._unsaved.since_s) / 60
             self._unsaved = None
-            sentence = f"after {(time.time() - failed.since_s) / 60:.0f} min"
-            self._announce_unsaved(incident, "checkpoints are saved again", sentence, f"saved again {sentence}")
+            self._announce("checkpoints are saved again", f"after {minutes:.0f} min")
 
-    def _announce_unsaved(self, incident: Incident, event: str, sentence: str, outcome: str) -> None:
-        self.keep_incident(incident, outcome)
+    def _announce(self, event: str, sentence: str) -> None:
         self.services.recorder.log(f"{event}: {sentence}")
         self.services.announcer.notifier.send(event, sentence)
 
@@ -305,15 +286,11 @@ class AttemptRunner:
             trainer.output.pump(min(self.settings.poll_s, 0.2))
             self.services.serve()
 
-    def _end(self, trainer: RunningTrainer, stall: AttemptFacts | None) -> Killed:
+    def _end(self, trainer: RunningTrainer) -> Killed:
         """Kill all remaining processes of the attempt, also if the trainer has ended by itself."""
         disk = self.services.disk
-        killed = self._kill(trainer)
-        # Processes that survived SIGKILL end as soon as a disk responds, if they wait for one.
-        is_storage = stall is not None and stall.evidence is not None and stall.evidence.kind is StallClass.STORAGE
-        in_kernel = all(WRITES_IN_KERNEL.search(where) for where in killed.survivors.values())
-        if killed.survivors and (disk.hangs or is_storage or in_kernel):
-            killed = self._wait_for_storage(trainer, killed)
+        trainer.process.poll()
+        killed = kill_tree(trainer.process.pid, marker_of(self.token), self.settings.kill_wait_s)
         trainer.close()
         self._copy_heartbeat()
         disk.post(remove_temporary_folder, self.token)
@@ -321,17 +298,3 @@ class AttemptRunner:
             disk.post(run_disk.clear_leftovers, self.run_folder)
         self.keep_timeouts()
         return killed
-
-    def _wait_for_storage(self, trainer: RunningTrainer, killed: Killed) -> Killed:
-        """Wait until the disk responds and the killed processes end, or a stop signal arrives."""
-        sentence = f"SIGKILL takes effect when the disk responds: {killed}; the restart waits for this"
-        self.services.announcer.stalled(sentence, "waits for storage")
-        self.services.recorder.log(sentence)
-        began_s = time.monotonic()
-        while any(map(is_same, killed.survivors)):
-            if self.services.signals:
-                return killed
-            time.sleep(self.settings.poll_s)
-            self.services.serve()
-        self.services.recorder.log(f"the killed processes ended after {time.monotonic() - began_s:.0f} s")
-        return self._kill(trainer)

@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from yolo_lightning.supervision.classify import Diagnosis, StallClass
+from yolo_lightning.supervision.classify import WRITES_IN_KERNEL, Diagnosis, StallClass
 from yolo_lightning.supervision.failure_record import FailureRecord
 from yolo_lightning.supervision.fallback_levels import (
     COMPUTATION,
@@ -172,6 +172,12 @@ class AttemptFacts:
         return bool(self.killed.survivors) or self.device_answers is False
 
     @property
+    def is_blocked_by_disk(self) -> bool:
+        """Whether processes survive SIGKILL because they wait for a disk: they end when the disk responds."""
+        places = self.killed.survivors.values()
+        return bool(places) and (self.disk_hangs or all(map(WRITES_IN_KERNEL.search, places)))
+
+    @property
     def suspects(self) -> tuple[str, ...]:
         """Samples that can be the cause: of the record, of a hung worker, else the batch of a step."""
         if self.record is not None and self.record.samples:
@@ -311,7 +317,7 @@ def _end(state: FallbackState, facts: AttemptFacts, cause: StallClass) -> Finish
     if _is_for_a_person(cause, facts):
         return _permanent(state, facts)
     is_out_of_patience = facts.failing_s >= facts.settings.patience_h * 3600
-    if facts.is_blocked and (is_out_of_patience or not facts.trained):
+    if facts.is_blocked and (is_out_of_patience or not (facts.trained or facts.is_blocked_by_disk)):
         return _needs_reboot(state, facts)
     if facts.trained and is_out_of_patience:
         reason = f"gave up: no new checkpoint for {facts.settings.patience_h:g} h (supervision.patience_h)"

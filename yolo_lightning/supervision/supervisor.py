@@ -123,6 +123,13 @@ def _has_stepped(facts: AttemptFacts, job: Job) -> bool:
     return facts.grown_s > job.settings.phase_timeouts.import_s
 
 
+def _without_ended(facts: AttemptFacts) -> AttemptFacts:
+    """Return the facts without the survivors of SIGKILL if all of them have ended, for example as a disk responds."""
+    if any(map(is_same, facts.killed.survivors)):
+        return facts
+    return replace(facts, killed=Killed())
+
+
 class Supervisor:
     """Runs a job in a run folder, which is locked. `before` is the process that has locked the folder before."""
 
@@ -231,7 +238,7 @@ class Supervisor:
         has_checkpoint = saved if self.job.any_command else bool(self._marks)
         has_trained = record is not None and record.has_trained
         return replace(
-            facts,
+            _without_ended(facts),
             levels=self._levels(),
             stop_signal=self.services.stop_signal,
             record=record,
@@ -351,8 +358,7 @@ class Supervisor:
         )
         if facts.stop_signal:
             return facts
-        if not any(map(is_same, facts.killed.survivors)):
-            facts = replace(facts, killed=Killed())
+        facts = _without_ended(facts)
         if facts.disk_is_full:
             facts = replace(facts, disk_is_full=not self._ask(has_space, self.run_folder, default=True))
         if facts.device_answers is False:
