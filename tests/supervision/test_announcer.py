@@ -91,7 +91,7 @@ def test_pings_follow_progress(
 def test_recovery_is_told_at_the_first_trained_batch_with_what_was_lost(tmp_path: Path) -> None:
     made, spy = announcer(tmp_path)
     made.attempt_started(1, FallbackState())
-    made.restarting(None, "it slept", FallbackState(NO_WORKERS, attempts=1, restarts=1), 37)
+    made.restarting("it slept", FallbackState(NO_WORKERS, attempts=1, restarts=1), 37)
     made.attempt_started(2, FallbackState(NO_WORKERS, restarts=1))
     made.progress_made(replace(RECORD, phase=Phase.FIRST_BATCH))
     assert [event for event, _ in sent(spy)] == ["started", "degraded"]
@@ -127,11 +127,11 @@ def test_status_follows_the_run(tmp_path: Path) -> None:
     made, _ = announcer(tmp_path)
     made.attempt_started(4711, FallbackState())
     assert (status(tmp_path).state, status(tmp_path).trainer) == (SupervisorState.RUNNING, 4711)
-    made.stalled("it sleeps")
+    made.stalled("it sleeps", tmp_path)
     assert (status(tmp_path).state, status(tmp_path).sentence) == (SupervisorState.STALLED, "it sleeps")
     made.recovered()
     assert (status(tmp_path).state, status(tmp_path).sentence) == (SupervisorState.RUNNING, "")
-    made.restarting("crashed", "it died", FallbackState(attempts=1, restarts=5), None)
+    made.restarting("it died", FallbackState(attempts=1, restarts=5), None)
     found = status(tmp_path)
     assert (found.state, found.attempt, found.restarts, found.fallback_level) == (
         SupervisorState.RESTARTING,

@@ -132,9 +132,9 @@ def test_helper_ends_with_its_supervisor() -> None:
         os.close(descriptor)
 
 
-class Reports(list[tuple[bool, str]]):
-    def __call__(self, hangs: bool, sentence: str) -> None:
-        self.append((hangs, sentence))
+class Reports(list[tuple[str, str]]):
+    def __call__(self, event: str, sentence: str) -> None:
+        self.append((event, sentence))
 
 
 def test_alarm_is_raised_once_and_ended_once(fifo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,11 +150,11 @@ def test_alarm_is_raised_once_and_ended_once(fifo: Path, monkeypatch: pytest.Mon
             disk.check_alarm()
             time.sleep(0.01)
         assert not disk.answers(0.1)
-        assert [hangs for hangs, _ in reports] == [True]
+        assert [event for event, _ in reports] == ["storage hangs"]
         fifo.write_text("it answers")
         assert disk.ask(divide, 4, 2) == 2
         disk.check_alarm()
-        assert [hangs for hangs, _ in reports] == [True, False]
+        assert [event for event, _ in reports] == ["storage hangs", "storage answers again"]
         assert "has not responded for 0 s" in reports[0][1]
     finally:
         disk.close(0.2)

@@ -28,7 +28,7 @@ def test_failed_save_and_its_end_are_notified_once(tmp_path: Path, monkeypatch: 
         services.reset_mock()
         runner._report_unsaved(look)
         runner._report_unsaved(look)
-        return [" | ".join(call.args) for call in services.announcer.notifier.send.call_args_list]
+        return [" | ".join(call.args) for call in services.announcer.tell.call_args_list]
 
     path = tmp_path / "run" / "checkpoints" / "step-000000009.ckpt"
     read_only = OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))

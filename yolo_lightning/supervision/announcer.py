@@ -49,6 +49,7 @@ class Announcer:
             process_started_ticks=started_ticks(os.getpid()) or 0,
             host=socket.gethostname(),
         )
+        self._log = log
         self.notifier = Notifier(run, settings, log)
         self._began_s = time.time()
         self._next_check_s = 0.0 if settings.webhook else math.inf
@@ -71,6 +72,11 @@ class Announcer:
         if self._check is None and time.monotonic() >= self._next_check_s:
             self._next_check_s = time.monotonic() + CHECK_INTERVAL_S
             self._check = self._disk.begin(read_status, self.run / STATUS_FILE)
+
+    def tell(self, event: str, text: str) -> None:
+        """Send a notification of an event, and write the event to the log."""
+        self._log(f"{event}: {text}")
+        self.notifier.send(event, text)
 
     def attempt_started(self, trainer: int, state: FallbackState) -> None:
         """Report the start of an attempt as process `trainer`."""
@@ -95,35 +101,37 @@ class Announcer:
 
     def _report_wait(self) -> None:
         """Report that the trainer itself waits for absent files: at the start of the wait, and once a day."""
-        now_s = time.monotonic()
-        self._waits_since_s = min(self._waits_since_s, now_s)
-        if now_s >= max(self._waits_since_s + WAIT_S, self._next_waiting_s):
-            self._next_waiting_s = now_s + DAY_S
+        self._waits_since_s = min(self._waits_since_s, time.monotonic())
+        if time.monotonic() >= self._waits_since_s + WAIT_S:
             self._steps_lost = self._steps_lost or 0
-            self.notifier.send("waiting", f"the trainer waits for absent files; see {self.run / LOG_FILE}")
+            self._tell_wait(f"the trainer waits for absent files; see {self.run / LOG_FILE}")
+
+    def _tell_wait(self, sentence: str) -> None:
+        """Send a notification of a wait, at most once a day."""
+        if time.monotonic() >= self._next_waiting_s:
+            self._next_waiting_s = time.monotonic() + DAY_S
+            self.notifier.send("waiting", sentence)
 
     def program_grew(self) -> None:
         """Ping because a program without a heartbeat has shown another sign of life."""
         self._growths += 1
         self.notifier.progress((self._growths, 0, 0))
 
-    def stalled(self, sentence: str, event: str = "stalled") -> None:
-        self.notifier.send(event, sentence)
+    def stalled(self, sentence: str, folder: Path) -> None:
+        """Report a stall, whose incident report is in `folder`."""
+        self.tell("stalled", f"{sentence}; see {folder}")
         self._update(SupervisorState.STALLED, sentence)
 
     def recovered(self) -> None:
         """Report progress after a stall, without a restart."""
         self._update(SupervisorState.RUNNING, "")
-        self.notifier.send("recovered", "without a restart, 0 steps lost")
+        self.tell("recovered", "without a restart, 0 steps lost")
 
-    def restarting(self, event: str | None, sentence: str, state: FallbackState, lost: int | None) -> None:
+    def restarting(self, sentence: str, state: FallbackState, lost: int | None) -> None:
         """Report that an attempt has ended because of `sentence`, and that another one follows with `state`.
 
-        `event` is None if the end was reported before; `lost` is the number of steps trained since the last checkpoint,
-        if known.
+        `lost` is the number of steps trained since the last checkpoint, if known.
         """
-        if event is not None:
-            self.notifier.send(event, sentence)
         if state.line != self._status.fallback_level:
             change = "restored" if state.on_trial else "degraded"
             self.notifier.send(change, f"fallback level: {state.line}; before: {self._status.fallback_level}")
@@ -140,11 +148,8 @@ class Announcer:
 
     def waiting(self, sentence: str, state: FallbackState, lost: int | None) -> None:
         """Report that the next attempt waits for something outside of the run: at the start, and once a day."""
-        event = None
-        if time.monotonic() >= self._next_waiting_s:
-            self._next_waiting_s = time.monotonic() + DAY_S
-            event = "waiting"
-        self.restarting(event, sentence, state, lost)
+        self._tell_wait(sentence)
+        self.restarting(sentence, state, lost)
 
     def ended(self, code: int, reason: str) -> None:
         """Report that the supervisor ends with exit code `code`, and send what is queued."""

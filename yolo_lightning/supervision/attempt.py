@@ -204,15 +204,11 @@ class AttemptRunner:
             sentence = unsaved.sentence(time.time())
             facts = replace(self.new_facts(), heartbeat=look.heartbeat)
             self.keep_incident(facts.incident(Diagnosis(StallClass.ENVIRONMENT, sentence)), "training continues")
-            self._announce("checkpoint not saved", sentence)
+            self.services.announcer.tell("checkpoint not saved", sentence)
         elif unsaved is None and self._unsaved is not None:
             minutes = (time.time() - self._unsaved.since_s) / 60
             self._unsaved = None
-            self._announce("checkpoints are saved again", f"after {minutes:.0f} min")
-
-    def _announce(self, event: str, sentence: str) -> None:
-        self.services.recorder.log(f"{event}: {sentence}")
-        self.services.announcer.notifier.send(event, sentence)
+            self.services.announcer.tell("checkpoints are saved again", f"after {minutes:.0f} min")
 
     def _stop_to_climb(self, trainer: RunningTrainer) -> None:
         """Let the trainer save and exit; it finishes its step first."""
@@ -254,24 +250,18 @@ class AttemptRunner:
         if stall.disk_hangs:
             silent = f"the disk of the run folder has not responded for {disk.silent_s:.0f} s"
             evidence = Diagnosis(StallClass.STORAGE, f"{silent}; the trainer is process {pid}")
-            self._announce_stall(stall.incident(evidence))
+            self.services.announcer.stalled(stall.incident(evidence).sentence(), stall.folder)
             examined = examine(request)
             evidence = replace(evidence, sentence=f"{silent}; {examined.sentence}")
         else:
             evidence = examine(request)
-            self._announce_stall(stall.incident(evidence))
+            self.services.announcer.stalled(stall.incident(evidence).sentence(), stall.folder)
         self.keep_incident(stall.incident(evidence), f"kill in {self.settings.kill_after_s:g} s unless it recovers")
         return replace(stall, evidence=evidence)
-
-    def _announce_stall(self, incident: Incident) -> None:
-        sentence = incident.sentence()
-        self.services.announcer.stalled(sentence)
-        self.services.recorder.log(f"stalled: {sentence}; see {incident.folder}")
 
     def _report_recovery(self, stall: AttemptFacts) -> None:
         assert stall.evidence is not None
         self.keep_incident(stall.incident(stall.evidence), "recovered without a restart")
-        self.services.recorder.log("recovered")
         self.services.announcer.recovered()
 
     def _stop(self, trainer: RunningTrainer) -> None:

@@ -41,11 +41,11 @@ class DiskHangsError(Exception):
 class RunDisk(Helper):
     """All file access of the supervisor to the run folder.
 
-    `must_stop` returns whether a stop signal has arrived. `report` is called with True and a sentence when the disk has
-    not responded for `ALARM_S`, and with False and a sentence when the disk responds again.
+    `must_stop` returns whether a stop signal has arrived. `report` is called with an event and a sentence when the disk
+    has not responded for `ALARM_S`, and when the disk responds again.
     """
 
-    def __init__(self, run: Path, must_stop: Callable[[], bool], report: Callable[[bool, str], None]) -> None:
+    def __init__(self, run: Path, must_stop: Callable[[], bool], report: Callable[[str, str], None]) -> None:
         super().__init__()
         self.run = run
         self._must_stop = must_stop
@@ -81,14 +81,14 @@ class RunDisk(Helper):
         silent_s = self.silent_s
         if self._alarm_s is None and silent_s >= ALARM_S:
             self._alarm_s = time.monotonic() - silent_s
-            self._report(True, f"the disk of {self.run} has not responded for {silent_s:.0f} s")
+            self._report("storage hangs", f"the disk of {self.run} has not responded for {silent_s:.0f} s")
         elif self._alarm_s is not None and silent_s < ALARM_S:
             sentence = f"the disk of {self.run} responds again after {time.monotonic() - self._alarm_s:.0f} s"
             if self.dropped:
                 sentence += f"; {self.dropped} entries of the log and of incident reports were dropped"
             self._alarm_s = None
             self.dropped = 0
-            self._report(False, sentence)
+            self._report("storage answers again", sentence)
 
 
 class Recorder:

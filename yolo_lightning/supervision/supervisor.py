@@ -95,11 +95,7 @@ def _services(run: Path, job: Job) -> Iterator[Services]:
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
             signal.signal(number, lambda received, _: signals.append(received))
 
-    def report(hangs: bool, sentence: str) -> None:
-        recorder.log(sentence)
-        announcer.notifier.send("storage hangs" if hangs else "storage answers again", sentence)
-
-    disk = RunDisk(run, lambda: bool(signals), report)
+    disk = RunDisk(run, lambda: bool(signals), lambda event, sentence: announcer.tell(event, sentence))
     recorder = Recorder(run / LOG_FILE, disk)
     announcer = Announcer(run, job.settings.notify, disk, recorder.log)
     try:
@@ -270,7 +266,7 @@ class Supervisor:
         if facts.climbs:
             self._change_state(action, self.state.restarts + 1)
             self.log(_outcome(action))
-            self.services.announcer.restarting(None, action.reason, self.state, 0)
+            self.services.announcer.restarting(action.reason, self.state, 0)
             return None
         return self._react_to_failure(facts, action)
 
@@ -308,8 +304,9 @@ class Supervisor:
         if isinstance(action, Wait):
             self.services.announcer.waiting(f"{action.reason}; {incident.sentence()}", self.state, lost)
             return
-        event = None if facts.waited_s else "crashed"
-        self.services.announcer.restarting(event, incident.sentence(), self.state, lost)
+        if not facts.waited_s:
+            self.services.announcer.notifier.send("crashed", incident.sentence())
+        self.services.announcer.restarting(incident.sentence(), self.state, lost)
 
     def _incident(self, facts: AttemptFacts) -> Incident:
         """Return the incident of an attempt that has not finished, and store its evidence."""
