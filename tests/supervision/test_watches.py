@@ -143,15 +143,15 @@ def test_each_fault_raises_its_alarm_within_the_documented_delay(
 
 @pytest.mark.parametrize(("hours_to_full", "found_after_h"), [(1.0, 0.4), (5.0, 3.1), (20.0, 8.1), (48.0, 36.1)])
 def test_leak_is_found_while_twice_the_observed_time_is_left(hours_to_full: float, found_after_h: float) -> None:
-    usage = [(60.0 * at, int(at * 8e9 / (60 * hours_to_full))) for at in range(int(60 * hours_to_full))]
-    free = [8 * 10**9 - used for _, used in usage]
+    usage = [int(at * 8e9 / (60 * hours_to_full)) for at in range(int(60 * hours_to_full))]
+    free = [8 * 10**9 - used for used in usage]
     at = next(at for at in range(1, len(usage)) if growth(usage[max(0, at - 361) : at], free[at - 1]))
     assert at / 60 <= found_after_h
 
 
-def filled(jumps: dict[int, float]) -> list[tuple[float, int]]:
+def filled(jumps: dict[int, float]) -> list[int]:
     """Return an hour of usage in bytes that rises at some minutes."""
-    return [(60.0 * at, int(sum(size for minute, size in jumps.items() if minute <= at))) for at in range(61)]
+    return [int(sum(size for minute, size in jumps.items() if minute <= at)) for at in range(61)]
 
 
 def test_single_jump_is_no_growth_and_stepwise_growth_is() -> None:

@@ -30,7 +30,7 @@ WAIT_ENDS = 0.8  # share of the limit
 DIVERGED = 1.5  # loss as a multiple of the median of the last epochs
 DIVERGED_ENDS = 1.25
 EPOCHS = 5  # last epochs whose losses are compared
-WINDOWS_S = (1200.0, 3600.0, 21600.0)
+WINDOWS = (24, 60, 360)  # minutes
 PARTS = 6
 LEAST_RISES = 3
 """A window is divided into parts; the lowest usage of a part never falls, and rises at least so many times."""
@@ -90,7 +90,7 @@ class RunWatches:
         self.minutes: deque[Minute] = deque(maxlen=MINUTES_KEPT)
         self.findings: tuple[WatchFinding, ...] = ()  # by their begin, ended ones included
         self._temperatures: deque[tuple[float, float]] = deque()
-        self._usage: dict[str, deque[tuple[float, int]]] = {}
+        self._usage: dict[str, deque[int]] = {}  # lowest usage of each minute, bytes
         self._losses: list[float] = []
         self._began: Reading | None = None  # first reading of the current minute
         self._judged_s = float("-inf")
@@ -101,9 +101,10 @@ class RunWatches:
 
     def observe(self, reading: Reading, wall_s: float) -> None:
         """Add a reading, and judge all series once a minute; `wall_s` is the wall clock, seconds since 1970."""
+        begins_minute = reading.now_s >= self._judged_s + MINUTE_S
         self._add_training(reading)
-        self._add_machine(reading)
-        if reading.now_s < self._judged_s + MINUTE_S:
+        self._add_machine(reading, begins_minute)
+        if not begins_minute:
             return
         self._judged_s = reading.now_s
         lasting = {finding.watch: finding for finding in self.findings if finding.is_alarm}
@@ -135,29 +136,27 @@ class RunWatches:
         self._began = reading
         self._losses = []
 
-    def _add_machine(self, reading: Reading) -> None:
+    def _add_machine(self, reading: Reading, begins_minute: bool) -> None:
         if reading.temperature_c is not None:
             self._temperatures.append((reading.now_s, reading.temperature_c))
             while self._temperatures[0][0] < reading.now_s - HOT_S - MINUTE_S:
                 self._temperatures.popleft()
         for watch, capacity in reading.usage.items():
-            series = self._usage.setdefault(watch, deque(maxlen=int(WINDOWS_S[-1] / MINUTE_S) + 1))
-            at_s = reading.now_s
-            used_bytes = capacity.used_bytes
-            if series and at_s < series[-1][0] + MINUTE_S:  # the lowest usage of each minute
-                at_s, lowest_bytes = series.pop()
-                used_bytes = min(used_bytes, lowest_bytes)
-            series.append((at_s, used_bytes))
+            series = self._usage.setdefault(watch, deque(maxlen=WINDOWS[-1] + 1))
+            if begins_minute or not series:
+                series.append(capacity.used_bytes)
+            series[-1] = min(series[-1], capacity.used_bytes)
 
     def _judged(self, reading: Reading, lasting: Container[str]) -> dict[str, Verdict]:
         """Return the verdicts of the watches that have found something, by name of the watch."""
         verdicts = {HOT: too_hot(self._temperatures, self.max_temperature_c, HOT in lasting)}
         for watch, series in self._usage.items():
             if watch in reading.usage:
-                verdicts[watch] = growth(series, reading.usage[watch].free_bytes, watch in lasting)
+                verdicts[watch] = growth(list(series), reading.usage[watch].free_bytes, watch in lasting)
         minutes = list(self.minutes)
-        for watch, judge in TRAINING_WATCHES.items():
-            verdicts[watch] = judge(minutes, watch in lasting)
+        if len(minutes) >= RECENT + LEAST_EARLIER:
+            for watch, judge in TRAINING_WATCHES.items():
+                verdicts[watch] = judge(minutes, watch in lasting)
         return {watch: verdict for watch, verdict in verdicts.items() if verdict is not None}
 
 
@@ -174,52 +173,37 @@ def too_hot(temperatures: Sequence[tuple[float, float]], limit_c: float, is_last
     return f"{max(recent):.0f} °C, limit {limit_c:g} °C", HOT_S
 
 
-def growth(usage: Sequence[tuple[float, int]], free_bytes: int, is_lasting: bool = False) -> Verdict | None:
-    """Judge the usage of a memory or disk: `(time in seconds, bytes)`, oldest first.
+def growth(usage: Sequence[int], free_bytes: int, is_lasting: bool = False) -> Verdict | None:
+    """Judge the usage of a memory or disk: lowest bytes of each minute, oldest first.
 
-    Three windows are examined: growth over 20 minutes counts if the capacity is full in 40 minutes, growth over six
+    Three windows are examined: growth over 24 minutes counts if the capacity is full in 48 minutes, growth over six
     hours if the capacity is full within twelve hours. The growth must be visible in the lowest usage of the parts of a
     window and lead to a higher usage than any before the window; peaks and a single jump are no growth. A lasting
     finding ends when twice the time is left, or without growth in half of the window.
     """
-    now_s = usage[-1][0]
-    for window_s in WINDOWS_S:
-        part_s = window_s / PARTS
-        if usage[0][0] > now_s - window_s + part_s:
+    for minutes in WINDOWS:
+        part = minutes // PARTS
+        ends = range(len(usage) - part * (PARTS - 1), len(usage) + 1, part)
+        if ends[0] <= 0:
             break
-        floors = _floors(usage, part_s)
-        if floors is None:
-            continue
+        floors = [min(usage[max(0, end - part) : end]) for end in ends]
         changes = [later - earlier for earlier, later in pairwise(floors)]
-        before = max((used for at_s, used in usage if at_s <= now_s - window_s), default=0)
         rises = sum(change > 0 for change in changes)
+        before = max(usage[:-minutes], default=0)
         is_growing = min(changes) >= 0 and rises >= LEAST_RISES and floors[-1] > before
-        ahead_s = AHEAD * window_s
+        ahead_h = AHEAD * minutes / 60
         if is_lasting:
             is_growing = floors[-1] > floors[PARTS // 2 - 1]
-            ahead_s *= 2
-        bytes_per_s = (floors[-1] - floors[0]) / (window_s - part_s)
-        if bytes_per_s > 0 and is_growing and free_bytes / bytes_per_s <= ahead_s:
-            free = f"{free_bytes / 1e9:.1f} GB free, full in {free_bytes / bytes_per_s / 3600:.1f} h"
-            return f"+{bytes_per_s * 3600 / 1e9:.2g} GB/h over {window_s / 60:.0f} min, {free}", window_s
+            ahead_h *= 2
+        bytes_per_h = (floors[-1] - floors[0]) / (minutes - part) * 60
+        if bytes_per_h > 0 and is_growing and free_bytes / bytes_per_h <= ahead_h:
+            free = f"{free_bytes / 1e9:.1f} GB free, full in {free_bytes / bytes_per_h:.1f} h"
+            return f"+{bytes_per_h / 1e9:.2g} GB/h over {minutes} min, {free}", minutes * MINUTE_S
     return None
-
-
-def _floors(usage: Sequence[tuple[float, int]], part_s: float) -> list[int] | None:
-    """Return the lowest usage of each part of the last `PARTS` parts; None if a part has no reading."""
-    now_s = usage[-1][0]
-    floors: dict[int, int] = {}
-    for at_s, used in usage:
-        age = int((now_s - at_s) / part_s)
-        floors[age] = min(used, floors.get(age, used))
-    ages = range(PARTS - 1, -1, -1)
-    return [floors[age] for age in ages] if all(age in floors for age in ages) else None
 
 
 def slower(minutes: Sequence[Minute], is_lasting: bool = False) -> Verdict | None:
     """Compare the steps per second with the median of the run."""
-    if len(minutes) < RECENT + LEAST_EARLIER:
-        return None
     usual = 1 / median(minute.step_s for minute in minutes[:-RECENT])
     now = 1 / median(minute.step_s for minute in minutes[-RECENT:])
     if now >= (SLOWER_ENDS if is_lasting else SLOWER) * usual:
@@ -229,8 +213,6 @@ def slower(minutes: Sequence[Minute], is_lasting: bool = False) -> Verdict | Non
 
 def waiting(minutes: Sequence[Minute], is_lasting: bool = False) -> Verdict | None:
     """Compare the share of waiting for data with the median of the run."""
-    if len(minutes) < RECENT + LEAST_EARLIER:
-        return None
     usual = median(minute.fetch_share for minute in minutes[:-RECENT])
     now = median(minute.fetch_share for minute in minutes[-RECENT:])
     if now <= max(WAIT, usual + WAIT_RISE) * (WAIT_ENDS if is_lasting else 1.0):
