@@ -38,7 +38,7 @@ class Direct:
         call: Call[Any] = Call(function, arguments)
         call.answered = True
         try:
-            call.value, call.succeeded = function(*arguments), True
+            call.value = function(*arguments)
         except OSError as error:
             call.value = error
         return call

@@ -1,5 +1,5 @@
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from yolo_lightning.supervision.fallback_levels import (
     precision_levels,
     quarantined,
 )
+from yolo_lightning.utils.files import write_json
 from yolo_lightning.utils.run_files import STATE_FILE
 
 LEVELS = Levels(LOADER_LEVELS, computation_levels({}, cpu=True))
@@ -86,7 +87,8 @@ def test_line_names_lowered_levels_with_time_and_reason() -> None:
 
 def test_run_names_the_samples_to_leave_out(tmp_path: Path) -> None:
     assert quarantined(tmp_path) == ()
-    FallbackState(quarantined=("id=20200502114223915", "key=(0, 7)", "index=7")).write(tmp_path / STATE_FILE)
+    state = FallbackState(quarantined=("id=20200502114223915", "key=(0, 7)", "index=7"))
+    write_json(tmp_path / STATE_FILE, asdict(state))
     assert quarantined(tmp_path) == ("id=20200502114223915", "index=7")
 
 
@@ -95,7 +97,7 @@ def test_state_survives_its_file(tmp_path: Path) -> None:
     state = FallbackState(
         lowered_loader(1), attempts=1, restarts=5, suspicions={"index=7": 2}, quarantined=("index=7",)
     )
-    state.write(path)
+    write_json(path, asdict(state))
     assert FallbackState.read(path) == state
     assert [entry.name for entry in tmp_path.iterdir()] == ["supervision.json"]
 

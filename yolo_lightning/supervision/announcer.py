@@ -66,7 +66,7 @@ class Announcer:
         """Send what is queued, and read the status file from time to time."""
         self.notifier.serve()
         if self._check is not None and self._check.answered:
-            if self._check.succeeded:
+            if isinstance(self._check.value, Status):
                 self._report_status(self._check.value)
             self._check = None
         if self._check is None and time.monotonic() >= self._next_check_s:
@@ -167,9 +167,9 @@ class Announcer:
             self._steps_lost = None
             self._next_waiting_s = 0.0
 
-    def _report_status(self, status: Status | None) -> None:
+    def _report_status(self, status: Status) -> None:
         """Report non-finite losses, a missed deadline, each new alarm of a watch, and the end of a reported alarm."""
-        if status is None or status.written_s < self._began_s:
+        if status.written_s < self._began_s:
             return
         losses = ", ".join(status.not_finite())
         if losses:

@@ -4,12 +4,11 @@ The levels are independent of each other. `next_action` decides which of them is
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from yolo_lightning.supervision.incident import loader_stalls
-from yolo_lightning.utils.files import write_json
 from yolo_lightning.utils.json_record import read_record
 from yolo_lightning.utils.run_files import STATE_FILE
 
@@ -181,9 +180,6 @@ class FallbackState:
             if level.name != AS_CONFIGURED
         ]
         return "; ".join(lowered) or AS_CONFIGURED
-
-    def write(self, path: Path) -> None:
-        write_json(path, asdict(self))
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,8 +34,7 @@ class Call(Generic[Result]):
     arguments: tuple[Any, ...]
     replaces: str = ""  # a queued call with the same non-empty text is replaced by this one
     answered: bool = False  # whether the call has returned or raised
-    succeeded: bool = False  # whether the function returned
-    value: Any = None  # return value or error of the function
+    value: Any = None  # what the function returned, or an OSError
 
     @property
     def content_bytes(self) -> int:
@@ -44,9 +43,9 @@ class Call(Generic[Result]):
 
     def result(self) -> Result:
         """Return what the function returned, or raise its error as an OSError, also if the helper process died."""
-        if self.succeeded:
-            return cast(Result, self.value)
-        raise self.value
+        if isinstance(self.value, OSError):
+            raise self.value
+        return cast(Result, self.value)
 
 
 class Helper:
@@ -103,10 +102,7 @@ class Helper:
             except (EOFError, ConnectionError):
                 self._restart()
                 continue
-            assert self._current is not None
-            self._current.succeeded, self._current.value = answer
-            self._current.answered = True
-            self._current = None
+            self._take(answer)
 
     def cancel(self, reason: str) -> None:
         """Kill the child process and start another one; the current call fails with `reason`."""
@@ -149,11 +145,15 @@ class Helper:
         self._connection.close()
         os.kill(self._child, signal.SIGKILL)
         os.waitpid(self._child, os.WNOHANG)
+        self._take(OSError(reason))
+        self._start()
+
+    def _take(self, answer: Any) -> None:
+        """Store the answer to the current call, if there is one."""
         if self._current is not None:
             self._current.answered = True
-            self._current.value = OSError(reason)
+            self._current.value = answer
         self._current = None
-        self._start()
 
 
 def _make_calls(connection: Connection) -> None:
@@ -161,11 +161,11 @@ def _make_calls(connection: Connection) -> None:
     while True:
         function, arguments = connection.recv()
         try:
-            answer = True, function(*arguments)
+            answer = function(*arguments)
         except OSError as error:
-            answer = False, error
+            answer = error
         except Exception as error:  # a mistake of this package must not end the process that makes the calls
-            answer = False, OSError(f"{error!r} in {places(error)}")
+            answer = OSError(f"{error!r} in {places(error)}")
         connection.send(answer)
 
 

@@ -130,7 +130,7 @@ class Notifier:
         for name, subject, call in self._calls:
             if not call.answered:
                 waiting.append((name, subject, call))
-            elif not call.succeeded:
+            elif isinstance(call.value, OSError):
                 self._log(f"supervision.notify.{name}: {subject} not sent: {call.value}")
         self._calls = waiting
 

@@ -56,9 +56,9 @@ class ProgramGrowth:
     def _have_files_changed(self) -> bool:
         has_changed = False
         if self._call is not None and self._call.answered:
-            marks = self._call.value if self._call.succeeded else self._marks
-            has_changed = self._marks is not None and marks != self._marks
-            self._marks = marks
+            if not isinstance(self._call.value, OSError):
+                has_changed = self._marks not in (None, self._call.value)
+                self._marks = self._call.value
             self._call = None
         if self._call is None:
             self._call = self._disk.begin(marks_of_files, self._pattern, self._run)

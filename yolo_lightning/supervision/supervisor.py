@@ -50,6 +50,7 @@ from yolo_lightning.supervision.run_lock import Holder, RunInUseError, run_lock
 from yolo_lightning.supervision.trainer import marker_of
 from yolo_lightning.utils import run_files
 from yolo_lightning.utils.exit_codes import ExitCode, of_signal
+from yolo_lightning.utils.files import write_json
 from yolo_lightning.utils.json_record import read_json, read_record
 from yolo_lightning.utils.process_identity import is_same, own_mark
 from yolo_lightning.utils.run_files import FAILURE_FILE, LOG_FILE, PHASE_TIMEOUTS_FILE, STATE_FILE, TRACEBACK_FILE
@@ -290,6 +291,7 @@ class Supervisor:
             if facts.stop_signal:
                 return self._with_hint(next_action(self.state, facts))
             if not isinstance(action, Wait) or not (facts.is_blocked or facts.disk_is_full):
+                self.runner.keep_incident(incident, _outcome(action))  # again, because the disk could be full before
                 return None
             action = next_action(self.state, facts)
         self.runner.keep_incident(incident, action.reason)
@@ -365,7 +367,7 @@ class Supervisor:
     def _change_state(self, action: Action, restarts: int) -> None:
         self.state = replace(action.state, restarts=restarts)
         try:
-            self.disk.ask(FallbackState.write, self.state, self.run_folder / STATE_FILE)
+            self.disk.ask(write_json, self.run_folder / STATE_FILE, asdict(self.state))
         except OSError as error:
             self.log(f"could not write {STATE_FILE} ({error.strerror})")
 
