@@ -17,7 +17,7 @@ import cv2
 import torch
 
 from yolo_lightning.commands.benchmark.comparison import rounds
-from yolo_lightning.commands.benchmark.findings import table
+from yolo_lightning.commands.benchmark.result_texts import table
 from yolo_lightning.commands.command_line import call
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import TrainingDataset

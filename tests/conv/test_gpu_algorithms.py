@@ -61,7 +61,7 @@ def test_every_algorithm_and_kernel_on_a_gpu(tmp_path: Path, monkeypatch: pytest
     device = torch.device("cuda", torch.cuda.current_device())
     enable_gpu_kernels(tmp_path)
     try:
-        errors = errors_of(find_layers(make_module().graph, ImageSize(640, 640), BATCH), device)
+        errors = errors_of(find_layers(make_module().graph, ImageSize(640, 640)), device)
     finally:
         disable_gpu_kernels()
     wrong = {key: max(cases) for key, cases in errors.items() if max(cases)[0] > TOLERANCES[key[1]]}
@@ -70,7 +70,7 @@ def test_every_algorithm_and_kernel_on_a_gpu(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_wrong_algorithm_on_a_gpu_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    layers = find_layers(make_module().graph, ImageSize(64, 64), BATCH)
+    layers = find_layers(make_module().graph, ImageSize(64, 64))
     layer = next(layer for layer in layers if layer.label.startswith("32 to 32, 3x3"))
     reference = reference_of(layer, CPU)
     right = candidates
@@ -96,7 +96,7 @@ def test_a_wrong_algorithm_on_a_gpu_would_be_seen(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.whole_run
 def test_kernels_for_convolution_and_normalization_are_checked(emulated: Guarded) -> None:
     """The emulated kernels pass, and a wrong normalization is seen."""
-    layers = find_layers(make_module().graph, ImageSize(64, 64), BATCH)
+    layers = find_layers(make_module().graph, ImageSize(64, 64))
     layer = next(layer for layer in layers if layer.label.startswith("32 to 32, 3x3"))
     with assume_available("cpu"):
         fused.KERNELS.enable(lambda device: emulated)

@@ -90,7 +90,7 @@ def test_short_work_is_repeated_within_a_sample() -> None:
 
 def test_rounds_that_do_not_fit_are_left_out() -> None:
     watch = Watch()
-    (result,) = compare(section(limit_s=-1.0), {Variant.GEMM: watch.work(Variant.GEMM, 1.0)})
+    (result,) = compare(section(deadline_s=-1.0), {Variant.GEMM: watch.work(Variant.GEMM, 1.0)})
     assert result.samples_s == [1.0]
 
 
@@ -114,7 +114,7 @@ def test_a_failing_variant_becomes_a_result(fails_at: int) -> None:
 def test_the_fastest_layout_is_the_reference() -> None:
     times = {Variant.NATIVE: 3.0, Variant.NATIVE_NHWC: 2.0}
     results = [Result(variant, [time_s]) for variant, time_s in times.items()]
-    assert [fastest(results, name) for name in ("native", "gemm")] == [results[1], None]
+    assert [fastest(results, name) for name in ("native", "gemm")] == [results[1], Result(Variant.GEMM)]
 
 
 def test_table_contains_ratios_and_rates() -> None:
@@ -167,13 +167,10 @@ def test_kernels_are_paused_for_variants_without_them() -> None:
 
 
 def test_layers_of_the_network() -> None:
-    found = find_layers(make_module().graph, ImageSize(64, 64), 3)
+    found = find_layers(make_module().graph, ImageSize(64, 64))
     assert sum(layer.count for layer in found) == 63
     assert [layer.name for layer in found if not layer.needs_input_gradient] == ["model.0.conv"]
     assert [layer.label for layer in found[:2]] == ["3 to 16, 3x3, stride 2, 64 px", "16 to 32, 3x3, stride 2, 32 px"]
-    # 3 to 16 channels, 3x3, stride 2 on 64 px: 2 * 27 * 16 * 32 * 32 per product; the image needs no gradient.
-    assert found[0].operations == 3 * 2 * (2 * 27 * 16 * 32 * 32)
-    assert found[1].operations == 3 * 3 * (2 * 9 * 16 * 32 * 16 * 16)
 
 
 def test_skipped_implementations_are_left_out() -> None:

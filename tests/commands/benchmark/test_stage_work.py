@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +15,9 @@ import torch
 from tests.conv.emulation import LibraryLauncher, assume_available, compile_emulated
 from yolo_lightning.commands.benchmark import correctness, layer_speed, section as sections, training_step
 from yolo_lightning.commands.benchmark.conv_variants import Variant
-from yolo_lightning.commands.benchmark.findings import Findings
 from yolo_lightning.commands.benchmark.layer_speed import find_layers
 from yolo_lightning.commands.benchmark.section import Section
-from yolo_lightning.commands.benchmark.stages import Stage
+from yolo_lightning.commands.benchmark.stage_record import Stage, StageRecord
 from yolo_lightning.commands.benchmark.training_step import make_module
 from yolo_lightning.conv import disable_gpu_kernels
 from yolo_lightning.data.image_size import ImageSize
@@ -28,7 +26,7 @@ from yolo_lightning.training.self_check import WrongResultError
 CPU = torch.device("cpu")
 BUDGET_S = 2400  # a loaded machine; 1 to 2 minutes on two free cores
 LAYER = next(
-    one for one in find_layers(make_module().graph, ImageSize(64, 64), 2) if one.label.startswith("32 to 32, 3x3")
+    one for one in find_layers(make_module().graph, ImageSize(64, 64)) if one.label.startswith("32 to 32, 3x3")
 )
 
 
@@ -57,7 +55,6 @@ class CheckedSteps:
     def time(self, steps: int) -> float:
         assert steps >= 63
         if self.key == self.wrong:
-            warnings.warn("self-check: layer model.0.conv; the check is repeated in the next step", stacklevel=1)
             raise WrongResultError("layer model.0.conv, output: error 1 exceeds the limit 0.1")
         return 1.0
 
@@ -69,12 +66,11 @@ def test_a_wrong_layer_fails_the_stage(
     monkeypatch.setattr(correctness, "TrainerSteps", CheckedSteps)
     monkeypatch.setattr(CheckedSteps, "wrong", wrong)
     correctness.correctness(section)
-    page = "\n".join(section.findings.lines)
+    page = "\n".join(section.record.lines)
     assert "| gemm | 32-true | correct |" in page
-    assert section.findings.passed is (wrong is None)
+    assert (section.record.reason == "") is (wrong is None)
     if wrong is not None:
-        assert section.findings.reason.startswith("gemm, bf16-mixed: WrongResultError: layer model.0.conv, output")
-        assert "- Warning: self-check: layer model.0.conv; the check is repeated" in page
+        assert section.record.reason.startswith("gemm, bf16-mixed: WrongResultError: layer model.0.conv, output")
 
 
 @pytest.mark.whole_run
@@ -99,11 +95,11 @@ def test_layers_and_steps_are_measured_with_kernels(
     monkeypatch.setattr(training_step, "WARM_STEPS", 1)
     for stage in (layer_speed.layers, training_step.step):
         launches.clear()
-        measured = replace(section, findings=Findings())
+        measured = replace(section, record=StageRecord(stage=Stage.LAYERS))
         stage(measured)
-        assert measured.findings.passed, measured.findings.reason
+        assert not measured.record.reason
         assert launches, stage
-        assert "gemm-kernels" in "".join(measured.findings.lines), stage
+        assert "gemm-kernels" in "".join(measured.record.lines), stage
 
 
 @pytest.mark.parametrize("module", [layer_speed, training_step])
@@ -116,9 +112,9 @@ def test_a_variant_of_this_package_that_cannot_be_built_fails_the_section(
     monkeypatch.setattr(module, "convert", fails)
     stage = layer_speed.layers if module is layer_speed else training_step.step
     stage(section)
-    assert section.findings.reason.startswith("gemm: RuntimeError: no compiler")
-    assert "native" not in section.findings.reason  # the failure of a baseline is a result
-    assert "`native` failed: RuntimeError: no compiler" in "".join(section.findings.lines)
+    assert section.record.reason.startswith("gemm: RuntimeError: no compiler")
+    assert "native" not in section.record.reason  # the failure of a baseline is a result
+    assert "`native` failed: RuntimeError: no compiler" in "".join(section.record.lines)
 
 
 @pytest.mark.whole_run
@@ -130,7 +126,7 @@ def test_rehearsal_on_a_cpu(tmp_path: Path) -> None:
     assert first.returncode == 0, first.stdout + first.stderr
     stages = json.loads((out / "gpu.json").read_text())["stages"]
     assert {name: stage["state"] for name, stage in stages.items()} == {stage.value: "passed" for stage in Stage}
-    measured = {name: stage["findings"]["measured"] for name, stage in stages.items()}
+    measured = {name: stage["measured"] for name, stage in stages.items()}
     assert all(row["failure"] is None for row in measured["step"]["results"])
     assert f"page: {out / 'gpu.md'}" in first.stdout
     second = subprocess.run(words, capture_output=True, text=True, check=False)

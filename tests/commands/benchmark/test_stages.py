@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
 
@@ -10,17 +11,20 @@ import pytest
 
 from yolo_lightning.commands.benchmark import command
 from yolo_lightning.commands.benchmark.command import StageName, gpu
-from yolo_lightning.commands.benchmark.findings import PROGRESS, Findings, table
 from yolo_lightning.commands.benchmark.gpu_page import page
-from yolo_lightning.commands.benchmark.stages import (
-    DEFAULT_BUDGET_S,
-    PARTIAL,
-    WORK,
+from yolo_lightning.commands.benchmark.result_texts import table
+from yolo_lightning.commands.benchmark.stage_record import (
+    PROGRESS,
     Stage,
     StageRecord,
     StageState,
-    native_problem,
     read_record,
+    record_file,
+)
+from yolo_lightning.commands.benchmark.stages import (
+    DEFAULT_BUDGET_S,
+    WORK,
+    native_problem,
     record_of_end,
     run_stages,
 )
@@ -35,19 +39,24 @@ THREE = [Stage.MACHINE, Stage.CORRECTNESS, Stage.STEP]
 ENVIRONMENT = {"date": "2026-01-01T00:00:00+00:00", "command": "python -m x", "device": "cuda", "quick": False}
 
 
+def record(stage: Stage, state: StageState = StageState.PASSED, **content: Any) -> StageRecord:
+    return StageRecord(stage=stage, state=state, seconds=1.0, **content)
+
+
 class Machine:
-    """Stands for the child processes: each takes a given time, and writes its findings before it ends."""
+    """Stands for the child processes: each takes a given time, and writes its record before it ends."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.seconds, self.now_s = folder, 10.0, 0.0
         self.started: list[tuple[Stage, float]] = []
         self.ends: dict[Stage, Callable[[], Ended]] = {}
-        self.findings: dict[Stage, dict[str, Any]] = {}
+        self.records: dict[Stage, StageRecord] = {}
 
     def launch(self, folder: Path, settings: Mapping[str, Any], stage: Stage, limit_s: float) -> Ended:
         self.started.append((stage, limit_s))
         self.now_s += self.seconds
-        (folder / PARTIAL.format(stage)).write_text(json.dumps(self.findings.get(stage, {"answer": "done"})))
+        written = self.records.get(stage, record(stage, answer="done"))
+        record_file(folder, stage).write_text(json.dumps(asdict(written)))
         return self.ends.get(stage, lambda: Ended(0, self.seconds))()
 
     def run(self, stages: list[Stage] = THREE, budget_s: float = DEFAULT_BUDGET_S) -> list[StageState | None]:
@@ -62,7 +71,7 @@ def machine(tmp_path: Path) -> Machine:
 
 
 def test_second_call_skips_finished_stages_and_repeats_the_others(machine: Machine) -> None:
-    machine.findings[Stage.CORRECTNESS] = {"passed": False, "reason": "rows is wrong"}
+    machine.records[Stage.CORRECTNESS] = record(Stage.CORRECTNESS, StageState.FAILED, reason="rows is wrong")
     machine.ends[Stage.STEP] = lambda: Ended(-11, 1.0, err=(f"{PROGRESS}native", "Segmentation fault"))
     assert machine.run() == [StageState.PASSED, StageState.FAILED, StageState.CRASHED]
     machine.started.clear()
@@ -100,26 +109,37 @@ def test_stage_that_does_not_fit_is_not_run(machine: Machine, capsys: pytest.Cap
 
 
 @pytest.mark.parametrize(
-    ("ended", "findings", "state", "reason"),
+    ("ended", "written", "state", "reason"),
     [
-        (Ended(0, 1.0), Findings(), StageState.PASSED, ""),
-        (Ended(0, 1.0), Findings(passed=False, reason="wrong"), StageState.FAILED, "wrong"),
-        (Ended(0, 1.0), None, StageState.CRASHED, "exit code 0"),
-        (Ended(1, 1.0, err=(f"{PROGRESS}layer 3", "ValueError")), None, StageState.CRASHED, "exit code 1, in: layer 3"),
-        (Ended(-11, 1.0), Findings(answer="part"), StageState.CRASHED, "SIGSEGV"),
-        (Ended(None, 9.0, err=(f"{PROGRESS}native",)), None, StageState.TIMED_OUT, "killed after 9 s, in: native"),
+        (Ended(0, 1.0), StageState.PASSED, StageState.PASSED, ""),
+        (Ended(0, 1.0), StageState.FAILED, StageState.FAILED, "wrong"),
+        (Ended(0, 1.0), StageState.INTERRUPTED, StageState.CRASHED, "exit code 0"),
+        (
+            Ended(1, 1.0, err=(f"{PROGRESS}layer 3", "ValueError")),
+            StageState.INTERRUPTED,
+            StageState.CRASHED,
+            "exit code 1, in: layer 3",
+        ),
+        (Ended(-11, 1.0), StageState.PASSED, StageState.CRASHED, "SIGSEGV"),
+        (
+            Ended(None, 9.0, err=(f"{PROGRESS}native",)),
+            StageState.INTERRUPTED,
+            StageState.TIMED_OUT,
+            "killed after 9 s, in: native",
+        ),
         (
             Ended(None, 9.0, killed=Killed(survivors={Process(7, "", "D"): "python, state D"})),
-            None,
+            StageState.INTERRUPTED,
             StageState.TIMED_OUT,
             "killed after 9 s; cannot be ended: process 7: python, state D",
         ),
     ],
 )
-def test_end_of_a_process(ended: Ended, findings: Findings | None, state: StageState, reason: str) -> None:
-    record = record_of_end(Stage.STEP, 9.0, ended, findings)
-    assert (record.state, record.reason, record.findings) == (state, reason, findings or Findings())
-    assert all(not line.startswith(PROGRESS) for line in record.last_lines)
+def test_end_of_a_process(ended: Ended, written: StageState, state: StageState, reason: str) -> None:
+    part = record(Stage.STEP, written, answer="part", reason="wrong" if written is StageState.FAILED else "")
+    complete = record_of_end(part, 9.0, ended)
+    assert (complete.state, complete.reason, complete.answer) == (state, reason, "part")
+    assert all(not line.startswith(PROGRESS) for line in complete.last_lines)
 
 
 def test_ctrl_c_keeps_results_and_prints_the_command_that_continues(
@@ -129,6 +149,7 @@ def test_ctrl_c_keeps_results_and_prints_the_command_that_continues(
         def stop() -> Ended:
             raise KeyboardInterrupt
 
+        machine.records[Stage.CORRECTNESS] = record(Stage.CORRECTNESS, StageState.INTERRUPTED)
         machine.ends[Stage.CORRECTNESS] = stop
         run_stages(folder, settings, stages, budget_s, machine.launch)
 
@@ -140,7 +161,11 @@ def test_ctrl_c_keeps_results_and_prints_the_command_that_continues(
         gpu(out, device="cpu", quick=True)
     assert end.value.code == INTERRUPTED
     assert f"-m yolo_lightning benchmark gpu {out} --quick" in capsys.readouterr().err
-    assert list(json.loads((out / "gpu.json").read_text())["stages"]) == ["machine"]
+    stages = json.loads((out / "gpu.json").read_text())["stages"]
+    assert {name: stage["state"] for name, stage in stages.items()} == {
+        "machine": "passed",
+        "correctness": "interrupted",
+    }
     assert (out / "gpu.md").read_text().startswith("# GPU benchmark: cpu\n")
 
 
@@ -177,10 +202,6 @@ def test_selected_stages_join_those_of_earlier_calls(tmp_path: Path, monkeypatch
     assert [stages for _, stages in calls] == [[Stage.LAYERS, Stage.STEP], [Stage.STEP], list(Stage)]
     assert len({folder for folder, _ in calls}) == 3
     assert get_args(StageName) == tuple(Stage)
-
-
-def record(stage: Stage, state: StageState = StageState.PASSED, **findings: Any) -> StageRecord:
-    return StageRecord(stage=stage, state=state, seconds=1.0, findings=Findings(**findings))
 
 
 TIMES = {"gemm": [0.05], "gemm-kernels": [0.02, 0.02], "native": [0.03]}

@@ -8,9 +8,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from yolo_lightning.commands.benchmark.findings import FORMAT
 from yolo_lightning.commands.benchmark.gpu_page import answer, page
-from yolo_lightning.commands.benchmark.stages import DEFAULT_BUDGET_S, Stage, StageState, read_record, run_stages
+from yolo_lightning.commands.benchmark.stage_record import FORMAT, Stage, StageState, read_record
+from yolo_lightning.commands.benchmark.stages import DEFAULT_BUDGET_S, run_stages
 from yolo_lightning.commands.option_limits import check_device
 from yolo_lightning.data.image_size import STRIDE, ImageSize
 from yolo_lightning.errors import UserError

@@ -10,8 +10,9 @@ from typing import TypeVar
 import torch
 
 from yolo_lightning.commands.benchmark.conv_variants import Variant, settings_of
-from yolo_lightning.commands.benchmark.findings import NOT_MEASURED, Findings, first_line, ms, table
+from yolo_lightning.commands.benchmark.result_texts import NOT_MEASURED, first_line, ms, table
 from yolo_lightning.commands.benchmark.section import Section
+from yolo_lightning.commands.benchmark.stage_record import StageRecord
 from yolo_lightning.utils.accelerator import free_cached_memory, synchronize
 
 Timer = Callable[[int], float]
@@ -113,18 +114,18 @@ def time_calls(device: torch.device, work: Callable[[], object], calls: int) -> 
     return (time.perf_counter() - began_s) / calls
 
 
-def fastest(results: Iterable[Result], *implementations: str) -> Result | None:
-    """Return the fastest variant of the implementations, or None if none was measured."""
+def fastest(results: Iterable[Result], *implementations: str) -> Result:
+    """Return the fastest variant of the implementations; a result without samples if none was measured."""
     measured = [result for result in results if result.samples_s and result.variant.implementation in implementations]
-    return min(measured, key=lambda result: result.median_s, default=None)
+    return min(measured, key=lambda result: result.median_s, default=Result(Variant(implementations[0])))
 
 
-def ratio(result: Result | None, reference: Result | None) -> float:
+def ratio(result: Result, reference: Result) -> float:
     """Return the median over the rounds of the ratio of two times; a slowdown of a whole round cancels.
 
     The result is NaN if one of the two was not measured.
     """
-    if result is None or reference is None or not result.samples_s or not reference.samples_s:
+    if not result.samples_s or not reference.samples_s:
         return math.nan
     pairs = zip(result.samples_s, reference.samples_s, strict=True)
     return statistics.median(time_s / reference_s for time_s, reference_s in pairs)
@@ -147,8 +148,7 @@ def faster(value: float) -> str:
 def result_table(results: Sequence[Result], batch_size: int) -> list[str]:
     """Return a Markdown table of times, rates and ratios to the fastest native variant."""
     native = fastest(results, "native")
-    reference = native.variant if native else "native"
-    headings = ["variant", "median ms", "range ms", "images/s", f"ratio to {reference}"]
+    headings = ["variant", "median ms", "range ms", "images/s", f"ratio to {native.variant}"]
     rows = []
     for result in results:
         if result.failure:
@@ -160,12 +160,12 @@ def result_table(results: Sequence[Result], batch_size: int) -> list[str]:
     return table(headings, rows)
 
 
-def record_failures(findings: Findings, results: Iterable[Result]) -> None:
+def record_failures(record: StageRecord, results: Iterable[Result]) -> None:
     """List the first error of each variant that failed; a variant of this package fails the stage."""
     failures: dict[Variant, str] = {}
     for result in results:
         if result.failure:
             failures.setdefault(result.variant, result.failure)
-    findings.add(*(f"- `{variant}` failed: {failure}" for variant, failure in failures.items()))
+    record.add(*(f"- `{variant}` failed: {failure}" for variant, failure in failures.items()))
     gemm = [variant for variant in failures if variant.implementation == "gemm"]
-    findings.fail([f"{variant}: {failures[variant]}" for variant in gemm])
+    record.fail([f"{variant}: {failures[variant]}" for variant in gemm])

@@ -1,19 +1,16 @@
 """Stage `correctness`: trainings whose self-check compares every convolution with PyTorch's plain operators."""
 
-import warnings
 from dataclasses import replace
 
 from torch import nn
 
 from yolo_lightning.commands.benchmark.conv_variants import Variant, settings_of
-from yolo_lightning.commands.benchmark.findings import first_line, table
+from yolo_lightning.commands.benchmark.result_texts import first_line, table
 from yolo_lightning.commands.benchmark.section import Section
 from yolo_lightning.commands.benchmark.training_step import Precision, TrainerSteps, make_module
 
 BATCH = 2
 VARIANTS = (Variant.GEMM, Variant.GEMM_KERNELS, Variant.GEMM_AUTOTUNE)
-REPORTED = ("self-check", "are disabled")
-"""Parts of warnings that the page shows."""
 
 
 def correctness(section: Section) -> None:
@@ -28,29 +25,24 @@ def correctness(section: Section) -> None:
     layers = sum(isinstance(layer, nn.Conv2d) for layer in make_module().graph.modules())
     rows = []
     failures = []
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for variant in section.variants(VARIANTS):
-            for precision in precisions:
-                if section.remaining_s() < 0:
-                    continue
-                section.announce(f"self-checks of a training, {variant}, {precision}, {small_batch.images}")
-                problem = ""
-                try:
-                    with settings_of(variant):
-                        TrainerSteps(small_batch, variant, precision, self_check_share=1.0).time(layers)
-                except Exception as error:  # any error is a result
-                    problem = first_line(error)
-                    failures.append(f"{variant}, {precision}: {problem}")
-                rows.append([variant, precision, problem or "correct"])
-                section.save(trainings=rows)
-    section.findings.fail(failures)
-    section.findings.add(
+    for variant in section.variants(VARIANTS):
+        for precision in precisions:
+            if section.remaining_s() < 0:
+                continue
+            section.announce(f"self-checks of a training, {variant}, {precision}, {small_batch.images}")
+            problem = ""
+            try:
+                with settings_of(variant):
+                    TrainerSteps(small_batch, variant, precision, self_check_share=1.0).time(layers)
+            except Exception as error:  # any error is a result
+                problem = first_line(error)
+                failures.append(f"{variant}, {precision}: {problem}")
+            rows.append([variant, precision, problem or "correct"])
+            section.save(trainings=rows)
+    section.record.fail(failures)
+    section.record.add(
         f"{layers} convolutions of YOLOv8n in a training, {small_batch.images}: output and gradients of input and"
         " weight are compared with PyTorch's plain operators, one layer in each step (the self-check of a training)."
     )
-    section.findings.add(*table(["variant", "precision", "result"], rows))
-    messages = [str(warning.message) for warning in caught]
-    shown = [message for message in messages if any(part in message for part in REPORTED)]
-    section.findings.add(*(f"- Warning: {message}" for message in dict.fromkeys(shown)))
-    section.findings.answer = f"all convolutions are correct in {len(rows)} trainings"
+    section.record.add(*table(["variant", "precision", "result"], rows))
+    section.record.answer = f"all convolutions are correct in {len(rows)} trainings"

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from yolo_lightning.commands.benchmark.findings import table
-from yolo_lightning.commands.benchmark.stages import Stage, StageRecord, StageState
+from yolo_lightning.commands.benchmark.result_texts import table
+from yolo_lightning.commands.benchmark.stage_record import Stage, StageRecord, StageState
 
 QUESTIONS = {
     "Does it compute right?": (Stage.CORRECTNESS,),
@@ -58,22 +58,19 @@ def answer(record: StageRecord | None, stage: Stage) -> str:
         return f"{stage}: not measured"
     heading = f"({stage}, {record.seconds:.1f} s)"
     if record.state is StageState.PASSED:
-        return f"**{record.findings.verdict or 'yes'}** {heading}: {record.findings.answer}"
+        return f"**{record.verdict or 'yes'}** {heading}: {record.answer}"
     verdict = "NO" if record.state is StageState.FAILED else "unknown"
-    return f"**{verdict}** {heading}: {record.state}: {record.reason}"
+    return f"**{verdict}** {heading}: {record.outcome}"
 
 
 def details(record: StageRecord) -> list[str]:
     """Return the lines below the title of a stage."""
     lines = []
     if record.state is not StageState.PASSED:
-        state = f"**{record.state}**"
-        if record.reason:
-            state += f": {record.reason}"
-        lines += [state, ""]
+        lines += [f"**{record.outcome}**", ""]
     if record.last_lines:
         lines += ["Last lines of its output:", "", "```", *record.last_lines, "```", ""]
-    return [*lines, *record.findings.lines]
+    return [*lines, *record.lines]
 
 
 def settings(by_stage: Mapping[Stage, StageRecord]) -> list[str]:
@@ -97,4 +94,4 @@ def settings(by_stage: Mapping[Stage, StageRecord]) -> list[str]:
 def _measured(by_stage: Mapping[Stage, StageRecord], stage: Stage) -> dict[str, Any]:
     if stage not in by_stage:
         return {}
-    return by_stage[stage].findings.measured
+    return by_stage[stage].measured

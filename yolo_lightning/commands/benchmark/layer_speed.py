@@ -1,9 +1,7 @@
 """Stage `layers`: each distinct convolution of YOLOv8n, forward and backward, on random images."""
 
 import copy
-import math
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 
@@ -22,7 +20,7 @@ from yolo_lightning.commands.benchmark.comparison import (
     time_calls,
 )
 from yolo_lightning.commands.benchmark.conv_variants import Variant, convert
-from yolo_lightning.commands.benchmark.findings import ms, table
+from yolo_lightning.commands.benchmark.result_texts import ms, table
 from yolo_lightning.commands.benchmark.section import Section
 from yolo_lightning.commands.benchmark.training_step import make_module
 from yolo_lightning.data.image_size import ImageSize
@@ -39,13 +37,12 @@ class Layer:
     input_size: tuple[int, ...]  # `(C, H, W)` of the input
     output_size: tuple[int, ...]  # `(O, H', W')` of the output
     needs_input_gradient: bool  # false for the first layer, whose input is the image
-    operations: int  # floating point operations of a forward and backward pass: 2 or 3 products of equal size
     kernel: int  # height and width of the kernel; the padding is half of it
     stride: int  # step between outputs, pixels
     count: int = 1  # number of equal convolutions in the network
 
 
-def find_layers(graph: nn.Module, image_size: ImageSize, batch_size: int) -> list[Layer]:
+def find_layers(graph: nn.Module, image_size: ImageSize) -> list[Layer]:
     """Return the distinct convolutions that a YOLOv8 graph with native convolutions uses in training."""
     layers: dict[str, Layer] = {}
 
@@ -57,16 +54,12 @@ def find_layers(graph: nn.Module, image_size: ImageSize, batch_size: int) -> lis
         if label in layers:
             layers[label].count += 1
             return
-        needs_gradient = inputs[0].requires_grad
-        multiplications = batch_size * output[0].numel() * module.weight[0].numel()
-        products = 3 if needs_gradient else 2
         layers[label] = Layer(
             name,
             label,
             input_size=(channels, height, width),
             output_size=tuple(output.shape[1:]),
-            needs_input_gradient=needs_gradient,
-            operations=2 * multiplications * products,
+            needs_input_gradient=inputs[0].requires_grad,
             kernel=kernel,
             stride=stride,
         )
@@ -104,14 +97,6 @@ def time_layer(section: Section, layer: Layer, graph: nn.Module, variant: Varian
     return partial(time_calls, section.device, run)
 
 
-def _times_s(results: Sequence[Result], gemm: Result | None, native: Result | None) -> dict[str, float]:
-    """Return the median time of each variant, and of the fastest variants of this package and of PyTorch."""
-    times_s = {str(result.variant): result.median_s for result in results}
-    times_s["fastest gemm"] = gemm.median_s if gemm else math.nan
-    times_s["fastest native"] = native.median_s if native else math.nan
-    return times_s
-
-
 def layers(section: Section) -> None:
     """Measure every distinct convolution of YOLOv8n alone in float32, forward and backward."""
     of_networks = (Variant.GEMM_CHECKPOINTING, Variant.NATIVE_GRAPH)
@@ -120,8 +105,8 @@ def layers(section: Section) -> None:
     measured = []
     rows = []
     failed: list[Result] = []
-    sums_s: defaultdict[str, float] = defaultdict(float)  # of `_times_s`
-    selected = find_layers(graph, section.image_size, section.batch_size)
+    sums_s: defaultdict[str, float] = defaultdict(float)  # of each variant, and of the fastest ones of each layer
+    selected = find_layers(graph, section.image_size)
     if section.quick:
         del selected[QUICK_LAYERS:]
     for layer in selected:
@@ -130,11 +115,13 @@ def layers(section: Section) -> None:
         results = compare(section, works)
         gemm = fastest(results, "gemm")
         native = fastest(results, "native")
-        for name, time_s in _times_s(results, gemm, native).items():
-            sums_s[name] += layer.count * time_s
+        for result in results:
+            sums_s[result.variant] += layer.count * result.median_s
+        sums_s["fastest gemm"] += layer.count * gemm.median_s
+        sums_s["fastest native"] += layer.count * native.median_s
         relative = ratio(gemm, native)
         cells = [ms(result.median_s) for result in results]
-        rows.append([layer.label, layer.count, f"{layer.operations / 1e9:.2f}", *cells, ratio_text(relative)])
+        rows.append([layer.label, layer.count, *cells, ratio_text(relative)])
         failed += [result for result in results if result.failure]
         measured.append(asdict(layer) | {"results": [asdict(result) for result in results], "ratio": relative})
         section.save(layers=measured)
@@ -142,14 +129,14 @@ def layers(section: Section) -> None:
             break
     total = sums_s["fastest gemm"] / sums_s["fastest native"]
     count = sum(row["count"] for row in measured)
-    rows.append(["sum", count, "", *(ms(sums_s[variant]) for variant in variants), ratio_text(total)])
-    section.findings.add(f"Single convolutions, forward and backward, float32, {section.images}.")
-    headings = ["layer", "count", "GFLOP", *(f"{variant} ms" for variant in variants), "fastest gemm / native"]
-    section.findings.add(*table(headings, rows))
-    record_failures(section.findings, failed)
+    rows.append(["sum", count, *(ms(sums_s[variant]) for variant in variants), ratio_text(total)])
+    section.record.add(f"Single convolutions, forward and backward, float32, {section.images}.")
+    headings = ["layer", "count", *(f"{variant} ms" for variant in variants), "fastest gemm / native"]
+    section.record.add(*table(headings, rows))
+    record_failures(section.record, failed)
     slower = sum(row["ratio"] > 1 for row in measured)
-    section.findings.verdict = faster(total)
-    section.findings.answer = (
+    section.record.verdict = faster(total)
+    section.record.answer = (
         f"the convolutions take {ratio_text(total)} times as long as native; "
         f"{slower} of {len(measured)} layers are slower"
     )

@@ -5,7 +5,7 @@ import platform
 import subprocess
 import sys
 
-from yolo_lightning.commands.benchmark.findings import NOT_MEASURED, table
+from yolo_lightning.commands.benchmark.result_texts import table
 from yolo_lightning.commands.benchmark.section import Section
 from yolo_lightning.conv.measurement_cache import describe_environment
 
@@ -28,19 +28,11 @@ def machine(section: Section) -> None:
         report = {"verdict": errors[-1] if errors else f"exit code {ended.returncode}"}
     facts = describe_environment(section.device)
     section.save(doctor=report, device=facts)
-    machine = report.get("machine", {})
-    sizes = [gpu["memory_bytes"] for gpu in machine.get("gpus", ()) if gpu["memory_bytes"] is not None]
     rows = [
-        ["device", f"{facts['device']} (`{section.device}`)"],
-        ["driver", facts["driver"]],
-        ["GPU memory", ", ".join(f"{size / 2**30:.1f} GiB" for size in sizes) or NOT_MEASURED],
-        ["torch, Python", f"{facts['torch']}, {platform.python_version()}"],
-        ["system", f"{platform.platform()}, {machine.get('processor', NOT_MEASURED)}"],
-        ["doctor", report["verdict"]],
+        [finding["check"], finding["verdict"], finding["result"], finding["advice"]]
+        for finding in report.get("findings", ())
     ]
-    for finding in report.get("findings", ()):
-        if finding["verdict"] != "ok":
-            advice = finding["advice"] or NOT_MEASURED
-            rows.append([finding["check"], f"{finding['verdict']}: {finding['result']}; {advice}"])
-    section.findings.add(*table(["", "value"], rows))
-    section.findings.answer = f"{facts['device']}; doctor: {report['verdict']}"
+    versions = f"torch {facts['torch']}, Python {platform.python_version()}, {platform.platform()}"
+    section.record.add(f"{facts['device']} (`{section.device}`), {facts['driver']}, {versions}; `doctor`:")
+    section.record.add(*table(["check", "severity", "finding", "advice"], rows))
+    section.record.answer = f"{facts['device']}; doctor: {report['verdict']}"

@@ -1,5 +1,6 @@
-"""Settings of a stage, its device, and the file for its findings."""
+"""Settings of a stage, its device, and its record."""
 
+import math
 import sys
 import time
 from collections.abc import Iterable
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 
 from yolo_lightning.commands.benchmark.conv_variants import Variant, absent
-from yolo_lightning.commands.benchmark.findings import PROGRESS, Findings
+from yolo_lightning.commands.benchmark.stage_record import PROGRESS, Stage, StageRecord
 from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.utils.accelerator import accelerator_or_cpu, chosen_device
 from yolo_lightning.utils.files import write_json
@@ -18,7 +19,7 @@ from yolo_lightning.utils.files import write_json
 
 @dataclass(kw_only=True)
 class Section:
-    """Settings of a stage, and its findings."""
+    """Settings of a stage, and its record."""
 
     device: torch.device
     batch_size: int
@@ -27,24 +28,23 @@ class Section:
     skips_native: bool = False  # whether native convolutions are not measured
     quick: bool = False  # whether few steps rehearse the stage
     folder: Path  # for files that the stage needs
-    partial: Path | None = None  # file for the findings, which are kept if the process crashes or is killed
-    limit_s: float = float("inf")  # the stage should end by itself within this time
-    findings: Findings = field(default_factory=Findings)
-    began_s: float = field(default_factory=time.monotonic)
+    file: Path | None = None  # for the record, which is kept if the process crashes or is killed
+    deadline_s: float = math.inf  # the stage should end by itself before this value of `time.monotonic`
+    record: StageRecord = field(default_factory=lambda: StageRecord(stage=Stage.STEP))
 
     def remaining_s(self) -> float:
         """Return the seconds until the stage should have ended."""
-        return self.limit_s - (time.monotonic() - self.began_s)
+        return self.deadline_s - time.monotonic()
 
     def announce(self, operation: str) -> None:
         """Print the next operation, which the record of a stage contains if the process ends in it."""
         print(f"{PROGRESS}{operation}", file=sys.stderr, flush=True)
 
     def save(self, **measured: Any) -> None:
-        """Add values to the findings, and store the findings if the stage has a file for them."""
-        self.findings.measured |= measured
-        if self.partial is not None:
-            write_json(self.partial, asdict(self.findings), indent=None, durable=False)
+        """Add values to the record, and store the record if the stage has a file."""
+        self.record.measured |= measured
+        if self.file is not None:
+            write_json(self.file, asdict(self.record), indent=None, durable=False)
 
     def variants(self, candidates: Iterable[Variant]) -> list[Variant]:
         """Return the candidates that the device has, without native convolutions if they are not measured."""

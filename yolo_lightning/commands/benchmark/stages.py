@@ -11,19 +11,24 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from enum import StrEnum
+from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from yolo_lightning.commands.benchmark.findings import PROGRESS, Findings
+from yolo_lightning.commands.benchmark.stage_record import (
+    FINISHED,
+    PROGRESS,
+    Stage,
+    StageRecord,
+    StageState,
+    read_record,
+    record_file,
+)
 from yolo_lightning.supervision.child_process import Ended, run_child
 from yolo_lightning.utils.files import write_json
 
 MODULE = "yolo_lightning.commands.benchmark.stages"
-PARTIAL = "{}.partial.json"
-"""File into which the process of a stage writes its findings, by the name of the stage."""
 KEPT_LINES = 12
 PAGE_S = 5.0
 """Part of the budget for killing a process and writing the page, seconds."""
@@ -36,15 +41,6 @@ QUICK_IMAGES = 2
 QUICK_PIXELS = 64
 USABLE = ("works", "is slower")
 """Outcomes of doctor's test of the native convolutions after which they can be measured."""
-
-
-class Stage(StrEnum):
-    """The stages in the order in which they run; the value is the name of the result file."""
-
-    MACHINE = "machine"
-    CORRECTNESS = "correctness"
-    LAYERS = "layers"
-    STEP = "step"
 
 
 class StageWork(NamedTuple):
@@ -64,51 +60,6 @@ WORK = {
     Stage.LAYERS: StageWork("layer_speed", 60),
     Stage.STEP: StageWork("training_step", 130),
 }
-
-
-class StageState(StrEnum):
-    """How a stage ended."""
-
-    PASSED = "passed"
-    FAILED = "failed"  # a check failed
-    CRASHED = "crashed"
-    TIMED_OUT = "timed out"
-
-
-FINISHED = frozenset({StageState.PASSED, StageState.FAILED})
-"""States of stages that a second call does not run again."""
-
-
-@dataclass(kw_only=True)
-class StageRecord:
-    """What is stored of a stage."""
-
-    stage: Stage
-    state: StageState
-    seconds: float = 0.0  # duration of the child process
-    reason: str = ""  # which checks failed, why the process was killed, or how it crashed
-    last_lines: list[str] = field(default_factory=list)  # last lines of stderr, unless the stage passed
-    findings: Findings = field(default_factory=Findings)
-
-
-def read_record(folder: Path, stage: Stage) -> StageRecord | None:
-    """Return the record of a stage, or None if there is none that can be read."""
-    try:
-        content = json.loads((folder / f"{stage}.json").read_text(encoding="utf-8"))
-        content["stage"] = stage
-        content["state"] = StageState(content["state"])
-        content["findings"] = Findings(**content["findings"])
-        return StageRecord(**content)
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
-
-
-def _read_partial(folder: Path, stage: Stage) -> Findings | None:
-    """Return the findings that the process of a stage has written; None if nothing can be read."""
-    try:
-        return Findings(**json.loads((folder / PARTIAL.format(stage)).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return None
 
 
 def _launch_stage(folder: Path, settings: Mapping[str, Any], stage: Stage, limit_s: float) -> Ended:
@@ -147,30 +98,24 @@ def run_stages(
             _print_line(f"{stage}: not run, {remaining}; call the command again")
             continue
         _print_line(f"{stage}: started, at most {limit_s:.0f} s")
-        (folder / PARTIAL.format(stage)).unlink(missing_ok=True)
+        record_file(folder, stage).unlink(missing_ok=True)
         ended = launch(folder, settings, stage, limit_s)
-        record = record_of_end(stage, limit_s, ended, _read_partial(folder, stage))
-        write_json(folder / f"{stage}.json", asdict(record))
-        outcome = f"{stage}: {record.state}, {record.seconds:.1f} s"
-        if record.reason:
-            outcome += f": {record.reason}"
-        _print_line(outcome)
+        record = record_of_end(read_record(folder, stage) or StageRecord(stage=stage), limit_s, ended)
+        write_json(record_file(folder, stage), asdict(record))
+        _print_line(f"{stage}: {record.seconds:.1f} s, {record.outcome}")
 
 
-def record_of_end(stage: Stage, limit_s: float, ended: Ended, findings: Findings | None) -> StageRecord:
-    """Return the record of a stage whose process has ended, or was killed after `limit_s` seconds."""
+def record_of_end(record: StageRecord, limit_s: float, ended: Ended) -> StageRecord:
+    """Complete the record of a stage whose process has ended, or was killed after `limit_s` seconds."""
     operations = [line.removeprefix(PROGRESS) for line in ended.err if line.startswith(PROGRESS)]
     place = f", in: {operations[-1]}" if operations else ""
-    record = StageRecord(stage=stage, state=StageState.PASSED, seconds=ended.seconds, findings=findings or Findings())
+    record.seconds = ended.seconds
     if ended.code is None:
         record.state = StageState.TIMED_OUT
         record.reason = f"killed after {limit_s:.0f} s{place}"
-    elif ended.code != 0 or findings is None:
+    elif ended.code != 0 or record.state is StageState.INTERRUPTED:
         record.state = StageState.CRASHED
         record.reason = f"{ended.signal_name or f'exit code {ended.code}'}{place}"
-    elif not findings.passed:
-        record.state = StageState.FAILED
-        record.reason = findings.reason
     if ended.killed.survivors:
         record.reason += f"; cannot be ended: {ended.killed}"
     if record.state is not StageState.PASSED:
@@ -211,7 +156,10 @@ def main() -> None:
         batch_size = QUICK_IMAGES
         pixels = QUICK_PIXELS
         rounds = 1
-    reason = native_problem(read_record(folder, Stage.MACHINE))
+    problem = native_problem(read_record(folder, Stage.MACHINE))
+    record = StageRecord(stage=stage)
+    if problem:
+        record.add(f"The native convolutions are not measured: {problem}")
     section = Section(
         device=device,
         batch_size=batch_size,
@@ -219,14 +167,13 @@ def main() -> None:
         rounds=rounds,
         quick=is_quick,
         folder=folder / "work",
-        partial=folder / PARTIAL.format(stage),
-        limit_s=options["limit_s"],
-        began_s=began_s,
-        skips_native=bool(reason),
+        file=record_file(folder, stage),
+        deadline_s=began_s + options["limit_s"],
+        skips_native=bool(problem),
+        record=record,
     )
-    if reason:
-        section.findings.add(f"The native convolutions are not measured: {reason}")
     getattr(import_module(f"yolo_lightning.commands.benchmark.{work.module}"), stage)(section)
+    record.state = StageState.FAILED if record.reason else StageState.PASSED
     section.save()
 
 
@@ -236,7 +183,7 @@ def native_problem(record: StageRecord | None) -> str:
         return ""
     if record.state is StageState.TIMED_OUT:
         return f"the tests of doctor hang: {record.reason}"
-    for probe in record.findings.measured.get("doctor", {}).get("probes", ()):
+    for probe in record.measured.get("doctor", {}).get("probes", ()):
         if probe["probe"] == "convolution" and probe["outcome"] not in USABLE:
             return f"{probe['outcome']}: {probe['detail']}"
     return ""

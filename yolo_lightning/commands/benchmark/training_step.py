@@ -23,7 +23,7 @@ from yolo_lightning.commands.benchmark.comparison import (
     result_table,
 )
 from yolo_lightning.commands.benchmark.conv_variants import Variant, convert
-from yolo_lightning.commands.benchmark.findings import ms
+from yolo_lightning.commands.benchmark.result_texts import ms
 from yolo_lightning.commands.benchmark.section import Section
 from yolo_lightning.data.batch import Batch
 from yolo_lightning.data.boxes import Letterbox
@@ -49,28 +49,28 @@ Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
 
 def step(section: Section) -> None:
     """Measure a training step of YOLOModule in a Lightning Trainer, in float32 and with bfloat16 autocast."""
-    section.findings.add(
+    section.record.add(
         "YOLOModule in a Lightning Trainer: transfer from page-locked memory (on a GPU), guarded step, loss, clipping,"
         " optimizer step after 64 images, logging. Wall-clock time per step."
     )
     results = _compare_steps(section, tuple(Variant), "32-true")
-    section.findings.verdict = faster(ratio(fastest(results, "gemm"), fastest(results, "native")))
-    section.findings.answer = _speed_text(results)
+    section.record.verdict = faster(ratio(fastest(results, "gemm"), fastest(results, "native")))
+    section.record.answer = _speed_text(results)
     section.save(results=[asdict(result) for result in results])
     best = fastest(results, "gemm", "native")
-    if best is not None:
+    if best.samples_s:
         hours = math.ceil(EPOCH_IMAGES / section.batch_size) * best.median_s / 3600
-        section.findings.add(
+        section.record.add(
             f"An epoch of LTDv2 ({EPOCH_IMAGES:,} frames) with `{best.variant}` takes {hours:.2f} h, without data"
             " loading and validation."
         )
     results = _compare_steps(section, BFLOAT16_VARIANTS, "bf16-mixed")
-    section.findings.answer += f"; bfloat16: {_speed_text(results)}"
+    section.record.answer += f"; bfloat16: {_speed_text(results)}"
     section.save(bfloat16=[asdict(result) for result in results])
 
 
 def _compare_steps(section: Section, variants: Sequence[Variant], precision: Precision) -> list[Result]:
-    """Measure the variants with a precision of Lightning's Trainer, and add their table to the findings."""
+    """Measure the variants with a precision of Lightning's Trainer, and add their table to the record."""
 
     def prepare(variant: Variant) -> Timer:
         section.announce(f"training step, {variant}, {precision}, {section.images}")
@@ -78,9 +78,9 @@ def _compare_steps(section: Section, variants: Sequence[Variant], precision: Pre
 
     works = {variant: partial(prepare, variant) for variant in section.variants(variants)}
     results = compare(section, works, calls=1 if section.quick else STEPS_PER_SAMPLE)
-    section.findings.add(f"Training step, {precision}, {section.images}:")
-    section.findings.add(*result_table(results, section.batch_size))
-    record_failures(section.findings, results)
+    section.record.add(f"Training step, {precision}, {section.images}:")
+    section.record.add(*result_table(results, section.batch_size))
+    record_failures(section.record, results)
     return results
 
 
@@ -88,9 +88,7 @@ def _speed_text(results: Sequence[Result]) -> str:
     """Return the times of the fastest variants of this package and of PyTorch, and their ratio."""
     gemm = fastest(results, "gemm")
     native = fastest(results, "native")
-    times = ", ".join(f"{result.variant} {ms(result.median_s)} ms" for result in (gemm, native) if result)
-    if gemm is None or native is None:
-        return times
+    times = f"{gemm.variant} {ms(gemm.median_s)} ms, {native.variant} {ms(native.median_s)} ms"
     return f"{times}: {ratio_text(ratio(gemm, native))} times the time of native"
 
 
