@@ -168,7 +168,7 @@ def test_tools_refuse_wrong_files_and_values_without_torch(tmp_path: Path) -> No
         *("submission check nope.json", "submission score a.json nope.json", "submission fuse a.json b.json"),
         *("contact_sheet --data.root nope", "contact_sheet --samples 99", "contact_sheet --output a.jpg"),
         *("recalibrate nope", "recalibrate --images 1", "recalibrate --device tpu", "recalibrate --output a.pt"),
-        *("recalibrate --json a.csv", "benchmark gpu out --device 0"),
+        "benchmark gpu out --device 0",
         *("predict nope.jpg", "predict run --run run", "predict *.nope", "predict nope.jpg --score_threshold 2"),
     ]
     command = [sys.executable, "-c", TOOLS_WITHOUT_TORCH, *lines]

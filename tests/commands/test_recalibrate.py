@@ -1,6 +1,5 @@
 """The command `recalibrate`: written file, recommendation, and rejected input."""
 
-import json
 from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
@@ -12,12 +11,13 @@ import torch
 from tests.conftest import data_options
 from tests.helpers.networks import lively_checkpoint
 from yolo_lightning.callbacks.fit_timer import FitTimer
-from yolo_lightning.checkpoints.checkpoint_file import write_checkpoint
+from yolo_lightning.checkpoints.checkpoint_file import RECALIBRATED, write_checkpoint
 from yolo_lightning.checkpoints.resume import check_resumable
 from yolo_lightning.cli import main
 from yolo_lightning.commands import recalibrate as recalibration
-from yolo_lightning.commands.half_scores import Comparison, FrameSetScores
+from yolo_lightning.commands.half_scores import Comparison
 from yolo_lightning.commands.recalibrate import Estimate
+from yolo_lightning.evaluation.drift import RankingScores
 from yolo_lightning.supervision import heartbeat
 from yolo_lightning.supervision.heartbeat import Phase
 
@@ -32,9 +32,9 @@ def recalibrate(look_alike: Path, index_root: Path, tmp_path: Path, weights: Pat
     def call(*words: str) -> dict[str, Any]:
         data = data_options(look_alike, index_root)
         more = ["--data.image_size", "64", "--device", "cpu", "--data.batch_size", "4", "--checkpoint", str(weights)]
-        files = ["--json", str(tmp_path / "found.json"), "--output", str(tmp_path / "recalibrated.ckpt")]
-        main(["recalibrate", *data, *more, *files, *words])
-        result: dict[str, Any] = json.loads((tmp_path / "found.json").read_text())
+        output = tmp_path / "recalibrated.ckpt"
+        main(["recalibrate", *data, *more, "--output", str(output), *words])
+        result: dict[str, Any] = torch.load(output, weights_only=True)[RECALIBRATED]
         return result
 
     return call
@@ -42,11 +42,14 @@ def recalibrate(look_alike: Path, index_root: Path, tmp_path: Path, weights: Pat
 
 @pytest.mark.parametrize("backend", ["native", pytest.param("gemm", marks=pytest.mark.whole_run)])
 def test_file_has_new_statistics_and_cannot_be_resumed(
-    backend: str, recalibrate: Callable[..., dict[str, Any]], weights: Path, tmp_path: Path
+    backend: str,
+    recalibrate: Callable[..., dict[str, Any]],
+    weights: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    found = recalibrate("--images", "10", "--conv_backend", backend)
-    assert (found["images"], found["from"]) == (8, "best.ckpt")
-    assert set(found["scores"]["recalibrated"]) == {"all"}  # the drawn frames have one clip per month
+    assert recalibrate("--images", "10", "--conv_backend", backend) == {"from": "best.ckpt", "images": 8}
+    assert "half 1" not in capsys.readouterr().out  # the drawn frames have one clip per month
     target = tmp_path / "recalibrated.ckpt"
     old, new = (torch.load(file, weights_only=True)["state_dict"] for file in (weights, target))
     changed = {name.rpartition(".")[2] for name in old if not torch.equal(old[name], new[name])}
@@ -67,14 +70,19 @@ def test_each_step_has_its_phase_timeout(
 
 @pytest.mark.parametrize("after", [0.6, 0.4])
 def test_file_is_written_after_its_scores(
-    after: float, recalibrate: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    after: float,
+    recalibrate: Callable[..., dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def judged(*_: Any) -> Comparison:
         assert not (tmp_path / "recalibrated.ckpt").exists(), "a kill here would leave a file without scores"
-        return Comparison(*([FrameSetScores(0.5, 0.1, balanced)] for balanced in (0.5, after)))
+        return Comparison(*([RankingScores(0.5, 0.1, balanced)] for balanced in (0.5, after)))
 
     monkeypatch.setattr(recalibration, "judged", judged)
-    assert recalibrate("--images", "4")["recommended"] == (after > 0.5)
+    recalibrate("--images", "4")
+    assert ("\nbetter on all frames" in capsys.readouterr().out) == (after > 0.5)
     assert (tmp_path / "recalibrated.ckpt").is_file()
 
 
@@ -96,7 +104,7 @@ def test_what_is_not_allowed_is_said(
 
 def test_all_frames_and_both_halves_must_be_better() -> None:
     def is_better(after: tuple[float, ...], before: tuple[float, ...]) -> bool:
-        new, old = ([FrameSetScores(0.5, 0.1, one) for one in part] for part in (after, before))
+        new, old = ([RankingScores(0.5, 0.1, one) for one in part] for part in (after, before))
         return Comparison(old, new).is_better
 
     assert is_better((0.6, 0.6, 0.7), (0.5, 0.5, 0.6))
@@ -108,7 +116,7 @@ def test_all_frames_and_both_halves_must_be_better() -> None:
 
 @pytest.mark.parametrize(("variation", "name"), [(None, "mAP50"), (0.1, "balanced")])
 def test_compared_score_has_the_name_that_the_data_allow(variation: float | None, name: str) -> None:
-    scores = [FrameSetScores(0.5, variation, 0.5)]
+    scores = [RankingScores(0.5, variation, 0.5)]
     assert Comparison(scores, scores).score_name == name
 
 

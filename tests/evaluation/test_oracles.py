@@ -6,7 +6,7 @@ import torch
 
 from yolo_lightning.data.batch import Prediction, Target
 from yolo_lightning.evaluation.matching import BACKGROUND, DUPLICATE, LOCALIZED, Matches, match
-from yolo_lightning.evaluation.oracles import Oracle, oracles
+from yolo_lightning.evaluation.oracles import oracles
 
 NAMES = ("person", "vehicle")
 OBJECT = [100.0, 100, 120, 140]
@@ -31,10 +31,6 @@ def matches_of(*months: tuple[int, list[str]]) -> Matches:
         objects = torch.tensor([OBJECT, [200.0, 100, 220, 140], [10, 200, 60, 230]])
         targets.append(Target(str(number), objects, torch.tensor([0, 0, 1]), month))
     return match(predictions, targets, 2)
-
-
-def by_condition(rows: list[Oracle]) -> dict[str, Oracle]:
-    return {row.condition: row for row in rows}
 
 
 def test_each_detection_has_its_error_type() -> None:
@@ -63,22 +59,23 @@ def test_each_detection_has_its_error_type() -> None:
 def test_only_the_condition_of_the_error_raises_the_score(names: list[str], condition: str) -> None:
     # The correct detection of the second frame has a lower score than the error, which shows the cost of the error.
     matches = matches_of((202005, names), (202005, ["confused", "correct"]))
-    rows = oracles(matches, NAMES)
-    usual, gains = rows[0], {row.condition: row.balanced - rows[0].balanced for row in rows[1:4]}
-    assert usual.condition == "as it is"
+    first, *others = list(oracles(matches, NAMES).items())[:4]
+    assert first[0] == "as it is"
+    usual = first[1]
+    gains = {name: scores.balanced - usual.balanced for name, scores in others}
     assert usual.variation is None
     assert gains[condition] > 0.01
     assert max(gains, key=gains.__getitem__) == condition
 
 
 def test_a_class_or_month_like_the_best_raises_mean_or_variation() -> None:
-    rows = by_condition(oracles(matches_of((202005, ["correct"]), (202006, ["background"])), NAMES))
+    rows = oracles(matches_of((202005, ["correct"]), (202006, ["background"])), NAMES)
     usual, person, vehicle = (
         rows[name] for name in ("as it is", "person like the best class", "vehicle like the best class")
     )
     assert person.map_50 == person.balanced == 1
     assert person.variation == 0
-    assert vehicle == Oracle("vehicle like the best class", usual.map_50, usual.variation, usual.balanced)
+    assert vehicle == usual
     assert usual.variation is not None
     june = rows["2020-06 like the best month"]
     assert june.variation == 0
@@ -87,4 +84,4 @@ def test_a_class_or_month_like_the_best_raises_mean_or_variation() -> None:
 
 
 def test_records_without_error_types_have_no_oracles() -> None:
-    assert oracles(match([], [], 2), NAMES) == []
+    assert oracles(match([], [], 2), NAMES) == {}

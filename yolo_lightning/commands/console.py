@@ -1,18 +1,15 @@
-"""Output of the commands: progress (a bar in a terminal, lines in a log file), names, sizes, times, JSON files."""
+"""Output of the commands: progress (a bar in a terminal, lines in a log file), names, sizes, times."""
 
-import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from yolo_lightning.errors import UserError
-from yolo_lightning.utils.files import write_json
 from yolo_lightning.utils.plain_text import one_line
 from yolo_lightning.utils.terminal import has_cursor_control
 
@@ -109,22 +106,6 @@ def check_writable(file: str | Path | None, suffix: str) -> None:
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         TemporaryFile(dir=target.parent).close()
-
-
-def write_results(file: str | None, content: Any) -> None:
-    """Write the file of an option `json`, unless it is None; `content` has no NaN (see `finite`)."""
-    if file is None:
-        return
-    with writing(Path(file)):
-        Path(file).parent.mkdir(parents=True, exist_ok=True)
-        write_json(Path(file), content, allow_nan=False)
-
-
-def finite(value: float | None) -> float | None:
-    """Return a number for a JSON file, which has no NaN."""
-    if value is None or not math.isfinite(value):
-        return None
-    return value
 
 
 def gigabytes(size_bytes: int) -> str:

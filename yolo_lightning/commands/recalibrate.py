@@ -17,8 +17,8 @@ from yolo_lightning.checkpoints.checkpoint_file import RECALIBRATED, remove_chec
 from yolo_lightning.checkpoints.resume import chosen_checkpoint
 from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN
 from yolo_lightning.checkpoints.torch_archive import load_checkpoint
-from yolo_lightning.commands.console import check_writable, counter, write_results, writing
-from yolo_lightning.commands.half_scores import PARTS, Comparison, FrameSetScores, score_frames
+from yolo_lightning.commands.console import check_writable, counter, writing
+from yolo_lightning.commands.half_scores import Comparison, score_frames
 from yolo_lightning.commands.option_limits import RECALIBRATION_IMAGES
 from yolo_lightning.commands.validation_matches import match_validation, network_for, validation_frames
 from yolo_lightning.data.batch import collate
@@ -60,7 +60,6 @@ def recalibrate(
     device: str = "auto",
     conv_backend: Convolution = "auto",
     output: str | None = None,
-    json: str | None = None,
 ) -> None:
     """Compute the statistics of batch normalization anew with training frames, and compare the validation scores.
 
@@ -76,10 +75,8 @@ def recalibrate(
         device: `cpu`, `cuda`, `cuda:1`, ...; `auto` uses a GPU if there is one.
         conv_backend: As `model.convolution.backend`.
         output: File to write, with the suffix .ckpt; null: `recalibrated.ckpt` beside the checkpoint.
-        json: JSON file to write, with the scores.
     """
     check_range("images", images, RECALIBRATION_IMAGES)
-    check_writable(json, ".json")
     file = chosen_checkpoint(run, checkpoint)
     target = user_path(output) if output is not None else file.with_name(RECALIBRATED_CHECKPOINT)
     if real_path(target) == real_path(file):
@@ -88,21 +85,12 @@ def recalibrate(
     result, scores = apply(file, data, images, chosen_device(device), conv_backend)
     with writing(target):
         write_checkpoint(result, target)
-    content = result[RECALIBRATED]
-    print(f"{target}: {content['images']:,} training frames")
+    print(f"{target}: {result[RECALIBRATED]['images']:,} training frames")
     scores.show("recalibrated")
     if scores.is_better:
         print(f"better on {scores.where}: --ckpt_path {target}")
     else:
         print(f"not better on {scores.where}: keep {file}")
-    record: dict[str, Any] = {"weights": str(file), "output": str(target), **content, "recommended": scores.is_better}
-    record["scores"] = {"before": _by_part(scores.before), "recalibrated": _by_part(scores.after)}
-    write_results(json, record)
-
-
-def _by_part(scores: Sequence[FrameSetScores]) -> dict[str, Any]:
-    """Return plain scores of the parts of the validation frames by name."""
-    return dict(zip(PARTS, map(FrameSetScores.plain, scores), strict=False))
 
 
 def apply(

@@ -37,7 +37,7 @@ SPLITS_READ: "dict[str, tuple[Split, ...]]" = {
 
 OUTPUTS = {
     "contact_sheet": {"output": ".png"},
-    "recalibrate": {"output": ".ckpt", "json": ".json"},
+    "recalibrate": {"output": ".ckpt"},
 }
 """Suffix of the files that commands write whose parser imports torch, by option."""
 

@@ -6,9 +6,9 @@ calls torchmetrics' `MeanAveragePrecision` for all frames and for each of eight 
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -31,6 +31,21 @@ CHALLENGE_MONTHS = {
 CLIP_DIGITS = 11  # digits of an LTDv2 image id that name the clip
 
 
+@dataclass(frozen=True, slots=True)
+class RankingScores:
+    """Scores of some frames by which the challenge ranks."""
+
+    map_50: float  # of all classes and frames, 0 to 1; -1 without ground truth
+    variation: float | None  # coefficient of variation over the months; None for fewer than two compared months
+    balanced: float  # see `balanced_score`; NaN if every month scores 0
+
+    @classmethod
+    def of(cls, map_50: float, monthly: Mapping[int, float]) -> Self:
+        """Return the scores for `map_50` of all frames and of each compared month."""
+        variation = coefficient_of_variation(list(monthly.values()))
+        return cls(map_50, variation, balanced_score(map_50, variation))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class DriftScores:
     """Scores of a split."""
@@ -46,13 +61,17 @@ class DriftScores:
             if month in CHALLENGE_MONTHS.values() and part.annotated.any()
         }
 
+    def ranking(self) -> RankingScores:
+        """Return `map_50` of all frames, its variation over the compared months, and the balanced score."""
+        return RankingScores.of(self.overall.map(AT_50), self.compared())
+
     def variation(self) -> float | None:
         """Return the coefficient of variation of `map_50` over the compared months, None for fewer than two months."""
-        return coefficient_of_variation(list(self.compared().values()))
+        return self.ranking().variation
 
     def balanced(self) -> float:
         """Return `(1 - CoV) * map_50`, or `map_50` if fewer than two months can be compared."""
-        return balanced_score(self.overall.map(AT_50), self.variation())
+        return self.ranking().balanced
 
 
 def drift_scores(matches: Matches) -> DriftScores:

@@ -1,16 +1,15 @@
 """Scores of single frames for the frame gallery."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from yolo_lightning.data.batch import Prediction, Target, without_equal_boxes
 from yolo_lightning.evaluation.matching import match
 
 
-@dataclass(frozen=True, slots=True)
-class FrameScore:
+class FrameScore(msgspec.Struct, frozen=True):
     """F1 of one frame and its counts."""
 
     image_id: str
@@ -26,6 +25,21 @@ class FrameScore:
     def from_worst(self) -> tuple[float, int, str]:
         """Return the sort key for worst frames first; ties by most errors, then by id."""
         return self.score, -(self.misses + self.false_alarms), self.image_id
+
+
+class GalleryFrame(FrameScore, frozen=True, kw_only=True):
+    """A frame of the list, with its picture."""
+
+    group: str  # `best` or `worst`
+    file: str  # of the picture
+
+
+class Gallery(msgspec.Struct, frozen=True):
+    """The list of the best and worst frames of an evaluation, a JSON file."""
+
+    score_threshold: float  # minimum score of a detection that counts and is drawn, 0 to 1
+    class_names: tuple[str, ...]
+    frames: tuple[GalleryFrame, ...]
 
 
 def shown_detections(prediction: Prediction, score_threshold: float) -> Prediction:

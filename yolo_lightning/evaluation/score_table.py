@@ -8,9 +8,8 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from yolo_lightning.evaluation.average_precision import NO_GROUND_TRUTH, PartScores
-from yolo_lightning.evaluation.drift import CHALLENGE_MONTHS, DriftScores, month_name
-from yolo_lightning.evaluation.oracles import Oracle
+from yolo_lightning.evaluation.average_precision import AT_50, NO_GROUND_TRUTH
+from yolo_lightning.evaluation.drift import CHALLENGE_MONTHS, DriftScores, RankingScores, month_name
 from yolo_lightning.evaluation.ultralytics_metrics import ThresholdCurves, UltralyticsScores
 from yolo_lightning.utils.plain_text import one_line
 
@@ -57,10 +56,20 @@ def score_table(scores: DriftScores, class_names: Sequence[str]) -> Table | str:
     headings = ("frames", "objects", *NARROW_HEADINGS, *map(_cell_text, class_names))
     caption = f"{summary}\ncolumns of classes: {SCORE_LABELS['map_50']}".strip()
     table = number_table("month", headings, caption)
-    table.add_row("all", *cells(overall))
-    for month, part in scores.monthly.items():
-        table.add_row(month_name(month), *cells(part))
+    for row in month_rows(scores, range(len(class_names))):
+        table.add_row(*row)
     return table
+
+
+def month_rows(scores: DriftScores, labels: Iterable[int], missing: str = MISSING) -> list[list[str]]:
+    """Return month, frames, objects, `map_50`, `map`, and `map_50` of some classes, for all frames and each month."""
+    parts = {"all": scores.overall} | {month_name(month): part for month, part in scores.monthly.items()}
+    rows = []
+    for name, part in parts.items():
+        values = (part.map(AT_50), part.map(), *(part.of_class(label)["map_50"] for label in labels))
+        cells = [score_text(value, missing) for value in values]
+        rows.append([name, f"{part.frames:,}", f"{part.annotated.sum():,}", *cells])
+    return rows
 
 
 def class_table(
@@ -102,41 +111,38 @@ def ultralytics_text(ultralytics: UltralyticsScores) -> str:
     return f"as Ultralytics defines them: {shown}" if shown else ""
 
 
-def oracle_table(rows: Sequence[Oracle]) -> Table:
-    headings, lines = oracle_cells(rows)
+def oracle_table(oracles: Mapping[str, RankingScores]) -> Table:
+    headings, lines = oracle_cells(oracles)
     table = number_table(headings[0], headings[1:])
     for condition, *values in lines:
         table.add_row(_cell_text(condition), *values)
     return table
 
 
-def oracle_cells(rows: Sequence[Oracle]) -> tuple[list[str], list[list[str]]]:
+def oracle_cells(oracles: Mapping[str, RankingScores]) -> tuple[list[str], list[list[str]]]:
     """Return headings, and a line for the scores as they are and for each condition, with the gain.
 
     Without months to compare, only `map_50` is shown.
     """
     names = ["map_50"]
-    if rows[0].variation is not None:
+    usual = next(iter(oracles.values()))
+    if usual.variation is not None:
         names += ["cov", "balanced"]
     lines = []
-    for row in rows:
-        values = (row.map_50, row.variation, row.balanced)[: len(names)]
-        gain = "" if row is rows[0] else f"{row.balanced - rows[0].balanced:+.4f}"
-        lines.append([row.condition, *map(score_text, values), gain])
+    for condition, scores in oracles.items():
+        gain = "" if scores is usual else f"{scores.balanced - usual.balanced:+.4f}"
+        lines.append([condition, *ranking_cells(scores)[: len(names)], gain])
     return ["if ...", *(SCORE_LABELS[name] for name in names), "gain"], lines
+
+
+def ranking_cells(scores: RankingScores) -> list[str]:
+    """Return `map_50`, the variation and the balanced score."""
+    return [score_text(score) for score in (scores.map_50, scores.variation, scores.balanced)]
 
 
 def _cell_text(name: str) -> str:
     """Return a class name for a cell or heading, in which rich interprets text in square brackets as a style."""
     return escape(one_line(name))
-
-
-def cells(part: PartScores) -> list[str]:
-    """Return frames, objects, `map_50`, `map`, and `map_50` of each class."""
-    scalars = part.scalars()
-    per_class = (part.of_class(label)["map_50"] for label in range(len(part.observed)))
-    values = map(score_text, (scalars["map_50"], scalars["map"], *per_class))
-    return [f"{part.frames:,}", f"{part.annotated.sum():,}", *values]
 
 
 def is_defined(value: float | None) -> TypeGuard[float]:
