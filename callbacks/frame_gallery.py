@@ -2,10 +2,11 @@
 
 from bisect import insort
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -14,7 +15,7 @@ from yolo_lightning.data.batch import Batch, Prediction, Target
 from yolo_lightning.errors import UserError
 from yolo_lightning.evaluation.drawing import encode, original_frame, prediction_sheet, side_by_side
 from yolo_lightning.evaluation.drift import clip_of_id
-from yolo_lightning.evaluation.gallery import FrameScore, frame_scores, shown_detections
+from yolo_lightning.evaluation.gallery import FrameScore, Gallery, GalleryFrame, frame_scores, shown_detections
 from yolo_lightning.utils.choices import checked_arguments
 from yolo_lightning.utils.files import replacing, write_json
 from yolo_lightning.utils.loop_position import is_last_epoch, steps_begun
@@ -171,9 +172,9 @@ class FrameGallery(Callback):
                 drawn = side_by_side(frame.pixels, frame.target, frame.prediction, class_names)
                 with replacing(path) as temporary:
                     temporary.write_bytes(encode(drawn))
-                listed.append({"group": group, "file": path.name, **asdict(frame.score)})
-        content = {"stage": stage, "score_threshold": self.score_threshold, "class_names": class_names}
-        write_json(index, content | {"frames": listed})
+                listed.append(GalleryFrame(**msgspec.structs.asdict(frame.score), group=group, file=path.name))
+        gallery = Gallery(self.score_threshold, tuple(class_names), tuple(listed))
+        write_json(index, msgspec.to_builtins(gallery))
 
 
 def _is_used(trainer: Trainer) -> bool:

@@ -135,18 +135,16 @@ def twins(split: CheckedSplit, other: CheckedSplit) -> tuple[list[tuple[int, int
     equal = [(places[digest], place) for place, digest in enumerate(other.digests) if digest in places]
     if not places:
         return equal, []
+    candidates = list(places.values())
     unequal = [place for place, digest in enumerate(other.digests) if digest and digest not in places]
-    candidates = np.array(list(places.values()), np.int64)
-    gray = split.thumbnails[candidates].astype(np.float32) - 128
-    squares = (gray**2).mean(axis=1)
+    pixels = torch.from_numpy(split.thumbnails[candidates]).float()
     near = []
     for start in range(0, len(unequal), BLOCK):
-        block = np.array(unequal[start : start + BLOCK])
-        rows = other.thumbnails[block].astype(np.float32) - 128
-        squared = (rows**2).mean(axis=1)[:, None] + squares - 2 / THUMBNAIL**2 * rows @ gray.T
-        nearest = squared.argmin(axis=1)
-        is_near = squared[np.arange(len(block)), nearest] <= NEAR_LEVELS**2
-        near += list(zip(candidates[nearest[is_near]].tolist(), block[is_near].tolist(), strict=True))
+        block = unequal[start : start + BLOCK]
+        distances, nearest = torch.cdist(torch.from_numpy(other.thumbnails[block]).float(), pixels).min(dim=1)
+        for place, distance, candidate in zip(block, distances.tolist(), nearest.tolist(), strict=True):
+            if distance <= NEAR_LEVELS * THUMBNAIL:  # the norm of equal differences in all pixels
+                near.append((candidates[candidate], place))
     return equal, near
 
 

@@ -13,6 +13,7 @@ from yolo_lightning.commands.console import gigabytes
 from yolo_lightning.commands.monitor.run_state import finding_line
 from yolo_lightning.commands.report import figures
 from yolo_lightning.commands.report.read_report import Contents, Evaluation
+from yolo_lightning.evaluation.average_precision import AT_50
 from yolo_lightning.evaluation.drawing import class_colour
 from yolo_lightning.evaluation.drift import month_name
 from yolo_lightning.evaluation.oracles import oracles
@@ -22,8 +23,8 @@ from yolo_lightning.evaluation.score_table import (
     class_rows,
     drift_summary,
     is_defined,
+    month_rows,
     oracle_cells,
-    score_text,
     scores_text,
     ultralytics_text,
 )
@@ -174,7 +175,7 @@ def evaluation_parts(evaluation: Evaluation) -> dict[str, Any]:
         "class_rows": class_rows(evaluation.drift, curves, record.class_names, MISSING),
         "threshold": curves.best_threshold(),
         "classes": [record.class_names[label] for label in curves.labels],
-        "month_rows": _month_rows(evaluation),
+        "month_rows": month_rows(evaluation.drift, curves.labels.tolist(), MISSING) if evaluation.drift.monthly else [],
         "notes": notes,
         "oracles": oracle_cells(conditions) if conditions else None,
         "charts": [
@@ -199,37 +200,16 @@ def _weights(record: EvaluationRecord) -> str:
     return f"{text}."
 
 
-def _months(evaluation: Evaluation) -> list[str]:
-    """Return the names of the months with annotated objects."""
-    return [month_name(month) for month, part in evaluation.drift.monthly.items() if part.annotated.any()]
-
-
 def _month_charts(evaluation: Evaluation) -> list[Chart]:
-    """Return the figure of the scores by month; empty without a month that has a score."""
-    monthly = {name: evaluation.scores[f"map_50/{name}"] for name in _months(evaluation)}
-    monthly = {name: score for name, score in monthly.items() if is_defined(score)}
+    """Return the figure of the scores by month; empty without a month that has annotated objects."""
+    monthly = {}
+    for month, part in evaluation.drift.monthly.items():
+        if part.annotated.any():
+            monthly[month_name(month)] = part.map(AT_50)
     if not monthly:
         return []
     bars = figures.month_figure(evaluation.stage, monthly, evaluation.scores.get("map_50"))
     return [Chart("mAP50 by month", bars, f"only {next(iter(monthly))} has a score.")]
-
-
-def _month_rows(evaluation: Evaluation) -> list[list[str]]:
-    """Return the scores of all frames and of each month; empty without months."""
-    months = _months(evaluation)
-    if not months:
-        return []
-    scores = evaluation.scores
-    drift = evaluation.drift
-    classes = [evaluation.record.class_names[label] for label in evaluation.curves.labels]
-    parts = {"all": drift.overall} | {month_name(month): part for month, part in drift.monthly.items()}
-    rows = []
-    for name in ("all", *months):
-        suffix = "" if name == "all" else f"/{name}"
-        logged = (f"map_50{suffix}", f"map{suffix}", *(f"map_50{suffix}/{class_name}" for class_name in classes))
-        cells = [score_text(scores.get(score), MISSING) for score in logged]
-        rows.append([name, f"{parts[name].frames:,}", f"{parts[name].annotated.sum():,}", *cells])
-    return rows
 
 
 def _checkpoint_rows(contents: Contents) -> list[list[str]]:

@@ -14,6 +14,7 @@ from yolo_lightning.commands.monitor.run_state import Checkpoint
 from yolo_lightning.commands.report.metrics_curves import Metrics, read_metrics
 from yolo_lightning.errors import UserError
 from yolo_lightning.evaluation.drift import DriftScores, drift_scores, named_scores
+from yolo_lightning.evaluation.gallery import Gallery
 from yolo_lightning.evaluation.record import EvaluationRecord
 from yolo_lightning.evaluation.ultralytics_metrics import ThresholdCurves, threshold_curves
 from yolo_lightning.supervision.fallback_levels import FallbackState
@@ -32,26 +33,6 @@ HIDDEN = "(not shown)"
 MAX_INCIDENTS = 200
 MAX_SHEETS = 20
 Content = TypeVar("Content")
-
-
-class GalleryFrame(msgspec.Struct, frozen=True):
-    """A listed frame."""
-
-    group: str  # `best` or `worst`
-    file: str  # of the picture
-    image_id: str
-    score: float  # F1, 0 to 1
-    objects: int
-    misses: int
-    false_alarms: int
-
-
-class Gallery(msgspec.Struct, frozen=True):
-    """The list of the best and worst frames of an evaluation, as `FrameGallery` writes it."""
-
-    score_threshold: float  # minimum score of a detection that counts and is drawn, 0 to 1
-    class_names: tuple[str, ...]
-    frames: tuple[GalleryFrame, ...]
 
 
 @dataclass(frozen=True, slots=True)
