@@ -25,7 +25,8 @@ from yolo_lightning.conv import measurement_cache
 from yolo_lightning.conv.measurement_cache import describe_environment
 from yolo_lightning.model.convolution_settings import ConvolutionSettings, MemoryFormat
 from yolo_lightning.model.native_failures import known_failure, verdicts_file
-from yolo_lightning.model.native_trial import PHASE, VENDOR_FREE, Half, Trial
+from yolo_lightning.model.native_trial import VENDOR_FREE, Half, Trial
+from yolo_lightning.utils.announced_operations import PREFIX, last_operation
 from yolo_lightning.utils.rank_zero import rank_zero_info
 
 Outcome = Literal["works", "crashed", "hung", "wrong", "slower", "failed"]
@@ -243,7 +244,7 @@ def _wait(
             child.wait(min(POLL_S, timeout_s / 5))
             break
         # The child shares the position in the file, so that the position must not change.
-        computations = os.pread(err.fileno(), os.fstat(err.fileno()).st_size, 0).count(PHASE.encode())
+        computations = os.pread(err.fileno(), os.fstat(err.fileno()).st_size, 0).count(PREFIX.encode())
         changed_files = _files_state(folders)
         if changed_files != files or computations != begun_computations:
             progress_s = time.monotonic()
@@ -280,14 +281,14 @@ def _judge(
     judge: Callable[[Any], ProbeResult],
 ) -> ProbeResult:
     """Return the result for an exit code, which is negative for a signal, and None for a child that was killed."""
+    operation, messages = last_operation(err)
     phase = " before the first convolution"
+    if operation:
+        phase = f" in: {operation}"
     last_line = ""
-    for line in err:
-        if line.startswith(PHASE):
-            phase = f" in: {line.removeprefix(PHASE)}"
-        else:
-            last_line = f"; last line: {line[:SHOWN_CHARACTERS]}"
-    if code != 0 and phase.startswith(f" in: {VENDOR_FREE}"):
+    if messages:
+        last_line = f"; last line: {messages[-1][:SHOWN_CHARACTERS]}"
+    if code != 0 and operation.startswith(VENDOR_FREE):
         # The native layers have been computed correctly before; a repetition may find compiled kernels.
         end = f"no progress for {timeout_s:g} s" if code is None else f"exit code {code}"
         return ProbeResult("works", f"vendor-free convolutions fail: {end},{phase}{last_line}", may_pass=True)

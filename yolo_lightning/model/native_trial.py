@@ -12,7 +12,6 @@ import faulthandler
 import json
 import math
 import statistics
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
@@ -28,9 +27,8 @@ from yolo_lightning.errors import log_unexpected
 from yolo_lightning.model.conv_backend import make_plan
 from yolo_lightning.model.convolution_settings import ConvolutionSettings
 from yolo_lightning.model.layers import arrange
+from yolo_lightning.utils.announced_operations import announce
 
-PHASE = "probe: "
-"""Prefix of the lines on stderr that name the next computation."""
 NATIVE = "native convolution"
 VENDOR_FREE = "vendor-free convolution"
 REPEATS = 5
@@ -194,11 +192,6 @@ def _results(layer: nn.Module, input: Tensor, precision: Precise) -> list[Tensor
     direction = torch.randn(output.shape, generator=_generator()).to(leaf)
     gradients = torch.autograd.grad(output.to(leaf).square().mul(direction).sum(), [leaf, *layer.parameters()])
     return [output.detach(), *gradients, *(buffer for buffer in layer.buffers() if buffer.is_floating_point())]
-
-
-def announce(computation: str) -> None:
-    """Name the next computation for the parent process."""
-    print(f"{PHASE}{computation}", file=sys.stderr, flush=True)
 
 
 def _pass(layers: nn.Sequential, inputs: Sequence[Tensor], precision: Precise) -> None:

@@ -25,12 +25,12 @@ from yolo_lightning.model.convolution_settings import ConvolutionSettings
 from yolo_lightning.model.native_trial import (
     Half,
     Precise,
-    announce,
     arranged,
     largest_error,
     make_inputs,
     probed_layers,
 )
+from yolo_lightning.utils.announced_operations import announce
 
 MATRICES = (4, 64, 576, 6400)
 """Batch, rows, inner size and columns: a 3x3 convolution of YOLOv8n at 640 pixels as a matrix product."""

@@ -14,7 +14,6 @@ from yolo_lightning.commands.benchmark.command import StageName, gpu
 from yolo_lightning.commands.benchmark.gpu_page import page
 from yolo_lightning.commands.benchmark.result_texts import table
 from yolo_lightning.commands.benchmark.stage_record import (
-    PROGRESS,
     Stage,
     StageRecord,
     StageState,
@@ -31,6 +30,7 @@ from yolo_lightning.commands.benchmark.stages import (
 from yolo_lightning.commands.command_line import run_tool
 from yolo_lightning.supervision.child_process import Ended
 from yolo_lightning.supervision.kill import Killed
+from yolo_lightning.utils.announced_operations import PREFIX
 from yolo_lightning.utils.exit_codes import INTERRUPTED
 from yolo_lightning.utils.process_identity import Process
 
@@ -72,7 +72,7 @@ def machine(tmp_path: Path) -> Machine:
 
 def test_second_call_skips_finished_stages_and_repeats_the_others(machine: Machine) -> None:
     machine.records[Stage.CORRECTNESS] = record(Stage.CORRECTNESS, StageState.FAILED, reason="rows is wrong")
-    machine.ends[Stage.STEP] = lambda: Ended(-11, 1.0, err=(f"{PROGRESS}native", "Segmentation fault"))
+    machine.ends[Stage.STEP] = lambda: Ended(-11, 1.0, err=(f"{PREFIX}native", "Segmentation fault"))
     assert machine.run() == [StageState.PASSED, StageState.FAILED, StageState.CRASHED]
     machine.started.clear()
     del machine.ends[Stage.STEP]
@@ -115,14 +115,14 @@ def test_stage_that_does_not_fit_is_not_run(machine: Machine, capsys: pytest.Cap
         (Ended(0, 1.0), StageState.FAILED, StageState.FAILED, "wrong"),
         (Ended(0, 1.0), StageState.INTERRUPTED, StageState.CRASHED, "exit code 0"),
         (
-            Ended(1, 1.0, err=(f"{PROGRESS}layer 3", "ValueError")),
+            Ended(1, 1.0, err=(f"{PREFIX}layer 3", "ValueError")),
             StageState.INTERRUPTED,
             StageState.CRASHED,
             "exit code 1, in: layer 3",
         ),
         (Ended(-11, 1.0), StageState.PASSED, StageState.CRASHED, "SIGSEGV"),
         (
-            Ended(None, 9.0, err=(f"{PROGRESS}native",)),
+            Ended(None, 9.0, err=(f"{PREFIX}native",)),
             StageState.INTERRUPTED,
             StageState.TIMED_OUT,
             "killed after 9 s, in: native",
@@ -139,7 +139,7 @@ def test_end_of_a_process(ended: Ended, written: StageState, state: StageState, 
     part = record(Stage.STEP, written, answer="part", reason="wrong" if written is StageState.FAILED else "")
     complete = record_of_end(part, 9.0, ended)
     assert (complete.state, complete.reason, complete.answer) == (state, reason, "part")
-    assert all(not line.startswith(PROGRESS) for line in complete.last_lines)
+    assert all(not line.startswith(PREFIX) for line in complete.last_lines)
 
 
 def test_ctrl_c_keeps_results_and_prints_the_command_that_continues(

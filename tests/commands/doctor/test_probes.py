@@ -184,10 +184,6 @@ def test_errors_are_compared_with_the_tolerance(error: float, outcome: str) -> N
     assert judge_error(error, 0.01).outcome is Outcome[outcome]
 
 
-def test_phase_prefix_equals_that_of_the_trial() -> None:
-    assert trial.PHASE == probes.PHASE
-
-
 def test_wrong_layers_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "CASES", (trial.ProbeCase(4, 6, 3, 1, 12),))
     assert layer(Probe.OWN_CONVOLUTION, "cpu", 10.0).outcome is Outcome.WORKS

@@ -8,6 +8,7 @@ from yolo_lightning.commands.benchmark.conv_variants import Variant, settings_of
 from yolo_lightning.commands.benchmark.result_texts import first_line, table
 from yolo_lightning.commands.benchmark.section import Section
 from yolo_lightning.commands.benchmark.training_step import Precision, TrainerSteps, make_module
+from yolo_lightning.utils.announced_operations import announce
 
 BATCH = 2
 VARIANTS = (Variant.GEMM, Variant.GEMM_KERNELS, Variant.GEMM_AUTOTUNE)
@@ -29,7 +30,7 @@ def correctness(section: Section) -> None:
         for precision in precisions:
             if section.remaining_s() < 0:
                 continue
-            section.announce(f"self-checks of a training, {variant}, {precision}, {small_batch.images}")
+            announce(f"self-checks of a training, {variant}, {precision}, {small_batch.images}")
             problem = ""
             try:
                 with settings_of(variant):

@@ -24,6 +24,7 @@ from yolo_lightning.commands.benchmark.result_texts import ms, table
 from yolo_lightning.commands.benchmark.section import Section
 from yolo_lightning.commands.benchmark.training_step import make_module
 from yolo_lightning.data.image_size import ImageSize
+from yolo_lightning.utils.announced_operations import announce
 
 QUICK_LAYERS = 2
 
@@ -110,7 +111,7 @@ def layers(section: Section) -> None:
     if section.quick:
         del selected[QUICK_LAYERS:]
     for layer in selected:
-        section.announce(f"layer {layer.label}")
+        announce(f"layer {layer.label}")
         works = {variant: partial(time_layer, section, layer, graph, variant) for variant in variants}
         results = compare(section, works)
         gemm = fastest(results, "gemm")

@@ -8,13 +8,14 @@ import sys
 from yolo_lightning.commands.benchmark.result_texts import table
 from yolo_lightning.commands.benchmark.section import Section
 from yolo_lightning.conv.measurement_cache import describe_environment
+from yolo_lightning.utils.announced_operations import announce
 
 PROBE_TIMEOUT_S = 45.0
 
 
 def machine(section: Section) -> None:
     """Describe versions, the device and the findings of `doctor`, whose own tests are left out of a rehearsal."""
-    section.announce("doctor")
+    announce("doctor")
     command = [sys.executable, "-m", "yolo_lightning", "doctor", "--device", str(section.device), "--json"]
     if section.quick:
         command.append("--probes=false")

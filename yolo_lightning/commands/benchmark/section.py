@@ -1,7 +1,6 @@
 """Settings of a stage, its device, and its record."""
 
 import math
-import sys
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 
 from yolo_lightning.commands.benchmark.conv_variants import Variant, absent
-from yolo_lightning.commands.benchmark.stage_record import PROGRESS, Stage, StageRecord
+from yolo_lightning.commands.benchmark.stage_record import Stage, StageRecord
 from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.utils.accelerator import accelerator_or_cpu, chosen_device
 from yolo_lightning.utils.files import write_json
@@ -35,10 +34,6 @@ class Section:
     def remaining_s(self) -> float:
         """Return the seconds until the stage should have ended."""
         return self.deadline_s - time.monotonic()
-
-    def announce(self, operation: str) -> None:
-        """Print the next operation, which the record of a stage contains if the process ends in it."""
-        print(f"{PROGRESS}{operation}", file=sys.stderr, flush=True)
 
     def save(self, **measured: Any) -> None:
         """Add values to the record, and store the record if the stage has a file."""

@@ -9,8 +9,6 @@ from typing import Any
 
 FORMAT = 7
 """Version of the JSON files; increases when the meaning of a key changes or a key is removed."""
-PROGRESS = "benchmark: measuring "
-"""Prefix of the lines on stderr by which a stage names its next operation."""
 
 
 class Stage(StrEnum):

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 from yolo_lightning.commands.benchmark.stage_record import (
     FINISHED,
-    PROGRESS,
     Stage,
     StageRecord,
     StageState,
@@ -26,6 +25,7 @@ from yolo_lightning.commands.benchmark.stage_record import (
     record_file,
 )
 from yolo_lightning.supervision.child_process import Ended, run_child
+from yolo_lightning.utils.announced_operations import announce, last_operation
 from yolo_lightning.utils.files import write_json
 
 MODULE = "yolo_lightning.commands.benchmark.stages"
@@ -107,8 +107,8 @@ def run_stages(
 
 def record_of_end(record: StageRecord, limit_s: float, ended: Ended) -> StageRecord:
     """Complete the record of a stage whose process has ended, or was killed after `limit_s` seconds."""
-    operations = [line.removeprefix(PROGRESS) for line in ended.err if line.startswith(PROGRESS)]
-    place = f", in: {operations[-1]}" if operations else ""
+    operation, messages = last_operation(ended.err)
+    place = f", in: {operation}" if operation else ""
     record.seconds = ended.seconds
     if ended.code is None:
         record.state = StageState.TIMED_OUT
@@ -119,7 +119,7 @@ def record_of_end(record: StageRecord, limit_s: float, ended: Ended) -> StageRec
     if ended.killed.survivors:
         record.reason += f"; cannot be ended: {ended.killed}"
     if record.state is not StageState.PASSED:
-        record.last_lines = [line for line in ended.err if not line.startswith(PROGRESS)][-KEPT_LINES:]
+        record.last_lines = messages[-KEPT_LINES:]
     return record
 
 
@@ -142,7 +142,7 @@ def main() -> None:
     warnings.filterwarnings("ignore", module=r"lightning\.")
     for name in ("lightning.pytorch", "lightning.fabric"):  # reports of the hardware and advice
         logging.getLogger(name).setLevel(logging.ERROR)
-    print(f"{PROGRESS}the imports of torch and of the package", file=sys.stderr, flush=True)
+    announce("the imports of torch and of the package")
     from yolo_lightning.commands.benchmark.section import Section, device_called, open_device
     from yolo_lightning.data.image_size import ImageSize
 

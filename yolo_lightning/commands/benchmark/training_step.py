@@ -34,6 +34,7 @@ from yolo_lightning.module import YOLOModule
 from yolo_lightning.training.guard_settings import GuardSettings
 from yolo_lightning.training.recipe import Recipe
 from yolo_lightning.utils.accelerator import synchronize
+from yolo_lightning.utils.announced_operations import announce
 from yolo_lightning.utils.tensorboard import Curves
 
 STEPS_PER_SAMPLE = 8
@@ -73,7 +74,7 @@ def _compare_steps(section: Section, variants: Sequence[Variant], precision: Pre
     """Measure the variants with a precision of Lightning's Trainer, and add their table to the record."""
 
     def prepare(variant: Variant) -> Timer:
-        section.announce(f"training step, {variant}, {precision}, {section.images}")
+        announce(f"training step, {variant}, {precision}, {section.images}")
         return TrainerSteps(section, variant, precision).time
 
     works = {variant: partial(prepare, variant) for variant in section.variants(variants)}

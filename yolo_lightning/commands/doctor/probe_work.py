@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from yolo_lightning.commands.doctor.probes import PHASE, Outcome, Probe
+from yolo_lightning.commands.doctor.probes import Outcome, Probe
+from yolo_lightning.utils.announced_operations import announce
 
 SPARE_S = 10.0
 """Time in seconds for the report after a time limit inside the child process."""
@@ -47,11 +48,6 @@ def main(probe: Probe, device: str, timeout_s: float) -> None:
         answer = Answer(Outcome.FAILS, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"[:300])
     print(json.dumps(asdict(answer)), flush=True)
     faulthandler.cancel_dump_traceback_later()
-
-
-def announce(operation: str) -> None:
-    """Tell the parent process which operation comes next."""
-    print(f"{PHASE}{operation}", file=sys.stderr, flush=True)
 
 
 def packages(probe: Probe, device: str, timeout_s: float) -> Answer:

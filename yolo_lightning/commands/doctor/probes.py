@@ -8,9 +8,7 @@ from enum import StrEnum
 
 from yolo_lightning.commands.doctor.machine_findings import Finding, Severity
 from yolo_lightning.supervision.child_process import Ended, run_child
-
-PHASE = "probe: "
-"""Prefix of the lines on stderr by which a child process names its next operation."""
+from yolo_lightning.utils.announced_operations import last_operation
 
 
 class Outcome(StrEnum):
@@ -116,9 +114,8 @@ def run_probe(probe: Probe, device: str, timeout_s: float, command: Sequence[str
 
 def judge_end(probe: Probe, ended: Ended, timeout_s: float) -> ProbeOutcome:
     """Return the outcome that the end of a child process means."""
-    phases = [line.removeprefix(PHASE) for line in ended.err if line.startswith(PHASE)]
-    errors = [line for line in ended.err if not line.startswith(PHASE)]
-    place = f" in: {phases[-1]}" if phases else ""
+    operation, errors = last_operation(ended.err)
+    place = f" in: {operation}" if operation else ""
     if ended.code is None:
         detail = f"no answer after {timeout_s:g} s{place}"
         if ended.killed.survivors:
