@@ -105,9 +105,15 @@ def test_command_names_results_that_cannot_be_written(tmp_path: Path, capsys: py
         cv2.imwrite(str(tmp_path / name), np.full((32, 32, 3), 90, np.uint8))
     with pytest.raises(SystemExit) as ended:
         predict(
-            [str(tmp_path / name) for name in names], weights=str(weights), output=str(tmp_path / "out"), image_size=64
+            [str(tmp_path / name) for name in names],
+            weights=str(weights),
+            output=str(tmp_path / "out"),
+            image_size=64,
+            score_threshold=1.0,
         )
     assert ended.value.code == 1
-    assert f"results of 1 files cannot be written: {tmp_path / 'a.jpg' / 'b.png'}: " in capsys.readouterr().out
+    output = capsys.readouterr().out
+    assert f"results of 1 files cannot be written: {tmp_path / 'a.jpg' / 'b.png'}: " in output
+    assert "no box has a score >= 1; --score_threshold 0.1 shows boxes with lower scores" in output
     assert (tmp_path / "out" / "pictures" / "c.jpg").is_file()
     assert len(json.loads((tmp_path / "out" / "predictions.json").read_text())) == 3

@@ -102,6 +102,10 @@ def predict(
                 advance(1)
     is_complete = _report_failures(unreadable, writers)
     print(f"{detections:,} detections in {pictures:,} images, weights {detector.file}, results in {folder}")
+    if not detections:
+        print(
+            f"no box has a score >= {threshold:g}; --score_threshold {threshold / 10:g} shows boxes with lower scores"
+        )
     if not is_complete:
         raise SystemExit(ExitCode.FAILED)
 

@@ -27,6 +27,7 @@ from yolo_lightning.utils.run_files import TRAINING_IMAGES
 SAMPLES = 1000
 """Samples of the bootstrap; all runs have the same samples, because the seed is the same."""
 
+NOT_COMPARED_ENTRIES = ("started", "precision reason")
 DATA_ENTRIES = ("data.root", "data.format", "data.files.", "data.split.", "data.sampling.", TRAINING_IMAGES)
 """Beginnings of the options and entries of the environment that determine the training data."""
 
@@ -77,7 +78,7 @@ def _differences(runs: Runs) -> list[dict[str, Any]]:
     }
     differences = []
     for heading, tables in recorded.items():
-        rows = [row for row in entry_rows(tables, different=True) if row[0] != "started"]
+        rows = [row for row in entry_rows(tables, different=True) if row[0] not in NOT_COMPARED_ENTRIES]
         unrecorded = [run for run in runs if run not in tables]
         differences.append({"heading": heading, "runs": list(tables), "rows": rows, "unrecorded": unrecorded})
     return differences
