@@ -332,7 +332,7 @@ CASES: tuple[Case, ...] = (
          (Report(StallClass.STORAGE, ("the disk of the run folder has not responded",)),),
          timeouts_s={"fetch_s": 3.0, "step_s": 3.0, "save_s": 3.0, "epoch_end_s": 3.0},
          supervision={"part_timeout_s": 2.0, "kill_wait_s": 1.0},
-         log=("SIGKILL takes effect when the disk responds", "the killed processes ended"),
+         log=("SIGKILL takes effect when the kernel permits it: process ",),
          check=_notified_before_thaw, **OWN_DISK),
     Case("23s", "disk of the run folder full: the trainer ends because it cannot write; space is freed after 10 s",
          ("needs_space @ step 8",),

@@ -284,7 +284,9 @@ class AttemptRunner:
         trainer.close()
         self._copy_heartbeat()
         disk.post(remove_temporary_folder, self.token)
-        if not killed.survivors:
+        if killed.survivors:
+            self.services.recorder.log(f"SIGKILL takes effect when the kernel permits it: {killed}")
+        else:
             disk.post(run_disk.clear_leftovers, self.run_folder)
         self.keep_timeouts()
         return killed
