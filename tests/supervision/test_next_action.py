@@ -175,6 +175,7 @@ ROWS: list[Row] = [
     ("HIP error, then the teardown hangs", hangs(Phase.EXIT, record=error("torch.AcceleratorError", HIP)), 1, "lower the computation: gemm"),
     ("HIP error, then the teardown hangs, there is a test program", hangs(Phase.EXIT, record=error("torch.AcceleratorError", HIP), can_test=True), 1, "test the device"),
     ("wrong result of a layer", raises("WrongResultError", "layer model.3"), 1, "lower the computation: gemm"),
+    ("wrong result whose message names a library", raises("WrongResultError", "layer model.3: MIOpen error 0.4"), 1, "lower the computation: gemm"),
     ("wrong result of a layer, no lower level", raises("WrongResultError", "layer model.3"), 7, "wait 1 s"),
     ("NaN after all rollbacks", raises("NonFiniteError", "5 consecutive non-finite values"), 1, "lower the computation: gemm"),
     ("NaN in mixed precision that returns", raises("NonFiniteError", "5 consecutive non-finite values", levels=MIXED), 1, "lower the precision: float32"),

@@ -73,6 +73,13 @@ DEVICE_FAILURE = re.compile(
 NO_DEVICE_MEMORY = re.compile(r"\b(CUDA|HIP|XPU)( error:)? out of memory|STATUS_ALLOC_FAILED", re.IGNORECASE)
 DEAD_WORKER = re.compile(r"DataLoader worker \(pid|DataLoader worker exited")
 STARVED_WORKER = re.compile(r"Caught MemoryError in DataLoader worker|insufficient shared memory")
+ERRORS = {
+    "WrongResultError": StallClass.WRONG_RESULT,
+    "NonFiniteError": StallClass.NOT_FINITE,
+    "OutOfMemoryError": StallClass.OUT_OF_MEMORY,
+}
+"""Causes by the class of an error, whatever its message says."""
+
 MESSAGES = {
     STARVED_WORKER: StallClass.LOADER_CRASH,
     DEAD_WORKER: StallClass.LOADER_CRASH,
@@ -81,14 +88,6 @@ MESSAGES = {
     DEVICE_FAILURE: StallClass.DEVICE_ERROR,
 }
 """Causes by the message of an error, where a library raises a RuntimeError; the first one counts."""
-
-ERRORS = {
-    "WrongResultError": StallClass.WRONG_RESULT,
-    "NonFiniteError": StallClass.NOT_FINITE,
-    "OutOfMemoryError": StallClass.OUT_OF_MEMORY,
-    "AcceleratorError": StallClass.DEVICE_ERROR,
-}
-"""Causes by the class of an error whose message names none."""
 
 COMPUTES = frozenset({Activity.FORWARD, Activity.BACKWARD, Activity.OPTIMIZER})
 STEPS = frozenset({Phase.FIRST_BATCH, Phase.STEP, Phase.VALIDATE})
@@ -253,11 +252,13 @@ def cause_of(facts: AttemptFacts) -> StallClass:
 
 def _cause_of_error(record: FailureRecord, facts: AttemptFacts) -> StallClass:
     names = record.names
+    for name in names & ERRORS.keys():
+        return ERRORS[name]
     for pattern, cause in MESSAGES.items():
         if pattern.search(record.message) and not record.is_user_error:
             return cause
-    for name in names & ERRORS.keys():
-        return ERRORS[name]
+    if "AcceleratorError" in names:
+        return StallClass.DEVICE_ERROR
     if names & LOST_WORKER and (record.activity == Activity.LOAD.label or not record.process):
         return StallClass.LOADER_CRASH
     is_missing = record.errno is not None or names & {"MemoryError", "TimeoutError", "ConnectionError"}
