@@ -9,7 +9,7 @@ import pytest
 
 from tests.supervision.endpoint import Endpoint
 from tests.supervision.supervised import Supervised
-from yolo_lightning.supervision.failure_record import FailureRecord
+from yolo_lightning.supervision.failure_record import NO_FAILURE, FailureRecord
 from yolo_lightning.supervision.outcome import Space, is_full, space_of
 from yolo_lightning.utils.exit_codes import ExitCode
 
@@ -22,23 +22,23 @@ NO_QUOTA = FailureRecord("OSError", "[Errno 122] Disk quota exceeded", errno=err
 @pytest.mark.parametrize(
     ("code", "record", "space", "expected"),
     [
-        (ExitCode.DISK_FULL, None, ROOMY, True),
-        (1, None, FULL, True),
-        (1, None, ROOMY, False),
+        (ExitCode.DISK_FULL, NO_FAILURE, ROOMY, True),
+        (1, NO_FAILURE, FULL, True),
+        (1, NO_FAILURE, ROOMY, False),
         (1, NO_SPACE, ROOMY, False),  # another disk, or /dev/shm
         (1, NO_SPACE, Space(GB // 8, 100 * GB, GB // 10), True),  # the writer has deleted its half a checkpoint
         (None, NO_SPACE, FULL, True),  # the supervisor could not start a trainer
-        (1, None, Space(GB // 8, 100 * GB, GB // 10), False),
+        (1, NO_FAILURE, Space(GB // 8, 100 * GB, GB // 10), False),
         (1, NO_QUOTA, ROOMY, True),
         (1, FailureRecord("KeyError", "'x'"), FULL, False),
-        (ExitCode.USAGE, None, FULL, False),
-        (0, None, FULL, False),
-        (-signal.SIGKILL, None, FULL, False),
-        (-signal.SIGBUS, None, FULL, True),
+        (ExitCode.USAGE, NO_FAILURE, FULL, False),
+        (0, NO_FAILURE, FULL, False),
+        (-signal.SIGKILL, NO_FAILURE, FULL, False),
+        (-signal.SIGBUS, NO_FAILURE, FULL, True),
     ],
 )
 def test_full_disk_is_told_from_other_causes(
-    code: int | None, record: FailureRecord | None, space: Space, expected: bool
+    code: int | None, record: FailureRecord, space: Space, expected: bool
 ) -> None:
     assert is_full(code, record, space) is expected
 

@@ -13,6 +13,7 @@ from yolo_lightning.commands.option_errors import fail, user_errors
 from yolo_lightning.errors import UserError
 from yolo_lightning.supervision.failure_record import (
     MOST_TRACEBACK_CHARACTERS,
+    NO_FAILURE,
     FailureRecord,
     failure_path,
     read_failure,
@@ -46,9 +47,7 @@ def heartbeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 def recorded(heartbeat: Path, error: BaseException) -> FailureRecord:
     failure_path(heartbeat).unlink(missing_ok=True)
     record_own_failure(error, rank=0)
-    record = read_failure(heartbeat)
-    assert record is not None
-    return record
+    return read_failure(heartbeat)
 
 
 def test_a_record_contains_class_place_and_position(heartbeat: Path) -> None:
@@ -83,11 +82,9 @@ def test_the_first_record_remains_and_the_earliest_rank_counts(heartbeat: Path) 
     record_own_failure(RuntimeError("lost connection"))
     record_own_failure(RuntimeError("teardown"), rank=1)
     record = read_failure(heartbeat)
-    assert record is not None
     assert (record.message, record.rank) == ("cause", 1)
     failure_path(heartbeat, rank=1).unlink()
     record = read_failure(heartbeat)
-    assert record is not None
     assert record.message == "lost connection"
 
 
@@ -130,8 +127,8 @@ def test_a_damaged_record_is_none(tmp_path: Path, heartbeat: Path) -> None:
     ]
     for text in damaged:
         path.write_bytes(text)
-        assert read_failure(heartbeat) is None
-    assert read_failure(tmp_path / "other") is None
+        assert read_failure(heartbeat) is NO_FAILURE
+    assert read_failure(tmp_path / "other") is NO_FAILURE
 
 
 def test_samples_are_those_that_the_exception_names() -> None:
@@ -161,7 +158,6 @@ def test_trainer_records_its_failure_beside_the_heartbeat_of_its_supervisor(
     with pytest.raises(SystemExit):  # follows from the first exception
         fail("something else")
     record = read_failure(heartbeat)
-    assert record is not None
     assert (record.message, record.errno, record.rank) == ("data.root must exist", errno.ENOENT, 2)
     assert record.is_user_error
 

@@ -9,6 +9,7 @@ import pytest
 from tests.conftest import REPOSITORY
 from tests.supervision.test_next_action import facts
 from yolo_lightning.supervision.classify import StallClass
+from yolo_lightning.supervision.failure_record import NO_FAILURE
 from yolo_lightning.supervision.next_action import cause_of
 from yolo_lightning.supervision.outcome import describe_exit, error_of, record_of_output
 from yolo_lightning.utils.exit_codes import ExitCode
@@ -29,7 +30,7 @@ def test_last_error_counts() -> None:
     [(0, "exit code 0"), (143, "stopped by SIGTERM"), (-11, "SIGSEGV"), (-70, "signal 70"), (3, "exit code 3")],
 )
 def test_end_is_described(code: int, words: str) -> None:
-    assert words in describe_exit(code, None)
+    assert words in describe_exit(code, NO_FAILURE)
 
 
 SOCKET = "ConnectionResetError: [Errno 104] Connection reset by peer"
@@ -122,7 +123,6 @@ GROUP = "raise ExceptionGroup('several', [{}, ExceptionGroup('inner', [{}])])"
 )
 def test_errors_of_several_lines(code: str, cause: str, message: str) -> None:
     record = record_of_output(1, output_of(code))
-    assert record is not None
     assert record.message == message
     assert cause_of(facts(code=1, record=record, trained=False)) is StallClass(cause)
 
@@ -130,18 +130,17 @@ def test_errors_of_several_lines(code: str, cause: str, message: str) -> None:
 def test_error_that_other_output_follows_was_handled() -> None:
     code = "import traceback\ntry: {}['a']\nexcept KeyError: traceback.print_exc()\n"
     lines = output_of(code)
-    assert record_of_output(1, lines) is not None
-    assert record_of_output(1, (*lines, "trains without a")) is None
-    assert record_of_output(1, (*TRACE, "ValueError: handled:", *lines, "trains without a")) is None
+    assert record_of_output(1, lines) is not NO_FAILURE
+    assert record_of_output(1, (*lines, "trains without a")) is NO_FAILURE
+    assert record_of_output(1, (*TRACE, "ValueError: handled:", *lines, "trains without a")) is NO_FAILURE
 
 
 def test_error_in_the_output_has_errno_bases_and_traceback() -> None:
     record = record_of_output(1, ("Traceback", *TRACE, "FileNotFoundError: [Errno 2] No such file: 'a.png'"))
-    assert record is not None
     assert record.errno == errno.ENOENT
     assert "OSError" in record.names
     assert record.fingerprint == "FileNotFoundError a.py:3"
-    assert record_of_output(-signal.SIGSEGV, ("nothing",)) is None
+    assert record_of_output(-signal.SIGSEGV, ("nothing",)) is NO_FAILURE
 
 
 def test_error_at_a_sample_names_it() -> None:
@@ -153,7 +152,6 @@ def test_error_at_a_sample_names_it() -> None:
         "",
     ]
     record = record_of_output(1, lines)
-    assert record is not None
     assert record.samples == ("id=20200502114223915",)
     assert cause_of(facts(code=1, record=record)) is StallClass.SAMPLE
     assert describe_exit(1, record).endswith("ValueError: broken codec, at the sample id=20200502114223915")

@@ -10,7 +10,7 @@ from yolo_lightning.supervision import live_heartbeat, run_disk
 from yolo_lightning.supervision.announcer import Announcer
 from yolo_lightning.supervision.classify import Diagnosis, StallClass
 from yolo_lightning.supervision.evidence import Request, examine, keep
-from yolo_lightning.supervision.failure_record import read_failure
+from yolo_lightning.supervision.failure_record import NO_FAILURE, read_failure
 from yolo_lightning.supervision.fallback_levels import FallbackState
 from yolo_lightning.supervision.heartbeat import RECORD_BYTES, Heartbeat, Phase, parse
 from yolo_lightning.supervision.helper_process import bounded
@@ -124,7 +124,8 @@ class AttemptRunner:
             last_words = lines
             if heartbeat.phase_began_s > trainer.output.last_s + WORKS_ON_S:
                 last_words = ()
-            record = record or record_of_output(code or 0, last_words)
+            if record is NO_FAILURE:
+                record = record_of_output(code or 0, last_words)
             climbs = self._climbs and not finished and code in (of_signal(signal.SIGTERM), -signal.SIGTERM)
             facts = replace(self.new_facts(), heartbeat=heartbeat, code=code, lines=lines, climbs=climbs)
         return replace(facts, record=record, killed=killed, finished=finished, grown_s=self._grown_s)

@@ -10,6 +10,7 @@ import re
 import sys
 import traceback
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -74,6 +75,9 @@ class FailureRecord:
         return " ".join((self.error, *(f"{Path(file).name}:{line}" for file, line, _ in places)))
 
 
+NO_FAILURE = FailureRecord("", "")
+"""In place of the record of a process that has written none."""
+
 WRITE_ATTEMPTS = 3
 """torch raises an exception in whatever line is carried out when a loader worker dies (its handler of SIGCHLD)."""
 
@@ -123,23 +127,19 @@ def samples_of(error: BaseException) -> list[str]:
     return list(dict.fromkeys(AT_SAMPLE.findall("\n".join(notes))))
 
 
-def read_failure(heartbeat: Path) -> FailureRecord | None:
-    """Return the earliest failure record beside a heartbeat file; None if there is none that can be read.
+def read_failure(heartbeat: Path) -> FailureRecord:
+    """Return the earliest failure record beside a heartbeat file; `NO_FAILURE` if there is none that can be read.
 
     The first failure of several ranks is the cause of the others, which lose their connections.
     """
-    records = [_read(path) for path in heartbeat.parent.glob(f"{heartbeat.name}.failure*")]
-    return min((record for record in records if record is not None), key=lambda record: record.time, default=None)
-
-
-def _read(path: Path) -> FailureRecord | None:
-    """Return the record in a file; None if the file is incomplete or damaged."""
-    try:
-        content = read_json(path, MOST_BYTES)
-        record: FailureRecord = converted(content, FailureRecord)  # every text as one line
-        return replace(record, traceback=printable(content["traceback"])[:MOST_TRACEBACK_CHARACTERS])
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
+    records = []
+    for path in heartbeat.parent.glob(f"{heartbeat.name}.failure*"):
+        with suppress(OSError, ValueError, TypeError, KeyError):  # incomplete or damaged
+            content = read_json(path, MOST_BYTES)
+            record: FailureRecord = converted(content, FailureRecord)  # every text as one line
+            lines = printable(content["traceback"])[:MOST_TRACEBACK_CHARACTERS]
+            records.append(replace(record, traceback=lines))
+    return min(records, key=lambda record: record.time, default=NO_FAILURE)
 
 
 def record_of(error: BaseException, writer: HeartbeatWriter | None = None) -> FailureRecord:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from yolo_lightning.supervision.classify import WRITES_IN_KERNEL, Diagnosis, StallClass
-from yolo_lightning.supervision.failure_record import FailureRecord
+from yolo_lightning.supervision.failure_record import NO_FAILURE, FailureRecord
 from yolo_lightning.supervision.fallback_levels import (
     COMPUTATION,
     LOADER,
@@ -149,7 +149,7 @@ class AttemptFacts:
     waited_s: float = 0.0  # seconds without a heartbeat; 0 unless the trainer has stalled
     grown_s: float = 0.0  # seconds from the start to the last sign of life of a program without a heartbeat
     rank: int = 0  # that hangs, while the first rank waits for this rank
-    record: FailureRecord | None = None  # of the trainer, or of the supervisor that could not start a trainer
+    record: FailureRecord = NO_FAILURE  # of the trainer, or of the supervisor that could not start a trainer
     evidence: Diagnosis | None = None  # of a stall, from stacks and processes
     saved: bool = False  # whether the attempt has written a checkpoint of further steps
     trained: bool = False  # whether the run has trained a step, in this or an earlier attempt
@@ -179,7 +179,7 @@ class AttemptFacts:
     @property
     def suspects(self) -> tuple[str, ...]:
         """Samples that can be the cause: of the record, of a hung worker, else the batch of a step."""
-        if self.record is not None and self.record.samples:
+        if self.record.samples:
             return self.record.samples
         if self.evidence is not None and self.evidence.suspect:
             return (self.evidence.suspect,)
@@ -237,9 +237,9 @@ def cause_of(facts: AttemptFacts) -> StallClass:
     record = facts.record
     if facts.disk_hangs:
         return StallClass.STORAGE
-    if facts.disk_is_full and (record is None or record.errno in DISK_FULL):
+    if facts.disk_is_full and (record is NO_FAILURE or record.errno in DISK_FULL):
         return StallClass.DISK_FULL
-    if record is not None:
+    if record is not NO_FAILURE:
         return _cause_of_error(record, facts)
     if facts.waited_s:
         return cause_of_stall(facts.heartbeat)
@@ -345,7 +345,7 @@ def _wait_or_test(state: FallbackState, facts: AttemptFacts, cause: StallClass) 
 def _is_for_a_person(cause: StallClass, facts: AttemptFacts) -> bool:
     """Return whether an error before the first step ends the run, because a person can correct the error at once."""
     if cause is StallClass.ENVIRONMENT:
-        return facts.record is not None and facts.record.process > 0 and facts.is_watched and not facts.trained
+        return facts.record.process > 0 and facts.is_watched and not facts.trained
     return cause is StallClass.ERROR and (facts.is_watched or not facts.trained)
 
 
@@ -354,9 +354,7 @@ def _must_test(cause: StallClass, facts: AttemptFacts) -> bool:
 
 
 def _permanent(state: FallbackState, facts: AttemptFacts, code: int = ExitCode.FAILED) -> Finish:
-    reason = "a restart cannot correct this error"
-    if facts.record is not None:
-        reason += f": {facts.record.sentence}"
+    reason = f"a restart cannot correct this error: {facts.record.sentence}"
     return Finish(state=state, reason=reason, code=code)
 
 
@@ -370,8 +368,6 @@ def _needs_reboot(state: FallbackState, facts: AttemptFacts) -> Finish:
 def _missing(facts: AttemptFacts) -> str:
     """Return what an attempt that the outside world has ended needs, for `waits for ...`."""
     record = facts.record
-    if record is None:
-        return "a successful start"
     if record.errno == errno.ENOMEM or "MemoryError" in record.names:
         return "memory"
     return f"the end of this error: {record.sentence}"
@@ -389,7 +385,7 @@ def _counted(state: FallbackState, facts: AttemptFacts, cause: StallClass) -> Fa
     failures = Counter(state.failures)
     failures.update(RULES.get(cause, Rule()).remedies[:1])
     fingerprint = ""
-    if facts.record is not None:
+    if facts.record is not NO_FAILURE:
         fingerprint = f"{facts.record.fingerprint} at step {facts.heartbeat.step}"
     is_equal = fingerprint != "" and fingerprint == state.fingerprint
     suspicions: Counter[str] = Counter()
@@ -441,7 +437,7 @@ def _due_remedies(state: FallbackState, facts: AttemptFacts, cause: StallClass) 
         return (state.on_trial, *rule.remedies)
     if _hangs_at_start(facts):
         return ()
-    is_starved = facts.record is not None and STARVED_WORKER.search(facts.record.message) is not None
+    is_starved = STARVED_WORKER.search(facts.record.message)
     is_evicted = facts.evidence is not None and facts.evidence.evicted and cause in STALLS_OF_DEVICE
     if is_starved or is_evicted:  # both follow from the number of workers
         return (LOADER, *rule.remedies)

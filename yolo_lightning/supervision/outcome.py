@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from yolo_lightning.supervision.failure_record import AT_SAMPLE, WORKER_ERRNO, FailureRecord
+from yolo_lightning.supervision.failure_record import AT_SAMPLE, NO_FAILURE, WORKER_ERRNO, FailureRecord
 from yolo_lightning.supervision.next_action import DEAD_WORKER, DEVICE_FAILURE, FAULTS, STARVED_WORKER
 from yolo_lightning.utils.exit_codes import ExitCode, of_signal
 from yolo_lightning.utils.files import DISK_FULL
@@ -36,8 +36,8 @@ RESERVE_SHARE = 0.05
 """A disk with less free space than both of these is full."""
 
 
-def record_of_output(code: int, lines: Sequence[str]) -> FailureRecord | None:
-    """Return what the last lines of the output say about the error that ended a program; None if they say nothing.
+def record_of_output(code: int, lines: Sequence[str]) -> FailureRecord:
+    """Return what the last lines of the output say about the error that ended a program, or `NO_FAILURE`.
 
     `code` is the exit code, negative for a signal. An exit code that a program has chosen says nothing about errors in
     its output; neither does an error that other output follows, because the program has handled it.
@@ -55,13 +55,13 @@ def record_of_output(code: int, lines: Sequence[str]) -> FailureRecord | None:
         usage = next((line for line in reversed(lines) if line.startswith(USAGE_LINE)), USAGE_LINE)
         return FailureRecord("UserError", usage.removeprefix(USAGE_LINE), is_user_error=True)
     if code != ExitCode.FAILED:
-        return None
+        return NO_FAILURE
     device_error = next((line for line in reversed(lines) if ERROR_LINE.match(line)), "")
     if DEVICE_FAILURE.search(device_error):  # messages of CUDA and HIP have several lines
         return _record_of_error([device_error], lines)
     error = error_of(lines)
     if not error:
-        return None
+        return NO_FAILURE
     return _record_of_error(error, lines)
 
 
@@ -129,7 +129,7 @@ def _group_of(lines: Sequence[str]) -> list[str]:
     return [line for line in without_margin if ERROR_LINE.match(line)]
 
 
-def describe_exit(code: int | None, record: FailureRecord | None) -> str:
+def describe_exit(code: int | None, record: FailureRecord) -> str:
     """Return how a trainer ended as a sentence; `code` is None if the trainer could not be started."""
     if code is None:
         sentence = "the trainer could not be started"
@@ -141,9 +141,8 @@ def describe_exit(code: int | None, record: FailureRecord | None) -> str:
         sentence = "the trainer exited before training was finished (exit code 0)"
     else:
         sentence = f"the trainer ended with exit code {code}"
-    if record is None:
-        return sentence
-    sentence += f": {record.sentence}"
+    if record is not NO_FAILURE:
+        sentence += f": {record.sentence}"
     if record.samples:
         sentence += f", at the sample {', '.join(record.samples)}"
     return sentence
@@ -189,14 +188,14 @@ def has_space(run: Path) -> bool:
     return space_of(run).suffices
 
 
-def is_full(code: int | None, record: FailureRecord | None, space: Space) -> bool:
+def is_full(code: int | None, record: FailureRecord, space: Space) -> bool:
     """Return whether the trainer ended, or could not start, because the disk of the run folder is full.
 
     `space` was read after the end. A writer that fails deletes its temporary file, so some space may be free again.
     """
-    if code == ExitCode.DISK_FULL or (record is not None and record.errno == errno.EDQUOT):
+    if code == ExitCode.DISK_FULL or record.errno == errno.EDQUOT:
         return True
-    if record is not None and record.errno in DISK_FULL:  # possibly of another disk, or of /dev/shm
+    if record.errno in DISK_FULL:  # possibly of another disk, or of /dev/shm
         return space.free_bytes < space.needed_bytes + space.checkpoint_bytes
     is_error = code is None or code > ExitCode.USAGE or code in (ExitCode.FAILED, -signal.SIGBUS)
-    return record is None and is_error and space.free_bytes < space.reserve_bytes
+    return record is NO_FAILURE and is_error and space.free_bytes < space.reserve_bytes

@@ -18,7 +18,7 @@ from yolo_lightning.supervision.attempt import AttemptRunner, Services
 from yolo_lightning.supervision.child_process import run_child
 from yolo_lightning.supervision.classify import Diagnosis
 from yolo_lightning.supervision.evidence import keep
-from yolo_lightning.supervision.failure_record import record_of
+from yolo_lightning.supervision.failure_record import NO_FAILURE, record_of
 from yolo_lightning.supervision.fallback_levels import (
     AS_CONFIGURED,
     BACKEND,
@@ -187,8 +187,7 @@ class Supervisor:
         while True:
             saved_before = self._saved()
             facts = self._run_attempt(command)
-            record = facts.record
-            if record is not None and "WrongResultError" in record.names and not self.job.any_command:
+            if "WrongResultError" in facts.record.names and not self.job.any_command:
                 names: list[str] = self._ask(set_aside_suspects, self.run_folder, default=[])
                 self.log(f"checkpoints set aside after the last passed self-check: {', '.join(names) or 'none'}")
             end = self._react(self._completed(facts, saved_before))
@@ -222,8 +221,8 @@ class Supervisor:
     def _completed(self, facts: AttemptFacts, saved_before: frozenset[int]) -> AttemptFacts:
         """Return the facts of an attempt with those of the run, for the decision."""
         record = facts.record
-        if record is not None and record.process and record.step < facts.heartbeat.step:
-            record = None  # training went on after this error
+        if record.process and record.step < facts.heartbeat.step:
+            record = NO_FAILURE  # training went on after this error
         has_stepped = _has_stepped(facts, self.job)
         if has_stepped:
             self._is_watched = False
@@ -233,14 +232,13 @@ class Supervisor:
         self._failing_since_s = min(self._failing_since_s, time.monotonic())
         # The checkpoints of another program can be older than the run.
         has_checkpoint = saved if self.job.any_command else bool(self._marks)
-        has_trained = record is not None and record.has_trained
         return replace(
             _without_ended(facts),
             levels=self._levels(),
             stop_signal=self.services.stop_signal,
             record=record,
             saved=saved,
-            trained=self.state.trained or has_stepped or has_checkpoint or has_trained,
+            trained=self.state.trained or has_stepped or has_checkpoint or record.has_trained,
             is_watched=self._is_watched,
             failing_s=time.monotonic() - self._failing_since_s,
             disk_is_full=self._disk_is_full(facts),
@@ -315,7 +313,7 @@ class Supervisor:
         record = facts.record
         if facts.lines:
             self.disk.post(keep, facts.folder / "log.txt", "\n".join(facts.lines) + "\n")
-        if record is not None and record.process:
+        if record.process:
             self.disk.post(keep, facts.folder / FAILURE_FILE, json.dumps(asdict(record), indent=2) + "\n")
             self.disk.post(keep, facts.folder / TRACEBACK_FILE, record.traceback)
             # The trainer prints a mistake of the user in one line, and prints no traceback if its teardown hangs.
@@ -323,14 +321,12 @@ class Supervisor:
                 self.services.recorder.record(f"{record.traceback}\n".encode())
         if facts.evidence is None:
             sentence = describe_exit(facts.code, record)
-        elif record is None:
+        elif record is NO_FAILURE:
             sentence = facts.evidence.sentence
         else:
             sentence = f"{record.sentence}; {facts.evidence.sentence}"
         incident = facts.incident(Diagnosis(cause_of(facts), sentence))
-        if record is not None and not incident.rank:
-            return replace(incident, rank=record.rank)
-        return incident
+        return replace(incident, rank=incident.rank or record.rank)
 
     def _with_hint(self, action: Action) -> Finish:
         """Return the end by a stop signal with the command that resumes the run."""
