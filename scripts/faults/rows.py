@@ -337,7 +337,7 @@ CASES: tuple[Case, ...] = (
     Case("23s", "disk of the run folder full: the trainer ends because it cannot write; space is freed after 10 s",
          ("needs_space @ step 8",),
          (at_step(6, do.fill_disk), do.when_printed("for space on the disk"), do.after(10.0, do.free_disk)),
-         (Report(StallClass.DISK_FULL, ("is full: 0.0 MB free",), within_s=20.0),),
+         (Report(StallClass.DISK_FULL, ("No space left on device",), within_s=20.0),),
          check=_notified_once_of_full_disk, **OWN_DISK),
     # The supervisor, and what it cannot repair.
     Case("24", "trainer survives SIGKILL (simulated: os.kill of the supervisor does nothing)", ("lock @ step 8",),
