@@ -1,6 +1,7 @@
 """Report of checkpoints that could not be saved, while the trainer works."""
 
 import errno
+import json
 import os
 from pathlib import Path
 from unittest.mock import Mock
@@ -43,3 +44,5 @@ def test_failed_save_and_its_end_are_notified_once(tmp_path: Path, monkeypatch: 
     assert report() == []
     forget_unsaved("best.ckpt")
     assert report() == ["checkpoints are saved again | after 0 min"]
+    outcomes = [json.loads(call.args[2])["outcome"] for call in services.disk.post.call_args_list]
+    assert outcomes == ["saved again after 0 min"]

@@ -24,7 +24,7 @@ from yolo_lightning.supervision.program_growth import ProgramGrowth
 from yolo_lightning.supervision.rank_status import hanging_rank
 from yolo_lightning.supervision.run_disk import PROBE_S, Recorder, RunDisk
 from yolo_lightning.supervision.trainer import RunningTrainer, make_temporary_folder, marker_of, remove_temporary_folder
-from yolo_lightning.supervision.unsaved_checkpoint import UnsavedCheckpoint, read_unsaved
+from yolo_lightning.supervision.unsaved_checkpoint import read_unsaved
 from yolo_lightning.supervision.watch import Look, Watch, excuse_for
 from yolo_lightning.utils import run_files
 from yolo_lightning.utils.activity import Activity
@@ -78,7 +78,8 @@ class AttemptRunner:
         self._copied_s = 0.0
         self._climbs = False
         self._grown_s = 0.0
-        self._unsaved: UnsavedCheckpoint | None = None
+        self._unsaved: Incident | None = None  # a checkpoint that could not be saved
+        self._unsaved_since_s = 0.0  # seconds since 1970
 
     def run(self, words: list[str], state: FallbackState, climb_after_s: float) -> AttemptFacts:
         """Run a trainer until it ends, and for at most `climb_after_s` seconds without an incident; return the facts.
@@ -201,15 +202,17 @@ class AttemptRunner:
         """Report a checkpoint that the trainer could not save, and that checkpoints are saved again."""
         unsaved = read_unsaved(self._heartbeat_path)
         if unsaved is not None and self._unsaved is None:
-            self._unsaved = unsaved
             sentence = unsaved.sentence(time.time())
             facts = replace(self.new_facts(), heartbeat=look.heartbeat)
-            self.keep_incident(facts.incident(Diagnosis(StallClass.ENVIRONMENT, sentence)), "training continues")
+            self._unsaved = facts.incident(Diagnosis(StallClass.ENVIRONMENT, sentence))
+            self._unsaved_since_s = unsaved.since_s
+            self.keep_incident(self._unsaved, "training continues")
             self.services.announcer.tell("checkpoint not saved", sentence)
         elif unsaved is None and self._unsaved is not None:
-            minutes = (time.time() - self._unsaved.since_s) / 60
+            sentence = f"after {(time.time() - self._unsaved_since_s) / 60:.0f} min"
+            self.keep_incident(self._unsaved, f"saved again {sentence}")
             self._unsaved = None
-            self.services.announcer.tell("checkpoints are saved again", f"after {minutes:.0f} min")
+            self.services.announcer.tell("checkpoints are saved again", sentence)
 
     def _stop_to_climb(self, trainer: RunningTrainer) -> None:
         """Let the trainer save and exit; it finishes its step first."""
