@@ -229,7 +229,7 @@ class Lower(Restart):
 class Quarantine(Restart):
     """Another attempt without some samples."""
 
-    samples: tuple[str, ...] = field(default=())
+    samples: tuple[str, ...]
 
 
 def cause_of(facts: AttemptFacts) -> StallClass:
@@ -330,7 +330,8 @@ def _wait_or_test(state: FallbackState, facts: AttemptFacts, cause: StallClass) 
     """Return the reaction to a failure that says nothing about the settings of the run."""
     if facts.is_blocked:
         return _wait(state, facts, str(facts.killed) or "the device")
-    if facts.can_test and facts.device_answers is None and _must_test(cause, facts):
+    is_doubtful = cause is StallClass.GPU_STALL or (cause is StallClass.DEVICE_ERROR and facts.waited_s > 0)
+    if is_doubtful and facts.can_test and facts.device_answers is None:
         return TestDevice(state=state, reason="the device is tested")
     if cause is StallClass.DISK_FULL:
         return _wait(state, facts, "space on the disk of the run folder")
@@ -347,10 +348,6 @@ def _is_for_a_person(cause: StallClass, facts: AttemptFacts) -> bool:
     if cause is StallClass.ENVIRONMENT:
         return facts.record.process > 0 and facts.is_watched and not facts.trained
     return cause is StallClass.ERROR and (facts.is_watched or not facts.trained)
-
-
-def _must_test(cause: StallClass, facts: AttemptFacts) -> bool:
-    return cause is StallClass.GPU_STALL or (cause is StallClass.DEVICE_ERROR and facts.waited_s > 0)
 
 
 def _permanent(state: FallbackState, facts: AttemptFacts, code: int = ExitCode.FAILED) -> Finish:
@@ -374,7 +371,7 @@ def _missing(facts: AttemptFacts) -> str:
 
 
 def _wait(state: FallbackState, facts: AttemptFacts, missing: str, longer: Phase | None = None) -> Wait:
-    first_s = max(facts.settings.poll_s, _first_pause_s(facts))
+    first_s = max(facts.settings.poll_s, min(FIRST_PAUSE_S, facts.settings.pause_s))
     pause_s = _doubled(first_s, state.waits)
     state = replace(state, waits=state.waits + 1)
     return Wait(state=state, reason=f"waits for {missing}", pause_s=pause_s, longer=longer)
@@ -503,10 +500,6 @@ def _attempt(state: FallbackState) -> str:
     return f"attempt {state.attempts + 1} since the last checkpoint"
 
 
-def _first_pause_s(facts: AttemptFacts) -> float:
-    return min(FIRST_PAUSE_S, facts.settings.pause_s)
-
-
 def _doubled(pause_s: float, times: int) -> float:
     return min(pause_s * 2.0 ** min(times, MOST_DOUBLINGS), LONGEST_PAUSE_S)
 
@@ -514,7 +507,7 @@ def _doubled(pause_s: float, times: int) -> float:
 def _pause_s(state: FallbackState, facts: AttemptFacts) -> float:
     """Return the pause before the next attempt: short before the first one, then doubled from `pause_s` on."""
     if state.attempts <= 1:
-        return _first_pause_s(facts)
+        return min(FIRST_PAUSE_S, facts.settings.pause_s)
     return _doubled(facts.settings.pause_s, state.attempts - 2)
 
 

@@ -33,6 +33,11 @@ class Holder:
     started_ticks: int = 0  # start of the process, clock ticks since boot; 0 if unknown
     is_starting: bool = False  # whether the process has reserved the folder and has not locked it
 
+    @property
+    def is_own(self) -> bool:
+        """Whether this is the present process or its parent process."""
+        return self.host == socket.gethostname() and self.process in (os.getpid(), os.getppid())
+
 
 class RunInUseError(UserError):
     """The run folder is locked by another process."""
@@ -86,15 +91,14 @@ def in_use(folder: Path) -> bool:
     except ValueError:
         return True
     if holder is not None:
-        return holder.process not in (os.getpid(), os.getppid()) or holder.host != socket.gethostname()
+        return not holder.is_own
     return _is_reserved(read_holder(folder / LOCK_FILE))
 
 
 def _is_reserved(holder: Holder | None) -> bool:
-    if holder is None or not holder.is_starting or holder.host != socket.gethostname():
+    if holder is None or holder.is_own or not holder.is_starting or holder.host != socket.gethostname():
         return False
-    is_own = holder.process in (os.getpid(), os.getppid())
-    return not is_own and 0 < started_ticks(holder.process) == holder.started_ticks
+    return 0 < started_ticks(holder.process) == holder.started_ticks
 
 
 def _is_locked_now(file: IO[Any]) -> bool:
