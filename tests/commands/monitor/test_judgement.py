@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.commands.monitor.known_states import NOW_S, STANDING, STATUS, record
-from yolo_lightning.commands.monitor.run_state import ENDS, Facts, Judgement, RunVerdict, judge
+from yolo_lightning.commands.monitor.run_state import UNENDED, Facts, Judgement, RunVerdict, judge
 from yolo_lightning.supervision.heartbeat import NoHeartbeat, Phase
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts, PhaseTimeouts
 from yolo_lightning.supervision.remaining_time import Remaining, remaining
@@ -67,7 +67,7 @@ def stalled(waited_s: float, sentence: str) -> Judgement:
         (GONE, {"standing": EARLIER}, LOST),
         (ALIVE, {"standing": EARLIER}, RUNNING),
         *((GONE, {"standing": replace(STANDING, state=state, since_s=NOW_S - 3, sentence="why")},
-           Judgement(verdict, NOW_S - 3, "why")) for state, verdict in ENDS.items()),
+           Judgement(RunVerdict(state.value), NOW_S - 3, "why")) for state in SupervisorState if state not in UNENDED),
     ],
 )  # fmt: skip
 def test_judgement(facts: Facts, changed: dict[str, Any], judgement: Judgement) -> None:

@@ -40,13 +40,8 @@ ALIVE = frozenset(
 """States in which the run has not ended."""
 
 SETTING_UP = frozenset({Phase.IMPORT, Phase.SETUP, Phase.INDEX})
-ENDS = {
-    SupervisorState.FINISHED: RunVerdict.FINISHED,
-    SupervisorState.INTERRUPTED: RunVerdict.INTERRUPTED,
-    SupervisorState.FAILED: RunVerdict.FAILED,
-    SupervisorState.GAVE_UP: RunVerdict.GAVE_UP,
-    SupervisorState.NEEDS_REBOOT: RunVerdict.NEEDS_REBOOT,
-}
+UNENDED = frozenset({SupervisorState.RUNNING, SupervisorState.STALLED, SupervisorState.RESTARTING})
+"""States of a supervisor that has not ended; the other ones are states of a run, too."""
 LATER_S = 60.0
 """A trainer that was active so many seconds after its supervisor ended was started without that supervisor."""
 
@@ -132,8 +127,8 @@ def judge(facts: Facts) -> Judgement:
     standing = facts.standing
     if standing is not None:
         is_stale = facts.last_sign_s is not None and facts.last_sign_s > standing.since_s + LATER_S
-        if standing.state in ENDS and (facts.supervisor_lives or not is_stale):
-            return Judgement(ENDS[standing.state], standing.since_s, standing.sentence)
+        if standing.state not in UNENDED and (facts.supervisor_lives or not is_stale):
+            return Judgement(RunVerdict(standing.state.value), standing.since_s, standing.sentence)
         if facts.supervisor_lives:
             return _judge_between_attempts(standing)
     if isinstance(facts.heartbeat, Heartbeat) and facts.heartbeat.phase is Phase.EXIT:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
-from itertools import combinations
+from itertools import chain, combinations
 from typing import Any
 
 import cv2
@@ -18,7 +18,7 @@ from yolo_lightning.commands.doctor.machine_findings import Finding, Severity
 from yolo_lightning.data.batch import Sample
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import EvaluationDataset
-from yolo_lightning.data.formats.image_ids import ID_DIGITS, number_at
+from yolo_lightning.data.formats.image_ids import ID_DIGITS
 from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.index.splits import Split
 from yolo_lightning.data.labelled_frames import LabelledFrames
@@ -33,7 +33,7 @@ TINY_PX = 4.0  # Pixels of the frame. A box with a shorter side is tiny.
 DOUBLED_IOU = 0.9  # Smallest IoU of two boxes of the same class that count as one object
 RARE_SHARE = 0.01  # Share of the boxes below which a class is rare
 SHOWN = 8  # Frames per row of the picture
-HOUR_COLUMNS = (11, 12)  # Digits of the hour in an LTDv2 image id
+HOUR = slice(11, 13)  # Digits of the hour in an LTDv2 image id
 
 Thumbnails = npt.NDArray[np.uint8]
 
@@ -84,8 +84,7 @@ def check_dataset(data: DetectionDataModule) -> tuple[list[Finding], dict[str, l
         findings += _of_boxes(split, content)
         show(f"{split}: boxes with a side below {TINY_PX:g} pixels", [(split, place) for place in content.tiny])
         show(f"{split}: several boxes for one object", [(split, place) for place in content.doubled])
-    indexes = {split: frames.index for split, frames in opened.items()}
-    findings += [_of_classes(indexes["train"]), _of_empty_frames(indexes), _of_months(indexes), _of_hours(indexes)]
+    findings += _of_indexes({split: frames.index for split, frames in opened.items()})
     return findings, rows
 
 
@@ -207,6 +206,18 @@ def _of_boxes(split: str, content: CheckedSplit) -> list[Finding]:
     return findings
 
 
+def _of_indexes(indexes: Mapping[Split, SplitIndex]) -> list[Finding]:
+    """Return the findings about classes, empty frames, months and hours."""
+    months = {split: _months(index) for split, index in indexes.items()}
+    hours = {split: _hours(index.image_ids()) for split, index in indexes.items()}
+    return [
+        _of_classes(indexes["train"]),
+        _of_empty_frames(indexes),
+        _of_times("months", months),
+        _of_times("hours", hours),
+    ]
+
+
 def _of_classes(train: SplitIndex) -> Finding:
     names = train.facts.class_names
     counts = np.bincount(train.all_labels(), minlength=len(names))
@@ -225,39 +236,24 @@ def _of_empty_frames(indexes: Mapping[Split, SplitIndex]) -> Finding:
     return Finding("empty frames", listed, Severity.NOTE if any(shares.values()) else Severity.OK)
 
 
-def _of_months(indexes: Mapping[Split, SplitIndex]) -> Finding:
-    frames = {}
-    for split, index in indexes.items():
-        months = Counter(index.months().tolist())
-        frames[split] = {month_name(month): months[month] for month in sorted(months) if month}
-    return _of_times("months", frames)
-
-
-def _of_hours(indexes: Mapping[Split, SplitIndex]) -> Finding:
-    frames = {}
-    for split, index in indexes.items():
-        hours = Counter(_hours(index.image_ids()))
-        frames[split] = {f"{hour:02d}": hours[hour] for hour in sorted(hours)}
-    return _of_times("hours", frames)
-
-
-def _of_times(check: str, frames: Mapping[Split, Mapping[str, int]]) -> Finding:
+def _of_times(check: str, times: Mapping[Split, Sequence[str]]) -> Finding:
     """Return the frames per month or hour of each split; times of another split that training lacks are a note."""
     parts = []
-    lacking: set[str] = set()
-    for split, counts in frames.items():
-        listed = ", ".join(f"{time}: {count:,}" for time, count in counts.items())
+    for split, split_times in times.items():
+        listed = ", ".join(f"{time}: {count:,}" for time, count in sorted(Counter(split_times).items()))
         parts.append(f"{split} {listed or 'unknown'}")
-        lacking |= counts.keys() - frames["train"].keys()
-    if not lacking or not frames["train"]:
+    lacking = set(chain.from_iterable(times.values())) - set(times["train"])
+    if not lacking or not times["train"]:
         return Finding(check, "; ".join(parts))
     return Finding(check, "; ".join(parts), Severity.NOTE, f"not in train: {', '.join(sorted(lacking))}")
 
 
-def _hours(image_ids: Sequence[str]) -> list[int]:
+def _months(index: SplitIndex) -> list[str]:
+    """Return the known months of the frames."""
+    return [month_name(month) for month in index.months().tolist() if month]
+
+
+def _hours(image_ids: Sequence[str]) -> list[str]:
     """Return the hours of LTDv2 image ids, without other ids."""
     with_time = [image_id for image_id in image_ids if len(image_id) == ID_DIGITS and image_id.isdecimal()]
-    if not with_time:
-        return []
-    hours: list[int] = number_at(np.array(with_time, dtype=np.bytes_), HOUR_COLUMNS).tolist()
-    return hours
+    return [image_id[HOUR] for image_id in with_time]

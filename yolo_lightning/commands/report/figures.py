@@ -175,17 +175,14 @@ def _lines_plot(lines: Sequence[CurveLine], xlabel: str, label: str, end: float,
 
 def _scale_vertically(axes: Axes, lines: Sequence[CurveLine], scale: Scale) -> None:
     """Set the vertical axis of drawn lines."""
-    curves = [line.series.values for line in lines]
-    lowest = min(float(values.min()) for values in curves)
-    highest = max(float(values.max()) for values in curves)
-    if scale == "logarithmic" and 0 < LEAST_LOGARITHMIC * lowest <= highest:
+    values = np.concatenate([line.series.values for line in lines])
+    if scale == "logarithmic" and 0 < LEAST_LOGARITHMIC * values.min() <= values.max():
         axes.set_yscale("log")
         logarithmic_ticks(axes)
-        return
-    plain_ticks(axes)
-    if scale == "scores":
-        show_scores(axes, np.concatenate(curves))
+    elif scale == "scores":
+        show_scores(axes, values)
     else:
+        plain_ticks(axes)
         axes.set_ylim(bottom=0.0)
 
 
