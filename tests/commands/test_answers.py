@@ -173,6 +173,37 @@ def test_wrong_configuration_files(capsys: pytest.CaptureFixture[str], tmp_path:
     assert (part in text, str(file) in text) == (True, True), text
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "part"),
+    [
+        ("data.loader", "{num_worker: 3}", "unknown key data.loader.num_worker. Did you mean data.loader.num_workers?"),
+        ("data", "{loader: {num_workers: x}}", "data.loader.num_workers must be an integer or auto, got 'x'."),
+        (
+            "data.loader",
+            "loader.yaml",
+            "data.loader.prefetch_factor in loader.yaml must be an integer or null, got 'x'",
+        ),
+        ("data", "set.yaml", "data must be set by its keys, got 'set.yaml'. Did you mean --data.format set.yaml?"),
+        ("model", "yolov8n", "model must be set by its keys, got 'yolov8n'. Did you mean --model.variant yolov8n?"),
+        ("data.loader", "null", "data.loader must be set by its keys data.loader.multiprocessing_context, "),
+        ("data.loader", "tab.yaml", "the file tab.yaml of --data.loader cannot be read: line 2 begins with a tab"),
+    ],
+)
+def test_wrong_groups_of_options(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    option: str,
+    value: str,
+    part: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("loader.yaml").write_text("prefetch_factor: x\n")
+    Path("set.yaml").write_text("path: .\nnames: [a]\n")
+    Path("tab.yaml").write_text("a:\n\tb: 1\n")
+    assert part in refusal(capsys, "fit", f"--{option}", value)
+
+
 def test_paths_that_a_shell_or_the_user_confused(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -59,7 +59,6 @@ from yolo_lightning.options.run_spec import (
     RunSpec,
     Setting,
     configuration_folder,
-    content_of,
     read_spec,
     separated,
     stray_words,
@@ -70,7 +69,6 @@ from yolo_lightning.utils.addresses import refuse_secrets
 from yolo_lightning.utils.nested_keys import flatten
 from yolo_lightning.utils.run_files import config_name
 from yolo_lightning.utils.suggestions import SYNONYMS, did_you_mean, missing, nearest_key, similar
-from yolo_lightning.utils.yaml_file import read_yaml
 
 PROGRAM = "python -m yolo_lightning"
 SHOWN = (
@@ -363,16 +361,34 @@ def _check_option(command: CommandOptions, setting: Setting) -> None:
         words = options_of(name, text, command.keys)
         meant = [shlex.join(words)] if words else []
         fail(f"{name} takes no value, got {text!r}{did_you_mean(meant)}")
-    if option is not None and option.is_group and name in ("data", "model") and _is_of_ultralytics(text):
-        words = options_of(name, text, command.keys) or []
-        fail(f"{name} must be set by its keys, got {text!r}. Did you mean {shlex.join(words)}?")
+    if option is not None and option.is_group:
+        _check_group(command, setting)
+        return
     _check_classes(name, text)
-    if option is not None and option.is_group and not isinstance(content_of(text), dict | None):
-        fail(wrong_group(name, text, command.keys, place))
     if not text and command.name != "supervise":
         fail(f"{name}{place} must not be empty, got ''; leave the option out for its default")
     if option is not None and _has_one_word(command, option) and not has_type(option.types, text):
         fail(wrong_choice(f"{name}{place}", text, option.types))
+
+
+def _check_group(command: CommandOptions, setting: Setting) -> None:
+    """Exit with an error for a group of options that is set by a text, an unknown key or a wrong value.
+
+    The value of --data or --model can be weights, a variant or a data.yaml, as for Ultralytics.
+    """
+    name = setting.key
+    content = setting.value
+    meant = setting.text
+    if isinstance(content, dict):
+        meant = setting.source
+        if "names" not in content:
+            for key, value in flatten({name: content}).items():
+                _check_value(command, key, value, setting.place)
+            return
+    if name in ("data", "model") and meant and not meant.startswith("{"):
+        words = options_of(name, meant, command.keys) or []
+        fail(f"{name} must be set by its keys, got {meant!r}. Did you mean {shlex.join(words)}?")
+    fail(wrong_group(name, setting.text, command.keys, setting.place))
 
 
 def _check_classes(key: str, value: Any) -> None:
@@ -496,19 +512,6 @@ def _check_variables(command: str) -> None:
                 meant = rest
             meant = f"{start}{meant}"
             fail(f"the environment variable {name} is not used{did_you_mean([meant])}")
-
-
-def _is_of_ultralytics(value: str) -> bool:
-    """Return whether the value of --data or --model is weights, a variant or a data.yaml; no file with keys of both."""
-    if value.startswith("{"):
-        return False
-    if not value.endswith((".yaml", ".yml")):
-        return True
-    try:
-        content = read_yaml(Path(value))
-    except (OSError, ValueError):
-        return True
-    return not content or (isinstance(content, dict) and "names" in content)
 
 
 def usage(command: CommandOptions) -> str:

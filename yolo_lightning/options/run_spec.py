@@ -37,7 +37,7 @@ class Setting(NamedTuple):
     """An option, or a configuration file, that a user has set."""
 
     key: str  # full name; `config` for a configuration file
-    value: Any  # text, content of a file, or None for an option without a value, as `--resume`
+    value: Any  # text; content of a configuration file or of a group of options; None for `--resume`
     source: str = ""  # configuration file or environment variable; empty for the command line
 
     @property
@@ -59,8 +59,8 @@ class Setting(NamedTuple):
         """The word of a command line that sets the option, with the content of a file in place of its name."""
         if self.value is None:
             return f"--{self.key}"
-        if self.key == CONFIG:
-            return f"{FILE_OPTION}={yaml_line(self.value)}"
+        if isinstance(self.value, dict):
+            return f"--{self.key}={yaml_line(self.value)}"
         return f"--{self.key}={self.value}"
 
 
@@ -126,8 +126,8 @@ class RunSpec:
         for key, value, _ in settings:
             if key == CONFIG:
                 values |= flatten(value)
-            elif options.get(key, CommandOption()).is_group:
-                values |= flatten({key: content_of(value or "")})
+            elif isinstance(value, dict):
+                values |= flatten({key: value})
             else:
                 values[key] = TRUE if value is None else value
         return {key: read_value(options.get(key, CommandOption()).types, value) for key, value in values.items()}
@@ -159,7 +159,27 @@ def read_spec(words: Sequence[str], environment: Mapping[str, str]) -> RunSpec:
         files.insert(0, configuration_file(variables.pop(CONFIG)[0]))
     settings = [Setting(CONFIG, read_configuration(file), file) for file in files]
     settings += [Setting(key, text, f"the environment variable {name}") for key, (text, name) in variables.items()]
-    return RunSpec(tuple(words), (*settings, *recorded, *named_values(further_words)))
+    options = options_of_command(words[0])
+    settings = [_with_content(setting, options) for setting in (*settings, *recorded, *named_values(further_words))]
+    return RunSpec(tuple(words), tuple(settings))
+
+
+def _with_content(setting: Setting, options: Mapping[str, CommandOption]) -> Setting:
+    """Return the setting of a group of options, a YAML file or a YAML text, with the content; others are unchanged."""
+    text = setting.value
+    if not (isinstance(text, str) and options.get(setting.key, CommandOption()).is_group):
+        return setting
+    content = value_of(text)
+    source = setting.source
+    if os.path.isfile(text):
+        source = text
+        try:
+            content = read_yaml(Path(text))
+        except (OSError, UserError) as error:
+            raise UserError(f"the file {text} of --{setting.key} cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        return setting
+    return Setting(setting.key, content, source)
 
 
 def _recorded(file: str) -> list[str]:
@@ -178,7 +198,7 @@ def with_parser_help(words: Iterable[str]) -> list[str]:
 def read_configuration(file: str) -> dict[str, Any]:
     """Return the options of a configuration file, or of a configuration that is given as a text."""
     try:
-        content = content_of(file)
+        content = read_yaml(Path(file)) if os.path.isfile(file) else value_of(file)
     except (OSError, UserError) as error:
         raise UserError(f"the file {file} of --config cannot be read: {error}") from error
     if not isinstance(content, dict):
@@ -187,13 +207,6 @@ def read_configuration(file: str) -> dict[str, Any]:
             f"the file {file} of --config must contain keys and values, as 'data: {{root: PATH}}', got {got}"
         )
     return content
-
-
-def content_of(text: str) -> Any:
-    """Return the content of a YAML file that is given by its path, or of a YAML text."""
-    if os.path.isfile(text):
-        return read_yaml(Path(text))
-    return value_of(text)
 
 
 def options_of_command(name: str) -> Mapping[str, CommandOption]:
