@@ -20,7 +20,7 @@ from yolo_lightning import cli
 from yolo_lightning.commands import PICTURES, SUBCOMMANDS, TOOLS
 from yolo_lightning.commands.answers import SHOWN, TRAINING
 from yolo_lightning.commands.command_line import tool_function, tool_parser
-from yolo_lightning.options.option_table import BOOLEAN, INTEGER, LIST, NULL, NUMBER, TABLE_FILE, TEXT
+from yolo_lightning.options.option_table import BOOLEAN, CLASS_PATH, INTEGER, LIST, NULL, NUMBER, TABLE_FILE, TEXT
 from yolo_lightning.options.run_spec import RunSpec
 from yolo_lightning.training.recipe import Recipe
 
@@ -162,10 +162,12 @@ def type_names(hint: Any) -> list[str]:
             names.append(TYPES[origin])
         elif isclass(origin) and issubclass(origin, (Path, PathLike)):
             names.append(TEXT)
+        elif origin is Callable:
+            names.append(CLASS_PATH)
         else:
             return []
     # `typing` shares equal unions, so that the order in a union depends on what was imported first.
-    return sorted(dict.fromkeys(names), key=lambda name: ORDER.get(name, len(ORDER) + (name == NULL)))
+    return sorted(dict.fromkeys(names), key=lambda name: ORDER.get(name, len(ORDER) + (name in (NULL, CLASS_PATH))))
 
 
 def text_of(content: dict[str, Any]) -> str:

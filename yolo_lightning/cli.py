@@ -29,8 +29,9 @@ from yolo_lightning.commands.command_line import run_tool
 from yolo_lightning.commands.endings import missing_process_reported, reported
 from yolo_lightning.commands.fit_start import MAX_EPOCHS, reserve_run, start_supervisor
 from yolo_lightning.commands.fit_summary import end_fit, start_lines
-from yolo_lightning.commands.option_errors import ShortErrors, missing_package, user_errors
+from yolo_lightning.commands.option_errors import missing_package, user_errors
 from yolo_lightning.commands.option_limits import DEADLINE_OPTIONS, seed_of
+from yolo_lightning.commands.parser_errors import ShortErrors
 from yolo_lightning.commands.rank_plan import plan_of_all_ranks
 from yolo_lightning.commands.run_plan import FROM_DATA, Run, check_machine, plan_evaluation, plan_fit, with_precision
 from yolo_lightning.data.datamodule import DetectionDataModule

@@ -181,7 +181,7 @@ def test_wrong_configuration_files(capsys: pytest.CaptureFixture[str], tmp_path:
         (
             "data.loader",
             "loader.yaml",
-            "data.loader.prefetch_factor in loader.yaml must be an integer or null, got 'x'",
+            "data.loader.prefetch_factor in loader.yaml must be an integer, got 'x'.",
         ),
         ("data", "set.yaml", "data must be set by its keys, got 'set.yaml'. Did you mean --data.format set.yaml?"),
         ("model", "yolov8n", "model must be set by its keys, got 'yolov8n'. Did you mean --model.variant yolov8n?"),

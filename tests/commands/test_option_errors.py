@@ -2,11 +2,17 @@
 
 import subprocess
 import sys
+from collections.abc import Callable, Iterable
+from typing import Literal
 
 import pytest
+from lightning.pytorch import Callback
+from torch.optim import Optimizer
 
 from yolo_lightning import __version__
-from yolo_lightning.commands.option_errors import missing_package, short_message, wrong_classes
+from yolo_lightning.commands.command_line import ToolParser
+from yolo_lightning.commands.option_errors import missing_package, wrong_classes
+from yolo_lightning.commands.parser_errors import short_message
 from yolo_lightning.utils.suggestions import SYNONYMS, nearest_key
 
 UNION = """Parser key "{key}":
@@ -33,33 +39,16 @@ def union(key: str, value: str, *expected: str) -> str:
             union("trainer.precision", "fp16", "<class 'int'>", "typing.Literal['16-mixed', 'bf16-mixed']"),
             "trainer.precision must be an integer, 16-mixed or bf16-mixed, got 'fp16'. Did you mean 16-mixed?",
         ),
-        (
-            union("trainer.max_epochs", "ten", "<class 'int'>", "<class 'NoneType'>"),
-            "trainer.max_epochs must be an integer or null, got 'ten'.",
-        ),
-        (
-            "Parser key \"data.batch_size\":\n  Expected a <class 'int'>. Got value: x",
-            "data.batch_size must be an integer, got 'x'.",
-        ),
-        (
-            "Parser key \"model.convolution.backend\":\n  Expected a typing.Literal['auto', 'gemm']. Got value: cudnn",
-            "model.convolution.backend must be auto or gemm, got 'cudnn'.",
-        ),
         ("unrecognized arguments: --epochs 3", "unknown key epochs. Did you mean trainer.max_epochs?"),
         ("unrecognized arguments: --nonsense", "unknown key nonsense; --help.full lists all keys."),
         (
-            'Parser key "data.neighbours":\n  Does not validate against any of the Union subtypes\n'
-            "  Subtypes: [tuple[int, ...], <class 'NoneType'>]\n  Errors:\n    - Expected a <class 'tuple'>\n"
-            "    - Expected a <class 'NoneType'>\n  Given value type: <class 'str'>\n  Given value: x",
-            "data.neighbours must be a list of integers or null, got 'x'.",
-        ),
-        (
             "Parser key \"trainer.callbacks\":\n  - Problem with given class_path 'yolo_lightning.callbacks.EMA':\n"
-            "        tau must be a number, got 'x'.\n    - Problem with given class_path 'lightning.Callback':\n"
+            "        Parser key \"tau\":\n          Expected a <class 'float'>. Got value: x\n"
+            "    - Problem with given class_path 'lightning.Callback':\n"
             "        Option 'tau' is not accepted\n  Given value: NestedArg(key='tau', val='x')",
             "trainer.callbacks: EMA: tau must be a number, got 'x'.",
         ),
-        ("anything else", "anything else"),
+        ("another\nmessage", "another message"),
     ],
 )
 def test_message_is_one_line_with_what_is_accepted(message: str, short: str) -> None:
@@ -132,27 +121,13 @@ OPTION_ERROR = """Parser key "trainer.callbacks":
         ),
         (
             CALLBACK_ERROR.replace("EMAA", "EMA"),
-            "must be a list, such as [{class_path: EMA, init_args: {decay: 0.999}}]; ",
+            "must be a list, such as [{class_path: EMA, init_args: {decay: 0.999}}], got [{",
         ),
         (OPTION_ERROR.replace("yolo_lightning.callbacks.EMA", "lightning.Callback"), "must be a list, such as "),
         (
             union("trainer.callbacks", "5", "<class 'NoneType'>"),
             "must be a list, such as [{class_path: EMA, init_args: ",
         ),
-        (
-            union(
-                "trainer.callbacks",
-                "Namespace(class_path='yolo_lightning.callbacks.FinishBy', init_args=Namespace(x=None))",
-            ),
-            "must be a list, such as ",
-        ),
-        (
-            union(
-                "trainer.callbacks", "Namespace(class_path='lightning.pytorch.callbacks.EarlyStopping', monitor=None)"
-            ),
-            "EarlyStopping requires monitor: set --trainer.callbacks.monitor, or init_args in a file.",
-        ),
-        (OPTION_ERROR, "EMA does not have the option taau. Did you mean tau? The options of EMA are"),
     ],
 )
 def test_wrong_callback_is_named_with_the_known_ones(message: str, start: str) -> None:
@@ -178,6 +153,67 @@ def test_wrong_callback_is_named_with_the_known_ones(message: str, start: str) -
 def test_class_that_does_not_exist_is_named(key: str, value: str, message: str | None) -> None:
     problem = wrong_classes(key, value)
     assert problem is None if message is None else message in str(problem)
+
+
+def parsed(words: list[str]) -> None:
+    """Parse options with the types of trainer.callbacks and model.recipe.optimizer."""
+    parser = ToolParser(prog="fit")
+    parser.add_argument("--trainer.callbacks", type=list[Callback] | Callback | None)
+    parser.add_argument("--model.recipe.optimizer", type=Literal["SGD"] | Callable[[Iterable], Optimizer])
+    parser.parse_args(words)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        (
+            "trainer.callbacks",
+            "{class_path: EMA, init_args: {taau: 3}}",
+            "callbacks: EMA does not have the option taau.",
+        ),
+        (
+            "trainer.callbacks",
+            "{class_path: EMA, init_args: {tau: x}}",
+            "callbacks: EMA: tau must be a number, got 'x'.",
+        ),
+        ("trainer.callbacks", "{class_path: EMA, init_args: [1]}", "callbacks: EMA: init_args must be keys and values"),
+        (
+            "trainer.callbacks",
+            "{class_path: EarlyStopping}",
+            "EarlyStopping requires monitor: set --trainer.callbacks.",
+        ),
+        (
+            "trainer.callbacks",
+            "[{EMA: {tau: 3}}]",
+            "trainer.callbacks must be a list, such as [{class_path: EMA",
+        ),
+        (
+            "trainer.callbacks",
+            "{class_path: nowhere.Callback}",
+            "nowhere.Callback: No module named 'nowhere'",
+        ),
+        ("model.recipe.optimizer", "torch.nn.Linear", "optimizer must be SGD or a class path, got 'torch.nn.Linear'."),
+        (
+            "model.recipe.optimizer",
+            "{class_path: torch.optim.AdamW, init_args: {lrr: 3}}",
+            "model.recipe.optimizer: AdamW does not have the option lrr. Did you mean lr?",
+        ),
+        (
+            "model.recipe.optimizer",
+            "{class_path: torch.optim.AdamW, init_args: {weight_decay: x}}",
+            "model.recipe.optimizer: AdamW: weight_decay must be a number, got 'x'.",
+        ),
+    ],
+)
+def test_mistakes_in_classes_are_one_line(
+    key: str, value: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import yolo_lightning.callbacks  # noqa: F401
+
+    with pytest.raises(SystemExit, match="2"):
+        parsed([f"--{key}={value}"])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
 
 
 def test_missing_positional_argument_is_named_as_in_the_help() -> None:

@@ -19,7 +19,7 @@ from jsonargparse import ActionConfigFile, ArgumentParser
 
 from yolo_lightning.commands import PICTURES
 from yolo_lightning.commands.answers import PROGRAM, fitted
-from yolo_lightning.commands.option_errors import ShortErrors
+from yolo_lightning.commands.parser_errors import ShortErrors
 from yolo_lightning.errors import UserError
 from yolo_lightning.options.run_spec import HELP_WORDS, with_parser_help
 from yolo_lightning.utils.message_filters import hide_harmless_messages

@@ -5,14 +5,13 @@ import re
 import select
 import shlex
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any, NoReturn
 
 from yolo_lightning.errors import UserError
-from yolo_lightning.options.option_table import class_names, required_arguments
+from yolo_lightning.options.option_table import INTEGER, LIST, NUMBER, class_names, required_arguments
 from yolo_lightning.supervision.failure_record import record_own_failure
 from yolo_lightning.utils.addresses import redacted
 from yolo_lightning.utils.exit_codes import ExitCode
@@ -22,8 +21,6 @@ from yolo_lightning.utils.run_files import CHECKPOINTS, config_name
 from yolo_lightning.utils.stop_signals import request
 from yolo_lightning.utils.suggestions import did_you_mean, last_part, nearest_key, similar
 from yolo_lightning.utils.yaml_file import value_of
-
-Match = re.Match[str]
 
 MODES = {
     "train": "fit",
@@ -48,55 +45,13 @@ KEYS_OF_FILES = {
 
 LIGHTNING = "lightning.pytorch."  # beginning of the paths of classes of Lightning
 QUANTITY = re.compile(r"-?\d+\.?\d* ?[a-zA-Z]+")
-OBJECT = re.compile(r"\[?Namespace\(class_path='(?P<path>[\w.]+)'")
 ASSIGNMENT = re.compile(r"(?P<name>\w+) ?= ?(?P<value>.+)")
-STRAY_WORDS = re.compile(r"unrecognized arguments: (?P<words>[^-].*)")
-UNKNOWN_KEY = re.compile(
-    r"(?:unrecognized arguments: --(?P<typed>[\w.]+)|does not accept (?:option|nested key) '(?P<configured>[\w.]+)')"
-)
-KEY = r"Parser key \"(?P<key>[^\"]+)\":"
-CLASS = r".*?given class_path '(?P<path>[\w.]+)':\s+"
-WRONG_VALUE = re.compile(KEY + r".*(?:Given value|Got value): (?P<value>.*?)(?P<rest>\n.*)?$", re.DOTALL)
-WRONG_CLASS = re.compile(KEY + r".*?Expected a dot import path string: (?P<name>[\w.]+)", re.DOTALL)
-WRONG_CLASS_OPTION = re.compile(KEY + CLASS + r"Option '(?P<option>[\w.]+)' is not accepted", re.DOTALL)
-PROBLEM_OF_CLASS = re.compile(KEY + CLASS + r"(?:\w+\.)?(?P<problem>\w+ must be [^\n]+)", re.DOTALL)
 MISSING_PACKAGE = re.compile(r"(?P<path>[\w.]+)':\s+(?:- )?(?:Requirement|No module named) '(?P<package>[^']+)'")
-SUBTYPES = re.compile(r"^\s*Subtypes: \[(?P<types>.+)\]$", re.MULTILINE)
-COMMA = re.compile(r", (?![^\[]*\])")  # outside of brackets
 CALLBACKS = "trainer.callbacks"
 LOGGER = "trainer.logger"
 CALLBACKS_FORM = f"{CALLBACKS} must be a list, such as [{{class_path: EMA, init_args: {{decay: 0.999}}}}]"
 EQUAL_CLASS = 0.85  # except for the case of letters
 NEAR_CLASS = 0.6  # the names of loggers differ from what is typed by their ending `Logger`
-MISSING_POSITIONAL = re.compile(r"the following arguments are required: (?P<names>[\w, ]+)$")
-TYPE_NAMES = {
-    "<class 'int'>": "an integer",
-    "<class 'float'>": "a number",
-    "<class 'bool'>": "true or false",
-    "<class 'str'>": "a text",
-    "<class 'list'>": "a list",
-    "<class 'tuple'>": "a list",
-    "list[int]": "a list of integers",
-    "tuple[int, ...]": "a list of integers",
-    "list[float]": "a list of numbers",
-    "collections.abc.Sequence[int]": "a list of integers",
-    "<class 'collections.abc.Sequence'>": "a list",
-    "<class 'NoneType'>": "null",
-}
-
-
-class ShortErrors:
-    """Parser mixin: errors in one line, without the list of all options; an option cannot be abbreviated."""
-
-    def __init__(self, *positional: Any, **named: Any) -> None:
-        super().__init__(*positional, **{"allow_abbrev": False, **named})
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Print the message in one line and exit with code 2. jsonargparse itself would add the usage and a tip."""
-        shortened = short_message(message, _known_keys(self))
-        if not self.exit_on_error:  # type: ignore[attr-defined]
-            super().error(shortened, ex)  # type: ignore[misc]
-        fail(shortened, ex)
 
 
 def fail(message: str, cause: Exception | None = None) -> NoReturn:
@@ -141,98 +96,6 @@ def _is_output_closed() -> bool:
     events = select.poll()
     events.register(sys.stdout, 0)  # errors are always reported
     return bool(events.poll(0))
-
-
-def _known_keys(parser: Any) -> set[str]:
-    """Return the keys that a parser and its subcommands accept, without leading hyphens."""
-    keys = set()
-    for action in parser._actions:
-        keys |= {option.removeprefix("--") for option in action.option_strings if option.startswith("--")}
-        for subparser in (getattr(action, "_name_parser_map", None) or {}).values():
-            keys |= _known_keys(subparser)
-    return keys
-
-
-def short_message(message: str, keys: Collection[str]) -> str:
-    """Return a message of jsonargparse in one line, in the form of the errors of this package.
-
-    A message of an unknown form is returned unchanged.
-
-    Args:
-        message: Message of jsonargparse.
-        keys: Keys that the parser accepts.
-    """
-    for pattern, describe in FORMS:
-        match = pattern.search(message)
-        if match is not None:
-            text = describe(match, keys)
-            if text is not None:
-                return text
-    return message
-
-
-def _unknown_key(match: Match, keys: Collection[str]) -> str:
-    return unknown_key(match["typed"] or match["configured"], keys)
-
-
-def _stray_word(match: Match, keys: Collection[str]) -> str:
-    return stray_word([match["words"]], match["words"], keys)
-
-
-def _problem_of_class(match: Match, keys: Collection[str]) -> str:
-    return f"{match['key']}: {last_part(match['path'])}: {match['problem']}"
-
-
-def _wrong_class_option(match: Match, keys: Collection[str]) -> str:
-    name = last_part(match["path"])
-    option = match["option"]
-    if name == "Callback":  # no class path was recognized
-        return f"{CALLBACKS_FORM}, got {option}: arguments of a callback belong into its init_args."
-    accepted = _options_of_class(match["path"])
-    options = ""
-    if accepted:
-        options = f" The options of {name} are {', '.join(accepted)}."
-    meant = did_you_mean(similar(option, accepted))
-    return f"{match['key']}: {name} does not have the option {option}{meant}{options}"
-
-
-def _wrong_class(match: Match, keys: Collection[str]) -> str | None:
-    """Return the error for the name of a class that is no callback or no logger; None for another option."""
-    if match["key"] not in (CALLBACKS, LOGGER):
-        return None
-    return wrong_class_name(match["key"], match["name"]) or (
-        f"{CALLBACKS_FORM}; the value for {match['name']} is not of this form."
-    )
-
-
-def _missing_positional(match: Match, keys: Collection[str]) -> str:
-    return f"{match['names'].upper()} is missing; see --help"
-
-
-def _wrong_value(match: Match, keys: Collection[str]) -> str | None:
-    """Return the error for a value of another type; None if the message does not list the accepted types."""
-    value = match["value"].strip()
-    unset = _unset_arguments(value)
-    if unset:
-        return _requires(match["key"], *unset[:2])
-    if match["key"] == CALLBACKS:
-        return f"{CALLBACKS_FORM}, got {value}"
-    accepted = _accepted_values(match.string)
-    if not accepted:
-        return None
-    return wrong_choice(match["key"], value, accepted)
-
-
-FORMS: tuple[tuple[re.Pattern[str], Callable[[Match, Collection[str]], str | None]], ...] = (
-    (UNKNOWN_KEY, _unknown_key),
-    (STRAY_WORDS, _stray_word),
-    (PROBLEM_OF_CLASS, _problem_of_class),
-    (WRONG_CLASS_OPTION, _wrong_class_option),
-    (WRONG_CLASS, _wrong_class),
-    (MISSING_POSITIONAL, _missing_positional),
-    (WRONG_VALUE, _wrong_value),
-)
-"""Messages of jsonargparse, and functions of the match and the keys that return the error; the first text is used."""
 
 
 def wrong_group(key: str, value: Any, keys: Collection[str], source: str = "") -> str:
@@ -286,7 +149,7 @@ def wrong_choice(key: str, value: str, accepted: Sequence[str]) -> str:
     meant = [by_lower[choice] for choice in near if choice in by_lower] or _in_numbers(value, accepted)
     choices = " or ".join(filter(None, [", ".join(accepted[:-1]), accepted[-1]]))
     message = f"{key} must be {choices}, got {value!r}{did_you_mean(meant[:1])}"
-    if not meant and {"a number", "an integer"} & {*accepted} and QUANTITY.fullmatch(value):
+    if not meant and {NUMBER, INTEGER} & {*accepted} and QUANTITY.fullmatch(value):
         message += " Write the number without its unit."
     return message
 
@@ -294,10 +157,10 @@ def wrong_choice(key: str, value: str, accepted: Sequence[str]) -> str:
 def _in_numbers(value: str, accepted: Sequence[str]) -> list[str]:
     """Return the accepted form of `20%`, `0,1` or `640x480`, width x height; nothing for other values."""
     percent = re.fullmatch(r"(\d+\.?\d*) ?%", value)
-    if percent and "a number" in accepted:
+    if percent and NUMBER in accepted:
         return [f"{float(percent[1]) / 100:g}"]
     pair = re.fullmatch(r"(\d+) ?([xX,]) ?(\d+)", value)
-    if pair is None or not any(name.startswith("a list") for name in accepted):
+    if pair is None or not any(name.startswith(LIST) for name in accepted):
         return []
     numbers = [pair[1], pair[3]]
     if pair[2] != ",":
@@ -305,27 +168,7 @@ def _in_numbers(value: str, accepted: Sequence[str]) -> list[str]:
     return [f"'[{', '.join(numbers)}]'"]
 
 
-def _options_of_class(path: str) -> Mapping[str, Parameter]:
-    """Return the arguments of an imported class by name; an unknown class has no arguments."""
-    module, _, name = path.rpartition(".")
-    class_of_path = getattr(sys.modules.get(module), name, None)
-    if class_of_path is None:
-        return {}
-    return signature(class_of_path).parameters
-
-
-def _unset_arguments(value: str) -> list[str]:
-    """Return the class and the arguments without a default of a callback or logger that are not set; else nothing."""
-    match = OBJECT.match(value)
-    if match is None:
-        return []
-    arguments = _options_of_class(match["path"]).values()
-    required = [argument.name for argument in arguments if argument.default is Parameter.empty]
-    unset = [name for name in required if f"{name}=None" in value]
-    return [last_part(match["path"]), *unset] if unset else []
-
-
-def _requires(key: str, name: str, argument: str) -> str:
+def missing_argument(key: str, name: str, argument: str) -> str:
     """Return the error for a callback or logger without a required argument."""
     return f"{key}: {name} requires {argument}: set --{key}.{argument}, or init_args in a file."
 
@@ -355,7 +198,7 @@ def unset_argument(key: str, value: Any) -> str | None:
             continue
         unset = [argument for argument in required_arguments(last_part(name)) if argument not in arguments]
         if unset:
-            return _requires(key, last_part(name), unset[0])
+            return missing_argument(key, last_part(name), unset[0])
     return None
 
 
@@ -385,27 +228,6 @@ def wrong_class_name(key: str, name: str) -> str | None:
         return f"{key}: there is no logger {name}{did_you_mean(near)} {listed}"
     listed = f"The callbacks are {', '.join(package)}, and those of lightning.pytorch.callbacks."
     return f"{key}: there is no callback {name}{did_you_mean(similar(name, classes))} {listed}"
-
-
-def _accepted_values(message: str) -> list[str]:
-    """Return the values and types that a type error of jsonargparse lists, without duplicates."""
-    accepted = []
-    union = SUBTYPES.search(message)
-    expectations: list[str] = []
-    if union is not None:
-        expectations = COMMA.split(union["types"])
-    typing_names = ("typing.Literal", "typing.Callable")
-    if not any(expected in TYPE_NAMES or expected.startswith(typing_names) for expected in expectations):
-        expectations = re.findall(r"Expected an? (.+?)(?:\. Got value.*)?$", message, re.MULTILINE)
-    for expected in expectations:
-        literal = re.fullmatch(r"typing\.Literal\[(.*)\]", expected)
-        if literal is not None:
-            accepted += [value.strip().strip("'\"") for value in literal[1].split(",")]
-        elif expected in TYPE_NAMES:
-            accepted.append(TYPE_NAMES[expected])
-        elif expected.startswith(("dot import path string", "typing.Callable")):
-            accepted.append("a class path")
-    return list(dict.fromkeys(accepted))
 
 
 NO_OPTIONS = {

@@ -17,6 +17,7 @@ NUMBER = "a number"
 BOOLEAN = "true or false"
 TEXT = "a text"
 LIST = "a list"
+CLASS_PATH = "a class path"
 NULL = "null"
 
 
@@ -35,7 +36,9 @@ class CommandOption(NamedTuple):
     @property
     def choices(self) -> tuple[str, ...]:
         """All accepted values; empty if they are no fixed list."""
-        is_open = any(name in (INTEGER, NUMBER, BOOLEAN, TEXT) or name.startswith(LIST) for name in self.types)
+        is_open = any(
+            name in (INTEGER, NUMBER, BOOLEAN, TEXT, CLASS_PATH) or name.startswith(LIST) for name in self.types
+        )
         return () if is_open else self.types
 
 
@@ -128,6 +131,8 @@ def has_type(types: Iterable[str], value: Any) -> bool:
         elif accepted in (INTEGER, NUMBER):
             is_integer = isinstance(loaded, int) and not isinstance(loaded, bool)
             fits = is_integer or _is_number_text(loaded) or (accepted == NUMBER and isinstance(loaded, float))
+        elif accepted == CLASS_PATH:  # or the name of a class, which the parser completes
+            fits = isinstance(loaded, dict) or (isinstance(loaded, str) and "." in loaded)
         elif accepted.startswith(LIST):
             fits = isinstance(loaded, list)
         else:
