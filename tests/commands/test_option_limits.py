@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.layouts import write_one_image
+from tests.helpers.layouts import draw, write_one_image, write_text
 from yolo_lightning.commands.answers import resolve
 from yolo_lightning.commands.option_limits import check_launch
 from yolo_lightning.options.option_table import find_command
@@ -88,6 +88,14 @@ WRONG = [
         "fit --data.format coco --data.root . --data.files.train wrong.yaml --data.files.valid x",
         "annotation file x does",
     ),
+    ("fit --data.format a.zip", "Unpack the archive"),
+    ("fit --data.format a.mp4", "annotate frames. predict reads videos"),
+    (
+        "fit --data.format pictures",
+        "pictures contains 1 images, such as a.png, and neither a data.yaml nor annotations",
+    ),
+    ("fit --data.format moved/data.yaml", "The images are beside this file: remove 'path'"),
+    ("fit --data.format coco --data.root coco", "data.root, which contains train/_annotations.coco.json, valid/_annot"),
     ("fit --data.format labels/data.yaml", "line 1: class must be 0, as there is one class in the data.yaml, got 9"),
     ("validate --data.format labels/data.yaml --model.weights w.pt", "got 9"),
     ("fit --trainer.callbacks EarlyStopping", "trainer.callbacks: EarlyStopping requires monitor"),
@@ -102,6 +110,10 @@ def test_wrong_values_and_missing_files_are_refused(
     Path("wrong.yaml").write_text("model: {recipe: {lr0: -1}}\n")
     Path("w.pt").write_text("PK")
     write_one_image(Path("labels"), "9 .5 .5 .2 .2\n")
+    draw(Path("pictures"), {"a.png": ((32, 32), ())})
+    write_text(Path("moved/data.yaml"), "path: /content/x\ntrain: .\nval: .\nnames: [car]\n")
+    for split in ("train", "valid"):
+        write_text(Path("coco", split, "_annotations.coco.json"), "{}")
     words = line.replace("\\ ", "\0").split()
     with pytest.raises((SystemExit, ValueError)) as refused:
         resolve([word.replace("\0", " ") for word in words])

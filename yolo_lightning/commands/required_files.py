@@ -71,7 +71,9 @@ def check_required_files(
 def check_annotations(dataset: "DatasetFormat", command: str) -> None:
     """Raise a UserError for annotations that fit, validate or test cannot use; the index that is built is stored."""
     from yolo_lightning.data.formats.frame_checks import refuse_annotations
+    from yolo_lightning.utils.message_filters import hide_harmless_messages
 
+    hide_harmless_messages()
     for split in SPLITS_READ[command]:
         refuse_annotations(dataset.open_index(split), split, dataset.settings.limits, dataset.origin(split))
 

@@ -14,6 +14,8 @@ HARMLESS_LOG_LINES = (
     "PU available:",  # of GPU, TPU and HPU; the line `device:` contains the device in use
     "`Trainer.fit` stopped: `max_epochs=",  # the closing block contains the number of epochs
 )
+PILLOW_WARNING = ".*could be decompression bomb DOS attack"
+"""Beginning of a warning of Pillow; `data.limits.max_image_pixels` leaves out such images, with their names."""
 
 
 class CurrentStderr(logging.Handler):
@@ -59,6 +61,7 @@ def hide_harmless_messages() -> None:
     if not sys.warnoptions:  # a user cannot act on these warnings; a developer sets -W
         warnings.filterwarnings("ignore", category=DeprecationWarning)
         warnings.filterwarnings("ignore", category=FutureWarning)
+        warnings.filterwarnings("ignore", message=PILLOW_WARNING)
     warnings.formatwarning = _warning_line
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from yolo_lightning.commands.answers import PROGRAM
 from yolo_lightning.commands.console import counter
+from yolo_lightning.data.formats.choose_format import ARCHIVES
 from yolo_lightning.data.formats.yolo_description import FILE_NAME
 from yolo_lightning.data.layouts.choose_layout import LAYOUTS, find_layout
 from yolo_lightning.data.layouts.labelled_folder import SPLITS, SourceFolder, split_of
@@ -43,16 +44,7 @@ def convert(folder: str, out: str, valid_share: float | None = None) -> None:
         check_range("valid_share", valid_share, "> 0", "< 1")
     root = user_path(folder)
     target = user_path(out)
-    if (root / FILE_NAME).is_file():
-        raise UserError(f"{root} has a {FILE_NAME} and needs no conversion. Type: {_fit(root / FILE_NAME)}")
-    if real_path(target).is_relative_to(real_path(root)):
-        raise UserError(f"OUT must be outside of FOLDER {root}, got {target}")
-    if os.path.lexists(target) and (not target.is_dir() or any(target.iterdir())):
-        order = "" if root.exists() else f", and FOLDER {root} does not exist: the order is prepare convert FOLDER OUT"
-        raise UserError(f"OUT must be a new or empty folder, because nothing is overwritten, got {target}{order}")
-    if not root.is_dir():
-        problem = "is a file: unpack an archive first" if root.exists() else missing(root)
-        raise UserError(f"FOLDER must be a folder, got {root}, which {problem}")
+    _check_folders(root, target)
     source = SourceFolder(real_path(root))
     match = find_layout(source)
     if match is None:
@@ -79,6 +71,22 @@ def convert(folder: str, out: str, valid_share: float | None = None) -> None:
     print("\n".join(filter(None, ["", *notes, *facts.notes, facts.unlikely])))
     print(f"{target}: {len(splits) - copies:,} images are hard links to those of {root}, {copies:,} are copies")
     print(f"next: {_fit(target / FILE_NAME)}")
+
+
+def _check_folders(root: Path, target: Path) -> None:
+    """Raise a UserError for a FOLDER that cannot be converted, or an OUT that cannot be written."""
+    if (root / FILE_NAME).is_file():
+        raise UserError(f"{root} has a {FILE_NAME} and needs no conversion. Type: {_fit(root / FILE_NAME)}")
+    if real_path(target).is_relative_to(real_path(root)):
+        raise UserError(f"OUT must be outside of FOLDER {root}, got {target}")
+    if os.path.lexists(target) and (not target.is_dir() or any(target.iterdir())):
+        order = "" if root.exists() else f", and FOLDER {root} does not exist: the order is prepare convert FOLDER OUT"
+        raise UserError(f"OUT must be a new or empty folder, because nothing is overwritten, got {target}{order}")
+    if not root.is_dir():
+        problem = "is a file" if root.exists() else missing(root)
+        if root.suffix.lower() in ARCHIVES:
+            problem += ": unpack the archive"
+        raise UserError(f"FOLDER must be a folder, got {root}, which {problem}")
 
 
 def _splits(source: SourceFolder, dataset: SourceDataset, valid_share: float | None) -> dict[str, str]:

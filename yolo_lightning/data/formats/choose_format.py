@@ -6,10 +6,13 @@ from yolo_lightning.data.formats.coco import CocoFormat
 from yolo_lightning.data.formats.dataset_format import DatasetFormat, DatasetSettings
 from yolo_lightning.data.formats.ltdv2 import LTDv2Format
 from yolo_lightning.data.formats.yolo import YoloFormat
+from yolo_lightning.data.input_images import VIDEO_SUFFIXES
 from yolo_lightning.errors import UserError
 
 OTHER_LAYOUTS = (".csv", ".data", ".names", ".tsv", ".txt", ".xml")
 """Suffixes of annotation files of other tools."""
+
+ARCHIVES = (".7z", ".bz2", ".gz", ".rar", ".tar", ".tgz", ".xz", ".zip")
 
 FORMATS: tuple[type[DatasetFormat], ...] = (LTDv2Format, CocoFormat, YoloFormat)
 """All formats. A new format is a class in this list."""
@@ -31,6 +34,10 @@ def _hint(value: str) -> str:
         return f". A JSON file of COCO is read with --data.format coco --data.files.train {value}"
     if suffix in OTHER_LAYOUTS:
         return ". Datasets of other layouts are converted by: prepare convert FOLDER OUT"
+    if suffix in ARCHIVES:
+        return ". Unpack the archive, and set data.format to the data.yaml or the folder in it"
+    if suffix in VIDEO_SUFFIXES:
+        return ". A training needs images with annotations: extract and annotate frames. predict reads videos"
     if value.lower() in ("yolo", "ultralytics", "yaml"):
         return ". Datasets of Ultralytics are read with --data.format FOLDER/data.yaml, without data.root"
     return ""

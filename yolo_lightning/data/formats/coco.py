@@ -21,7 +21,7 @@ from yolo_lightning.errors import UserError
 from yolo_lightning.utils.paths import existing_form
 from yolo_lightning.utils.plain_text import one_line
 
-PLACES_OF_FILES = (".", "annotations")  # Folders of annotation files below the dataset folder, for messages
+PLACES_OF_FILES = ("*.json", "*/*.json")  # Annotation files below the dataset folder, for messages
 NAMED_FILES = 5
 PROBED_IMAGES = 16  # Number of images that are searched for in each candidate folder
 NAME_PARTS = ("instances_", "image_info_", "_annotations.coco")
@@ -113,7 +113,7 @@ class CocoFormat(JsonFormat):
         return FilesInFolders(folders, channels, self.settings.frame_limits, self.root)
 
     def remedy(self) -> str:
-        files = [path.relative_to(self.root) for place in PLACES_OF_FILES for path in self.root.glob(f"{place}/*.json")]
+        files = [path.relative_to(self.root) for place in PLACES_OF_FILES for path in self.root.glob(place)]
         contained = ", ".join(sorted(map(str, files))[:NAMED_FILES]) or "no .json file"
         return (
             "Set data.files.train and data.files.valid to JSON files of COCO, relative to data.root, which contains "

@@ -1,7 +1,7 @@
 """Reader of `data.yaml`, with the rules of Ultralytics 8.4 (`check_det_dataset`) except for downloads."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -81,7 +81,7 @@ def read_description(file: Path, root: Path | None = None) -> DataDescription:
         if meant:
             raise UserError(f"{file}: the key {_shown(str(key))} is unknown{did_you_mean(meant)}")
     if root is None:
-        root = _find_root(file, content.get("path"))
+        root = _find_root(file, content.get("path"), [content[key] for key in get_args(Key) if key in content])
     entries = _entries(file, content)
     if "train" not in entries and "val" not in entries:
         raise UserError(f"{file} must have the key 'train' or 'val'")
@@ -135,8 +135,11 @@ def _shown(text: str) -> str:
     return one_line(text, SHOWN_CHARACTERS)
 
 
-def _find_root(file: Path, path: object) -> Path:
-    """Return the dataset folder: `path` relative to the folder of the file, else to the working folder."""
+def _find_root(file: Path, path: object, entries: Iterable[object]) -> Path:
+    """Return the dataset folder: `path` relative to the folder of the file, else to the working folder.
+
+    `entries` are the places of the splits, for the message about a `path` that does not exist.
+    """
     if path is None or path == "":
         return file.parent
     if not isinstance(path, str):
@@ -147,7 +150,10 @@ def _find_root(file: Path, path: object) -> Path:
         if os.path.isdir(folder):
             return folder
     places_tried = " and ".join(_shown(str(folder)) for folder in dict.fromkeys(tried))
-    raise UserError(f"{file}: 'path' is {_shown(path)}, which is not a folder (tried {places_tried}). {remedy(path)}")
+    advice = remedy(path)
+    if not has_drive(path) and any(os.path.exists(file.parent / str(entry)) for entry in entries):
+        advice = "The images are beside this file: remove 'path'"
+    raise UserError(f"{file}: 'path' is {_shown(path)}, which is not a folder (tried {places_tried}). {advice}")
 
 
 def remedy(path: str) -> str:

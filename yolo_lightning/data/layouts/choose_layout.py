@@ -82,7 +82,14 @@ def refuse_other_layout(option: str, path: Path) -> None:
         match = find_layout(source)
     except (OSError, UserError):  # the caller reports that there is no usable dataset
         return
-    if match is None or source.of(".yaml", ".yml"):
+    if source.of(".yaml", ".yml"):
+        return
+    if match is None:
+        if source.images and option == "data.format" and folder == path:
+            raise UserError(
+                f"{option} {path}: {folder} contains {len(source.images):,} images, such as {source.images[0]}, and "
+                "neither a data.yaml nor annotations: a training needs boxes. See docs/datasets.md"
+            )
         return
     layout, _ = match
     words = ("python", "-m", "yolo_lightning", "prepare", "convert", str(folder), f"{folder.absolute().name}_yolo")
