@@ -18,6 +18,7 @@ from yolo_lightning.options.run_spec import CONFIG, RunSpec, Setting
 from yolo_lightning.supervision.fallback_levels import FallbackState, LevelState
 from yolo_lightning.supervision.trainer import MARKER_VARIABLE
 from yolo_lightning.utils.distributed import LAUNCH_VARIABLE
+from yolo_lightning.utils.files import write_json
 from yolo_lightning.utils.run_files import FINISHED_FILE, STATE_FILE
 
 LOOPS = {"fit_loop": {"epoch_progress": {"current": {"processed": 3}}}}
@@ -224,12 +225,14 @@ class TestAutomaticPrecision:
     def test_after_a_fallback_level_the_machine_decides_again(self) -> None:
         """The checkpoint is that of the fallback level."""
         save("run", config={"trainer": {"precision": "32-true"}})
-        FallbackState(precision=LevelState(failures={"as configured": 1})).write(Path("run") / STATE_FILE)
+        state = FallbackState(precision=LevelState(failures={"as configured": 1}))
+        write_json(Path("run") / STATE_FILE, asdict(state))
         assert precise(resume=True).precision == "bf16-mixed"
 
     def test_at_the_fallback_level_float32_a_fit_without_a_supervisor_stays_in_float32(self) -> None:
         save("run", config={"trainer": {"precision": "32-true"}})
-        FallbackState(precision=LevelState("float32", failures={"as configured": 1})).write(Path("run") / STATE_FILE)
+        state = FallbackState(precision=LevelState("float32", failures={"as configured": 1}))
+        write_json(Path("run") / STATE_FILE, asdict(state))
         assert precise(resume=True).precision == "32-true"
 
     def test_other_values_are_used_as_they_are(self) -> None:
