@@ -5,35 +5,50 @@
     python scripts/compare_ultralytics.py --root path/to/LTDv2 --arms best --best_options "--model.variant yolov8n"
     python scripts/compare_ultralytics.py --data path/to/coco --train_file annotations/a.json --valid_file b.json
 
-Arms: `ultralytics`; `ultralytics_amp` (with its mixed precision, on a GPU only); `auto`, `native` and `gemm` (this
-project with that `model.convolution.backend`); `bf16` (`auto` with `trainer.precision: bf16-mixed`); `cuda_graph`
-(`bf16` with `model.convolution.cuda_graph`, on a GPU only); and `best` (this project with `--best_config` and
-`--best_options`, which may set anything, such as other epochs). Every arm and seed is its own process in the work
-folder. Runs that are finished there are not repeated and appear in the table, so arms and seeds may run separately,
-also at the same time: `--arms native --seeds 1` in one terminal and `--arms ultralytics --seeds 1` in another.
-`--epochs 0` trains nothing.
+Arms: `ultralytics_default` and `default` (each trainer with its defaults, this project with `--config`); `ultralytics`
+(with `--ultralytics_options`, such as `optimizer=MuSGD`); `ultralytics_amp` (with its mixed precision, on a GPU only);
+`auto`, `native` and `gemm` (this project with that `model.convolution.backend`); `bf16` (`auto` with
+`trainer.precision: bf16-mixed`); `cuda_graph` (`bf16` with `model.convolution.cuda_graph`, on a GPU only); and `best`
+(this project with `--best_config` and `--best_options`, which may set anything, such as other epochs). Every arm and
+seed is its own process in the work folder. Runs that are finished there are not repeated and appear in the table, so
+arms and seeds may run separately, also at the same time: `--arms native --seeds 1` in one terminal and
+`--arms ultralytics --seeds 1` in another. `curves.csv` contains the scores of each epoch (scripts/draw_curves.py).
 
-Ultralytics runs with its defaults except SGD, float32 and random weights; this project with configs/yolo.yaml, with
-the same settings, or with configs/ltdv2.yaml for LTDv2. One evaluator scores all final averaged weights (COCO mean
-AP of validation images, letterboxed to the input of the training). `--turns` measures images per second by short
-trainings that alternate, without `best`. `--options` sets options of this project in all other arms, such as those of
-the default input, which has the shape of the frames: `--options "--data.image_size 640"`.
+`--epochs 0` trains nothing. `--processor_min` replaces `--epochs`: each arm trains as many epochs as take this
+processor time from start to end, computed from a training of two epochs.
+
+Arms other than the defaults have equal settings, SGD, float32 and random weights; this project takes all others from
+configs/yolo.yaml, or from configs/ltdv2.yaml for LTDv2. One evaluator scores all final averaged weights (COCO mean AP
+of validation images, letterboxed to the input of the training). `--turns` measures images per second by short
+trainings that alternate, without `best`. `--options` sets options of this project in all arms but `best`, such as
+those of the default input, which has the shape of the frames: `--options "--data.image_size 640"`.
 """
 
 import argparse
 import json
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+from comparison.curves import write_curves
 from comparison.dataset import Dataset, convert, short_list
 from comparison.results import Result, finished, measure, show, speed
-from comparison.training import ARMS, BEST, GPU_ARMS, Training, train
+from comparison.training import (
+    ARMS,
+    BEST,
+    DEFAULT,
+    OF_ULTRALYTICS,
+    ULTRALYTICS_DEFAULT,
+    Training,
+    epochs_in_time,
+    train,
+)
 
 from yolo_lightning.data.datamodule import DetectionDataModule
 
 BEST_CONFIG = Path(__file__).parents[1] / "configs" / "ltdv2_best.yaml"
-DEFAULT_ARMS = [arm for arm in ARMS if arm not in (BEST, *GPU_ARMS)]
+DEFAULT_ARMS = [ULTRALYTICS_DEFAULT, DEFAULT]
 TURN_EPOCHS = 3  # the first allocates and compiles and is not counted
 
 
@@ -50,15 +65,19 @@ def main() -> None:
     config = arguments.config or dataset.config
     words = {arm: ["--config", str(arguments.best_config if arm == BEST else config), *dataset.words()] for arm in ARMS}
     done = {(result["arm"], result["seed"]) for result in finished(arguments.work)}
-    for seed in arguments.seeds if arguments.epochs else ():
+    is_training = bool(arguments.epochs or arguments.processor_min)
+    for seed in arguments.seeds if is_training else ():
         for arm in arguments.arms:
             if (arm, seed) not in done:
                 run = make_run(arguments, arm, seed, arguments.work / f"{arm}-{seed}", converted, words[arm])
+                if arguments.processor_min:
+                    run = replace(run, epochs=epochs_in_time(run, arguments.processor_min))
                 train(run)
                 measure(run, dataset)
     turns = _take_turns(arguments, module, converted, str(config))
     if results := finished(arguments.work):
         (arguments.work / "results.json").write_text(json.dumps(results, indent=2) + "\n")
+        write_curves(arguments.work, results)
     show(results, turns)
 
 
@@ -71,6 +90,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--config", type=Path, help="configuration of this project (default: by the kind of data)")
     parser.add_argument("--work", type=Path, default=Path("runs/compare"), help="work folder")
     parser.add_argument("--epochs", type=int, default=15)
+    parser.add_argument("--processor_min", type=float, default=0.0, help="of each training, instead of --epochs")
     parser.add_argument("--image_size", type=int, default=416, help="pixels")
     parser.add_argument("--batch_size", type=int, default=16)
     parser.add_argument("--nominal_batch", type=int, default=64, help="images per update")
@@ -78,6 +98,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=DEFAULT_ARMS)
     parser.add_argument("--best_config", type=Path, default=BEST_CONFIG, help="configuration of the arm `best`")
     parser.add_argument("--best_options", default="", help="options of `fit` for the arm `best`, in one word")
+    parser.add_argument("--ultralytics_options", default="", help="NAME=VALUE ... of the arm `ultralytics`")
     parser.add_argument(
         "--options", default="", help="options of `fit` for the other arms of this project, in one word"
     )
@@ -92,6 +113,7 @@ def parse_arguments() -> argparse.Namespace:
 def remember_settings(arguments: argparse.Namespace) -> None:
     """Store the settings that all runs of a work folder share; raise ValueError if earlier runs had others."""
     shared = ["root", "data", "config", "epochs", "image_size", "batch_size", "nominal_batch", "device", "options"]
+    shared += ["processor_min", "ultralytics_options"]
     shared += ["best_config", "best_options"] if BEST in arguments.arms else []
     settings = {name: str(getattr(arguments, name)) for name in shared if name != "epochs" or arguments.epochs}
     path: Path = arguments.work / "settings.json"
@@ -112,7 +134,12 @@ def make_run(
     """Return a training with the settings of the command line; 0 epochs mean those of the command line."""
     names = ("image_size", "batch_size", "nominal_batch", "workers", "threads", "device")
     settings = {name: getattr(arguments, name) for name in names}
-    settings["options"] = shlex.split(arguments.best_options if arm == BEST else arguments.options)
+    options = arguments.options
+    if arm == BEST:
+        options = arguments.best_options
+    elif arm in OF_ULTRALYTICS:
+        options = arguments.ultralytics_options
+    settings["options"] = shlex.split(options)
     return Training(arm, seed, str(folder), str(data), words, epochs=epochs or arguments.epochs, **settings)  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""Measures the training part of each epoch in the same way in both trainers."""
+"""Measures time and score of each epoch in the same way in both trainers."""
 
 import json
 import resource
@@ -21,7 +21,11 @@ def now_s() -> tuple[float, float]:
 
 
 class EpochClock(Callback):
-    """Images and seconds of the training part of each epoch, from loading the first batch to the last update."""
+    """Images and seconds of the training part of each epoch, from loading the first batch to the last update.
+
+    `elapsed_processor_s` is the processor time of the process until the end of the epoch, with its validation. Epochs
+    with a validation have `map_50` of Ultralytics' metric, computed by the trainer itself.
+    """
 
     def __init__(self) -> None:
         self.epochs: list[dict[str, float]] = []
@@ -32,7 +36,18 @@ class EpochClock(Callback):
 
     def end(self, images: int) -> None:
         wall_s, processor_s = (after - before for after, before in zip(now_s(), self._begun_s, strict=True))
-        self.epochs.append({"images": images, "wall_s": wall_s, "processor_s": processor_s})
+        self.epochs.append(
+            {
+                "images": images,
+                "wall_s": wall_s,
+                "processor_s": processor_s,
+                "elapsed_processor_s": time.process_time(),
+            }
+        )
+
+    def add_score(self, map_50: float) -> None:
+        """Add the score of the validation after the newest epoch."""
+        self.epochs[-1] |= {"map_50": map_50, "elapsed_processor_s": time.process_time()}
 
     def write(self, folder: Path) -> None:
         """Write the epochs and the peak memory of the process."""
@@ -52,6 +67,10 @@ class EpochClock(Callback):
         if trainer.is_last_batch:  # Lightning validates before the hook of the end of an epoch
             self.end(self._images)
 
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not trainer.sanity_checking:
+            self.add_score(float(trainer.callback_metrics["val/ultralytics_map_50"]))
+
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.write(Path(trainer.default_root_dir))
 
@@ -62,4 +81,5 @@ def time_ultralytics(model: Any, threads: int) -> None:
     model.add_callback("on_train_start", lambda trainer: torch.set_num_threads(threads))
     model.add_callback("on_train_epoch_start", lambda trainer: clock.begin())
     model.add_callback("on_train_epoch_end", lambda trainer: clock.end(len(trainer.train_loader.dataset)))
+    model.add_callback("on_model_save", lambda trainer: clock.add_score(trainer.metrics["metrics/mAP50(B)"]))
     model.add_callback("on_train_end", lambda trainer: clock.write(Path(trainer.save_dir)))

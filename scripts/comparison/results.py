@@ -4,8 +4,8 @@ import csv
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
-from math import isfinite, nan
+from itertools import pairwise, product
+from math import exp, isfinite, log, nan
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from rich.table import Table
 
 from comparison.clock import CLOCK
 from comparison.dataset import Dataset
-from comparison.training import ARMS, OF_ULTRALYTICS, Training
+from comparison.training import ARMS, OF_ULTRALYTICS, USAGE, Training
 from yolo_lightning import callbacks
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.module import YOLOModule
@@ -30,7 +30,8 @@ SPEEDS = {
     "images/s": ("images_per_wall_s", 2),
     "images/processor s": ("images_per_processor_s", 2),
     "epoch, s": ("epoch_s", 0),
-    "training, processor min": ("processor_min", 1),
+    "training steps, processor min": ("processor_min", 1),
+    "all, processor min": ("process_min", 1),
     "memory, MiB": ("peak_memory_mib", 0),
     "GPU memory, MiB": ("peak_gpu_memory_mib", 0),
 }
@@ -71,6 +72,7 @@ def measure(run: Training, dataset: Dataset) -> Result:
     times = [0.0, *ends.values()]
     result["epoch_s"] = statistics.median(after - before for before, after in pairwise(times))
     result |= speed(folder)
+    result["process_min"] = json.loads((folder / USAGE).read_text())["seconds"] / 60
     (folder / RESULT).write_text(json.dumps(result, indent=2) + "\n")
     return result
 
@@ -118,11 +120,35 @@ def show(results: Sequence[Result], turns: dict[str, list[Result]]) -> None:
             cells += [spread([one[name] for one in own], digits) for name, digits in speeds.values()]
             table.add_row(arm, str(len(own)), *cells)
     Console(width=TABLE_WIDTH).print(table)
+    for line in compared_by_seed(results):
+        print(line)
     for trainer, own in turns.items():
         for unit, name in (("images/s", "images_per_wall_s"), ("images/processor s", "images_per_processor_s")):
             rates = [one[name] for one in own]
             middle, extremes = statistics.median(rates), f"{min(rates):.2f} to {max(rates):.2f}"
             print(f"{len(rates)} turns, {trainer}: median {middle:.2f} {unit} ({extremes})")
+
+
+def compared_by_seed(results: Sequence[Result]) -> list[str]:
+    """Return a line per pair of an arm of this project and one of Ultralytics with two or more seeds in common.
+
+    A line contains the geometric mean of the ratios of mAP50 and the mean difference, with their 95 % intervals.
+    """
+    scores: dict[str, dict[int, float]] = {}
+    for result in results:
+        scores.setdefault(result["arm"], {})[result["seed"]] = result["map_50"]
+    lines = []
+    for arm, baseline in product(scores, OF_ULTRALYTICS):
+        seeds = sorted(scores[arm].keys() & scores.get(baseline, {}).keys())
+        if arm in OF_ULTRALYTICS or len(seeds) < 2:
+            continue
+        differences = [scores[arm][seed] - scores[baseline][seed] for seed in seeds]
+        text = "difference {:+.3f} ± {:.3f}".format(*mean_interval(differences))
+        if all(scores[arm][seed] > 0 < scores[baseline][seed] for seed in seeds):
+            mean, half = mean_interval([log(scores[arm][seed] / scores[baseline][seed]) for seed in seeds])
+            text += f", ratio {exp(mean):.2f} ({exp(mean - half):.2f} to {exp(mean + half):.2f})"
+        lines.append(f"mAP50 of {arm} and {baseline}, {len(seeds)} seeds: {text}")
+    return lines
 
 
 def _score_cell(values: Sequence[float]) -> str:

@@ -7,20 +7,38 @@ import json
 import os
 import shutil
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
+import yaml
 from common import run_logged
 
-Arm = Literal["ultralytics", "ultralytics_amp", "auto", "bf16", "cuda_graph", "native", "gemm", "best"]
+Arm = Literal[
+    "ultralytics_default",
+    "ultralytics",
+    "ultralytics_amp",
+    "default",
+    "auto",
+    "bf16",
+    "cuda_graph",
+    "native",
+    "gemm",
+    "best",
+]
 ARMS: tuple[Arm, ...] = get_args(Arm)
 BEST: Arm = "best"
+DEFAULT: Arm = "default"
+ULTRALYTICS_DEFAULT: Arm = "ultralytics_default"
 AMP: Arm = "ultralytics_amp"
 """The trainer of Ultralytics with its automatic mixed precision, which it has on a GPU only."""
 CUDA_GRAPH: Arm = "cuda_graph"
 GPU_ARMS: tuple[Arm, ...] = (AMP, CUDA_GRAPH)
-OF_ULTRALYTICS: tuple[Arm, ...] = ("ultralytics", AMP)
+OF_ULTRALYTICS: tuple[Arm, ...] = (ULTRALYTICS_DEFAULT, "ultralytics", AMP)
+RECALIBRATION_SHARE = 0.05
+"""Largest share of the training for `recalibrate_images: auto`; a training of two epochs is too short for it."""
+USAGE = "usage.json"
+"""File in a run folder with processor time and memory of the whole process."""
 
 Device = Literal["cpu", "gpu"]
 
@@ -41,7 +59,7 @@ class Training:
     workers: int  # loader processes
     threads: int
     device: Device
-    options: list[str]  # further options of `fit`
+    options: list[str]  # further options of `fit`, or NAME=VALUE of Ultralytics
 
     @property
     def close_mosaic(self) -> int:
@@ -57,7 +75,22 @@ def train(run: Training) -> None:
     scripts = Path(__file__).resolve().parents[1]
     paths = os.pathsep.join(filter(None, (str(scripts), str(scripts.parent), os.environ.get("PYTHONPATH"))))
     command = [sys.executable, "-m", "comparison.training", json.dumps(asdict(run))]
-    run_logged(command, Path(f"{folder}.log"), {"OMP_NUM_THREADS": str(run.threads), "PYTHONPATH": paths})
+    usage = run_logged(command, Path(f"{folder}.log"), {"OMP_NUM_THREADS": str(run.threads), "PYTHONPATH": paths})
+    (folder / USAGE).write_text(json.dumps(usage) + "\n")
+
+
+def epochs_in_time(run: Training, processor_min: float) -> int:
+    """Return the number of epochs that takes nearest to this time from start to end, by a training of two epochs."""
+    folder = Path(run.folder).with_name("trials") / run.arm
+    if not (folder / USAGE).is_file():
+        train(replace(run, folder=str(folder), epochs=2))
+    first, second = json.loads((folder / "clock.json").read_text())["epochs"]
+    epoch_s: float = second["elapsed_processor_s"] - first["elapsed_processor_s"]
+    remaining_s: float = json.loads((folder / USAGE).read_text())["seconds"] - 2 * epoch_s
+    budget_s = 60 * processor_min
+    if run.arm in (DEFAULT, BEST):
+        budget_s *= 1 - RECALIBRATION_SHARE
+    return max(1, round((budget_s - remaining_s) / epoch_s))
 
 
 def train_ours(run: Training) -> None:
@@ -65,9 +98,25 @@ def train_ours(run: Training) -> None:
     from comparison.clock import EpochClock
     from yolo_lightning.cli import main as yolo_lightning
 
-    settings = {
+    settings: dict[str, object] = {
         "seed_everything": run.seed,
         "supervision.enabled": "false",
+        "data.image_size": run.image_size,
+        "data.loader.num_workers": run.workers,
+        "trainer.max_epochs": run.epochs,
+        "trainer.default_root_dir": run.folder,
+        "trainer.accelerator": run.device,
+        "trainer.callbacks+": f"{EpochClock.__module__}.{EpochClock.__name__}",
+    }
+    if run.arm != DEFAULT:
+        settings |= _compared_settings(run)
+    words = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+    yolo_lightning(["fit", *run.words, *words, *run.options])
+
+
+def _compared_settings(run: Training) -> dict[str, object]:
+    """Return the options of `fit` that equal the settings of Ultralytics."""
+    settings: dict[str, object] = {
         "model.convolution.backend": run.arm if run.arm in ("native", "gemm") else "auto",
         "model.convolution.cuda_graph": str(run.arm == CUDA_GRAPH).lower(),
         "trainer.precision": "bf16-mixed" if run.arm in ("bf16", CUDA_GRAPH) else "32-true",
@@ -75,20 +124,14 @@ def train_ours(run: Training) -> None:
         "data.image_size": [run.image_size] * 2,  # the square of Ultralytics
         "data.batch_size": run.batch_size,
         "data.augmentation.close_mosaic_epochs": run.close_mosaic,
-        "data.loader.num_workers": run.workers,
-        "trainer.max_epochs": run.epochs,
-        "trainer.default_root_dir": run.folder,
-        "trainer.accelerator": run.device,
-        "trainer.callbacks+": f"{EpochClock.__module__}.{EpochClock.__name__}",
     }
     if run.arm != BEST:  # as Ultralytics trains by default
         settings |= {"model.recipe.warmup_epochs": 3.0, "recalibrate_images": 0}
-    words = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
-    yolo_lightning(["fit", *run.words, *words, *run.options])
+    return settings
 
 
 def _train_ultralytics(run: Training) -> None:
-    """Run the trainer of Ultralytics with SGD, random weights, and float32 or mixed precision."""
+    """Run the trainer of Ultralytics with random weights, by default or with SGD and the compared settings."""
     import matplotlib
 
     from comparison.clock import time_ultralytics
@@ -103,19 +146,27 @@ def _train_ultralytics(run: Training) -> None:
     set_switches()
     from ultralytics import YOLO
 
+    compared: dict[str, object] = {}
+    if run.arm != ULTRALYTICS_DEFAULT:
+        compared = {
+            "batch": run.batch_size,
+            "nbs": run.nominal_batch,
+            "close_mosaic": run.close_mosaic,
+            "optimizer": "SGD",
+        }
+        for option in run.options:
+            name, _, value = option.partition("=")
+            compared[name] = yaml.safe_load(value)
     model = YOLO("yolov8n.yaml")
     time_ultralytics(model, run.threads)
     model.train(
+        **compared,
         data=run.data,
         epochs=run.epochs,
         imgsz=run.image_size,
-        batch=run.batch_size,
-        nbs=run.nominal_batch,
-        close_mosaic=run.close_mosaic,
         seed=run.seed,
-        optimizer="SGD",
         pretrained=False,
-        amp=run.arm == AMP,
+        amp=run.arm in (AMP, ULTRALYTICS_DEFAULT),  # on a CPU always float32
         workers=run.workers,
         device="cpu" if run.device == "cpu" else 0,
         plots=False,

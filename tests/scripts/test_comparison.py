@@ -3,6 +3,7 @@
 import importlib
 import json
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -88,7 +89,8 @@ def test_short_list_is_spread_over_the_training_split(look_alike: Path, index_ro
 
 
 def test_runs_of_other_settings_do_not_share_a_folder(tmp_path: Path) -> None:
-    same = dict.fromkeys(("root", "data", "config", "image_size", "batch_size", "nominal_batch", "device", "options"))
+    names = ["root", "data", "config", "image_size", "batch_size", "nominal_batch", "device", "options"]
+    same: dict[str, Any] = dict.fromkeys([*names, "processor_min", "ultralytics_options"])
     same["arms"] = ["native"]
     remember = script("compare_ultralytics").remember_settings
     remember(Namespace(work=tmp_path, epochs=3, **same))
@@ -99,7 +101,8 @@ def test_runs_of_other_settings_do_not_share_a_folder(tmp_path: Path) -> None:
 
 def test_finished_runs_of_a_folder_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results = script("comparison.results")
-    for arm, seed, score in (("native", 1, 0.5), ("native", 0, 0.25), ("ultralytics", 0, 0.125)):
+    scores = (("native", 1, 0.5), ("native", 0, 0.25), ("ultralytics", 0, 0.125), ("ultralytics", 1, 0.25))
+    for arm, seed, score in scores:
         folder = tmp_path / f"{arm}-{seed}"
         folder.mkdir()
         content = {"arm": arm, "seed": seed, "map_50": score, "map": 0.0625, "epoch_s": 2, "peak_memory_mib": 900}
@@ -109,13 +112,61 @@ def test_finished_runs_of_a_folder_are_shown(tmp_path: Path, capsys: pytest.Capt
         (folder / results.RESULT).write_text(json.dumps(content))
     (tmp_path / "gemm-0").mkdir()  # still in training
     found = results.finished(tmp_path)
-    assert [(one["arm"], one["seed"]) for one in found] == [("ultralytics", 0), ("native", 0), ("native", 1)]
+    runs = [("ultralytics", 0), ("ultralytics", 1), ("native", 0), ("native", 1)]
+    assert [(one["arm"], one["seed"]) for one in found] == runs
     results.show(found, {"native": [content, content | {"images_per_wall_s": 6}]})
     printed = capsys.readouterr().out
     assert "0.375 ± 1.588" in printed  # 12.706 x 0.125
     assert "0.625 ± 1.588" in printed
     assert "2 turns, native: median 5.00 images/s (4.00 to 6.00)" in printed
     assert "GPU" not in printed
+    assert "native and ultralytics, 2 seeds: difference +0.188 ± 0.794, ratio 2.00 (2.00 to 2.00)" in printed
+
+
+def test_scores_of_epochs_are_stored_and_drawn_over_processor_time(tmp_path: Path) -> None:
+    curves = script("comparison.curves")
+    for seed in (0, 1):
+        epochs = [
+            {"elapsed_processor_s": 60 * minutes, "map_50": minutes / 10 + seed / 10} for minutes in (1.5, 2.5, 3.5)
+        ]
+        epochs.insert(1, {"elapsed_processor_s": 120.0})  # an epoch without validation
+        folder = tmp_path / f"default-{seed}"
+        folder.mkdir()
+        (folder / "clock.json").write_text(json.dumps({"epochs": epochs}))
+    curves.write_curves(tmp_path, [{"arm": "default", "seed": 0}, {"arm": "default", "seed": 1}])
+    assert (tmp_path / "curves.csv").read_text().splitlines()[:3] == [
+        "trainer,seed,epoch,processor_min,map_50",
+        "default,0,1,1.500,0.1500",
+        "default,0,3,2.500,0.2500",
+    ]
+    by_arm = curves.read_curves(tmp_path / "curves.csv")
+    np.testing.assert_allclose(by_arm["default"].minutes, [[1.5, 2.5, 3.5]] * 2)
+    np.testing.assert_allclose(by_arm["default"].scores[1], [0.25, 0.35, 0.45])
+    drawing = curves.draw_curves({"drawn frames": by_arm})
+    assert drawing.startswith("<?xml")
+    assert "this project, defaults" in drawing
+
+
+def test_epochs_follow_from_the_processor_time_of_two_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    training = script("comparison.training")
+    fields = {"data": "", "words": [], "epochs": 9, "image_size": 64, "batch_size": 4, "nominal_batch": 4, "workers": 0}
+    fields |= {"threads": 1, "device": "cpu", "options": []}
+    run = training.Training("ultralytics", 0, str(tmp_path / "ultralytics-0"), **fields)
+
+    def train(trial: Any) -> None:
+        assert trial.epochs == 2
+        folder = Path(trial.folder)
+        folder.mkdir(parents=True)
+        epochs = [{"elapsed_processor_s": 50.0}, {"elapsed_processor_s": 70.0}]
+        (folder / "clock.json").write_text(json.dumps({"epochs": epochs}))
+        (folder / "usage.json").write_text(json.dumps({"seconds": 80.0}))
+
+    monkeypatch.setattr(training, "train", train)
+    assert training.epochs_in_time(run, 3.1) == 7  # 40 s for start and end + 7 * 20 s = 180 s
+    monkeypatch.setattr(training, "train", None)
+    assert training.epochs_in_time(run, 0.1) == 1
+    (tmp_path / "trials" / "ultralytics").rename(tmp_path / "trials" / "default")
+    assert training.epochs_in_time(replace(run, arm="default"), 3.6) == 8  # with 5 % of 216 s for the recalibration
 
 
 def test_speed_ignores_the_first_of_several_epochs(tmp_path: Path) -> None:
