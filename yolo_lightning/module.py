@@ -530,10 +530,13 @@ class YOLOModule(LightningModule):
         recipe = automatic(
             self.recipe, classes=classes, optimizer_steps=steps, epochs=epochs, saved=self._saved_optimizer
         )
-        rank_zero_info(
+        text = (
             f"model.recipe.optimizer auto: {recipe.optimizer}, lr0 {recipe.lr0:g}, warmup_bias_lr 0, "
             f"{steps} optimizer steps"
         )
+        if self.recipe.lr0 != Recipe.lr0:
+            text += f"; model.recipe.lr0 {self.recipe.lr0:g} needs another model.recipe.optimizer, such as AdamW"
+        rank_zero_info(text)
         return recipe
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:

@@ -143,12 +143,14 @@ def test_class_path_on_the_command_line(run: Callable[..., None]) -> None:
 
 
 def test_name_on_the_command_line_and_resume_with_another_one_is_refused(
-    run: Callable[..., None], capsys: pytest.CaptureFixture[str]
+    run: Callable[..., None], capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    run("fit", *ONE_STEP, "--model.recipe.optimizer", "AdamW")
+    automatic_optimizer = ("--model.recipe.optimizer", "auto", "--model.recipe.lr0", "0.005")
+    run("fit", *ONE_STEP, "--model.recipe.optimizer", "SGD")
     with pytest.raises(SystemExit):
-        run("fit", *ONE_STEP, "--resume", "--trainer.max_epochs", "2")
-    assert "model.recipe.optimizer must be AdamW, as in the checkpoint, got SGD" in capsys.readouterr().err
+        run("fit", *ONE_STEP, "--resume", "--trainer.max_epochs", "2", *automatic_optimizer)
+    assert "model.recipe.optimizer must be SGD, as in the checkpoint, got AdamW" in capsys.readouterr().err
+    assert "model.recipe.lr0 0.005 needs another model.recipe.optimizer" in caplog.text
 
 
 def test_checkpoint_that_names_no_optimizer_is_not_refused() -> None:
