@@ -16,7 +16,7 @@ from yolo_lightning.callbacks import LastCheckpoint
 from yolo_lightning.callbacks.heartbeat_callback import HeartbeatCheckpointIO
 from yolo_lightning.callbacks.heartbeat_file import HeartbeatFile
 from yolo_lightning.supervision import heartbeat
-from yolo_lightning.supervision.failure_record import FailureRecord, read_failure
+from yolo_lightning.supervision.failure_record import NO_FAILURE, FailureRecord, read_failure
 from yolo_lightning.supervision.heartbeat import HEARTBEAT_VARIABLE, Heartbeat, HeartbeatWriter, Phase, read_heartbeat
 
 
@@ -164,7 +164,7 @@ def test_exception_is_recorded_before_any_callback_reacts(
     beats: Beats, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(HEARTBEAT_VARIABLE, str(beats.path))
-    seen: list[FailureRecord | None] = []
+    seen: list[FailureRecord] = []
 
     class Mistake(Callback):
         def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
@@ -177,7 +177,6 @@ def test_exception_is_recorded_before_any_callback_reacts(
     with pytest.raises(ValueError, match=r"zip\(\) argument"):
         fit(tmp_path, HeartbeatFile(), Mistake(), epochs=1, batches=4)
     record = seen[0]
-    assert record is not None
     assert (record.error, record.is_user_error, record.has_trained) == ("builtins.ValueError", False, True)
     assert (record.phase, record.step) == ("step", 2)
     assert "zip((1, 2), (3,), strict=True)" in record.traceback
@@ -186,4 +185,4 @@ def test_exception_is_recorded_before_any_callback_reacts(
 def test_stop_signal_is_no_failure(beats: Beats, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(HEARTBEAT_VARIABLE, str(beats.path))
     HeartbeatFile().on_exception(Trainer(logger=False, accelerator="cpu"), TinyModule(), SIGTERMException())
-    assert read_failure(beats.path) is None
+    assert read_failure(beats.path) is NO_FAILURE
