@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -6,6 +7,7 @@ from yolo_lightning.supervision import watch
 from yolo_lightning.supervision.heartbeat import Heartbeat, NoHeartbeat, Phase
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts, PhaseTimeouts
 from yolo_lightning.supervision.watch import Watch, excuse_for
+from yolo_lightning.utils.activity import Activity
 from yolo_lightning.utils.process_identity import Process
 
 POLL_S = 1.0
@@ -75,12 +77,15 @@ def test_phase_decides_how_long_nothing_may_happen(world: World) -> None:
 @pytest.mark.parametrize("reason", list(NoHeartbeat))
 def test_fault_30_missing_heartbeat_is_never_healthy_and_in_the_end_a_stall(reason: NoHeartbeat, world: World) -> None:
     world.beat(Phase.STEP)
+    assert isinstance(world.found, Heartbeat)
+    world.found = replace(world.found, activity=Activity.WRITE)
     world.after(1)
     world.found = reason
     assert world.after(49) == f"no heartbeat: {reason}"
     look = world.watch.look()
     assert not look.is_readable
     assert look.heartbeat.phase is Phase.STEP  # the last one, for the incident
+    assert look.heartbeat.activity is Activity.NONE  # the trainer has continued since then
     assert world.after(1) == "stalled"
 
 

@@ -1,12 +1,13 @@
 """Detection of stalls: a heartbeat that does not change within the timeout of its phase."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from yolo_lightning.supervision.heartbeat import NOT_STARTED, Heartbeat, NoHeartbeat, Phase, read_heartbeat
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts
 from yolo_lightning.supervision.processes import STOPPED, tracer, tree, written_bytes
+from yolo_lightning.utils.activity import Activity
 from yolo_lightning.utils.process_identity import read_process, since_boot_s
 
 GAP_POLLS = 3.0
@@ -18,7 +19,7 @@ GAP_LEAST_S = 2.0
 class Look:
     """One look at the heartbeat."""
 
-    heartbeat: Heartbeat  # the last one that could be read; `NOT_STARTED` before the first one
+    heartbeat: Heartbeat  # the last one that could be read, without its activity while none can be read
     waited_s: float = 0.0  # seconds since the last change of the heartbeat
     is_stalled: bool = False
     reason: str = ""  # why a trainer without progress is not stalled yet, if there is a reason
@@ -85,7 +86,10 @@ class Watch:
             reason = f"excused: {excuse}"
         waited_s = now_s - self._last_change_s
         is_stalled = not excuse and waited_s >= timeout_s
-        return Look(self.heartbeat, waited_s, is_stalled, reason, has_grown, is_readable=problem is None)
+        heartbeat = self.heartbeat
+        if problem is not None:
+            heartbeat = replace(heartbeat, activity=Activity.NONE)  # the trainer has continued since then
+        return Look(heartbeat, waited_s, is_stalled, reason, has_grown, is_readable=problem is None)
 
     def _has_written(self) -> bool:
         """Return whether more has been written since the last look: a slow save makes progress."""
