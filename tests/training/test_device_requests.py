@@ -1,6 +1,7 @@
 """A training step by Lightning's Trainer on the meta device: waits for the device, copies to it, and memory."""
 
 import functools
+import gc
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,7 @@ class RecordSteps(Callback):
 
     def on_train_batch_end(self, *_: Any) -> None:
         self.steps.append((self.device.requests, self.device.peak_bytes))
+        gc.collect()  # else the time of a collection decides whether the next step contains tensors of this step
         self.device.start()
 
 
