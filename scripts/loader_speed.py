@@ -114,4 +114,4 @@ def _time_samples(make: Callable[[], object], samples: int) -> float:
 
 
 if __name__ == "__main__":
-    call(loader_speed, sys.argv[1:], "loader_speed")
+    call(loader_speed, sys.argv[1:])

@@ -94,7 +94,7 @@ def call(function: Callable[..., Any], words: Sequence[str], command: str = "") 
     Args:
         function: Function with annotated arguments.
         words: Command line after the command.
-        command: Name of the command, and of its section.
+        command: Name of the command, and of its section; empty for a script.
     """
     parser = tool_parser(function, command)
     has_data = DATA in signature(function).parameters
@@ -113,7 +113,10 @@ def call(function: Callable[..., Any], words: Sequence[str], command: str = "") 
 def tool_parser(function: Callable[..., Any], command: str) -> ToolParser:
     """Return the parser of the function of a command; see `call`."""
     purpose, _, _ = (function.__doc__ or "").partition("Args:")
-    parser = ToolParser(prog=f"{PROGRAM} {command}", description=purpose.strip())
+    program = None  # the name of the script
+    if command:
+        program = f"{PROGRAM} {command}"
+    parser = ToolParser(prog=program, description=purpose.strip())
     if DATA in signature(function).parameters:
         from yolo_lightning.data.datamodule import DetectionDataModule
 
