@@ -6,8 +6,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from yolo_lightning.supervision import Job
+from yolo_lightning.supervision import Job, attempt
 from yolo_lightning.supervision.attempt import AttemptRunner
+from yolo_lightning.supervision.fallback_levels import FallbackState
 from yolo_lightning.supervision.heartbeat import NOT_STARTED, Phase
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts, PhaseTimeouts
 from yolo_lightning.supervision.watch import Look
@@ -29,3 +30,29 @@ def test_run_is_stopped_to_take_a_level_back_only_while_its_heartbeat_is_readabl
     assert runner._watch(trainer, watch, climb_after_s=0.0) is None
     assert trainer.process.terminate.called is is_readable
     assert services.announcer.progress_made.called is is_readable
+
+
+def test_no_trainer_remains_after_an_error_of_its_supervisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    services = Mock(signals=[])
+    services.disk.ask.return_value = set()
+    timeouts = AdaptiveTimeouts(PhaseTimeouts(), {})
+    runner = AttemptRunner(tmp_path / "run", Job(("program",), ("program",)), "token", services, timeouts)
+    trainer = Mock()
+    killed = Mock()
+    monkeypatch.setattr(attempt, "RunningTrainer", lambda *_: trainer)
+    monkeypatch.setattr(attempt, "kill_tree", killed)
+    services.announcer.attempt_started.side_effect = OSError("too many open files")
+    with pytest.raises(OSError, match="too many open files"):
+        runner.run(["program"], FallbackState(), climb_after_s=0.0)
+    assert killed.call_args.args[:1] == (trainer.process.pid,)
+
+
+def test_processes_that_cannot_be_listed_do_not_end_the_watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    timeouts = AdaptiveTimeouts(PhaseTimeouts(), {})
+    runner = AttemptRunner(tmp_path / "run", Job(("program",), ("program",)), "token", Mock(signals=[]), timeouts)
+    monkeypatch.setattr(attempt, "reap_orphans", Mock(side_effect=OSError("too many open files")))
+    trainer = Mock()
+    trainer.process.poll.side_effect = [None, 0]
+    watch = Mock()
+    watch.look.return_value = Look(NOT_STARTED, is_readable=False)
+    assert runner._watch(trainer, watch, climb_after_s=60.0) is None

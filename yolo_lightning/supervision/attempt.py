@@ -2,6 +2,7 @@
 
 import signal
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -103,12 +104,20 @@ class AttemptRunner:
         except OSError:
             disk.post(remove_temporary_folder, self.token)
             raise
-        self.services.announcer.attempt_started(trainer.process.pid, state)
-        watch = self._watch_of(trainer)
-        stall = self._watch(trainer, watch, climb_after_s)
-        killed = self._end(trainer)
+        try:
+            self.services.announcer.attempt_started(trainer.process.pid, state)
+            watch = self._watch_of(trainer)
+            stall = self._watch(trainer, watch, climb_after_s)
+            killed = self._end(trainer)
+        except BaseException:  # such as no free file descriptor: no trainer may remain without a supervisor
+            self._kill(trainer)
+            raise
         watch.update()
         return self._facts(trainer, watch.heartbeat, stall, killed)
+
+    def _kill(self, trainer: RunningTrainer) -> Killed:
+        trainer.process.poll()
+        return kill_tree(trainer.process.pid, marker_of(self.token), self.settings.kill_wait_s)
 
     def _facts(
         self, trainer: RunningTrainer, heartbeat: Heartbeat, stall: AttemptFacts | None, killed: Killed
@@ -166,7 +175,8 @@ class AttemptRunner:
             if self.services.signals:
                 self._stop(trainer)
                 return None
-            reap_orphans(trainer.process.pid)
+            with suppress(OSError):  # such as no free file descriptor: the next look repeats it
+                reap_orphans(trainer.process.pid)
             look = watch.look()
             if look.is_readable:
                 self._note_progress(look.heartbeat)
@@ -283,8 +293,7 @@ class AttemptRunner:
     def _end(self, trainer: RunningTrainer) -> Killed:
         """Kill all remaining processes of the attempt, also if the trainer has ended by itself."""
         disk = self.services.disk
-        trainer.process.poll()
-        killed = kill_tree(trainer.process.pid, marker_of(self.token), self.settings.kill_wait_s)
+        killed = self._kill(trainer)
         trainer.close()
         self._copy_heartbeat()
         disk.post(remove_temporary_folder, self.token)
