@@ -204,7 +204,7 @@ def test_step_backs_up_buffers_with_one_copy_per_dtype() -> None:
     ("backend", "checkpointing", "limit_gib"),
     [
         pytest.param("native", False, 1.5, marks=pytest.mark.whole_run),
-        ("gemm", False, 1.5),
+        ("gemm", False, 1.6),  # up to 1.54, depending on the tests before
         pytest.param("gemm", True, 1.1, marks=pytest.mark.whole_run),
         ("kernels", False, 1.5),
     ],
