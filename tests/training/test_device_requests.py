@@ -1,7 +1,6 @@
 """A training step by Lightning's Trainer on the meta device: waits for the device, copies to it, and memory."""
 
 import functools
-import gc
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -58,7 +57,6 @@ class RecordSteps(Callback):
 
     def on_train_batch_end(self, *_: Any) -> None:
         self.steps.append((self.device.requests, self.device.peak_bytes))
-        gc.collect()  # else the time of a collection decides whether the next step contains tensors of this step
         self.device.start()
 
 
@@ -86,14 +84,17 @@ def second_step(backend: str, activation_checkpointing: bool) -> tuple[Requests,
     loader: Any = DataLoader([make_batch()] * 2, batch_size=None)  # type: ignore[arg-type]
     device = MetaDevice(IMAGES, number=BOXES)
     recorder = RecordSteps(device)
-    module = YOLOModule(
-        convolution=ConvolutionSettings(
-            backend="native" if backend == "native" else "gemm", activation_checkpointing=activation_checkpointing
-        ),
-        recipe=Recipe(nominal_batch=IMAGES),
-        loss=LossSettings(class_weight_power=0.5),
-        guard=GuardSettings(self_check_share=0),  # a step that is not checked
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        # Its own decisions: those on the meta device, with or without kernels, must not leave this function.
+        patch.setattr(conv_backend, "DEFAULT_PLAN", Plan())
+        module = YOLOModule(
+            convolution=ConvolutionSettings(
+                backend="native" if backend == "native" else "gemm", activation_checkpointing=activation_checkpointing
+            ),
+            recipe=Recipe(nominal_batch=IMAGES),
+            loss=LossSettings(class_weight_power=0.5),
+            guard=GuardSettings(self_check_share=0),  # a step that is not checked
+        )
     trainer = Trainer(
         strategy=SingleDeviceStrategy(device=META, accelerator=MetaAccelerator()),
         max_epochs=1,
@@ -108,8 +109,6 @@ def second_step(backend: str, activation_checkpointing: bool) -> tuple[Requests,
         facts = TrainingFacts(IMAGES, class_counts=(4, 3, 2, 1))
         patch.setattr(TrainingFacts, "from_trainer", lambda trainer: facts)
         patch.setattr(Tensor, "is_pinned", lambda tensor: tensor.device.type == "cpu")
-        # Its own decisions: those on the meta device must not leave this function.
-        patch.setattr(conv_backend, "DEFAULT_PLAN", Plan())
         trainer.fit(module, loader)
     return recorder.steps[1]
 
@@ -204,7 +203,7 @@ def test_step_backs_up_buffers_with_one_copy_per_dtype() -> None:
     ("backend", "checkpointing", "limit_gib"),
     [
         pytest.param("native", False, 1.5, marks=pytest.mark.whole_run),
-        ("gemm", False, 1.6),  # up to 1.54, depending on the tests before
+        ("gemm", False, 1.5),
         pytest.param("gemm", True, 1.1, marks=pytest.mark.whole_run),
         ("kernels", False, 1.5),
     ],
