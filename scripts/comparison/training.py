@@ -81,10 +81,12 @@ def train(run: Training) -> None:
 
 def epochs_in_time(run: Training, processor_min: float) -> int:
     """Return the number of epochs that takes nearest to this time from start to end, by a training of two epochs."""
+    from comparison.clock import CLOCK
+
     folder = Path(run.folder).with_name("trials") / run.arm
     if not (folder / USAGE).is_file():
         train(replace(run, folder=str(folder), epochs=2))
-    first, second = json.loads((folder / "clock.json").read_text())["epochs"]
+    first, second = json.loads((folder / CLOCK).read_text())["epochs"]
     epoch_s: float = second["elapsed_processor_s"] - first["elapsed_processor_s"]
     remaining_s: float = json.loads((folder / USAGE).read_text())["seconds"] - 2 * epoch_s
     budget_s = 60 * processor_min

@@ -252,8 +252,9 @@ def cause_of(facts: AttemptFacts) -> StallClass:
 
 def _cause_of_error(record: FailureRecord, facts: AttemptFacts) -> StallClass:
     names = record.names
-    for name in names & ERRORS.keys():
-        return ERRORS[name]
+    for name, cause in ERRORS.items():
+        if name in names:
+            return cause
     for pattern, cause in MESSAGES.items():
         if pattern.search(record.message) and not record.is_user_error:
             return cause
@@ -371,7 +372,7 @@ def _missing(facts: AttemptFacts) -> str:
 
 
 def _wait(state: FallbackState, facts: AttemptFacts, missing: str, longer: Phase | None = None) -> Wait:
-    first_s = max(facts.settings.poll_s, min(FIRST_PAUSE_S, facts.settings.pause_s))
+    first_s = max(facts.settings.poll_s, _first_pause_s(facts))
     pause_s = _doubled(first_s, state.waits)
     state = replace(state, waits=state.waits + 1)
     return Wait(state=state, reason=f"waits for {missing}", pause_s=pause_s, longer=longer)
@@ -500,6 +501,10 @@ def _attempt(state: FallbackState) -> str:
     return f"attempt {state.attempts + 1} since the last checkpoint"
 
 
+def _first_pause_s(facts: AttemptFacts) -> float:
+    return min(FIRST_PAUSE_S, facts.settings.pause_s)
+
+
 def _doubled(pause_s: float, times: int) -> float:
     return min(pause_s * 2.0 ** min(times, MOST_DOUBLINGS), LONGEST_PAUSE_S)
 
@@ -507,7 +512,7 @@ def _doubled(pause_s: float, times: int) -> float:
 def _pause_s(state: FallbackState, facts: AttemptFacts) -> float:
     """Return the pause before the next attempt: short before the first one, then doubled from `pause_s` on."""
     if state.attempts <= 1:
-        return min(FIRST_PAUSE_S, facts.settings.pause_s)
+        return _first_pause_s(facts)
     return _doubled(facts.settings.pause_s, state.attempts - 2)
 
 
