@@ -147,5 +147,5 @@ def test_detached_fit_that_cannot_start_returns_its_error(configuration: Path, t
         [*PROGRAM, *words, "--data.batch_size=100000"], env=ENVIRONMENT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 2
-    assert "data.batch_size" in done.stdout
+    assert "data.batch_size must be at most" in done.stdout
     assert "Detached" not in done.stdout
