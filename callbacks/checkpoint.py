@@ -51,11 +51,9 @@ from yolo_lightning.utils.loop_position import (
     set_requested_epochs,
     steps_begun,
 )
+from yolo_lightning.utils.optional_file import FINAL_PAUSES_S
 from yolo_lightning.utils.stop_signals import request
 from yolo_lightning.utils.suspect_checkpoints import trusted_steps
-
-FINAL_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
-"""Seconds before each further attempt to write the checkpoint of the last epoch."""
 
 GRADIENTS = "accumulated_gradients"  # checkpoint key of the gradients that no optimizer step has used yet
 

@@ -15,7 +15,6 @@ from lightning.pytorch.callbacks import StochasticWeightAveraging
 
 from tests.callbacks.tiny_training import Interrupt, StopAt, TinyModule, fit
 from yolo_lightning.callbacks import BestCheckpoint, HeartbeatFile, LastCheckpoint
-from yolo_lightning.callbacks.checkpoint import FINAL_PAUSES_S
 from yolo_lightning.checkpoints.checkpoint_file import (
     NotSavedError,
     find_damage,
@@ -25,6 +24,7 @@ from yolo_lightning.checkpoints.checkpoint_file import (
 from yolo_lightning.checkpoints.checkpoint_io import AtomicCheckpointIO
 from yolo_lightning.supervision.heartbeat import HEARTBEAT_VARIABLE
 from yolo_lightning.supervision.unsaved_checkpoint import read_unsaved
+from yolo_lightning.utils.optional_file import FINAL_PAUSES_S
 from yolo_lightning.utils.run_files import FINISHED_FILE
 
 

@@ -4,6 +4,7 @@ import os
 import re
 import resource
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,15 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from tests.callbacks.tiny_training import AccumulatingModule, Clock, Interrupt, StopAt, TinyModule, fit
 from yolo_lightning.callbacks import LastCheckpoint, MetricsFile
+from yolo_lightning.utils.optional_file import FINAL_PAUSES_S
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses between attempts to write after the last step, which then take no time."""
+    taken: list[float] = []
+    monkeypatch.setattr("yolo_lightning.callbacks.metrics_file.time", SimpleNamespace(sleep=taken.append))
+    return taken
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
@@ -171,10 +181,11 @@ def test_row_after_a_torn_one_is_a_row_of_its_own(tmp_path: Path) -> None:
 
 
 def test_file_that_cannot_be_written_warns_and_training_goes_on(
-    tmp_path: Path, recwarn: pytest.WarningsRecorder
+    tmp_path: Path, recwarn: pytest.WarningsRecorder, pauses: list[float]
 ) -> None:
     (tmp_path / "metrics.csv").mkdir()
     assert fit(tmp_path, MetricsFile()).steps == 4
+    assert pauses == [*FINAL_PAUSES_S]
     assert re.search(r"could not write .*metrics.csv.*training continues", warned(recwarn))
 
 
@@ -222,6 +233,25 @@ def test_rows_that_were_not_written_before_a_checkpoint_follow_after_the_resume(
     assert steps(tmp_path) == list(range(1, 9))
 
 
+def test_rows_of_the_last_epoch_follow_when_the_disk_recovers_after_the_last_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float]
+) -> None:
+    from yolo_lightning.callbacks import metrics_file
+
+    def refusing(path: Path, kept: list[dict[str, Any]]) -> None:
+        if len(pauses) < 3:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        write_rows(path, kept)
+
+    write_rows = metrics_file.write_rows
+    monkeypatch.setattr(metrics_file, "write_rows", refusing)
+    with pytest.warns(UserWarning, match=r"could not write .*metrics.csv"):
+        fit(tmp_path, MetricsFile())
+    assert steps(tmp_path) == [1, 2, 3, 4]
+    assert pauses == [1.0, 2.0, 4.0]
+
+
+@pytest.mark.usefixtures("pauses")
 def test_rows_of_a_complete_training_are_written_by_its_resume(tmp_path: Path) -> None:
     from yolo_lightning.callbacks import metrics_file
 

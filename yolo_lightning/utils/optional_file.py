@@ -7,6 +7,9 @@ from pathlib import Path
 from yolo_lightning.utils.activity import Activity, during
 from yolo_lightning.utils.rank_zero import rank_warn
 
+FINAL_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
+"""Seconds before each further attempt to write a file at the end of a fit, after which nothing writes it again."""
+
 
 class OptionalFile:
     """Continues a run if a file cannot be written, with one warning until the file is written again."""
