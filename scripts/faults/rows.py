@@ -382,7 +382,7 @@ CASES: tuple[Case, ...] = (
          timeouts_s={"fetch_s": 2.0, "step_s": 2.0, "save_s": 2.0}, lost_steps=None),
     Case("30e", "heartbeat file deleted, then the trainer hangs: detected after the largest phase timeout",
          ("lock @ step 12",), (at_step(8, do.damage_heartbeat(Path.unlink)),),
-         (Report(COMPUTATION, ("lock (",), within_s=LARGEST_S + 10.0),),
+         (Report(UNKNOWN, ("lock (",), within_s=LARGEST_S + 10.0),),
          timeouts_s={field.name: LARGEST_S for field in fields(PhaseTimeouts)}, supervision={"factor": 1.0}),
     *(Case(name, f"heartbeat file replaced by a {kind}", (), (at_step(8, do.damage_heartbeat(do.replace_by(make))),),
            log=("no heartbeat: the heartbeat file cannot be read",))

@@ -160,6 +160,7 @@ ROWS: list[Row] = [
     ("device hangs in a step", hangs(Phase.STEP, DEVICE_WAIT, samples=BATCH), 1, "lower the computation: gemm"),
     ("device hangs in a step", hangs(Phase.STEP, DEVICE_WAIT, samples=BATCH), 2, "lower the computation: gemm without GPU kernels"),
     ("device hangs in a step, no lower level", hangs(Phase.STEP, DEVICE_WAIT, samples=BATCH), 4, "restart after 1 s"),
+    ("heartbeat deleted, then no sign of life", hangs(Phase.FETCH, Activity.UNKNOWN), 1, "restart after 1 s, twice the time for fetch"),
     ("the first rank waits for a rank that cannot be found", hangs(Phase.STEP, Activity.EXCHANGE), 1, "restart after 1 s, twice the time for step"),
     ("device hangs in a validation", hangs(Phase.VALIDATE, DEVICE_WAIT), 1, "lower the computation: gemm"),
     ("device hangs in the first batch", hangs(Phase.FIRST_BATCH, DEVICE_WAIT, **NEW), 1, "lower the computation: gemm"),

@@ -85,7 +85,7 @@ def test_fault_30_missing_heartbeat_is_never_healthy_and_in_the_end_a_stall(reas
     look = world.watch.look()
     assert not look.is_readable
     assert look.heartbeat.phase is Phase.STEP  # the last one, for the incident
-    assert look.heartbeat.activity is Activity.NONE  # the trainer has continued since then
+    assert look.heartbeat.activity is Activity.UNKNOWN  # the trainer has continued since then
     assert world.after(1) == "stalled"
 
 

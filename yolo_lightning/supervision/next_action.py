@@ -278,8 +278,8 @@ def cause_of_stall(heartbeat: Heartbeat) -> StallClass:
     """Return the cause of a stall that no exception has preceded."""
     phase = heartbeat.phase
     activity = heartbeat.activity
-    if activity is Activity.EXCHANGE:
-        return StallClass.UNKNOWN  # another rank hangs
+    if activity in (Activity.EXCHANGE, Activity.UNKNOWN):
+        return StallClass.UNKNOWN  # another rank hangs, or the phase is not the last one that could be read
     if activity is Activity.LOAD:
         return StallClass.LOADER_STALL
     if activity is Activity.DEVICE_WAIT:

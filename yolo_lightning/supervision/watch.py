@@ -19,7 +19,7 @@ GAP_LEAST_S = 2.0
 class Look:
     """One look at the heartbeat."""
 
-    heartbeat: Heartbeat  # the last one that could be read, without its activity while none can be read
+    heartbeat: Heartbeat  # the last one that could be read, with an unknown activity while none can be read
     waited_s: float = 0.0  # seconds since the last change of the heartbeat
     is_stalled: bool = False
     reason: str = ""  # why a trainer without progress is not stalled yet, if there is a reason
@@ -88,7 +88,7 @@ class Watch:
         is_stalled = not excuse and waited_s >= timeout_s
         heartbeat = self.heartbeat
         if problem is not None:
-            heartbeat = replace(heartbeat, activity=Activity.NONE)  # the trainer has continued since then
+            heartbeat = replace(heartbeat, activity=Activity.UNKNOWN)
         return Look(heartbeat, waited_s, is_stalled, reason, has_grown, is_readable=problem is None)
 
     def _has_written(self) -> bool:

@@ -27,6 +27,7 @@ class Activity(IntEnum):
     WRITE = 6  # writes a file
     WAIT = 7  # waits on purpose until something outside of the process is available, and repeats its heartbeat
     EXCHANGE = 8  # waits for other ranks in a collective operation
+    UNKNOWN = 9  # not in a file: the heartbeat cannot be read, and the process has continued since the last one
 
     @property
     def label(self) -> str:
