@@ -73,7 +73,7 @@ class FinishBy(TimedCallback):
         self._val_check_batch: int | float | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {
+        return {
             "step_s": self._step_s,
             "epoch_end_s": self._epoch_end_s,
             "progress_s": self._progress_s,
@@ -84,7 +84,6 @@ class FinishBy(TimedCallback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         check_state(self, state_dict, self.state_dict())
-        super().load_state_dict(state_dict)
         self._step_s = state_dict["step_s"]
         self._epoch_end_s = state_dict["epoch_end_s"]
         self._progress_s = state_dict["progress_s"]

@@ -3,12 +3,9 @@
 import statistics
 import time
 from collections import deque
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-
-from yolo_lightning.utils.choices import check_state
 
 BLOCK_STEPS = 16
 BLOCKS = 16
@@ -67,7 +64,7 @@ class StepPace:
 
 
 class FitTimer(Callback):
-    """Times the steps and validations of a fit.
+    """Times the steps and validations of a fit. Checkpoints contain the durations.
 
     The first step of a process does not count for the pace, because it starts workers and compiles kernels.
     """
@@ -99,19 +96,17 @@ class FitTimer(Callback):
             return self._trained_before_s
         return self._trained_before_s + time.monotonic() - self._train_began_s
 
-    def durations(self) -> dict[str, float | None]:
-        """Return the durations that checkpoints contain."""
+    def state_dict(self) -> dict[str, Any]:
         return {
             "validation_s": self.validation_s,
             "validation_start_s": self.validation_start_s,
             "trained_s": self.trained_s(),
         }
 
-    def restore(self, durations: Mapping[str, Any]) -> None:
-        """Set the durations of an earlier process of the run."""
-        self.validation_s = durations["validation_s"]
-        self.validation_start_s = durations["validation_start_s"]
-        self._trained_before_s = durations["trained_s"]
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.validation_s = state_dict["validation_s"]
+        self.validation_start_s = state_dict["validation_start_s"]
+        self._trained_before_s = state_dict["trained_s"]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._train_began_s = time.monotonic()
@@ -185,7 +180,7 @@ def find_timer(trainer: Trainer) -> FitTimer | None:
 
 
 class TimedCallback(Callback):
-    """Base class of callbacks that read the timer of their Trainer; checkpoints contain `FitTimer.durations`.
+    """Base class of callbacks that read the timer of their Trainer.
 
     Args:
         options: Options of the other base class.
@@ -195,17 +190,9 @@ class TimedCallback(Callback):
         super().__init__(**options)
         self.timer = FitTimer()
 
-    def state_dict(self) -> dict[str, Any]:
-        return self.timer.durations()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        check_state(self, state_dict, self.timer.durations())
-        self.timer.restore(state_dict)
-
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
-        if stage == "fit":
-            self.timer = shared_timer(trainer, self)
+        self.timer = shared_timer(trainer, self)
 
 
 def is_validation_of_fit(trainer: Trainer) -> bool:

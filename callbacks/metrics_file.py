@@ -44,13 +44,12 @@ class MetricsFile(TimedCallback):
         """If set, the next write keeps the rows up to this step and rewrites the file instead of appending."""
 
     def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"steps": self._steps, "unwritten": list(self._unwritten)}
+        return {"steps": self._steps, "unwritten": list(self._unwritten)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        check_state(self, state_dict, ("steps", "trained_s"))
-        super().load_state_dict(state_dict)
+        check_state(self, state_dict, self.state_dict())
         self._steps = state_dict["steps"]
-        self._unwritten = list(state_dict.get("unwritten", []))  # absent from the checkpoints of earlier versions
+        self._unwritten = list(state_dict["unwritten"])
         self._rewritten_up_to = math.inf  # a part of these rows may have been written after the checkpoint
 
     @rank_zero_only

@@ -37,7 +37,7 @@ class RandomState(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep the state until training starts, because the setup may draw random numbers."""
-        self._loaded = [state_dict, *state_dict.get(OTHERS, ())]
+        self._loaded = [state_dict, *state_dict[OTHERS]]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         rank = trainer.global_rank
@@ -73,8 +73,7 @@ def restore(state: dict[str, Any]) -> None:
     name, keys, *rest = state["numpy"]
     np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))
     torch.set_rng_state(state["torch"].cpu())
-    # A checkpoint without `accelerator` contains the states of CUDA or ROCm devices as `cuda`.
-    set_random_states(state.get("accelerator", "cuda"), state.get("accelerator_states", state.get("cuda", [])))
+    set_random_states(state["accelerator"], state["accelerator_states"])
 
 
 def seed_process(seed: int, rank: int, steps: int) -> None:

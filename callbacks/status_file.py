@@ -71,7 +71,7 @@ class StatusFile(TimedCallback):
         self._file = OptionalFile()
 
     def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {
+        return {
             "scores": [(scores.epoch, dict(scores.values)) for scores in self._scores],
             "best_map_50": self._best_map_50,
             "minutes": [astuple(minute) for minute in self.watches.minutes],
@@ -79,12 +79,11 @@ class StatusFile(TimedCallback):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        check_state(self, state_dict, ("scores", "best_map_50"))
-        super().load_state_dict(state_dict)
+        check_state(self, state_dict, self.state_dict())
         self._scores.extend(Scores(epoch, dict(values)) for epoch, values in state_dict["scores"])
         self._best_map_50 = state_dict["best_map_50"]
-        self.watches.minutes.extend(Minute(*minute) for minute in state_dict.get("minutes", ()))
-        self.watches.findings = tuple(WatchFinding(**finding) for finding in state_dict.get("findings", ()))
+        self.watches.minutes.extend(Minute(*minute) for minute in state_dict["minutes"])
+        self.watches.findings = tuple(WatchFinding(**finding) for finding in state_dict["findings"])
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_global_zero:

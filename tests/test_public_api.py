@@ -363,12 +363,9 @@ def test_callbacks_that_need_other_parts_say_so(model: Any, data: Any, tmp_path:
         quiet_trainer(tmp_path, max_epochs=1, callbacks=[EMA(), HeartbeatFile()]).fit(model, data)
     for callback, missing in (
         (BestCheckpoint(), "best_k_models, best_model_path, .* are missing"),
-        (StatusFile(), "best_map_50, scores are missing"),
-        (
-            FinishBy(max_hours=1),
-            "epoch_end_s, plan, progress_s, step_s, trained_s, validation_s, validation_start_s are missing",
-        ),
-        (MetricsFile(), "steps, trained_s are missing"),
+        (StatusFile(), "best_map_50, findings, minutes, scores are missing"),
+        (FinishBy(max_hours=1), "clock, deadline_text, epoch_end_s, plan, progress_s, step_s are missing"),
+        (MetricsFile(), "steps, unwritten are missing"),
     ):
         with pytest.raises(ValueError, match=f"state of {type(callback).__name__} must be a result of .*, {missing}"):
             callback.load_state_dict({})

@@ -229,7 +229,7 @@ class YOLOModule(LightningModule):
 
     @classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, *arguments: Any, **options: Any) -> Self:
-        """Return the module of a checkpoint, possibly of an earlier layout; `options` override its settings."""
+        """Return the module of a checkpoint; `options` override its settings."""
         check_types("load_from_checkpoint", {"checkpoint_path": Path}, {"checkpoint_path": checkpoint_path})
         checkpoint_path = local_checkpoint(str(checkpoint_path))
         require_whole(checkpoint_path)

@@ -56,7 +56,7 @@ class Loop:
 
     def __init__(self, clock: Clock, events: "Events", max_epochs: int) -> None:
         self.clock, self.events = clock, events
-        self.saved: tuple[int, int, dict[str, Any]] | None = None
+        self.saved: tuple[int, int, list[dict[str, Any]]] | None = None
         self.max_epochs = max_epochs
         self.module: Any = SimpleNamespace()
         self.callback = FinishBy(max_hours=HOURS)
@@ -70,7 +70,7 @@ class Loop:
             self.clock.now_s += RESTART_S
 
     def _attempt(self) -> bool:
-        epoch, batch, state = self.saved or (0, 0, None)
+        epoch, batch, states = self.saved or (0, 0, [])
         callback = self.callback = FinishBy(max_hours=HOURS)
         fetcher = SimpleNamespace(length=PER_EPOCH)
         progress = SimpleNamespace(current=SimpleNamespace(ready=epoch + (batch > 0), processed=epoch))
@@ -97,8 +97,8 @@ class Loop:
             callbacks=[callback],
         )
         callback.setup(trainer, self.module, "fit")
-        if state is not None:
-            callback.load_state_dict(state)
+        for part, state in zip(trainer.callbacks, states, strict=False):
+            part.load_state_dict(state)
 
         def call(hook: str, *arguments: Any) -> None:
             for each in trainer.callbacks:
@@ -129,7 +129,7 @@ class Loop:
                 batch += 1
                 if batch % 50 == 0 and not is_last:
                     self.clock.now_s += SAVE_S
-                    self.saved = (epoch, batch, callback.state_dict())
+                    self.saved = (epoch, batch, [part.state_dict() for part in trainer.callbacks])
                 if self.events.kills and self.clock.now_s >= self.events.kills[0]:
                     self.events.kills.pop(0)
                     return False
@@ -140,7 +140,7 @@ class Loop:
             call("on_train_epoch_end")
             self.clock.now_s += SAVE_S
             epoch, batch = epoch + 1, 0
-            self.saved = (epoch, batch, callback.state_dict())
+            self.saved = (epoch, batch, [part.state_dict() for part in trainer.callbacks])
         call("on_train_end")
         self.clock.now_s += VALIDATION_S * self.events.factor(self.clock.now_s)  # the reserved test
         return True

@@ -123,7 +123,7 @@ def test_compared_score_has_the_name_that_the_data_allow(variation: float | None
 def test_estimate_is_that_of_the_last_validation() -> None:
     timer = FitTimer()
     assert Estimate.of(timer, 20) is None
-    timer.restore({"validation_s": 15.0, "validation_start_s": 5.0, "trained_s": 1000.0})
+    timer.load_state_dict({"validation_s": 15.0, "validation_start_s": 5.0, "trained_s": 1000.0})
     estimate = Estimate.of(timer, 20)
     assert estimate is not None
     assert estimate.seconds(10) == 2 * 5 + (10 + 2 * 20) * 0.5

@@ -30,7 +30,7 @@ HYPERPARAMETERS = {"class_names": list[str], "variant": str, "class_width": int 
 
 
 def load_checkpoint(path: Path, map_location: Literal["cpu", "meta"] = "cpu") -> dict[str, Any]:
-    """Return the content of a checkpoint of `YOLOModule` in the layout of today; "meta" reads no tensors.
+    """Return the content of a checkpoint of `YOLOModule`; "meta" reads no tensors.
 
     Raises:
         UserError: If the file is damaged, contains other objects, is no dictionary, or has parts of other types.

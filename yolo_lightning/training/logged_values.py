@@ -55,7 +55,7 @@ class LoggedValues:
         }
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
-        """Keep the state, None for a checkpoint of an earlier version, until `restore` is called."""
+        """Keep the state, None for a checkpoint of a fit without `LastCheckpoint`, until `restore` is called."""
         self._loaded = state
 
     def restore(self, trainer: Trainer, module: LightningModule) -> None:
@@ -72,7 +72,7 @@ class LoggedValues:
             return
         values = move_data_to_device(state["ranks"][trainer.global_rank], module.device)
         trainer._logger_connector._callback_metrics.update(values["callback_metrics"])
-        self._metrics = values.get("own_metrics", {})
+        self._metrics = values["own_metrics"]
         _step_plateau_schedulers(trainer, module, "step", state["pending_batches"])
         if is_within_epoch(trainer):
             self._metrics |= values["metrics"]

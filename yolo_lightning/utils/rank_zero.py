@@ -24,9 +24,9 @@ HARMLESS_WARNINGS = (
     "You are using a custom batch sampler `FileOrderBatches`",  # it visits every frame
     r"It is recommended to use `self.log\('.*', ..., sync_dist=True\)`",  # each process scores all frames
     "Early stopping conditioned on metric",  # `MeanAP` says what to set
-    # Only a fit has these callbacks, or only one with or without a terminal; no state of the training is in them.
+    # Only a fit has these callbacks; no state of the training is in them.
     "Be aware that when using `ckpt_path`, .* Please add the following callbacks: "
-    r"\[('(StatusFile|RunProgressBar|ProgressLines)'(, )?)+\]",
+    r"\[('(FitTimer|StatusFile)'(, )?)+\]",
 )
 """Warnings of other libraries that a user cannot act on."""
 
