@@ -36,6 +36,9 @@ LONGEST_STEP = 10.0
 PRINTED_CHANGE = 0.05
 """Smallest relative change of the number of steps that is printed."""
 
+CLOSING_VALIDATIONS = 2
+"""Validations for which time is reserved after the last step: the last one, and as much for a test afterwards."""
+
 
 class FinishBy(TimedCallback):
     """Ends a fit shortly before a deadline, with the last learning rate, a validation and all checkpoints.
@@ -47,13 +50,10 @@ class FinishBy(TimedCallback):
     Args:
         finish_by: Deadline as YYYY-MM-DDTHH:MM, local time or with zone.
         max_hours: Hours from the first start of the run to the deadline, > 0; restarts do not change the deadline.
-        reserved_evaluations: Time that is reserved for work after the fit, as a multiple of the time of a validation.
     """
 
-    @checked_arguments(max_hours=MAX_HOURS_LIMITS, reserved_evaluations=">= 0")
-    def __init__(
-        self, finish_by: str | None = None, max_hours: float | None = None, reserved_evaluations: int = 1
-    ) -> None:
+    @checked_arguments(max_hours=MAX_HOURS_LIMITS)
+    def __init__(self, finish_by: str | None = None, max_hours: float | None = None) -> None:
         super().__init__()
         if (finish_by is None) == (max_hours is None):
             raise UserError(f"either finish_by or max_hours must be set, got {finish_by!r} and {max_hours}")
@@ -62,7 +62,6 @@ class FinishBy(TimedCallback):
         self._moment = None if finish_by is None else parse_moment("finish_by", finish_by)
         self._deadline_text = finish_by
         self._max_hours = max_hours
-        self._reserved_evaluations = reserved_evaluations
         self._clock = WallClock()
         self._step_s: float | None = None
         self._epoch_end_s = 0.0
@@ -202,7 +201,7 @@ class FinishBy(TimedCallback):
             step=step,
             step_s=step_s,
             epoch_s=validation_s * per_epoch + self._epoch_end_s,
-            closing_s=validation_s * (1 + self._reserved_evaluations) + self._epoch_end_s,
+            closing_s=validation_s * CLOSING_VALIDATIONS + self._epoch_end_s,
             lost_s=now_s - schedule.began_s - self._progress_s,
             smallest_step=step + 1 if can_end_at_once else step + 2,
         )

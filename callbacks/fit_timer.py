@@ -75,7 +75,6 @@ class FitTimer(Callback):
         self.step_s = 0.0  # computation of the newest step
         self.step_with_wait_s = 0.0  # newest step and the wait for its batch
         self.validation_s: float | None = None  # newest validation; None before the first one
-        self.validation_start_s = 0.0  # its part before the first batch: the start of the loader's workers
         self.epoch_end_s = 0.0  # from the last step or validation of the previous epoch to the start of this epoch
         self._waiting_since_s = 0.0
         self._step_began_s = 0.0
@@ -97,15 +96,10 @@ class FitTimer(Callback):
         return self._trained_before_s + time.monotonic() - self._train_began_s
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "validation_s": self.validation_s,
-            "validation_start_s": self.validation_start_s,
-            "trained_s": self.trained_s(),
-        }
+        return {"validation_s": self.validation_s, "trained_s": self.trained_s()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.validation_s = state_dict["validation_s"]
-        self.validation_start_s = state_dict["validation_start_s"]
         self._trained_before_s = state_dict["trained_s"]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -141,12 +135,6 @@ class FitTimer(Callback):
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._validation_began_s = time.monotonic()
-
-    def on_validation_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        if batch_idx == 0 and dataloader_idx == 0 and is_validation_of_fit(trainer):
-            self.validation_start_s = time.monotonic() - self._validation_began_s
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._waiting_since_s = time.monotonic()

@@ -199,7 +199,6 @@ def settings(dataset: Dataset, options: argparse.Namespace) -> dict[str, Any]:
     return {
         "config": dataset.config,
         "supervision.enabled": False,
-        "recalibrate_images": 0,  # an arm of its own
         "trainer.accelerator": "cpu",
         "trainer.precision": "32-true",  # scores do not depend on the processor
         "trainer.num_sanity_val_steps": 0,

@@ -255,7 +255,6 @@ def train(work: Path, case: str, steps: int, batch_size: int, log: Path, *, oper
         "trainer.limit_val_batches": 0,
         "trainer.callbacks+": json.dumps({"class_path": "profile_step.StepProfile", "init_args": arguments}),
         "supervision.enabled": "false",
-        "recalibrate_images": 0,
     }
     words = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
     folder = Path(__file__).resolve().parent

@@ -77,7 +77,6 @@ BAD: list[tuple[str, str, str]] = [
     ("trainer.max_time", "5", r"trainer\.max_time must be DD:HH:MM:SS, got 5"),
     ("trainer.default_root_dir", "/dev/null/run", r"default_root_dir must be a folder, got the file /dev/null"),
     ("trainer.gradient_clip_val", "1.0", r"gradient_clip_val must not be set, got 1\.0: use model\.recipe\.clip_norm"),
-    ("recalibrate_images", "1", r"recalibrate_images must be auto, 0 or >= 2, got 1"),
 ]
 CHECKED_WITH_DATA = ("data.batch_size", "trainer.val_check_interval", "model.recipe.optimizer", "trainer.callbacks")
 CALLBACKS = [

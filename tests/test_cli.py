@@ -2,7 +2,6 @@
 
 import json
 import logging
-import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -301,23 +300,9 @@ def test_fit_ends_with_a_file_for_ultralytics_a_report_and_commands_that_work(
 ) -> None:
     from ultralytics import YOLO
 
-    from yolo_lightning.commands import recalibrate
-    from yolo_lightning.commands.validation_matches import match_validation as match
-
-    judged: list[int | None] = []
-    monkeypatch.setattr(recalibrate, "match_validation", lambda *a, **k: judged.append(k["batches"]) or match(*a, **k))
-    with caplog.at_level(logging.INFO):
-        run("fit", *ONE_STEP, "--trainer.default_root_dir", "first", "--recalibrate_images", "1024")
-    assert judged == [1], "trainer.limit_val_batches"
-    assert re.search(r"recalibration: 16 training frames, then scores of \d+ validation frames, about ", caplog.text)
-    checkpoints = tmp_path / "first" / "checkpoints"
-    assert re.search(r"recalibrated with 16 frames in \d+ s: balanced ", caplog.text)
-    assert (checkpoints / "recalibrated.ckpt").is_file() == ("not kept" not in caplog.text)
-    network = YOLO(checkpoints / "best.pt")
+    run("fit", *ONE_STEP, "--trainer.default_root_dir", "first")
+    network = YOLO(tmp_path / "first" / "checkpoints" / "best.pt")
     assert list(network.names.values()) == ["person", "bicycle", "motorcycle", "vehicle"]
     assert (tmp_path / "first" / "report.html").stat().st_size > 10_000
-    with caplog.at_level(logging.INFO):
-        run("fit", *ONE_STEP, "--trainer.default_root_dir", "second", "--recalibrate_images", "auto")
-    assert re.search(r"not recalibrated: about \d+ s, more than 5% of the \d+ s of training", caplog.text)
     run("test", "--config", "first/config.yaml", "--trainer.limit_test_batches", "1")
     assert (tmp_path / "first" / "test_scores.json").is_file()

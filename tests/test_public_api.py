@@ -216,7 +216,6 @@ def test_prediction_of_a_plain_trainer_returns_the_detections_of_each_frame(
         (lambda: EMA("0.9"), r"EMA\.decay must be a number, got '0\.9'"),
         (lambda: FrameGallery(None), r"FrameGallery\.best must be an integer, got None"),
         (lambda: FinishBy(5), r"FinishBy\.finish_by must be a text or null, got 5"),
-        (lambda: FinishBy(max_hours=1, reserved_evaluations=-1), "reserved_evaluations must be >= 0, got -1"),
         (lambda: StallMonitor(math.inf), "timeout_s must be a number > 0, got inf"),
         (lambda: StatusFile(pause_when_hot="no"), r"StatusFile\.pause_when_hot must be true or false, got 'no'"),
         (lambda: MeanAP("no"), r"MeanAP\.report must be true or false, got 'no'"),

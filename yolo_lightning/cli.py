@@ -3,10 +3,9 @@
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from traceback import walk_tb
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -69,13 +68,6 @@ FIT_SWITCHES = {
 }
 RUN_OPTIONS: dict[str, tuple[Any, Any, str | None]] = {
     "best_pt": (bool, True, "Write best.pt, which opens with Ultralytics' YOLO(), beside best.ckpt after a fit."),
-    "recalibrate_images": (
-        int | Literal["auto"],
-        0,
-        "Training frames for `recalibrate` at the end of a fit; 0: no recalibration; auto: at most 1024, as many as 5 "
-        "% of the duration of the training allow. The file recalibrated.ckpt is kept if its balanced score, mAP50 for "
-        "data without months, is higher on all validation frames and both halves.",
-    ),
     "finish_by": (
         str | None,
         None,
@@ -94,9 +86,6 @@ RUN_OPTIONS: dict[str, tuple[Any, Any, str | None]] = {
     "mirror": (str | None, None, "Copy the checkpoints to a folder of the run at this address, as s3://bucket/runs."),
 }
 """Type, default and help of options that all subcommands accept, because they share a configuration file."""
-
-RECALIBRATION_EVALUATIONS = 2
-"""Duration of the recalibration at the end of a fit, as a multiple of the time of a validation."""
 
 
 def main(args: list[str] | None = None) -> None:
@@ -336,18 +325,11 @@ class YOLOCLI(LightningCLI):
     def after_fit(self) -> None:
         """Write best.pt and the report, and log the results; LightningCLI calls this method after a complete fit."""
         if self.trainer.is_global_zero:
-            from yolo_lightning.commands.recalibrate import recalibrate_best
-
             heartbeat.enter(Phase.SAVE)
             present: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
             evaluators = [callback for callback in present if isinstance(callback, callbacks.MeanAP)]
             scores = evaluators[0].last_scores if evaluators else None
-            options = self.config_init["fit"]
-            images = options["recalibrate_images"]
-            recalibrate = None
-            if images:
-                recalibrate = partial(recalibrate_best, data=self.datamodule, images=images, model=self.model)
-            end_fit(self.trainer, self.model, scores, with_pt=options["best_pt"], recalibrate=recalibrate)
+            end_fit(self.trainer, self.model, scores, with_pt=self.config_init["fit"]["best_pt"])
             folder = Path(self.trainer.default_root_dir)
             with OptionalFile().attempt(folder / run_files.FINISHED_FILE, "the next start repeats the last files"):
                 (folder / run_files.TRAINED_FILE).replace(folder / run_files.FINISHED_FILE)
@@ -381,10 +363,7 @@ def chosen_callbacks(configured: list[Callback], options: Mapping[str, Any], *, 
         chosen.append(callbacks.CheckpointMirror(options["mirror"]))
     deadline = {name: options[name] for name in DEADLINE_OPTIONS}
     if is_fit and any(value is not None for value in deadline.values()):
-        evaluations = 1
-        if options["recalibrate_images"] != 0:
-            evaluations += RECALIBRATION_EVALUATIONS
-        chosen.append(callbacks.FinishBy(**deadline, reserved_evaluations=evaluations))
+        chosen.append(callbacks.FinishBy(**deadline))
     return chosen
 
 

@@ -37,7 +37,7 @@ SPEEDS = {
 }
 """Name and number of digits of each column of speed and memory by its title."""
 
-SCORES = {"map_50": "mAP50", "recalibrated_map_50": "mAP50 recalibrated", "map": "mAP50-95"}
+SCORES = {"map_50": "mAP50", "map": "mAP50-95"}
 """Title of each column of scores by its name; further columns of scores are those of the classes."""
 PER_CLASS = "map_50/"
 
@@ -47,25 +47,19 @@ Result = dict[str, Any]
 def measure(run: Training, dataset: Dataset) -> Result:
     """Return scores of the final averaged weights, speed and memory, and store them in the run folder.
 
-    Every network gets the input that it was trained with; boxes are compared in pixels of the frames. A recipe with
-    `recalibrate_images` has a second mAP50: of `recalibrated.ckpt` if the fit has kept it, else of the final weights.
+    Every network gets the input that it was trained with; boxes are compared in pixels of the frames.
     """
     folder = Path(run.folder)
     weights, data = folder / "weights" / "last.pt", dataset.module(run.batch_size, [run.image_size] * 2)
-    is_recalibrated = False
     if run.arm not in OF_ULTRALYTICS:
         weights = folder / run_files.CHECKPOINTS / run_files.LAST_CHECKPOINT
         settings = yaml.safe_load((folder / run_files.config_name("fit")).read_text())
-        trained, is_recalibrated = settings["data"], bool(settings["recalibrate_images"])
+        trained = settings["data"]
         data = dataset.module(run.batch_size, trained["image_size"], background=trained["input"]["background"])
     scores = validated(weights, data, folder)
     names = ("map_50", "map", "ultralytics_map_50", "ultralytics_map", *(f"map_50/{one}" for one in data.class_names))
     found = {name: scores[f"val/{name}"] for name in names if isfinite(scores.get(f"val/{name}", nan))}
     result = {"arm": run.arm, "seed": run.seed, **found}
-    if is_recalibrated:
-        kept = weights.with_name(run_files.RECALIBRATED_CHECKPOINT)
-        best = validated(kept, data, folder) if kept.is_file() else scores
-        result["recalibrated_map_50"] = best["val/map_50"]
     name, column = ("results.csv", "time") if run.arm in OF_ULTRALYTICS else (run_files.METRICS, "time_s")
     with (folder / name).open(newline="") as file:  # the last row of each epoch
         ends = {row["epoch"]: float(row[column]) for row in csv.DictReader(file, skipinitialspace=True)}

@@ -35,8 +35,6 @@ AMP: Arm = "ultralytics_amp"
 CUDA_GRAPH: Arm = "cuda_graph"
 GPU_ARMS: tuple[Arm, ...] = (AMP, CUDA_GRAPH)
 OF_ULTRALYTICS: tuple[Arm, ...] = (ULTRALYTICS_DEFAULT, "ultralytics", AMP)
-RECALIBRATION_SHARE = 0.05
-"""Largest share of the training for `recalibrate_images: auto`; a training of two epochs is too short for it."""
 USAGE = "usage.json"
 """File in a run folder with processor time and memory of the whole process."""
 
@@ -90,8 +88,6 @@ def epochs_in_time(run: Training, processor_min: float) -> int:
     epoch_s: float = second["elapsed_processor_s"] - first["elapsed_processor_s"]
     remaining_s: float = json.loads((folder / USAGE).read_text())["seconds"] - 2 * epoch_s
     budget_s = 60 * processor_min
-    if run.arm in (DEFAULT, BEST):
-        budget_s *= 1 - RECALIBRATION_SHARE
     return max(1, round((budget_s - remaining_s) / epoch_s))
 
 
@@ -128,7 +124,7 @@ def _compared_settings(run: Training) -> dict[str, object]:
         "data.augmentation.close_mosaic_epochs": run.close_mosaic,
     }
     if run.arm != BEST:  # as Ultralytics trains by default
-        settings |= {"model.recipe.warmup_epochs": 3.0, "recalibrate_images": 0}
+        settings["model.recipe.warmup_epochs"] = 3.0
     return settings
 
 

@@ -73,16 +73,7 @@ def test_best_checkpoint_of_an_earlier_folder_is_not_called_unsaved(tmp_path: Pa
     assert block[0].startswith(f"finished 3 epochs; no best checkpoint, because {reason}")
 
 
-def test_recalibrated_checkpoint_is_named_and_tested_next(tmp_path: Path, block: list[str]) -> None:
-    def recalibrate(best: Path) -> str:
-        best.with_name("recalibrated.ckpt").write_bytes(b"")
-        return "recalibrated with 8 frames: better"
-
-    fit_summary.end_fit(*fitted(tmp_path), None, with_pt=False, recalibrate=recalibrate)  # type: ignore[arg-type]
-    lines = block[0].splitlines()
-    target = tmp_path / "checkpoints/recalibrated.ckpt"
-    assert lines[1] == "recalibrated with 8 frames: better"
+def test_best_pt_is_optional(tmp_path: Path, block: list[str]) -> None:
+    fit_summary.end_fit(*fitted(tmp_path), None, with_pt=False)  # type: ignore[arg-type]
     assert "best.pt" not in block[0]
     assert not (tmp_path / "checkpoints/best.pt").exists()
-    assert f"recalibrated     {target}" in lines
-    assert lines[lines.index("next:") + 1].endswith(f"test {tmp_path} --ckpt_path {target}")

@@ -63,7 +63,6 @@ WRONG = [
     ("fit --trainer.max_epochs null", "trainer.max_epochs must be >= 1, for the schedules, got None"),
     ("fit --trainer.max_epochs 0", "trainer.max_epochs must be an integer >= 1, got 0"),
     ("fit --trainer.max_steps 0", "trainer.max_steps must be another value than 0, with which a fit trains no step."),
-    ("fit --recalibrate_images 1", "recalibrate_images must be auto, 0 or >= 2, got 1"),
     ("fit --max_hours 0", "max_hours must be > 0 and <= 1000000 or null, got 0"),
     ("fit --seed_everything -1", "seed_everything must be an integer >= 0, got -1"),
     ("validate --model.detections.score_threshold 2", "score_threshold must be >= 0 and <= 1, got 2"),

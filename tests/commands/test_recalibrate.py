@@ -10,13 +10,11 @@ import torch
 
 from tests.conftest import data_options
 from tests.helpers.networks import lively_checkpoint
-from yolo_lightning.callbacks.fit_timer import FitTimer
 from yolo_lightning.checkpoints.checkpoint_file import RECALIBRATED, write_checkpoint
 from yolo_lightning.checkpoints.resume import check_resumable
 from yolo_lightning.cli import main
 from yolo_lightning.commands import recalibrate as recalibration
 from yolo_lightning.commands.half_scores import Comparison
-from yolo_lightning.commands.recalibrate import Estimate
 from yolo_lightning.evaluation.drift import RankingScores
 from yolo_lightning.supervision import heartbeat
 from yolo_lightning.supervision.heartbeat import Phase
@@ -112,23 +110,6 @@ def test_all_frames_and_both_halves_must_be_better() -> None:
     assert not is_better((0.9, 0.4, 0.9), (0.5, 0.5, 0.6))
     assert not is_better((0.9, 0.5, 0.9), (0.5, 0.5, 0.6))
     assert is_better((0.6,), (0.5,))
-
-
-@pytest.mark.parametrize(("variation", "name"), [(None, "mAP50"), (0.1, "balanced")])
-def test_compared_score_has_the_name_that_the_data_allow(variation: float | None, name: str) -> None:
-    scores = [RankingScores(0.5, variation, 0.5)]
-    assert Comparison(scores, scores).score_name == name
-
-
-def test_estimate_is_that_of_the_last_validation() -> None:
-    timer = FitTimer()
-    assert Estimate.of(timer, 20) is None
-    timer.load_state_dict({"validation_s": 15.0, "validation_start_s": 5.0, "trained_s": 1000.0})
-    estimate = Estimate.of(timer, 20)
-    assert estimate is not None
-    assert estimate.seconds(10) == 2 * 5 + (10 + 2 * 20) * 0.5
-    assert estimate.images_in(0.05 * 1000) == 40
-    assert estimate.images_in(29) < 0
 
 
 def test_run_folder_can_be_given_without_its_name(

@@ -38,7 +38,6 @@ def options(**changed: Any) -> dict[str, Any]:
         "trainer.devices": 1,
         "trainer.precision": "32-true",
         "trainer.max_epochs": 3,
-        "recalibrate_images": 0,
         "supervision.enabled": False,
         "allow_pickle": False,
         "mirror": None,

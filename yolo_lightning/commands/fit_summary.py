@@ -19,21 +19,13 @@ from yolo_lightning.evaluation.score_table import SCORE_LABELS, class_table
 from yolo_lightning.evaluation.ultralytics_metrics import ThresholdCurves, UltralyticsScores
 from yolo_lightning.module import YOLOModule
 from yolo_lightning.supervision.fallback_levels import AS_CONFIGURED, FallbackState
-from yolo_lightning.utils.run_files import (
-    BEST_CHECKPOINT,
-    CHECKPOINTS,
-    LAST_CHECKPOINT,
-    RECALIBRATED_CHECKPOINT,
-    REPORT,
-    STATE_FILE,
-)
+from yolo_lightning.utils.run_files import BEST_CHECKPOINT, CHECKPOINTS, LAST_CHECKPOINT, REPORT, STATE_FILE
 from yolo_lightning.utils.stop_signals import pasteable
 
 ValidationScores = tuple[DriftScores, ThresholdCurves, UltralyticsScores]
 
 TABLE_WIDTH = 80
 LABEL_WIDTH = 17
-RECALIBRATED = "recalibrated"  # label of the file
 
 
 def start_lines(trainer: Trainer, model: YOLOModule, start: str) -> list[str]:
@@ -55,39 +47,27 @@ def start_lines(trainer: Trainer, model: YOLOModule, start: str) -> list[str]:
     return [model_line, f"{device_line}, precision {trainer.precision}"]
 
 
-def end_fit(
-    trainer: Trainer,
-    model: YOLOModule,
-    scores: ValidationScores | None,
-    *,
-    with_pt: bool,
-    recalibrate: Callable[[Path], str] | None = None,
-) -> None:
-    """Write best.pt and the report, recalibrate, and log the closing block. Nothing in it can fail the fit.
+def end_fit(trainer: Trainer, model: YOLOModule, scores: ValidationScores | None, *, with_pt: bool) -> None:
+    """Write best.pt and the report, and log the closing block. Nothing in it can fail the fit.
 
     Args:
         trainer: Trainer of the finished fit; its first rank only calls this function.
         model: Trained model.
         scores: Scores of the last validation, if any.
         with_pt: Whether to write best.pt, which opens with Ultralytics' `YOLO()`.
-        recalibrate: Writes `recalibrated.ckpt` beside the given best checkpoint if it is better, and returns a line
-            about the outcome; None: no recalibration.
     """
     run = Path(trainer.default_root_dir)
     best = run / CHECKPOINTS / BEST_CHECKPOINT
     files: dict[str, Path | None] = {"best checkpoint": best, "last checkpoint": best.with_name(LAST_CHECKPOINT)}
     if with_pt and best.is_file():
         files["Ultralytics file"] = _attempted(best.with_suffix(".pt"), lambda path: write_pt(best, path))
-    outcome: list[str] = []
-    if recalibrate is not None and best.is_file():
-        target = best.with_name(RECALIBRATED_CHECKPOINT)
-        files[RECALIBRATED] = _attempted(target, lambda _: outcome.append(recalibrate(best)))
     files["report"] = _attempted(run / REPORT, lambda path: write_report([run], path))
     existing = {label: path for label, path in files.items() if path is not None and path.is_file()}
+    lines = [_finish_line(trainer, best)]
     fallback = FallbackState.read(run / STATE_FILE).line
     if fallback != AS_CONFIGURED:
-        outcome.append(f"fallback level: {fallback}")
-    lines = [_finish_line(trainer, best), *outcome, *_table_lines(scores, model.hparams["class_names"])]
+        lines.append(f"fallback level: {fallback}")
+    lines += _table_lines(scores, model.hparams["class_names"])
     lines += [f"{label:<{LABEL_WIDTH}}{path}" for label, path in existing.items()]
     rank_zero_info("\n".join([*lines, "next:", *(f"  {command}" for command in _next_commands(run, existing))]))
 
@@ -147,11 +127,8 @@ def _next_commands(run: Path, files: dict[str, Path]) -> list[str]:
     program = [sys.argv[0]]
     if Path(sys.argv[0]).name.endswith(".py"):
         program = ["python", "-m", "yolo_lightning"]
-    chosen: list[str] = []
-    if RECALIBRATED in files:
-        chosen = ["--ckpt_path", str(files[RECALIBRATED])]
     commands = [
-        (*program, "test", str(run), *chosen),
+        (*program, "test", str(run)),
         (*program, "predict", "PICTURES", "--run", str(run)),
     ]
     if "report" not in files:

@@ -42,11 +42,6 @@ class Comparison:
         return all(_rank(after) > _rank(before) for before, after in pairs)
 
     @property
-    def score_name(self) -> str:
-        """Name of the compared score: without months to compare, the balanced score is mAP50."""
-        return "mAP50" if self.before[0].variation is None else "balanced"
-
-    @property
     def where(self) -> str:
         return "all frames and both halves" if len(self.before) > 1 else "all frames, because no month has two clips"
 

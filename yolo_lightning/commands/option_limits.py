@@ -202,9 +202,6 @@ def check_run(options: Mapping[str, Any]) -> None:
     if options.get("resume") and options.get("ckpt_path") is not None:
         raise UserError("--resume finds the checkpoint itself; give either --resume or --ckpt_path")
     seed_of(options.get("seed_everything", 0))
-    images = options.get("recalibrate_images", 0)
-    if images not in (AUTO, 0) and images < 2:
-        raise UserError(f"recalibrate_images must be auto, 0 or >= 2, got {images}")
 
 
 def seed_of(seed_everything: bool | int) -> int:

@@ -1,54 +1,43 @@
 """`python -m yolo_lightning recalibrate RUN`: statistics of batch normalization computed anew from training frames."""
 
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from yolo_lightning.callbacks.fit_timer import FitTimer, find_timer
 from yolo_lightning.checkpoints.averaging import OF_NETWORK
-from yolo_lightning.checkpoints.checkpoint_file import RECALIBRATED, remove_checkpoint, write_checkpoint
+from yolo_lightning.checkpoints.checkpoint_file import RECALIBRATED, write_checkpoint
 from yolo_lightning.checkpoints.resume import chosen_checkpoint
 from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN
 from yolo_lightning.checkpoints.torch_archive import load_checkpoint
 from yolo_lightning.commands.console import check_writable, counter, writing
 from yolo_lightning.commands.half_scores import Comparison, score_frames
 from yolo_lightning.commands.option_limits import RECALIBRATION_IMAGES
-from yolo_lightning.commands.validation_matches import match_validation, network_for, validation_frames
+from yolo_lightning.commands.validation_matches import match_validation, network_for
 from yolo_lightning.data.batch import collate
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import EvaluationDataset
 from yolo_lightning.data.loader import loader_arguments
 from yolo_lightning.detector import arranged_network
 from yolo_lightning.errors import UserError
-from yolo_lightning.evaluation.score_table import score_text
 from yolo_lightning.model.convolution_settings import Convolution
 from yolo_lightning.model.graph import network_input
 from yolo_lightning.model.layers import FoldedGraph, graph_stride
 from yolo_lightning.model.network_settings import NetworkSettings
-from yolo_lightning.module import YOLOModule
 from yolo_lightning.supervision import heartbeat
 from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.training.normalization_statistics import has_single_values, recompute_statistics
 from yolo_lightning.utils.accelerator import chosen_device
-from yolo_lightning.utils.choices import AUTO, check_range
-from yolo_lightning.utils.moment import duration
+from yolo_lightning.utils.choices import check_range
 from yolo_lightning.utils.paths import real_path, user_path
-from yolo_lightning.utils.rank_zero import rank_zero_info
 from yolo_lightning.utils.run_files import RECALIBRATED_CHECKPOINT
 
 PREFIX = "graph."  # of the network's tensors in a checkpoint
 STATISTICS = ("running_mean", "running_var")
-AutoImages = int | Literal["auto"]
-AUTO_SHARE = 0.05
-AUTO_IMAGES = 1024
-FEWEST_IMAGES = 64
 
 
 def recalibrate(
@@ -99,9 +88,8 @@ def apply(
     images: int,
     device: torch.device,
     conv_backend: Convolution,
-    batches: int | None = None,
 ) -> tuple[dict[str, Any], Comparison]:
-    """Recalibrate a checkpoint, and score both on the validation frames, in `batches` batches (None: all).
+    """Recalibrate a checkpoint, and score both on the validation frames.
 
     Returns:
         The recalibrated checkpoint, without the state of the training, which cannot be resumed; the scores. The
@@ -122,80 +110,8 @@ def apply(
     content = {name: checkpoint[name] for name in OF_NETWORK if name in checkpoint}
     content["state_dict"] = state | {name: value.to(state[name].dtype) for name, value in statistics.items()}
     network = FoldedGraph(graph, one_to_one=settings.detections.one_to_one, with_loss=False)
-    scores = judged([usual, network], data, settings, len(names), device, batches)
+    scores = judged([usual, network], data, settings, len(names), device)
     return content | {RECALIBRATED: {"from": file.name, "images": used[0]}}, scores
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """Estimated duration of a recalibration, from the last validation of the fit."""
-
-    start_s: float  # seconds until a loader delivers its first batch
-    frame_s: float  # seconds per frame and network
-    frames: int  # validation frames, which both networks process
-
-    @classmethod
-    def of(cls, timer: FitTimer | None, frames: int) -> Self | None:
-        """Return the estimate for a number of validation frames; None if no validation has been timed."""
-        if timer is None or timer.validation_s is None:
-            return None
-        return cls(timer.validation_start_s, (timer.validation_s - timer.validation_start_s) / frames, frames)
-
-    def seconds(self, images: int) -> float:
-        """Return the duration with a number of training frames."""
-        return 2 * self.start_s + (images + 2 * self.frames) * self.frame_s
-
-    def images_in(self, budget_s: float) -> int:
-        """Return the number of training frames, <= 0 for none, with which the recalibration takes `budget_s`."""
-        return int((budget_s - self.seconds(0)) / max(self.frame_s, 1e-6))
-
-
-def recalibrate_best(best: Path, data: DetectionDataModule, images: AutoImages, model: YOLOModule) -> str:
-    """Recalibrate the best checkpoint of a finished fit; write the result if it is better, else delete an earlier one.
-
-    Args:
-        best: Checkpoint.
-        data: Data of the fit.
-        images: Number of training frames. `auto`: as many as `AUTO_SHARE` of the duration of the training allows, at
-            most `AUTO_IMAGES`; with fewer than `FEWEST_IMAGES`, or those of the split, the checkpoint is kept.
-        model: Module of the fit, whose device and convolutions are used.
-
-    Returns:
-        One line about the outcome.
-    """
-    target = best.with_name(RECALIBRATED_CHECKPOINT)
-    trainer = model.trainer
-    batches = int(sum(trainer.num_val_batches)) * trainer.world_size or None  # follows trainer.limit_val_batches
-    frames = validation_frames(data, batches)
-    timer = find_timer(trainer)
-    estimate = Estimate.of(timer, frames)
-    trained = int(trainer.num_training_batches) * trainer.world_size * data.batch_size  # follows limit_train_batches
-    available = min(len(data.index("train")), max(trained, 2))
-    chosen = min(available, AUTO_IMAGES if images == AUTO else images)
-    if images == AUTO and timer is not None and estimate is not None:
-        chosen = min(chosen, estimate.images_in(AUTO_SHARE * timer.trained_s()))
-        fewest = min(FEWEST_IMAGES, available)
-        if chosen < fewest:
-            remove_checkpoint(target)
-            return (
-                f"not recalibrated: about {duration(estimate.seconds(fewest))}, more than {AUTO_SHARE:.0%} of the "
-                f"{duration(timer.trained_s())} of training (recalibrate_images {AUTO}; the command `recalibrate` "
-                "has no limit)"
-            )
-    start_line = f"recalibration: {chosen:,} training frames, then scores of {frames:,} validation frames"
-    if estimate is not None:
-        start_line += f", about {duration(estimate.seconds(chosen))}"
-    rank_zero_info(start_line)
-    began_s = time.monotonic()
-    checkpoint, scores = apply(best, data, chosen, model.device, model.convolution.backend, batches)
-    used = checkpoint[RECALIBRATED]["images"]
-    change = f"{scores.score_name} {score_text(scores.before[0].balanced)} -> {score_text(scores.after[0].balanced)}"
-    line = f"recalibrated with {used:,} frames in {duration(time.monotonic() - began_s)}: {change}, "
-    if scores.is_better:
-        write_checkpoint(checkpoint, target)
-        return f"{line}better on {scores.where}"
-    remove_checkpoint(target)
-    return f"{line}not better on {scores.where}, not kept"
 
 
 def _training_inputs(data: DetectionDataModule, images: int, device: torch.device, used: list[int]) -> Iterator[Tensor]:
@@ -227,11 +143,10 @@ def judged(
     known: NetworkSettings,
     classes: int,
     device: torch.device,
-    batches: int | None = None,
 ) -> Comparison:
     """Return the scores of two networks with the thresholds of the checkpoint, which reads each frame once."""
     matched, half = match_validation(
-        networks, data, device, known.detections, classes=classes, single_class=known.single_class, batches=batches
+        networks, data, device, known.detections, classes=classes, single_class=known.single_class
     )
     heartbeat.enter(Phase.METRICS)
     halves = [half, ~half] if half.any() and not half.all() else []

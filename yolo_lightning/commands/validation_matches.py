@@ -1,7 +1,6 @@
 """Detections of a trained network in the validation split, matched with the annotated boxes; halves of the split."""
 
 from collections.abc import Callable, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +58,6 @@ def match_validation(
     *,
     classes: int,
     single_class: bool,
-    batches: int | None = None,
 ) -> tuple[list[Matches], Mask]:
     """Return the matches of the validation split for each network, as in `test`.
 
@@ -70,7 +68,6 @@ def match_validation(
         detections: Settings of the detections.
         classes: Number of classes of the networks.
         single_class: Whether all annotated boxes count as class 0.
-        batches: Number of batches; None: all.
 
     Returns:
         The matches of each network, and `(F,)` whether each of their F frames is in the first half.
@@ -81,8 +78,8 @@ def match_validation(
     loader = DataLoader(dataset, batch_size=data.batch_size, collate_fn=collate, **arguments)
     matched: list[list[Matches]] = [[] for _ in networks]
     image_ids: list[str] = []
-    with counter("processed", validation_frames(data, batches)) as advance:
-        for batch in islice(loader, batches):
+    with counter("processed", len(dataset)) as advance:
+        for batch in loader:
             batch = data.on_before_batch_transfer(batch, 0)
             images = network_input(batch.images.to(device, non_blocking=True))
             expected = targets(as_one_class(batch) if single_class else batch)
@@ -95,12 +92,6 @@ def match_validation(
     is_first = dict(zip(frames.index.image_ids(), first_half(frames.index).tolist(), strict=True))
     half = np.array([is_first[image_id] for image_id in image_ids], dtype=np.bool_)
     return [Matches.join(parts) for parts in matched], half
-
-
-def validation_frames(data: DetectionDataModule, batches: int | None) -> int:
-    """Return the number of validation frames in a number of batches; None: all."""
-    frames = len(data.index("valid"))
-    return frames if batches is None else min(frames, batches * data.batch_size)
 
 
 def first_half(index: SplitIndex) -> Mask:

@@ -54,7 +54,7 @@ FINISHED_FILE = "finished.json"
 """Exists after a complete fit. Exit code 0 alone does not prove that a fit is complete."""
 
 TRAINED_FILE = "trained.json"
-"""Exists from the last step until what follows (recalibration, best.pt, report) is done; then it becomes the above."""
+"""Exists from the last step until what follows (best.pt, report) is done; then it becomes the above."""
 
 LAUNCH = "launch.json"  # id of the torchrun launch that trained in the folder last, and token of its last attempt
 STARTED = "started"
