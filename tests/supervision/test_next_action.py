@@ -149,6 +149,7 @@ ROWS: list[Row] = [
     ("run disk hangs", hangs(Phase.FETCH, Activity.LOAD, disk_hangs=True), 3, "restart after 1 s"),
     ("network down", raises("ConnectionRefusedError", "[Errno 111] refused", "ConnectionError", "OSError", errno=111), 1, "wait 1 s"),
     ("an import fails at a restart", raises("ModuleNotFoundError", "No module named 'numpy'", "ImportError", phase=Phase.IMPORT), 1, "wait 1 s"),
+    ("a file of the program is incomplete at a restart", raises("SyntaxError", "invalid syntax", phase=Phase.IMPORT), 1, "wait 1 s"),
     ("an import fails, first start", raises("ModuleNotFoundError", "No module named 'numpy'", "ImportError", **NEW), 1, "end: code 1"),
     ("no memory in the trainer", raises("MemoryError"), 1, "wait 1 s"),
     ("the trainer cannot be started: fork", raises("BlockingIOError", "[Errno 11] unavailable", "OSError", errno=errno.EAGAIN), 1, "wait 1 s"),

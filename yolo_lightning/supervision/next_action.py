@@ -47,6 +47,9 @@ LAST_FAILURE = 2
 FAULTS = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL})
 """Signals that a program causes itself."""
 
+FAILED_IMPORTS = frozenset({"ImportError", "SyntaxError"})
+"""Errors of a program that is being updated: a run that has trained waits for the end of the update."""
+
 PERMANENT_ERRORS = frozenset(
     {
         *("SyntaxError", "IndentationError", "ImportError", "ModuleNotFoundError", "NameError", "AttributeError"),
@@ -265,7 +268,7 @@ def _cause_of_error(record: FailureRecord, facts: AttemptFacts) -> StallClass:
     is_missing = record.errno is not None or names & {"MemoryError", "TimeoutError", "ConnectionError"}
     if record.is_user_error and (facts.is_watched or not facts.trained):
         return StallClass.USER_ERROR
-    if is_missing or (facts.trained and (record.is_user_error or "ImportError" in names)):
+    if is_missing or (facts.trained and (record.is_user_error or names & FAILED_IMPORTS)):
         return StallClass.ENVIRONMENT
     if record.samples:
         return StallClass.SAMPLE
