@@ -80,18 +80,6 @@ def test_states_of_another_accelerator_are_left_out(backend: StubBackend, kind: 
     assert backend.states is before
 
 
-def test_checkpoint_with_states_of_cuda_devices_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    found: list[tuple[str, list[Tensor]]] = []
-    monkeypatch.setattr(
-        "yolo_lightning.callbacks.random_state.set_random_states", lambda kind, states: found.append((kind, states))
-    )
-    old = generators()
-    del old["accelerator"], old["accelerator_states"]
-    states = [torch.zeros(2)]
-    restore(old | {"cuda": states})
-    assert found == [("cuda", states)]
-
-
 def test_cpu_has_no_further_generators(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     assert random_states() == ("cpu", [])
