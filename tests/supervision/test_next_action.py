@@ -304,6 +304,16 @@ def test_row(what: str, given: AttemptFacts, times: int, expected: str) -> None:
     assert reaction(after(given, times)) == expected
 
 
+def test_incident_of_an_error_names_the_place_at_which_it_was_raised() -> None:
+    record = error("RuntimeError", "x", phase="step", activity="backward")
+    incident = facts(record=record, code=1, phase=Phase.EXIT).incident(seen("error"))
+    assert incident.sentence().startswith("error: in phase step (backward):")
+    incident = facts(record=record, waited_s=9.0, phase=Phase.EXIT).incident(seen("error"))
+    assert incident.sentence().startswith("error: no progress for 9.0 s in phase exit:"), "the teardown hangs"
+    incident = facts(record=error("RuntimeError", phase="of a damaged file"), phase=Phase.EXIT).incident(seen("error"))
+    assert incident.sentence().startswith("error: in phase exit:")
+
+
 def test_page_is_current() -> None:
     assert PAGE.read_text() == page()
 

@@ -103,6 +103,9 @@ REVOKES = frozenset(
 )
 """Causes after which `backend: auto` does not choose native convolutions in any run. NaN can have other causes."""
 
+PHASES = {phase.label: phase for phase in Phase}
+ACTIVITIES = {activity.label: activity for activity in Activity}
+
 STALLS_OF_DEVICE = frozenset({StallClass.GPU_STALL, StallClass.COMPUTATION})
 SLOW_OR_HUNG = frozenset({StallClass.STORAGE, StallClass.UNKNOWN})
 """Causes of stalls whose phase gets more time in the next attempt."""
@@ -166,7 +169,12 @@ class AttemptFacts:
     now: str = ""  # ISO 8601
 
     def incident(self, diagnosis: Diagnosis) -> Incident:
-        return Incident(self.folder, self.heartbeat, diagnosis, self.waited_s, self.rank)
+        """Return the incident, at the place of the exception, if any: the teardown has changed the heartbeat."""
+        heartbeat = self.heartbeat
+        if self.record.phase in PHASES and not self.waited_s:
+            activity = ACTIVITIES.get(self.record.activity, Activity.NONE)
+            heartbeat = replace(heartbeat, phase=PHASES[self.record.phase], activity=activity)
+        return Incident(self.folder, heartbeat, diagnosis, self.waited_s, self.rank)
 
     @property
     def is_blocked(self) -> bool:
