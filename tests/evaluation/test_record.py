@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from tests.evaluation.detections import CLASS_NAMES, Frame, random_frames
 from yolo_lightning.evaluation import record
@@ -29,7 +28,7 @@ def record_of(frames: list[Frame], **numbers: int) -> EvaluationRecord:
 
 def assert_same(one: FrameRecords, other: FrameRecords) -> None:
     for name in one.names():
-        torch.testing.assert_close(getattr(one, name), getattr(other, name), rtol=0, atol=0)
+        np.testing.assert_array_equal(getattr(one, name), getattr(other, name), strict=True)
 
 
 @pytest.fixture
@@ -95,7 +94,7 @@ def test_flipped_bytes_are_refused_or_do_no_harm(saved: Path) -> None:
         ("matches.scores", np.zeros(3, np.float32)),
         ("matches.hits", np.zeros(3, np.float64)),
         ("ultralytics.annotated", np.zeros((12, 5), np.int32)),
-        ("header", np.frombuffer(b'{"format": 2}', np.uint8)),
+        ("header", np.frombuffer(b'{"format": 3}', np.uint8)),
         ("header", np.frombuffer(b"[]", np.uint8)),
         ("header", np.frombuffer(b"{", np.uint8)),
         ("matches.counts", np.array([None])),
@@ -112,9 +111,9 @@ def test_file_of_another_content_is_refused(saved: Path, name: str, content: np.
 def test_file_that_lacks_an_array_is_refused(saved: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(saved) as whole, zipfile.ZipFile(tmp_path / "a.npz", "w") as part:
         for name in whole.namelist():
-            if name != "ultralytics.found.npy":
+            if name != "ultralytics.assigned.npy":
                 part.writestr(name, whole.read(name))
-    with pytest.raises(ValueError, match=r"a.npz is not a complete evaluation record: .*ultralytics.found"):
+    with pytest.raises(ValueError, match=r"a.npz is not a complete evaluation record: .*ultralytics.assigned"):
         EvaluationRecord.load(tmp_path / "a.npz")
 
 

@@ -29,12 +29,12 @@ def matched(frames: Sequence[Frame]) -> UltralyticsMatches:
 
 
 def theirs(matches: UltralyticsMatches) -> tuple[Any, ...]:
-    annotated = matches.annotated.numpy().sum(axis=0)
-    right = (matches.hits.numpy()[:, None] >> np.arange(10)) & 1
+    annotated = matches.annotated.sum(axis=0)
+    right = (matches.hits[:, None] >> np.arange(10)) & 1
     result: tuple[Any, ...] = ap_per_class(
         right.astype(bool),
-        matches.scores.numpy(),
-        matches.labels.numpy().astype(float),
+        matches.scores,
+        matches.labels.astype(float),
         np.repeat(np.arange(len(annotated)), annotated).astype(float),
     )
     return result

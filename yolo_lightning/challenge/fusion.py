@@ -7,7 +7,8 @@ import numpy as np
 
 from yolo_lightning.challenge.content import Content
 from yolo_lightning.data.box_fusion import fuse_group
-from yolo_lightning.evaluation.greedy import numbers_within, segment_starts
+from yolo_lightning.data.occurrences import occurrences
+from yolo_lightning.evaluation.greedy import segment_starts
 from yolo_lightning.evaluation.matching import COUNTED_PER_CLASS
 
 LARGEST_LABEL = 4
@@ -61,7 +62,7 @@ def fuse(
     scores = scores[order]
     keys = keys[order]
     boxes = np.concatenate(fused_boxes)[order]
-    kept = (boxes[:, :2] < boxes[:, 2:]).all(axis=1) & (numbers_within(keys) < COUNTED_PER_CLASS)
+    kept = (boxes[:, :2] < boxes[:, 2:]).all(axis=1) & (occurrences(keys) < COUNTED_PER_CLASS)
     owners, labels = np.divmod(keys, LARGEST_LABEL + 1)
     fused = Content(image_ids, owners, boxes, scores, labels.astype(np.float64))
     return fused.take(kept)

@@ -20,8 +20,8 @@ def match_submission(content: Content, truth: Content) -> Matches:
 def box_table(content: Content) -> BoxTable:
     """Return boxes as float32 and category ids as class indices from 0."""
     return BoxTable(
+        np.bincount(content.owners, minlength=len(content.image_ids)),
         sized(content.boxes.astype(np.float32)),
         content.labels.astype(np.int64) - CATEGORY_IDS[0],
-        np.bincount(content.owners, minlength=len(content.image_ids)),
         content.scores.astype(np.float32),
     )

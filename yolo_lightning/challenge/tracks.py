@@ -11,8 +11,9 @@ import numpy as np
 
 from yolo_lightning.challenge.content import Content
 from yolo_lightning.data.array_types import BoolArray, Float64Array, Int64Array
+from yolo_lightning.data.occurrences import occurrences
 from yolo_lightning.evaluation.drift import clip_of_id, month_of_id
-from yolo_lightning.evaluation.greedy import chunks, numbers_within, pairs_of_group
+from yolo_lightning.evaluation.greedy import chunks, pairs_of_group
 
 LONGEST_STEP_S = 3  # longer pauses between frames separate clips
 LINKED_PER_CLASS = 30  # detections of a frame and class that may be linked, highest scores first
@@ -58,16 +59,19 @@ def link(content: Content, places: Int64Array) -> Links:
     detection_places = places[content.owners]
     keys = detection_places * _CLASSES + content.labels.astype(np.int64)
     order = np.lexsort((-content.scores, keys))
-    order = order[numbers_within(keys[order]) < LINKED_PER_CLASS]
+    order = order[occurrences(keys[order]) < LINKED_PER_CLASS]
     boxes = content.boxes[order]
     sides = np.maximum(boxes[:, 2:] - boxes[:, :2], 1e-3)
     centers = boxes[:, :2] + sides / 2
     logs = np.log(np.maximum(content.scores[order], 1e-6))
-    pairs = _candidates(keys[order], centers, sides)
-    after, before = _partners(*pairs, _affinity(*pairs, centers, sides, logs), len(order))
+    earlier, later = _candidates(keys[order], centers, sides)
+    likelihood = logs[earlier] + logs[later]
+    distance = _distance(earlier, later, centers, sides)
+    after, before = _partners(earlier, later, likelihood, distance, len(order))
     moved = np.where((before >= 0)[:, None], centers - centers[before], np.nan)
     # The second time with the displacement from the previous frame, where it is known.
-    after, before = _partners(*pairs, _affinity(*pairs, centers, sides, logs, moved), len(order))
+    distance = np.fmin(distance, _distance(earlier, later, centers, sides, moved[earlier]))
+    after, before = _partners(earlier, later, likelihood, distance, len(order))
     links = np.full((2, len(content.scores)), -1)
     for row, partners in zip(links, (after, before), strict=True):
         row[order] = np.where(partners >= 0, order[partners], -1)
@@ -92,36 +96,25 @@ def _distance(
     later: Int64Array,
     centers: Float64Array,
     sides: Float64Array,
-    moved: Float64Array | None = None,
+    moved: Float64Array | float = 0.0,
 ) -> Float64Array:
-    """Return the squared distance of the boxes of each pair, in units of their sides."""
+    """Return the squared distance of the boxes of each pair, in units of their sides.
+
+    The earlier boxes are moved by `moved` `(P, 2)` before.
+    """
     scale = np.sqrt(sides[earlier] * sides[later])
-    step = centers[later] - centers[earlier]
-    if moved is not None:
-        step = step - moved[earlier]
+    step = centers[later] - centers[earlier] - moved
     return np.asarray(((step / scale) ** 2 + np.log(sides[later] / sides[earlier]) ** 2).sum(axis=1))
 
 
-def _affinity(
-    earlier: Int64Array,
-    later: Int64Array,
-    centers: Float64Array,
-    sides: Float64Array,
-    logs: Float64Array,
-    moved: Float64Array | None = None,
-) -> Float64Array:
-    """Return the logarithm of the affinity of each pair, -inf if the boxes are too far from each other."""
-    distance = _distance(earlier, later, centers, sides)
-    if moved is not None:
-        distance = np.fmin(distance, _distance(earlier, later, centers, sides, moved))
-    affinity = logs[earlier] + logs[later] - distance / (2 * DISTANCE_SCALE**2)
-    return np.where(distance < FARTHEST**2, affinity, -np.inf)
-
-
 def _partners(
-    earlier: Int64Array, later: Int64Array, affinity: Float64Array, count: int
+    earlier: Int64Array, later: Int64Array, likelihood: Float64Array, distance: Float64Array, count: int
 ) -> tuple[Int64Array, Int64Array]:
-    """Return the next and the previous detection of each of `count` detections, -1 for none."""
+    """Return the next and the previous detection of each of `count` detections, -1 for none.
+
+    `likelihood` `(P,)` is the logarithm of the product of both scores of a pair, `distance` `(P,)` that of `_distance`.
+    """
+    affinity = np.where(distance < FARTHEST**2, likelihood - distance / (2 * DISTANCE_SCALE**2), -np.inf)
     after = np.full(count, -1)
     before = np.full(count, -1)
     for _ in range(ROUNDS):

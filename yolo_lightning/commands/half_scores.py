@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from yolo_lightning.commands.command_line import wide_console
 from yolo_lightning.evaluation.drift import RankingScores, drift_scores
@@ -18,8 +17,8 @@ PARTS = ("all", "half 1", "half 2")
 
 def score_frames(matches: Matches, frames: Mask) -> RankingScores:
     """Score the frames in `frames`, `(F,)`."""
-    detections = torch.ones(len(matches.scores), dtype=torch.bool)
-    return drift_scores(matches.chosen(torch.from_numpy(frames), detections)).ranking()
+    detections = np.ones(len(matches.scores), np.bool_)
+    return drift_scores(matches.chosen(frames, detections)).ranking()
 
 
 def _rank(scores: RankingScores) -> tuple[float, float]:

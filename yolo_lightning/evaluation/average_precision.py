@@ -11,7 +11,7 @@ from typing import Self
 import numpy as np
 import torch
 
-from yolo_lightning.data.array_types import BoolArray, Float64Array, Int32Array, Int64Array, IntegerArray, UInt16Array
+from yolo_lightning.data.array_types import BoolArray, Float64Array, Int64Array, IntegerArray, UInt16Array
 from yolo_lightning.evaluation.matching import COUNTED_PER_CLASS, IOU_THRESHOLDS, Matches
 
 NO_GROUND_TRUTH = -1.0  # COCO's score of a class or subset without annotated objects
@@ -70,22 +70,21 @@ class RankedDetections:
     frames: int  # number of frames
     annotated: IntegerArray  # `(F, C)` number of objects per class
     labels: IntegerArray  # `(D,)` class index
-    owners: Int32Array  # `(D,)` frame number
+    owners: Int64Array  # `(D,)` frame number
     ranks: IntegerArray  # `(D,)`, 0 is the highest score of the frame and class
     hits: UInt16Array  # `(D,)`, bit `t` is set if the detection is correct at threshold `t`
     ignored: UInt16Array | None = None  # `(D,)`, bit `t` is set if the detection does not count at threshold `t`
 
     @classmethod
     def of(cls, matches: Matches) -> Self:
-        order = np.lexsort((-matches.scores.numpy(), matches.labels.numpy()))
-        owners = np.repeat(np.arange(len(matches.counts), dtype=np.int32), matches.counts.numpy())[order]
+        order = np.lexsort((-matches.scores, matches.labels))
         return cls(
             frames=len(matches.counts),
-            annotated=matches.annotated.numpy(),
-            labels=matches.labels.numpy()[order],
-            owners=owners,
-            ranks=matches.ranks.numpy()[order],
-            hits=matches.hits.numpy()[order].view(np.uint16),
+            annotated=matches.annotated,
+            labels=matches.labels[order],
+            owners=matches.owners[order],
+            ranks=matches.ranks[order],
+            hits=matches.hits[order],
         )
 
     def part(self, frames: BoolArray) -> Self:

@@ -76,7 +76,7 @@ class DriftScores:
 
 def drift_scores(matches: Matches) -> DriftScores:
     ranked = RankedDetections.of(matches)
-    months = matches.months.numpy()
+    months = matches.months
     monthly = {month: ranked.part(months == month).scores() for month in np.unique(months[months > 0]).tolist()}
     return DriftScores(ranked.scores(), monthly)
 

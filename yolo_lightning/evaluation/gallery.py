@@ -58,13 +58,12 @@ def shown_detections(prediction: Prediction, score_threshold: float) -> Predicti
 def frame_scores(predictions: Sequence[Prediction], targets: Sequence[Target], classes: int) -> list[FrameScore | None]:
     """Return F1 at IoU 0.5 of each frame, None for frames with neither objects nor detections."""
     matches = match(predictions, targets, classes)
-    counts = matches.counts.numpy()
-    owners = np.repeat(np.arange(len(counts)), counts)
-    correct = np.bincount(owners[matches.hits.numpy() & 1 > 0], minlength=len(counts))  # the lowest bit is IoU 0.5
-    objects = matches.annotated.numpy().sum(axis=1)
+    is_correct = matches.hits & 1 > 0  # the lowest bit is IoU 0.5
+    correct = np.bincount(matches.owners[is_correct], minlength=len(targets))
+    objects = matches.annotated.sum(axis=1)
     scores: list[FrameScore | None] = []
     for target, hits, annotated, detected in zip(
-        targets, correct.tolist(), objects.tolist(), counts.tolist(), strict=True
+        targets, correct.tolist(), objects.tolist(), matches.counts.tolist(), strict=True
     ):
         score = None
         if annotated + detected:

@@ -5,12 +5,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from yolo_lightning.data.array_types import BoolArray, Float64Array, FloatingArray, Int64Array
-
-
-def numbers_within(groups: Int64Array) -> Int64Array:
-    """Return the number of each element within its group, from 0; `groups` is ascending."""
-    return np.arange(len(groups)) - np.searchsorted(groups, groups)
+from yolo_lightning.data.array_types import BoolArray, Float64Array, FloatingArray, Int64Array, IntegerArray
+from yolo_lightning.data.occurrences import occurrences
 
 
 def pairs_of_group(groups: Int64Array, object_groups: Int64Array) -> tuple[Int64Array, Int64Array]:
@@ -21,7 +17,7 @@ def pairs_of_group(groups: Int64Array, object_groups: Int64Array) -> tuple[Int64
     return detections, np.repeat(starts - np.cumsum(counts) + counts, counts) + np.arange(len(detections))
 
 
-def chunks(work: Int64Array, limit: int) -> Iterator[tuple[int, int]]:
+def chunks(work: IntegerArray, limit: int) -> Iterator[tuple[int, int]]:
     """Yield first and last position, exclusive, of at least one chunk; chunks have work of about `limit`."""
     ends = np.flatnonzero(np.diff(np.cumsum(work) // limit)) + 1
     return pairwise([0, *ends.tolist(), len(work)])
@@ -76,10 +72,7 @@ def take_in_turn(
     is_taken = np.zeros((len(thresholds), int(pair_objects.max()) + 1), dtype=np.bool_)
     # Groups are independent: the best detections of all groups choose in one pass, then the second best ones, ...
     choosing, position = np.unique(pair_detections, return_inverse=True)
-    order = np.argsort(groups[choosing], kind="stable")
-    turns_of_detections = np.empty(len(choosing), np.int64)
-    turns_of_detections[order] = numbers_within(groups[choosing][order])
-    turns = turns_of_detections[position]
+    turns = occurrences(groups[choosing])[position]
     order = np.argsort(turns, kind="stable")
     pair_detections = pair_detections[order]
     pair_objects = pair_objects[order]

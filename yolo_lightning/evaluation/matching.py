@@ -9,20 +9,28 @@ and so does a detection outside the range that takes nothing. Detections prefer 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from yolo_lightning.data.array_types import BoolArray, Float32Array, Float64Array, Int64Array, UInt16Array
+from yolo_lightning.data.array_types import (
+    BoolArray,
+    Float32Array,
+    Float64Array,
+    Int32Array,
+    Int64Array,
+    UInt8Array,
+    UInt16Array,
+)
 from yolo_lightning.data.batch import Prediction, Target
+from yolo_lightning.data.occurrences import occurrences
 from yolo_lightning.evaluation.frame_records import FrameRecords
 from yolo_lightning.evaluation.greedy import (
     chunks,
     intersection_over_union,
-    numbers_within,
     pairs_of_group,
     take_in_turn,
 )
@@ -56,13 +64,13 @@ class Matches(FrameRecords):
 
     BY_FRAME: ClassVar[frozenset[str]] = frozenset({"months", "annotated", "counts"})
 
-    months: Tensor  # `(F,)` int32, YYYYMM, 0 if unknown
-    annotated: Tensor  # `(F, C)` int32, number of annotated objects per class
-    labels: Tensor  # `(D,)` uint8, class index from 0; detections are sorted by frame, class and rank
-    scores: Tensor  # `(D,)` float32, as predicted
-    ranks: Tensor  # `(D,)` uint8, 0 is the highest score of the frame and class, below `COUNTED_PER_CLASS`
-    # `(D,)` int16, bit `t` is set if the detection is correct at `IOU_THRESHOLDS[t]`; see also `LOCALIZED`
-    hits: Tensor
+    months: Int32Array  # `(F,)` int32, YYYYMM, 0 if unknown
+    annotated: Int32Array  # `(F, C)` int32, number of annotated objects per class
+    labels: UInt8Array  # `(D,)` uint8, class index from 0; detections are sorted by frame, class and rank
+    scores: Float32Array  # `(D,)` float32, as predicted
+    ranks: UInt8Array  # `(D,)` uint8, 0 is the highest score of the frame and class, below `COUNTED_PER_CLASS`
+    # `(D,)` uint16, bit `t` is set if the detection is correct at `IOU_THRESHOLDS[t]`; see also `LOCALIZED`
+    hits: UInt16Array
 
 
 def match(predictions: Sequence[Prediction], targets: Sequence[Target], classes: int) -> Matches:
@@ -92,22 +100,20 @@ def match_frames(detections: "BoxTable", objects: "BoxTable", classes: int, mont
     groups = matched.groups[counted]
     annotated = matched.object_groups[matched.counted[0]]
     return Matches(
-        months=torch.tensor(months, dtype=torch.int32),
-        annotated=torch.from_numpy(
-            np.bincount(annotated, minlength=frames * classes).reshape(frames, classes).astype(np.int32)
-        ),
-        counts=torch.from_numpy(np.bincount(groups // classes, minlength=frames).astype(np.int32)),
-        labels=torch.from_numpy((groups % classes).astype(np.uint8)),
-        scores=torch.from_numpy(detections.scores[matched.order[counted]]),
-        ranks=torch.from_numpy(matched.ranks[counted].astype(np.uint8)),
-        hits=torch.from_numpy(hits[counted].view(np.int16)),
+        months=np.array(months, dtype=np.int32),
+        annotated=np.bincount(annotated, minlength=frames * classes).reshape(frames, classes).astype(np.int32),
+        counts=np.bincount(groups // classes, minlength=frames).astype(np.int32),
+        labels=(groups % classes).astype(np.uint8),
+        scores=detections.scores[matched.order[counted]],
+        ranks=matched.ranks[counted].astype(np.uint8),
+        hits=hits[counted],
     )
 
 
 def _errors(detections: "BoxTable", objects: "BoxTable", matched: "MatchedBoxes", classes: int) -> UInt16Array:
     """Return the bits `DUPLICATE` and `BACKGROUND` of each evaluated detection, `(D,)` uint16."""
     frames, labels = np.divmod(matched.groups, classes)
-    object_frames = np.repeat(np.arange(len(objects.counts)), objects.counts)
+    object_frames = objects.owners
     boxes = detections.boxes[matched.order].astype(np.float64)
     object_boxes = objects.boxes.astype(np.float64)
     errors: UInt16Array = np.full(len(frames), BACKGROUND, np.uint16)
@@ -123,12 +129,11 @@ def _errors(detections: "BoxTable", objects: "BoxTable", matched: "MatchedBoxes"
 
 
 @dataclass(frozen=True, slots=True)
-class BoxTable:
-    """N boxes of F frames, sorted by frame; detections have scores, objects may have areas and crowds."""
+class BoxTable(FrameRecords):
+    """N boxes of F frames; detections have scores, objects may have areas and crowds."""
 
     boxes: Float32Array  # `(N, 4)` float32 x, y, width, height
     labels: Int64Array  # `(N,)` class index from 0
-    counts: Int64Array  # `(F,)` number of boxes per frame
     scores: Float32Array | None = None  # `(N,)` float32
     areas: Float64Array | None = None  # `(N,)` area in square pixels; width times height where it is not positive
     crowds: BoolArray | None = None  # `(N,)` whether the box surrounds a crowd
@@ -137,21 +142,16 @@ class BoxTable:
     def of(cls, frames: Sequence[tuple[Tensor, Tensor]], scores: Float32Array | None = None) -> "BoxTable":
         """Return the table of boxes, xyxy, and labels per frame."""
         boxes, labels, owners = flattened(frames)
-        return cls(sized(boxes), labels, np.bincount(owners, minlength=len(frames)), scores)
+        return cls(np.bincount(owners, minlength=len(frames)), sized(boxes), labels, scores)
 
     def frames(self, first: int, stop: int) -> "BoxTable":
         """Return the boxes of frames `first` to `stop` - 1."""
         boxes = slice(int(self.counts[:first].sum()), int(self.counts[:stop].sum()))
-        columns = {}
-        for name in ("boxes", "labels", "scores", "areas", "crowds"):
-            column = getattr(self, name)
-            if column is not None:
-                columns[name] = column[boxes]
-        return replace(self, counts=self.counts[first:stop], **columns)
+        return self.indexed(slice(first, stop), boxes)
 
     def groups(self, classes: int) -> Int64Array:
         """Return `(N,)` frame number times `classes` plus label."""
-        return np.repeat(np.arange(len(self.counts)), self.counts) * classes + self.labels
+        return self.owners * classes + self.labels
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +225,7 @@ def _match_chunk(
         crowds = objects.crowds[order]
     groups = detections.groups(classes)
     order = np.lexsort((-detections.scores, groups))
-    ranks = numbers_within(groups[order])
+    ranks = occurrences(groups[order])
     order = order[ranks < limit]
     ranks = ranks[ranks < limit]
     groups = groups[order]

@@ -190,14 +190,14 @@ class MeanAveragePrecision(Metric):
         boxes = self._column("detection_boxes").reshape(-1, 4)
         scores = self._column("detection_scores")
         _check_finite("preds", np.column_stack([boxes, scores]))
-        return BoxTable(boxes, self._column("detection_labels"), self._column("detection_counts"), scores=scores)
+        return BoxTable(self._column("detection_counts"), boxes, self._column("detection_labels"), scores=scores)
 
     def _objects(self) -> BoxTable:
         boxes = self._column("object_boxes").reshape(-1, 4)
         areas = self._column("object_areas").astype(np.float64)
         crowds = self._column("object_crowds").astype(np.bool_)
         _check_finite("target", np.column_stack([boxes, areas]), least=0)
-        return BoxTable(boxes, self._column("object_labels"), self._column("object_counts"), areas=areas, crowds=crowds)
+        return BoxTable(self._column("object_counts"), boxes, self._column("object_labels"), areas=areas, crowds=crowds)
 
     def _scores(self, detections: BoxTable, objects: BoxTable, labels: Int64Array) -> list[PartScores]:
         """Return the scores per area range with the class indices of all detections, followed by those of objects."""
@@ -215,7 +215,7 @@ class MeanAveragePrecision(Metric):
             frames=1,
             annotated=np.zeros((1, classes), np.int64),
             labels=detected[order],
-            owners=np.zeros(len(order), np.int32),
+            owners=np.zeros(len(order), np.int64),
             ranks=matches.ranks[order],
             hits=matches.hits[0],
         )

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import torch
 
 from yolo_lightning.evaluation.average_precision import AT_50, PartScores
 from yolo_lightning.evaluation.drift import RankingScores, drift_scores, month_name
@@ -17,16 +16,15 @@ def oracles(matches: Matches, class_names: Sequence[str]) -> dict[str, RankingSc
     Errors of detections are removed at IoU 0.5. A class that is as good as the best class has its average precision,
     in each month too. A month that is as good as the best month changes the variation only.
     """
-    hits = matches.hits.numpy().view(np.uint16)
+    hits = matches.hits
     if not (hits & LOCALIZED).any():  # nothing is detected, or the record was written without error types
         return {}
     usual = drift_scores(matches)
-    every = torch.ones(len(matches.counts), dtype=torch.bool)
-    localized_hits = np.where(hits & LOCALIZED, hits | 1, hits)
-    localized = replace(matches, hits=torch.from_numpy(localized_hits.view(np.int16)))
+    every = np.ones(len(matches.counts), np.bool_)
+    localized = replace(matches, hits=np.where(hits & LOCALIZED, hits | 1, hits))
     scores = {"as it is": usual.ranking(), "all boxes localized": drift_scores(localized).ranking()}
     for condition, error in (("no duplicates", DUPLICATE), ("no background errors", BACKGROUND)):
-        remaining = matches.chosen(every, torch.from_numpy(hits & error == 0))
+        remaining = matches.chosen(every, hits & error == 0)
         scores[condition] = drift_scores(remaining).ranking()
     compared = usual.compared()
     for label in np.flatnonzero(usual.overall.annotated).tolist():

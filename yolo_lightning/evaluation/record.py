@@ -13,7 +13,6 @@ from typing import Any, Literal, Self, TypeVar
 
 import msgspec
 import numpy as np
-import torch
 
 from yolo_lightning.data.batch import Prediction, Target
 from yolo_lightning.data.storage.zip_frames import UNREADABLE_ARCHIVE
@@ -29,7 +28,7 @@ from yolo_lightning.utils.regular_files import open_regular
 Stage = Literal["val", "test"]
 Records = TypeVar("Records", bound=FrameRecords)
 
-FORMAT = 1  # version of the file format
+FORMAT = 2  # version of the file format
 COMPRESSION_LEVEL = 1  # level of zlib, 1 to 9. Higher levels take several times as long and save little.
 
 HEADER = "header"
@@ -67,7 +66,7 @@ class EvaluationRecord:
         arrays = {HEADER: np.frombuffer(msgspec.json.encode(header), np.uint8)}
         tables: dict[str, FrameRecords] = {"matches": self.matches, "ultralytics": self.ultralytics}
         for name, table in tables.items():
-            arrays |= {f"{name}.{field}": getattr(table, field).numpy() for field in table.names()}
+            arrays |= {f"{name}.{field}": getattr(table, field) for field in table.names()}
         path.parent.mkdir(parents=True, exist_ok=True)
         with (
             replacing(path) as temporary,
@@ -101,14 +100,14 @@ class EvaluationRecord:
 
 def _read_table(arrays: Mapping[str, Any], name: str, empty: Records, frames: int) -> Records:
     """Return a table of `frames` frames; its dtypes and number of classes must be those of `empty`."""
-    columns = {field: torch.from_numpy(arrays[f"{name}.{field}"]) for field in empty.names()}
+    columns = {field: arrays[f"{name}.{field}"] for field in empty.names()}
     items = int(columns["counts"].sum())
     for field, column in columns.items():
         like = getattr(empty, field)
         length = frames if field in empty.BY_FRAME else items
         shape = (length, *like.shape[1:])
-        if column.dtype != like.dtype or tuple(column.shape) != shape:
-            raise UserError(f"{name}.{field} must be {like.dtype} {shape}, got {column.dtype} {tuple(column.shape)}")
+        if column.dtype != like.dtype or column.shape != shape:
+            raise UserError(f"{name}.{field} must be {like.dtype} {shape}, got {column.dtype} {column.shape}")
     return type(empty)(**columns)
 
 
@@ -150,7 +149,7 @@ class EvaluationCollection:
         positions: dict[str, int] = {}  # of each frame; distributed samplers repeat frames to pad the last batch
         for position in in_turn:
             positions.setdefault(image_ids[position], position)
-        order = torch.tensor(list(positions.values()), dtype=torch.int64)
+        order = np.array(list(positions.values()), dtype=np.int64)
         return EvaluationRecord(
             stage,
             tuple(class_names),

@@ -85,7 +85,7 @@ def bootstrap(matches: Matches, image_ids: Sequence[str], samples: int, seed: in
         samples: Number of samples, >= 1.
         seed: Seed of the samples.
     """
-    months = matches.months.numpy().astype(np.int64)
+    months = matches.months.astype(np.int64)
     _, clips = np.unique(np.array([clip_of_id(image_id) for image_id in image_ids]), return_inverse=True)
     strata = [np.unique(clips[months == month]) for month in np.unique(months)]
     known_months = np.unique(months[months > 0]).tolist()

@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from yolo_lightning.data.array_types import Float32Array, Int64Array
+from yolo_lightning.data.array_types import Float32Array, Int16Array, Int32Array, Int64Array, UInt8Array, UInt16Array
 from yolo_lightning.data.batch import Prediction, Target
 from yolo_lightning.evaluation.frame_records import FrameRecords
 from yolo_lightning.evaluation.greedy import pairs_of_group, take_in_turn
@@ -32,23 +30,21 @@ class UltralyticsMatches(FrameRecords):
 
     BY_FRAME: ClassVar[frozenset[str]] = frozenset({"annotated", "counts"})
 
-    annotated: Tensor  # `(F, C)` int32, number of annotated objects per class
-    labels: Tensor  # `(D,)` uint8, class index from 0; detections are sorted by frame and descending score
-    scores: Tensor  # `(D,)` float32, as predicted
-    hits: Tensor  # `(D,)` int16, bit `t` is set if the detection is correct at `IOU_THRESHOLDS[t]`
+    annotated: Int32Array  # `(F, C)` int32, number of annotated objects per class
+    labels: UInt8Array  # `(D,)` uint8, class index from 0; detections are sorted by frame and descending score
+    scores: Float32Array  # `(D,)` float32, as predicted
+    hits: UInt16Array  # `(D,)` uint16, bit `t` is set if the detection is correct at `IOU_THRESHOLDS[t]`
     # `(D,)` int16, class of the object assigned to the detection in the class-agnostic matching of the confusion
     # matrix; C if there is none; -1 if the detection does not enter the matrix
-    found: Tensor
+    assigned: Int16Array
 
     def confusion(self) -> Int64Array:
         """Return counts `(C + 1, C + 1)` by detected and annotated class; the last row and column are background."""
         classes = self.annotated.shape[1]
-        labels = self.labels.numpy().astype(np.int64)
-        assigned = self.found.numpy()
-        counted = assigned != NOT_COUNTED
-        pairs = labels[counted] * (classes + 1) + assigned[counted]
+        counted = self.assigned != NOT_COUNTED
+        pairs = self.labels[counted].astype(np.int64) * (classes + 1) + self.assigned[counted]
         matrix = np.bincount(pairs, minlength=(classes + 1) ** 2).reshape(classes + 1, classes + 1)
-        annotated = self.annotated.numpy().sum(axis=0, dtype=np.int64)
+        annotated = self.annotated.sum(axis=0, dtype=np.int64)
         matrix[classes, :classes] = annotated - matrix[:classes, :classes].sum(axis=0)
         return matrix
 
@@ -94,12 +90,12 @@ def match_as_ultralytics(
     confusion_classes = np.where(counted, np.int16(classes), np.int16(NOT_COUNTED))
     confusion_classes[assigned >= 0] = object_labels[assigned[assigned >= 0]]
     return UltralyticsMatches(
-        counts=torch.from_numpy(np.bincount(owners, minlength=frames).astype(np.int32)),
-        annotated=torch.from_numpy(annotated.reshape(frames, classes).astype(np.int32)),
-        labels=torch.from_numpy(labels.astype(np.uint8)),
-        scores=torch.from_numpy(scores),
-        hits=torch.from_numpy(bit_masks(taken >= 0).view(np.int16)),
-        found=torch.from_numpy(confusion_classes),
+        counts=np.bincount(owners, minlength=frames).astype(np.int32),
+        annotated=annotated.reshape(frames, classes).astype(np.int32),
+        labels=labels.astype(np.uint8),
+        scores=scores,
+        hits=bit_masks(taken >= 0),
+        assigned=confusion_classes,
     )
 
 

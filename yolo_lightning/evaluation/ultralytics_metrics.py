@@ -109,12 +109,12 @@ def ultralytics_scores(matches: UltralyticsMatches) -> UltralyticsScores:
 
 def _scores(matches: Matches | UltralyticsMatches, thresholds: int) -> UltralyticsScores:
     """Return the curves and the average precision at the first `thresholds` IoU thresholds."""
-    annotated = matches.annotated.numpy().sum(axis=0, dtype=np.int64)
+    annotated = matches.annotated.sum(axis=0, dtype=np.int64)
     present = np.flatnonzero(annotated)
-    order = np.lexsort((-matches.scores.numpy(), matches.labels.numpy()))
-    scores = matches.scores.numpy()[order]
-    hits = matches.hits.numpy()[order]
-    edges = np.searchsorted(matches.labels.numpy()[order], np.arange(len(annotated) + 1))
+    order = np.lexsort((-matches.scores, matches.labels))
+    scores = matches.scores[order]
+    hits = matches.hits[order]
+    edges = np.searchsorted(matches.labels[order], np.arange(len(annotated) + 1))
     average_precision = np.zeros((len(present), thresholds))
     by_recall, precision_by_score, recall_by_score = np.zeros((3, len(present), CURVE_POINTS))
     for row, label in enumerate(present.tolist()):

@@ -16,7 +16,8 @@ from yolo_lightning.data.batch import Batch, collate
 from yolo_lightning.data.dataset import TrainingDataset
 from yolo_lightning.data.labelled_frames import LabelledFrames
 from yolo_lightning.data.loader import prepare_worker
-from yolo_lightning.data.sampling.epoch_order import SampledOrder, Sampling, occurrences
+from yolo_lightning.data.occurrences import occurrences
+from yolo_lightning.data.sampling.epoch_order import SampledOrder, Sampling
 from yolo_lightning.data.sampling.mosaic_partners import MIXUP_RULER, mosaic_partners
 from yolo_lightning.data.sampling.resumable_loader import EpochBatchSampler, ResumableLoader, SampleKey
 from yolo_lightning.data.storage.choose_storage import open_frames

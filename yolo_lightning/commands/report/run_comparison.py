@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 from matplotlib import rc_context
 
 from yolo_lightning.checkpoints.resume import NOT_COMPARED
@@ -195,7 +195,7 @@ def difference_of_evaluations(first: EvaluationRecord, record: EvaluationRecord)
         common = len(set(record.image_ids) & set(first.image_ids))
         return f"was evaluated on other frames, or in another order ({common:,} frames in common)"
     for name in ("annotated", "months"):
-        if not torch.equal(getattr(record.matches, name), getattr(first.matches, name)):
+        if not np.array_equal(getattr(record.matches, name), getattr(first.matches, name)):
             return "was evaluated with other annotations"
     return ""
 

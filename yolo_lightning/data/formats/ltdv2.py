@@ -20,6 +20,7 @@ from yolo_lightning.data.formats.image_ids import ID_DIGITS, number_at
 from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.index.splits import Split
 from yolo_lightning.data.input_settings import Channels
+from yolo_lightning.data.occurrences import occurrences
 from yolo_lightning.data.storage.choose_storage import DOWNLOAD, STORAGES, open_frames
 from yolo_lightning.data.storage.storage import Storage
 from yolo_lightning.data.storage.storage_settings import StorageKind
@@ -90,10 +91,8 @@ def positions_in_clip(file_names: Sequence[str], clip_numbers: Int32Array) -> In
     matches = [IMAGE_NUMBER.search(name.rpartition("/")[2].rpartition(".")[0]) for name in file_names]
     image_numbers = np.array([-1 if match is None else int(match[1]) for match in matches], dtype=np.int64)
     order = np.lexsort((image_numbers, clip_numbers))
-    lengths = np.bincount(clip_numbers)
-    first = np.repeat(np.cumsum(lengths) - lengths, lengths)
     positions = np.empty(len(order), dtype=np.int32)
-    positions[order] = np.arange(len(order)) - first
+    positions[order] = occurrences(clip_numbers[order])
     return positions
 
 

@@ -21,6 +21,7 @@ from yolo_lightning.data.index.split_index import SplitIndex, open_packed
 from yolo_lightning.data.index.splits import Split
 from yolo_lightning.data.input_settings import Channels
 from yolo_lightning.data.left_out_files import counted, suffix
+from yolo_lightning.data.occurrences import occurrences
 from yolo_lightning.data.storage.folder_frames import ImageFiles
 from yolo_lightning.data.storage.frames import FrameError, decode_frame
 from yolo_lightning.data.storage.image_header import ORIENTATION, TURNED, FrameLimits
@@ -224,15 +225,11 @@ def _with_repeated_images(annotations: Annotations, originals: Mapping[int, int]
     first_positions = np.arange(len(annotations.clips))
     first_positions[list(originals)] = list(originals.values())
     first_of_clip, clips = np.unique(first_positions, return_inverse=True)
-    order = np.argsort(clips, kind="stable")
-    ranks = np.arange(len(clips)) - np.searchsorted(clips[order], clips[order])
-    positions_in_clip = np.empty(len(clips), dtype=np.int32)
-    positions_in_clip[order] = ranks
     return replace(
         annotations,
         clips=clips.astype(np.int32),
         clip_names=annotations.clip_names[first_of_clip],
-        positions_in_clip=positions_in_clip,
+        positions_in_clip=occurrences(clips).astype(np.int32),
     )
 
 

@@ -162,14 +162,3 @@ def grid_offset(seed: int, number: int, frame_interval: int) -> float:
     cycle, step = divmod(number, frame_interval)
     generator = np.random.default_rng((OFFSET_STREAM, seed, cycle))
     return float((generator.random() + generator.permutation(frame_interval)[step]) / frame_interval)
-
-
-def occurrences(indices: Int64Array) -> Int64Array:
-    """Return, for each position of `indices`, how many earlier positions have the same index."""
-    by_index = np.argsort(indices, kind="stable")
-    ordered = indices[by_index]
-    starts_run = np.diff(ordered, prepend=-1) != 0
-    places = np.arange(len(indices))
-    result = np.empty(len(indices), dtype=np.int64)
-    result[by_index] = places - np.maximum.accumulate(np.where(starts_run, places, 0))
-    return result

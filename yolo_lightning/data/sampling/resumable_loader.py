@@ -9,7 +9,7 @@ from weakref import ReferenceType, WeakMethod, ref
 from torch.utils.data import DataLoader, Sampler
 
 from yolo_lightning.data.array_types import Int64Array
-from yolo_lightning.data.sampling.epoch_order import occurrences
+from yolo_lightning.data.occurrences import occurrences
 from yolo_lightning.data.sampling.mosaic_partners import MIXUP_RULER, mosaic_partners
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.activity import Activity, during, loading
