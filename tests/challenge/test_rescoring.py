@@ -105,7 +105,7 @@ def test_objects_that_stay_rise_above_passing_false_alarms_and_a_fixed_one() -> 
         for one in (content, LabelledDetections(content, truth, SIZE).cross_rescored(half))
     )
     assert after.overall.scalars()["map_50"] > before.overall.scalars()["map_50"] + 0.2
-    assert after.balanced() > before.balanced() + 0.2
+    assert after.ranking().balanced > before.ranking().balanced + 0.2
 
 
 def test_models_apply_to_clips_that_did_not_teach_them() -> None:

@@ -86,13 +86,15 @@ def test_hand_computed_variation_and_balance() -> None:
     scores = score([*perfect_share(202101, 2, 0), *perfect_share(202005, 1, 1)])
     variation = 50 / math.sqrt(2) / 76
     assert scores.compared() == pytest.approx({202005: 51 / 101, 202101: 1.0})
-    assert scores.variation() == pytest.approx(variation)
-    assert scores.balanced() == pytest.approx((1 - variation) * 76 / 101)  # 3 of 4 found: 0 to 0.75 of 101 recalls
+    assert scores.ranking().variation == pytest.approx(variation)
+    assert scores.ranking().balanced == pytest.approx(
+        (1 - variation) * 76 / 101
+    )  # 3 of 4 found: 0 to 0.75 of 101 recalls
 
 
 def test_variation_around_nothing_is_undefined() -> None:
     scores = score([*perfect_share(202101, 0, 2), *perfect_share(202005, 0, 2)])
-    assert math.isnan(scores.balanced())
+    assert math.isnan(scores.ranking().balanced)
     assert organisers_scores(scores)["global_map_con"] is not None  # its six other months count as -1
 
 
@@ -104,7 +106,7 @@ def test_undefined_is_null_in_the_organisers_file() -> None:
 def test_september_counts_in_the_global_score_alone() -> None:
     frames = [*perfect_share(202101, 2, 0), *perfect_share(202005, 1, 1)]
     plain, scores = score(frames), score([*frames, *perfect_share(SEPTEMBER, 0, 4)])
-    assert scores.variation() == plain.variation()
+    assert scores.ranking().variation == plain.ranking().variation
     assert scores.overall.scalars()["map_50"] < plain.overall.scalars()["map_50"]
     assert SEPTEMBER in scores.monthly
 
@@ -120,8 +122,8 @@ def test_a_month_without_ground_truth_is_not_compared() -> None:
 @pytest.mark.parametrize("month", [0, 202101, SEPTEMBER], ids=["unknown", "one", "another"])
 def test_without_two_months_to_compare_the_balanced_score_is_that_of_all_frames(month: int) -> None:
     scores = score(perfect_share(month, 1, 1))
-    assert scores.variation() is None
-    assert scores.balanced() == scores.overall.scalars()["map_50"] == pytest.approx(51 / 101)
+    assert scores.ranking().variation is None
+    assert scores.ranking().balanced == scores.overall.scalars()["map_50"] == pytest.approx(51 / 101)
     assert list(scores.monthly) == [month] * bool(month)
     of_month = {f"{name}/{month_name(month)}" for name in ("map", "map_50", "map_50")} if month else set()
     of_month |= {f"map_50/{month_name(month)}/person"} if month else set()

@@ -45,24 +45,21 @@ def fuse(
     order = np.lexsort((-weighted, keys))
     order = order[scores[order] > score_threshold]
     keys = keys[order]
-    weighted = weighted[order]
+    scores = weighted[order]
     boxes = boxes[order]
-    fused_boxes = [np.zeros((0, 4))]
-    fused_scores = [np.zeros(0)]
-    fused_keys = [np.zeros(0, np.int64)]
+    is_fused = np.zeros(len(keys), np.bool_)
     edges = [*segment_starts(keys), len(keys)] if len(keys) else []
     for start, stop in pairwise(edges):
-        group_boxes, group_scores = fuse_group(boxes[start:stop], weighted[start:stop], iou_threshold, len(contents))
-        fused_boxes.append(group_boxes.round(2))
-        fused_scores.append(group_scores.round(5))
-        fused_keys.append(np.full(len(group_scores), keys[start]))
-    scores = np.concatenate(fused_scores)
-    keys = np.concatenate(fused_keys)
+        group_boxes, group_scores = fuse_group(boxes[start:stop], scores[start:stop], iou_threshold, len(contents))
+        fused = slice(start, start + len(group_scores))  # the mean boxes replace the first boxes
+        boxes[fused] = group_boxes.round(2)
+        scores[fused] = group_scores.round(5)
+        is_fused[fused] = True
     order = np.lexsort((-scores, keys))
+    order = order[is_fused[order]]
     scores = scores[order]
     keys = keys[order]
-    boxes = np.concatenate(fused_boxes)[order]
+    boxes = boxes[order]
     kept = (boxes[:, :2] < boxes[:, 2:]).all(axis=1) & (occurrences(keys) < COUNTED_PER_CLASS)
     owners, labels = np.divmod(keys, LARGEST_LABEL + 1)
-    fused = Content(image_ids, owners, boxes, scores, labels.astype(np.float64))
-    return fused.take(kept)
+    return Content(image_ids, owners, boxes, scores, labels.astype(np.float64)).take(kept)

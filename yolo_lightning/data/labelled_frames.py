@@ -13,7 +13,7 @@ from yolo_lightning.data.input_settings import Channels, InputSettings
 from yolo_lightning.data.storage.frames import Frame, FrameError
 from yolo_lightning.data.storage.image_cache import ImageCache
 from yolo_lightning.data.storage.positioned_file import ReplacedFileError
-from yolo_lightning.data.storage.storage import Storage
+from yolo_lightning.data.storage.storage import EncodedStorage, Storage
 from yolo_lightning.data.transforms.augmentation_settings import Image
 from yolo_lightning.data.transforms.letterbox import PADDING, Labelled
 from yolo_lightning.data.transforms.pixel_range import Drift
@@ -58,7 +58,7 @@ class LabelledFrames:
         count = len(self)
         frame_bytes = self.index.pixels() * self.channels * self.pixel_range.bits // 8  # before the mapping
         fitting = budget_mib * MIB * count // frame_bytes
-        keeps_all = self.storage.is_encoded and count <= fitting
+        keeps_all = isinstance(self.storage, EncodedStorage) and count <= fitting
         copied = copy(self)
         cached_frames = min(window, count, fitting)
         if keeps_all:

@@ -65,14 +65,6 @@ class DriftScores:
         """Return `map_50` of all frames, its variation over the compared months, and the balanced score."""
         return RankingScores.of(self.overall.map(AT_50), self.compared())
 
-    def variation(self) -> float | None:
-        """Return the coefficient of variation of `map_50` over the compared months, None for fewer than two months."""
-        return self.ranking().variation
-
-    def balanced(self) -> float:
-        """Return `(1 - CoV) * map_50`, or `map_50` if fewer than two months can be compared."""
-        return self.ranking().balanced
-
 
 def drift_scores(matches: Matches) -> DriftScores:
     ranked = RankedDetections.of(matches)
@@ -122,10 +114,10 @@ def named_scores(scores: DriftScores, class_names: Sequence[str]) -> dict[str, f
     each annotated class (`map_50/person`) and month (`map_50/2020-05`); `map_50` of each annotated class in each month
     (`map_50/2020-05/person`).
     """
-    values = scores.overall.scalars() | {"balanced": scores.balanced()}
-    variation = scores.variation()
-    if variation is not None:
-        values["cov"] = variation
+    ranking = scores.ranking()
+    values = scores.overall.scalars() | {"balanced": ranking.balanced}
+    if ranking.variation is not None:
+        values["cov"] = ranking.variation
     for label in np.flatnonzero(scores.overall.annotated).tolist():
         values |= {f"{name}/{class_names[label]}": value for name, value in scores.overall.of_class(label).items()}
     for month, part in scores.monthly.items():

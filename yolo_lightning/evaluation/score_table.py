@@ -163,13 +163,14 @@ def scores_text(scores: Mapping[str, float], names: Iterable[str]) -> str:
 def drift_summary(scores: DriftScores) -> str:
     """Return the scores without a column, and the variation over the months; only scores that exist."""
     lines = [scores_text(scores.overall.scalars(), ("map_75", "mar_1", "mar_10", "mar_100"))]
-    variation = scores.variation()
+    ranking = scores.ranking()
+    variation = ranking.variation
     compared = len(scores.compared())
     if variation is not None and math.isnan(variation):
         lines.append(f"{SCORE_LABELS['map_50']} is 0 in all {compared} months: no CoV, no balanced score")
     elif variation is not None:
         label = SCORE_LABELS["map_50"]
-        lines.append(f"CoV of {label} over {compared} months {variation:.4f}, balanced {scores.balanced():.4f}")
+        lines.append(f"CoV of {label} over {compared} months {variation:.4f}, balanced {ranking.balanced:.4f}")
     elif compared:
         lines.append(f"{compared} of the challenge's {len(CHALLENGE_MONTHS)} months annotated: no CoV")
     return "\n".join(filter(None, lines))

@@ -1,13 +1,11 @@
-"""Month, clip, position in the clip and temperature of frames."""
+"""Month, clip and position in the clip of frames."""
 
-import json
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 
-from yolo_lightning.data.formats.ltdv2 import clips, months, positions_in_clip, temperature
+from yolo_lightning.data.formats.ltdv2 import clips, months, positions_in_clip
 
 
 def texts(*values: str) -> np.ndarray[Any, np.dtype[np.bytes_]]:
@@ -60,20 +58,3 @@ def test_positions_follow_the_image_number_within_each_clip() -> None:
 )
 def test_positions_without_plain_numbers(names: list[str], expected: list[int]) -> None:
     assert positions_in_clip(names, clips(names)[0]).tolist() == expected
-
-
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [(7, 7.0), (-7.5, -7.5), ("7.5", 7.5)],
-)
-def test_temperature_may_be_text(value: Any, expected: float) -> None:
-    assert temperature(msgspec.Raw(json.dumps({"Temperature": value, "Humidity": 80}).encode())) == expected
-
-
-@pytest.mark.parametrize(
-    "meta",
-    [None, [], "cold", 3, {"Humidity": 70}]
-    + [{"Temperature": value} for value in (None, "", "warm", "7 C", [7], {"C": 7}, 1e300, 10**400, "1e300", "1e999")],
-)
-def test_temperature_that_is_no_number_is_unknown(meta: Any) -> None:
-    assert np.isnan(temperature(msgspec.Raw(json.dumps(meta).encode())))

@@ -78,13 +78,9 @@ def test_arrays_of_all_frames_have_the_documented_content(coco: Coco, write_json
         array = getattr(index, name)()
         assert (array.tolist(), array.dtype) == (values, dtype), name
     assert [index.clip_name(0), index.clip_name(1)] == ["frames/20200502/clip_1_1142", "frames/20200503/clip_2_0000"]
-    assert index.temperatures().dtype == np.float32
-    np.testing.assert_array_equal(index.temperatures(), [7.5, np.nan, 7.5, 7.5])
 
 
-@pytest.mark.parametrize(
-    "method", ["months", "clips", "positions_in_clip", "box_offsets", "all_labels", "temperatures"]
-)
+@pytest.mark.parametrize("method", ["months", "clips", "positions_in_clip", "box_offsets", "all_labels"])
 def test_arrays_of_all_frames_are_mapped_and_read_only(
     coco: Coco, write_json: WriteJson, tmp_path: Path, method: str
 ) -> None:
@@ -147,7 +143,6 @@ def test_weather_and_date_leave_the_fingerprint_alone(coco: Coco, write_json: Wr
     changed["images"][0].update(meta={"Temperature": -40}, date_captured="2021-01-01T00:00:00")
     first = open_ltdv2(write_json(content, "a.json"), tmp_path / "index")
     second = open_ltdv2(write_json(changed, "b.json"), tmp_path / "index")
-    assert first.temperatures()[0] != second.temperatures()[0]
     assert first.fingerprint == second.fingerprint
 
 

@@ -28,7 +28,6 @@ def index(tmp_path: Path, write_json: Callable[..., Path]) -> SplitIndex:
             "file_name": f"frames/{month}10/clip_{number}_1200/image_{position:04d}.jpg",
             "width": 64 + position,
             "height": 48,
-            "meta": {"Temperature": number},
         }
         for position in range(FRAMES_OF_CLIP)
         for month, number in clips
@@ -79,7 +78,6 @@ def test_arrays_of_a_subset_agree_with_its_frames(index: SplitIndex, part: Split
     assert part.positions_in_clip().tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
     assert part.months().tolist() == [202005, 202005, 202101] * 3
     assert [part.month(index) for index in range(9)] == [202005, 202005, 202101] * 3
-    assert part.temperatures().tolist() == [2, 5, 0] * 3
     assert part.clip_name(14) == index.clip_name(14)
     assert part.text_ids().tolist() == [False] * 9
     assert part.pixels() == sum(height * width for height, width in map(part.shape, range(9)))

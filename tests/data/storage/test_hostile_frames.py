@@ -151,7 +151,7 @@ def test_positions_outside_of_the_archive_are_refused_in_one_line(
 
 @pytest.mark.parametrize("name", ["", "..", "/etc/passwd", "../other.u8", "x" * 300, "a\0b"])
 def test_store_names_only_files_in_its_folder(name: str, tmp_path: Path) -> None:
-    shard = {"file": name, "bytes": 0, "frames": 0, "crc": 0}
+    shard = {"file": name, "bytes": 0, "frames": 0}
     manifest = {"format": 1, "source": {}, "index": "index", "index_crc": 0, "shards": [shard], "damaged": {}}
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(ValueError, match="must be the name of a file in the store") as error:

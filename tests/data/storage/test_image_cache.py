@@ -118,7 +118,6 @@ def test_otherwise_the_last_samples_are_kept_but_not_their_partners(
 def test_frames_of_a_packed_store_are_never_all_kept(split: LabelledFrames, budget_of_16: None) -> None:
     class Packed:
         read = split.storage.read
-        is_encoded = False
 
     stored = LabelledFrames(split.index, Packed(), 1).cached(1, WINDOW)  # type: ignore[arg-type]
     assert (stored.cache.max_frames, stored.cache.keep_partners) == (WINDOW, False)

@@ -5,7 +5,20 @@ from typing import Any
 
 import pytest
 
-from yolo_lightning.data.transforms.augmentation_settings import RANGES, Augmentation, BoxPaste
+from yolo_lightning.data.transforms.augmentation_settings import SHARES, Augmentation, BoxPaste
+
+RANGES = {
+    **dict.fromkeys(SHARES, (0, 1)),
+    "degrees": (0, 180),
+    "scale": (0, 0.9),
+    "shear": (0, 45),
+    "gain": (0, 0.9),
+    "gamma": (0, 4),
+    "noise": (0, 64),
+    "fixed_pattern": (0, 64),
+    "shading": (0, 128),
+    "blur": (0, 10),
+}
 
 
 @pytest.mark.parametrize("name", list(RANGES))

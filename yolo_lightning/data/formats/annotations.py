@@ -9,7 +9,16 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from yolo_lightning.data.array_types import BoolArray, BytesArray, Float32Array, Int32Array, Int64Array, IntegerArray
+from yolo_lightning.data.array_types import (
+    BoolArray,
+    BytesArray,
+    Float32Array,
+    FloatingArray,
+    Int32Array,
+    Int64Array,
+    IntegerArray,
+)
+from yolo_lightning.data.formats.suspicious_boxes import corners_of, suspicions
 from yolo_lightning.utils.plain_text import one_line
 
 IMAGE_NUMBER = re.compile(r"(\d{1,18})\D*$")  # Last number in the stem of a file name
@@ -50,7 +59,6 @@ class Annotations:
     clips: Int32Array  # `(N,)` int32, number of the frame's clip, from 0
     clip_names: BytesArray  # `(C,)` bytes, UTF-8, folder of each clip
     positions_in_clip: Int32Array  # `(N,)` int32, rank in the clip, from 0
-    temperatures: Float32Array  # `(N,)` float32, degrees Celsius, NaN if unknown
     facts: SplitFacts
 
 
@@ -60,18 +68,35 @@ def still_images(
     file_names: Sequence[str],
     shapes: Int32Array,
     owner: Int64Array,
-    boxes: Float32Array,
+    values: FloatingArray,
     labels: IntegerArray,
     classes: Mapping[int, str],
-    notes: tuple[str, ...] = (),
-    suspicions: tuple[str, str] = ("", ""),
+    notes: Iterable[str],
+    box_format: str,
+    rule: str,
+    impossible: str = "",
 ) -> Annotations:
-    """Group boxes by image, clip them and drop those without area; clips, months and temperatures are unknown.
+    """Check boxes, group them by image, clip them and drop those without area.
 
-    The boxes `(M, 4)`, xyxy in pixels of the frame, may be outside of the frame and in any order; `owner` `(M,)` is the
-    position of the image of each box. File names may be absolute. `classes` are the names by number in the annotation
-    files, in the order of the class indexes. `suspicions` are `impossible` and `unlikely` of `SplitFacts`.
+    Clips and months are unknown. The boxes may be outside of the frame and in any order.
+
+    Args:
+        image_ids: N ids as text.
+        text_ids: Whether each id is text in the annotation file.
+        file_names: N names, which may be absolute.
+        shapes: `(N, 2)`, height and width of the images.
+        owner: `(M,)`, position of the image of each box.
+        values: `(M, 4)`, the written numbers of each box in pixels of the frame.
+        labels: `(M,)`, class index of each box.
+        classes: Names by number in the annotation files, in the order of the class indexes.
+        notes: Remarks for the log.
+        box_format: Format of `values`, one of `BOX_FORMATS`.
+        rule: Sentence for messages that names this format, without full stop.
+        impossible: What cannot be right about the boxes; else, `suspicions` are searched for.
     """
+    suspicious, unlikely = suspicions(owner, values, labels, shapes, box_format, rule)
+    boxes = corners_of(values, box_format).astype(np.float32)
+    lines = list(map(one_line, notes))
     limits = shapes[owner][:, [1, 0, 1, 0]].astype(np.float32)
     clipped = np.clip(boxes, 0, limits)
     keep = (clipped[:, 2:] - clipped[:, :2] >= MINIMUM_BOX_SIDE).all(axis=1)
@@ -81,7 +106,7 @@ def still_images(
     if not keep.all():
         dropped = keep.argmin()
         example = f"x1, y1, x2, y2 = {boxes[dropped].tolist()} of {file_names[owner[dropped]]}"
-        notes += (one_line(f"dropped boxes have no area inside their image, such as {example}", LONGEST_NAME),)
+        lines.append(one_line(f"dropped boxes have no area inside their image, such as {example}", LONGEST_NAME))
     count = len(shapes)
     return Annotations(
         image_ids=encoded(image_ids),
@@ -95,16 +120,15 @@ def still_images(
         clips=np.arange(count, dtype=np.int32),
         clip_names=encoded(location_free(file_names)),
         positions_in_clip=np.zeros(count, dtype=np.int32),
-        temperatures=np.full(count, np.nan, dtype=np.float32),
         facts=SplitFacts(
             tuple(classes.values()),
             tuple(classes),
             len(kept),
             int(changed.sum()),
             int((~keep).sum()),
-            notes=notes,
-            impossible=suspicions[0],
-            unlikely=suspicions[1],
+            notes=tuple(lines),
+            impossible=impossible or suspicious,
+            unlikely=unlikely,
         ),
     )
 

@@ -3,7 +3,6 @@
 Records are decoded without intermediate dictionaries: LTDv2's Train.json (1.1 GB) takes seconds and about 2.5 GB.
 """
 
-import os
 import posixpath
 import re
 from collections import Counter
@@ -17,11 +16,10 @@ import numpy as np
 from yolo_lightning.data.array_types import AnyArray, Int32Array, Int64Array
 from yolo_lightning.data.formats.annotations import Annotations, renamed_classes, still_images
 from yolo_lightning.data.formats.image_ids import id_text, image_id_texts, unknown_image_hint
-from yolo_lightning.data.formats.suspicious_boxes import CORNER_AND_SIDES, corners_of, suspicions
+from yolo_lightning.data.formats.suspicious_boxes import CORNER_AND_SIDES
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.plain_text import first_look, one_line
 from yolo_lightning.utils.regular_files import open_regular, read_regular
-from yolo_lightning.utils.suggestions import missing
 
 LTDV2_FILE = "an LTDv2 annotation file (COCO JSON)"
 COCO_FILE = "a COCO annotation file"
@@ -68,7 +66,6 @@ class ImageEntry(msgspec.Struct, gc=False):
     width: Side
     height: Side
     date_captured: Any = None
-    meta: msgspec.Raw = msgspec.Raw(b"{}")
 
 
 class AnnotationRecord(msgspec.Struct, gc=False):
@@ -103,8 +100,6 @@ RECORDS = {"images": ImageEntry, "categories": CategoryRecord, "annotations": An
 
 def decode(path: Path, kind: str = LTDV2_FILE) -> AnnotationFile:
     """Decode an annotation file of the expected `kind`; `NaN` and `Infinity` are read as null."""
-    if not os.path.isfile(path):  # Path.is_file raises an error for a name of more than 255 bytes
-        raise UserError(f"annotation file {path} {missing(path)} Set data.root and data.files to existing files.")
     try:
         with open_regular(path) as file:
             head = file.read(SHOWN_BYTES).removeprefix(BYTE_ORDER_MARK)
@@ -212,10 +207,8 @@ def to_annotations(
     content: AnnotationFile,
     classes: Mapping[int, str],
     box_type: type[np.floating[Any]],
-    box_format: str = CORNER_AND_SIDES,
-    rule: str = BBOX_RULE,
 ) -> Annotations:
-    """Convert the records of the file `path`; clips, months and temperatures are unknown.
+    """Convert the records of the file `path`; clips and months are unknown.
 
     Crowd regions and records with a true `ignore`, also among their attributes, are left out.
     `classes` are the names of the categories by id, in the order of the class indexes, and `box_type` is the type in
@@ -242,7 +235,7 @@ def to_annotations(
     owner = owner[is_used]
     values = values[is_used]
     labels = labels[is_used]
-    impossible, unlikely = suspicions(owner, values, labels, shapes, box_format, rule)
+    impossible = ""
     repetition = repeated_files(file_names, [image.id for image in images])
     if repetition and count:
         impossible = f"{repetition}. {DIVIDED}"
@@ -256,11 +249,13 @@ def to_annotations(
         file_names,
         shapes,
         owner,
-        corners_of(values, box_format).astype(np.float32),
+        values,
         labels,
         classes,
-        tuple(one_line(note, LONGEST_NOTE) for note in notes),
-        (impossible, unlikely),
+        [one_line(note, LONGEST_NOTE) for note in notes],
+        CORNER_AND_SIDES,
+        BBOX_RULE,
+        impossible,
     )
 
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from yolo_lightning.data.formats.annotations import Annotations
 from yolo_lightning.data.formats.file_settings import Files
-from yolo_lightning.data.index.split_index import SplitIndex, check_annotation_file, open_index
+from yolo_lightning.data.index.split_index import SplitIndex, open_index
 from yolo_lightning.data.index.splits import Shares, Split
 from yolo_lightning.data.input_settings import Channels, InputSettings
 from yolo_lightning.data.limit_settings import Limits
@@ -16,6 +16,7 @@ from yolo_lightning.data.storage.image_header import FrameLimits
 from yolo_lightning.data.storage.storage import Storage
 from yolo_lightning.data.storage.storage_settings import StorageKind, StorageSettings
 from yolo_lightning.errors import UserError
+from yolo_lightning.utils.suggestions import missing
 
 
 @dataclass(frozen=True)
@@ -166,4 +167,4 @@ class JsonFormat(DatasetFormat):
             return
         remedy = self.remedy()
         check_root(self.root, remedy)
-        check_annotation_file(file, remedy)
+        raise UserError(f"annotation file {file} {missing(file)} {remedy}")

@@ -140,13 +140,13 @@ def refuse_annotations(index: SplitIndex, split: Split, limits: Limits, origin: 
     `origin` is the option that names the annotations, and its value.
     """
     if split != "predict" and not limits.allow_unlabelled:
-        check_labels(index, limits.quarantined(index, split), origin)
+        _refuse_unlabelled(index, limits.quarantined(index, split), origin)
     impossible = index.facts.impossible
     if impossible and not limits.allow_suspicious_boxes:
         raise UserError(f"{origin}: {impossible} Correct the file, or set data.limits.allow_suspicious_boxes true.")
 
 
-def check_labels(index: SplitIndex, left_out: Collection[int], origin: str) -> None:
+def _refuse_unlabelled(index: SplitIndex, left_out: Collection[int], origin: str) -> None:
     """Refuse a split without a box outside of the quarantined positions `left_out`; `origin` is its option and file."""
     boxes = np.diff(index.box_offsets())
     boxes[list(left_out)] = 0

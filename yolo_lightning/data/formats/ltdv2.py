@@ -1,4 +1,4 @@
-"""LTDv2's official layout: annotation files (COCO JSON) with month, clip and temperature of the frames; gray frames.
+"""LTDv2's official layout: annotation files (COCO JSON) with month and clip of the frames; gray frames.
 
 The list of categories begins with a background entry (id 0), so a class index is `category_id - 1`, not a position in
 the list.
@@ -6,7 +6,6 @@ the list.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import nan
 from pathlib import Path
 
 import msgspec
@@ -34,8 +33,6 @@ VALID_FILE = "Valid.json"
 PREDICT_FILE = "TestNoLabels.json"
 OFFICIAL_FILES = (TRAIN_FILE, VALID_FILE, PREDICT_FILE)
 
-LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
-
 
 def read_annotations(path: Path) -> Annotations:
     """Read and check an annotation file of LTDv2."""
@@ -56,7 +53,6 @@ def read_annotations(path: Path) -> Annotations:
         clips=clip_numbers,
         clip_names=encoded(clip_names),
         positions_in_clip=positions_in_clip(file_names, clip_numbers),
-        temperatures=np.array([temperature(image.meta) for image in images], dtype=np.float32),
         facts=msgspec.structs.replace(annotations.facts, has_clips=True),
     )
 
@@ -94,17 +90,6 @@ def positions_in_clip(file_names: Sequence[str], clip_numbers: Int32Array) -> In
     positions = np.empty(len(order), dtype=np.int32)
     positions[order] = occurrences(clip_numbers[order])
     return positions
-
-
-def temperature(meta: msgspec.Raw) -> float:
-    """Return degrees Celsius from the `meta` of a frame, a number or its text; NaN if unknown."""
-    try:
-        number = float(msgspec.json.decode(meta)["Temperature"])
-    except (TypeError, KeyError, IndexError, ValueError, OverflowError):
-        number = nan
-    if abs(number) < LARGEST_FLOAT32:
-        return number
-    return nan
 
 
 class LTDv2Format(JsonFormat):

@@ -13,7 +13,7 @@ from yolo_lightning.data.formats.annotations import Annotations, still_images
 from yolo_lightning.data.formats.dataset_format import DatasetFormat, DatasetSettings
 from yolo_lightning.data.formats.file_settings import Files
 from yolo_lightning.data.formats.frame_checks import named
-from yolo_lightning.data.formats.suspicious_boxes import CENTERS, suspicions
+from yolo_lightning.data.formats.suspicious_boxes import CENTERS
 from yolo_lightning.data.formats.yolo_description import DataDescription, Key, read_description
 from yolo_lightning.data.formats.yolo_files import SplitFiles, find_split_files
 from yolo_lightning.data.formats.yolo_labels import NO_LABELS, Labels, read_labels
@@ -30,7 +30,6 @@ from yolo_lightning.data.storage.storage import Storage
 from yolo_lightning.data.storage.storage_settings import StorageKind
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.paths import user_path
-from yolo_lightning.utils.plain_text import one_line
 from yolo_lightning.utils.regular_files import open_regular, read_regular
 
 UNKNOWN_SHAPE = (1, 1)  # Height and width of a damaged image, which is counted as a bad frame when its pixels are read
@@ -124,17 +123,15 @@ class YoloSplit:
 
         An index is current as long as they are unchanged.
         """
-        state: dict[str, Any] = {
+        return {
             "path": f"{self.description.file}:{self.key}",
             "root": str(self.description.root),
             "class_names": list(self.description.class_names),
             "keypoint_columns": self.description.keypoint_columns,
             "files": self.files.state,
             "reads_heif": reads_heif(),
+            "bits": self.limits.bits,
         }
-        if self.limits.bits == 16:
-            state["bits"] = 16
-        return state
 
     def read(self) -> Annotations:
         """Read all label files and the headers of all images.
@@ -152,9 +149,6 @@ class YoloSplit:
         owner = np.repeat(np.arange(len(labels)), [len(image_labels.classes) for image_labels in labels])
         shapes = np.array([shape or UNKNOWN_SHAPE for shape, _ in records], dtype=np.int32)
         centres = np.concatenate([image_labels.centres for image_labels in labels])
-        sides = shapes[owner][:, [1, 0]].astype(np.float64)
-        half = centres[:, 2:] / 2
-        boxes = np.concatenate(((centres[:, :2] - half) * sides, (centres[:, :2] + half) * sides), axis=1)
         classes = np.concatenate([image_labels.classes for image_labels in labels])
         names = self.files.names
         annotations = still_images(
@@ -163,11 +157,12 @@ class YoloSplit:
             names,
             shapes,
             owner,
-            boxes.astype(np.float32),
+            centres * shapes[owner][:, [1, 0, 1, 0]],
             classes,
             dict(enumerate(self.description.class_names)),
             self._notes(records),
-            suspicions(owner, centres * np.tile(sides, 2), classes, shapes, CENTERS, LABEL_RULE),
+            CENTERS,
+            LABEL_RULE,
         )
         return _with_repeated_images(annotations, self.files.originals)
 
@@ -183,7 +178,7 @@ class YoloSplit:
         except UserError as error:
             return shape, str(error)
 
-    def _notes(self, records: list[Record]) -> tuple[str, ...]:
+    def _notes(self, records: list[Record]) -> list[str]:
         """Return the remarks about files, images and labels, one line each."""
         labels = [content for _, content in records if isinstance(content, Labels)]
         unreadable = [image for image, (shape, _) in zip(self.files.images, records, strict=True) if shape is None]
@@ -205,7 +200,7 @@ class YoloSplit:
         heif_images = [image for image in unreadable if suffix(image) in HEIF_SUFFIXES]
         if heif_images and not reads_heif():
             notes.append(f"{counted(len(heif_images), 'of them are HEIC images', heif_images[0])}: {NEEDS_HEIF}")
-        return tuple(map(one_line, (*self.description.notes, *self.files.notes, *notes)))
+        return [*self.description.notes, *self.files.notes, *notes]
 
 
 def image_ids(names: list[str]) -> list[str]:

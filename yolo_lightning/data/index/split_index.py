@@ -14,16 +14,14 @@ from yolo_lightning.data.array_types import AnyArray, BoolArray, Float32Array, I
 from yolo_lightning.data.formats.annotations import Annotations, SplitFacts, encoded, location_free
 from yolo_lightning.data.index import index_folder
 from yolo_lightning.data.index.index_folder import Arrays, State
-from yolo_lightning.errors import UserError
 from yolo_lightning.utils.paths import real_path
 from yolo_lightning.utils.regular_files import file_stamp
-from yolo_lightning.utils.suggestions import missing
 
-FORMAT = 10
+FORMAT = 11
 NAMES = ("image_ids", "file_names")
 IDENTIFYING = (*NAMES, "shapes", "box_offsets", "boxes", "labels")
 """Arrays that enter the fingerprint; absolute names enter it without the location of the dataset."""
-ARRAYS = (*IDENTIFYING, "text_ids", "months", "clips", "clip_names", "positions_in_clip", "temperatures")
+ARRAYS = (*IDENTIFYING, "text_ids", "months", "clips", "clip_names", "positions_in_clip")
 
 
 @dataclass(frozen=True)
@@ -172,17 +170,12 @@ class SplitIndex:
         """Return `(N,)` int32, rank of each frame in its clip, from 0, ordered by the image number in its name."""
         return self._all("positions_in_clip")
 
-    def temperatures(self) -> Float32Array:
-        """Return `(N,)` float32, degrees Celsius, NaN if unknown."""
-        return self._all("temperatures")
-
 
 def open_index(annotation_file: Path, index_root: Path, read: Callable[[Path], Annotations]) -> SplitIndex:
     """Open the index of a JSON file under `index_root`; build the index if it is missing or out of date.
 
     A change of the stamp of the file makes the index out of date.
     """
-    check_annotation_file(annotation_file)
 
     def describe() -> State:
         return {
@@ -192,12 +185,6 @@ def open_index(annotation_file: Path, index_root: Path, read: Callable[[Path], A
         }
 
     return open_packed(annotation_file.stem, describe, lambda: read(annotation_file), index_root)
-
-
-def check_annotation_file(file: Path, remedy: str = "") -> None:
-    """Raise a UserError, which ends with the remedy, if an annotation file does not exist."""
-    if not file.is_file():
-        raise UserError(f"annotation file {file} {missing(file)} {remedy}".rstrip())
 
 
 def open_packed(

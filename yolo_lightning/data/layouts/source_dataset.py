@@ -6,14 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from yolo_lightning.data.formats.annotations import Annotations, distinct_names
-from yolo_lightning.data.formats.coco_json import (
-    AnnotationFile,
-    AnnotationRecord,
-    CategoryRecord,
-    ImageEntry,
-    to_annotations,
-)
+from yolo_lightning.data.formats.annotations import Annotations, distinct_names, renamed_classes, still_images
 from yolo_lightning.data.formats.yolo import READERS, image_shape
 from yolo_lightning.data.layouts.labelled_folder import SAME_NAME, LabelledFolder, LabelledImage, SourceFolder, paired
 from yolo_lightning.errors import UserError
@@ -41,8 +34,8 @@ def located(folder: SourceFolder, labelled: LabelledFolder, advance: Advance) ->
     names = {name or UNNAMED for image in images.values() for name in image.class_names}
     class_names = [*labelled.class_names, *sorted(names.difference(labelled.class_names))]
     numbers = {name: number for number, name in enumerate(class_names)}
-    entries = []
-    records = []
+    shapes: dict[str, tuple[int, int]] = {}  # Height and width of the usable images
+    rows: list[tuple[float, ...]] = []  # Position of the image, class and four numbers of each box
     with ThreadPoolExecutor(READERS) as pool:
         sizes = pool.map(lambda file: _size(folder, file), images)
         for (file, image), size in zip(images.items(), sizes, strict=True):
@@ -51,19 +44,28 @@ def located(folder: SourceFolder, labelled: LabelledFolder, advance: Advance) ->
             if problem:
                 labelled.notes[problem].append(file)
                 continue
-            entries.append(ImageEntry(file, file, *size))
             scale = np.tile(size, 2) / 100 if labelled.is_percent else 1
             for name, box in zip(image.class_names, image.boxes, strict=True):
-                x, y, third, fourth = (np.array(box) * scale).tolist()
-                records.append(AnnotationRecord(file, numbers[name or UNNAMED], (x, y, third, fourth)))
-    if not records:
+                rows.append((len(shapes), numbers[name or UNNAMED], *(np.array(box) * scale)))
+            shapes[file] = size[::-1]
+    if not rows:
         notes = "; ".join(f"{len(paths):,} {note}" for note, paths in labelled.notes.items())
         raise UserError(f"{folder.root}: no usable image has a box: {notes or 'the annotations contain no box'}")
-    categories = [CategoryRecord(number, name) for name, number in numbers.items()]
-    content = AnnotationFile(entries, categories, records)
-    classes = distinct_names(dict(enumerate(class_names)))
-    rule = f"boxes of {labelled.layout} must be {labelled.box_format}"
-    annotations = to_annotations(folder.root, content, classes, np.float64, labelled.box_format, rule)
+    names_by_number = dict(enumerate(class_names))
+    table = np.array(rows)
+    annotations = still_images(
+        shapes,
+        [True] * len(shapes),
+        list(shapes),
+        np.array(list(shapes.values()), dtype=np.int32),
+        table[:, 0].astype(np.int64),
+        table[:, 2:],
+        table[:, 1].astype(np.int64),
+        distinct_names(names_by_number),
+        renamed_classes(names_by_number),
+        labelled.box_format,
+        rule=f"boxes of {labelled.layout} must be {labelled.box_format}",
+    )
     splits = {file: image.split for file, image in images.items()}
     return SourceDataset(labelled.layout, annotations, splits, labelled.notes)
 

@@ -2,7 +2,7 @@
 
 `packing` writes the store. It is a folder with
 
-- `manifest.json`: origin of the frames, shards with size and CRC-32, damaged frames
+- `manifest.json`: origin of the frames, shards with their size, damaged frames
 - `shard-<hash>.u8`: frames one after another, row by row, without headers; uint8, or little-endian uint16 in a store of
   16-bit frames
 - `shard-<hash>.json`: names, shapes and checksums of the shard's frames, from which an interrupted `prepare` resumes
@@ -43,7 +43,6 @@ class Shard(msgspec.Struct, frozen=True):
     file: str  # Name in the store
     bytes: int
     frames: int
-    crc: int  # CRC-32 of the file
 
 
 class Manifest(msgspec.Struct, frozen=True):

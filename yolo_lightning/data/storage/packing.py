@@ -73,7 +73,7 @@ def write_shard(
     path = store / f"{SHARD_PREFIX}{key}{SHARD_SUFFIX}"
     packed: list[tuple[str, int, int, int]] = []
     damaged: dict[str, str] = {}
-    crc = size = 0
+    size = 0
     with replacing(path) as temporary, temporary.open("wb") as file:
         for name in names:
             try:
@@ -82,14 +82,13 @@ def write_shard(
                 damaged[name] = str(error).removeprefix(f"{name}: ")
                 continue
             file.write(frame.data)
-            crc = zlib.crc32(frame.data, crc)
             size += frame.nbytes
             packed.append((name, *frame.shape, zlib.crc32(frame.data)))
     if not packed:
         path.unlink()
         return None, damaged
     columns = (list(column) for column in zip(*packed, strict=True))
-    frames = ShardFrames(Shard(path.name, size, len(packed), crc), source, *columns)
+    frames = ShardFrames(Shard(path.name, size, len(packed)), source, *columns)
     content = msgspec.json.encode(frames)
     with replacing(path.with_suffix(".json")) as temporary:
         temporary.write_bytes(b"%08x\n" % zlib.crc32(content) + content)

@@ -15,8 +15,6 @@ class Storage(ABC):
     """Reader of frames by their name in the annotation file."""
 
     kind: ClassVar[StorageKind]
-    is_encoded: ClassVar[bool] = False
-    """Whether reading a frame decodes an image file, so that an image cache saves time."""
 
     @classmethod
     @abstractmethod
@@ -50,7 +48,6 @@ class Storage(ABC):
 class EncodedStorage(Storage):
     """Storage of image files: `content` returns the bytes of a file, which `read` decodes."""
 
-    is_encoded = True
     channels: Channels = 1
     limits: FrameLimits
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from yolo_lightning.errors import UserError
-from yolo_lightning.utils.choices import check_range, settings_group
+from yolo_lightning.utils.choices import settings_group
 from yolo_lightning.utils.offline import offline
 
 Image = npt.NDArray[np.uint8 | np.float32]
@@ -18,21 +18,11 @@ Image = npt.NDArray[np.uint8 | np.float32]
 PROBE = np.arange(64 * 64, dtype=np.uint8).reshape(64, 64, 1)
 """Gray image to which every transform of albumentations is applied once before training starts."""
 
-RANGES: dict[str, tuple[float, float]] = {
-    **dict.fromkeys(("mosaic", "translate", "flip_horizontal", "flip_vertical", "photometric", "offset"), (0, 1)),
-    "mixup": (0, 1),
-    **dict.fromkeys(("stretch", "histogram_match", "inversion", "hsv_hue", "hsv_saturation", "hsv_value"), (0, 1)),
-    "degrees": (0, 180),
-    "scale": (0, 0.9),
-    "shear": (0, 45),
-    "gain": (0, 0.9),
-    "gamma": (0, 4),
-    "noise": (0, 64),
-    "fixed_pattern": (0, 64),
-    "shading": (0, 128),
-    "blur": (0, 10),
-}
-"""Minimum and maximum of each setting."""
+SHARES = (
+    *("mosaic", "mixup", "translate", "flip_horizontal", "flip_vertical", "photometric", "offset", "stretch"),
+    *("histogram_match", "inversion", "hsv_hue", "hsv_saturation", "hsv_value"),
+)
+"""Settings from 0 to 1."""
 
 
 @settings_group("data.augmentation.paste", probability=">= 0, <= 1", count=">= 1")
@@ -58,7 +48,20 @@ class BoxPaste:
     classes: tuple[str, ...] = ()
 
 
-@settings_group("data.augmentation")
+@settings_group(
+    "data.augmentation",
+    close_mosaic_epochs=">= 0",
+    **dict.fromkeys(SHARES, ">= 0, <= 1"),
+    degrees=">= 0, <= 180",
+    scale=">= 0, <= 0.9",
+    shear=">= 0, <= 45",
+    gain=">= 0, <= 0.9",
+    gamma=">= 0, <= 4",
+    noise=">= 0, <= 64",
+    fixed_pattern=">= 0, <= 64",
+    shading=">= 0, <= 128",
+    blur=">= 0, <= 10",
+)
 class Augmentation:
     """Strength of the training augmentation; the geometry has YOLOv8's defaults, and 0 disables each setting.
 
@@ -133,9 +136,6 @@ class Augmentation:
     pixel_transforms: tuple[dict[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
-        for name, (low, high) in RANGES.items():
-            check_range(f"data.augmentation.{name}", getattr(self, name), f">= {low}", f"<= {high}")
-        check_range("data.augmentation.close_mosaic_epochs", self.close_mosaic_epochs, ">= 0")
         if self.pixel_transforms:
             _build_pipeline(json.dumps(self.pixel_transforms))
 

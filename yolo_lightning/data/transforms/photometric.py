@@ -266,7 +266,7 @@ def _sum(image: Image, change: AnyArray) -> Image:
 @cache
 def normal_quantiles() -> Float64Array:
     """Return `(256,)` equally probable values of a normal distribution with mean 0 and standard deviation 1."""
-    values = np.array([NormalDist().inv_cdf((number + 0.5) / 256) for number in range(256)])
+    values = np.array(NormalDist().quantiles(512)[::2])
     return np.asarray(values / values.std(), dtype=np.float64)
 
 
