@@ -15,6 +15,7 @@ from statistics import median
 
 import cv2
 import torch
+from comparison.dataset import with_storage
 
 from yolo_lightning.commands.benchmark.comparison import rounds
 from yolo_lightning.commands.benchmark.result_texts import table
@@ -62,8 +63,9 @@ def training_datasets(data: DetectionDataModule) -> dict[str, TrainingDataset]:
     datasets: dict[str, TrainingDataset] = {}
     problems = []
     for storage in data.dataset_format.storages:
+        data.dataset_format = with_storage(data.dataset_format, storage)
         try:
-            frames = data.open("train", storage)
+            frames = data.open("train")
         except UserError as error:
             problems.append(f"{storage}: {error}")
             continue

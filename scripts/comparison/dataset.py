@@ -4,18 +4,20 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from yolo_lightning.data.boxes import corners_to_centres
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.formats.coco import CocoFormat
+from yolo_lightning.data.formats.dataset_format import DatasetFormat
 from yolo_lightning.data.formats.file_settings import Files
 from yolo_lightning.data.formats.ltdv2 import LTDv2Format
 from yolo_lightning.data.index.splits import Split
 from yolo_lightning.data.input_settings import InputSettings
 from yolo_lightning.data.loader_settings import LoaderSettings
 from yolo_lightning.data.storage.folder_frames import ImageFiles
+from yolo_lightning.data.storage.storage_settings import StorageKind
 
 SPLITS: dict[str, Split] = {"train": "train", "val": "valid"}
 """Splits of this project by the names of Ultralytics."""
@@ -66,6 +68,12 @@ class Dataset:
         )
 
 
+def with_storage(dataset_format: DatasetFormat, kind: StorageKind) -> DatasetFormat:
+    """Return the dataset with its frames in a storage of another kind."""
+    settings = dataset_format.settings
+    return type(dataset_format)(replace(settings, storage=replace(settings.storage, kind=kind)))
+
+
 def convert(module: DetectionDataModule, target: Path) -> Path:
     """Write YOLO text labels and links to the images, unless they exist; return the `data.yaml`."""
     indexes = {name: module.open(split).index for name, split in SPLITS.items()}
@@ -77,7 +85,7 @@ def convert(module: DetectionDataModule, target: Path) -> Path:
     making = target.with_name(f"{target.name}-{os.getpid()}")
     shutil.rmtree(making, ignore_errors=True)
     for name, index in indexes.items():
-        source = module.dataset_format.open_storage(SPLITS[name], module.channels or 3, "folder")
+        source = with_storage(module.dataset_format, "folder").open_storage(SPLITS[name], module.channels or 3)
         for kind in ("images", "labels"):
             (making / kind / name).mkdir(parents=True)
         assert isinstance(source, ImageFiles)

@@ -8,6 +8,7 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
+from comparison.dataset import with_storage
 from lightning.pytorch import Trainer
 from synthetic import draw_dataset
 from synthetic.camera import RAW_LOW, RAW_PER_LEVEL
@@ -103,7 +104,9 @@ def test_every_storage_returns_the_values_of_the_files(raw_set: Path) -> None:
 
 
 def samples(module: DetectionDataModule, storage: Any = None, budget_mib: int = 0, **settings: Any) -> list[Sample]:
-    frames = module.open("train", storage).cached(budget_mib, 4)
+    if storage is not None:
+        module.dataset_format = with_storage(module.dataset_format, storage)
+    frames = module.open("train").cached(budget_mib, 4)
     dataset = TrainingDataset(frames, 64, Augmentation(**settings), 0)
     keys = [SampleKey(epoch, frame, has_mosaic=epoch < 1) for epoch in (0, 1) for frame in range(0, 16, 3)]
     return [dataset[key] for key in keys]

@@ -45,7 +45,7 @@ from yolo_lightning.data.sampling.resumable_loader import (
     ResumableLoader,
     limited,
 )
-from yolo_lightning.data.storage.storage_settings import StorageKind, StorageSettings
+from yolo_lightning.data.storage.storage_settings import StorageSettings
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
 from yolo_lightning.data.transforms.box_paste import PasteCandidates
 from yolo_lightning.errors import UserError
@@ -222,17 +222,17 @@ class DetectionDataModule(LightningDataModule):
         limit = None if self.trainer is None else self.trainer.limit_train_batches
         return limited(self._batches().count(self._order.length), limit)
 
-    def open(self, split: Split, storage: StorageKind | None = None) -> LabelledFrames:
-        """Return a split with its frames, unchecked; `storage` None uses `data.storage.kind`."""
+    def open(self, split: Split) -> LabelledFrames:
+        """Return a split with its frames, unchecked."""
         check_choices("split", [split], Split)
-        opened_storage = self.dataset_format.open_storage(split, self.channels or RGB_CHANNELS, storage)
+        opened_storage = self.dataset_format.open_storage(split, self.channels or RGB_CHANNELS)
         index = self.dataset_format.open_index(split)
         self._follow_frames(index, split)
         if self.channels is None:
             self.channels = needed_channels(index, opened_storage)
             if self.channels == 1:
                 rank_zero_info(f"{split}: all sampled frames are gray, so all are read as gray (data.input.channels)")
-            opened_storage = self.dataset_format.open_storage(split, self.channels, storage)
+            opened_storage = self.dataset_format.open_storage(split, self.channels)
         return LabelledFrames(index, opened_storage, self.channels, self.input, self.limits.quarantined(index, split))
 
     def _follow_frames(self, index: SplitIndex, split: Split) -> None:

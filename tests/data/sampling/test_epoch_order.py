@@ -11,12 +11,8 @@ from hypothesis import given, settings, strategies as st
 from yolo_lightning.data.formats.annotations import SplitFacts
 from yolo_lightning.data.formats.ltdv2 import CATEGORY_IDS, CLASS_NAMES
 from yolo_lightning.data.index.split_index import SplitIndex
-from yolo_lightning.data.sampling.epoch_order import (
-    SampledOrder,
-    Sampling,
-    occurrences,
-    systematic_counts,
-)
+from yolo_lightning.data.occurrences import occurrences
+from yolo_lightning.data.sampling.epoch_order import SampledOrder, Sampling, systematic_counts
 
 Case = tuple[SplitIndex, Sampling]
 

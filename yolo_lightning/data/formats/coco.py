@@ -16,7 +16,6 @@ from yolo_lightning.data.index.splits import Split
 from yolo_lightning.data.input_settings import Channels
 from yolo_lightning.data.storage.folder_frames import FilesInFolders
 from yolo_lightning.data.storage.storage import Storage
-from yolo_lightning.data.storage.storage_settings import StorageKind
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.paths import existing_form
 from yolo_lightning.utils.plain_text import one_line
@@ -107,7 +106,7 @@ class CocoFormat(JsonFormat):
             split = self.replacement(split)
         return self.settings.split.part(split, index)
 
-    def open_storage(self, split: Split, channels: Channels, kind: StorageKind | None = None) -> Storage:
+    def open_storage(self, split: Split, channels: Channels) -> Storage:
         names = self.open_file(self.name(split)).file_names()
         folders = image_folders(self.root / self.name(split), self.root, self.files.image_folders, names)
         return FilesInFolders(folders, channels, self.settings.frame_limits, self.root)

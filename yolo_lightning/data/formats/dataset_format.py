@@ -107,8 +107,8 @@ class DatasetFormat(ABC):
         """Return the packed index of `split`; raise `ValueError` if the annotations cannot be used."""
 
     @abstractmethod
-    def open_storage(self, split: Split, channels: Channels, kind: StorageKind | None = None) -> Storage:
-        """Return the storage of the frames of `split`: of a kind in `storages`, or the configured one."""
+    def open_storage(self, split: Split, channels: Channels) -> Storage:
+        """Return the storage of the frames of `split`."""
 
 
 class JsonFormat(DatasetFormat):

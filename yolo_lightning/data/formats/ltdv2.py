@@ -22,7 +22,6 @@ from yolo_lightning.data.input_settings import Channels
 from yolo_lightning.data.occurrences import occurrences
 from yolo_lightning.data.storage.choose_storage import DOWNLOAD, STORAGES, open_frames
 from yolo_lightning.data.storage.storage import Storage
-from yolo_lightning.data.storage.storage_settings import StorageKind
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.plain_text import one_line
 
@@ -124,6 +123,5 @@ class LTDv2Format(JsonFormat):
     def open_index(self, split: Split) -> SplitIndex:
         return self.settings.split.part(split, self.open_file(self.name(split)))
 
-    def open_storage(self, split: Split, channels: Channels, kind: StorageKind | None = None) -> Storage:
-        storage = self.settings.storage
-        return open_frames(self.root, replace(storage, kind=kind or storage.kind), limits=self.settings.frame_limits)
+    def open_storage(self, split: Split, channels: Channels) -> Storage:
+        return open_frames(self.root, self.settings.storage, self.settings.frame_limits)

@@ -27,7 +27,6 @@ from yolo_lightning.data.storage.frames import FrameError, decode_frame
 from yolo_lightning.data.storage.image_header import ORIENTATION, TURNED, FrameLimits
 from yolo_lightning.data.storage.pillow_images import HEIF_SUFFIXES, NEEDS_HEIF, open_image, reads_heif
 from yolo_lightning.data.storage.storage import Storage
-from yolo_lightning.data.storage.storage_settings import StorageKind
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.paths import user_path
 from yolo_lightning.utils.regular_files import open_regular, read_regular
@@ -85,7 +84,7 @@ class YoloFormat(DatasetFormat):
             split = "valid"
         return self.settings.split.part(split, index)
 
-    def open_storage(self, split: Split, channels: Channels, kind: StorageKind | None = None) -> Storage:
+    def open_storage(self, split: Split, channels: Channels) -> Storage:
         # `YoloSplit` has checked the names; a folder in the data.yaml may be outside of the dataset folder.
         return ImageFiles(self.root, channels, replace(self.settings.frame_limits, outside_root=True))
 
