@@ -12,9 +12,9 @@ import numpy.typing as npt
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from yolo_lightning.data.batch import Batch, Prediction, Target
+from yolo_lightning.data.formats.image_ids import clip_of_id
 from yolo_lightning.errors import UserError
 from yolo_lightning.evaluation.drawing import encode, original_frame, prediction_sheet, side_by_side
-from yolo_lightning.evaluation.drift import clip_of_id
 from yolo_lightning.evaluation.gallery import FrameScore, Gallery, GalleryFrame, frame_scores, shown_detections
 from yolo_lightning.utils.choices import checked_arguments
 from yolo_lightning.utils.files import replacing, write_json

@@ -3,8 +3,9 @@
 import pytest
 
 from yolo_lightning.commands import console
-from yolo_lightning.commands.console import gigabytes, lines, name_some, rate, share
+from yolo_lightning.commands.console import gigabytes, lines, rate, share
 from yolo_lightning.utils.moment import DAY_S, HOUR_S, duration
+from yolo_lightning.utils.plain_text import name_some
 
 
 def test_lines_come_at_intervals_and_at_the_end(

@@ -15,12 +15,12 @@ from tests.evaluation.detections import (
     reference,
     target,
 )
+from yolo_lightning.data.formats.image_ids import month_of_id
 from yolo_lightning.evaluation.drift import (
     CHALLENGE_MONTHS,
     DriftScores,
     drift_scores,
     month_name,
-    month_of_id,
     named_scores,
     organisers_scores,
 )

@@ -27,9 +27,9 @@ from yolo_lightning.challenge.content import CATEGORY_IDS, Content
 from yolo_lightning.challenge.score import box_table
 from yolo_lightning.challenge.tracks import Links, link, places_in_time
 from yolo_lightning.data.array_types import AnyArray, BoolArray, Float64Array, Int64Array
+from yolo_lightning.data.formats.image_ids import clip_of_id, month_of_id
 from yolo_lightning.data.index.splits import of_each_month
 from yolo_lightning.errors import UserError
-from yolo_lightning.evaluation.drift import clip_of_id, month_of_id
 from yolo_lightning.evaluation.matching import match_boxes
 from yolo_lightning.utils.files import write_json
 from yolo_lightning.utils.json_record import read_json

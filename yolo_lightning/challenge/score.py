@@ -3,7 +3,7 @@
 import numpy as np
 
 from yolo_lightning.challenge.content import CATEGORY_IDS, Content
-from yolo_lightning.evaluation.drift import month_of_id
+from yolo_lightning.data.formats.image_ids import month_of_id
 from yolo_lightning.evaluation.matching import BoxTable, Matches, match_frames, sized
 
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from yolo_lightning.challenge.content import Content
 from yolo_lightning.data.array_types import BoolArray, Float64Array, Int64Array
+from yolo_lightning.data.formats.image_ids import clip_of_id, month_of_id
 from yolo_lightning.data.occurrences import occurrences
-from yolo_lightning.evaluation.drift import clip_of_id, month_of_id
 from yolo_lightning.evaluation.greedy import chunks, pairs_of_group
 
 LONGEST_STEP_S = 3  # longer pauses between frames separate clips
@@ -40,7 +40,7 @@ def places_in_time(image_ids: tuple[str, ...]) -> Int64Array:
     Clip and time are part of LTDv2's image ids. A frame with another id is a clip of its own.
     """
     names = [clip_of_id(image_id) for image_id in image_ids]
-    seconds = np.array([_second(image_id) if month_of_id(image_id) else 0 for image_id in image_ids])
+    seconds = np.array([_second(image_id) for image_id in image_ids])
     _, clips = np.unique(np.array(names), return_inverse=True)
     order = np.lexsort((seconds, clips))
     is_next = (np.diff(clips[order]) == 0) & (np.diff(seconds[order]) <= LONGEST_STEP_S)
@@ -50,7 +50,9 @@ def places_in_time(image_ids: tuple[str, ...]) -> Int64Array:
 
 
 def _second(image_id: str) -> int:
-    """Return the second of the day, the last six digits of an id."""
+    """Return the second of the day, the last six digits of an LTDv2 image id; 0 for other ids."""
+    if not (month_of_id(image_id) and image_id.isdecimal()):
+        return 0
     return 3600 * int(image_id[-6:-4]) + 60 * int(image_id[-4:-2]) + int(image_id[-2:])
 
 

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -10,12 +10,9 @@ from tempfile import TemporaryFile
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from yolo_lightning.errors import UserError
-from yolo_lightning.utils.plain_text import one_line
 from yolo_lightning.utils.terminal import has_cursor_control
 
 LINE_INTERVAL_S = 30.0
-LONGEST_NAME = 500  # characters of a name with its reason
-NAMED_FRAMES = 5
 """Maximum number of names in one message."""
 
 
@@ -61,17 +58,6 @@ def lines(verb: str, total: int, interval_s: float = LINE_INTERVAL_S) -> Callabl
         print(f"{verb} {done:,} of {total:,}, {rate_text} per second, {remaining}", flush=True)
 
     return advance
-
-
-def name_some(names: dict[str, str] | Sequence[str]) -> str:
-    """Return the first few names, with the reasons if `names` is a dictionary."""
-    shown = list(names)[:NAMED_FRAMES]
-    if isinstance(names, dict):
-        shown = [f"{name}: {names[name]}" for name in shown]
-    text = "; ".join(one_line(name, LONGEST_NAME) for name in shown)
-    if len(names) > NAMED_FRAMES:
-        text += f"; and {len(names) - NAMED_FRAMES:,} more"
-    return text
 
 
 def count_text(number: int, noun: str) -> str:

@@ -12,7 +12,6 @@ from typing import Any, Self
 
 import numpy as np
 
-from yolo_lightning.data.formats.image_ids import ID_DIGITS
 from yolo_lightning.evaluation.average_precision import AT_50, NO_GROUND_TRUTH, PartScores, RankedDetections
 from yolo_lightning.evaluation.matching import Matches
 
@@ -27,8 +26,6 @@ CHALLENGE_MONTHS = {
     "aug": 202008,
 }
 """Compared months (YYYYMM) by their names in `scores.json`. September enters the global score only."""
-
-CLIP_DIGITS = 11  # digits of an LTDv2 image id that name the clip
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,18 +85,6 @@ def balanced_score(map_50: float, variation: float | None) -> float:
     if variation is None:
         return map_50
     return (1 - variation) * map_50
-
-
-def month_of_id(image_id: str) -> int:
-    """Return the month YYYYMM at the start of an LTDv2 image id; 0 for other ids."""
-    if len(image_id) != ID_DIGITS or not image_id[:6].isdecimal() or not 1 <= int(image_id[4:6]) <= 12:
-        return 0
-    return int(image_id[:6])
-
-
-def clip_of_id(image_id: str) -> str:
-    """Return month, clip and day at the start of an LTDv2 image id; other ids are clips of a single frame."""
-    return image_id[:CLIP_DIGITS] if month_of_id(image_id) else image_id
 
 
 def month_name(month: int) -> str:

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from yolo_lightning.data.array_types import Float64Array, Int64Array
+from yolo_lightning.data.formats.image_ids import clip_of_id
 from yolo_lightning.evaluation.average_precision import AT_50, RankedDetections, average_precision
 from yolo_lightning.evaluation.drift import (
     CHALLENGE_MONTHS,
     balanced_score,
-    clip_of_id,
     coefficient_of_variation,
     month_name,
 )

@@ -111,9 +111,10 @@ def temporary_prefix() -> str:
 
 @contextmanager
 def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
-    """Yield the path of a temporary file beside `path`, to be written in the block.
+    """Yield the path of a temporary file or folder beside `path`, to be written in the block.
 
-    If the block succeeds, the file is flushed to the disk and renamed to `path`; else it is deleted. Without `durable`
+    If the block succeeds, the file is flushed to the disk and renamed to `path`; else it is deleted. The block flushes
+    the files of a folder. Without `durable`
     the file is not flushed: a power cut can lose it, and a busy disk does not delay the caller. The first file that a
     process writes into a folder removes what killed processes have left there.
     """
@@ -130,7 +131,10 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
             if durable:
                 flush(path.parent)
         finally:
-            temporary.unlink(missing_ok=True)
+            if temporary.is_dir():
+                shutil.rmtree(temporary)
+            else:
+                temporary.unlink(missing_ok=True)
 
 
 def write_json(

@@ -5,6 +5,7 @@ spreadsheet runs a cell that begins with `=`. Standard library only.
 """
 
 import re
+from collections.abc import Mapping, Sequence
 
 WRONG_KINDS = {
     "is compressed with gzip; decompress it": (b"\x1f\x8b",),
@@ -24,6 +25,8 @@ UNSAFE_IN_LINES = re.compile(UNSAFE.pattern.replace("\x00-\x1f", "\x00-\x08\x0b-
 FORMULA_STARTS = ("=", "+", "-", "@")  # beginnings of a formula in spreadsheets
 SPACES = re.compile(r"[\r\n\t\v\f\u2028\u2029 ]+")
 LONGEST_LINE = 2000  # characters
+LONGEST_NAME = 500  # characters of a name with its reason
+MOST_NAMES = 5
 
 
 def escaped(character: re.Match[str]) -> str:
@@ -42,6 +45,17 @@ def one_line(text: str, longest: int = LONGEST_LINE) -> str:
     if len(line) > longest:
         line = line[: longest - 4] + " ..."
     return line
+
+
+def name_some(names: Mapping[str, str] | Sequence[str]) -> str:
+    """Return the first few names in one line, with the reasons if `names` is a dictionary."""
+    shown = list(names)[:MOST_NAMES]
+    if isinstance(names, Mapping):
+        shown = [f"{name}: {names[name]}" for name in shown]
+    text = "; ".join(one_line(name, LONGEST_NAME) for name in shown)
+    if len(names) > MOST_NAMES:
+        text += f"; and {len(names) - MOST_NAMES:,} more"
+    return text
 
 
 def csv_text(text: str) -> str:

@@ -89,10 +89,11 @@ def test_second_run_packs_nothing(pack: Callable[..., PackedFrames], capfd: pyte
 
 
 def test_leftovers_of_a_killed_run_are_deleted(root: Path, pack: Callable[..., PackedFrames]) -> None:
-    leftovers = (root / "packed" / ".writing-1-shard-0123.u8.part", root / "packed" / ".index-0123.abc")
+    leftovers = (root / "packed" / ".writing-1-shard-0123.u8.part", root / "packed" / ".writing-1-index-0123.part")
     leftovers[1].mkdir(parents=True)
     leftovers[0].write_bytes(b"half a shard")
-    os.utime(leftovers[0], (0, 0))
+    for leftover in leftovers:
+        os.utime(leftover, (0, 0))
     pack()
     assert not any(path.exists() for path in leftovers)
 

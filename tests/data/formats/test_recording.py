@@ -1,15 +1,9 @@
 """Month, clip and position in the clip of frames."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 from yolo_lightning.data.formats.ltdv2 import clips, months, positions_in_clip
-
-
-def texts(*values: str) -> np.ndarray[Any, np.dtype[np.bytes_]]:
-    return np.array([value.encode() for value in values], dtype=np.bytes_)
 
 
 @pytest.mark.parametrize(
@@ -26,7 +20,7 @@ def texts(*values: str) -> np.ndarray[Any, np.dtype[np.bytes_]]:
     ids=["id", "month-13", "16-digits", "letter-behind", "no-month", "words", "none"],
 )
 def test_month_comes_from_the_id_or_else_the_date(image_id: str, date: str, month: int) -> None:
-    found = months(texts(image_id), texts(date))
+    found = months([image_id], [date])
     assert found.tolist() == [month]
     assert found.dtype == np.int32
 

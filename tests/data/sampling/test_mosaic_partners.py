@@ -15,7 +15,6 @@ from yolo_lightning.data.sampling.mosaic_partners import (
     frames_to_cache,
     mosaic_partners,
     stride,
-    window,
 )
 from yolo_lightning.data.sampling.resumable_loader import EpochBatchSampler, SampleKey
 from yolo_lightning.data.storage.folder_frames import ImageFiles
@@ -111,7 +110,7 @@ def test_second_sample_of_mixup_has_other_frames_within_the_window(length: int) 
             assert {(place[key.frame] - place[frame]) % length for frame in key.second} == {
                 distance * stride(length) for distance in (2, 3, 5, 7)
             }
-    assert window(length, has_mixup=True) == 7 * stride(length)
+    assert frames_to_cache(length, 1, 0, has_mixup=True) == 7 * stride(length)
     assert frames_to_cache(length, 1, 8, has_mixup=True) == 7 * stride(length) + 8
 
 
@@ -120,7 +119,7 @@ def test_second_sample_of_mixup_has_other_frames_within_the_window(length: int) 
 )
 def test_stride_by_length(length: int, expected: int) -> None:
     assert stride(length) == expected
-    assert window(length) == 6 * expected
+    assert frames_to_cache(length, 1, 0) == 6 * expected
 
 
 @pytest.mark.parametrize(("batch_size", "rank", "ranks"), [(1, 0, 1), (7, 0, 1), (8, 1, 2), (4, 2, 3)])

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from yolo_lightning.checkpoints.checkpoint_file import checksum_path, read_checksum
-from yolo_lightning.commands.console import name_some
 from yolo_lightning.commands.monitor.run_state import Checkpoint, Facts, RunState, judge
 from yolo_lightning.errors import UserError
 from yolo_lightning.supervision.heartbeat import Heartbeat, Phase, read_heartbeat
@@ -22,7 +21,7 @@ from yolo_lightning.supervision.remaining_time import remaining
 from yolo_lightning.supervision.run_status import Status, SupervisorStatus, read_status
 from yolo_lightning.supervision.unsaved_checkpoint import read_unsaved
 from yolo_lightning.utils.json_record import read_record
-from yolo_lightning.utils.plain_text import one_line
+from yolo_lightning.utils.plain_text import name_some, one_line
 from yolo_lightning.utils.process_identity import read_process
 from yolo_lightning.utils.run_files import (
     CHECKPOINTS,

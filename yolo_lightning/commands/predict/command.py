@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from yolo_lightning.challenge.rescoring import read_models
 from yolo_lightning.checkpoints.resume import checkpoint_to_evaluate
 from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN
-from yolo_lightning.commands.console import counter, name_some, writing
+from yolo_lightning.commands.console import counter, writing
 from yolo_lightning.commands.predict.rescored import rescored
 from yolo_lightning.commands.predict.results import WRITERS, Result, ResultWriter
 from yolo_lightning.commands.required_files import refuse_runs
@@ -27,6 +27,7 @@ from yolo_lightning.model.detection_settings import SCORING_THRESHOLD
 from yolo_lightning.utils.exit_codes import ExitCode
 from yolo_lightning.utils.files import first_free
 from yolo_lightning.utils.paths import user_path
+from yolo_lightning.utils.plain_text import name_some
 
 
 def predict(

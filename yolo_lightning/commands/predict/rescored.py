@@ -11,12 +11,13 @@ import numpy.typing as npt
 from yolo_lightning.challenge.content import Content
 from yolo_lightning.challenge.rescoring import Models, rescore
 from yolo_lightning.challenge.tracks import places_in_time
+from yolo_lightning.commands.predict.results import file_of
 from yolo_lightning.data.boxes import first_of_equal_boxes
+from yolo_lightning.data.formats.image_ids import month_of_id
 from yolo_lightning.data.input_images import read_pictures
 from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.errors import UserError
 from yolo_lightning.evaluation.detection_result import DetectionResult
-from yolo_lightning.evaluation.drift import month_of_id
 
 
 def rescored(
@@ -35,7 +36,7 @@ def rescored(
         if len(sizes) > 1:
             raise UserError(f"rescore needs frames of one size in {folder_or_video}, got {sizes[0]} and {sizes[1]}.")
         scores = rescore(_content(clip), models, sizes[0], _numbers(clip, places)).scores.astype(np.float32)
-        sources = dict.fromkeys(map(_file, clip))
+        sources = dict.fromkeys(map(file_of, clip))
         images = (image.pixels for source in sources for image in read_pictures(source, ranges))
         ends = np.cumsum(list(map(len, clip)))[:-1]
         for result, new_scores, image in zip(clip, np.split(scores, ends), images, strict=False):
@@ -49,7 +50,7 @@ def rescored(
 def _content(clip: Sequence[DetectionResult]) -> Content:
     """Return the detections of a clip as those of a submission, whose labels begin with 1."""
     return Content(
-        tuple(_file(result).stem for result in clip),
+        tuple(file_of(result).stem for result in clip),
         np.repeat(np.arange(len(clip)), list(map(len, clip))),
         np.concatenate([result.boxes for result in clip]).astype(np.float64),
         np.concatenate([result.scores for result in clip]).astype(np.float64),
@@ -59,21 +60,16 @@ def _content(clip: Sequence[DetectionResult]) -> Content:
 
 def _numbers(clip: Sequence[DetectionResult], places: Mapping[Path, int]) -> npt.NDArray[np.int64]:
     """Return the place in time of each frame of a clip: by LTDv2's id, the number of the frame, or the input order."""
-    names = tuple(_file(result).stem for result in clip)
+    names = tuple(file_of(result).stem for result in clip)
     if clip[0].frame is None and all(map(month_of_id, names)):
         return places_in_time(names)
     if clip[0].frame is None:
-        return np.array([places[_file(result)] for result in clip])
+        return np.array([places[file_of(result)] for result in clip])
     return np.array([result.frame for result in clip])
 
 
 def _clip(result: DetectionResult) -> Path:
-    file = _file(result)
+    file = file_of(result)
     if result.frame is None:
         return file.parent
     return file
-
-
-def _file(result: DetectionResult) -> Path:
-    assert result.source is not None, "the inputs of the command are files"
-    return result.source

@@ -69,7 +69,7 @@ class ResultWriter(ABC):
         try:
             self._write(result)
         except WRITE_ERRORS as error:
-            self._fail(_file_of(result), error)
+            self._fail(file_of(result), error)
 
     def close(self) -> None:  # noqa: B027 - separate files are complete
         """Complete the files."""
@@ -100,14 +100,14 @@ class Pictures(ResultWriter):
         scene = np.ascontiguousarray(result.plot(result.legible_scale)[..., ::-1])
         if result.source != self._source:
             self.close()
-            self._source = _file_of(result)
+            self._source = file_of(result)
             self._video = self._video_for(self._source, scene)
         if self._video is not None:
             self._video.write(scene, result.time_s)
 
     def _write_image(self, result: DetectionResult) -> None:
         is_jpeg = max(result.image.shape) <= LARGEST_JPEG_SIDE
-        path = place(_file_of(result), self._base, self._folder, ".jpg" if is_jpeg else ".png")
+        path = place(file_of(result), self._base, self._folder, ".jpg" if is_jpeg else ".png")
         if not is_jpeg:
             rank_zero_info(f"{path}: PNG, because JPEG has at most {LARGEST_JPEG_SIDE:,} pixels per side")
         result.save(path)
@@ -305,7 +305,7 @@ class TextFiles(ResultWriter):
             f"{label} " + " ".join(f"{value:.6f}" for value in (*box, score)) + "\n"
             for box, score, label in zip(shares.tolist(), result.scores.tolist(), result.labels.tolist(), strict=True)
         ]
-        place(_file_of(result), self._base, self._folder, ending).write_text("".join(lines))
+        place(file_of(result), self._base, self._folder, ending).write_text("".join(lines))
 
 
 WRITERS: dict[Result, type[Pictures | JsonFile | CsvFile | TextFiles]] = {
@@ -334,7 +334,7 @@ def _time_s(result: DetectionResult) -> float | None:
     return round(result.time_s, 6)
 
 
-def _file_of(result: DetectionResult) -> Path:
+def file_of(result: DetectionResult) -> Path:
     assert result.source is not None, "the inputs of the command are files"
     return result.source
 

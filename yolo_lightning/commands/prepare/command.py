@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from yolo_lightning.commands.command_line import wide_console
-from yolo_lightning.commands.console import check_writable, counter, gigabytes, name_some
+from yolo_lightning.commands.console import check_writable, counter, gigabytes
 from yolo_lightning.commands.doctor.command import show_findings
 from yolo_lightning.commands.doctor.machine_findings import Severity, worst
 from yolo_lightning.commands.prepare.convert import convert
@@ -40,6 +40,7 @@ from yolo_lightning.utils.files import DISK_FULL, sole_writer
 from yolo_lightning.utils.host import available_cores
 from yolo_lightning.utils.message_filters import hide_harmless_messages
 from yolo_lightning.utils.paths import real_path, user_path
+from yolo_lightning.utils.plain_text import name_some
 
 LOCK = "prepare.lock"
 SPARE_BYTES = 64 << 20  # Space that remains free for the index and for other writers on the same disk

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torchvision.ops import box_iou
 
-from yolo_lightning.commands.console import counter, name_some
+from yolo_lightning.commands.console import counter
 from yolo_lightning.commands.doctor.machine_findings import Finding, Severity
 from yolo_lightning.data.batch import Sample
 from yolo_lightning.data.datamodule import DetectionDataModule
@@ -25,6 +25,7 @@ from yolo_lightning.data.labelled_frames import LabelledFrames
 from yolo_lightning.data.storage.jpeg_damage import has_damaged_data
 from yolo_lightning.data.storage.storage import EncodedStorage
 from yolo_lightning.evaluation.drift import month_name
+from yolo_lightning.utils.plain_text import name_some
 
 THUMBNAIL = 16  # Pixels per side of the reduced frames that are compared
 NEAR_LEVELS = 2.0  # Largest root mean square difference of the gray levels of near-duplicates

@@ -15,8 +15,9 @@ from yolo_lightning.checkpoints.resume import NOT_COMPARED
 from yolo_lightning.commands.report import figures
 from yolo_lightning.commands.report.page import MISSING, STAGE_NAMES, Chart, run_facts, whole_page
 from yolo_lightning.commands.report.read_report import Contents, Evaluation, read_contents
+from yolo_lightning.data.formats.image_ids import clip_of_id
 from yolo_lightning.errors import UserError
-from yolo_lightning.evaluation.drift import clip_of_id, month_name
+from yolo_lightning.evaluation.drift import month_name
 from yolo_lightning.evaluation.record import EvaluationRecord
 from yolo_lightning.evaluation.score_intervals import BootstrapScores, bootstrap
 from yolo_lightning.evaluation.score_table import SCORE_LABELS, is_defined, score_text

@@ -16,15 +16,13 @@ from yolo_lightning.data.storage.image_header import is_turned, unread_parts
 from yolo_lightning.data.storage.storage import EncodedStorage, Storage
 from yolo_lightning.data.transforms.pixel_range import PixelRange, value_counts
 from yolo_lightning.errors import UserError
-from yolo_lightning.utils.plain_text import one_line
+from yolo_lightning.utils.plain_text import name_some
 from yolo_lightning.utils.rank_zero import rank_warn, rank_zero_warn
 
 SAMPLED_FRAMES = 64  # Number of frames of a split that are decoded before training starts
 FEWEST_OTHER_DEPTHS = 4
 """Number of sampled frames with another bit depth from which their number in the whole split is estimated."""
 PERCENT_ENCODED = "the names in the annotation file are percent-encoded (%20 is a space), so decode them in the file"
-LONGEST_PROBLEM = 500  # Characters of the name and the reason of a bad frame
-NAMED_FRAMES = 5  # Maximum number of bad frames in one message
 
 
 def other_size(index: SplitIndex, position: int, storage: Storage, shape: tuple[int, ...]) -> str:
@@ -68,7 +66,7 @@ class BadFrames:
         if not unknown:
             return
         self.names |= unknown
-        shown = named([reasons[name] for name in sorted(unknown)])
+        shown = name_some([reasons[name] for name in sorted(unknown)])
         if len(self.names) > self.limit:
             raise UserError(
                 f"{len(self.names):,} frames cannot be used, more than data.limits.max_bad_frames {self.limit}: {shown}"
@@ -114,7 +112,7 @@ def check_frames(index: SplitIndex, storage: Storage, bad_frames: BadFrames) -> 
     refuse_other_depth(depth_errors, usable)
     _refuse_estimate(depth_errors, len(positions), len(index), bad_frames.limit)
     if failures and not usable:
-        shown = named([str(error) for error in failures[:2]])
+        shown = name_some([str(error) for error in failures[:2]])
         raise UserError(f"none of {len(failures)} sampled frames can be read: {shown}; searched in {storage}")
     bad_frames.add(problems.values())
     if partly_read:
@@ -233,11 +231,3 @@ def _decode_sample(names: Sequence[str], storage: Storage) -> Iterator[Frame | F
             yield storage.read(names[position])
         except FrameError as error:
             yield error
-
-
-def named(problems: Sequence[str]) -> str:
-    """Return the first problems in one line, and the number of the others."""
-    parts = [one_line(problem, LONGEST_PROBLEM) for problem in problems[:NAMED_FRAMES]]
-    if len(problems) > NAMED_FRAMES:
-        parts.append(f"and {len(problems) - NAMED_FRAMES:,} more")
-    return "; ".join(parts)

@@ -1,4 +1,4 @@
-"""Image ids as text, and checks for ids that were rounded by a 64-bit float.
+"""Image ids as text, month and clip of LTDv2's ids, and checks for ids that were rounded by a 64-bit float.
 
 LTDv2's ids have 17 digits: YYYYMM, clip (3), DD, HHMMSS. At this size, float64 represents only multiples of four.
 Rounding changes the seconds, so that up to five frames, one second apart, get the same id.
@@ -8,13 +8,12 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
-from yolo_lightning.data.array_types import BytesArray, Int64Array
 from yolo_lightning.errors import UserError
 
 ID_DIGITS = 17
 """Digits of an LTDv2 image id: YYYYMM, clip (3), DD, HHMMSS. All 95,443 ids of two official lists have this form."""
+
+CLIP_DIGITS = 11  # Digits of an LTDv2 image id that name the clip
 
 EXACT_BELOW = 2**53  # Integers below this value are exact in float64
 SPACING = 4
@@ -70,13 +69,23 @@ def _is_rounded(text: str) -> bool:
     return len(text) == ID_DIGITS and text.isdecimal() and int(text) % SPACING == 0
 
 
-def number_at(texts: BytesArray, columns: Sequence[int]) -> Int64Array:
-    """Return `(N,)` int64, the decimal number in the given columns of each text, -1 if one of them is not a digit."""
-    wide = np.ascontiguousarray(texts.astype(f"S{max(columns) + 1}"))
-    characters = wide.view(np.uint8).reshape(len(texts), -1)
-    digits = characters[:, list(columns)].astype(np.int64) - ord("0")
-    powers = 10 ** np.arange(len(columns) - 1, -1, -1, dtype=np.int64)
-    return np.where(((digits >= 0) & (digits <= 9)).all(axis=1), digits @ powers, -1)
+def month_of_digits(digits: str) -> int:
+    """Return the month YYYYMM of six digits; 0 for other texts."""
+    if len(digits) != 6 or not digits.isdecimal() or not 1 <= int(digits[4:]) <= 12:
+        return 0
+    return int(digits)
+
+
+def month_of_id(image_id: str) -> int:
+    """Return the month YYYYMM at the start of an LTDv2 image id; 0 for other ids."""
+    if len(image_id) != ID_DIGITS:
+        return 0
+    return month_of_digits(image_id[:6])
+
+
+def clip_of_id(image_id: str) -> str:
+    """Return month, clip and day at the start of an LTDv2 image id; other ids are clips of a single frame."""
+    return image_id[:CLIP_DIGITS] if month_of_id(image_id) else image_id
 
 
 def unknown_image_hint(value: int | float | str) -> str:

@@ -4,18 +4,18 @@ The list of categories begins with a background entry (id 0), so a class index i
 the list.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
-from yolo_lightning.data.array_types import BytesArray, Int32Array
+from yolo_lightning.data.array_types import Int32Array
 from yolo_lightning.data.formats.annotations import IMAGE_NUMBER, Annotations, encoded
 from yolo_lightning.data.formats.coco_json import decode, to_annotations
 from yolo_lightning.data.formats.dataset_format import DatasetSettings, JsonFormat
-from yolo_lightning.data.formats.image_ids import ID_DIGITS, number_at
+from yolo_lightning.data.formats.image_ids import month_of_digits, month_of_id
 from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.index.splits import Split
 from yolo_lightning.data.input_settings import Channels
@@ -48,7 +48,7 @@ def read_annotations(path: Path) -> Annotations:
     dates = [image.date_captured if isinstance(image.date_captured, str) else "" for image in images]
     return replace(
         annotations,
-        months=months(annotations.image_ids, encoded(date[:7] for date in dates)),
+        months=months((image_id.decode() for image_id in annotations.image_ids.tolist()), dates),
         clips=clip_numbers,
         clip_names=encoded(clip_names),
         positions_in_clip=positions_in_clip(file_names, clip_numbers),
@@ -56,15 +56,10 @@ def read_annotations(path: Path) -> Annotations:
     )
 
 
-def months(image_ids: BytesArray, dates: BytesArray) -> Int32Array:
+def months(image_ids: Iterable[str], dates: Iterable[str]) -> Int32Array:
     """Return `(N,)` int32 months, YYYYMM, 0 if unknown: from an id of 17 digits, else from the ISO date."""
-    by_date = number_at(dates, (0, 1, 2, 3, 5, 6))
-    by_id = np.where(np.char.str_len(image_ids) == ID_DIGITS, number_at(image_ids, range(6)), -1)
-    result = np.zeros(len(image_ids), dtype=np.int32)
-    for numbers in (by_date, by_id):
-        valid = (numbers > 0) & (numbers % 100 >= 1) & (numbers % 100 <= 12)
-        result[valid] = numbers[valid]
-    return result
+    pairs = zip(image_ids, dates, strict=True)
+    return np.array([month_of_id(name) or month_of_digits(date[:4] + date[5:7]) for name, date in pairs], np.int32)
 
 
 def clips(file_names: Sequence[str]) -> tuple[Int32Array, list[str]]:

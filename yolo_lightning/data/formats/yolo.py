@@ -12,7 +12,6 @@ import numpy as np
 from yolo_lightning.data.formats.annotations import Annotations, still_images
 from yolo_lightning.data.formats.dataset_format import DatasetFormat, DatasetSettings
 from yolo_lightning.data.formats.file_settings import Files
-from yolo_lightning.data.formats.frame_checks import named
 from yolo_lightning.data.formats.suspicious_boxes import CENTERS
 from yolo_lightning.data.formats.yolo_description import DataDescription, Key, read_description
 from yolo_lightning.data.formats.yolo_files import SplitFiles, find_split_files
@@ -29,6 +28,7 @@ from yolo_lightning.data.storage.pillow_images import HEIF_SUFFIXES, NEEDS_HEIF,
 from yolo_lightning.data.storage.storage import Storage
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.paths import user_path
+from yolo_lightning.utils.plain_text import name_some
 from yolo_lightning.utils.regular_files import open_regular, read_regular
 
 UNKNOWN_SHAPE = (1, 1)  # Height and width of a damaged image, which is counted as a bad frame when its pixels are read
@@ -142,7 +142,7 @@ class YoloSplit:
             records = list(pool.map(self._record, self.files.images, self.files.labels))
         problems = [labels for _, labels in records if isinstance(labels, str)]
         if problems:
-            raise UserError(f"{len(problems):,} label files cannot be used: {named(problems)}")
+            raise UserError(f"{len(problems):,} label files cannot be used: {name_some(problems)}")
         # Without the size of the image, the boxes in pixels are unknown.
         labels = [content if shape and isinstance(content, Labels) else NO_LABELS for shape, content in records]
         owner = np.repeat(np.arange(len(labels)), [len(image_labels.classes) for image_labels in labels])

@@ -4,11 +4,8 @@ A folder is written to a temporary folder, flushed and renamed.
 """
 
 import fcntl
-import glob
 import json
-import os
 import shutil
-import tempfile
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +17,7 @@ import numpy as np
 
 from yolo_lightning.data.array_types import AnyArray, BytesArray
 from yolo_lightning.errors import UserError
-from yolo_lightning.utils.files import flush
+from yolo_lightning.utils.files import flush, replacing
 from yolo_lightning.utils.json_record import read_json
 
 MANIFEST = "manifest.json"
@@ -95,36 +92,24 @@ def write_folder(folder: Path, arrays: Mapping[str, AnyArray], manifest: Mapping
 
     A damaged `folder` is replaced. The caller holds the lock on the folder's name. `file_bytes` is added.
     """
-    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
+    with replacing(folder) as temporary:
+        temporary.mkdir()
         file_bytes = {}
         for name, array in arrays.items():
             np.save(temporary / f"{name}.npy", array)
             file_bytes[f"{name}.npy"] = (temporary / f"{name}.npy").stat().st_size
         (temporary / MANIFEST).write_text(json.dumps({**manifest, "file_bytes": file_bytes}, indent=2) + "\n")
-        temporary.chmod(0o755)  # mkdtemp makes a private folder; another user may share the index
-        for file in (*temporary.iterdir(), temporary):
+        for file in temporary.iterdir():
             flush(file)
         shutil.rmtree(folder, ignore_errors=True)
-        os.replace(temporary, folder)
-        flush(folder.parent)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def remove_leftovers(parent: Path, name: str) -> None:
-    """Delete temporary folders of killed writers of folders `name...`; the caller holds the lock on the name."""
-    for path in parent.glob(f".{glob.escape(name)}*"):
-        shutil.rmtree(path, ignore_errors=True)
 
 
 @contextmanager
 def sole_builder(parent: Path, name: str) -> Iterator[None]:
-    """Wait for and hold the lock on folders `name...`, without leftovers; the kernel releases it with the process."""
+    """Wait for and hold the lock on folders `name...`; the kernel releases it with the process."""
     parent.mkdir(parents=True, exist_ok=True)
     with (parent / f"{name}.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        remove_leftovers(parent, name)
         yield
 
 

@@ -19,7 +19,7 @@ from yolo_lightning.data.layouts.labelled_folder import SPLITS, path_parts
 from yolo_lightning.data.layouts.source_dataset import Advance
 from yolo_lightning.data.left_out_files import suffix
 from yolo_lightning.errors import UserError
-from yolo_lightning.utils.files import temporary_prefix
+from yolo_lightning.utils.files import replacing
 
 ROBOFLOW_HASH = re.compile(r"\.rf\..*")  # of augmented copies of one image
 PARTS_OF_SHARE = 4  # Places of a long sequence that are held out
@@ -72,30 +72,32 @@ def write_dataset(
         advance: Called with 1 after each image.
     """
     copies = 0
-    temporary = target.with_name(f"{temporary_prefix()}{target.name}")
     names = _new_names(splits)
     try:
-        for position, encoded_name in enumerate(annotations.file_names.tolist()):
-            file = encoded_name.decode()
-            image = temporary / "images" / names[file]
-            label = (temporary / "labels" / names[file]).with_suffix(".txt")
-            image.parent.mkdir(parents=True, exist_ok=True)
-            label.parent.mkdir(parents=True, exist_ok=True)
-            copies += _link_or_copy(os.path.realpath(root / file), image)
-            part = slice(*annotations.box_offsets[position : position + 2])
-            boxes = annotations.boxes[part] / np.tile(annotations.shapes[position][::-1], 2)
-            rows = zip(annotations.labels[part].tolist(), corners_to_centres(boxes).tolist(), strict=True)
-            label.write_text("".join(f"{number} {' '.join(f'{x:.9g}' for x in box)}\n" for number, box in rows))
-            advance(1)
-        content = {split: f"images/{split}" for split in dict.fromkeys(SPLITS.values()) if split in splits.values()}
-        description = content | {"names": dict(enumerate(annotations.facts.class_names))}
-        (temporary / FILE_NAME).write_text(yaml.safe_dump(description, sort_keys=False, allow_unicode=True))
-        os.replace(temporary, target)
+        with replacing(target, durable=False) as temporary:
+            for position, encoded_name in enumerate(annotations.file_names.tolist()):
+                file = encoded_name.decode()
+                image = temporary / "images" / names[file]
+                label = (temporary / "labels" / names[file]).with_suffix(".txt")
+                image.parent.mkdir(parents=True, exist_ok=True)
+                label.parent.mkdir(parents=True, exist_ok=True)
+                copies += _link_or_copy(os.path.realpath(root / file), image)
+                label.write_text(_label_lines(annotations, position))
+                advance(1)
+            content = {split: f"images/{split}" for split in dict.fromkeys(SPLITS.values()) if split in splits.values()}
+            description = content | {"names": dict(enumerate(annotations.facts.class_names))}
+            (temporary / FILE_NAME).write_text(yaml.safe_dump(description, sort_keys=False, allow_unicode=True))
     except OSError as error:
         raise UserError(f"cannot write {target}: {error}") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     return copies
+
+
+def _label_lines(annotations: Annotations, position: int) -> str:
+    """Return the content of the label file of an image."""
+    part = slice(*annotations.box_offsets[position : position + 2])
+    boxes = annotations.boxes[part] / np.tile(annotations.shapes[position][::-1], 2)
+    rows = zip(annotations.labels[part].tolist(), corners_to_centres(boxes).tolist(), strict=True)
+    return "".join(f"{number} {' '.join(f'{x:.9g}' for x in box)}\n" for number, box in rows)
 
 
 def _link_or_copy(source: str, target: Path) -> bool:

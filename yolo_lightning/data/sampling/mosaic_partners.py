@@ -38,15 +38,13 @@ def stride(length: int) -> int:
     return positions
 
 
-def window(length: int, *, has_mixup: bool = False) -> int:
-    """Return the distance between a sample and its farthest partner in an epoch of `length` samples."""
-    ruler = MIXUP_RULER if has_mixup else RULER
-    return ruler[-1] * stride(length)
-
-
 def frames_to_cache(length: int, processes: int, batch_size: int, *, has_mixup: bool = False) -> int:
-    """Return the number of own frames that each of `processes` must cache to read each frame once per epoch."""
-    return -(-window(length, has_mixup=has_mixup) // processes) + batch_size
+    """Return the number of own frames that each of `processes` must cache to read each frame once per epoch.
+
+    They reach back to the farthest partner in an epoch of `length` samples.
+    """
+    ruler = MIXUP_RULER if has_mixup else RULER
+    return -(-ruler[-1] * stride(length) // processes) + batch_size
 
 
 def mosaic_partners(indices: Int64Array, positions: slice, ruler: tuple[int, ...] = RULER) -> Int64Array:

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Iterator, Mapping, Sized
 from contextlib import contextmanager
+from functools import partial
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +51,7 @@ class SeededDataset(Dataset[Any]):
 
     The generators of Python, NumPy and torch (CPU) are seeded for each sample and restored after it: the sample depends
     neither on the worker that prepares it nor on the samples before it. A generator that the dataset has created itself
-    is not seeded. Samples are returned with their keys, for `SeededCollate`.
+    is not seeded. Samples are returned with their keys, for `_collate_seeded`.
 
     Args:
         dataset: Any map-style dataset.
@@ -69,39 +70,17 @@ class SeededDataset(Dataset[Any]):
             return key, self.dataset[key.frame]
 
 
-class SeededCollate:
-    """A `collate_fn` whose random numbers depend on (seed, epoch, index of the first sample) only.
-
-    Args:
-        collate: Makes a batch of a list of samples.
-        seed: Seed of the run, >= 0.
-    """
-
-    def __init__(self, collate: Callable[[list[Any]], Any], seed: int) -> None:
-        self.collate = collate
-        self.seed = seed
-
-    def __call__(self, samples: list[tuple[SampleKey, Any]]) -> Any:
-        key, _ = samples[0]
-        with _seeded(COLLATE_STREAM, self.seed, *_pass_and_frame(key)):
-            return self.collate([sample for _, sample in samples])
+def _collate_seeded(collate: Callable[[list[Any]], Any], seed: int, samples: list[tuple[SampleKey, Any]]) -> Any:
+    """Return a batch whose random numbers depend on (seed, epoch, index of the first sample) only."""
+    key, _ = samples[0]
+    with _seeded(COLLATE_STREAM, seed, *_pass_and_frame(key)):
+        return collate([sample for _, sample in samples])
 
 
-class SeededWorkerInit:
-    """A `worker_init_fn` that draws the same random numbers in every worker: samples do not depend on the worker.
-
-    Args:
-        init: Called with the number of the worker.
-        seed: Seed of the run, >= 0.
-    """
-
-    def __init__(self, init: Callable[[int], None], seed: int) -> None:
-        self.init = init
-        self.seed = seed
-
-    def __call__(self, worker: int) -> None:
-        with _seeded(WORKER_STREAM, self.seed):
-            self.init(worker)
+def _init_seeded(init: Callable[[int], None], seed: int, worker: int) -> None:
+    """Prepare a worker with the same random numbers in every worker: samples do not depend on the worker."""
+    with _seeded(WORKER_STREAM, seed):
+        init(worker)
 
 
 def _pass_and_frame(key: SampleKey) -> tuple[int, ...]:
@@ -199,7 +178,8 @@ def resumable_loader(
         keys = EpochBatchSampler(order, batch_size, trainer.global_rank, trainer.world_size)
         options |= {"epoch_batches": limited(len(keys), trainer.limit_train_batches), "loop": LoaderLoop(trainer)}
     if options.get("worker_init_fn") is not None:
-        options["worker_init_fn"] = SeededWorkerInit(options["worker_init_fn"], seed)
+        options["worker_init_fn"] = partial(_init_seeded, options["worker_init_fn"], seed)
     # With a generator of its own, the DataLoader does not draw its base seed from the generator that the model uses.
     options.setdefault("generator", torch.Generator().manual_seed(seed))
-    return ResumableLoader(SeededDataset(dataset, seed), keys, SeededCollate(collate_fn, seed), prefix="", **options)
+    collate = partial(_collate_seeded, collate_fn, seed)
+    return ResumableLoader(SeededDataset(dataset, seed), keys, collate, prefix="", **options)

@@ -210,7 +210,6 @@ def write_index(
         index_folder.write_folder(folder, {"names": names, "frames": records}, {})
     with replacing(store / MANIFEST) as temporary:
         temporary.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
-    index_folder.remove_leftovers(store, INDEX_PREFIX)
     used = {shard.file for shard in manifest.shards} | {manifest.index}
     for path in _shard_files(store):
         if path.name not in used:
